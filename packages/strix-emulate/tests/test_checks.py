@@ -418,3 +418,54 @@ def test_modes_behind_one_that_is_refused_are_refused(second):
     jump = "s_branch over\ns_round_mode 1\nover: s_cbranch_scc0 two\ns_round_mode 1\n"
     with pytest.raises(Trap, match="in a mode that is not known here"):
         execute(f"{jump}two: {second}\ns_endpgm")
+
+
+FLAG = """
+s_load_b128 s[4:7], s[0:1], 0x0
+v_mov_b32 v1, 0
+s_cmp_eq_u32 s2, 1
+s_waitcnt lgkmcnt(0)
+s_cbranch_scc1 writer
+poll:
+global_load_b32 v2, v1, s[6:7] glc
+s_waitcnt vmcnt(0)
+v_readfirstlane_b32 s8, v2
+s_cmp_eq_u32 s8, 0
+s_cbranch_scc1 poll
+buffer_gl1_inv
+buffer_gl0_inv
+global_load_b32 v3, v1, s[6:7] offset:4
+s_waitcnt vmcnt(0)
+global_store_b32 v1, v3, s[6:7] offset:8
+s_endpgm
+writer:
+v_mov_b32 v2, 77
+global_store_b32 v1, v2, s[6:7] offset:4
+{release}
+v_mov_b32 v2, 1
+global_atomic_swap_b32 v1, v2, s[6:7]
+s_endpgm
+"""
+
+
+def test_a_flag_orders_what_was_stored_before_it():
+    """The workgroup that waits has the lower number and the lower pc: it must let the other by."""
+    text = FLAG.format(release="s_waitcnt_vscnt null, 0x0")
+    out = execute(text, threads=32, grid=(2,), second="inout")
+    assert out[:3].tolist() == [1, 77, 77]
+    with pytest.raises(Trap, match="race"):
+        execute(FLAG.format(release="s_nop 0"), threads=32, grid=(2,), second="inout")
+    # a load that asks the wave's own cache orders nothing
+    with pytest.raises(Trap, match="race|budget"):
+        execute(text.replace(" glc", ""), threads=32, grid=(2,), second="inout")
+
+
+def test_equal_values_from_two_workgroups_may_be_read_back():
+    body = LOAD + "v_mov_b32 v2, 5\n" + """
+    global_store_b32 v1, v2, s[6:7]
+    s_waitcnt_vscnt null, 0x0
+    global_load_b32 v3, v1, s[6:7]
+    s_waitcnt vmcnt(0)
+    s_endpgm
+    """  # fmt: skip
+    assert (execute(body, threads=32, grid=(2,))[:32] == 5).all()
