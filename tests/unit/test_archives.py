@@ -54,8 +54,14 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("filtered", [True, False])  # CPython before 3.11.4 has no filter
 @pytest.mark.parametrize("how", HOSTILE)
-def test_hostile_members(tmp_path: Path, how: str) -> None:
+def test_hostile_members(
+    tmp_path: Path, how: str, filtered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not filtered:
+        trusting = staticmethod(lambda member, _folder: member)
+        monkeypatch.setattr(tarfile.TarFile, "extraction_filter", trusting)
     (tmp_path / "secret").write_text("secret")
     archive = packed(tmp_path, *HOSTILE[how])
     with pytest.raises(Refused, match="cannot be unpacked") as refused:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -163,3 +164,17 @@ def test_a_configuration_that_cannot_be_read_is_named(home: Path, text: str) -> 
     configure(home / ".pixi/config.toml", text)
     with pytest.raises(ForgeError, match=r"\.pixi/config\.toml is not a pixi configuration"):
         network.client()
+
+
+def test_a_solver_asks_an_index_twice(home: Path) -> None:
+    """Solvers tell nobody how far they are, so that more would look like a hang."""
+    asked = []
+
+    class Busy(QuietHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(503)
+
+    with served(home, Busy) as address, pytest.raises(RuntimeError, match="503"):
+        network.download(network.for_indexes(), f"{address}/repodata.json", io.BytesIO())
+    assert len(asked) == 2

@@ -171,6 +171,7 @@ def more_listed(built: Path) -> None:
     [
         (lambda p: hidden_member(p, "start"), "headers that differ"),
         (lambda p: hidden_member(p, "end"), "data beside the members"),
+        (lambda p: p.write_bytes(p.read_bytes() + b"more"), "data beside the members"),
         (more_listed, "other members than"),
     ],
 )

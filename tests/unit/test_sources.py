@@ -12,6 +12,8 @@ import pytest
 from packageurl import PackageURL
 from support.conda_packages import file, tarball
 from support.project import MiniProject, commit
+from support.servers import served
+from unearth import Link
 
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import write_text
@@ -136,6 +138,16 @@ def test_a_cut_copy_is_fetched_anew(index: Index) -> None:
     (cached,) = (index.folder / "build" / "sources").rglob(WHEEL)
     cached.write_bytes(cached.read_bytes()[:5])
     assert index.fetch() == "a wheel of another system"
+
+
+def test_a_server_without_ranges_sends_all_of_it_again(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"whole")
+    (partial := tmp_path / "partial").write_bytes(b"what")
+    seen = []
+    with served(tmp_path) as address:
+        link = Link(f"{address}/a.bin")
+        download.Downloader().download(link, partial, lambda *said: seen.append(said))
+    assert (partial.read_bytes(), seen[-1]) == (b"whole", ("a.bin", 5, 5))
 
 
 @pytest.mark.parametrize("how", ["clone -q --bare", "clone -q", "clone -q --depth 1"])
