@@ -51,7 +51,6 @@ static hipError_t capture_wait(hipStream_t stream, hipEvent_t event) {
 }
 
 API(hipStreamWaitEvent)(hipStream_t stream, hipEvent_t event, unsigned flags) {
-    (void)flags;
     ENTER();
     REQUIRE(stream_is_valid(stream) && event_is_valid(event), hipErrorInvalidHandle);
     LEAVE(event->capture ? capture_wait(stream, event) : hipSuccess);

@@ -88,11 +88,9 @@ API(hipGetDeviceFlags)(unsigned *flags) {
     ANSWER(flags, hipErrorInvalidValue);
     return *flags = 0, hipSuccess;
 }
-HINT(hipDevicePrimaryCtxRelease)(hipDevice_t device) { return (void)device, hipSuccess; }
-HINT(hipDevicePrimaryCtxSetFlags)(hipDevice_t device, unsigned flags) {
-    return (void)device, (void)flags, hipSuccess;
-}
-HINT(hipSetDeviceFlags)(unsigned flags) { return (void)flags, hipSuccess; }
+HINT(hipDevicePrimaryCtxRelease)(hipDevice_t device) { return hipSuccess; }
+HINT(hipDevicePrimaryCtxSetFlags)(hipDevice_t device, unsigned flags) { return hipSuccess; }
+HINT(hipSetDeviceFlags)(unsigned flags) { return hipSuccess; }
 
 static bool are_peers(int device, int peer) {
     return device_exists(device) && device_exists(peer) && device != peer;

@@ -28,10 +28,7 @@ API_OF(const char *, amd_dbgapi_get_git_hash)(void) { return ""; }
 API_OF(size_t, amd_dbgapi_get_build_id)(void) { return 0; }
 
 /* Of a tracer's numbers of commands; no tracer is served. */
-API_OF(const char *, hipGetCmdName)(uint32_t number) {
-    (void)number;
-    return "unknown";
-}
+API_OF(const char *, hipGetCmdName)(uint32_t number) { return "unknown"; }
 
 API_OF(hipChannelFormatDesc, hipCreateChannelDesc)(int x, int y, int z, int w,
                                                    enum hipChannelFormatKind kind) {

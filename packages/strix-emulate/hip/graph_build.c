@@ -79,7 +79,7 @@ API(hipGraphAddEventRecordNode)(hipGraphNode_t *node, hipGraph_t graph, const hi
 }
 API(hipGraphAddEventWaitNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
                               size_t count, hipEvent_t event) {
-    (void)event; /* what is recorded has happened */
+    /* what is recorded has happened */
     return hipGraphAddEmptyNode(node, graph, after, count);
 }
 API(hipGraphAddChildGraphNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,

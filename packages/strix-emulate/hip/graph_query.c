@@ -137,7 +137,6 @@ API(hipGraphChildGraphNodeGetGraph)(hipGraphNode_t node, hipGraph_t *graph) {
 API(hipGraphDebugDotPrint)(hipGraph_t graph, const char *path, unsigned flags) {
     static const char *const names[] = {"nothing", "",      "copy",       "fill", "call",
                                         "event",   "graph", "allocation", "free"};
-    (void)flags;
     ENTER();
     REQUIRE(path && graph_is_valid(graph), hipErrorInvalidValue);
     FILE *file = fopen(path, "w");
@@ -158,7 +157,6 @@ API(hipGraphDebugDotPrint)(hipGraph_t graph, const char *path, unsigned flags) {
 /* Objects of the user that live as long as a graph refers to them. */
 API(hipUserObjectCreate)(hipUserObject_t *made, void *data, hipHostFn_t destroy, unsigned count,
                          unsigned flags) {
-    (void)flags;
     ENTER();
     REQUIRE(made && destroy && count, hipErrorInvalidValue);
     hipUserObject_t object = malloc(sizeof *object);

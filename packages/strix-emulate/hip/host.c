@@ -148,7 +148,6 @@ API(hipHostUnregister)(void *p) {
 }
 
 API(hipHostGetDevicePointer)(void **device, void *host, unsigned flags) {
-    (void)flags;
     ENTER();
     REQUIRE(device && pool_find(host), hipErrorInvalidValue);
     *device = host;

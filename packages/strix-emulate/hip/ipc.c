@@ -56,7 +56,6 @@ static hipError_t import(struct opened *one) {
 
 API(hipIpcOpenMemHandle)(void **p, hipIpcMemHandle_t handle, unsigned flags) {
     struct shared what;
-    (void)flags;
     ENTER();
     memcpy(&what, &handle, sizeof what);
     REQUIRE(p && !memcmp(what.magic, MAGIC, sizeof what.magic), hipErrorInvalidValue);

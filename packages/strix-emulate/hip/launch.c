@@ -49,7 +49,6 @@ API(hipExtModuleLaunchKernel)(hipFunction_t f, uint32_t x, uint32_t y, uint32_t 
                               uint32_t by, uint32_t bz, size_t lds, hipStream_t stream,
                               void **values, void **extra, hipEvent_t start, hipEvent_t stop,
                               uint32_t flags) {
-    (void)flags;
     if (!bx || !by || !bz) return device_enter(), device_leave(hipErrorInvalidConfiguration);
     if (x % bx || y % by || z % bz) {
         ENTER();
@@ -72,7 +71,6 @@ API(hipLaunchCooperativeKernel)(const void *host, dim3 grid, dim3 block, void **
 }
 API(hipExtLaunchKernel)(const void *host, dim3 grid, dim3 block, void **values, size_t lds,
                         hipStream_t stream, hipEvent_t start, hipEvent_t stop, int flags) {
-    (void)flags;
     if (start) hipEventRecord(start, stream);
     hipError_t error = launch_host(host, grid, block, lds, stream, values, false);
     if (stop && !error) hipEventRecord(stop, stream);
@@ -152,7 +150,6 @@ API(hipModuleOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)(int *groups,
                                                                  hipFunction_t function,
                                                                  int threads, size_t lds,
                                                                  unsigned flags) {
-    (void)flags;
     return hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(groups, function, threads, lds);
 }
 API(hipOccupancyMaxActiveBlocksPerMultiprocessor)(int *groups, const void *host, int threads,
@@ -168,7 +165,6 @@ API(hipOccupancyMaxActiveBlocksPerMultiprocessor)(int *groups, const void *host,
 API(hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)(int *groups, const void *host,
                                                            int threads, size_t lds,
                                                            unsigned flags) {
-    (void)flags;
     return hipOccupancyMaxActiveBlocksPerMultiprocessor(groups, host, threads, lds);
 }
 
@@ -204,23 +200,15 @@ API_OF(const char *, hipKernelNameRef)(const hipFunction_t function) {
 }
 API_OF(const char *, hipKernelNameRefByPtr)(const void *host, hipStream_t stream) {
     hipFunction_t function;
-    (void)stream;
     device_enter();
     hipError_t error = registered_function(&function, host);
     device_leave(error);
     return error ? NULL : function->name;
 }
-API_OF(const char *, hipApiName)(uint32_t number) {
-    (void)number;
-    return "unknown";
-}
+API_OF(const char *, hipApiName)(uint32_t number) { return "unknown"; }
 
 HINT(hipFuncSetAttribute)(const void *host, hipFuncAttribute attribute, int value) {
-    return (void)host, (void)attribute, (void)value, hipSuccess;
+    return hipSuccess;
 }
-HINT(hipFuncSetCacheConfig)(const void *host, hipFuncCache_t config) {
-    return (void)host, (void)config, hipSuccess;
-}
-HINT(hipFuncSetSharedMemConfig)(const void *host, hipSharedMemConfig config) {
-    return (void)host, (void)config, hipSuccess;
-}
+HINT(hipFuncSetCacheConfig)(const void *host, hipFuncCache_t config) { return hipSuccess; }
+HINT(hipFuncSetSharedMemConfig)(const void *host, hipSharedMemConfig config) { return hipSuccess; }

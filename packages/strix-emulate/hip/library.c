@@ -16,12 +16,10 @@ typedef hipLibraryOption *library_options;
 #define CALLER __builtin_return_address(0)
 API(hipLibraryLoadData)(hipLibrary_t *library, const void *image, jit_options a, void **b,
                         unsigned c, library_options d, void **e, unsigned f) {
-    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
     return module_open((hipModule_t *)library, image, CALLER);
 }
 API(hipLibraryLoadFromFile)(hipLibrary_t *library, const char *path, jit_options a, void **b,
                             unsigned c, library_options d, void **e, unsigned f) {
-    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
     return module_read((hipModule_t *)library, path, CALLER);
 }
 API(hipLibraryUnload)(hipLibrary_t library) {

@@ -154,6 +154,4 @@ API(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *v
     }
     LEAVE(hipSuccess);
 }
-HINT(hipMemPoolTrimTo)(hipMemPool_t pool, size_t size) {
-    return (void)pool, (void)size, hipSuccess;
-}
+HINT(hipMemPoolTrimTo)(hipMemPool_t pool, size_t size) { return hipSuccess; }

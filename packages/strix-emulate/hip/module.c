@@ -199,7 +199,6 @@ API(hipModuleLoadData)(hipModule_t *module, const void *image) {
 }
 API(hipModuleLoadDataEx)(hipModule_t *module, const void *image, unsigned count,
                          hipJitOption *options, void **values) {
-    (void)count, (void)options, (void)values;
     return load(module, image, 0, CALLER);
 }
 API(hipModuleLoadFatBinary)(hipModule_t *module, const void *image) {

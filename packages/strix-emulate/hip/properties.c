@@ -163,15 +163,14 @@ API(hipDeviceSetLimit)(enum hipLimit_t limit, size_t value) {
     else heap = value;
     return hipSuccess;
 }
-HINT(hipDeviceSetCacheConfig)(hipFuncCache_t config) { return (void)config, hipSuccess; }
-HINT(hipDeviceSetSharedMemConfig)(hipSharedMemConfig config) { return (void)config, hipSuccess; }
-HINT(hipDeviceGraphMemTrim)(int device) { return (void)device, hipSuccess; }
+HINT(hipDeviceSetCacheConfig)(hipFuncCache_t config) { return hipSuccess; }
+HINT(hipDeviceSetSharedMemConfig)(hipSharedMemConfig config) { return hipSuccess; }
+HINT(hipDeviceGraphMemTrim)(int device) { return hipSuccess; }
 HINT(hipProfilerStart)(void) { return hipSuccess; }
 HINT(hipProfilerStop)(void) { return hipSuccess; }
 
 API(hipGetProcAddress)(const char *name, void **address, int version, uint64_t flags,
                        hipDriverProcAddressQueryResult *result) {
-    (void)version, (void)flags;
     ANSWER(name && address, hipErrorInvalidValue);
     Dl_info self;
     void *library = NULL;

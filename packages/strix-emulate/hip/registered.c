@@ -107,19 +107,16 @@ API_OF(void, __hipUnregisterFatBinary)(void **data) {
 }
 API_OF(void, __hipRegisterFunction)(void **binary, const void *host, char *name, const char *device,
                                     unsigned limit, void *a, void *b, void *c, void *d, int *e) {
-    (void)name, (void)limit, (void)a, (void)b, (void)c, (void)d, (void)e;
     add(binary, host, device, NULL);
 }
 API_OF(void, __hipRegisterVar)(void **binary, void *host, char *name, char *device, int external,
                                size_t size, int constant, int global) {
-    (void)name, (void)external, (void)size, (void)constant, (void)global;
     add(binary, host, device, NULL);
 }
 
 /* The host reaches the memory through *pointer, from the program's start on. */
 API_OF(void, __hipRegisterManagedVar)(void *binary, void **pointer, void *initial, const char *name,
                                       size_t size, unsigned alignment) {
-    (void)alignment;
     device_enter();
     if (!pool_allocate(pointer, size, KIND_MANAGED | KIND_IMAGE)) {
         memcpy(*pointer, initial, size);

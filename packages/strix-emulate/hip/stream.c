@@ -170,8 +170,8 @@ static hipError_t write_value(hipStream_t stream, void *p, uint64_t value, size_
     LEAVE(hipSuccess);
 }
 API(hipStreamWriteValue32)(hipStream_t stream, void *p, uint32_t value, unsigned flags) {
-    return (void)flags, write_value(stream, p, value, 4);
+    return write_value(stream, p, value, 4);
 }
 API(hipStreamWriteValue64)(hipStream_t stream, void *p, uint64_t value, unsigned flags) {
-    return (void)flags, write_value(stream, p, value, 8);
+    return write_value(stream, p, value, 8);
 }

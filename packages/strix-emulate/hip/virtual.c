@@ -50,7 +50,6 @@ static bool is_reserved(const char *start, size_t size) {
 
 API(hipMemGetAllocationGranularity)(size_t *granularity, const hipMemAllocationProp *p,
                                     hipMemAllocationGranularity_flags option) {
-    (void)option;
     ENTER();
     REQUIRE(granularity && p && p->type == hipMemAllocationTypePinned, hipErrorInvalidValue);
     *granularity = GRANULE;

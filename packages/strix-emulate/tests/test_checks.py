@@ -20,10 +20,10 @@ STORE = "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n"
 
 def execute(
     body: str, threads: int = 64, size: int = 64, lds: int = 1024, grid=(1,), second: str = "out",
-    notes: list | None = None, **options,
+    notes: list | None = None, width: int = 32, scratch: int = 0, **options,
 ):  # fmt: skip
     """Runs assembly with one input and one output of `size` words; notes gets the launch's."""
-    kernel = selftest.kernel(body, lds=lds)
+    kernel = selftest.kernel(body, width=width, lds=lds, scratch=scratch)
     data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
     done = launch(
         kernel, grid, [Buffer(data, "in"), Buffer(out, second)],

@@ -7,12 +7,13 @@ import numpy as np
 import operands
 import pytest
 import selftest
-from strix_emulate import Buffer, Options, launch
+import test_checks
 from strix_emulate.code.decode import EXEC, VCC
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import SCALARS, Waves
 from strix_emulate.run import program
+from test_checks import GOOD, LOAD
 
 MASKS = (operands.MASK_IN, operands.MASK_OUT, VCC, EXEC)
 LANE = np.arange(64, dtype=np.uint32)
@@ -162,40 +163,20 @@ def test_matrices(kind):
         execute(name, V, S)
 
 
-START = """
-s_load_b128 s[4:7], s[0:1], 0x0
-v_lshlrev_b32 v1, 2, v0
-s_waitcnt lgkmcnt(0)
-"""
-COPY = (
-    START
-    + """
-global_load_b32 v2, v1, s[4:5]
-s_waitcnt vmcnt(0)
-global_store_b32 v1, v2, s[6:7]
-s_endpgm
-"""
-)
-
-
-def run(body: str, threads: int, size: int = 256, scratch: int = 0, **options) -> np.ndarray:
-    """A kernel for waves of 64 lanes, with one input and one output of `size` words."""
-    kernel = selftest.kernel(body, width=64, lds=1024, scratch=scratch)
-    out = np.zeros(size, np.uint32)
-    launch(kernel, (1,), [Buffer(np.arange(size, dtype=np.uint32), "in"), Buffer(out, "out")],
-           threads=threads, options=Options(budget=10_000, **options))  # fmt: skip
-    return out
+def run(body: str, threads: int, **more) -> np.ndarray:
+    """A kernel for waves of 64 lanes, with one input and one output of 256 words."""
+    return test_checks.execute(body, threads, 256, width=64, **more)
 
 
 @pytest.mark.parametrize("threads", [1, 32, 63, 64, 96, 256])
 def test_launches(threads):
     """Of the last wave, only the lanes of threads are active."""
-    out = run(COPY, threads)
+    out = run(GOOD, threads)
     assert (out[:threads] == np.arange(threads)).all() and not out[threads:].any()
 
 
 EXCHANGE = (
-    START
+    LOAD
     + """
 ds_store_b32 v1, v0
 s_waitcnt lgkmcnt(0)
@@ -219,7 +200,7 @@ def test_lds_and_barriers():
 
 
 BRANCHES = (
-    START
+    LOAD
     + """
 v_cmp_lt_u32 vcc, 39, v0
 s_cbranch_vccz never
@@ -242,17 +223,17 @@ def test_branches_look_at_both_halves():
 
 
 def test_atomics_and_counters():
-    add = START + ("v_mov_b32 v2, 1\nv_mov_b32 v3, 0\n"
+    add = LOAD + ("v_mov_b32 v2, 1\nv_mov_b32 v3, 0\n"
                    "global_atomic_add_u32 v3, v2, s[6:7]\ns_endpgm\n")  # fmt: skip
     assert run(add, 192)[0] == 192
-    append = (START + "v_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_store_b32 v3, v3\ns_mov_b32 m0, 0\n"
+    append = (LOAD + "v_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_store_b32 v3, v3\ns_mov_b32 m0, 0\n"
               "s_waitcnt lgkmcnt(0)\nds_append v2\ns_waitcnt lgkmcnt(0)\nds_append v2\n"
               "s_waitcnt lgkmcnt(0)\nglobal_store_b32 v1, v2, s[6:7]\ns_endpgm\n")  # fmt: skip
     assert (run(append, 64)[:64] == 64).all()
 
 
 def test_scratch_of_every_lane():
-    body = START + ("scratch_store_b32 off, v0, off offset:4\ns_waitcnt_vscnt null, 0x0\n"
+    body = LOAD + ("scratch_store_b32 off, v0, off offset:4\ns_waitcnt_vscnt null, 0x0\n"
                     "scratch_load_b32 v2, off, off offset:4\ns_waitcnt vmcnt(0)\n"
                     "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n")  # fmt: skip
     assert (run(body, 128, scratch=16)[:128] == np.arange(128)).all()
@@ -260,4 +241,4 @@ def test_scratch_of_every_lane():
 
 def test_a_missing_wait_is_found():
     with pytest.raises(Trap, match="pending"):
-        run(COPY.replace("s_waitcnt vmcnt(0)\n", ""), 64)
+        run(GOOD.replace("s_waitcnt vmcnt(0)\n", ""), 64)
