@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import triton
 import triton.language as tl
-from device_support import HIP, builder, library, on_device
+from device_support import HIP, builder, library, on, on_device
 from fixtures import code_object, compile_kernel
 
 SCENARIOS = Path(__file__).with_name("device_scenarios.py")
@@ -37,12 +37,8 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def variables(folder: Path) -> dict[str, str]:
-    return {"STRIX_EMULATE_HIP": str(library(folder / "lib"))}
-
-
 def scenario(folder: Path, name: str, *arguments, options=()) -> tuple[dict, str]:
-    done = on_device([sys.executable, SCENARIOS, name, *arguments], *options, **variables(folder))
+    done = on(folder, sys.executable, SCENARIOS, name, *arguments, options=options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -128,7 +124,7 @@ def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
     process = subprocess.Popen(
         [sys.executable, "-m", "strix_emulate", "device", "--", sys.executable, str(SCENARIOS),
          *map(str, arguments)],
-        env=os.environ | variables(folder) | {"STRIX_MARK": mark},
+        env=os.environ | {"STRIX_EMULATE_HIP": str(library(folder / "lib")), "STRIX_MARK": mark},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout and process.stdout.readline()
@@ -175,17 +171,15 @@ def test_without_a_library_the_command_says_so(tmp_path: Path) -> None:
 
 
 def test_the_program_decides_the_exit_status(folder: Path) -> None:
-    assert on_device(["sh", "-c", "exit 7"], **variables(folder)).returncode == 7
-    missing = on_device(["no-such-program"], **variables(folder))
+    assert on(folder, "sh", "-c", "exit 7").returncode == 7
+    missing = on(folder, "no-such-program")
     assert missing.returncode == 2
     assert missing.stderr == "strix-emulate: no-such-program: No such file or directory\n"
 
 
 def test_a_python_that_cannot_serve_is_named(folder: Path) -> None:
-    done = on_device(
-        ["env", "STRIX_EMULATE_PYTHON=/bin/false", sys.executable, SCENARIOS, "add",
-         folder / "add.hsaco"], **variables(folder),
-    )  # fmt: skip
+    broken = "STRIX_EMULATE_PYTHON=/bin/false"
+    done = on(folder, "env", broken, sys.executable, SCENARIOS, "add", folder / "add.hsaco")
     assert done.returncode == 1
     assert "cannot start the emulator: /bin/false -m strix_emulate.device.server" in done.stderr
 
