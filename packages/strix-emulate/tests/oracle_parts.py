@@ -74,7 +74,7 @@ def packed(function: Callable, kind: str, count: int, clamps: bool = True) -> Ch
         if kind == "f16" and rng.random() < 0.5:
             signs = [[rng.randrange(2) for _ in range(count)] for _ in range(2)]
             text += f" neg_lo:{signs[0]} neg_hi:{signs[1]}".replace(", ", ",")
-        clamp = clamps and rng.random() < 0.3
+        clamp = clamps and rng.random() < 0.5
         text += " clamp" if clamp else ""
 
         def run(*sources):
