@@ -68,7 +68,7 @@ def python(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with the host base's torch."""
     project = MiniProject(tmp_path_factory.mktemp("env"))
     project.recipe("probe")
-    project.stack("detect", "python", "pytorch", "packaging", "psutil")
+    project.stack("detect", "python", "pytorch", "packaging", "psutil", "numpy", "pydantic")
     project.forge("lock", "detect")
     project.forge("install", "detect")
     run = project.forge("run", "detect", "--", "python", "-c", "import sys; print(sys.executable)")
