@@ -14,7 +14,6 @@ from strix_validate.reporting.page import render
 from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import run
 from strix_validate.tiers import bench, serve
-from strix_validate.timing import timed
 
 
 def test_operations_are_counted_once():
@@ -96,7 +95,7 @@ def test_timer_times_what_it_is_given(monkeypatch):
     def call():
         clock[0] += next(calls) / 1e3
 
-    monkeypatch.setattr("strix_validate.timing.time.perf_counter", lambda: clock[0])
-    found = timed(call, "cpu", budget_ms=50)
+    monkeypatch.setattr("strix_validate.tiers.bench.time.perf_counter", lambda: clock[0])
+    found = bench.timed(call, "cpu", budget_ms=50)
     assert found.repeats == 7 and found.median == pytest.approx(9)
     assert 2 <= round(found.low, 6) < found.median == found.high

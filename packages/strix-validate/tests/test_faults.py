@@ -10,8 +10,7 @@ import itertools
 import pytest
 import torch
 from strix_validate.attention import behaviour, flash_cases, sdpa
-from strix_validate.attention.sdpa_problem import Problem
-from strix_validate.attention.sdpa_shapes import SHAPES
+from strix_validate.attention.sdpa_shapes import SHAPES, Problem
 from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics import comparison, reference
 from strix_validate.tiers import attention, run_each

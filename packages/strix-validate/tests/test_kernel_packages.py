@@ -10,7 +10,7 @@ import torch
 from strix_validate import cli, testing
 from strix_validate.doctor import kernel_lists
 from strix_validate.layers.table import Attention
-from strix_validate.precompiled import flash_calls, warm, workload
+from strix_validate.precompiled import flash_calls, warm
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.triton.modes import CallAnswer, CallAnswers, CompiledKernel
 from strix_validate.triton.stand_in import Lookup
@@ -216,7 +216,7 @@ def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_workload() -> None:
-    assert len(set(workload.LENGTHS)) == 40 and len(workload.SHAPES) == 4
-    groups = {group for group, _ in workload.flash_workload()}
+    assert len(set(warm.LENGTHS)) == 40 and len(warm.SHAPES) == 4
+    groups = {group for group, _ in warm.flash_workload()}
     assert len(groups) == 16
-    assert len(list(workload.flash_workload())) == 16 * 40
+    assert len(list(warm.flash_workload())) == 16 * 40

@@ -9,7 +9,7 @@ from strix_validate.attention import flash_cases
 from strix_validate.attention.sdpa_shapes import SHAPES
 from strix_validate.checks import Size
 from strix_validate.layers.table import MODELS, pairwise, plain_layers
-from strix_validate.vllm import model_layers
+from strix_validate.vllm import vllm_checks
 
 
 def pairs(rows) -> set:
@@ -30,8 +30,8 @@ def test_each_model_has_layers(model):
 
 
 def test_quick_has_each_group_head_dim_and_block_of_the_table():
-    quick = [x.build.keywords for x in model_layers.cases().values() if x.size is Size.QUICK]
-    every = [x.build.keywords for x in model_layers.cases().values()]
+    quick = [x.build.keywords for x in vllm_checks.layer_cases().values() if x.size is Size.QUICK]
+    every = [x.build.keywords for x in vllm_checks.layer_cases().values()]
     for part in ("head_dim", "block", "softcap", "sinks", "causal", "fp8"):
         assert {x[part] for x in quick} == {x[part] for x in every}
     groups = [{x["heads"] // x["kv_heads"] for x in rows} for rows in (quick, every)]

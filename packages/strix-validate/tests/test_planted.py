@@ -16,8 +16,7 @@ import pytest
 import tiled
 import torch
 from strix_validate.attention import behaviour, flash_cases, sdpa
-from strix_validate.attention.sdpa_problem import Problem
-from strix_validate.attention.sdpa_shapes import SHAPES
+from strix_validate.attention.sdpa_shapes import SHAPES, Problem
 from strix_validate.checks import Check, Result, RunOptions, Size, State
 from strix_validate.tiers import attention, run_each
 from strix_validate.triton import modes as triton_modes
@@ -132,6 +131,7 @@ CLAIMED = {
     "a slice of a cache read as a whole": "cache",
     "gradient of a sum read once": "summed",
     "masks ignored at head dim 128": "bool-mask-d128",
+    "window ignored": "window",
     "mask inverted": "bool-mask",
     "lanes behind the 256th left out": "d512",
     "key/value head of a neighbour in decoding": "layer-Llama-3.1-8B-decode",

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from time import perf_counter
-from types import ModuleType
 
 from strix_validate import TARGET, skips, tiers
 from strix_validate.checks import SEED, Check, Result, RunOptions, State, is_named
@@ -89,7 +88,10 @@ def run(
     modules = {name: tiers.load(name) for name in names}
     known = {name: module.checks() for name, module in modules.items()}
     wanted = select(known, only, skip)
-    possible = {name: _possible(module, known[name], options) for name, module in modules.items()}
+    applies = {
+        n: getattr(module, "applies", lambda check, options: True) for n, module in modules.items()
+    }
+    possible = {name: [c for c in known[name] if applies[name](c, options)] for name in modules}
     for name in only:
         if not any(set(checks) & set(possible[t]) for t, checks in select(known, [name]).items()):
             raise NoSuchCheck(f"{name} needs another size or kind of device")
@@ -128,12 +130,6 @@ def run(
                 found.summary = record.summarise(found.checks)
                 keep(found)
     return found
-
-
-def _possible(tier: ModuleType, checks: list[Check], options: RunOptions) -> list[Check]:
-    """Select the tier's checks that exist for this size and kind of device."""
-    applies = getattr(tier, "applies", lambda check, options: True)
-    return [check for check in checks if applies(check, options)]
 
 
 def _complete(chosen: list[Check], results):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from strix_validate.attention import sdpa
-from strix_validate.attention.sdpa_problem import Problem
-from strix_validate.attention.sdpa_shapes import SdpaShape
+from strix_validate.attention.sdpa_shapes import Problem, SdpaShape
 from strix_validate.checks import (
     ANY,
     CannotRun,

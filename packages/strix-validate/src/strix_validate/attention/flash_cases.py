@@ -43,8 +43,6 @@ class FlashCase:
 _MASKS = "a wrong mask at a block's edge, or causal aligned top-left as in torch, not bottom-right"
 _GQA = "a query head that reads the wrong key/value head, or gradients not summed over the group"
 _CACHE = "keys written to the wrong row or the caller's cache_seqlens changed (aiter 0.1.20.post1)"
-
-
 _EMPTY = (
     "the logsumexp of a sequence without keys written over that of the next one, its zeros over "
     "the next head, and both past the end (flash_attn_triton_amd/fwd_prefill.py, sdist 2.8.3)"

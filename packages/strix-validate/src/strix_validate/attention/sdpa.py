@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strix_validate.attention.sdpa_problem import Problem
-from strix_validate.attention.sdpa_shapes import HALVES, SHAPES, SdpaShape
+from strix_validate.attention.sdpa_shapes import HALVES, SHAPES, Problem, SdpaShape
 from strix_validate.checks import CannotRun, Check, Result, RunOptions, State
 from strix_validate.numerics import comparison, reference
 

@@ -53,8 +53,7 @@ def installed(prefix: Path) -> list[Installed]:
                 record = json_object(file)
             except ValueError:
                 continue
-            is_forges = f"/{_CONDA_FORGE}" in str(record.get("channel"))
-            if record.get("name") == package and is_forges:
+            if record.get("name") == package and f"/{_CONDA_FORGE}" in str(record.get("channel")):
                 found.append(Installed(package, str(record.get("version")), _CONDA_FORGE))
     return found
 

@@ -5,8 +5,8 @@ Factorisations of torch.linalg: their factors, multiplied in float64, are the ma
 gradient of an embedding: each row is the sum of what came for its token.
 """
 
-from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -44,17 +44,14 @@ _ROWS, _WIDTH = 8, 96
 
 def checks() -> dict[Check, Body]:
     """Return one check for each factorisation, or sum, and data type, with its function."""
-    return dict(_checks())
-
-
-def _checks() -> Iterator[tuple[Check, Body]]:
-    for kind, why in _WHY.items():
-        for name in ("float32", "float64"):
-            check = Check(f"factors/{kind}-{name}", f"torch.linalg: {kind}-{name}", why)
-            yield check, partial(_check_factors, kind, getattr(torch, name))
+    found: dict[Check, Body] = {}
+    for kind, name in product(_WHY, ("float32", "float64")):
+        check = Check(f"factors/{kind}-{name}", f"torch.linalg: {kind}-{name}", _WHY[kind])
+        found[check] = partial(_check_factors, kind, getattr(torch, name))
     for name in ("float32", "float16", "bfloat16"):
         check = Check(f"gradients/embedding-{name}", f"embedding's gradient: {name}", _SUMS)
-        yield check, partial(_check_sums, getattr(torch, name))
+        found[check] = partial(_check_sums, getattr(torch, name))
+    return found
 
 
 def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Attention gives the correct output and gradients: torch's backends, flash-attn and vLLM."""
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,18 +9,19 @@ from functools import cache
 import torch
 
 from strix_validate.attention import behaviour, flash, flash_cases, sdpa
-from strix_validate.checks import Check, Result, RunOptions, Size, State
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State
 from strix_validate.numerics.comparison import compare
 from strix_validate.tiers import run_each
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.call import Call
+from strix_validate.triton.call import Call, require
+from strix_validate.triton.cases import unanswered
 from strix_validate.triton_packages import package_checks
 
 #: flash-attn takes half precision only, but its kernels also take float32, which shows more.
 #: Triton's interpreter computes bfloat16 dot products wrongly.
-_FLASH_DTYPES = {
-    "gpu": (torch.float16, torch.bfloat16),
-    "interpreter": (torch.float32, torch.float16),
+_FLASH = {
+    "gpu": ("flash-attn", (torch.float16, torch.bfloat16)),
+    "interpreter": ("flash-attn (Triton interpreter)", (torch.float32, torch.float16)),
 }
 
 
@@ -72,12 +72,11 @@ def _kind(options: RunOptions) -> str:
 
 @cache
 def _flash_cases(size: Size, only: str = "") -> dict[Check, flash_cases.FlashCase]:
-    where = {"gpu": "flash-attn", "interpreter": "flash-attn (Triton interpreter)"}
     return {
-        Check(f"flash-attn/{kind}/{case.name}", f"{where[kind]}: {case.title}", case.why): case
-        for kind in where
+        Check(f"flash-attn/{kind}/{case.name}", f"{where}: {case.title}", case.why): case
+        for kind, (where, dtypes) in _FLASH.items()
         if only in ("", kind)
-        for dtype in _FLASH_DTYPES[kind]
+        for dtype in dtypes
         for case in flash_cases.cases(dtype)
         if size.holds(case.size)
     }
@@ -86,18 +85,16 @@ def _flash_cases(size: Size, only: str = "") -> dict[Check, flash_cases.FlashCas
 def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator[Result]:
     if not cases:
         return
-    if importlib.util.find_spec("flash_attn") is None:
-        yield from (Result(c, State.SKIPPED, "flash_attn is not installed") for c in cases)
-        return
     calls = [case.call for case in cases.values()]
     try:
+        require(flash_cases.MODULE)
         if kind == "gpu":
             own = [triton_modes.answer(call, "cuda") for call in calls]
             answers = triton_modes.CallAnswers(f"flash-attn's kernels: {flash.backend()}", own)
         else:
             answers = triton_modes.run(calls, "interpret")
-    except (ImportError, triton_modes.ChildError) as error:
-        yield from (Result(check, State.FAILED, str(error)) for check in cases)
+    except (CannotRun, ImportError, triton_modes.ChildError) as error:
+        yield from (unanswered(check, error) for check in cases)
         return
     for (check, case), answer in zip(cases.items(), answers.calls, strict=True):
         result = judge(check, case, answer)

@@ -13,8 +13,6 @@ _LIBDEVICE: dict[str, Callable] = {
     "rsqrt": lambda x: 1 / numpy.sqrt(x),
     "tanh": numpy.tanh,
 }
-
-
 #: The one instruction that kernels here write themselves (vLLM's weights of 4 bits, in fp16).
 _AND_OR = re.compile(r"v_and_or_b32 \$0, \$1, \$2, (0x[0-9a-f]+)")
 

@@ -3,5 +3,5 @@
 
 __all__ = [
     "attention", "experts", "kernels", "linear_attention", "lora", "mla", "model",
-    "model_layers", "mxfp4", "quantized", "sampling", "source", "vllm_checks",
+    "mxfp4", "quantized", "sampling", "source", "vllm_checks",
 ]  # fmt: skip

@@ -23,8 +23,6 @@ TOKENS = (
     1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100, 112, 129, 130, 132,
     144, 515, 516, 518, 528, 2065, 2068, 2080,
 )  # fmt: skip
-
-
 #: Layers of the table of models, by a model that has them and the format of its weights.
 LAYERS = {
     ", ".join(filter(None, (model, kind))): layer

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import pad, silu, softplus
 
 from strix_validate.checks import Size
 from strix_validate.numerics import reference
@@ -205,9 +205,8 @@ def run_delta_rule(  # noqa: PLR0913 (what the kernels take)
     states = states.clone()
     if kernel == "one":
         out = torch.full((len(qkv), 1, value_heads, size), float("nan")).to(qkv)
-        importlib.import_module(
-            f"{_OPS}.fused_recurrent"
-        ).fused_recurrent_gated_delta_rule_packed_decode(
+        module = importlib.import_module(f"{_OPS}.fused_recurrent")
+        module.fused_recurrent_gated_delta_rule_packed_decode(
             qkv, a, b, log, bias, size**-0.5, states, out, blocks, use_qk_l2norm_in_kernel=True
         )
         return {"out": out[:, 0], "states": states}
@@ -247,6 +246,78 @@ def run_gated_norm(x: Tensor, weight: Tensor, gate: Tensor) -> dict[str, Tensor]
     """Run rmsnorm_fn."""
     function = importlib.import_module(f"{_OPS}.layernorm_guard").rmsnorm_fn
     return {"out": function(x, weight, None, z=gate, eps=EPS)}
+
+
+#: Of the one layer that a hybrid model of model.py has: two heads of keys for four of values, each
+#: of 64 numbers, and tokens of its convolution.
+HEADS, VALUE_HEADS, SIZE, WIDTH = 2, 4, 64, 4
+_PARTS = [HEADS * SIZE, HEADS * SIZE, VALUE_HEADS * SIZE]
+_CHANNELS = sum(_PARTS)
+#: What one product gives: convolved channels, the gate of the output, two numbers for each head.
+_CUTS = [_CHANNELS, VALUE_HEADS * SIZE, VALUE_HEADS, VALUE_HEADS]
+
+
+def layer_weights(randn: Randn, hidden: int) -> dict[str, Tensor]:
+    """Draw the weights of the layer."""
+    return {
+        "in": randn(sum(_CUTS), hidden) / hidden**0.5,
+        "conv": randn(_CHANNELS, WIDTH) / 2,
+        "log": randn(VALUE_HEADS).float() / 3 - 1,
+        "bias": randn(VALUE_HEADS).float() / 2,
+        "gated": 1 + randn(SIZE) / 8,
+    }
+
+
+def layer_forward(own: dict[str, Tensor], x: Tensor, prompt: int, dtype: torch.dtype) -> Tensor:
+    """Compute what the layer's last product reads, of one sequence's tokens, token by token.
+
+    A prompt goes through the convolution and chunks, each later token through the update of the
+    convolution's state and the packed recurrence.
+    """
+    work = reference.working(dtype)
+    wide = reference.stored(reference.product(x, own["in"], dtype), dtype)
+    qkv, gate, a, b = wide.split(_CUTS, -1)
+    windows = pad(qkv, (0, 0, WIDTH - 1, 0)).unfold(0, WIDTH, 1)
+    qkv = reference.stored(silu((windows * own["conv"].to(work)).sum(-1)), dtype)
+    q, k, v = (part.unflatten(1, (-1, SIZE)) for part in qkv.split(_PARTS, 1))
+    q, k = (normed(part) for part in (q, k))
+    q, k = (part.repeat_interleave(VALUE_HEADS // HEADS, 1) for part in (q, k))
+    keep, take = gates(own | {"a": a, "b": b}, work)
+    state = torch.zeros(VALUE_HEADS, SIZE, SIZE, dtype=work)
+    rows, out = (q * SIZE**-0.5, k, v, keep, take), []
+    for tokens, chunks in ((slice(prompt), True), (slice(prompt, None), False)):
+        q, k, v, keep, take = (x[tokens] for x in rows)
+        found, state = follow(q, k, v, keep, take, state, dtype, chunks)
+        out.append(reference.stored(found, dtype))
+    heads = torch.cat(out)
+    scale = (heads.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    heads = heads * scale * own["gated"].to(work) * silu(gate.unflatten(1, (-1, SIZE)))
+    return reference.stored(heads, dtype).flatten(1)
+
+
+def layer_state(place: dict) -> dict[str, Tensor]:
+    """Return the layer's state of a sequence without tokens, in block 1: 0 belongs to none."""
+    states = torch.zeros(2, VALUE_HEADS, SIZE, SIZE, device=place["device"])
+    return {"conv": torch.full((2, WIDTH - 1, _CHANNELS), float("nan"), **place), "delta": states}
+
+
+def layer_step(own: dict[str, Tensor], x: Tensor, state: dict[str, Tensor], first: bool) -> Tensor:
+    """Compute what the layer's last product reads, of the tokens of a step, by vLLM's kernels."""
+    qkv, gate, a, b = (part.contiguous() for part in (x @ own["in"].T).split(_CUTS, -1))
+    place = {"dtype": torch.int32, "device": x.device}
+    blocks, begins = torch.ones(1, **place), torch.tensor([0, len(x)], **place)
+    if first:
+        qkv = convolve(qkv, own["conv"], state["conv"], blocks, begins)
+    else:
+        qkv = convolve_next(qkv, own["conv"], state["conv"], blocks)
+    found = run_delta_rule(
+        qkv.contiguous(), a, b, own["log"], own["bias"], state["delta"], blocks, begins,
+        heads=HEADS, value_heads=VALUE_HEADS, size=SIZE, kernel="chunks" if first else "one",
+    )  # fmt: skip
+    state["delta"] = found["states"]
+    rows = (part.reshape(-1, SIZE) for part in (found["out"], gate))
+    out = run_gated_norm(next(rows), own["gated"], next(rows))["out"]
+    return out.view(len(x), VALUE_HEADS * SIZE)
 
 
 _CONVOLUTION = "a state of another sequence, or one that does not move on (Qwen3-Next)"

@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
-from strix_validate.vllm import _hybrid, attention, kernels
+from strix_validate.vllm import attention, kernels, linear_attention
 from strix_validate.vllm.source import VllmCall
 
 LAYERS, HEADS, KV_HEADS, SIZE, VOCABULARY, TOP_K = 2, 4, 2, 32, 96, 2
@@ -38,14 +38,14 @@ def decoding(
     tensors = {"embedding": randn(VOCABULARY, HIDDEN), "head": randn(VOCABULARY, HIDDEN) / 6}
     for i in range(LAYERS):
         tensors[f"qkv{i}"] = randn(sum(_CUTS), HIDDEN) / HIDDEN**0.5
-        width = _hybrid.VALUE_HEADS * _hybrid.SIZE if i < linear else HIDDEN
+        width = linear_attention.VALUE_HEADS * linear_attention.SIZE if i < linear else HIDDEN
         tensors[f"out{i}"] = randn(HIDDEN, width) / width**0.5
         tensors[f"router{i}"] = randn(max(experts, 1), HIDDEN) / HIDDEN**0.5
         tensors[f"up{i}"] = randn(max(experts, 1), 2 * inner, HIDDEN) / HIDDEN**0.5
         tensors[f"down{i}"] = randn(max(experts, 1), HIDDEN, inner) / inner**0.5
         tensors |= {f"norm{i}{part}": 1 + randn(HIDDEN) / 8 for part in "ab"}
         if i < linear:
-            own = _hybrid.weights(randn, HIDDEN)
+            own = linear_attention.layer_weights(randn, HIDDEN)
             tensors |= {f"linear{i}-{name}": x for name, x in own.items()}
     tensors["norm"] = 1 + randn(HIDDEN) / 8
     angle = torch.arange(PROMPT + STEPS)[:, None] / 100.0 ** torch.linspace(0, 1, SIZE // 2)
@@ -95,7 +95,7 @@ def _forward(
     for i in range(LAYERS):
         normed = _norm(x, tensors[f"norm{i}a"], dtype)
         if i < linear:
-            found = _hybrid.forward(_linear(tensors, i), normed, PROMPT, dtype)
+            found = linear_attention.layer_forward(_linear(tensors, i), normed, PROMPT, dtype)
         else:
             q, k, v = times(normed, tensors[f"qkv{i}"]).split(_CUTS, -1)
             heads = (y.view(len(x), -1, SIZE) for y in (turned(q), turned(k), v))
@@ -134,7 +134,7 @@ def _decode(*, window: int, experts: int, linear: int, **tensors: Tensor) -> dic
     step = partial(_step, tensors, window=window, experts=experts, linear=linear)
     block, place = 16, {"device": tensors["head"].device, "dtype": tensors["head"].dtype}
     caches: list[Any] = [
-        _hybrid.empty(place)
+        linear_attention.layer_state(place)
         if i < linear
         else torch.full((4, KV_HEADS, block, 2 * SIZE), float("nan"), **place)
         for i in range(LAYERS)
@@ -186,7 +186,7 @@ def _step(
     for i, cache in enumerate(caches):
         normed = norm(x, f"norm{i}a")
         if i < linear:
-            seen = _hybrid.step(_linear(tensors, i), normed, cache, not begin)
+            seen = linear_attention.layer_step(_linear(tensors, i), normed, cache, not begin)
         else:
             seen = attended(i, normed)
         x = x + seen @ tensors[f"out{i}"].T

@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The cases of vLLM's Triton kernels that the tiers kernels, attention and emulated have."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from strix_validate.checks import CannotRun, RunOptions, Size
+from strix_validate.layers.table import OWN_WINDOW, Attention, pairwise, small_layers
 from strix_validate.triton.cases import Case
-from strix_validate.vllm import (
-    linear_attention,
-    lora,
-    mla,
-    model_layers,
-    mxfp4,
-    quantized,
-    sampling,
-)
+from strix_validate.vllm import linear_attention, lora, mla, mxfp4, quantized, sampling
 from strix_validate.vllm import model as vllm_model
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import paged_attention, store_keys
@@ -39,10 +32,95 @@ _GENERATION = (
     "not start: https://github.com/vllm-project/vllm/issues/49779"
 )
 
+_LAYER = "a kernel that is correct for other heads, lanes, blocks or windows than this model's"
+
+
+def _steps(layer: Attention) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Return lengths of a step, beyond the window, and in several blocks."""
+    far = layer.window + 30 if layer.window else 70
+    return {"prefill": ((9, far), (20, 20)), "decode": ((1, 40), (1, far))}
+
+
+def layer_cases() -> dict[str, Case]:
+    """Return a case for each layer of the table of models, kind of step and of cache.
+
+    With as few heads as show faults. Quick has those that hold each pair of what layers are made
+    of; full has all.
+    """
+    rows = {
+        f"layer-{name}-{kind}{'-fp8' * fp8}": (layer, kind, fp8)
+        for name, layer in small_layers().items()
+        for kind in _steps(layer)
+        for fp8 in (False, True)
+    }
+    quick = set(pairwise([(name, _columns(*row)) for name, row in rows.items()]))
+    return {
+        name: Case(
+            partial(paged_attention, lengths=_steps(layer)[kind], fp8=fp8, **asdict(layer)), _LAYER,
+            size=Size.QUICK if name in quick else Size.FULL,
+        )
+        for name, (layer, kind, fp8) in rows.items()
+    }  # fmt: skip
+
+
+#: Layers that are compiled, in 16 bits: by what is particular about each.
+_COMPILED_LAYERS = {
+    "d64-sinks": "gpt-oss-20b",
+    "d128": "Llama-3.1-8B",
+    "d128-gqa7": "Qwen2.5-7B",
+    "d128-window": "Gemma-3-27B-window",
+    "d256-softcap": "Gemma-2-9B-window",
+    "d256-block1056": "Qwen3-Next-80B-A3B",
+    "d512": "Gemma-4-31B",
+}
+
+
+def _compiled_layers(why: str) -> dict[str, Case]:
+    """Return cases to compile: prefill and decoding, and with a cache in FP8."""
+    rows = {name: (small_layers()[model], False) for name, model in _COMPILED_LAYERS.items()}
+    rows["d128-fp8-kv"] = small_layers()["Llama-3.1-8B"], True
+    steps = {"prefill": ((128, 128),), "decode": ((1, 300), (1, 70))}
+    return {
+        f"{kind}-{name}": Case(
+            partial(paged_attention, lengths=lengths, fp8=fp8, **asdict(layer)), why, _BF16
+        )
+        for kind, lengths in steps.items()
+        for name, (layer, fp8) in rows.items()
+    }
+
+
+#: Layers that are executed under emulation, with one head of keys: (model, lengths, dtype).
+_EMULATED_LAYERS = {
+    "prefill-gqa7": ("Qwen2.5-7B", ((20, 20),), torch.float16),
+    "decode-sinks": ("gpt-oss-20b", ((1, 50), (1, 170)), torch.float16),
+    "decode-d96": ("Phi-3-mini", ((1, 60),), torch.float16),
+    "decode-block1056": ("Qwen3-Next-80B-A3B", ((1, 100),), torch.float16),
+    "prefill-d256-bfloat16": ("Gemma-2-9B", ((8, 20),), _BF16),
+    "prefill-d512-bfloat16": ("Gemma-4-31B", ((8, 20),), _BF16),
+}
+
+
+def _emulated_layers() -> dict[str, Case]:
+    """Return cases to execute: groups, lanes, blocks and sinks as models have them."""
+    found = {}
+    for name, (model, lengths, dtype) in _EMULATED_LAYERS.items():
+        layer = small_layers()[model]
+        layer = replace(layer, heads=layer.group, kv_heads=1)
+        build = partial(paged_attention, lengths=lengths, **asdict(layer))
+        found[name] = Case(build, _LAYER, dtype)
+    return found
+
+
+def _columns(layer: Attention, kind: str, fp8: bool) -> tuple:
+    """Return what a kernel is made for."""
+    window = (layer.window == OWN_WINDOW) + bool(layer.window)
+    shape = (layer.group, layer.head_dim, layer.block)
+    return (*shape, window, layer.softcap, layer.sinks, layer.causal, kind, fp8)
+
 
 #: The launches that are compiled only.
 COMPILED = {
-    **model_layers.compiled(_COMPILES + _SPILLS),
+    **_compiled_layers(_COMPILES + _SPILLS),
     "reshape-and-cache": Case(partial(store_keys, heads=8), _COMPILES),
     "rms-norm": Case(partial(rms_norm, columns=4096), _COMPILES, _BF16),
     "rope": Case(partial(rope, heads=32, kv_heads=8), _COMPILES, _BF16),
@@ -143,7 +221,7 @@ COMPUTED = {
         far=True, size=Size.FULL),
     "prefill-not-causal": _attend(_ACROSS, (20, 60), causal=False, head_dim=64),
     "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, head_dim=64),
-    **model_layers.cases(),
+    **layer_cases(),
     **{name: case for family in FAMILIES for name, case in family.COMPUTED.items()},
     # dear, and each one's kernels have quick checks of their own
     **{name: Case(build, _MODEL, size=Size.FULL) for name, build in (("model", vllm_model.decoding),
@@ -172,7 +250,7 @@ EMULATED = {
     "moe-fp8": Case(partial(moe, tokens=3, rows=32, bits=8), quantized.BLOCKS, _BF16),
     "decode-bfloat16": _attend(_SPLIT, (1, 37), (1, 90), head_dim=64, dtype=_BF16),
     "prefill-fp8-kv-bfloat16": _attend(_FP8, (20, 40), head_dim=64, fp8=True, dtype=_BF16),
-    **model_layers.emulated(),
+    **_emulated_layers(),
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True), _FP8),
     "rope-bfloat16": Case(rope, COMPUTED["rope"].why, _BF16),
     "moe-bfloat16": Case(partial(moe, tokens=3, rows=32), _EXPERT, _BF16),
