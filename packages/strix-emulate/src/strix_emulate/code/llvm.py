@@ -98,16 +98,12 @@ def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
     lib.LLVMSetTarget(module, _TRIPLE)
     text = source.encode()
     lib.LLVMSetModuleInlineAsm2(module, text, len(text))
-    backend, message, buffer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-    if lib.LLVMGetTargetFromTriple(_TRIPLE, ctypes.byref(backend), ctypes.byref(message)):
-        raise DisassemblerError(_take_string(lib, message.value))
-    machine = lib.LLVMCreateTargetMachine(
-        backend, _TRIPLE, target.name.encode(), _features(width), 0, 2, 0
-    )
+    message, buffer = ctypes.c_void_p(), ctypes.c_void_p()
     try:
         failed = lib.LLVMTargetMachineEmitToMemoryBuffer(
-            machine, module, _OBJECT_FILE, ctypes.byref(message), ctypes.byref(buffer)
-        )
+            _machine(lib, target.name, width), module, _OBJECT_FILE, ctypes.byref(message),
+            ctypes.byref(buffer),
+        )  # fmt: skip
         if failed or errors:
             raise EmulatorError("; ".join(errors) or _take_string(lib, message.value))
         start, size = lib.LLVMGetBufferStart(buffer), lib.LLVMGetBufferSize(buffer)
@@ -115,9 +111,17 @@ def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
         lib.LLVMDisposeMemoryBuffer(buffer)
         return made
     finally:
-        lib.LLVMDisposeTargetMachine(machine)
         lib.LLVMDisposeModule(module)
         lib.LLVMContextDispose(context)
+
+
+@cache
+def _machine(lib: ctypes.CDLL, name: str, width: int) -> int:
+    """Return LLVM's code generator for one GPU, which stays, too."""
+    backend, message = ctypes.c_void_p(), ctypes.c_void_p()
+    if lib.LLVMGetTargetFromTriple(_TRIPLE, ctypes.byref(backend), ctypes.byref(message)):
+        raise DisassemblerError(_take_string(lib, message.value))
+    return lib.LLVMCreateTargetMachine(backend, _TRIPLE, name.encode(), _features(width), 0, 2, 0)
 
 
 def version() -> str:
@@ -188,7 +192,6 @@ def _declare(lib: ctypes.CDLL) -> None:
         "SetModuleInlineAsm2": [pointer, text, size],
         "CreateTargetMachine": [pointer, text, text, text] + [ctypes.c_int] * 3,
         "TargetMachineEmitToMemoryBuffer": [pointer, pointer, ctypes.c_int, pointer, pointer],
-        "DisposeTargetMachine": [pointer],
         "DisposeModule": [pointer],
         "ContextDispose": [pointer],
         "GetBufferStart": [pointer],
