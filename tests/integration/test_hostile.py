@@ -18,8 +18,9 @@ import pytest
 from support import conda_packages
 from support.servers import served
 from support.small_channel import index, make, package, workspace
-from support.static_channel import findings
+from support.static_channel import Source, findings
 
+from forge.channel import StaticChannel
 from forge.envs.workspace import MARKS, Workspace
 from forge.errors import Failed, ForgeError
 
@@ -183,15 +184,12 @@ def test_an_index_that_cannot_be_believed_is_not_locked(
 
 def test_a_revision_is_a_channel_of_its_own(tmp_path: Path) -> None:
     """Its index names the files of the channel that it belongs to."""
-    channel = make(tmp_path / "www" / "channel", "alpha", "beta")
-    for subdir in ("noarch", "linux-64"):
-        data = json.loads((channel / subdir / "repodata.json").read_bytes())
-        data["info"]["base_url"] = f"../../../{subdir}/"
-        data["repodata_version"] = 2
-        (channel / "revisions/7" / subdir).mkdir(parents=True)
-        (channel / "revisions/7" / subdir / "repodata.json").write_text(json.dumps(data))
-    with served(channel) as url:
-        chosen = workspace(tmp_path / "app", f"{url}/revisions/7")
+    source = Source(tmp_path / "source")
+    for name in ("alpha", "beta"):
+        source.make(name)
+    StaticChannel(tmp_path / "channel").publish(source)
+    with served(tmp_path / "channel") as url:
+        chosen = workspace(tmp_path / "app", f"{url}/revisions/1")
         assert chosen.lock() == {"default": 2}
         assert f"- conda: {url}/noarch/alpha-1.0" in chosen.lock_file.read_text()
         assert chosen.install("default", tmp_path / "cache") == 2

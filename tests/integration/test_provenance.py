@@ -301,23 +301,3 @@ def test_swapped_and_renamed_file(app: MiniProject, package: Path, tmp_path: Pat
     swapped = tmp_path / package.name
     shutil.copy(beta, swapped)
     assert any("was it renamed" in line for line in verify(swapped, None).wrong)
-
-
-def test_rebuilt_with_another_recipe(
-    app: MiniProject, package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The new package against the old stated: bytes, name, recipe and content digest differ."""
-    other = MiniProject(tmp_path)
-    for name in ("recipes", "patches", "src", "build/sources"):
-        shutil.copytree(app.root / name, tmp_path / name, dirs_exist_ok=name == "recipes")
-        if name == "src":
-            (tmp_path / "build" / "sources").unlink()
-    script = tmp_path / "recipes" / "alpha" / "build.sh"
-    script.write_text(script.read_text() + "echo more >> $PREFIX/share/alpha/text\n")
-    other.forge("build", "alpha")
-    (built,) = other.channel.glob("*/alpha-*.conda")
-    shutil.copy(provenance.beside(package)[1], provenance.beside(built)[1])
-    assert verify_one(built, []) == 1
-    said = capsys.readouterr().out
-    for part in ("sha256: ", package.name, "recipe recipes/alpha/build.sh", "content_digest"):
-        assert part in said
