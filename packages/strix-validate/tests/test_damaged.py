@@ -71,8 +71,22 @@ def mutants(valid: dict, stream: int, count: int) -> list[bytes]:
     return [whole, *changed, *texts(whole, stream + 100, count)]
 
 
-def test_records(tmp_path: Path, record_property) -> None:
-    tally, file = Tally("record", record_property), tmp_path / "a.json"
+@pytest.fixture
+def damage(record_property):
+    """Reads mutants of a file, each of which is right or refused; returns the tally."""
+
+    def give(name: str, file: Path, some: list[bytes], read, right=bool) -> Tally:
+        tally = Tally(name, record_property)
+        for mutant in some:
+            file.write_bytes(mutant)
+            tally.give(read, right, mutant)
+        return tally
+
+    return give
+
+
+def test_records(tmp_path: Path, damage) -> None:
+    file = tmp_path / "a.json"
 
     def report() -> bool:
         done = testing.CliRunner().invoke(
@@ -83,10 +97,12 @@ def test_records(tmp_path: Path, record_property) -> None:
         assert done.exit_code == 0, done.exception
         return "<html" in (tmp_path / "a.html").read_text()
 
-    for mutant in mutants(json.loads(RECORD.dump()), 1, 60):
-        file.write_bytes(mutant)
-        tally.give(report, bool, mutant)
+    tally = damage("record", file, mutants(json.loads(RECORD.dump()), 1, 60), report)
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+
+
+def is_list(found: object) -> bool:
+    return isinstance(found, list)
 
 
 def looked_at(found: dict) -> bool:
@@ -119,8 +135,8 @@ def test_an_environment_whose_name_no_folder_has(name: str, tmp_path: Path) -> N
     assert looked_at(examine(hosts.make(tmp_path, {"proc/self/environ": environ})))
 
 
-def test_models(tmp_path: Path, record_property) -> None:
-    tally, file = Tally("config.json", record_property), tmp_path / "config.json"
+def test_models(tmp_path: Path, damage) -> None:
+    file = tmp_path / "config.json"
 
     def read() -> warm.ModelLayers:
         try:
@@ -128,9 +144,7 @@ def test_models(tmp_path: Path, record_property) -> None:
         except ValueError as error:
             raise Refused(str(error)) from error
 
-    for mutant in mutants(CONFIG, 2, 300):
-        file.write_bytes(mutant)
-        tally.give(read, bool, mutant)
+    tally = damage("config.json", file, mutants(CONFIG, 2, 300), read)
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
 
 
@@ -165,19 +179,16 @@ def test_a_module_that_is_called_vllm(tmp_path: Path, monkeypatch) -> None:
     assert "vllm is not installed" in (said := asked(str(tmp_path))) and "GiB of weights" in said
 
 
-def test_indexes_of_weights(tmp_path: Path, record_property) -> None:
+def test_indexes_of_weights(tmp_path: Path, damage) -> None:
     """They may be damaged, absurd, or larger than memory: the sizes then are the config's."""
-    tally, file = (
-        Tally("index of weights", record_property),
-        tmp_path / "model.safetensors.index.json",
-    )
+    file = tmp_path / "model.safetensors.index.json"
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
-    for mutant in [*mutants(INDEX, 10, 80), b'{"metadata": {"total_size": 1%s}}' % (b"0" * 400)]:
-        file.write_bytes(mutant)
-        tally.give(lambda: asked(str(tmp_path)), lambda said: "GiB of weights" in said, mutant)
+    some = [*mutants(INDEX, 10, 80), b'{"metadata": {"total_size": 1%s}}' % (b"0" * 400)]
+    read, right = lambda: asked(str(tmp_path)), lambda said: "GiB of weights" in said
+    tally = damage("index of weights", file, some, read, right)
     with file.open("wb") as sparse:
         sparse.truncate(3 << 30)
-    tally.give(lambda: asked(str(tmp_path)), lambda said: "GiB of weights" in said, "3 GiB")
+    tally.give(read, right, "3 GiB")
 
 
 def loaded(file: Path) -> record.Record:
@@ -213,24 +224,20 @@ def test_layers_are_not_counted_for_ever(valid: dict, count: int, tmp_path: Path
     ("name", "valid"), [("config.json", DENSE), ("config.json", AWQ),
                         ("model_index.json", PIPELINE)],
 )  # fmt: skip
-def test_answers_about_models(name: str, valid: dict, tmp_path: Path, record_property) -> None:
-    tally, file = Tally(f"models, {name}", record_property), tmp_path / name
-    for mutant in mutants(valid, 8, 120):
-        file.write_bytes(mutant)
-        tally.give(lambda: asked(str(tmp_path)), bool, mutant)
+def test_answers_about_models(name: str, valid: dict, tmp_path: Path, damage) -> None:
+    some = mutants(valid, 8, 120)
+    tally = damage(f"models, {name}", tmp_path / name, some, lambda: asked(str(tmp_path)))
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
 
 
-def test_weights(tmp_path: Path, record_property) -> None:
+def test_weights(tmp_path: Path, damage) -> None:
     """Headers of safetensors: damaged, sparse beyond what a library takes, pipes, deep."""
     (tmp_path / "model_index.json").write_text(json.dumps(PIPELINE))
     (tmp_path / "vae").mkdir()
     file = tmp_path / "vae" / "a.safetensors"
     head = {"w": {"dtype": "BF16", "shape": [4, 4], "data_offsets": [0, 32]}}
-    tally = Tally("safetensors", record_property)
-    for mutant in mutants(head, 9, 120):
-        file.write_bytes(len(mutant).to_bytes(8, "little") + mutant + bytes(32))
-        tally.give(lambda: asked(str(tmp_path)), bool, mutant)
+    some = [len(x).to_bytes(8, "little") + x + bytes(32) for x in mutants(head, 9, 120)]
+    tally = damage("safetensors", file, some, lambda: asked(str(tmp_path)))
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
     with file.open("wb") as sparse:
         sparse.write((1 << 32).to_bytes(8, "little"))
@@ -258,9 +265,9 @@ def test_escapes_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert said and "\x1b" not in said
 
 
-def test_lists_of_kernels(tmp_path: Path, record_property) -> None:
-    tally, file = Tally("kernels.json", record_property), tmp_path / kernel_lists.FOLDER / "a"
-    file.mkdir(parents=True)
+def test_lists_of_kernels(tmp_path: Path, damage) -> None:
+    file = tmp_path / kernel_lists.FOLDER / "a" / kernel_lists.LIST
+    file.parent.mkdir(parents=True)
 
     def read() -> list[str]:
         lists = kernel_lists.installed(tmp_path)
@@ -268,10 +275,8 @@ def test_lists_of_kernels(tmp_path: Path, record_property) -> None:
             kernel_lists.describe(kernel) for found in lists.values() for kernel in found.values()
         ]
 
-    for mutant in mutants(KERNELS, 3, 300):
-        (file / kernel_lists.LIST).write_bytes(mutant)
-        tally.give(read, lambda found: isinstance(found, list), mutant)
-    (file / kernel_lists.LIST).write_text(json.dumps(KERNELS))
+    damage("kernels.json", file, mutants(KERNELS, 3, 300), read, is_list)
+    file.write_text(json.dumps(KERNELS))
     assert read() == ["k(*fp32) B=64 num_warps=4"]
 
 
@@ -280,15 +285,10 @@ def test_lists_of_kernels(tmp_path: Path, record_property) -> None:
     environment.installed,
     lambda prefix: list(environment.requirements(prefix, "pytorch")),
 ], ids=["packages", "installed", "requirements"])  # fmt: skip
-def test_conda_meta(reader, tmp_path: Path, record_property) -> None:
-    tally, file = (
-        Tally("conda-meta", record_property),
-        tmp_path / "conda-meta/pytorch-2.13.0-h1_0.json",
-    )
+def test_conda_meta(reader, tmp_path: Path, damage) -> None:
+    file = tmp_path / "conda-meta/pytorch-2.13.0-h1_0.json"
     file.parent.mkdir()
-    for mutant in mutants(META, 4, 200):
-        file.write_bytes(mutant)
-        tally.give(lambda: reader(tmp_path), lambda found: isinstance(found, list), mutant)
+    damage("conda-meta", file, mutants(META, 4, 200), lambda: reader(tmp_path), is_list)
     file.write_text(json.dumps(META))
     assert reader(tmp_path)
 

@@ -176,9 +176,10 @@ def test_faults_of_a_kernel():
         assert len(kernels.find_faults(right | {name: value})) == 1
 
 
-def test_attention_passes_and_json_is_alone_on_stdout():
-    """All checks of the size that suits a CPU."""
-    done = run("attention", "--json", "--device", "cpu")
+def test_a_cpu_passes_and_json_is_alone_on_stdout():
+    """All checks of the size that suits it."""
+    tiers = ("--tier", "attention", "--tier", "backend")
+    done = run("run", *tiers, "--size", "quick", "--json", "--device", "cpu")
     found = Record.model_validate_json(done.stdout)
     assert done.returncode == 0, done.stderr
     assert found.versions["torch"] and found.device.type == "cpu" and found.subject == "harness"
@@ -186,18 +187,13 @@ def test_attention_passes_and_json_is_alone_on_stdout():
     for state in State:
         assert found.summary[state.value] == sum(c.state is state for c in found.checks)
     for check in found.checks:
-        assert check.why and check.tier == "attention"
+        assert check.why and check.tier in tiers
         pairs = {k: v for k, v in check.measured.items() if isinstance(v, dict)}
         if check.state is State.PASSED:
             assert all(pair["error"] <= pair["bound"] for pair in pairs.values())
         else:
             assert check.reason
     assert any(set(check.measured) >= {"out", "dq", "dk", "dv"} for check in found.checks)
-
-
-def test_backend_passes():
-    done = run("backend", "--device", "cpu")
-    assert done.returncode == 0, done.stdout
 
 
 @contextlib.contextmanager
