@@ -72,6 +72,13 @@ def test_hostile_members(
     assert not Path("/tmp/forge-test-absolute").exists()
 
 
+@pytest.mark.skipif(not hasattr(tarfile, "tar_filter"), reason="CPython before 3.11.4")
+def test_nobody_else_may_write_what_is_unpacked(tmp_path: Path) -> None:
+    archive = packed(tmp_path, member("demo/tool", mode=0o4777), member("demo/more"))
+    unpack(archive, tmp_path / "got")
+    assert (tmp_path / "got/tool").stat().st_mode & 0o7777 == 0o755
+
+
 @pytest.mark.parametrize("form", ["tar", "zip"])
 @pytest.mark.parametrize("top", ["", "demo-1.0/"])
 def test_the_files_asked_for(tmp_path: Path, form: str, top: str) -> None:
