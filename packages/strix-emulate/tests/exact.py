@@ -7,12 +7,18 @@ It shares no code with the machine.
 import struct
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 
 M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 #: significand bits, smallest normal exponent, largest exponent, total bits
 F32, F16, F64 = (24, -126, 127, 32), (11, -14, 15, 16), (53, -1022, 1023, 64)
 B16 = (8, -126, 127, 16)
 NAN = {F32: 0x7FC00000, F16: 0x7E00, F64: 0x7FF8 << 48, B16: 0x7FC0}
+
+
+@cache
+def power_of_two(n: int) -> Fraction:
+    return Fraction(2) ** max(-5000, min(5000, n))
 
 
 def value(bits: int, form: tuple):
@@ -25,7 +31,7 @@ def value(bits: int, form: tuple):
         return ("nan" if fraction else "-inf" if negative else "inf"), negative
     scale = least - precision + 1
     whole = fraction if field == 0 else (fraction | 1 << (precision - 1)) << (field - 1)
-    number = Fraction(whole) * Fraction(2) ** scale
+    number = whole * power_of_two(scale)
     return (-number if negative else number), negative
 
 
@@ -41,10 +47,10 @@ def encode(number, form: tuple, negative_zero: bool = False) -> int:
         return int(negative_zero) << (width - 1)
     sign, number = number < 0, abs(number)
     exponent = number.numerator.bit_length() - number.denominator.bit_length()
-    if Fraction(2) ** exponent > number:
+    if power_of_two(exponent) > number:
         exponent -= 1
     exponent = max(exponent, least)
-    steps = number / Fraction(2) ** (exponent - precision + 1)
+    steps = number / power_of_two(exponent - precision + 1)
     whole = steps.numerator // steps.denominator
     rest = steps - whole
     if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1):
@@ -94,7 +100,7 @@ def negate(a: int, form: tuple) -> int:
 
 def compared(a: int, b: int, form: tuple) -> int | None:
     """-1, 0, 1, or None with a NaN."""
-    big = {"inf": Fraction(2) ** 1999, "-inf": -(Fraction(2) ** 1999)}
+    big = {"inf": power_of_two(1999), "-inf": -power_of_two(1999)}
     x, y = (value(v, form)[0] for v in (a, b))
     if "nan" in (x, y):
         return None

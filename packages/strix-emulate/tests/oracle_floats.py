@@ -23,12 +23,12 @@ from exact import (
     fma,
     multiply,
     negate,
+    power_of_two,
     to_integer,
     value,
 )
 
 FORMS = {"f16": F16, "f32": F32, "f64": F64}
-_HUGE = 5000
 _SIGN = 1 << 31
 
 
@@ -40,10 +40,6 @@ def near(number, form: tuple, negative: bool = False) -> set[int]:
     sign = bits & 1 << (form[3] - 1)
     size = bits ^ sign
     return {sign | max(size - 1, 0), bits, sign | size + 1}
-
-
-def power_of_two(n: int) -> Fraction:
-    return Fraction(2) ** max(-_HUGE, min(_HUGE, n))
 
 
 def square_root(x: Fraction) -> Fraction:
