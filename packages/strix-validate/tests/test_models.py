@@ -283,6 +283,15 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 needs_table = pytest.mark.skipif(bool(find_spec("vllm")), reason="vLLM answers, not the table")
 
 
+def test_another_gpu_is_not_answered_by_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only vLLM's own code does."""
+    monkeypatch.setattr(table, "TARGET", "gfx1150")
+    with pytest.raises(table.NoModel, match="about gfx1151, not gfx1150"):
+        command.answer(CONFIGS["Llama-3.1-8B"], None, None)
+    with pytest.raises(table.NoModel, match="about gfx1151, not gfx1150"):
+        diffusion.answer({}, FOLDER)
+
+
 @needs_table
 def test_command_says_backend_proof_and_memory() -> None:
     status, said = run(FOLDER / "Qwen3-30B-A3B.json")

@@ -9,10 +9,13 @@ underscore is its subpackage's own.
 
 import os
 
-__all__ = ["GPUS", "TARGET"]
+__all__ = ["GPUS", "NAMED", "TARGET"]
 
-#: What kernels can be compiled for, and executed as.
-GPUS = ("gfx1151", "gfx1150", "gfx1152", "gfx1153", "gfx1100")
+#: What kernels can be compiled for, and executed as: how many workgroup processors each has, which
+#: are two compute units, and which HIP counts.
+GPUS = {"gfx1151": 20, "gfx1150": 8, "gfx1152": 4, "gfx1153": 2, "gfx1100": 48}
 #: The GPU architecture that all of this is about, as LLVM and ROCm name it; the variable is named
 #: like the key in variants.yaml, which package tests get.
-TARGET = os.environ.get("gpu_arch", GPUS[0])  # noqa: SIM112
+TARGET = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112
+#: How vLLM names it in files of tuned tiles, which no other GPU here has.
+NAMED = "AMD_Radeon_8060S" if TARGET == "gfx1151" else TARGET

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What vLLM's own code chooses for a model on a mock gfx1151, without weights or a GPU.
+"""What vLLM's own code chooses for a model on a mock GPU, without weights or a real one.
 
     python -m strix_validate.models.choose SOURCE < CONFIGS.json
 
@@ -28,10 +28,16 @@ from unittest.mock import MagicMock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from strix_validate import GPUS, NAMED, TARGET
 from strix_validate.checks import CannotRun
 from strix_validate.vllm import source as vllm_source
 
-_NODES = ("gfx_target_version 0", "gfx_target_version 110501\nsimd_count 80\ndrm_render_minor 128")
+#: KFD's: the CPU, and the GPU, as 110501 with four SIMDs in each of its processors.
+_NODES = (
+    "gfx_target_version 0",
+    f"gfx_target_version {TARGET[3:5]}0{TARGET[5]}0{TARGET[6:]}\n"
+    f"simd_count {4 * GPUS[TARGET]}\ndrm_render_minor 128",
+)
 #: The libraries of vLLM's operators, which are compiled.
 _OPERATORS = ("_C", "_rocm_C", "_moe_C", "_C_cache_ops")
 #: Of the stack's packages, those whose import needs a GPU, or that the sdist has not.
@@ -104,7 +110,7 @@ def _operators(source: Path) -> list[torch.library.Library]:
 
 
 def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
-    """Make this process believe in a gfx1151, before vLLM is imported."""
+    """Make this process believe in the GPU, before vLLM is imported."""
     for number, text in enumerate(_NODES):
         node = folder / "kfd/kfd/topology/nodes" / str(number)
         node.mkdir(parents=True)
@@ -114,8 +120,8 @@ def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
     sys.meta_path.insert(0, _Packages())
     torch.version.hip = torch.version.hip or "7.15"
     answers = types.SimpleNamespace(
-        multi_processor_count=20, is_integrated=1, total_memory=96 << 30, gcnArchName="gfx1151",
-        warp_size=32, major=11, minor=5, name="AMD Radeon 8060S",
+        multi_processor_count=GPUS[TARGET], is_integrated=1, total_memory=96 << 30,
+        gcnArchName=TARGET, warp_size=32, major=11, minor=int(TARGET[5]), name=NAMED,
     )  # fmt: skip
     cuda: Any = torch.cuda
     cuda.get_device_properties = lambda device=None: answers

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from strix_validate import TARGET
 from strix_validate.checks import CannotRun
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, memory_of
@@ -94,6 +95,8 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
     Raises:
         NoModel: the table cannot place it. CannotRun: vLLM's code does not run.
     """
+    if not source:
+        table.about_target()
     rows: list[Row] = []
     weights = token = None
     files = model_memory.weights_of_files(folder) if folder else 0
@@ -118,7 +121,7 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
         from strix_validate.vllm.source import version
 
         (found,) = ask([config], source)
-        said = f"the code of vLLM {version(source)}, on a mock gfx1151"
+        said = f"the code of vLLM {version(source)}, on a mock {TARGET}"
         refusal = found.get("error", "").partition("\n")[0]
         parts = found.get("chosen", {})
         if counted := found.get("parameters"):

@@ -43,6 +43,7 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
     Raises:
         NoModel: it names no pipeline, or a file of weights cannot be read.
     """
+    table.about_target()
     parts = {
         name: said
         for name, said in index.items()

@@ -8,6 +8,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from strix_validate import NAMED, TARGET
+
 #: What a check proves by the start of its id; gemm, sdpa and conv prove something on a GPU alone.
 PROVES = {
     "kernels": "compiled",
@@ -55,6 +57,12 @@ def contents() -> dict:
     return tomllib.loads(files(__package__).joinpath("table.toml").read_text())
 
 
+def about_target() -> None:
+    """Raise NoModel where the variable gpu_arch names another GPU than the table's."""
+    if TARGET != "gfx1151":
+        raise NoModel(f"the table is about gfx1151, not {TARGET}: only vLLM's own code can say")
+
+
 def rows() -> list[Row]:
     """Return all rows, in the file's order."""
     return [Row(**row | {"checks": tuple(row.get("checks", ()))}) for row in contents()["row"]]
@@ -96,8 +104,8 @@ def tiles_of(config: Mapping, source: Path | None = None) -> str:
     name, tuned = f"E={count},N={size}{_TILED[form]}", set(contents()["tuned"])
     if source:
         folder = source / "vllm/model_executor/layers/fused_moe/configs"
-        found = folder.glob("*device_name=AMD_Radeon_8060S*.json")
-        tuned = {file.stem.replace(",device_name=AMD_Radeon_8060S", "") for file in found}
+        found = folder.glob(f"*device_name={NAMED}*.json")
+        tuned = {file.stem.replace(f",device_name={NAMED}", "") for file in found}
     return f"tuned for {name}" if name in tuned else f"vLLM's defaults, no table of {name}"
 
 

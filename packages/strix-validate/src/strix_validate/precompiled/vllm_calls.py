@@ -64,7 +64,7 @@ def _step(
     vllm_attention.store(k, v, caches, torch.zeros(len(k), dtype=torch.int64, **place))
     vllm_attention.attend(
         q, caches, layer, queries=queries, most=keys,
-        starts=torch.zeros(count + 1, dtype=torch.int32, **place),
+        starts=queries * torch.arange(count + 1, dtype=torch.int32, **place),
         keys=torch.full((count,), keys, dtype=torch.int32, **place),
         # as wide as for the longest context: a multiple of 16
         table=torch.zeros(count, 256, dtype=torch.int32, **place),

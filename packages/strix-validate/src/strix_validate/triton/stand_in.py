@@ -17,10 +17,8 @@ from typing import Any
 
 import torch
 
-from strix_validate import TARGET
+from strix_validate import GPUS, TARGET
 
-#: Strix Halo has 40 compute units; HIP counts workgroup processors, which are two each.
-MULTIPROCESSORS = 20
 #: Modules, with those below them, whose asserts want tensors on a GPU.
 _ASSERTING = ("aiter", "flash_attn.flash_attn_triton_amd.utils", "sageattention")
 _DIVISIBLE = ["tt.divisibility", 16]
@@ -141,7 +139,7 @@ def install(all_candidates: bool = False) -> None:
     interpreter.interpreter_builder.options = unchecked
     triton.runtime.driver.set_active(_driver(all_candidates))
     properties = types.SimpleNamespace(
-        multi_processor_count=MULTIPROCESSORS, gcnArchName=TARGET, warp_size=32
+        multi_processor_count=GPUS[TARGET], gcnArchName=TARGET, warp_size=32
     )
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda device=None: properties

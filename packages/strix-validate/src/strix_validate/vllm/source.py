@@ -20,10 +20,9 @@ from unittest.mock import MagicMock
 
 import torch
 
-from strix_validate import TARGET
+from strix_validate import GPUS, NAMED, TARGET
 from strix_validate.checks import CannotRun
 from strix_validate.triton.call import Launch
-from strix_validate.triton.stand_in import MULTIPROCESSORS
 
 #: The modules that run as they are in the source.
 KERNELS = (
@@ -74,8 +73,8 @@ _CLASSES = {
 _EXP = "vllm.third_party.flash_linear_attention.ops.op"
 #: Of vllm.platforms.rocm, the questions whose answer is yes on the GPU.
 _GPU_IS = ("on_gfx1x", "on_gfx11", f"on_{TARGET[:-1]}x", f"on_{TARGET}", "on_rdna")
-#: (11, 5) as vLLM counts compute capabilities.
-_CAPABILITY = 115
+#: As vLLM counts compute capabilities: 115 is (11, 5).
+_CAPABILITY = int(TARGET[3:6])
 
 
 def find(folder: Path | None) -> Path:
@@ -204,8 +203,8 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     },
     _MOE: {"get_config": lambda: None},  # no tiles but those of the tables, named after the device
     "vllm.utils.platform_utils": {
-        "get_device_name_as_file_name": lambda: "AMD_Radeon_8060S",
-        "num_compute_units": lambda device=None: MULTIPROCESSORS,
+        "get_device_name_as_file_name": lambda: NAMED,
+        "num_compute_units": lambda device=None: GPUS[TARGET],
     },
     "vllm.utils.torch_utils": {
         "async_tensor_h2d": lambda x, **place: torch.as_tensor(x).to(**place),

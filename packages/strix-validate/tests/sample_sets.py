@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Execute the calls of a set `sample`, with every candidate, as the GPU that gpu_arch names.
+
+    python sample_sets.py flash-attn|vllm|triton-packages
+
+Prints, as JSON, which kernels the calls looked up; the wave-instructions of those that were
+executed; what is wrong with their files; and of each call its error, whether its numbers were
+compared, and what is wrong with them. They are random, but zeros where nothing is expected: such
+calls write to one place from several programs. Of a launch of more than MOST workgroups the first
+ones are executed, and its call is not compared.
+"""
+
+import copy
+import json
+import math
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from strix_validate.checks import Check
+from strix_validate.numerics.comparison import compare
+from strix_validate.precompiled import packages
+from strix_validate.precompiled.flash_calls import FLASH_SETS
+from strix_validate.precompiled.vllm_calls import vllm_set
+from strix_validate.tiers import kernels
+from strix_validate.triton import emulation, modes, stand_in
+from strix_validate.triton.call import DeferredCall, deferred
+from strix_validate.triton.cases import Case, make
+from triton.runtime.cache import _base32
+
+MOST = 32
+SETS = {
+    "flash-attn": lambda: FLASH_SETS["sample"](),
+    "vllm": lambda: vllm_set("sample", Path(os.environ["VLLM_SOURCE"])),
+    "triton-packages": lambda: [
+        deferred(*shipped) for package in packages.SHIPPING for shipped in package.SHIPPED["sample"]
+    ],
+}
+
+
+def cut(grid: tuple[int, ...]) -> tuple[int, ...]:
+    while math.prod(grid) > MOST:
+        grid = tuple(x // 2 if x == max(grid) else x for x in grid)
+    return grid
+
+
+class Executed:
+    """What was executed; whole: of the call that runs, whether each launch was."""
+
+    def __init__(self) -> None:
+        self.instructions: dict[str, int] = {}
+        self.faults: dict[str, list[str]] = {}
+        self.whole: list[bool] = []
+
+    def __call__(self, launch: stand_in.InterceptedLaunch) -> None:
+        name, asm = launch.compiled.name, launch.compiled.asm
+        lds = launch.compiled.metadata.shared
+        about = modes.CompiledKernel(name, asm["hsaco"], asm["amdgcn"], lds)
+        if wrong := kernels.find_faults(kernels.inspect(about)):
+            self.faults[name] = wrong
+        if launch.is_warmup:
+            return
+        grid = launch.workgroups()
+        self.whole.append(cut(grid) == grid)
+        done, _ = emulation.execute(replace(launch, grid=cut(grid)))
+        key = f"{name} {_base32(launch.compiled.hash)}"
+        self.instructions[key] = self.instructions.get(key, 0) + done.executed
+
+    def make(self, each: DeferredCall) -> dict:
+        self.whole.clear()
+        call, expected = make(each.name, Case(each.build, "", each.dtype))
+        # a copy: some change their tensors, from which the expected ones are computed
+        call = copy.deepcopy(replace(call, **each.change)) if expected else each
+        answer = modes.answer(call, "cpu")
+        if answer.error or not expected or not all(self.whole):
+            return {"error": answer.error, "compared": False, "wrong": ""}
+
+        def returned(kind) -> dict:
+            return {name: x for name, x in expected(kind).items() if name in answer.tensors}
+
+        result = compare(Check("", "", ""), answer.tensors, returned, call.dtype)
+        return {"error": None, "compared": bool(result.measured), "wrong": result.reason}
+
+
+def main(library: str) -> None:
+    looked_up: set[str] = set()
+    executed, calls = Executed(), list(SETS[library]())
+    stand_in.install(all_candidates=True)
+    stand_in.watch(lambda lookup: looked_up.add(f"{lookup.name} {lookup.key}"))
+    stand_in.intercept(executed)
+    calls[0].prepare()
+    said = {call.name: executed.make(call) for call in calls}
+    found = {"looked up": sorted(looked_up), "executed": executed.instructions}
+    print(json.dumps(found | {"faults": executed.faults, "calls": said}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
