@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Execute the calls of a set `sample`, with every candidate, as the GPU that gpu_arch names.
 
-    python sample_sets.py flash-attn|vllm|triton-packages
+    python sample_sets.py LIBRARY
 
 Prints, as JSON, which kernels the calls looked up; the wave-instructions of those that were
 executed; what is wrong with their files; and of each call its error, whether its numbers were
 compared, and what is wrong with them. They are random, but zeros where nothing is expected: such
-calls write to one place from several programs. Of a launch of more than MOST workgroups the first
+calls write to one place from several programs. Of a launch of too many workgroups the first
 ones are executed, and its call is not compared.
 """
 
@@ -20,35 +20,36 @@ from pathlib import Path
 
 from strix_validate.checks import Check
 from strix_validate.numerics.comparison import compare
-from strix_validate.precompiled import packages
 from strix_validate.precompiled.flash_calls import FLASH_SETS
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.tiers import kernels
 from strix_validate.triton import emulation, modes, stand_in
 from strix_validate.triton.call import DeferredCall, deferred
 from strix_validate.triton.cases import Case, make
+from strix_validate.triton_packages import fla, liger, sage
 from triton.runtime.cache import _base32
 
-MOST = 32
 SETS = {
     "flash-attn": lambda: FLASH_SETS["sample"](),
     "vllm": lambda: vllm_set("sample", Path(os.environ["VLLM_SOURCE"])),
-    "triton-packages": lambda: [
-        deferred(*shipped) for package in packages.SHIPPING for shipped in package.SHIPPED["sample"]
+    "fla-core": lambda: map(deferred, *zip(*fla.SHIPPED["sample"], strict=True)),
+    # without a GPU liger has one workgroup do all rows, in more than five CPU minutes
+    "liger-kernel": lambda: [
+        deferred(*shipped)
+        for shipped in liger.SHIPPED["sample"]
+        if shipped[0].keywords.get("rows") != 32768
     ],
+    "sageattention": lambda: map(deferred, *zip(*sage.SHIPPED["sample"], strict=True)),
 }
-
-
-def cut(grid: tuple[int, ...]) -> tuple[int, ...]:
-    while math.prod(grid) > MOST:
-        grid = tuple(x // 2 if x == max(grid) else x for x in grid)
-    return grid
+#: Workgroups of a launch; sageattention's are long.
+MOST = dict.fromkeys(SETS, 32) | {"sageattention": 2}
 
 
 class Executed:
     """What was executed; whole: of the call that runs, whether each launch was."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.instructions: dict[str, int] = {}
         self.faults: dict[str, list[str]] = {}
         self.whole: list[bool] = []
@@ -62,8 +63,10 @@ class Executed:
         if launch.is_warmup:
             return
         grid = launch.workgroups()
-        self.whole.append(cut(grid) == grid)
-        done, _ = emulation.execute(replace(launch, grid=cut(grid)))
+        self.whole.append(math.prod(grid) <= self.most)
+        while math.prod(grid) > self.most:
+            grid = tuple(x // 2 if x == max(grid) else x for x in grid)
+        done, _ = emulation.execute(replace(launch, grid=grid))
         key = f"{name} {_base32(launch.compiled.hash)}"
         self.instructions[key] = self.instructions.get(key, 0) + done.executed
 
@@ -85,7 +88,7 @@ class Executed:
 
 def main(library: str) -> None:
     looked_up: set[str] = set()
-    executed, calls = Executed(), list(SETS[library]())
+    executed, calls = Executed(MOST[library]), list(SETS[library]())
     stand_in.install(all_candidates=True)
     stand_in.watch(lambda lookup: looked_up.add(f"{lookup.name} {lookup.key}"))
     stand_in.intercept(executed)
