@@ -106,8 +106,11 @@ def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[No
                     if said.startswith(new):  # not copied to its end yet
                         stream.seek(0)
                     new = new.removeprefix(said[: len(new)])
-            with log.open("ab") as out:
-                out.write(new)
+            try:
+                with log.open("ab") as out:
+                    out.write(new)
+            except OSError as error:
+                raise Failed(f"cannot write {log}: {error.strerror}. Make room") from None
             for text in new.decode(errors="replace").splitlines():
                 line(text)
         yield
