@@ -4,6 +4,7 @@
 import json
 import os
 import resource
+from types import SimpleNamespace
 
 import hosts
 import pytest
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 
 @pytest.fixture(autouse=True)
 def enough_disk(monkeypatch):
-    monkeypatch.setattr(environment, "free_bytes", lambda place: 10**12)
+    monkeypatch.setattr(environment, "disk_usage", lambda place: SimpleNamespace(free=10**12))
 
 
 def examine(root, **options):
@@ -225,7 +226,7 @@ def test_stale_caches(tmp_path):
 
 
 def test_little_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "free_bytes", lambda place: 3 * 10**9)
+    monkeypatch.setattr(environment, "disk_usage", lambda place: SimpleNamespace(free=3 * 10**9))
     result = examine(hosts.make(tmp_path, {}))["disk"]
     assert result.severity is Severity.WARNING and "3.0 GB" in result.reason
 

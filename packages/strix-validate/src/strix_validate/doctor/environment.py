@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The doctor's checks of what is installed: variables, libraries, packages, caches and space."""
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from shutil import disk_usage
 
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import cluster_machine, kernel_lists
@@ -223,13 +223,7 @@ def disk(tree: Tree) -> Result:
     """20 GB are free where environments are installed; ROCm's libraries alone take 9:
     https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     place = tree.prefix or tree.root
-    free = free_bytes(place)
+    free = disk_usage(place).free
     if free < DISK:
         return warning(f"{free / 1e9:.1f} GB are free", "pixi clean cache, or: conda clean --all")
     return fine(free_gb=round(free / 1e9, 1))
-
-
-def free_bytes(place: Path) -> int:
-    """Return the bytes that an ordinary user may still write to the file system of a place."""
-    found = os.statvfs(place)
-    return found.f_bavail * found.f_frsize

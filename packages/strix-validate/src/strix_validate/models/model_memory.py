@@ -54,7 +54,8 @@ def weights(config: Mapping) -> int:
         if number in sparse:
             total += 2.0 * hidden * _experts(text)
             total += matrix * 3 * hidden * _shared(text)
-            total += _expert_bytes(text, form) * 3 * _experts(text) * _expert(text, hidden, form)
+            weight = _BYTES["mxfp4" if text.get("expert_dtype") == "fp4" else form]
+            total += weight * 3 * _experts(text) * _expert(text, hidden, form)
     # hyper-connections are in float32, a layer has two
     streams = text.get("hc_mult") or 0
     total += 4 * len(_kinds(text)) * 2 * streams * hidden * (2 * streams + streams**2)
@@ -200,10 +201,6 @@ def _expert(text: Mapping, hidden: int, form: str) -> int:
         return hidden * _expert_size(text)
     padded = [-(-size // 256) * 256 for size in (hidden, _expert_size(text))]  # by vLLM
     return padded[0] * padded[1]
-
-
-def _expert_bytes(text: Mapping, form: str) -> float:
-    return _BYTES["mxfp4" if text.get("expert_dtype") == "fp4" else form]
 
 
 def _shared(text: Mapping) -> int:

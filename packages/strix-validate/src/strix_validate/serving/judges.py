@@ -51,6 +51,8 @@ _SUBJECTS = [
 PROMPTS = tuple(
     f"In one long paragraph, the causes and the consequences of {subject}:" for subject in _SUBJECTS
 )
+#: Prompts that all differ.
+MANY = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TOGETHER * _ROUNDS + 1)]
 
 
 def known_text() -> str:
@@ -204,11 +206,6 @@ def judge_together(
         require(found.prompt == alone.prompt, "a request was answered for another one's prompt")
         judge_usage(found, number)
     return judge_greedy(server, *together, bound=bound) | {"requests": len(together)}
-
-
-def many_prompts() -> list[str]:
-    """Return prompts that all differ, four times as many as are sent at a time."""
-    return [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TOGETHER * _ROUNDS + 1)]
 
 
 def shared_prompts() -> list[str]:

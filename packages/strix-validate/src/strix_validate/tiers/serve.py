@@ -295,7 +295,7 @@ URL_BODIES: dict[str, Callable[..., dict]] = {
     ),
     "url-prefill": _theirs(_long, _PREFILL),
     "url-together": _theirs(
-        lambda server: judges.judge_together(server, judges.many_prompts(), judges.TOGETHER),
+        lambda server: judges.judge_together(server, judges.MANY, judges.TOGETHER),
         reason_of(together),
     ),
     "url-prefix": _theirs(

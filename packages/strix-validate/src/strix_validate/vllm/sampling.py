@@ -30,11 +30,6 @@ class _Elsewhere(Tensor):
         return torch.device("cuda", 0)
 
 
-def _uniform(x: Tensor) -> Tensor:
-    """Turn normal numbers into uniform ones."""
-    return torch.special.ndtr(x.double())
-
-
 def _kept(logits: Tensor) -> dict[str, Tensor]:
     """Return which of the masked logits are left, and their values."""
     left = logits > float("-inf")
@@ -90,7 +85,8 @@ def penalized(randn: Randn, *, vocabulary=9000, prompt=40, made=30) -> tuple[Vll
     states = torch.tensor([3, 0, 2, 1])
     rows = torch.tensor([3, 3, 3, 0, 2, 1], dtype=torch.int32)
     logits = randn(len(rows), vocabulary) * 3
-    tokens = (_uniform(randn(len(states), prompt + made)) * 60).int() * 151 % vocabulary
+    uniform = torch.special.ndtr(randn(len(states), prompt + made).double())
+    tokens = (uniform * 60).int() * 151 % vocabulary
     lengths = torch.tensor([prompt - 1, prompt, prompt - 9, prompt - 3], dtype=torch.int32)
     drafts = tokens[3, -1:].expand(len(rows)).clone()
     tensors = {
