@@ -102,11 +102,11 @@ def test_a_wrong_result_of_flash_attn_is_told() -> None:
 def test_origins(tmp_path: Path) -> None:
     shipped = lookup(tmp_path / kernel_lists.FOLDER / "some-kernels", compiled=False)
     answers = [
-        CallAnswer(lookups=(shipped, lookup(tmp_path / "cache", "A"))),
+        CallAnswer(lookups=(shipped, shipped, lookup(tmp_path / "cache", "A"))),
         CallAnswer(lookups=(lookup(tmp_path / "cache", "B", compiled=False),)),
     ]
     found = kernel_packages.origins(answers, tmp_path)
-    assert found == {"packages": 1, "compiled": 1, "cache": 1}
+    assert found == {"packages": 2, "compiled": 1, "cache": 1}
 
 
 LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
