@@ -239,12 +239,15 @@ def test_half_overflow_mode():
     s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1
     v_cvt_f16_f32 v2.l, v0
     v_cvt_f16_f32 v2.h, v1
+    v_pk_add_f16 v4, v2, v2
+    v_pk_add_f16 v5, v2, v2 clamp
     s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 0
     v_cvt_f16_f32 v3.l, v0
     s_getreg_b32 s1, hwreg(HW_REG_MODE, 23, 1)
     """
     g = run(text, v0=f32(1e6), v1=f32(-np.inf))
     assert g.H[2, 0, :2].tolist() == [65504, -np.inf] and g.H[3, 0, 0] == np.inf
+    assert g.H[4, 0, :2].tolist() == [65504, -np.inf] and g.H[5, 0, :2].tolist() == [1, 0]
     assert g.S[1, 0, 0] == 0
 
 
