@@ -100,6 +100,10 @@ def test_bound_catches(kind, dtype):
     assert comparison.compare(CHECK, wrong, right, dtype).state is State.FAILED
 
 
+def test_tensors_without_elements_have_no_error():
+    assert comparison.rms(torch.empty(0, 4)) == 0.0
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_bound_catches_what_is_not_finite(value):
     inputs = tensors(dtype=torch.float32)
