@@ -229,6 +229,7 @@ def test_little_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "disk_usage", lambda place: SimpleNamespace(free=3 * 10**9))
     result = examine(hosts.make(tmp_path, {}))["disk"]
     assert result.severity is Severity.WARNING and "3.0 GB" in result.reason
+    assert result.measured == {"free_gb": 3.0}
 
 
 @pytest.mark.parametrize("missing", sorted(hosts.HEALTHY))

@@ -223,7 +223,7 @@ def disk(tree: Tree) -> Result:
     """20 GB are free where environments are installed; ROCm's libraries alone take 9:
     https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     place = tree.prefix or tree.root
-    free = disk_usage(place).free
-    if free < DISK:
-        return warning(f"{free / 1e9:.1f} GB are free", "pixi clean cache, or: conda clean --all")
-    return fine(free_gb=round(free / 1e9, 1))
+    gb = round(disk_usage(place).free / 1e9, 1)
+    if gb * 1e9 < DISK:
+        return warning(f"{gb} GB are free", "pixi clean cache, or: conda clean --all", free_gb=gb)
+    return fine(free_gb=gb)
