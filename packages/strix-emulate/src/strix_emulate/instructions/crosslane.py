@@ -220,8 +220,8 @@ def _packed(ins: Instruction, mode: Mode) -> Callable:
     targets = [Operand("v", ins.operands[0].index, 1, half) for half in "lh"]
     micros = [
         MicroOp(packed_name(ins.name, clamp), plain, kind, target,
-             tuple((replace(op, count=1, half="h" if high else "l", neg=bool(negate)), kind)
-                   for op, high, negate in zip(sources, picks, negations, strict=True)))
+                tuple((replace(op, count=1, half="h" if high else "l", neg=bool(negate)), kind)
+                      for op, high, negate in zip(sources, picks, negations, strict=True)))
         for target, (picks, negations) in zip(targets, choices, strict=True)
     ]  # fmt: skip
     halves = [[reader(op, kind) for op, _ in micro.sources] for micro in micros]

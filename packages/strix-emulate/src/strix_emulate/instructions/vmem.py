@@ -400,6 +400,6 @@ def _lane_exchange(ins: Instruction) -> Callable:
         issue(g, LGKM, entry)
 
     micro = MicroOp("", None, "b32", ins.operands[0],
-                ((ins.operands[2], "b32"), (ins.operands[1], "u32")),
-                handler=ins.name.split("_")[1], access={"offset": offset})  # fmt: skip
+                    ((ins.operands[2], "b32"), (ins.operands[1], "u32")),
+                    handler=ins.name.split("_")[1], access={"offset": offset})  # fmt: skip
     return executes(run, micro, issues=(LGKM, entry))
