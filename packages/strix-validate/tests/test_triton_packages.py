@@ -151,7 +151,7 @@ def test_gradients_are_those_of_the_inputs():
 def test_no_element_of_sageattentions_inputs_lies_between_two_codes():
     x = torch.zeros(4, 1, 64)
     x[:, 0, 0], x[1, 0, 1], x[2, 0, 2] = 127, 40.5, -3.5
-    sage._settle(x, (4,), 4, torch.zeros_like)
+    sage.settle(x, (4,), 4, torch.zeros_like)
     assert torch.equal(x[:, 0, 0], torch.full((4,), 127.0))
     assert x[1, 0, 1] == 40.5 * (1 + 2**-7) and x[2, 0, 2] == -3.5 * (1 + 2**-7)
 

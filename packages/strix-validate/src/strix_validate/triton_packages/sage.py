@@ -57,7 +57,7 @@ def _rounded(x: Tensor, rows: int, scale: float = 1.0) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def _settle(
+def settle(
     x: Tensor, lengths: tuple[int, ...], rows: int, mean: Callable[[Tensor], Tensor], scale=1.0
 ) -> None:
     """Move elements away from the middle between two codes, in place.
@@ -96,8 +96,8 @@ def attention(  # noqa: PLR0913 (a case and what it should give)
     q = randn(sum(lengths), heads, head_dim)
     k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in "kv")
     factor = (head_dim**-0.5 if scale is None else scale) * _LOG2_E
-    _settle(q, lengths, QUERIES, torch.zeros_like, factor)
-    _settle(k, lengths_k, KEYS, lambda part: (k if packed else part).mean(0, keepdim=True))
+    settle(q, lengths, QUERIES, torch.zeros_like, factor)
+    settle(k, lengths_k, KEYS, lambda part: (k if packed else part).mean(0, keepdim=True))
     mean = k.float().mean(0, keepdim=True) if packed else None
 
     def one(dtype: Precision, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
