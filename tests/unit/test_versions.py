@@ -275,9 +275,10 @@ ARG WHEELS_TAG="v1.0"
 
 
 def paired(world: World, text: str, files: str = "text") -> None:
-    """A recipe whose newest release, 2.0, says in a file what it is built with."""
-    source = f"  url: {PYPI}/paired-${{{{ version }}}}.tar.gz\n  sha256: "
+    """A recipe whose newest release, 2.0, says in its first source what it is built with."""
+    source = f"  - url: {PYPI}/paired-${{{{ version }}}}.tar.gz\n    sha256: "
     source += world.release("paired-1.0.tar.gz")
+    source += f"\n  - url: https://more.invalid/more-1.0.tar.gz\n    sha256: {'0' * 64}"
     world.release("paired-2.0.tar.gz", text)
     world.recipe("paired", '"1.0"', source, purls="pkg:pypi/paired@1.0?file_name=paired-1.0.tar.gz")
     file = world.root / "recipes/paired/recipe.yaml"
