@@ -12,7 +12,7 @@ from mutants import Tally, texts, trees
 from strix_validate.cli import app
 from strix_validate.doctor import environment, host, kernel_lists
 from strix_validate.json_file import json_object
-from strix_validate.precompiled import warm
+from strix_validate.layers.config import ModelLayers, layers_of
 from strix_validate.reporting import record
 from test_doctor import examine
 from typer import testing
@@ -138,9 +138,9 @@ def test_an_environment_whose_name_no_folder_has(name: str, tmp_path: Path) -> N
 def test_models(tmp_path: Path, damage) -> None:
     file = tmp_path / "config.json"
 
-    def read() -> warm.ModelLayers:
+    def read() -> ModelLayers:
         try:
-            return warm.layers_of(json_object(file))
+            return layers_of(json_object(file))
         except ValueError as error:
             raise Refused(str(error)) from error
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from models import CONFIGS
 from strix_validate.attention import flash
+from strix_validate.layers.config import ModelLayers, layers_of
 from strix_validate.layers.table import MODELS, Attention
 from strix_validate.precompiled import flash_calls, vllm_calls, warm
 from strix_validate.precompiled import packages as kernel_packages
@@ -71,7 +72,7 @@ STEP_TOKENS = (
 
 
 def first_experts(model: str) -> list[DeferredCall]:
-    layers = warm.layers_of(CONFIGS[model]).experts
+    layers = layers_of(CONFIGS[model]).experts
     return list(vllm_calls.experts_calls(SOURCE, layers, [torch.bfloat16], STEP_TOKENS))
 
 
@@ -85,7 +86,7 @@ def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
 
 def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
     """A server's steps with layers of linear attention: prompts, several of them, and decoding."""
-    (linear,) = warm.layers_of(CONFIGS[model]).linear
+    (linear,) = layers_of(CONFIGS[model]).linear
     heads = {"heads": keys * linear.heads, "value_heads": keys * linear.value_heads}
     channels = 128 * (2 * heads["heads"] + heads["value_heads"])
     delta = partial(linear_attention.delta_rule, size=128, **heads)
@@ -124,7 +125,7 @@ def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
 
 def first_steps(model: str) -> dict[str, list[Call]]:
     """All that a server's steps launch of vLLM's Triton kernels, by part of the model."""
-    layers = warm.layers_of(CONFIGS[model])
+    layers = layers_of(CONFIGS[model])
     latent = [
         partial(mla.latent, keys=(n,) * count, heads=x.heads, rank=x.rank, rope=x.rope)
         for x in layers.latent
@@ -184,7 +185,7 @@ def test_one_kernel_for_all_heads_windows_and_batches() -> None:
     assert len(ours) == 1
 
 
-def first_flash_calls(model: str, layers: warm.ModelLayers) -> Iterator:
+def first_flash_calls(model: str, layers: ModelLayers) -> Iterator:
     """Of a model's layers: prompts, batches without padding, training and a cache.
 
     As transformers and others call it, with windows of n, or n - 1, keys to either side, or to the
@@ -222,7 +223,7 @@ def test_flash_attn_compiles_nothing(shipped_flash: set[str]) -> None:
     calls = [
         call
         for model, config in CONFIGS.items()
-        for call in first_flash_calls(model, warm.layers_of(config))
+        for call in first_flash_calls(model, layers_of(config))
     ]
     found = asked(calls)
     assert all(found)
@@ -253,7 +254,7 @@ def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
 @needs_flash_attn
 def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
     """Another head dimension, padded to the same tile."""
-    layers = replace(warm.layers_of(CONFIGS["Phi-4"]), attention=[Attention(4, 2, 112)])
+    layers = replace(layers_of(CONFIGS["Phi-4"]), attention=[Attention(4, 2, 112)])
     found = needs(list(first_flash_calls("Phi-4", layers)))
     assert len(found - shipped_flash) > 3
 
@@ -272,7 +273,7 @@ def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
             continue
         if change and "linear_num_key_heads" in config:
             continue  # the size of a block depends on the heads
-        found = warm.beyond_table(warm.layers_of(config | change))
+        found = warm.beyond_table(layers_of(config | change))
         assert not (found.attention or found.experts or found.linear or found.vocabularies)
 
 
@@ -282,7 +283,7 @@ def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
      ({"vocab_size": 77777}, "vocabularies"), ({"num_experts": 99}, "experts")],
 )  # fmt: skip
 def test_what_no_model_of_the_table_has_is_foretold(change: dict, part: str) -> None:
-    found = warm.beyond_table(warm.layers_of(CONFIGS["Qwen3-30B-A3B"] | change))
+    found = warm.beyond_table(layers_of(CONFIGS["Qwen3-30B-A3B"] | change))
     assert [name for name in PARTS if getattr(found, name)] == [part]
 
 
@@ -303,7 +304,7 @@ def test_warm_leaves_nothing_to_vllm(model: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS[model]))
     warmed = needs(warm.calls(file, SOURCE)["vLLM"])
-    layers = warm.layers_of(CONFIGS[model])
+    layers = layers_of(CONFIGS[model])
     found = needs(first_calls(layers.attention, layers.dtype))
     if layers.linear:
         found |= needs(first_linear(model))
@@ -316,7 +317,7 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["Mistral-7B"]))
     warmed = needs(warm.calls(file, None)["flash-attn"])
-    calls = first_flash_calls("Mistral-7B", warm.layers_of(CONFIGS["Mistral-7B"]))
+    calls = first_flash_calls("Mistral-7B", layers_of(CONFIGS["Mistral-7B"]))
     found = needs([replace(call, change=flash_calls.FORWARD) for call in calls])
     assert found and not found - warmed
 
@@ -324,7 +325,7 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_table_has_what_config_says(model: str) -> None:
     """All of a row, where the model is one; where it is not, its layers are of rows."""
-    found = warm.layers_of(CONFIGS[model])
+    found = layers_of(CONFIGS[model])
     beyond = warm.beyond_table(found)
     assert not any(getattr(beyond, part) for part in PARTS), beyond
     if row := MODELS.get(model):

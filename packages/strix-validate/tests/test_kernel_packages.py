@@ -9,8 +9,9 @@ import pytest
 import torch
 from strix_validate import cli, testing
 from strix_validate.doctor import kernel_lists
+from strix_validate.layers.config import layers_of
 from strix_validate.layers.table import Attention
-from strix_validate.precompiled import flash_calls, warm
+from strix_validate.precompiled import flash_calls, warm, workload
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.triton.modes import CallAnswer, CallAnswers, CompiledKernel
 from strix_validate.triton.stand_in import Lookup
@@ -124,7 +125,7 @@ LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 409
     ],
 )
 def test_layers_of_a_model(config: dict, layers: list, dtype: torch.dtype) -> None:
-    found = warm.layers_of(config)
+    found = layers_of(config)
     assert (found.attention, found.dtype) == (layers, dtype)
 
 
@@ -158,7 +159,7 @@ INT4 = {"bits": 4, "group_size": 128}
     ],
 )
 def test_experts_of_a_model(config: dict, experts: list) -> None:
-    assert warm.layers_of(config).experts == experts
+    assert layers_of(config).experts == experts
 
 
 LINEAR = {
@@ -176,9 +177,9 @@ LINEAR = {
      {"linear_value_head_dim": None}, {"vocab_size": -1}, {"vocab_size": "many"}],
 )  # fmt: skip
 def test_wrong_layers_of_a_model(wrong: dict) -> None:
-    assert warm.layers_of(LLAMA | LINEAR).linear
+    assert layers_of(LLAMA | LINEAR).linear
     with pytest.raises(ValueError, match="no layers can be read from it"):
-        warm.layers_of(LLAMA | LINEAR | wrong)
+        layers_of(LLAMA | LINEAR | wrong)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_workload() -> None:
-    assert len(set(warm.LENGTHS)) == 40 and len(warm.SHAPES) == 4
-    groups = {group for group, _ in warm.flash_workload()}
+    assert len(set(workload.LENGTHS)) == 40 and len(workload.SHAPES) == 4
+    groups = {group for group, _ in workload.flash_workload()}
     assert len(groups) == 16
-    assert len(list(warm.flash_workload())) == 16 * 40
+    assert len(list(workload.flash_workload())) == 16 * 40

@@ -213,7 +213,7 @@ def compilations(
 ) -> None:
     """Count what calls of 40 lengths compile when the user's cache is empty. Needs no GPU."""
     with _unless_missing("count") as console:
-        from strix_validate.precompiled.warm import count
+        from strix_validate.precompiled.workload import count
 
         found = count(Path(sys.base_prefix), only or [], vllm_source, console.print)
     total = sum(origins["compiled"] for origins in found.values())

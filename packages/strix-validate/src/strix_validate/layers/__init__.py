@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What real layers look like: the one table that all tiers read, warm and the sets of kernels."""
+"""What real layers look like: the one table that all tiers read, and config.json."""
 
-__all__ = ["table"]
+__all__ = ["config", "table"]

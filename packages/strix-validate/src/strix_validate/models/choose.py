@@ -10,7 +10,6 @@ vLLM looks at the machine once, at import, so this is a process of its own.
 """
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import json
@@ -23,7 +22,6 @@ import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -64,28 +62,18 @@ def ask(configs: Sequence[dict], source: Path) -> list[dict]:
     return json.loads(done.stdout)
 
 
-class _Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules whose every name is a mock, but that of a newer generation of triton_kernels."""
+class _Packages(vllm_source.Finder):
+    """Serves mocks of the stack's packages."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in _PACKAGES:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
-    def create_module(self, spec):
-        return _Mocks(spec.name)
-
     def exec_module(self, module):
         module.__file__ = "a mock"
         if module.__name__ == "flash_attn":  # as the recipe's patch does
             os.environ.setdefault("FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRUE")
-
-
-class _Mocks(types.ModuleType):
-    def __getattr__(self, name: str):
-        if name.startswith("__") or name == "SparseMatrix":
-            raise AttributeError(name)
-        return MagicMock()
 
 
 class _OnMeta(TorchFunctionMode):
@@ -117,7 +105,7 @@ def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
         (node / "properties").write_text(f"{text}\n")
     os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     sys.modules["amdsmi"] = None  # type: ignore[assignment]
-    sys.meta_path.insert(0, _Packages())
+    sys.meta_path.insert(0, _Packages(source))
     torch.version.hip = torch.version.hip or "7.15"
     answers = types.SimpleNamespace(
         multi_processor_count=GPUS[TARGET], is_integrated=1, total_memory=96 << 30,

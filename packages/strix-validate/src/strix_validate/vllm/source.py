@@ -96,8 +96,7 @@ def find(folder: Path | None) -> Path:
 
 def version(folder: Path) -> str:
     """Return what the source calls itself: from PKG-INFO of an sdist or the installed metadata."""
-    names = (folder / "PKG-INFO", *folder.glob("vllm-*.dist-info/METADATA"))
-    for file in names:
+    for file in (folder / "PKG-INFO", *folder.glob("vllm-*.dist-info/METADATA")):
         if file.is_file():
             lines = file.read_text(errors="replace").splitlines()
             return next((x.split()[1] for x in lines if x.startswith("Version: ")), "unknown")
@@ -106,7 +105,7 @@ def version(folder: Path) -> str:
 
 def install(folder: Path) -> None:
     """Make ``import vllm...`` give modules of the folder and mocks."""
-    sys.meta_path.insert(0, _Finder(folder))
+    sys.meta_path.insert(0, Finder(folder))
     # vLLM gives its copy of triton_kernels that name
     sys.path.append(str(third_party(folder)))
 
@@ -141,29 +140,23 @@ def _generation() -> str:
 class _Platform:
     """vllm.platforms.current_platform of a gfx1151; a question it does not know gets a no."""
 
-    def is_rocm(self) -> bool:
-        return True
-
-    def is_cuda_alike(self) -> bool:
-        return True
+    is_rocm = is_cuda_alike = staticmethod(lambda: True)
+    fp8_dtype = staticmethod(lambda: torch.float8_e4m3fn)
 
     def has_device_capability(self, capability, device_id: int = 0) -> bool:
         if isinstance(capability, tuple):
             capability = capability[0] * 10 + capability[1]
         return capability <= _CAPABILITY
 
-    def fp8_dtype(self) -> torch.dtype:
-        return torch.float8_e4m3fn
-
     def __getattr__(self, name: str):
         return lambda *args, **options: False
 
 
 class _StandIn(types.ModuleType):
-    """A module whose every name is a mock."""
+    """A module whose every name is a mock, but that of a newer generation of triton_kernels."""
 
     def __getattr__(self, name: str):
-        if name.startswith("__"):
+        if name.startswith("__") or name == "SparseMatrix":
             raise AttributeError(name)
         return MagicMock(name=f"{self.__name__}.{name}")
 
@@ -215,13 +208,14 @@ _ANSWERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Serves the whole of vllm."""
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Serves the whole of vllm: modules of a folder, and mocks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find_spec(self, name, path=None, target=None):
+        """Find the file of a module with kernels; any other is a mock."""
         if name != "vllm" and not name.startswith("vllm."):
             return None
         file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
@@ -233,7 +227,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
+        """Return a mock."""
         return mock(spec.name)
 
     def exec_module(self, module):
-        pass
+        """Leave a mock as it is."""
