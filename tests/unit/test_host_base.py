@@ -287,6 +287,13 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
     make(alpha, write_wheel(folder, "beta", files={"beta.py": ""}))
     assert machine.is_current() and first.stat().st_ino == made
     assert {r.name for r in Channel(machine.folder).records()} == {"alpha", "beta"}
+    index = machine.folder / "linux-64" / "repodata.json"
+    written = json.loads(index.read_bytes())["packages.conda"]
+    index.unlink()
+    Channel(machine.folder).index()
+    for name, read in json.loads(index.read_bytes())["packages.conda"].items():
+        assert written[name].items() <= read.items(), "rattler reads something else in the package"
+        assert {"depends", "sha256", "size"} <= written[name].keys()
     assert not machine.output.exists()
 
 

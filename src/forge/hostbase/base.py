@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
@@ -125,8 +125,7 @@ class HostBase:
         subdir, cache = self.folder / "linux-64", SourceCache(self.project)
         indexed = self._indexed()
         for package in subdir.glob("*.conda"):  # a cut one would be kept for its name
-            size = package.stat().st_size
-            if size != indexed.get(package.name, size):
+            if indexed.get(package.name, size := package.stat().st_size) != size:
                 package.unlink()
         read = [Wheel.read(cache.fetch(s, progress), s, tag) for s, tag in self._resolve(say)]
         wheels = {wheel.name: wheel for wheel in read}
@@ -137,35 +136,36 @@ class HostBase:
             job = {"action": "convert", "wheels": todo, "subdir": str(subdir)}
             run(job | {"output_dir": str(self.output)}, self.log)
             shutil.rmtree(self.output)
-        for stale in subdir.glob("*.conda"):
-            if stale.name not in packages | wanted.keys():
-                stale.unlink()
-        for index in self.folder.glob("*/repodata.json"):  # may be damaged, or name other bytes
-            index.unlink()
+        for name in {file.name for file in subdir.glob("*.conda")} - packages - wanted.keys():
+            (subdir / name).unlink()
+        known = {
+            name: asdict(wheel) | {"build_number": 0, "subdir": subdir.name}
+            | {"size": (subdir / name).stat().st_size, "sha256": sha256_file(subdir / name)}
+            for name, wheel in wanted.items()
+        }  # fmt: skip
+        # anew: it may be damaged, or name other bytes; rattler would hash them for half a minute
+        for folder, entries in ((subdir, known), (self.folder / "noarch", {})):
+            write_text(folder / "repodata.json", json.dumps({"packages.conda": entries}))
         Channel(self.folder, self.project.names).index()
         record = [{"purl": wheel.purl, "sha256": wheel.sha256} for wheel in wheels.values()]
         self._write("base.json", packages=self._indexed(), wheels=record)
 
-    def _resolve(self, say: Say) -> list[tuple[Source, str]]:
-        """List each wheel's file and tag, as pip resolved them when first asked."""
+    def _resolve(self, say: Say) -> Iterator[tuple[Source, str]]:
+        """Yield each wheel's file and tag, as pip resolved them when first asked."""
         files = self._read("resolution.json").get("files")
         if files is None:
             say("host base: pip resolves the wheels")
             files = [_resolved(entry) for entry in self._pip_report()]
             self._write("resolution.json", files=files)
-        wheels = []
         for file_name, sha256 in files:
             name, release, *_ = parse_wheel_filename(file_name)
             purl = PackageURL("pypi", None, name, str(release), {"file_name": file_name})
             source = Source(f"{PYPI_URL}/{file_name}", sha256, purl)
-            wheels.append((source, f"{release.local.split('.')[0]}_" if release.local else ""))
-        return wheels
+            yield source, f"{release.local.split('.')[0]}_" if release.local else ""
 
     def _pip_report(self) -> list[dict[str, Any]]:
-        command = [
-            sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet",
-            "--only-binary", ":all:", "--report", "-", "-r", "/dev/stdin",
-        ]  # fmt: skip
+        words = "-m pip install --dry-run --ignore-installed --quiet --only-binary :all: --report -"
+        command = [sys.executable, *words.split(), "-r", "/dev/stdin"]
         done = subprocess.run(command, input=self.requirements, capture_output=True, text=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
@@ -184,13 +184,13 @@ class HostBase:
             "environment": self._environment,
         }  # fmt: skip
         run(job | self.base.arguments(f"host-{self.key}", None), self.log)
-        packages = {file.name: file for file in sorted(output.glob("linux-64/*.conda"))}
-        paths = [str(package) for package in packages.values()]
-        run({"action": "test", "packages": paths, "channel": [output.as_uri()]}, self.log)
-        for name, package in packages.items():
-            move_whole(package, self.folder / "linux-64" / name)
+        made = sorted(output.glob("linux-64/*.conda"))
+        job = {"action": "test", "packages": [*map(str, made)], "channel": [output.as_uri()]}
+        run(job, self.log)
+        for package in made:
+            move_whole(package, self.folder / "linux-64" / package.name)
         shutil.rmtree(output)
-        return set(packages)
+        return {package.name for package in made}
 
 
 def _resolved(entry: dict[str, Any]) -> tuple[str, str]:
