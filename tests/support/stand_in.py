@@ -2,10 +2,11 @@
 """A small conda-forge for tests, on loopback: it solves, builds, installs and runs for real.
 
 Its packages are this machine's: the host base's (Python, the compilers and the wheels that recipes
-and stacks need), packages of one text file for what PyPI lacks, and where there is a pixi,
-which locks the root workspace, the wheels of requirements*.txt. None carries the mark of the host
-base, as none of conda-forge's does; inside they are the same. Clients find it as people behind a
-mirror find theirs: through `[mirrors]` in the configuration of a home folder.
+and stacks need, without the 2 GB that its pytorch alone needs), packages of one text file for what
+PyPI lacks, and where there is a pixi, which locks the root workspace, the wheels of
+requirements*.txt. None carries the mark of the host base, as none of conda-forge's does; inside
+they are the same. Clients find it as people behind a mirror find theirs: through `[mirrors]` in the
+configuration of a home folder.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def _packages() -> dict[str, dict[str, Any]]:
         PACKAGES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=PACKAGES.parent) as scratch:
             stubs = {stub.split()[0] for stub in STUBS}
-            kept = {name: record for name, record in base.items() if record["name"] not in stubs}
+            unused = re.compile("|".join((*map(re.escape, stubs), "(nvidia|cuda)-.*")))
+            kept = {n: r for n, r in base.items() if not unused.fullmatch(r["name"])}
             renamed = {_unmarked(HOST_BASE / name): record for name, record in kept.items()}
             made = {
                 *renamed,
