@@ -32,6 +32,20 @@ def test_a_fault_is_found(monkeypatch) -> None:
     assert any("by numpy" in text and "on the host" in text for text in found), found
 
 
+def test_a_share_is_executed_in_all_ways(monkeypatch) -> None:
+    """The others by C alone, at -O0 without checks."""
+    done = []
+
+    def execute(_kernel, number, _wanted, options) -> None:
+        done.append((number, options.native, options.checks))
+
+    monkeypatch.setattr(fuzz, "execute", execute)
+    assert not list(fuzz.differences(clang(), range(3), ("numpy", "C"), 2))
+    whole = [(0, False, True), (0, True, True), (2, False, True), (2, True, True)]
+    assert done[:5] == [*whole[:2], (1, True, False), *whole[2:]]
+    assert done[5:] == [*whole[:2], (1, True, True), *whole[2:]] * 3
+
+
 def test_as_a_command() -> None:
     clang()
     command = [sys.executable, str(Path(fuzz.__file__)), "--seed", "3", "--count", "1"]

@@ -71,7 +71,7 @@ def polls(ins: Instruction) -> bool:
     By GLC, by a cache that it empties, or by an LDS atomic's result.
     """
     returns = "_rtn_" in ins.name or ins.name in atomics.COUNTED or "gl1_inv" in ins.name
-    return is_memory(ins.name) and ("glc" in ins.modifiers or returns)
+    return ("glc" in ins.modifiers or returns) and is_memory(ins.name)
 
 
 def communicates(ins: Instruction) -> bool:
