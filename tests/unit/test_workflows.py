@@ -188,6 +188,15 @@ def test_steps_are_commands_that_people_run(where: str, line: str) -> None:
         assert words[0] in pixi["feature"]["lint"]["tasks"], where
 
 
+def test_random_kernels_have_all_that_the_emulator_imports() -> None:
+    """The recipe's list; typer and rich are the command's, which they do not go through."""
+    (step,) = (step for where, step in scripts() if where == "seeds/kernels")
+    given = set(re.findall(r"--spec ([\w-]+)", "\n".join(step)))
+    recipe = yaml.safe_load((CHECKOUT / "recipes/strix-emulate/recipe.yaml").read_text())
+    wanted = {line.split()[0] for line in recipe["outputs"][0]["requirements"]["run"]}
+    assert wanted - given == {"${{", "typer", "rich"}
+
+
 def test_the_list_of_releases_edits_no_issue_of_others() -> None:
     """GitHub's search finds every issue whose title has the words, whoever opened it."""
     (step,) = (s for where, s in scripts() if where.startswith("pins/") and "gh issue" in str(s))
