@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ from rattler_build import Package
 
 from forge import network
 from forge.conda import cache
-from forge.envs.workspace import solve
-from forge.hostbase.wheels import Conversion
 from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
@@ -51,6 +49,8 @@ def test(packages: list[str], channel: list[str]) -> None:
 
 def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
     """Give the solver's reason if a test's environment does not solve; rattler-build gives none."""
+    from forge.envs.workspace import solve  # what few need is a third of each child's start
+
     test = package.tests[index]
     specs = [f"{package.name} =={package.version} {package.build_string}"]
     specs += getattr(test, "requirements_run", [])
@@ -65,13 +65,15 @@ def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
 
 def convert(wheels: list[dict[str, Any]], subdir: str, output_dir: str) -> None:
     """Convert wheels to packages in `subdir`, the largest first, one per core at a time."""
+    from forge.hostbase.wheels import Conversion
+
     todo = sorted((Conversion(**wheel) for wheel in wheels), key=Conversion.size, reverse=True)
-    with ProcessPoolExecutor(int(os.environ["CPU_COUNT"]), initializer=end_with_parent) as pool:
+    with futures.ProcessPoolExecutor(int(os.environ["CPU_COUNT"]), None, end_with_parent) as pool:
         for made in pool.map(make, todo, [Path(subdir)] * len(todo)):
             print(made.name, flush=True)
 
 
-def make(wheel: Conversion, subdir: Path) -> Path:
+def make(wheel: Any, subdir: Path) -> Path:
     """Convert a wheel. Raises RuntimeError, since not every exception crosses processes."""
     try:
         made = wheel.make(subdir)
@@ -86,8 +88,7 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-# a build goes without tests and keeps its folder, which has the log
-build = functools.partial(build_recipes, test="skip", keep_build=True)
+build = functools.partial(build_recipes, test="skip", keep_build=True)  # its folder has the log
 ACTIONS: dict[str, Callable[..., None]] = {"build": build, "convert": convert, "test": test}
 
 

@@ -158,8 +158,7 @@ class Builder:
                 "package_format": self.package_format,
             }  # fmt: skip
             self.run_job(job, log)
-            built = set(output.glob("*/*.conda"))
-            if built != expected:
+            if (built := set(output.glob("*/*.conda"))) != expected:
                 raise Failed(f"built {sorted(built)}, but the plan said {sorted(expected)}")
             whole.touch()
         for made in MADE:
