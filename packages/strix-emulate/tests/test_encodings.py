@@ -16,6 +16,7 @@ import selftest
 from single import LANE, run
 from strix_emulate.code import encodings, llvm
 from strix_emulate.code.decode import APERTURES, Instruction, Operand, Unknown, read
+from strix_emulate.code.target import DEFAULT
 from strix_emulate.run import program
 
 #: encoding: first 32 bits, (lowest bit, bits) of its opcode, bytes without a literal
@@ -190,6 +191,23 @@ def test_bytes_and_text_agree_in_every_encoding():
     real = selftest.real_mnemonics(program.supported())
     alias = {"v_cvt_pkrtz_f16_f32"}  # of v_cvt_pk_rtz_f16_f32
     assert real - names - _VERBATIM - alias <= _WITHOUT_OPERANDS and len(names) > 1000
+
+
+def test_no_instruction_begins_another():
+    """So what was disassembled before is known by its bytes, whatever stands behind them."""
+    rng = random.Random(2)
+    _, texts = llvm._context(llvm.find_disassembler(), DEFAULT.name, 32)
+    for ins in sample(each=1, seed=2):
+        for kept in range(4, len(ins.code) + 1, 4):
+            raw = ins.code[:kept] + rng.randbytes(20)
+            texts.clear()
+            ((at, size, text),) = llvm.disassemble(raw, most=1)
+            if kept == len(ins.code):
+                assert (size, " ".join(text.split())) == (kept, ins.text)
+                # from what is remembered
+                assert llvm.disassemble(raw, most=1) == [(at, size, text)]
+            else:
+                assert not text or size > kept, ins
 
 
 def test_code_that_ends_in_a_literal_is_refused():

@@ -27,8 +27,9 @@ _ADVICE = (
 _OBJECT_FILE = 1
 #: The opcodes of V_FMAMK_F16 and V_FMAAK_F16, with a literal that makes LLVM 22.1.8 crash.
 _CRASHES = tuple(bytes([high, 0xFF, 0, 0, 0]) for high in (0x6E, 0x6F, 0x70, 0x71))
-#: bytes of an instruction, at most
-_LONGEST = 20
+#: bytes of an instruction: at most, and of those that are remembered, of which none begins another
+_LONGEST, _USUAL = 20, (4, 8, 12)
+_MOST_TEXTS = 1 << 16
 
 
 def _features(width: int) -> bytes:
@@ -48,7 +49,7 @@ def disassemble(
         DisassemblerError: no suitable libLLVM.
     """
     lib = find_disassembler()
-    context = _context(lib, target.name, width)
+    context, texts = _context(lib, target.name, width)
     # LLVM 22.1.8 crashes where a literal is cut off
     room = len(code) + _LONGEST
     buffer = ctypes.create_string_buffer(code, room)
@@ -56,6 +57,13 @@ def disassemble(
     lines: list[tuple[int, int, str]] = []
     at = 0
     while at < len(code) and len(lines) < most:
+        for size in _USUAL:
+            if (known := texts.get(code[at : at + size])) is not None:
+                break
+        if known is not None:
+            lines.append((address + at, size, known))
+            at += size
+            continue
         if code[at + 3 : at + 8] in _CRASHES:
             # the literal becomes another one: nothing takes a number from the text
             buffer[at + 5] = b"\x01"
@@ -64,19 +72,26 @@ def disassemble(
         )
         size = size if at + size <= len(code) else 0
         lines.append((address + at, size or 4, text.value.decode().strip() if size else ""))
+        if size in _USUAL:
+            if len(texts) >= _MOST_TEXTS:
+                texts.clear()
+            texts[code[at : at + size]] = lines[-1][2]
         at += size or 4
     return lines
 
 
 @cache
-def _context(lib: ctypes.CDLL, name: str, width: int) -> int:
-    """Return LLVM's disassembler of one GPU, which stays: making it takes longer than a line."""
+def _context(lib: ctypes.CDLL, name: str, width: int) -> tuple[int, dict[bytes, str]]:
+    """Return LLVM's disassembler of one GPU, which stays, with the texts of what it read.
+
+    Making it takes longer than a line, and most of a kernel's instructions stand there before.
+    """
     context = lib.LLVMCreateDisasmCPUFeatures(
         _TRIPLE, name.encode(), _features(width), None, 0, None, None
     )
     if not context:
         raise DisassemblerError(f"{_found()[1]} cannot disassemble {name}; {_ADVICE}")
-    return context
+    return context, {}
 
 
 def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
