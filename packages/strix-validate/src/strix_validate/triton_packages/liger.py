@@ -143,13 +143,12 @@ def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str
         )  # fmt: skip
         return {"loss": found[0]}
 
-    # twice the loss: a gradient of 1 takes a way of its own
-    grad = torch.tensor(2.0, device=x.device, dtype=torch.float32)
+    grad = torch.tensor(options["gain"], device=x.device, dtype=torch.float32)
     return differentiated(loss, {"x": x, "weight": weight}, {"loss": grad})
 
 
 def loss(
-    randn: Randn, *, tokens=9, size=64, words=200, smoothing=0.0, softcap=None, ignored=2
+    randn: Randn, *, tokens=9, size=64, words=200, smoothing=0.0, softcap=None, ignored=2, gain=2.0
 ) -> tuple[PackageCall, Expected]:
     """Build a call of the last layer and cross entropy in one, mean of the labels that count; in
     float32.
@@ -157,11 +156,12 @@ def loss(
     Args:
         size: of a token's vector. words: of the vocabulary.
         ignored: of the labels, how many count for nothing (padding, prompts).
+        gain: the gradient of the loss; 1 goes without a kernel that has a program for each word.
     """
     x, weight = randn(tokens, size), randn(words, size) / size**0.5
     labels = (torch.arange(tokens) * 37 + 11) % words
     labels[:ignored] = IGNORED
-    options = {"smoothing": smoothing, "softcap": softcap}
+    options = {"smoothing": smoothing, "softcap": softcap, "gain": gain}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         plain = torch.float64 if dtype == TERMS else dtype
@@ -176,7 +176,7 @@ def loss(
         log = logits.log_softmax(-1)
         n = counts.sum()
         sign = 1.0 if dtype == TERMS else -1.0
-        errors = 2 * (log.exp() + sign * wanted) * slope * counts / n
+        errors = gain * (log.exp() + sign * wanted) * slope * counts / n
         errors = stored(errors, dtype)
         a, w = _inputs(dtype, x, weight)
         size_of = (logits.abs() + logits.logsumexp(-1, keepdim=True).abs()) * wanted
@@ -223,7 +223,7 @@ COMPUTED = {
     "loss": Case(loss, _LABELS),
     "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
     "loss-softcap": Case(partial(loss, softcap=3.0), _SMOOTH),
-    "loss-words": Case(partial(loss, tokens=3, size=32, words=40000, ignored=1),
+    "loss-words": Case(partial(loss, tokens=3, size=32, words=40000, ignored=1, gain=1.0),
         "words behind the 32,768th, which are a second block, left out"),
     "rms-norm-rows": Case(partial(rms_norm, rows=(1 << 15) + 3, columns=32),
         "the kernel of 32,768 rows and more", size=Size.FULL),
