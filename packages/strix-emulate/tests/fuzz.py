@@ -47,7 +47,8 @@ _FLOAT = ("({a} + {b})", "(MINUEND({a}) - {b})", "({a} * {b})", "({a} / {b})",
           "({a} != {b} ? {a} : {b} * 0.5)")  # fmt: skip
 #: LLVM's faults, by the operand of which LLVM must know nothing for code without the fault.
 FAULTS = {
-    "MINUEND": "SelectVOP3ModsImpl takes 0.0 - x for -x",
+    "MINUEND": "SelectVOP3ModsImpl takes 0.0 - x for -x",  # upstream/llvm/fsub-zero-modifier.md
+    # mended after LLVM 22: llvm-project#196418
     "DIVIDEND": "LowerDIVREM24 takes unsigned numbers near 2**32 for small ones",
 }
 #: Inlined at -O0 too: of a file whose kernel calls functions, all is decoded for each kernel.
