@@ -8,6 +8,7 @@ import ast
 import json
 import os
 import re
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from strix_validate.serving import tiny_models
 from strix_validate.serving.tiny_llama import PROMPT
 from strix_validate.serving.tiny_models import MODELS
+from strix_validate.serving.vllm_server import in_child
 
 REAL = Path(os.environ.get("VLLM_SOURCE", ""))
 
@@ -94,8 +96,18 @@ def test_a_gate_that_is_not_left_out_is_found():
     assert unnamed({"ignore": ["re:.*self_attn.*"]}, gate)
 
 
+def test_the_reference_is_transformers_own(monkeypatch, tmp_path):
+    """Where fla is installed, its kernels for a GPU would compute it."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    (tmp_path / "fla.py").write_text("raise SystemExit('fla is imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(in_child("make", tmp_path / "model", "gdn")["logprobs"]) == 512
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_files_are_loadable(name, tmp_path):
+def test_files_are_loadable(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla", None)  # as in the process that makes them
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     model = MODELS[name]

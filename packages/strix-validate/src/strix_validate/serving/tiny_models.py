@@ -194,8 +194,7 @@ def make(name: str, folder: Path, prompt: list[int]) -> dict:
     model, plain = MODELS[name], folder / "dequantized"
     torch.manual_seed(0)
     config = AutoConfig.for_model(model.kind, **model.config)
-    network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    network.save_pretrained(plain)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(plain)
     file, meant = plain / _WEIGHTS, {}
     tensors: dict[str, Tensor] = {}
     for key, weight in load_file(file).items():
@@ -211,6 +210,5 @@ def make(name: str, folder: Path, prompt: list[int]) -> dict:
     (folder / "config.json").write_text(json.dumps(said, indent=1))
     network = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
     shutil.rmtree(plain)
-    with torch.no_grad():
-        logits = network(torch.tensor([prompt])).logits[0, -1]
+    logits = network.requires_grad_(False)(torch.tensor([prompt])).logits[0, -1]
     return {"logprobs": logits.log_softmax(-1).tolist()}
