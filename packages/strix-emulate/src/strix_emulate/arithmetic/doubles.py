@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""float64: division steps, reduction of angles, classes (RDNA3.5 ISA, chapter 16)."""
+"""float64: division steps, reduction of angles, classes (RDNA3.5 ISA, chapter 16).
 
+Sine and power of two are series here, which compilers make vector code of, and not the C library's:
+as float32 they have its bits for every float32.
+"""
+
+import math
 from fractions import Fraction
 from functools import cache
 
@@ -69,6 +74,46 @@ def trig_preop(x, segment):
     shift = shift + np.where(high > 1077, high - 1077, 0)
     power = np.where(high >= 1968, 128, 0)
     return np.vectorize(lambda n, p: _preop(int(n), int(p)), otypes=[np.float64])(shift, power)
+
+
+#: Added to a number, leaves the nearest integer in its low bits.
+_TO_INTEGER = 1.5 * 2.0**52
+#: pi / 2 in two parts, the first of 33 bits: a product with few turns is exact.
+_QUARTER = float.fromhex("0x1.921fb544p+0"), float.fromhex("0x1.0b4611a626331p-34")
+_SINE = [(-1) ** k / math.factorial(2 * k + 1) for k in range(1, 9)]
+_COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(2, 9)]
+_POWER = [math.log(2) ** k / math.factorial(k) for k in range(1, 14)]
+
+
+def _series(x, terms: list[float]):
+    total = terms[-1]
+    for term in terms[-2::-1]:
+        total = total * x + term
+    return total
+
+
+def exp2(x):
+    """Compute 2**x, out of -1000 to 1000 that of the nearer end."""
+    x = np.clip(x, -1000.0, 1000.0)
+    shifted = x + _TO_INTEGER
+    part = x - (shifted - _TO_INTEGER)
+    power = (shifted.view(np.uint64) + np.uint64(1023)) << np.uint64(52)
+    return (1.0 + part * _series(part, _POWER)) * power.view(np.float64)
+
+
+def sine(angle, quarters: int = 0):
+    """Compute the sine of an angle within 2 pi and so many quarters of a turn."""
+    shifted = angle * (2 / math.pi) + _TO_INTEGER
+    whole = shifted - _TO_INTEGER
+    part = angle - whole * _QUARTER[0] - whole * _QUARTER[1]
+    quarter = shifted.view(np.uint64) + np.uint64(quarters)
+    square = part * part
+    result = np.where(
+        (quarter & np.uint64(1)) != 0,
+        1.0 - square * 0.5 + square * square * _series(square, _COSINE),
+        part * (1.0 + square * _series(square, _SINE)),
+    )
+    return np.where((quarter & np.uint64(2)) != 0, -result, result)
 
 
 TABLE = {

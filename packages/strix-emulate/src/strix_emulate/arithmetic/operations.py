@@ -168,14 +168,14 @@ def _on_floats() -> _Table:
         )}, 1)  # fmt: skip
     one32, one16 = np.float32(1), np.float16(1)
     add(f, {
-        "v_exp_f32": _quiet_flush(_wide_float(np.exp2)),
+        "v_exp_f32": _quiet_flush(_wide_float(doubles.exp2)),
         "v_log_f32": _quiet_flush(_wide_float(_log2)),
         "v_rcp_f32": _quiet_flush(lambda x: one32 / x), "v_sqrt_f32": _quiet_flush(np.sqrt),
         "v_rsq_f32": _quiet_flush(_wide_float(lambda x: 1 / np.sqrt(x))),
         "v_rcp_iflag_f32": _quiet_flush(lambda x: one32 / x),
     }, 1)  # fmt: skip
     add(h, {
-        "v_exp_f16": _wide_float(np.exp2), "v_log_f16": _wide_float(_log2),
+        "v_exp_f16": _wide_float(doubles.exp2), "v_log_f16": _wide_float(_log2),
         "v_rcp_f16": lambda x: one16 / x,
         "v_sqrt_f16": np.sqrt,
         "v_rsq_f16": _wide_float(lambda x: 1 / np.sqrt(x)),

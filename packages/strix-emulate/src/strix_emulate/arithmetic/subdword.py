@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from strix_emulate.arithmetic import floats
+from strix_emulate.arithmetic import doubles, floats
 from strix_emulate.arithmetic.mode_register import clamped, saturated
 
 U32 = np.uint32
@@ -150,15 +150,15 @@ def leading_signs(x):
     return np.where(y == 0, -1, 32 - length).astype(np.int32)
 
 
-def _unit(x, function):
-    """Compute V_SIN, V_COS: of x in turns; out of -256 to 256, those of 0."""
+def _unit(x, quarters: int):
+    """Compute V_SIN, with a quarter V_COS: of x in turns; out of -256 to 256, those of 0."""
     turns = np.asanyarray(x).astype(np.float64)
-    turns = np.where(np.abs(turns) <= 256, np.fmod(turns, 1.0), np.where(np.isnan(turns), turns, 0))
+    part = np.copysign(turns - np.trunc(turns), turns)
+    turns = np.where(np.abs(turns) <= 256, part, np.where(np.isnan(turns), turns, 0))
     turns = np.where(np.isinf(x), np.nan, turns)
+    result = doubles.sine(2 * np.pi * turns, quarters)
     # exact at quarters, where the hardware's table is, too
-    quarter = np.fmod(turns * 4, 1.0) == 0
-    exact = np.rint(function(2 * np.pi * turns))
-    result = np.where(quarter & ~np.isnan(turns), exact, function(2 * np.pi * turns))
+    result = np.where(turns * 4 == np.trunc(turns * 4), np.rint(result), result)
     return result.astype(np.asanyarray(x).dtype)
 
 
@@ -197,8 +197,8 @@ def _table() -> dict:
         "v_mul_hi_i32_i24": (i, (i, i), lambda a, b: (
             _signed24(a) * _signed24(b) >> 32).astype(np.int32)),
         "v_sat_pk_u8_i16": ("u16", (u,), _sat_pk_u8),
-        **{f"v_{name}_{kind}": (kind, (kind,), lambda x, of=of: _unit(x, of))
-           for kind in (f, h) for name, of in (("sin", np.sin), ("cos", np.cos))},
+        **{f"v_{name}_{kind}": (kind, (kind,), lambda x, more=more: _unit(x, more))
+           for kind in (f, h) for more, name in enumerate(("sin", "cos"))},
         "v_div_fixup_f16": (h, (h,) * 3, floats.fixup),
         "v_fma_dx9_zero_f32": (f, (f, f, f), _zero_wins),
         "v_fmac_dx9_zero_f32": (f, (f, f, f), _zero_wins),

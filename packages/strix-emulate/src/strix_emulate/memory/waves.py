@@ -68,8 +68,7 @@ class Waves:
     tags: Any  #: None until they are needed
 
     def __init__(self, V, S, scc, pc, identity, queues):
-        # picking waves leaves arrays in another memory order, of which a flat view would be a copy
-        V, S = np.ascontiguousarray(V), np.ascontiguousarray(S)
+        # V and S in C's order: of another one a flat view would be a copy
         self.n, self.width = V.shape[1:]
         self.V, self.S, self.scc, self.pc, self.queues = V, S, scc, pc, queues
         self.I, self.F = V.view(np.int32), V.view(np.float32)

@@ -30,17 +30,17 @@ static int wmma(State *w, const Op *o) {
     return 1;
   for (long i = 0; i < n; i++) {
     float x[16][16], y[16][16], sum[16][16];  // x[k][row], y[k][column]
-    for (int r = 0; r < 8; r++)
-      for (int l = 0; l < 16; l++) {
-        const uint32_t p = a[r * row + width * i + l], q = b[r * row + width * i + l];
-        if (o->handler != HANDLER_WMMA_BF16) {
-          x[2 * r][l] = half_value((uint16_t)p), x[2 * r + 1][l] = half_value(p >> 16);
-          y[2 * r][l] = half_value((uint16_t)q), y[2 * r + 1][l] = half_value(q >> 16);
-        } else {
-          x[2 * r][l] = bfloat(p), x[2 * r + 1][l] = bfloat(p >> 16);
-          y[2 * r][l] = bfloat(q), y[2 * r + 1][l] = bfloat(q >> 16);
-        }
-      }
+    for (int k = 0; k < 16; k++) {
+      const uint32_t *p = a + k / 2 * row + width * i, *q = b + k / 2 * row + width * i;
+      uint16_t halves[2][16];
+      for (int l = 0; l < 16; l++)
+        halves[0][l] = (uint16_t)(p[l] >> 16 * (k & 1)),
+        halves[1][l] = (uint16_t)(q[l] >> 16 * (k & 1));
+      if (o->handler != HANDLER_WMMA_BF16)
+        sixteen_halves(x[k], halves[0]), sixteen_halves(y[k], halves[1]);
+      else
+        for (int l = 0; l < 16; l++) x[k][l] = bfloat(halves[0][l]), y[k][l] = bfloat(halves[1][l]);
+    }
     for (int m = 0; m < 16; m++) {
       float total[16];
       for (int l = 0; l < 16; l++) total[l] = x[0][m] * y[0][l];

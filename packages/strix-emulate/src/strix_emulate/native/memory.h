@@ -82,7 +82,15 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   const uint32_t *second = o->sources > 1 ? fetch(w, &o->source[1], w->spare[3], lanes(w)) : 0;
   uint64_t base = 0;
   int64_t records = 0, stride = 0;
-  if (locate_near(w, o, at, wide, second, write, changing)) return 0;
+  int unused = 0;
+  for (int tries = 0; tries < 2; tries++) {
+    if (locate_near(w, o, at, wide, second, write, changing)) return 0;
+    if (o->memory != GLOBAL || o->resource) break;
+    // perhaps in the range of another array
+    long l = 0;
+    while (!w->full && l < n - 1 && !w->masks[l]) l++;
+    find(m, wide[l] + (second ? second[l] : 0) + (int64_t)o->offset, o->size, write, &unused);
+  }
   for (long l = 0; l < n; l++) {
     at[l] = IDLE;
     if (!w->full && !w->masks[l]) continue;

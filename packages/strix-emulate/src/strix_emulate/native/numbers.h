@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Conversions that C lacks, with the results of numpy's, NaNs included.
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -37,6 +40,16 @@ static inline uint16_t half_bits(float x) {
   result = pick(magnitude < 0x38800000, denormal - 0x3f000000, result);
   result = pick(magnitude > 0x7f800000, 0x7c00 | nan | (nan == 0), result);
   return (uint16_t)(sign | result);
+}
+
+// Sixteen of them; a signalling NaN may become quiet.
+static inline void sixteen_halves(float *to, const uint16_t *from) {
+#ifdef __F16C__
+  for (int l = 0; l < 16; l += 8)
+    _mm256_storeu_ps(to + l, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + l))));
+#else
+  for (int l = 0; l < 16; l++) to[l] = half_value(from[l]);
+#endif
 }
 
 static inline float float_to_half(float x) { return half_value(half_bits(x)); }

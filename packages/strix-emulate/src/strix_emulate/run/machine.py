@@ -36,7 +36,8 @@ PATIENCE = 8
 _ASKING = 512
 
 
-_BATCH, _BATCH_IN_C = 128, 32
+#: Waves at a time. In C as many as take so many bytes of a cache.
+_BATCH, _FEWEST_IN_C, _MOST_IN_C, _CACHE = 128, 32, 512, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Options:
     (:data:`findings.CHECKS`); lenient: what they find is noted, and the launch goes on; noted:
     so is what these find.
     batch: waves at a time, at most, but at least one workgroup; by default 128, or for C, if no
-    wave waits for others, 32, whose registers its caches hold. lockstep: waves at the same
-    instruction are one operation; or, the naive way, each wave runs alone. budget:
+    wave waits for others, 32 to 512, so that a cache holds their registers. lockstep: waves at the
+    same instruction are one operation; or, the naive way, each wave runs alone. budget:
     wave-instructions before a kernel counts as hung; seconds: of the clock. native: in C, where
     libstrix-emulate is installed. cores: how many may be used, where workgroups do not wait for
     each other and there is enough to do (:mod:`run.parallel`). cooperative: workgroups
@@ -112,9 +113,7 @@ class Machine:
         waves, lanes = -(-threads // self.kernel.width), self.kernel.width
         total = self.total = grid[0] * grid[1] * grid[2]
         library = native.loaded() if self.options.native else None
-        in_c = library and not self.program.polls
-        waves_at_once = self.options.batch or (_BATCH_IN_C if in_c else _BATCH) * LANES // lanes
-        groups = max(1, min(total, waves_at_once // waves))
+        first, groups = self._at_once(waves, bool(library and not self.program.polls))
         self.resident = groups
         spaces = self._spaces(groups, waves * lanes)
         self.session = None
@@ -145,10 +144,10 @@ class Machine:
         outcome = Outcome(0, blocks)
         try:
             with np.errstate(all="ignore"):
-                run_batch(0, groups)
-                if self.options.cores == 1 or not self._spread(run_batch, groups, total, outcome):
-                    for first in range(groups, total, groups):
-                        run_batch(first, min(first + groups, total))
+                run_batch(0, first)
+                if self.options.cores == 1 or not self._spread(run_batch, first, total, outcome):
+                    for start in range(first, total, groups):
+                        run_batch(start, min(start + groups, total))
         finally:
             # whoever keeps the program keeps no memory with it
             self.program.release()
@@ -156,6 +155,20 @@ class Machine:
         outcome.executed = self.executed
         outcome.notes = self.findings.notes if self.findings else []
         return outcome
+
+    def _at_once(self, waves: int, in_c: bool) -> tuple[int, int]:
+        """Return how many workgroups of so many waves run at a time: the first ones, the others.
+
+        The first ones tell whether the others are worth several cores.
+        """
+        least, most = (_FEWEST_IN_C, _MOST_IN_C) if in_c else (_BATCH, _BATCH)
+        wave = (4 * self._registers() + self.kernel.scratch) * LANES + self.lds // waves
+        most = max(least, min(most, _CACHE // wave))
+        least, most = (
+            max(1, min(self.total, (self.options.batch or x * LANES // self.kernel.width) // waves))
+            for x in (least, most)
+        )
+        return most if self.options.cores == 1 else least, most
 
     def _spaces(self, groups: int, threads: int) -> Spaces:
         """Make LDS and scratch for workgroups of so many lanes; all memory has the same checks."""

@@ -120,8 +120,8 @@ def select(g: Waves, chosen) -> Waves:
         return g
     index = np.flatnonzero(chosen)
     part = Waves(
-        g.V[:, index], g.S[:, index], g.scc[index], g.pc, [x[index] for x in g.identity()],
-        waits.select(g.queues, index),
+        np.take(g.V, index, 1), np.take(g.S, index, 1), g.scc[index], g.pc,
+        [x[index] for x in g.identity()], waits.select(g.queues, index),
     )  # fmt: skip
     part.turn, part.polls, part.asks = g.turn, g.polls, g.asks
     return part
@@ -135,7 +135,8 @@ def join(a: Waves, b: Waves) -> Waves:
     ]
     queues = waits.join(a.queues, a.n, b.queues, b.n)
     joined = Waves(
-        np.concatenate([a.V, b.V], axis=1)[:, order], np.concatenate([a.S, b.S], axis=1)[:, order],
+        np.take(np.concatenate([a.V, b.V], axis=1), order, 1),
+        np.take(np.concatenate([a.S, b.S], axis=1), order, 1),
         np.concatenate([a.scc, b.scc])[order], a.pc, identity, waits.select(queues, order),
     )  # fmt: skip
     joined.turn, joined.polls = max(a.turn, b.turn), max(a.polls, b.polls)
