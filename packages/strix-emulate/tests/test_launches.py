@@ -17,7 +17,7 @@ from strix_emulate.run.machine import Machine, Options
 from strix_emulate.run.program import Program
 from test_checks import LOAD, STORE, execute
 
-#: the flat load is numpy's where C is installed, too
+#: the flat atomic is numpy's where C is installed, too
 BODY = (
     LOAD
     + """
@@ -26,7 +26,7 @@ s_waitcnt vmcnt(0)
 v_lshlrev_b32 v2, 1, v3
 v_add_co_u32 v4, vcc_lo, s4, v1
 v_add_co_ci_u32 v5, vcc_lo, s5, 0, vcc_lo
-flat_load_b32 v6, v[4:5]
+flat_atomic_or_b32 v[4:5], v3
 """
     + STORE
 )

@@ -75,19 +75,20 @@ _APART = "s_mov_b32 exec_lo, -1\nv_lshlrev_b32 v1, 4, v0\n"
 
 def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
     """Loads, stores and atomics whose results differ in C and numpy; which numpy executed in C's
-    place. names: a pattern."""
+    place, and of LDS by a flat address. names: a pattern."""
     by_numpy, found = set(), []
     original = native_check.Step.execute
     cases = [case for case in selftest_memory.cases() if re.match(names, case.mnemonic)]
     # what other waves change is asked for with GLC
-    pattern = r"((global|buffer)_load.*)"
+    pattern = r"((global|buffer|flat)_load.*)"
     loads = [replace(case, body=re.sub(pattern, r"\1 glc", case.body))
              for case in cases if re.match(pattern, case.mnemonic)]  # fmt: skip
     for case in (*cases, *loads):
         body = _SHARED + case.body + _APART
+        where = " of LDS" * (selftest_memory.IN_LDS in body)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native_check.Step, "execute", lambda self, g, checks: (
-                by_numpy.add(self.instruction.name), original(self, g, checks)))  # fmt: skip
+            patch.setattr(native_check.Step, "execute", lambda self, g, checks, at=where: (
+                by_numpy.add(self.instruction.name + at), original(self, g, checks)))  # fmt: skip
             in_c = selftest_memory.execute(body, case.data, case.cells + bytes(512), True, checks)
         if in_c != selftest_memory.execute(body, case.data, case.cells + bytes(512), False, checks):
             found.append(case.mnemonic)
@@ -98,8 +99,8 @@ def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
 def test_every_access_gives_what_numpy_gives(checks):
     found, by_numpy = differing(checks)
     assert found == []
-    assert {name for name in by_numpy if not name.startswith(("flat_", "s_buffer_", "s_wait"))} <= {
-        "ds_append", "ds_consume"}  # fmt: skip
+    numpys = r"flat_atomic|flat_.* of LDS|s_buffer_|s_wait|ds_append|ds_consume"
+    assert {name for name in by_numpy if not re.match(numpys, name)} == set()
 
 
 def test_a_wrong_atomic_is_seen(library, monkeypatch):

@@ -185,7 +185,7 @@ class _Atomic:
             access=addressing.access(self.ins, rest) | {"size": size, "words": self.words},
         )  # fmt: skip
         return executes(
-            self.on(memory, locate, (counter,)), micro, issues=(counter, self.issued),
+            self.on(memory, locate, (counter,)), micro, issues=((counter,), self.issued),
             orders=partial(ordered, takes=self.takes),
         )  # fmt: skip
 

@@ -37,12 +37,12 @@ class MicroOp:
 class Executable:
     """What C needs to execute a step in numpy's place: micros, or None if it cannot.
 
-    issues: the wait counter that counts it, and the entry; waits: it is a wait. orders: notes what
+    issues: the wait counters that count it, and the entry; waits: it is a wait. orders: notes what
     it orders for the race checks, given waves, memory, offsets, bytes and tags.
     """
 
     micros: tuple[MicroOp, ...] | None = None
-    issues: tuple[int, Any] | None = None
+    issues: tuple[tuple[int, ...], Any] | None = None
     waits: bool = False
     orders: Callable | None = None
 

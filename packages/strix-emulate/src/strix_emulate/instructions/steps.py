@@ -69,6 +69,6 @@ class Step:
         """Apply what it does to the wait counters, without touching memory."""
         issued = self.traits.executable.issues
         if issued is not None:
-            waits.issue(g, *issued, touches)
+            waits.issue_all(g, *issued, touches)
         elif self.traits.executable.waits:
             self.run(g)

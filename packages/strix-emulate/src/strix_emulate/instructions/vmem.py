@@ -193,7 +193,7 @@ def _scalar_load(ins: Instruction, spaces: Spaces) -> Callable:
     sources = ((replace(base, count=2), "u64"), (added, "u32"))
     access = {"size": 4 * words, "words": words, "offset": constant}
     micro = MicroOp("", None, "b32", target, sources, handler="load_scalar", access=access)
-    return executes(run, micro, issues=(LGKM, entry))
+    return executes(run, micro, issues=((LGKM,), entry))
 
 
 def _scalar_buffer(g: Waves, resource: int, start, size: int):
@@ -229,6 +229,13 @@ class _Access(NamedTuple):
         """Registers that each takes."""
         return max(1, self.size // 4)
 
+    def issued(self, text: str) -> Outstanding:
+        """Return what counters count: with the bits of the registers that it loads."""
+        bits = 0
+        for first in () if self.write else self.data:
+            bits |= registers("v", first, self.words)
+        return Outstanding(bits, True, text)
+
 
 def _access(ins: Instruction, cache: frozenset[str]) -> _Access:
     """Read a load or store. cache: modifiers that change nothing here. Raise Unknown."""
@@ -263,18 +270,22 @@ def _load_or_store(ins: Instruction, spaces: Spaces) -> Callable:
     """Compile loads and stores of every space."""
     a = _access(ins, spaces.target.cache)
     counter = LGKM if a.space == "ds" else STORE if a.write else VM
+    counters: tuple[int, ...] = (counter,)
     compile_ = _store if a.write else _load
     if a.space == "flat":
         # its aperture says which of two counters guarantees a lane's result
-        def part(space: str) -> Callable:
-            counters = (LGKM, counter) if space == "ds" else (counter, LGKM)
-            return compile_(ins, a, spaces, space, counters)[0]
+        counters = counter, LGKM
 
-        return in_apertures(ins, a.address[0], part)
-    run, issued = compile_(ins, a, spaces, a.space, (counter,))
+        def part(space: str) -> Callable:
+            order = counters[::-1] if space == "ds" else counters
+            return compile_(ins, a, spaces, space, order)
+
+        run = in_apertures(ins, a.address[0], part)
+    else:
+        run = compile_(ins, a, spaces, a.space, counters)
+    acquires = not a.write and "glc" in ins.modifiers
     if {"offen", "idxen"} <= ins.modifiers.keys():
         return run  # C adds one of them
-    acquires = not a.write and "glc" in ins.modifiers
     access = addressing.access(ins, a.address) | {
         "size": a.size, "words": a.words, "acquires": int(acquires),
         "half": ("", "l", "h").index(a.half), "extended": int(a.signed)}  # fmt: skip
@@ -284,7 +295,8 @@ def _load_or_store(ins: Instruction, spaces: Spaces) -> Callable:
                 access=access | {"offset": offset})
         for register, offset in zip(a.data, a.offsets, strict=True)
     ]  # fmt: skip
-    return executes(run, *micros, issues=(counter, issued), orders=acquired if acquires else None)
+    issues, orders = (counters, a.issued(ins.text)), acquired if acquires else None
+    return executes(run, *micros, issues=issues, orders=orders)
 
 
 def acquired(_g: Waves, memory, at, size: int, marks) -> None:
@@ -292,7 +304,7 @@ def acquired(_g: Waves, memory, at, size: int, marks) -> None:
     memory.track_acquire(at, size, marks)
 
 
-def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> tuple:
+def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Callable:
     """Compile a load. counters: the one that guarantees the result first."""
     memory, locates = located(space, ins, a.address, a.size, False, spaces, a.offsets)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
@@ -300,10 +312,7 @@ def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> tuple
     track = memory.track_acquire if atomic else memory.track
     if ins.begins_swap:
         track = partial(memory.track, beside_atomics=True)
-    bits = 0
-    for first in a.data:
-        bits |= registers("v", first, a.words)
-    issued = Outstanding(bits, True, ins.text)
+    issued = a.issued(ins.text)
 
     def run(g: Waves):
         found = [locate(g) for locate in locates]
@@ -325,7 +334,7 @@ def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> tuple
             touches += [touch] if touch is not None else []
         issue_all(g, counters, issued, tuple(touches))
 
-    return run, issued
+    return run
 
 
 def _put(g: Waves, first: int, data: np.ndarray, half: str) -> None:
@@ -338,9 +347,9 @@ def _put(g: Waves, first: int, data: np.ndarray, half: str) -> None:
         g.VF[first + i][g.lanes] = words
 
 
-def _store(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> tuple:
+def _store(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Callable:
     memory, locates = located(space, ins, a.address, a.size, True, spaces, a.offsets)
-    issued = Outstanding(0, True, ins.text)
+    issued = a.issued(ins.text)
 
     def run(g: Waves):
         touches = []
@@ -356,7 +365,7 @@ def _store(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> tupl
                 touches.append(touch)
         issue_all(g, counters, issued, tuple(touches))
 
-    return run, issued
+    return run
 
 
 def _lane_exchange(ins: Instruction) -> Callable:
@@ -383,7 +392,7 @@ def _lane_exchange(ins: Instruction) -> Callable:
         micro = MicroOp("", None, "b32", ins.operands[0], ((ins.operands[1], "b32"),),
                         handler="swizzle",
                         access={"lanes": tuple(source[:32].tolist())})  # fmt: skip
-        return executes(run_swizzle, micro, issues=(LGKM, entry))
+        return executes(run_swizzle, micro, issues=((LGKM,), entry))
     index, value = reader(ins.operands[1], "u32"), reader(ins.operands[2], "b32")
 
     def run(g: Waves):
@@ -402,4 +411,4 @@ def _lane_exchange(ins: Instruction) -> Callable:
     micro = MicroOp("", None, "b32", ins.operands[0],
                     ((ins.operands[2], "b32"), (ins.operands[1], "u32")),
                     handler=ins.name.split("_")[1], access={"offset": offset})  # fmt: skip
-    return executes(run, micro, issues=(LGKM, entry))
+    return executes(run, micro, issues=((LGKM,), entry))

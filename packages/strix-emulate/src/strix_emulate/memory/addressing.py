@@ -32,16 +32,18 @@ class Spaces:
     shares: bool = False
 
 
-_SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2}
+_SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2, "flat": 3}
 
 
 def access(ins: Instruction, operands) -> dict:
-    """Describe to C the memory of an access, and its buffer resource."""
+    """Describe to C the memory of an access, its buffer resource, or what a flat one goes by."""
     space = ins.name.split("_")[0]
     found = {"memory": _SPACES[space], "offset": ins.modifiers.get("offset", 0)}
     if space == "buffer":
         found["resource"] = 1 + operands[1].index
         found["indexed"] = int("idxen" in ins.modifiers)
+    if space == "flat":
+        found["apertures"] = tuple(base >> 32 for base in APERTURES.values())
     return found
 
 
@@ -52,7 +54,7 @@ def sources(ins: Instruction, operands, least: int = 0) -> tuple[tuple[Operand, 
         first, _, base = operands
         operands = [first if ins.modifiers.keys() & {"offen", "idxen"} else zero, base]
     found = [(zero if op.kind == "off" else op, "u32") for op in operands]
-    if space == "global":
+    if space in ("global", "flat"):
         first, base = operands
         found = [(first, "u64")] if base.kind == "off" else [(base, "u64"), (first, "u32")]
     return (*found, *[(zero, "u32")] * (least - len(found)))

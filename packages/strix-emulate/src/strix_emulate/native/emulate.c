@@ -43,6 +43,7 @@ typedef struct {
       resource, acquires, indexed;
   uint32_t valid, written[2];  // written: by half of a wave64; the sources of both are alike
   uint8_t lanes[32];
+  uint32_t apertures[2];  // of a flat access: the high halves of addresses in LDS and scratch
   Operand target, flag, source[4];
 } Op;
 // HANDLER_...: by generate.py, what library.py numbers the handlers of micro-operations.
@@ -62,7 +63,7 @@ typedef struct {
   const Range *ranges;  // of global memory, in order; the first one may be empty
   int64_t range_count, last;
 } Memory;
-enum { GLOBAL, LDS, SCRATCH };
+enum { GLOBAL, LDS, SCRATCH, FLAT };
 
 typedef struct {
   uint32_t *v, *s;
@@ -89,8 +90,9 @@ static inline uint32_t *mask_of(const State *w, int index, long h) {
 
 static void refresh(State *w) {
   const long halves = w->n * w->halves;
-  w->full = 1;
-  for (long h = 0; h < halves; h++) w->full &= *mask_of(w, EXEC, h) == 0xffffffff;
+  uint32_t all = 0xffffffff;
+  for (long h = 0; h < halves; h++) all &= *mask_of(w, EXEC, h);
+  w->full = all == 0xffffffff;
   if (!w->full)
     for (long h = 0; h < halves; h++) {
       const uint32_t exec = *mask_of(w, EXEC, h);

@@ -63,7 +63,7 @@ class COp(ctypes.Structure):
         *_fields(_I, "dpp zero_bound fetch_inactive"),
         *_fields(_I, "size words offset half extended memory highest resource acquires indexed"),
         ("valid", ctypes.c_uint32), ("written", ctypes.c_uint32 * 2),
-        ("lanes", ctypes.c_uint8 * 32),
+        ("lanes", ctypes.c_uint8 * 32), ("apertures", ctypes.c_uint32 * 2),
         ("target", COperand), ("flag", COperand), ("source", COperand * 4),
     ]  # fmt: skip
 

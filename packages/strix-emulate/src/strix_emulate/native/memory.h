@@ -38,7 +38,7 @@ static inline int resource(const State *w, const Op *o, long wave, uint64_t *bas
 
 enum { IDLE = -1, OUT = -2 };
 
-// The same in vector code, if all lanes lie in the range of the last access, or in LDS; else 0.
+// The same in vector code, if all lanes lie in the last access's range, LDS or scratch; else 0.
 static int locate_near(const State *w, const Op *o, int64_t *at, const void *first,
                        const uint32_t *second, int write, int *changing) {
   const Memory *m = &w->memory[o->memory];
@@ -46,13 +46,16 @@ static int locate_near(const State *w, const Op *o, int64_t *at, const void *fir
   const long width = lanes(w), n = width * w->n;
   const uint64_t *wide = first;
   const uint32_t *narrow = first;
-  if (o->resource || o->memory == SCRATCH) return 0;
-  const int64_t room = (o->memory == LDS ? m->size : (int64_t)r->size) - o->size;
+  if (o->resource) return 0;
+  const int64_t room = (o->memory == GLOBAL ? (int64_t)r->size : m->size) - o->size;
   if (room < 0) return 0;
   if (o->memory == LDS) {
     const uint32_t offset = (uint32_t)o->offset;
     if (second) LANES at[l] = (uint32_t)(narrow[l] + second[l] + offset);
     else LANES at[l] = (uint32_t)(narrow[l] + offset);
+  } else if (o->memory == SCRATCH) {
+    if (second) LANES at[l] = (int64_t)(narrow[l] + second[l]) + o->offset;
+    else LANES at[l] = (int64_t)narrow[l] + o->offset;
   } else {
     const uint64_t offset = (uint64_t)o->offset - r->start;
     if (r->mode == 3 || (r->mode == 1 && write)) return 0;
@@ -63,12 +66,14 @@ static int locate_near(const State *w, const Op *o, int64_t *at, const void *fir
   if (w->full) LANES outside |= (uint64_t)at[l] > (uint64_t)room;
   else LANES outside |= ((uint64_t)at[l] > (uint64_t)room) & w->masks[l];
   if (outside) return 0;
+  const int64_t step = o->memory == SCRATCH ? m->stride : 0;  // from lane to lane
   for (long i = 0; i < w->n; i++) {
-    const int64_t base = o->memory == LDS ? m->stride * m->slots[i] : r->offset;
-    for (long l = i * width; l < (i + 1) * width; l++) at[l] += base;
+    const int64_t row = o->memory == GLOBAL ? 0 : m->stride * m->slots[i];
+    const int64_t base = o->memory == GLOBAL ? r->offset : step ? row * width : row;
+    for (long l = 0; l < width; l++) at[i * width + l] += base + step * l;
   }
   if (!w->full) LANES at[l] = w->masks[l] ? at[l] : IDLE;
-  *changing |= o->memory == LDS || r->mode != 1;
+  *changing |= o->memory != GLOBAL || r->mode != 1;
   return 1;
 }
 
@@ -123,9 +128,9 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   return 0;
 }
 
-// Whether races are possible there, and the offsets of all lanes.
-static void keep(const State *w, const int64_t *at, int64_t *log, int changing) {
-  log[0] = changing;
+// Where it was, whether races are possible there, and the offsets of all lanes.
+static void keep(const State *w, const Op *o, const int64_t *at, int64_t *log, int changing) {
+  log[0] = 2 * o->memory + changing;
   if (changing) memcpy(log + 1, at, 8 * lanes(w) * w->n);
 }
 
@@ -167,7 +172,28 @@ static int load_small(const Op *o, uint32_t *row, const uint8_t *bytes, const in
   }
 }
 
+// A flat access as one to the memory that all lanes go to; 0: to LDS or several, which is numpy's.
+static const Op *unflat(State *w, const Op *o, Op *copy) {
+  if (o->memory != FLAT) return o;
+  const long n = lanes(w) * w->n;
+  const uint64_t *at = fetch(w, &o->source[0], w->spare[2], lanes(w));
+  int lds = 0, scratch = 0, global = 0;
+  LANES {
+    const uint64_t high = (at[l] + (int64_t)o->offset) >> 32, active = w->full || w->masks[l];
+    lds |= active & (high == o->apertures[0]);
+    scratch |= active & (high == o->apertures[1]);
+    global |= active & (high != o->apertures[0]) & (high != o->apertures[1]);
+  }
+  if (lds || (scratch && global)) return 0;
+  *copy = *o;
+  copy->memory = scratch ? SCRATCH : GLOBAL;
+  if (scratch) copy->source[0].bits = 32;
+  return copy;
+}
+
 static int load(State *w, const Op *o, int64_t *log) {
+  Op copy;
+  if (!(o = unflat(w, o, &copy))) return 1;
   Memory *m = &w->memory[o->memory];
   const long width = lanes(w), n = width * w->n;
   int64_t *at = (int64_t *)w->spare[0];
@@ -185,7 +211,11 @@ static int load(State *w, const Op *o, int64_t *log) {
   for (int i = 0; o->size >= 4 && i < o->words; i++) {
     uint32_t *to = row + i * n;
     const uint8_t *from = m->bytes + 4 * i;
-    if (w->full && !o->resource) LANES memcpy(to + l, from + at[l], 4);
+    if (w->full && !o->resource)
+      for (long g = 0; g < n; g += 16)
+        if (o->words == 1 && at[g] != at[g + 1] && in_a_row(at + g, 4))
+          memcpy(to + g, from + at[g], 64);
+        else _Pragma("GCC ivdep") for (long l = g; l < g + 16; l++) memcpy(to + l, from + at[l], 4);
     else
       for (long l = 0; l < n; l++)
         if (at[l] != IDLE) memcpy(to + l, at[l] == OUT ? zeros : from + at[l], 4);
@@ -200,7 +230,7 @@ static int load(State *w, const Op *o, int64_t *log) {
       if (kept) x = (row[l] & kept) | (o->half == 2 ? x << 16 : x & 0xffff);
       row[l] = x;
     }
-  if (log) keep(w, at, log, changing);
+  if (log) keep(w, o, at, log, changing);
   return 0;
 }
 
@@ -270,6 +300,8 @@ static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64
 }
 
 static int store(State *w, const Op *o, int64_t *log) {
+  Op copy;
+  if (!(o = unflat(w, o, &copy))) return 1;
   Memory *m = &w->memory[o->memory];
   const long n = lanes(w) * w->n;
   const uint32_t *row = w->v + o->target.index * n;
@@ -304,7 +336,7 @@ static int store(State *w, const Op *o, int64_t *log) {
         return 1;
     }
   }
-  if (log) keep(w, at, log, changing);
+  if (log) keep(w, o, at, log, changing);
   return 0;
 }
 
@@ -336,6 +368,6 @@ static int atomic(State *w, const Op *o, int64_t *log) {
     }
     for (int i = 0; row && i < o->words; i++) row[i * n + l] = old[i];
   }
-  if (log) keep(w, at, log, 1);
+  if (log) keep(w, o, at, log, 1);
   return 0;
 }

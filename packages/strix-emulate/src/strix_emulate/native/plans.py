@@ -8,6 +8,7 @@ which waves come to the steps.
 import ctypes
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,8 +34,8 @@ class Logged:
 
     @cached_property
     def _lanes(self) -> np.ndarray:
-        changing, at = self._rows[self._row, 0], self._rows[self._row, 1:]
-        return np.flatnonzero(at >= 0) if changing else np.zeros(0, np.int64)
+        found, at = self._rows[self._row, 0], self._rows[self._row, 1:]
+        return np.flatnonzero(at >= 0) if found & 1 else np.zeros(0, np.int64)
 
     @cached_property
     def at(self) -> np.ndarray:
@@ -48,7 +49,7 @@ class Logged:
 
     @property
     def memory(self) -> Memory:  # noqa: D102
-        return self._memories[self._op.memory]
+        return self._memories[self._rows[self._row, 0] >> 1]
 
     @property
     def size(self) -> int:  # noqa: D102
@@ -69,7 +70,8 @@ class Plan:
     def __init__(
         self, behind: dict[int, waits.Queues], ops: Sequence[range], count: int, orders: bool
     ):
-        """Take behind: queues by end, with (old entry, None) or (None, step) for what was touched.
+        """Take behind: queues by end, with an old entry's number or (step,) for what was touched,
+        or () where that is another counter's.
 
         ops: numbers of the operations of each step, of count in all; orders: whether the last one
         orders others. Its row is the first: it is no access that a barrier would postpone.
@@ -83,12 +85,12 @@ class Plan:
         for end, queues in behind.items():
             changes = []
             for touched in queues.touched:
-                new = [step for _, step in touched if step is not None]
-                for step in new:
+                new = [steps for steps in touched if isinstance(steps, tuple)]
+                for step in chain(*new):
                     if step not in entries:
                         entries[step] = [self._row(i) for i in ops[step] if self.array[i] < 0]
-                left = [old for old, _ in touched if old is not None]
-                changes.append((left, [entries[step] for step in new]))
+                left = [old for old in touched if isinstance(old, int)]
+                changes.append((left, [[x for i in steps for x in entries[i]] for steps in new]))
             self._changes[end] = queues.state, changes
 
     def _row(self, op: int) -> tuple[int, int]:
@@ -116,7 +118,7 @@ def behind(
     Return None if a wait is missing.
     """
     # in the place of what they touched, the old entries' numbers and the new ones' steps
-    places = [[(i, None) for i in range(len(queue))] for queue in state.queues]
+    places = [list(range(len(queue))) for queue in state.queues]
     ghost: Any = SimpleNamespace(queues=waits.Queues(state, places))
     found = {}
     try:
@@ -125,7 +127,7 @@ def behind(
                 found[number] = waits.Queues(ghost.queues.state, list(ghost.queues.touched))
             if number < len(steps):
                 steps[number].check(ghost, checks)
-                steps[number].issue(ghost, (None, number))
+                steps[number].issue(ghost, (number,))
     except Trap:
         return None
     return found

@@ -99,9 +99,10 @@ static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t f
 
 #define INLINE static inline __attribute__((always_inline))
 
-// Whether sixteen lanes lie one behind the other, size bytes apart.
+// Whether sixteen lanes lie one behind the other, size bytes apart, or all at one place.
 static inline int in_a_row(const int64_t *at, int64_t size) {
   int64_t differ = at[0] < 0;
+  if (at[1] == at[0]) size = 0;
   for (int l = 0; l < 16; l++) differ |= at[l] - at[0] - l * size;
   return !differ;
 }
@@ -111,7 +112,8 @@ static inline int in_a_row(const int64_t *at, int64_t size) {
 #define EACH_CELL(...)                                                                       \
   for (long g = 0; g < lanes(w); g += 16)                                                    \
     if (in_a_row(mine + g, count << m->shift)) {                                             \
-      const int64_t first = mine[g] >> m->shift, end = first + 16 * count;                   \
+      const int64_t first = mine[g] >> m->shift;                                             \
+      const int64_t end = first + (mine[g + 1] == mine[g] ? count : 16 * count);             \
       _Pragma("GCC ivdep") for (int64_t c = first; c < end; c++) { __VA_ARGS__ }             \
     } else if (count == 1) {                                                                 \
       _Pragma("GCC ivdep") for (long l = g; l < g + 16; l++) {                               \
