@@ -38,9 +38,9 @@ _FORMS = {
     "invert": "(({type})~{0})", "invert ?": "(!{0})", "negative": "(-{0})",
     "absolute": "({0} < 0 ? -{0} : {0})", "absolute f": "fabs{f}({0})",
     "bitwise_count": "__builtin_popcount{l}({0})", "nextafter d": "next_double({all})",
-    # C's library has these for double, and with an f for float; exp2 of a float goes through double
-    **dict.fromkeys(("trunc", "floor", "ceil", "rint", "sqrt", "exp2", "log2", "sin", "cos", "fmod",
-                     "copysign", "ldexp"), "{name}{f}({all})"), **_PICKS,
+    # C's library has these for double, and with an f for float
+    **dict.fromkeys(("trunc", "floor", "ceil", "rint", "sqrt", "log2", "copysign", "ldexp"),
+                    "{name}{f}({all})"), **_PICKS,
 }  # fmt: skip
 
 
