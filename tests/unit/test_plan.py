@@ -320,7 +320,8 @@ def test_what_the_host_base_has_is_known_before_it_is_made() -> None:
                      "model-hosting-container-standards", "amdsmi", "flash-attn-kernels-gfx1151",
                      "vllm-kernels-gfx1151", "conch-triton-kernels", "fla-core",
                      "flash-linear-attention", "liger-kernel", "sageattention",
-                     "triton-packages-kernels-gfx1151", "vllm-bnb-plugin"}  # fmt: skip
+                     "triton-packages-kernels-gfx1151", "vllm-bnb-plugin",
+                     "vllm-gguf-plugin"}  # fmt: skip
 
 
 def test_the_closing_table_is_never_cut(mini: MiniProject) -> None:

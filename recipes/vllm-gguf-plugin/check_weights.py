@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Names and rows of a GGUF file's weights, as the patches have them; vLLM's modules are mocks."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
+
+import torch
+
+
+class Mock(ModuleType):
+    """A module of which every name is a mock, or a class that others can inherit."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = {"__init__": lambda self, *args, **options: None}
+        return type(name, (), made) if name[0].isupper() else MagicMock()
+
+
+class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "vllm":
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return Mock(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.insert(0, Mocks())
+torch.ops.vllm = MagicMock()  # what the plugin registers through vLLM
+from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig  # noqa: E402
+from vllm_gguf_plugin.weights_adapter import get_weights_adapter  # noqa: E402
+
+
+def loaded(config, name: str, weight: torch.Tensor) -> torch.Tensor:
+    """Return what vLLM gets for a tensor of layer 0 of the file."""
+    named = [(f"model.layers.0.self_attn.{name}", weight)]
+    ((_, found),) = get_weights_adapter(config).map_weights(named)
+    return found
+
+
+def stored(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return the rows in the order of a file: LlamaModel.permute of convert_hf_to_gguf.py."""
+    rows = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2)
+    return rows.reshape(weight.shape)
+
+
+HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+for heads, name in ((4, "q_proj"), (2, "k_proj")):
+    for suffix in ("weight", "qweight"):  # qweight: the bytes of packed rows
+        weight = torch.randint(0, 256, (16 * heads, 36), dtype=torch.uint8)
+        found = loaded(LlamaConfig(**HEADS), f"{name}.{suffix}", stored(weight, heads))
+        assert torch.equal(found, weight), f"Llama's {name}.{suffix} is in the order of its file"
+        found = loaded(Qwen3Config(**HEADS), f"{name}.{suffix}", weight)
+        assert torch.equal(found, weight), f"Qwen's {name}.{suffix} is not as in its file"
+weight, kind = torch.randn(32, 64), torch.tensor(12)
+assert torch.equal(loaded(LlamaConfig(**HEADS), "v_proj.weight", weight), weight)
+assert loaded(LlamaConfig(**HEADS), "q_proj.qweight_type", kind) == 12
+
+config = Qwen3MoeConfig(num_hidden_layers=2, num_experts=4, architectures=["Qwen3MoeForCausalLM"])
+names = get_weights_adapter(config).build_name_map(
+    SimpleNamespace(hf_config=config, dtype=torch.bfloat16, trust_remote_code=False)
+)
+for part in ("gate", "up", "down"):
+    expected = f"model.layers.1.mlp.experts.0.{part}_proj.weight"
+    assert names[f"blk.1.ffn_{part}_exps.weight"] == expected, names
+print("weights of Llama, Qwen and Qwen3-MoE are named and ordered as their models want them")
