@@ -39,6 +39,12 @@ from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig  # noqa: E402
 from vllm_gguf_plugin.weights_adapter import get_weights_adapter  # noqa: E402
 
 
+def require(holds, fault: str) -> None:
+    """End with the fault if it is one."""
+    if not holds:
+        sys.exit(fault)
+
+
 def loaded(config, name: str, weight: torch.Tensor) -> torch.Tensor:
     """Return what vLLM gets for a tensor of layer 0 of the file."""
     named = [(f"model.layers.0.self_attn.{name}", weight)]
@@ -57,12 +63,14 @@ for heads, name in ((4, "q_proj"), (2, "k_proj")):
     for suffix in ("weight", "qweight"):  # qweight: the bytes of packed rows
         weight = torch.randint(0, 256, (16 * heads, 36), dtype=torch.uint8)
         found = loaded(LlamaConfig(**HEADS), f"{name}.{suffix}", stored(weight, heads))
-        assert torch.equal(found, weight), f"Llama's {name}.{suffix} is in the order of its file"
+        require(torch.equal(found, weight), f"Llama's {name}.{suffix} is in the order of its file")
         found = loaded(Qwen3Config(**HEADS), f"{name}.{suffix}", weight)
-        assert torch.equal(found, weight), f"Qwen's {name}.{suffix} is not as in its file"
+        require(torch.equal(found, weight), f"Qwen's {name}.{suffix} is not as in its file")
 weight, kind = torch.randn(32, 64), torch.tensor(12)
-assert torch.equal(loaded(LlamaConfig(**HEADS), "v_proj.weight", weight), weight)
-assert loaded(LlamaConfig(**HEADS), "q_proj.qweight_type", kind) == 12
+found = loaded(LlamaConfig(**HEADS), "v_proj.weight", weight)
+require(torch.equal(found, weight), "Llama's v_proj.weight is not as in its file")
+found = loaded(LlamaConfig(**HEADS), "q_proj.qweight_type", kind)
+require(found == 12, "the type of Llama's q_proj is another")
 
 config = Qwen3MoeConfig(num_hidden_layers=2, num_experts=4, architectures=["Qwen3MoeForCausalLM"])
 names = get_weights_adapter(config).build_name_map(
@@ -70,5 +78,6 @@ names = get_weights_adapter(config).build_name_map(
 )
 for part in ("gate", "up", "down"):
     expected = f"model.layers.1.mlp.experts.0.{part}_proj.weight"
-    assert names[f"blk.1.ffn_{part}_exps.weight"] == expected, names
+    found = names[f"blk.1.ffn_{part}_exps.weight"]
+    require(found == expected, f"Qwen3-MoE's {part} is named {found}")
 print("weights of Llama, Qwen and Qwen3-MoE are named and ordered as their models want them")

@@ -26,23 +26,23 @@ def check(channel: Path) -> None:
         name = package.index["name"]
         files = {n for n in package.payload if not n.startswith(f"etc/conda/test-files/{name}/")}
         recipe = package.rendered["recipe"]
-        faults += [f"{file.name}: {fault}" for fault in _faults(package, recipe, files)]
+        faults += [f"{file.name}: {fault}" for fault in faults_of(package, recipe, files)]
         for path in sorted(SITE.sub("", n) for n in files):
             if owners.setdefault(path, name) != name:
                 faults.append(f"{file.name}: {path} is {owners[path]}'s as well")
     assert not faults, "\n".join(faults)
 
 
-def _faults(package: Package, recipe: dict[str, Any], files: set[str]) -> list[str]:
+def faults_of(package: Package, recipe: dict[str, Any], files: set[str]) -> list[str]:
     """What is wrong with one package's `files`."""
     build, faults = recipe.get("build", {}), []
     makes = build.get("script") or "inherits_from" in recipe or "recipe/build.sh" in package.info
     if files and not makes:
         faults.append(f"nothing makes its {len(files)} files, such as {min(files)}")
-    chosen = build.get("files") or ["**"]
+    chosen = build.get("files") or []
     if isinstance(chosen, list):
         chosen = {"include": chosen}
-    include, exclude = (expand(chosen.get(key) or []) for key in ("include", "exclude"))
+    include, exclude = expand(chosen.get("include") or ["**"]), expand(chosen.get("exclude") or [])
     for name in sorted(files):
         wanted = any(fnmatchcase(name, glob) for glob in include)
         if not wanted or any(fnmatchcase(name, glob) for glob in exclude):
