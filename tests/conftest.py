@@ -24,8 +24,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # what a shell starts in the background ignores Ctrl-C, and so do its children
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# by these, which GitHub's runners and terminals set, typer colours and wraps what tests read
-for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "COLUMNS"):
+# by these, which GitHub's runners and terminals set, typer colours and wraps what tests read; and
+# with a person's PYTHONPATH a driver that a test starts would find other modules
+for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "COLUMNS", "PYTHONPATH"):
     os.environ.pop(name, None)
 # as the driver has it: an expected panic of the bindings prints no stack between the dots
 os.environ["RUST_BACKTRACE"] = "0"
