@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One call of the system that fails, or at which the driver is killed (faults.c).
+"""The driver's commands, in forks of one process that has imported it, which takes half a second.
 
-Commands run in forks of one process that has imported the driver, which takes a second and more.
+In a fork one call of the system can fail, or be the one at which the driver is killed (faults.c).
 As a program this file is that process: a line of JSON for each command, and one for its end.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
+import pkgutil
 import shutil
 import signal
 import subprocess
@@ -30,7 +32,12 @@ class Ended:
     """How a command ended: its code, negative for a signal, and what it printed."""
 
     code: int
-    said: str
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
 
 
 def library(folder: Path) -> Path:
@@ -42,12 +49,14 @@ def library(folder: Path) -> Path:
 
 
 class Forks:
-    """The process that forks; a context manager."""
+    """The process that forks; a context manager. preload: of faults.c, if calls have to fail."""
 
-    def __init__(self, preload: Path, environment: dict[str, str]) -> None:
+    def __init__(self, preload: Path | None, environment: dict[str, str]) -> None:
+        faults = {"LD_PRELOAD": str(preload)} if preload else {}
+        self.environment = os.environ | environment | faults | {"PYTHONPATH": str(DRIVER)}
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | environment | {"LD_PRELOAD": str(preload), "PYTHONPATH": str(DRIVER)},
+            env=self.environment,
         )  # fmt: skip
 
     def __enter__(self) -> Forks:
@@ -59,19 +68,24 @@ class Forks:
     def __call__(self, *words: str, fault: str = "", trace: str = "", **environment: str) -> Ended:
         """Run the driver with FAULT (see faults.c); FAULT in `environment` is its children's."""
         asked: dict[str, Any] = {"words": words, "fault": fault, "trace": trace}
-        print(json.dumps(asked | {"environment": environment}), file=self.process.stdin, flush=True)
+        asked["environment"] = self.environment | environment
+        print(json.dumps(asked), file=self.process.stdin, flush=True)
         return Ended(**json.loads(self.process.stdout.readline()))
 
 
 def main() -> None:
+    import forge
     from forge.cli import main as driver
 
-    arm = ctypes.CDLL(os.environ["LD_PRELOAD"]).faults_arm
+    for found in pkgutil.walk_packages(forge.__path__, "forge."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    arm = ctypes.CDLL(preloaded).faults_arm if preloaded else lambda *_: None
 
-    def run(words: list[str], fault: str, trace: str, environment: dict[str, str], out: int) -> int:
-        for descriptor in (1, 2):
-            os.dup2(out, descriptor)
-        os.environ |= environment
+    def run(words: list[str], fault: str, trace: str, environment: dict[str, str]) -> int:
+        os.environ.clear()
+        os.environ.update(environment)
         sys.argv = ["forge", *words]
         signal.alarm(LONGEST)
         arm(fault.encode() or None, trace.encode() or None)
@@ -81,18 +95,22 @@ def main() -> None:
         return code
 
     for line in sys.stdin:
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             if not (child := os.fork()):
                 os.setpgid(0, 0)
+                for descriptor, file in enumerate((out, err), 1):
+                    os.dup2(file.fileno(), descriptor)
                 code = 70
                 try:
-                    code = run(**json.loads(line), out=said.fileno())
+                    code = run(**json.loads(line))
                 finally:
                     os._exit(code)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            said.seek(0)
-            text = said.read().decode(errors="replace")
-        print(json.dumps({"code": code, "said": text}), flush=True)
+            said = []
+            for file in (out, err):
+                file.seek(0)
+                said.append(file.read().decode(errors="replace"))
+        print(json.dumps({"code": code, "out": said[0], "err": said[1]}), flush=True)
 
 
 def reset(template: Path, world: Path) -> None:
