@@ -252,7 +252,7 @@ def test_full_build_folder(project: MiniProject, mounted: object, size: str) -> 
         (folder / name).symlink_to(target)
     done = project.forge("build-all", code=1)
     said = done.stdout + done.stderr
-    # whoever comes to the full disk first: the driver at the log, or the engine, of which it says so
+    # whoever comes to the full disk first: the driver at its log, or the engine
     log = f"cannot write {folder / 'logs/alpha.log'}: No space left on device. Make room"
     assert log in said or f"(No space left on device: {folder / 'staging/alpha'})" in said
     assert "Traceback" not in said and project.packages() == set()
