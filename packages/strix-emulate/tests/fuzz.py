@@ -43,12 +43,13 @@ _INTEGER = (
     "(({b}) & 1 ? {a} : ~{b})",
 )  # fmt: skip
 _FLOAT = ("({a} + {b})", "(MINUEND({a}) - {b})", "({a} * {b})", "({a} / {b})",
-          "({a} < {b} ? {a} : {b})", "(-{a})", "__builtin_fabs({a})",
+          "(LESSER({a}) < {b} ? {a} : {b})", "(-{a})", "__builtin_fabs({a})",
           "({a} != {b} ? {a} : {b} * 0.5)")  # fmt: skip
 #: LLVM's faults, by the operand of which LLVM must know nothing for code without the fault.
 FAULTS = {
     "MINUEND": "SelectVOP3ModsImpl takes 0.0 - x for -x",  # upstream/llvm/fsub-zero-modifier.md
-    # mended after LLVM 22: llvm-project#196418
+    # the other two are mended after LLVM 22: llvm-project#210077 and #196418
+    "LESSER": "matchSelectPattern takes x < 0 ? x : 0 for a minimum, which is -0 where x is",
     "DIVIDEND": "LowerDIVREM24 takes unsigned numbers near 2**32 for small ones",
 }
 #: Inlined at -O0 too: of a file whose kernel calls functions, all is decoded for each kernel.
@@ -67,6 +68,9 @@ typedef unsigned short u16; typedef unsigned char u8; typedef float f32; typedef
 #define HIDE(x) ({ __typeof__((x) + 0) hidden = (x); __asm__("" : "+v"(hidden)); hidden; })
 #ifndef MINUEND
 #define MINUEND(x) (x)
+#endif
+#ifndef LESSER
+#define LESSER(x) (x)
 #endif
 #ifndef DIVIDEND
 #define DIVIDEND(x) (x)
