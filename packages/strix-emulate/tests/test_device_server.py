@@ -138,6 +138,8 @@ def test_a_launch_on_two_cores() -> None:
     assert "cores: 2" in made.finish()
 
 
+#: no module or kernel: of those the tests before may have loaded a hundred
+NOBODYS = 1 << 31
 BROKEN = {
     "no such request": (77, b""),
     "cut off": (Operation.LAUNCH, b"123"),
@@ -145,12 +147,12 @@ BROKEN = {
     "no code object": (Operation.LOAD, image(b"\x7fELF" + bytes(range(200)))),
     "bundle that ends early": (Operation.LOAD, image(b"__CLANG_OFFLOAD_BUNDLE__\xff\xff\xff\xff")),
     "damaged compressed bundle": (Operation.LOAD, image(b"CCOB\x02\x00\x01\x00" + b"\xff" * 40)),
-    "no such module": (Operation.FUNCTION, protocol.MODULE.pack(99, 0) + b"add"),
-    "a name that is no text": (Operation.SYMBOL, protocol.MODULE.pack(99, 0) + b"\xff\xfe"),
+    "no such module": (Operation.FUNCTION, protocol.MODULE.pack(NOBODYS, 0) + b"add"),
+    "a name that is no text": (Operation.SYMBOL, protocol.MODULE.pack(NOBODYS, 0) + b"\xff\xfe"),
     "place what is not there": (Operation.PLACE, protocol.PLACE.pack(9, 0, 1 << 63)),
-    "unload what is not there": (Operation.UNLOAD, protocol.MODULE.pack(98, 0)),
-    "kernels of no module": (Operation.KERNELS, protocol.MODULE.pack(97, 0)),
-    "no such kernel": (Operation.LAUNCH, launch(1234)),
+    "unload what is not there": (Operation.UNLOAD, protocol.MODULE.pack(NOBODYS, 0)),
+    "kernels of no module": (Operation.KERNELS, protocol.MODULE.pack(NOBODYS, 0)),
+    "no such kernel": (Operation.LAUNCH, launch(NOBODYS)),
 }
 
 
