@@ -33,9 +33,8 @@ without memory, on a mock gfx1151. Elsewhere the table answers, which was
 
 How far a choice is proven: *compiled* for gfx1151; *interpreted*: in Triton's interpreter, against
 float64; *emulated*: the compiled code executed on a CPU, against float64; *emulated by hand*: so
-with a [vLLM](../evidence/2026-11-23-vllm-by-hand.md) ([experts in FP8,
-MXFP4 and 4 bits](../evidence/2026-11-24-vllm-by-hand.md)) and a
-[torch](../evidence/2026-11-23-torch-by-hand.md) that were compiled by hand. A proof covers what the
+with a [vLLM](../evidence/2026-11-26-vllm-by-hand.md) and a
+[torch](../evidence/2026-11-24-torch-by-hand.md) that were compiled by hand. A proof covers what the
 [checks](validate.md#check-vllms-kernels) launch, not the layer around it. No model ran on gfx1151.
 
 Of a folder in diffusers' layout (`model_index.json`: Stable Diffusion, Flux and others),
