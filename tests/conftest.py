@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fixtures of all tests. A test's folder is its marker: unit, integration or end_to_end."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

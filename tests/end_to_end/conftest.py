@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a user of a published channel meets: conda-forge, our channel on a server, a home folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The aotriton recipe's own code on small kernels: compiled, killed, resumed, packed, checked."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

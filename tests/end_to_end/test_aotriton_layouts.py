@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The argument layouts of AOTriton's code objects; the images' package test runs the kernels."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The emulator in the installed stack; both products' own tests run with them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A real pixi on a channel that we published: install, yank, update, revisions, damage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

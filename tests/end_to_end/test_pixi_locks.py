@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Locks of a real pixi, with conda-forge's real records (data/conda-forge)."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A clone on a machine with pixi and without a network: pixi cannot make its environment there."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 SECURITY.md says it of pixi. Once it is not so any more, this fails, and SECURITY.md says too much.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@
 Ours stays, and where it is not enough the solve fails and names what it would have taken.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

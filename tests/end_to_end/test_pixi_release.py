@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The last steps of test_release.py with a real pixi, and the other ways to what was published."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A clone of this repository in the hands of somebody who has pixi: tasks, launcher, builds."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

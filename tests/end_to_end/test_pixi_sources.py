@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Our recipes as source dependencies of a pixi workspace: no channel, no driver (docs/build.md)."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """docs/workspaces.md: a project for several machines, and a stack as a container."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

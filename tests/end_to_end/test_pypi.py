@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A PyPI package in an installed stack: pip keeps our torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The README's own path in a copy of the checkout: build-all, status, lock, install, run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ conda-forge is a stand-in on loopback (support/stand_in.py), its pytorch a text 
 the driver locks and installs; test_pixi_release.py goes the same last steps with pixi.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

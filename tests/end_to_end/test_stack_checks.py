@@ -4,8 +4,6 @@
 No Hugging Face hub can be reached: what would ask it fails.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

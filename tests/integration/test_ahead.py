@@ -4,8 +4,6 @@
 The stand-in has one package without content for each requirement, in a version that satisfies it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The package checks on shared libraries that gcc links: right ones pass, wrong ones are named."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A build whose driver is killed, or whose disk fails, at one call: the next one completes it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

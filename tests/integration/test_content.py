@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Content decides what is built: exactly the changed recipe and its dependents, never in place."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 A machine is a small /sys/class, bound over the real one in a mount namespace.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

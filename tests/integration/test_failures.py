@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Bad input and bad luck: one clear message, the right exit code, and nothing lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -5,8 +5,6 @@ Each package is given to our check, and to rattler's installer by a URL as pixi 
 the check refuses it, or what is installed is what was judged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

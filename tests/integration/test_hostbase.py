@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The host base: its channel is host-bound, and the compilers resolve."""
 
-from __future__ import annotations
-
 import json
 
 from support.project import MiniProject

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Packages, indexes, locks and caches made to harm: one line, exit code, nothing written."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import re

@@ -4,8 +4,6 @@
 pyproject.toml says why there are two versions. All other tests run with requirements.txt's.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import metadata

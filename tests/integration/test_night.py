@@ -6,8 +6,6 @@ fixed points: before the n-th command or rename of the script, or in the middle 
 script, of its test, or of the validator.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

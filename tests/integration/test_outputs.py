@@ -5,8 +5,6 @@ What is staged is a list of empty files, the rest is the recipe's own: names, or
 `files`. `MiniProject.forge` holds what comes out against it.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Mutants for the readers of both products, of another seed than their packages' own tests take."""
 
-from __future__ import annotations
-
 import ast
 import os
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Each package has provenance, and a file that differs from it is found out."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The publishing commands, and what solvers and installers make of a published channel."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

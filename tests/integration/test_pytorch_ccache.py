@@ -5,8 +5,6 @@ torch's HIP objects: with clang and ccache of this machine and the recipe's own 
 needs no ROCm. AOTriton's library: by its build_library.sh, with a CMake project of one file.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

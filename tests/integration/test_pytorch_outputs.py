@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The pytorch recipe's outputs divide what its build installs, in a real build of a small tree."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ A moment is the N-th call that changes a file, counted over the driver, rattler-
 and pixi together; N is drawn by FORGE_SEED, between the first and the last of an unkilled run.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The rehearsal's makers on a Debian of a few files: layout, run_exports, overlay, refusals."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The rocm-sdk recipe on a small tree of the same shape: what is staged, dropped and refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

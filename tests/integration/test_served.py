@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Stacks from a channel that a web server serves: locks, installs from them, what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sources are fetched, checked and kept before a build, which then needs no network."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Stacks without pixi: solve, lock, install exactly the lock, run activated."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Real recipes with what PyPI serves: patches apply, and a recipe is moved to another release."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

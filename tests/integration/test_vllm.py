@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """vLLM's real sources with our patches, without installing it: detection, memory, metadata."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

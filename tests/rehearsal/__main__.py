@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The recipes themselves, run without conda-forge, AMD and GitHub: docs/rehearsal.md."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

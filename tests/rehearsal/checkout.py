@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A copy of the checkout whose pins name the stand-ins, and the driver run in it."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import itertools
@@ -16,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from rehearsal import debian, therock, thin_torch
 from support.project import CHECKOUT
@@ -52,7 +51,7 @@ class Place:
     folder: Path
 
     @classmethod
-    def at(cls, folder: Path) -> Place:
+    def at(cls, folder: Path) -> Self:
         """Raises Refused for a folder in the checkout."""
         folder = folder.resolve()
         if folder.is_relative_to(CHECKOUT):

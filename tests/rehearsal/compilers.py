@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Debian's compilers as conda-forge lays them out: a triple, a sysroot, activation variables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path

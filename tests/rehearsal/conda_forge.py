@@ -5,8 +5,6 @@ rattler-build makes what Debian has, by a recipe that is written here, because a
 other way has no run_exports: without them a wrong list of dependencies passes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the packages of a Debian installation hold, as dpkg knows it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -5,8 +5,6 @@ What differs from AMD's: the version; libraries with code for all of Debian's GP
 one GPU's; no profiler and no CHOLMOD (empty libraries; libhipsolver is made to need the latter).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -6,8 +6,6 @@ does not name becomes an object with an empty code object in it and nothing that
 The link defines what is then missing, by a function that throws.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 Edits = list[tuple[str, str, str]]

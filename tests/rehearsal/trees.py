@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Files of Debian's packages, laid out in another tree by a table of moves."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@ what a package runs with first, and keeps none without its tests: so this one go
 its own, and never into a channel.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import threading

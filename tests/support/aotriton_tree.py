@@ -5,8 +5,6 @@ v3python.{database_compose, generate, compile, aks2, write_image_signature} and 
 which are no attention but are named as the checks expect.
 """
 
-from __future__ import annotations
-
 import lzma
 import struct
 from pathlib import Path

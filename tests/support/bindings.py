@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The bindings to rattler and rattler-build in the versions of pixi.lock."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

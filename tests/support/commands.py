@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Command lines of the driver in this process: those that documents show, and how they end."""
 
-from __future__ import annotations
-
 from typer.testing import CliRunner
 
 from forge.cli.main import app

@@ -4,8 +4,6 @@
 What the conda-forge records lack is listed in data/conda-forge/lacks.yaml, and is left out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Archives by hand: conda packages with members that no well-meaning tool makes, and sources."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

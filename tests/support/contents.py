@@ -5,8 +5,6 @@
 suite builds is opened.
 """
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path

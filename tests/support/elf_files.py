@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Code objects and offload bundles made up byte by byte, and shared libraries linked by gcc."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 from pathlib import Path

@@ -5,8 +5,6 @@ In a fork one call of the system can fail, or be the one at which the driver is 
 As a program this file is that process: a line of JSON for each command, and one for its end.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json
@@ -19,7 +17,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 SOURCE = Path(__file__).with_suffix(".c")
 DRIVER = Path(__file__).parents[2] / "src"
@@ -59,7 +57,7 @@ class Forks:
             env=self.environment,
         )  # fmt: skip
 
-    def __enter__(self) -> Forks:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,8 +6,6 @@ is JSON: the whole check's exit status and words, its status for each fault, of 
 where bitsandbytes is installed, and what the recipe said of each input.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

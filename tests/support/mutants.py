@@ -10,8 +10,6 @@ The seed is fixed, so that no run fails by chance. FORGE_SEED=N takes another: m
 prove that seed alone, hence CONTRIBUTING.md has a command for many, and a workflow draws new ones.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A clone with docs/night.py that finds a mock machine, and what a night packed."""
 
-from __future__ import annotations
-
 import shutil
 import tarfile
 from pathlib import Path

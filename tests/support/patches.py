@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What every patch says of itself, a patch that says it, and the text that it applies to."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A real pixi: run as a user runs it, with a home folder of the test's own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Places for the bytes of hostile packages, generated: alone and two packages together."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Recipes rendered by rattler-build with the two committed variant files and nothing of ours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

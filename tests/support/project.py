@@ -5,8 +5,6 @@ Also copies of the checkout. What is slow to make is shared with it: the host ba
 sources.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The pytorch recipe's programs as modules, and a source tree and tools for its build script."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

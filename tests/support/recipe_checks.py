@@ -5,8 +5,6 @@ Importing this module makes `checks` importable, as in a package test. Tests of 
 files skip without pyelftools: `pytest.importorskip("elftools")`.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Packages as users get them: built on the conda-forge base, published to a folder, served."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A small tree of the shape of TheRock's distribution, its ELF files made by the host's gcc."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tarfile

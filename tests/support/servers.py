@@ -5,8 +5,6 @@ rattler keeps an index by its address in the cache of the home folder, and ports
 used before it would take what another test served there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import http.server
@@ -21,7 +19,7 @@ from uuid import uuid4
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     """Serves a folder as any static host does, without a line per request."""
 
-    server: Server
+    server: "Server"
 
     def parse_request(self) -> bool:
         """Read a request; its path is then what follows the server's address."""

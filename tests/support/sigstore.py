@@ -5,8 +5,6 @@ Nothing here is reached over a network. The formats are those of sigstore/protob
 (bundle v0.3, trusted root v0.1), RFC 6962 (timestamps of certificates) and C2SP tlog-checkpoint.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A Python package index in a folder: NAME/FILE, as the simple API lists it."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

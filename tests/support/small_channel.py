@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A channel of small packages, and a workspace that takes them from it."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path

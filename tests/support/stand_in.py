@@ -9,8 +9,6 @@ they are the same. Clients find it as people behind a mirror find theirs: throug
 configuration of a home folder.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Channels to publish in tests, and clients that look at what is published."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

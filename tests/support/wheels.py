@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Wheels for every Python, of text files."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import zipfile

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A project whose commands are killed, or whose disk fails, with all that they work on."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Channels to publish and to install from, and a folder to publish to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

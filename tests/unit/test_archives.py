@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Archives of sources: unpacked whole and inside their folder, or refused in one line."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile

@@ -4,8 +4,6 @@
 The public Sigstore is not reached: what differs there is the trusted root.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

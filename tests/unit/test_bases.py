@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Choosing a base: what answers, what does not, and what is said about it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

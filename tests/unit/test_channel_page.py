@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The page of a published channel: every figure is the index's, and it fits its screen."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

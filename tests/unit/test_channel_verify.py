@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`forge channel verify` finds each planted damage, and the next publish mends index files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`forge lint`, and the copy of the checkout that tests build in."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

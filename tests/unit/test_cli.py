@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The command line: where options may stand, what is passed on, how it ends."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What counts as content: what git would track, inside and outside of git."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What opens every package that the suite builds finds what a recipe's `files` do not say."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

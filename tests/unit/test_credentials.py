@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A credential in a URL, wherever that stands, is in no message and no file of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

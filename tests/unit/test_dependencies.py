@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One list of dependencies, under PyPI's names and conda-forge's; the versions that are tested."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What pages name exists: commands of the driver and of both products, tasks, workspaces, files."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

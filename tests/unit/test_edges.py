@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Odd surroundings: paths of a checkout, pipes for files, Ctrl-C at once, foreign modules."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

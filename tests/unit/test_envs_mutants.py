@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Manifests and locks from anywhere: read right, or refused with one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

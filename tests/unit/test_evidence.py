@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every record in evidence/ is valid, and README's table claims nothing that nothing shows."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@
 The calls are fixed: the N-th of a kind whose path contains some text (support/faults.c).
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Package tests use the GPU where KFD names a gfx1151, and nowhere else."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The host base without making one: wheels, requirements, what pip reports, and its lock."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

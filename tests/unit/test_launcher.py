@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`./forge` and pixi: a command line reaches the driver unchanged, and what it says without one."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What killed commands left goes with `forge status`; what a running one uses stays."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 from pathlib import Path

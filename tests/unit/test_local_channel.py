@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The local channel: what is damaged is named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """pixi.lock of the build tools, and what every manifest and lock of the repository has to be."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The mutation harness itself: it repeats, it changes things, and it fails on a bad reader."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import subprocess

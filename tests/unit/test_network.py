@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """pixi's configuration of the network, as the driver follows it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

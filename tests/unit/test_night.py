@@ -4,8 +4,6 @@
 With the real driver, killed, it runs in tests/integration/test_night.py.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

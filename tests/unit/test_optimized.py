@@ -4,8 +4,6 @@
 The two products have such a test of their own.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

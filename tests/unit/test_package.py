@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Reading packages and records, with packages that were assembled and not built."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

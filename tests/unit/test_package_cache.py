@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """rattler's package cache: what is offered to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks that run inside packages can fail: each is shown good data and bad."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

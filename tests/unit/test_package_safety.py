@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Packages that would write outside the prefix, or show an installer more than a checker."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tarfile

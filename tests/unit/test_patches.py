@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every patch of this repository, and what lint and check must refuse."""
 
-from __future__ import annotations
-
 import re
 import tarfile
 import zipfile

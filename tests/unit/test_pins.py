@@ -5,8 +5,6 @@ A package that was built with a pin depends on what the pin exports. So a pin is
 the packages that it selects satisfy hardly a dependency of the newest records.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ verify` find each. rattler alone, which is pixi's installer, lets those of LET_T
 SECURITY.md and upstream/rattler say so. pixi itself: end_to_end/test_pixi_places.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from pathlib import Path

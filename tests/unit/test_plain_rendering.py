@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Recipes render without the driver, as rattler-build's own command line does it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Recipes are rendered, ordered and refused without anything being built."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a build costs is said, and a small machine refused, before anything is fetched."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a killed build left behind is ended, and nothing else."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

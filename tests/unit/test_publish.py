@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Publishing to a folder: what may go, what a client sees at every moment, what can be undone."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

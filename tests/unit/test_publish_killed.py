@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A publisher that is killed: no client sees a half index, and the next publish completes it."""
 
-from __future__ import annotations
-
 import contextlib
 import urllib.error
 from pathlib import Path

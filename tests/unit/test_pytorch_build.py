@@ -4,8 +4,6 @@
 The build takes hours and an SDK; here the script runs on a mock source tree with mock tools.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

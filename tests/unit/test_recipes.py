@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every recipe of this repository on both bases."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The activation scripts of the rocm-sdk packages: they restore what they changed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

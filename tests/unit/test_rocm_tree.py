@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """tree.py's rules that need no library: paths of AMD's build machine, and MIOpen's databases."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """SECURITY.md's table of attackers: one promise a row, with the test that shows it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

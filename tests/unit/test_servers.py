@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tests' own servers: rattler's cache of a home folder has nothing of an address before."""
 
-from __future__ import annotations
-
 import http.server
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a published channel tells hosts and clients: revisions, names on PyPI, caching."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ They never hang up, so a request that does not give up holds its test for ever.
 `trickle` sends the very head of its answer so, `slow` the body alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

@@ -5,8 +5,6 @@ Ours are the rendered outputs, as records without files. What the conda-forge re
 listed in data/conda-forge/lacks.yaml, and is not counted as solved.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

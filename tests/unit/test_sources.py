@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What recipes may name as a source, and where its file is found: pip's configuration decides."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

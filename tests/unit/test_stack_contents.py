@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a stack brings with it, by real conda-forge records: nothing that a server does not need."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The subpackages of the two products: what each shows to others, and that others take no more."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

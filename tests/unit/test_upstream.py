@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Each patch has a report to its project, and each report what that project needs to act on it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

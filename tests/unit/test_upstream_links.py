@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What `outdated` says of the links in Upstream-Status, asked of a mock of GitHub's API."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

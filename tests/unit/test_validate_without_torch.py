@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """strix-validate where torch is not installed: each command of which docs/validate.md says so."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`forge channel verify` over HTTP."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

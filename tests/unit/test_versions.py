@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`outdated`, and moves to another release, with an index, files and tags in folders of here."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from collections.abc import Callable

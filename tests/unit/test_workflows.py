@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """GitHub's workflows: linted, pinned, without secrets, made of commands that there are."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
