@@ -208,14 +208,6 @@ def moved(index: Index) -> Moved:
     return Moved(index)
 
 
-def test_a_recipe_that_moved_is_told_what_to_write(moved: Moved) -> None:
-    """The file is kept, so that it is not fetched again once the recipe names it."""
-    moved.refused("; pip's index states the same. If the recipe has just moved", "find out why")
-    assert moved.kept() == [moved.found]
-    moved.file.unlink()
-    assert moved.fetch(moved.found).read_bytes() == moved.content
-
-
 def test_nobody_states_the_sha256(moved: Moved) -> None:
     for fragment in ("", "#md5=0123"):
         moved.lists(fragment)

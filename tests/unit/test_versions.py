@@ -213,6 +213,7 @@ def test_a_move_to_another_release(world: World) -> None:
     done = world.forge("sources", "fetch", "toy")
     assert done.exit_code == 1
     assert f"has sha256 {new}, the recipe says {old}; pip's index states the same" in done.output
+    assert "If the recipe has just moved" in done.output and "find out why" in done.output
     world.edit("toy", **{old: new})
     (world.hosts / "files" / "toy-1.1.1.tar.gz").unlink()  # it was kept, so it is not fetched again
     assert world.forge("sources", "fetch", "toy").exit_code == 0
