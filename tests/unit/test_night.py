@@ -29,9 +29,6 @@ if words[0] == "plan":
     print("alpha: 0 GiB to download, 1 GiB of disk, 1 GiB of memory per job, 6 CPU hours")
     print("beta: 0 GiB to download, 1 GiB of disk, 1 GiB of memory per job, 1.5 CPU hours")
     print("in all: 0 GiB to download, 2 GiB of disk with it, 1 jobs in 1 GiB, 7.5 CPU hours")
-if (trouble := os.environ.get("TROUBLE", "")) and words[0] == "plan":
-    print(trouble)
-    sys.exit(3)
 with (root / "begun").open("a") as begun:
     begun.write(" ".join(words[:2]) + "\\n")
 print("working on", *words, flush=True)
@@ -207,20 +204,6 @@ def test_the_new_home_knows_the_owners_mirrors(owner: Owner, tmp_path: Path) -> 
     (home / ".pixi/config.toml").write_text("[mirrors]\n")
     assert owner.night(HOME=str(home)).returncode == 0
     assert (owner.to / "home/.pixi/config.toml").read_text() == "[mirrors]\n"
-
-
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        "a build would not start: it needs 118 GiB of disk, and there are 20",
-        "whether conda-forge has all that is needed is not known: no answer",
-    ],
-)
-def test_trouble_is_one_line_before_anything_is_spent(owner: Owner, trouble: str) -> None:
-    done = owner.night(TROUBLE=trouble)
-    assert done.returncode == 3
-    assert done.stderr.splitlines() == [f"night: not started: {trouble}"]
-    assert not (owner.root / "begun").exists() and not (owner.to / "night.tar.gz").exists()
 
 
 def test_no_gpu(owner: Owner) -> None:
