@@ -19,7 +19,7 @@ from support.static_channel import Source
 
 from forge.bases import PUBLISHED
 from forge.channel import StaticChannel
-from forge.errors import Failed, ForgeError, NotAttempted
+from forge.errors import Failed, NotAttempted
 from forge.files import digest_tree
 
 POSITIONS = 20  # in each of three packages
@@ -242,25 +242,6 @@ def test_a_download_that_breaks_in_the_middle_is_repeated(url: str, tmp_path: Pa
     assert {2, 3} <= set(Flipping.hung_up.values()), "the server hung up"
 
 
-def test_every_flipped_byte_of_a_file_is_found(channel: Path, tmp_path: Path) -> None:
-    """The same for a channel in a folder, where rattler's cache might hide it."""
-    local = tmp_path / "channel"
-    shutil.copytree(channel, local)
-    chosen = workspace(tmp_path / "app", local.as_uri())
-    chosen.lock()
-    assert chosen.install("default", tmp_path / "cache") == 3
-    for file in local.glob("noarch/*.conda"):
-        content = file.read_bytes()
-        for position in positions(file):
-            flipped = bytearray(content)
-            flipped[position] ^= 1
-            file.write_bytes(flipped)
-            with pytest.raises(Failed, match=file.name):
-                chosen.install("default", tmp_path / "cache")
-        file.write_bytes(content)
-    assert chosen.install("default", tmp_path / "cache") == 3
-
-
 def test_a_good_copy_in_the_cache_is_used(url: str, tmp_path: Path) -> None:
     """Nothing is downloaded then, so nothing that the server sends can matter."""
     good = workspace(tmp_path / "good", url)
@@ -275,7 +256,6 @@ def test_a_good_copy_in_the_cache_is_used(url: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(url: str, tmp_path: Path) -> None:
-    """And what was installed in part is not run."""
     chosen = workspace(tmp_path / "app", url)
     chosen.lock()
     text = chosen.lock_file.read_text()
@@ -283,9 +263,6 @@ def test_a_missing_package_is_named(url: str, tmp_path: Path) -> None:
     missing = r"/noarch/alpha-9\.9-h1234567_0\.conda: .*404"
     with pytest.raises(Failed, match=missing):
         chosen.install("default", tmp_path / "cache")
-    (chosen.prefix("default") / "conda-meta").mkdir(parents=True)
-    with pytest.raises(ForgeError, match=r"is not what .* names .* run forge install app"):
-        chosen.run("default", ["true"])
     chosen.lock_file.write_text(text)
     chosen.install("default", tmp_path / "cache")
     if not (child := os.fork()):  # `run` becomes the command

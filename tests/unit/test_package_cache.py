@@ -111,15 +111,17 @@ def test_what_lies_in_the_cache_is_taken_as_it_is(record: RepoDataRecord, tmp_pa
         assert mark.read_bytes() == right and folder.stat().st_ino != before
 
 
-def test_a_changed_package_is_not_unpacked(record: RepoDataRecord, tmp_path: Path) -> None:
-    """Whichever hash is greater; nor is one that is gone, or longer."""
+def test_a_changed_package_is_not_taken(record: RepoDataRecord, tmp_path: Path) -> None:
+    """Whichever hash is greater; nor is one that is gone, or longer; even if the cache has it."""
+    cache.fill(tmp_path / "filled", [record])
     file = tmp_path / "channel/noarch" / record.file_name
     whole = file.read_bytes()
     changed = [whole[:-1] + bytes([whole[-1] ^ 1 << bit]) for bit in range(8)]
     for content in [*changed, whole[:-1], whole + b"x"]:
         file.write_bytes(content)
-        with pytest.raises(Failed, match=r"alpha-1\.0.*differs from its lock"):
-            cache.fill(tmp_path / "cache", [record])
+        for folder in ("cache", "filled"):
+            with pytest.raises(Failed, match=r"alpha-1\.0.*differs from its lock"):
+                cache.fill(tmp_path / folder, [record])
     file.unlink()
     with pytest.raises(Failed, match="is locked but missing"):
         cache.fill(tmp_path / "cache", [record])
