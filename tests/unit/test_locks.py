@@ -15,7 +15,6 @@ import yaml
 import zstandard
 from rattler import LockFile
 from rattler.exceptions import SolverError
-from support.lock_format import PACKAGE_KEYS
 from support.project import CHECKOUT
 
 from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
@@ -56,29 +55,6 @@ def test_every_record_is_one_of_conda_forge() -> None:
         record = there[package["conda"]]
         for key in ("sha256", "md5", "size", "license", "depends"):
             assert package.get(key) == (record.get(key) or None), package["conda"]
-
-
-def test_structure_is_that_of_pixi() -> None:
-    """Version 7: sections, platforms, environments, each package once, keys in pixi's order."""
-    lock = yaml.safe_load(LOCK.read_text())
-    assert list(lock) == ["version", "platforms", "environments", "packages"]
-    assert lock["version"] == 7
-    minimal = ["__unix=0=0", "__linux=4.18", "__glibc=2.28", "__archspec=0=x86_64"]
-    assert lock["platforms"] == [{"name": "linux-64", "virtual-packages": minimal}]
-    environments = ["bare", "default", "dev", "lint", "pack"]
-    assert sorted(lock["environments"]) == list(lock["environments"]) == environments
-    used = set()
-    for environment in lock["environments"].values():
-        assert list(environment) == ["channels", "packages"]
-        assert environment["channels"] == [{"url": f"{CONDA_FORGE}/"}]
-        urls = [entry["conda"] for entry in environment["packages"].get("linux-64", [])]
-        assert len(urls) == len(set(urls))
-        used |= set(urls)
-    assert [package["conda"] for package in lock["packages"]] == sorted(used)
-    for package in lock["packages"]:
-        keys = list(package)
-        assert keys[0] == "conda" and keys == sorted(keys, key=PACKAGE_KEYS.index)
-        assert {"sha256", "md5", "license", "size", "timestamp"} <= set(keys)
 
 
 def problems(folder: Path, text: str) -> list[str]:
