@@ -10,7 +10,9 @@ from forge.errors import ForgeError
 def understood(words: list[str]) -> bool:
     """Whether the driver knows a line, up to what it passes on; --help keeps it from running."""
     stops = [words.index(stop) + 1 for stop in ("run", "test") if stop in words]
-    return CliRunner().invoke(app, [*words[: min(stops, default=None)], "--help"]).exit_code == 0
+    words = words[: min(stops, default=None)]
+    value = ["x"] if words[-1].startswith("-") else []  # or --help would be the last option's
+    return CliRunner().invoke(app, [*words, *value, "--help"]).exit_code == 0
 
 
 def refused(*words: str, **environment: str) -> ForgeError:
