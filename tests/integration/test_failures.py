@@ -314,20 +314,7 @@ def test_a_named_pipe_in_a_package(project: MiniProject) -> None:
     assert project.packages() == set() and processes_in(project.root) == []
 
 
-def test_one_bad_recipe_fails_alone(project: MiniProject) -> None:
-    project.recipe("alpha")
-    project.recipe("beta", run=["alpha"])
-    project.recipe("gamma")
-    (project.root / "recipes" / "alpha" / "recipe.yaml").write_bytes(b"\xff")
-    assert "alpha/recipe.yaml" in project.forge("build-all", code=2).stderr
-    assert project.packages() == set()
-    done = project.forge("build-all", "--continue-on-failure", code=1)
-    assert "failed: alpha: " in done.stderr and "not attempted: beta: needs alpha" in done.stderr
-    assert {p.split("-")[0] for p in project.packages()} == {"gamma"}
-    assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_one_bad_source_or_patch_fails_alone(project: MiniProject, tmp_path: Path) -> None:
+def test_one_bad_recipe_source_or_patch_fails_alone(project: MiniProject, tmp_path: Path) -> None:
     """Before its build; what other recipes wait for goes on."""
     (project.root / "build" / "sources").unlink()
     archive = tmp_path / "demo-1.0.tar.gz"
@@ -335,6 +322,9 @@ def test_one_bad_source_or_patch_fails_alone(project: MiniProject, tmp_path: Pat
     source = f"[{{url: 'http://upstream.invalid/{archive.name}', sha256: {sha256_file(archive)}}}]"
     project.recipe("archive", source=source)
     project.forge("sources", "add", str(archive))
+    (project.recipe("alpha") / "recipe.yaml").write_bytes(b"\xff")
+    project.recipe("beta", run=["alpha"])
+    assert "alpha/recipe.yaml" in project.forge("build-all", code=2).stderr
     hostile = "--- /dev/null\n+++ b/../../../out\n@@ -0,0 +1 @@\n+x\n"
     for name, patch in (
         ("leaves", hostile.encode()),
@@ -352,6 +342,7 @@ def test_one_bad_source_or_patch_fails_alone(project: MiniProject, tmp_path: Pat
     project.recipe("yota")
     done = project.forge("build-all", "--continue-on-failure", code=1, TMPDIR="/nowhere")
     assert {p.split("-")[0] for p in project.packages()} == {"zeta"}
+    assert "failed: alpha: " in done.stderr and "not attempted: beta: needs alpha" in done.stderr
     assert f"{archive} cannot be unpacked".partition("/demo")[2] in done.stdout
     assert "a.patch: it names" in done.stdout and "a.patch is not UTF-8" in done.stdout
     assert "a.patch: error: patch failed: text:1" in done.stdout

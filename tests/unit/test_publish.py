@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.static_channel import BUILD, Source, findings, lock_of, solve, tree, unzstd
+from support.servers import served
+from support.small_channel import workspace
+from support.static_channel import BUILD, Source, findings, tree, unzstd
 
 from forge.channel import publish as static
 from forge.channel.publish import StaticChannel
@@ -51,19 +53,22 @@ def test_folder(source: Source, target: Path) -> None:
 
 
 def test_revision_is_a_channel(source: Source, target: Path, tmp_path: Path) -> None:
-    """A solver takes from it what the channel had then, and the files from where they are."""
+    """Locked from it is what the channel had then, and the files come from where they are."""
     old = source.make("alpha")
+    source.make("beta")
     StaticChannel(target).publish(source)
     StaticChannel(target).publish(source, [old])
     source.make("alpha", "2.0")
     StaticChannel(target).publish(source)
     revision = target / "revisions/1"
-    assert solve(revision.as_uri(), tmp_path / "cache", "alpha") == {old}
     for subdir in ("noarch", "linux-64"):
         plain = json.loads((revision / subdir / "repodata.json").read_bytes())
         assert json.loads(unzstd((revision / subdir / "repodata.json.zst").read_bytes())) == plain
-    lock = lock_of(revision.as_uri(), tmp_path / "pixi.lock", "alpha").read_text()
-    assert f"{target}/noarch/{old}.conda" in lock
+    with served(target) as url:
+        app = workspace(tmp_path / "app", f"{url}/revisions/1")
+        assert app.lock() == {"default": 2}
+        assert f"- conda: {url}/noarch/{old}.conda" in app.lock_file.read_text()
+        assert app.install("default", tmp_path / "cache") == 2
 
 
 def test_run_exports(source: Source, target: Path) -> None:
