@@ -2,6 +2,7 @@
 """The rocm-sdk recipe on a small tree of the same shape: what is staged, dropped and refused."""
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -111,79 +112,60 @@ def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
     assert "lib/host-math/lib/libcholmod.so.5" in parts["libraries"]
 
 
-def other_commit(source: Path) -> str:
-    (source / tree.MANIFEST).write_text(json.dumps({"the_rock_commit": "0" * 40}))
-    return f"names TheRock commit {'0' * 40}, the recipe {sdk_tree.COMMIT}"
+def library(name: str, *needs: str) -> Callable[[Path], object]:
+    """Link a library of a tree anew."""
+    return lambda source: sdk_tree.library(source / name, [*needs])
 
 
-def no_manifest(source: Path) -> str:
-    (source / tree.MANIFEST).unlink()
-    return "is not a TheRock manifest"
+# what is done to a tree, and what is said of it; FFTW is left out, and core is installed alone
+SPOILED_TREES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another commit": (
+        lambda s: (s / tree.MANIFEST).write_text(json.dumps({"the_rock_commit": "0" * 40})),
+        f"names TheRock commit {'0' * 40}, the recipe {sdk_tree.COMMIT}",
+    ),
+    "no manifest": (lambda s: (s / tree.MANIFEST).unlink(), "is not a TheRock manifest"),
+    "dangling": (
+        lambda s: (s / "lib/libgone.so.1").symlink_to("libgone.so.1.0"),
+        "lib/libgone.so.1 is a link to libgone.so.1.0, which is not in the tree",
+    ),
+    "absolute": (
+        lambda s: (s / "lib/libhost.so").symlink_to("/lib/x86_64-linux-gnu/libc.so.6"),
+        "lib/libhost.so is a link to /lib",
+    ),
+    "unexpected": (lambda s: (s / "surprise").touch(), "surprise: no rule"),
+    "cut": (
+        lambda s: os.truncate(s / "lib/librocblas.so.5.0", 70),
+        "librocblas.so.5.0 is not a readable ELF file",
+    ),
+    "own runtime": (lambda s: (s / tree.RUNTIME_LINKS[0]).touch(), "already exists"),
+    "no header": (
+        lambda s: (s / "include/amd_smi/amdsmi.h").unlink(),
+        "the tree has no include/amd_smi/amdsmi.h",
+    ),
+    "foreign in core": (
+        library("lib/libamd_comgr.so.3", "libtinfo.so.6"),
+        "core: lib/libamd_comgr.so.3 needs libtinfo.so.6, which no package has",
+    ),
+    "foreign in libraries": (
+        library("lib/librocfft.so.0", "libfftw3.so.3"),
+        "libraries: lib/librocfft.so.0 needs libfftw3.so.3, which no package has",
+    ),
+    "of a later package": (
+        library("lib/libamd_comgr.so.3", "librocblas.so.5"),
+        "core: lib/libamd_comgr.so.3 needs librocblas.so.5",
+    ),
+    "no cholmod": (
+        library("lib/libhipsolver.so.1"),
+        "nothing needs lib/host-math/lib/libcholmod.so: take its GPL out",
+    ),
+}
 
 
-def dangling(source: Path) -> str:
-    (source / "lib/libgone.so.1").symlink_to("libgone.so.1.0")
-    return "lib/libgone.so.1 is a link to libgone.so.1.0, which is not in the tree"
-
-
-def absolute(source: Path) -> str:
-    (source / "lib/libhost.so").symlink_to("/lib/x86_64-linux-gnu/libc.so.6")
-    return "lib/libhost.so is a link to /lib"
-
-
-def unexpected(source: Path) -> str:
-    (source / "surprise").mkdir()
-    (source / "surprise/file").touch()
-    return "surprise/file: no rule"
-
-
-def broken(source: Path) -> str:
-    path = source / "lib/librocblas.so.5.0"
-    path.write_bytes(path.read_bytes()[:70])
-    return "librocblas.so.5.0 is not a readable ELF file"
-
-
-def foreign_in_core(source: Path) -> str:
-    sdk_tree.library(source / "lib/libamd_comgr.so.3", ["libtinfo.so.6"])
-    return "core: lib/libamd_comgr.so.3 needs libtinfo.so.6, which no package has"
-
-
-def foreign_in_libraries(source: Path) -> str:
-    """FFTW is left out; what would need it is not."""
-    sdk_tree.library(source / "lib/librocfft.so.0", ["libfftw3.so.3"])
-    return "libraries: lib/librocfft.so.0 needs libfftw3.so.3, which no package has"
-
-
-def library_of_a_later_package(source: Path) -> str:
-    """core is installed alone as well."""
-    sdk_tree.library(source / "lib/libamd_comgr.so.3", ["librocblas.so.5"])
-    return "core: lib/libamd_comgr.so.3 needs librocblas.so.5"
-
-
-def no_cholmod(source: Path) -> str:
-    sdk_tree.library(source / "lib/libhipsolver.so.1", [])
-    return "nothing needs lib/host-math/lib/libcholmod.so: take its GPL out"
-
-
-def own_runtime(source: Path) -> str:
-    (source / tree.RUNTIME_LINKS[0]).touch()
-    return "already exists"
-
-
-def no_header(source: Path) -> str:
-    (source / "include/amd_smi/amdsmi.h").unlink()
-    return "the tree has no include/amd_smi/amdsmi.h"
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        other_commit, no_manifest, dangling, absolute, unexpected, broken, own_runtime, no_header,
-        foreign_in_core, foreign_in_libraries, library_of_a_later_package, no_cholmod,
-    ],
-)  # fmt: skip
-def test_refused(source: Path, tmp_path: Path, spoil) -> None:
-    message = spoil(source)
+@pytest.mark.parametrize(("spoil", "message"), SPOILED_TREES.values(), ids=SPOILED_TREES)
+def test_refused(
+    source: Path, tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(source)
     with pytest.raises(SystemExit, match=re.escape(message)):
         stage(source, tmp_path)
 
@@ -215,46 +197,38 @@ def test_check_of_an_installed_package(installed: Path) -> None:
     assert done.returncode == 0 and "nothing missing" in done.stdout, done.stderr
 
 
-def changed_file(prefix: Path) -> str:
-    (prefix / tree.ROOT / "bin/hipcc").write_text("#!/bin/false\n")
-    return "bin/hipcc is not the file that was staged"
-
-
-def lost_file(prefix: Path) -> str:
-    (prefix / tree.ROOT / "bin/hipcc").unlink()
-    return "missing {'bin/hipcc'}"
-
-
-def stray_file(prefix: Path) -> str:
-    (prefix / tree.ROOT / "bin/stray").touch()
-    return "unexpected {'bin/stray'}"
-
-
-def lost_link(prefix: Path) -> str:
-    (prefix / tree.ROOT / tree.RUNTIME_LINKS[0]).unlink()
-    return "libstdc++.so.6 is a dangling link"
-
-
-def dangling_link(prefix: Path) -> str:
-    (prefix / tree.ROOT / "lib/libhip.so").symlink_to("nowhere")
-    return "dangling links: ['lib/libhip.so']"
-
-
-def lost_library(prefix: Path) -> str:
+def lost_library(root: Path) -> None:
     """One that was never staged, so that only its dependents tell."""
     name = "lib/rocm_sysdeps/lib/librocm_sysdeps_elf.so.1"
-    (prefix / tree.ROOT / name).unlink()
-    sums = prefix / tree.ROOT / tree.SUMS
-    lines = [line for line in sums.read_text().splitlines() if not line.endswith(name)]
-    sums.write_text("\n".join(lines))
-    return "needs librocm_sysdeps_elf.so.1, which no package has"
+    (root / name).unlink()
+    lines = (root / tree.SUMS).read_text().splitlines()
+    (root / tree.SUMS).write_text("\n".join(line for line in lines if not line.endswith(name)))
 
 
-@pytest.mark.parametrize(
-    "spoil", [changed_file, lost_file, stray_file, lost_link, dangling_link, lost_library]
-)
-def test_check_of_a_spoiled_package(installed: Path, spoil: Callable) -> None:
-    message = spoil(installed)
+SPOILED_PACKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "changed file": (
+        lambda root: (root / "bin/hipcc").write_text("#!/bin/false\n"),
+        "bin/hipcc is not the file that was staged",
+    ),
+    "lost file": (lambda root: (root / "bin/hipcc").unlink(), "missing {'bin/hipcc'}"),
+    "stray file": (lambda root: (root / "bin/stray").touch(), "unexpected {'bin/stray'}"),
+    "lost link": (
+        lambda root: (root / tree.RUNTIME_LINKS[0]).unlink(),
+        "libstdc++.so.6 is a dangling link",
+    ),
+    "dangling link": (
+        lambda root: (root / "lib/libhip.so").symlink_to("nowhere"),
+        "dangling links: ['lib/libhip.so']",
+    ),
+    "lost library": (lost_library, "needs librocm_sysdeps_elf.so.1, which no package has"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILED_PACKAGES.values(), ids=SPOILED_PACKAGES)
+def test_check_of_a_spoiled_package(
+    installed: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(installed / tree.ROOT)
     done = check_package(installed)
     assert done.returncode == 1 and message in done.stderr, done.stderr
 

@@ -4,7 +4,6 @@
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -186,26 +185,17 @@ def test_a_wrong_image_of_aotriton(images: Path, data: bytes, message: str) -> N
     assert path.name in str(caught.value) and message in str(caught.value)
 
 
-def without_one_type(images: Path) -> list[str]:
-    for path in images.rglob("bwd_kernel_dq/*fp16*.aks2"):
+@pytest.mark.parametrize(
+    ("lost", "messages"),
+    [
+        ("bwd_kernel_dq/*fp16*.aks2", [f"{COUNT - 1} kernels", "no bwd_kernel_dq kernel for fp16"]),
+        ("attn_fwd/*.aks2", ["no attn_fwd kernel"]),
+        ("__signature__", ["no __signature__"]),
+    ],
+)
+def test_incomplete_images_of_aotriton(images: Path, lost: str, messages: list[str]) -> None:
+    for path in images.rglob(lost):
         path.unlink()
-    return [f"{COUNT - 1} kernels", "no bwd_kernel_dq kernel for fp16"]
-
-
-def without_signature(images: Path) -> list[str]:
-    next(images.rglob("__signature__")).unlink()
-    return ["no __signature__"]
-
-
-def without_forward(images: Path) -> list[str]:
-    for path in images.rglob("attn_fwd/*.aks2"):
-        path.unlink()
-    return ["no attn_fwd kernel"]
-
-
-@pytest.mark.parametrize("spoil", [without_one_type, without_signature, without_forward])
-def test_incomplete_images_of_aotriton(images: Path, spoil: Callable) -> None:
-    messages = spoil(images)
     with pytest.raises(CheckFailed) as caught:
         check_images.check(images, COUNT)
     assert all(message in str(caught.value) for message in messages)
