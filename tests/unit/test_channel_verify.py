@@ -10,14 +10,14 @@ import msgpack
 import pytest
 import zstandard
 from support.conda_packages import file, package
-from support.servers import served
+from support.servers import QuietHandler, served
 from support.static_channel import BUILD, Source, findings, flip, restored, tree, unzstd
 
 from forge.channel import revisions, verify
 from forge.channel.publish import StaticChannel
 from forge.conda.local import write_index
 from forge.conda.location import Location
-from forge.errors import Failed, ForgeError
+from forge.errors import Failed, ForgeError, NotAttempted
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +285,40 @@ def test_form_that_is_never_published(name: str, damaged: Path) -> None:
     """An old client would read it."""
     (damaged / "noarch" / name).write_bytes(b"")
     assert any(f"noarch/{name}: a form of the index" in line for line in findings(damaged))
+
+
+def test_verify_over_http(damaged: Path) -> None:
+    """As in a folder; a file that no index lists is not seen."""
+    with served(damaged) as url:
+        assert verify.channel(Location(url))[1] == []
+        (damaged / "noarch" / "x-1-0.conda").write_bytes(b"x")
+        assert verify.channel(Location(url))[1] == []
+        flip(damaged / ALPHA, 100)
+        (damaged / "linux-64" / verify.SHARDS).unlink()
+        index, shards = sorted(verify.channel(Location(url, retries=0))[1])
+    assert "missing" in index and f"{ALPHA}: has sha256" in shards
+
+
+def test_verify_of_what_fails_midway(damaged: Path) -> None:
+    """A server that breaks off or refuses a file is a finding; one that is not there is exit 3."""
+
+    class Refusing(QuietHandler):
+        def do_GET(self) -> None:
+            if self.path.endswith(f"beta-1.0-{BUILD}.conda"):
+                self.send_error(503)
+            elif self.path.endswith(".conda"):
+                self.send_response(200)
+                self.send_header("Content-Length", "5000")
+                self.end_headers()
+                self.wfile.write(b"PK")
+            else:
+                super().do_GET()
+
+    with served(damaged, Refusing) as url:
+        found = verify.channel(Location(url, retries=0))[1]
+        assert len(found) == 2 and "503" in str(found) and ALPHA in str(found)
+        with pytest.raises(NotAttempted, match="nothing was checked"):
+            verify.channel(Location(f"{url}/elsewhere", retries=0))
+    with pytest.raises(NotAttempted, match="cannot be read") as error:
+        verify.channel(Location(url, retries=0))
+    assert error.value.exit_code == 3

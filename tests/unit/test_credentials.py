@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A credential in a URL, wherever that stands, is in no message and no file of ours."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.commands import refused
 from support.project import CHECKOUT
+from support.servers import QuietHandler, served
 from support.small_channel import workspace
 from typer.testing import CliRunner
 
@@ -14,7 +16,7 @@ from forge import network
 from forge.cli.main import app
 from forge.conda.location import Location
 from forge.envs.manifest import Manifest, match_spec
-from forge.errors import ForgeError, one_line, redacted
+from forge.errors import ForgeError, NotAttempted, one_line, redacted
 from forge.project import Project
 from forge.sources.cache import Source, SourceCache
 
@@ -126,16 +128,37 @@ def test_sources_that_do_not_answer(url: str, tmp_path: Path) -> None:
     assert SECRET not in said and said
 
 
-def test_a_mirror_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("mirror", "says"),
+    [(URLS[0], ""), (f"user:{SECRET}@127.0.0.1:9/c", "is not an http(s) or oci URL")],
+    ids=["does not answer", "no scheme"],
+)
+def test_mirrors(mirror: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FORGE_ROOT", str(tmp_path))
     (tmp_path / ".pixi").mkdir()
     (tmp_path / ".pixi/config.toml").write_text(
-        f'[mirrors]\n"https://conda.invalid" = ["{URLS[0]}"]\n'
+        f'[mirrors]\n"https://conda.invalid" = ["{mirror}"]\n'
     )
     said = told(lambda: Location("https://conda.invalid/x", retries=0).read("a"))
-    assert SECRET not in said and said
-    assert SECRET not in redacted(network.unanswered("https://conda.invalid/x", 1))
+    assert SECRET not in said and said and says in said
+    if not says:
+        assert SECRET not in redacted(network.unanswered("https://conda.invalid/x", 1))
+
+
+def test_token_of_the_store_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rattler's client sends a conda token in the URL, and names that URL in its errors."""
+
+    class Refusing(QuietHandler):
+        def do_GET(self) -> None:
+            assert f"/t/{SECRET}/" in self.path
+            self.send_error(403)
+
+    (tmp_path / "auth.json").write_text(json.dumps({"127.0.0.1": {"CondaToken": SECRET}}))
+    monkeypatch.setenv("RATTLER_AUTH_FILE", str(tmp_path / "auth.json"))
+    with served(tmp_path, Refusing) as url, pytest.raises(NotAttempted, match="403") as error:
+        Location(url, retries=0).read("noarch/repodata.json")
+    assert SECRET not in str(error.value)
 
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
@@ -153,15 +176,6 @@ def test_what_is_no_credential_stays() -> None:
     shown = redacted(f"403 for url (https://h.invalid/t/{SECRET}/c/x.conda)")
     assert shown == "403 for url (https://h.invalid/t/***/c/x.conda)"
     assert Location("file:///srv/t/channel").folder == Path("/srv/t/channel")
-
-
-def test_a_mirror_without_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".pixi").mkdir()
-    config = f'[mirrors]\n"https://conda.invalid" = ["user:{SECRET}@127.0.0.1:9/c"]\n'
-    (tmp_path / ".pixi/config.toml").write_text(config)
-    said = told(lambda: Location("https://conda.invalid/x", retries=0).read("a"))
-    assert SECRET not in said and "is not an http(s) or oci URL" in said
 
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))

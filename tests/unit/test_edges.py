@@ -15,8 +15,9 @@ from support.project import CHECKOUT, MiniProject
 from support.servers import QuietHandler, served
 from support.small_channel import workspace
 
-from forge import bases
+from forge import bases, network
 from forge.channel import verify
+from forge.conda.attestations import Publisher
 from forge.conda.local import Channel, Record
 from forge.conda.location import Location
 from forge.envs import lockfile
@@ -44,12 +45,19 @@ def test_the_launcher_says_so_too(tmp_path: Path) -> None:
     assert done.returncode == 2 and "move the checkout" in done.stderr and not done.stdout
 
 
-def test_a_pipe_is_not_read_for_ever(tmp_path: Path) -> None:
+def test_a_pipe_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a text, a lock, a trusted root, credentials, or a recipe."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for read in (read_text, lockfile.read):
+    monkeypatch.setenv(network.AUTH_FILE, str(pipe))
+    for read in (
+        lambda: read_text(pipe),
+        lambda: lockfile.read(pipe),
+        lambda: Publisher("x", "y", trusted_root=str(pipe)).require([]),
+        network.client,
+    ):
         with pytest.raises(ForgeError, match="a pipe or a device"):
-            read(pipe)
+            read()
     mini = MiniProject(tmp_path)
     mini.recipe("alpha")
     (mini.root / "recipes/beta").mkdir()

@@ -3,7 +3,6 @@
 
 import io
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,15 +139,6 @@ def test_credentials_that_cannot_be_read_are_one_message(
     path.mkdir() if fault == "a folder" else path.write_text("no JSON")
     monkeypatch.setenv("HOME" if fault == "HOME is a file" else network.AUTH_FILE, str(path))
     with pytest.raises(ForgeError, match=rf"credentials.*RATTLER_AUTH_FILE.*HOME.*{path}"):
-        network.client()
-
-
-def test_a_pipe_for_credentials_is_not_read_for_ever(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.mkfifo(home / "pipe")
-    monkeypatch.setenv(network.AUTH_FILE, str(home / "pipe"))
-    with pytest.raises(ForgeError, match="a pipe or a device"):
         network.client()
 
 
