@@ -14,9 +14,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from support.project import CHECKOUT, FILTER, MiniProject
 
-from forge import bases, versions
+from forge import versions
 from forge.errors import NotAttempted
-from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import source_of
 from forge.recipes.render import render
@@ -38,13 +37,12 @@ CONDA_NAMES = {
 
 
 @pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def trees(recipes: RecipeSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """What our patches touch of vLLM's sdist: as upstream made it, and patched."""
-    project = Project.at(CHECKOUT)
-    recipe = RecipeSet(project, bases.load(project, "conda-forge")).recipes["vllm"]
+    recipe = recipes.recipes["vllm"]
     source = source_of(recipe, next(data for data in recipe.sources if "patches" in data))
     try:
-        archive = SourceCache(project).fetch(source, lambda *_: None)
+        archive = SourceCache(recipes.project).fetch(source, lambda *_: None)
     except NotAttempted as error:
         pytest.skip(f"not attempted: {error}")
     folder = tmp_path_factory.mktemp("vllm")
@@ -148,10 +146,8 @@ def differences(wanted: dict[str, SpecifierSet], recipe: list[str]) -> list[str]
     ]
 
 
-def test_metadata_is_what_the_recipe_installs(trees: tuple[Path, Path]) -> None:
+def test_metadata_is_what_the_recipe_installs(recipes: RecipeSet, trees: tuple[Path, Path]) -> None:
     """So that `pip check` is true: name by name, pin by pin, against the files setup.py reads."""
-    project = Project.at(CHECKOUT)
-    recipes = RecipeSet(project, bases.load(project, "conda-forge"))
     rendered = render(recipes.recipes["vllm"].path, recipes.base, "x")[0]["recipe"]
     run = rendered["requirements"]["run"]
     wanted = requirements(trees[1])
@@ -166,10 +162,8 @@ def test_metadata_is_what_the_recipe_installs(trees: tuple[Path, Path]) -> None:
     }  # fmt: skip
 
 
-def test_pins_are_those_that_amd_builds_with(trees: tuple[Path, Path]) -> None:
+def test_pins_are_those_that_amd_builds_with(recipes: RecipeSet, trees: tuple[Path, Path]) -> None:
     """For ROCm they are in upstream's Dockerfile, and not in the metadata, which is CUDA's."""
-    project = Project.at(CHECKOUT)
-    recipes = RecipeSet(project, bases.load(project, "conda-forge"))
     vllm = recipes.recipes["vllm"]
     (stated,) = vllm.extra["built_with"].values()
     assert {"pytorch", "torchvision", "torchaudio", "triton"} < set(stated.values())

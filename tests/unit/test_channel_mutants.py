@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 import zstandard
-from support.conda_packages import file, link, package, repacked
+from support.conda_packages import file, link, package, repacked, statement
 from support.mutants import Tally, texts, trees
 from support.static_channel import BUILD, Source, restored, unzstd
 
@@ -20,7 +20,6 @@ from forge.conda import index, provenance, pypi
 from forge.conda.local import Channel, Record
 from forge.conda.location import Location
 from forge.conda.package import Package
-from forge.conda.provenance import PREDICATE, STATEMENT
 from forge.errors import ForgeError
 
 Property = Callable[[str, object], None]
@@ -231,20 +230,9 @@ def test_record(tmp_path: Path, record_property: Property) -> None:
     tally, path = Tally("provenance", record_property), tmp_path / "a.provenance.json"
     built = package(tmp_path, MEMBERS)
     entry = {"uri": "u", "digest": {"sha256": "0" * 64}, "annotations": {"kind": "source"}}
-    parameters = {"recipe": {"name": "recipes/a/recipe.yaml"}, "variant": {"python": "3.12"}}
-    valid = {
-        "_type": STATEMENT,
-        "predicateType": PREDICATE,
-        "subject": [{"name": built.name, "digest": {"sha256": "0" * 64}}],
-        "predicate": {
-            "buildDefinition": {
-                "buildType": "x",
-                "externalParameters": parameters,
-                "resolvedDependencies": [entry],
-            },
-            "runDetails": {"builder": {"id": "x", "version": {}}, "metadata": {"startedOn": "x"}},
-        },
-    }
+    valid = statement(variant={"python": "3.12"})
+    valid["predicate"]["buildDefinition"]["resolvedDependencies"] = [entry]
+    valid["predicate"]["runDetails"]["metadata"] = {"startedOn": "x"}
     for mutant in [*map(dumps, trees(valid, 15, 100)), *texts(dumps(valid), 16, 50)]:
         path.write_bytes(mutant)
         tally.give(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reading packages and records, with packages that were assembled and not built."""
+"""Reading packages and records, with packages that are made by hand."""
 
 import json
 import random
@@ -8,22 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rattler_build import assemble_package
+from support.conda_packages import file, package, statement
 
 from forge.conda import provenance
 from forge.conda.package import Package
-from forge.conda.provenance import PREDICATE, STATEMENT, dir_hash
+from forge.conda.provenance import STATEMENT, dir_hash
 from forge.errors import ForgeError, Refused
-
-
-def package(folder: Path, **files: bytes) -> Path:
-    """A package of some files."""
-    (folder / "files").mkdir(parents=True)
-    for name, content in files.items():
-        (folder / "files" / name).write_bytes(content)
-    return assemble_package(
-        "a", "1", "noarch", "0", folder, files_dir=folder / "files", noarch="generic"
-    ).path
 
 
 def test_dir_hash_is_that_of_in_toto(tmp_path: Path) -> None:
@@ -42,7 +32,7 @@ def test_dir_hash_is_that_of_in_toto(tmp_path: Path) -> None:
 
 
 def test_what_info_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = package(tmp_path, a=b"a")
+    built = package(tmp_path, [file("a")])
     info = Package(built).info
     assert {"index.json", "paths.json"} <= info.keys() and json.loads(info["index.json"])
     monkeypatch.setattr("forge.conda.package.INFO_LIMIT", sum(map(len, info.values())))
@@ -52,19 +42,6 @@ def test_what_info_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         _ = Package(built).info
 
 
-def record(**parameters: Any) -> dict[str, Any]:
-    """The least that a record has."""
-    given = {"recipe": {"name": "recipes/a/recipe.yaml"}, "variant": {}} | parameters
-    definition = {"buildType": "x", "externalParameters": given, "resolvedDependencies": []}
-    details = {"builder": {"id": "x", "version": {}}, "metadata": {}}
-    return {
-        "_type": STATEMENT,
-        "predicateType": PREDICATE,
-        "subject": [{"name": "a-1-0.conda", "digest": {"sha256": "0" * 64}}],
-        "predicate": {"buildDefinition": definition, "runDetails": details},
-    }
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -72,26 +49,26 @@ def record(**parameters: Any) -> dict[str, Any]:
         ([], "is not the provenance of a package"),
         ({"_type": 1}, "is not the provenance of a package"),
         ({"_type": STATEMENT}, "is not the provenance of a package"),
-        (record(variant=[]), "is not the provenance of a package"),
-        (record(recipe={}), "is not the provenance of a package"),
-        (record() | {"subject": []}, "is not the provenance of a package"),
-        (record() | {"predicateType": "https://slsa.dev/provenance/v0.2"}, "v0.2, not https"),
+        (statement(variant=[]), "is not the provenance of a package"),
+        (statement(recipe={}), "is not the provenance of a package"),
+        (statement() | {"subject": []}, "is not the provenance of a package"),
+        (statement() | {"predicateType": "https://slsa.dev/provenance/v0.2"}, "v0.2, not https"),
     ],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, data: Any, message: str) -> None:
-    file = tmp_path / "x.provenance.json"
-    file.write_text(json.dumps(record()))
-    assert provenance.read(file) == record()
-    file.write_text(json.dumps(data) if data is not None else "")
+    path = tmp_path / "x.provenance.json"
+    path.write_text(json.dumps(statement()))
+    assert provenance.read(path) == statement()
+    path.write_text(json.dumps(data) if data is not None else "")
     with pytest.raises(ForgeError, match=message):
-        provenance.read(file)
+        provenance.read(path)
     with pytest.raises(ForgeError, match="No such file"):
         provenance.read(tmp_path / "absent")
 
 
 def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:
     """Not only where the archive is opened, but also while a large file is read."""
-    built = package(tmp_path, noise=random.Random(1).randbytes(1 << 20))
+    built = package(tmp_path, [file("noise", random.Random(1).randbytes(1 << 20))])
     whole = bytearray(built.read_bytes())
     whole[len(whole) // 2] ^= 0xFF
     built.write_bytes(whole)

@@ -25,6 +25,19 @@ def mini(tmp_path: Path) -> MiniProject:
     return MiniProject(tmp_path)
 
 
+class Recorded(Channel):
+    """A channel in which everything that a plan named was built, and something else."""
+
+    taken: Sequence[Step] = ()
+
+    def records(self) -> list[Record]:
+        made = [Record(*vars(o).values(), "", 0) for step in self.taken for o in step.outputs]
+        return [*made, Record("zeta", "9", "h1234567_7", "noarch", "", 0)]
+
+    def digest_of(self, record: Record) -> dict[str, str] | None:
+        return next(s.digest for s in self.taken if record.name in s.recipe.output_names)
+
+
 def recipes_of(mini: MiniProject) -> RecipeSet:
     """Its recipes as the conda-forge base renders them."""
     project = Project.at(mini.root)
@@ -79,39 +92,27 @@ def test_a_first_build_has_the_recipes_number(mini: MiniProject, tmp_path: Path)
     assert [output.number for output in step.outputs] == [0] and step.reason == "not in the channel"
 
 
-def test_what_is_in_the_channel_is_up_to_date(mini: MiniProject, tmp_path: Path) -> None:
+def test_what_is_in_the_channel_is_up_to_date(mini: MiniProject) -> None:
     """Whatever else is there; and a recipe whose dependency is another build is not."""
     mini.recipe("alpha")
     mini.recipe("beta", run=["alpha"])
-    recipes, records, digests = recipes_of(mini), [], {}
-
-    class Fake(Channel):
-        def records(self) -> list[Record]:
-            return [*records, Record("zeta", "9", "h1234567_7", "noarch", "0" * 64, 1)]
-
-        def digest_of(self, record: Record) -> dict[str, str] | None:
-            return digests.get(record.name)
-
-    first = recipes.plan(Fake(tmp_path))
-    (alpha,), (beta,) = (step.outputs for step in first)
-    assert first[1].digest.keys() - first[0].digest.keys() == {f"needs {alpha.dist}"}
-    for step, output in zip(first, (alpha, beta), strict=True):
-        records.append(Record(*vars(output).values(), "0" * 64, 1))
-        digests[output.name] = step.digest
-    assert [step.action for step in recipes.plan(Fake(tmp_path))] == [UP_TO_DATE, UP_TO_DATE]
+    recipes, channel = recipes_of(mini), Recorded(mini.channel)
+    alpha, beta = channel.taken = recipes.plan(channel)
+    assert beta.digest.keys() - alpha.digest.keys() == {f"needs {alpha.outputs[0].dist}"}
+    assert [step.action for step in recipes.plan(channel)] == [UP_TO_DATE, UP_TO_DATE]
     (mini.root / "recipes/alpha/more").touch()
-    changed = recipes_of(mini).plan(Fake(tmp_path))
+    changed = recipes_of(mini).plan(channel)
     assert [step.reason for step in changed] == [
         "recipe, script, patch or local source changed",
         "other alpha",
     ]
     assert [step.outputs[0].number for step in changed] == [1, 1]
-    digests["beta"] = changed[1].digest
-    assert recipes_of(mini).plan(Fake(tmp_path))[1].reason == "variant values changed"
-    digests["beta"] = None
-    assert (
-        recipes_of(mini).plan(Fake(tmp_path))[1].reason == "changed since the build in the channel"
-    )
+    for digest, reason in (
+        (changed[1].digest, "variant values changed"),
+        (None, "changed since the build in the channel"),
+    ):
+        channel.digest_of = lambda r, d=digest: d if r.name == "beta" else alpha.digest
+        assert recipes_of(mini).plan(channel)[1].reason == reason
 
 
 def test_a_project_without_recipes(mini: MiniProject) -> None:
@@ -250,21 +251,6 @@ def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> No
     with (mini.root / edited).open("a") as stream:
         stream.write("# edited\n")
     assert decided() == {"alpha": "the host base changed", "beta": "up to date"}
-
-
-class Recorded(Channel):
-    """A channel in which everything that a plan named was built."""
-
-    taken: Sequence[Step] = ()
-
-    def records(self) -> list[Record]:
-        return [
-            Record(o.name, o.version, o.build, o.subdir, "", 0)
-            for step in self.taken for o in step.outputs
-        ]  # fmt: skip
-
-    def digest_of(self, record: Record) -> dict[str, str] | None:
-        return next(s.digest for s in self.taken if record.name in s.recipe.output_names)
 
 
 def test_a_variant_value_rebuilds_its_users_only(mini: MiniProject) -> None:

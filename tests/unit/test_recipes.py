@@ -31,21 +31,22 @@ PROJECT = Project.at(CHECKOUT)
 
 
 @pytest.fixture(scope="module", params=["conda-forge", "host"])
-def recipes(request: pytest.FixtureRequest) -> RecipeSet:
+def either(request: pytest.FixtureRequest) -> RecipeSet:
+    """The recipes on one base and on the other; `recipes` are those on conda-forge's."""
     return RecipeSet(PROJECT, bases.load(PROJECT, request.param))
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_renders(recipes: RecipeSet, name: str) -> None:
+def test_renders(either: RecipeSet, name: str) -> None:
     """Build strings follow conda-forge's grammar, sources are pinned, a licence file is named."""
-    recipe = recipes.recipes[name]
-    rendered = render(recipe.path, recipes.base, "x")
+    recipe = either.recipes[name]
+    rendered = render(recipe.path, either.base, "x")
     assert rendered
     for data in (output["recipe"] for output in rendered):
         assert data["about"]["license"] and data["about"]["license_file"]
         assert data["tests"], "a package without a test"
         assert CONTENT_HASH.search(data["build"]["string"])
-        assert data["build"]["string"].startswith(recipes.base.base_tag)
+        assert data["build"]["string"].startswith(either.base.base_tag)
     for source in sources_of(recipe):
         assert re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", source.digest)
 
@@ -65,33 +66,31 @@ TOOLS = 0.15  # CPU hours of what only tests need: the emulator, the validator, 
 ANY_TORCH = {"strix-validate"}
 
 
-def test_a_package_is_not_tested_with_what_costs_more(recipes: RecipeSet) -> None:
+def test_a_package_is_not_tested_with_what_costs_more(either: RecipeSet) -> None:
     """It enters no channel before what its tests require is built: amdsmi waited for PyTorch."""
-    hours = {name: cost["cpu_hours"] for name, cost in costs(PROJECT, recipes.base).items()}
-    for name, recipe in recipes.recipes.items():
-        needs = {recipes.owner[n] for n in recipe.needs if n in recipes.owner}
-        built = recipes.dependencies(needs) | {name}
-        tested = recipes.dependencies({name}) - built
+    hours = {name: cost["cpu_hours"] for name, cost in costs(PROJECT, either.base).items()}
+    for name, recipe in either.recipes.items():
+        needs = {either.owner[n] for n in recipe.needs if n in either.owner}
+        built = either.dependencies(needs) | {name}
+        tested = either.dependencies({name}) - built
         if name not in ANY_TORCH:
             wrong = {n for n in tested if hours[n] > max(TOOLS, sum(map(hours.get, built)))}
             assert not wrong, f"{name} is tested with {wrong}"
 
 
 @pytest.mark.parametrize("changed", ["triton", "flash-attn", "amd-aiter", "strix-validate"])
-def test_kernels_follow_what_they_are_compiled_from(changed: str) -> None:
+def test_kernels_follow_what_they_are_compiled_from(recipes: RecipeSet, changed: str) -> None:
     """Kernels of another source or compiler are installed and never found."""
-    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
     assert "flash-attn-kernels-gfx1151" in recipes.dependents({changed})
 
 
-def test_kernels_have_the_patches_of_their_source() -> None:
-    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge")).recipes
+def test_kernels_have_the_patches_of_their_source(recipes: RecipeSet) -> None:
     kernels = ("vllm/v1/attention/ops/", "vllm/model_executor/layers/fused_moe/")
     patches = {
         name: {
             path.name
-            for source in recipes[name].sources
-            for path in patches_of(recipes[name], source)
+            for source in recipes.recipes[name].sources
+            for path in patches_of(recipes.recipes[name], source)
             if any(file.startswith(kernels) for file in touched(path.read_text()))
         }
         for name in ("vllm", "vllm-kernels-gfx1151")
@@ -108,8 +107,9 @@ def test_kernels_have_the_patches_of_their_source() -> None:
         ("rocm-sdk-libraries", "GPL-2.0-or-later", "GPL-2.0.txt"),
     ],
 )
-def test_licences_of_what_is_linked_in(output: str, licence: str, text: str) -> None:
-    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
+def test_licences_of_what_is_linked_in(
+    recipes: RecipeSet, output: str, licence: str, text: str
+) -> None:
     path = recipes.recipes[recipes.owner[output]].path
     outputs = [o["recipe"] for o in render(path, recipes.base, "x")]
     found = [o["about"] for o in outputs if o["package"]["name"] == output]
@@ -118,9 +118,8 @@ def test_licences_of_what_is_linked_in(output: str, licence: str, text: str) -> 
     assert (path.parent / text).stat().st_size > 10_000
 
 
-def test_kernels_are_bound_to_what_they_were_compiled_from() -> None:
+def test_kernels_are_bound_to_what_they_were_compiled_from(recipes: RecipeSet) -> None:
     """Beside another build none of them is found, and nothing would say so."""
-    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
 
     def constraints(name: str) -> list[Any]:
         outputs = render(recipes.recipes[name].path, recipes.base, "x")
@@ -135,9 +134,8 @@ def test_kernels_are_bound_to_what_they_were_compiled_from() -> None:
     assert f"vllm =={recipes.recipes['vllm'].version}" in constraints("vllm-kernels-gfx1151")
 
 
-def test_one_late_package_of_conda_forge_does_not_stop_vllm() -> None:
+def test_one_late_package_of_conda_forge_does_not_stop_vllm(recipes: RecipeSet) -> None:
     """Nothing of conda-forge in one exact version; the ranges are those of patch 0004."""
-    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
     theirs = {
         package_name(spec): spec
         for spec in recipes.recipes["vllm"].requirements["run"]
@@ -203,12 +201,12 @@ def test_amds_own_kernels_of_aotriton() -> None:
     assert added.endswith("/0.12b/aotriton-0.12b-images-amd-gfx115x.tar.gz")
 
 
-def test_order_puts_dependencies_first(recipes: RecipeSet) -> None:
-    order = list(recipes.recipes)
-    for name, recipe in recipes.recipes.items():
+def test_order_puts_dependencies_first(either: RecipeSet) -> None:
+    order = list(either.recipes)
+    for name, recipe in either.recipes.items():
         for needed in recipe.all_needs:
-            if needed in recipes.owner:
-                assert order.index(recipes.owner[needed]) < order.index(name)
+            if needed in either.owner:
+                assert order.index(either.owner[needed]) < order.index(name)
 
 
 def test_variants_have_reasons() -> None:
@@ -220,9 +218,8 @@ def test_variants_have_reasons() -> None:
         assert lines[index - 1].startswith("# "), f"{lines[index]} has no reason above it"
 
 
-def test_packages_name_sources_that_others_can_fetch() -> None:
+def test_packages_name_sources_that_others_can_fetch(recipes: RecipeSet) -> None:
     """Those of the base whose packages are published; where not, the recipe says why."""
-    recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"))
     why = "no hash of upstream's archive|from upstream's own wheel"
     without_reason = {
         name
@@ -312,15 +309,15 @@ def test_no_archive_of_another_gpu_is_taken_for_ours() -> None:
     assert "gfx1150" in source.origin and set(source.digest) == {"0"}
 
 
-def test_versions_agree(recipes: RecipeSet) -> None:
+def test_versions_agree(either: RecipeSet) -> None:
     """What a stack asks for is what the recipes and variants.yaml say."""
-    pins = {key: recipes.base.variants[key][0] for key in ("pytorch", "triton", "amd_aiter_min")}
-    assert recipes.recipes["triton"].version == pins["triton"]
+    pins = {key: either.base.variants[key][0] for key in ("pytorch", "triton", "amd_aiter_min")}
+    assert either.recipes["triton"].version == pins["triton"]
     stack = tomllib.loads((CHECKOUT / "stacks/attention/pixi.toml").read_text())["dependencies"]
     assert pins["pytorch"].startswith(stack["pytorch"].removesuffix("*"))
     assert stack["triton"] == f"{pins['triton']}.*"
     assert stack["amd-aiter"] == f">={pins['amd_aiter_min']}"
-    assert stack["flash-attn"] == f"{recipes.recipes['flash-attn'].version}.*"
+    assert stack["flash-attn"] == f"{either.recipes['flash-attn'].version}.*"
 
 
 def test_every_output_is_in_the_table_of_names_on_pypi() -> None:
@@ -334,10 +331,10 @@ def test_every_output_is_in_the_table_of_names_on_pypi() -> None:
     assert names["pytorch"] == "torch" and names["libtorch"] is None
 
 
-def test_vllm_runs_the_checks_of_its_kernels(recipes: RecipeSet) -> None:
+def test_vllm_runs_the_checks_of_its_kernels(either: RecipeSet) -> None:
     """In its package test, with what they need; a skip, status 3, passes only without a libLLVM."""
-    recipe = recipes.recipes["vllm"]
-    output, *_ = (rendered["recipe"] for rendered in render(recipe.path, recipes.base, "x"))
+    recipe = either.recipes["vllm"]
+    output, *_ = (rendered["recipe"] for rendered in render(recipe.path, either.base, "x"))
     (test,) = (test for test in output["tests"] if "script" in test)
     lines = [line for line in test["script"] if line.startswith("strix-validate")]
     assert lines == [
