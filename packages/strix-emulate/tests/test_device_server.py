@@ -4,7 +4,6 @@
 import fcntl
 import mmap
 import os
-import random
 import re
 import socket
 import struct
@@ -193,21 +192,6 @@ def test_a_damaged_table_is_refused(client: Client, entries: list) -> None:
     assert (status, text) == (Status.INVALID_VALUE, b"the table of allocations is damaged")
     client.table(count=2**63)
     assert b"entries" in client.ask(Operation.LAUNCH, launch(function, arguments=bytes(32)))[1]
-
-
-def test_changed_code_objects_are_refused_or_loaded(client: Client) -> None:
-    """Bytes of a whole code object replaced at random: 150 times."""
-    random_, code = random.Random(5), code_object()
-    refused = 0
-    for _ in range(150):
-        changed = bytearray(code)
-        for _ in range(random_.choice((1, 4, 64))):
-            changed[random_.randrange(len(changed))] = random_.randrange(256)
-        cut = random_.randrange(len(code)) if random_.random() < 0.3 else len(code)
-        status, text = client.ask(Operation.LOAD, image(bytes(changed[:cut])))
-        refused += status != 0
-        assert b"internal" not in text, text
-    assert refused > 20
 
 
 def test_a_request_without_sense_ends_the_server() -> None:

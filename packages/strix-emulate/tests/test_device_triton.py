@@ -18,9 +18,9 @@ def test_tritons_driver_computes(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found.pop("target") == ["gfx1151", 32]
     assert found.pop("configurations") == 2
-    assert found.pop("histogram") == found.pop("pointers") == found.pop("autotuned") == 0
-    bounds = {"softmax": 1e-7, "matmul": 2e-5, "float atomics": 1e-4}
+    assert found.pop("pointers") == found.pop("autotuned") == 0
+    bounds = {"softmax": 1e-7, "matmul": 2e-5}
     assert found.keys() == bounds.keys()
     assert all(found[name] < bound for name, bound in bounds.items()), found
-    # the numbers come from the emulator: 5 launches, and those of the autotuner
-    assert done.stderr.count("wave-instructions") >= 5 + 2 * 3 + 1
+    # the numbers come from the emulator: 3 launches, and those of the autotuner
+    assert done.stderr.count("wave-instructions") >= 3 + 2 * 3 + 1

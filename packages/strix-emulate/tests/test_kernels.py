@@ -5,19 +5,7 @@ import fixtures
 import mutate
 import numpy as np
 import pytest
-from strix_emulate import Buffer, Options, launch, statistics
-
-
-def test_add_is_exact():
-    x, y = np.random.default_rng(0).standard_normal((2, 1000)).astype(np.float32)
-    out = np.zeros_like(x)
-    launch(
-        fixtures.kernel("add"),
-        (4,),
-        [Buffer(x, "in"), Buffer(y, "in"), Buffer(out, "out"), 1000],
-        threads=128,
-    )
-    assert (out == x + y).all()
+from strix_emulate import Buffer, Options, launch
 
 
 def test_softmax():
@@ -28,23 +16,6 @@ def test_softmax():
     )
     exact = np.exp(x.astype(float) - x.max(1, keepdims=True))
     assert np.abs(out - exact / exact.sum(1, keepdims=True)).max() < 1e-7
-
-
-def test_matmul():
-    rng = np.random.default_rng(0)
-    a, b = (
-        rng.standard_normal((70, 72)).astype(np.float16),
-        rng.standard_normal((72, 50)).astype(np.float16),
-    )
-    out = np.zeros((70, 50), np.float32)
-    done = launch(
-        fixtures.kernel("matmul"), (3, 2),
-        [Buffer(a, "in"), Buffer(b, "in"), Buffer(out, "out"), 70, 50, 72], threads=128,
-    )  # fmt: skip
-    assert np.abs(out - a.astype(float) @ b.astype(float)).max() < 1e-5
-    assert statistics.executed(done)["classes"]["wmma"] > 0
-    facts = statistics.describe(done.kernel, done.instructions)
-    assert facts["unsupported"] == [] and facts["lds"] > 0 and facts["waves_per_simd"]["bound"] >= 1
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -23,12 +23,14 @@ DIFFERENT = ("gfx1151", "gfx1150", "gfx1100")
 @pytest.mark.parametrize("gpu", DIFFERENT)
 def test_matrix_products_and_attention_are_right_on_each(gpu: str) -> None:
     rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
-    out = np.zeros((64, 64), np.float32)
-    arguments = [Buffer(a, "in"), Buffer(b, "in"), Buffer(out, "out"), 64, 64, 64]
-    done = launch(fixtures.kernel("matmul", gpu), (2, 2), arguments, threads=128)
+    a, b = (rng.standard_normal(size).astype(np.float16) for size in ((70, 72), (72, 50)))
+    out = np.zeros((70, 50), np.float32)
+    arguments = [Buffer(a, "in"), Buffer(b, "in"), Buffer(out, "out"), 70, 50, 72]
+    done = launch(fixtures.kernel("matmul", gpu), (3, 2), arguments, threads=128)
     assert np.abs(out - a.astype(float) @ b.astype(float)).max() < 1e-5
-    assert statistics.describe(done.kernel, done.instructions)["target"] == gpu
+    facts = statistics.describe(done.kernel, done.instructions)
+    assert (facts["target"], facts["unsupported"]) == (gpu, []) and facts["lds"] > 0
+    assert facts["waves_per_simd"]["bound"] >= 1
     assert statistics.executed(done)["classes"]["wmma"] > 0
     case = fixtures.attention_case(True, 100)
     (result, lse), _ = fixtures.run_attention(True, case, arch=gpu)
