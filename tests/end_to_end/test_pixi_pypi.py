@@ -193,19 +193,6 @@ def test_without_the_tables(tmp_path: Path, index: str) -> None:
             assert user.added("accelerate") >= {"accelerate", "torch", "triton", "nvidia-cublas"}
 
 
-def test_ours_where_there_is_one(
-    channels: tuple[Path, dict[str, str], list[str]], index: str, tmp_path: Path
-) -> None:
-    """timm wants torchvision: the failure names that or torch, and with ours it locks."""
-    _, mirrors, tables = channels
-    user = User(Pixi(tmp_path / "home", mirrors), tmp_path / "w")
-    user.write(index, *map(table, tables))
-    user("add python numpy pytorch triton")
-    assert "torch" in user("add --pypi timm", code=1)
-    user("add torchvision")
-    assert user.added("timm") == {"timm"}
-
-
 @pytest.fixture(scope="module", params=["own", "hosted"])
 def pixi(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

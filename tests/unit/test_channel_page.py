@@ -35,6 +35,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture
+def copy(target: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(target, tmp_path / "copy")
+
+
 def write(target: Path) -> None:
     subprocess.run([sys.executable, CHECKOUT / "docs/channel_page.py", target], check=True)
 
@@ -71,10 +76,8 @@ def test_figures_are_the_indexs(target: Path) -> None:
     assert findings(target) == []
 
 
-def test_how_a_package_was_built_is_its_own_statements(target: Path, tmp_path: Path) -> None:
+def test_how_a_package_was_built_is_its_own_statements(copy: Path) -> None:
     """It was what evidence says of builds by hand, of a file that a recipe had built."""
-    copy = tmp_path / "copy"
-    shutil.copytree(target, copy)
     statement = "forge/triton-3.7.1-h1234567_0.provenance.json"
     says = f'built by its recipe on conda-forge, tests passed <a href="{statement}">'
     assert (copy / "index.html").read_text().count(says) == 1
@@ -93,9 +96,7 @@ def test_nothing_is_from_elsewhere(target: Path) -> None:
     assert "color-scheme: light dark" in text
 
 
-def test_names_are_escaped(target: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(target, copy)
+def test_names_are_escaped(copy: Path) -> None:
     for path in copy.glob("noarch/repodata*.json"):
         path.write_text(path.read_text().replace('"build":"', '"build":"<script>1'))
     write(copy)
@@ -103,9 +104,7 @@ def test_names_are_escaped(target: Path, tmp_path: Path) -> None:
     assert "<script" not in text and "&lt;script&gt;1" in text
 
 
-def test_a_page_that_cannot_be_made_is_one_line(target: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(target, copy)
+def test_a_page_that_cannot_be_made_is_one_line(copy: Path) -> None:
     (copy / "revisions/log.json").write_text('{"revisions": [{}]}')
     before = (copy / "index.html").read_bytes()
     done = subprocess.run(

@@ -108,11 +108,6 @@ def test_help_and_version_need_no_environment(
     assert sorted(empty.rglob("*")) == before
 
 
-def test_help_of_a_command_needs_one(empty: Path) -> None:
-    done = launch(["plan", "--help"], {"PATH": "/usr/bin:/bin", "FORGE_PYTHON_BIN": "false"}, empty)
-    assert done.returncode == 2
-
-
 def test_where_pixi_cannot_make_its_environment(pixi: dict[str, str], tmp_path: Path) -> None:
     """One line says why, and how to do without pixi; then a Python is looked for."""
     (tmp_path / "pixi.says").write_text(REFUSES)

@@ -2,16 +2,12 @@
 """Where each byte of hostile packages lands (support/places.py), and who says so before it does.
 
 Our installation refuses all of them and changes nothing outside the prefix; `verify` and `channel
-verify` find each. rattler alone, which is pixi's installer, lets those of LET_THROUGH out;
-SECURITY.md and upstream/rattler say so. pixi itself: end_to_end/test_pixi_places.py.
+verify` find each. What pixi lets out, and so rattler: end_to_end/test_pixi_places.py.
 """
 
-import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import rattler
 from support.places import CASES, LET_THROUGH, Case, Machine
 from support.small_channel import workspace
 from support.static_channel import Source, findings, tree
@@ -88,22 +84,6 @@ def test_a_link_of_the_lock_before(tmp_path: Path) -> None:
 
 def test_there_are_fifty() -> None:
     assert len(CASES) >= 50 and CASES.keys() >= LET_THROUGH
-
-
-@pytest.mark.skipif(
-    not hasattr(rattler, "verify_attestation"), reason="LET_THROUGH is py-rattler 0.28's"
-)
-@pytest.mark.parametrize("name", sorted(LET_THROUGH))
-def test_installed_by_rattler_alone(name: str, tmp_path: Path) -> None:
-    """What SECURITY.md says of pixi is still so; once it is not, it says too much."""
-    machine = Machine(CASES[name], tmp_path)
-    machine.app.lock()
-    before, prefix = tree(machine.out), machine.app.prefix("default")
-    records = machine.app.locked("default")
-    for _ in range(2):  # pixi repairs an environment as well
-        with suppress(BaseException):  # a panic is one
-            asyncio.run(rattler.install(records, prefix, machine.cache, show_progress=False))
-    assert tree(machine.out) != before
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,6 @@ def test_index_and_further_index(index: Index) -> None:
         index.fetch(sha256="0" * 64)
 
 
-def test_wheel_folder(index: Index) -> None:
-    index.settings["find-links"] = f"{index.folder / 'absent'} {index.wheel.parent}"
-    assert index.fetch() == "a wheel of another system"
-
-
 def test_file_that_the_index_does_not_have(index: Index) -> None:
     index.settings["index-url"] = (index.folder / "simple").as_uri()
     with pytest.raises(NotAttempted, match="pip's index does not offer it"):
@@ -130,9 +125,10 @@ def test_certificates_that_cannot_be_read(index: Index) -> None:
         index.fetch()
 
 
-def test_a_cut_copy_is_fetched_anew(index: Index) -> None:
-    index.settings["find-links"] = str(index.wheel.parent)
-    index.fetch()
+def test_a_folder_of_wheels_and_a_copy_that_is_cut(index: Index) -> None:
+    """It is fetched anew, from where it came."""
+    index.settings["find-links"] = f"{index.folder / 'absent'} {index.wheel.parent}"
+    assert index.fetch() == "a wheel of another system"
     (cached,) = (index.folder / "build" / "sources").rglob(WHEEL)
     cached.write_bytes(cached.read_bytes()[:5])
     assert index.fetch() == "a wheel of another system"

@@ -88,7 +88,3 @@ def test_a_cluster_without_conda_or_without_ray(
     assert done.exit_code == 1 and "ray is not installed" in done.output
     with pytest.raises(cluster_machine.NotReady, match="not a conda environment"):
         cluster_machine.digest_of_packages(tmp_path)
-
-
-def test_models() -> None:
-    validate("models --help")
