@@ -142,17 +142,8 @@ def ends() -> Iterator[list[str]]:
 
 
 def command(name: str, *words: str) -> list[str]:
-    return [
-        "ip",
-        "netns",
-        "exec",
-        name,
-        sys.executable,
-        "-m",
-        "strix_validate.cli",
-        "cluster",
-        *words,
-    ]
+    inside = ["ip", "netns", "exec", name]
+    return [*inside, sys.executable, "-m", "strix_validate.cli", "cluster", *words]
 
 
 @contextmanager
@@ -177,25 +168,29 @@ def serve(name: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_two_namespaces_are_two_machines(ends: list[str], tmp_path: Path) -> None:
+@pytest.fixture
+def options() -> Iterator[list[list[str]]]:
+    """Of `head` and of `worker`: little of the machine, and a folder whose name is short."""
+    folders = [f"/tmp/sx{os.getpid()}{end}" for end in "ab"]
     small = ["--num-cpus=1", "--object-store-memory=100000000"]
-    folders = [f"--temp-dir=/tmp/sx{os.getpid()}{end}" for end in "ab"]
+    yield [[*small, f"--temp-dir={folder}"] for folder in folders]
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_two_namespaces_are_two_machines(ends: list[str], options: list[list[str]]) -> None:
     refused = subprocess.run(
         command(ends[1], "worker", "10.77.0.1"), capture_output=True, text=True, timeout=600
     )
     assert refused.returncode == 1 and "start `head` first" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
-    try:
-        with running(ends[0], "head", *small, folders[0]):
-            lines = wait(ends[0], "1 of 2 machines")
-            assert lines == [lines[0]] and "worker 10.77.0.1" in lines[0]
-            with running(ends[1], "worker", "10.77.0.1", *small, folders[1]):
-                # the machines are ready: what follows is vLLM's, which this environment has not
-                wait(ends[0], "vllm serve MODEL --distributed-executor-backend=ray")
-            wait(ends[0], "1 of 2 machines")
-    finally:
-        for folder in folders:
-            shutil.rmtree(folder.partition("=")[2], ignore_errors=True)
+    with running(ends[0], "head", *options[0]):
+        lines = wait(ends[0], "1 of 2 machines")
+        assert lines == [lines[0]] and "worker 10.77.0.1" in lines[0]
+        with running(ends[1], "worker", "10.77.0.1", *options[1]):
+            # the machines are ready: what follows is vLLM's, which this environment has not
+            wait(ends[0], "vllm serve MODEL --distributed-executor-backend=ray")
+        wait(ends[0], "1 of 2 machines")
 
 
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
@@ -204,29 +199,23 @@ def test_two_namespaces_are_two_machines(ends: list[str], tmp_path: Path) -> Non
     reason="vLLM's requirements are not installed",
 )
 def test_vllms_executor_starts_and_stops_on_both(
-    ends: list[str], monkeypatch: pytest.MonkeyPatch
+    ends: list[str], options: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, source = Path(__file__).parent, os.environ["VLLM_SOURCE"]
     paths = [str(here), source, os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    small = ["--num-cpus=1", "--object-store-memory=100000000"]
-    folders = [f"--temp-dir=/tmp/sx{os.getpid()}{end}" for end in "ab"]
     script = [sys.executable, str(here / "two_machines.py"), source]
     config = str(here / "configs" / "Llama-3.1-8B.json")
-    try:
-        with running(ends[0], "head", *small, folders[0]):
-            wait(ends[0], "1 of 2 machines")
-            with running(ends[1], "worker", "10.77.0.1", *small, folders[1]):
-                wait(ends[0], "vllm serve MODEL")
-                found = subprocess.run(
-                    ["ip", "netns", "exec", ends[0], *script, config],
-                    capture_output=True, text=True, timeout=500, check=False,
-                    env=os.environ | cluster.network_variables(own_end(ends[0]))
-                    | {"RAY_ADDRESS": f"10.77.0.1:{cluster.PORT}"},
-                )  # fmt: skip
-    finally:
-        for folder in folders:
-            shutil.rmtree(folder.partition("=")[2], ignore_errors=True)
+    with running(ends[0], "head", *options[0]):
+        wait(ends[0], "1 of 2 machines")
+        with running(ends[1], "worker", "10.77.0.1", *options[1]):
+            wait(ends[0], "vllm serve MODEL")
+            found = subprocess.run(
+                ["ip", "netns", "exec", ends[0], *script, config],
+                capture_output=True, text=True, timeout=500, check=False,
+                env=os.environ | cluster.network_variables(own_end(ends[0]))
+                | {"RAY_ADDRESS": f"10.77.0.1:{cluster.PORT}"},
+            )  # fmt: skip
     assert found.returncode == 0, found.stderr[-2000:]
     said = json.loads(found.stdout.splitlines()[-1])
     assert said["executor"] == "RayExecutorV2"

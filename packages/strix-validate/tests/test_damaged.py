@@ -3,12 +3,13 @@
 
 import json
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 
 import hosts
 import pytest
 from mutants import Tally, texts, trees
+from records import make, timing
+from strix_validate.checks import Check, Result, State
 from strix_validate.cli import app
 from strix_validate.doctor import environment, host, kernel_lists
 from strix_validate.json_file import json_object
@@ -19,26 +20,12 @@ from typer import testing
 from typer.main import get_command
 
 COMPARED = {"error": 1e-3, "bound": 4e-3, "rms": 1e-4, "rms_bound": 1e-3}
-SPEED = {f"{way}_{part}": 1.5 for way in ("forward", "backward")
-         for part in ("ms", "low_ms", "high_ms", "tflops")}  # fmt: skip
-CHECK = {"tier": "attention", "title": "t", "why": "w"}
-RECORD = record.Record(
-    created=datetime(2026, 1, 1, tzinfo=UTC),
-    command=["strix-validate", "run"],
-    subject="harness",
-    versions={"torch": "2.13.0", "triton": None},
-    packages=[record.Package(name="pytorch", version="2.13.0", build="h1_0", sha256="00")],
-    host=record.Host(kernel="6.18", distribution="d", glibc="2.36", cpu="c", cores=2,
-                     memory_gib=24, python="3.12.0"),
-    device=record.Device(type="none", architecture=""),
-    checks=[
-        record.CheckRecord(id="a/b", state="passed", measured={"out": COMPARED}, **CHECK),
-        record.CheckRecord(id="bench/flash/tiny-full", state="passed", measured=SPEED, **CHECK),
-        record.CheckRecord(id="a/c", state="skipped", reason="[/] [bold]not here", **CHECK),
-    ],
-    summary={"passed": 2, "failed": 0, "skipped": 1, "comparisons": 1},
-    seconds=1.0,
-)  # fmt: skip
+RECORD = make(
+    Result(Check("a/b", "t", "w"), State.PASSED, "", {"out": COMPARED}),
+    timing("flash", "tiny", "full", 1.5),
+    Result(Check("a/c", "t", "w"), State.SKIPPED, "[/] [bold]not here"),
+    tier="attention",
+)
 CONFIG = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
           "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4096,
           "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768,

@@ -112,14 +112,19 @@ for lost in (b"^$", WAIT, b"()" + BARRIER):
 """
 
 
+def execute(text, folder, *arguments):
+    """Runs a program in a process of its own; what it prints. Triton wants it in a file."""
+    need_disassembler()
+    file = folder / "program.py"
+    file.write_text(text)
+    done = subprocess.run([sys.executable, file, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_a_wait_that_llvm_lost_is_told_from_a_lost_barrier(tmp_path):
     """With the wait put back the answer is correct; no wait mends what has no barrier."""
-    need_disassembler()
-    file = tmp_path / "program.py"
-    file.write_text(PLANTED)
-    done = subprocess.run([sys.executable, file], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    right, wait, barrier = done.stdout.splitlines()
+    right, wait, barrier = execute(PLANTED, tmp_path).splitlines()
     assert right == "2016.0 "
     assert wait.startswith("2016.0 total at") and "race: LDS" in wait
     assert barrier.startswith("0.0 Trap: total at") and "race: LDS" in barrier
@@ -127,12 +132,7 @@ def test_a_wait_that_llvm_lost_is_told_from_a_lost_barrier(tmp_path):
 
 def test_kernels_of_each_gpu(tmp_path):
     """A product by the matrix unit, one that is autotuned, and one with pointers in tensors."""
-    need_disassembler()
-    file = tmp_path / "program.py"
-    file.write_text(PROGRAM)
-    command = [sys.executable, file, "gfx1151", "gfx1150", "gfx1100"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    execute(PROGRAM, tmp_path, "gfx1151", "gfx1150", "gfx1100")
 
 
 def test_another_gpu_is_refused(monkeypatch):

@@ -50,13 +50,17 @@ def needs(calls: Sequence[Call]) -> set[str]:
     return set().union(*asked(calls))
 
 
+def deferred(builds: list[partial], dtype: torch.dtype = torch.bfloat16) -> list[DeferredCall]:
+    """Calls of vLLM's kernels."""
+    return [DeferredCall("step", build, dtype, {"source": SOURCE}) for build in builds]
+
+
 def first_calls(layers: list[Attention], dtype: torch.dtype) -> list[DeferredCall]:
-    made = partial(DeferredCall, "step", dtype=dtype, change={"source": SOURCE})
-    return [
-        made(partial(step, layer=layer, sequences=n, queries=new, keys=new + cached))
+    return deferred([
+        partial(step, layer=layer, sequences=n, queries=new, keys=new + cached)
         for layer in layers
         for n, new, cached in STEPS
-    ]
+    ], dtype)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +100,7 @@ def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
         builds.append(partial(linear_attention.convolution, lengths=(9,) * n, channels=channels))
         rows = n * heads["value_heads"]
         builds.append(partial(linear_attention.gated_norm, rows=rows, columns=128))
-    builds.append(partial(delta, lengths=(1, 1, 70), kernel="several"))
-    made = partial(DeferredCall, model, dtype=torch.bfloat16, change={"source": SOURCE})
-    return [made(build) for build in builds]
+    return deferred([*builds, partial(delta, lengths=(1, 1, 70), kernel="several")])
 
 
 def first_choices(vocabulary: int) -> list[DeferredCall]:
@@ -113,8 +115,7 @@ def first_choices(vocabulary: int) -> list[DeferredCall]:
         builds.append(partial(sampling.truncated, keys=(20,) * n, nuclei=(0,) * n, **more))
         builds.append(partial(sampling.truncated, keys=(0,) * n, nuclei=(9,) * n, **more))
         builds.append(partial(sampling.truncated, keys=(50,) * n, nuclei=(9,) * n, **more))
-    made = partial(DeferredCall, "choices", dtype=torch.float32, change={"source": SOURCE})
-    return [made(build) for build in builds]
+    return deferred(builds, torch.float32)
 
 
 @needs_vllm
@@ -131,12 +132,11 @@ def first_steps(model: str) -> dict[str, list[Call]]:
         for x in layers.latent
         for n, count in ((300, 1), (77, 3), (64, 16))
     ]
-    made = partial(DeferredCall, model, dtype=torch.bfloat16, change={"source": SOURCE})
     return {
         "attention": first_calls(layers.attention, layers.dtype),
         "experts": first_experts(model),
         "linear": first_linear(model) if layers.linear else [],
-        "latent": [made(build) for build in latent],
+        "latent": deferred(latent),
         "sampling": first_choices(*layers.vocabularies),
     }
 
@@ -154,8 +154,7 @@ def test_products_with_fp8_in_blocks_compile_nothing(shipped: set[str]) -> None:
     steps = [
         partial(quantized.fp8_blocks, tokens=n, size=640, rows=256) for n in (1, 7, 16, 99, 48)
     ]
-    made = partial(DeferredCall, "fp8", dtype=torch.bfloat16, change={"source": SOURCE})
-    found = needs([made(build) for build in steps])
+    found = needs(deferred(steps))
     assert found and not found - shipped
 
 
@@ -175,13 +174,11 @@ def test_a_model_of_no_set_is_counted(shipped: set[str]) -> None:
 def test_one_kernel_for_all_heads_windows_and_batches() -> None:
     """What the recipe's patch is for; upstream's source fails here."""
     layers = [Attention(8 * n, 2 * n, 128, window) for n in (1, 3, 16) for window in (33, 4096)]
-    made = partial(DeferredCall, "step", dtype=torch.float16, change={"source": SOURCE})
-    calls = [
-        made(partial(step, layer=x, sequences=n, queries=9, keys=64))
-        for x in layers
-        for n in (1, 5, 16)
+    steps = [
+        partial(step, layer=x, sequences=n, queries=9, keys=64) for x in layers for n in (1, 5, 16)
     ]
-    ours = {key for key in needs(calls) if "reshape_and_cache" not in key}
+    found = needs(deferred(steps, torch.float16))
+    ours = {key for key in found if "reshape_and_cache" not in key}
     assert len(ours) == 1
 
 
