@@ -28,24 +28,26 @@ def moved(name: str, moves: Moves) -> str | None:
     return None
 
 
-def lay_out(names: Iterable[str], moves: Moves, tree: Path, root: Path | None = None) -> list[str]:
-    """Copies files of `root` into `tree` as `moves` says; returns what the tree has of them.
+def lay_out(names: Iterable[str], moves: Moves, tree: Path) -> None:
+    """Copies files of Debian's into `tree` as `moves` says.
 
     A link to what moves too stays one; any other becomes the file.
     """
-    root, placed = root or debian.ROOT, []
+    placed = []
     for name in names:
         target = moved(name, moves)
         if target is None or (tree / target).is_symlink() or (tree / target).exists():
             continue
         (tree / target).parent.mkdir(parents=True, exist_ok=True)
-        _place(name, tree / target, moves, tree, root)
-        placed.append(target)
-    # a link whose target turned out to be nowhere: a folder that only links led to
-    return [name for name in placed if _holds(tree / name)]
+        _place(name, tree / target, moves, tree)
+        placed.append(tree / target)
+    for path in placed:  # a folder that only links led to
+        if path.is_symlink() and not path.exists():
+            path.unlink()
 
 
-def _place(name: str, target: Path, moves: Moves, tree: Path, root: Path) -> None:
+def _place(name: str, target: Path, moves: Moves, tree: Path) -> None:
+    root = debian.ROOT
     path = root / name
     if path.is_symlink():
         final = Path(os.path.realpath(path))
@@ -63,12 +65,6 @@ def _place(name: str, target: Path, moves: Moves, tree: Path, root: Path) -> Non
         path = final
     shutil.copy2(path, target)
     target.chmod(target.stat().st_mode | 0o200)
-
-
-def _holds(path: Path) -> bool:
-    if path.is_symlink() and not path.exists():
-        path.unlink()
-    return path.exists()
 
 
 def mend_cmake(tree: Path) -> None:

@@ -17,6 +17,8 @@ from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
+PROJECT = Project.at(CHECKOUT)
+
 
 @pytest.mark.parametrize(
     ("error", "name", "why"),
@@ -57,8 +59,7 @@ def test_a_named_base_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bases.network, "_mirrors", dict)  # this machine may be behind one
-    project = Project.at(CHECKOUT)
-    ours, host = (bases.load(project, name) for name in ("conda-forge", "host"))
+    ours, host = (bases.load(PROJECT, name) for name in ("conda-forge", "host"))
     assert ours.channel == "https://conda.anaconda.org/conda-forge"
     assert host.channel.startswith("file://")
     shared = {"pytorch", "triton", "amd_aiter_min", "python", "c_compiler", "c_stdlib"}
@@ -77,28 +78,25 @@ def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPat
 )
 def test_a_python_by_its_number(given: list[str], pythons: list[str], oldest: str) -> None:
     """Noarch packages follow, unless told otherwise."""
-    project = Project.at(CHECKOUT)
-    base = bases.load(project, "conda-forge", {"python": given})
+    base = bases.load(PROJECT, "conda-forge", {"python": given})
     assert base.overrides["python"] == pythons == base.variants["python"]
     assert base.variants["python_min"] == [oldest]
-    told = bases.load(project, "conda-forge", {"python": given, "python_min": ["3.11"]})
+    told = bases.load(PROJECT, "conda-forge", {"python": given, "python_min": ["3.11"]})
     assert told.variants["python_min"] == ["3.11"]
 
 
 def test_amds_wheels_bring_the_python_that_they_are_for() -> None:
-    project = Project.at(CHECKOUT)
-    base = bases.load(project, "conda-forge", {"pytorch_from": ["amd-wheel"]})
+    base = bases.load(PROJECT, "conda-forge", {"pytorch_from": ["amd-wheel"]})
     assert base.variants["python"] == ["3.13.* *_cp313"] and base.variants["python_min"] == ["3.13"]
 
 
 def test_a_python_that_cannot_be_had() -> None:
-    project = Project.at(CHECKOUT)
     with pytest.raises(ForgeError, match="--variant python: Exceeds the limit"):
-        bases.load(project, "conda-forge", {"python": ["9" * 5000]})
+        bases.load(PROJECT, "conda-forge", {"python": ["9" * 5000]})
     with pytest.raises(ForgeError, match="--variant python: Invalid version: 'new'; write"):
-        bases.load(project, "conda-forge", {"python": ["new"]})
+        bases.load(PROJECT, "conda-forge", {"python": ["new"]})
     with pytest.raises(ForgeError, match="host base has the Python that runs this.*FORGE_PYTHON"):
-        bases.load(project, "host", {"python": ["3.13"]})
+        bases.load(PROJECT, "host", {"python": ["3.13"]})
 
 
 def test_what_the_base_provides_is_not_an_unknown_name(tmp_path: Path) -> None:

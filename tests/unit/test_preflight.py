@@ -8,6 +8,7 @@ import threading
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -53,6 +54,12 @@ def ran(mini: MiniProject, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Builder, "run", run)
     return done
+
+
+def costs(root: Path = CHECKOUT, **variants: list[str]) -> dict[str, Any]:
+    """The figures of a project on the conda-forge base."""
+    project = Project.at(root)
+    return preflight.costs(project, bases.load(project, "conda-forge", variants))
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, disk: float, memory: float) -> None:
@@ -107,17 +114,18 @@ def test_a_machine_that_is_too_small(
 
 
 @pytest.mark.parametrize(
-    ("terminal", "words", "answer", "asked", "built"),
+    ("terminal", "line", "answer", "asked", "built"),
     [
-        (True, ["build-all"], "n", True, False),
-        (True, ["build-all"], "y", True, True),
-        (True, ["build-all", "--yes"], "", False, True),
-        (True, ["build", "alpha", "beta"], "", False, True),
-        (False, ["build-all"], "", False, True),
+        (True, "build-all --base conda-forge", "n", True, False),
+        (True, "build-all --base conda-forge", "y", True, True),
+        (True, "build-all --base conda-forge --yes", "", False, True),
+        (True, "build alpha beta --base conda-forge", "", False, True),
+        (False, "build-all --base conda-forge", "", False, True),
+        (True, "build-all --base host", "", False, True),
     ],
 )
 def test_build_all_asks_a_terminal_before_it_starts(
-    ran: list[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, words: list[str], answer: str,
+    ran: list[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, line: str, answer: str,
     asked: bool, built: bool,
 ) -> None:  # fmt: skip
     """On conda-forge, after it has said what it costs."""
@@ -125,22 +133,13 @@ def test_build_all_asks_a_terminal_before_it_starts(
     monkeypatch.setattr(
         "forge.cli.building.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: terminal))
     )
-    done = CliRunner().invoke(app, [*words, "--base", "conda-forge"], input=answer)
+    done = CliRunner().invoke(app, line.split(), input=answer)
     assert ("Build all of this? [y/N]" in done.output) == asked
     assert not asked or done.output.index("in all: 2.0 GiB") < done.output.index("Build all")
     assert ran == (["alpha", "beta"] if built else [])
     if not built:
         assert isinstance(done.exception, ForgeError) and done.exception.exit_code == 3
         assert "--yes" in str(done.exception)
-
-
-def test_on_the_host_base_nothing_is_asked(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 40, 24)
-    monkeypatch.setattr(
-        "forge.cli.building.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    )
-    done = CliRunner().invoke(app, ["build-all", "--base", "host"])
-    assert "Build all of this?" not in done.output and ran
 
 
 def test_only_what_is_to_be_built_counts(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +152,8 @@ def test_the_host_base_counts_until_it_is_made(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORGE_ROOT", str(mini.root))
-    costs = COSTS + "host base: {download: 3, disk: 7, memory: 1, cpu_hours: 1}\n"
-    (mini.root / "recipes" / "costs.yaml").write_text(costs)
+    text = COSTS + "host base: {download: 3, disk: 7, memory: 1, cpu_hours: 1}\n"
+    (mini.root / "recipes" / "costs.yaml").write_text(text)
     mini.recipe("beta", run=["nowhere"])
     (mini.root / "build" / "host-base").unlink()
     said = CliRunner().invoke(app, ["plan", "--base", "host"]).output
@@ -163,31 +162,27 @@ def test_the_host_base_counts_until_it_is_made(
 
 
 def test_every_recipe_has_its_figures() -> None:
-    project = Project.at(CHECKOUT)
-    known = preflight.costs(project, bases.load(project, "conda-forge"))
+    known = costs()
     assert known.keys() == {*RECIPES, "host base"}
     for figures in known.values():
         assert figures.keys() - {"kept"} == {"download", "disk", "memory", "cpu_hours"}
         assert figures.get("kept", 0) <= figures["disk"] + figures["download"]
     for kernels, hours in (("core", 1.2), ("sample", 0.3), ("upstream", 0.1)):
-        base = bases.load(project, "conda-forge", {"aotriton_kernels": [kernels]})
-        assert preflight.costs(project, base)["aotriton"]["cpu_hours"] == hours
+        assert costs(aotriton_kernels=[kernels])["aotriton"]["cpu_hours"] == hours
 
 
 def test_each_further_python_costs(mini: MiniProject) -> None:
-    costs = COSTS.replace("hours: 1}", "hours: 1, further_python: {disk: 5, cpu_hours: 0.5}}")
-    (mini.root / "recipes" / "costs.yaml").write_text(costs)
-    project = Project.at(mini.root)
+    text = COSTS.replace("hours: 1}", "hours: 1, further_python: {disk: 5, cpu_hours: 0.5}}")
+    (mini.root / "recipes" / "costs.yaml").write_text(text)
     for pythons, disk, hours in ((["3.13"], 13, 1), (["3.12", "3.13"], 18, 1.5)):
-        known = preflight.costs(project, bases.load(project, "conda-forge", {"python": pythons}))
+        known = costs(mini.root, python=pythons)
         assert (known["beta"]["disk"], known["beta"]["cpu_hours"]) == (disk, hours)
         assert known["alpha"]["disk"] == 20
 
 
 def test_the_page_has_the_same_figures() -> None:
     """Sums over the packages that a row names; of memory the largest."""
-    project = Project.at(CHECKOUT)
-    known = preflight.costs(project, bases.load(project, "conda-forge"))
+    known = costs()
     table = (CHECKOUT / "docs/build.md").read_text().partition("## What it costs\n")[2]
     rows = [
         line.strip("| ").split(" | ")
@@ -204,8 +199,7 @@ def test_the_page_has_the_same_figures() -> None:
 
 def test_memory_is_within_a_third_of_what_was_measured() -> None:
     """The rehearsal's record has the largest process of each build; 0.1 GiB is its precision."""
-    project = Project.at(CHECKOUT)
-    known = preflight.costs(project, bases.load(project, "conda-forge"))
+    known = costs()
     text = (CHECKOUT / "evidence/2026-11-25-rehearsal.md").read_text()
     table = text.partition("## The largest process\n")[2].partition("\n## ")[0]
     rows = re.findall(r"(?m)^\| ([\w-]+) \| ([\d.]+) \|", table)
@@ -234,8 +228,7 @@ def test_two_builds_share_memory_and_disk(
 ) -> None:
     """alpha and beta take 6 GiB for each compiler and 33 GiB of disk; nobody knows of gamma."""
     monkeypatch.setenv("MAX_JOBS", "2")
-    project = Project.at(mini.root)
-    known = preflight.costs(project, bases.load(project, "conda-forge"))
+    project, known = Project.at(mini.root), costs(mini.root)
     for names, disk, memory, fit in (
         ("ab", 33, 12, True), ("ab", 32.9, 12, False), ("ab", 33, 11.9, False),
         ("ag", 20, 8, True), ("ag", 20, 7.9, False), ("g", 0, 4, True),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
@@ -98,34 +99,31 @@ def test_the_memory_of_this_machine() -> None:
     assert processes.memory_gib() == pytest.approx(int(total[1]) / 2**20, rel=0.1)
 
 
+def run_job(
+    code: str, say: Callable[[str], None], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run a test's job, which is this code."""
+    command, start = [sys.executable, "-c", code], subprocess.Popen
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda _, **options: start(command, **options))
+    project = Project(folder, folder / "channel", folder / "build")
+    jobs.run_job(project, 1, say, Event(), {"action": "test"}, folder / "log")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_job_that_a_signal_ends_has_failed(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package test that the kernel kills for its memory must not count as passed."""
-    project = Project(tmp_path, tmp_path / "channel", tmp_path / "build")
     dies = f"import os; os.kill(os.getpid(), {int(number)})"
-    start = subprocess.Popen
-    monkeypatch.setattr(
-        jobs.subprocess,
-        "Popen",
-        lambda _, **options: start([sys.executable, "-c", dies], **options),
-    )
     with pytest.raises(Failed, match=f"test failed .killed by signal {int(number)};"):
-        jobs.run_job(project, 1, lambda _: None, Event(), {"action": "test"}, tmp_path / "log")
+        run_job(dies, lambda _: None, tmp_path, monkeypatch)
 
 
 def test_each_line_of_a_job_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several at a time, none while it is silent, and those that it ends with."""
-    project = Project(tmp_path, tmp_path / "channel", tmp_path / "build")
     says = "import time; print('a\\nb', flush=True); time.sleep(0.5); print('c')"
-    start, seen = subprocess.Popen, list[str]()
-    monkeypatch.setattr(
-        jobs.subprocess,
-        "Popen",
-        lambda _, **options: start([sys.executable, "-c", says], **options),
-    )
-    jobs.run_job(project, 1, seen.append, Event(), {"action": "test"}, tmp_path / "log")
+    seen: list[str] = []
+    run_job(says, seen.append, tmp_path, monkeypatch)
     assert seen == ["a", "b", "c"]
 
 

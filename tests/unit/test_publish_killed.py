@@ -3,6 +3,7 @@
 
 import contextlib
 import urllib.error
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,33 +20,33 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing of the publisher runs after it."""
 
 
-def test_killed_at_every_step(
-    source: Source, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def killed_before(rename: int) -> Iterator[None]:
+    """A publish is killed before one of its renames, if it has so many."""
+    real, left = static._move, rename
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+
+        def move(origin: Path, destination: Path) -> None:
+            nonlocal left
+            if left == 0:
+                patch.setattr(TemporaryDirectory, "_rmtree", lambda *_, **__: None)
+                raise Killed
+            left -= 1
+            real(origin, destination)
+
+        patch.setattr(static, "_move", move)
+        yield
+
+
+def test_killed_at_every_step(source: Source, target: Path, tmp_path: Path) -> None:
     """Stopped before each of its renames in turn: views stay whole, the next runs complete it."""
-    first = source.make("alpha")
+    first, seen, finished = source.make("alpha"), set(), None
     StaticChannel(target).publish(source)
-    real, steps = static._move, 0
-
-    def move(origin: str | Path, destination: Path) -> None:
-        nonlocal steps
-        if steps == 0:
-            monkeypatch.setattr(TemporaryDirectory, "_rmtree", lambda *_, **__: None)
-            raise Killed
-        steps -= 1
-        real(origin, destination)
-
-    remove, seen = TemporaryDirectory._rmtree, set()
     for at in range(100):
         source.make("beta", f"{at}.0")
         yank = ((), [first]) if at % 2 else ([first], ())
-        steps = at
-        monkeypatch.setattr(static, "_move", move)
-        with contextlib.suppress(Killed):
-            StaticChannel(target).publish(source, *yank)
-        finished, steps = steps > 0, 0
-        monkeypatch.setattr(static, "_move", real)
-        monkeypatch.setattr(TemporaryDirectory, "_rmtree", remove)
+        with killed_before(at):
+            finished = StaticChannel(target).publish(source, *yank)
         view(target.as_uri())
         for memory in (tmp_path / "kept.json", tmp_path / f"{at}.json"):
             revisions.require_current(Location(target), memory)  # its log and index are a pair
@@ -66,22 +67,10 @@ def test_killed_at_every_step(
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_first_publish_killed(
-    at: int, source: Source, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_publish_killed(at: int, source: Source, target: Path) -> None:
     """A folder that has no index yet is known again."""
     source.make("alpha")
-    real, left = static._move, at
-
-    def move(origin: Path, destination: Path) -> None:
-        nonlocal left
-        if left == 0:
-            raise Killed
-        left -= 1
-        real(origin, destination)
-
-    monkeypatch.setattr(static, "_move", move)
-    with pytest.raises(Killed):
+    with killed_before(at):
         StaticChannel(target).publish(source)
-    monkeypatch.setattr(static, "_move", real)
+        pytest.fail("it was not killed")
     assert StaticChannel(target).publish(source) and findings(target) == []

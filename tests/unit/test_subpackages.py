@@ -25,11 +25,9 @@ def name_of(path: Path) -> str:
     return ".".join(parts[parts.index("src") + 1 :]).removesuffix(".__init__")
 
 
-def shown(subpackage: Path) -> list[str]:
-    return shown_by(subpackage / "__init__.py")
-
-
-def shown_by(module: Path) -> list[str]:
+def shown(place: Path) -> list[str]:
+    """What a module shows, or a subpackage."""
+    module = place if place.suffix else place / "__init__.py"
     for node in ast.parse(module.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
@@ -110,7 +108,7 @@ def test_recipes_use_the_validator_through_its_public_face() -> None:
         for module, name in imported(ast.parse(path.read_text()))
         if module.split(".")[0] == "strix_validate"
     }
-    names = {face, *(f"{face}.{name}" for name in shown_by(MODULES[face]))}
+    names = {face, *(f"{face}.{name}" for name in shown(MODULES[face]))}
     assert {name for _, name in used} == names
     tree = ast.parse("from strix_validate.triton import stand_in; stand_in.install()")
     assert not {".".join(each) for each in imported(tree)} <= names
