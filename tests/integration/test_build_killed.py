@@ -25,6 +25,7 @@ EVERY = 1 if os.environ.get("FORGE_KILLS") else 5
 FAULTS = [
     ("rename", "EXDEV", "/noarch/beta"), ("fsync", "EIO", "/.partial-beta"),
     ("write", "ENOSPC", "/staging/beta/job.json"), ("open", "ENOSPC", "/build/logs/beta.log"),
+    ("write", "ENOSPC", "/noarch/.partial-beta"),
 ]  # fmt: skip
 
 
@@ -82,4 +83,5 @@ def test_a_call_that_fails(
     done = forks("build-all", fault=f"{kind}:1:{code}:{part}", **project.environment)
     assert done.code == 1 and os.strerror(code) in done.said, done
     assert "Traceback" not in done.said and "fault of forge" not in done.said
+    assert not [*project.channel.glob("*/.partial-*")], "half of a package"
     require_completed(project, before)

@@ -226,19 +226,6 @@ def test_read_only_channel(project: MiniProject, mounted: object) -> None:
     assert str(folder) in error and "another folder" in error and "Traceback" not in error
 
 
-def test_full_disk(project: MiniProject, mounted: object) -> None:
-    """No room in the channel: said so, nothing half written, and done once there is room."""
-    script = 'mkdir -p "$PREFIX/share"\nhead -c 3000000 /dev/urandom > "$PREFIX/share/{name}"\n'
-    project.recipe("alpha", script=script)
-    folder = mounted("small", "size=2m")
-    done = project.forge("build-all", "--output", str(folder), code=1)
-    assert "No space left on device" in done.stdout and "Traceback" not in done.stdout
-    assert not list(folder.glob("*/*.conda")) and not list(folder.glob("*/.partial-*"))
-    subprocess.run(["mount", "-o", "remount,size=20m", folder], check=True)
-    done = project.forge("build", "alpha", "--output", str(folder))
-    assert len(list(folder.glob("noarch/*.conda"))) == 1 and "not attempted" not in done.stderr
-
-
 @pytest.mark.parametrize("size", ["60k", "2m"])
 def test_full_build_folder(project: MiniProject, mounted: object, size: str) -> None:
     """No room for the log or the build itself: one message, and done once there is room."""
