@@ -1,47 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The publishing commands, and what solvers and installers make of a published channel."""
+"""The publishing commands."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
-import rattler
-from rattler import LockFile
 from support.project import MiniProject
 from support.servers import served
-from support.static_channel import Source, findings, flip, lock_of, solve
+from support.static_channel import Source, flip
 from typer.testing import CliRunner
 
-from forge.channel.publish import StaticChannel
 from forge.cli.main import app
 from forge.errors import ForgeError
-
-
-def test_yank(tmp_path: Path) -> None:
-    """New solves avoid a yanked build, old locks install it, and it can be restored."""
-    source, target = Source(tmp_path / "channel"), tmp_path / "out"
-    old, new = source.make("alpha"), source.make("alpha", "2.0")
-    source.make("beta", depends=["alpha"])
-    StaticChannel(target).publish(source)
-    forms = [{}, {"sharded": False}, {"sharded": False, "zst": False}]
-    with served(target) as url:
-        lock = lock_of(url, tmp_path / "pixi.lock", "alpha >=2")
-        StaticChannel(target).publish(None, [new])
-        for form in forms:
-            assert old in solve(url, tmp_path / "cache", "beta", **form)
-            with pytest.raises(Exception, match="alpha"):
-                solve(url, tmp_path / "cache", "alpha >=2", **form)
-        assert findings(target) == []
-        locked = LockFile.from_path(lock).environment("default")
-        assert locked
-        records = locked.conda_repodata_records_for_platform(locked.platforms()[0])
-        prefix = tmp_path / "prefix"
-        asyncio.run(rattler.install(records, prefix, cache_dir=tmp_path / "c", show_progress=False))
-        assert (prefix / "alpha").read_text() == "alpha"
-
-        StaticChannel(target).publish(None, (), [new])
-        for form in forms:
-            assert new in solve(url, tmp_path / "cache", "beta", **form)
 
 
 def test_commands(

@@ -14,8 +14,7 @@ import msgpack
 import rattler
 import zstandard
 from rattler import Channel as ChannelName
-from rattler import Gateway, LockFile, SourceConfig, VirtualPackage
-from rattler.lock import LockChannel, LockPlatform
+from rattler import Gateway, SourceConfig, VirtualPackage
 from rattler_build import assemble_package
 from support.conda_packages import repacked
 
@@ -156,17 +155,6 @@ def solve(url: str, cache: Path, *specs: str, sharded: bool = True, zst: bool = 
         )
     )  # fmt: skip
     return {record.file_name.removesuffix(".conda") for record in records}
-
-
-def lock_of(url: str, path: Path, *specs: str) -> Path:
-    """A lock of `specs` from one channel."""
-    platform = LockPlatform("linux-64")
-    lock = LockFile([platform])
-    lock.set_channels("default", [LockChannel(f"{url}/")])
-    for record in asyncio.run(rattler.solve([url], list(specs), platforms=["linux-64", "noarch"])):
-        lock.add_conda_package("default", platform, record)
-    lock.to_path(path)
-    return path
 
 
 def flip(path: Path, at: int = -1) -> None:

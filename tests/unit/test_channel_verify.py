@@ -52,6 +52,12 @@ def says(name: str, **changes: object) -> Callable[[Path], object]:
     return lambda c: edit(c / name, lambda d: d["packages.conda"][ALPHA[7:]].update(changes))
 
 
+def lacks(key: str) -> Callable[[Path], object]:
+    """The index does not say that of alpha."""
+    path = "noarch/repodata.json"
+    return lambda c: edit(c / path, lambda d: d["packages.conda"][ALPHA[7:]].pop(key))
+
+
 def repack(path: Path, change: Callable[[dict], object]) -> None:
     data = msgpack.unpackb(unzstd(path.read_bytes()))
     change(data)
@@ -94,12 +100,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "noarch/x-1-0.conda: not in the index",
     ),
     "json": (says("noarch/repodata.json", depends=[]), "noarch/repodata.json.zst: disagrees"),
-    "no sha256": (
-        lambda c: edit(
-            c / "noarch/repodata.json", lambda d: d["packages.conda"][ALPHA[7:]].pop("sha256")
-        ),
-        f"{ALPHA}: its record has no sha256",
-    ),
+    "no sha256": (lacks("sha256"), f"{ALPHA}: its record has no sha256 or no size"),
+    "no size": (lacks("size"), f"{ALPHA}: its record has no sha256 or no size"),
     "json cut": (
         lambda c: (c / "noarch/repodata.json").write_text('{"packages.conda": {'),
         "noarch/repodata.json: missing or damaged",
@@ -278,6 +280,28 @@ def test_a_package_with_two_records(damaged: Path) -> None:
     edit(path, again)
     compress(path)
     assert any("repodata.json: missing or damaged" in line for line in findings(damaged))
+
+
+@pytest.mark.parametrize("elsewhere", ["https://evil.example/c/noarch/", "../../x/noarch/", 7])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("noarch/repodata.json", "names files elsewhere"),
+        ("revisions/1/noarch/repodata.json", "its base_url does not lead"),
+    ],
+)
+def test_index_that_names_files_elsewhere(
+    elsewhere: object, name: str, message: str, damaged: Path
+) -> None:
+    edit(damaged / name, lambda d: d["info"].update(base_url=elsewhere))
+    assert any(message in line for line in findings(damaged))
+
+
+@pytest.mark.parametrize("key", ["../../x.conda", "/etc/x.conda", "x\n.conda", "x", ""])
+def test_key_that_is_no_file_name(key: str, damaged: Path) -> None:
+    path = damaged / "noarch/repodata.json"
+    edit(path, lambda d: d["packages.conda"].update({key: d["packages.conda"].pop(ALPHA[7:])}))
+    assert any("is not the name of a package file" in line for line in findings(damaged))
 
 
 @pytest.mark.parametrize("name", ["repodata.json.bz2", "current_repodata.json"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.servers import served
 from support.small_channel import workspace
-from support.static_channel import BUILD, Source, findings, tree, unzstd
+from support.static_channel import BUILD, Source, findings, solve, tree, unzstd
 
 from forge.channel import publish as static
 from forge.channel.publish import StaticChannel
@@ -170,13 +170,26 @@ def test_yank_of_nothing_makes_no_channel(target: Path) -> None:
     assert not target.exists()
 
 
-def test_yank(source: Source, target: Path) -> None:
-    """The file stays and its record is marked for solvers of every kind, until it is restored."""
+def test_yank(source: Source, target: Path, tmp_path: Path) -> None:
+    """Whatever form of the index they read, solvers avoid the build until it is restored.
+
+    Its file stays: a lock of before is installed.
+    """
     old, new = source.make("alpha"), source.make("alpha", "2.0")
+    source.make("beta", depends=["alpha"])
     StaticChannel(target).publish(source)
-    revision = StaticChannel(target).publish(None, [new])
-    assert revision and revision.yanked == [f"noarch/{new}.conda"]
-    assert (target / f"noarch/{new}.conda").exists() and findings(target) == []
+    forms = [{}, {"sharded": False}, {"sharded": False, "zst": False}]
+    with served(target) as url:
+        app = workspace(tmp_path / "app", url)
+        app.lock()
+        revision = StaticChannel(target).publish(None, [new])
+        for form in forms:
+            assert old in solve(url, tmp_path / "cache", "beta", **form)
+            with pytest.raises(Exception, match="alpha"):
+                solve(url, tmp_path / "cache", "alpha >=2", **form)
+        assert f"/noarch/{new}.conda" in app.lock_file.read_text()
+        assert app.install("default", tmp_path / "installed") == 2
+    assert revision and revision.yanked == [f"noarch/{new}.conda"] and findings(target) == []
     data = json.loads((target / "noarch/repodata.json").read_text())
     # solvers that do not know `removed` are kept off by what the record depends on
     assert data["packages.conda"][f"{new}.conda"]["depends"] == [static.REVOKED]
@@ -187,8 +200,8 @@ def test_yank(source: Source, target: Path) -> None:
     assert json.loads((target / "noarch/repodata.json").read_text())["removed"] == data["removed"]
     revision = StaticChannel(target).publish(None, (), [new])
     assert revision and revision.restored == [f"noarch/{new}.conda"] and findings(target) == []
-    data = json.loads((target / "noarch/repodata.json").read_text())
-    assert not data.get("removed") and not data["packages.conda"][f"{new}.conda"]["depends"]
+    with served(target) as url:
+        assert all(new in solve(url, tmp_path / "again", "beta", **form) for form in forms)
     for arguments in ((["nosuch-1-0"], ()), ((), ["nosuch-1-0"])):
         with pytest.raises(ForgeError, match="no such build"):
             StaticChannel(target).publish(None, *arguments)
