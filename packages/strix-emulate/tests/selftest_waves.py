@@ -12,7 +12,6 @@ from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import LANES, SCALARS
 
 REGISTERS = 32
-_HALVES = {"f16": np.float16, "bf16": np.float32}
 
 
 def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
