@@ -107,31 +107,26 @@ DISCRETE = {
 }
 #: The GPU has a driver, but KFD of this kernel does not know it.
 WITHOUT_KFD = {f"{KFD}/1/properties": None, f"{GPU}/driver": Path("/sys/bus/pci/drivers/amdgpu")}
+HALO = {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
 #: name: (a machine's files, what pixi's solver makes of it)
 MACHINES = {
-    "alone": ({}, {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}),
+    "alone": ({}, HALO),
     "beside-discrete": (DISCRETE, {"__amdgpu": "0", "__amdgpu_arch": "11.0.0"}),
     # sysfs is readable for all: only /dev/kfd is not
     "without-rights": (
-        {"proc/self/status": "Uid:\t1000\nGid:\t1000\nGroups:\t1000\n"},
-        {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"},
+        {"proc/self/status": "Uid:\t1000\nGid:\t1000\nGroups:\t1000\n"}, HALO,
     ),
-    "older-kernel": (
-        {"proc/sys/kernel/osrelease": "6.17.7-300.fc43.x86_64\n"},
-        {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"},
-    ),
+    "older-kernel": ({"proc/sys/kernel/osrelease": "6.17.7-300.fc43.x86_64\n"}, HALO),
     "kernel-without-kfd": (WITHOUT_KFD, {"__amdgpu": "0"}),
     "without-gpu": ({f"{KFD}/1/properties": None}, {}),
-    "integrated-larger": (
-        {f"{KFD}/2/properties": node(110003, 24)}, {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"},
-    ),
+    "integrated-larger": ({f"{KFD}/2/properties": node(110003, 24)}, HALO),
     "same-size": (
         {f"{KFD}/2/properties": node(120001, 80)}, {"__amdgpu": "0", "__amdgpu_arch": "12.0.1"},
     ),
     "size-unknown": (
         {f"{KFD}/1/properties": "gfx_target_version 90010\n",
          f"{KFD}/2/properties": "gfx_target_version 110501\nsimd_count 80\nsimd_per_cu 0\n"},
-        {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"},
+        HALO,
     ),
 }  # fmt: skip
 #: Overrides that rattler refuses, so that every command of pixi ends with an error.
@@ -155,6 +150,12 @@ OSTREE = {"run/ostree-booted": ""}
 def environ(**values: str) -> dict[str, str]:
     pairs = {"HOME": "/home/user", "CONDA_PREFIX": "/home/user/env"} | values
     return {"proc/self/environ": "\0".join(f"{k}={v}" for k, v in pairs.items()) + "\0"}
+
+
+def mes(version: int) -> dict[str, str]:
+    """The scheduler's loaded firmware."""
+    text = f"MES feature version: 1, firmware version: {version:#010x}\n"
+    return {"sys/kernel/debug/dri/1/amdgpu_firmware_info": text}
 
 
 #: name: (changes, {check: (state, severity or None, part of what is said, part of the fix)})
@@ -292,9 +293,7 @@ FAULTS = {
         {},
     ),
     "mes-suspect": (
-        {"sys/kernel/debug/dri/1/amdgpu_firmware_info":
-         "MES feature version: 1, firmware version: 0x00000086\n"},
-        {"firmware": ("passed", "warning", "MES 0x86", "newer linux-firmware")},
+        mes(0x86), {"firmware": ("passed", "warning", "MES 0x86", "newer linux-firmware")},
     ),
     "kernel-ubuntu-too-new": (
         {"proc/sys/kernel/osrelease": "7.0.0-5-generic\n", **UBUNTU},
@@ -311,13 +310,11 @@ FAULTS = {
         {"firmware": ("failed", "error", "20251125-2", "pacman -Syu && sudo reboot")},
     ),
     "firmware-bad-mes": (
-        {"var/lib/dpkg/status": None, "sys/kernel/debug/dri/1/amdgpu_firmware_info":
-         "MES feature version: 1, firmware version: 0x00000083\n"},
+        {"var/lib/dpkg/status": None} | mes(0x83),
         {"firmware": ("failed", "error", "the loaded MES 0x83 is known bad", "linux-firmware")},
     ),
     "firmware-loaded-before-the-upgrade": (
-        {"sys/kernel/debug/dri/1/amdgpu_firmware_info":
-         "MES feature version: 1, firmware version: 0x00000083\n"},
+        mes(0x83),
         {"firmware": ("failed", "error", "the loaded MES 0x83 is known bad", "dnf upgrade")},
     ),
     "firmware-bad-debian": (
@@ -349,23 +346,19 @@ FAULTS = {
         {"carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, and run doctor again"),
          "gtt": ("passed", "info", "doctor/carve-out comes first", "")},
     ),
-    "gtt-default": (
-        {"sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n"},
-        {"gtt": ("passed", "warning", "62 of 125 GiB",
-                 "options ttm pages_limit=31719424 page_pool_size=31719424' | sudo tee "
-                 "/etc/modprobe.d/ttm.conf && sudo dracut --force && sudo reboot")},
-    ),
     **{
-        f"gtt-default-{name}": (
+        f"gtt-default{name}": (
             {"sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n"} | files,
             {"gtt": ("passed", "warning", "62 of 125 GiB", fix)},
         )
         for name, files, fix in (
-            ("mint", released("ID=linuxmint", "ID_LIKE=ubuntu"), "update-initramfs -u"),
-            ("debian", DEBIAN, "update-initramfs -u"),
-            ("arch", ARCH, "sudo mkinitcpio -P"),
-            ("bazzite", OSTREE, "--append=ttm.pages_limit=31719424"),
-            ("nixos", released("ID=nixos"), "; then rebuild the initramfs"),
+            ("", {}, "options ttm pages_limit=31719424 page_pool_size=31719424' | sudo tee "
+             "/etc/modprobe.d/ttm.conf && sudo dracut --force && sudo reboot"),
+            ("-mint", released("ID=linuxmint", "ID_LIKE=ubuntu"), "update-initramfs -u"),
+            ("-debian", DEBIAN, "update-initramfs -u"),
+            ("-arch", ARCH, "sudo mkinitcpio -P"),
+            ("-bazzite", OSTREE, "--append=ttm.pages_limit=31719424"),
+            ("-nixos", released("ID=nixos"), "; then rebuild the initramfs"),
         )
     },
     "gtt-all": (

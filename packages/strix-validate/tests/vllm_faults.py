@@ -146,18 +146,22 @@ _LANES = ("tl.where(offs_d < HEAD_SIZE, 1, 0)", "tl.where(offs_d < min(HEAD_SIZE
 _SLOPE = ("alibi_slopes_ptr + query_offset_1, mask", "alibi_slopes_ptr + query_offset_1 * 0, mask")
 _KEYS_SCALE = ("V_load, Q, v_scale, KV", "V_load, Q, k_scale, KV")
 _SINK = ("sink_ptr + query_offset_1,", "sink_ptr + query_offset_1 * 0,")
+_ROWS = (
+    "query_offset_0[:, None] * query_stride_0",
+    "query_offset_0[:, None] * (num_query_heads * HEAD_SIZE)",
+)
+_OUTSIDE = ("V = tl.where(sw_mask_v, V, 0.0)", "V = V * 1.0")
+_BLOCKS = "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n        ).to(tl.int64)"
+_NEXT_SLOT = (
+    "block_offset = slot_idx % block_size", "block_offset = (slot_idx + 1) % block_size",
+)  # fmt: skip
+_FIRST_EXPERT = ("tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)")
 _KV_HEADS = "(num_query_heads // num_queries_per_kv)"
 #: Strides of contiguous tensors, where the server's are slices and interleaved; and what only
 #: batches of several tiles, several heads of keys, or a few queries show.
 LAYOUT = {
-    "queries taken as contiguous": (
-        _UNIFIED, "query_offset_0[:, None] * query_stride_0",
-        "query_offset_0[:, None] * (num_query_heads * HEAD_SIZE)", "prefill",
-    ),
-    "queries taken as contiguous in decoding": (
-        _UNIFIED, "query_offset_0[:, None] * query_stride_0",
-        "query_offset_0[:, None] * (num_query_heads * HEAD_SIZE)", "decode",
-    ),
+    "queries taken as contiguous": (_UNIFIED, *_ROWS, "prefill"),
+    "queries taken as contiguous in decoding": (_UNIFIED, *_ROWS, "decode"),
     "blocks of keys taken as contiguous": (
         _UNIFIED, "physical_block_idx[None, :] * stride_k_cache_0",
         f"physical_block_idx[None, :] * (BLOCK_SIZE * HEAD_SIZE * {_KV_HEADS})", "prefill",
@@ -177,22 +181,14 @@ LAYOUT = {
         _WRITER, "    page_stride = key_cache.stride()[1]",
         "    page_stride = num_heads * head_size", "reshape-and-cache",
     ),
-    "NaN outside the window": (
-        _UNIFIED, "V = tl.where(sw_mask_v, V, 0.0)", "V = V * 1.0", "prefill-window",
-    ),
-    "NaN outside the window in decoding": (
-        _UNIFIED, "V = tl.where(sw_mask_v, V, 0.0)", "V = V * 1.0", "decode-window",
-    ),
+    "NaN outside the window": (_UNIFIED, *_OUTSIDE, "prefill-window"),
+    "NaN outside the window in decoding": (_UNIFIED, *_OUTSIDE, "decode-window"),
     "a few queries that see the first one's keys": (
         _UNIFIED, "query_abs_pos = context_len + query_pos[:, None]",
         "query_abs_pos = context_len + query_pos[:, None] * (0 if IS_3D else 1)", "verify",
     ),
     "cache offsets in 32 bits": (
-        _UNIFIED,
-        "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n        ).to(tl.int64)",
-        "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n        )"
-        ".to(tl.int64) % ((1 << 31) // (BLOCK_SIZE * HEAD_SIZE * 4))",
-        "far",
+        _UNIFIED, _BLOCKS, f"{_BLOCKS} % ((1 << 31) // (BLOCK_SIZE * HEAD_SIZE * 4))", "far",
     ),
     "keys of the neighbour for a head of values": (
         f"{_FLA}/fused_recurrent.py", "i_h = i_hv // (HV // H)", "i_h = i_hv % H", "gdn-decode",
@@ -217,9 +213,7 @@ LAYOUT = {
         "offs_am = (pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M",
         "offs_am = tl.arange(0, BLOCK_SIZE_M) % M", "fp8-blocks",
     ),
-    "tokens that are not sorted, of the first expert": (
-        _MOE, "tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)", "moe-one-token",
-    ),
+    "tokens that are not sorted, of the first expert": (_MOE, *_FIRST_EXPERT, "moe-one-token"),
     "a last group of tiles counted whole": (
         _MOE, "group_size_m = min(num_pid_m - first_pid_m, GROUP_SIZE_M)",
         "group_size_m = GROUP_SIZE_M", "moe-swizzle",
@@ -262,13 +256,7 @@ ATTENTION = {
     "a group of 3 as 2 in decoding": (_UNIFIED, *_GROUP, "layer-Granite-3.1-3B-A800M-decode-fp8"),
     "a group of 7 as 6": (_UNIFIED, *_GROUP, "layer-Qwen2.5-0.5B-prefill"),
     "a group of 7 as 6 in decoding": (_UNIFIED, *_GROUP, "layer-Qwen2.5-7B-decode-fp8"),
-    "blocks in 15 bits": (
-        _UNIFIED,
-        "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n        ).to(tl.int64)",
-        "block_tables_ptr + block_table_offset + seq_offset // BLOCK_SIZE\n"
-        "        ).to(tl.int64) & 32767",
-        "prefill-block-33000",
-    ),
+    "blocks in 15 bits": (_UNIFIED, _BLOCKS, f"{_BLOCKS} & 32767", "prefill-block-33000"),
     "four sequences": (_HELPERS, *_FOURTH, "prefill-batch6"),
     "four sequences in decoding": (_HELPERS, *_FOURTH, "decode-batch6"),
     "128 lanes of 256": (_UNIFIED, *_LANES, "layer-Gemma-3-1B-window-prefill"),
@@ -288,15 +276,12 @@ ATTENTION = {
         "decode-d80-block1056",
     ),
     "lanes of padding": (
-        _UNIFIED, "tl.where(offs_d < HEAD_SIZE, 1, 0)", "tl.where(offs_d < HEAD_SIZE_PADDED, 1, 0)",
+        _UNIFIED, _LANES[0], "tl.where(offs_d < HEAD_SIZE_PADDED, 1, 0)",
         "layer-Phi-3-mini-decode",
     ),
     "slopes of the first head": (_UNIFIED, *_SLOPE, "prefill-alibi"),
     "slopes of the first head in decoding": (_UNIFIED, *_SLOPE, "decode-alibi"),
-    "the next slot": (
-        _WRITER, "block_offset = slot_idx % block_size",
-        "block_offset = (slot_idx + 1) % block_size", "reshape-and-cache",
-    ),
+    "the next slot": (_WRITER, *_NEXT_SLOT, "reshape-and-cache"),
     "keys' scale for written values": (
         _WRITER, "value_load / tl.load(v_scale)", "value_load / tl.load(k_scale)",
         "reshape-and-cache-fp8",
@@ -346,29 +331,18 @@ ATTENTION = {
         "b_zp_shifter = (offs_bn[None, :] % 1) * 4", "moe-int4-zeros",
     ),
     "a model sees the future": (_HELPERS, *_BEYOND, "model"),
-    "a model's keys one slot on": (
-        _WRITER, "block_offset = slot_idx % block_size",
-        "block_offset = (slot_idx + 1) % block_size", "model",
-    ),
+    "a model's keys one slot on": (_WRITER, *_NEXT_SLOT, "model"),
     "a model's window one wider": (_HELPERS, *_WIDER, "model-window"),
-    "a model's experts": (
-        _MOE, "tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)", "model-experts",
-    ),
-    "a model's state that does not decay": (
-        f"{_FLA}/fused_recurrent.py", "b_h *= exp(g_val)", "b_h *= 1.0", "model-hybrid",
-    ),
-    "a model's state without beta": (
-        f"{_FLA}/fused_recurrent.py", "b_v *= beta_val", "b_v *= 1.0", "model-hybrid",
-    ),
-    "a model's convolution that stays": (
-        f"{_LAYERS}/mamba/ops/causal_conv1d.py",
-        "tl.store(conv_state_ptrs_target, new_conv_state, mask)",
-        "tl.store(conv_state_ptrs_target, new_conv_state, mask & False)", "model-hybrid",
-    ),
-    "a model's gate without its sigmoid": (
-        f"{_FLA}/layernorm_guard.py", "            y *= z * tl.sigmoid(z)", "            y *= z",
-        "model-hybrid",
-    ),
+    "a model's experts": (_MOE, *_FIRST_EXPERT, "model-experts"),
+    **{
+        f"a model's {name}": (*LINEAR_ATTENTION[fault][:3], "model-hybrid")
+        for name, fault in (
+            ("state that does not decay", "a state that does not decay"),
+            ("state without beta", "beta left out"),
+            ("convolution that stays", "the state of a convolution not written"),
+            ("gate without its sigmoid", "a gate without its sigmoid"),
+        )
+    },
 }  # fmt: skip
 #: Of other tiers, each named before its check.
 TIERS = {
@@ -376,7 +350,5 @@ TIERS = {
         _UNIFIED, "    TILE_SIZE_PREFILL = _get_tile_size(",
         "    TILE_SIZE_PREFILL = 2 * _get_tile_size(", "kernels/prefill-d512",
     ),
-    "another expert under emulation": (
-        _MOE, "tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)", "emulated/moe",
-    ),
+    "another expert under emulation": (_MOE, *_FIRST_EXPERT, "emulated/moe"),
 }  # fmt: skip
