@@ -45,38 +45,16 @@ v_wmma_i32_16x16x16_iu8 v[0:7], v[8:11], v[10:13], v[0:7]
 v_wmma_i32_16x16x16_iu8 v[0:7], v[8:11], v[10:13], v[8:15] neg_lo:[1,0,0]
 v_wmma_i32_16x16x16_iu8 v[0:7], v[8:11], v[10:13], 7 neg_lo:[1,1,0]
 v_wmma_i32_16x16x16_iu8 v[0:7], v[8:11], v[10:13], v[0:7] neg_lo:[0,1,0]
-v_cndmask_b32 v1, v2, v3, vcc_lo
-v_cndmask_b32 v1, -v2, |v3|, s10
 v_cndmask_b32 v1, 1.0, v3, exec_lo
-v_cndmask_b16 v1.h, v2.l, v3.h, s10
-v_cmpx_gt_f32 v1, v2
-v_cmpx_class_f32 v1, v2
-v_cmp_class_f16 s12, v1.h, v2.l
 v_cmp_gt_f32 null, v1, v2
-v_add_co_u32 v1, s12, v2, v3
 v_add_co_ci_u32 v1, null, v2, v3, s10
-v_sub_co_ci_u32 v1, s12, 5, v3, s10
-v_subrev_co_ci_u32 v1, vcc_lo, v2, v3, vcc_lo
-v_mad_u64_u32 v[2:3], s12, v2, v5, v[6:7]
 v_mad_i64_i32 v[2:3], null, v2, s5, v[6:7]
-v_div_scale_f32 v1, vcc_lo, v2, v2, v3
-v_div_scale_f64 v[2:3], vcc_lo, v[4:5], v[4:5], v[6:7]
-v_div_fmas_f32 v1, v2, v3, v4
-s_cselect_b32 s4, s5, s6
-s_cselect_b64 s[4:5], s[6:7], -1
-s_addc_u32 s4, s5, s6
-s_subb_u32 s4, s5, 7
-s_movk_i32 s4, 0x8001
-s_addk_i32 s4, 0x8001
-s_addk_i32 s5, 0x7fff
-s_mulk_i32 s4, 0xfff3
 ds_bpermute_b32 v1, v2, v3
 ds_bpermute_b32 v1, v1, v1 offset:12
 ds_permute_b32 v1, v2, v3
 ds_permute_b32 v1, v2, v1 offset:8
 ds_swizzle_b32 v1, v2 offset:swizzle(BITMASK_PERM,"01pip")
 ds_swizzle_b32 v1, v1 offset:0x1f
-s_cmpk_lt_i32 s4, 0x8001
 s_and_saveexec_b32 s4, s5
 s_or_saveexec_b32 s4, vcc_lo
 s_and_not1_saveexec_b32 null, s4
@@ -88,13 +66,9 @@ s_or_saveexec_b64 s[4:5], vcc
 s_xor_saveexec_b64 null, s[4:5]
 v_permlane64_b32 v1, v2
 v_readlane_b32 s4, v1, 45
-v_mbcnt_lo_u32_b32 v1, s4, v2
-v_mbcnt_hi_u32_b32 v1, v3, v2
-v_mbcnt_lo_u32_b32 v1, -1, 0
 s_mov_b64 s[4:5], exec
 s_add_u32 m0, s4, null
 v_mov_b32 v1, m0
-v_fma_mix_f32 v1, v2, v3, v4 op_sel:[1,0,0] op_sel_hi:[1,0,1]
 v_fma_mixlo_f16 v1, v2, s4, v4 op_sel:[1,0,1] op_sel_hi:[1,0,1]
 v_fma_mixhi_f16 v1, -v2, |v3|, v1 op_sel:[0,1,1] op_sel_hi:[1,1,0]
 v_fma_mixlo_f16 v1, v2, v3, 0 op_sel_hi:[0,0,0]
