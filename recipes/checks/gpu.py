@@ -2,8 +2,8 @@
 """Whether this machine has the GPU that the packages are for, as the kernel (KFD) tells.
 
 A check on the GPU runs on that one alone: elsewhere it is skipped and says why. A machine that
-builds may have no GPU, one that it must not use, or another one. `strix-emulate device` has a
-gfx1151 that KFD knows nothing of; what runs there says its name, "(emulated)".
+builds may have no GPU, one that it must not use, or another one. `strix-emulate device` has one
+that KFD knows nothing of; what runs there says its name, "(emulated)".
 """
 
 import os
@@ -18,8 +18,8 @@ DEVICE = Path("/dev/kfd")
 
 def why_skipped(nodes: Path = NODES, device: Path = DEVICE) -> str:
     """Why nothing can run on such a GPU of this machine; empty if it can."""
-    if "STRIX_EMULATE_PYTHON" in os.environ:
-        return "" if ARCH == "gfx1151" else f"the emulated device is a gfx1151, not a {ARCH}"
+    if emulated := os.environ.get("STRIX_EMULATE_TARGET"):
+        return "" if emulated == ARCH else f"the emulated device is a {emulated}, not a {ARCH}"
     texts = [path.read_text() for path in sorted(nodes.glob("*/properties"))]
     found = [
         int(v) for text in texts for v in re.findall(r"^gfx_target_version (\d+)$", text, re.M)

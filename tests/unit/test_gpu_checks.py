@@ -36,12 +36,14 @@ def test_gfx1151_alone(tmp_path: Path, nodes: list[str], device: bool, reason: s
 
 
 def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is one whatever KFD says, and a gfx1151 alone."""
+    """It is one whatever KFD says, and the GPU that `strix-emulate device` was asked for."""
     nowhere = tmp_path / "none"
-    monkeypatch.setenv("STRIX_EMULATE_PYTHON", "python")
+    monkeypatch.setenv("STRIX_EMULATE_TARGET", "gfx1151")
     assert not why_skipped(nowhere, nowhere)
     monkeypatch.setattr(gpu, "ARCH", "gfx1150")
     assert "is a gfx1151, not a gfx1150" in why_skipped(nowhere, nowhere)
+    monkeypatch.setenv("STRIX_EMULATE_TARGET", "gfx1150")
+    assert not why_skipped(nowhere, nowhere)
 
 
 @pytest.mark.parametrize(

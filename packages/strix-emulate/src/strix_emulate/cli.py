@@ -138,7 +138,11 @@ def device(  # noqa: PLR0913 (a command's options)
         int, typer.Option(min=1, max=16, help="Devices that the program sees, with one memory.")
     ] = 1,
     target: Annotated[
-        str, typer.Option(help=f"The GPU that the device is: {', '.join(TARGETS)}.")
+        str,
+        typer.Option(
+            envvar="gpu_arch",  # as the key in variants.yaml is named, which package tests get
+            help=f"The GPU that the device is: {', '.join(TARGETS)}.",
+        ),
     ] = DEFAULT.name,
     cores: Cores = None,
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
