@@ -11,6 +11,7 @@ ones are executed, and its call is not compared.
 """
 
 import copy
+import inspect
 import json
 import math
 import os
@@ -18,9 +19,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from strix_validate import GPUS, TARGET
 from strix_validate.checks import Check
 from strix_validate.numerics.comparison import compare
-from strix_validate.precompiled.flash_calls import FLASH_SETS
+from strix_validate.precompiled.flash_calls import FLASH_SETS, has_aiter
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.tiers import kernels
 from strix_validate.triton import emulation, modes, stand_in
@@ -33,16 +35,13 @@ SETS = {
     "flash-attn": lambda: FLASH_SETS["sample"](),
     "vllm": lambda: vllm_set("sample", Path(os.environ["VLLM_SOURCE"])),
     "fla-core": lambda: map(deferred, *zip(*fla.SHIPPED["sample"], strict=True)),
-    # without a GPU liger has one workgroup do all rows, in more than five CPU minutes
-    "liger-kernel": lambda: [
-        deferred(*shipped)
-        for shipped in liger.SHIPPED["sample"]
-        if shipped[0].keywords.get("rows") != 32768
-    ],
+    "liger-kernel": lambda: map(deferred, *zip(*liger.SHIPPED["sample"], strict=True)),
     "sageattention": lambda: map(deferred, *zip(*sage.SHIPPED["sample"], strict=True)),
 }
-#: Workgroups of a launch; sageattention's are long.
-MOST = dict.fromkeys(SETS, 32) | {"sageattention": 2}
+#: Workgroups of a launch; sageattention's are long, liger's and aiter's short.
+MOST = dict.fromkeys(SETS, 32) | {"sageattention": 2, "liger-kernel": 2048}
+if has_aiter():
+    MOST["flash-attn"] = 2048
 
 
 class Executed:
@@ -86,6 +85,19 @@ class Executed:
         return {"error": None, "compared": bool(result.measured), "wrong": result.reason}
 
 
+def divide_rows() -> None:
+    """Have liger divide a norm's rows among the GPU's processors, as it does where it finds one.
+
+    Elsewhere one workgroup does all of them, 32,768 in ten CPU minutes.
+    """
+    from liger_kernel.ops import rms_norm
+
+    source = inspect.getsource(rms_norm.rms_norm_backward)
+    alone = "sm_count = 1\n"
+    assert alone in source
+    exec(source.replace(alone, f"sm_count = {GPUS[TARGET]}\n"), vars(rms_norm))
+
+
 def main(library: str) -> None:
     looked_up: set[str] = set()
     executed, calls = Executed(MOST[library]), list(SETS[library]())
@@ -93,6 +105,8 @@ def main(library: str) -> None:
     stand_in.watch(lambda lookup: looked_up.add(f"{lookup.name} {lookup.key}"))
     stand_in.intercept(executed)
     calls[0].prepare()
+    if library == "liger-kernel":
+        divide_rows()
     said = {call.name: executed.make(call) for call in calls}
     found = {"looked up": sorted(looked_up), "executed": executed.instructions}
     print(json.dumps(found | {"faults": executed.faults, "calls": said}))
