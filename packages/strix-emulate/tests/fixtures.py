@@ -109,7 +109,6 @@ def kernel(name: str, arch: str = "gfx1151", **_) -> Kernel:
     """A fixture by name."""
     made = {
         "add": (add, _ADD, {"BLOCK": 256}),
-        "softmax": (softmax, {"x": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}),
         "matmul": (
             matmul,
             {"a": "*fp16", "b": "*fp16", "out": "*fp32", "M": "i32", "N": "i32", "K": "i32"},

@@ -5,17 +5,7 @@ import fixtures
 import mutate
 import numpy as np
 import pytest
-from strix_emulate import Buffer, Options, launch
-
-
-def test_softmax():
-    x = np.random.default_rng(0).standard_normal((3, 200)).astype(np.float32)
-    out = np.zeros_like(x)
-    launch(
-        fixtures.kernel("softmax"), (3,), [Buffer(x, "in"), Buffer(out, "out"), 200], threads=128
-    )
-    exact = np.exp(x.astype(float) - x.max(1, keepdims=True))
-    assert np.abs(out - exact / exact.sum(1, keepdims=True)).max() < 1e-7
+from strix_emulate import Options
 
 
 @pytest.mark.parametrize("causal", [False, True])

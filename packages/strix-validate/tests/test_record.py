@@ -174,16 +174,21 @@ def test_a_tier_that_forgets_a_check_fails_it(monkeypatch):
     assert found.summary["failed"] == 1 and "no result" in found.checks[0].reason
 
 
-def test_a_fault_that_ends_a_tier_fails_what_is_left(monkeypatch):
-    """As one of the GPU does, which comes up where its memory is read next."""
+def ends_after(number, error, monkeypatch):
+    """The tier doctor raises the error behind so many results."""
     module = tiers.load("doctor")
     whole = module.run
 
-    def faulty(wanted, options):
-        yield from list(whole(wanted, options))[:1]
-        raise RuntimeError("HIP error: an illegal memory access")
+    def run(wanted, options):
+        yield from list(whole(wanted, options))[:number]
+        raise error
 
-    monkeypatch.setattr(module, "run", faulty)
+    monkeypatch.setattr(module, "run", run)
+
+
+def test_a_fault_that_ends_a_tier_fails_what_is_left(monkeypatch):
+    """As one of the GPU does, which comes up where its memory is read next."""
+    ends_after(1, RuntimeError("HIP error: an illegal memory access"), monkeypatch)
     found = run(["doctor"], RunOptions(), ["doctor/disk", "doctor/glibc"])
     assert len(found.checks) == 2 and found.unfinished == 0
     assert found.checks[1].state == "failed" and "illegal memory access" in found.checks[1].reason
@@ -202,16 +207,9 @@ def test_evidence_is_written_and_named(tmp_path):
 
 def test_an_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
     """Ctrl-C, of a check or between two; the record says so, and report reads it."""
-    module = tiers.load("doctor")
-    whole = module.run
-
-    def interrupted(wanted, options):
-        yield from list(whole(wanted, options))[:3]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "run", interrupted)
+    ends_after(3, KeyboardInterrupt, monkeypatch)
     done = CliRunner().invoke(cli.app, ["run", "--tier", "doctor", "--evidence", str(tmp_path)])
-    missing = len(module.checks()) - 3
+    missing = len(tiers.load("doctor").checks()) - 3
     assert done.exit_code == 130 and f"interrupted: {missing} checks did not run" in done.output
     (file,) = tmp_path.iterdir()
     found = record.load(file)
