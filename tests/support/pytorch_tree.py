@@ -6,11 +6,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
 from pathlib import Path
 
 from support.elf_files import library
 from support.recipe_checks import RECIPES, load
+from support.wheels import write_wheel
 
 RECIPE = RECIPES / "pytorch"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -140,22 +140,12 @@ def wheel(
     folder: Path, name: str, version: str, files: dict[str, bytes | str], needs: list[str]
 ) -> None:
     """A wheel for this Python, with a licence and, of torch, its programs."""
-    info, tag = f"{name}-{version}.dist-info", "cp{}{}".format(*sys.version_info)
-    tag = f"{tag}-{tag}-linux_x86_64"
-    metadata = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\nLicense-File: LICENSE\n"
-    files = {
-        **files,
-        f"{info}/METADATA": metadata + "".join(f"Requires-Dist: {need}\n" for need in needs),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n",
-        f"{info}/licenses/LICENSE": f"licence of {name}",
-    }
+    info, python = f"{name}-{version}.dist-info", "cp{}{}".format(*sys.version_info)
+    files = {**files, f"{info}/licenses/LICENSE": f"licence of {name}"}
     if name == "torch":
         programs = "torchrun = torch:main\ntorchfrtrace = torch:main\n"
         files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{programs}"
-    files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as archive:
-        for path, content in files.items():
-            archive.writestr(path, content)
+    write_wheel(folder, name, version, files, needs, f"{python}-{python}-linux_x86_64")
 
 
 def hip_clang(prefix: Path, version: str) -> None:
