@@ -77,22 +77,6 @@ def test_hadolint_has_no_finding(tmp_path: Path) -> None:
     assert "DL3006" in run([hadolint, untagged], dict(os.environ), code=1).stdout
 
 
-@pytest.mark.pixi
-def test_its_commands_make_an_environment_that_needs_no_pixi(
-    release: Release, tmp_path: Path
-) -> None:
-    """What its first stage runs, in a copy of the stack; then its entry point, without pixi."""
-    folder = copy_stack("attention", tmp_path)
-    fit(folder / "pixi.toml")
-    pixi = Pixi(tmp_path / "home", release.mirrors)
-    for instruction, rest in instructions():
-        if instruction == "RUN":
-            run(["bash", "-ec", rest], pixi.environment, cwd=folder)
-    alone = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = run(["bash", folder / "entrypoint.sh", "strix-validate", "--version"], alone)
-    assert done.stdout.startswith("strix-validate 0.")
-
-
 def builder() -> str:
     """A program that builds images here; without one the test is skipped."""
     for name in ("docker", "podman", "buildah"):

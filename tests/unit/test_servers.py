@@ -4,14 +4,12 @@
 import http.server
 import os
 import re
-import urllib.error
 from pathlib import Path
 
 import pytest
 from support import servers, small_channel
 from support.project import CHECKOUT
 from support.servers import served
-from support.static_channel import fetch
 
 ALONE = "127.77.1.1"  # of this machine too; nobody takes a port there between two servers
 
@@ -37,15 +35,6 @@ def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             app.lock()
         assert f"/noarch/alpha-{version}-" in app.lock_file.read_text()
     assert ports == ports[:1] * 2
-
-
-def test_an_address_is_no_other_servers(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    with served(tmp_path) as one, served(tmp_path) as other:
-        assert one.rpartition("/")[2] != other.rpartition("/")[2]
-        assert fetch(f"{one}/file") == fetch(f"{other}/file") == b"x"
-        with pytest.raises(urllib.error.HTTPError):
-            fetch(f"{one}/none")
 
 
 def test_no_test_has_a_web_server_of_another_kind() -> None:

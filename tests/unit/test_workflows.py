@@ -208,11 +208,6 @@ def test_no_step_works_past_the_driver() -> None:
     assert [where for where, step in scripts() if not any(map(known.match, step))] == []
 
 
-@pytest.mark.parametrize("line", ["biuld flash-attn", "plan --jsonn", "patches chek"])
-def test_steps_that_are_no_commands(line: str) -> None:
-    assert not understood(line.split())
-
-
 def test_a_build_is_one_job_that_resumes() -> None:
     """What a build finished is saved, also when it fails, runs out of time or is cancelled.
 
