@@ -19,6 +19,7 @@ import pytest
 from strix_validate import cluster
 from strix_validate.doctor import cluster_machine
 from strix_validate.doctor.cluster_machine import Link, NotReady
+from typer.testing import CliRunner
 
 NEAR = Link("10.77.0.1", "thunderbolt0")
 
@@ -62,6 +63,29 @@ def test_interface_must_be_named_of_several(monkeypatch: pytest.MonkeyPatch) -> 
         cluster_machine.own_link("10.9.9.9")
     monkeypatch.setattr(cluster_machine, "interfaces", lambda: [NEAR])
     assert cluster_machine.own_link("") == NEAR
+
+
+def test_the_way_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_machine, "interfaces", lambda: [NEAR, Link("127.0.0.1", "lo")])
+    assert cluster_machine.link_to("127.0.0.1").interface == "lo"
+    with pytest.raises(NotReady, match="no way to 255.255.255.255"):
+        cluster_machine.link_to("255.255.255.255")
+
+
+def test_machines_share_the_layers_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(cluster, "own_link", lambda _: NEAR)
+    monkeypatch.setattr(cluster, "_nodes", lambda _: [node("a", "1"), node("b", "1")])
+    monkeypatch.setattr(cluster, "check_port", lambda _: None)
+    monkeypatch.setattr(cluster, "_run", lambda _, words: ran.append(words))
+    monkeypatch.setitem(os.environ, "RAY_ADDRESS", "")
+    for option in ([], ["--tensor-parallel-size=2"]):
+        assert CliRunner().invoke(cluster.app, ["serve", "MODEL", *option]).exit_code == 0
+    backend = "--distributed-executor-backend=ray"
+    assert [words[2:] for words in ran] == [
+        ["MODEL", backend, "--pipeline-parallel-size=2"],
+        ["MODEL", backend, "--tensor-parallel-size=2"],
+    ]
 
 
 def test_limits_and_ports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,5 +282,7 @@ def test_conda_meta(reader, tmp_path: Path, damage) -> None:
 
 def test_a_package_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "conda-meta").mkdir()
-    (tmp_path / "conda-meta" / "torch-1-0.json").write_text("[")
-    assert [(p.name, p.version) for p in host.packages(tmp_path)] == [("torch-1-0", "unreadable")]
+    (tmp_path / "conda-meta" / "pytorch-1-0.json").write_text("[")
+    assert [(p.name, p.version) for p in host.packages(tmp_path)] == [("pytorch-1-0", "unreadable")]
+    (tmp_path / "conda-meta" / "pytorch-2-0.json").write_text(json.dumps(META))
+    assert [each.version for each in environment.installed(tmp_path)] == ["2.13.0"]

@@ -429,7 +429,11 @@ def test_bad_input_gives_one_message(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "words"),
-    [("", "no config.json"), ("missing", "is not a file"), ("model.gguf", "our vLLM refuses GGUF")],
+    [
+        ("", "no config.json"),
+        ("missing", "is not a file"),
+        ("model.gguf", "our vLLM refuses GGUF (Unknown quantization method: gguf)"),
+    ],
 )
 def test_what_is_no_model(argument: str, words: str, tmp_path: Path) -> None:
     status, said = run(tmp_path / argument)

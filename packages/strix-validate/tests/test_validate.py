@@ -6,7 +6,9 @@ Runs in the package's test environment (recipes/strix-validate), where it is ins
 
 import contextlib
 import importlib.util
+import inspect
 import json
+import re
 from importlib.metadata import version
 from itertools import pairwise
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ import torch
 import wrong_reference
 from program import run
 from strix_validate import cli, tiers
-from strix_validate.attention import flash_cases, sdpa
+from strix_validate.attention import flash_cases, sdpa, sdpa_shapes
 from strix_validate.checks import (
     CannotRun,
     Check,
@@ -31,6 +33,7 @@ from strix_validate.reporting.record import Record
 from strix_validate.tiers import attention, backend, kernels
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import make
+from strix_validate.vllm import vllm_checks
 from typer.testing import CliRunner
 
 CHECK = Check("id", "title", "why")
@@ -256,6 +259,39 @@ def test_without_torch_it_says_so():
 
 def test_version():
     assert run("--version").stdout.strip() == f"strix-validate {version('strix-validate')}"
+
+
+def built(build) -> dict:
+    """The arguments of a build by name, those that are left at their defaults too."""
+    parameters = inspect.signature(build).parameters.values()
+    return {each.name: each.default for each in parameters} | getattr(build, "keywords", {})
+
+
+def test_a_name_says_what_is_computed():
+    cases = {**flash_cases.COMPILED, **flash_cases.EMULATED, **vllm_checks.COMPUTED}
+    shapes = [(shape.name, vars(shape)) for shape in sdpa_shapes.SHAPES]
+    shapes += [(spec.name, built(spec.build)) for spec in flash_cases._SPECS]
+    shapes += [(name, built(case.build)) for name, case in cases.items()]
+    for name, shape in shapes:
+        words = name.split("-")
+        for size in (word[1:] for word in words if re.fullmatch(r"d\d+", word)):
+            assert shape["head_dim"] == int(size), name
+        for word in {"causal", "window", "softcap", "sinks", "alibi"} & {*words} & shape.keys():
+            assert bool(shape[word]) is ("not" not in words), name
+        if length := re.search(r"length-(\d+)", name):
+            assert shape["seqlen_q"] == shape["seqlen_k"] == int(length[1]), name
+        for side, one in (("q", "one-(query|token)"), ("k", "one-(key|token)")):
+            if f"seqlen_{side}" in shape and re.search(one, name):
+                assert shape[f"seqlen_{side}"] == 1, name
+
+
+def test_a_whole_tile_of_keys_is_shut_out():
+    """In the second sequence, by the smallest number; each sees its own past besides."""
+    (shape,) = (shape for shape in sdpa_shapes.SHAPES if shape.name == "least-mask")
+    mask = sdpa_shapes._attn_mask(shape, torch.float16, torch.Generator())
+    shut = mask == torch.finfo(torch.float16).min
+    assert shut[1, 0, :, :70].all() and not shut[0, 0, :, :70].any()
+    assert shut[:, 0, 0, -1].all() and not shut[:, 0, -1, -1].any()
 
 
 def test_list_names_every_check_once():

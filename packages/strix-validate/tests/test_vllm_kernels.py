@@ -7,9 +7,11 @@ emulation. test_vllm_families plants faults in the real ones.
 
 import importlib.util
 import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -187,6 +189,17 @@ def test_triton_kernels_that_do_not_import_fail(tmp_path):
     )
     found = tier("kernels", tmp_path, "mxfp4-decode")
     assert found.state is State.FAILED and "is_hip_gfx9999" in found.reason
+
+
+def test_the_interface_of_triton_kernels(monkeypatch):
+    tensor = ModuleType("triton_kernels.tensor")
+    for module in (ModuleType("triton_kernels"), ModuleType("triton_kernels.matmul_ogs"), tensor):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert vllm_source._generation() == "3.5.1"
+    tensor.SparseMatrix = object
+    assert vllm_source._generation() == "3.6"
+    monkeypatch.setitem(sys.modules, "triton_kernels.matmul_ogs", None)
+    assert vllm_source._generation() == "3.8"
 
 
 def test_experts_in_mxfp4_by_another_formula():
