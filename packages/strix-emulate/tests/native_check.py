@@ -7,14 +7,13 @@
 import random
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import operands
 import selftest
 from strix_emulate.arithmetic import operations, subdword
 from strix_emulate.code.decode import EXEC
-from strix_emulate.code.kernel import Kernel
 from strix_emulate.instructions.steps import Step
 from strix_emulate.memory.waves import LANES, SCALARS, Waves
 from strix_emulate.native import library as native
@@ -155,7 +154,7 @@ def compare(
     """Executes each instruction with both, from the same random state."""
     spaces = selftest.spaces()
     session = Session(native.loaded(), spaces, WAVES * width, operands.REGISTERS, False)
-    kernel = Kernel("native", b"", width=width, **mode)
+    kernel = replace(selftest.PLAIN, width=width, **mode)
     code = selftest.assembled("\n".join(texts), width)
     blocks = program.compile_blocks(code, kernel, spaces)
     for step in (step for block in blocks.values() for step in block.steps):

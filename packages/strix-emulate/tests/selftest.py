@@ -10,7 +10,7 @@ import io
 import random
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import exact
@@ -48,11 +48,21 @@ def code(text: str, width: int = LANES, target: Target = DEFAULT) -> bytes:
     return elf.get_section_by_name(".text").data()
 
 
+#: what its descriptor and metadata say of a kernel that only a test has
+PLAIN = Kernel(
+    "test", b"", lds=0, scratch=0, kernarg=0, vgprs=256, sgprs=106, denormals_32=True,
+    denormals_16_64=True, ieee=True, clamp_nan=True, width=LANES, user_sgprs=(("kernarg", 2),),
+    user_count=0, workgroup_ids=(True, False, False), max_threads=1024, vgpr_spills=0,
+    sgpr_spills=0, arguments=(), finite_16=False, launch_lds=0, image=None, dynamic_stack=False,
+    target=DEFAULT, two_units=True,
+)  # fmt: skip
+
+
 def kernel(text: str, pointers: int = 2, width: int = LANES, **more) -> Kernel:
     """A kernel with so many arrays as arguments."""
     arguments = tuple(Argument("", 8 * i, 8, "global_buffer") for i in range(pointers))
-    return Kernel("test", code(text, width), kernarg=8 * pointers, arguments=arguments,
-                  width=width, **more)  # fmt: skip
+    return replace(PLAIN, code=code(text, width), kernarg=8 * pointers, arguments=arguments,
+                   width=width, **more)  # fmt: skip
 
 
 def assembled(text: str, width: int = LANES) -> list[Instruction]:
@@ -94,7 +104,7 @@ def spaces() -> addressing.Spaces:
 
 def execute(text: str, g: Waves, **mode) -> Waves:
     """Runs straight-line assembly on waves."""
-    kernel = Kernel("selftest", b"", **mode)
+    kernel = replace(PLAIN, **mode)
     with np.errstate(all="ignore"):
         for block in program.compile_blocks(assembled(text), kernel, spaces()).values():
             for step in block.steps:
@@ -140,7 +150,7 @@ def _compare(rng: random.Random, operations: list[Operation], report: Report) ->
     steps = [
         step
         for block in program.compile_blocks(
-            assembled("\n".join(o.text for o in operations)), Kernel("selftest", b""), spaces()
+            assembled("\n".join(o.text for o in operations)), PLAIN, spaces()
         ).values()
         for step in block.steps
     ]

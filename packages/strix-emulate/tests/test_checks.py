@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What hardware would not tell: each check on a kernel that breaks it, and on one that does not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import selftest
 from strix_emulate import Buffer, Options, launch
-from strix_emulate.code.kernel import Argument, Kernel
+from strix_emulate.code.kernel import Argument
 from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.memory.findings import CHECKS, parse, with_value
 
@@ -292,8 +294,7 @@ def test_unknown_instruction_traps_when_reached():
 
 
 def test_arguments_that_do_not_fit():
-    kernel = Kernel("test", selftest.code("s_endpgm\n"), kernarg=8,
-                    arguments=(Argument("", 0, 4, "by_value"),))  # fmt: skip
+    kernel = replace(selftest.kernel("s_endpgm\n", 1), arguments=(Argument("", 0, 4, "by_value"),))
     launch(kernel, (1,), [3], threads=32)
     for arguments, words in (([None], "4 bytes by value"), ([], "missing"), ([1, 2], "2 given")):
         with pytest.raises(EmulatorError, match=words):

@@ -3,13 +3,13 @@
 
 import itertools
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from selftest import code
+from selftest import PLAIN, code
 from strix_emulate.code import encodings
 from strix_emulate.code.decode import decode
-from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.memory.arena import READ_ONLY, WRITABLE, Arena
 from strix_emulate.run import program
@@ -34,7 +34,7 @@ flat_atomic_or_b32 v[4:5], v3
 
 def launch(shared: Program, data: np.ndarray, length: int, **options):
     """What the 64 threads store; the arena as a weak reference."""
-    kernel = Kernel("twice", b"", kernarg=16)
+    kernel = replace(PLAIN, kernarg=16)
     arena = Arena(8192, shared.cell, True, False)
     source = arena.place(data.astype(np.uint32).view(np.uint8), WRITABLE)
     target = arena.place(np.zeros(4 * length, np.uint8), WRITABLE)

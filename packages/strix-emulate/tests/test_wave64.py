@@ -2,6 +2,7 @@
 """Waves of 64 lanes: as two of 32 where lanes do not meet, and by themselves where they do."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import operands
@@ -9,7 +10,6 @@ import pytest
 import selftest
 import test_checks
 from strix_emulate.code.decode import EXEC, VCC
-from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import SCALARS, Waves
 from strix_emulate.run import program
@@ -22,7 +22,7 @@ LANE = np.arange(64, dtype=np.uint32)
 def steps(texts: list[str], width: int) -> list:
     """One for each instruction, without control flow."""
     code = selftest.assembled("\n".join(texts), width)
-    blocks = program.compile_blocks(code, Kernel("wave64", b"", width=width), selftest.spaces())
+    blocks = program.compile_blocks(code, replace(selftest.PLAIN, width=width), selftest.spaces())
     return [step for block in blocks.values() for step in block.steps]
 
 
@@ -218,8 +218,11 @@ s_endpgm
 
 
 def test_branches_look_at_both_halves():
-    """Only lanes of the upper half meet the condition, and without checks nothing hides a miss."""
+    """Lanes of the upper half alone, or of both; without checks nothing hides a miss."""
     assert run(BRANCHES, 64)[:64].tolist() == [7] * 40 + [9] * 24
+    last = "v_and_b32 v3, 31, v0\nv_cmp_eq_u32 vcc, 31, v3"  # of each half
+    both = BRANCHES.replace("v_cmp_lt_u32 vcc, 39, v0", last)
+    assert run(both, 64)[:64].tolist() == 2 * ([7] * 31 + [9])
 
 
 def test_atomics_and_counters():

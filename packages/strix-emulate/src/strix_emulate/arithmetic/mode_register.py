@@ -31,11 +31,11 @@ class Mode:
     start: what the kernel began with, as bits.
     """
 
-    denormals_32: bool = True
-    denormals_16_64: bool = True
-    ieee: bool = True
-    clamp_nan: bool = True
-    finite_16: bool = False
+    denormals_32: bool
+    denormals_16_64: bool
+    ieee: bool
+    clamp_nan: bool
+    finite_16: bool
     start: int = 0
 
     def keeps(self, kind: str) -> bool:

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from strix_emulate.code.target import DEFAULT, Target
+from strix_emulate.code.target import Target
 
 #: Bytes of a lane's scratch that a kernel gets whose functions need an unknown amount (clr's
 #: rocclr/device/device.cpp).
@@ -48,29 +48,29 @@ class Kernel:
 
     name: str
     code: bytes
-    lds: int = 0
-    scratch: int = 0
-    kernarg: int = 0
-    vgprs: int = 256
-    sgprs: int = 106
-    denormals_32: bool = True
-    denormals_16_64: bool = True
-    ieee: bool = True
-    clamp_nan: bool = True
-    width: int = 32
-    user_sgprs: tuple[tuple[str, int], ...] = (("kernarg", 2),)
-    user_count: int = 0
-    workgroup_ids: tuple[bool, ...] = (True, False, False)
-    max_threads: int = 1024
-    vgpr_spills: int = 0
-    sgpr_spills: int = 0
-    arguments: tuple[Argument, ...] = ()
-    finite_16: bool = False
-    launch_lds: int = field(default=0, compare=False)
-    image: Image | None = field(default=None, compare=False, repr=False)
-    dynamic_stack: bool = False
-    target: Target = DEFAULT
-    two_units: bool = True
+    lds: int
+    scratch: int
+    kernarg: int
+    vgprs: int
+    sgprs: int
+    denormals_32: bool
+    denormals_16_64: bool
+    ieee: bool
+    clamp_nan: bool
+    width: int
+    user_sgprs: tuple[tuple[str, int], ...]
+    user_count: int
+    workgroup_ids: tuple[bool, ...]
+    max_threads: int
+    vgpr_spills: int
+    sgpr_spills: int
+    arguments: tuple[Argument, ...]
+    finite_16: bool
+    launch_lds: int = field(compare=False)
+    image: Image | None = field(compare=False)
+    dynamic_stack: bool
+    target: Target
+    two_units: bool
 
     def with_stack(self, size: int) -> "Kernel":
         """Add scratch for recursion and for calls by a pointer, if the kernel has them."""

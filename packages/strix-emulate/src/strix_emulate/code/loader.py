@@ -11,7 +11,7 @@ import lzma
 import struct
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgpack
@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 
 from strix_emulate.code.bundles import BUNDLE, require_modest, unbundle
 from strix_emulate.code.kernel import Argument, Image, Kernel
-from strix_emulate.code.target import TARGETS, of_elf
+from strix_emulate.code.target import TARGETS, Target, of_elf
 from strix_emulate.errors import LoadError, Unsupported
 
 EM_AMDGPU, _NT_AMDGPU_METADATA = "EM_AMDGPU", 32
@@ -204,8 +204,7 @@ def _parse_elf(
         text = _read(elf, start, size, origin)
         image = Image(data, start, functions, pointers)
         try:
-            kernel = _kernel(described, descriptor, text, launch_lds, image)
-            kernels.append(replace(kernel, target=target))
+            kernels.append(_kernel(described, descriptor, text, launch_lds, image, target))
         except Unsupported as error:
             if refused is None:
                 raise
@@ -264,7 +263,9 @@ def _image(elf: ELFFile, origin: str):
     return bytes(data), executable, tuple(pointers)
 
 
-def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, image: Image):
+def _kernel(
+    described: dict, descriptor: bytes, code: bytes, launch_lds: int, image: Image, target: Target
+) -> Kernel:
     """Read the kernel descriptor's fields: LLVM's guide, "Kernel Descriptor for GFX6-GFX12"."""
     # hand-written kernels leave it 0 in the descriptor
     kernarg = struct.unpack_from("<3I", descriptor)[2] or described[".kernarg_segment_size"]
@@ -308,6 +309,7 @@ def _kernel(described: dict, descriptor: bytes, code: bytes, launch_lds: int, im
         launch_lds=launch_lds,
         image=image,
         dynamic_stack=bool(described.get(".uses_dynamic_stack", False)),
+        target=target,
     )
 
 
