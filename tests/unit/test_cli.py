@@ -171,10 +171,15 @@ def test_no_threads_for_rattler_is_no_panic(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
     """Tests call them without the options of the whole."""
-    from forge.cli import upkeep
+    from forge.cli import publishing, upkeep
 
-    done = CliRunner().invoke(upkeep.sources_app, ["add", str(tmp_path / "absent")])
-    assert done.exit_code == 2 and "Invalid value" in done.output
+    for app, command, path in (
+        (upkeep.sources_app, "add", tmp_path / "absent"),
+        (publishing.app, "verify", tmp_path / "absent"),
+        (publishing.app, "verify", tmp_path),
+    ):
+        done = CliRunner().invoke(app, [command, str(path)])
+        assert done.exit_code == 2 and "Invalid value" in done.output
 
 
 def every_command(of: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -286,12 +286,12 @@ def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.CallAnswer:
     tensors, options = call.tensors, call.options
     if options.get("dropout_p"):
         return triton_modes.CallAnswer({"differing": torch.tensor(float(call.repeats - 1))})
-    if call.function == "flash_attn_with_kvcache":
+    if call.name == "flash_attn_with_kvcache":
         try:
             return triton_modes.CallAnswer(cached(kernel, tensors, options))
         except NotImplementedError:
             return triton_modes.CallAnswer(error=("NotImplementedError", ""))
-    if "varlen" in call.function:
+    if "varlen" in call.name:
         return triton_modes.CallAnswer(packed(kernel, tensors, call.grad_out, options))
     whole, tensors = tensors, unpacked(kernel, tensors, 2)
     arguments = [tensors[name] for name in "qkv"], tensors.get("alibi_slopes")

@@ -61,7 +61,7 @@ def run() -> int:
         os.environ["TMPDIR"] = tempfile.gettempdir()
         os.environ.setdefault("RUST_BACKTRACE", "0")  # a panic is a line of ours
         os.environ.pop("TOKIO_WORKER_THREADS", None)  # at 0 rattler panics
-        app(prog_name="forge")
+        sys.exit(app(prog_name="forge"))
     except SystemExit as stop:
         closed = isinstance(stop.__context__, BrokenPipeError)  # click and rich make 1 of it
         return 0 if closed else int(stop.code or 0)
@@ -81,7 +81,6 @@ def run() -> int:
         says = one_line(f"{type(error).__name__}: {error}")
         err.print(f"error: {says}; a fault of forge: report it with {log.name}")
         return 1
-    return 0
 
 
 def main() -> None:

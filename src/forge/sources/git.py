@@ -22,7 +22,7 @@ def _git(folder: Path, *words: str) -> str:
     except FileNotFoundError:
         raise ForgeError("git is not installed") from None
     if done.returncode:
-        raise NotAttempted(done.stderr.strip().rsplit("\n", 1)[-1])
+        raise NotAttempted(done.stderr.strip().rpartition("\n")[2])
     return done.stdout
 
 

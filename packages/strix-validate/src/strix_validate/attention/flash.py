@@ -19,7 +19,7 @@ NO_KEYS = {"lengths_q": (5, 33, 140, 37, 160, 7), "lengths_k": (0, 70, 0, 64, 17
 
 @dataclass(frozen=True)
 class FlashCall:
-    """The call flash_attn.<function>(**tensors, **options).
+    """The call flash_attn.<name>(**tensors, **options).
 
     Tensors have flash-attn's layout, (batch, seqlen, heads, head_dim) or (tokens, heads, head_dim).
     With grad_out, shaped like the output, the gradients of q, k and v, or of the tensors that hold
@@ -27,17 +27,12 @@ class FlashCall:
     1, the outputs of all calls are compared bit by bit.
     """
 
-    function: str
+    name: str
     tensors: dict[str, Tensor]
     options: dict = field(default_factory=dict)
     grad_out: Tensor | None = None
     repeats: int = 1
     infers: bool = False
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return self.function
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,7 +54,7 @@ class FlashCall:
         import flash_attn
 
         tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        function = getattr(flash_attn, self.function)
+        function = getattr(flash_attn, self.name)
         if self.grad_out is None:
             return {"out": function(**tensors, **self.options), **tensors}
         names = [name for name in ("q", "k", "v", "kv", "qkv") if name in tensors]

@@ -194,7 +194,7 @@ def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
         call, expected = spec.build(
             lambda *shape, generator=generator: torch.randn(shape, generator=generator).to(dtype)
         )
-        name, title = f"{spec.name}-{suffix}", f"{call.function} {spec.name} {suffix}"
+        name, title = f"{spec.name}-{suffix}", f"{call.name} {spec.name} {suffix}"
         yield FlashCase(name, title, spec.why, call, expected, spec.refusals, spec.size)
 
 
