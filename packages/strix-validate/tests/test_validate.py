@@ -270,7 +270,7 @@ def built(build) -> dict:
 def test_a_name_says_what_is_computed():
     cases = {**flash_cases.COMPILED, **flash_cases.EMULATED, **vllm_checks.COMPUTED}
     shapes = [(shape.name, vars(shape)) for shape in sdpa_shapes.SHAPES]
-    shapes += [(spec.name, built(spec.build)) for spec in flash_cases._SPECS]
+    shapes += [(spec.name, built(spec.build)) for spec in flash_cases.SPECS]
     shapes += [(name, built(case.build)) for name, case in cases.items()]
     for name, shape in shapes:
         words = name.split("-")
@@ -288,7 +288,7 @@ def test_a_name_says_what_is_computed():
 def test_a_whole_tile_of_keys_is_shut_out():
     """In the second sequence, by the smallest number; each sees its own past besides."""
     (shape,) = (shape for shape in sdpa_shapes.SHAPES if shape.name == "least-mask")
-    mask = sdpa_shapes._attn_mask(shape, torch.float16, torch.Generator())
+    mask = sdpa_shapes.mask_of(shape, torch.float16, torch.Generator())
     shut = mask == torch.finfo(torch.float16).min
     assert shut[1, 0, :, :70].all() and not shut[0, 0, :, :70].any()
     assert shut[:, 0, 0, -1].all() and not shut[:, 0, -1, -1].any()

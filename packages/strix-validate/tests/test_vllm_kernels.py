@@ -195,11 +195,11 @@ def test_the_interface_of_triton_kernels(monkeypatch):
     tensor = ModuleType("triton_kernels.tensor")
     for module in (ModuleType("triton_kernels"), ModuleType("triton_kernels.matmul_ogs"), tensor):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert vllm_source._generation() == "3.5.1"
+    assert vllm_source.generation() == "3.5.1"
     tensor.SparseMatrix = object
-    assert vllm_source._generation() == "3.6"
+    assert vllm_source.generation() == "3.6"
     monkeypatch.setitem(sys.modules, "triton_kernels.matmul_ogs", None)
-    assert vllm_source._generation() == "3.8"
+    assert vllm_source.generation() == "3.8"
 
 
 def test_experts_in_mxfp4_by_another_formula():

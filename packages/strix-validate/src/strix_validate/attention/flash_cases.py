@@ -74,7 +74,7 @@ _D512 = (
 )
 #: Models with 3, 4 and 8 query heads to one of keys, of 64 and 128 lanes.
 _DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
-_SPECS = (
+SPECS = (
     _Spec("full", partial(flash.fixed), "wrong scale or a missing mask of the last partial block"),
     _Spec("causal", partial(flash.fixed, causal=True), _MASKS),
     _Spec("long", partial(flash.fixed, causal=True, seqlen_q=200, seqlen_k=200), _MASKS),
@@ -187,7 +187,7 @@ _SPECS = (
 def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
     """Yield all cases, with tensors in dtype; a case has the same numbers for a seed."""
     suffix = str(dtype).removeprefix("torch.")
-    for spec in _SPECS:
+    for spec in SPECS:
         if spec.half_only and dtype is torch.float32:
             continue
         generator = torch.Generator().manual_seed(seed_of(spec.name))

@@ -233,7 +233,7 @@ class Problem:
         if shape.sink:
             found = reference.with_sink(q, k, v, grad_out, sink=shape.sink)
             q, k, v, grad_out = (x.to(dtype) for x in found)
-        attn_mask = _attn_mask(shape, dtype, generator)
+        attn_mask = mask_of(shape, dtype, generator)
         where = device if shape.on_device else "cpu"
         all_heads = (x.expand(-1, kv_heads, -1, -1) for x in (k, v))
         self._reference = [x.to(where) for x in (q, *all_heads, grad_out)]
@@ -295,7 +295,7 @@ class Problem:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _attn_mask(shape: SdpaShape, dtype: torch.dtype, generator: torch.Generator) -> Tensor | None:
+def mask_of(shape: SdpaShape, dtype: torch.dtype, generator: torch.Generator) -> Tensor | None:
     """Build the shape's mask, of two dimensions where all sequences and heads share it."""
     scores = torch.randn(shape.seqlen_q, shape.seqlen_k, generator=generator)
     if shape.attn_mask == "bool":

@@ -127,7 +127,7 @@ def third_party(folder: Path) -> Path:
     return folder / "vllm" / "third_party"
 
 
-def _generation() -> str:
+def generation() -> str:
     """Answer as vLLM's get_triton_kernels_version does: which interface triton_kernels have."""
     try:
         importlib.import_module("triton_kernels.matmul_ogs")
@@ -204,7 +204,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     },
     "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1, "NULL_BLOCK_ID": 0},
     "vllm.config.cache": {"get_kv_cache_dtype_handler": lambda kind: None},  # of no plugin
-    "vllm.utils.import_utils": {"get_triton_kernels_version": _generation},
+    "vllm.utils.import_utils": {"get_triton_kernels_version": generation},
 }  # fmt: skip
 
 
