@@ -173,12 +173,12 @@ def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
     """Tests call them without the options of the whole."""
     from forge.cli import publishing, upkeep
 
-    for app, command, path in (
+    for app, name, path in (
         (upkeep.sources_app, "add", tmp_path / "absent"),
         (publishing.app, "verify", tmp_path / "absent"),
         (publishing.app, "verify", tmp_path),
     ):
-        done = CliRunner().invoke(app, [command, str(path)])
+        done = CliRunner().invoke(app, [name, str(path)])
         assert done.exit_code == 2 and "Invalid value" in done.output
 
 
