@@ -138,6 +138,17 @@ def test_a_start_that_hangs_is_waited_for_once(examine, started):
     assert "no answer within 2 s" in found["start"].reason and len(started) == 1
 
 
+def test_without_the_plugin_for_gguf_its_model_is_skipped(examine, monkeypatch):
+    monkeypatch.setattr(
+        vllm_server.importlib.util, "find_spec", lambda name: name != "vllm_gguf_plugin" or None
+    )
+    found = examine("", {"model-gguf", "model-bf16"})
+    assert found["model-bf16"].state is State.PASSED
+    skipped = skips.judge(found["model-gguf"], Device(type="gpu", architecture="gfx1151"))
+    assert skipped.state is State.SKIPPED
+    assert found["model-gguf"].reason == "vllm_gguf_plugin is not installed"
+
+
 @pytest.mark.parametrize("device, missing", [("cuda", "vllm"), ("cpu", None)])
 def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monkeypatch):
     monkeypatch.setattr(

@@ -11,6 +11,7 @@ import re
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,16 +47,27 @@ def unpack_mxfp4(stored):
     return scaled.flatten(-2).transpose(1, 2)
 
 
+def unpack_q4_0(stored):
+    """As llama.cpp says: a float16, then 16 bytes with the low and the high half of 32 numbers."""
+    blocks = stored[""].unflatten(1, (-1, 18))
+    scale = blocks[..., :2].contiguous().view(torch.float16).float()
+    codes = torch.cat([blocks[..., 2:] % 16, blocks[..., 2:] // 16], -1).int() - 8
+    return (codes * scale).flatten(1)
+
+
 UNPACK = {
     tiny_models.int4: (unpack_int4, (256, 512), "x_proj.weight", 1 / 7),
     tiny_models.fp8: (unpack_fp8, (256, 384), "x_proj.weight", 1 / 16),
     tiny_models.mxfp4: (unpack_mxfp4, (2, 64, 96), "experts.down_proj", 1 / 3),
+    tiny_models.q4_0: (unpack_q4_0, (256, 512), "x_proj.weight", 1 / 7),
 }
 
 
 @pytest.mark.parametrize("quantize", UNPACK, ids=lambda quantize: quantize.__name__)
 def test_what_is_written_is_what_the_reference_computes_with(quantize):
     unpack, shape, name, step = UNPACK[quantize]
+    if quantize is tiny_models.q4_0:
+        pytest.importorskip("gguf", reason="gguf is not installed")
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     stored, values = quantize(name, weight)
     torch.testing.assert_close(unpack(stored), values)
@@ -108,9 +120,10 @@ def test_the_reference_is_transformers_own(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_loadable(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fla", None)  # as in the process that makes them
+    if (model := MODELS[name]).plugin:
+        pytest.importorskip("gguf", reason="gguf is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    model = MODELS[name]
     logprobs = torch.tensor(tiny_models.make(name, tmp_path, PROMPT)["logprobs"])
     assert len(logprobs) == 512 and abs(logprobs.exp().sum() - 1) < 1e-4
     assert logprobs.max() > -4, "flat: any token would do"
@@ -118,12 +131,35 @@ def test_files_are_loadable(name, tmp_path, monkeypatch):
     assert (config.model_type, config.architectures) == (model.kind, [model.architecture])
     said = json.loads((tmp_path / "config.json").read_text())
     assert said.get("quantization_config") == model.quantization
+    if model.plugin:
+        assert {path.name for path in tmp_path.iterdir()} == {"config.json", tiny_models.GGUF}
+        return
     tensors = safetensors.load_file(tmp_path / "model.safetensors")
     quantized = {key for key in tensors if key.endswith(("_packed", "_scale_inv", "_blocks"))}
     assert bool(quantized) == bool(model.quantization)
     assert not any(key.endswith(".weight") and f"{key}_packed" in tensors for key in tensors)
     assert not (model.quantization and unnamed(model.quantization, tensors))
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_gguf_files_heads_are_interleaved(tmp_path):
+    """Row 2 i of a head of queries or keys is its row i, row 2 i + 1 the one half a head later."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    config = SimpleNamespace(num_hidden_layers=1, head_dim=64)
+    rows = torch.arange(128)[:, None].expand(128, 18).to(torch.uint8).contiguous()
+    tensors = {f"model.layers.0.self_attn.{name}_proj.weight": rows for name in "qkv"}
+    tensors["model.norm.weight"] = torch.ones(32, dtype=torch.bfloat16)
+    tiny_models.write_gguf(tmp_path / "model.gguf", config, tensors)
+    found = {x.name: x for x in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    expected = [head + half + i for head in (0, 64) for i in range(32) for half in (0, 32)]
+    assert found["blk.0.attn_q.weight"].data[:, 0].tolist() == expected
+    assert found["blk.0.attn_k.weight"].data[:, 0].tolist() == expected
+    assert found["blk.0.attn_v.weight"].data[:, 0].tolist() == list(range(128))
+    assert {x.name: x.tensor_type.name for x in found.values()} == {
+        "blk.0.attn_q.weight": "Q4_0", "blk.0.attn_k.weight": "Q4_0",
+        "blk.0.attn_v.weight": "Q4_0", "output_norm.weight": "F32",
+    }  # fmt: skip
 
 
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")

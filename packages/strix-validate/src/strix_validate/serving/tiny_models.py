@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Small random models as the quantized ones that people serve; made without a network or a GPU.
 
-Each is written by transformers, with the weights that a quantization replaces in its own form. The
-reference is transformers' answer in float32 with the same, dequantized, weights.
+Each is written by transformers, or as llama.cpp's converter writes it, with the weights that a
+quantization replaces in its own form. The reference is transformers' answer in float32 with the
+same, dequantized, weights.
 
 torch is imported where it is used: the checks of a server elsewhere are listed from this table too.
 """
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import LlamaConfig
 
 _VOCABULARY = 512
 #: Numbers that share a scale: of int4, of fp4, and the square blocks of fp8.
 _INT4_GROUP, _FP4_GROUP, _FP8_BLOCK = 32, 32, 128
-_WEIGHTS = "model.safetensors"
+_WEIGHTS, GGUF = "model.safetensors", "model.gguf"
 
 _COMMON = {
     "vocab_size": _VOCABULARY, "max_position_embeddings": 512, "num_hidden_layers": 2,
@@ -44,7 +46,7 @@ class TinyModel:
 
     why: the bug that serving it would catch.
     quantize: what becomes of a weight, or None for one that stays bfloat16. quantization: what
-    config.json says of it. method: vLLM's name of it.
+    config.json says of it. method: vLLM's name of it. plugin: vLLM's module that reads GGUF.
     """
 
     kind: str
@@ -54,6 +56,7 @@ class TinyModel:
     quantize: Callable[[str, Tensor], _Quantized | None] = lambda name, weight: None
     quantization: dict | None = None
     method: str = ""
+    plugin: str = ""
 
 
 def int4(name: str, weight: Tensor) -> _Quantized | None:
@@ -109,6 +112,18 @@ def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
     blocks = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
     scales = (power.squeeze(-1) + 127).to(torch.uint8)
     return {"_blocks": blocks, "_scales": scales}, values
+
+
+def q4_0(name: str, weight: Tensor) -> _Quantized | None:
+    """Quantize as llama.cpp's Q4_0: blocks of 32 numbers with a scale each."""
+    import torch
+    from gguf import GGMLQuantizationType, quants
+
+    if weight.dim() == 1:
+        return None
+    codes = quants.quantize(weight.float().numpy(), GGMLQuantizationType.Q4_0)
+    values = quants.dequantize(codes, GGMLQuantizationType.Q4_0)
+    return {"": torch.from_numpy(codes)}, torch.from_numpy(values)
 
 
 #: compressed-tensors' W4A16, but for what it leaves out.
@@ -182,6 +197,13 @@ MODELS = {
         "a hybrid model whose cache blocks of 1056 tokens need more LDS than there is: "
         "https://github.com/vllm-project/vllm/pull/56232",
     ),
+    "gguf": TinyModel(
+        "llama", "LlamaForCausalLM", _LLAMA,
+        "a GGUF file of a Llama that is answered wrong without a message, as its converter "
+        "reorders the rows of each head: https://github.com/vllm-project/vllm-metal/pull/480",
+        q4_0,
+        plugin="vllm_gguf_plugin",
+    ),
 }  # fmt: skip
 
 
@@ -203,7 +225,10 @@ def make(name: str, folder: Path, prompt: list[int]) -> dict:
             meant[key] = found[1].contiguous()
         else:
             tensors[key], meant[key] = weight, weight.float()
-    save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
+    if model.plugin:
+        write_gguf(folder / GGUF, config, tensors)
+    else:
+        save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
     save_file(meant, file, {"format": "pt"})
     said = json.loads((plain / "config.json").read_text())
     said |= {"quantization_config": model.quantization} if model.quantization else {}
@@ -212,3 +237,25 @@ def make(name: str, folder: Path, prompt: list[int]) -> dict:
     shutil.rmtree(plain)
     logits = network.requires_grad_(False)(torch.tensor([prompt])).logits[0, -1]
     return {"logprobs": logits.log_softmax(-1).tolist()}
+
+
+def write_gguf(file: Path, config: LlamaConfig, tensors: dict[str, Tensor]) -> None:
+    """Write a Llama as llama.cpp's converter does: queries and keys for a rope of neighbours."""
+    from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+
+    writer = GGUFWriter(file, "llama")
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for key, tensor in tensors.items():
+        if key.endswith(("q_proj.weight", "k_proj.weight")):
+            halves = tensor.view(-1, 2, config.head_dim // 2, tensor.shape[1])
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        plain = tensor.is_floating_point()
+        writer.add_tensor(
+            names.get_name(key, try_suffixes=(".weight",)),
+            (tensor.float() if plain else tensor).numpy(),
+            raw_dtype=None if plain else GGMLQuantizationType.Q4_0,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

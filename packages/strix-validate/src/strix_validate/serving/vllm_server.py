@@ -78,9 +78,9 @@ class ServerSession:
     def __exit__(self, *error) -> None:
         self._closing.close()
 
-    def need_vllm(self) -> None:
-        """Raise CannotRun where vLLM cannot be started."""
-        for name in ("vllm", "transformers"):
+    def need_vllm(self, *plugins: str) -> None:
+        """Raise CannotRun where vLLM cannot be started, or lacks one of these modules."""
+        for name in ("vllm", "transformers", *plugins):
             if importlib.util.find_spec(name) is None:
                 raise CannotRun(f"{name} is not installed")
         if self.device != "cuda":

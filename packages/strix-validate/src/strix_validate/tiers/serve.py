@@ -9,19 +9,14 @@ runs already; with --model alone, one that serves this folder.
 import re
 import signal
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 
 from strix_validate.checks import Check, Result, RunOptions, described, named, reason_of, require
 from strix_validate.serving import judges
 from strix_validate.serving.endpoint import Endpoint
 from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
+from strix_validate.serving.tiny_models import MODELS
 from strix_validate.serving.vllm_server import ServerSession
 from strix_validate.tiers import run_each
-
-if find_spec("torch"):
-    from strix_validate.serving.tiny_models import MODELS
-else:  # a server of the user's is looked at from any machine
-    MODELS = {}
 
 #: Of a log probability, against float32: of fp16; of bf16, activations in fp8 and 4-bit weights.
 LOGPROB_BOUND, MODEL_BOUND = 0.05, 0.3
@@ -107,6 +102,8 @@ def _serving(name: str) -> Callable[[ServerSession], dict]:
     """Build the check of a model of tiny_models."""
 
     def body(session: ServerSession) -> dict:
+        if plugin := MODELS[name].plugin:
+            session.need_vllm(plugin)
         reference, found = session.generate(name)
         first, *others = found["tokens"]
         require(all(tokens == first for tokens in others), "the same prompt gave different tokens")
