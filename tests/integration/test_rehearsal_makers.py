@@ -241,6 +241,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> checkout.Place:
     return place
 
 
+@pytest.fixture
+def launcher(place: checkout.Place) -> Path:
+    """The launcher of compilers and linker of a thin torch."""
+    place.overlay(thin=True)
+    return place.root / thin_torch.FOLDER / "thin.sh"
+
+
 def test_the_overlay_is_printed_and_fits(place: checkout.Place) -> None:
     printed = place.overlay()
     added = [line for line in printed.splitlines() if line.startswith("+") and "+++" not in line]
@@ -282,15 +289,13 @@ def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
 
 
 def test_device_code_for_the_files_that_are_named(
-    place: checkout.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's others are not compiled: each is an object with the code object made once."""
-    place.overlay(thin=True)
     monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx1151")
     compiler = tmp_path / "clang++"
     compiler.write_text('#!/bin/sh\necho "$@" >> said\nfor last; do :; done\ntouch "$last"\n')
     compiler.chmod(0o755)
-    launcher = place.root / thin_torch.FOLDER / "thin.sh"
     (tmp_path / "hip").mkdir()
     for folder, name in (
         ("torch_hip.dir", "Copy"), ("torch_hip.dir", "TensorTopK"), ("torch_hip.dir", "CopyMore"),
@@ -323,11 +328,10 @@ extern "C" void* table() { return new at::Kernel(); }
 
 @pytest.mark.parametrize(("name", "loads"), [("libtorch_hip", True), ("libtorch_cpu", False)])
 def test_what_was_left_out_of_a_thin_torch_throws(
-    name: str, loads: bool, place: checkout.Place, tmp_path: Path
+    name: str, loads: bool, launcher: Path, tmp_path: Path
 ) -> None:
     """Only in the library with kernels: another one that lacks something must not load."""
-    place.overlay(thin=True)
-    launcher, source = place.root / thin_torch.FOLDER / "thin.sh", tmp_path / "missing.cpp"
+    source = tmp_path / "missing.cpp"
     source.write_text(MISSING)
     made = f"{name}.so"
     command = [launcher, "g++", "-fPIC", "-fno-plt", "-shared", "-o", made, source.name]
@@ -340,21 +344,15 @@ def test_what_was_left_out_of_a_thin_torch_throws(
     assert loads or "undefined symbol: _ZN" in done.stderr
 
 
-def test_no_option_for_llvm_is_taken_for_an_output(place: checkout.Place, tmp_path: Path) -> None:
+def test_no_option_for_llvm_is_taken_for_an_output(launcher: Path, tmp_path: Path) -> None:
     """ccache reads the word after -mllvm as an option of its own, -openmp-opt-disable as -o."""
-    place.overlay(thin=True)
-    launcher = place.root / thin_torch.FOLDER / "thin.sh"
     command = [launcher, "echo", "-mllvm", "-openmp-opt-disable", "-o", "a.o", "-c", "a.cpp"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert said.stdout == "-mllvm=-openmp-opt-disable -o a.o -c a.cpp\n"
 
 
-def test_a_precompiled_header_is_known_by_its_headers(
-    place: checkout.Place, tmp_path: Path
-) -> None:
+def test_a_precompiled_header_is_known_by_its_headers(launcher: Path, tmp_path: Path) -> None:
     """It names its folder, so ccache has none for another one; the checksum there is the same."""
-    place.overlay(thin=True)
-    launcher = place.root / thin_torch.FOLDER / "thin.sh"
     compiler = "out=$6; shift 6; touch $out; echo $out: $@ > $out.d"
     sums = []
     for name, text in (("a", "x"), ("b", "x"), ("c", "y")):

@@ -276,11 +276,8 @@ class TestLog:
         self.attest(release.public)
         assert self.current(release.public) == {sha256_file(release.beta)}
 
-    OTHERS: ClassVar = {
-        "another identity's": {"identity": OTHERS},
-        "another channel's": {"channel": "https://elsewhere.test/c"},
+    OTHERS: ClassVar = {name: other for name, (other, _) in FAULTS.items() if other} | {
         "another Sigstore's": {"by": Sigstore()},
-        "another log's": {"sha256": "0" * 64},
         "a package's": {"name": "alpha-1.0-h1234567_0.conda"},
     }
 

@@ -10,6 +10,7 @@ from support.commands import refused
 from support.project import CHECKOUT
 from support.servers import QuietHandler, served
 from support.small_channel import workspace
+from support.stand_in import write_mirrors
 from typer.testing import CliRunner
 
 from forge import network
@@ -136,10 +137,7 @@ def test_sources_that_do_not_answer(url: str, tmp_path: Path) -> None:
 def test_mirrors(mirror: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FORGE_ROOT", str(tmp_path))
-    (tmp_path / ".pixi").mkdir()
-    (tmp_path / ".pixi/config.toml").write_text(
-        f'[mirrors]\n"https://conda.invalid" = ["{mirror}"]\n'
-    )
+    write_mirrors(tmp_path, {"https://conda.invalid": mirror})
     said = told(lambda: Location("https://conda.invalid/x", retries=0).read("a"))
     assert SECRET not in said and said and says in said
     if not says:

@@ -12,6 +12,8 @@ from support.project import CHECKOUT
 
 PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 PIXI = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
+GROUPS = PYPROJECT["dependency-groups"]
+TOOLS = {Requirement(word).name for word in [*GROUPS["test"], *GROUPS["lint"]]}
 # what builds, and what tests and lints
 BUILDS, CHECKS = (
     (CHECKOUT / name).read_text() for name in ("requirements.txt", "requirements-dev.txt")
@@ -29,8 +31,7 @@ PYPI_ONLY = {"pyelftools"}
 
 
 def declared() -> dict[str, Requirement]:
-    groups = PYPROJECT["dependency-groups"]
-    words = [*PYPROJECT["project"]["dependencies"], *groups["test"], *groups["lint"]]
+    words = [*PYPROJECT["project"]["dependencies"], *GROUPS["test"], *GROUPS["lint"]]
     return {Requirement(word).name: Requirement(word) for word in words}
 
 
@@ -47,22 +48,18 @@ def test_pixi_has_what_pyproject_has() -> None:
 
 
 def test_the_default_environment_builds_and_no_more() -> None:
-    groups = PYPROJECT["dependency-groups"]
-    tools = {Requirement(word).name for word in [*groups["test"], *groups["lint"]]}
-    assert not PIXI["dependencies"].keys() & {CONDA_NAMES.get(name, name) for name in tools}
+    assert not PIXI["dependencies"].keys() & {CONDA_NAMES.get(name, name) for name in TOOLS}
 
 
 def test_requirements_lock_what_pyproject_has() -> None:
     """Tools that test and lint in a list of their own, with the same versions of what both need."""
     builds, checks = (dict(re.findall(r"^([\w.-]+)==(.+) \\$", t, re.M)) for t in (BUILDS, CHECKS))
     assert builds | checks == checks | builds
-    groups = PYPROJECT["dependency-groups"]
-    tools = {Requirement(word).name for word in [*groups["test"], *groups["lint"]]}
     for name, requirement in declared().items():
-        locked_there = checks if name in tools else builds
+        locked_there = checks if name in TOOLS else builds
         version = locked_there[canonicalize_name(name)].partition(" ;")[0]
         assert requirement.specifier.contains(version), name
-    assert not builds.keys() & tools - {"pydantic"}  # which py-rattler needs
+    assert not builds.keys() & TOOLS - {"pydantic"}  # which py-rattler needs
     for text, known in ((BUILDS, builds), (CHECKS, checks)):
         blocks = re.split(r"^(?=[\w.-]+==)", text, flags=re.M)[1:]
         assert all("--hash=sha256:" in block for block in blocks) and len(blocks) == len(known)
