@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Nothing is judged by an assertion: `python -O` and PYTHONOPTIMIZE would take the check away.
-
-The two products have such a test of their own.
-"""
+"""Nothing is judged by an assertion: `python -O` and PYTHONOPTIMIZE would take the check away."""
 
 import ast
 from pathlib import Path
@@ -10,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.project import CHECKOUT
 
-JUDGES = sorted(f for name in ("recipes", "src") for f in (CHECKOUT / name).rglob("*.py"))
+FOLDERS = ("recipes", "src", "packages/strix-validate/src", "packages/strix-emulate/src")
+JUDGES = sorted(file for name in FOLDERS for file in (CHECKOUT / name).rglob("*.py"))
 
 
 def asserted(code: str) -> list[int]:

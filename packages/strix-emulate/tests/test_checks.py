@@ -95,10 +95,6 @@ s_waitcnt lgkmcnt(0)
 )
 
 
-def test_exchange_through_lds():
-    assert (execute(EXCHANGE) == np.arange(64) ^ 32).all()
-
-
 @pytest.mark.parametrize("missing", ["s_barrier\n", "s_waitcnt lgkmcnt(0)\ns_barrier\n"])
 def test_lds_race(missing):
     """Without the barrier, and with a store that still runs when its wave is at the barrier."""

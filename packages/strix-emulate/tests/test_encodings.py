@@ -231,13 +231,10 @@ def test_literals_of_multiply_and_add_are_the_bytes():
         raw = struct.pack("<2I", 0x70000100, literal)
         ins = read(raw, " ".join(llvm.disassemble(raw)[0][2].split()))
         assert ins.operands[-1] == Operand("const", value=literal, literal=True), ins
-    half = np.array([2.0], np.float16).view(np.uint16)[0]
-    tiny = np.float16(1e-5)
-    bits = int(tiny.view(np.uint16))
-    g = run(f"v_fmaak_f16 v1.l, v0.l, v0.l, {bits:#x}", v0=LANE * 0 + half)
-    assert (g.H[1][0][::2] == np.float16(4 + 1e-5)).all()
-    g = run(f"v_fmaak_f16 v1.l, v2.l, v2.l, {bits:#x}", v2=LANE * 0)
-    assert (g.H[1][0][::2] == tiny).all()
+    # and what is executed
+    bits = int(np.float16(1e-5).view(np.uint16))
+    g = run(f"v_fmaak_f16 v1.l, v0.l, v0.l, {bits:#x}", v0=LANE * 0)
+    assert (g.V[1][0] & 0xFFFF == bits).all()
 
 
 @pytest.mark.parametrize("raw", ["050180be", "ff4880beb87d2917"])

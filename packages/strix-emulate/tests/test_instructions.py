@@ -125,7 +125,7 @@ def test_denormals_follow_the_descriptor():
     assert (kept.F[3][0] == np.inf).all()
 
 
-def test_output_modifiers_and_nan():
+def test_output_modifiers():
     scaled = "v_mul_f32 v3, v1, v1 mul:4\nv_mul_f32 v4, v1, v1 div:2\nv_mul_f32 v5, v0, v1 div:2"
     flushing = {"ieee": False, "denormals_32": False}
     g = run(scaled, mode=flushing, v0=f32(-0.0), v1=f32(3))
@@ -134,11 +134,6 @@ def test_output_modifiers_and_nan():
     for mode in ({}, flushing | {"ieee": True}, flushing | {"denormals_32": True}):
         g = run(scaled, mode=mode, v0=f32(-0.0), v1=f32(3))
         assert (g.F[3:5, 0] == 9).all() and (g.V[5][0] == 0x80000000).all()
-    assert (run("v_add_f32 v2, v1, v1 clamp", v1=f32(3)).F[2][0] == 1).all()
-    assert (run("v_add_f32 v2, v1, v1 clamp", v1=f32(np.nan)).F[2][0] == 0).all()
-    assert (
-        run("v_sub_nc_u32 v2, 1, v1 clamp", v1=LANE).V[2][0] == np.where(LANE < 2, 1 - LANE, 0)
-    ).all()
 
 
 def test_a_dot_product_of_halves_ignores_clamp():
