@@ -254,6 +254,14 @@ def test_waves_say_where_they_run():
     assert g.S[1, :, 0].tolist() == [0, 0, 0, 1, 0, 0]
 
 
+@pytest.mark.parametrize(("selector", "picked"), [
+    (0x0B0A0908, 0xFF0000FF), (0x0D0C0700, 0xFF008000),
+])  # fmt: skip
+def test_a_picked_byte_may_be_a_sign_or_a_constant(selector, picked):
+    of = {"v0": LANE * 0 + 0x80000000, "v1": LANE * 0 + 0x8000, "v2": LANE * 0 + selector}
+    assert (run("v_perm_b32 v3, v0, v1, v2", **of).V[3] == picked).all()
+
+
 def test_permlanex16_takes_its_lanes_from_a_literal():
     g = run("v_permlanex16_b32 v2, v1, s0, 0xfedcba98", scalars={0: 0x01234567}, v1=LANE)
     nibbles = [int(c, 16) for c in "76543210"] + list(range(8, 16))

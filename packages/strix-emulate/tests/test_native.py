@@ -4,6 +4,7 @@
 import os
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 
 import fixtures
@@ -43,6 +44,12 @@ def installed(tmp_path_factory):
 def library():
     """The one in use, which a test before may have had loaded again."""
     return native.loaded()
+
+
+def test_a_compiler_that_fails_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(generate, "source", lambda: "")
+    with pytest.raises(subprocess.CalledProcessError):
+        generate.build(tmp_path, "false", (2,))
 
 
 @pytest.mark.parametrize("width", [32, 64])

@@ -116,6 +116,13 @@ def test_a_skip_that_is_not_expected_fails():
     assert skips.judge(efficient, strix).state is State.FAILED
 
 
+def test_what_nobody_measured_is_0():
+    cpu = record.Device(type="cpu", architecture="x86_64")
+    assert cpu.units == cpu.clock_mhz == cpu.memory_gib == 0
+    skipped = Result(Check("sdpa/flash/full-float16", "", ""), State.SKIPPED)
+    assert record.of_result("attention", skipped).seconds == 0
+
+
 def test_select_and_misspelt_names():
     known = {"x": [Check("a/b", "", ""), Check("a/bc", "", "")], "y": [Check("d", "", "")]}
 

@@ -4,6 +4,7 @@
 import threading
 import tomllib
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 from strix_validate import skips
@@ -99,6 +100,17 @@ def test_a_wrong_server_fails_where_it_is_wrong(fault, failing, said, judged):
 def test_an_answer_that_is_no_json_fails_everywhere(judged):
     found = judged({"text", "prefill", "recall-8192", "streaming"}, fault="no-json")
     assert all("not JSON" in result.reason for result in found.values()), found
+
+
+def test_after_clients_that_left_an_answer_has_a_minute(monkeypatch):
+    limits = []
+    server = SimpleNamespace(
+        generate=lambda _prompt, _number, limit=None: limits.append(limit),
+        stream_parts=lambda *_: (part for part in "ab"),
+    )
+    monkeypatch.setattr(judges, "judge_greedy", lambda *_, **__: None)
+    judges.judge_abort(server, "prompt")
+    assert limits[0] is None and limits[1] >= 60
 
 
 def test_events_follow_the_standard():

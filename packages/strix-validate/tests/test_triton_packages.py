@@ -167,6 +167,11 @@ def test_the_interpreter_knows_what_a_compiled_kernel_knows():
     assert torch.allclose(found.tensors["out"], want, atol=1e-6)
 
 
+def test_a_token_goes_to_experts_that_differ():
+    call, _ = gguf.product(torch.randn, "q8_1")
+    assert all(len({*row}) == gguf.EACH for row in call.tensors["chosen"].tolist())
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_8_bits_cost(causal, head_dim):
