@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A clone of this repository in the hands of somebody who has pixi: tasks, launcher, builds."""
+"""A clone of this repository in the hands of somebody who has pixi, with a network and without."""
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from support.pixi import Pixi, fit, require
+from support.project import CHECKOUT, copy_checkout
 from support.release import RECIPES, Release, run
+from support.stand_in import clean_environment
 
 pytestmark = pytest.mark.pixi
 
@@ -73,13 +76,30 @@ def test_test(clone: Clone) -> None:
     assert "passed" in clone.task("test", "tests/unit/test_network.py", "-q")
 
 
-def test_without_pixi_it_is_a_skip_or_a_failure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("FORGE_REQUIRE_PIXI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="pixi is not on PATH"):
-        require("pixi")
-    monkeypatch.setenv("FORGE_REQUIRE_PIXI", "1")
-    with pytest.raises(pytest.fail.Exception, match="FORGE_REQUIRE_PIXI is set"):
-        require("pixi")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--help", "  build-all: Build every package"),
+        ("--version", "strix-forge 0."),
+        ("plan --base host", "   pytorch: provided by the base"),
+        ("status", "strix-validate 0.1.0 hostbound_"),
+        ("pixi run plan --base host", "   pytorch: provided by the base"),
+        ("pixi run build --base host pytorch", ""),
+        ("pixi run test --collect-only -q tests/unit/test_network.py", "tests collected"),
+    ],
+)
+def test_without_a_network(host_base: None, tmp_path: Path, line: str, said: str) -> None:
+    """The driver's own environment is there, as after any earlier command."""
+    root = tmp_path / "checkout"
+    copy_checkout(root)
+    for environment in (CHECKOUT / "build").glob("venv-*"):
+        (root / "build" / environment.name).symlink_to(environment)
+    offline = [require("unshare"), "--net", "--map-root-user"]
+    variables = clean_environment(tmp_path / "home") | {"FORGE_PYTHON_BIN": sys._base_executable}
+    task = line.startswith("pixi")
+    command = line.split() if task else [root / "forge", *line.split()]
+    cwd = root / "docs" if task else tmp_path
+    done = run([*offline, *command], variables, cwd=cwd, code=0 if said else 2)
+    assert said in done.stdout
+    if not line.startswith("--"):
+        assert done.stderr.count("forge: going on without pixi") == 1

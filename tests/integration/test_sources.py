@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from packageurl import PackageURL
 from support.conda_packages import file, tarball
-from support.project import MiniProject, commit
+from support.project import MiniProject, commit, forge
 from support.servers import QuietHandler, served
 
 from forge.errors import NotAttempted
@@ -205,10 +206,8 @@ def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> N
     private.forge("sources", "fetch", code=3)
 
     (tmp_path / "wrong.tar.gz").write_text("something else")
-    assert (
-        "no recipe names"
-        in private.forge("sources", "add", str(tmp_path / "wrong.tar.gz"), code=2).stderr
-    )
+    error = private.forge("sources", "add", str(tmp_path / "wrong.tar.gz"), code=2).stderr
+    assert "no recipe names" in error
     private.forge("sources", "add", str(path))
     private.forge("build-all", "--strict")
     assert {p.split("-")[0] for p in private.packages()} == {"alpha", "beta", "delta"}
@@ -329,3 +328,11 @@ def test_import_refuses_other_bytes(private: MiniProject, exported: Path) -> Non
     private.forge("sources", "verify", "alpha")
     (exported.parent / "empty").mkdir()
     private.forge("sources", "add", str(exported.parent / "empty"), code=2)
+
+
+def test_our_patches_apply() -> None:
+    """Those that PyPI serves must apply; the others are reported as not attempted."""
+    said = forge("patches", "check")
+    assert re.search(r"^flash-attn: \d+ patches: applies$", said, re.M)
+    for line in said.splitlines():
+        assert " patches: " not in line or re.search(r": (applies$|not attempted: )", line)

@@ -83,10 +83,8 @@ class World:
         if command == "publish":
             assert (self.public / "noarch/gamma-1.0-h1234567_0.conda").exists()
         if command == "yank":
-            assert (
-                f"noarch/{ALPHA}.conda"
-                in revisions.state(revisions.read(Location(self.public)).revisions)[1]
-            )
+            log = revisions.read(Location(self.public))
+            assert f"noarch/{ALPHA}.conda" in revisions.state(log.revisions)[1]
         if command == "install":
             prefix = self.root / "build/stacks/app/.pixi/envs/default"
             assert [(prefix / name).read_text() for name in ("alpha", "beta")] == ["alpha", "beta"]

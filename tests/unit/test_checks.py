@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`forge lint`, and the copy of the checkout that tests build in."""
+"""`forge lint`."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT, MiniProject, copy_checkout
+from support.project import MiniProject
 from typer.testing import CliRunner
 
 from forge.cli import upkeep
@@ -62,19 +62,3 @@ def test_versions_that_do_not_go_together_are_a_finding(
     done = CliRunner().invoke(app, ["lint"])
     assert done.exit_code == 1 and "versions: findings" in done.output
     assert "recipes/beta requires alpha >=2, but ours is 1.0" in done.output
-
-
-def test_nothing_that_a_copy_changes_is_the_checkouts(tmp_path: Path) -> None:
-    """Only packages are shared, which nobody writes to."""
-    root = tmp_path / "copy"
-    copy_checkout(root)
-    names = {path.relative_to(root).parts[0] for path in root.iterdir()}
-    assert {"src", "recipes", "pyproject.toml", "forge", "build"} <= names and ".git" not in names
-    assert {path.name for path in (root / "build").iterdir()} == {"host-base", "sources"}
-    for path in root.rglob("*"):
-        shared = path.is_file() and "build" not in path.relative_to(root).parts[:1]
-        if shared and path.stat().st_nlink > 1:
-            assert path.suffix == ".conda"
-    ours = {file.name for file in (CHECKOUT / "channel").glob("*/*.conda")}
-    assert {file.name for file in (root / "channel").glob("*/*.conda")} == ours
-    assert not (root / "channel" / ".lock").exists()

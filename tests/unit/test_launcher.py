@@ -114,7 +114,7 @@ def test_where_pixi_cannot_make_its_environment(pixi: dict[str, str], tmp_path: 
     done = launch(["plan", "--help"], pixi | {"FORGE_PYTHON_BIN": "/bin/false"})
     *_, why, then = done.stderr.splitlines()
     assert why.endswith("without pixi, as with FORGE_NO_PIXI=1: failed to fetch a package")
-    assert done.returncode == 2 and "CPython 3.11" in then, "test_pixi_offline.py has a Python"
+    assert done.returncode == 2 and "CPython 3.11" in then, "test_pixi_root.py has a Python"
 
 
 @pytest.fixture

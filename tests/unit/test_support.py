@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What tests stand on: mutants, servers, copies of the checkout, a look into what is built."""
+
+import http.server
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support import mutants, servers, small_channel
+from support.contents import faults_of
+from support.mutants import SEED, Tally, texts, trees
+from support.pixi import require
+from support.project import CHECKOUT, copy_checkout
+from support.servers import served
+
+from forge.errors import ForgeError
+
+VALID = {"name": "x", "list": [1, 2, {"deep": "y"}]}
+
+
+def test_the_seed_is_drawn_only_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORGE_SEED", raising=False)
+    assert runpy.run_path(mutants.__file__)["SEED"] == "1"
+    monkeypatch.setenv("FORGE_SEED", "7")
+    assert runpy.run_path(mutants.__file__)["SEED"] == "7"
+
+
+def test_another_seed_gives_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(texts(b"a\nb\n", 1, 50))
+    monkeypatch.setattr(mutants, "SEED", f"{SEED}1")
+    assert list(texts(b"a\nb\n", 1, 50)) != before
+
+
+def test_the_same_seed_gives_the_same_mutants() -> None:
+    assert list(map(repr, trees(VALID, 1, 50))) == list(map(repr, trees(VALID, 1, 50)))
+    assert list(texts(b"a\nb\n", 1, 50)) == list(texts(b"a\nb\n", 1, 50))
+
+
+def test_mutants_differ_from_what_is_valid() -> None:
+    changed = sum(mutant != VALID for mutant in trees(VALID, 1, 200))
+    assert changed > 180
+    assert VALID == {"name": "x", "list": [1, 2, {"deep": "y"}]}
+
+
+def test_a_traceback_is_no_outcome() -> None:
+    tally = Tally("json", lambda *_: None)
+    with pytest.raises(ValueError) as raised:
+        tally.give(lambda: json.loads("{"), bool, "{")
+    assert f"FORGE_SEED={SEED}" in raised.value.__notes__[0], "nobody could repeat it"
+
+
+def test_wrong_content_and_endless_messages_are_found() -> None:
+    def endless() -> None:
+        raise ForgeError("x " * 5_000)
+
+    tally = Tally("any", lambda *_: None)
+    with pytest.raises(AssertionError, match="wrong content"):
+        tally.give(lambda: 1, lambda result: result == 2, "1")
+    with pytest.raises(AssertionError, match="bad message"):
+        tally.give(endless, bool, "x")
+
+
+@pytest.mark.parametrize(
+    ("used", "says"),
+    [((mutants.SLOWEST + 1, 0), "more than 20 s"), ((0, mutants.LARGEST + 1), "more than 2097152")],
+)
+def test_a_reader_that_hangs_or_takes_all_memory_is_found(
+    used: tuple[float, int], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(((0, 0), used))
+    monkeypatch.setattr(mutants, "_used", lambda: next(now))
+    with pytest.raises(AssertionError, match=says):
+        Tally("any", lambda *_: None).give(lambda: 1, bool, "1")
+
+
+def test_programs_that_a_reader_runs_count() -> None:
+    start, own = mutants._used()[0], time.process_time()
+    subprocess.run([sys.executable, "-c", "b'x' * (256 << 20)"], check=True)
+    seconds, most = mutants._used()
+    assert seconds - start > time.process_time() - own and most > 256 << 10
+
+
+ALONE = "127.77.1.1"  # of this machine too; nobody takes a port there between two servers
+
+
+def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is locked is what is served now, not what another test served there before."""
+    ports: list[int] = []
+    bind = http.server.HTTPServer.server_bind
+
+    def again(server: http.server.HTTPServer) -> None:
+        server.server_address = (ALONE, ports[0] if ports else 0)
+        bind(server)
+        ports.append(server.server_port)
+
+    monkeypatch.setattr(servers.Server, "server_bind", again)
+    for version in ("1.0", "2.0"):
+        channel = small_channel.make(tmp_path / version / "c", "alpha", "beta", version=version)
+        for file in channel.rglob("repodata*"):
+            os.utime(file, (0, 0))  # by which rattler asks whether it is another one
+        with served(channel) as url:
+            url = url.replace("127.0.0.1", ALONE)
+            app = small_channel.workspace(tmp_path / version / "app", url)
+            app.lock()
+        assert f"/noarch/alpha-{version}-" in app.lock_file.read_text()
+    assert ports == ports[:1] * 2
+
+
+def test_no_test_has_a_web_server_of_another_kind() -> None:
+    makes = re.compile(r"HTTPServer\(\(")
+    found = [f.name for f in CHECKOUT.glob("tests/**/*.py") if makes.search(f.read_text())]
+    assert found == []
+
+
+def test_nothing_that_a_copy_changes_is_the_checkouts(tmp_path: Path) -> None:
+    """Only packages are shared, which nobody writes to."""
+    root = tmp_path / "copy"
+    copy_checkout(root)
+    names = {path.relative_to(root).parts[0] for path in root.iterdir()}
+    assert {"src", "recipes", "pyproject.toml", "forge", "build"} <= names and ".git" not in names
+    assert {path.name for path in (root / "build").iterdir()} == {"host-base", "sources"}
+    for path in root.rglob("*"):
+        shared = path.is_file() and "build" not in path.relative_to(root).parts[:1]
+        if shared and path.stat().st_nlink > 1:
+            assert path.suffix == ".conda"
+    ours = {file.name for file in (CHECKOUT / "channel").glob("*/*.conda")}
+    assert {file.name for file in (root / "channel").glob("*/*.conda")} == ours
+    assert not (root / "channel" / ".lock").exists()
+
+
+def test_without_pixi_it_is_a_skip_or_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("FORGE_REQUIRE_PIXI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="pixi is not on PATH"):
+        require("pixi")
+    monkeypatch.setenv("FORGE_REQUIRE_PIXI", "1")
+    with pytest.raises(pytest.fail.Exception, match="FORGE_REQUIRE_PIXI is set"):
+        require("pixi")
+
+
+@pytest.mark.parametrize(
+    ("build", "held", "fault"),
+    [
+        ({"files": ["lib/*.so"]}, "lib/a.so", ""),
+        ({"files": ["lib/*.so"]}, "bin/a", "bin/a is not among its `files`"),
+        ({"files": {"include": ["lib/"], "exclude": ["lib/*.h"]}}, "lib/a.so", ""),
+        ({"files": {"include": ["lib/"], "exclude": ["lib/*.h"]}}, "lib/a.h", "lib/a.h is not"),
+        # without `include` it is all but what is left out
+        ({"files": {"exclude": ["**/csrc/**"]}}, "x/a.py", ""),
+        ({"files": {"exclude": ["**/csrc/**"]}}, "x/csrc/a.c", "x/csrc/a.c is not"),
+        ({"noarch": "python"}, "lib/python3.12/site-packages/a.py", "is one Python's"),
+        ({"script": ""}, "bin/a", "nothing makes its 1 files, such as bin/a"),
+    ],
+)
+def test_files_that_a_recipe_does_not_name(build: dict[str, Any], held: str, fault: str) -> None:
+    package: Any = SimpleNamespace(info=())
+    found = faults_of(package, {"build": {"script": "make"} | build}, {held})
+    assert fault in "".join(found) and bool(fault) == bool(found)
