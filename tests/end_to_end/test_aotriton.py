@@ -179,7 +179,8 @@ def test_process_that_dies(build: Build) -> None:
 # [(kind, size)], causal; of one that is refused it prints why.
 SCRIPT = """
 import json, sys
-from strix_emulate import Argument, EmulatorError, Kernel
+from types import SimpleNamespace
+from strix_emulate import Argument, EmulatorError
 import emulated_kernels
 
 words = " ".join(emulated_kernels.LAYOUTS.values()).replace("[", "").replace("]", "").split()
@@ -189,7 +190,8 @@ def lay_out(name, kinds, causal):
     kinds += [("global_buffer", 8), ("global_buffer", 8), ("hidden_none", 8)]
     declared = tuple(Argument("", 8 * i, size, kind) for i, (kind, size) in enumerate(kinds))
     try:
-        return emulated_kernels.arguments(Kernel(name, b"", arguments=declared), values, causal)
+        kernel = SimpleNamespace(name=name, arguments=declared)
+        return emulated_kernels.arguments(kernel, values, causal)
     except EmulatorError as error:
         return str(error)
 
