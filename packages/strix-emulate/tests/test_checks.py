@@ -236,9 +236,12 @@ def test_reads_of_what_nothing_wrote():
         execute(GOOD.replace("s[4:5]", "s[6:7]"))
 
 
-@pytest.mark.parametrize(("size", "threads"), [(63, 64), (10, 32)])
-def test_out_of_bounds_names_the_address(size, threads):
-    with pytest.raises(Trap, match=r"test at 0x[0-9a-f]+ `global_load_b32.*bounds.*at 0x2"):
+@pytest.mark.parametrize(
+    ("size", "threads", "at"), [(63, 64, "31 of wave 1"), (10, 32, "10 of wave 0")]
+)
+def test_out_of_bounds_names_the_address(size, threads, at):
+    place = rf"test at 0x[0-9a-f]+ `global_load_b32.*bounds.*at 0x2.*\(lane {at} of workgroup 0\)"
+    with pytest.raises(Trap, match=place):
         execute(GOOD, size=size, threads=threads)
 
 

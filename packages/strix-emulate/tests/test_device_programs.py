@@ -53,23 +53,6 @@ def test_a_hip_program_computes(folder: Path, program: Path) -> None:
     assert done.stderr.count("wave-instructions") == 3
 
 
-def test_a_store_too_far_is_an_illegal_address(folder: Path, program: Path) -> None:
-    done = on(folder, program, "too far")
-    assert "then: an illegal memory access was encountered" in done.stdout
-    assert "and: an illegal memory access was encountered" in done.stdout
-    # kernel, address and text of the instruction, and the lane: element 5000 is 136 of group 19
-    assert "trap in _Z3addPKfS0_Pfi at 0x" in done.stderr
-    assert "global_load_b32" in done.stderr
-    assert "(lane 8 of wave 4 of workgroup 19)" in done.stderr
-
-
-def test_modules_are_loaded_and_launched(folder: Path) -> None:
-    program = link(folder, HIP_PROGRAMS / "module.c", name="module")
-    done = on(folder, program, folder / "program.hsaco")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "c[299] 1196, launches 2\n"
-
-
 def test_an_rpath_does_not_win(folder: Path, tmp_path: Path) -> None:
     """conda's linker writes RPATH, which goes before LD_LIBRARY_PATH."""
     source = tmp_path / "real.c"
