@@ -14,8 +14,6 @@ struct hipKernelNodeParams {
     unsigned sharedMemBytes;
 };
 hipError_t hipStreamIsCapturing(hipStream_t, int *);
-hipError_t hipStreamGetCaptureInfo_v2(hipStream_t, int *, unsigned long long *, hipGraph_t *,
-                                      const hipGraphNode_t **, size_t *);
 hipError_t hipLaunchHostFunc(hipStream_t, void (*)(void *), void *);
 hipError_t hipGraphGetNodes(hipGraph_t, hipGraphNode_t *, size_t *);
 hipError_t hipGraphNodeGetDependencies(hipGraphNode_t, hipGraphNode_t *, size_t *);
