@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Publishing to a folder: what may go, what a client sees at every moment, what can be undone."""
 
+import contextlib
 import json
 import os
+import urllib.error
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from support.project import MiniProject
 from support.servers import served
 from support.small_channel import workspace
-from support.static_channel import BUILD, Source, findings, solve, tree, unzstd
+from support.static_channel import BUILD, Source, findings, flip, solve, tree, unzstd, view
+from typer.testing import CliRunner
 
 from forge.channel import publish as static
+from forge.channel import revisions, verify
 from forge.channel.publish import StaticChannel
+from forge.cli import main
 from forge.conda import provenance
+from forge.conda.location import Location
 from forge.errors import ForgeError
 
 
@@ -328,3 +336,109 @@ def test_every_value_of_a_record_counts(source: Source) -> None:
         except ForgeError as error:
             wrong = [str(error)]
         assert bool(wrong) != (list(at[-3:]) == own), (at, wrong)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of the publisher runs after it."""
+
+
+@contextlib.contextmanager
+def killed_before(rename: int) -> Iterator[None]:
+    """A publish is killed before one of its renames, if it has so many."""
+    real, left = static._move, rename
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+
+        def move(origin: Path, destination: Path) -> None:
+            nonlocal left
+            if left == 0:
+                patch.setattr(TemporaryDirectory, "_rmtree", lambda *_, **__: None)
+                raise Killed
+            left -= 1
+            real(origin, destination)
+
+        patch.setattr(static, "_move", move)
+        yield
+
+
+def test_killed_at_every_step(source: Source, target: Path, tmp_path: Path) -> None:
+    """Stopped before each of its renames in turn: views stay whole, the next runs complete it."""
+    first, seen, finished = source.make("alpha"), set(), None
+    StaticChannel(target).publish(source)
+    for at in range(100):
+        source.make("beta", f"{at}.0")
+        yank = ((), [first]) if at % 2 else ([first], ())
+        with killed_before(at):
+            finished = StaticChannel(target).publish(source, *yank)
+        view(target.as_uri())
+        for memory in (tmp_path / "kept.json", tmp_path / f"{at}.json"):
+            revisions.require_current(Location(target), memory)  # its log and index are a pair
+        seen |= set(verify.read_index(Location(target)).records)
+        if finished:
+            break
+        if at % 4 == 3:  # otherwise the next one has more than one killed publish to complete
+            StaticChannel(target).publish(None)  # takes nothing in, so what was copied is orphan
+            assert all("not in the index" in finding for finding in findings(target))
+        assert seen <= set(verify.read_index(Location(target)).records), "never taken back"
+    assert findings(target) == [] and not [*target.glob(".forge-*")]
+    assert 15 < at < 40, "a publish of one package has some twenty renames"
+
+    # the client does notice what it is there to notice
+    (target / "noarch" / f"{first}.conda").unlink()
+    with pytest.raises(urllib.error.URLError):
+        view(target.as_uri())
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_first_publish_killed(at: int, source: Source, target: Path) -> None:
+    """A folder that has no index yet is known again."""
+    source.make("alpha")
+    with killed_before(at):
+        StaticChannel(target).publish(source)
+        pytest.fail("it was not killed")
+    assert StaticChannel(target).publish(source) and findings(target) == []
+
+
+def test_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """publish, and channel yank and verify: what they print and how they exit."""
+    project, target = MiniProject(tmp_path / "project"), tmp_path / "out"
+    monkeypatch.setenv("FORGE_ROOT", str(project.root))
+    dist = Source(project.channel).make("alpha")
+
+    def said(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(main.app, words)
+        if isinstance(done.exception, ForgeError):
+            assert done.exception.exit_code == code
+            return str(done.exception)
+        assert done.exit_code == code, done.output
+        return done.output
+
+    def publish(to: str = str(target), code: int = 0) -> str:
+        return said("publish", "--to", to, code=code)
+
+    assert "revision 1: 1 added" in publish()
+    assert "nothing new" in publish(target.as_uri())
+    page = project.root / "docs/channel_page.py"  # publish and yank run it
+    page.parent.mkdir()
+    page.write_text('import sys\nopen(sys.argv[1] + "/index.html", "a").write("line\\n")\n')
+    publish()
+    assert len((target / "index.html").read_text().splitlines()) == 1
+    page.write_text('raise SystemExit("no page, because")\n')
+    assert f"{target} is published, but its page is not" in publish(code=1)
+    assert "no page, because" in capfd.readouterr().err
+    page.unlink()
+
+    def channel(*words: str, code: int = 0) -> str:
+        return said("channel", *words, code=code)
+
+    assert "is not a published channel" in channel("yank", str(target.parent), dist, code=2)
+    assert "revision 2: 1 yanked" in channel("yank", str(target), dist)
+    assert "nothing new" in channel("yank", str(target), dist)
+    assert "revision 3: 1 restored" in channel("yank", str(target), dist, "--restore")
+    assert "1 packages, 0 findings" in channel("verify", str(target))
+    with served(target) as url:
+        assert "does not list files" in channel("verify", url)
+    flip(target / f"noarch/{dist}.conda")
+    assert f"noarch/{dist}.conda: has sha256" in channel("verify", str(target), code=1)
+    assert "nothing was checked" in channel("verify", str(target.parent), code=3)

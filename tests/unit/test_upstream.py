@@ -2,14 +2,20 @@
 """Each patch has a report to its project, and each report what that project needs to act on it."""
 
 import ast
+import json
+import os
 import re
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from support.patches import GOOD as PATCH
 from support.project import CHECKOUT
+from support.servers import QuietHandler, served
 
 FOLDER = CHECKOUT / "upstream"
 KEYS = {"to", "title", "state", "patches", "seen"}
@@ -118,3 +124,90 @@ print(1)
 def test_a_bad_report_is_found(old: str, new: str, finding: str) -> None:
     assert list(findings(GOOD)) == []
     assert re.search(finding, "\n".join(findings(GOOD.replace(old, new))))
+
+
+# --- what `outdated` says of the links in Upstream-Status, asked of a mock of GitHub's API
+
+OPEN = {"state": "open", "labels": []}
+CLOSED = {"state": "closed", "closed_at": "2026-09-14T10:00:00Z", "labels": []}
+MERGED = CLOSED | {"pull_request": {"merged_at": "2026-09-14T10:00:00Z"}}
+LANDED = CLOSED | {"pull_request": {"merged_at": None}, "labels": [{"name": "Merged"}]}
+EVENTS = [{"event": "labeled", "commit_id": None}, {"event": "closed", "commit_id": "c0ffee"}]
+RELEASES = [
+    {"tag_name": f"v{n}", "published_at": f"2026-{month}-01", "draft": False, "prerelease": n == 3}
+    for n, month in ((4, 12), (3, 11), (2, 10), (1, "08"))
+]
+ANSWERS: dict[str, Any] = {
+    "/repos/a/b/issues/1": OPEN,
+    "/repos/a/b/issues/2": CLOSED,
+    "/repos/a/b/issues/3": MERGED,
+    "/repos/a/b/issues/4": LANDED,
+    "/repos/a/b/issues/3/events": EVENTS,
+    "/repos/a/b/issues/4/events": EVENTS,
+    "/repos/a/b/releases": RELEASES,
+    "/repos/a/b/compare/v2...c0ffee": {"status": "diverged"},
+    "/repos/a/b/compare/v4...c0ffee": {"status": "behind"},
+    "/repos/c/d/issues/5": MERGED,
+    "/repos/c/d/issues/5/events": EVENTS,
+    "/repos/c/d/releases": RELEASES[2:],
+    "/repos/c/d/compare/v2...c0ffee": {"status": "ahead"},
+    "/repos/a/b/issues/6": "no object",
+}
+
+
+class GitHub(QuietHandler):
+    def do_GET(self) -> None:
+        answer = ANSWERS.get(self.path.partition("?")[0])
+        self.send_response(200 if answer is not None else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+
+Asked = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    """The exit code and what is printed, with the links in one patch's status."""
+
+    def run(status: str, url: str = "") -> tuple[int, str]:
+        patch = tmp_path / "alpha" / "0001-word.patch"
+        patch.parent.mkdir(exist_ok=True)
+        patch.write_text(PATCH.replace("Inappropriate (a test)", status))
+        words = [sys.executable, str(CHECKOUT / "upstream/links.py"), str(tmp_path)]
+        environment = os.environ | {"GITHUB_API_URL": url or api.rstrip("/")}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        return done.returncode, done.stdout
+
+    with served(tmp_path, GitHub) as api:
+        yield run
+
+
+HUB = "https://github.com/a/b"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "says"),
+    [
+        (f"Pending as {HUB}/pull/1", 0, "pull/1: open"),
+        (f"Pending as {HUB}/issues/2", 1, "closed 2026-09-14; its patch says Pending: look again"),
+        (f"Pending {HUB}/issues/2 closed", 0, "closed 2026-09-14\n"),
+        (f"Submitted {HUB}/pull/3", 1, "merged 2026-09-14, in v4; its patch says Submitted"),
+        (f"Backport {HUB}/pull/4", 0, "merged 2026-09-14, in v4\n"),
+        ("Backport https://github.com/c/d/pull/5", 0, "merged 2026-09-14, in no release yet\n"),
+        (f"Pending {HUB}/pull/6", 3, "not known"),
+        (f"Pending {HUB}/pull/7", 3, "not known: HTTP Error 404"),
+        (f"Pending {HUB}/pull/1 and {HUB}/pull/3", 1, "pull/3: merged"),
+        (f"Pending {HUB}/pull/7 and {HUB}/pull/3", 1, "pull/3: merged"),
+        ("Pending nobody was told", 0, ""),
+    ],
+)
+def test_state(asked: Asked, status: str, code: int, says: str) -> None:
+    found, text = asked(status)
+    assert (found, says in text) == (code, True), text
+
+
+def test_github_out_of_reach(asked: Asked) -> None:
+    code, text = asked(f"Pending {HUB}/pull/1", "http://127.0.0.1:1")
+    assert code == 3 and "not known: " in text
