@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks that run inside packages can fail: each is shown good data and bad."""
 
+import re
 import struct
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from support.elf_files import (
 from support.recipe_checks import RECIPES, load, run
 
 pytest.importorskip("elftools", reason="the package checks read ELF files with pyelftools")
-from checks import elf, offload
+from checks import elf, gpu, offload
+from checks.gpu import why_skipped
 from checks.loaded_from import foreign, libraries
 from checks.verdict import CheckFailed, require
 
@@ -226,3 +228,64 @@ def test_kernels_variant_is_one_of_three() -> None:
     environment = {"AOTRITON_KERNELS": "most"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "most, not core, full, sample or upstream" in done.stderr
+
+
+# --- the GPU: a gfx1151 that KFD names, and nothing else
+
+CPU, OURS, OTHER = (f"simd_count 1\ngfx_target_version {v}\n" for v in (0, 110501, 110000))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "device", "reason"),
+    [
+        ([CPU, OURS], True, ""),
+        ([CPU, OTHER, OURS], True, ""),
+        ([CPU, OTHER], True, "only: 110000"),
+        ([CPU], True, "only: none"),
+        ([], True, "only: none"),
+        ([CPU, OURS], False, "cannot be opened"),
+    ],
+)
+def test_gfx1151_alone(tmp_path: Path, nodes: list[str], device: bool, reason: str) -> None:
+    for number, text in enumerate(nodes):
+        file = tmp_path / "nodes" / str(number) / "properties"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    if device:
+        (tmp_path / "kfd").touch()
+    said = why_skipped(tmp_path / "nodes", tmp_path / "kfd")
+    assert reason in said and bool(reason) == bool(said)
+
+
+def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one whatever KFD says, and the GPU that `strix-emulate device` was asked for."""
+    nowhere = tmp_path / "none"
+    monkeypatch.setenv("STRIX_EMULATE_TARGET", "gfx1151")
+    assert not why_skipped(nowhere, nowhere)
+    monkeypatch.setattr(gpu, "ARCH", "gfx1150")
+    assert "is a gfx1151, not a gfx1150" in why_skipped(nowhere, nowhere)
+    monkeypatch.setenv("STRIX_EMULATE_TARGET", "gfx1150")
+    assert not why_skipped(nowhere, nowhere)
+
+
+@pytest.mark.parametrize(
+    "program", ["pytorch/test_with_gpu", "amdsmi/check_library", "torchvision/check_ops",
+                "torchaudio/check_ops", "bitsandbytes/check_numbers"]
+)  # fmt: skip
+def test_package_tests_ask_kfd(program: str) -> None:
+    text = (RECIPES / f"{program}.py").read_text()
+    assert "if reason := why_skipped():" in text
+    assert "conv2d" not in text, "MIOpen's open fault would cost a build of hours"
+
+
+@pytest.mark.parametrize("recipe", ["bitsandbytes", "pytorch", "torchaudio", "torchvision", "vllm"])
+def test_what_cannot_be_built_here_proves_itself_under_emulation(recipe: str) -> None:
+    """By its package test, which installs the emulated device and its C."""
+    text = (RECIPES / recipe / "recipe.yaml").read_text()
+    emulated = re.findall(r"- strix-emulate device --no-checks -- (\S+) (\S+)", text)
+    assert emulated
+    for program, argument in emulated:
+        assert program == "strix-validate" or f"- python {argument}\n" in text
+    assert {"strix-emulate-hip", "strix-emulate-native"} <= set(
+        re.findall(r"- (strix-emulate-\w+)\n", text)
+    )

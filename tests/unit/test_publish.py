@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Publishing to a folder: what may go, what a client sees at every moment, what can be undone."""
+"""Publishing: what may go, what clients see at every moment, what can be undone, what is said."""
 
 import contextlib
 import json
