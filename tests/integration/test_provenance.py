@@ -120,12 +120,11 @@ def test_statement(app: MiniProject, package: Path, stated: dict[str, Any]) -> N
 
 
 def test_writing_again_gives_the_same_bytes(app: MiniProject, package: Path) -> None:
-    suffixes = (provenance.SUFFIX,)
-    files = [app.channel / "forge" / f"{package.stem}{suffix}" for suffix in suffixes]
-    before = [file.read_bytes() for file in files]
+    statement = app.channel / "forge" / f"{package.stem}{provenance.SUFFIX}"
+    before = statement.read_bytes()
     recipe = app.root / "recipes" / "alpha" / "recipe.yaml"
     provenance.write(app.channel, package, recipe, app.root, "host")
-    assert [file.read_bytes() for file in files] == before
+    assert statement.read_bytes() == before
 
 
 def test_without_git_a_statement_names_no_commit(

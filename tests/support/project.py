@@ -150,17 +150,13 @@ def copy_checkout(root: Path, packages: bool = True) -> None:
     for file in filter(Path.is_file, files):
         target = root / file.relative_to(CHECKOUT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            link_package(file, target)
+        if target.exists():
+            continue
+        if file.suffix == ".conda":  # nobody writes to it
+            target.hardlink_to(file)
+        else:
+            shutil.copy2(file, target, follow_symlinks=False)
     share_build(root)
-
-
-def link_package(source: str | Path, target: str | Path) -> None:
-    """Link a package, which nobody writes to; copy any other file."""
-    if Path(source).suffix == ".conda":
-        Path(target).hardlink_to(source)
-    else:
-        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def driver(root: Path, *arguments: str) -> list[str]:

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -234,13 +233,6 @@ def test_spec(value: object, spec: str) -> None:
     assert match_spec("alpha", value) == spec
 
 
-def stack_urls(lock: Path) -> Iterator[str]:
-    data = yaml.safe_load(lock.read_text())
-    for environment in data["environments"].values():
-        yield from (channel["url"] for channel in environment["channels"])
-    yield from (package["conda"] for package in data["packages"])
-
-
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     """Copied to another machine it means the same; for gfx1151, ours first, strict priority."""
@@ -254,9 +246,7 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     # variables are the packages' own, by activation: a copied manifest cannot forget them
     assert not re.search(r"activation|\benv\b", manifest.read_text())
     assert len((manifest.parent / "README.md").read_text().splitlines()) <= 30
-    lock = manifest.parent / "pixi.lock"
-    for url in stack_urls(lock) if lock.exists() else []:
-        assert url.startswith("https://")
+    assert not (manifest.parent / "pixi.lock").exists(), "nothing is published yet"
 
 
 def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None:

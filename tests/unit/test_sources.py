@@ -168,9 +168,9 @@ class Moved:
 
     def __init__(self, index: Index) -> None:
         self.index, self.name = index, "demo-2.0.tar.gz"
-        self.file, self.content = index.folder / self.name, tarball(file("demo/text", b"2.0"))
-        self.file.write_bytes(self.content)
-        self.found = hashlib.sha256(self.content).hexdigest()
+        self.file = index.folder / self.name
+        self.file.write_bytes(tarball(file("demo/text", b"2.0")))
+        self.found = hashlib.sha256(self.file.read_bytes()).hexdigest()
         index.settings["index-url"] = (index.folder / "simple").as_uri()
         self.lists(f"#sha256={self.found}")
         project = Project(index.folder, index.folder / "channel", index.folder / "build")
@@ -180,15 +180,12 @@ class Moved:
         page = f'<a href="../../{self.name}{fragment}">{self.name}</a>'
         write_text(self.index.folder / "simple" / "demo" / "index.html", page)
 
-    def fetch(self, sha256: str) -> Path:
-        purl = PackageURL.from_string(f"pkg:pypi/demo@2.0?file_name={self.name}")
-        source = Source(f"{PYPI_URL}/{self.name}", sha256, purl)
-        return self.cache.fetch(source, lambda *_: None)
-
     def refused(self, *parts: str) -> None:
         """The file is refused in words that have these parts, its own sha256 and the recipe's."""
+        purl = PackageURL.from_string(f"pkg:pypi/demo@2.0?file_name={self.name}")
         with pytest.raises(Refused) as failed:
-            self.fetch("0" * 64)
+            source = Source(f"{PYPI_URL}/{self.name}", "0" * 64, purl)
+            self.cache.fetch(source, lambda *_: None)
         found = hashlib.sha256(self.file.read_bytes()).hexdigest()
         wrong = f"demo@2.0?file_name={self.name} has sha256 {found}, the recipe says {'0' * 64}"
         for part in (wrong, *parts):
