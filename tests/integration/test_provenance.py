@@ -137,7 +137,7 @@ def test_without_git_a_statement_names_no_commit(
 
 def test_commands(app: MiniProject, package: Path) -> None:
     said = app.forge("verify", *map(str, app.channel.glob("*/*.conda"))).stdout
-    assert "alpha-1.0" in said and "beta-1.0" in said and said.count(" as stated") == 2
+    assert "alpha-1.0" in said and "beta-1.0" in said and said.count(": as stated") == 2
     assert "3 files" in said and "2 x recipe" in said and "2 x source" in said
     assert "by the statement's own word: " in said and "patch patches/alpha/0001-more.patch" in said
 

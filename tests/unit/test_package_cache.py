@@ -16,7 +16,7 @@ from support.project import CHECKOUT
 from support.small_channel import workspace
 
 from forge.conda import cache
-from forge.conda.package import Package, cache_folder
+from forge.conda.package import Package, cache_folder, scratch
 from forge.errors import Failed
 from forge.files import sha256_file
 from forge.sources import patching
@@ -41,6 +41,18 @@ def test_offered(made: Path) -> None:
     mark = folder.with_name("a-1-0.lock")
     assert mark.read_bytes() == bytes(8) + bytes.fromhex(sha256_file(made))
     assert not list(cache_folder().glob(".forge-*"))
+
+
+def test_what_cannot_be_removed_ends_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one that unpacks removes it."""
+    with scratch(tmp_path) as folder:
+        monkeypatch.setattr(os, "rmdir", lambda *_, **__: os.stat("/nowhere"))
+    monkeypatch.undo()
+    assert Path(folder).is_dir()
+    with scratch(tmp_path):
+        assert not Path(folder).exists()
 
 
 def test_what_a_killed_process_left_goes(made: Path) -> None:

@@ -19,6 +19,7 @@ from forge import bases
 from forge.building import preflight
 from forge.building.display import Display
 from forge.building.runner import BUILT, FAILED, FETCHED, Builder, _time_left
+from forge.cli import building
 from forge.cli.main import app
 from forge.errors import ForgeError
 from forge.project import Project
@@ -110,6 +111,14 @@ def test_a_machine_that_is_too_small(
     assert ran == ["alpha", "beta"]
     machine(monkeypatch, 40, 24)
     assert not forge(*command)[1]
+
+
+def test_what_conda_forge_lacks(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 40, 24)
+    monkeypatch.setattr(bases, "unanswered", lambda: "")
+    monkeypatch.setattr(building, "unsolvable", lambda *_: "beta needs nothing")
+    assert "3: not started: beta needs nothing." in forge("build-all")[1] and ran == []
+    assert not forge("build-all", "--even-so")[1] and ran == ["alpha", "beta"]
 
 
 @pytest.mark.parametrize(

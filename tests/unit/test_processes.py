@@ -100,13 +100,23 @@ def test_the_memory_of_this_machine() -> None:
 
 
 def run_job(
-    code: str, say: Callable[[str], None], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Run a test's job, which is this code."""
+    code: str, say: Callable[[str], None], folder: Path, monkeypatch: pytest.MonkeyPatch,
+    action: str = "test",
+) -> None:  # fmt: skip
+    """Run a job, which is this code."""
     command, start = [sys.executable, "-c", code], subprocess.Popen
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda _, **options: start(command, **options))
     project = Project(folder, folder / "channel", folder / "build")
-    jobs.run_job(project, 1, say, Event(), {"action": "test"}, folder / "log")
+    jobs.run_job(project, 1, say, Event(), {"action": action}, folder / "log")
+
+
+@pytest.mark.parametrize(("action", "holds"), [("build", "now\n"), ("test", "earlier\nnow\n")])
+def test_a_test_adds_to_the_log_of_its_build(
+    action: str, holds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (log := tmp_path / "log").write_text("earlier\n")
+    run_job("print('now')", lambda _: None, tmp_path, monkeypatch, action)
+    assert log.read_text() == holds
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
