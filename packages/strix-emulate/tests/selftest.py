@@ -24,6 +24,7 @@ from strix_emulate.code.decode import EXEC, Instruction, decode
 from strix_emulate.code.kernel import Argument, Kernel
 from strix_emulate.code.target import DEFAULT, Target
 from strix_emulate.errors import EmulatorError, Trap
+from strix_emulate.instructions.steps import Step
 from strix_emulate.memory import addressing
 from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.shadow import Memory
@@ -102,13 +103,18 @@ def spaces() -> addressing.Spaces:
                        Memory("scratch", 4096, 1, False, False), 16)  # fmt: skip
 
 
+def steps(text: str, width: int = LANES, **mode) -> list[Step]:
+    """One for each instruction of straight-line assembly."""
+    kernel = replace(PLAIN, width=width, **mode)
+    blocks = program.compile_blocks(assembled(text, width), kernel, spaces())
+    return [step for block in blocks.values() for step in block.steps]
+
+
 def execute(text: str, g: Waves, **mode) -> Waves:
     """Runs straight-line assembly on waves."""
-    kernel = replace(PLAIN, **mode)
     with np.errstate(all="ignore"):
-        for block in program.compile_blocks(assembled(text), kernel, spaces()).values():
-            for step in block.steps:
-                step.run(g)
+        for step in steps(text, **mode):
+            step.run(g)
     return g
 
 
@@ -147,15 +153,9 @@ def _compare(rng: random.Random, operations: list[Operation], report: Report) ->
     V = np.array([[bits_of(rng) for _ in range(LANES)] for _ in range(REGISTERS)], np.uint32)
     S = np.array([[[bits_of(rng)]] for _ in range(SCALARS)], np.uint32)
     S[EXEC] = 0xFFFFFFFF if rng.random() < 0.5 else rng.getrandbits(32) | 1
-    steps = [
-        step
-        for block in program.compile_blocks(
-            assembled("\n".join(o.text for o in operations)), PLAIN, spaces()
-        ).values()
-        for step in block.steps
-    ]
     g = waves(V[:, None], S)
-    for done, step in zip(operations, steps, strict=True):
+    made = steps("\n".join(o.text for o in operations))
+    for done, step in zip(operations, made, strict=True):
         before = waves(g.V, g.S)
         before.scc[...] = g.scc
         report.compared += 1

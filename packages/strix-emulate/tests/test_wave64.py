@@ -2,7 +2,6 @@
 """Waves of 64 lanes: as two of 32 where lanes do not meet, and by themselves where they do."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import operands
@@ -12,27 +11,15 @@ import test_checks
 from strix_emulate.code.decode import EXEC, VCC
 from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import SCALARS, Waves
-from strix_emulate.run import program
 from test_checks import GOOD, LOAD
 
 MASKS = (operands.MASK_IN, operands.MASK_OUT, VCC, EXEC)
 LANE = np.arange(64, dtype=np.uint32)
 
 
-def steps(texts: list[str], width: int) -> list:
-    """One for each instruction, without control flow."""
-    code = selftest.assembled("\n".join(texts), width)
-    blocks = program.compile_blocks(code, replace(selftest.PLAIN, width=width), selftest.spaces())
-    return [step for block in blocks.values() for step in block.steps]
-
-
 def execute(text: str, V, S) -> Waves:
     """Straight-line assembly on the registers of a wave64."""
-    g = selftest.waves(V, S)
-    with np.errstate(all="ignore"):
-        for step in steps([text], 64):
-            step.run(g)
-    return g
+    return selftest.execute(text, selftest.waves(V, S), width=64)
 
 
 def registers(seed: int = 0, exec_: int = 2**64 - 1):
@@ -55,7 +42,8 @@ def halves(V, S):
 def differing(texts: list[str], seed: int = 0) -> list[str]:
     """Instructions that do something else to a wave of 64 lanes than to two of 32."""
     rng, found = random.Random(seed), []
-    both = steps(texts, 32), steps([operands.widened(text) for text in texts], 64)
+    wide = [operands.widened(text) for text in texts]
+    both = (selftest.steps("\n".join(t), width) for t, width in ((texts, 32), (wide, 64)))
     for number, (text, narrow, wide) in enumerate(zip(texts, *both, strict=True)):
         exec_ = rng.choice((2**64 - 1, rng.getrandbits(64), 1 << 40, 2**32 - 1))
         V, S = registers(number, exec_)
