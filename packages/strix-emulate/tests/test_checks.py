@@ -111,18 +111,10 @@ def test_lds_race(missing):
 
 def test_lds_load_that_still_runs_at_a_barrier():
     """It may see another wave's store behind it: LLVM's model orders completed loads only."""
-    body = LOAD + """
-    v_xor_b32 v3, 0x80, v1
-    ds_store_b32 v1, v0
-    s_waitcnt lgkmcnt(0)
-    s_barrier
-    ds_load_b32 v2, v3
-    {}
-    s_barrier
-    ds_store_b32 v1, v1
-    s_waitcnt lgkmcnt(0)
-    """ + STORE  # fmt: skip
-    assert (execute(body.format("s_waitcnt lgkmcnt(0)")) == np.arange(64) ^ 32).all()
+    wait = "s_waitcnt lgkmcnt(0)\n"
+    again = "{}\ns_barrier\nds_store_b32 v1, v1\n" + wait + STORE
+    body = EXCHANGE.removesuffix(wait + STORE) + again
+    assert (execute(body.format(wait)) == np.arange(64) ^ 32).all()
     with pytest.raises(Trap, match="race.*a read"):
         execute(body.format(""))
     execute(body.format(""), drains=True)

@@ -8,7 +8,7 @@ import pytest
 from selftest_memory import IN_LDS, TO_LDS, execute
 from single import LANE, run
 from strix_emulate.errors import Trap
-from test_checks import LOAD, STORE
+from test_checks import EXCHANGE, LOAD, STORE
 from test_checks import execute as launch
 
 
@@ -126,17 +126,9 @@ def test_the_counter_of_a_flat_load_is_that_of_its_aperture(where, wait):
 
 def test_a_flat_store_to_lds_ends_with_lgkmcnt():
     """And is a race where nothing waits for it before the barrier."""
-    body = LOAD + """
-    s_mov_b64 s[12:13], src_shared_base
-    v_mov_b32 v4, v1
-    v_mov_b32 v5, s13
-    v_xor_b32 v3, 0x80, v1
-    flat_store_b32 v[4:5], v0
-    s_waitcnt {}
-    s_barrier
-    ds_load_b32 v2, v3
-    s_waitcnt lgkmcnt(0)
-    """ + STORE  # fmt: skip
+    store = "s_mov_b64 s[12:13], src_shared_base\nv_mov_b32 v4, v1\nv_mov_b32 v5, s13\n"
+    store += "flat_store_b32 v[4:5], v0\ns_waitcnt {}\ns_barrier"
+    body = EXCHANGE.replace("ds_store_b32 v1, v0\ns_waitcnt lgkmcnt(0)\ns_barrier", store)
     assert (launch(body.format("lgkmcnt(0)")) == np.arange(64) ^ 32).all()
     with pytest.raises(Trap, match="race"):
         launch(body.format("vmcnt(0)"))
