@@ -6,6 +6,7 @@ The public Sigstore is not reached: what differs there is the trusted root.
 
 import base64
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -213,6 +214,13 @@ DECLARATIONS += [
 def test_wrong_declarations(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ForgeError, match=says):
         _ = workspace(tmp_path / "app", PUBLISHED, text).manifest
+
+
+def test_a_pipe_as_trusted_root_is_not_read_for_ever(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "root.json")
+    publisher = Publisher(WORKFLOW, "x", trusted_root=str(tmp_path / "root.json"))
+    with pytest.raises(ForgeError, match="a pipe"):
+        publisher.require([])
 
 
 @pytest.mark.parametrize("issuer", ["", "x", "http://[::1"])

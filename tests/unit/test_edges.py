@@ -17,7 +17,6 @@ from support.small_channel import workspace
 
 from forge import bases, network
 from forge.channel import verify
-from forge.conda.attestations import Publisher
 from forge.conda.local import Channel, Record
 from forge.conda.location import Location
 from forge.envs import lockfile
@@ -46,14 +45,13 @@ def test_the_launcher_says_so_too(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a text, a lock, a trusted root, credentials, or a recipe."""
+    """As a text, a lock, credentials, or a recipe; test_attestations.py has a trusted root."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setenv(network.AUTH_FILE, str(pipe))
     for read in (
         lambda: read_text(pipe),
         lambda: lockfile.read(pipe),
-        lambda: Publisher("x", "y", trusted_root=str(pipe)).require([]),
         network.client,
     ):
         with pytest.raises(ForgeError, match="a pipe or a device"):
