@@ -25,15 +25,11 @@ OF_RECIPES = "not test_recipes or test_renders or test_order"
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
+def environment() -> dict[str, str]:
+    """Of a process that has the bindings of pixi.lock."""
     if {name: metadata.version(name) for name in bindings.BINDINGS} == bindings.locked():
         pytest.skip("all tests of this run have the bindings of pixi.lock")
-    return bindings.install()
-
-
-@pytest.fixture(scope="module")
-def environment(folder: Path) -> dict[str, str]:
-    return bindings.in_front(folder)
+    return bindings.in_front(bindings.install())
 
 
 def test_versions(environment: dict[str, str]) -> None:
