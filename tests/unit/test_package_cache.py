@@ -48,7 +48,7 @@ def test_what_cannot_be_removed_ends_no_command(
 ) -> None:
     """The next one that unpacks removes it."""
     with scratch(tmp_path) as folder:
-        monkeypatch.setattr(os, "rmdir", lambda *_, **__: os.stat("/nowhere"))
+        monkeypatch.setattr(os, "rmdir", lambda *_, **__: Path("/nowhere").stat())
     monkeypatch.undo()
     assert Path(folder).is_dir()
     with scratch(tmp_path):
