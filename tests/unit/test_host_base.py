@@ -225,7 +225,7 @@ def small(machine: HostBase, monkeypatch: pytest.MonkeyPatch) -> HostBase:
     monkeypatch.setattr(HostBase, "_build_recipe", build)
     monkeypatch.setattr(HostBase, "_pip_report", lambda _: [])
     machine.make(lambda _: None, None, None)
-    assert machine.is_current()
+    assert HostBase(machine.project, machine.base).is_current(), "for the next command"
     return machine
 
 
