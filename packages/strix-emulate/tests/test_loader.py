@@ -15,6 +15,7 @@ from pathlib import Path
 import fixtures
 import numpy as np
 import pytest
+from elftools.elf.elffile import ELFFile
 from strix_emulate import cli
 from strix_emulate.code import llvm, loader
 from strix_emulate.errors import LoadError
@@ -57,6 +58,14 @@ def test_descriptor(elf):
     assert (kernel.name, kernel.user_sgprs, kernel.ieee) == ("add", (("kernarg", 2),), True)
     assert [a.kind for a in kernel.arguments][:4] == ["global_buffer"] * 3 + ["by_value"]
     assert kernel.max_threads == 128 and kernel.vgprs % 8 == 0 and kernel.denormals_32
+
+
+def test_a_kernel_of_no_declared_size_goes_on_to_the_next_symbol(elf):
+    symbols = ELFFile(io.BytesIO(elf)).get_section_by_name(".dynsym")
+    names = [symbol.name for symbol in symbols.iter_symbols()]
+    at = symbols["sh_offset"] + names.index("add") * symbols["sh_entsize"] + 16
+    (kernel,) = loader.parse(elf[:at] + bytes(8) + elf[at + 8 :], "add")
+    assert kernel.code.startswith(loader.parse(elf, "add")[0].code)
 
 
 def test_packs(elf, tmp_path):
