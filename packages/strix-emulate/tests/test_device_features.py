@@ -31,6 +31,7 @@ PROGRAMS = {
     # captured streams and graphs
     "graph": [
         "circle: hipErrorInvalidValue",
+        "destroyed: hipSuccess",
         "synchronised: hipErrorStreamCaptureUnsupported",
         "then: hipErrorStreamCaptureInvalidated",
         "other stream: hipErrorStreamCaptureUnmatched",

@@ -102,6 +102,19 @@ int main() {
     CHECK(hipGraphAddDependencies(made, &to, &from, 1));
     printf("circle: %s\n", hipGetErrorName(hipGraphInstantiate(&ready, made, NULL, NULL, 0)));
 
+    hipStream_t gone;
+    CHECK(hipStreamCreate(&gone));
+    CHECK(hipStreamBeginCapture(first, 0));
+    CHECK(hipEventRecord(fork, first));
+    CHECK(hipStreamWaitEvent(gone, fork, 0));
+    add<<<1, N, 0, gone>>>(a, 1);
+    CHECK(hipEventRecord(join, gone));
+    CHECK(hipStreamWaitEvent(first, join, 0));
+    CHECK(hipStreamDestroy(gone));
+    printf("destroyed: %s\n", hipGetErrorName(hipStreamEndCapture(first, &graph)));
+    CHECK(hipGraphGetNodes(graph, NULL, &nodes));
+    if (nodes != 1) return printf("%zu nodes of the destroyed stream\n", nodes), 1;
+
     CHECK(hipStreamBeginCapture(first, 0));
     add<<<1, N, 0, first>>>(a, 1);
     printf("synchronised: %s\n", hipGetErrorName(hipStreamSynchronize(first)));
