@@ -121,6 +121,8 @@ def test_finished_build_is_only_tested_again(project: MiniProject, tmp_path: Pat
     project.recipe("alpha", script=script, test=f"test -f {tmp_path}/now")
     done = project.forge("build-all", code=1)
     assert "test failed" in done.stdout and project.packages() == set()
+    left = {path.name for path in (project.root / "build/staging/alpha").iterdir()}
+    assert "noarch" in left and not left & {"bld", "build_cache", "src_cache"}
     (tmp_path / "now").touch()
     project.forge("build-all")
     assert count.read_text() == "run\n" and len(project.packages()) == 1
