@@ -52,6 +52,14 @@ def test_plots_are_written(tmp_path):
     assert list(plots.figures(make(FAILED))) == []
 
 
+def test_as_fast_as_math_has_a_line():
+    check = Check("bench/speedup/tiny-full", "t", "w")
+    speedup = Result(check, State.PASSED, "", {"forward": 2.0})
+    *_, figure = plots.figures(make(*benchmarks(), speedup))
+    (line,) = figure.axes[0].lines
+    assert {*line.get_ydata()} == {1}
+
+
 def test_a_server_under_load_is_drawn(tmp_path):
     found = [{"first_token_ms": 50.0 * n, "tokens_per_second": 30.0 * n, "requests": n}
              for n in (1, 4)]  # fmt: skip

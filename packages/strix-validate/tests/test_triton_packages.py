@@ -4,6 +4,7 @@
 import importlib.util
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,6 +166,21 @@ def test_the_interpreter_knows_what_a_compiled_kernel_knows():
     x = torch.arange(4.0)
     want = (x * 0.5).tanh() + (1 + x).rsqrt() + x.log1p() + 3
     assert torch.allclose(found.tensors["out"], want, atol=1e-6)
+
+
+def test_a_package_that_asks_sees_tensors_of_a_gpu(monkeypatch):
+    seen = []
+
+    def kernel(x, *_):
+        seen.append(x.is_cuda)
+        return x
+
+    names = ("ggml_dequantize_triton", "ggml_mul_mat_a8_triton", "ggml_moe_a8_triton")
+    module = SimpleNamespace(get_triton_moe_block_m=lambda _: 4, **dict.fromkeys(names, kernel))
+    monkeypatch.setattr(gguf, "_kernels", lambda _: module)
+    call, _ = gguf.product(torch.randn, "q8_1")
+    found = call.execute("cpu").values()
+    assert seen == [True] * 3 and not any(x.is_cuda for x in found)
 
 
 def test_a_token_goes_to_experts_that_differ():

@@ -54,7 +54,7 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
 def _is_gfx1151(options: RunOptions) -> bool:
     if options.device != "cuda" or not torch.version.hip:
         return False
-    return torch.cuda.get_device_properties(0).gcnArchName.split(":")[0] == TARGET
+    return torch.cuda.get_device_properties("cuda").gcnArchName.split(":")[0] == TARGET
 
 
 def _require_rocm(options: RunOptions) -> None:
@@ -79,7 +79,7 @@ def versions(options: RunOptions) -> dict:
     except ImportError:
         found["triton"] = None
     if options.device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
+        properties = torch.cuda.get_device_properties("cuda")
         found |= {"name": properties.name, "units": properties.multi_processor_count}
         if torch.version.hip:
             arch = properties.gcnArchName.split(":")[0]
