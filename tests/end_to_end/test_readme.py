@@ -28,6 +28,6 @@ def test_attention_is_right_and_the_check_can_fail(attention_stack: Path) -> Non
     passed = [check for check in report["checks"] if check["state"] == "passed"]
     assert report["summary"]["failed"] == 0 and len(passed) >= 20
     wrong = CHECKOUT / "packages" / "strix-validate" / "tests" / "wrong_reference.py"
-    command = ["python", str(wrong), "scale", "attention", "--only", passed[0]["id"], "--json"]
+    command = ["python", str(wrong), "attention", "--only", passed[0]["id"], "--json"]
     report = json.loads(forge("run", "attention", "--", *command, code=1, root=attention_stack))
     assert report["summary"]["failed"] > 0

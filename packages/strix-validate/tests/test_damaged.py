@@ -98,7 +98,7 @@ def looked_at(found: dict) -> bool:
 
 
 def test_copies_of_machines(tmp_path: Path, record_property) -> None:
-    """Each of a machine's files in turn, and as a pipe, or of more bytes than memory has."""
+    """Each of a machine's files in turn, and missing, a pipe, or of more bytes than memory has."""
     tally = Tally("machine", record_property)
     hosts.make(tmp_path, {})
     for number, (name, text) in enumerate(sorted(hosts.HEALTHY.items())):
@@ -110,6 +110,7 @@ def test_copies_of_machines(tmp_path: Path, record_property) -> None:
             sparse.truncate(3 << 30)
         tally.give(lambda: examine(tmp_path), looked_at, f"{name}: 3 GiB")
         file.unlink()
+        tally.give(lambda: examine(tmp_path), looked_at, f"{name}: none")
         os.mkfifo(file)
         tally.give(lambda: examine(tmp_path), looked_at, f"{name}: a pipe")
         file.unlink()

@@ -174,28 +174,17 @@ LINEAR = {
 @pytest.mark.parametrize(
     "wrong",
     [{"linear_key_head_dim": 32}, {"linear_num_key_heads": 0}, {"linear_conv_kernel_dim": 9},
-     {"linear_value_head_dim": None}, {"vocab_size": -1}, {"vocab_size": "many"}],
+     {"linear_value_head_dim": None}, {"vocab_size": -1}, {"vocab_size": "many"},
+     {"num_attention_heads": 0}, {"text_config": 3}, {"sliding_window": "wide"},
+     {"num_experts": "many"}, {"num_experts_per_tok": None}, {"quantization_config": {"bits": 4}}],
 )  # fmt: skip
 def test_wrong_layers_of_a_model(wrong: dict) -> None:
-    assert layers_of(LLAMA | LINEAR).linear
+    assert layers_of(QWEN | LINEAR).linear
     with pytest.raises(ValueError, match="no layers can be read from it"):
-        layers_of(LLAMA | LINEAR | wrong)
+        layers_of(QWEN | LINEAR | wrong)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"num_attention_heads": 0}',
-        '{"text_config": 3}',
-        json.dumps({**LLAMA, "sliding_window": "wide"}),
-        json.dumps({**LLAMA, "num_experts": "many"}),
-        json.dumps({**LLAMA, "num_experts": 8}),
-        json.dumps({**QWEN, "quantization_config": {"bits": 4}}),
-    ],
-)
+@pytest.mark.parametrize("config", ["", "[]", "{}"])
 def test_no_model(tmp_path: Path, config: str) -> None:
     file = tmp_path / "config.json"
     file.write_text(config)
