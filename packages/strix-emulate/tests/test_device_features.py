@@ -26,8 +26,6 @@ def folder(tmp_path_factory) -> Path:
 
 #: By program, what it says; lines that begin with "!" are in what the emulator says.
 PROGRAMS = {
-    # waves end before barriers, and LDS addresses wrap
-    "waves": ["right"],
     # captured streams and graphs
     "graph": [
         "circle: hipErrorInvalidValue",

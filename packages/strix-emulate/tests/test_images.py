@@ -2,14 +2,13 @@
 """Files as HIP makes them: functions, variables with relocations, hidden arguments, bundles."""
 
 import ctypes.util
-import shutil
 import struct
-import subprocess
 import zlib
 
 import fixtures
 import numpy as np
 import pytest
+from device_support import device_code
 from strix_emulate import Buffer, launch, launches
 from strix_emulate.code import loader
 from strix_emulate.errors import LoadError
@@ -34,18 +33,10 @@ extern "C" __attribute__((global)) void kernel(const float *x, float *out, int n
 
 @pytest.fixture(scope="module")
 def hip(tmp_path_factory) -> bytes:
-    """The code object that clang 22 makes of SOURCE; skipped where there is none."""
-    clang = shutil.which("clang-22")
-    if clang is None:
-        pytest.skip("clang-22 is not installed")
+    """The code object that clang makes of SOURCE."""
     folder = tmp_path_factory.mktemp("hip")
     (folder / "k.hip").write_text(SOURCE)
-    subprocess.run(
-        [clang, "-x", "hip", "--offload-arch=gfx1151", "-nogpulib", "-nogpuinc", "-O2",
-         "--cuda-device-only", "--no-gpu-bundle-output", "-o", folder / "k.co", folder / "k.hip"],
-        check=True,
-    )  # fmt: skip
-    return (folder / "k.co").read_bytes()
+    return device_code(folder / "k.hip", folder / "k.co").read_bytes()
 
 
 @pytest.mark.parametrize("most", [program._MOST_CODE, 0])

@@ -2,7 +2,6 @@
 """Locks, and what the caches of a GPU may hide: programs of clang's, by LLVM's memory model."""
 
 import re
-from functools import cache
 
 import numpy as np
 import pytest
@@ -14,12 +13,8 @@ from strix_emulate.run.program import decode_kernel
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory) -> dict[str, Kernel]:
-    return _kernels(tmp_path_factory.mktemp("model"))
-
-
-@cache
-def _kernels(folder) -> dict[str, Kernel]:
-    made = device_code(HIP_PROGRAMS / "model.hip", folder / "model.hsaco")
+    made = tmp_path_factory.mktemp("model") / "model.hsaco"
+    device_code(HIP_PROGRAMS / "model.hip", made)
     return loader.parse_module(made.read_bytes(), "model").kernels
 
 
