@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """rattler's package cache: what is offered to it."""
 
+import errno
 import json
 import os
 import re
@@ -47,8 +48,12 @@ def test_what_cannot_be_removed_ends_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one that unpacks removes it."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "a failing disk")
+
     with scratch(tmp_path) as folder:
-        monkeypatch.setattr(os, "rmdir", lambda *_, **__: Path("/nowhere").stat())
+        monkeypatch.setattr(os, "rmdir", fails)
     monkeypatch.undo()
     assert Path(folder).is_dir()
     with scratch(tmp_path):
