@@ -125,8 +125,8 @@ def test_sockets_of_the_link_and_a_label() -> None:
 
 @contextmanager
 def namespaces() -> Iterator[list[str]]:
-    """Two network namespaces with a cable between them, and no other network."""
-    names = [f"strix-{os.getpid()}-{end}" for end in "ab"]
+    """Two network namespaces, each with the end of a cable that has its name, and no other one."""
+    names = [f"sx{os.getpid() % 10**6}{end}" for end in "ab"]
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True)
@@ -134,12 +134,11 @@ def namespaces() -> Iterator[list[str]]:
     try:
         for name in names:
             ip("netns", "add", name)
-        ends = [f"sx{os.getpid() % 10**6}{end}" for end in "ab"]
-        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
-            ip("link", "set", end, "netns", name)
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
-            ip("-n", name, "link", "set", end, "up")
+        ip("link", "add", names[0], "type", "veth", "peer", "name", names[1])
+        for number, name in enumerate(names, 1):
+            ip("link", "set", name, "netns", name)
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
             ip("-n", name, "link", "set", "lo", "up")
         yield names
     finally:
@@ -147,22 +146,15 @@ def namespaces() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def can_make_namespaces() -> bool:
-    if os.geteuid() or not shutil.which("ip"):
-        return False
-    with suppress(subprocess.CalledProcessError), namespaces():
-        return True
-    return False
-
-
 @pytest.fixture
 def ends() -> Iterator[list[str]]:
     if not find_spec("ray"):
         pytest.skip("ray is not installed")
-    if not can_make_namespaces():
+    try:
+        with namespaces() as names:
+            yield names
+    except (OSError, subprocess.CalledProcessError):
         pytest.skip("network namespaces need root and iproute2")
-    with namespaces() as names:
-        yield names
 
 
 def command(name: str, *words: str) -> list[str]:
@@ -184,12 +176,6 @@ def running(name: str, *words: str) -> Iterator[subprocess.Popen]:
             process.wait(20)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def serve(name: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        command(name, "serve", "MODEL"), capture_output=True, text=True, timeout=6000
-    )
 
 
 @pytest.fixture
@@ -237,7 +223,7 @@ def test_vllms_executor_starts_and_stops_on_both(
             found = subprocess.run(
                 ["ip", "netns", "exec", ends[0], *script, config],
                 capture_output=True, text=True, timeout=500, check=False,
-                env=os.environ | cluster.network_variables(own_end(ends[0]))
+                env=os.environ | cluster.network_variables(Link("10.77.0.1", ends[0]))
                 | {"RAY_ADDRESS": f"10.77.0.1:{cluster.PORT}"},
             )  # fmt: skip
     assert found.returncode == 0, found.stderr[-2000:]
@@ -246,20 +232,13 @@ def test_vllms_executor_starts_and_stops_on_both(
     assert sorted(said["met"]) == [["10.77.0.1", 0, 3.0], ["10.77.0.2", 1, 3.0]]
 
 
-def own_end(name: str) -> Link:
-    """The veth's end in this namespace."""
-    done = subprocess.run(
-        ["ip", "-n", name, "-brief", "-4", "address", "show", "type", "veth"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return Link("10.77.0.1", done.stdout.partition("@")[0])
-
-
 def wait(name: str, words: str) -> list[str]:
     """What `serve` says, once it says these words."""
     said = ""
     for _ in range(300):
-        said = serve(name).stderr
+        said = subprocess.run(
+            command(name, "serve", "MODEL"), capture_output=True, text=True, timeout=6000
+        ).stderr
         if words in said:
             return said.splitlines()
         time.sleep(1)
