@@ -52,6 +52,7 @@ def test_a_message_comes_in_parts_beside_another() -> None:
     begun = buffer.ask({0: (FIRST, 0, parts[:3]), 7: (FIRST, 0, [0])})
     numbers = {lane: answer >> 8 for lane, answer in begun.items()}
     assert sorted(numbers.values()) == [0, 1]
+    assert not any(answer & FIRST for answer in begun.values()), "the next part would begin another"
     buffer.ask({0: (0, numbers[0], parts[3:])})
     # the end of the second comes first
     done = buffer.ask({7: (LAST, numbers[7], [*words(short), ord("x"), 4, 21])})
