@@ -3,7 +3,6 @@
 
 import ctypes
 import json
-import os
 import signal
 import sys
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
@@ -125,18 +124,6 @@ def add(path: str) -> dict:
     found["too far"] = launch(function, 5, 128, *arrays, c_int(1280))
     found["after"] = [call("hipDeviceSynchronize"), call("hipMalloc", byref(c_void_p()), 4)]
     return found
-
-
-def fork(path: str) -> dict:
-    """A child does not touch what it shares with its parent, and the parent goes on."""
-    function, array = load(path, "add"), allocate(4000)
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        os.write(write, call("hipMalloc", byref(c_void_p()), c_size_t(4)).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    return {"child": os.read(read, 100).decode(),
-            "parent": launch(function, 1, 128, array, array, array, c_int(100))}  # fmt: skip
 
 
 def long(path: str) -> dict:

@@ -85,11 +85,6 @@ def test_launches(folder: Path) -> None:
     ), text  # fmt: skip
 
 
-def test_a_forked_child_keeps_off(folder: Path) -> None:
-    found, _ = scenario(folder, "fork", folder / "add.hsaco")
-    assert found == {"child": "hipErrorNotInitialized", "parent": "hipSuccess"}
-
-
 def test_a_kernel_that_never_ends_is_stopped(folder: Path) -> None:
     found, text = scenario(folder, "long", folder / "forever.hsaco", options=["--budget", "20000"])
     assert found["launch"] == "hipErrorIllegalAddress"

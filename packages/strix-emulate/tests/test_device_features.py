@@ -63,6 +63,7 @@ PROGRAMS = {
     # a process forked before the first use has a device
     "fork": [
         "168", "268", "line 18: hipMalloc((void **)&data, sizeof host): initialization error",
+        "468",
     ],
 }  # fmt: skip
 

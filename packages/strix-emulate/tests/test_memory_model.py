@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from device_support import HIP_PROGRAMS, device_code
+from device_support import HIP_PROGRAMS, builder, device_code
 from strix_emulate import Buffer, Kernel, Options, Trap, launch
 from strix_emulate.code import loader
 from strix_emulate.run.program import decode_kernel
@@ -13,6 +13,7 @@ from strix_emulate.run.program import decode_kernel
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory) -> dict[str, Kernel]:
+    builder()  # the programs take declarations of the runtime's sources
     made = tmp_path_factory.mktemp("model") / "model.hsaco"
     device_code(HIP_PROGRAMS / "model.hip", made)
     return loader.parse_module(made.read_bytes(), "model").kernels

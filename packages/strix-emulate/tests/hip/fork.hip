@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Three processes: one forked before the device is used, one after it. The first has a device of its own,
-// the second none. Exits 0 if all numbers are right.
+// the second none; their parent keeps its own. Exits 0 if all numbers are right.
 #include "hip.h"
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,5 +41,5 @@ int main() {
     int count;
     CHECK(hipGetDeviceCount(&count));
     int before = forked(100), own = use(200);
-    return before || own || forked(300) != 1;
+    return before || own || forked(300) != 1 || use(400);
 }

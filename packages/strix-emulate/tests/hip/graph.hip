@@ -4,15 +4,6 @@
 #include "hip.h"
 
 extern "C" {
-typedef struct hipUserObject *hipUserObject_t;
-struct hipKernelNodeParams {
-    dim3 blockDim;
-    void **extra;
-    void *func;
-    dim3 gridDim;
-    void **kernelParams;
-    unsigned sharedMemBytes;
-};
 hipError_t hipStreamIsCapturing(hipStream_t, int *);
 hipError_t hipLaunchHostFunc(hipStream_t, void (*)(void *), void *);
 hipError_t hipGraphGetNodes(hipGraph_t, hipGraphNode_t *, size_t *);
@@ -85,8 +76,8 @@ int main() {
     /* (3 + 5) * 2, although the nodes were made the other way round */
     int more = 5;
     void *one[] = {&a}, *two[] = {&a, &more};
-    hipKernelNodeParams last = {N, NULL, (void *)twice, 1, one, 0};
-    hipKernelNodeParams begin = {N, NULL, (void *)add, 1, two, 0};
+    hipKernelNodeParams last = {{N, 1, 1}, NULL, (void *)twice, {1, 1, 1}, one, 0};
+    hipKernelNodeParams begin = {{N, 1, 1}, NULL, (void *)add, {1, 1, 1}, two, 0};
     hipGraphNode_t from, to;
     CHECK(hipGraphCreate(&made, 0));
     CHECK(hipGraphAddKernelNode(&to, made, NULL, 0, &last));

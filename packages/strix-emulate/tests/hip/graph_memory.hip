@@ -3,18 +3,10 @@
 #include "hip.h"
 
 extern "C" {
-struct parameters {
-    int type, handles, place, device;
-    void *data;
-    size_t most;
-    unsigned char reserved[56];
-    const void *access;
-    size_t count, size;
-    void *address;
-};
 hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t *, hipGraph_t, unsigned long long);
 hipError_t hipGraphExecUpdate(hipGraphExec_t, hipGraph_t, hipGraphNode_t *, int *);
-hipError_t hipGraphAddMemAllocNode(hipGraphNode_t *, hipGraph_t, const hipGraphNode_t *, size_t, parameters *);
+hipError_t hipGraphAddMemAllocNode(hipGraphNode_t *, hipGraph_t, const hipGraphNode_t *, size_t,
+                                   hipMemAllocNodeParams *);
 hipError_t hipGraphAddMemFreeNode(hipGraphNode_t *, hipGraph_t, const hipGraphNode_t *, size_t, void *);
 hipError_t hipGraphMemFreeNodeGetParams(hipGraphNode_t, void *);
 hipError_t hipDeviceGetGraphMemAttribute(int, int, void *);
@@ -62,7 +54,8 @@ static size_t used(int what) {
 }
 
 static int allocated(hipStream_t stream, int *data) {
-    parameters p = {1, 0, 1, 0, NULL, 0, {0}, NULL, 0, BYTES, NULL};
+    hipMemPoolProps pool = {hipMemAllocationTypePinned, {}, {hipMemLocationTypeDevice, 0}, NULL, 0, {0}};
+    hipMemAllocNodeParams p = {pool, NULL, 0, BYTES, NULL};
     hipGraphNode_t take, give;
     hipGraphExec_t ready;
     hipGraph_t graph;
@@ -90,21 +83,21 @@ static int allocated(hipStream_t stream, int *data) {
     CHECK(hipGraphAddMemAllocNode(&take, graph, NULL, 0, &p));
     CHECK(hipGraphInstantiate(&ready, graph, NULL, NULL, 0));
     CHECK(hipGraphLaunch(ready, stream));
-    CHECK(hipMemset(p.address, 1, BYTES));
+    CHECK(hipMemset(p.dptr, 1, BYTES));
     printf("not freed: %s\n", NAME(hipGraphLaunch(ready, stream)));
-    CHECK(hipFree(p.address));
+    CHECK(hipFree(p.dptr));
     CHECK(hipGraphLaunch(ready, stream));
     CHECK(hipGraphExecDestroy(ready));
     /* it frees what it allocated before: 1 is AutoFreeOnLaunch */
     CHECK(hipGraphInstantiateWithFlags(&ready, graph, 1));
     for (int i = 0; i < 2; i++) CHECK(hipGraphLaunch(ready, stream));
     CHECK(hipGraphExecDestroy(ready));
-    CHECK(hipGraphAddMemFreeNode(&give, graph, &take, 1, p.address));
+    CHECK(hipGraphAddMemFreeNode(&give, graph, &take, 1, p.dptr));
     CHECK(hipGraphMemFreeNodeGetParams(give, &freed));
     CHECK(hipGraphInstantiateWithFlags(&ready, graph, 1));
     CHECK(hipGraphLaunch(ready, stream));
-    if (freed != p.address || used(0)) return printf("freed %zu\n", used(0)), 1;
-    add<<<1, N>>>((int *)p.address, 1);
+    if (freed != p.dptr || used(0)) return printf("freed %zu\n", used(0)), 1;
+    add<<<1, N>>>((int *)p.dptr, 1);
     printf("behind its free: %s\n", NAME(hipDeviceSynchronize()));
     return 0;
 }

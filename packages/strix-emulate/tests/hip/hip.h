@@ -2,6 +2,7 @@
 /* As much of HIP as the programs here need: clang's HIP mode without ROCm's headers. */
 #pragma once
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #ifdef __HIP__
 #define __global__ __attribute__((global))
@@ -12,25 +13,20 @@ struct dim3 {
     constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
 };
 #define DEFAULT(value) = value
+/* abi.h's is C's, without the constructor */
+#define dim3 plain_dim3
 extern "C" {
 #else
-typedef struct {
-    unsigned x, y, z;
-} dim3;
 #define DEFAULT(value)
 #endif
-typedef int hipError_t;
-typedef void *hipStream_t, *hipEvent_t, *hipModule_t, *hipFunction_t;
-typedef struct ihipGraph *hipGraph_t;
-typedef struct hipGraphNode *hipGraphNode_t;
-typedef struct hipGraphExec *hipGraphExec_t;
+#include "../../hip/abi.h"
+#undef dim3
 hipError_t __hipPushCallConfiguration(dim3, dim3, size_t DEFAULT(0), hipStream_t DEFAULT(0));
 hipError_t __hipPopCallConfiguration(dim3 *, dim3 *, size_t *, hipStream_t *);
 hipError_t hipLaunchKernel(const void *, dim3, dim3, void **, size_t, hipStream_t);
 hipError_t hipMalloc(void **, size_t);
 hipError_t hipFree(void *);
 hipError_t hipMemcpy(void *, const void *, size_t, int);
-hipError_t hipMemcpyAsync(void *, const void *, size_t, int, hipStream_t);
 hipError_t hipMemset(void *, int, size_t);
 hipError_t hipMemcpyToSymbol(const void *, const void *, size_t, size_t, int);
 hipError_t hipMemcpyFromSymbol(void *, const void *, size_t, size_t, int);
@@ -39,7 +35,6 @@ hipError_t hipStreamCreate(hipStream_t *);
 hipError_t hipStreamSynchronize(hipStream_t);
 hipError_t hipStreamDestroy(hipStream_t);
 hipError_t hipEventCreate(hipEvent_t *);
-hipError_t hipEventRecord(hipEvent_t, hipStream_t);
 hipError_t hipEventElapsedTime(float *, hipEvent_t, hipEvent_t);
 hipError_t hipDeviceSynchronize(void);
 hipError_t hipGetLastError(void);
@@ -60,7 +55,6 @@ hipError_t hipGraphLaunch(hipGraphExec_t, hipStream_t);
 hipError_t hipLaunchCooperativeKernel(const void *, dim3, dim3, void **, unsigned, hipStream_t);
 hipError_t hipMallocAsync(void **, size_t, hipStream_t);
 hipError_t hipMemsetAsync(void *, int, size_t, hipStream_t);
-hipError_t hipSetDevice(int);
 hipError_t hipStreamBeginCapture(hipStream_t, int);
 hipError_t hipStreamEndCapture(hipStream_t, hipGraph_t *);
 hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned);
@@ -72,7 +66,8 @@ static inline __device__ void meet() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 #endif
-enum { TO_DEVICE = 1, TO_HOST = 2 };
+#define TO_DEVICE hipMemcpyHostToDevice
+#define TO_HOST hipMemcpyDeviceToHost
 #define NAME(call) hipGetErrorName(call)
 #define CHECK(call)                                                                  \
     do {                                                                             \

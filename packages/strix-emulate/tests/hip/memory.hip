@@ -6,34 +6,20 @@
 #include <string.h>
 
 extern "C" {
-typedef struct ihipMemGenericAllocationHandle *handle_t;
-struct location { int type, id; };
-struct properties {
-    int type, handles;
-    location place;
-    void *data;
-    unsigned char flags[4];
-};
-struct access { location place; int flags; };
-struct attributes {
-    int type, device;
-    void *devicePointer, *hostPointer;
-    int isManaged;
-    unsigned flags;
-};
 hipError_t hipHostRegister(void *, size_t, unsigned);
 hipError_t hipHostUnregister(void *);
 hipError_t hipHostGetDevicePointer(void **, void *, unsigned);
-hipError_t hipPointerGetAttributes(attributes *, const void *);
-hipError_t hipMemGetAllocationGranularity(size_t *, const properties *, int);
+hipError_t hipPointerGetAttributes(hipPointerAttribute_t *, const void *);
+hipError_t hipMemGetAllocationGranularity(size_t *, const hipMemAllocationProp *, int);
 hipError_t hipMemAddressReserve(void **, size_t, size_t, void *, unsigned long long);
 hipError_t hipMemAddressFree(void *, size_t);
-hipError_t hipMemCreate(handle_t *, size_t, const properties *, unsigned long long);
-hipError_t hipMemRelease(handle_t);
-hipError_t hipMemMap(void *, size_t, size_t, handle_t, unsigned long long);
+hipError_t hipMemCreate(hipMemGenericAllocationHandle_t *, size_t, const hipMemAllocationProp *,
+                        unsigned long long);
+hipError_t hipMemRelease(hipMemGenericAllocationHandle_t);
+hipError_t hipMemMap(void *, size_t, size_t, hipMemGenericAllocationHandle_t, unsigned long long);
 hipError_t hipMemUnmap(void *, size_t);
-hipError_t hipMemSetAccess(void *, size_t, const access *, size_t);
-hipError_t hipMemRetainAllocationHandle(handle_t *, void *);
+hipError_t hipMemSetAccess(void *, size_t, const hipMemAccessDesc *, size_t);
+hipError_t hipMemRetainAllocationHandle(hipMemGenericAllocationHandle_t *, void *);
 }
 
 __global__ void add(int *data, int more) {
@@ -45,7 +31,7 @@ static int pinned() {
     /* small ones, which have a page in common, and a large one */
     int *large = (int *)malloc(N * 64 * 4), *small = (int *)malloc(64 * 4), *near = (int *)malloc(64 * 4);
     void *seen;
-    attributes what;
+    hipPointerAttribute_t what;
     for (int i = 0; i < N * 64; i++) large[i] = i;
     for (int i = 0; i < 64; i++) small[i] = near[i] = i;
     CHECK(hipHostRegister(small, 64 * 4, 0));
@@ -73,11 +59,11 @@ static int pinned() {
 }
 
 static int mapped() {
-    properties p = {1, 0, {1, 0}, NULL, {0}};
-    access all = {{1, 0}, 3};
+    hipMemAllocationProp p = {hipMemAllocationTypePinned, {}, {hipMemLocationTypeDevice, 0}, NULL, {0}};
+    hipMemAccessDesc all = {p.location, hipMemAccessFlagsProtReadWrite};
     size_t size;
     void *place;
-    handle_t one, two, same;
+    hipMemGenericAllocationHandle_t one, two, same;
     CHECK(hipMemGetAllocationGranularity(&size, &p, 0));
     CHECK(hipMemAddressReserve(&place, 8 * size, 0, NULL, 0));
     CHECK(hipMemCreate(&one, size, &p, 0));

@@ -5,39 +5,10 @@
 #include <string.h>
 
 extern "C" {
-struct extent { size_t width, height, depth; };
-struct position { size_t x, y, z; };
-struct pitched { void *ptr; size_t pitch, xsize, ysize; };
-struct box {
-    void *srcArray;
-    position srcPos;
-    pitched srcPtr;
-    void *dstArray;
-    position dstPos;
-    pitched dstPtr;
-    extent size;
-    int kind;
-};
-struct driver_box {
-    size_t srcX, srcY, srcZ, srcLOD;
-    int srcType;
-    const void *srcHost;
-    void *srcDevice, *srcArray;
-    size_t srcPitch, srcHeight, dstX, dstY, dstZ, dstLOD;
-    int dstType;
-    void *dstHost, *dstDevice, *dstArray;
-    size_t dstPitch, dstHeight, width, height, depth;
-};
-struct properties {
-    int type, handles, place, device;
-    void *data;
-    size_t most;
-    unsigned char reserved[56];
-};
-hipError_t hipMalloc3D(pitched *, extent);
-hipError_t hipMemcpy3D(const box *);
-hipError_t hipDrvMemcpy3D(const driver_box *);
-hipError_t hipMemset3D(pitched, int, extent);
+hipError_t hipMalloc3D(hipPitchedPtr *, hipExtent);
+hipError_t hipMemcpy3D(const hipMemcpy3DParms *);
+hipError_t hipDrvMemcpy3D(const HIP_MEMCPY3D *);
+hipError_t hipMemset3D(hipPitchedPtr, int, hipExtent);
 hipError_t hipMemcpy2D(void *, size_t, const void *, size_t, size_t, size_t, int);
 hipError_t hipLibraryLoadFromFile(void **, const char *, void *, void **, unsigned, void *, void **, unsigned);
 hipError_t hipLibraryGetKernel(void **, void *, const char *);
@@ -46,7 +17,7 @@ hipError_t hipLibraryEnumerateKernels(void **, unsigned, void *);
 hipError_t hipKernelGetName(const char **, void *);
 hipError_t hipKernelGetLibrary(void **, void *);
 hipError_t hipLibraryUnload(void *);
-hipError_t hipMemPoolCreate(void **, const properties *);
+hipError_t hipMemPoolCreate(void **, const hipMemPoolProps *);
 hipError_t hipMemPoolDestroy(void *);
 hipError_t hipDeviceGetDefaultMemPool(void **, int);
 hipError_t hipDeviceGetMemPool(void **, int);
@@ -65,14 +36,14 @@ extern "C" __global__ void again(int *data) { data[__builtin_amdgcn_workitem_id_
 static int boxes() {
     enum { W = 40, H = 5, D = 4 };
     unsigned char host[D][H][W], back[D][H][W];
-    pitched there, here = {host, W, W, H}, again = {back, W, W, H};
+    hipPitchedPtr there, here = {host, W, W, H}, again = {back, W, W, H};
     for (int i = 0; i < W * H * D; i++) (&host[0][0][0])[i] = (unsigned char)i;
     CHECK(hipMalloc3D(&there, {W, H, D}));
     if (there.pitch < W || there.ysize != H) return printf("pitch %zu\n", there.pitch), 1;
     CHECK(hipMemset3D(there, 7, {W, H, D}));
     /* a part in the middle */
-    box to = {NULL, {3, 1, 2}, here, NULL, {8, 2, 1}, there, {20, 3, 2}, TO_DEVICE};
-    box from = {NULL, {0, 0, 0}, there, NULL, {0, 0, 0}, again, {W, H, D}, TO_HOST};
+    hipMemcpy3DParms to = {NULL, {3, 1, 2}, here, NULL, {8, 2, 1}, there, {20, 3, 2}, TO_DEVICE};
+    hipMemcpy3DParms from = {NULL, {0, 0, 0}, there, NULL, {0, 0, 0}, again, {W, H, D}, TO_HOST};
     CHECK(hipMemcpy3D(&to));
     CHECK(hipMemcpy3D(&from));
     for (int z = 0; z < D; z++)
@@ -82,11 +53,11 @@ static int boxes() {
                 int expected = in ? host[z + 1][y - 1][x - 5] : 7;
                 if (back[z][y][x] != expected) return printf("(%d %d %d) %d\n", x, y, z, back[z][y][x]), 1;
             }
-    driver_box other = {1, 1, 1, 0, 2, NULL, there.ptr, NULL, there.pitch, H,
-                        0, 0, 0, 0, 1, back,  NULL,      NULL, W,           H, 30, 2, 2};
+    HIP_MEMCPY3D other = {1, 1, 1, 0, hipMemoryTypeDevice, NULL, there.ptr, NULL, there.pitch, H,
+                          0, 0, 0, 0, hipMemoryTypeHost, back, NULL, NULL, W, H, 30, 2, 2};
     CHECK(hipDrvMemcpy3D(&other));
     if (back[1][1][29] != 7 || back[0][1][7] != host[2][1][3]) return printf("driver %d\n", back[0][1][7]), 1;
-    box narrow = to;
+    hipMemcpy3DParms narrow = to;
     narrow.dstPtr.pitch = 19;
     printf("pitch: %s, %s\n", NAME(hipMemcpy3D(&narrow)),
            NAME(hipMemcpy2D(there.ptr, there.pitch, host, 9, 10, 1, TO_DEVICE)));
@@ -123,7 +94,7 @@ static size_t of(void *pool, int what) {
     return hipMemPoolGetAttribute(pool, what, &value) ? (size_t)-1 : value;
 }
 static int pools() {
-    properties p = {1, 0, 1, 0, NULL, 0, {0}};
+    hipMemPoolProps p = {hipMemAllocationTypePinned, {}, {hipMemLocationTypeDevice, 0}, NULL, 0, {0}};
     void *ours, *first, *now, *a, *b, *c;
     size_t kept = 1 << 20, zero = 0;
     CHECK(hipMemPoolCreate(&ours, &p));

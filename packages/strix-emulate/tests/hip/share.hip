@@ -8,13 +8,11 @@
 #include <unistd.h>
 
 extern "C" {
-struct handle { char bytes[64]; };
-hipError_t hipIpcGetMemHandle(handle *, void *);
-hipError_t hipIpcOpenMemHandle(void **, handle, unsigned);
+hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t *, void *);
+hipError_t hipIpcOpenMemHandle(void **, hipIpcMemHandle_t, unsigned);
 hipError_t hipIpcCloseMemHandle(void *);
-hipError_t hipIpcGetEventHandle(handle *, hipEvent_t);
-hipError_t hipIpcOpenEventHandle(hipEvent_t *, handle);
-hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned);
+hipError_t hipIpcGetEventHandle(hipIpcEventHandle_t *, hipEvent_t);
+hipError_t hipIpcOpenEventHandle(hipEvent_t *, hipIpcEventHandle_t);
 }
 
 __global__ void add(int *data, const int *more) {
@@ -29,7 +27,8 @@ __global__ void touch(volatile char *data) {
 }
 
 static int child() {
-    handle memory, when;
+    hipIpcMemHandle_t memory;
+    hipIpcEventHandle_t when;
     int *shared, *mine, host[64];
     hipEvent_t event;
     if (read(0, &memory, sizeof memory) != 64 || read(0, &when, sizeof when) != 64) return 2;
@@ -50,7 +49,7 @@ static int child() {
 
 static int forked(int number, const int *from, const int *to) {
     int *data, *more, host[64];
-    handle memory;
+    hipIpcMemHandle_t memory;
     CHECK(hipSetDevice(number));
     for (int i = 0; i < 64; i++) host[i] = number ? 1000 : i;
     CHECK(hipMalloc((void **)&more, sizeof host));
@@ -83,7 +82,8 @@ static int fork_two() {
 int main(int count, char **names) {
     int *data, host[64], ends[2], status;
     if (count > 1 && !strcmp(names[1], "forked")) return fork_two();
-    handle memory, when;
+    hipIpcMemHandle_t memory;
+    hipIpcEventHandle_t when;
     hipEvent_t event;
     if (count > 1) return child();
     for (int i = 0; i < 64; i++) host[i] = i;
