@@ -235,10 +235,6 @@ FAULTS = {
         environ(CONDA_OVERRIDE_AMDGPU=""),
         {"pixi": ("passed", "warning", "no AMD GPU", f"export {OVERRIDE}")},
     ),
-    "override-refused": (
-        environ(CONDA_OVERRIDE_AMDGPU_ARCH="gfx1151"),
-        {"pixi": ("failed", "error", "AMDGPU_ARCH=gfx1151: not", f"export {OVERRIDE_ARCH}")},
-    ),
     "torch-of-pypi": (
         {f"{SITE}/torch-2.15.0.dist-info/INSTALLER": "uv-pixi\n"},
         {"packages": ("failed", "error", "torch 2.15.0 was installed by uv-pixi",

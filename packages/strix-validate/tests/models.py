@@ -101,11 +101,20 @@ _BY_HAND = {
 #: Sparse attention, layers of Mamba, or a model that answers with no tokens.
 _WITHOUT = (
     "DeepSeek-V4-Flash", "GLM-5", "Granite-4.0-H-Small", "Mistral-Small-4-119B",
-    "Qwen3-Embedding-0.6B", "formats", "multilingual-e5-large",
+    "Qwen3-Embedding-0.6B", "multilingual-e5-large",
 )  # fmt: skip
-_FILES = sorted(
-    file for name in ("configs", "shapes") for file in (Path(__file__).parent / name).glob("*.json")
-)
+
+
+def _read(folder: str) -> dict[str, dict]:
+    files = sorted((Path(__file__).parent / folder).glob("*.json"))
+    return {file.stem: json.loads(file.read_text()) for file in files}
+
+
+FILES = _read("configs")
+FORMATS = FILES.pop("formats")
+#: Of 2026, from the values of transformers 5.24's configurations and of the files that publishers
+#: give.
+SHAPES = _read("shapes")
 CONFIGS = _BY_HAND | {
-    file.stem: json.loads(file.read_text()) for file in _FILES if file.stem not in _WITHOUT
+    name: config for name, config in (FILES | SHAPES).items() if name not in _WITHOUT
 }

@@ -32,10 +32,6 @@ def node(address: str, label: str, alive: bool = True, gpus: int = 1) -> dict:
     }  # fmt: skip
 
 
-def test_two_alike_serve() -> None:
-    cluster.require_alike([node("a", "1"), node("b", "1")], 2, "a")
-
-
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [

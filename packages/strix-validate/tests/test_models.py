@@ -13,6 +13,8 @@ from pathlib import Path
 
 import hosts
 import pytest
+from models import FILES as CONFIGS
+from models import FORMATS, SHAPES
 from strix_validate import tiers
 from strix_validate.cli import app
 from strix_validate.doctor.tree import Tree
@@ -21,18 +23,6 @@ from typer.testing import CliRunner
 
 FOLDER = Path(__file__).parent / "configs"
 CHECKOUT = Path(__file__).parents[3]
-FORMATS = json.loads((FOLDER / "formats.json").read_text())
-CONFIGS = {
-    file.stem: json.loads(file.read_text())
-    for file in sorted(FOLDER.glob("*.json"))
-    if file.stem != "formats"
-}
-#: Of 2026, from the values of transformers 5.24's configurations and of the files that publishers
-#: give.
-SHAPES = {
-    file.stem: json.loads(file.read_text())
-    for file in sorted((FOLDER.parent / "shapes").glob("*.json"))
-}
 #: With every format as well: dense, experts, and linear attention with experts.
 EACH_FORMAT = ("Llama-3.1-8B", "Qwen3-30B-A3B", "Qwen3-Next-80B-A3B")
 CASES = (

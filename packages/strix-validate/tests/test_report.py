@@ -23,6 +23,7 @@ def test_report_is_one_page_with_everything():
     for text in ("mine", "gfx1151", "a &lt;processor&gt;", "wrong: &lt;dq&gt;", "ab" * 32,
                  "echo 1 | sudo tee x", 'href="https://example.org/1"', "not finite"):  # fmt: skip
         assert text in page, text
+    assert "nterrupted" not in page
     assert "<script" not in page and "proves nothing about the packages" in page
     assert 'src="' not in page, "something is loaded from elsewhere"
     assert 'rel="stylesheet"' not in page and "@import" not in page

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from strix_validate import skips
-from strix_validate.checks import CannotRun, Check, CheckFailed, RunOptions, State
+from strix_validate.checks import Check, CheckFailed, RunOptions, State
 from strix_validate.reporting.record import Device
 from strix_validate.serving import endpoint, judges, tiny_llama, tiny_models, vllm_server
 from strix_validate.tiers import run_each, serve
@@ -228,12 +228,6 @@ def test_the_numbers_of_vllm_bench_serve_are_read(bench):
 def test_what_vllm_bench_serve_cannot_measure_fails(text, status, said, bench):
     bench(text, status)
     with pytest.raises(CheckFailed, match=said):
-        judges.bench_serve(SERVER)
-
-
-def test_without_vllm_its_bench_is_skipped(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(CannotRun, match="vllm is not installed"):
         judges.bench_serve(SERVER)
 
 

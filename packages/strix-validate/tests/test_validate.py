@@ -27,7 +27,6 @@ from strix_validate.checks import (
     Size,
     State,
     exit_code,
-    require,
 )
 from strix_validate.numerics import comparison, reference
 from strix_validate.reporting.record import Record
@@ -148,12 +147,6 @@ def test_exit_code_counts_skipped_as_neither():
     assert exit_code([passed, failed, skipped]) == 1
     assert exit_code([skipped]) == 3
     assert exit_code([]) == 3
-
-
-def test_require():
-    require("something", "fine")
-    with pytest.raises(CheckFailed, match="nothing there"):
-        require([], "nothing there")
 
 
 def test_faults_of_a_kernel():
