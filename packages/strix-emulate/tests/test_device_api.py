@@ -67,7 +67,7 @@ def test_handles(folder: Path) -> None:
         "create": "hipSuccess", "device": ["hipSuccess", 0], "device of none": "hipSuccess",
         "device of destroyed": INVALID, "not recorded": invalid, "record": "hipSuccess",
         "wait": "hipSuccess", "elapsed": "hipSuccess", "destroy": "hipSuccess",
-        "destroyed": invalid, "no event": invalid, "no device": "hipErrorInvalidDevice",
+        "destroyed": invalid, "no event": invalid,
         "address": "hipSuccess", "no address": "hipErrorNotFound",
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ from device_support import (
     on,
     run,
 )
-from strix_emulate import TARGETS, Buffer, Options, launch
+from strix_emulate import TARGETS, Buffer, launch
 from strix_emulate.code import loader
 from test_images import DEVICE, HOST, bundle
 
@@ -67,28 +67,6 @@ def test_an_rpath_does_not_win(folder: Path, tmp_path: Path) -> None:
     assert alone.returncode != 0
     done = on(folder, tmp_path / "module", folder / "program.hsaco")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(("level", "checks"), [("-O0", False), ("-O2", True)])
-def test_pointers_without_an_address_space(tmp_path: Path, level: str, checks: bool) -> None:
-    """As clang writes them: apertures, both counters; at -O0 nearly all goes through them.
-
-    -O0 spills and copies registers of lanes that hold nothing: reads of what nothing wrote.
-    """
-    made = device_code(HIP_PROGRAMS / "generic.hip", tmp_path / "generic.hsaco", level)
-    module = loader.parse_module(made.read_bytes(), "generic")
-    numbers = np.arange(64, dtype=np.float32)
-    out = np.full(64 + 4 * 64, -1, np.float32)
-    done = launch(module.kernels["generic"], (1,), [Buffer(numbers, "in"), Buffer(out)],
-                  threads=64, options=Options(checks=checks))  # fmt: skip
-    names = {ins.name for ins in done.instructions}
-    assert {"flat_load_b32", "flat_atomic_add_u32"} <= names
-    # the integer 1 added to the bits of the last number
-    last = (numbers + 3).view(np.int32) + 1
-    assert (out[:64] == 3 * numbers + 3 + last.view(np.float32)).all()
-    kept = out[64:].reshape(64, 4)[np.arange(64) % 3 == 2]
-    assert (kept[:, :3] == numbers[2::3, None] + np.arange(3)).all()
-    assert (out[64:].reshape(64, 4)[np.arange(64) % 3 != 2] == -1).all()
 
 
 STORE = """s_load_b64 s[0:1], s[0:1], null

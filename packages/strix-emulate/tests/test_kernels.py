@@ -6,13 +6,15 @@ import mutate
 import numpy as np
 import pytest
 from strix_emulate import Options
+from test_targets import DIFFERENT
 
 
+@pytest.mark.parametrize("gpu", DIFFERENT)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [64, 100])
-def test_attention(causal, size):
+def test_attention(causal, size, gpu):
     case = fixtures.attention_case(causal, size, heads=2)
-    (out, lse), _ = fixtures.run_attention(causal, case)
+    (out, lse), _ = fixtures.run_attention(causal, case, arch=gpu)
     floor = np.abs(case[1][0].astype(np.float16) - case[1][0]).max()
     assert np.abs(out - case[1][0]).max() < 2 * floor
     assert np.abs(lse - case[1][1]).max() < 2e-6

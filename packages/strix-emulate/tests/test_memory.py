@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from selftest_memory import IN_LDS, TO_LDS, execute
+from selftest_memory import IN_LDS, TO_LDS, TO_SCRATCH, execute
 from single import LANE, run
 from strix_emulate.errors import Trap
 from test_checks import EXCHANGE, LOAD, STORE
@@ -92,27 +92,40 @@ def test_records_that_nobody_has() -> None:
         records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, wide=160)
 
 
-#: v2 to v3: a flat address, of LDS for odd lanes and of the output for even ones
+#: v2 to v3: a flat address, of LDS for odd lanes, of scratch for every fourth, else of the output
 MIXED = """
 s_mov_b64 s[12:13], src_shared_base
-v_and_b32 v30, 1, v0
-v_cmp_eq_u32 vcc_lo, 1, v30
-v_cndmask_b32 v2, v2, v1, vcc_lo
-v_mov_b32 v31, s13
-v_cndmask_b32 v3, v3, v31, vcc_lo
+s_mov_b64 s[14:15], src_private_base
+s_mov_b32 exec_lo, 0xaaaaaaaa
+v_mov_b32 v2, v1
+v_mov_b32 v3, s13
+s_mov_b32 exec_lo, 0x11111111
+v_mov_b32 v2, 0
+v_mov_b32 v3, s15
+s_mov_b32 exec_lo, -1
 """
 
 
-def test_one_flat_access_reaches_several_apertures():
+@pytest.mark.parametrize("checks", [False, True])
+def test_one_flat_access_reaches_several_apertures(checks):
     data, cells = (bytes(range(start, start + 256)) * 2 for start in (0, 0))
-    body = TO_LDS + MIXED + "flat_store_b32 v[2:3], v4\nflat_load_b32 v20, v[2:3] offset:4\n"
-    body += "s_waitcnt vmcnt(0) lgkmcnt(0)\ns_waitcnt_vscnt null, 0x0\nds_load_b32 v21, v1\n"
-    got = np.frombuffer(execute(body, data[::-1], cells + bytes(512)), np.uint32).reshape(2, 32, 4)
+    body = TO_LDS + TO_SCRATCH + MIXED + """
+flat_store_b32 v[2:3], v4
+flat_atomic_add_u32 v[2:3], v5 offset:4
+s_waitcnt lgkmcnt(0)
+s_waitcnt_vscnt null, 0x0
+flat_load_b32 v20, v[2:3] offset:4
+ds_load_b32 v21, v1
+scratch_load_b32 v22, off, off
+"""  # fmt: skip
+    out = execute(body, data[::-1], cells + bytes(512), checks=checks)
+    got = np.frombuffer(out, np.uint32).reshape(2, 32, 4)
     old, new = (np.frombuffer(x, np.uint32).reshape(32, 4) for x in (cells, data[::-1]))
-    odd = LANE % 2 == 1
-    assert (got[0, :, 0] == np.where(odd, old[:, 0], new[:, 0])).all()
-    assert (got[1, :, 1] == np.where(odd, new[:, 0], old[:, 0])).all()
-    assert (got[1, :, 0] == old[:, 1]).all()
+    lds, scratch = LANE % 2 == 1, LANE % 4 == 0
+    assert (got[0, :, 0] == np.where(lds | scratch, old[:, 0], new[:, 0])).all()
+    assert (got[1, :, 0] == old[:, 1] + new[:, 1]).all()
+    assert (got[1, :, 1] == np.where(lds, new[:, 0], old[:, 0])).all()
+    assert (got[1, :, 2] == np.where(scratch, new[:, 0], old[:, 0])).all()
 
 
 @pytest.mark.parametrize(("where", "wait"), [(IN_LDS, "lgkmcnt"), ("", "vmcnt")])

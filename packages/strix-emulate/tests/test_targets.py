@@ -21,7 +21,7 @@ DIFFERENT = ("gfx1151", "gfx1150", "gfx1100")
 
 
 @pytest.mark.parametrize("gpu", DIFFERENT)
-def test_matrix_products_and_attention_are_right_on_each(gpu: str) -> None:
+def test_matrix_products_are_right_on_each(gpu: str) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(size).astype(np.float16) for size in ((70, 72), (72, 50)))
     out = np.zeros((70, 50), np.float32)
@@ -32,11 +32,6 @@ def test_matrix_products_and_attention_are_right_on_each(gpu: str) -> None:
     assert (facts["target"], facts["unsupported"]) == (gpu, []) and facts["lds"] > 0
     assert facts["waves_per_simd"]["bound"] >= 1
     assert statistics.executed(done)["classes"]["wmma"] > 0
-    case = fixtures.attention_case(True, 100)
-    (result, lse), _ = fixtures.run_attention(True, case, arch=gpu)
-    floor = np.abs(case[1][0].astype(np.float16) - case[1][0]).max()
-    assert np.abs(result - case[1][0]).max() < 2 * floor
-    assert np.abs(lse - case[1][1]).max() < 2e-6
 
 
 def test_gfx1152_and_gfx1153_execute_gfx1150s_code() -> None:

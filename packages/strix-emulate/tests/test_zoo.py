@@ -270,13 +270,8 @@ def test_histogram(bins):
 
 def test_what_the_machine_refuses():
     """Code of Triton 3.7.1 that may be correct on hardware: docs/emulator.md."""
-    k, b, rows = 32, 16, 3
-    arrays = [numbers("fp16", rows * k), numbers("fp16", k * b), np.zeros((rows, b), np.float32)]
-    table, reachable = zoo.pointers(*arrays)
-    sizes, out = np.array([rows], np.int32), np.zeros(1, np.int32)
     with pytest.raises(Trap, match="wmma: EXEC is not all ones"):
-        zoo.run(zoo.grouped, (1,), {"K": k, "B": b}, Buffer(table, "in"), Buffer(sizes, "in"),
-                Buffer(out, "out"), reachable=reachable)  # fmt: skip
+        test_grouped_gemm_with_pointers_in_tensors((3,))
 
 
 def philox(counter: int, seed: int) -> int:
