@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hosts
 import pytest
+from models import FILES
 from mutants import Tally, texts, trees
 from records import make, timing
 from strix_validate.checks import Check, Result, State
@@ -136,10 +137,7 @@ def test_models(tmp_path: Path, damage) -> None:
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
 
 
-DENSE = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 4096,
-         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-         "num_hidden_layers": 36, "intermediate_size": 12288, "vocab_size": 151936,
-         "tie_word_embeddings": False, "torch_dtype": "bfloat16"}  # fmt: skip
+DENSE = FILES["Qwen3-8B"]
 QUANTIZED = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
 AWQ = DENSE | CONFIG | QUANTIZED | {"num_hidden_layers": 2}
 INDEX = {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from models import CONFIGS
 from strix_validate import cli, testing
 from strix_validate.doctor import kernel_lists
 from strix_validate.layers.config import layers_of
@@ -110,7 +111,7 @@ def test_origins(tmp_path: Path) -> None:
     assert found == {"packages": 2, "compiled": 1, "cache": 1}
 
 
-LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+LLAMA, QWEN = CONFIGS["Llama-3.1-8B"], CONFIGS["Qwen3-30B-A3B"]
 
 
 @pytest.mark.parametrize(
@@ -129,13 +130,6 @@ def test_layers_of_a_model(config: dict, layers: list, dtype: torch.dtype) -> No
     assert (found.attention, found.dtype) == (layers, dtype)
 
 
-QWEN = LLAMA | {
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-}
 INT4 = {"bits": 4, "group_size": 128}
 
 
@@ -162,15 +156,6 @@ def test_experts_of_a_model(config: dict, experts: list) -> None:
     assert layers_of(config).experts == experts
 
 
-LINEAR = {
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "linear_conv_kernel_dim": 4,
-}
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"linear_key_head_dim": 32}, {"linear_num_key_heads": 0}, {"linear_conv_kernel_dim": 9},
@@ -179,9 +164,9 @@ LINEAR = {
      {"num_experts": "many"}, {"num_experts_per_tok": None}, {"quantization_config": {"bits": 4}}],
 )  # fmt: skip
 def test_wrong_layers_of_a_model(wrong: dict) -> None:
-    assert layers_of(QWEN | LINEAR).linear
+    hybrid = CONFIGS["Qwen3-Next-80B-A3B"]
     with pytest.raises(ValueError, match="no layers can be read from it"):
-        layers_of(QWEN | LINEAR | wrong)
+        layers_of(hybrid | wrong)
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}"])
