@@ -11,7 +11,7 @@ import test_checks
 from strix_emulate.code.decode import EXEC, VCC
 from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import SCALARS, Waves
-from test_checks import GOOD, LOAD
+from test_checks import EXCHANGE, GOOD, LOAD, STORE
 
 MASKS = (operands.MASK_IN, operands.MASK_OUT, VCC, EXEC)
 LANE = np.arange(64, dtype=np.uint32)
@@ -163,33 +163,16 @@ def test_launches(threads):
     assert (out[:threads] == np.arange(threads)).all() and not out[threads:].any()
 
 
-EXCHANGE = (
-    LOAD
-    + """
-ds_store_b32 v1, v0
-s_waitcnt lgkmcnt(0)
-s_barrier
-v_sub_nc_u32 v3, 508, v1
-ds_load_b32 v2, v3
-s_waitcnt lgkmcnt(0)
-global_store_b32 v1, v2, s[6:7]
-s_endpgm
-"""
-)
-
-
 def test_lds_and_barriers():
-    assert (run(EXCHANGE, 128)[:128] == np.arange(128)[::-1]).all()
+    far = EXCHANGE.replace("0x80", "0x100")
+    assert (run(far, 128)[:128] == np.arange(128) ^ 64).all()
     with pytest.raises(Trap, match="race"):
-        run(EXCHANGE.replace("s_barrier\n", ""), 128)
+        run(far.replace("s_barrier\n", ""), 128)
     # within a wave no barrier is needed
-    alone = EXCHANGE.replace("s_barrier\n", "").replace("508", "252")
-    assert (run(alone, 64)[:64] == np.arange(64)[::-1]).all()
+    assert (run(EXCHANGE.replace("s_barrier\n", ""), 64)[:64] == np.arange(64) ^ 32).all()
 
 
-BRANCHES = (
-    LOAD
-    + """
+BRANCHES = LOAD + """
 v_cmp_lt_u32 vcc, 39, v0
 s_cbranch_vccz never
 v_mov_b32 v2, 7
@@ -199,10 +182,7 @@ v_mov_b32 v2, 9
 skip:
 s_or_b64 exec, exec, s[8:9]
 never:
-global_store_b32 v1, v2, s[6:7]
-s_endpgm
-"""
-)
+""" + STORE  # fmt: skip
 
 
 def test_branches_look_at_both_halves():
@@ -219,14 +199,14 @@ def test_atomics_and_counters():
     assert run(add, 192)[0] == 192
     append = (LOAD + "v_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_store_b32 v3, v3\ns_mov_b32 m0, 0\n"
               "s_waitcnt lgkmcnt(0)\nds_append v2\ns_waitcnt lgkmcnt(0)\nds_append v2\n"
-              "s_waitcnt lgkmcnt(0)\nglobal_store_b32 v1, v2, s[6:7]\ns_endpgm\n")  # fmt: skip
+              "s_waitcnt lgkmcnt(0)\n") + STORE  # fmt: skip
     assert (run(append, 64)[:64] == 64).all()
 
 
 def test_scratch_of_every_lane():
     body = LOAD + ("scratch_store_b32 off, v0, off offset:4\ns_waitcnt_vscnt null, 0x0\n"
-                    "scratch_load_b32 v2, off, off offset:4\ns_waitcnt vmcnt(0)\n"
-                    "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n")  # fmt: skip
+                   "scratch_load_b32 v2, off, off offset:4\ns_waitcnt vmcnt(0)\n")  # fmt: skip
+    body += STORE
     assert (run(body, 128, scratch=16)[:128] == np.arange(128)).all()
 
 
