@@ -30,10 +30,6 @@ def right(name: str) -> CallAnswer:
     return CallAnswer(expected(torch.float16), executed=DONE)
 
 
-def tier():
-    return run(["emulated"], RunOptions(), [f"emulated/{name}" for name in NAMES]).checks
-
-
 @pytest.fixture
 def answered(monkeypatch):
     """Runs the tier with these answers, or this exception, from the child process."""
@@ -47,7 +43,8 @@ def answered(monkeypatch):
             return CallAnswers("flash-attn's kernels: built-in", list(answers))
 
         monkeypatch.setattr(triton_modes, "run", mock)
-        return {check.id.removeprefix("emulated/"): check for check in tier()}
+        found = run(["emulated"], RunOptions(), [f"emulated/{name}" for name in NAMES]).checks
+        return {check.id.removeprefix("emulated/"): check for check in found}
 
     return install
 

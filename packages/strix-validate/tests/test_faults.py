@@ -159,6 +159,21 @@ def test_wrong_flash_attn_is_caught(name):
         assert attention.judge(Check("flash-attn", "", ""), case, answer).state is state
 
 
+def test_refusal_is_right_only_where_allowed_and_only_as_such():
+    refused, too_large, crashed = (
+        triton_modes.CallAnswer(error=(kind, "why"))
+        for kind in ("NotImplementedError", "OutOfResources", "RuntimeError")
+    )
+    check = Check("flash-attn", "", "")
+    for name, right in (
+        ("window", [refused]), ("d512", [refused, too_large]), ("full", []),
+    ):  # fmt: skip
+        case = flash_case(name)
+        for answer in (refused, too_large, crashed):
+            expected = State.PASSED if answer in right else State.FAILED
+            assert attention.judge(check, case, answer).state is expected
+
+
 def test_a_yardstick_that_is_not_finite_is_an_error():
     """NaN in it would make every bound infinite, and every result right."""
     exact = {"out": torch.zeros(3, dtype=torch.float64)}

@@ -115,19 +115,15 @@ LLAMA, QWEN = CONFIGS["Llama-3.1-8B"], CONFIGS["Qwen3-30B-A3B"]
 
 
 @pytest.mark.parametrize(
-    ("config", "layers", "dtype"),
+    ("change", "dtype"),
     [
-        (LLAMA | {"torch_dtype": "float16"}, [Attention(32, 8, 128)], torch.float16),
-        (
-            LLAMA | {"sliding_window": 512, "use_sliding_window": False, "dtype": "float32"},
-            [Attention(32, 8, 128)],
-            torch.bfloat16,
-        ),
+        ({"torch_dtype": "float16"}, torch.float16),
+        ({"sliding_window": 512, "use_sliding_window": False, "dtype": "float32"}, torch.bfloat16),
     ],
 )
-def test_layers_of_a_model(config: dict, layers: list, dtype: torch.dtype) -> None:
-    found = layers_of(config)
-    assert (found.attention, found.dtype) == (layers, dtype)
+def test_layers_of_a_model(change: dict, dtype: torch.dtype) -> None:
+    found = layers_of(LLAMA | change)
+    assert (found.attention, found.dtype) == ([Attention(32, 8, 128)], dtype)
 
 
 INT4 = {"bits": 4, "group_size": 128}
@@ -140,13 +136,9 @@ INT4 = {"bits": 4, "group_size": 128}
         (QWEN, [Experts(128, 8, 2048, 768)]),
         (QWEN | {"moe_intermediate_size": None}, [Experts(128, 8, 2048, 6144)]),
         ({"text_config": QWEN, "quantization_config": INT4}, [Experts(128, 8, 2048, 768, 128)]),
-        (
-            QWEN | {"quantization_config": INT4 | {"zero_point": True}},
-            [Experts(128, 8, 2048, 768, 128, zeros=True)],
-        ),
-        (
-            QWEN | {"quantization_config": INT4 | {"sym": False}},
-            [Experts(128, 8, 2048, 768, 128, zeros=True)],
+        *(
+            (QWEN | {"quantization_config": said}, [Experts(128, 8, 2048, 768, 128, zeros=True)])
+            for said in (INT4 | {"zero_point": True}, INT4 | {"sym": False})
         ),
         (QWEN | {"quantization_config": {"quant_method": "mxfp4"}}, []),
         (QWEN | {"quantization_config": {"quant_method": "fp8", "bits": 8}}, []),

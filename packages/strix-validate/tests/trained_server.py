@@ -42,8 +42,8 @@ OF_KNOWN = {tuple(KNOWN[i : i + 3]): KNOWN[i + 3] for i in range(len(KNOWN) - 3)
 class Reader:
     """Reads tokens one by one; `next` is the likeliest one."""
 
-    def __init__(self, fault, key=0):
-        self.fault, self.seen, self.last, self.sum = fault, {}, (), key
+    def __init__(self, fault):
+        self.fault, self.seen, self.last, self.sum = fault, {}, (), 0
 
     def read(self, token):
         if len(self.last) == 3:
@@ -80,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(503, "too many requests")
                 return
             prompt = body["prompt"]
-            prompt = self.encode(prompt) if isinstance(prompt, str) else prompt
+            prompt = encode(prompt) if isinstance(prompt, str) else prompt
             if server.context and len(prompt) + body["max_tokens"] > server.context:
                 self.send_error(400, "maximum context length")
             elif body.get("prompt_logprobs"):
@@ -120,9 +120,6 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "abort" and server.left:
             return [1, *prompt]
         return prompt
-
-    def encode(self, text):
-        return encode(text)
 
     def decode(self, tokens):
         return "".join(WORDS[token] for token in tokens)
