@@ -2,6 +2,7 @@
 """Calls of kernels whose results are computed once, and the answers that a child process gives."""
 
 from functools import cache
+from importlib.util import find_spec
 
 import pytest
 from strix_emulate import DisassemblerError, find_disassembler
@@ -20,6 +21,11 @@ def make(case, seed="seed"):
     """As cases.make does; each precision of what must be returned is computed once."""
     call, expected = cases.make(seed, case)
     return call, cache(expected)
+
+
+def skip_without(*modules: str) -> pytest.MarkDecorator:
+    missing = [name for name in modules if find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
 def need_disassembler() -> None:

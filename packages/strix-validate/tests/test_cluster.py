@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from calls import skip_without
 from strix_validate import cluster
 from strix_validate.doctor import cluster_machine
 from strix_validate.doctor.cluster_machine import Link, NotReady
@@ -200,10 +201,7 @@ def test_two_namespaces_are_two_machines(ends: list[str], options: list[list[str
 
 
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
-@pytest.mark.skipif(
-    not all(map(find_spec, ("transformers", "compressed_tensors", "xgrammar"))),
-    reason="vLLM's requirements are not installed",
-)
+@skip_without("transformers", "compressed_tensors", "xgrammar")
 def test_vllms_executor_starts_and_stops_on_both(
     ends: list[str], options: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,7 +211,9 @@ def test_layers_are_not_counted_for_ever(valid: dict, count: int, tmp_path: Path
                         ("model_index.json", PIPELINE)],
 )  # fmt: skip
 def test_answers_about_models(name: str, valid: dict, tmp_path: Path, damage) -> None:
-    some = mutants(valid, 8, 120)
+    escapes = dict.fromkeys(("model_type", "_class_name"), "\x1b[2J")
+    evil = valid | escapes | {"architectures": ["\x1b]0;owned\x07ForCausalLM"]}
+    some = [*mutants(valid, 8, 120), json.dumps(evil).encode()]
     tally = damage(f"models, {name}", tmp_path / name, some, lambda: asked(str(tmp_path)))
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
 
@@ -239,16 +241,6 @@ def test_weights(tmp_path: Path, damage) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     os.mkfifo(tmp_path / "model.safetensors.index.json")
     assert "GiB of weights" in asked(str(tmp_path))
-
-
-def test_escapes_do_not_reach_the_terminal(tmp_path: Path) -> None:
-    evil = DENSE | {"architectures": ["\x1b]0;owned\x07ForCausalLM"], "model_type": "\x1b[2J"}
-    (tmp_path / "config.json").write_text(json.dumps(evil))
-    try:
-        said = asked(str(tmp_path))
-    except Refused as error:
-        said = str(error)
-    assert said and "\x1b" not in said
 
 
 def test_lists_of_kernels(tmp_path: Path, damage) -> None:

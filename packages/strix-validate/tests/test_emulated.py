@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tier `emulated`, with mocks of what the child process answers, and once for real."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from calls import need_disassembler
+from calls import need_disassembler, skip_without
 from strix_validate.attention import flash_cases
 from strix_validate.checks import CannotRun, RunOptions, State
 from strix_validate.runner import run
@@ -111,9 +110,7 @@ def test_without_a_disassembler_it_is_skipped(answered):
     assert {check.state for check in unexpected.values()} == {State.FAILED}
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("flash_attn") is None, reason="flash_attn is not installed"
-)
+@skip_without("flash_attn")
 def test_code_objects_are_executed(monkeypatch):
     need_disassembler()
     (check,) = run(["emulated"], RunOptions(), ["emulated/ragged"]).checks

@@ -6,7 +6,6 @@ Set VLLM_SOURCE to a folder of vLLM's source, with the recipe's patches. flash-a
 where it is installed, with those of amd-aiter where that is.
 """
 
-import importlib.util
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from calls import skip_without
 from models import CONFIGS
 from strix_validate.attention import flash
 from strix_validate.layers.config import ModelLayers, layers_of
@@ -27,9 +27,7 @@ from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call, DeferredCall
 from strix_validate.vllm import experts, linear_attention, mla, quantized, sampling
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
+pytestmark = skip_without("triton")
 SOURCE = Path(os.environ.get("VLLM_SOURCE", ""))
 needs_vllm = pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
 needs_flash_attn = pytest.mark.skipif(
@@ -301,10 +299,8 @@ def test_warm_leaves_nothing_to_vllm(model: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS[model]))
     warmed = needs(warm.calls(file, SOURCE)["vLLM"])
-    layers = layers_of(CONFIGS[model])
-    found = needs(first_calls(layers.attention, layers.dtype))
-    if layers.linear:
-        found |= needs(first_linear(model))
+    steps = first_steps(model)
+    found = needs([*steps["attention"], *steps["linear"]])
     assert found and not found - warmed
 
 

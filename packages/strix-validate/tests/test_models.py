@@ -13,6 +13,7 @@ from pathlib import Path
 
 import hosts
 import pytest
+from calls import skip_without
 from models import FILES as CONFIGS
 from models import FORMATS, SHAPES
 from strix_validate import tiers
@@ -72,10 +73,7 @@ def differences(config: dict, said: dict) -> list[str]:
 
 
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
-@pytest.mark.skipif(
-    not all(map(find_spec, ("transformers", "compressed_tensors", "xgrammar"))),
-    reason="vLLM's requirements are not installed",
-)
+@skip_without("transformers", "compressed_tensors", "xgrammar")
 def test_the_table_is_what_vllm_chooses() -> None:
     answers = choose.ask(list(CASES.values()), Path(os.environ["VLLM_SOURCE"]).resolve())
     wrong = {
@@ -139,7 +137,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_no_model_of_2026_ends_the_command(name: str, tmp_path: Path) -> None:
+def test_no_model_of_2026_ends_the_command(name: str) -> None:
     """It raised KeyError where no layer is dense; a format or a part that is not known is said."""
     assert name in PARAMETERS
     found = command.answer(SHAPES[name], None, None)

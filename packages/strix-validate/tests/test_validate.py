@@ -5,7 +5,6 @@ Runs in the package's test environment (recipes/strix-validate), where it is ins
 """
 
 import contextlib
-import importlib.util
 import inspect
 import json
 import re
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import wrong_reference
+from calls import skip_without
 from program import run
 from strix_validate import cli, tiers
 from strix_validate.attention import flash_cases, sdpa, sdpa_shapes
@@ -284,9 +284,7 @@ def test_list_names_every_check_once():
     assert all(below.get(name, "").startswith("    ") for name in ids)
 
 
-needs_flash_attn = pytest.mark.skipif(
-    importlib.util.find_spec("flash_attn") is None, reason="flash_attn is not installed"
-)
+needs_flash_attn = skip_without("flash_attn")
 
 
 @needs_flash_attn

@@ -5,7 +5,6 @@ A mock of vLLM's source has one kernel, which is compiled, interpreted and execu
 emulation. test_vllm_families plants faults in the real ones.
 """
 
-import importlib.util
 import shutil
 import sys
 from dataclasses import replace
@@ -15,7 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from calls import CHECK, answer, make, need_disassembler
+from calls import CHECK, answer, make, need_disassembler, skip_without
 from strix_validate.checks import CannotRun, Check, RunOptions, State
 from strix_validate.numerics import comparison, reference
 from strix_validate.runner import run
@@ -27,9 +26,7 @@ from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm import vllm_checks
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
+needs_triton = skip_without("triton")
 MOCK = Path(__file__).parent / "fake_vllm_source"
 NORM = "vllm/model_executor/determinism/batch_invariant.py"
 
