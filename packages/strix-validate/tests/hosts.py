@@ -78,9 +78,8 @@ def make(root: Path, changes: dict[str, str | Path | None]) -> Path:
         elif content is not None:
             file.write_text(content)
     ages = {"triton-3.7.1": 2, "pytorch-2.13.0": 2, "rich-1": 0}
-    ages = {f"conda-meta/{name}-h1_0.json": age for name, age in ages.items()}
-    ages = {f"env/{name}": age for name, age in ages.items()} | {".cache/comgr/entry": 1}
-    for name, age in ages.items():
+    ages = {f"env/conda-meta/{name}-h1_0.json": age for name, age in ages.items()}
+    for name, age in [*ages.items(), (".cache/comgr/entry", 1)]:
         if (root / "home/user" / name).exists():
             os.utime(root / "home/user" / name, (NOW - age * 86400,) * 2)
     return root

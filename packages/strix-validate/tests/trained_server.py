@@ -157,13 +157,9 @@ class Handler(BaseHTTPRequestHandler):
         fault, number = self.server.fault, body["max_tokens"]
         tokens, logprobs = self.generated(read, number)
         text, finish = self.decode(tokens), "length"
-        stops = body.get("stop", [])
-        for stop in stops:
-            if (
-                stop in text
-                and fault != "no-stop"
-                and not (fault == "stream-no-stop" and body.get("stream"))
-            ):
+        ignores = fault == "no-stop" or (fault == "stream-no-stop" and body.get("stream"))
+        for stop in [] if ignores else body.get("stop", []):
+            if stop in text:
                 text, finish = text[: text.index(stop) + 4 * (fault == "with-stop")], "stop"
         if fault == "finish":
             finish = "stop"
@@ -242,9 +238,7 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
     daemon_threads = True
 
-    def __init__(
-        self, fault="", style="", delay=0.0, context=40_960, port=0, handler=Handler
-    ):  # fmt: skip
+    def __init__(self, fault="", style="", delay=0.0, context=40_960, port=0, handler=Handler):
         super().__init__(("127.0.0.1", port), handler)
         self.fault, self.style, self.delay, self.context = fault, style, delay, context
         self.busy = self.numbered = 0
