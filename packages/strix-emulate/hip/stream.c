@@ -63,7 +63,7 @@ API(hipExtStreamCreateWithCUMask)(hipStream_t *stream, uint32_t count, const uin
 }
 void stream_drop(hipStream_t stream) {
     hipStream_t *at = PLACE(streams, it == stream);
-    /* as in clr, a capture ends with its first stream alone: RCCL destroys another that it joined */
+    /* as in clr, a capture ends with its first stream alone: RCCL destroys one that it joined */
     if (stream->capture && stream->capture->origin == stream) capture_spoil(stream->capture);
     *at = stream->next;
     free(stream->tail.nodes), free(stream);
