@@ -120,17 +120,15 @@ API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *v
     ENTER();
     REQUIRE(pool_is_valid(pool) && value, hipErrorInvalidValue);
     int *reuse = reuse_of(pool, attribute);
-    if (reuse) {
-        *(int *)value = *reuse;
-        LEAVE(hipSuccess);
-    }
     switch ((int)attribute) {
     case hipMemPoolAttrReleaseThreshold: *(uint64_t *)value = pool->threshold; break;
     case hipMemPoolAttrReservedMemCurrent:
     case hipMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool_count_of(pool->number); break;
     case hipMemPoolAttrReservedMemHigh:
     case hipMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool->high; break;
-    default: LEAVE(device_lacks("attribute %d of memory pools", (int)attribute));
+    default:
+        if (!reuse) LEAVE(device_lacks("attribute %d of memory pools", (int)attribute));
+        *(int *)value = *reuse;
     }
     LEAVE(hipSuccess);
 }
@@ -139,10 +137,6 @@ API(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *v
     ENTER();
     REQUIRE(pool_is_valid(pool) && value, hipErrorInvalidValue);
     int *reuse = reuse_of(pool, attribute);
-    if (reuse) {
-        *reuse = *(int *)value;
-        LEAVE(hipSuccess);
-    }
     switch ((int)attribute) {
     case hipMemPoolAttrReleaseThreshold: pool->threshold = *(uint64_t *)value; break;
     case hipMemPoolAttrReservedMemHigh:
@@ -150,7 +144,7 @@ API(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *v
         REQUIRE(!*(uint64_t *)value, hipErrorInvalidValue);
         pool->high = pool_count_of(pool->number);
         break;
-    default: LEAVE(hipErrorInvalidValue);
+    default: REQUIRE(reuse, hipErrorInvalidValue); *reuse = *(int *)value;
     }
     LEAVE(hipSuccess);
 }
