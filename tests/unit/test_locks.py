@@ -264,6 +264,8 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None
             data = tomllib.loads(text)
             assert data["workspace"]["platforms"][0]["amdgpu"] == gpu
             assert f"flash-attn-kernels-{gpu}" in data["dependencies"]
+            # the emulated device is a gfx1151 by itself
+            assert text.count("emulate device ") == text.count(f"emulate device --target {gpu} ")
             written[gpu, manifest] = text
     for manifest in STACKS:
         ours, other = written["gfx1151", manifest], written["gfx1150", manifest]

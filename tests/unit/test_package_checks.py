@@ -282,7 +282,8 @@ def test_package_tests_ask_kfd(program: str) -> None:
 def test_what_cannot_be_built_here_proves_itself_under_emulation(recipe: str) -> None:
     """By its package test, which installs the emulated device and its C."""
     text = (RECIPES / recipe / "recipe.yaml").read_text()
-    emulated = re.findall(r"- strix-emulate device --no-checks -- (\S+) (\S+)", text)
+    device = re.escape("- strix-emulate device --target ${{ gpu_arch }} --no-checks -- ")
+    emulated = re.findall(rf"{device}(\S+) (\S+)", text)
     assert emulated
     for program, argument in emulated:
         assert program == "strix-validate" or f"- python {argument}\n" in text

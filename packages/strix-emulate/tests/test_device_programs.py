@@ -101,7 +101,7 @@ def test_the_device_is_the_gpu_that_is_asked_for(gpu: str, folder: Path, tmp_pat
     source, mode = HIP_PROGRAMS / "program.hip", f"--offload-arch={gpu}"
     image = device_code(source, tmp_path / "image.hsaco", "--no-offload-arch=gfx1151", mode)
     program = link(folder, HIP_PROGRAMS / "module.c", name=f"module-{gpu}")
-    done = on(folder, program, image, options=["--target", gpu], gpu_arch="gfx1150")
+    done = on(folder, program, image, options=["--target", gpu])
     assert (done.returncode, done.stdout) == (0, "c[299] 1196, launches 2\n"), done.stderr
     other = "gfx1150" if gpu == "gfx1151" else "gfx1151"
     refused = on(folder, program, image, options=["--target", other])
@@ -113,6 +113,6 @@ def test_the_device_is_the_gpu_that_is_asked_for(gpu: str, folder: Path, tmp_pat
         "hipGetDevicePropertiesR0600(&p, 0); "
         'printf("%s %d %d\\n", p.gcnArchName, p.multiProcessorCount, p.regsPerBlock); }\n'
     )
-    told = on(folder, link(folder, f"-I{HIP}", asks, name=f"asks-{gpu}"), gpu_arch=gpu)
+    told = on(folder, link(folder, f"-I{HIP}", asks, name=f"asks-{gpu}"), options=["--target", gpu])
     target = TARGETS[gpu]
     assert told.stdout == f"{gpu} {target.processors} {target.registers * 128}\n", told.stderr

@@ -139,10 +139,7 @@ def device(  # noqa: PLR0913 (a command's options)
     ] = 1,
     target: Annotated[
         str,
-        typer.Option(
-            envvar="gpu_arch",  # as the key in variants.yaml is named, which package tests get
-            help=f"The GPU that the device is: {', '.join(TARGETS)}.",
-        ),
+        typer.Option(help=f"The GPU that the device is: {', '.join(TARGETS)}."),
     ] = DEFAULT.name,
     cores: Cores = None,
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,

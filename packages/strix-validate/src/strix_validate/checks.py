@@ -3,7 +3,7 @@
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -128,6 +128,11 @@ def require(condition: object, message: str) -> None:
     """
     if not condition:
         raise CheckFailed(message)
+
+
+def judged(check: Check, faults: Sequence[str], measured: dict) -> Result:
+    """Return the verdict of a check that has measured, and names every fault that it found."""
+    return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), measured)
 
 
 def is_named(id_: str, names: Iterable[str]) -> bool:

@@ -67,7 +67,7 @@ class Kernel:
     arguments: tuple[Argument, ...]
     finite_16: bool
     launch_lds: int = field(compare=False)
-    image: Image | None = field(compare=False)
+    image: Image | None = field(compare=False, repr=False)
     dynamic_stack: bool
     target: Target
     two_units: bool

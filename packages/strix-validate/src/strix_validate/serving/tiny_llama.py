@@ -83,7 +83,9 @@ def _generate(folder: str, dtype: str = "float16") -> dict:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
-    file = Path(folder, "model.gguf")
+    from strix_validate.serving.tiny_models import GGUF
+
+    file = Path(folder, GGUF)
     model = LLM(
         str(file) if file.exists() else folder,
         skip_tokenizer_init=True,

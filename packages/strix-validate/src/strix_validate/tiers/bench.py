@@ -22,13 +22,14 @@ from torch import Tensor
 
 from strix_validate.attention import sdpa
 from strix_validate.checks import (
+    ANY,
     Body,
     CannotRun,
     Check,
     Result,
     RunOptions,
     Size,
-    State,
+    judged,
     need_gpu,
     require,
 )
@@ -395,8 +396,7 @@ def _compare_timers(options: RunOptions) -> Result:
             found[f"{size}_{direction}"] = ours / theirs
             if ours > _LAUNCHES and abs(ours / theirs - 1) > _TIMER_TOLERANCE:
                 wrong.append(f"{size} {direction}: {ours:.4g} ms, do_bench {theirs:.4g} ms")
-    state = State.FAILED if wrong else State.PASSED
-    return Result(Check(""), state, "; ".join(wrong), found)
+    return judged(ANY, wrong, found)
 
 
 def _time_whole(options: RunOptions, shape: tuple[int, ...], function: Callable) -> Timing:

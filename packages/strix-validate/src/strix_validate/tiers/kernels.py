@@ -10,7 +10,7 @@ from strix_emulate import EM_AMDGPU, TARGETS, elf_metadata
 
 from strix_validate import TARGET
 from strix_validate.attention import flash
-from strix_validate.checks import Check, Result, RunOptions, State
+from strix_validate.checks import Check, Result, RunOptions, judged
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import PackageCall
 from strix_validate.triton_packages import package_checks
@@ -47,7 +47,7 @@ def judge_products(
     found = [name for name, fact in facts.items() if fact["wmma"]]
     if not answer.error and (not facts or len(found) < call.products):
         faults.append(f"{len(found)} of {len(facts)} kernels have WMMA, expected {call.products}")
-    return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), facts)
+    return judged(check, faults, facts)
 
 
 def _facts(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list[str]]:
@@ -69,7 +69,7 @@ def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
     least = 1 if check.id.endswith("decode") else 2
     if not answer.error and len(multiplying) < least:
         faults.append(f"{len(multiplying)} attention kernels compiled, expected at least {least}")
-    return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), facts)
+    return judged(check, faults, facts)
 
 
 def inspect(kernel: triton_modes.CompiledKernel) -> dict:
