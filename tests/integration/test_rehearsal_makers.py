@@ -170,12 +170,14 @@ def test_recipes_and_stacks_say_which_wheels_there_are(tmp_path: Path) -> None:
     recipe = tmp_path / "recipes" / "a" / "recipe.yaml"
     recipe.parent.mkdir(parents=True)
     (tmp_path / "recipes" / "b").mkdir()
-    (recipe.parents[1] / "b" / "recipe.yaml").write_text("outputs: [{package: {name: b}}]\n")
+    (recipe.parents[1] / "b" / "recipe.yaml").write_text(
+        "outputs: [{package: {name: 'b-${{ gpu_arch }}'}}]\n"
+    )
     recipe.write_text("""
 package: {name: a}
 requirements:
   build: ["${{ compiler('c') }}", {if: linux, then: [regex, zlib], else: six}]
-  run: [python >=3.12, a, "b >=2", "lark >=1.2.2,<2", ffmpeg 8.* lgpl_*, "__glibc >=2.28"]
+  run: [python >=3.12, a, "b-gfx1151 >=2", "lark >=1.2.2,<2", ffmpeg 8.* lgpl_*, "__glibc >=2.28"]
   run_constraints: [py-opencv]
 tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }}.*"]}}]
 """)
@@ -188,6 +190,7 @@ tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }
     assert {"huggingface_hub>=1.31.0", "pyelftools", "accelerate"} < {*real}
     own = {name for file in CHECKOUT.glob("recipes/*/recipe.yaml") for name in packages_in(file)}
     assert not own & {*map(package_name, real)}
+    assert not [name for name in real if "gfx1151" in name]
 
 
 def test_a_folder_of_wheels_that_an_earlier_run_filled(tmp_path: Path) -> None:

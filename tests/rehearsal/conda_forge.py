@@ -16,6 +16,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,8 @@ def asked(root: Path) -> list[str]:
     """
     own, specs = {*PARTS, "python", "gcc"}, set[str]()
     for recipe in root.glob("recipes/*/recipe.yaml"):
-        own |= packages_in(recipe)
+        # a name may have the GPU in it
+        own |= {re.sub(r"\$\{\{.*?\}\}", "*", name) for name in packages_in(recipe)}
         data = yaml.safe_load(recipe.read_text())
         for part in [data, *data.get("outputs", [])]:
             tests = [test.get("requirements") for test in part.get("tests", [])]
@@ -165,7 +167,7 @@ def asked(root: Path) -> list[str]:
     return sorted(
         f"{name}{(bounds or '').strip()}"
         for name, bounds in (found.groups() for found in plain)
-        if name not in own and not name.startswith("__")
+        if not name.startswith("__") and not any(fnmatch(name, one) for one in own)
     )
 
 
