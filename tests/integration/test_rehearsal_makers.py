@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 from rattler.package_streaming import extract
-from rehearsal import checkout, compilers, conda_forge, debian, therock, thin_torch, trees
+from rehearsal import (
+    checkout,
+    compilers,
+    conda_forge,
+    debian,
+    therock,
+    thin_torch,
+    thin_vllm,
+    trees,
+)
 from support.project import CHECKOUT, MiniProject, module
 from support.sdk_tree import gcc
 from support.wheels import write_wheel
@@ -236,7 +245,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> checkout.Place:
     """The copy of a checkout that the overlay changes, and an archive of one byte."""
     monkeypatch.setattr(debian, "version", lambda _: "7.2.4+dfsg-1")
     place = checkout.Place.at(tmp_path / "rehearsal")
-    ours = (checkout.RECIPE, checkout.BASES, checkout.VARIANTS, checkout.TORCH)
+    ours = (checkout.RECIPE, checkout.BASES, checkout.VARIANTS, checkout.TORCH, thin_vllm.BUILD)
     for name in (*ours, thin_torch.OPTIONS, thin_torch.CHECK, "recipes/torchaudio/recipe.yaml"):
         (place.root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, place.root / name)
@@ -247,7 +256,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> checkout.Place:
 @pytest.fixture
 def launcher(place: checkout.Place) -> Path:
     """The launcher of compilers and linker of a thin torch."""
-    place.overlay(thin=True)
+    place.overlay(thin_torch)
     return place.root / thin_torch.FOLDER / "thin.sh"
 
 
@@ -279,7 +288,7 @@ def test_a_copy_is_the_checkout_of_now(tmp_path: Path) -> None:
 
 def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
     """What is switched off is printed, and is what the configuration is held against."""
-    printed = place.overlay(thin=True)
+    printed = place.overlay(thin_torch)
     added = " ".join(line for line in printed.splitlines() if line.startswith("+"))
     assert all(f" {name}=OFF" in added for name in {*thin_torch.OFF, "USE_KINETO", "USE_MKLDNN"})
     count = len(thin_torch.DEVICE_CODE.split())
@@ -301,7 +310,7 @@ def test_device_code_for_the_files_that_are_named(
     compiler.chmod(0o755)
     (tmp_path / "hip").mkdir()
     for folder, name in (
-        ("torch_hip.dir", "Copy"), ("torch_hip.dir", "TensorTopK"), ("torch_hip.dir", "CopyMore"),
+        ("torch_hip.dir", "Copy"), ("torch_hip.dir", "TensorMode"), ("torch_hip.dir", "CopyMore"),
         ("gloo_hip.dir", "cuda"),
     ):  # fmt: skip
         command = [launcher, "env", compiler, "-o", f"{folder}/{name}.o", "-x", "hip", "-c"]
@@ -310,10 +319,31 @@ def test_device_code_for_the_files_that_are_named(
     assert named == "-o torch_hip.dir/Copy.o -x hip -c hip/Copy.hip"
     assert gloo == "-o gloo_hip.dir/cuda.o -x hip -c hip/cuda.hip"
     assert "--offload-arch=gfx1151 --offload-device-only" in empty
-    for name, line in (("TensorTopK", other), ("CopyMore", more)):
+    for name, line in (("TensorMode", other), ("CopyMore", more)):
         assert f"-MF torch_hip.dir/{name}.o.d -o torch_hip.dir/{name}.o -c " in line
         assert "-fcuda-include-gpubinary -Xclang empty.hipfb" in line and "hip/" not in line
     assert len({line.split("-DABSENT=")[1].split()[0] for line in (other, more)}) == 2
+
+
+def test_device_code_for_a_few_files_of_vllm(
+    place: checkout.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are compiled for the host, with the code object made once."""
+    printed = place.overlay(thin_vllm)
+    assert f"device code for {len(thin_vllm.DEVICE_CODE.split())} HIP files alone" in printed
+    launcher = place.root / thin_vllm.FOLDER / "thin.sh"
+    assert " -DCMAKE_HIP_COMPILER_LAUNCHER=$RECIPE_DIR/thin.sh" in printed
+    monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx1151")
+    compiler = tmp_path / "clang++"
+    compiler.write_text('#!/bin/sh\necho "$@" >> said\ntouch empty.hipfb.$PPID\n')
+    compiler.chmod(0o755)
+    for words in ("-x hip -c a/sampler", "-x hip -c a/fp4", "-x hip -c a/sampler_x", "-c a/fp4"):
+        subprocess.run([launcher, compiler, *f"{words}.hip".split()], cwd=tmp_path, check=True)
+    named, empty, other, more, plain = (tmp_path / "said").read_text().splitlines()
+    assert named == "-x hip -c a/sampler.hip" and plain == "-c a/fp4.hip"
+    assert "--offload-arch=gfx1151 --offload-device-only" in empty
+    host = "-O0 --offload-host-only -Xclang -fcuda-include-gpubinary -Xclang empty.hipfb"
+    assert other == f"-x hip -c a/fp4.hip {host}" and more == f"-x hip -c a/sampler_x.hip {host}"
 
 
 MISSING = """\

@@ -9,7 +9,15 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS), str(TESTS.parent / "src")]
 
 import typer  # noqa: E402
-from rehearsal import checkout, compilers, conda_forge, debian, therock  # noqa: E402
+from rehearsal import (  # noqa: E402
+    checkout,
+    compilers,
+    conda_forge,
+    debian,
+    therock,
+    thin_torch,
+    thin_vllm,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 # a command's own words, `--` among them, which else click takes for its own
@@ -31,8 +39,11 @@ def make(
     host: Annotated[
         compilers.Host, typer.Option(help="The host compiler, for good.")
     ] = compilers.Host.GXX,
-    thin_torch: Annotated[
+    torch: Annotated[
         bool, typer.Option("--thin-torch", help="Most of torch's kernels are not compiled.")
+    ] = False,
+    vllm: Annotated[
+        bool, typer.Option("--thin-vllm", help="Most of vLLM's kernels are not compiled.")
     ] = False,
 ) -> None:
     """Make both stand-ins and the copy of the checkout; what is there already stays."""
@@ -47,7 +58,8 @@ def make(
             copy / "bases" / "host" / "copy_interpreter.py",
             [*checkout.PYPI, *conda_forge.asked(copy)],
         )  # fmt: skip
-    print(place.overlay(thin_torch))
+    asked = ((torch, thin_torch), (vllm, thin_vllm))
+    print(place.overlay(*(module for wanted, module in asked if wanted)))
 
 
 @app.command(context_settings=WORDS)

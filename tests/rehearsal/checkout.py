@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Self
 
-from rehearsal import debian, therock, thin_torch
+from rehearsal import debian, therock
 from support.project import CHECKOUT
 from support.servers import Revalidating, served
 from support.stand_in import GPU, clean_environment, write_mirrors
@@ -102,8 +103,11 @@ class Place:
             shutil.copy2(CHECKOUT / name, target, follow_symlinks=False)
         return self.root
 
-    def overlay(self, thin: bool = False) -> str:
-        """Write the overlay to a fresh copy; returns it as a unified diff. Raises Refused."""
+    def overlay(self, *thin: ModuleType) -> str:
+        """Write the overlay to a fresh copy; returns it as a unified diff. Raises Refused.
+
+        `thin` are the modules of what makes a package cheap.
+        """
         pinned = sha256_file(self.archive_file)
         tag = f"cp{PYTHON.replace('.', '')}"
         (rocm,) = re.findall(r"^[\d.]+", debian.version("hipcc"))
@@ -119,8 +123,7 @@ class Place:
             # and Debian's ROCm, which says its version
             (TORCH, r"(?<=test_without_gpu\.py )\$\{\{ rocm_sdk \}\}", rocm),
         ]
-        if thin:
-            edits += thin_torch.EDITS
+        edits += [edit for one in thin for edit in one.EDITS]
         for name, old, new in edits:
             text, times = re.subn(old, new, (self.root / name).read_text())
             if times != 1:
@@ -128,7 +131,7 @@ class Place:
             (self.root / name).write_text(text)
         changed = dict.fromkeys([*(name for name, _, _ in edits), *self._marked_torch()])
         said = "".join(line for name in changed for line in self._difference(name))
-        return said + (thin_torch.write(self.root) if thin else "")
+        return said + "".join(one.write(self.root) for one in thin)
 
     def _marked_torch(self) -> list[str]:
         """Let what requires `rocm*` of torch's build string take the mark before it; the files."""

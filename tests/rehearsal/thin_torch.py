@@ -41,16 +41,24 @@ EDITS: Edits = [
     ],
     (CHECK, r'    if "Using Kineto with(.*\n){2}', ""),
 ]
-# What the package tests and simple arithmetic call; every tensor is made in TensorFactories.
-# bitsandbytes' test and `strix-validate backend` call mean (ReduceMomentKernel), any, >=, argwhere,
-# masked_fill (Indexing) and round besides; the math backend of attention softmax, tril, where
-# (TensorCompare) and logical_not (UnarySignKernels).
+# What the package tests, bitsandbytes' among them, `strix-validate backend` and simple arithmetic
+# call; every tensor is made in TensorFactories. The second half is what vLLM calls when it serves.
 DEVICE_CODE = """
 AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel CompareKernels Copy
 DistributionNormal FillKernel HIPScalar IndexKernel Indexing Nonzero RecordStream ReduceLogicKernel
 ReduceMaxValuesKernel ReduceMomentKernel ReduceSumProdKernel Shape SoftMax TensorCompare
 TensorFactories TriangularOps UfuncCUDA_add UnaryFractionKernels UnarySignKernels attention
 attention_backward mha_all_aot
+
+ActivationGeluKernel ActivationSiluKernel ActivationSoftplusKernel BinaryBitwiseOpsKernels
+BinaryDivFloorKernel BinaryDivTruncKernel BinaryLogicalOpsKernels BinaryRemainderKernel
+BinaryShiftOpsKernels CumsumKernel DistributionExponentialKernel DistributionRandomKernel
+DistributionUniform Distributions Embedding HIPGraph IndexKernelUtils IndexUtils LinearAlgebra
+LogAddExpKernel MaxMinElementwiseKernel PointwiseOpsKernel PowKernel RangeFactories
+ReduceArgMaxKernel ReduceMinValuesKernel ReduceNormKernel Repeat ScatterGatherKernel Sort
+SortStable Sorting TensorTopK UnaryGeometricCosKernel UnaryGeometricSinKernel
+UnaryGeometricTanhKernel UnaryLogKernels UnaryOpsKernel UnarySpecialOpsKernel cub
+cub-RadixSortPairs-scalars layer_norm_kernel
 """
 LAUNCHER = """\
 #!/usr/bin/env bash

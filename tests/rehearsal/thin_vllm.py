@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What makes vllm cheap in a rehearsal: device code for a few of its HIP files alone.
+
+Edits of the copy's recipes/vllm, which the overlay prints. Any other HIP file is compiled for the
+host alone, with an empty code object in it: the modules load, and its kernels are not found.
+"""
+
+from pathlib import Path
+
+FOLDER = "recipes/vllm"
+BUILD = f"{FOLDER}/build.sh"
+EDITS = [
+    (
+        BUILD,
+        r'(?<=-DCMAKE_HIP_ARCHITECTURES=\$PYTORCH_ROCM_ARCH)"',
+        ' -DCMAKE_HIP_COMPILER_LAUNCHER=$RECIPE_DIR/thin.sh"',
+    )
+]
+# What serving a small model launches, with matrix products of few rows (skinny_gemms).
+DEVICE_CODE = """
+activation_kernels cache_kernels common fused_layernorm_dynamic_per_token_quant
+fused_qknorm_rope_kernel fused_silu_mul_block_quant hip_utils_kernels hip_view layernorm_kernels
+merge_attn_states moe_align_sum_kernels per_token_group_quant pos_encoding_kernels sampler
+skinny_gemms topk topk_softmax_kernels vocab_parallel_embedding_kernels
+"""
+LAUNCHER = """\
+#!/usr/bin/env bash
+# The launcher of the HIP compiler, for `COMPILER ... -x hip -c FILE`.
+set -euo pipefail
+name=${!#}
+name=${name##*/}
+if [[ " $* " != *" -x hip "* ]] || grep -qxF "${name%.*}" "${0%/*}/device_code.txt"; then
+    exec "$@"
+fi
+empty=empty.hipfb
+if [[ ! -e $empty ]]; then
+    "$1" -x hip "--offload-arch=$PYTORCH_ROCM_ARCH" --offload-device-only --gpu-bundle-output \\
+        -nogpuinc -nogpulib -c /dev/null -o "$empty.$$"
+    mv "$empty.$$" "$empty"
+fi
+exec "$@" -O0 --offload-host-only -Xclang -fcuda-include-gpubinary -Xclang "$empty"
+"""
+
+
+def write(root: Path) -> str:
+    """Writes the launcher and what it reads to a copy of the checkout; returns what to say."""
+    launcher, names = root / FOLDER / "thin.sh", root / FOLDER / "device_code.txt"
+    launcher.write_text(LAUNCHER)
+    launcher.chmod(0o755)
+    listed = DEVICE_CODE.split()
+    names.write_text("".join(f"{name}\n" for name in listed))
+    return f"overlay/{FOLDER}: device code for {len(listed)} HIP files alone ({names.name})\n"
