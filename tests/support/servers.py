@@ -8,6 +8,7 @@ used before it would take what another test served there.
 import contextlib
 import functools
 import http.server
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
@@ -72,10 +73,14 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def served(folder: Path, handler: type[QuietHandler] = QuietHandler) -> Iterator[str]:
+def served(
+    folder: Path, handler: type[QuietHandler] = QuietHandler, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """Serve `folder` on a free port of this machine; yields its URL."""
     with Server(functools.partial(handler, directory=str(folder))) as server:
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         # the default looks for shutdown() every half second
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}{server.place}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}{server.place}"
         server.shutdown()

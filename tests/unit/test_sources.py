@@ -3,10 +3,18 @@
 
 import hashlib
 import os
+import shutil
+import ssl
 import subprocess
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from packageurl import PackageURL
 from support.conda_packages import file, tarball
 from support.project import MiniProject, commit
@@ -77,6 +85,7 @@ class Index:
         monkeypatch.setattr(download, "pip_settings", lambda: self.settings)
         monkeypatch.setenv(PYPI_SOURCES, PYPI_URL)
         monkeypatch.setenv("FORGE_TIMEOUT", "1")
+        monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
         self.wheel = folder / "wheels" / WHEEL
         write_text(self.wheel, "a wheel of another system")
         self.sha256 = hashlib.sha256(self.wheel.read_bytes()).hexdigest()
@@ -123,6 +132,33 @@ def test_certificates_that_cannot_be_read(index: Index) -> None:
     index.settings["cert"] = "/nowhere/ca.pem"
     with pytest.raises(ForgeError, match=r"pip's certificates /nowhere/ca\.pem"):
         index.fetch()
+
+
+def test_a_server_proves_who_it_is(index: Index) -> None:
+    """By a certificate among pip's or the system's, unless pip trusts its host."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now, own = datetime.now(UTC), x509.IPAddress(ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([own]), critical=True)
+        .sign(key, SHA256())
+    )
+    form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    ca, both = index.folder / "ca.pem", index.folder / "both.pem"
+    ca.write_bytes(certificate.public_bytes(Encoding.PEM))
+    both.write_bytes(ca.read_bytes() + key.private_bytes(*form))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(both)
+    with served(index.folder, tls=tls) as url:
+        index.settings["index-url"] = f"{url}/simple"
+        with pytest.raises(NotAttempted, match="CERTIFICATE_VERIFY_FAILED"):
+            index.fetch()
+        for allowed in ({"cert": str(ca)}, {"trusted-host": "127.0.0.1"}):
+            shutil.rmtree(index.folder / "build", ignore_errors=True)
+            index.settings = {"index-url": f"{url}/simple", **allowed}
+            assert index.fetch() == "a wheel of another system"
 
 
 def test_a_folder_of_wheels_and_a_copy_that_is_cut(index: Index) -> None:
