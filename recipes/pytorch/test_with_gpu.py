@@ -24,7 +24,7 @@ properties = torch.cuda.get_device_properties(0)
 arch = properties.gcnArchName
 require(arch.split(":")[0] == ARCH, f"this GPU is {arch}, and the package is for {ARCH}")
 
-# relative error, about 4 roundings of the type
+# relative error, five eps of the type
 BOUND = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SINGLE = 1e-3
 

@@ -5,6 +5,7 @@ import re
 import tomllib
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.bindings import BINDINGS, locked
@@ -45,6 +46,17 @@ def test_pixi_has_what_pyproject_has() -> None:
         theirs.pop(name)
     normal = {name: ",".join(sorted(spec.split(","))) for name, spec in theirs.items()}
     assert {name: ",".join(sorted(spec.split(","))) for name, spec in ours.items()} == normal
+
+
+@pytest.mark.parametrize("product", ["strix-emulate", "strix-validate"])
+def test_a_recipe_requires_what_its_product_does(product: str) -> None:
+    """Its script installs without dependencies, so that pip names none that the recipe forgot."""
+    project = tomllib.loads((CHECKOUT / f"packages/{product}/pyproject.toml").read_text())
+    recipe = yaml.safe_load((CHECKOUT / f"recipes/{product}/recipe.yaml").read_text())
+    (output,) = [x for x in recipe.get("outputs", [recipe]) if x["package"]["name"] == product]
+    run = {word.partition(" ")[0]: word.partition(" ")[2] for word in output["requirements"]["run"]}
+    for needed in map(Requirement, project["project"]["dependencies"]):
+        assert run[CONDA_NAMES.get(needed.name, needed.name)] == str(needed.specifier), needed
 
 
 def test_the_default_environment_builds_and_no_more() -> None:

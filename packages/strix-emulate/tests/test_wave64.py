@@ -208,6 +208,9 @@ def test_scratch_of_every_lane():
                    "scratch_load_b32 v2, off, off offset:4\ns_waitcnt vmcnt(0)\n")  # fmt: skip
     body += STORE
     assert (run(body, 128, scratch=16)[:128] == np.arange(128)).all()
+    for offset in (-4, 16):
+        with pytest.raises(Trap, match=f"scratch offset {offset} of 16 bytes"):
+            run(body.replace("offset:4", f"offset:{offset}"), 64, scratch=16)
 
 
 def test_a_missing_wait_is_found():

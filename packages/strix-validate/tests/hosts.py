@@ -266,6 +266,7 @@ FAULTS = {
             ("", "6.17.7-300.fc43.x86_64", "6.18.4", {}, "dnf upgrade"),
             ("arch-", "6.18.3-arch1-1", "6.18.4", ARCH, "pacman -Syu && sudo reboot"),
             ("ubuntu-hwe-", "6.17.0-14-generic", "6.17.0-19", UBUNTU, "linux-generic-hwe-24.04"),
+            ("ubuntu-mainline-", "6.17.0-061700-generic", "6.18.4", UBUNTU, "apt install"),
             ("ubuntu-oem-", "6.14.0-1017-oem", "6.14.0-1018", UBUNTU, "apt install"),
             ("ubuntu-26-", "6.17.0-40-generic", "6.18.4",
              released("ID=ubuntu", 'VERSION_ID="26.04"', "UBUNTU_CODENAME=resolute"),
@@ -292,7 +293,7 @@ FAULTS = {
     ),
     "kernel-ubuntu-too-new": (
         {"proc/sys/kernel/osrelease": "7.0.0-5-generic\n", **UBUNTU},
-        {"kernel": ("passed", "warning", "300 times slower", "apt install")},
+        {"kernel": ("passed", "warning", "300 times slower", "linux-oem-24.04a")},
     ),
     "firmware-bad": (
         {"var/lib/dpkg/status": "Package: linux-firmware\nVersion: 20251125-1\n\n"},

@@ -114,8 +114,8 @@ def _log2(x):
     return np.where(x < 0, np.float64(np.nan), np.log2(x))
 
 
-def _quiet_flush(function):
-    """Flush denormals around a transcendental operation on float32 (LLVM: "1 ulp, flushed")."""
+def _flushed(function):
+    """Flush a transcendental float32 operation's source and result (LLVM: "1 ulp, flushed")."""
     return lambda x: floats.flush(
         np.asanyarray(function(floats.flush(np.asanyarray(x)))).astype(np.float32)
     )
@@ -168,11 +168,11 @@ def _on_floats() -> _Table:
         )}, 1)  # fmt: skip
     one32, one16 = np.float32(1), np.float16(1)
     add(f, {
-        "v_exp_f32": _quiet_flush(_wide_float(doubles.exp2)),
-        "v_log_f32": _quiet_flush(_wide_float(_log2)),
-        "v_rcp_f32": _quiet_flush(lambda x: one32 / x), "v_sqrt_f32": _quiet_flush(np.sqrt),
-        "v_rsq_f32": _quiet_flush(_wide_float(lambda x: 1 / np.sqrt(x))),
-        "v_rcp_iflag_f32": _quiet_flush(lambda x: one32 / x),
+        "v_exp_f32": _flushed(_wide_float(doubles.exp2)),
+        "v_log_f32": _flushed(_wide_float(_log2)),
+        "v_rcp_f32": _flushed(lambda x: one32 / x), "v_sqrt_f32": _flushed(np.sqrt),
+        "v_rsq_f32": _flushed(_wide_float(lambda x: 1 / np.sqrt(x))),
+        "v_rcp_iflag_f32": _flushed(lambda x: one32 / x),
     }, 1)  # fmt: skip
     add(h, {
         "v_exp_f16": _wide_float(doubles.exp2), "v_log_f16": _wide_float(_log2),

@@ -21,7 +21,7 @@ def _part(x, bits: int, number: int, signed: bool):
 
 
 def dot(bits: int, signed_a: bool, signed_b: bool):
-    """Compute V_DOT4, V_DOT8: the exact sum of all products of fields and c, wrapped to 32 bits."""
+    """Compute V_DOT4, V_DOT8: the exact sum of all products of fields and c, as int64."""
 
     def run(a, b, c):
         total = np.asanyarray(c).astype(np.int64)

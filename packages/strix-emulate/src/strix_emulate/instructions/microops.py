@@ -15,7 +15,7 @@ class MicroOp:
     name: the function's, in the tables and in C; function: None where C alone has a handler for it.
     sources: operands with their kinds; "mask" is a
     bit for each lane, "scc" the wave's own. keeps: whether each source keeps denormals. flag: where
-    the mask goes. dpp: the modifiers of source 0, or None. after: output modifiers (clamp, mul,
+    the mask goes. dpp: the modifiers of source 0, or None. after: output modifiers (clamp, factor,
     flush) with their values. handler: what of emulate.c executes it.
     """
 
@@ -29,7 +29,7 @@ class MicroOp:
     dpp: dict | None = None
     after: dict = field(default_factory=dict)
     handler: str = "vector"
-    #: of loads and stores: space, bytes, words, offset, half, sign
+    #: fields of emulate.c's Op that the handler reads besides
     access: dict = field(default_factory=dict)
 
 

@@ -23,8 +23,9 @@ from strix_emulate.instructions.crosslane import dpp_source
 from strix_emulate.instructions.microops import MicroOp, executes
 from strix_emulate.memory.waves import VCC_OPERAND, mask_reader, mask_writer, reader, vector_writer
 
-#: Infinities of these are no overflow: FP16_OVFL leaves them. And what it was not worked out for.
+#: Infinities of these are no overflow: FP16_OVFL leaves them.
 _NO_OVERFLOW = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
+#: What FP16_OVFL does to these was not worked out.
 _HALVES_INSIDE = {"v_dot2_f16_f16"}
 #: By the ISA the bit cuts to [0, 1]. ROCm's __ockl_fdot2 always sets it, and bitsandbytes' product
 #: in float16, made of those, was correct on gfx1151 (bitsandbytes#1979) and on gfx1100 (#2089).

@@ -58,7 +58,7 @@ def is_memory(name: str) -> bool:
 
 
 def access_size(ins: Instruction) -> int:
-    """Return the bytes that a lane's load or store touches, at most 4; 0 for anything else."""
+    """Return the bytes of the shadow's cells that a load or store touches; 0 for anything else."""
     match = _PATTERN.match(ins.name)
     if match and match["type"] in TYPES:
         return min(4, TYPES[match["type"]][0])

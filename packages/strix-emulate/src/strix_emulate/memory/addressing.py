@@ -182,7 +182,8 @@ def locate_scratch(ins: Instruction, operands, size: int, spaces: Spaces) -> Cal
     def locate(g: Waves):
         private = g.active(index(g) + start(g)).astype(np.int64) + constant
         if len(private) and (private.min() < 0 or private.max() + size > limit):
-            raise Trap("bounds", f"scratch offset {int(private.max())} of {limit} bytes")
+            wrong = int(private.max() if private.min() >= 0 else private.min())
+            raise Trap("bounds", f"scratch offset {wrong} of {limit} bytes")
         lane = np.arange(g.width)
         at = private + g.active((g.slot[:, None] * g.width + lane) * limit)
         return at, None, g.lane_array(g.tags)

@@ -12,7 +12,7 @@ this order, as an acquire of agent scope has them; of its own workgroup a wave n
 only, and not even that in a kernel in CU mode, whose workgroup is on one compute unit.
 
 A tag, from high to low: workgroup + 1, barriers passed + 1, releases since, wave. The two in the
-middle are the wave's clock. See :mod:`strix_emulate.memory.arena`.
+middle are the wave's clock. See :mod:`strix_emulate.memory.shadow`.
 """
 
 import numpy as np

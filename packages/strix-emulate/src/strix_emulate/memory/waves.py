@@ -19,7 +19,7 @@ LANES = 32
 SCALARS = 128
 _SPANS = {16: "u2", 32: "u4", 64: "u8"}
 ZERO = Operand("const")
-_ONES = {"f32": np.float32, "f16": np.float16, "f64": np.float64}
+_FLOATS = {"f32": np.float32, "f16": np.float16, "f64": np.float64}
 
 
 class Waves:
@@ -28,7 +28,8 @@ class Waves:
     workgroup, wave: number of the workgroup in the grid, and of the wave in it. slot: row of the
     wave in scratch; lds_slot: that of its workgroup in LDS. epoch: barriers passed
     and atomics since (:mod:`memory.happens_before`). turn: how often others were let by; polls and
-    asks: what that is decided by. queues: what the wait counters still count (see
+    asks: what that is decided by. I, F, U16, I16, H: V as other types; VF: V without its axes of
+    waves and lanes; SI, SF: S as other types. queues: what the wait counters still count (see
     :mod:`strix_emulate.memory.waits`).
     """
 
@@ -235,11 +236,11 @@ def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
             raw = read
             read = lambda g: bfloat(raw(g))  # noqa: E731
     plain = read
-    if not denormals and kind in _ONES:
+    if not denormals and kind in _FLOATS:
         plain = lambda g: flush(np.asarray(read(g)))  # noqa: E731
     if not (op.neg or op.abs):
         return plain
-    kind_of_float = _ONES.get(f"f{kind[-2:]}") if kind != "bf16" else np.float32
+    kind_of_float = _FLOATS.get(f"f{kind[-2:]}") if kind != "bf16" else np.float32
 
     def modified(g):
         bits = np.asarray(plain(g))

@@ -194,7 +194,7 @@ static void permute(State *w, const Op *o, const void *from, void *to, uint32_t 
   else PERMUTE(uint16_t)
 }
 
-// Output modifiers, in the ISA's order. See valu._output.
+// Output modifiers, in the ISA's order. See valu._after.
 static void modify(const Op *o, void *at, long n) {
   float *x = at;
   if (o->after & FACTOR) {

@@ -246,7 +246,7 @@ def _encode_dpp(op: COp, dpp: dict) -> None:
 
 
 def _highest(op: COp, handler: str) -> int:
-    """Return the last vector register that it touches."""
+    """Return the last vector register that it touches; 8 are counted for each operand of WMMA."""
     ends = [-1]
     matrix = handler.startswith("wmma")
     for operand in (op.target, *list(op.source)[: op.sources]):

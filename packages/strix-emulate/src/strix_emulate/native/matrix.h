@@ -14,7 +14,7 @@ static int repeats(const State *w, int first, int registers) {
 
 // Where a row of C or D lies.
 static inline long row_at(const State *w, int m, long wave) {
-  const int more = (int)w->halves, rows = (1 << more) - 1;  // 2 rows a register, or 4
+  const int more = (int)w->halves, rows = (1 << more) - 1;  // a mask: 2 rows a register, or 4
   return (m >> more) * lanes(w) * w->n + lanes(w) * wave + 16 * (m & rows);
 }
 

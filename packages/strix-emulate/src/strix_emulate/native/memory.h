@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Loads and stores: addressing.py and vmem.py, where they find nothing.
+// Loads and stores: addressing.py and vmem.py, where there is no fault.
 #include "shadow.h"
 
 // Offset of a global address, or -1; changing: whether races are possible there.
@@ -38,7 +38,8 @@ static inline int resource(const State *w, const Op *o, long wave, uint64_t *bas
 
 enum { IDLE = -1, OUT = -2 };
 
-// The same in vector code, if all lanes lie in the last access's range, LDS or scratch; else 0.
+// As locate below, in vector code, if all lanes lie in the last access's range, LDS or scratch;
+// else 0.
 static int locate_near(const State *w, const Op *o, int64_t *at, const void *first,
                        const uint32_t *second, int write, int *changing) {
   const Memory *m = &w->memory[o->memory];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The race shadow: what Memory.track and track_store of arena.py do where they find nothing.
+// The race shadow: what track and track_store of memory/shadow.py do where there is no fault.
 // Tags: happens_before.py. Whether an access tagged old and a later one tagged new may swap.
 // Not 0 if so; without branches, so that loops become vector code.
 static inline int64_t unordered(int64_t old, int64_t new) {

@@ -44,6 +44,12 @@ def ubuntu_release(tree: Tree) -> str:
     return _UBUNTU.get(codename, "") if family(tree) == "ubuntu" else ""
 
 
+#: noble-updates has 6.17 under this name: https://packages.ubuntu.com/noble-updates/linux-oem-24.04a
+OLDER_KERNEL_OF_24_04 = (
+    'sudo apt install linux-oem-24.04a, then start it from "Advanced options" of the boot menu'
+)
+
+
 def kernel_fix(tree: Tree) -> str:
     """Return the command that installs a newer kernel."""
     kind, release = family(tree), ubuntu_release(tree)

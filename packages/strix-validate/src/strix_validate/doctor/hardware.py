@@ -135,17 +135,18 @@ def kernel(tree: Tree) -> Result:
     name = kernel_version(release)
     if tree.is_wsl:
         raise CannotRun(f"{name} is WSL's kernel, which comes with Windows")
-    fix = _distribution.kernel_fix(tree)
+    needed: tuple[int, ...] = KERNEL
     if _distribution.ubuntu_release(tree) == "24.04":
         if version >= (7, 0):
             what = f"{release} is too new for Ubuntu 24.04: loading models was 300 times slower"
-            return warning(what, fix, release=name)
-        is_oem = release.endswith("-oem")
-        needed: tuple[int, ...] = _KERNEL_UBUNTU_24_OEM if is_oem else _KERNEL_UBUNTU_24_HWE
-    else:
-        needed = KERNEL
+            return warning(what, _distribution.OLDER_KERNEL_OF_24_04, release=name)
+        # 6.17.0-061700-generic is upstream's 6.17.0, without Ubuntu's fixes
+        if not re.search(r"-0\d{5}-", release):
+            is_oem = release.endswith("-oem")
+            needed = _KERNEL_UBUNTU_24_OEM if is_oem else _KERNEL_UBUNTU_24_HWE
     if version < needed and not any(gpu.exports_cwsr for gpu in tree.gpus):
         least = ".".join(map(str, needed[:3])) + "".join(f"-{part}" for part in needed[3:])
+        fix = _distribution.kernel_fix(tree)
         return error(f"{release} is older than {least}", fix, release=name)
     return fine(release=name)
 
