@@ -91,9 +91,12 @@ def test_plan_says_what_it_costs(ran: list[str], monkeypatch: pytest.MonkeyPatch
     assert "a build would not start: it needs 23.0 GiB of disk" in forge("plan")[0]
 
 
-@pytest.mark.parametrize(
+COMMANDS = pytest.mark.parametrize(
     "command", [["build-all"], ["build", "alpha", "beta"], ["rebuild", "alpha", "beta"]]
 )
+
+
+@COMMANDS
 @pytest.mark.parametrize(
     ("disk", "memory", "lacks"),
     [(22, 24, "23.0 GiB of disk in .*22.0 GiB are free"), (40, 3, "4 GiB of memory for one job")],
@@ -111,6 +114,29 @@ def test_a_machine_that_is_too_small(
     assert ran == ["alpha", "beta"]
     machine(monkeypatch, 40, 24)
     assert not forge(*command)[1]
+
+
+@COMMANDS
+@pytest.mark.parametrize("option", [[], ["--continue-on-failure"]])
+def test_a_failure_ends_the_run_unless_asked(
+    mini: MiniProject, monkeypatch: pytest.MonkeyPatch, command: list[str], option: list[str]
+) -> None:
+    """It is said with --quiet too."""
+    machine(monkeypatch, 40, 24)
+    for name, value in {"FORGE_ROOT": str(mini.root), "MAX_JOBS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(building, "not_there", lambda *_: "")
+    monkeypatch.setattr(Display, "verbosity", 0)
+    tried: list[str] = []
+
+    def build(_: Builder, step: Step, label: str) -> None:
+        tried.append(step.recipe.name)
+        raise ForgeError(f"{step.recipe.name} does not compile")
+
+    monkeypatch.setattr(Builder, "_build", build)
+    said, _ = forge("--quiet", *command, *option)
+    assert tried == ["alpha", "beta"][: 1 + len(option)]
+    assert all(f": {name} does not compile" in said for name in tried)
 
 
 def test_what_conda_forge_lacks(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

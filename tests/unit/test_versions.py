@@ -14,6 +14,7 @@ from support.project import MiniProject, commit
 from typer.testing import CliRunner, Result
 
 from forge import versions
+from forge.building.display import Display
 from forge.cli.main import app
 from forge.files import write_text
 from forge.project import Project
@@ -119,7 +120,8 @@ class World:
         return every_source(Project.at(self.root))
 
     def forge(self, *words: str) -> Result:
-        """Run a command."""
+        """Run a command; what these commands find --quiet leaves."""
+        words = ("--quiet", *words)
         return CliRunner().invoke(app, [*words, "--base", "conda-forge"], env={"COLUMNS": "400"})
 
     def rows(self) -> dict[str, versions.Row]:
@@ -136,6 +138,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     settings = {"index-url": (tmp_path / "hosts" / "simple").as_uri()}
     monkeypatch.setattr(download, "pip_settings", lambda: settings)
     monkeypatch.setenv(PYPI_SOURCES, PYPI_URL)
+    monkeypatch.setattr(Display, "verbosity", 0)
     made = World(tmp_path)
     monkeypatch.setenv("FORGE_ROOT", str(made.root))
     made.release("toy-1.0.tar.gz"), made.release("toy-1.2rc1.tar.gz")
@@ -302,6 +305,7 @@ def test_what_upstream_builds_a_release_with(world: World, text: str, engine: st
         f"text of paired 2.0 says ENGINE_VERSION={engine} ours is engine 1.0",
         "text of paired 2.0 says WHEELS_TAG=1.0, as ours is wheels 1.0",
     ]
+    assert f"ENGINE_VERSION={engine} ours is" in world.forge("outdated").output
 
 
 def test_a_file_that_a_release_no_longer_has(world: World) -> None:
