@@ -2,6 +2,8 @@
 """The host base: its channel is host-bound, and the compilers resolve."""
 
 import json
+import platform
+import subprocess
 
 from support.project import MiniProject
 
@@ -15,8 +17,11 @@ def test_base_channel_is_host_bound_and_recorded(project: MiniProject) -> None:
         record.name for record in records
     }
     assert all(record.build.startswith("hostbound_") for record in records)
-    (torch,) = [record for record in records if record.name == "pytorch"]
-    assert torch.version == "2.13.0"
+    versions = {record.name: str(record.version) for record in records}
+    compiler = subprocess.check_output(["gcc", "-dumpfullversion"], text=True).strip()
+    assert versions["hostgcc_linux-64"] == versions["hostgxx_linux-64"] == compiler
+    assert versions["hostsysroot_linux-64"] == platform.libc_ver()[1]
+    assert versions["pytorch"] == "2.13.0"
     wheels = json.loads((folder / "base.json").read_text())["wheels"]
     assert all(len(wheel["sha256"]) == 64 and wheel["purl"] for wheel in wheels)
 

@@ -199,6 +199,20 @@ def test_any_repository_with_the_commit_will_do(tmp_path: Path, how: str) -> Non
         kept.add(tmp_path / "other", [Source(source.url, "", commit="0" * 40)])
 
 
+def test_a_file_that_no_recipe_names(tmp_path: Path) -> None:
+    """Of one with a name that a recipe has, that recipe's digest is said."""
+    kept = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
+    names = {"demo.tar.gz": "1" * 64, "other.tar.gz": "2" * 64}
+    known = [Source(f"https://upstream.invalid/{name}", digest) for name, digest in names.items()]
+    for name, hint in (
+        ("demo.tar.gz", f"; a recipe names a demo.tar.gz with {'1' * 64}"),
+        ("a", ""),
+    ):
+        (file := tmp_path / name).write_text("something else")
+        with pytest.raises(ForgeError, match=f"which no recipe names{hint}$"):
+            kept.add(file, known)
+
+
 class Moved:
     """A recipe names the sha256 of another file; `index` is what pip's index has of this one."""
 
