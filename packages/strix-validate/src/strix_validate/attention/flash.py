@@ -2,6 +2,7 @@
 """Calls of flash-attn's public functions, and what they must return."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -119,7 +120,7 @@ def dense(  # noqa: PLR0913 (a case's options)
     """
     options = _options(causal, window, lse, scale) | {"softcap": softcap, "dropout_p": dropout}
     tensors = _packed({"q": q, "k": k, "v": v}, pack, 2)
-    function = f"flash_attn_{pack}packed_func" if pack else "flash_attn_func"
+    function = function_of(fixed, pack)
     more = {"alibi_slopes": alibi} if alibi is not None else {}
     call = FlashCall(function, tensors | more, options, grad_out, repeats, infers)
     corner = "bottom-right" if causal else None
@@ -161,7 +162,7 @@ def varlen(  # noqa: PLR0913 (a case's options)
     }
     options = _options(causal, window, lse, scale)
     options |= {"max_seqlen_q": max(lengths_q), "max_seqlen_k": max(lengths_k)}
-    function = f"flash_attn_varlen_{pack}packed_func" if pack else "flash_attn_varlen_func"
+    function = function_of(varlen, pack)
     if pack == "qkv":
         starts = {"cu_seqlens": starts["cu_seqlens_q"]}
         del options["max_seqlen_k"]
@@ -253,7 +254,7 @@ def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
     options = {"causal": True} | ({"rotary_interleaved": rotary == "neighbours"} if rotary else {})
     options |= {"softmax_scale": scale} if scale is not None else {}
     options |= {"window_size": window} if window != (-1, -1) else {}
-    call = FlashCall("flash_attn_with_kvcache", tensors | angles, options)
+    call = FlashCall(function_of(kv_cache), tensors | angles, options)
 
     def expected(dtype):
         outs = []
@@ -271,6 +272,12 @@ def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
         return found
 
     return call, expected
+
+
+def function_of(build: Callable, pack: str = "") -> str:
+    """Return the name of the function that a builder's call takes; pack: see :func:`dense`."""
+    names = {fixed: "flash_attn_{}func", varlen: "flash_attn_varlen_{}func"}
+    return names.get(build, "flash_attn_with_kvcache").format(f"{pack}packed_" if pack else "")
 
 
 def _turned(

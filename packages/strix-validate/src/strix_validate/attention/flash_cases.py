@@ -3,18 +3,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from strix_validate.attention import flash
-from strix_validate.checks import Size, seed_of
+from strix_validate.checks import Size
 from strix_validate.layers.table import plain_layers
 from strix_validate.numerics import reference
-from strix_validate.triton.cases import Case
+from strix_validate.triton.cases import Case, Expected, make
 
 _SDIST_WINDOW_BUG = (
     "the sdist 2.8.3 kernels accept window_size and softcap and read neither, so that Mistral and "
@@ -25,7 +24,7 @@ _SDIST_WINDOW_BUG = (
 
 @dataclass(frozen=True)
 class FlashCase:
-    """A call and what it must return.
+    """A call and what it must return, built when first read: every run lists all cases.
 
     expected(dtype) computes the tensors by name, in dtype, on the CPU. refusals: names
     of exceptions that are also correct, because a wrong answer is impossible then.
@@ -34,10 +33,12 @@ class FlashCase:
     name: str
     title: str
     why: str
-    call: flash.FlashCall
-    expected: Callable[[torch.dtype], dict[str, Tensor]]
+    build: Callable[[], tuple[flash.FlashCall, Expected]]
     refusals: tuple[str, ...]
     size: Size
+    _built = cached_property(lambda self: self.build())
+    call = cached_property(lambda self: self._built[0])
+    expected = cached_property(lambda self: self._built[1])
 
 
 _MASKS = "a wrong mask at a block's edge, or causal aligned top-left as in torch, not bottom-right"
@@ -57,7 +58,7 @@ _LSE = (
 
 class _Spec(NamedTuple):
     name: str
-    build: Callable
+    build: partial
     why: str
     refusals: tuple[str, ...] = ()
     size: Size = Size.QUICK
@@ -190,12 +191,10 @@ def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
     for spec in SPECS:
         if spec.half_only and dtype is torch.float32:
             continue
-        generator = torch.Generator().manual_seed(seed_of(spec.name))
-        call, expected = spec.build(
-            lambda *shape, generator=generator: torch.randn(shape, generator=generator).to(dtype)
-        )
-        name, title = f"{spec.name}-{suffix}", f"{call.name} {spec.name} {suffix}"
-        yield FlashCase(name, title, spec.why, call, expected, spec.refusals, spec.size)
+        function = flash.function_of(spec.build.func, spec.build.keywords.get("pack", ""))
+        name, title = f"{spec.name}-{suffix}", f"{function} {spec.name} {suffix}"
+        build = partial(make, spec.name, Case(spec.build, spec.why, dtype))
+        yield FlashCase(name, title, spec.why, build, spec.refusals, spec.size)
 
 
 #: Its checks, the first package's, have no prefix.
