@@ -192,9 +192,11 @@ def test_wrong_reference_fails(monkeypatch):
         (["--url", "http://x"], "--url needs --model"),
         (["--model", "nowhere"], "nowhere has no config.json"),
         (["--questions", "9"], "--questions needs --model"),
+        (["--questions", "51"], "50"),
+        (["--seed", str(2**32)], "4294967295"),
     ],
 )
-def test_a_server_that_cannot_be_is_wrong_usage(words, said):
+def test_wrong_usage_of_run(words, said):
     done = CliRunner().invoke(cli.app, ["run", "--quick", *words])
     assert done.exit_code == 2 and said in " ".join(done.output.replace("│", " ").split())
 

@@ -308,9 +308,6 @@ def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
 
 def mask_reader(op: Operand) -> Callable:
     """Return a reader of a lane mask (VCC, an SGPR or a pair of them) as booleans (n, width)."""
-    if op.kind == "const":
-        words = np.array([constant(op, "b64")]).view(np.uint32)[None]
-        return lambda g: unpack(words[:, : g.width // LANES])
     i = op.index
     return lambda g: unpack(g.masks(i))
 
