@@ -81,7 +81,7 @@ class Trace:
             end = self._ends[last + (step < 0)]
             plan.leave(g, end, self.session.memories, self.ops, log)
         if step >= 0:
-            run = self.blocks[last].parts[0]
+            (run,) = self.blocks[last].parts
             run.by_numpy(g, checks, 0, step)
             run.execute(g, checks, step + 1)
         return last
