@@ -192,8 +192,14 @@ tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }
 """)
     stack = tmp_path / "stacks" / "s" / "pixi.toml"
     stack.parent.mkdir(parents=True)
-    stack.write_text('[dependencies]\na = "*"\npeft = "*"\ntrl = ">=1.10,<2"\n')
-    wheels = ["lark>=1.2.2,<2", "matplotlib-base", "peft", "regex", "six", "trl>=1.10,<2"]
+    stack.write_text(
+        '[dependencies]\na = "*"\npeft = "*"\ntrl = ">=1.10,<2"\n'
+        '[feature.two.dependencies]\nray-default = ">=2"\n[feature.three]\n'
+    )
+    wheels = [
+        "lark>=1.2.2,<2", "matplotlib-base", "peft", "ray-default>=2", "regex", "six",
+        "trl>=1.10,<2",
+    ]  # fmt: skip
     assert conda_forge.asked(tmp_path) == wheels
     real = conda_forge.asked(CHECKOUT)
     assert {"huggingface_hub>=1.31.0", "pyelftools", "accelerate"} < {*real}
@@ -210,8 +216,11 @@ def test_a_folder_of_wheels_that_an_earlier_run_filled(tmp_path: Path) -> None:
     assert [str(wheel.version) for wheel in found.values()] == ["79.0.1"]
 
 
-def test_a_name_that_pypi_writes_with_a_hyphen(tmp_path: Path) -> None:
+def test_another_name_than_pypis(tmp_path: Path) -> None:
     """It asks for the wheel's package: the wheels' own requirements name that one."""
+    names = ["prometheus_client", "ray-default", "ray", "rich"]
+    assert conda_forge.other_names("prometheus-client", names) == {"prometheus_client"}
+    assert conda_forge.other_names("ray", names) == {"ray-default"}
     wheel = Conversion("x.whl", "prometheus-client", "0.26.0", "rehearsal_py314h0_0", [], None, "")
     (made,) = conda_forge.renamed("prometheus_client", wheel, tmp_path)
     index = Package(made).index

@@ -132,7 +132,8 @@ PYTHON_NEEDS = (
 BLAS_NAMES = ("libblas", "libcblas", "liblapack")
 # of a recipe's requirements
 NOT_INSTALLED = {"if", "run_constraints", "run_exports", "ignore_run_exports"}
-PYPI_NAMES = {conda: pypi for pypi, conda in wheels.CONDA_NAMES.items()}
+# conda-forge's ray-default is ray with what its dashboard needs; the wheel alone stands for it
+PYPI_NAMES = {"ray-default": "ray"} | {conda: pypi for pypi, conda in wheels.CONDA_NAMES.items()}
 
 
 def required(section: Any) -> Iterator[str]:
@@ -161,8 +162,10 @@ def asked(root: Path) -> list[str]:
             tests = [test.get("requirements") for test in part.get("tests", [])]
             specs |= {*required([part.get("requirements"), tests])}
     for stack in root.glob("stacks/*/pixi.toml"):
-        needs = tomllib.loads(stack.read_text())["dependencies"]
-        specs |= {f"{name} {'' if said == '*' else said}".strip() for name, said in needs.items()}
+        data = tomllib.loads(stack.read_text())
+        for part in [data, *data.get("feature", {}).values()]:
+            needs = part.get("dependencies", {}).items()
+            specs |= {f"{name} {'' if said == '*' else said}".strip() for name, said in needs}
     plain = [found for spec in specs if (found := re.fullmatch(r"([\w.-]+)( [<>=!~]\S+)?", spec))]
     return sorted(
         f"{name}{(bounds or '').strip()}"
@@ -291,9 +294,8 @@ def from_pypi(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]
         made = dataclasses.replace(made, build=f"{MARK}_{made.build.rsplit('_', 2)[-2]}_0")
         if not (subdir / made.file_name).exists():
             yield made.make(subdir)
-        for name in {*names.values()} - {made.name}:
-            if canonicalize_name(name) == made.name:
-                yield from renamed(name, made, subdir)
+        for name in other_names(made.name, names.values()):
+            yield from renamed(name, made, subdir)
 
 
 def wheels_of(chosen: Mapping[str, Version], cache: Path) -> dict[str, wheels.Wheel]:
@@ -308,8 +310,14 @@ def wheels_of(chosen: Mapping[str, Version], cache: Path) -> dict[str, wheels.Wh
     return found
 
 
+def other_names(wheel: str, names: Iterable[str]) -> set[str]:
+    """The names among `names` that conda-forge gives what PyPI's package `wheel` has."""
+    theirs = {name for name in names if canonicalize_name(PYPI_NAMES.get(name, name)) == wheel}
+    return theirs - {wheel}
+
+
 def renamed(name: str, wheel: wheels.Conversion, subdir: Path) -> Iterable[Path]:
-    """A package of conda-forge's name, with `_`, that needs the wheel's, whose name is PyPI's."""
+    """A package of conda-forge's name that needs the wheel's, whose name is PyPI's."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "none").mkdir()
         made = assemble_package(
