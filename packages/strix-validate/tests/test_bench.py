@@ -61,14 +61,16 @@ def test_peak_is_computed_from_units_and_clock():
 
 
 def test_speeds_stand_beside_what_is_expected(capsys):
-    """A slow copy is named on gfx1151; on another GPU nothing is said of it."""
+    """A slow copy is named on gfx1151; on another GPU, or where nothing is published, nothing is."""
     copies = [Result(Check("bench/copy", "t", "w"), State.PASSED, "", {"copy_gbps": 90.0}),
+              Result(Check("serve/url-load-1", "t", "w"), State.PASSED, "", {"tokens_per_second": 0.5}),
               timing("flash", "medium", "causal", 7.0)]  # fmt: skip
     for architecture, said in (("gfx1151", 1), ("sm_90", 0)):
         show(make(*copies, architecture=architecture), Console(width=200))
         out = capsys.readouterr().out
         assert out.count("expected: 212 were measured") == said and "180 to 256" in out
         assert out.count("expected:") == said and "attention, medium, backward" in out
+        assert out.count("not published") == 1
 
 
 def test_each_speed_that_is_expected_is_measured():
