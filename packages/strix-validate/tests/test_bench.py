@@ -61,12 +61,12 @@ def test_peak_is_computed_from_units_and_clock():
 
 
 def test_speeds_stand_beside_what_is_expected(capsys):
-    """A slow copy is named on gfx1151; on another GPU, or where nothing is published, nothing is."""
-    copies = [Result(Check("bench/copy", "t", "w"), State.PASSED, "", {"copy_gbps": 90.0}),
-              Result(Check("serve/url-load-1", "t", "w"), State.PASSED, "", {"tokens_per_second": 0.5}),
-              timing("flash", "medium", "causal", 7.0)]  # fmt: skip
+    """A slow copy is named on gfx1151; on another GPU nothing is, nor what nothing is known of."""
+    speeds = {"bench/copy": {"copy_gbps": 90.0}, "serve/url-load-1": {"tokens_per_second": 0.5}}
+    found = [Result(Check(name, "t", "w"), State.PASSED, "", each) for name, each in speeds.items()]
+    found.append(timing("flash", "medium", "causal", 7.0))
     for architecture, said in (("gfx1151", 1), ("sm_90", 0)):
-        show(make(*copies, architecture=architecture), Console(width=200))
+        show(make(*found, architecture=architecture), Console(width=200))
         out = capsys.readouterr().out
         assert out.count("expected: 212 were measured") == said and "180 to 256" in out
         assert out.count("expected:") == said and "attention, medium, backward" in out

@@ -65,7 +65,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        self.whole({"data": [{"id": "any", "max_model_len": self.server.context}]})
+        models = {"another": 1, "any": self.server.context}
+        self.whole({"data": [{"id": name, "max_model_len": n} for name, n in models.items()]})
 
     def do_POST(self):
         self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -83,6 +84,8 @@ class Handler(BaseHTTPRequestHandler):
             prompt = encode(prompt) if isinstance(prompt, str) else prompt
             if server.context and len(prompt) + body["max_tokens"] > server.context:
                 self.send_error(400, "maximum context length")
+            elif body["max_tokens"] < 1:
+                self.send_error(400, "max_tokens must be at least 1")
             elif body.get("prompt_logprobs"):
                 self.whole({"choices": [self.scored(prompt)]})
             else:
