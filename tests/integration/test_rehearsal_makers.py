@@ -216,6 +216,24 @@ def test_a_folder_of_wheels_that_an_earlier_run_filled(tmp_path: Path) -> None:
     assert [str(wheel.version) for wheel in found.values()] == ["79.0.1"]
 
 
+def test_what_conda_forges_package_requires_besides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip is asked for it too, which gives fastapi and says so in its report."""
+    write_wheel(tmp_path, "fastapi", "1.0")
+    report = {"install": [{"metadata": {"name": "fastapi", "version": "1.0"}}]}
+    asked: list[list[str]] = []
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, json.dumps(report))
+
+    monkeypatch.setattr(conda_forge.subprocess, "run", pip)
+    (made,) = conda_forge.from_pypi(["fastapi>=0.1"], tmp_path, tmp_path)
+    assert {"fastapi>=0.1", "uvloop"} < {*asked[0]}
+    assert "uvloop" in Package(made).index["depends"]
+
+
 def test_another_name_than_pypis(tmp_path: Path) -> None:
     """It asks for the wheel's package: the wheels' own requirements name that one."""
     names = ["prometheus_client", "ray-default", "ray", "rich"]

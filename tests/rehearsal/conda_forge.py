@@ -135,6 +135,14 @@ NOT_INSTALLED = {"if", "run_constraints", "run_exports", "ignore_run_exports"}
 # conda-forge's ray-default is ray with what its dashboard needs; the wheel alone stands for it
 PYPI_NAMES = {"ray-default": "ray"} | {conda: pypi for pypi, conda in wheels.CONDA_NAMES.items()}
 
+# What conda-forge's package requires and the wheel does not: `fastapi[standard]`.
+NEEDS_MORE = {
+    "fastapi": (
+        "email-validator", "fastapi-cli", "httpx", "jinja2", "python-multipart", "uvicorn",
+        "uvloop",
+    )
+}  # fmt: skip
+
 
 def required(section: Any) -> Iterator[str]:
     """The specs in a section of a recipe's requirements, whatever its conditions."""
@@ -275,6 +283,7 @@ def build(parts: list[dict[str, Any]], work: Path, subdir: Path) -> None:
 
 def from_pypi(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]:
     """Wheels as packages: what pip resolves `specs` to, but what is built here from source."""
+    specs = [*specs, *itertools.chain(*NEEDS_MORE.values())]
     names = {spec: package_name(spec) for spec in specs}
     wanted = [spec.replace(name, PYPI_NAMES.get(name, name), 1) for spec, name in names.items()]
     cache.mkdir(parents=True, exist_ok=True)
@@ -291,7 +300,9 @@ def from_pypi(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]
     found = wheels_of(chosen, cache)
     for wheel in found.values():
         made = wheel.conversion(found)
-        made = dataclasses.replace(made, build=f"{MARK}_{made.build.rsplit('_', 2)[-2]}_0")
+        depends = [*made.depends, *NEEDS_MORE.get(made.name, ())]
+        build = f"{MARK}_{made.build.rsplit('_', 2)[-2]}_0"
+        made = dataclasses.replace(made, build=build, depends=depends)
         if not (subdir / made.file_name).exists():
             yield made.make(subdir)
         for name in other_names(made.name, names.values()):
