@@ -90,6 +90,8 @@ def test_summary_of_what_was_measured():
     pair = {"error": 0.5, "bound": 2.0}
     assert summary({"out": pair}) == "error 0.25 of the bound"
     assert summary({"out": pair | {"rms": 0.4, "rms_bound": 0.5}}) == "error 0.80 of the bound"
+    for error, said in ((0.0, "0.00"), (1e-9, "1.00")):
+        assert summary({"out": {"error": error, "bound": 0.0}}) == f"error {said} of the bound"
     assert summary({"seconds": 1.23456, "gone": None}) == "seconds 1.235"
     assert summary({"release_name": "6.18.9-200.x86_64"}) == "release name 6.18.9-200.x86_64"
     measured = {"forward_ms": 1.5, "forward_low_ms": 1.2, "forward_tflops": 9.0, "gtt_gib": 62.5,

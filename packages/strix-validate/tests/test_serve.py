@@ -27,8 +27,22 @@ FAKE = Path(__file__).resolve().parent / "fake_vllm"
 
 
 @pytest.fixture
-def examine(monkeypatch, tmp_path):
-    """Runs checks against the mock with faults; results by name."""
+def started(monkeypatch):
+    """The processes that served."""
+    found, popen = [], vllm_server.subprocess.Popen
+
+    def start(command, **options):
+        process = popen(command, **options)
+        found.extend([process] if "serve" in command else [])
+        return process
+
+    monkeypatch.setattr(vllm_server.subprocess, "Popen", start)
+    return found
+
+
+@pytest.fixture
+def examine(monkeypatch, tmp_path, started):
+    """Runs checks against the mock with faults, and leaves no server; results by name."""
     program = tmp_path / "vllm"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE / "vllm.py"} "$@"\n')
     program.chmod(0o755)
@@ -67,22 +81,10 @@ def examine(monkeypatch, tmp_path):
             }
             wanted = [c for c in serve.checks() if c.id.removeprefix("serve/") in names]
             results = list(run_each(wanted, RunOptions(device="cuda"), bodies))
+        assert all(server.returncode is not None for server in started)
         return {result.check.id.removeprefix("serve/"): result for result in results}
 
     return run
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """The commands that served."""
-    found, popen = [], vllm_server.subprocess.Popen
-
-    def start(command, **options):
-        found.extend([command] if "serve" in command else [])
-        return popen(command, **options)
-
-    monkeypatch.setattr(vllm_server.subprocess, "Popen", start)
-    return found
 
 
 def test_a_right_server_passes(examine, started):
@@ -91,7 +93,8 @@ def test_a_right_server_passes(examine, started):
     assert {r.state for r in found.values()} == {State.PASSED}, found
     assert found["attention-backend"].measured == {"backend": "TRITON_ATTN"}
     assert "seconds" in found["start"].measured
-    (command,) = started
+    (server,) = started
+    command = server.args
     assert "--enforce-eager" not in command
     captured = json.loads(command[command.index("--compilation-config") + 1])
     assert captured["cudagraph_mode"] == "FULL_DECODE_ONLY"
@@ -168,8 +171,8 @@ def test_a_folder_of_the_users_is_served(examine, started, tmp_path):
     wanted = [check for check in serve.checks() if check.id == "serve/url-usage"]
     (result,) = serve.run(wanted, RunOptions(device="cuda", model=str(tmp_path)))
     assert result.state is State.PASSED
-    (command,) = started
-    assert command[2] == str(tmp_path) and "--max-model-len" not in command
+    (server,) = started
+    assert server.args[2] == str(tmp_path) and "--max-model-len" not in server.args
 
 
 #: What `vllm bench serve` leaves, as vLLM 0.33 names it.
