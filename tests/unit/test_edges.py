@@ -27,13 +27,23 @@ from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
 
-@pytest.mark.parametrize("name", ["a:b", "a`id`b", "a$HOME", 'a"b', "a\\b", "a\nb", "x" * 210])
+@pytest.mark.parametrize("name", ["a:b", "a`id`b", "a$HOME", 'a"b', "a\\b", "a\nb"])
 def test_a_checkout_that_no_build_can_be_in(name: str, tmp_path: Path) -> None:
     root = tmp_path / name
     root.mkdir()
     (root / "variants.yaml").touch()
     with pytest.raises(ForgeError, match="move the checkout"):
         Project.at(root)
+
+
+def test_the_longest_path_of_a_checkout(tmp_path: Path) -> None:
+    longest, longer = (tmp_path / ("x" * (n - len(f"{tmp_path}/"))) for n in (128, 129))
+    for root in (longest, longer):
+        root.mkdir()
+        (root / "variants.yaml").touch()
+    assert Project.at(longest).root == longest
+    with pytest.raises(ForgeError, match=r"more than 128 characters.*: move the checkout"):
+        Project.at(longer)
 
 
 def test_the_launcher_says_so_too(tmp_path: Path) -> None:

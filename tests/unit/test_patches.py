@@ -228,6 +228,11 @@ def test_patch_that_leaves_the_source(patched: Patched, how: str) -> None:
     assert state == "fails" and ": fails: 0001-word.patch: it " in says
 
 
+def test_the_longest_name_in_a_patch() -> None:
+    assert not patching.fault(NEW.format("b/" + "x" * 498))
+    assert patching.fault(NEW.format("b/" + "x" * 499))
+
+
 @pytest.mark.parametrize("text", ["", "no patch at all\n", "--- a/text\n+++ b/text\n"])
 def test_what_is_no_patch(patched: Patched, text: str) -> None:
     patched.patch.write_text(text)
