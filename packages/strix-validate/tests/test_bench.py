@@ -45,6 +45,17 @@ def test_what_only_a_gpu_runs_is_skipped_on_a_cpu():
     assert [check.state for check in found.checks] == [State.SKIPPED] * 2
 
 
+def test_both_directions_are_timed():
+    (result,) = run(["bench"], RunOptions(), ["bench/math/tiny-causal"]).checks
+    assert result.state is State.PASSED, result.reason
+    found = result.measured
+    for direction in ("forward", "backward"):
+        low, median, high = (found[f"{direction}_{x}ms"] for x in ("low_", "", "high_"))
+        assert 0 < low <= median <= high and found[f"{direction}_repeats"] > 1
+        rate = bench.operations("tiny", True, direction) / median / 1e9
+        assert found[f"{direction}_tflops"] == pytest.approx(rate)
+
+
 def test_decoding_has_a_row_without_a_backward_pass(capsys):
     result = timing("flash", "decode", "full", 1.0)
     measured = {n: v for n, v in result.measured.items() if "backward" not in n}
