@@ -14,16 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 from rattler.package_streaming import extract
-from rehearsal import (
-    checkout,
-    compilers,
-    conda_forge,
-    debian,
-    therock,
-    thin_torch,
-    thin_vllm,
-    trees,
-)
+from rehearsal import checkout, compilers, conda_forge, debian, therock, thin_torch, thin_vllm
+from rehearsal.trees import MULTIARCH as LIB
 from support.project import CHECKOUT, MiniProject, module
 from support.sdk_tree import gcc
 from support.wheels import write_wheel
@@ -35,7 +27,6 @@ from forge.hostbase.wheels import Conversion
 from forge.recipes.recipe import package_name, packages_in
 from forge.recipes.render import build_recipes
 
-LIB = trees.MULTIARCH
 TARGETS = """\
 get_filename_component(_realCurr "${_IMPORT_PREFIX}" REALPATH)
 get_filename_component(_realOrig "/usr/lib/x86_64-linux-gnu/cmake/hip" REALPATH)
