@@ -227,6 +227,8 @@ def test_without_torch_it_says_so():
     done = run("list", without="torch")
     assert done.returncode == 0 and "doctor/kernel" in done.stdout
     assert "tier attention is not listed: torch is not installed" in done.stderr
+    done = run("warm", without="torch")
+    assert (done.returncode, done.stdout) == (3, "") and "nothing to compile" in done.stderr
 
 
 def test_version():
