@@ -20,7 +20,7 @@ FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
          "-Wno-unused-parameter", "-pthread"]  # fmt: skip
 _DEFINED = re.compile(r"^(API|HINT|API_OF)\(\s*(?:[^,()]+,\s*)?(\w+)\)", re.M)
 _STATES = {
-    "served": "does what HIP does",
+    "served": "does what HIP does: each name of [hip.map](hip.map) that is not below",
     "hint": "accepted, without effect here",
     "absent": "returns hipErrorNotSupported, as AMD's runtime does",
     "refused": "returns hipErrorNotSupported and prints its name; all later calls fail",
@@ -50,7 +50,7 @@ def _per_thread(found: dict[str, str]) -> dict[str, str]:
 
 
 def table() -> str:
-    """ENTRY_POINTS.md: every name, by state."""
+    """ENTRY_POINTS.md: how many names have each state, and which are not served."""
     found = states()
     lines = [
         "# Entry points of the stand-in libamdhip64.so.7", "",
@@ -59,8 +59,9 @@ def table() -> str:
     for state, meaning in _STATES.items():
         names = sorted(name for name in found if found[name] == state)
         lines += [f"## {state}: {len(names)}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
-        text = " ".join(f"`{name}`" for name in names)
-        lines += [*textwrap.wrap(text, 100, break_long_words=False), ""]
+        if state != "served":
+            text = " ".join(f"`{name}`" for name in names)
+            lines += [*textwrap.wrap(text, 100, break_long_words=False), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
