@@ -19,6 +19,7 @@ from models import FORMATS, SHAPES
 from strix_validate import tiers
 from strix_validate.cli import app
 from strix_validate.doctor.tree import Tree
+from strix_validate.doctor.vllm_memory import GIB
 from strix_validate.models import choose, command, diffusion, model_memory, table
 from typer.testing import CliRunner
 
@@ -117,7 +118,9 @@ def test_architectures_are_those_that_are_compared() -> None:
 def test_page_and_table_agree() -> None:
     written = (CHECKOUT / "docs" / "models.md").read_text()
     page = runpy.run_path(str(CHECKOUT / "docs" / "models_page.py"))
-    assert written == page["render"](FOLDER), "docs/models_page.py prints it"
+    assert written == page["render"](written, FOLDER), "docs/models_page.py writes it"
+    assert f"with vLLM {table.version()} and" in written
+    assert f"leave {page['ROOM'] / GIB:.0f} for both" in written
     records = {row.record for row in table.rows()} - {""}
     assert records and all((CHECKOUT / "evidence" / name).is_file() for name in records)
 
