@@ -137,7 +137,7 @@ def hold(folder: Path, doing: str, say: Callable[[str], None] | None = None) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            held = lock.acquire(timeout=0)
+            held = lock.acquire(blocking=False)
         except Timeout:
             holder = f"process {path.read_text().strip() or 'unknown'} is {doing} {folder}."
             if say is None:

@@ -51,7 +51,7 @@ FAULTS = [
     ("lock", "write", 1, "ENOSPC", ".partial-pixi.lock"),
     ("lock", "fsync", 1, "EIO", ".partial-pixi.lock"),
     ("lock", "rename", 1, "ESTALE", "/stacks/app/pixi.lock"),
-    ("lock", "open", 1, "ENOSPC", "/pixi.lock"),
+    ("lock", "open", 2, "ENOSPC", "/pixi.lock"),
     ("lock", "flock", 1, "EIO", "/.pixi/.lock"),
     ("lock", "unlink", 1, "EIO", ".partial-pixi.lock"),
     ("install", "mkdir", 1, "ENOSPC", "/cache/pkgs/.forge-"),
