@@ -15,6 +15,7 @@ def make(*results, subject="harness", tier="bench", **device):
         created=datetime(2026, 11, 21, 12, tzinfo=UTC),
         command=[tier],
         size="full",
+        seed=0,
         subject=subject,
         versions={"torch": "2.13.0", "vllm": None},
         packages=[Package(name="torch", version="2.13.0", build="h1_0", sha256="ab" * 32)],

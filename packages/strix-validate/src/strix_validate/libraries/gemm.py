@@ -53,7 +53,7 @@ _SHAPES = {
     "decode": ProductShape(1, 4096, 4096, _LLM),
     "few": ProductShape(7, 4096, 4096, _LLM),
     "one-row": ProductShape(512, 1, 2048, _SGEMM),
-    "head": ProductShape(3, 248320, 1024, "a head of 248k tokens: offsets of more than 2^31 bytes"),
+    "head": ProductShape(3, 248320, 1024, "a head of 248k tokens: its rows counted in 16 bits"),
     "thin-k64-widened": ProductShape(2048, 4096, 64, _SVOD, widen=True),
     "thin-k512-widened": ProductShape(1024, 3072, 512, _SVOD, widen=True),
 }

@@ -94,7 +94,7 @@ class Record(StrictModel):
     created: datetime
     command: list[str]
     size: str = ""
-    seed: int = 0
+    seed: int
     subject: Literal["packages", "harness"]
     versions: dict[str, str | None]
     packages: list[Package]

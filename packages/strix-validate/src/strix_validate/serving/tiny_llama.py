@@ -36,7 +36,7 @@ def make(folder: str) -> dict:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=512, hidden_size=512, intermediate_size=1024, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=1, head_dim=128, max_position_embeddings=512,
+        num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=512,
         bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False,
         # larger than the default: with flat logits, any token would do
         initializer_range=0.08,
