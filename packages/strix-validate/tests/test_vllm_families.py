@@ -108,6 +108,7 @@ SPOILT = {
     "a temperature of 0.61": ("temperature-min-p", "logits", lambda x: x * 0.6 / 0.61),
     "greedy, and not the best": ("gumbel", "greedy", lambda x: x.roll(1, 1)),
     "drawn too often": ("gumbel", "beyond", _put(5, 1.0)),
+    "drawn alike at each position": ("gumbel", "alike", _put(0, 1.0)),
     "a draft that is refused": ("rejection", "agreed", _put(0, -1.0)),
     "a token that cannot be": ("rejection", "wrong", lambda x: x + 1),
     "accepted each time": ("rejection", "alike", lambda x: x + 1),
@@ -148,7 +149,7 @@ def test_spoilt_results_are_caught(name):
 def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     assert set(CASES) <= {check for check, *_ in SPOILT.values()}
     # slow, or of kernels that others plant faults in
-    slow = {"gdn-prefill", "gumbel", "rejection", "top-p"}
+    slow = {"gdn-prefill", "rejection", "top-p"}
     untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}
     planted = {check for *_, check in (FAULTS | LAYOUT).values()} & set(CASES)
     assert set(CASES) == planted | untested
@@ -192,7 +193,8 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
 
 @needs_vllm
 def test_the_source_is_right():
-    wanted = [f"attention/vllm-{name}" for name in CASES]
+    checked = {check for *_, check in (FAULTS | ATTENTION | LAYOUT).values()} | set(CASES)
+    wanted = [f"attention/vllm-{name}" for name in checked]
     found = run(["attention"], RunOptions(vllm=SOURCE, size=Size.FULL), wanted).checks
     assert {check.id for check in found} == set(wanted)
     assert not [check for check in found if check.state is not State.PASSED]

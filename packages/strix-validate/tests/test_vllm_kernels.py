@@ -129,9 +129,11 @@ def test_what_is_no_source_is_told(tmp_path, monkeypatch):
 def test_the_platform_is_gfx1151():
     platform = vllm_source.mock("vllm.platforms").current_platform
     assert platform.is_rocm() and not platform.is_cuda() and not platform.is_fp8_fnuz()
-    assert platform.has_device_capability((9, 0)) and not platform.has_device_capability(120)
+    assert platform.has_device_capability((11, 5)) and not platform.has_device_capability(116)
     rocm = vllm_source.mock("vllm.platforms.rocm")
-    assert rocm.on_gfx11() and rocm.on_gfx1x() and not rocm.on_gfx9() and not rocm.on_gfx12x()
+    right = ("gfx11", "gfx1x", "gfx115x", "gfx1151", "rdna")
+    assert all(getattr(rocm, f"on_{name}")() for name in right)
+    assert not rocm.on_gfx9() and not rocm.on_gfx12x()
 
 
 #: (text of the mock's kernel, what a fault makes of it, the tier that fails)

@@ -36,6 +36,10 @@ SAMPLING = {
         f"{_GPU}/sample/min_p.py", "max_val + tl.log(min_p)", "max_val - min_p",
         "temperature-min-p",
     ),
+    "noise that is the same at each position": (
+        f"{_GPU}/sample/gumbel.py", "h = _murmur3_mix(h, (pos & 0xFFFFFFFF).to(tl.uint32))\n",
+        "h = _murmur3_mix(h, (pos & 0).to(tl.uint32))\n", "gumbel",
+    ),
     "temperature multiplied": (
         f"{_GPU}/sample/gumbel.py",
         "    logits = logits / temperature\n", "    logits = logits * temperature\n",

@@ -40,7 +40,7 @@ def decoding(
         tensors[f"qkv{i}"] = randn(sum(_CUTS), HIDDEN) / HIDDEN**0.5
         width = linear_attention.VALUE_HEADS * linear_attention.SIZE if i < linear else HIDDEN
         tensors[f"out{i}"] = randn(HIDDEN, width) / width**0.5
-        tensors[f"router{i}"] = randn(max(experts, 1), HIDDEN) / HIDDEN**0.5
+        tensors[f"router{i}"] = randn(max(experts, 1))
         tensors[f"up{i}"] = randn(max(experts, 1), 2 * inner, HIDDEN) / HIDDEN**0.5
         tensors[f"down{i}"] = randn(max(experts, 1), HIDDEN, inner) / inner**0.5
         tensors |= {f"norm{i}{part}": 1 + randn(HIDDEN) / 8 for part in "ab"}
@@ -125,7 +125,7 @@ def _routed(router: Tensor, tokens: Tensor, experts: int) -> tuple[Tensor, Tenso
     if not experts:
         return torch.ones(len(tokens), 1), torch.zeros(len(tokens), 1, dtype=torch.int32)
     chosen = torch.stack([(tokens + j) % experts for j in range(TOP_K)], 1)
-    shares = router.float().mean(-1).sigmoid().to(tokens.device)[chosen]
+    shares = router.float().sigmoid().to(tokens.device)[chosen]
     return shares, chosen.int()
 
 

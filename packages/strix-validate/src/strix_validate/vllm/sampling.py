@@ -27,7 +27,7 @@ class _Elsewhere(Tensor):
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda", 0)
+        return torch.device("cuda")
 
 
 def _kept(logits: Tensor) -> dict[str, Tensor]:
@@ -206,8 +206,8 @@ def drawn(randn: Randn, *, draws=200, greedy=6, vocabulary=1030) -> tuple[VllmCa
     tensors = {"logits": logits, "greedy": best, "seeds": seeds}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        found = _one_hot(best.argmax(-1), vocabulary)
-        return {"greedy": found, "beyond": torch.zeros(vocabulary, dtype=torch.float64)}
+        found, zero = _one_hot(best.argmax(-1), vocabulary), torch.zeros(vocabulary).double()
+        return {"greedy": found, "beyond": zero, "alike": zero[:1]}
 
     return VllmCall(_draw, tensors, {"temperature": 0.5}), expected
 
@@ -225,9 +225,11 @@ def _draw(
         # each seed is drawn with at two positions
         rows.long() % 2 + 7, True, False,
     )  # fmt: skip
+    pairs = sampled[: draws // 2 * 2].view(-1, 2)
     return {
         "greedy": _one_hot(sampled[draws:], vocabulary),
         "beyond": beyond(sampled[:draws], logits / temperature),
+        "alike": (pairs[:, 0] == pairs[:, 1]).all().double()[None],
     }
 
 
