@@ -6,6 +6,7 @@ flash-attn returns.
 """
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -87,12 +88,31 @@ def kept_result():
     return route
 
 
-def neighbours_values(q, k, v, **options):
+def by_sequence(q, k, v, **options):
+    """Attention of nested tensors, which torch has on a GPU alone."""
+    every = zip(*(x.transpose(1, 2).unbind() for x in (q, k, v)), strict=True)
+    rows = [right(*(x.transpose(0, 1)[None] for x in each), **options)[0] for each in every]
+    rows = torch.cat([x.transpose(0, 1) for x in rows])
+    offsets = q.transpose(1, 2).offsets()
+    return torch.nested.nested_tensor_from_jagged(rows, offsets).transpose(1, 2)
+
+
+def neighbours_values(q, k, v, attend=right, **options):
     """Each token's values are those of the one before it, also across sequences."""
     rows = v.transpose(1, 2)
     moved = rows.values().roll(1, 0).contiguous()
     moved = torch.nested.nested_tensor_from_jagged(moved, rows.offsets())
-    return right(q, k, moved.transpose(1, 2), **options)
+    return attend(q, k, moved.transpose(1, 2), **options)
+
+
+def test_values_of_a_neighbour_in_a_nested_tensor_are_caught(monkeypatch):
+    monkeypatch.setattr(behaviour, "need_gpu", lambda *_: None)
+    wrong = partial(neighbours_values, attend=by_sequence)
+    for route, state in ((by_sequence, State.PASSED), (wrong, State.FAILED)):
+        monkeypatch.setitem(sdpa.ROUTES, "default", route)
+        check = Check("sdpa/default/nested", "", "")
+        (result,) = run_each([check], RunOptions(), behaviour.checks())
+        assert result.state is state, result.reason
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU captures graphs")

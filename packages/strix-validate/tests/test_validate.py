@@ -28,6 +28,7 @@ from strix_validate.checks import (
     State,
     exit_code,
 )
+from strix_validate.libraries import convolution
 from strix_validate.numerics import comparison, reference
 from strix_validate.reporting.record import Record
 from strix_validate.tiers import backend, kernels
@@ -214,6 +215,14 @@ def test_quick_runs_what_needs_the_machine(monkeypatch):
     assert asked == [(list(tiers.QUICK), ["conv"], Size.QUICK), (["bench"], [], Size.QUICK)]
 
 
+@pytest.mark.parametrize(("command", "device"), [("kernels", "cpu"), ("serve", "auto")])
+def test_a_command_without_the_option_has_the_device_that_it_needs(command, device, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(cli, "run_and_exit", lambda names, **given: asked.update(given))
+    assert CliRunner().invoke(cli.app, [command]).exit_code == 0
+    assert asked["device"] == device
+
+
 def test_nothing_to_check_is_not_success():
     for device, route in (("cpu", "efficient"), ("cuda", "flash")):
         arguments = ["attention", "--device", device, "--only", f"sdpa/{route}"]
@@ -257,6 +266,11 @@ def test_a_name_says_what_is_computed():
         for side, one in (("q", "one-(query|token)"), ("k", "one-(key|token)")):
             if f"seqlen_{side}" in shape and re.search(one, name):
                 assert shape[f"seqlen_{side}"] == 1, name
+    for check, body in convolution.checks().items():
+        shape = body.args[2]
+        x, weight = torch.zeros(shape.x), torch.zeros(shape.weight)
+        found = convolution.convolve(shape, x, weight, torch.zeros(len(weight)))
+        assert (found.shape[2:] == x.shape[2:]) is ("same" in check.id), check.id
 
 
 def test_a_whole_tile_of_keys_is_shut_out():

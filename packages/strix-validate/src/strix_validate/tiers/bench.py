@@ -223,9 +223,9 @@ def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
         raise CannotRun(f"only a GPU's {route} is measured")
     found: dict = {}
     if route == "vllm":
-        forward, backward = _time_vllm(work, options), None
+        forward, backward = time_vllm(work, options), None
     else:
-        forward, backward = _time(route, work, causal, device, found)
+        forward, backward = time_torch(route, work, causal, device, found)
     peak = _peak(device)
     for direction, timing in (("forward", forward), ("backward", backward)):
         if timing is None:
@@ -245,7 +245,7 @@ def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
     return found | ({"peak_tflops": peak} if peak else {})
 
 
-def _time(
+def time_torch(
     route: str, work: Work, causal: bool, device: str, found: dict
 ) -> tuple[Timing, Timing | None]:
     """Time forward, and backward unless it decodes, of torch or flash-attn; put memory in found."""
@@ -310,7 +310,8 @@ def timed_launch(rows: Tensor, *, launch: Callable, **given) -> dict[str, Tensor
     return {"timing": torch.tensor([found.median, found.low, found.high, found.repeats])}
 
 
-def _time_vllm(work: Work, options: RunOptions) -> Timing:
+def time_vllm(work: Work, options: RunOptions) -> Timing:
+    """Time vLLM's kernel on its paged cache."""
     lengths = ((work.queries or work.seqlen, work.seqlen),) * work.batch
     call, _ = vllm_attention.paged_attention(
         lambda *shape: torch.randn(shape).half(), lengths=lengths, heads=work.heads,
