@@ -320,6 +320,14 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
         execute(GOOD, size=63, lenient=True)
 
 
+@pytest.mark.parametrize("options", [{"off": frozenset({"barrier"})}, {"lenient": True}])
+def test_waves_at_a_barrier_of_the_grid_and_of_a_workgroup_wait_for_ever(options):
+    """Nothing can go on, whatever is noted or not checked."""
+    body = "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 1f\ns_barrier\n1:\n"
+    with pytest.raises(Trap, match="barrier.*living waves of its grid reach"):
+        execute(body + "ds_gws_barrier v0 gds\ns_endpgm\n", cooperative=True, **options)
+
+
 def test_hardware_reads_zero_outside_of_lds():
     body = LOAD + "v_mov_b32 v2, 7\n" + FOUND["lds"][0].removeprefix(LOAD)
     assert (execute(body, checks=False) == 0).all()
