@@ -76,23 +76,6 @@ def test_each_patch_has_one_report() -> None:
     assert sorted(named) == sorted(patches_of(CHECKOUT / "patches"))
 
 
-def test_the_table_has_a_row_for_each_report() -> None:
-    rows = re.findall(r"(?m)^\| \[(\S+)\]\((\S+)\) \| \S", (FOLDER / "README.md").read_text())
-    reports = [str(path.relative_to(FOLDER)) for path in REPORTS]
-    assert rows == [(name.removesuffix(".md"), name) for name in reports]
-
-
-def test_the_table_says_what_the_report_says() -> None:
-    """A program that ran on a card or a CPU was `run on` it; one that did not was not."""
-    for line in re.findall(r"(?m)^\| \[.+$", (FOLDER / "README.md").read_text()):
-        _, report, program, _, _ = (cell.strip() for cell in line.split("|"))
-        head = (FOLDER / re.search(r"\((.+)\)", report)[1]).read_text().split("\n---\n")[0]
-        said = re.search(r"(?m)^seen: (.+)$", head)[1]
-        ran = "run on" in said and not re.match(r'"?not run', said)
-        assert ran == (not re.match("no:|has no program", program)), line
-        assert all(card in said for card in ("H100",) if card in program), line
-
-
 GOOD = """---
 to: https://github.com/a/b
 title: t
