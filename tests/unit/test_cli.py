@@ -207,7 +207,7 @@ def test_completion_of_a_shell() -> None:
 )
 def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], shown: str) -> None:
     monkeypatch.setattr(Display, "verbosity", 0)
-    CliRunner().invoke(main.app, [*option, "channel", "log", "/nowhere"])
+    CliRunner().invoke(main.app, [*option, "channel", "verify", "/nowhere"])
     console = Console(file=io.StringIO())
     display = Display(console)
     display.say("said")

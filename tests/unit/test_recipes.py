@@ -201,14 +201,6 @@ def test_amds_own_kernels_of_aotriton() -> None:
     assert added.endswith("/0.12b/aotriton-0.12b-images-amd-gfx115x.tar.gz")
 
 
-def test_order_puts_dependencies_first(either: RecipeSet) -> None:
-    order = list(either.recipes)
-    for name, recipe in either.recipes.items():
-        for needed in recipe.all_needs:
-            if needed in either.owner:
-                assert order.index(either.owner[needed]) < order.index(name)
-
-
 def test_variants_have_reasons() -> None:
     """One key per pin, a comment above each."""
     lines = (CHECKOUT / "variants.yaml").read_text().splitlines()
