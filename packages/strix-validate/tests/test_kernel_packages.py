@@ -3,7 +3,9 @@
 
 import hashlib
 import json
+import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from strix_validate.precompiled import flash_calls, warm, workload
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.triton.modes import CallAnswer, CallAnswers, CompiledKernel
 from strix_validate.triton.stand_in import Lookup
-from strix_validate.vllm.experts import Experts
+from strix_validate.vllm.experts import Experts, mixture
 from typer.testing import CliRunner
 
 META = {"extern_libs": [["ocml", "/build/lib/ocml.bc"]], "shared": 64}
@@ -109,6 +111,23 @@ def test_origins(tmp_path: Path) -> None:
     ]
     found = kernel_packages.origins(answers, tmp_path)
     assert found == {"packages": 2, "compiled": 1, "cache": 1}
+
+
+@pytest.mark.parametrize(("kind", "size"), [({}, 2), ({"block": 128}, 1), ({"group": 128}, 0.5)])
+def test_both_products_of_experts_are_launched(
+    kind: dict, size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With weights of as many bytes as the model's."""
+    launched = []
+    module = MagicMock(invoke_fused_moe_triton_kernel=lambda x, w, *_, **__: launched.append(w))
+    module.invoke_fused_moe_wna16_triton_kernel = module.invoke_fused_moe_triton_kernel
+    module._prepare_expert_assignment.return_value = ()
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.fused_moe.fused_moe", module)
+    call, _ = mixture(
+        lambda *x: torch.zeros(x).bfloat16(), layer=Experts(4, 2, 256, 128, **kind), tokens=3
+    )
+    call.launch(**call.tensors, **call.options)
+    assert [weight.nbytes for weight in launched] == [4 * 256 * n * size for n in (256, 128)]
 
 
 LLAMA, QWEN = CONFIGS["Llama-3.1-8B"], CONFIGS["Qwen3-30B-A3B"]
