@@ -188,6 +188,10 @@ def test_an_interrupted_host_base_is_made_by_the_next(
     machine._write("base.json", packages={})
     machine.make(print, None, None)
     assert made == ["made"]
+    with monkeypatch.context() as patch:
+        patch.setattr(hostbase.subprocess, "getoutput", lambda _: "15")
+        again = HostBase(machine.project, machine.base)
+        assert not again.is_current(), "another compiler is another base"
     (machine.recipe / "requirements.in").write_text("torch==${pytorch}\n")
     again = HostBase(machine.project, machine.base)
     assert not again.is_current(), "other requirements are another base"
