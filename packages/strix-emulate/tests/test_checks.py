@@ -328,6 +328,11 @@ def test_waves_at_a_barrier_of_the_grid_and_of_a_workgroup_wait_for_ever(options
         execute(body + "ds_gws_barrier v0 gds\ns_endpgm\n", cooperative=True, **options)
 
 
+def test_a_kernel_that_goes_on_behind_its_end_is_told():
+    with pytest.raises(Trap, match="bounds: jumps to 0x4, which is not an instruction"):
+        execute("s_nop 0\n")
+
+
 def test_hardware_reads_zero_outside_of_lds():
     body = LOAD + "v_mov_b32 v2, 7\n" + FOUND["lds"][0].removeprefix(LOAD)
     assert (execute(body, checks=False) == 0).all()

@@ -108,13 +108,14 @@ def test_a_gate_that_is_not_left_out_is_found():
     assert unnamed({"ignore": ["re:.*self_attn.*"]}, gate)
 
 
-def test_the_reference_is_transformers_own(monkeypatch, tmp_path):
+@pytest.mark.parametrize("model", [(), ("gdn",)], ids=["tiny_llama", "gdn"])
+def test_the_reference_is_transformers_own(model, monkeypatch, tmp_path):
     """Where fla is installed, its kernels for a GPU would compute it."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     (tmp_path / "fla.py").write_text("raise SystemExit('fla is imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert len(in_child("make", tmp_path / "model", "gdn")["logprobs"]) == 512
+    assert len(in_child("make", tmp_path / "model", *model)["logprobs"]) == 512
 
 
 @pytest.mark.parametrize("name", MODELS)

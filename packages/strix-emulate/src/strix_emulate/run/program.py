@@ -141,12 +141,11 @@ def _blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Block]:
     block = None
     for ins in instructions:
         if block is None or block.end is not None or ins.address in starts:
-            if block is not None and block.end is None:
-                block.next = ins.address
             block = found[ins.address] = Block(ins.address)
             lines[ins.address] = []
+        block.next = ins.address + ins.size
         if ins.name in CONTROL and not ins.unknown:
-            block.end, block.next = ins, ins.address + ins.size
+            block.end = ins
             if "branch" in ins.name:
                 block.condition, block.taken = _CONDITIONS.get(ins.name), _target(ins)
         else:
