@@ -131,7 +131,17 @@ class Place:
             (self.root / name).write_text(text)
         changed = dict.fromkeys([*(name for name, _, _ in edits), *self._marked_torch()])
         said = "".join(line for name in changed for line in self._difference(name))
-        return said + "".join(one.write(self.root) for one in thin)
+        return said + "".join(map(self._launcher, thin))
+
+    def _launcher(self, thin: ModuleType) -> str:
+        """Write the launcher and what it reads; returns what to say."""
+        folder, names = self.root / thin.FOLDER, thin.DEVICE_CODE.split()
+        texts = thin.FILES | {"device_code.txt": "".join(f"{name}\n" for name in names)}
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+        (folder / "thin.sh").chmod(0o755)
+        said = f"device code for {len(names)} HIP files alone (device_code.txt)"
+        return f"overlay/{thin.FOLDER}: {said}\n"
 
     def _marked_torch(self) -> list[str]:
         """Let what requires `rocm*` of torch's build string take the mark before it; the files."""

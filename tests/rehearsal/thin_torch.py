@@ -6,8 +6,6 @@ does not name becomes an object with an empty code object in it and nothing that
 The link defines what is then missing, by a function that throws.
 """
 
-from pathlib import Path
-
 Edits = list[tuple[str, str, str]]
 
 FOLDER = "recipes/pytorch"
@@ -141,13 +139,4 @@ extern "C" int hipLaunchKernel(const void *, dim3, dim3, void **, unsigned long,
 __attribute__((global)) void ABSENT() {}
 """
 
-
-def write(root: Path) -> str:
-    """Writes the launcher and what it reads to a copy of the checkout; returns what to say."""
-    launcher, names = root / FOLDER / "thin.sh", root / FOLDER / "device_code.txt"
-    launcher.write_text(LAUNCHER)
-    launcher.chmod(0o755)
-    (root / FOLDER / "absent.hip").write_text(ABSENT)
-    listed = DEVICE_CODE.split()
-    names.write_text("".join(f"{name}\n" for name in listed))
-    return f"overlay/{FOLDER}: device code for {len(listed)} HIP files alone ({names.name})\n"
+FILES = {"thin.sh": LAUNCHER, "absent.hip": ABSENT}

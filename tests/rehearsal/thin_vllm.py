@@ -5,8 +5,6 @@ Edits of the copy's recipes/vllm, which the overlay prints. Any other HIP file i
 host alone, with an empty code object in it: the modules load, and its kernels are not found.
 """
 
-from pathlib import Path
-
 FOLDER = "recipes/vllm"
 BUILD = f"{FOLDER}/build.sh"
 EDITS = [
@@ -41,12 +39,4 @@ fi
 exec "$@" -O0 --offload-host-only -Xclang -fcuda-include-gpubinary -Xclang "$empty"
 """
 
-
-def write(root: Path) -> str:
-    """Writes the launcher and what it reads to a copy of the checkout; returns what to say."""
-    launcher, names = root / FOLDER / "thin.sh", root / FOLDER / "device_code.txt"
-    launcher.write_text(LAUNCHER)
-    launcher.chmod(0o755)
-    listed = DEVICE_CODE.split()
-    names.write_text("".join(f"{name}\n" for name in listed))
-    return f"overlay/{FOLDER}: device code for {len(listed)} HIP files alone ({names.name})\n"
+FILES = {"thin.sh": LAUNCHER}
