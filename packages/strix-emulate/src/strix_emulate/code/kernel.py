@@ -66,7 +66,7 @@ class Kernel:
     sgpr_spills: int
     arguments: tuple[Argument, ...]
     finite_16: bool
-    launch_lds: int = field(compare=False)
+    launch_lds: int
     image: Image | None = field(compare=False, repr=False)
     dynamic_stack: bool
     target: Target
