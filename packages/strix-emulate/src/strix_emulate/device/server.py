@@ -22,7 +22,7 @@ from strix_emulate.code import bundles, hidden, loader
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.code.target import DEFAULT, Target, named
 from strix_emulate.device import protocol
-from strix_emulate.device.hostcall import HEAP, Heap, Hostcalls
+from strix_emulate.device.hostcall import HEAP, START, Heap, Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
 from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Status, unpack
 from strix_emulate.device.report import Tally, is_of_headers, is_upstream
@@ -36,8 +36,8 @@ from strix_emulate.statistics import occupancy
 # caches before its barrier and not behind it, and rocPRIM's block_scan reads padding of LDS that
 # nothing wrote, and does not use it. What is used is NaN, and shows in the results.
 _NOTED = frozenset({"stale", "uninitialised"})
-#: Offsets of what a launch needs, and the most bytes of arguments.
-_PACKET, _QUEUE, _ARGUMENTS = LAUNCH + (1 << 19), LAUNCH + (1 << 19) + 4096, 1 << 16
+#: Offsets of what a launch needs, and the most bytes of arguments, which hostcalls follow.
+_PACKET, _QUEUE, _ARGUMENTS = LAUNCH + (1 << 19), LAUNCH + (1 << 19) + 4096, START - LAUNCH
 
 
 @dataclass
