@@ -108,14 +108,21 @@ def test_a_gate_that_is_not_left_out_is_found():
     assert unnamed({"ignore": ["re:.*self_attn.*"]}, gate)
 
 
-@pytest.mark.parametrize("model", [(), ("gdn",)], ids=["tiny_llama", "gdn"])
-def test_the_reference_is_transformers_own(model, monkeypatch, tmp_path):
+def test_the_reference_is_transformers_own(monkeypatch, tmp_path):
     """Where fla is installed, its kernels for a GPU would compute it."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     (tmp_path / "fla.py").write_text("raise SystemExit('fla is imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert len(in_child("make", tmp_path / "model", *model)["logprobs"]) == 512
+    assert len(in_child("make", tmp_path / "model", "gdn")["logprobs"]) == 512
+
+
+def test_the_small_llama_scores_a_token_as_it_was_made_with(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    made = in_child("make", tmp_path / "model")["logprobs"]
+    scored = in_child("score", tmp_path / "model", "[7, 9]")
+    assert scored["logprobs"][0] == pytest.approx(made[7], abs=1e-4)
+    assert scored["best"][0] == pytest.approx(max(made), abs=1e-4) and len(scored["best"]) == 2
 
 
 @pytest.mark.parametrize("name", MODELS)
