@@ -172,7 +172,7 @@ def mock(name: str) -> types.ModuleType:
         from triton import language
         from triton.language.extra import libdevice
 
-        module.triton, module.tl, module.HAS_TRITON = triton, language, True
+        module.triton, module.tl = triton, language
         module.tldevice = libdevice
     if name == _EXP:
         # the interpreter replaces Triton's functions when a kernel starts: look each up then
