@@ -90,11 +90,9 @@ def kept_result():
 
 def by_sequence(q, k, v, **options):
     """Attention of nested tensors, which torch has on a GPU alone."""
-    every = zip(*(x.transpose(1, 2).unbind() for x in (q, k, v)), strict=True)
-    rows = [right(*(x.transpose(0, 1)[None] for x in each), **options)[0] for each in every]
-    rows = torch.cat([x.transpose(0, 1) for x in rows])
-    offsets = q.transpose(1, 2).offsets()
-    return torch.nested.nested_tensor_from_jagged(rows, offsets).transpose(1, 2)
+    every = zip(*(x.unbind() for x in (q, k, v)), strict=True)
+    rows = torch.cat([right(*each, **options).transpose(0, 1) for each in every])
+    return torch.nested.nested_tensor_from_jagged(rows, v.transpose(1, 2).offsets()).transpose(1, 2)
 
 
 def neighbours_values(q, k, v, attend=right, **options):

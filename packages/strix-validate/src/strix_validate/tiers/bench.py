@@ -223,7 +223,7 @@ def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
         raise CannotRun(f"only a GPU's {route} is measured")
     found: dict = {}
     if route == "vllm":
-        forward, backward = time_vllm(work, options), None
+        forward, backward = _time_vllm(work, options), None
     else:
         forward, backward = time_torch(route, work, causal, device, found)
     peak = _peak(device)
@@ -310,8 +310,7 @@ def timed_launch(rows: Tensor, *, launch: Callable, **given) -> dict[str, Tensor
     return {"timing": torch.tensor([found.median, found.low, found.high, found.repeats])}
 
 
-def time_vllm(work: Work, options: RunOptions) -> Timing:
-    """Time vLLM's kernel on its paged cache."""
+def _time_vllm(work: Work, options: RunOptions) -> Timing:
     lengths = ((work.queries or work.seqlen, work.seqlen),) * work.batch
     call, _ = vllm_attention.paged_attention(
         lambda *shape: torch.randn(shape).half(), lengths=lengths, heads=work.heads,
