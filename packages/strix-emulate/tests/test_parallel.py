@@ -71,6 +71,9 @@ def test_stores_next_to_each_other_are_no_race():
     for checks in (False, True):
         data, done = execute(COUNT, 2, checks=checks)
         assert done.cores == 2 and (data[16:25] == 1).all() and data.sum() == 9
+        # nor are loads of one word
+        both = "v_mov_b32 v2, 0\nglobal_load_b32 v5, v2, s[4:5]\n"
+        assert execute(both, 2, checks=checks)[1].cores == 2
 
 
 def test_a_race_between_processes_is_the_trap_of_one_core(monkeypatch):

@@ -50,8 +50,7 @@ def adapted(
         for i, n in enumerate(rows):
             for t, owner in enumerate(owners):
                 # the kernel rounds what it reads to the weights' type
-                row = tensors["shrunk"][i, t : t + 1]
-                row = row if dtype == reference.TERMS else reference.stored(row, dtype)
+                row = reference.stored(tensors["shrunk"][i, t : t + 1], dtype)
                 part = reference.product(row, tensors[f"b{i}"][owner], dtype)[0]
                 out[t, begin : begin + n] += part * (owner >= 0)
             begin += n
