@@ -435,6 +435,12 @@ def test_a_flag_orders_what_was_stored_before_it():
     # a load that asks the wave's own cache orders nothing
     with pytest.raises(Trap, match="race|budget"):
         execute(text.replace(" glc", ""), threads=32, grid=(2,), second="inout")
+    # and no load releases what was stored before it
+    ask = "global_load_b32 v2, v1, s[6:7] glc\ns_waitcnt vmcnt(0)"
+    text = text.replace("s_cbranch_scc1 poll", "").replace("writer:", f"writer:\n{ask}")
+    with pytest.raises(Trap, match="race"):
+        execute(text.replace("global_atomic_swap_b32 v1, v2, s[6:7]", ask),
+                threads=32, grid=(2,), second="inout")  # fmt: skip
 
 
 def test_equal_values_from_two_workgroups_may_be_read_back():
