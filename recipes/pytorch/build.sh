@@ -40,8 +40,9 @@ install() {
 
 clean() {
     # rattler-build copies this folder once for itself and once for each output: without this, 15 to
-    # 25 GB five times. Licence texts and checks are all that the outputs take from it.
-    find . -mindepth 2 ! -type d ! -path '*/LICENSE*' ! -path './checks/*' -delete
+    # 25 GB five times. Licence texts and checks are all that the outputs take from it. Links go too:
+    # ittapi has one among its licences, and a package with a link in `info` is refused.
+    find . -mindepth 2 ! -type d \( -type l -o ! -path '*/LICENSE*' ! -path './checks/*' \) -delete
     find . -mindepth 1 -type d -empty -delete
 }
 

@@ -181,17 +181,18 @@ def test_prepared_tree(build: Build) -> None:
 
 
 def test_what_is_left_for_the_outputs_to_copy(build: Build) -> None:
-    """Of a tree of 4 MB: licence texts, checks, and the markers of stages that are done."""
+    """Of a tree of 4 MB: licence texts, checks, markers of stages that are done, and no link."""
     kept = {"LICENSE", "third_party/a/LICENSE.txt", "third_party/b/LICENSES/MIT", "checks/elf.py"}
     for name in kept:
         build.write(name, "text")
+    (build.source / "third_party/a/LICENSES").symlink_to("../b/LICENSES")
     for name in ("build/a.o", "torch/lib/libtorch.so", "third_party/a/a.cpp", "aten/b.cpp"):
         build.write(name, "x" * 1_000_000)
     build.run()
     left = {p.relative_to(build.source).as_posix() for p in build.source.rglob("*") if p.is_file()}
     assert kept <= left and all(n.startswith("checks/") for n in left - kept if "/" in n)
     assert sum((build.source / name).stat().st_size for name in left) < 100_000
-    assert not list(build.source.glob("third_party/a/*.cpp"))
+    assert [path.name for path in build.source.glob("third_party/a/*")] == ["LICENSE.txt"]
     assert not (build.source / "aten").exists()
 
 
