@@ -207,12 +207,13 @@ def test_a_folder_of_wheels_that_an_earlier_run_filled(tmp_path: Path) -> None:
     assert [str(wheel.version) for wheel in found.values()] == ["79.0.1"]
 
 
+@pytest.mark.parametrize(("name", "more"), [("fastapi", "uvloop"), ("pybind11", "pybind11-global")])
 def test_what_conda_forges_package_requires_besides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, more: str
 ) -> None:
-    """pip is asked for it too, which gives fastapi and says so in its report."""
-    write_wheel(tmp_path, "fastapi", "1.0")
-    report = {"install": [{"metadata": {"name": "fastapi", "version": "1.0"}}]}
+    """pip is asked for it too, which gives the wheel and says so in its report."""
+    write_wheel(tmp_path, name, "1.0")
+    report = {"install": [{"metadata": {"name": name, "version": "1.0"}}]}
     asked: list[list[str]] = []
 
     def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -220,9 +221,9 @@ def test_what_conda_forges_package_requires_besides(
         return subprocess.CompletedProcess(command, 0, json.dumps(report))
 
     monkeypatch.setattr(conda_forge.subprocess, "run", pip)
-    (made,) = conda_forge.from_pypi(["fastapi>=0.1"], tmp_path, tmp_path)
-    assert {"fastapi>=0.1", "uvloop"} < {*asked[0]}
-    assert "uvloop" in Package(made).index["depends"]
+    (made,) = conda_forge.from_pypi([f"{name}>=0.1"], tmp_path, tmp_path)
+    assert {f"{name}>=0.1", more} < {*asked[0]}
+    assert more in Package(made).index["depends"]
 
 
 def test_another_name_than_pypis(tmp_path: Path) -> None:

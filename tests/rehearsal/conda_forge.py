@@ -135,12 +135,14 @@ NOT_INSTALLED = {"if", "run_constraints", "run_exports", "ignore_run_exports"}
 # conda-forge's ray-default is ray with what its dashboard needs; the wheel alone stands for it
 PYPI_NAMES = {"ray-default": "ray"} | {conda: pypi for pypi, conda in wheels.CONDA_NAMES.items()}
 
-# What conda-forge's package requires and the wheel does not: `fastapi[standard]`.
+# What conda-forge's package requires and the wheel does not: `fastapi[standard]`, and pybind11's
+# headers where extensions of torch look for them.
 NEEDS_MORE = {
     "fastapi": (
         "email-validator", "fastapi-cli", "httpx", "jinja2", "python-multipart", "uvicorn",
         "uvloop",
-    )
+    ),
+    "pybind11": ("pybind11-global",),
 }  # fmt: skip
 
 
