@@ -141,7 +141,7 @@ class Channel:
     def index(self) -> None:
         """Write repodata.json of both subdirs, keeping known entries."""
         for subdir in SUBDIRS:
-            (self.folder / subdir).mkdir(exist_ok=True)
+            (self.folder / subdir).mkdir(parents=True, exist_ok=True)
         write_index(self.folder, write_zst=False, write_shards=False)
         self._name_on_pypi()
 
