@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -152,10 +153,11 @@ def copy_checkout(root: Path, packages: bool = True) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             continue
-        if file.suffix == ".conda":  # nobody writes to it
-            target.hardlink_to(file)
-        else:
-            shutil.copy2(file, target, follow_symlinks=False)
+        with suppress(OSError):  # /tmp is another filesystem
+            if file.suffix == ".conda":  # nobody writes to it
+                target.hardlink_to(file)
+                continue
+        shutil.copy2(file, target, follow_symlinks=False)
     share_build(root)
 
 

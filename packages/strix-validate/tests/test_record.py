@@ -17,6 +17,7 @@ from strix_validate.reporting import record
 from strix_validate.reporting.page import render
 from strix_validate.reporting.record import Package
 from strix_validate.runner import NoSuchCheck, run, select
+from strix_validate.tiers import attention
 from typer.testing import CliRunner
 
 
@@ -110,6 +111,32 @@ def test_a_skip_that_is_not_expected_fails():
                        "No viable backend")  # fmt: skip
     assert skips.judge(efficient, cpu).state is State.SKIPPED
     assert skips.judge(efficient, strix).state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    "build, error, state",
+    [
+        ("gfx1151_sample_h1_0", "hipErrorInvalidHandle", State.SKIPPED),
+        ("gfx1151_sample_h1_0", "hipErrorNotSupported", State.SKIPPED),
+        ("gfx1151_core_h1_0", "hipErrorNotSupported", State.SKIPPED),
+        # of these sets each kernel that the library knows is there
+        ("gfx1151_core_h1_0", "hipErrorInvalidHandle", State.FAILED),
+        ("gfx1151_h1_0", "hipErrorNotSupported", State.FAILED),
+        ("gfx1151_upstream_h1_0", "hipErrorInvalidHandle", State.FAILED),
+        ("gfx1151_sample_h1_0", "out: error 2.0 of the bound", State.FAILED),
+    ],
+)
+def test_what_a_smaller_set_of_kernels_lacks_is_a_skip(build, error, state, tmp_path, monkeypatch):
+    """And a failure with all kernels; a wrong number is one with any."""
+    (tmp_path / "conda-meta").mkdir()
+    (tmp_path / f"conda-meta/aotriton-images-gfx1151-0.12.0-{build}.json").touch()
+    check = Check("sdpa/efficient/full-float32", "", "")
+    failed = Result(check, State.FAILED, f"AcceleratorError: CUDA error\nSearch for `{error}'")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(attention.sdpa, "run", lambda *_: iter([failed]))
+    (result,) = attention.run([check], RunOptions(device="cuda"))
+    strix = record.Device(type="gpu", architecture="gfx1151", build="rocm")
+    assert skips.judge(result, strix).state is state
 
 
 def test_what_nobody_measured_is_0():

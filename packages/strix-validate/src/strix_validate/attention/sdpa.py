@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -31,6 +32,12 @@ _FUSED = {
     "flash": "_flash_attention",
     "efficient": "_efficient_attention",
     "cudnn": "_cudnn_attention",
+}
+#: By AOTriton's set of kernels, HIP's errors where it has none: its library refuses what no kernel
+#: of the set is for; only sample's knows kernels that the set has not.
+_LEFT_OUT = {
+    "core": ("hipErrorNotSupported",),
+    "sample": ("hipErrorNotSupported", "hipErrorInvalidHandle"),
 }
 Route = Callable[..., Tensor]
 
@@ -83,6 +90,21 @@ def run(wanted: set[Check], options: RunOptions) -> Iterator[Result]:
             problem = Problem(shape, dtype, options.device)
         result = run_one(check, ROUTES[route], problem)
         yield replace(result, seconds=perf_counter() - begin)
+
+
+def kernel_set(prefix: Path) -> str:
+    """Return the set of AOTriton's kernels in a conda prefix: "core", "sample", or "" for all."""
+    builds = [file.stem for file in prefix.glob("conda-meta/aotriton-images-*.json")]
+    return next((name for name in _LEFT_OUT for build in builds if f"_{name}_" in build), "")
+
+
+def unless_left_out(result: Result, kernels: str) -> Result:
+    """Return the result; skipped if it failed because the set of kernels has none for it."""
+    errors = _LEFT_OUT.get(kernels, ())
+    if result.state is not State.FAILED or not any(error in result.reason for error in errors):
+        return result
+    reason = f"AOTriton's set {kernels} has no kernel for it"
+    return replace(result, state=State.SKIPPED, reason=reason)
 
 
 def _sums_show(shape: SdpaShape, dtype: torch.dtype) -> bool:

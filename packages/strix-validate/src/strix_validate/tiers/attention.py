@@ -2,9 +2,12 @@
 """Attention gives the correct output and gradients: torch's backends, flash-attn and vLLM."""
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import chain
+from pathlib import Path
 
 import torch
 
@@ -50,9 +53,11 @@ def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     if options.device == "cpu" and options.size is Size.QUICK and not chosen:
         # tensors are small: on busy cores, threads would only wait for each other
         torch.set_num_threads(1)
-    yield from sdpa.run(set(wanted), options)
     bodies = behaviour.checks()
-    yield from run_each([check for check in wanted if check in bodies], options, bodies)
+    behaviours = [check for check in wanted if check in bodies]
+    found = chain(sdpa.run(set(wanted), options), run_each(behaviours, options, bodies))
+    kernels = sdpa.kernel_set(Path(sys.prefix))
+    yield from (sdpa.unless_left_out(result, kernels) for result in found)
     cases = _flash_cases(options.size, _kind(options))
     yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
     mode: triton_modes.Mode = "native" if options.device == "cuda" else "interpret"
