@@ -43,7 +43,7 @@ EDITS: Edits = [
 # call; every tensor is made in TensorFactories. The second half is what vLLM calls when it serves.
 DEVICE_CODE = """
 AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel CompareKernels Copy
-DistributionNormal FillKernel HIPScalar IndexKernel Indexing Nonzero RecordStream ReduceLogicKernel
+DistributionNormal Dropout FillKernel HIPScalar IndexKernel Indexing Nonzero RecordStream ReduceLogicKernel
 ReduceMaxValuesKernel ReduceMomentKernel ReduceSumProdKernel Shape SoftMax TensorCompare
 TensorFactories TriangularOps UfuncCUDA_add UnaryFractionKernels UnarySignKernels attention
 attention_backward mha_all_aot

@@ -96,18 +96,19 @@ def test_unpack_wheel(tmp_path: Path) -> None:
         "demo",
         files={
             "demo/__init__.py": "def main():\n    import sys; print(sys.executable)\n",
+            "demo/tests/test_demo.py": "",
             "demo-1.0.data/scripts/plain": "#!python\nprint('plain script')\n",
             "demo-1.0.data/data/share/demo.txt": "data\n",
             "demo-1.0.data/headers/demo.h": "/* header */\n",
             "demo-1.0.dist-info/entry_points.txt": "[console_scripts]\ndemo = demo:main\n",
         },
     )
-    prefix = tmp_path / "made"
+    prefix = tmp_path / "test" / "made"
     unpack_wheel(file, prefix)
     assert (prefix / "share/demo.txt").read_text() == "data\n"
     assert list(prefix.glob("include/**/demo.h"))
     modules = prefix / "lib" / f"python{PYTHON}" / "site-packages"
-    assert list(modules.glob("demo/__pycache__/*.pyc"))
+    assert [file.parts[-3] for file in modules.rglob("*.pyc")] == ["demo"], "tests are not compiled"
     assert (modules / "demo-1.0.dist-info/INSTALLER").read_text() == "conda"
 
     moved = tmp_path / "else where"

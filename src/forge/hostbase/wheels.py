@@ -7,6 +7,7 @@ What such a package holds is decided here alone, so an edit here makes the host 
 import compileall
 import hashlib
 import py_compile
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def unpack_wheel(file: Path, prefix: Path) -> None:
     """Lay a wheel out as conda packages are: scripts in bin, modules in lib/pythonX.Y.
 
     Console scripts and `.data` trees go where PEP 427 says; byte code is made here once, because
-    every environment would otherwise make it again at first import.
+    every environment would otherwise make it again at first import. Nobody imports a wheel's tests.
     """
     modules = prefix / "lib" / f"python{PYTHON}" / "site-packages"
     scheme = {
@@ -141,7 +142,7 @@ def unpack_wheel(file: Path, prefix: Path) -> None:
             script.write_bytes(SHEBANG + rest)
             script.chmod(0o755)
     compileall.compile_dir(
-        modules, quiet=2, stripdir=str(prefix),
+        modules, quiet=2, stripdir=str(prefix), rx=re.compile("/site-packages/.*/tests?/"),
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )  # fmt: skip
 
