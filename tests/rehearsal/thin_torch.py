@@ -43,10 +43,10 @@ EDITS: Edits = [
 # call; every tensor is made in TensorFactories. The second half is what vLLM calls when it serves.
 DEVICE_CODE = """
 AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel CompareKernels Copy
-DistributionNormal Dropout FillKernel HIPScalar IndexKernel Indexing Nonzero RecordStream ReduceLogicKernel
-ReduceMaxValuesKernel ReduceMomentKernel ReduceSumProdKernel Shape SoftMax TensorCompare
-TensorFactories TriangularOps UfuncCUDA_add UnaryFractionKernels UnarySignKernels attention
-attention_backward mha_all_aot
+DistributionNormal Dropout FillKernel HIPScalar IndexKernel Indexing Nonzero RecordStream
+ReduceLogicKernel ReduceMaxValuesKernel ReduceMomentKernel ReduceSumProdKernel Shape SoftMax
+TensorCompare TensorFactories TriangularOps UfuncCUDA_add UnaryFractionKernels UnarySignKernels
+attention attention_backward mha_all_aot
 
 ActivationGeluKernel ActivationSiluKernel ActivationSoftplusKernel BinaryBitwiseOpsKernels
 BinaryDivFloorKernel BinaryDivTruncKernel BinaryLogicalOpsKernels BinaryRemainderKernel
