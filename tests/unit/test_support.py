@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What tests stand on: mutants, servers, copies of the checkout, a look into what is built."""
 
+import errno
 import http.server
 import json
 import os
@@ -134,6 +135,20 @@ def test_nothing_that_a_copy_changes_is_the_checkouts(tmp_path: Path) -> None:
     ours = {file.name for file in (CHECKOUT / "channel").glob("*/*.conda")}
     assert {file.name for file in (root / "channel").glob("*/*.conda")} == ours
     assert not (root / "channel" / ".lock").exists()
+
+
+def test_a_copy_on_another_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where /tmp is one of its own: packages are copied."""
+
+    def hardlink_to(self: Path, _: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
+
+    monkeypatch.setattr(Path, "hardlink_to", hardlink_to)
+    copy_checkout(tmp_path / "copy")
+    ours = {file.name: file.stat().st_size for file in CHECKOUT.glob("channel/*/*.conda")}
+    copied = {file.name: file.stat() for file in tmp_path.glob("copy/channel/*/*.conda")}
+    assert {name: stat.st_size for name, stat in copied.items()} == ours
+    assert {stat.st_nlink for stat in copied.values()} <= {1}
 
 
 def test_without_pixi_it_is_a_skip_or_a_failure(
