@@ -39,24 +39,27 @@ EDITS: Edits = [
     ],
     (CHECK, r'    if "Using Kineto with(.*\n){2}', ""),
 ]
-# What the package tests, bitsandbytes' among them, `strix-validate backend` and simple arithmetic
-# call; every tensor is made in TensorFactories. The second half is what vLLM calls when it serves.
+# What the package tests, bitsandbytes' among them, `strix-validate backend` and `libraries`, a step
+# of training and simple arithmetic call; every tensor is made in TensorFactories. The second half
+# is what vLLM calls when it serves.
 DEVICE_CODE = """
-AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel CompareKernels Copy
-DistributionNormal Dropout FillKernel HIPScalar IndexKernel Indexing Nonzero RecordStream
-ReduceLogicKernel ReduceMaxValuesKernel ReduceMomentKernel ReduceSumProdKernel Shape SoftMax
-TensorCompare TensorFactories TriangularOps UfuncCUDA_add UnaryFractionKernels UnarySignKernels
-attention attention_backward mha_all_aot
+AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel CompareKernels
+ConvolutionMM2d Copy DepthwiseConv2d DistributionNormal Dropout FillKernel ForeachBinaryOpScalar
+ForeachBinaryOpScalarTensor ForeachReduceOp FusedAdamWKernel HIPScalar IndexKernel Indexing
+NaiveDilatedConvolution Nonzero RecordStream ReduceLogicKernel ReduceMaxValuesKernel
+ReduceMomentKernel ReduceSumProdKernel Shape SoftMax TensorCompare TensorFactories TriangularOps
+UfuncCUDA_add UnaryFractionKernels UnarySignKernels attention attention_backward
+fused_adamw_amsgrad_impl fused_adamw_impl mha_all_aot
 
 ActivationGeluKernel ActivationSiluKernel ActivationSoftplusKernel BinaryBitwiseOpsKernels
 BinaryDivFloorKernel BinaryDivTruncKernel BinaryLogicalOpsKernels BinaryRemainderKernel
 BinaryShiftOpsKernels CumsumKernel DistributionExponentialKernel DistributionRandomKernel
 DistributionUniform Distributions Embedding HIPGraph IndexKernelUtils IndexUtils LinearAlgebra
 LogAddExpKernel MaxMinElementwiseKernel PointwiseOpsKernel PowKernel RangeFactories
-ReduceArgMaxKernel ReduceMinValuesKernel ReduceNormKernel Repeat ScatterGatherKernel Sort
-SortStable Sorting TensorTopK UnaryGeometricCosKernel UnaryGeometricSinKernel
-UnaryGeometricTanhKernel UnaryLogKernels UnaryOpsKernel UnarySpecialOpsKernel cub
-cub-RadixSortPairs-scalars layer_norm_kernel
+ReduceArgMaxKernel ReduceMinValuesKernel ReduceNormKernel Repeat ScatterGatherKernel Sort SortStable
+Sorting TensorTopK UnaryGeometricCosKernel UnaryGeometricSinKernel UnaryGeometricTanhKernel
+UnaryLogKernels UnaryOpsKernel UnarySpecialOpsKernel cub cub-RadixSortPairs-scalars
+layer_norm_kernel
 """
 LAUNCHER = """\
 #!/usr/bin/env bash

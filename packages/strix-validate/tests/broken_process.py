@@ -21,11 +21,18 @@ def checks():
         Path(os.environ["MARK"]).touch()
         time.sleep(1000)
 
+    def slow(options):  # until the parent process has lost patience
+        mark = Path(os.environ["MARK"])
+        mark.touch()
+        while mark.exists():
+            time.sleep(0.05)
+        return {}
+
     def fail(options):
         raise ValueError("wrong")
 
     functions = [
         lambda options: {},
-        {"crash": crash, "hang": hang, "fail": fail}[os.environ["FAULT"]],
+        {"crash": crash, "hang": hang, "slow": slow, "fail": fail}[os.environ["FAULT"]],
     ]
     return {check: functions[n == 1] for n, check in enumerate(CHECKS)}

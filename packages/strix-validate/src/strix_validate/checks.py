@@ -112,6 +112,15 @@ def need_gpu(options: RunOptions, reason: str) -> None:
         raise CannotRun(reason)
 
 
+def is_emulated(options: RunOptions) -> bool:
+    """Return whether the GPU is strix-emulate's device."""
+    if options.device != "cuda":
+        return False
+    import torch
+
+    return "(emulated)" in torch.cuda.get_device_name()
+
+
 class CheckFailed(Exception):
     """The verdict of a check: what is wrong, in words."""
 

@@ -26,6 +26,7 @@ from strix_validate.checks import (
     Severity,
     State,
     described,
+    is_emulated,
     named,
     need_gpu,
     require,
@@ -230,7 +231,7 @@ def kernel_name(options: RunOptions) -> dict:
         torch.cuda.synchronize()
     kinds = torch.autograd.DeviceType.CUDA
     names = sorted({event.name for event in profiler.events() if event.device_type == kinds})
-    if not names and "(emulated)" in torch.cuda.get_device_name():
+    if not names and is_emulated(options):
         raise CannotRun("the emulated device shows its launches to no profiler")
     named = [name for name in names if re.search(r"attn_fwd|flash|fmha", name, re.IGNORECASE)]
     require(named, f"no attention kernel was launched, but {names or 'none'}")

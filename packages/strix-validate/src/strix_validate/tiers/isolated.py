@@ -5,6 +5,7 @@ An illegal access spoils every later call of its process, and a crash would end 
 stops at its first failure, and the checks after it go on in a fresh one.
 """
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -17,7 +18,7 @@ from pathlib import Path
 from strix_validate.checks import Check, Result, RunOptions, State
 from strix_validate.tiers import run_each
 
-#: Seconds that a child may take: MIOpen's search may lock up the GPU
+#: Seconds in which a child must end or answer a check: MIOpen's search may lock up the GPU
 #: (https://github.com/ROCm/TheRock/issues/5581).
 _LIMIT = 900.0
 
@@ -33,7 +34,7 @@ def run(
 
     Args:
         environment: variables to set in the child.
-        limit: seconds for a child process.
+        limit: seconds in which a child must end or answer a check.
     """
     while wanted:
         found, ended = _child(module, wanted, options, environment or {}, limit)
@@ -66,9 +67,7 @@ def _child(
                 stderr=stream,
             )
             try:
-                ended = f"ended with status {child.wait(limit)}"
-            except subprocess.TimeoutExpired:
-                ended = f"gave no answer within {limit:.0f} s"
+                ended = _wait(child, answered, limit)
             finally:  # also of an interrupted run
                 child.kill()
                 child.wait()
@@ -81,6 +80,16 @@ def _child(
                     break
         last = log.read_text(errors="replace").strip().splitlines()[-3:]
     return found, ": ".join([ended, " | ".join(last)]).removesuffix(": ")
+
+
+def _wait(child: subprocess.Popen, answered: Path, limit: float) -> str:
+    """Wait for the child for as long as it goes on to answer; return how it ended."""
+    before = -1
+    while before < (size := answered.stat().st_size):
+        before = size
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"ended with status {child.wait(limit)}"
+    return f"gave no answer within {limit:.0f} s"
 
 
 def _main(asked: str, answered: str) -> None:
