@@ -22,6 +22,7 @@ from forge.building.runner import BUILT, FAILED, FETCHED, Builder, _time_left
 from forge.cli import building
 from forge.cli.main import app
 from forge.errors import ForgeError
+from forge.hostbase.base import HostBase
 from forge.project import Project
 from forge.recipes.plan import RecipeSet, Step
 
@@ -164,6 +165,7 @@ def test_build_all_asks_a_terminal_before_it_starts(
 ) -> None:  # fmt: skip
     """On conda-forge, after it has said what it costs."""
     machine(monkeypatch, 40, 24)
+    monkeypatch.setattr(HostBase, "make", lambda *_: None)  # a stale one would be made anew
     monkeypatch.setattr(
         "forge.cli.building.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: terminal))
     )
