@@ -31,7 +31,7 @@ _SUMS = (
     "a summand that is lost where the compiler lost the wait for it, as clang 22 does in this "
     "kernel: https://github.com/llvm/llvm-project/pull/220357"
 )
-#: On a GPU; and where no wave lags behind, so that more rounds show no more.
+#: On a GPU; and where no wave lags behind now and then, two sizes of a batch.
 _MANY, _FEW = 50, 2
 #: Rows of a matrix: one wave's work, and blocks of the size at which the races were seen.
 _SIDES = (12, 48)
