@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Write the page of a published channel, index.html: `python docs/channel_page.py FOLDER`.
 
-`forge publish` and `forge channel yank` run it. All of the page comes from the channel's own index,
-log and statements, from stacks/, and from evidence/. It is one file without a script.
+`forge publish` runs it. All of the page comes from the channel's own index and list of withdrawn
+packages, from stacks/, and from evidence/. It is one file without a script.
 """
 
 import json
@@ -31,7 +31,7 @@ th, td { border-bottom: 1px solid var(--line) }
 td { overflow-wrap: break-word } td.short { white-space: nowrap }
 a { color: light-dark(#0550ae, #7ab7ff) } small { opacity: .75; display: inline-block }
 pre { background: var(--soft); padding: .8rem; white-space: pre-wrap; overflow-wrap: anywhere }
-.wide { overflow-x: auto } .yanked { text-decoration: line-through } tr:has(.yanked) { opacity: .6 }
+.wide { overflow-x: auto }
 @media (max-width: 60rem) {
   thead { display: none } td, td.short { display: block; border: 0; padding: .1rem 0 }
   td, td.short { overflow-wrap: anywhere; white-space: normal }
@@ -44,7 +44,7 @@ WORDS = {
     "emulated": "executed under emulation",
     "interpreted": "run in Triton's interpreter", "loads": "loads",
 }  # fmt: skip
-SHORT = {"size", "GPU", "Python", "attested", "revision", "time"}
+SHORT = {"size", "GPU", "Python", "date"}
 
 
 class Newest(Version):
@@ -86,27 +86,19 @@ def recipes() -> dict[str, str]:
     return found
 
 
-def proven(folder: Path, record: dict[str, Any]) -> str:
+def proven(record: dict[str, Any]) -> str:
     """What was done with this file, and what evidence/packages.toml says that others did; lines."""
     name = record["name"]
     claims = tomllib.loads((ROOT / "evidence/packages.toml").read_text())
-    said = claims.get(recipes().get(name, name), {}).get("ran", "no")
-    word, *pages = [said] if isinstance(said, str) else said
+    claim = claims.get(recipes().get(name, name), {}).get("ran", "no")
+    word, *pages = [claim] if isinstance(claim, str) else claim
     pages = [page.partition("#")[0].removesuffix(".md") for page in pages]
     shown = "".join(f" <small>{escape(page)}</small>" for page in pages)
-    others = f"other builds: {escape(WORDS[word])}{shown}" if word != "no" else ""
-    return "<br>".join(filter(None, [built(folder, record), ran_on_gpu(record["sha256"]), others]))
-
-
-def built(folder: Path, record: dict[str, Any]) -> str:
-    """What the statement of a package says; of those whose tests failed publish takes none."""
-    statement = f"forge/{record['name']}-{record['version']}-{record['build']}.provenance.json"
-    if not (folder / statement).is_file():
-        return "no statement of its build"
-    build = json.loads((folder / statement).read_text())["predicate"]["buildDefinition"]
-    base = escape(build["externalParameters"]["base"])
-    link = f'<a href="{escape(statement)}"><small>statement</small></a>'
-    return f"built by its recipe on {base}, tests passed {link}"
+    # publish takes no package whose tests did not pass
+    lines = ["built by its recipe, tests passed", ran_on_gpu(record["sha256"])]
+    if word != "no":
+        lines.append(f"other builds: {escape(WORDS[word])}{shown}")
+    return "<br>".join(lines)
 
 
 def ran_on_gpu(sha256: str) -> str:
@@ -145,31 +137,19 @@ def age(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 class Published:
-    """What a channel folder says of itself."""
+    """What a channel folder says of itself: its records by SUBDIR/FILE, and what was withdrawn."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.records: dict[str, dict[str, Any]] = {}
-        self.yanked: set[str] = set()
-        for path in sorted(folder.glob("*/repodata_from_packages.json")):
-            data = json.loads(path.read_text())
-            subdir = path.parent.name
-            self.records |= {f"{subdir}/{n}": r for n, r in data["packages.conda"].items()}
-        for path in folder.glob("*/repodata.json"):
-            for name, record in json.loads(path.read_text())["packages.conda"].items():
-                self.records[f"{path.parent.name}/{name}"] |= record
-        self.log = json.loads((folder / "revisions/log.json").read_text())["revisions"]
-        for entry in self.log:
-            self.yanked = (self.yanked | {*entry["yanked"]}) - {*entry["restored"]}
+        for path in sorted(folder.glob("*/repodata.json")):
+            packages = json.loads(path.read_text())["packages.conda"]
+            self.records |= {f"{path.parent.name}/{file}": r for file, r in packages.items()}
+        self.withdrawn = json.loads((folder / "withdrawn.json").read_text())["withdrawn"]
 
     def newest(self) -> dict[str, dict[str, Any]]:
-        """By name, the record of the newest version that is not yanked."""
-        order = sorted(self.records.items(), key=lambda item: age(item[1]), reverse=True)
-        return {record["name"]: record for file, record in order if file not in self.yanked}
-
-    def present(self) -> list[dict[str, Any]]:
-        """The records that are not yanked."""
-        return [record for file, record in self.records.items() if file not in self.yanked]
+        """By name, the record of the newest version."""
+        order = sorted(self.records.values(), key=age, reverse=True)
+        return {record["name"]: record for record in order}
 
 
 def stacks(published: Published) -> Iterator[list[str]]:
@@ -191,23 +171,15 @@ def packages(published: Published) -> Iterator[list[str]]:
     )
     for file, record in by_name:
         title = f'<a href="{escape(file)}">{escape(record["name"])}</a>'
-        if file in published.yanked:
-            title = f'<span class="yanked">{title}</span> yanked'
-        attested = "yes" if record.get("attestations_sha256") else "no"
         build = f"{escape(record['version'])}<br><small>{escape(record['build'])}</small>"
         yield [title, build, size(record["size"]), gpu_of(record), python_of(record),
-               proven(published.folder, record), attested]  # fmt: skip
+               proven(record)]  # fmt: skip
 
 
-def revisions(published: Published) -> Iterator[list[str]]:
-    """Yield a row for each revision, newest first."""
-    for entry in reversed(published.log):
-        changes = [
-            f"{sign} {escape(file)}"
-            for sign, key in (("+", "added"), ("-", "yanked"), ("^", "restored"))
-            for file in entry[key]
-        ]
-        yield [str(entry["revision"]), escape(entry["time"]), "<br>".join(changes)]
+def withdrawals(published: Published) -> Iterator[list[str]]:
+    """Yield a row for each withdrawn package, newest first."""
+    for entry in reversed(published.withdrawn):
+        yield [escape(str(entry[key])) for key in ("file", "date", "reason")]
 
 
 def install(published: Published, stack: dict[str, Any]) -> str:
@@ -222,34 +194,39 @@ def page(folder: Path) -> str:
     """Make the page of the channel in `folder`."""
     published = Published(folder)
     stack = tomllib.loads((ROOT / "stacks/attention/pixi.toml").read_text())
-    declared = stack.get("tool", {}).get("strix-forge", {}).get("publishers", {})
-    who = ", ".join(escape(p["identity"]) for p in declared.values())
-    present = published.present()
-    attested = sum(bool(record.get("attestations_sha256")) for record in present)
-    total = size(sum(record["size"] for record in present))
+    total = size(sum(record["size"] for record in published.records.values()))
     parts = [
         "<h1>strix-forge</h1>",
-        f"<p>Conda packages for AMD Strix Halo (gfx1151). {len(present)} packages, {total}; "
-        f"{len(published.yanked)} yanked; revision {len(published.log)}.</p>",
+        f"<p>Conda packages for AMD Strix Halo (gfx1151). {len(published.records)} packages, "
+        f"{total}.</p>",
         f"<h2>Install</h2><pre>{install(published, stack)}</pre>"
         "<p>On another server, the folder of this page is the channel's address.</p>",
-        "<h2>Stacks</h2>", table(["stack", "here", "missing"], stacks(published)),
+        "<h2>Stacks</h2>",
+        table(["stack", "here", "missing"], stacks(published)),
         "<h2>Packages</h2>",
-        table(["package", "version", "size", "GPU", "Python", "proven by", "attested"],
-              packages(published)),
-        f"<p>{attested} of {len(present)} are attested. The stacks accept attestations of "
-        f"{who or 'nobody yet'}.</p>",
-        "<h2>Revisions</h2>", table(["revision", "time", "changes"], revisions(published)),
-    ]  # fmt: skip
+        table(
+            ["package", "version", "size", "GPU", "Python", "proven by"],
+            packages(published),
+        ),
+    ]
+    if published.withdrawn:
+        parts += [
+            "<h2>Withdrawn</h2>",
+            "<p>These packages are no longer here. A lock that names one fails to install it, "
+            "unless it is in the package cache: run <code>pixi update</code>.</p>",
+            table(["package", "date", "reason"], withdrawals(published)),
+        ]
+    generator = '<meta name="generator" content="strix-forge">'  # by which publish knows it
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f'<meta charset="utf-8">{viewport}<title>strix-forge</title><style>{STYLE}</style>'
+    meta = f'<meta charset="utf-8">{generator}{viewport}'
+    head = f"{meta}<title>strix-forge</title><style>{STYLE}</style>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(
         [*parts, "</body></html>\n"]
     )
 
 
 def main(folder: Path) -> None:
-    """Write FOLDER/index.html by one rename; `forge status` removes what a killed one left."""
+    """Write FOLDER/index.html by one rename; `forge clean` removes what a killed one left."""
     with FileLock(folder / ".lock", mode=0o644):
         partial = folder / ".index.html.partial"
         partial.write_text(page(folder), encoding="utf-8")

@@ -270,8 +270,6 @@ def pack(night: Night, gpu: bool) -> Path:
             add(tar, path, "")
         for path in sorted(night.folder.glob("evidence/*/*.json")):
             add(tar, path, f"evidence/{path.parent.name}/")
-        for path in sorted(night.channel.glob("forge/*.provenance.json")):
-            add(tar, path, "provenance/")
         for path in sorted(night.folder.glob("logs/*.log")):
             add(tar, path, "logs/")
         for path in sorted((ROOT / "build/logs").glob("*.log")):

@@ -103,10 +103,15 @@ def write_text(path: Path, text: str) -> None:
         out.write(text.encode())
 
 
-def move_whole(source: Path, target: Path) -> None:
-    """Move a file to `target`, never seen half written. Raises Failed and then keeps it."""
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file to `target`, never seen half written. Raises Failed."""
     with source.open("rb") as stream, written(target) as out:
         shutil.copyfileobj(stream, out)
+
+
+def move_whole(source: Path, target: Path) -> None:
+    """Move a file to `target`, never seen half written. Raises Failed and then keeps it."""
+    copy_whole(source, target)
     source.unlink()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Commands whose process group is killed at drawn moments, and what `forge status` makes of it.
+"""Commands whose process group is killed at drawn moments, and what `forge clean` makes of it.
 
 A moment is the N-th call that changes a file, counted over the driver, rattler-build, its scripts
 and pixi together; N is drawn by FORGE_SEED, between the first and the last of an unkilled run.
@@ -24,9 +24,7 @@ from support.project import MiniProject
 from support.static_channel import Source, view
 from support.world import World
 
-from forge.channel import revisions
 from forge.channel.publish import StaticChannel
-from forge.conda.location import Location
 
 # FORGE_KILLS=60 draws sixty in all, of each command with pixi and without
 CASES = [(name, how) for name in ("build", "publish", "install", "lock") for how in ("", "pixi")]
@@ -80,7 +78,7 @@ class Case:
         done = self.run(self.command, NEVER)
         assert done.code == 0, done.said
         self.calls = struct.unpack("ii", self.counts.read_bytes())[0]
-        done = self.run("status")
+        done = self.run("clean")
         assert done.code == 0 and "removed" not in done.said, done.said
         self.after, self.made = listing(self.world.root), self.contents()
 
@@ -89,14 +87,14 @@ class Case:
         root, prefix = self.world.root, "build/stacks/app/.pixi/envs/default"
         return [contents(root, "build/stacks/app/pixi.lock"), contents(root, f"{prefix}/*")]
 
-    def kill(self, call: int, memory: Path) -> None:
+    def kill(self, call: int) -> None:
         """Kill the command at a call, look at what is left, and have the same command end."""
         root = self.world.root
         reset(self.template, root)
         done = self.run(self.command, call)
         assert done.code == -signal.SIGKILL, done
         wait_for_engines(root)
-        first = self.run("status")
+        first = self.run("clean")
         assert first.code == 0 and "Traceback" not in first.said, first.said
         now = listing(root)
         progress = {f for f in now if f.startswith("build/staging/")}  # built, not yet tested
@@ -113,10 +111,9 @@ class Case:
         assert prefix in ({}, self.held[1], self.made[1])
         if (root / "public").exists():
             view((root / "public").as_uri())
-            revisions.require_current(Location(root / "public"), memory)
         done = self.run(self.command)
         assert done.code == 0, done.said
-        assert "removed" not in self.run("status").said
+        assert self.run("clean").said == ""
         assert listing(root) == self.after and self.contents() == self.made
 
 
@@ -199,4 +196,4 @@ def test_a_drawn_kill(case: Case, number: int, tmp_path: Path) -> None:
     drawn = random.Random(f"{SEED} {case.command} {case.own['FORGE_NO_PIXI']} {number}")
     call = drawn.randint(1, case.calls)
     print(f"{case.command} killed at call {call} of {case.calls}")
-    case.kill(call, tmp_path / "seen.json")
+    case.kill(call)

@@ -2,7 +2,6 @@
 """Stacks from a channel that a web server serves: locks, installs from them, what is refused."""
 
 import contextlib
-import json
 import os
 import shutil
 from collections import Counter
@@ -15,10 +14,7 @@ import pytest
 from support.project import MiniProject
 from support.servers import QuietHandler, served
 from support.small_channel import MANIFEST, make, workspace
-from support.static_channel import Source
 
-from forge.bases import PUBLISHED
-from forge.channel import StaticChannel
 from forge.errors import Failed, NotAttempted
 from forge.files import digest_tree
 
@@ -107,97 +103,6 @@ def test_lock_and_install_through_a_web_server(url: str, tmp_path: Path) -> None
     assert digest_tree(copy / ".pixi/envs/default", copy) != trees[0]
     show = project.forge("run", "app", "--", "sh", "-c", 'echo "$CONDA_PREFIX"')
     assert show.stdout.strip() == str(copy / ".pixi/envs/default")
-
-
-def mock_of_pixi(project: MiniProject, command: str) -> dict[str, str]:
-    """An environment with a pixi on PATH that does this, whatever it is asked for."""
-    (mock := project.root / "bin/pixi").parent.mkdir()
-    mock.write_text(f"#!/bin/sh\n{command}\n")
-    mock.chmod(0o755)
-    return {"FORGE_NO_PIXI": "", "PATH": f"{mock.parent}:{project.environment['PATH']}"}
-
-
-def test_what_nobody_attested_is_not_installed(url: str, tmp_path: Path) -> None:
-    """Where the stack says who publishes the channel, whatever address that has; nor by pixi."""
-    who = f'[tool.strix-forge.publishers."{PUBLISHED}"]\nidentity = "https://github.com/us/x"\n'
-    project, copy = stack(tmp_path, MANIFEST + who)
-    project.forge("lock", "app", FORGE_CHANNEL=url, **BASE)
-    pixi = mock_of_pixi(project, f"touch {tmp_path}/asked")
-    for own in ({}, pixi):
-        error = project.forge("install", "app", code=1, **own).stderr
-        assert "no attestations are advertised" in error and "/noarch/alpha-1.0" in error
-    assert not (copy / ".pixi/envs").exists() and not (tmp_path / "asked").exists()
-    manifest = project.root / "stacks/app/pixi.toml"
-    manifest.write_text(manifest.read_text().replace(who, ""))
-    project.forge("install", "app", **pixi)
-    assert (tmp_path / "asked").exists(), "it was there to be asked"
-
-
-def test_a_channel_that_lost_revisions(channel: Path, tmp_path: Path) -> None:
-    """By lock and install, until that is accepted."""
-    here = tmp_path / "channel"
-    shutil.copytree(channel, here)
-    entry = {
-        "revision": 1,
-        "added": [],
-        "yanked": [],
-        "restored": [],
-        "time": "2026-01-01T00:00:00",
-    }
-    log = here / "revisions/log.json"
-    log.parent.mkdir()
-    two = {"serial": 2, "revisions": [entry, entry | {"revision": 2}]}
-    log.write_text(json.dumps(two))
-    project, _ = stack(tmp_path)
-    with served(here) as url:
-        project.forge("lock", "app", FORGE_CHANNEL=url, **BASE)
-        log.write_text(json.dumps(two | {"revisions": [entry]}))
-        for words in (["lock", "app", "--channel", url], ["install", "app"]):
-            error = project.forge(*words, code=1, **BASE).stderr
-            assert "has 1 revisions (serial 2), and not the 2" in error
-        project.forge("install", "app", "--accept-older")
-
-
-class Fickle(QuietHandler):
-    """Shows an index as it is, and from the second time on as it was, below /was."""
-
-    asked: ClassVar[Counter[str]] = Counter()
-
-    def do_GET(self) -> None:
-        self.asked[self.path] += 1
-        was = "repodata" in self.path and self.asked[self.path] > 1
-        self.path = f"/{'was' if was else 'is'}{self.path}"
-        super().do_GET()
-
-
-def test_another_index_for_the_solver_than_for_the_check(tmp_path: Path) -> None:
-    """It would give a yanked build to a fresh lock: the lock stays as it was."""
-    source = Source(tmp_path / "source")
-    builds = [source.make(name) for name in ("alpha", "beta")]
-    StaticChannel(tmp_path / "is").publish(source)
-    shutil.copytree(tmp_path / "is", tmp_path / "was")
-    StaticChannel(tmp_path / "is").publish(None, [builds[0]])
-    project, copy = stack(tmp_path)
-    with served(tmp_path, Fickle) as url:
-        error = project.forge("lock", "app", code=1, FORGE_CHANNEL=url, **BASE).stderr
-    assert "alpha-1.0-h1234567_0.conda was locked, and is yanked, or not in the index" in error
-    assert not (copy / "pixi.lock").exists()
-
-
-def test_a_lock_that_pixi_wrote_is_held_against_the_index(tmp_path: Path) -> None:
-    """A yanked build in it: the lock stays as it was."""
-    source = Source(tmp_path / "source")
-    builds = [source.make(name) for name in ("alpha", "beta")]
-    StaticChannel(tmp_path / "channel").publish(source)
-    project, copy = stack(tmp_path)
-    with served(tmp_path / "channel") as url:
-        project.forge("lock", "app", FORGE_CHANNEL=url, **BASE)
-        (lock := copy / "pixi.lock").rename(tmp_path / "made")
-        StaticChannel(tmp_path / "channel").publish(None, [builds[0]])
-        pixi = mock_of_pixi(project, f"cp {tmp_path}/made ${{3%/*}}/pixi.lock")
-        error = project.forge("lock", "app", code=1, FORGE_CHANNEL=url, **BASE, **pixi).stderr
-    assert "alpha-1.0-h1234567_0.conda was locked, and is yanked, or not in the index" in error
-    assert not lock.exists()
 
 
 def positions(file: Path) -> list[int]:

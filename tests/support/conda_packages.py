@@ -13,8 +13,6 @@ from typing import Any
 
 import zstandard
 
-from forge.conda.provenance import PREDICATE, STATEMENT
-
 # a member of a tar archive: its header, and its content
 Member = tuple[tarfile.TarInfo, bytes]
 
@@ -102,19 +100,6 @@ def package(
         new.writestr(f"pkg-{dist}.tar.zst", zstandard.compress(tar(members)))
         new.writestr(f"info-{dist}.tar.zst", zstandard.compress(tar([*about, *info])))
     return target
-
-
-def statement(**parameters: Any) -> dict[str, Any]:
-    """The least that the provenance of a package has."""
-    given = {"recipe": {"name": "recipes/a/recipe.yaml"}, "variant": {}} | parameters
-    definition = {"buildType": "x", "externalParameters": given, "resolvedDependencies": []}
-    details = {"builder": {"id": "x", "version": {}}, "metadata": {}}
-    return {
-        "_type": STATEMENT,
-        "predicateType": PREDICATE,
-        "subject": [{"name": "a-1-0.conda", "digest": {"sha256": "0" * 64}}],
-        "predicate": {"buildDefinition": definition, "runDetails": details},
-    }
 
 
 def repacked(

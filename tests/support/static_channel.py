@@ -2,12 +2,10 @@
 """Channels to publish in tests, and clients that look at what is published."""
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import shutil
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgpack
@@ -18,10 +16,8 @@ from rattler import Gateway, SourceConfig, VirtualPackage
 from rattler_build import assemble_package
 from support.conda_packages import repacked
 
-from forge.channel import verify
-from forge.conda import provenance
 from forge.conda.local import Channel
-from forge.conda.location import Location
+from forge.files import sha256_file
 from forge.project import SUBDIRS
 
 BUILD = "h1234567_0"
@@ -73,8 +69,6 @@ class Source(Channel):
         )  # fmt: skip
         if exports:  # it lists them with the files to install, as no build does
             repacked(package.path, package.path, _unlisted)
-        recipe = work / "recipe" / "recipe.yaml"
-        provenance.write(self.folder, package.path, recipe, work, "conda-forge")
         self.add({package.path: tests}, {"content": name})
         shutil.rmtree(work / "files")
         return f"{name}-{version}-{build}"
@@ -88,24 +82,15 @@ def _unlisted(_: str, name: str, content: bytes) -> bytes:
     return json.dumps(data).encode()
 
 
-def findings(target: Path) -> list[str]:
-    return verify.channel(Location(target))[1]
+def require_whole(target: Path) -> None:
+    """Every form of the index names exactly the packages that are there, as they are."""
+    packages = {str(path.relative_to(target)): path for path in target.glob("*/*.conda")}
+    digests = {name: sha256_file(path) for name, path in packages.items()}
+    assert indexed(target.as_uri()) == [digests] * 3
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
-
-
-@contextlib.contextmanager
-def restored(folder: Path) -> Iterator[None]:
-    """Give a folder back as it was."""
-    before = tree(folder)
-    yield
-    for name in tree(folder).keys() - before.keys():
-        (folder / name).unlink()
-    for name, data in before.items():
-        if not (folder / name).exists() or (folder / name).read_bytes() != data:
-            (folder / name).write_bytes(data)
 
 
 def fetch(url: str) -> bytes:
@@ -117,31 +102,33 @@ def unzstd(data: bytes) -> bytes:
     return zstandard.ZstdDecompressor().decompressobj().decompress(data)
 
 
+def indexed(url: str) -> list[dict[str, str]]:
+    """The sha256 of each package, by SUBDIR/FILE, in the three forms of the index."""
+    plain, packed, sharded = {}, {}, {}
+    for subdir in SUBDIRS:
+        base = f"{url}/{subdir}"
+        texts = [fetch(f"{base}/repodata.json"), unzstd(fetch(f"{base}/repodata.json.zst"))]
+        for text, digests in zip(texts, (plain, packed), strict=True):
+            records = json.loads(text)["packages.conda"]
+            digests |= {f"{subdir}/{name}": record["sha256"] for name, record in records.items()}
+        shards = msgpack.unpackb(unzstd(fetch(f"{base}/repodata_shards.msgpack.zst")))
+        for digest in shards["shards"].values():
+            raw = fetch(f"{base}/shards/{digest.hex()}.msgpack.zst")
+            assert hashlib.sha256(raw).digest() == digest
+            records = msgpack.unpackb(unzstd(raw))["packages.conda"]
+            sharded |= {f"{subdir}/{name}": r["sha256"].hex() for name, r in records.items()}
+    return [plain, packed, sharded]
+
+
 def view(url: str) -> int:
     """One look of a client: the index in its three forms, and every file that each names.
 
     Returns how many files it read; raises for anything that is missing, half there or different.
     """
-    count = 0
-    for subdir in SUBDIRS:
-        base = f"{url}/{subdir}"
-        forms = [json.loads(fetch(f"{base}/repodata.json"))["packages.conda"]]
-        forms += [json.loads(unzstd(fetch(f"{base}/repodata.json.zst")))["packages.conda"]]
-        shards = msgpack.unpackb(unzstd(fetch(f"{base}/repodata_shards.msgpack.zst")))
-        forms += [{}]
-        for digest in shards["shards"].values():
-            raw = fetch(f"{base}/shards/{digest.hex()}.msgpack.zst")
-            assert hashlib.sha256(raw).digest() == digest
-            forms[2] |= msgpack.unpackb(unzstd(raw))["packages.conda"]
-        exports = json.loads(fetch(f"{base}/run_exports.json"))["packages.conda"]
-        named = {(n, r["sha256"]) for f in forms[:2] for n, r in f.items()}
-        named |= {(n, r["sha256"].hex()) for n, r in forms[2].items()}
-        for name, sha256 in named:
-            assert hashlib.sha256(fetch(f"{base}/{name}")).hexdigest() == sha256, name
-            count += 1
-        for name in exports.keys() - {name for name, _ in named}:
-            fetch(f"{base}/{name}")
-    return count
+    named = {item for digests in indexed(url) for item in digests.items()}
+    for name, sha256 in named:
+        assert hashlib.sha256(fetch(f"{url}/{name}")).hexdigest() == sha256, name
+    return len(named)
 
 
 def solve(url: str, cache: Path, *specs: str, sharded: bool = True, zst: bool = True) -> set[str]:

@@ -8,22 +8,19 @@ from pathlib import Path
 from support.faults import Ended, Forks, library
 from support.project import CHECKOUT, NOARCH, SCRIPT
 from support.small_channel import MANIFEST
-from support.static_channel import Source, findings, view
+from support.static_channel import Source, view
+from support.static_channel import require_whole as require_whole_channel
 
-from forge.channel import revisions
 from forge.channel.publish import StaticChannel
-from forge.conda.location import Location
 
 ALPHA = "alpha-1.0-h1234567_0"
 COMMANDS = {
     "publish": ["publish", "--to", "{}/public"],
-    "yank": ["channel", "yank", "{}/public", ALPHA],
+    "withdraw": ["publish", "--to", "{}/public", "--withdraw", ALPHA, "--reason", "broken"],
     "lock": ["lock", "app", "--channel", "{}/public"],
     "install": ["install", "app"],
-    "channel verify": ["channel", "verify", "{}/public"],
-    "verify": ["verify", f"{{}}/channel/noarch/{ALPHA}.conda"],
     "build": ["build", "beta"],
-    "status": ["status"],
+    "clean": ["clean"],
 }
 
 
@@ -66,10 +63,9 @@ class World:
         words = (word.format(self.root) for word in COMMANDS[command])
         return self.forks(*words, fault=fault, **environment)
 
-    def require_whole(self, memory: Path) -> None:
+    def require_whole(self) -> None:
         """Whatever became of a command: clients see a whole channel; lock and packages are kept."""
-        assert view(self.public.as_uri()) >= 2
-        revisions.require_current(Location(self.public), memory)
+        assert view(self.public.as_uri()) >= 1
         for name in ("build/stacks/app/pixi.lock", "channel/noarch/*.conda"):
             for file in self.template.glob(name):
                 now = self.root / file.relative_to(self.template)
@@ -79,12 +75,12 @@ class World:
         """The same command again comes to its end, to the result that it always has, and cleans."""
         done = self.run(command, **environment)
         assert done.code == 0, done.said
-        assert findings(self.public) == []
+        require_whole_channel(self.public)
         if command == "publish":
             assert (self.public / "noarch/gamma-1.0-h1234567_0.conda").exists()
-        if command == "yank":
-            log = revisions.read(Location(self.public))
-            assert f"noarch/{ALPHA}.conda" in revisions.state(log.revisions)[1]
+        if command == "withdraw":
+            assert not (self.public / f"noarch/{ALPHA}.conda").exists()
+            assert (self.root / f"public-withdrawn/noarch/{ALPHA}.conda").exists()
         if command == "install":
             prefix = self.root / "build/stacks/app/.pixi/envs/default"
             assert [(prefix / name).read_text() for name in ("alpha", "beta")] == ["alpha", "beta"]

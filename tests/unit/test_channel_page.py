@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from support.project import CHECKOUT, module
-from support.static_channel import Source, findings
+from support.static_channel import BUILD, Source, require_whole
 
 from forge.channel import StaticChannel
+from forge.channel.publish import GENERATOR
 
 page = module(CHECKOUT / "docs/channel_page.py")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -22,7 +23,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two revisions: three builds, one of them yanked."""
+    """Three builds, one of them withdrawn."""
     folder = tmp_path_factory.mktemp("page")
     source, target = Source(folder / "source"), folder / "published"
     source.make("triton", "3.7.1")
@@ -30,7 +31,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     long = "rocm1000_gfx1151_py312h1234567_0"
     source.make("a-package-with-a-long-name-for-the-narrow-screen", "1.0", build=long)
     StaticChannel(target).publish(source)
-    StaticChannel(target).publish(None, [old])
+    StaticChannel(target).withdraw([old], "gives <wrong> numbers")
     write(target)
     return target
 
@@ -57,37 +58,33 @@ def brightness(picture: Path) -> int:
 
 def test_figures_are_the_indexs(target: Path) -> None:
     text = (target / "index.html").read_text()
-    index = json.loads((target / "noarch/repodata_from_packages.json").read_text())
+    index = json.loads((target / "noarch/repodata.json").read_text())
     records = index["packages.conda"].values()
-    present = [record for record in records if record["name"] != "flash-attn"]  # that is yanked
-    total = sum(record["size"] for record in present) / 1024
-    assert f"2 packages, {total:.1f} KiB; 1 yanked; revision 2." in text
-    assert "0 of 2 are attested. The stacks accept attestations of nobody yet." in text
+    total = sum(record["size"] for record in records) / 1024
+    assert f"2 packages, {total:.1f} KiB." in text
     assert "\npixi add triton</pre>" in text, "what is not here cannot be installed"
     for record in records:
         assert f">{record['name']}</a>" in text and record["build"] in text
         assert f"{record['size'] / 1024:.1f} KiB" in text or f"{record['size']} B" in text
-    for entry in json.loads((target / "revisions/log.json").read_text())["revisions"]:
-        assert entry["time"] in text
-    assert '<span class="yanked"><a href="noarch/flash-attn-' in text
-    assert text.count("other builds: executed under emulation") == 2, "of two that evidence names"
+    (entry,) = json.loads((target / "withdrawn.json").read_text())["withdrawn"]
+    assert f"noarch/flash-attn-2.8.3.post2-{BUILD}.conda</td>" in text
+    assert entry["date"] in text and "gives &lt;wrong&gt; numbers" in text
+    assert text.count("other builds: executed under emulation") == 1, "of one that evidence names"
     assert "not run on gfx1151" in text and "by hand" not in text
+    assert text.count("built by its recipe, tests passed") == 2
     assert re.search(r"<b>attention</b></td>.*triton 3\.7\.1</td>.*flash-attn", text)
-    assert findings(target) == []
+    require_whole(target)
 
 
-def test_how_a_package_was_built_is_its_own_statements(copy: Path) -> None:
-    """It was what evidence says of builds by hand, of a file that a recipe had built."""
-    statement = "forge/triton-3.7.1-h1234567_0.provenance.json"
-    says = f'built by its recipe on conda-forge, tests passed <a href="{statement}">'
-    assert (copy / "index.html").read_text().count(says) == 1
-    other = json.loads((copy / statement).read_text().replace('"conda-forge"', '"a <base>"'))
-    (copy / statement).write_text(json.dumps(other))
+def test_a_channel_without_withdrawals_does_not_speak_of_them(copy: Path) -> None:
+    (copy / "withdrawn.json").write_text('{"withdrawn": []}')
     write(copy)
-    assert "built by its recipe on a &lt;base&gt;, tests" in (copy / "index.html").read_text()
-    (copy / statement).unlink()
-    write(copy)
-    assert (copy / "index.html").read_text().count("no statement of its build") == 1
+    assert "ithdrawn" not in (copy / "index.html").read_text()
+
+
+def test_publish_knows_the_page(target: Path) -> None:
+    """A page without the mark is somebody else's, and is left alone."""
+    assert GENERATOR in (target / "index.html").read_text()
 
 
 def test_nothing_is_from_elsewhere(target: Path) -> None:
@@ -105,14 +102,14 @@ def test_names_are_escaped(copy: Path) -> None:
 
 
 def test_a_page_that_cannot_be_made_is_one_line(copy: Path) -> None:
-    (copy / "revisions/log.json").write_text('{"revisions": [{}]}')
+    (copy / "withdrawn.json").write_text('{"withdrawn": [{}]}')
     before = (copy / "index.html").read_bytes()
     done = subprocess.run(
         [sys.executable, CHECKOUT / "docs/channel_page.py", copy],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == f"docs/channel_page.py: no page of {copy}: KeyError: 'yanked'\n"
+    assert done.stderr == f"docs/channel_page.py: no page of {copy}: KeyError: 'file'\n"
     assert (copy / "index.html").read_bytes() == before
 
 

@@ -158,7 +158,7 @@ def test_the_driver_has_every_form_that_pages_show() -> None:
     assert [words for words in sorted(shown) if not understood([*words])] == []
 
 
-@pytest.mark.parametrize("line", ["plan --bases host", "--quite plan", "channel yanks DIR"])
+@pytest.mark.parametrize("line", ["plan --bases host", "--quite plan", "publish --from DIR"])
 def test_a_form_that_the_driver_has_not_is_found(line: str) -> None:
     (words,) = forms(f"`./forge {line}`")
     assert not understood(words)

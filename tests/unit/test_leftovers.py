@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What killed commands left goes with `forge status`; what a running one uses stays."""
+"""What killed commands left goes with `forge clean`; what a running one uses stays."""
 
 import fcntl
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.project import CHECKOUT
 
-from forge.cli.building import swept_all
+from forge.cli.building import remove_leftovers
 from forge.cli.context import Context
 
 # what goes, by the lock file that a running command would hold
@@ -17,15 +17,18 @@ LEFT = {
         "build/staging/killed", "build/staging/built/bld", "build/staging/placed",
         "build/not-attempted/.partial-x", "channel/noarch/.partial-x.conda", "channel/.tmp/x",
     },
+    "build/.forge-x/.lock": {"build/.forge-x"},
     "build/host-base/.lock": {"build/host-base/.partial-base.json"},
-    "build/revisions-seen.lock": {"build/.partial-revisions-seen.json"},
     "build/stacks/app/.pixi/.lock": {
         "build/stacks/app/.partial-pixi.toml", "build/stacks/app/.pixi/envs/half",
     },
     "build/stacks/app/.pixi/envs/begun/conda-meta/.pixi-environment-fingerprint": {
         "build/stacks/app/.pixi/envs/begun"
     },
-    "public/.lock": {"public/.index.html.partial"},
+    "public/.lock": {
+        "public/.index.html.partial", "public/noarch/.partial-a.conda",
+        "public-withdrawn/noarch/.partial-b.conda",
+    },
     "public/.forge-x/.lock": {"public/.forge-x"},
     "cache/pkgs/.forge-x/.lock": {"cache/pkgs/.forge-x"},
     "cache/pkgs/a-1-0.lock": {"cache/pkgs/.a-1-0aBcDeF"},
@@ -41,7 +44,7 @@ WIDER = {
 }
 FILES = {
     "build/.lock": "", "channel/.lock": "", "build/host-base/.lock": "", "public/.lock": "",
-    "build/revisions-seen.lock": "", "build/stacks/app/.pixi/.lock": "",
+    "build/stacks/app/.pixi/.lock": "",
     "cache/pkgs/.forge.lock": "", "cache/pkgs/.cache.lock": "", "cache/pkgs/a-1-0.lock": "mark",
     "build/sources/.forge.lock": "", "public/.forge.lock": "",
     "build/staging/killed/engine.log": "", "build/staging/failed/failed.json": "",
@@ -52,7 +55,9 @@ FILES = {
     "channel/.tmp/x": "", "channel/forge/placed-1-0.json": "",
     "build/not-attempted/.partial-x": "", "build/not-attempted/x": "",
     "build/host-base/.partial-base.json": "", "build/host-base/base.json": "",
-    "build/.partial-revisions-seen.json": "", "build/revisions-seen.json": "",
+    "build/.forge-x/.lock": "", "build/.forge.lock": "",
+    "public/noarch/.partial-a.conda": "", "public/noarch/a.conda": "",
+    "public-withdrawn/noarch/.partial-b.conda": "", "public-withdrawn/noarch/b.conda": "",
     "build/stacks/app/pixi.lock": "", "build/stacks/app/.partial-pixi.toml": "",
     "build/stacks/app/.pixi/envs/half/conda-meta/history": "",
     "build/stacks/app/.pixi/envs/begun/conda-meta/pixi": "",
@@ -87,14 +92,14 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 def require_gone(context: Context, gone: set[str]) -> None:
     """Exactly that goes, and is named."""
     root = context.root
-    assert {str(path.relative_to(root)) for path in swept_all(context)} == gone
+    assert {str(path.relative_to(root)) for path in remove_leftovers(context)} == gone
     stay = {n for n in FILES if not any(f"{n}/".startswith(f"{left}/") for left in gone)}
     assert {n for n in FILES if (root / n).exists()} == stay
 
 
 def test_what_nobody_holds_goes(context: Context) -> None:
     require_gone(context, set().union(*LEFT.values()))
-    assert swept_all(context) == []
+    assert remove_leftovers(context) == []
 
 
 @pytest.mark.parametrize("lock", sorted(LEFT.keys() | WIDER))
@@ -104,12 +109,12 @@ def test_what_a_running_command_uses_stays(lock: str, context: Context) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         require_gone(context, set().union(*(LEFT[name] for name in LEFT if name not in held)))
     later = set().union(*(LEFT[name] for name in LEFT if name in held))
-    assert {str(p.relative_to(context.root)) for p in swept_all(context)} == later
+    assert {str(p.relative_to(context.root)) for p in remove_leftovers(context)} == later
 
 
 def test_a_clone_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing worked there yet: no folder and no lock is made."""
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
-    assert swept_all(Context(root=tmp_path)) == []
+    assert remove_leftovers(Context(root=tmp_path)) == []
     assert [path.name for path in tmp_path.iterdir()] == ["variants.yaml"]

@@ -177,12 +177,10 @@ def test_tables_by_channel_follow_their_channel(tmp_path: Path) -> None:
     file = tmp_path / "pixi.toml"
     file.write_text(
         f"{FORMS['basic']}\nconda-pypi-map.'{OURS}'.mapping-mode = 'replace'\n"
-        f"[tool.strix-forge.publishers.'{OURS}']\nidentity = '{OURS}'\n"
     )
     file.write_text(Manifest.load(file).localized({OURS: "file:///b"}, set()))
     names = tomllib.loads(file.read_text())["workspace"]["conda-pypi-map"]
     assert names == {"file:///b": {"mapping-mode": "replace"}}
-    assert Manifest.load(file).publishers["file:///b"].identity == OURS
 
 
 def test_requirements_are_left_out_and_nothing_else(tmp_path: Path) -> None:

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a published channel tells hosts and clients: revisions, names on PyPI, caching."""
+"""What a published channel tells hosts and clients: names on PyPI, caching."""
 
 import json
 from pathlib import Path
 
 import msgpack
 import pytest
-from support.static_channel import Source, findings, tree, unzstd
+from support.static_channel import Source, require_whole, unzstd
 
-from forge.channel import publish, revisions, verify
+from forge.channel import publish
 from forge.channel.publish import StaticChannel
 from forge.conda import pypi
 from forge.conda.index import is_of
-from forge.conda.location import Location
-from forge.errors import ForgeError
 
 NAMES: pypi.Names = {"alpha": "torch", "beta": None}
 PURLS = ["pkg:pypi/torch@1.0"]
@@ -31,15 +29,13 @@ def source(tmp_path: Path) -> Source:
 def forms(target: Path) -> list[dict[str, dict]]:
     """The records of noarch in every form of the index that clients solve with."""
     folder = target / "noarch"
-    shards = msgpack.unpackb(unzstd((folder / verify.SHARDS).read_bytes()))["shards"]
+    shards = msgpack.unpackb(unzstd((folder / publish.FORMS[0]).read_bytes()))["shards"]
     merged: dict[str, dict] = {}
     for digest in shards.values():
         data = (folder / "shards" / f"{digest.hex()}.msgpack.zst").read_bytes()
         merged |= msgpack.unpackb(unzstd(data))["packages.conda"]
     texts = [(folder / "repodata.json").read_bytes()]
     texts += [unzstd((folder / "repodata.json.zst").read_bytes())]
-    texts += [(target / "revisions/1/noarch/repodata.json").read_bytes()]
-    texts += [unzstd((target / "revisions/1/noarch/repodata.json.zst").read_bytes())]
     return [merged, *(json.loads(text)["packages.conda"] for text in texts)]
 
 
@@ -54,13 +50,11 @@ def test_names_on_pypi(source: Source, target: Path) -> None:
     for records in (local, *forms(target)):
         assert purls(records) == {"alpha": PURLS, "beta": []}
     assert json.loads((target / pypi.TABLE).read_text()) == NAMES
-    assert findings(target) == []
-    # a yank, which has no source, keeps both
-    StaticChannel(target).publish(None, ["alpha-1.0-h1234567_0"])
-    assert findings(target) == [] and purls(forms(target)[0])["alpha"] == PURLS
-    (target / pypi.TABLE).write_text('{"alpha": "other"}')
-    assert any("says purls ['pkg:pypi/other@1.0']" in line for line in findings(target))
-    assert StaticChannel(target).publish(source) is None and findings(target) == []
+    # a withdrawal, which has no source, keeps both
+    StaticChannel(target).withdraw(["beta-1.0-h1234567_0"], "broken")
+    assert json.loads((target / pypi.TABLE).read_text()) == NAMES
+    assert all(purls(records) == {"alpha": PURLS} for records in forms(target))
+    require_whole(target)
 
 
 def test_older_local_channel_gets_names(source: Source) -> None:
@@ -72,23 +66,14 @@ def test_older_local_channel_gets_names(source: Source) -> None:
     assert json.loads(path.read_text()) == with_names
 
 
-def test_older_channel_gets_all_of_it(source: Source, target: Path, tmp_path: Path) -> None:
+def test_older_channel_gets_all_of_it(source: Source, target: Path) -> None:
     """One published without names and headers, at its next publish."""
     StaticChannel(target).publish(Source(source.folder))
-    for name in (pypi.TABLE, publish.HEADERS, "revisions/1/noarch/repodata.json"):
+    for name in (pypi.TABLE, publish.HEADERS):
         (target / name).unlink()
-    assert StaticChannel(target).publish(source) is None
-    assert findings(target) == []
-    assert all(purls(records)["alpha"] == PURLS for records in forms(target)[:3])
-    for subdir in ("noarch", "linux-64"):
-        for path in revisions.index_paths(1, subdir):
-            raw = (target / path).read_bytes()
-            data = json.loads(unzstd(raw) if path.endswith(".zst") else raw)
-            assert data["info"]["base_url"] == f"../../../{subdir}/"
-            assert data["repodata_version"] == 2
-    unchanged = tree(target)
-    assert StaticChannel(target).publish(source) is None
-    assert tree(target) == unchanged
+    assert StaticChannel(target).publish(source) == []
+    assert all(purls(records)["alpha"] == PURLS for records in forms(target))
+    assert (target / publish.HEADERS).read_text() == publish.headers()
 
 
 @pytest.mark.parametrize(
@@ -108,30 +93,8 @@ def test_older_channel_gets_all_of_it(source: Source, target: Path, tmp_path: Pa
     ],
 )
 def test_whose_file(url: str, of: bool) -> None:
-    for channel in ("https://h/c", "https://h/c/", "https://h/c/revisions/7"):
+    for channel in ("https://h/c", "https://h/c/"):
         assert is_of(url, channel) is of
-
-
-def test_log_of_another_shape_is_not_no_log(source: Source, target: Path) -> None:
-    StaticChannel(target).publish(source)
-    log = target / revisions.LOG
-    whole = json.loads(log.read_text())
-    (entry,) = whole["revisions"]
-    entries = (
-        None,
-        [entry, entry],
-        [entry | {"revision": 2}],
-        [entry | {"revision": 0}],
-        [entry | {"added": ["noarch/../../x.conda"]}],
-        [[]],
-    )
-    others = [{"serial": -1}, {"serial": "1"}, {"serial": True}, {"x": 1}, {"index": []}]
-    others += [{key: {"noarch/repodata.json": "x"}} for key in ("index", "before")]
-    for text in (None, [], [entry], *({"revisions": e} for e in entries), *others):
-        text = whole | text if isinstance(text, dict) else text
-        log.write_text(json.dumps(text))
-        with pytest.raises(ForgeError, match="log.json is damaged"):
-            revisions.read(Location(target))
 
 
 def test_headers_name_each_path_once() -> None:

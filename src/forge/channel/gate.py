@@ -1,90 +1,103 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What may be published, decided from each package itself and from the note of its build."""
+"""What may be published, judged from each package itself and from the note of its build."""
 
 import re
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from forge.conda import provenance
 from forge.conda.local import HOST_BOUND, Channel, Record
 from forge.conda.package import Package, Places, require_confined
 from forge.errors import ForgeError, Refused
 from forge.files import sha256_file
 
 LICENSES = "licenses/"
-GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries under it
+GPL_LIBRARIES = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")
 
 
-def admitted(
-    channel: Channel, published: Callable[[str], str | None], also: Set[str] = frozenset()
+def select_packages(
+    channel: Channel, published: Mapping[str, Path], withdrawn: Container[str]
 ) -> dict[str, Record]:
-    """Return a channel's packages by SUBDIR/FILE, all fit to be published beside those in `also`.
+    """Return the packages of a channel that a publish adds, by SUBDIR/FILE.
 
-    `published` is the sha256 of SUBDIR/FILE if that is published already. Raises ForgeError for an
-    empty channel, Refused with every reason if any package is unfit.
+    The published channel is judged as it will be: what two packages do together counts whether
+    they are published now or were published before, by this checkout or another.
+
+    Args:
+        channel: The channel of this checkout.
+        published: The packages that are in the published folder already, by SUBDIR/FILE.
+        withdrawn: Names SUBDIR/FILE that were withdrawn; they are left out.
+
+    Raises:
+        ForgeError: The channel is empty.
+        Refused: A package is unfit. The message has every reason.
     """
     records = channel.records()
     if not records:
-        where = f"nothing is published: {channel.folder} holds no packages"
-        raise ForgeError(f"{where}. Run ./forge build-all, or name another folder with --output")
-    named = {f"{record.subdir}/{record.file_name}": record for record in records}
+        reason = f"nothing is published: {channel.folder} holds no packages"
+        raise ForgeError(f"{reason}. Run ./forge build-all, or name another folder with --output")
+    offered = {f"{record.subdir}/{record.file_name}": record for record in records}
+    offered = {name: record for name, record in offered.items() if name not in withdrawn}
+    added = {name: record for name, record in offered.items() if name not in published}
+    reasons: list[str] = []
     places: list[Places] = []
-    refused = [
-        f"  {channel.path(record)} {reason}"
-        for name, record in named.items()
-        for reason in refusals(channel, record, published(name), places)
-    ]
-    made = {"amdwheel_" in name for name in {*named, *also} if re.search(r"(^|/)libtorch-\d", name)}
-    if len(made) > 1:
-        refused.append("  libtorch as AMD compiled it (amdwheel) beside ours: a channel for each")
-    if refused:
-        raise Refused("\n".join(["nothing is published:", *refused]))
+    for name, record in offered.items():
+        path = channel.path(record)
+        faults = [*_build_faults(channel, record), *_name_faults(record, published.get(name))]
+        reasons += [f"  {path} {fault}" for fault in faults]
+    paths = {name: channel.path(record) for name, record in added.items()} | dict(published)
+    for path in paths.values():
+        reasons += [f"  {path} {fault}" for fault in _package_faults(path, places)]
+    if reasons:
+        raise Refused("\n".join(["nothing is published:", *dict.fromkeys(reasons)]))
     require_confined(places)
-    return named
+    return added
 
 
-def refusals(  # noqa: C901 (one reason after another)
-    channel: Channel, record: Record, known: str | None, places: list[Places]
-) -> Iterator[str]:
-    """Yield why a package may not be published, and what to do about each reason.
-
-    `known` is the sha256 that is published under its name. `places` gets where it is installed.
-    """
+def _build_faults(channel: Channel, record: Record) -> Iterator[str]:
+    """Yield what the note of a package's build lacks."""
     path = channel.path(record)
-    if not path.exists() or sha256_file(path) != record.sha256:
-        yield "is missing or differs from its record in the index; rebuild it"
+    if not path.is_file() or sha256_file(path) != record.sha256:
+        yield "is missing or differs from its record in the index; ./forge rebuild its recipe"
         return
+    tests = channel.tests_of(record)
+    if tests is None:
+        yield "has no note of passed tests for these bytes; ./forge rebuild its recipe"
+    elif tests == 0:
+        yield "has no tests; add some to its recipe"
+
+
+def _name_faults(record: Record, published: Path | None) -> Iterator[str]:
+    """Yield the fault of a package whose name is published with other content."""
+    if published and sha256_file(published) != record.sha256:
+        advice = "published files never change: build with the next build number"
+        yield f"is already published with other content ({published}); {advice}"
+
+
+def _package_faults(path: Path, places: list[Places]) -> Iterator[str]:
+    """Yield what is wrong with a package itself; add to `places` where it is installed."""
+    if not path.is_file():
+        return  # named already, by the check of its build
     try:
         package = Package(path)
         places.append(package.require_safe())
     except ForgeError as error:
         yield f"is not fit to be installed: {error}"
         return
-    expression = str(package.index.get("license") or "")
     if str(package.index["build"]).startswith(HOST_BOUND):
         advice = "build into an empty folder, with --base conda-forge --output DIR"
         yield f"is host-bound (built on the host base), so it is never published: {advice}"
         return
-    if wrong := provenance.faults(path, package):
-        yield f"is not what its provenance says: {wrong[0]}; ./forge rebuild its recipe"
-    tests = channel.tests_of(record)
-    if tests is None:
-        yield "has no note of passed tests for these bytes; ./forge rebuild its recipe"
-    elif tests == 0:
-        yield "has no tests; add some to its recipe"
+    expression = str(package.index.get("license") or "")
     if not _is_public(expression):
         yield f"has the licence {expression or 'nothing'!r}: about.license must be an SPDX one"
-    if "GPL-" not in expression.replace("LGPL-", "") and (
-        gpl := next(filter(GPL.search, sorted(package.payload)), "")
-    ):
-        yield f"has {gpl}, which is under the GPL, and the licence {expression!r}"
+    libraries = sorted(name for name in package.payload if GPL_LIBRARIES.search(name))
+    if libraries and "GPL-" not in expression.replace("LGPL-", ""):
+        yield f"has {libraries[0]}, which is under the GPL, and the licence {expression!r}"
     # redistribution requires a licence text
     if not any(text.strip() for name, text in package.info.items() if name.startswith(LICENSES)):
         yield f"has no licence text in info/{LICENSES}: name it in about.license_file"
-    if known not in (None, record.sha256):
-        advice = "published files never change: build with the next build number"
-        yield f"is already published with other content (sha256 {known}); {advice}"
 
 
 def _is_public(expression: str) -> bool:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +16,14 @@ from forge import bases
 from forge.building import runner
 from forge.building.preflight import preflight, unsolvable
 from forge.building.runner import FAILED, NOT_ATTEMPTED, Result
+from forge.channel import StaticChannel
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
 from forge.conda.local import Record
 from forge.conda.package import cache_folder, swept_cache
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted, redacted
 from forge.files import sha256_file, swept
+from forge.project import SUBDIRS
 from forge.recipes.plan import BUILD, SKIPPED, UP_TO_DATE, Step
 from forge.recipes.recipe import sources_of
 
@@ -199,12 +200,7 @@ def plan_rows(ctx: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:
 
 @command(app)
 def status(ctx: Context, as_json: Json = False) -> None:
-    """List every package: version, build string, state on this base, file, sha256, size.
-
-    What killed commands left here, where they published, and in rattler's cache is removed first.
-    """
-    if gone := swept_all(ctx):
-        err.print(f"removed what killed commands left: {', '.join(map(str, gone))}")
+    """List every package: version, build string, state on this base, file, sha256, size."""
     rows = [row for step in ctx.recipes.plan(ctx.channel) for row in status_rows(ctx, step)]
     if as_json:
         print(json.dumps({"base": ctx.base.name, "packages": rows}, indent=2))
@@ -214,20 +210,30 @@ def status(ctx: Context, as_json: Json = False) -> None:
         out.print(f"{row['name']} {row['version']} {row['build']}: {row['state']}{details}")
 
 
-def swept_all(ctx: Context) -> list[Path]:
+@command(app)
+def clean(ctx: Context) -> None:
+    """Remove what killed commands left: here, where they published, and in rattler's cache."""
+    for path in remove_leftovers(ctx):
+        out.print(f"removed {path}")
+
+
+def remove_leftovers(ctx: Context) -> list[Path]:
     """Remove what killed commands left, each under the lock that its users hold; return it."""
     build, gone = ctx.project.build, swept_cache(cache_folder())
     if (build / ".lock").exists():
         with suppress(ForgeError), ctx.project.lock() as left:
             gone += left
             ctx.channel.reconcile()
-    published = map(Path.resolve, build.glob("published/*"))
-    for folder in (build / "host-base", ctx.project.sources, *published):
-        names = map(folder.glob, (".index.html.partial", ".partial-*", "linux-64/.partial-*"))
-        gone += [*swept(folder / ".lock", chain(*names)), *swept_cache(folder)]
+    published = [link.resolve() for link in build.glob("published/*")]
+    for folder in (build, build / "host-base", ctx.project.sources, *published):
+        withdrawn = StaticChannel(folder).withdrawn_folder if folder in published else folder
+        partial = [*folder.glob(".index.html.partial"), *folder.glob(".partial-*")]
+        for place in {folder, withdrawn}:
+            partial += [path for d in SUBDIRS for path in place.glob(f"{d}/.partial-*")]
+        gone += [*swept(folder / ".lock", partial), *swept_cache(folder)]
     for stack in build.glob("stacks/*"):
         gone += swept(stack / ".pixi/.lock", Workspace(stack.name, stack).left())
-    return gone + swept(build / "revisions-seen.lock", build.glob(".partial-*"))
+    return gone
 
 
 def status_rows(ctx: Context, step: Step) -> Iterator[dict[str, Any]]:

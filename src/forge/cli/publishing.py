@@ -1,101 +1,98 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands that bring packages to users, and say what these were made of."""
+"""The commands that bring packages to users, and compare packages with their recipes."""
 
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from forge import channel as published
 from forge.channel import StaticChannel
 from forge.cli.context import Context, command, gravest, out
-from forge.conda import provenance
 from forge.conda.location import Location
 from forge.conda.package import Places, require_confined
-from forge.errors import Failed, ForgeError
+from forge.errors import Failed, ForgeError, NotAttempted
+from forge.project import Project
+from forge.recipes.verify import project_at
+from forge.recipes.verify import verify as verify_package
 
 app = typer.Typer()
-channel_app = typer.Typer(help="Published channels.", no_args_is_help=True)
-app.add_typer(channel_app, name="channel")
 
 To = Annotated[str, Option(metavar="DIR", help="Folder of the published channel.")]
-Folder = Annotated[Path, Argument(help="Folder of the channel.", file_okay=False)]
-Builds = Annotated[list[str], Argument(help="NAME-VERSION-BUILD.")]
-Restore = Annotated[bool, Option("--restore", help="Undo a yank.")]
-Where = Annotated[str, Argument(help="Folder or URL of the channel.")]
+Withdraw = Annotated[
+    list[str] | None,
+    Option(metavar="NAME-VERSION-BUILD", help="Take this build out instead; repeatable."),
+]
+Reason = Annotated[str, Option(metavar="TEXT", help="Why it is withdrawn, for the page.")]
 Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
+Commit = Annotated[str, Option(metavar="REV", help="Compare with the recipes of this commit.")]
 
 
 @command(app)
-def publish(ctx: Context, to: To) -> None:
-    """Publish all packages of the channel, or none."""
-    if not (folder := Location(to).folder):
+def publish(ctx: Context, to: To, withdraw: Withdraw = None, reason: Reason = "") -> None:
+    """Publish all packages of the channel, or none; or withdraw builds that are published."""
+    folder = Location(to).folder
+    if not folder:
         raise ForgeError(f"--to {to} is not a directory: publish to one (docs/publishing.md)")
-    with ctx.project.lock():
-        changed(ctx, folder, ctx.channel)
+    reason = " ".join(reason.split())
+    if bool(withdraw) != bool(reason):
+        raise ForgeError("--withdraw and --reason go together: users read why on the page")
+    _remember(ctx.project, folder)
+    if withdraw:
+        for name in StaticChannel(folder).withdraw(withdraw, reason):
+            out.print(f"{folder}: withdrew {name}")
+    else:
+        with ctx.project.lock():
+            added = StaticChannel(folder).publish(ctx.channel)
+        for name in added:
+            out.print(f"{folder}: added {name}")
+        out.print(f"{folder}: {len(added)} packages added")
+    _write_page(ctx.project, folder)
 
 
-def changed(ctx: Context, folder: Path, *how: Any) -> None:
-    """Change a published channel, say how, and write its page. Raises Failed without one."""
-    with suppress(OSError):  # for `status`, if this is killed
-        (known := ctx.project.build / "published").mkdir(parents=True, exist_ok=True)
+def _remember(project: Project, folder: Path) -> None:
+    """Note a published folder, where `clean` then looks for what killed commands left."""
+    known = project.build / "published"
+    with suppress(OSError):  # it is there already
+        known.mkdir(parents=True, exist_ok=True)
         (known / sha256(bytes(folder)).hexdigest()).symlink_to(folder)
-    revision = StaticChannel(folder).publish(*how)
-    out.print(f"{folder}: {revision or 'nothing new'}")
-    page = ctx.project.root / "docs/channel_page.py"
+
+
+def _write_page(project: Project, folder: Path) -> None:
+    """Write the page of a published channel. Raises Failed if that does not succeed."""
+    page = project.root / "docs/channel_page.py"
     if page.exists() and subprocess.run([sys.executable, page, folder], check=False).returncode:
         raise Failed(f"{folder} is published, but its page is not: fix that, and publish again")
 
 
-@command(channel_app, "yank")
-def yank_builds(ctx: Context, folder: Folder, builds: Builds, restore: Restore = False) -> None:
-    """Mark builds so that no new solve takes them. Their files stay, and so do locks."""
-    changed(ctx, folder.resolve(), None, () if restore else builds, builds if restore else ())
-
-
-@command(channel_app, "verify")
-def verify_channel(ctx: Context, channel: Where) -> None:
-    """Hold every file against its record, and every form of the index against the others.
-
-    Exit 1 with each finding on a line. Over HTTP every package is downloaded and none is kept.
-    """
-    location = Location(channel)
-    index, findings = published.verify_channel(location)
-    out.print(*findings, sep="\n", end="\n" if findings else "")
-    orphans = "" if location.folder else "; a web server does not list files that are not indexed"
-    out.print(f"{location}: {len(index.records)} packages, {len(findings)} findings{orphans}")
-    raise typer.Exit(1 if findings else 0)
-
-
 @command(app)
-def verify(ctx: Context, files: Files) -> None:
-    """Check package files against their provenance, themselves and each other, without a network.
+def verify(ctx: Context, files: Files, commit: Commit = "") -> None:
+    """Compare package files with their recipes in this checkout, themselves and each other.
 
-    Exit 1 for any difference, 3 where there is no provenance: then only the files inside a
-    package are checked, against its own list.
+    Exit 1 for any difference, 3 for a package of no recipe: then only the files inside it are
+    compared, with its own list. No network is needed.
     """
     places: list[Places] = []
-    codes = [verify_one(file, places) for file in files]
+    with project_at(ctx.project, commit) if commit else nullcontext(ctx.project) as project:
+        codes = [_verify_one(file, project, places) for file in files]
     require_confined(places)
     raise gravest(codes)
 
 
-def verify_one(file: Path, places: list[Places]) -> int:
-    """Print what was checked and every difference; returns the exit code."""
-    known = provenance.of(file)
-    verdict = provenance.verify(file, known)
+def _verify_one(file: Path, project: Project, places: list[Places]) -> int:
+    """Print what was compared and each difference; returns the exit code."""
+    verdict = verify_package(file, project)
     places += verdict.places
-    for line in verdict.wrong:
+    for line in verdict.differences:
         out.print(f"{file.name}: {line}")
-    says = "not as stated" if verdict.wrong else "as stated"
-    if not known:
-        says = f"no provenance at {' or '.join(map(str, provenance.beside(file)))}"
-    out.print(f"{file.name}: {says}; checked: {', '.join(verdict.checked) or 'nothing'}")
-    if verdict.unchecked:
-        out.print(f"{file.name}: by the statement's own word: {', '.join(verdict.unchecked)}")
-    return 1 if verdict.wrong else 0 if known else 3
+    result = "differs" if verdict.differences else "as its recipe"
+    if verdict.not_compared and not verdict.differences:
+        result = verdict.not_compared
+    out.print(f"{file.name}: {result}; compared: {', '.join(verdict.compared)}")
+    if verdict.differences:
+        return 1
+    return NotAttempted.exit_code if verdict.not_compared else 0

@@ -18,15 +18,12 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from forge.bases import CONDA_FORGE, PUBLISHED
-from forge.channel import require_current
 from forge.cli.context import Context, command, err, out
-from forge.conda.index import is_of
 from forge.conda.location import Location
 from forge.conda.package import cache_folder, scratch
-from forge.envs import lockfile
 from forge.envs.manifest import Manifest
 from forge.envs.workspace import Workspace
-from forge.errors import ForgeError, Refused
+from forge.errors import ForgeError
 from forge.files import hold, move_whole, write_text
 from forge.recipes.recipe import package_name
 
@@ -36,7 +33,6 @@ Name = Annotated[str, Argument(help="A folder of stacks/.")]
 Environment = Annotated[str, Option("--environment", "-e", metavar="NAME", help="Of the stack.")]
 Served = Annotated[str | None, Option("--channel", metavar="URL", envvar="FORGE_CHANNEL",
                                       help="Our packages' channel, if not channel/.")]  # fmt: skip
-Older = Annotated[bool, Option("--accept-older", help="Take a channel that was reset.")]
 Words = Annotated[list[str], Argument(metavar="COMMAND...", help="Best after --.")]
 
 
@@ -73,44 +69,17 @@ class Stack:
         for name in sorted(named - kept):
             out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
 
-    @property
-    def in_use(self) -> dict[str, str]:
-        """The channels of the stack, and those that its copy has in their place."""
-        return dict(zip(self.manifest.channels, self.copy.channels, strict=True))
-
-    def require_trusted(self, older: bool, environment: str = "") -> set[str] | None:
-        """Return the sha256 of all that our channel serves, if its log vouches for its index.
-
-        Raises Refused for a channel that is not as new as it was, unless `older` is taken, and for
-        a package of an `environment` without the attestation that the stack declares.
-        """
-        served, publishers = None, self.manifest.publishers
-        ours = Location(self.in_use.get(PUBLISHED, CONDA_FORGE))
-        if PUBLISHED in self.in_use and not ours.folder:
-            seen = self.ctx.project.build / "revisions-seen.json"
-            served = require_current(ours, seen, older, publishers.get(PUBLISHED))
-        if environment:
-            who = {self.in_use[channel]: publisher for channel, publisher in publishers.items()}
-            self.copy.require_attested(environment, who)
-        return served
-
     @contextmanager
-    def locking(self, served: set[str] | None) -> Iterator[Path]:
-        """Yield where to lock: that becomes the lock. Raises Refused for what is not `served`."""
-        file, ours = self.copy.lock_file, self.in_use.get(PUBLISHED, "")
-        before = file.read_text() if file.exists() else ""
+    def locking(self) -> Iterator[Path]:
+        """Yield where to lock: that becomes the lock, and a killed command leaves the old one."""
+        file = self.copy.lock_file
         with scratch(cache_folder()) as folder:
-            made = Path(folder, file.name)
-            for name in filter(Path.exists, (file, file.with_name("pixi.toml"))):
-                shutil.copy(name, folder)
-            yield made
-            for record in lockfile.conda_packages(made) if served is not None else ():
-                sha256 = (record.sha256 or b"").hex()
-                known = sha256 in before or sha256 in (served or ())
-                if is_of(record.url, ours) and not known:
-                    why = "was locked, and is yanked, or not in the index that the channel showed"
-                    raise Refused(f"{record.url} {why} before. The lock is as it was")
-            move_whole(made, file)
+            new = Path(folder, file.name)
+            for path in (file, file.with_name("pixi.toml")):
+                if path.exists():
+                    shutil.copy(path, folder)
+            yield new
+            move_whole(new, file)
 
     def pixi(self, command: str, *options: str, at: Path | None = None) -> list[str]:
         """Return `pixi COMMAND` on the copy, or `at`; nothing without pixi, or FORGE_NO_PIXI."""
@@ -120,7 +89,7 @@ class Stack:
 
 
 @command(app)
-def lock(ctx: Context, stack: Name, channel: Served = None, older: Older = False) -> None:
+def lock(ctx: Context, stack: Name, channel: Served = None) -> None:
     """Solve the environments of a stack for this machine, into build/stacks/STACK/pixi.lock.
 
     With pixi on PATH that is `pixi lock`. On the host base, packages of ours that the channel lacks
@@ -133,7 +102,7 @@ def lock(ctx: Context, stack: Name, channel: Served = None, older: Older = False
             ctx.channel.reconcile()
     with hold(chosen.copy.folder / ".pixi", "locking", err.print):
         chosen.write(channel)
-        with chosen.locking(chosen.require_trusted(older)) as made:
+        with chosen.locking() as made:
             words = chosen.pixi("lock", at=made.parent)
             sizes = {} if words else chosen.copy.lock(made)
             if words and (code := subprocess.run(words, check=False).returncode):
@@ -144,9 +113,7 @@ def lock(ctx: Context, stack: Name, channel: Served = None, older: Older = False
 
 
 @command(app)
-def install(
-    ctx: Context, stack: Name, environment: Environment = "default", older: Older = False
-) -> None:
+def install(ctx: Context, stack: Name, environment: Environment = "default") -> None:
     """Install an environment of a stack exactly as its lock in build/stacks/STACK says.
 
     With pixi on PATH that is `pixi install --locked`, with pixi's checks; FORGE_NO_PIXI=1 has ours.
@@ -154,7 +121,6 @@ def install(
     chosen = Stack(ctx, stack)
     chosen.copy.require_locked()
     chosen.say_left_out()
-    chosen.require_trusted(older, environment)
     if words := chosen.pixi("install", "--locked", "-e", environment):
         with hold(chosen.copy.folder / ".pixi", "installing into", err.print):
             raise typer.Exit(subprocess.run(words, check=False).returncode)

@@ -1,53 +1,34 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reading an index: repodata.json, its other forms, and what is wrong with what they say."""
+"""Reading an index, repodata.json, and what is wrong with what it says."""
 
 import json
 import re
 from typing import Any
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote
 
-import msgpack
-import zstandard
-
-from forge.conda.location import Location
 from forge.conda.package import is_plain
 
-PACKAGES = (".conda", ".tar.bz2")
-SHARDS = "repodata_shards.msgpack.zst"
-LIMIT = 1 << 31  # bytes of an index, unpacked; conda-forge's has a tenth of it
 SHA256 = re.compile("[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.+!*-]*(\.conda|\.tar\.bz2)", re.ASCII)
 
 
-def load(location: Location, name: str) -> dict[str, Any] | None:
-    """Load an index file's content: None if it is missing, {} if it is damaged."""
-    raw = location.read(name)
-    return None if raw is None else parse(name, raw)
-
-
-def parse(name: str, raw: bytes) -> dict[str, Any]:
-    """Parse an index, a shard, or a list of shards; {} for anything of another shape."""
+def parse(raw: bytes) -> dict[str, Any]:
+    """Parse repodata.json; returns {} for anything of another shape."""
     try:
-        if name.endswith(".zst"):
-            raw = zstandard.ZstdDecompressor().stream_reader(raw).read(LIMIT)
-        data = msgpack.unpackb(raw, timestamp=3) if ".msgpack" in name else json.loads(raw)
+        data = json.loads(raw)
         packages = [data.get(key, {}) for key in ("packages", "packages.conda")]
-        tables = [*packages, data.get("info", {}), data.get("shards", {})]
         whole = (
-            all(isinstance(key, str) for table in tables for key in {**table})
+            all(isinstance(key, str) for table in packages for key in {**table})
             and all(isinstance(record, dict) for table in packages for record in table.values())
-            and all(isinstance(digest, bytes) for digest in tables[3].values())
             and not {*packages[0]} & {*packages[1]}  # solvers read both
-            and {str} >= {type(file) for file in list(data.get("removed", []))}
         )
-    except (ValueError, TypeError, AttributeError, RecursionError,
-            msgpack.UnpackException, zstandard.ZstdError, MemoryError):  # fmt: skip
+    except (ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         return {}
     return data if whole else {}
 
 
 def records(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Map each file name of an index or a shard to its record."""
+    """Map each file name of an index to its record."""
     return {**data.get("packages", {}), **data.get("packages.conda", {})}
 
 
@@ -70,19 +51,5 @@ def fault(file: str, record: dict[str, Any]) -> str:
 
 def is_of(url: str, channel: str) -> bool:
     """Return whether a URL is SUBDIR/FILE of a channel."""
-    root = re.sub(r"/revisions/\d+$", "", channel.rstrip("/"))  # whose packages a revision has
-    below = unquote(url).removeprefix(f"{unquote(root)}/")
+    below = unquote(url).removeprefix(f"{unquote(channel.rstrip('/'))}/")
     return below != unquote(url) and len(parts := below.split("/")) == 2 and ".." not in parts
-
-
-def foreign(data: dict[str, Any], channel: str, subdir: str) -> str:
-    """Return where an index takes packages or shards from, if not from its channel; else ""."""
-    for key, below in (("base_url", ""), ("shards_base_url", "/shards")):
-        base_url = data.get("info", {}).get(key, "")
-        try:
-            files = urljoin(f"{channel}/{subdir}/", base_url).rstrip("/").removesuffix(below) + "/x"
-        except (ValueError, TypeError, AttributeError):
-            files = ""
-        if not is_of(files, channel):
-            return ascii(base_url)[:200]
-    return ""

@@ -90,7 +90,7 @@ class Channel:
         path = self.folder / subdir / "repodata.json"
         if not path.exists():
             return
-        data = index.parse(path.name, path.read_bytes())
+        data = index.parse(path.read_bytes())
         for file_name, record in data.get("packages.conda", {"": {}}).items():
             if "renamed" in (why := index.fault(file_name, record)):
                 file = path.with_name(file_name)
@@ -148,7 +148,7 @@ class Channel:
     def _name_on_pypi(self) -> None:
         """Write into the index what its packages are on PyPI; rattler-build leaves that empty."""
         for path in self.folder.glob("*/repodata.json"):
-            data = index.parse(path.name, path.read_bytes())
+            data = index.parse(path.read_bytes())
             found = index.records(data)
             wrong = {
                 f: p for f in found if (p := pypi.purls(f, self.names)) != found[f].get("purls", [])

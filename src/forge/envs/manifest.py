@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What of a stack's pixi.toml the driver reads: channels, dependencies, features, publishers.
+"""What of a stack's pixi.toml the driver reads: channels, dependencies, features.
 
 pixi knows more. A key that would change what is solved, and is not read here, is refused by name.
 """
@@ -14,7 +14,6 @@ from typing import Any
 import tomli_w
 from rattler import MatchSpec
 
-from forge.conda.attestations import Publisher
 from forge.conda.location import refuse_credentials
 from forge.errors import ForgeError, redacted
 from forge.files import read_text
@@ -31,8 +30,6 @@ WORKSPACE = {
 FEATURE = {"dependencies", "tasks"}
 ENVIRONMENT = {"features", "no-default-feature"}
 DEPENDENCY = {"version", "build"}
-TOOL = "strix-forge"  # of the tables of other programs, the one that pixi leaves to us
-PUBLISHER = {"identity", "issuer", "target", "trusted-root", "log-days"}
 
 ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # pixi's own; it is a folder's name
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -40,12 +37,11 @@ PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class Manifest:
-    """A pixi.toml: its channels, environment name -> match specs, channel -> who attests it."""
+    """A pixi.toml: its channels, environment name -> match specs."""
 
     path: Path
     channels: list[str]
     environments: dict[str, list[str]]
-    publishers: dict[str, Publisher]
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
@@ -60,8 +56,7 @@ class Manifest:
             channels = names(workspace.get("channels"), "[workspace] channels")
             for channel in channels:
                 refuse_credentials(channel)
-            publishers = _publishers(data, channels, path.parent)
-            return cls(path, channels, _environments(data), publishers)
+            return cls(path, channels, _environments(data))
         except (ValueError, RecursionError) as error:  # of tomllib, of 5000 digits
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except ForgeError as error:
@@ -74,11 +69,12 @@ class Manifest:
         """
         data = tomllib.loads(read_text(self.path))
         data.pop("pypi-dependencies", None)  # pixi would ask a server for PyPI's names
-        workspace, ours = data["workspace"], data.get("tool", {}).get(TOOL, {})
+        workspace = data["workspace"]
         workspace["channels"] = [instead.get(channel, channel) for channel in self.channels]
-        for table, key in ((workspace, "conda-pypi-map"), (ours, "publishers")):
-            if isinstance(by_channel := table.get(key), dict):
-                table[key] = {instead.get(name, name): value for name, value in by_channel.items()}
+        by_channel = workspace.get("conda-pypi-map")
+        if isinstance(by_channel, dict):
+            renamed = {instead.get(name, name): value for name, value in by_channel.items()}
+            workspace["conda-pypi-map"] = renamed
         for table in (data, *data.get("feature", {}).values()):
             kept = [(k, v) for k, v in table.get("dependencies", {}).items() if k not in without]
             table["dependencies"] = {k: (k == "python" and python) or v for k, v in kept}
@@ -111,26 +107,6 @@ def _environments(data: dict[str, Any]) -> dict[str, list[str]]:
 def _specs(table: dict[str, Any], where: str) -> list[str]:
     wanted = known(table.get("dependencies", {}), None, f"{where}.dependencies")
     return [match_spec(name, value) for name, value in wanted.items()]
-
-
-def _publishers(data: dict[str, Any], channels: list[str], folder: Path) -> dict[str, Publisher]:
-    """Map channels, as the manifest has them, to who must have attested their packages."""
-    tools = known(data.get("tool", {}), None, "tool")
-    ours = known(tools.get(TOOL, {}), {"publishers"}, f"tool.{TOOL}")
-    found = {}
-    for channel, table in known(ours.get("publishers", {}), None, "publishers").items():
-        keys = known(table, PUBLISHER, f"publishers.{channel:.80}")
-        if channel not in channels:
-            raise ForgeError(f"publishers: {channel:.80} is none of the channels")
-        texts = keys.keys() - {"log-days"}
-        days = str(keys.get("log-days", 0)).isdigit() and isinstance(keys.get("log-days", 0), int)
-        if "identity" not in keys or not days or not all(isinstance(keys[k], str) for k in texts):
-            raise ForgeError(f"publishers: {channel:.80} needs an identity; log-days is a number")
-        words = {"target": channel} | {k.replace("-", "_"): v for k, v in keys.items()}
-        if "trusted_root" in words:
-            words["trusted_root"] = str(folder / words["trusted_root"])
-        found[channel] = Publisher(**words)
-    return found
 
 
 def names(value: Any, where: str, defined: Container[str] | None = None) -> list[str]:

@@ -6,10 +6,9 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,8 +19,6 @@ from rattler.shell import ActivationVariables, activate
 from forge import network
 from forge.bases import CONDA_FORGE
 from forge.conda import cache
-from forge.conda.attestations import FIELD, Publisher
-from forge.conda.index import is_of
 from forge.conda.package import cache_folder
 from forge.envs import lockfile
 from forge.envs.manifest import Manifest
@@ -98,24 +95,6 @@ class Workspace:
             raise ForgeError(f"{self.lock_file}: {environment}: {error}") from None
         return records
 
-    def require_attested(self, environment: str, publishers: Mapping[str, Publisher]) -> None:
-        """Raise Refused for a locked package that its channel's publisher did not attest.
-
-        `publishers` are by URL. The channel's index is asked where attestations are, no more.
-        """
-        for url, publisher in publishers.items():
-            mine = [record for record in self.locked(environment) if is_of(record.url, url)]
-            if mine and not url.startswith("file:"):
-                names = {record.name.normalized for record in mine}
-                asked = _gateway([url]).query([url], SUBDIRS, names, recursive=False)
-                try:
-                    served = {record.url: record for record in chain(*asyncio.run(asked))}
-                except Exception as error:
-                    raise _failure("no attestations were asked for", error, [url]) from None
-                for record in mine:
-                    record.attestations_sha256 = getattr(served.get(record.url), FIELD, None)
-                publisher.require(mine)
-
     def install(self, environment: str, packages: Path | None = None) -> int:
         """Install from the lock, checking every package; returns their number.
 
@@ -182,8 +161,8 @@ def _failure(what: str, error: Exception, urls: list[str]) -> ForgeError:
     if re.search("error sending request|HTTP status|error decoding response|timed out", str(error)):
         return NotAttempted(f"{what}, {' or '.join(urls)} does not answer: {one_line(str(error))}")
     if "panicked" in str(error):  # of rattler: an address that is none, an answer of 304
-        why = "a channel answers what rattler cannot read; forge channel verify says what"
-        return NotAttempted(f"{what}: {why}")
+        reason = "answers what rattler cannot read: look at its repodata.json"
+        return NotAttempted(f"{what}: {' or '.join(urls)} {reason}")
     return Failed(f"{what}: {error}".strip())
 
 

@@ -45,9 +45,12 @@ class Step:
 
     @property
     def digest_value(self) -> str:
-        """The value of the content_digest variant."""
+        """The value of the content_digest variant: BASE-CONTENT-ALL.
+
+        CONTENT is the recipe's own digest, with which `forge verify` compares a package.
+        """
         key = hashlib.sha256(repr(sorted(self.digest.items())).encode()).hexdigest()[:16]
-        return f"{self.digest['base']}-{key}"
+        return f"{self.digest['base']}-{self.digest['content']}-{key}"
 
 
 class RecipeSet:

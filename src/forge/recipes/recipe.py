@@ -74,9 +74,13 @@ class Recipe:
         for file in self.local_files():
             if not os.path.exists(file):  # noqa: PTH110 (Path's raises where a name is too long)
                 raise ForgeError(f"{path} names {file}, which does not exist")
-        read, root = [path.parent, *self.local_files()], path.parents[2]
-        digests = "".join(f"{file.name} {digest_tree(file, root)}\n" for file in read)
+        root = path.parents[2]
+        digests = "".join(f"{f.name} {digest_tree(f, root)}\n" for f in self.files_read())
         self.content = hashlib.sha256(digests.encode()).hexdigest()[:16]
+
+    def files_read(self) -> list[Path]:
+        """List what the content digest covers: its folder, patches and local sources, each once."""
+        return list(dict.fromkeys([self.path.parent.resolve(), *self.local_files()]))
 
     def local_files(self) -> list[Path]:
         """List the patches and local sources that it names."""

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`forge verify`: a package beside the recipe that it says it was built from."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from support.conda_packages import file, package, repacked, tarball
+from support.project import MiniProject
+
+from forge.files import sha256_file
+
+URL = "http://upstream.invalid/demo-1.0.tar.gz"
+PATCH_NAME = "patches/alpha/0001-more.patch"
+PATCH = """\
+From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
+Subject: [PATCH] say more
+
+Upstream-Status: Backport https://upstream.invalid/pull/1
+Applies-To: alpha 1.0
+---
+--- a/text
++++ b/text
+@@ -1 +1 @@
+-upstream
++patched
+"""
+SCRIPT = """\
+mkdir -p "$PREFIX/share/{name}"
+cp text own "$PREFIX/share/{name}/"
+ln -s text "$PREFIX/share/{name}/link"
+"""
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
+    """alpha 1.0, from an archive, a patch and a folder of the repository; beta needs it."""
+    project = MiniProject(tmp_path_factory.mktemp("app"))
+    archive = project.root / "demo-1.0.tar.gz"
+    archive.write_bytes(tarball(file("demo-1.0/text", b"upstream\n")))
+    for name, text in ((PATCH_NAME, PATCH), ("src/alpha/own", "own\n")):
+        (project.root / name).parent.mkdir(parents=True)
+        (project.root / name).write_text(text)
+    source = [
+        {"url": URL, "sha256": sha256_file(archive), "patches": [f"../../{PATCH_NAME}"]},
+        {"path": "../../src/alpha"},
+    ]
+    folder = project.recipe("alpha", script=SCRIPT, source=json.dumps(source))
+    recipe = (folder / "recipe.yaml").read_text()
+    recipe = recipe.replace("  noarch: generic\n", "")  # noarch packages must not hold links
+    recipe = recipe.replace("  run: []", '  host: [packaging]\n  run: ["packaging >=20"]')
+    (folder / "recipe.yaml").write_text(recipe)
+    project.recipe("beta", run=["alpha"])
+    (project.root / "build" / "sources").unlink()
+    project.forge("sources", "add", str(archive))
+    project.forge("build-all", "--strict")
+    git(project.root, "init", "-q")
+    (project.root / ".gitignore").write_text("build\nchannel\n")
+    commit(project.root, "built")
+    return project
+
+
+def git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(root: Path, message: str) -> str:
+    git(root, "add", "-A")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    git(root, *who, "commit", "-q", "--allow-empty", "-m", message)
+    return git(root, "rev-parse", "HEAD")
+
+
+@pytest.fixture(scope="module")
+def built(app: MiniProject) -> Path:
+    (path,) = app.channel.glob("*/alpha-*.conda")
+    return path
+
+
+def test_a_package_is_as_its_recipe(app: MiniProject) -> None:
+    """With patches and local sources, and where it needs another of ours; also at a commit."""
+    files = [*map(str, app.channel.glob("*/*.conda"))]
+    for words in ([], ["--commit", "HEAD"]):
+        done = app.forge("verify", *files, *words)
+        assert done.stdout.count(": as its recipe; compared: ") == 2, done.stdout
+        assert "3 files with its own list" in done.stdout
+        assert "its recipe with recipes/alpha" in done.stdout
+
+
+EDITS: dict[str, tuple[str, str, str, str]] = {
+    "a patch": ("patches/alpha/0001-more.patch", "+patched", "+other", "0001-more.patch"),
+    "a local source": ("src/alpha/own", "own", "other", "src/alpha"),
+    "the script": ("recipes/alpha/build.sh", "mkdir", "install -d", "build.sh"),
+    "the hash of a source": ("recipes/alpha/recipe.yaml", '"sha256": "', '"sha256": "0', "sha256"),
+    "a requirement": ("recipes/alpha/recipe.yaml", "packaging >=20", "packaging >=21", "run.0"),
+    "the summary": ("recipes/alpha/recipe.yaml", "a test package", "another", "about.summary"),
+}
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_another_recipe_is_named(case: str, app: MiniProject, built: Path) -> None:
+    """By what differs; the commit that it was built from has it as it was."""
+    name, old, new, named = EDITS[case]
+    path = app.root / name
+    text = path.read_text()
+    assert old in text, text
+    path.write_text(text.replace(old, new, 1))
+    try:
+        done = app.forge("verify", str(built), code=1)
+        assert named in done.stdout and "alpha-1.0" in done.stdout, done.stdout
+        assert ": differs; compared: " in done.stdout
+        assert ": as its recipe" in app.forge("verify", str(built), "--commit", "HEAD").stdout
+        changed = commit(app.root, "changed")
+        path.write_text(text)
+        assert ": as its recipe" in app.forge("verify", str(built)).stdout
+        assert named in app.forge("verify", str(built), "--commit", changed, code=1).stdout
+    finally:
+        path.write_text(text)
+        commit(app.root, "as it was")
+    assert not [*(app.root / "build").glob(".forge-*")]
+
+
+def edit_rendered(change: Callable[[dict], object]) -> Callable[[str, str, bytes], bytes]:
+    def edit(_: str, name: str, content: bytes) -> bytes:
+        if name != "info/recipe/rendered_recipe.yaml":
+            return content
+        data = yaml.safe_load(content)
+        change(data)
+        return yaml.safe_dump(data).encode()
+
+    return edit
+
+
+def edit_content(data: dict) -> None:
+    base, content, rest = data["build_configuration"]["variant"]["content_digest"].split("-")
+    data["build_configuration"]["variant"]["content_digest"] = f"{base}-{content[::-1]}-{rest}"
+
+
+LIES: dict[str, tuple[Callable[[dict], object], str]] = {
+    "a source's hash": (
+        lambda d: d["recipe"]["source"][0].update(sha256="0" * 64),
+        "source.0.sha256",
+    ),
+    "a source's address": (
+        lambda d: d["recipe"]["source"][0].update(url="https://evil.invalid/x.tar.gz"),
+        "source.0.url",
+    ),
+    "no patch": (lambda d: d["recipe"]["source"][0].pop("patches"), "source.0.patches.0"),
+    "one patch more": (
+        lambda d: d["recipe"]["source"][0]["patches"].append("x.patch"),
+        "source.0.patches.1",
+    ),
+    "other files read": (edit_content, "content: the package was made from files with digest"),
+    "a variant": (
+        lambda d: d["build_configuration"]["variant"].update(gpu_arch="gfx1100"),
+        "variant.gpu_arch|build.string",
+    ),
+    "no variant": (lambda d: d["build_configuration"].pop("variant"), "its rendered recipe lacks"),
+    "no recipe": (lambda d: d.pop("recipe"), "its rendered recipe lacks"),
+    "a recipe that is none": (lambda d: d.update(recipe=[]), "its rendered recipe lacks"),
+    "an unknown base": (
+        lambda d: d["build_configuration"]["variant"].update(content_digest="../x-0-0"),
+        "base|readable",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_a_package_that_says_something_else(
+    case: str, app: MiniProject, built: Path, tmp_path: Path
+) -> None:
+    change, named = LIES[case]
+    other = repacked(built, tmp_path / built.name, edit_rendered(change))
+    done = app.forge("verify", str(other), code=1)
+    assert re.search(named, done.stdout), done.stdout
+    assert all(len(line) < 1000 for line in done.stdout.splitlines())
+
+
+def test_a_file_that_is_not_the_listed_one(app: MiniProject, built: Path, tmp_path: Path) -> None:
+    def edit(_: str, name: str, content: bytes) -> bytes:
+        return b"other\n" if name.endswith("share/alpha/own") else content
+
+    other = repacked(built, tmp_path / built.name, edit)
+    done = app.forge("verify", str(other), code=1)
+    assert "share/alpha/own: the package has " in done.stdout
+
+
+def test_a_recipe_file_that_is_not_the_checkouts(
+    app: MiniProject, built: Path, tmp_path: Path
+) -> None:
+    def edit(_: str, name: str, content: bytes) -> bytes:
+        return content + b"# more\n" if name == "info/recipe/build.sh" else content
+
+    other = repacked(built, tmp_path / built.name, edit)
+    assert "build.sh: the package has " in app.forge("verify", str(other), code=1).stdout
+
+
+def test_a_package_of_no_recipe_is_not_compared(app: MiniProject, tmp_path: Path) -> None:
+    stranger = package(tmp_path, [file("x")], name="stranger")
+    done = app.forge("verify", str(stranger), code=3)
+    assert "no recipe of this checkout yields such a package; compared: 1 files" in done.stdout
+
+
+@pytest.mark.parametrize("revision", ["0" * 40, "nosuch", "--help", "-x", "HEAD:recipes"])
+def test_a_commit_that_is_not_there(revision: str, app: MiniProject, built: Path) -> None:
+    done = app.forge("verify", str(built), f"--commit={revision}", code=2)
+    assert "has no commit" in done.stderr and "leave out --commit" in done.stderr
+
+
+def test_without_git_the_files_as_they_are(app: MiniProject, built: Path, tmp_path: Path) -> None:
+    """As in an archive of this repository."""
+    copy = tmp_path / "copy"
+    shutil.copytree(app.root, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", "build"))
+    done = app.forge("verify", str(built), FORGE_ROOT=str(copy))
+    assert ": as its recipe" in done.stdout
