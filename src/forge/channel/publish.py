@@ -163,7 +163,7 @@ class StaticChannel:
             raise ForgeError(f"{reason}{but}")
 
     def _require_plain(self) -> None:
-        """Raise Refused for what a publish would follow or replace: links, pipes, another's page."""
+        """Raise Refused for a link, a pipe, or a page that is not ours."""
         for folder in (self.folder, self.withdrawn_folder):
             for path in folder.rglob("*"):
                 mode = path.lstat().st_mode
