@@ -130,21 +130,6 @@ def test_a_gpl_library_under_its_licence_is_admitted(source: Source, target: Pat
     assert StaticChannel(target).publish(source)
 
 
-@pytest.mark.parametrize("published", [True, False])
-def test_amds_torch_is_not_mixed_with_ours(
-    source: Source, target: Path, tmp_path: Path, published: bool
-) -> None:
-    """Neither in one channel to publish, nor with what is published there."""
-    source.make("libtorch", "2.13.0", "linux-64", build="rocm100_gfx1151_py313h1234567_0")
-    other = source
-    if published:
-        assert StaticChannel(target).publish(source)
-        other = Source(tmp_path / "other")
-    other.make("libtorch", "2.13.0", "linux-64", build="rocm100amdwheel_gfx1151_py313h1234567_0")
-    with pytest.raises(ForgeError, match="libtorch as AMD compiled it .amdwheel. beside ours"):
-        StaticChannel(target).publish(other)
-
-
 def test_nothing_to_publish(source: Source, target: Path) -> None:
     with pytest.raises(ForgeError, match="holds no packages"):
         StaticChannel(target).publish(source)

@@ -2,7 +2,7 @@
 """What may be published, decided from each package itself and from the note of its build."""
 
 import re
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
@@ -17,9 +17,9 @@ GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries unde
 
 
 def admitted(
-    channel: Channel, published: Callable[[str], str | None], also: Set[str] = frozenset()
+    channel: Channel, published: Callable[[str], str | None]
 ) -> dict[str, Record]:
-    """Return a channel's packages by SUBDIR/FILE, all fit to be published beside those in `also`.
+    """Return a channel's packages by SUBDIR/FILE, all fit to be published.
 
     `published` is the sha256 of SUBDIR/FILE if that is published already. Raises ForgeError for an
     empty channel, Refused with every reason if any package is unfit.
@@ -35,9 +35,6 @@ def admitted(
         for name, record in named.items()
         for reason in refusals(channel, record, published(name), places)
     ]
-    made = {"amdwheel_" in name for name in {*named, *also} if re.search(r"(^|/)libtorch-\d", name)}
-    if len(made) > 1:
-        refused.append("  libtorch as AMD compiled it (amdwheel) beside ours: a channel for each")
     if refused:
         raise Refused("\n".join(["nothing is published:", *refused]))
     require_confined(places)

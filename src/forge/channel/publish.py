@@ -87,7 +87,7 @@ class StaticChannel:
         files, yanked = revisions.state(log.revisions)
         packages = {}
         if source:
-            packages = gate.admitted(source, lambda n: self._sha256(n, index), also=set(files))
+            packages = gate.admitted(source, lambda n: self._sha256(n, index))
         added = packages.keys() - files
         files |= added
         yank = _named(yank, files) - yanked
