@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from forge.conda import provenance
-from forge.conda.local import HOST_BOUND, Channel, Record
+from forge.conda.local import HOST_BOUND, REHEARSED, Channel, Record
 from forge.conda.package import Package, Places, require_confined
 from forge.errors import ForgeError, Refused
 from forge.files import sha256_file
@@ -59,9 +59,14 @@ def refusals(  # noqa: C901 (one reason after another)
         yield f"is not fit to be installed: {error}"
         return
     expression = str(package.index.get("license") or "")
-    if str(package.index["build"]).startswith(HOST_BOUND):
+    build = str(package.index["build"])
+    if build.startswith(HOST_BOUND):
         advice = "build into an empty folder, with --base conda-forge --output DIR"
         yield f"is host-bound (built on the host base), so it is never published: {advice}"
+        return
+    if build.startswith(REHEARSED):
+        advice = "build it from this checkout, into a folder without a rehearsal's packages"
+        yield f"was made by a rehearsal, so it is never published: {advice}"
         return
     if wrong := provenance.faults(path, package):
         yield f"is not what its provenance says: {wrong[0]}; ./forge rebuild its recipe"
