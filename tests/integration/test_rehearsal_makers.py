@@ -265,7 +265,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> checkout.Place:
     monkeypatch.setattr(debian, "version", lambda _: "7.2.4+dfsg-1")
     place = checkout.Place.make(tmp_path / "rehearsal")
     ours = (checkout.RECIPE, checkout.BASES, checkout.GATE, checkout.VARIANTS, checkout.TORCH)
-    for name in (*ours, thin_vllm.BUILD, thin_torch.OPTIONS, thin_torch.CHECK, "recipes/torchaudio/recipe.yaml"):
+    thin = (thin_vllm.BUILD, thin_torch.OPTIONS, thin_torch.CHECK)
+    for name in (*ours, *thin, "recipes/torchaudio/recipe.yaml"):
         (place.root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, place.root / name)
     place.archive_file.write_bytes(b"x")

@@ -7,7 +7,6 @@ listed in data/conda-forge/lacks.yaml, and is not counted as solved.
 
 import contextlib
 import re
-from pathlib import Path
 
 import pytest
 from rattler.exceptions import SolverError

@@ -16,9 +16,7 @@ LICENSES = "licenses/"
 GPL = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")  # libraries under it
 
 
-def admitted(
-    channel: Channel, published: Callable[[str], str | None]
-) -> dict[str, Record]:
+def admitted(channel: Channel, published: Callable[[str], str | None]) -> dict[str, Record]:
     """Return a channel's packages by SUBDIR/FILE, all fit to be published.
 
     `published` is the sha256 of SUBDIR/FILE if that is published already. Raises ForgeError for an
