@@ -24,8 +24,6 @@ CONDA_FORGE = "https://conda.anaconda.org/conda-forge"
 # Where users get our packages. The manifests of stacks/ name it, because users copy them.
 PUBLISHED = "https://repo.prefix.dev/strix-forge"
 PROBE_SECONDS = 10
-# What a value of --variant brings along: for these Pythons alone the wheels' hashes are known.
-BROUGHT = {("pytorch_from", "amd-wheel"): {"python": ["3.13"]}}
 # The variant that carries the digest of a package's content; see docs/build.md.
 DIGEST_KEY = "content_digest"
 
@@ -119,9 +117,6 @@ def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None =
     except Exception as error:
         raise ForgeError(f"{' or '.join(files)} is not readable: {error}") from None
     overrides = dict(replaced or {})
-    for (key, value), brought in BROUGHT.items():
-        if value in overrides.get(key, []) and name != BaseName.HOST.value:
-            overrides = brought | overrides
     pythons = [_listed(value, variants) for value in overrides.get("python", [])]
     if name == BaseName.HOST.value:
         folder, tag = project.build / "host-base", HOST_BOUND

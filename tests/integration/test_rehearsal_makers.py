@@ -263,9 +263,10 @@ def test_a_compiler_behind_conda_forges_name(host: compilers.Host, tmp_path: Pat
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> checkout.Place:
     """The copy of a checkout that the overlay changes, and an archive of one byte."""
     monkeypatch.setattr(debian, "version", lambda _: "7.2.4+dfsg-1")
-    place = checkout.Place.at(tmp_path / "rehearsal")
-    ours = (checkout.RECIPE, checkout.BASES, checkout.VARIANTS, checkout.TORCH, thin_vllm.BUILD)
-    for name in (*ours, thin_torch.OPTIONS, thin_torch.CHECK, "recipes/torchaudio/recipe.yaml"):
+    place = checkout.Place.make(tmp_path / "rehearsal")
+    ours = (checkout.RECIPE, checkout.BASES, checkout.GATE, checkout.VARIANTS, checkout.TORCH)
+    thin = (thin_vllm.BUILD, thin_torch.OPTIONS, thin_torch.CHECK)
+    for name in (*ours, *thin, "recipes/torchaudio/recipe.yaml"):
         (place.root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, place.root / name)
     place.archive_file.write_bytes(b"x")
@@ -283,26 +284,80 @@ def test_the_overlay_is_printed_and_fits(place: checkout.Place) -> None:
     printed = place.overlay()
     added = [line for line in printed.splitlines() if line.startswith("+") and "+++" not in line]
     hash_of_x = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
-    assert len(added) == 9 and any(hash_of_x in line for line in added)
+    assert len(added) == 10 and any(hash_of_x in line for line in added)
     # what requires a torch for ROCm takes that of a rehearsal
     builds = [line.split()[-1] for line in added if line.endswith(("rocm*", 'rocm*"'))]
     made = "rehearsal_rocm100_gfx1151_py314h0_0"
     assert len(builds) == 3 and all(fnmatch(made, build.strip('"')) for build in builds)
     assert any(line.endswith("python test_without_gpu.py 7.2.4") for line in added)
     assert any('"rehearsal_"' in line for line in added)
+    assert any(line.endswith("if not build.startswith(REHEARSED):") for line in added)
     with pytest.raises(checkout.Refused, match="0 times what the overlay changes"):
         place.overlay()
 
 
 def test_a_copy_is_the_checkout_of_now(tmp_path: Path) -> None:
     """What is gone from the checkout goes from the copy, and what the copy has made stays."""
-    root = checkout.Place.at(tmp_path).root
+    place = checkout.Place.make(tmp_path)
+    root = place.copy()
     gone, made = root / "recipes/gone/recipe.yaml", root / "build/cache/object"
     for path in (gone, made):
         path.parent.mkdir(parents=True)
         path.write_text("")
     assert checkout.Place.at(tmp_path).copy() == root
     assert (root / "recipes/pytorch/recipe.yaml").exists() and made.exists() and not gone.exists()
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    return {str(path): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def somebodys_checkout(folder: Path) -> dict[str, str]:
+    """A clone of somebody's, with work in it that no commit has."""
+    for name in ("recipes/mine/recipe.yaml", "patches/mine/0001.patch", "src/mine.py"):
+        path = folder / name
+        path.parent.mkdir(parents=True)
+        path.write_text("years of work")
+    return files_in(folder)
+
+
+def test_a_folder_of_somebody_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """Its recipes, patches and src were deleted if it was called checkout."""
+    before = somebodys_checkout(tmp_path / "checkout")
+    with pytest.raises(checkout.Refused, match="holds checkout and was not made by a rehearsal"):
+        checkout.Place.make(tmp_path)
+    with pytest.raises(checkout.Refused, match="is no rehearsal's folder"):
+        checkout.Place.at(tmp_path)
+    assert files_in(tmp_path) == before
+
+
+def test_a_checkout_of_somebody_in_a_rehearsals_folder_is_left_alone(tmp_path: Path) -> None:
+    place = checkout.Place.make(tmp_path / "rehearsal")
+    before = somebodys_checkout(place.root)
+    with pytest.raises(checkout.Refused, match="holds patches and was not made by a rehearsal"):
+        place.copy()
+    assert files_in(place.root) == before
+
+
+def test_a_link_out_of_a_rehearsals_folder_is_refused(tmp_path: Path) -> None:
+    place = checkout.Place.make(tmp_path / "rehearsal")
+    before = somebodys_checkout(tmp_path / "elsewhere")
+    place.root.symlink_to(tmp_path / "elsewhere")
+    for open_place in (checkout.Place.make, checkout.Place.at):
+        with pytest.raises(checkout.Refused, match="checkout is a link"):
+            open_place(place.folder)
+    assert files_in(tmp_path / "elsewhere") == before
+
+
+@pytest.mark.parametrize("command", ["forge", "night", "user", "untested"])
+def test_each_command_requires_the_mark(tmp_path: Path, command: str) -> None:
+    before = somebodys_checkout(tmp_path / "checkout")
+    words = [sys.executable, CHECKOUT / "tests" / "rehearsal", command, tmp_path, "flash-attn"]
+    if command == "night":
+        words.pop()
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "is no rehearsal's folder" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and files_in(tmp_path) == before
 
 
 def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
@@ -420,7 +475,7 @@ def test_a_precompiled_header_is_known_by_its_headers(launcher: Path, tmp_path: 
 
 def test_a_folder_in_the_checkout_is_refused() -> None:
     with pytest.raises(checkout.Refused, match="outside of it"):
-        checkout.Place.at(CHECKOUT / "rehearsal")
+        checkout.Place.make(CHECKOUT / "rehearsal")
 
 
 @pytest.mark.parametrize(
@@ -436,6 +491,21 @@ def test_publishing_elsewhere_is_refused(place: checkout.Place, words: list[str]
     with pytest.raises(checkout.Refused, match="into its own folder"):
         place.refuse_elsewhere([word.format(own=place.folder) for word in words])
     place.refuse_elsewhere(["publish", "--to", f"{place.folder}/published"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["forge", "publish", "--to", "/srv/channel"],
+        ["forge", "--quiet", "publish", "--to=/srv/channel"],
+        ["forge", "publish", "--to", "{own}/published"],
+    ],
+)
+def test_a_user_publishes_nothing(place: checkout.Place, words: list[str]) -> None:
+    """The copy's driver, whose gate admits what a rehearsal made, published it anywhere."""
+    (place.folder / "published").mkdir()
+    with pytest.raises(checkout.Refused, match="user publishes nothing"):
+        place.user([word.format(own=place.folder) for word in words])
 
 
 def test_a_recipe_without_its_tests(place: checkout.Place, tmp_path: Path) -> None:

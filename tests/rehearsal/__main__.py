@@ -48,7 +48,7 @@ def make(
 ) -> None:
     """Make both stand-ins and the copy of the checkout; what is there already stays."""
     debian.require_sid()
-    place = checkout.Place.at(folder)
+    place = checkout.Place.make(folder)
     with place.noted("archive"):
         place.archive()
     copy = place.copy()

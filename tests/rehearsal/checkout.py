@@ -23,6 +23,7 @@ from support.servers import Revalidating, served
 from support.stand_in import GPU, clean_environment, write_mirrors
 
 from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.conda.local import REHEARSED
 from forge.files import sha256_file
 from forge.hostbase.wheels import PYTHON
 
@@ -32,7 +33,11 @@ COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
 # What is Debian's too, and required of PyPI by metadata or by AOTriton, which takes no CMake 4.
 PYPI = ["cmake<4", "ninja"]
 RECIPE, VARIANTS = "recipes/rocm-sdk/recipe.yaml", "bases/conda-forge/variants.yaml"
-BASES, TORCH = "src/forge/bases.py", "recipes/pytorch/recipe.yaml"
+BASES, GATE = "src/forge/bases.py", "src/forge/channel/gate.py"
+TORCH = "recipes/pytorch/recipe.yaml"
+# The file by which a rehearsal knows the folders that it made, and alone may delete from.
+MARK = ".rehearsal"
+OWN = "Made by tests/rehearsal, which deletes and overwrites what is in this folder.\n"
 
 
 def cpu_seconds() -> float:
@@ -45,6 +50,22 @@ class Refused(SystemExit):
     """What was asked for would leave the rehearsal's folder, or the overlay does not fit."""
 
 
+def mark(folder: Path) -> None:
+    """Mark a folder as the rehearsal's own, and create it if it is not there.
+
+    Raises:
+        Refused: It holds files and has no mark: they are somebody's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sorted(path.name for path in folder.iterdir())
+    if names and MARK not in names:
+        raise Refused(
+            f"{folder} holds {names[0]} and was not made by a rehearsal (it has no {MARK}), so "
+            "nothing in it is touched: name a new folder"
+        )
+    (folder / MARK).write_text(OWN)
+
+
 @dataclass(frozen=True)
 class Place:
     """The folder of a rehearsal: all that it makes is below it."""
@@ -52,13 +73,35 @@ class Place:
     folder: Path
 
     @classmethod
-    def at(cls, folder: Path) -> Self:
-        """Raises Refused for a folder in the checkout."""
+    def make(cls, folder: Path) -> Self:
+        """Return the folder of a rehearsal, new or made by an earlier one.
+
+        Raises:
+            Refused: It is in the checkout, or holds what no rehearsal made.
+        """
         folder = folder.resolve()
         if folder.is_relative_to(CHECKOUT):
             raise Refused(f"{folder} is in the checkout: name a folder outside of it")
-        folder.mkdir(parents=True, exist_ok=True)
-        return cls(folder)
+        mark(folder)
+        return cls.at(folder)
+
+    @classmethod
+    def at(cls, folder: Path) -> Self:
+        """Return the folder of a rehearsal that `make` has made.
+
+        Raises:
+            Refused: It has no mark, or a link in it leads elsewhere.
+        """
+        place = cls(folder.resolve())
+        if not (place.folder / MARK).is_file():
+            raise Refused(
+                f"{place.folder} is no rehearsal's folder (it has no {MARK}): make one first, by "
+                f"python tests/rehearsal make {folder}"
+            )
+        for path in place.folder.iterdir():
+            if path.is_symlink():
+                raise Refused(f"{path} is a link: a rehearsal writes into its own folder alone")
+        return place
 
     @property
     def conda_forge(self) -> Path:
@@ -92,7 +135,12 @@ class Place:
         return self.archive_file
 
     def copy(self) -> Path:
-        """Copy the checkout as it is now; what the copy has built and fetched stays."""
+        """Copy the checkout as it is now; what the copy has built and fetched stays.
+
+        Raises:
+            Refused: What is there is no copy that a rehearsal made.
+        """
+        mark(self.root)
         listing = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
         done = subprocess.run(listing, cwd=CHECKOUT, check=True, capture_output=True, text=True)
         for part in ("recipes", "patches", "src"):  # a file that is gone from the checkout
@@ -115,7 +163,9 @@ class Place:
             # the archive's hash, of the release that is built
             (RECIPE, r'(?<=\n)( +sha256: )[^\n]*"4feabd9f[^\n]*', rf"\g<1>{pinned}"),
             # so that no package of a rehearsal can be taken for a real one
-            (BASES, r'(files, folder, tag = [^\n]*), ""', r'\1, "rehearsal_"'),
+            (BASES, r'(files, folder, tag = [^\n]*), ""', rf'\1, "{REHEARSED}"'),
+            # the copy publishes these and no others; the checkout's own gate refuses them
+            (GATE, r"if build\.startswith\(REHEARSED\)", "if not build.startswith(REHEARSED)"),
             # Debian's Python, and sources that PyPI has
             (VARIANTS, r"(?<=\npython:\n)(  - [^\n]*\n)+", f'  - "{PYTHON}.* *_{tag}"\n'),
             (VARIANTS, r"(?<=\npython_min:\n)  - [^\n]*", f'  - "{PYTHON}"'),
@@ -172,7 +222,15 @@ class Place:
 
         The public channels are this rehearsal's, and the machine is said to have the GPU. `forge`
         is the copy's driver, on the stacks in that home. Returns the exit code.
+
+        Raises:
+            Refused: The user would publish, or nothing is published.
         """
+        if "publish" in words:
+            raise Refused(
+                "a rehearsal's user publishes nothing; what the rehearsal built is published by "
+                f"python tests/rehearsal forge {self.folder} publish --to {self.folder}/published"
+            )
         home, published = self.folder / "user", self.folder / "published"
         if not published.is_dir():
             raise Refused(f"{published} is not there: publish first, --to {published}")

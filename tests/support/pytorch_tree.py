@@ -5,12 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
-from support.elf_files import library
 from support.recipe_checks import RECIPES, load
-from support.wheels import write_wheel
 
 RECIPE = RECIPES / "pytorch"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -95,57 +92,6 @@ def installed_torch(prefix: Path) -> tuple[Path, Path]:
     (torch / "include/aotriton").symlink_to("../../../include/aotriton")
     (prefix / "include").mkdir()
     return torch, prefix
-
-
-def amd_wheels(folder: Path, rocm: Path, version: str = "2.13.0+rocm10.0.0") -> None:
-    """AMD's wheels, as TheRock's splitter makes them: torch, and its device code in two others.
-
-    As there, no RPATH leads to ROCm, and `_rocm_init` takes its libraries from AMD's own wheels. Of
-    these `rocm` is made instead, as rocm-sdk lays it out.
-    """
-    hip = library(rocm, "libamdhip64.so.7")
-    blas = library(rocm, "librocm-openblas.so", folder="lib/host-math/lib")
-    tree = folder / "tree"
-    shutil.copytree(rocm, tree / "rocm")
-    for name, needs in {
-        "libc10.so": (), "libc10_hip.so": (hip.name,), "libtorch_global_deps.so": (),
-        "libtorch_cpu.so": (blas.name, "libc10.so"), "libaotriton_v2.so.0.13.0": (hip.name,),
-        "libtorch_hip.so": (hip.name, "libaotriton_v2.so.0.13.0"), "libtorch.so": (),
-        "libshm.so": (), "libtorch_python.so": ("libtorch_cpu.so",),
-    }.items():  # fmt: skip
-        library(tree, name, needs=needs, folder="torch/lib")
-    extension = "_C" + sysconfig.get_config_var("EXT_SUFFIX")
-    library(tree, extension, needs=("libtorch_python.so",), rpath="$ORIGIN/lib", folder="torch")
-    shutil.rmtree(tree / "rocm")
-    texts = {
-        "torch/__init__.py": "", "torch/_rocm_init.py": "import rocm_sdk",
-        "torchgen/__init__.py": "", "functorch/__init__.py": "",
-        "torch/bin/torch_shm_manager": "program", "torch/include/google/any.h": "",
-        "torch/include/pybind11/pybind11.h": "",
-        **{f"torch/include/{name}/header.h": "" for name in layout.PARTS["include"]},
-        **{f"torch/share/cmake/{n}/{n}Config.cmake": "" for n in layout.PARTS["share/cmake"]},
-    }  # fmt: skip
-    needs = ["rocm[libraries]==10.0.0", "triton==3.8.0+git4cff872c; platform_system == 'Linux'"]
-    made = (path for path in tree.glob("torch/**/*.so*"))
-    files = {str(path.relative_to(tree)): path.read_bytes() for path in made}
-    wheel(folder, "torch", version, files | texts, needs)
-    code = {"torch/.kpack/torch_gfx1151.kpack": "code"}
-    wheel(folder, "amd_torch_device_gfx1151", version, code, [f"torch=={version}"])
-    images = {"torch/lib/aotriton.images/amd-gfx115x/flash/attn_fwd.aks2": "kernels"}
-    wheel(folder, "amd_torch_device_gfx115x", version, images, [f"torch=={version}"])
-    shutil.rmtree(tree)
-
-
-def wheel(
-    folder: Path, name: str, version: str, files: dict[str, bytes | str], needs: list[str]
-) -> None:
-    """A wheel for this Python, with a licence and, of torch, its programs."""
-    info, python = f"{name}-{version}.dist-info", "cp{}{}".format(*sys.version_info)
-    files = {**files, f"{info}/licenses/LICENSE": f"licence of {name}"}
-    if name == "torch":
-        programs = "torchrun = torch:main\ntorchfrtrace = torch:main\n"
-        files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{programs}"
-    write_wheel(folder, name, version, files, needs, f"{python}-{python}-linux_x86_64")
 
 
 def hip_clang(prefix: Path, version: str) -> None:

@@ -85,11 +85,6 @@ def test_a_python_by_its_number(given: list[str], pythons: list[str], oldest: st
     assert told.variants["python_min"] == ["3.11"]
 
 
-def test_amds_wheels_bring_the_python_that_they_are_for() -> None:
-    base = bases.load(PROJECT, "conda-forge", {"pytorch_from": ["amd-wheel"]})
-    assert base.variants["python"] == ["3.13.* *_cp313"] and base.variants["python_min"] == ["3.13"]
-
-
 def test_a_python_that_cannot_be_had() -> None:
     with pytest.raises(ForgeError, match="--variant python: Exceeds the limit"):
         bases.load(PROJECT, "conda-forge", {"python": ["9" * 5000]})

@@ -105,7 +105,7 @@ def test_a_page_names_what_exists(page: Path) -> None:
         ("`./forge provenance`", "forge provenance"),
         ("`./forge sources list`", "forge sources list"),
         ("```sh\n./forge lock x && ./forge set-up x\n```", "forge set-up"),
-        ("`strix-validate cluster start`", "strix-validate cluster start"),
+        ("`strix-validate cluster`", "strix-validate cluster"),
         ("    strix-emulate debug K", "strix-emulate debug"),
         ("`pixi run patches`", "pixi run patches"),
         ("`pixi run -e pack publish`", "pixi run publish"),

@@ -28,11 +28,11 @@ from support.wheels import write_wheel
 from forge import bases
 from forge.building.jobs import run_job
 from forge.conda.local import Channel
-from forge.errors import Failed, ForgeError, NotAttempted
+from forge.errors import Failed, ForgeError
 from forge.files import hold, move_whole, sha256_file, write_text
 from forge.hostbase import base as hostbase
 from forge.hostbase import wheels
-from forge.hostbase.base import HostBase, _resolved
+from forge.hostbase.base import LOCK, HostBase
 from forge.hostbase.wheels import PYTHON, Conversion, Wheel, depends, match_spec, unpack_wheel
 from forge.project import Project
 from forge.sources.cache import Source
@@ -52,18 +52,6 @@ from forge.sources.cache import Source
 def test_match_spec(requirement: str, spec: str) -> None:
     assert match_spec(Requirement(requirement)) == spec
     MatchSpec(spec)
-
-
-def test_resolution_of_a_wheel_without_a_stated_hash(tmp_path: Path) -> None:
-    """pip 23.0 gives none for a local file; an index that gives none cannot be trusted with one."""
-    wheel = tmp_path / "demo-1.0+cpu-py3-none-any.whl"
-    wheel.write_bytes(b"wheel")
-    url = wheel.as_uri().replace("+", "%2B")
-    entry = {"download_info": {"url": url, "archive_info": {}}}
-    assert _resolved(entry) == (wheel.name, sha256_file(wheel))
-    entry["download_info"]["url"] = "https://index.invalid/demo-1.0-py3-none-any.whl"
-    with pytest.raises(NotAttempted, match="no sha256"):
-        _resolved(entry)
 
 
 def wheel_metadata(name: str, *requires: str) -> Wheel:
@@ -153,6 +141,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostBase:
     return HostBase(checkout, bases.load(checkout, "host"))
 
 
+def pin(machine: HostBase, *wheels: Path) -> None:
+    """Write requirements and lock of the base anew, for these wheels and no other."""
+    pins = [(*file.name.split("-")[:2], sha256_file(file)) for file in wheels]
+    lines = [f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in pins]
+    (machine.recipe / LOCK).write_text("".join(lines))
+    (machine.recipe / "requirements.in").write_text("".join(f"{name}\n" for name, *_ in pins))
+
+
 def test_two_checkouts_that_share_a_host_base(
     machine: HostBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +165,7 @@ def test_two_checkouts_that_share_a_host_base(
 
     monkeypatch.setattr(HostBase, "_make", make)
     with hold(machine.folder, "making the host base in"):
-        second = threading.Thread(target=machine.make, args=(say, None, None))
+        second = threading.Thread(target=machine.make, args=(say, None))
         second.start()
         assert waits.wait(300), "the second does not see the first"
         machine._write("base.json", packages={})
@@ -184,10 +180,10 @@ def test_an_interrupted_host_base_is_made_by_the_next(
 ) -> None:
     made: list[str] = []
     monkeypatch.setattr(HostBase, "_make", lambda *_: made.append("made"))
-    machine.make(print, None, None)
+    machine.make(print, None)
     assert made == ["made"] and not machine.is_current()
     machine._write("base.json", packages={})
-    machine.make(print, None, None)
+    machine.make(print, None)
     assert made == ["made"]
     with monkeypatch.context() as patch:
         patch.setattr(hostbase.subprocess, "getoutput", lambda _: "15")
@@ -228,8 +224,8 @@ def small(machine: HostBase, monkeypatch: pytest.MonkeyPatch) -> HostBase:
         return {made.path.name}
 
     monkeypatch.setattr(HostBase, "_build_recipe", build)
-    monkeypatch.setattr(HostBase, "_pip_report", lambda _: [])
-    machine.make(lambda _: None, None, None)
+    pin(machine)
+    machine.make(lambda _: None, None)
     assert HostBase(machine.project, machine.base).is_current(), "for the next command"
     return machine
 
@@ -253,14 +249,11 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-@pytest.mark.parametrize("resolution", ["kept", "empty", "garbage"])
-def test_a_damaged_base_is_found_and_made_anew(small: HostBase, how: str, resolution: str) -> None:
+def test_a_damaged_base_is_found_and_made_anew(small: HostBase, how: str) -> None:
     name, damage = DAMAGE[how]
     damage(small.folder / name)
-    if resolution != "kept":
-        (small.folder / "resolution.json").write_text("" if resolution == "empty" else "{[")
     assert not small.is_current()
-    small.make(lambda _: None, None, None)
+    small.make(lambda _: None, None)
     assert small.is_current()
     (record,) = Channel(small.folder).records()
     assert record.sha256 == sha256_file(Channel(small.folder).path(record))
@@ -276,8 +269,10 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
         for wheel in wheels:
             (folder := machine.project.sources / sha256_file(wheel)).mkdir(exist_ok=True)
             shutil.copy(wheel, folder)
-        machine._write("resolution.json", files=[(w.name, sha256_file(w)) for w in wheels])
-        machine.make(lambda _: None, None, run)
+        pin(machine, *wheels)
+        again = HostBase(machine.project, machine.base)
+        again.make(lambda _: None, run)
+        assert again.is_current()
 
     machine.project.sources.mkdir(parents=True, exist_ok=True)
     folder = machine.project.root
@@ -288,7 +283,7 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
     (first,) = machine.folder.glob("linux-64/alpha-1.0-hostbound_py*_0.conda")
     made = first.stat().st_ino
     make(alpha, write_wheel(folder, "beta", files={"beta.py": ""}))
-    assert machine.is_current() and first.stat().st_ino == made
+    assert first.stat().st_ino == made
     assert {r.name for r in Channel(machine.folder).records()} == {"alpha", "beta"}
     index = machine.folder / "linux-64" / "repodata.json"
     written = json.loads(index.read_bytes())["packages.conda"]
@@ -363,12 +358,11 @@ def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Sign
     assert {file.name for file in subdir.iterdir()} == {"short-1.0-0.conda", "long-1.0-0.conda"}
 
 
-@pytest.mark.parametrize("name", ["base.json", "resolution.json"])
 def test_mutants_of_what_a_run_left(
-    small: HostBase, record_property: Callable[[str, object], None], name: str
+    small: HostBase, record_property: Callable[[str, object], None]
 ) -> None:
     """Whatever is not what this driver wrote is nothing."""
-    small._write("resolution.json", files=[["demo-1.0-py3-none-any.whl", "0" * 64]])
+    name = "base.json"
     file, tally = small.folder / name, Tally(name, record_property)
     valid, whole = file.read_bytes(), small._read(name)
     assert whole

@@ -53,6 +53,10 @@ GATES: dict[str, tuple[Callable[[Source], object], str]] = {
     "host-bound": (lambda s: s.make("bad", build=f"hostbound_{BUILD}"), "is host-bound"),
     "no tests": (lambda s: s.make("bad", tests=0), "has no tests"),
     "no licence": (lambda s: s.make("bad", licensed=False), "has the licence 'nothing'"),
+    "rehearsed": (
+        lambda s: s.make("bad", build="rehearsal_rocm100_gfx1151_py314h1234567_0"),
+        "was made by a rehearsal, so it is never published",
+    ),
     "no licence text": (lambda s: s.make("bad", license_files=[]), "has no licence text"),
     "proprietary": (
         lambda s: s.make("bad", license="Proprietary"),

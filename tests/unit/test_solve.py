@@ -7,7 +7,6 @@ listed in data/conda-forge/lacks.yaml, and is not counted as solved.
 
 import contextlib
 import re
-from pathlib import Path
 
 import pytest
 from rattler.exceptions import SolverError
@@ -18,12 +17,12 @@ from forge.envs.manifest import Manifest
 from forge.errors import ForgeError
 from forge.recipes.recipe import package_name
 
-ROLLBACK = {"rocm_sdk": ["7.14.1"], "aotriton_kernels": ["core"]}
+CORE = {"python": ["3.13"], "aotriton_kernels": ["core"]}
 NEXT = {"python": ["3.14.* *_cp314"]}
-LANES = [({}, "3.12"), (ROLLBACK | {"python": ["3.13"]}, "3.13"), (NEXT, "3.14")]
+LANES = [({}, "3.12"), (CORE, "3.13"), (NEXT, "3.14")]
 
 
-@pytest.fixture(scope="module", params=LANES, ids=["default", "rollback-core-3.13", "3.14"])
+@pytest.fixture(scope="module", params=LANES, ids=["default", "core-3.13", "3.14"])
 def rendered(request: pytest.FixtureRequest) -> Rendered:
     return Rendered(*request.param)
 
@@ -99,21 +98,6 @@ def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, py
         tags = {found[0] for r in ours if (found := re.search(r"py3\d+(?=h)", str(r.build)))}
         assert tags == {f"py{python.replace('.', '')}"}
         assert {"pytorch", "libtorch", "triton", "flash-attn"} <= {r.name.normalized for r in ours}
-
-
-def test_amds_torch_solves_where_there_is_no_other(tmp_path: Path) -> None:
-    """With the packages that are compiled on it; where both are, ours is taken."""
-    amd = Rendered({"pytorch_from": ["amd-wheel"]}, "3.13")
-    assert "aotriton" not in amd.outputs
-    specs = ["python 3.13.*", "torchvision", "pytorch-gpu", "flash-attn"]
-    for folder, rendered, made in (
-        ("amd", [amd], "rocm100amdwheel_gfx1151_py313"),
-        ("both", [amd, Rendered({}, "3.13")], "rocm100_gfx1151_py313"),
-    ):
-        found = Solver(tmp_path / folder, *rendered).records(specs)
-        builds = {r.name.normalized: str(r.build) for r in found if "/ours/" in r.url}
-        assert builds["libtorch"].startswith(made) and builds["pytorch"].startswith(made)
-        assert "aotriton" in builds or made.startswith("rocm100amd")
 
 
 def test_a_skipped_recipe_that_another_needs_is_named() -> None:

@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.project import CHECKOUT
-from typer.testing import CliRunner
 
 pytest.importorskip("pydantic", reason="strix-validate's records are made of its models")
-
-from strix_validate import cluster
-from strix_validate.cli import app
-from strix_validate.doctor import cluster_machine
 
 MAIN = """
 import sys
@@ -72,19 +67,3 @@ def test_list_says_what_a_check_is_once() -> None:
         assert block.count(first[:60]) == 1, block
     serve = validate("list --only serve").stdout
     assert "    catches: What" not in serve and "serve/url-bench" in serve
-
-
-def test_a_cluster_without_conda_or_without_ray(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two machines without conda had the same hash, that of nothing; without Ray: a traceback."""
-    link = cluster_machine.Link("10.77.0.1", "thunderbolt0")
-    monkeypatch.setattr(cluster, "own_link", lambda _: link)
-    monkeypatch.setattr(cluster, "raise_limit", lambda: None)
-    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("nothing to run"))
-    assert CliRunner().invoke(app, ["cluster", "head"]).exit_code == 1
-    monkeypatch.setattr(cluster, "digest_of_packages", lambda: "0" * 16)
-    done = CliRunner().invoke(app, ["cluster", "head"])
-    assert done.exit_code == 1 and "ray is not installed" in done.output
-    with pytest.raises(cluster_machine.NotReady, match="not a conda environment"):
-        cluster_machine.digest_of_packages(tmp_path)

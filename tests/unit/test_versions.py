@@ -347,7 +347,7 @@ def test_what_became_of_links_counts(world: World) -> None:
         ("v2.14.0", "v2.13.0", "2.13.0", ["2.14.0"]),
         ("2.14.0", "v2.13.0", "2.13.0", []),
         ("therock-10.1", "therock-10.0.0", "10.0.0", ["10.1"]),
-        ("therock-7.14.1", "therock-10.0.0", "10.0.0", ["7.14.1"]),
+        ("therock-9.2.1", "therock-10.0.0", "10.0.0", ["9.2.1"]),
         ("anything", "nightly", "1.0", []),
     ],
 )

@@ -59,28 +59,50 @@ def with_ray(tmp_path):
     return hosts.make(tmp_path, {file: hosts.record("ray-core", "2.60.0")})
 
 
-def test_half_of_a_cluster(with_ray, monkeypatch):
-    cable = cluster_machine.Link("10.77.0.1", "thunderbolt0")
-    monkeypatch.setattr(cluster_machine, "interfaces", lambda: [cable])
-    monkeypatch.setattr(cluster_machine, "raise_limit", lambda: None)
-    found = examine(with_ray)["two-machines"]
-    own = cluster_machine.digest_of_packages(with_ray / "home/user/env")
-    with pytest.raises(cluster_machine.NotReady, match="not a conda environment"):
-        cluster_machine.digest_of_packages(with_ray)
-    assert found.state is State.PASSED and found.severity is Severity.INFO
-    assert found.reason == f"packages {own}, addresses thunderbolt0 10.77.0.1"
+@pytest.fixture
+def cable(monkeypatch):
+    """The machine has one address, on the cable, and as many open files as a cluster needs."""
+    limits = (cluster_machine.FILES, cluster_machine.FILES)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    link = cluster_machine.Link("10.77.0.1", "thunderbolt0")
+    monkeypatch.setattr(cluster_machine, "interfaces", lambda: [link])
 
+
+def test_a_machine_of_two_prints_its_packages_and_addresses(with_ray, cable):
+    result = examine(with_ray)["two-machines"]
+    digest = cluster_machine.digest_of_packages(with_ray / "home/user/env")
+    assert result.state is State.PASSED and result.severity is Severity.INFO
+    assert result.reason == f"packages {digest}, addresses thunderbolt0 10.77.0.1"
+    assert "the same packages" in result.fix and "ulimit" not in result.fix
+
+
+def test_another_package_is_another_digest(with_ray):
+    prefix = with_ray / "home/user/env"
+    digest = cluster_machine.digest_of_packages(prefix)
+    record = prefix / "conda-meta/ray-core-2.60.0-h1_0.json"
+    record.write_text(record.read_text().replace("2.60.0", "2.61.0"))
+    assert cluster_machine.digest_of_packages(prefix) != digest
+
+
+def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch):
     monkeypatch.setattr(cluster_machine, "interfaces", list)
-    found = examine(with_ray)["two-machines"]
-    assert found.state is State.FAILED and found.reason == "no network but loopback"
-    assert "give the cable's interface an address" in found.fix
+    result = examine(with_ray)["two-machines"]
+    assert result.state is State.FAILED and result.reason == "no network but loopback"
+    assert "give the cable's interface an address" in result.fix
 
 
-def test_a_cluster_wants_open_files(with_ray, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
-    found = examine(with_ray)["two-machines"]
-    assert found.state is State.FAILED and "at most 4096 open files" in found.reason
-    assert "limits.conf" in found.fix
+@pytest.mark.parametrize(
+    ("limits", "state", "fix"),
+    [
+        ((1024, 4096), State.FAILED, "limits.conf"),
+        ((1024, 8192), State.PASSED, "ulimit -n 8192"),
+        ((1024, resource.RLIM_INFINITY), State.PASSED, "ulimit -n 8192"),
+    ],
+)
+def test_a_cluster_needs_open_files(with_ray, cable, monkeypatch, limits, state, fix):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    result = examine(with_ray)["two-machines"]
+    assert result.state is state and fix in result.fix
 
 
 def kernel_package(flash_attn="flash-attn-2.8.3.post2-pyh1_0"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from forge.conda.local import HOST_BOUND, Channel, Record
+from forge.conda.local import HOST_BOUND, REHEARSED, Channel, Record
 from forge.conda.package import Package, Places, require_confined
 from forge.errors import ForgeError, Refused
 from forge.files import sha256_file
@@ -85,9 +85,14 @@ def _package_faults(path: Path, places: list[Places]) -> Iterator[str]:
     except ForgeError as error:
         yield f"is not fit to be installed: {error}"
         return
-    if str(package.index["build"]).startswith(HOST_BOUND):
+    build = str(package.index["build"])
+    if build.startswith(HOST_BOUND):
         advice = "build into an empty folder, with --base conda-forge --output DIR"
         yield f"is host-bound (built on the host base), so it is never published: {advice}"
+        return
+    if build.startswith(REHEARSED):
+        advice = "build it from this checkout, into a folder without a rehearsal's packages"
+        yield f"was made by a rehearsal, so it is never published: {advice}"
         return
     expression = str(package.index.get("license") or "")
     if not _is_public(expression):

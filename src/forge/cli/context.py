@@ -106,7 +106,7 @@ class Context:
         builder = Builder(self.project, self.base, Display(out), package_format)
         if self.hostbase and on_base:
             with builder.display as display:
-                self.hostbase.make(display.say, display.download, builder.run_job)
+                self.hostbase.make(display.say, builder.run_job)
         return builder
 
 

@@ -21,6 +21,8 @@ from forge.project import SUBDIRS
 
 # Marks packages that hold parts of one machine, or were built against them.
 HOST_BOUND = "hostbound_"
+# Marks packages that a rehearsal made: docs/rehearsal.md.
+REHEARSED = "rehearsal_"
 CONTENT_HASH = re.compile(r"h[0-9a-f]{7}_\d+$")
 
 

@@ -19,9 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -29,14 +27,16 @@ from forge.bases import Base
 from forge.conda.local import Channel
 from forge.errors import ForgeError, NotAttempted
 from forge.files import digest_tree, hold, move_whole, read_text, sha256_file, write_text
+from forge.hostbase.lock import fetch_wheels, read_pins, require_pinned
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel
 from forge.project import Project
 from forge.recipes.recipe import packages_in
-from forge.sources.cache import PYPI_URL, Progress, Source, SourceCache
+from forge.sources.cache import SourceCache
 
 Say = Callable[[str], None]
 RunJob = Callable[[dict[str, Any], Path], None]
 VERSION = platform.python_version()
+LOCK = "requirements.txt"
 
 
 class HostBase:
@@ -69,7 +69,7 @@ class HostBase:
 
     @property
     def requirements(self) -> str:
-        """What pip resolves, with the pins of variants.yaml filled in."""
+        """What recipes and stacks need of PyPI, with the pins of variants.yaml filled in."""
         values = {key: values[0] for key, values in self.base.variants.items() if values}
         return Template(read_text(self.recipe / "requirements.in")).substitute(values)
 
@@ -106,11 +106,15 @@ class HostBase:
         except ForgeError:
             return {}
 
-    def make(self, say: Say, progress: Progress, run: RunJob) -> None:
+    def make(self, say: Say, run: RunJob) -> None:
         """Make the base if it is not current. `run(job, log)` runs an engine job.
 
-        Two checkouts may share the folder by a link: the second waits for the first. Raises
-        NotAttempted when pip cannot resolve or fetch, Failed when a part fails.
+        Two checkouts may share the folder by a link: the second waits for the first.
+
+        Raises:
+            NotAttempted: pip cannot fetch a wheel, or there is no compiler.
+            Refused: A wheel is not one that the lock pins.
+            Failed: A part of the base cannot be made.
         """
         if self.is_current():
             return
@@ -119,16 +123,15 @@ class HostBase:
             raise NotAttempted(f"the host base needs {' and '.join(missing)}, {advice}")
         with hold(self.folder, "making the host base in", say):
             if not self.is_current():
-                self._make(say, progress, run)
+                self._make(say, run)
 
-    def _make(self, say: Say, progress: Progress, run: RunJob) -> None:
-        subdir, cache = self.folder / "linux-64", SourceCache(self.project)
+    def _make(self, say: Say, run: RunJob) -> None:
+        subdir = self.folder / "linux-64"
         indexed = self._indexed()
         for package in subdir.glob("*.conda"):  # a cut one would be kept for its name
             if indexed.get(package.name, size := package.stat().st_size) != size:
                 package.unlink()
-        read = [Wheel.read(cache.fetch(s, progress), s, tag) for s, tag in self._resolve(say)]
-        wheels = {wheel.name: wheel for wheel in read}
+        wheels = {wheel.name: wheel for wheel in self._wheels(say)}
         packages = self._build_recipe(say, run)
         wanted = {c.file_name: c for c in (w.conversion(wheels) for w in wheels.values())}
         if todo := [asdict(c) for name, c in wanted.items() if not (subdir / name).exists()]:
@@ -150,28 +153,14 @@ class HostBase:
         record = [{"purl": wheel.purl, "sha256": wheel.sha256} for wheel in wheels.values()]
         self._write("base.json", packages=self._indexed(), wheels=record)
 
-    def _resolve(self, say: Say) -> Iterator[tuple[Source, str]]:
-        """Yield each wheel's file and tag, as pip resolved them when first asked."""
-        files = self._read("resolution.json").get("files")
-        if files is None:
-            say("host base: pip resolves the wheels")
-            files = [_resolved(entry) for entry in self._pip_report()]
-            self._write("resolution.json", files=files)
-        for file_name, sha256 in files:
-            name, release, *_ = parse_wheel_filename(file_name)
-            purl = PackageURL("pypi", None, name, str(release), {"file_name": file_name})
-            source = Source(f"{PYPI_URL}/{file_name}", sha256, purl)
-            yield source, f"{release.local.split('.')[0]}_" if release.local else ""
-
-    def _pip_report(self) -> list[dict[str, Any]]:
-        words = "-m pip install --dry-run --ignore-installed --quiet --only-binary :all: --report -"
-        command = [sys.executable, *words.split(), "-r", "/dev/stdin"]
-        done = subprocess.run(command, input=self.requirements, capture_output=True, text=True)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            why = " ".join(errors) or done.stderr.strip()
-            raise NotAttempted(f"pip cannot resolve {self.recipe}/requirements.in: {why}")
-        return json.loads(done.stdout)["install"]
+    def _wheels(self, say: Say) -> Iterator[Wheel]:
+        """Yield the wheels of the lock, which has what the requirements ask for."""
+        file = self.recipe / LOCK
+        pins = read_pins(file)
+        require_pinned(self.requirements, pins, file)
+        for path, source in fetch_wheels(pins.values(), file, SourceCache(self.project), say):
+            local = parse_wheel_filename(path.name)[1].local
+            yield Wheel.read(path, source, f"{local.split('.')[0]}_" if local else "")
 
     def _build_recipe(self, say: Say, run: RunJob) -> set[str]:
         """Build Python and the compilers, by rattler-build like any recipe, tests included."""
@@ -191,18 +180,3 @@ class HostBase:
             move_whole(package, self.folder / "linux-64" / package.name)
         shutil.rmtree(output)
         return {package.name for package in made}
-
-
-def _resolved(entry: dict[str, Any]) -> tuple[str, str]:
-    """Return the file name and sha256 of one entry of pip's report.
-
-    pip before 23.1 states no hash for a file of a local wheel folder: that file is hashed here.
-    """
-    url = urlsplit(entry["download_info"]["url"])
-    path = Path(unquote(url.path))
-    sha256 = entry["download_info"]["archive_info"].get("hashes", {}).get("sha256")
-    if sha256 is None:
-        if url.scheme != "file":
-            raise NotAttempted(f"pip's index states no sha256 for {path.name}")
-        sha256 = sha256_file(path)
-    return path.name, sha256

@@ -88,6 +88,10 @@ class SourceCache:
         """Fetch a source, or the rest of it. Raises NotAttempted, Refused for another sha256."""
         return self._keep(source, lambda partial: self._download(source, partial, progress))
 
+    def take(self, file: Path, source: Source) -> Path:
+        """Move a file into the cache. Raises Refused for another sha256."""
+        return self._keep(source, file.replace)
+
     def _keep(self, source: Source, bring: Callable[[Path], object]) -> Path:
         """Have a source in the cache: `bring` writes it to a path where it is missing."""
         path = self.path(source)

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from strix_validate import GPUS, TARGET, cluster, tiers
+from strix_validate import GPUS, TARGET, tiers
 from strix_validate.checks import CannotRun, Size
 from strix_validate.doctor.kernel_lists import describe, installed
 from strix_validate.models import command as models_command
@@ -161,7 +161,6 @@ _command(
     """, Size.FULL, _run,
 )  # fmt: skip
 app.command()(models_command.models)
-app.add_typer(cluster.app, name="cluster")
 
 
 @contextlib.contextmanager

@@ -190,23 +190,24 @@ def caches(tree: Tree) -> Result:
 
 
 def two_machines(tree: Tree) -> Result:
-    """Where Ray is, the half of `strix-validate cluster` that one machine answers: open files, a
-    network, and the hash of all packages, which must be the other machine's: docs/cluster.md"""
+    """Where Ray is installed, what two machines need of this one: open files, a network, and the
+    hash of all packages, which must be the other machine's: docs/cluster.md"""
     if not (tree.prefix and any(tree.prefix.glob("conda-meta/ray-core-*.json"))):
         return fine()
-    try:
-        cluster_machine.raise_limit()
-        links = cluster_machine.interfaces()
-        if not links:
-            raise cluster_machine.NotReady(
-                "no network but loopback: give the cable's interface an address"
-            )
-    except cluster_machine.NotReady as reason:
-        what, _, fix = str(reason).partition(": ")
-        return error(what, fix)
-    named = ", ".join(f"{link.interface} {link.address}" for link in links)
-    what = f"packages {cluster_machine.digest_of_packages(tree.prefix)}, addresses {named}"
-    return remark(what, "the other machine's doctor must say the same packages")
+    needed = cluster_machine.FILES
+    soft, hard = cluster_machine.open_files()
+    if hard < needed:
+        limits = f"add `* hard nofile {needed}` to /etc/security/limits.conf and log in again"
+        return error(f"at most {hard} open files, and a cluster needs {needed}", limits)
+    links = cluster_machine.interfaces()
+    if not links:
+        return error("no network but loopback", "give the cable's interface an address")
+    addresses = ", ".join(f"{link.interface} {link.address}" for link in links)
+    what = f"packages {cluster_machine.digest_of_packages(tree.prefix)}, addresses {addresses}"
+    advice = "the other machine's doctor must print the same packages"
+    if soft < needed:
+        advice += f"; before `ray start`, run: ulimit -n {needed}"
+    return remark(what, advice)
 
 
 def glibc(tree: Tree) -> Result:
