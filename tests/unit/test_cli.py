@@ -161,12 +161,17 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
     assert "Error" not in said and "error" not in said and "Traceback" not in said
 
 
-def test_no_threads_for_rattler_is_no_panic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_threads_for_rattler_is_no_panic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Batch systems set it to 0, of which rattler's runtime makes a panic with its whole stack."""
     monkeypatch.setenv("TOKIO_WORKER_THREADS", "0")
     monkeypatch.setenv("RUST_BACKTRACE", "1")
-    done = drive(CHECKOUT, "channel", "verify", "http://127.0.0.1:1/c")
-    assert done.returncode == 3 and "panicked" not in done.stderr and "fault" not in done.stderr
+    project = MiniProject(tmp_path)
+    project.stack("app", "alpha")
+    words = "lock", "app", "--channel", "http://127.0.0.1:1/c"
+    done = project.forge(*words, code=3, FORGE_BASE="conda-forge")
+    assert "panicked" not in done.stderr and "fault" not in done.stderr
 
 
 def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
@@ -207,7 +212,7 @@ def test_completion_of_a_shell() -> None:
 )
 def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], shown: str) -> None:
     monkeypatch.setattr(Display, "verbosity", 0)
-    CliRunner().invoke(main.app, [*option, "channel", "verify", "/nowhere"])
+    CliRunner().invoke(main.app, [*option, "publish", "--to", "https://h/c"])
     console = Console(file=io.StringIO())
     display = Display(console)
     display.say("said")
