@@ -13,6 +13,24 @@ import pytest
 from support import bindings
 from support.project import CHECKOUT, MiniProject
 
+from forge.hostbase.base import LOCK
+from forge.hostbase.lock import read_pins
+
+# Typer, and what it requires of PyPI.
+TYPER = [
+    "typer",
+    "annotated-doc",
+    "annotated-types",
+    "markdown-it-py",
+    "mdurl",
+    "pydantic",
+    "pydantic-core",
+    "pygments",
+    "rich",
+    "shellingham",
+    "typing-extensions",
+    "typing-inspection",
+]
 # Unit tests in which the driver calls, in this process, what it takes of the bindings: to render
 # and plan, to index, publish and verify, to read packages, locks and servers, to solve, to offer to
 # the cache. The others reach the bindings through the same functions.

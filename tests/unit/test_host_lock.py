@@ -56,6 +56,7 @@ LINES = {
     ),
     "no version": (f"demo --hash=sha256:{DIGEST}", "does not pin demo to one version"),
     "a range": (f"demo>=1.0 --hash=sha256:{DIGEST}", "does not pin demo to one version"),
+    "a wildcard": (f"demo==1.* --hash=sha256:{DIGEST}", "does not pin demo to one version"),
     "an option": ("--extra-index-url x", "has a line that pins nothing: '--extra-index-url x'"),
     "a file": ("./demo-1.0-py3-none-any.whl", "has a line that pins nothing"),
 }

@@ -65,13 +65,12 @@ def read_pins(file: Path, environment: dict[str, str] | None = None) -> dict[str
         try:
             requirement = Requirement(words)
         except InvalidRequirement:
-            raise ForgeError(
-                f"{file} has a line that pins nothing: {words.strip()!r:.80}"
-            ) from None
+            raise ForgeError(f"{file} has a line that pins nothing: {words.strip()!r}") from None
         if requirement.marker and not requirement.marker.evaluate(environment):
             continue
         name, versions = canonicalize_name(requirement.name), list(requirement.specifier)
-        if [version.operator for version in versions] != ["=="]:
+        pinned = [version.operator for version in versions] == ["=="]
+        if not pinned or versions[0].version.endswith(".*"):
             raise ForgeError(f"{file} does not pin {name} to one version (NAME==VERSION): {ANEW}")
         digests = [HASH.fullmatch(text.strip()) for text in hashes]
         if not digests or None in digests:
