@@ -54,8 +54,6 @@ APART = {
         "vllm": {"sentencepiece", "tiktoken"}, "flash-linear-attention": {"transformers"}
     }
 }  # fmt: skip
-# rattler-build makes such a number of track_features of it
-DOWN = "down_prioritize_variant"
 MACHINE = {"__unix": "0", "__linux": "6.18", "__glibc": "2.39", "__archspec": "1"}
 # what `amdgpu = "gfx1151"` of a stack promises
 STRIX_HALO = MACHINE | {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
@@ -173,7 +171,6 @@ class Rendered:
                 packages[f"{name}-{version}-{build}.conda"] = {
                     "name": name, "version": version, "build": build, "subdir": subdir,
                     "build_number": 0, "sha256": "0" * 64, "size": 1,
-                    "track_features": [name] * output["build"].get("variant", {}).get(DOWN, 0),
                     "depends": [
                         d for d in self.run(output) if package_name(d) not in self.lacks[name]
                         and (package_name(d) in self.outputs or theirs(d))

@@ -200,6 +200,14 @@ def test_only_the_code_that_makes_packages_names_them() -> None:
     assert "assemble_package" not in Path(hostbase.__file__).read_text()
 
 
+def test_a_lock_that_is_older_than_the_requirements(machine: HostBase, tmp_path: Path) -> None:
+    """Refused before anything is fetched or built."""
+    pin(machine, write_wheel(tmp_path, "alpha"))
+    (machine.recipe / "requirements.in").write_text("alpha>=2\n")
+    with pytest.raises(ForgeError, match=r"pins alpha 1\.0, and alpha>=2 is required: compile it"):
+        HostBase(machine.project, machine.base).make(print, None)
+
+
 def test_no_compiler(tmp_path: Path) -> None:
     """Said before anything is downloaded."""
     project = MiniProject(tmp_path)
