@@ -26,6 +26,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from forge.bases import Base
+from forge.conda.index import SHA256
 from forge.conda.local import Channel
 from forge.errors import ForgeError, NotAttempted
 from forge.files import digest_tree, hold, move_whole, read_text, sha256_file, write_text
@@ -205,4 +206,6 @@ def _resolved(entry: dict[str, Any]) -> tuple[str, str]:
         if url.scheme != "file":
             raise NotAttempted(f"pip's index states no sha256 for {path.name}")
         sha256 = sha256_file(path)
+    if not SHA256.fullmatch(sha256):  # it becomes the name of a folder
+        raise NotAttempted(f"pip's index states {sha256!a:.80} as sha256 of {path.name!a:.200}")
     return path.name, sha256
