@@ -190,7 +190,7 @@ class SourceCache:
         if source.commit:
             key = f"git_{key}"
             tree = folder / key
-            git.check_out(path, tree)
+            git.check_out(path, source.commit, tree)
             entry |= {"source_type": "git", "cache_path": key, "git_commit": source.commit}
         else:
             (folder / name).symlink_to(path.resolve())
