@@ -16,19 +16,43 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 API = os.environ.get("GITHUB_API_URL") or "https://api.github.com"
 LINK = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)")
+PUBLIC = ("Accept", "User-agent")  # headers that any server may see
+LIMIT = 1 << 26  # bytes of an answer; a hundred releases with their notes have a hundredth
 RELEASES = 5  # asked for a commit, from the first after it on
 
 
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect to another scheme, host or port without the token."""
+
+    def redirect_request(self, req, *answer):  # type: ignore[no-untyped-def]
+        """Return the next request; GitHub redirects what was renamed, on its own server."""
+        made = super().redirect_request(req, *answer)
+        if made and server_of(made.full_url) != server_of(req.full_url):
+            made.headers = {k: v for k, v in made.headers.items() if k in PUBLIC}
+        return made
+
+
+def server_of(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port of a URL. Raises KeyError for one that is not of HTTP."""
+    parts = urlsplit(url)
+    port = {"http": 80, "https": 443}[parts.scheme]
+    return parts.scheme, parts.hostname, parts.port or port
+
+
 def ask(path: str) -> Any:
-    """Return GitHub's answer. Raises OSError where it gives none."""
+    """Return GitHub's answer. Raises OSError where it gives none, ValueError for an endless one."""
     request = urllib.request.Request(f"{API}/repos/{path}")
     if token := os.environ.get("GH_TOKEN") or os.environ.get("GITHUB_TOKEN"):
         request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
+    with urllib.request.build_opener(Redirects).open(request, timeout=60) as answer:
+        data = answer.read(LIMIT + 1)
+    if len(data) > LIMIT:
+        raise ValueError(f"{API} sent more than {LIMIT} bytes")
+    return json.loads(data)
 
 
 def commit_of(repository: str, number: str) -> str:
@@ -86,7 +110,7 @@ def main(patches: Path) -> int:
         if link not in known:
             try:
                 known[link] = state_of(*LINK.fullmatch(link).groups())  # type: ignore[union-attr]
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
                 known[link] = f"not known: {error}"
         state = known[link]
         # a Backport was merged, and who calls it merged or closed knows

@@ -2,8 +2,9 @@
 """`outdated`, and moves to another release, with an index, files and tags in folders of here."""
 
 import hashlib
+import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from support.conda_packages import file, tarball
 from support.mutants import Tally, texts
 from support.patches import GOOD, TEXT, lint
 from support.project import MiniProject, commit
+from support.servers import served
 from typer.testing import CliRunner, Result
 
 from forge import versions
@@ -247,16 +249,22 @@ def sha256(world: World, name: str) -> str:
 
 
 @pytest.fixture
-def git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A repository in the place of GitHub with the tags 1.0b and 1.1b, and two of no release."""
     repository = world.hosts / "strix-forge-tests" / "library"
     repository.mkdir(parents=True)
     commit(repository)
     for tag in ("1.0b", "1.1b", "1.9-rocmb", "1.9+mineb"):
         subprocess.run(["git", "tag", tag], cwd=repository, check=True)
-    for name, value in {"COUNT": "1", "KEY_0": f"url.{world.hosts.as_uri()}/.insteadOf",
-                        "VALUE_0": "https://github.com/"}.items():  # fmt: skip
-        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    subprocess.run(["git", "update-server-info"], cwd=repository, check=True)
+    (repository / ".git").rename(repository.with_suffix(".git"))
+    shutil.rmtree(repository)
+    repository.with_suffix(".git").rename(repository)
+    with served(world.hosts) as url:
+        monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+        monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{url}/.insteadOf")
+        monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://github.com/")
+        yield
 
 
 @pytest.mark.usefixtures("git_host")
@@ -367,7 +375,9 @@ def test_mutants_of_what_upstream_answers(
     if kind == "tags":
         recipe.extra = {"purls": ["pkg:github/x/toy@v1.1"]}
         valid = b"".join(b"%040d\trefs/tags/v1.%d\n" % (number, number) for number in range(5))
-        monkeypatch.setattr(git, "_git", lambda *_: file.read_bytes().decode(errors="replace"))
+        monkeypatch.setattr(
+            git, "_git", lambda *_, **__: file.read_bytes().decode(errors="replace")
+        )
     tally = Tally(f"upstream's {kind}", record_property)
     for text in [valid, *texts(valid, 7, 45)]:
         file.write_bytes(text)

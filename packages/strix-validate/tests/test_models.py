@@ -366,6 +366,8 @@ def test_images_fit_or_not(tmp_path: Path) -> None:
         ("model_index.json", b"{", "model_index.json"),
         ("model_index.json", b"{}", "names no pipeline"),
         ("model_index.json", b'{"_class_name": "A", "vae": [1, 2]}', "names no pipeline"),
+        ("model_index.json", b'{"_class_name": "A", "../x": ["a", "b"]}', "a component '../x'"),
+        ("model_index.json", b'{"_class_name": "A", "/x": ["a", "b"]}', "a component '/x'"),
         ("vae/model.safetensors", b"", "not a safetensors file"),
         ("vae/model.safetensors", b"\xff" * 80, "its header ends behind it"),
         ("vae/model.safetensors", header({"a": [10**9]}), "do not fit"),

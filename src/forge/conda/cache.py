@@ -15,6 +15,7 @@ from typing import BinaryIO
 from filelock import FileLock
 from rattler import RepoDataRecord
 
+from forge.conda.index import file_of
 from forge.conda.location import Location
 from forge.conda.package import Package, cache_folder, require_confined, scratch, stem, unpack
 from forge.errors import Failed, ForgeError, NotAttempted, Refused
@@ -91,13 +92,14 @@ def _valid(archive: Path, sha256: bytes, cache: Path) -> Package | None:
 
 
 def _have(cache: Path, record: RepoDataRecord) -> Package:
-    sha256, source = record.sha256 or b"", Location(record.url.rpartition("/")[0])
+    folder, name = file_of(record)
+    sha256, source = record.sha256 or b"", Location(folder)
     if source.folder:
-        _require_same(source.folder / record.file_name, record)
-    if there := _valid(Path(record.file_name), sha256, cache):
+        _require_same(source.folder / name, record)
+    if there := _valid(Path(name), sha256, cache):
         return there
     with scratch(cache) as work:
-        archive = Path(source.folder or work, record.file_name)
+        archive = Path(source.folder or work, name)
         if not source.folder:
             _download(source, record, archive)
             _require_same(archive, record)

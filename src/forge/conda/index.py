@@ -4,9 +4,12 @@
 import json
 import re
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
+
+from rattler import RepoDataRecord
 
 from forge.conda.package import is_plain
+from forge.errors import ForgeError
 
 SHA256 = re.compile("[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.+!*-]*(\.conda|\.tar\.bz2)", re.ASCII)
@@ -49,7 +52,50 @@ def fault(file: str, record: dict[str, Any]) -> str:
     return ""
 
 
+def file_of(record: RepoDataRecord) -> tuple[str, str]:
+    """Return the URL of the folder that holds a record's file, and the name of that file.
+
+    Whatever is written or read for a record is named by this: `file_name` and other fields are what
+    a lock or an index claims. Raises ForgeError for a record that contradicts its URL or has no
+    hash.
+    """
+    try:
+        subdir, name = split_url(record.url)[1][-2:]
+        reason = fault(name, json.loads(record.to_json()))
+        if not reason and record.file_name != name:
+            reason = f"calls its file {record.file_name!a:.200}, which is not the name in its URL"
+        if not reason and record.subdir != subdir:
+            reason = f"is not in a folder {record.subdir!a:.80}, as its record says"
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        advice = "Lock again; if that is refused too, the channel's index is wrong"
+        raise ForgeError(f"{record.url} {reason}. {advice}")
+    return record.url.rpartition("/")[0], name
+
+
+def split_url(url: str) -> tuple[str, list[str]]:
+    """Return the server of a URL, with its scheme, and the parts of its path.
+
+    Raises ValueError unless every reader takes the URL for the same file.
+    """
+    parts = urlsplit(url)
+    path = [unquote(part) for part in parts.path.split("/")[1:]]
+    if parts.query or parts.fragment or "?" in url or "#" in url or not url.isprintable():
+        raise ValueError("has a query, a fragment or a control character in its URL")
+    if len(path) < 2 or any(
+        part in ("", ".", "..") or not part.isprintable() or "/" in part or "\\" in part
+        for part in path
+    ):
+        raise ValueError("is no plain URL: its path has an empty part, a dot, or a slash in a part")
+    return f"{parts.scheme}://{parts.netloc}", path
+
+
 def is_of(url: str, channel: str) -> bool:
     """Return whether a URL is SUBDIR/FILE of a channel."""
-    below = unquote(url).removeprefix(f"{unquote(channel.rstrip('/'))}/")
-    return below != unquote(url) and len(parts := below.split("/")) == 2 and ".." not in parts
+    try:
+        server, path = split_url(url)
+        channel_server, channel_path = split_url(f"{channel.rstrip('/')}/SUBDIR/FILE")
+    except ValueError:
+        return False
+    return (server, path[:-2]) == (channel_server, channel_path[:-2])

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from forge import network
+from forge.conda.package import is_plain
 from forge.errors import ForgeError, NotAttempted
 
 HOST = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?")
@@ -39,7 +40,12 @@ class Location:
         return out.getvalue() if self.stream(name, out) else None
 
     def stream(self, name: str, out: Any) -> bool:
-        """Write a file to `out` in chunks. Returns False if there is no such file."""
+        """Write a file to `out` in chunks. Returns False if there is no such file.
+
+        Raises ForgeError for a name that leads out of the channel.
+        """
+        if not is_plain(name):
+            raise ForgeError(f"{name!a:.200} is not the name of a file in {self}: nothing is read")
         if self.folder:
             path = self.folder / name
             if path.is_file():

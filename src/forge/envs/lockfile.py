@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """pixi.lock: read without believing what cannot be checked, and written for this machine."""
 
-import json
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, chain
 from pathlib import Path
-from urllib.parse import unquote
 
 import rattler
 from rattler import CondaLockedBinaryPackage, LockChannel, LockFile, LockPlatform, RepoDataRecord
 
-from forge.conda.index import fault, is_of
+from forge.conda.index import file_of, is_of
 from forge.errors import ForgeError
 from forge.files import read_text
 from forge.project import SUBDIRS
@@ -57,10 +55,8 @@ def conda_packages(path: Path) -> list[RepoDataRecord]:
 def require_checkable(records: Iterable[RepoDataRecord], channels: list[str]) -> None:
     """Raise ForgeError for a record that is wrong, or of a file outside the channels."""
     for record in records:
-        subdir, name = ["", *unquote(record.url).split("/")][-2:]
-        if why := fault(name, json.loads(record.to_json())):
-            raise ForgeError(f"{record.url} {why}")
-        if subdir not in SUBDIRS or not any(is_of(record.url, c) for c in channels):
+        file_of(record)
+        if record.subdir not in SUBDIRS or not any(is_of(record.url, c) for c in channels):
             raise ForgeError(f"{record.url} is not in {' or '.join(channels)}")
 
 

@@ -7,6 +7,7 @@ that pip is configured for: a mirror or a wheel folder will do.
 
 import functools
 import json
+import re
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 PYPI_SOURCES = "PYPI_SOURCES"
 # Where rendered recipes see PyPI's files; our builds find them in rattler-build's cache instead.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
+DIGEST = re.compile("[0-9a-f]{64}|[0-9a-f]{40}")
+FILE_NAME = re.compile(r"[^./\\\x00-\x20\x7f][^/\\\x00-\x20\x7f]{0,199}")
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, in all if known
 
 
@@ -46,6 +49,14 @@ class Source:
     purl: PackageURL | None = None
     mirrors: tuple[str, ...] = ()
     commit: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ForgeError for a digest or a file name that would lead out of the cache."""
+        if not DIGEST.fullmatch(self.digest):
+            raise ForgeError(f"{self.url}: {self.digest!a:.80} is no {self.kind} in lower case")
+        if not FILE_NAME.fullmatch(self.file_name):
+            where = f"{self.url} ends in {self.file_name!a:.80}"
+            raise ForgeError(f"{where}, which cannot be the name of a file: name another URL")
 
     @property
     def file_name(self) -> str:
@@ -183,7 +194,7 @@ class SourceCache:
         if source.commit:
             key = f"git_{key}"
             tree = folder / key
-            git.check_out(path, tree)
+            git.check_out(path, source.commit, tree)
             entry |= {"source_type": "git", "cache_path": key, "git_commit": source.commit}
         else:
             (folder / name).symlink_to(path.resolve())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from forge.conda.package import cache_folder, scratch
 from forge.files import read_text
+from forge.sources import git
 
 HEADER = re.compile(r"^(?:---|\+\+\+|(?:rename|copy) (?:from|to)|diff --git) (.+)", re.M)
 # `..` and absolute, also after the first part; and what git writes in quotes
@@ -55,7 +56,7 @@ def apply(tree: Path, files: list[Path]) -> str:
                 if found.is_file() and not copy.exists():
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(found, copy)
-        alone = os.environ | {"GIT_CEILING_DIRECTORIES": str(Path(folder).parent)}
+        alone = git.environment() | {"GIT_CEILING_DIRECTORIES": str(Path(folder).parent)}
         for path in files:
             command = ["git", "-C", folder, "apply", "-p1", str(path)]
             done = subprocess.run(command, text=True, capture_output=True, env=alone)

@@ -6,21 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-#: Bytes; the largest known config.json has some hundred thousand, an index of weights millions.
-LIMIT = 1 << 24
+from strix_validate import limits
 
 
 def small_file(file: Path) -> bytes:
     """Read a file.
 
     Raises:
-        OSError: it cannot be read, is a pipe, or has more than LIMIT bytes.
+        OSError: it cannot be read, is a pipe, or has more than limits.FILE bytes.
     """
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file")
-    if file.stat().st_size > LIMIT:
-        raise OSError(errno.EFBIG, f"it has more than {LIMIT} bytes")
-    return file.read_bytes()
+    with file.open("rb") as stream:  # what /proc and /sys hold has no size
+        data = stream.read(limits.FILE + 1)
+    if len(data) > limits.FILE:
+        raise OSError(errno.EFBIG, f"it has more than {limits.FILE} bytes")
+    return data
 
 
 def small_text(file: Path) -> str | None:
@@ -35,7 +36,7 @@ def json_object(file: Path) -> dict[str, Any]:
     """Read a file that holds a JSON object.
 
     Raises:
-        ValueError: it does not, cannot be read, is a pipe, or has more than LIMIT bytes.
+        ValueError: it does not, cannot be read, is a pipe, or has more than limits.FILE bytes.
     """
     try:
         found = json.loads(small_file(file))

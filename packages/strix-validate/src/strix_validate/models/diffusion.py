@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,9 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
     }
     if not isinstance(name := index.get("_class_name"), str) or not parts:
         raise NoModel(f"{folder / INDEX} names no pipeline with components: is it diffusers'?")
+    # each is the name of a folder beside the index
+    if leading_out := [part for part in parts if not re.fullmatch(r"\w[\w.-]*", part)]:
+        raise NoModel(f"{folder / INDEX} names a component {leading_out[0]!a:.100}: is it damaged?")
     return Pipeline(name, {part: _weights(folder / part) for part in parts})
 
 

@@ -12,7 +12,9 @@ import urllib.request
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from strix_validate import limits
 from strix_validate.checks import CannotRun, CheckFailed
+from strix_validate.serving.web import open_url
 
 #: Seconds without a byte that a request may take; a long prompt may take more.
 LIMIT = 300.0
@@ -55,9 +57,9 @@ class Endpoint:
             {"Content-Type": "application/json", **_authorization()},
         )
         try:
-            return urllib.request.urlopen(request, timeout=limit)
+            return open_url(request, limit)
         except urllib.error.HTTPError as error:
-            text = error.read().decode(errors="replace")[:300]
+            text = error.read(limits.ERROR).decode(errors="replace")[:300]
             raise CheckFailed(f"HTTP {error.code}: {text}") from error
         except (OSError, http.client.HTTPException) as error:
             raise CheckFailed(f"{self.url} does not answer: {error}") from error
@@ -65,12 +67,12 @@ class Endpoint:
     def ask(self, path: str, body: dict, limit: float = LIMIT) -> dict:
         """Return the whole answer to a request; raise CheckFailed if there is none."""
         with self.post(path, body, limit) as answer, _readable():
-            return json.load(answer)
+            return json.loads(limits.read_answer(answer, self.url))
 
     def context(self) -> int:
         """Return how many tokens the model takes, as the server lists it; 0 if it does not say."""
         with self._open("/v1/models", LIMIT) as answer, _readable():
-            listed = json.load(answer).get("data") or []
+            listed = json.loads(limits.read_answer(answer, self.url)).get("data") or []
         own = [entry for entry in listed if entry.get("id") == self.model]
         return int((own or listed or [{}])[0].get("max_model_len") or 0)
 
@@ -117,7 +119,8 @@ class Endpoint:
         body = _request(prompt, number, stream=True, stream_options={"include_usage": True}, **more)
         with self.post("/v1/completions", body) as answer, _readable():
             # any line ends, a byte order mark, and letters cut in two by the chunks of HTTP
-            for data in events(io.TextIOWrapper(answer, encoding="utf-8-sig")):
+            lines = limits.read_lines(io.TextIOWrapper(answer, encoding="utf-8-sig"), self.url)
+            for data in events(lines):
                 if data == "[DONE]":
                     return
                 part = json.loads(data)
@@ -161,7 +164,7 @@ def _readable() -> Iterator[None]:
         yield
     except (OSError, http.client.HTTPException) as error:
         raise CheckFailed(f"the answer broke off: {type(error).__name__} {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckFailed(f"the answer is not JSON in UTF-8: {error}") from error
 
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +23,10 @@ from typing import Any
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import memory_of
+from strix_validate.limits import last_lines
 from strix_validate.serving.endpoint import Endpoint, Generation
 from strix_validate.serving.tiny_llama import PROMPT, TOKENS
+from strix_validate.serving.web import open_url
 
 #: Seconds; the first start compiles kernels, up to 12 minutes were reported on gfx1151.
 _START_LIMIT = 900
@@ -169,13 +170,15 @@ class VllmServer:
         while time.perf_counter() - begin < limit:
             ended = self.process.poll()
             if ended is not None:
-                raise CheckFailed(f"vllm serve ended with status {ended}: {_tail(self.log)}")
+                raise CheckFailed(
+                    f"vllm serve ended with status {ended}: {last_lines(self.log, 5)}"
+                )
             address = f"{self.endpoint.url}/health"
-            with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
+            with contextlib.suppress(OSError), open_url(address, 5):
                 self.start_seconds = time.perf_counter() - begin
                 return
             time.sleep(0.2)
-        raise CheckFailed(f"no answer within {limit:.0f} s: {_tail(self.log)}")
+        raise CheckFailed(f"no answer within {limit:.0f} s: {last_lines(self.log, 5)}")
 
     def stop(self, limit: float) -> int:
         """Send SIGTERM; return the exit status.
@@ -221,7 +224,3 @@ def in_child(task: str, folder: Path, *model: str) -> dict:
     last = " | ".join(done.stderr.strip().splitlines()[-3:])
     require(done.returncode == 0, f"{task} ended with status {done.returncode}: {last}")
     return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def _tail(log: Path) -> str:
-    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-5:])

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from strix_validate.checks import Check, Result, RunOptions, State
+from strix_validate.limits import last_lines
 from strix_validate.tiers import run_each
 
 #: Seconds in which a child must end or answer a check: MIOpen's search may lock up the GPU
@@ -78,8 +79,8 @@ def _child(
                     found.append(pickle.load(stream))
                 except (EOFError, pickle.UnpicklingError):  # the last one may be cut off
                     break
-        last = log.read_text(errors="replace").strip().splitlines()[-3:]
-    return found, ": ".join([ended, " | ".join(last)]).removesuffix(": ")
+        last = last_lines(log, 3)
+    return found, f"{ended}: {last}".removesuffix(": ")
 
 
 def _wait(child: subprocess.Popen, answered: Path, limit: float) -> str:

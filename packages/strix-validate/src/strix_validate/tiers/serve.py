@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from strix_validate.checks import Check, Result, RunOptions, described, named, reason_of, require
+from strix_validate.limits import read_log
 from strix_validate.serving import judges
 from strix_validate.serving.endpoint import Endpoint
 from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
@@ -122,7 +123,7 @@ def start(session: ServerSession) -> dict:
 def graphs(session: ServerSession) -> dict:
     """The server captured HIP graphs of decoding. Capturing them hung, and --enforce-eager hides
     that: https://github.com/vllm-project/vllm/issues/32180"""
-    log = session.server.log.read_text(errors="replace")
+    log = read_log(session.server.log)
     require(_CAPTURED in log, f"the log does not say {_CAPTURED!r}: the server ran without graphs")
     return {"captured": log.count(_CAPTURED)}
 
@@ -130,7 +131,7 @@ def graphs(session: ServerSession) -> dict:
 def attention_backend(session: ServerSession) -> dict:
     """The server says which attention backend it chose. ROCM_ATTN, the default of AMD GPUs,
     decodes 7 times slower than TRITON_ATTN on gfx1151: https://github.com/ROCm/vllm/issues/994"""
-    log = session.server.log.read_text(errors="replace")
+    log = read_log(session.server.log)
     names = [first or second for first, second in _CHOSEN.findall(log)]
     require(names, "the log names no attention backend")
     require("ROCM_ATTN" not in names, "ROCM_ATTN was chosen, the slow one on gfx1151")

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A key stays with the server that it is for, wherever that server redirects to."""
+
+import importlib.util
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from email.message import Message
+from pathlib import Path
+from types import ModuleType
+from urllib.error import HTTPError
+from urllib.request import Request
+
+import pytest
+from strix_validate.checks import CheckFailed
+from strix_validate.serving import web
+from strix_validate.serving.endpoint import Endpoint
+from support.project import CHECKOUT
+from support.servers import QuietHandler, served
+
+from forge.sources import download
+
+KEY = "s3cr3t-key"
+CODES = [301, 302, 303, 307, 308]
+SENSITIVE = ("Authorization", "Cookie", "X-Api-Key", "Proxy-Authorization", "Referer")
+GIVEN = {"Authorization": f"Bearer {KEY}", "Cookie": f"a={KEY}", "X-API-Key": KEY}
+
+
+def links_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("links", CHECKOUT / "upstream/links.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass
+class Web:
+    """Two servers. `seen` has of each request the server, its path, and what it should not have."""
+
+    urls: list[str] = field(default_factory=list)
+    seen: list[tuple[int, str, set[str]]] = field(default_factory=list)
+    leads: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Web]:
+    made = Web()
+
+    def handler(number: int) -> type[QuietHandler]:
+        class Handler(QuietHandler):
+            def do_GET(self) -> None:
+                secrets = {name for name in SENSITIVE if KEY in self.headers.get(name, "")}
+                secrets |= {"Referer"} & set(self.headers)
+                made.seen.append((number, self.path, secrets))
+                if self.path in made.leads:
+                    code, target = made.leads[self.path]
+                    self.send_response(code)
+                    self.send_header("Location", target)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                body = json.dumps({"data": []}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_POST = do_GET
+
+        return Handler
+
+    with ExitStack() as stack:
+        made.urls = [stack.enter_context(served(tmp_path, handler(n))) for n in (0, 1)]
+        yield made
+
+
+def ask_links(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GH_TOKEN", KEY)
+    monkeypatch.setenv("GITHUB_API_URL", url)
+    links_module().ask("start")
+
+
+def ask_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    Endpoint(f"{url}/repos", "model")._open("/start", 10).close()
+
+
+def ask_with_all_headers(url: str, _: pytest.MonkeyPatch) -> None:
+    web.open_url(Request(f"{url}/repos/start", headers=GIVEN), 10).close()
+
+
+def ask_index(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pip's index, whose password stands in its URL."""
+    index = url.replace("//", f"//user:{KEY}@")
+    monkeypatch.setattr(download, "pip_settings", lambda: {"index-url": f"{index}/repos"})
+    client = download.Downloader().client
+    client.get(f"{index}/repos/start", headers={"X-API-Key": ""}).read()
+
+
+ASKED: list[Callable[[str, pytest.MonkeyPatch], None]] = [
+    ask_links,
+    ask_endpoint,
+    ask_with_all_headers,
+]
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("ask", [*ASKED, ask_index], ids=lambda ask: ask.__name__)
+def test_another_server_gets_no_key(
+    ask: Callable[[str, pytest.MonkeyPatch], None],
+    code: int,
+    servers: Web,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here another port of the same host; then back to the first, which gets none either."""
+    servers.leads = {
+        "/repos/start": (code, f"{servers.urls[1]}/there"),
+        "/there": (code, f"{servers.urls[0]}/back"),
+    }
+    ask(servers.urls[0], monkeypatch)
+    (first, start, given), *others = servers.seen[-3:]
+    assert (first, start) == (0, "/repos/start")
+    assert given or ask is ask_index, "or nothing was tested"
+    expected = [(1, "/there", set()), (0, "/back", set())]
+    if ask is ask_index:  # the index's own password, for its own server
+        others = [(number, path, secrets) for number, path, secrets in others if number == 1]
+        expected = expected[:1]
+    assert others == expected
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("target", ["/there", "there", "URL/there"])
+@pytest.mark.parametrize("ask", ASKED, ids=lambda ask: ask.__name__)
+def test_the_same_server_keeps_it(
+    ask: Callable[[str, pytest.MonkeyPatch], None],
+    target: str,
+    code: int,
+    servers: Web,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GitHub redirects to itself for what was renamed; without the token it soon answers 403."""
+    url = servers.urls[0]
+    place = f"/{url.rpartition('/')[2]}"
+    known = {"/there": f"{place}/there", "URL/there": f"{url}/there"}
+    servers.leads = {"/repos/start": (code, known.get(target, target))}
+    ask(url, monkeypatch)
+    (_, _, given), (number, path, kept) = servers.seen
+    assert (number, path) == (0, "/repos/there" if target == "there" else "/there")
+    assert kept == given - {"Referer"} and kept
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_question_that_is_sent_elsewhere(
+    code: int, servers: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A POST: by 301 to 303 it becomes a GET, by 307 and 308 an error; the key goes with neither."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    servers.leads = {"/v1/completions": (code, f"{servers.urls[1]}/there")}
+    if code < 307:
+        Endpoint(servers.urls[0], "model").ask("/v1/completions", {})
+        assert servers.seen[1:] == [(1, "/there", set())]
+    else:
+        with pytest.raises(CheckFailed, match=f"HTTP {code}"):
+            Endpoint(servers.urls[0], "model").ask("/v1/completions", {})
+        assert len(servers.seen) == 1
+
+
+HANDLERS = [web.Redirects, links_module().Redirects]
+
+
+@pytest.mark.parametrize("handler", HANDLERS, ids=["validator", "links"])
+@pytest.mark.parametrize(
+    ("before", "after", "keeps"),
+    [
+        ("https://h.invalid/a", "http://h.invalid/a", False),
+        ("http://h.invalid/a", "https://h.invalid/a", False),
+        ("https://h.invalid/a", "https://h.invalid:8443/a", False),
+        ("https://h.invalid/a", "https://x.h.invalid/a", False),
+        ("https://h.invalid/a", "https://h.invalid.x/a", False),
+        ("https://h.invalid/a", "https://h.invalid@x.invalid/a", False),
+        ("https://h.invalid/a", "https://h.invalid/b", True),
+        ("https://h.invalid/a", "https://H.INVALID:443/b", True),
+    ],
+)
+def test_what_is_another_server(
+    handler: type[urllib.request.HTTPRedirectHandler], before: str, after: str, keeps: bool
+) -> None:
+    request = Request(before, headers=GIVEN | {"Accept": "x"})
+    made = handler().redirect_request(request, None, 302, "Found", Message(), after)
+    assert made.get_header("Accept") == "x" and not made.has_header("Referer")
+    headers = [made.get_header(name.capitalize()) for name in GIVEN]
+    assert headers == ([*GIVEN.values()] if keeps else [None] * 3)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://h.invalid/a", "data:,x"])
+def test_nothing_but_http_is_asked(url: str, servers: Web) -> None:
+    """Neither at first nor by a redirect."""
+    with pytest.raises(OSError, match=r"unknown url type|no host given"):
+        web.open_url(url, 10)
+    servers.leads = {"/repos/start": (302, url)}
+    with pytest.raises(HTTPError):
+        web.open_url(f"{servers.urls[0]}/repos/start", 10)
+    assert len(servers.seen) == 1
+
+
+def test_links_says_which_server_is_endless(servers: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = links_module()
+    monkeypatch.setattr(links, "API", servers.urls[0])
+    monkeypatch.setattr(links, "LIMIT", 10)
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1.* sent more than 10 bytes"):
+        links.ask("start")
