@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packageurl import PackageURL
 from rattler import RepoDataRecord
 from support.small_channel import workspace
 
@@ -14,8 +13,7 @@ from forge.conda import cache
 from forge.conda.index import is_of, split_url
 from forge.conda.location import Location
 from forge.envs.workspace import Workspace
-from forge.errors import ForgeError, NotAttempted
-from forge.hostbase import base
+from forge.errors import ForgeError
 from forge.sources.cache import Source
 
 ALPHA = "alpha-1.0-h1234567_0.conda"
@@ -153,19 +151,3 @@ def test_nothing_outside_a_channel_is_read(tmp_path: Path, name: str) -> None:
 def test_a_source_that_would_lead_out_of_the_cache(url: str, sha256: str, message: str) -> None:
     with pytest.raises(ForgeError, match=message):
         Source(url, sha256)
-
-
-@pytest.mark.parametrize("sha256", ["../../x", "0" * 63, HASH + "\n", "x" * 64])
-def test_a_hash_of_an_index_that_is_none(sha256: str) -> None:
-    """pip takes any text for one where it need not compare it."""
-    entry = {
-        "download_info": {
-            "url": "https://h.invalid/demo-1.0-py3-none-any.whl",
-            "archive_info": {"hashes": {"sha256": sha256}},
-        }
-    }
-    with pytest.raises(NotAttempted, match="states .* as sha256 of"):
-        base._resolved(entry)
-    purl = PackageURL("pypi", None, "demo", "1.0")
-    with pytest.raises(ForgeError, match="is no sha256"):
-        Source("https://h.invalid/demo-1.0-py3-none-any.whl", sha256, purl)
