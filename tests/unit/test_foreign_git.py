@@ -305,6 +305,21 @@ def test_a_moved_branch_changes_nothing(hostile: Hostile) -> None:
     assert (again / ".git/HEAD").read_text().strip() == hostile.commit
 
 
+def test_a_damaged_object_in_the_cache(hostile: Hostile) -> None:
+    """It is another file's content under the hash of the recipe's: nothing is built from it."""
+    hostile.is_taken(True)
+    kept = hostile.cache.path(hostile.source)
+    digests = [
+        git_says(kept, "rev-parse", f"{hostile.commit}:{n}") for n in ("text", ".gitmodules")
+    ]
+    text, other = (kept / "objects" / digest[:2] / digest[2:] for digest in digests)
+    text.chmod(0o644)
+    text.write_bytes(other.read_bytes())
+    assert hostile.cache.state(hostile.source) == "changed"
+    with pytest.raises(ForgeError, match="was changed since it was fetched"):
+        hostile.cache.prefill(hostile.source, hostile.folder / "again")
+
+
 def test_what_is_no_commit(hostile: Hostile) -> None:
     """A tag or a tree of that hash is not taken for one."""
     git_says(hostile.repository, "-c", "user.name=a", "-c", "user.email=a@b", "tag", "-m", "x", "v")
