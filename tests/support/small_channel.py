@@ -2,6 +2,7 @@
 """A channel of small packages, and a workspace that takes them from it."""
 
 import asyncio
+import io
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from rattler.index import index_fs
 from rattler_build import assemble_package
 
 from forge.bases import PUBLISHED
+from forge.conda.location import Location
 from forge.envs.workspace import Workspace
 
 MANIFEST = f"""\
@@ -57,3 +59,9 @@ def workspace(folder: Path, channel: str, text: str = "") -> Workspace:
         MANIFEST.replace(f'"{PUBLISHED}", "conda-forge"', f'"{channel}"') + text
     )
     return Workspace("app", folder)
+
+
+def read(location: Location, name: str) -> bytes | None:
+    """The bytes of a file of a channel; None if there is no such file."""
+    out = io.BytesIO()
+    return out.getvalue() if location.stream(name, out) else None

@@ -9,7 +9,7 @@ import pytest
 from support.commands import refused
 from support.project import CHECKOUT
 from support.servers import QuietHandler, served
-from support.small_channel import workspace
+from support.small_channel import read, workspace
 from support.stand_in import write_mirrors
 from typer.testing import CliRunner
 
@@ -138,7 +138,7 @@ def test_mirrors(mirror: str, says: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FORGE_ROOT", str(tmp_path))
     write_mirrors(tmp_path, {"https://conda.invalid": mirror})
-    said = told(lambda: Location("https://conda.invalid/x", retries=0).read("a"))
+    said = told(lambda: read(Location("https://conda.invalid/x", retries=0), "a"))
     assert SECRET not in said and said and says in said
     if not says:
         assert SECRET not in redacted(network.unanswered("https://conda.invalid/x", 1))
@@ -155,7 +155,7 @@ def test_token_of_the_store_is_not_told(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "auth.json").write_text(json.dumps({"127.0.0.1": {"CondaToken": SECRET}}))
     monkeypatch.setenv("RATTLER_AUTH_FILE", str(tmp_path / "auth.json"))
     with served(tmp_path, Refusing) as url, pytest.raises(NotAttempted, match="403") as error:
-        Location(url, retries=0).read("noarch/repodata.json")
+        read(Location(url, retries=0), "noarch/repodata.json")
     assert SECRET not in str(error.value)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rattler import RepoDataRecord
-from support.small_channel import workspace
+from support.small_channel import read, workspace
 
 from forge.conda import cache
 from forge.conda.index import is_of, split_url
@@ -131,7 +131,7 @@ def test_nothing_outside_a_channel_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "channel").mkdir()
     (tmp_path / "secret").write_text("secret")
     with pytest.raises(ForgeError, match="is not the name of a file in"):
-        Location(tmp_path / "channel").read(name)
+        read(Location(tmp_path / "channel"), name)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.project import CHECKOUT
 from support.servers import QuietHandler, served
+from support.small_channel import read
 
 from forge import bases, network
 from forge.bases import CONDA_FORGE, BaseName
@@ -74,9 +75,9 @@ def test_a_channel_is_read_from_its_mirror_with_credentials(
 ) -> None:
     configure(home / ".pixi/config.toml", mirrors(url))
     with pytest.raises(ForgeError, match="401"):
-        Location(MIRRORED, retries=0).read("file")
+        read(Location(MIRRORED, retries=0), "file")
     monkeypatch.setenv(network.AUTH_FILE, str(credentials(home, url)))
-    assert Location(f"{MIRRORED}/", retries=0).read("file") == b"content"
+    assert read(Location(f"{MIRRORED}/", retries=0), "file") == b"content"
 
 
 def test_the_file_that_pixis_configuration_names_holds_the_credentials(
@@ -87,7 +88,7 @@ def test_the_file_that_pixis_configuration_names_holds_the_credentials(
     credentials(home, url)
     kept = 'authentication-override-file = "~/credentials.json"\n'
     configure(home / ".pixi/config.toml", kept + mirrors(url))
-    assert Location(MIRRORED, retries=0).read("file") == b"content"
+    assert read(Location(MIRRORED, retries=0), "file") == b"content"
 
 
 def test_conda_forge_is_probed_at_its_mirror(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from packageurl import PackageURL
-from support.small_channel import workspace
+from support.small_channel import read, workspace
 
 from forge import network
 from forge.conda.location import Location
@@ -82,7 +82,7 @@ def commit(tmp_path: Path, url: str) -> None:
 
 
 REQUESTS: dict[str, Callable[[Path, str], object]] = {
-    "a file of a channel": lambda _, url: Location(url).read("noarch/repodata.json"),
+    "a file of a channel": lambda _, url: read(Location(url), "noarch/repodata.json"),
     "a solve": lambda tmp_path, url: workspace(tmp_path, url).lock(),
     "a source": source,
     "pages of pip's index": page,

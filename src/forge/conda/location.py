@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Where a channel is read from: a folder, or a URL through rattler and its credential store."""
 
-import io
 import re
 import shutil
 from pathlib import Path
@@ -33,11 +32,6 @@ class Location:
 
     def __str__(self) -> str:
         return str(self.folder or self.url)
-
-    def read(self, name: str) -> bytes | None:
-        """Read the bytes of a small file; None if there is no such file."""
-        out = io.BytesIO()
-        return out.getvalue() if self.stream(name, out) else None
 
     def stream(self, name: str, out: Any) -> bool:
         """Write a file to `out` in chunks. Returns False if there is no such file.
