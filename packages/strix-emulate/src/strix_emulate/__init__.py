@@ -14,9 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strix_emulate.code.elf import elf_metadata
     from strix_emulate.code.kernel import Argument, Kernel
     from strix_emulate.code.llvm import find_disassembler as find_disassembler
-    from strix_emulate.code.loader import EM_AMDGPU, elf_metadata, load, parse_elf
+    from strix_emulate.code.loader import EM_AMDGPU, load, parse_elf
     from strix_emulate.code.target import TARGETS, Target
     from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
     from strix_emulate.launches import Buffer, Launch, launch
@@ -30,7 +31,8 @@ __all__ = [
 _HOMES = {
     "code.kernel": ("Argument", "Kernel"),
     "code.llvm": ("find_disassembler",),
-    "code.loader": ("EM_AMDGPU", "elf_metadata", "load", "parse_elf"),
+    "code.elf": ("elf_metadata",),
+    "code.loader": ("EM_AMDGPU", "load", "parse_elf"),
     "code.target": ("TARGETS", "Target"),
     "errors": ("DisassemblerError", "EmulatorError", "LoadError", "Trap"),
     "launches": ("Buffer", "Launch", "launch"),

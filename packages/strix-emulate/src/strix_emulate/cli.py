@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from strix_emulate import statistics
-from strix_emulate.code import loader
+from strix_emulate.code import limits, loader
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.code.target import DEFAULT, TARGETS
 from strix_emulate.device import launcher
@@ -186,6 +186,7 @@ def _argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float
         elif mode in ("in", "inout"):
             if not Path(rest).is_file():
                 raise ValueError("there is no such regular file")
+            limits.require_modest_array(Path(rest))
             path, array = rest, np.load(rest, allow_pickle=False)
         else:
             raise ValueError(f"unknown mode {mode}; use in, inout or out")

@@ -5,12 +5,25 @@ Its modules, imported where they are needed:
 
 * ``bundles``: clang's offload bundles, which hold code objects for several GPUs.
 * ``decode``: `Instruction`, named by LLVM.
+* ``elf``: the parts of an ELF file that are read, each once.
 * ``encodings``: its operands and modifiers, from the fields of its bytes.
 * ``hidden``: arguments that a runtime fills in.
 * ``kernel``: `Kernel`: code, arguments, and what its descriptor asks for.
+* ``limits``: how much of each kind of input is read.
 * ``llvm``: libLLVM's disassembler and assembler.
 * ``loader``: `load`, the kernels of an ELF file or of a pack that holds some.
 * ``target``: `Target`: the GPUs that are emulated, and all numbers of them.
 """
 
-__all__ = ["bundles", "decode", "encodings", "hidden", "kernel", "llvm", "loader", "target"]
+__all__ = [
+    "bundles",
+    "decode",
+    "elf",
+    "encodings",
+    "hidden",
+    "kernel",
+    "limits",
+    "llvm",
+    "loader",
+    "target",
+]

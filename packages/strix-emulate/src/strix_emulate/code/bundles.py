@@ -5,42 +5,37 @@ import ctypes.util
 import struct
 import zlib
 
+from strix_emulate.code.limits import Budget
 from strix_emulate.code.target import TARGETS, Target
 from strix_emulate.errors import LoadError
 
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
-#: What is packed shrinks to a tenth, so one that grows beyond both is made to fill the memory.
-_RATIO, _ALLOWED = 200, 1 << 28
-
-
-def require_modest(size: int, packed: bytes, origin: str) -> None:
-    """Raise LoadError if data would grow to that many bytes out of all proportion."""
-    if size > max(_ALLOWED, _RATIO * len(packed)):
-        raise LoadError(f"{origin}: {len(packed)} bytes that would grow to {size}")
-
-
-def unbundle(data: bytes, origin: str, wanted: Target | None = None) -> list[tuple[str, bytes]]:
+def unbundle(
+    data: bytes, origin: str, wanted: Target | None = None, budget: Budget | None = None
+) -> list[tuple[str, bytes]]:
     """Return (name, code object) for a GPU in clang's bundle, plain or compressed.
 
-    wanted: None for the first of TARGETS that is in it.
+    wanted: None for the first of TARGETS that is in it. budget: of the file around it.
 
     Source: "Bundled Binary File Layout" and "Compressed Bundle" of clang's ClangOffloadBundler.
     """
+    budget = budget or Budget(origin, len(data))
     try:
         if data[:4] == b"CCOB":
             version, method = struct.unpack_from("<2H", data, 4)
             header = {1: 20, 2: 24, 3: 32}[version]
             size = struct.unpack_from("<I" if version < 3 else "<Q", data, header - 12 if
                                       version < 3 else header - 16)[0]  # fmt: skip
-            require_modest(size, data, origin)
+            budget.take(size)
             data = _inflate(data[header:], size, method)
         names = [wanted.name] if wanted else list(TARGETS)
         (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
         at, targets = len(BUNDLE) + 8, []
         found: dict[str, list[tuple[str, bytes]]] = {}
         for _ in range(count):
+            budget.count("entries")
             offset, size, length = struct.unpack_from("<3Q", data, at)
             target = data[at + 24 : at + 24 + length].decode()
             at += 24 + length
@@ -50,6 +45,7 @@ def unbundle(data: bytes, origin: str, wanted: Target | None = None) -> list[tup
             if name in names:
                 if len(data) < offset + size:
                     raise LoadError(f"{origin}: cut off, {target:.80} is not in the file")
+                budget.take(size)
                 blob = data[offset : offset + size]
                 found.setdefault(name, []).append((f"{origin}:{target:.80}", blob))
     except (struct.error, KeyError, UnicodeDecodeError, zlib.error) as error:

@@ -5,30 +5,28 @@ Sources: LLVM's "User Guide for AMDGPU Backend" (ELF header, notes, code object 
 kernel descriptor for GFX11); AOTriton's pack as its v3src reads it (AKS2, then one xz stream).
 """
 
+import bisect
 import io
 import json
 import lzma
 import struct
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack
-from elftools.elf.elffile import ELFFile
-
-from strix_emulate.code.bundles import BUNDLE, require_modest, unbundle
+from strix_emulate.code import limits
+from strix_emulate.code.bundles import BUNDLE, unbundle
+from strix_emulate.code.elf import CodeObject, guarded
 from strix_emulate.code.kernel import Argument, Image, Kernel
+from strix_emulate.code.limits import Budget, read_file
 from strix_emulate.code.target import TARGETS, Target, of_elf
 from strix_emulate.errors import LoadError, Unsupported
 
-EM_AMDGPU, _NT_AMDGPU_METADATA = "EM_AMDGPU", 32
+EM_AMDGPU = "EM_AMDGPU"
 _ELFOSABI_AMDGPU_HSA = 64
 #: e_ident[EI_ABIVERSION] of code object V4, V5 and V6
 _ABI_VERSIONS = {2: 4, 3: 5, 4: 6}
-#: LLVM's guide, "Relocation Records"
-_R_ABS64, _R_RELATIVE64 = 3, 13
-_IMAGE_LIMIT = 1 << 28
 
 
 def load(path: Path) -> list[Kernel]:
@@ -49,57 +47,63 @@ def load(path: Path) -> list[Kernel]:
             return found
         if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise LoadError(f"{path}: not a regular file")
-        return parse(path.read_bytes(), str(path))
+        return parse(read_file(path), str(path))
     except OSError as error:
         raise LoadError(f"{path}: {error.strerror}") from error
 
 
 def parse(data: bytes, origin: str) -> list[Kernel]:
     """Return all kernels in the bytes of a code object, a pack or a zip. Raise LoadError."""
-    return _guarded(_parse, origin, data, origin)
+    return guarded(_parse, origin, data, origin, Budget(origin, len(data)))
 
 
-def _parse(data: bytes, origin: str) -> list[Kernel]:
+def _parse(data: bytes, origin: str, budget: Budget) -> list[Kernel]:
     if data[:4] == b"AKS2":
         return [
             kernel
-            for name, lds, blob in unpack_aks2(data, origin)
-            for kernel in parse_elf(blob, f"{origin}:{name:.200}", lds)
+            for name, lds, blob in unpack_aks2(data, origin, budget)
+            for kernel in parse_elf(blob, f"{origin}:{name:.200}", lds, budget)
         ]
     if data[:4] == b"CCOB" or data.startswith(BUNDLE):
-        return [k for name, blob in unbundle(data, origin) for k in parse_elf(blob, name)]
+        blobs = unbundle(data, origin, None, budget)
+        return [k for name, blob in blobs for k in parse_elf(blob, name, 0, budget)]
     if data[:4] == b"PK\x03\x04":
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
-            require_modest(sum(member.file_size for member in members), data, origin)
+            budget.count("entries", len(members))
+            budget.take(sum(member.file_size for member in members))
             found = []
             for member in members:
                 content, where = archive.read(member), f"{origin}:{member.filename:.200}"
                 if content[:2] == b"PK":
                     raise LoadError(f"{where}: zip files nested in another are not read")
-                found += _parse(content, where)
+                found += _parse(content, where, budget)
             return found
-    return parse_elf(data, origin)
+    return parse_elf(data, origin, 0, budget)
 
 
-def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
+def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int, bytes]]:
     """Return (name, LDS bytes at launch, code object) of each entry of a pack. Raise LoadError."""
     try:
         magic, total, count, directory = struct.unpack_from("<4s3I", data)
-        require_modest(total, data, origin)
-        raw = lzma.LZMADecompressor().decompress(data[16:], total + 1)
+        budget.take(total)
+        stream = lzma.LZMADecompressor(lzma.FORMAT_AUTO, limits.XZ_MEMORY)
+        raw = stream.decompress(data[16:], total + 1)
     except (struct.error, lzma.LZMAError) as error:
         raise LoadError(f"{origin}: damaged AKS2 pack ({error})") from error
     if magic != b"AKS2" or len(raw) != total:
         raise LoadError(f"{origin}: AKS2 header says {total} bytes, unpacked are {len(raw)}")
-    entries, at = [], 0
-    for _ in range(count):
+    entries, at, left = [], 0, total
+    for _ in range(budget.count("entries", count)):
         try:
             lds, _, offset, size, length = struct.unpack_from("<5I", raw, at)
         except struct.error as error:
             raise LoadError(f"{origin}: AKS2 directory ends early") from error
         name = raw[at + 20 : at + 20 + length].rstrip(b"\0").decode(errors="replace")
         at += 20 + length
+        left -= size
+        if left < 0:
+            raise LoadError(f"{origin}: AKS2 entries overlap: together larger than the pack")
         blob = raw[directory + offset : directory + offset + size]
         if len(blob) != size:
             raise LoadError(f"{origin}: AKS2 entry {name!r:.200} lies outside of the pack")
@@ -111,31 +115,16 @@ def unpack_aks2(data: bytes, origin: str) -> list[tuple[str, int, bytes]]:
     return entries
 
 
-def parse_elf(data: bytes, origin: str, launch_lds: int = 0) -> list[Kernel]:
-    """Return the kernels of one code object.
+def parse_elf(
+    data: bytes, origin: str, launch_lds: int = 0, budget: Budget | None = None
+) -> list[Kernel]:
+    """Return the kernels of one code object. budget: of the file around it.
 
     Raises:
         LoadError: no ELF file, damaged, for another machine, or of an unknown version.
     """
-    return _guarded(_parse_elf, origin, _opened(data, origin), origin, launch_lds)
-
-
-def _opened(data: bytes, origin: str) -> ELFFile:
-    return _guarded(ELFFile, origin, io.BytesIO(data))
-
-
-def _guarded(function: Callable, origin: str, *arguments):
-    """Return the function's result; turn what a reader raises for a damaged file into LoadError.
-
-    pyelftools, msgpack, zipfile and lzma have two dozen kinds of exceptions for that.
-    """
-    try:
-        return function(*arguments)
-    except LoadError:
-        raise
-    except Exception as error:
-        says = f"{type(error).__name__}: {error}"[:200] if str(error) else "cut off"
-        raise LoadError(f"{origin}: no whole AMDGPU code object ({says})") from error
+    opened = CodeObject(data, origin, budget or Budget(origin, len(data)))
+    return guarded(_parse_elf, origin, opened, launch_lds)
 
 
 @dataclass(frozen=True)
@@ -155,76 +144,73 @@ def parse_module(data: bytes, origin: str) -> Module:
     Raises:
         LoadError: as :func:`parse_elf` does, but not for a kernel that is not supported.
     """
-    elf = _opened(data, origin)
+    opened = CodeObject(data, origin, Budget(origin, len(data)))
     refused: dict[str, str] = {}
-    kernels = {x.name: x for x in _guarded(_parse_elf, origin, elf, origin, 0, refused)}
-    raw, executable, pointers = _guarded(_image, origin, elf, origin)
-    variables = _guarded(_variables, origin, elf)
+    kernels = {x.name: x for x in guarded(_parse_elf, origin, opened, 0, refused)}
+    raw, executable, pointers = guarded(opened.image, origin)
+    variables = {
+        symbol.name: (symbol.value, symbol.size)
+        for symbol in opened.symbols
+        if symbol.is_variable and not symbol.name.endswith(".kd")
+    }
     return Module(kernels, refused, Image(raw, 0, executable, pointers), variables)
 
 
-def _variables(elf: ELFFile) -> dict[str, tuple[int, int]]:
-    return {
-        symbol.name: (symbol["st_value"], symbol["st_size"])
-        for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
-        if symbol["st_info"]["type"] == "STT_OBJECT" and not symbol.name.endswith(".kd")
-    }
-
-
 def _parse_elf(
-    elf: ELFFile, origin: str, launch_lds: int, refused: dict[str, str] | None = None
+    opened: CodeObject, launch_lds: int, refused: dict[str, str] | None = None
 ) -> list[Kernel]:
     """Read all kernels; refused takes what is wrong with single ones, which is raised otherwise."""
-    if elf["e_machine"] != EM_AMDGPU:
-        raise LoadError(f"{origin}: machine is {elf['e_machine']}, not {EM_AMDGPU}")
-    mach = elf["e_flags"] & 0xFF
+    header, origin = opened.header, opened.origin
+    if header["e_machine"] != EM_AMDGPU:
+        raise LoadError(f"{origin}: machine is {header['e_machine']}, not {EM_AMDGPU}")
+    mach = header["e_flags"] & 0xFF
     target = of_elf(mach)
     if target is None:
         emulated = ", ".join(f"{name} is {x.mach:#x}" for name, x in TARGETS.items())
         raise LoadError(f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, {emulated})")
-    elf.stream.seek(7)
-    os_abi, abi_version = elf.stream.read(2)
+    os_abi, abi_version = opened.data[7:9]
     if os_abi != _ELFOSABI_AMDGPU_HSA:
         raise LoadError(f"{origin}: OS ABI is {os_abi}, AMDGPU_HSA is {_ELFOSABI_AMDGPU_HSA}")
     if abi_version not in _ABI_VERSIONS:
         raise Unsupported(f"{origin}: unknown code object version (ABI version {abi_version})")
-    metadata = elf_metadata(elf, origin)
-    symbols = {s.name: s for s in elf.get_section_by_name(".dynsym").iter_symbols()}
-    data, executable, pointers = _image(elf, origin)
+    described = opened.metadata()["amdhsa.kernels"]
+    symbols = {symbol.name: symbol for symbol in opened.symbols}
+    data, executable, pointers = opened.image()
+    starts = sorted({symbol.value for symbol in opened.symbols})
     places = {}
-    for described in metadata["amdhsa.kernels"]:
-        code = symbols[described[".name"]]
-        size = code["st_size"] or _until_next(code["st_value"], symbols.values(), executable)
-        places[described[".name"]] = (code["st_value"], size)
+    for each in described:
+        code = symbols[each[".name"]]
+        size = code.size or _until_next(code.value, starts, executable)
+        places[each[".name"]] = (code.value, size)
     functions = _without(executable, places.values())
     kernels = []
-    for described in metadata["amdhsa.kernels"]:
-        start, size = places[described[".name"]]
-        descriptor = _read(elf, symbols[described[".symbol"]]["st_value"], 64, origin)
-        text = _read(elf, start, size, origin)
+    for each in described:
+        start, size = places[each[".name"]]
+        descriptor = opened.read(symbols[each[".symbol"]].value, 64)
+        text = opened.read(start, size)
         image = Image(data, start, functions, pointers)
         try:
-            kernels.append(_kernel(described, descriptor, text, launch_lds, image, target))
+            kernels.append(_kernel(each, descriptor, text, launch_lds, image, target))
         except Unsupported as error:
             if refused is None:
                 raise
-            refused[described[".name"]] = f"{origin}: {error}"
+            refused[each[".name"]] = f"{origin}: {error}"
     return kernels
 
 
-def _until_next(start: int, symbols: Iterable, executable) -> int:
+def _until_next(start: int, starts: list[int], executable) -> int:
     """Count bytes up to the next symbol or the code's end: hand-written kernels declare no size."""
     ends = [first + size for first, size in executable if first <= start < first + size]
-    later = [s["st_value"] for s in symbols if s["st_value"] > start]
+    later = starts[bisect.bisect_right(starts, start) :][:1]
     return min([*ends, *later], default=start) - start
 
 
 def _without(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
     """Cut holes out of ranges, all (address, size): a file of rocBLAS has 10 MiB of kernels."""
-    left = []
+    left, holes = [], sorted(holes)
     for first, size in ranges:
         at, end = first, first + size
-        for start, length in sorted(holes):
+        for start, length in holes:
             if at < start < end:
                 left.append((at, start - at))
             if first <= start < end:
@@ -232,35 +218,6 @@ def _without(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
         if at < end:
             left.append((at, end - at))
     return tuple(left)
-
-
-def _image(elf: ELFFile, origin: str):
-    """Read what Image holds: the segments and relocations of LLVM's guide, "Relocation Records"."""
-    loaded = list(elf.iter_segments("PT_LOAD"))
-    size = max((s["p_vaddr"] + s["p_memsz"] for s in loaded), default=0)
-    if size > _IMAGE_LIMIT:
-        raise Unsupported(f"{origin}: {size} bytes in memory, at most {_IMAGE_LIMIT} are supported")
-    data = bytearray(size)
-    for segment in loaded:
-        raw = segment.data()
-        data[segment["p_vaddr"] : segment["p_vaddr"] + len(raw)] = raw
-    pointers = []
-    for section in elf.iter_sections():
-        if section["sh_type"] != "SHT_RELA":
-            continue
-        for entry in section.iter_relocations():
-            kind, place, value = entry["r_info_type"], entry["r_offset"], entry["r_addend"]
-            if kind == _R_ABS64:
-                symbol = elf.get_section(section["sh_link"]).get_symbol(entry["r_info_sym"])
-                if symbol["st_shndx"] == "SHN_UNDEF":
-                    raise LoadError(f"{origin}: {symbol.name} is not defined in this file")
-                value += symbol["st_value"]
-            elif kind != _R_RELATIVE64:
-                raise Unsupported(f"{origin}: relocation type {kind} is not supported")
-            struct.pack_into("<Q", data, place, value & (1 << 64) - 1)
-            pointers.append(place)
-    executable = tuple((s["p_vaddr"], s["p_filesz"]) for s in loaded if s["p_flags"] & 1)
-    return bytes(data), executable, tuple(pointers)
 
 
 def _kernel(
@@ -313,43 +270,15 @@ def _kernel(
     )
 
 
-def elf_metadata(elf: ELFFile, origin: str) -> dict:
-    """Return the AMDGPU metadata of a code object.
-
-    Of several notes, the kernels of all: the linker keeps one from each object file (rocBLAS's
-    files hold hundreds). Raise LoadError if there is none.
-    """
-    found = [
-        msgpack.unpackb(note["n_descdata"])
-        for segment in elf.iter_segments("PT_NOTE")
-        for note in segment.iter_notes()
-        if note["n_name"] == "AMDGPU" and note["n_type"] == _NT_AMDGPU_METADATA
-    ]
-    if not found:
-        raise LoadError(f"{origin}: no AMDGPU metadata note")
-    return found[0] | {"amdhsa.kernels": [k for one in found for k in one["amdhsa.kernels"]]}
-
-
-def _read(elf: ELFFile, address: int, size: int, origin: str) -> bytes:
-    for segment in elf.iter_segments("PT_LOAD"):
-        start = segment["p_vaddr"]
-        if start <= address and address + size <= start + segment["p_filesz"]:
-            elf.stream.seek(segment["p_offset"] + address - start)
-            data = elf.stream.read(size)
-            if len(data) == size:
-                return data
-    raise LoadError(f"{origin}: cut off, address {address:#x} is not in the file")
-
-
 def _with_triton_note(file: Path) -> list[Kernel]:
     """Read a file of Triton's cache; the LDS that a launch asks for is in the JSON beside it."""
     note = file.with_suffix(".json")
-    lds = _guarded(json.loads, str(note), note.read_bytes()) if note.is_file() else {}
+    lds = guarded(json.loads, str(note), read_file(note, limits.NOTE)) if note.is_file() else {}
     lds = lds.get("shared", 0) if isinstance(lds, dict) else None
     wrong = LoadError(f"{note}: no note of Triton's, whose shared is bytes of LDS")
     if type(lds) is not int or lds < 0:
         raise wrong
-    found = parse_elf(file.read_bytes(), str(file), lds)
+    found = parse_elf(read_file(file), str(file), lds)
     if any(lds > kernel.target.lds for kernel in found):
         raise wrong
     return found

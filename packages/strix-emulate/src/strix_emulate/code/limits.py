@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How much one file of code may take: those that exceed this are made to fill memory or time.
+
+The largest known files are rocBLAS's: 10 MiB of kernels, hundreds of notes.
+"""
+
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strix_emulate.errors import LoadError
+
+#: Bytes of a file of code, of a note of Triton's beside one, and of an array for an argument.
+FILE, NOTE, ARRAY = 1 << 30, 1 << 20, 1 << 33
+#: What is packed shrinks to a tenth. Bytes that any file may unpack to, images and code included,
+#: and how many times its own size.
+ALLOWED, RATIO = 1 << 28, 200
+#: Bytes that an xz stream's dictionary may take; that of `xz -9` has 64 MiB.
+XZ_MEMORY = 1 << 28
+#: Bytes of a name, and of an ELF file's metadata; objects of Python take a hundred times as much.
+NAME, METADATA = 1 << 14, 1 << 24
+#: Entries of a pack or a bundle, kernels, segments, sections, notes, symbols, relocations.
+COUNTS = {
+    "entries": 1 << 14,
+    "kernels": 1 << 14,
+    "segments": 1 << 8,
+    "sections": 1 << 10,
+    "notes": 1 << 12,
+    "symbols": 1 << 17,
+    "relocations": 1 << 18,
+}
+
+
+def read_file(file: Path, limit: int = 0) -> bytes:
+    """Read a file. Raise LoadError for one with more bytes than the limit, or than FILE."""
+    limit = limit or FILE
+    with file.open("rb") as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise LoadError(f"{file}: has more than {limit} bytes, the limit for such a file")
+    return data
+
+
+@dataclass
+class Budget:
+    """What one file may still take.
+
+    Attributes:
+        origin: the file's name.
+        size: its bytes.
+        left: bytes that may still be unpacked from it.
+        counted: how many of each kind in COUNTS it has so far.
+    """
+
+    origin: str
+    size: int
+    left: int = field(init=False)
+    counted: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.left = max(ALLOWED, RATIO * self.size)
+
+    def take(self, size: int) -> None:
+        """Raise LoadError if the file then takes more bytes than such a file does."""
+        self.left -= size
+        if self.left < 0:
+            limit = max(ALLOWED, RATIO * self.size)
+            raise LoadError(
+                f"{self.origin}: {self.size} bytes that would grow to more than {limit}: damaged, "
+                "or made to fill the memory"
+            )
+
+    def count(self, kind: str, number: int = 1) -> int:
+        """Return the number. Raise LoadError if the file then has more of a kind than any does."""
+        self.counted[kind] = self.counted.get(kind, 0) + number
+        if self.counted[kind] > COUNTS[kind]:
+            raise LoadError(
+                f"{self.origin}: more than {COUNTS[kind]} {kind}: damaged, or made to take time"
+            )
+        return number
+
+
+def require_modest_array(file: Path) -> None:
+    """Raise LoadError for a file of arrays, packed or not, that has more bytes than ARRAY."""
+    size = file.stat().st_size
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    if size > ARRAY:
+        raise LoadError(f"{file}: holds {size} bytes, at most {ARRAY} are read")

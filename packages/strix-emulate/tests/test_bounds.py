@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Small files that would take much memory or time: each ends with one message, and soon.
+
+What is counted are the bytes that are read of a file: time depends on the machine.
+"""
+
+import io
+import lzma
+import struct
+import zlib
+from collections.abc import Callable
+
+import msgpack
+import numpy as np
+import pytest
+from strix_emulate import cli
+from strix_emulate.code import elf as elf_module
+from strix_emulate.code import limits, loader
+from strix_emulate.errors import EmulatorError, LoadError
+from test_images import DEVICE, bundle
+from test_loader import elf, pack_aks2  # noqa: F401
+
+PHDR, SHDR = struct.Struct("<2I6Q"), struct.Struct("<2I4Q2I2Q")
+PT_LOAD, PT_DYNAMIC, PT_NOTE, SHT_RELA, SHT_DYNSYM = 1, 2, 4, 4, 11
+
+
+class File:
+    """An ELF file to be changed."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = bytearray(data)
+
+    def set(self, at: int, form: str, value: int) -> None:
+        struct.pack_into(form, self.data, at, value)
+
+    def get(self, at: int, form: str) -> int:
+        return struct.unpack_from(form, self.data, at)[0]
+
+    def section(self, kind: int) -> int:
+        """Where the header of the first section of a type stands."""
+        start, count = self.get(40, "<Q"), self.get(60, "<H")
+        places = range(start, start + 64 * count, 64)
+        return next(place for place in places if self.get(place + 4, "<I") == kind)
+
+    def add_segments(self, *segments: tuple[int, int, int, int]) -> None:
+        """Put the program headers at the end, with more (type, offset, filesz, memsz)."""
+        start, count = self.get(32, "<Q"), self.get(56, "<H")
+        table = self.data[start : start + 56 * count]
+        for kind, offset, filesz, memsz in segments:
+            table += PHDR.pack(kind, 4, offset, 0, 0, filesz, memsz, 8)
+        self.set(32, "<Q", len(self.data))
+        self.set(56, "<H", count + len(segments))
+        self.data += table
+
+
+def many_segments(file: File) -> None:
+    """Each loads all of the file."""
+    file.add_segments(*[(PT_LOAD, 0, len(file.data), 4096)] * 5000)
+
+
+def dynamic_segments(file: File) -> None:
+    """Of each pyelftools looks at all sections, and reads their names."""
+    file.add_segments(*[(PT_DYNAMIC, 0, 16, 16)] * 5000)
+
+
+def many_sections(file: File) -> None:
+    """All at the same place."""
+    file.set(58, "<H", 0)
+    file.set(60, "<H", 0xFF00)
+
+
+def many_symbols(file: File) -> None:
+    table = file.section(SHT_DYNSYM)
+    file.set(table + 32, "<Q", 24 << 20)
+
+
+def many_relocations(file: File) -> None:
+    """In a section that is as long as no file."""
+    table = file.section(SHT_DYNSYM)
+    file.set(file.get(40, "<Q") + 4, "<I", SHT_RELA)
+    file.set(file.get(40, "<Q") + 32, "<Q", 24 << 30)
+    assert file.section(SHT_DYNSYM) == table
+
+
+def endless_names(file: File) -> None:
+    """Each symbol's name goes on to the end of the file."""
+    table = file.section(SHT_DYNSYM)
+    strings = file.get(40, "<Q") + 64 * file.get(table + 40, "<I")
+    file.set(strings + 24, "<Q", len(file.data))
+    file.data += b"a" * (limits.NAME + 1000) + b"\0"
+
+
+def many_notes(file: File) -> None:
+    file.add_segments((PT_NOTE, len(file.data), 12 * 5000, 0))
+    note = struct.pack("<3I", 0, 0, 0) * 5000
+    at = file.get(32, "<Q")
+    file.set(at + 56 * (file.get(56, "<H") - 1) + 8, "<Q", len(file.data))
+    file.data += note
+
+
+def same_notes(file: File) -> None:
+    """Metadata that is named by many segments."""
+    start, count = file.get(32, "<Q"), file.get(56, "<H")
+    notes = [n for n in range(count) if file.get(start + 56 * n, "<I") == PT_NOTE]
+    at = start + 56 * notes[0]
+    offset, size = file.get(at + 8, "<Q"), file.get(at + 32, "<Q")
+    large = msgpack.packb({"amdhsa.kernels": [None] * (3 << 20)})
+    note = struct.pack("<3I", 7, len(large), 32) + b"AMDGPU\0\0" + large
+    note += bytes(-len(note) % 4)
+    assert offset and size
+    file.add_segments(*[(PT_NOTE, len(file.data), len(note), 0)] * 6)
+    # the table came between: each note is behind it
+    table = file.get(32, "<Q")
+    for n in range(count, count + 6):
+        file.set(table + 56 * n + 8, "<Q", len(file.data))
+    file.data += note
+
+
+ELF: dict[str, tuple[Callable[[File], None], str]] = {
+    "segments": (many_segments, "more than 256 segments"),
+    "dynamic segments": (dynamic_segments, "more than 256 segments"),
+    "sections": (many_sections, "more than 1024 sections"),
+    "symbols": (many_symbols, "more than 131072 symbols"),
+    "relocations": (many_relocations, "more than 262144 relocations"),
+    "names": (endless_names, "a symbol's name of more than 16384 bytes"),
+    "notes": (many_notes, "more than 4096 notes"),
+    "metadata": (same_notes, "bytes of metadata"),
+}
+
+
+class Counting(io.BytesIO):
+    """Counts what is read of all files."""
+
+    count = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        Counting.count += len(data)
+        return data
+
+
+@pytest.mark.parametrize("name", ELF)
+def test_elf(name: str, elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    change, words = ELF[name]
+    file = File(elf)
+    change(file)
+    monkeypatch.setattr(elf_module.io, "BytesIO", Counting)
+    monkeypatch.setattr(Counting, "count", 0)
+    for read in (loader.parse, loader.parse_module):
+        with pytest.raises(LoadError, match=f"^bomb: .*{words}"):
+            read(bytes(file.data), "bomb")
+    assert Counting.count < 40 * len(file.data)
+
+
+def test_kernels_without_a_size(elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Their ends are looked up: comparing each with each symbol took minutes."""
+    starts = list(range(0, 1 << 20, 8))
+    looked: list[int] = []
+
+    class Looked(list):
+        def __getitem__(self, index):  # type: ignore[no-untyped-def]
+            looked.append(index if isinstance(index, int) else 1)
+            return super().__getitem__(index)
+
+    assert loader._until_next(800, Looked(starts), [(0, 1 << 20)]) == 8
+    assert len(looked) < 40
+
+
+def overlapping(data: bytes, count: int) -> bytes:
+    """A pack whose entries are all of it."""
+    entry = struct.pack("<5I", 0, 128, 0, len(data), 2) + b"a\0"
+    raw = entry * count + data
+    head = struct.pack("<4s3I", b"AKS2", len(raw), count, len(entry) * count)
+    return head + lzma.compress(raw)
+
+
+def test_a_pack_whose_entries_overlap(elf: bytes) -> None:  # noqa: F811
+    """Of ten kilobytes it took eight gigabytes."""
+    pack = overlapping(bytes(1 << 24), 64)
+    assert len(pack) < 10_000
+    with pytest.raises(LoadError, match="^pack: AKS2 entries overlap"):
+        loader.parse(pack, "pack")
+    assert len(loader.parse(pack_aks2([("a", 0, elf)] * 3), "pack")) == 3
+
+
+def test_a_pack_of_many_entries() -> None:
+    with pytest.raises(LoadError, match="^pack: more than 16384 entries"):
+        loader.parse(overlapping(b"", 1 << 15), "pack")
+
+
+def test_a_stream_that_asks_for_memory() -> None:
+    """The header of an xz block names the size of its dictionary: here four gigabytes."""
+    stream = bytearray(lzma.compress(b"a"))
+    size = 4 * (stream[12] + 1)
+    assert stream[14:16] == b"\x21\x01"  # LZMA2, one byte of properties
+    stream[16] = 40
+    struct.pack_into("<I", stream, 12 + size - 4, zlib.crc32(stream[12 : 12 + size - 4]))
+    with pytest.raises(LoadError, match=r"damaged AKS2 pack \(Memory usage limit exceeded\)"):
+        loader.parse(struct.pack("<4s3I", b"AKS2", 1, 0, 0) + bytes(stream), "pack")
+
+
+def test_a_bundle_whose_entries_overlap(elf: bytes, monkeypatch) -> None:  # noqa: F811
+    """Each of its entries is all of the file, whose bytes count once more each time."""
+    monkeypatch.setattr(limits, "ALLOWED", 1 << 18)
+    monkeypatch.setattr(limits, "RATIO", 1)
+    many = bundle(*[(DEVICE, elf)] * 3)
+    assert len(loader.parse(many, "bundle")) == 3
+    same = bytearray(many)
+    count = 200
+    head = same[:24] + struct.pack("<Q", count)
+    entry = struct.pack("<3Q", len(head), len(elf), len(DEVICE)) + DEVICE.encode()
+    with pytest.raises(LoadError, match=r"^bundle: .* would grow to more than"):
+        loader.parse(bytes(head + entry * count) + elf, "bundle")
+
+
+def test_images_that_are_larger_than_the_file(elf: bytes, monkeypatch) -> None:  # noqa: F811
+    """Each code object of a pack may ask for memory: together no more than one file may."""
+    monkeypatch.setattr(limits, "ALLOWED", 1 << 22)
+    monkeypatch.setattr(limits, "RATIO", 1)
+    file = File(elf)
+    file.add_segments((PT_LOAD, 0, 0, 1 << 20))
+    large = bytes(file.data)
+    assert loader.parse(large, "one")
+    with pytest.raises(LoadError, match=r"^pack: .* would grow to more than"):
+        loader.parse(pack_aks2([("a", 0, large)] * 8), "pack")
+
+
+def test_a_large_file_is_not_read(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.hsaco"
+    with file.open("wb") as out:
+        out.truncate(limits.FILE + 1)
+    monkeypatch.setattr(limits, "FILE", 1000)  # and not by a limit that a default value keeps
+    with pytest.raises(LoadError, match=r"a\.hsaco: has more than \d+ bytes"):
+        loader.load(file)
+
+
+def test_an_array_that_unpacks_to_more(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ARRAY", 1 << 16)
+    np.savez_compressed(tmp_path / "a.npz", a=np.zeros(1 << 16))
+    np.save(tmp_path / "a.npy", np.zeros(1 << 16))
+    for name in ("a.npz", "a.npy"):
+        with pytest.raises(EmulatorError, match="holds .* bytes, at most 65536 are read"):
+            cli._argument(f"in={tmp_path / name}", {})
