@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from pathspec import GitIgnoreSpec
 
 from forge.errors import Failed, ForgeError
+from forge.limits import read_bytes
 
 
 def sha256_file(path: Path) -> str:
@@ -65,10 +66,10 @@ def require_file(path: Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Read a small text file. Raises ForgeError for one that is not UTF-8."""
+    """Read a small text file. Raises ForgeError for one that is large or not UTF-8."""
     require_file(path)
     try:
-        return path.read_bytes().decode()
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise ForgeError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
 

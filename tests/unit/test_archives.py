@@ -11,8 +11,8 @@ import pytest
 from support.conda_packages import Member, file, tarball
 from support.mutants import Tally, texts
 
+from forge import limits
 from forge.errors import Refused
-from forge.sources import archives
 from forge.sources.archives import unpack
 
 
@@ -131,11 +131,11 @@ def test_content_out_of_proportion(
             made.writestr("zeros", zeros)
     else:
         packed(tmp_path, member("zeros", zeros))
-    monkeypatch.setattr(archives, "ALLOWED", 1 << 20)
+    monkeypatch.setattr(limits, "ARCHIVE", 1 << 20)
     with pytest.raises(Refused, match="more than 100 times"):
         unpack(archive, tmp_path / "got")
     assert inside(tmp_path) == set()
-    monkeypatch.setattr(archives, "ALLOWED", 8 << 20)
+    monkeypatch.setattr(limits, "ARCHIVE", 8 << 20)
     unpack(archive, tmp_path / "got")
 
 
@@ -145,7 +145,7 @@ def test_only_a_single_top_folder_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_large_archive_may_grow_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "ALLOWED", 0)
+    monkeypatch.setattr(limits, "ARCHIVE", 0)
     text = "".join(f"{n * n} " for n in range(1000))
     unpack(packed(tmp_path, member("demo/numbers", text)), tmp_path / "got")
     assert (tmp_path / "got/numbers").read_text() == text

@@ -175,9 +175,7 @@ def test_a_channel_is_replaced_however_it_is_written(tmp_path: Path, form: str, 
 
 def test_tables_by_channel_follow_their_channel(tmp_path: Path) -> None:
     file = tmp_path / "pixi.toml"
-    file.write_text(
-        f"{FORMS['basic']}\nconda-pypi-map.'{OURS}'.mapping-mode = 'replace'\n"
-    )
+    file.write_text(f"{FORMS['basic']}\nconda-pypi-map.'{OURS}'.mapping-mode = 'replace'\n")
     file.write_text(Manifest.load(file).localized({OURS: "file:///b"}, set()))
     names = tomllib.loads(file.read_text())["workspace"]["conda-pypi-map"]
     assert names == {"file:///b": {"mapping-mode": "replace"}}

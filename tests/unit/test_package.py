@@ -16,9 +16,9 @@ def test_what_info_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     built = package(tmp_path, [file("a")])
     info = Package(built).info
     assert {"index.json", "paths.json"} <= info.keys() and json.loads(info["index.json"])
-    monkeypatch.setattr("forge.conda.package.INFO_LIMIT", sum(map(len, info.values())))
+    monkeypatch.setattr("forge.limits.INFO", sum(map(len, info.values())))
     assert Package(built).info == info
-    monkeypatch.setattr("forge.conda.package.INFO_LIMIT", sum(map(len, info.values())) - 1)
+    monkeypatch.setattr("forge.limits.INFO", sum(map(len, info.values())) - 1)
     with pytest.raises(Refused, match="has more than"):
         _ = Package(built).info
 

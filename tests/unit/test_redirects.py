@@ -155,7 +155,7 @@ def test_the_same_server_keeps_it(
 def test_a_question_that_is_sent_elsewhere(
     code: int, servers: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A POST: by 301 to 303 it becomes a GET, by 307 and 308 an error; the key goes with neither."""
+    """A POST becomes a GET by 301 to 303, an error by 307 and 308; the key goes with neither."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     servers.leads = {"/v1/completions": (code, f"{servers.urls[1]}/there")}
     if code < 307:

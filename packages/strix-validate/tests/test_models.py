@@ -372,6 +372,7 @@ def test_images_fit_or_not(tmp_path: Path) -> None:
         ("vae/model.safetensors", b"\xff" * 80, "its header ends behind it"),
         ("vae/model.safetensors", header({"a": [10**9]}), "do not fit"),
         ("vae/model.safetensors", header({"a": [-3, 5]}), "do not fit"),
+        ("vae/model.safetensors", header({"a": [1] * 17}), "more than 16 dimensions"),
         ("vae/model.safetensors", header({"a": ["b"]}), "not a safetensors file"),
     ],
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forge.errors import Failed
+from forge.limits import last_lines
 from forge.processes import SESSION, kill, left_behind, named_pipe
 from forge.project import FAILED, FORGE_CACHE, Project
 
@@ -76,8 +77,7 @@ def run_job(  # noqa: C901 (a job from its start to its end)
         reason = killed if child.returncode < 0 else ""
         if shutil.disk_usage(output).free < FULL:  # and then the log may say nothing
             reason = f" (No space left on device: {output})"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        tail = "".join(f"  | {text}\n" for text in lines[-TAIL_LINES:])
+        tail = "".join(f"  | {text}\n" for text in last_lines(log, TAIL_LINES))
         failure = f"{job['action']} failed{reason}; the last lines of {log}:"
         raise Failed(f"{failure}\n{tail}  work folder: {output}")
     if job["action"] == "test":

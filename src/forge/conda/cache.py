@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from filelock import FileLock
 from rattler import RepoDataRecord
@@ -20,6 +19,7 @@ from forge.conda.location import Location
 from forge.conda.package import Package, cache_folder, require_confined, scratch, stem, unpack
 from forge.errors import Failed, ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
+from forge.limits import Limited
 
 AT_ONCE = 8
 TRIES = 3
@@ -110,26 +110,14 @@ def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
     """Fetch a package; again where it broke off in the middle: rattler repeats requests alone."""
     for left in reversed(range(TRIES)):
         with archive.open("wb") as file:
+            limited = Limited(file, record.size or 0, "is larger than its record says")
             try:
-                if source.stream(archive.name, _Limited(file, record)):
+                if source.stream(archive.name, limited):
                     return
                 raise Failed("the server has no such file (404)")
             except NotAttempted:
                 if not (left and file.tell()):
                     raise
-
-
-class _Limited:
-    """Writes no more than a record says: a server may send without an end."""
-
-    def __init__(self, file: BinaryIO, record: RepoDataRecord) -> None:
-        self.file, self.left = file, record.size or 0
-
-    def write(self, data: bytes) -> None:
-        self.left -= len(data)
-        if self.left < 0:
-            raise Failed("is larger than its record says")
-        self.file.write(data)
 
 
 def _require_same(path: Path, record: RepoDataRecord) -> None:

@@ -13,10 +13,12 @@ from typing import Any
 
 from rattler.index import index_fs
 
+from forge import limits
 from forge.conda import index, pypi
 from forge.conda.pypi import Names
 from forge.errors import Failed, ForgeError
 from forge.files import move_whole, sha256_file, write_text
+from forge.limits import read_bytes
 from forge.project import SUBDIRS
 
 # Marks packages that hold parts of one machine, or were built against them.
@@ -82,7 +84,7 @@ class Channel:
     def names(self) -> Names:
         """What its packages are called on PyPI."""
         path = self._names
-        return pypi.parse(path.read_bytes() if path and path.exists() else None, path)
+        return pypi.parse(read_bytes(path) if path and path.exists() else None, path)
 
     def records(self) -> list[Record]:
         """List every package in the index. Raises ForgeError if an index file cannot be read."""
@@ -92,7 +94,7 @@ class Channel:
         path = self.folder / subdir / "repodata.json"
         if not path.exists():
             return
-        data = index.parse(path.read_bytes())
+        data = index.parse(read_bytes(path, limits.INDEX))
         for file_name, record in data.get("packages.conda", {"": {}}).items():
             if "renamed" in (why := index.fault(file_name, record)):
                 file = path.with_name(file_name)
@@ -150,7 +152,7 @@ class Channel:
     def _name_on_pypi(self) -> None:
         """Write into the index what its packages are on PyPI; rattler-build leaves that empty."""
         for path in self.folder.glob("*/repodata.json"):
-            data = index.parse(path.read_bytes())
+            data = index.parse(read_bytes(path, limits.INDEX))
             found = index.records(data)
             wrong = {
                 f: p for f in found if (p := pypi.purls(f, self.names)) != found[f].get("purls", [])
@@ -189,6 +191,6 @@ class Channel:
 
     def _note(self, record: Record) -> dict[str, Any]:
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
-            note = json.loads((self.folder / "forge" / f"{record.dist}.json").read_bytes())
+            note = json.loads(read_bytes(self.folder / "forge" / f"{record.dist}.json"))
             return note if isinstance(note, dict) else {}
         return {}  # absent or damaged: unknown

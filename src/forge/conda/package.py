@@ -26,6 +26,7 @@ from filelock import FileLock
 from rattler import IndexJson, PackageRecord, PathsJson
 from rattler.package_streaming import extract
 
+from forge import limits
 from forge.errors import Failed, Refused
 from forge.files import sha256_file, swept
 
@@ -36,8 +37,6 @@ OUTSIDE = ".."  # of a prefix
 INSTALLERS = ("conda-meta", "__clobbers__", "CACHEDIR.TAG", ".trash")
 PYTHON = re.compile("^lib/python[^/]+")
 Tree = defaultdict[str, list[tuple["Places", str]]]  # by place: whose, and a name or target
-INFO_LIMIT = 1 << 28  # bytes of `info`, which is kept in memory
-FILES_LIMIT = 1_000_000
 # what an index takes from info/index.json
 INDEXED = ("name", "version", "build", "build_number", "subdir", "noarch", "depends", "constrains",
            "license", "python_site_packages_path", "track_features", "timestamp")  # fmt: skip
@@ -126,8 +125,8 @@ class Package:
                         _refuse(self.path, below, "is a link")
                 elif link or path.is_file():
                     found[below] = str(path.readlink()) if link else None
-            if len(found) > FILES_LIMIT:
-                _refuse(self.path, place, f"is one of more than {FILES_LIMIT} files")
+            if len(found) > limits.FILES:
+                _refuse(self.path, place, f"is one of more than {limits.FILES} files")
         return found
 
     @cached_property
@@ -143,8 +142,8 @@ class Package:
         """Name -> content of the files in `info`, without that prefix."""
         _ = self.payload  # no links
         files = [path for path in (self.folder / "info").rglob("*") if path.is_file()]
-        if sum(path.stat().st_size for path in files) > INFO_LIMIT:
-            _refuse(self.path, "info", f"has more than {INFO_LIMIT} bytes")
+        if sum(path.stat().st_size for path in files) > limits.INFO:
+            _refuse(self.path, "info", f"has more than {limits.INFO} bytes")
         return {str(path.relative_to(self.folder / "info")): path.read_bytes() for path in files}
 
     def parsed(self, name: str) -> dict[str, Any]:

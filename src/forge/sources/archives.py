@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from forge import limits
 from forge.errors import Refused
 
 ARCHIVES = tuple(ext for _, extensions, _ in shutil.get_unpack_formats() for ext in extensions)
@@ -20,8 +21,6 @@ DAMAGED = (
     OSError, EOFError, ValueError, OverflowError, RuntimeError, NotImplementedError, struct.error,
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
-# Sources shrink to a tenth, so one that grows beyond both is made to fill a disk.
-RATIO, ALLOWED = 100, 256 << 20
 
 if hasattr(tarfile, "tar_filter"):  # since CPython 3.11.4
     tarfile.TarFile.extraction_filter = staticmethod(tarfile.tar_filter)
@@ -37,7 +36,8 @@ def unpack(archive: Path, target: Path, only: Collection[str] | None = None) -> 
     folder = target.with_suffix(".unpacking")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    left, inside = max(ALLOWED, RATIO * archive.stat().st_size), os.path.realpath(folder)
+    left = max(limits.ARCHIVE, limits.ARCHIVE_RATIO * archive.stat().st_size)
+    inside = os.path.realpath(folder)
     linked, tops = False, set[str]()
 
     def asked(name: str) -> bool:
@@ -49,7 +49,7 @@ def unpack(archive: Path, target: Path, only: Collection[str] | None = None) -> 
         nonlocal left
         left -= size
         if left < 0:
-            raise ValueError(f"its content is more than {RATIO} times its own size")
+            raise ValueError(f"its content is more than {limits.ARCHIVE_RATIO} times its own size")
         for name in names:
             place = Path(inside, name)
             if linked:

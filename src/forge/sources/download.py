@@ -23,7 +23,7 @@ from unearth import Link, Package, PackageFinder
 from unearth.auth import MultiDomainBasicAuth
 from unearth.fetchers import PyPIClient
 
-from forge import network
+from forge import limits, network
 from forge.errors import Failed, ForgeError, NotAttempted
 
 CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
@@ -66,8 +66,14 @@ class Client(CLIENT):
             if host not in self.slow:  # httpx counts from byte to byte alone, so a thread waits
                 send = ThreadPoolExecutor(1).submit(super().send, request, stream=True, **settings)
                 response = send.result(network.patience())
-                if not stream:
-                    response.read()
+                if not stream:  # a page of an index; httpx reads it without an end
+                    body, excess = bytearray(), f"{host} sent more than {limits.PAGE} bytes"
+                    for data in response.iter_bytes():
+                        body += data
+                        if len(body) > limits.PAGE:
+                            response.close()
+                            raise HTTPX.DecodingError(excess)
+                    response._content = bytes(body)
                 return response
         except (TimeoutError, HTTPX.TimeoutException):
             self.slow.add(host)
@@ -168,6 +174,9 @@ class Downloader:
                     # as sent: no buffer whose content a broken connection would lose
                     for chunk in response.iter_raw():
                         have += out.write(chunk)
+                        if have > limits.SOURCE:
+                            excess = f"sent more than {limits.SOURCE} bytes, which no source has"
+                            raise NotAttempted(f"{link.redacted} {excess}")
                         progress(link.filename, have, total)
         except HTTPX.HTTPError as error:
             raise NotAttempted(str(error) or repr(error)) from None

@@ -21,36 +21,32 @@ ERROR = 1 << 16
 LOG, TAIL = 1 << 26, 1 << 16
 
 
-def read_answer(answer: BinaryIO, origin: str, limit: int = ANSWER) -> bytes:
+def read_answer(answer: BinaryIO, origin: str) -> bytes:
     """Read all of an answer.
 
     Raises:
-        CheckFailed: it has more bytes than the limit.
+        CheckFailed: it has more than ANSWER bytes.
     """
-    data = answer.read(limit + 1)
-    if len(data) > limit:
-        raise CheckFailed(
-            f"{origin} sent more than {limit} bytes, which no answer has: is it vLLM?"
-        )
+    data = answer.read(ANSWER + 1)
+    if len(data) > ANSWER:
+        raise CheckFailed(f"{origin} sent more than {ANSWER} bytes, as no answer has: is it vLLM?")
     return data
 
 
-def read_lines(
-    stream: TextIO, origin: str, event: int = EVENT, total: int = STREAM
-) -> Iterator[str]:
+def read_lines(stream: TextIO, origin: str) -> Iterator[str]:
     """Yield the lines of a stream of events.
 
     Raises:
-        CheckFailed: an event, up to its empty line, or all of them are longer than the limits.
+        CheckFailed: an event, up to its empty line, has more than EVENT characters, or all of them
+            more than STREAM.
     """
     read = pending = 0
-    while line := stream.readline(event + 1):
+    while line := stream.readline(EVENT + 1):
         read += len(line)
         pending = pending + len(line) if line.strip() else 0
-        if pending > event or read > total:
-            limit = event if pending > event else total
-            what = "an event" if pending > event else "a stream"
-            raise CheckFailed(f"{origin} sent {what} of more than {limit} characters: is it vLLM?")
+        for what, size, limit in (("an event", pending, EVENT), ("a stream", read, STREAM)):
+            if size > limit:
+                raise CheckFailed(f"{origin} sent {what} of more than {limit} characters")
         yield line
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from strix_validate import limits
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, memory_of
 from strix_validate.models import table
@@ -16,8 +17,8 @@ from strix_validate.models.table import NoModel, Row
 INDEX = "model_index.json"
 #: Bytes of a weight as the stack loads it.
 _BFLOAT16 = 2
-#: Bytes of a header; the safetensors library takes no longer one.
-_HEADER_LIMIT = 100_000_000
+#: Dimensions of a tensor.
+_RANK_LIMIT = 16
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,13 @@ def _elements(file: Path) -> int:
             raise ValueError("it is not a regular file")
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
-            if not 0 < size <= min(file.stat().st_size, _HEADER_LIMIT):
+            if not 0 < size <= min(file.stat().st_size, limits.FILE):
                 raise ValueError("its header ends behind it, or is longer than any")
             header = json.loads(opened.read(size))
-        tensors = (said for name, said in header.items() if name != "__metadata__")
-        found = sum(math.prod(tensor["shape"]) for tensor in tensors)
+        shapes = [said["shape"] for name, said in header.items() if name != "__metadata__"]
+        if any(len(shape) > _RANK_LIMIT for shape in shapes):
+            raise ValueError(f"a tensor of more than {_RANK_LIMIT} dimensions")
+        found = sum(math.prod(shape) for shape in shapes)
         if not 0 <= found <= 2 * file.stat().st_size:  # four bits each
             raise ValueError("its shapes do not fit its size")
         return found

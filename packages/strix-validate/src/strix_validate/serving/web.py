@@ -49,6 +49,6 @@ def _opener() -> urllib.request.OpenerDirector:
     return made
 
 
-def open_url(request: Request | str, seconds: float):  # type: ignore[no-untyped-def]
+def open_url(request: Request | str, seconds: float):
     """Return the open answer of a server. Raise URLError and HTTPError as urllib does."""
     return _opener().open(request, timeout=seconds)
