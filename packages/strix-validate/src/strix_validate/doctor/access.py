@@ -15,6 +15,8 @@ _PASS = {
     "/etc/pve/lxc/ID.conf, with GID of render in the container, then pct reboot ID",
     "docker": "recreate the container with --device /dev/kfd --device /dev/dri --group-add "
     "$(stat -c %g /dev/kfd)",
+    "kubepods": "request amd.com/gpu: 1 from ROCm's k8s-device-plugin, with supplementalGroups of "
+    "stat -c %g /dev/kfd on the node",
     "": "recreate the container with --device /dev/kfd --device /dev/dri --group-add keep-groups",
 }
 #: The number that a user namespace shows for owners that it does not map.
@@ -112,13 +114,16 @@ def _missing(tree: Tree, name: str) -> Result:
 def _forbidden(tree: Tree, name: str) -> Result:
     """EPERM: the control group of a container forbids the device, whoever owns it."""
     kind = containers.kind(tree)
-    message = f"/{name}: operation not permitted: the container's device rules forbid it"
+    message = f"/{name}: operation not permitted: the control group's device rules forbid it"
     if kind == "lxc":
         fix = (
             "on the host: lxc.cgroup2.devices.allow: c MAJOR:* rwm for kfd and 226, with MAJOR of "
             "grep kfd /proc/devices; or dev0: /dev/kfd in /etc/pve/lxc/ID.conf"
         )
         return error(message, fix, _LXC)
+    if not kind:
+        fix = "in a systemd service: DeviceAllow=/dev/kfd rw, DeviceAllow=char-drm rw, and no "
+        return error(message, fix + "PrivateDevices")
     return error(message, _pass_devices(kind))
 
 

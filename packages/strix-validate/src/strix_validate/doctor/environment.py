@@ -9,7 +9,7 @@ from shutil import disk_usage
 
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import cluster_machine, kernel_lists
-from strix_validate.doctor._verdicts import error, fine, known, remark, warning, worst
+from strix_validate.doctor._verdicts import Fix, error, fine, known, remark, warning, worst
 from strix_validate.doctor.interpreter import interpreter
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.virtual_packages import WANTED
@@ -205,7 +205,8 @@ def glibc(tree: Tree) -> Result:
     version = known(tree.glibc, "glibc's version")
     text = ".".join(map(str, version))
     if version < (2, 28):
-        return error(f"glibc {text} is older than 2.28", "upgrade the distribution", glibc=text)
+        fix = Fix("upgrade the distribution", needs_reboot=True)
+        return error(f"glibc {text} is older than 2.28", fix, glibc=text)
     return fine(glibc=text)
 
 

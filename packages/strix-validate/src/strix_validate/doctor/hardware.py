@@ -4,6 +4,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun, Result
@@ -118,7 +119,20 @@ def _kept_out(tree: Tree) -> Result | None:
             Fix(fix, needs_reboot=True),
             "https://github.com/ROCm/legacy-rocm-build/issues/4328",
         )
+    folders = [tree.path(name) for name in ("lib/firmware", "usr/lib/firmware")]
+    if any(folder.is_dir() for folder in folders) and not _firmware_files(tree):
+        package = _distribution.firmware_package(tree)
+        fix = Fix(f"install {package} (Debian: of the component non-free-firmware)", True)
+        return error(f"no firmware of {TARGET} is installed", fix)
     return None
+
+
+def _firmware_files(tree: Tree) -> list[Path]:
+    """Return the files of the GPU's firmware; other GPUs' names are not known here."""
+    if TARGET != "gfx1151":
+        return [tree.root]
+    folders = ("lib/firmware", "usr/lib/firmware", "lib/firmware/updates")
+    return [file for f in folders for file in tree.glob(f"{f}/amdgpu/gc_11_5_1_*")]
 
 
 def _has_dkms(tree: Tree) -> bool:

@@ -16,8 +16,6 @@ from pathlib import Path
 from strix_validate.doctor.tree import Tree
 from strix_validate.json_file import json_object, small_text
 
-#: Channels that have no package of ours, as parts of what conda-meta names.
-_FOREIGN = ("conda-forge", "/pkgs/", "/pytorch", "/nvidia", "/rocm")
 #: Distribution, as its dist-info folder is named, to our conda package.
 CONDA_NAMES = {"torch": "pytorch", "triton": "triton", "torchvision": "torchvision"}
 
@@ -224,6 +222,7 @@ def conda_record(prefix: Path, package: str) -> dict | None:
 
 
 def is_ours(record: dict | None) -> bool:
-    """Return whether a record is of a package that this repository builds."""
+    """Return whether a record is of a package that this repository builds: of its channel, or of a
+    channel that is a folder."""
     channel = str((record or {}).get("channel", ""))
-    return record is not None and not any(part in channel for part in _FOREIGN)
+    return "strix-forge" in channel or channel.startswith(("file:", "/"))

@@ -175,7 +175,7 @@ def fault_of(release: Release) -> Faulty | None:
 
 def version_of(text: str) -> tuple[int, ...]:
     """Return the numbers that a version of ROCm begins with: (7, 2) for 7.2.53150 or 7.2."""
-    numbers = re.match(r"\d{1,6}(\.\d{1,6})*", text)
+    numbers = re.match(r"\d{1,9}(\.\d{1,9})*", text)
     return tuple(map(int, numbers.group().split("."))) if numbers else ()
 
 

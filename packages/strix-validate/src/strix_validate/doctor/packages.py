@@ -6,7 +6,7 @@ import re
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import hardware, kernel_release
-from strix_validate.doctor._verdicts import error, fine, warning, worst
+from strix_validate.doctor._verdicts import error, fine, remark, warning, worst
 from strix_validate.doctor.interpreter import (
     CONDA_NAMES,
     Distribution,
@@ -113,11 +113,12 @@ def _torch(
 ) -> Result:
     """Judge the build of torch that is loaded."""
     in_place = torch.place.label == "the environment"
-    is_conda = torch.by == "conda" and in_place and "torch" in records
-    if is_conda and torch.build == "rocm" and "+rocm" in torch.version:
+    record = records.get("torch", {}) if torch.by == "conda" and in_place else {}
+    if is_ours(record) and "+rocm" in torch.version:
         message = f"torch {torch.version} is AMD's build: head dims above 256 give wrong values"
         return error(message, "take the channel's own build: ./forge build pytorch")
-    if is_conda:
+    if is_ours(record) or "conda-forge" in str(record.get("channel")):
+        # what there is to say of conda-forge's, _conda_packages says
         return fine()
     reinstall = install_command("--force-reinstall ")
     is_of_pypi = torch.by in _PIP and torch.build == "" and "+" not in torch.version
@@ -188,4 +189,8 @@ def runtime(tree: Tree) -> Result:
         f"/opt/rocm has ROCm {', '.join(old)}, which page-faults on kernels with the fixes for "
         f"gfx1151, as {release.text}: 7.2 and 7.11 are the first that fit"
     )
-    return warning(message, "install ROCm 7.2.1 or newer, or an environment with its own", **measured)
+    fix = "install ROCm 7.2.1 or newer"
+    python = interpreter(tree)
+    if python and any(torch.build == "rocm" for torch in python.distributions("torch")[:1]):
+        return remark(f"{message}; torch brings its own", fix, **measured)
+    return warning(message, fix, **measured)
