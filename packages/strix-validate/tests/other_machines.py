@@ -2,17 +2,14 @@
 """Machines of which no thread tells, of the same kinds as those of threads.py."""
 
 import errno
-import json
 from pathlib import Path
 
-from hosts import DEBIAN, GIB, GPU, KFD, META, OSTREE, PCI, SITE, UBUNTU, environ, released
+from hosts import DEBIAN, GIB, GPU, KFD, OSTREE, PCI, UBUNTU, environ, mes, released
 from strix_validate.doctor.tree import DeviceFile
 from threads import (
     CACHYOS,
-    CUDA,
     LXC,
     NIXOS,
-    NOT_OURS,
     RESOLUTE,
     STALLS,
     VENV,
@@ -20,6 +17,7 @@ from threads import (
     Machine,
     Said,
     both_devices,
+    dpkg,
     kernel,
     torch,
 )
@@ -29,10 +27,13 @@ TUMBLEWEED = released('ID="opensuse-tumbleweed"', 'ID_LIKE="opensuse suse"')
 MINT = released("ID=linuxmint", 'ID_LIKE="ubuntu debian"', "UBUNTU_CODENAME=noble")
 #: The GPU is on the bus, and no driver took it.
 WITHOUT_DRIVER = {
-    f"{KFD}/1/properties": None, f"{GPU}/mem_info_vram_total": None, "dev/kfd": None,
-    "sys/module/amdgpu/initstate": None, "dev/dri/renderD128": None,
-}  # fmt: skip
-USER_SITE = "home/user/.local/lib/python3.12/site-packages"
+    f"{KFD}/1/properties": None,
+    f"{GPU}/mem_info_vram_total": None,
+    "dev/kfd": None,
+    "sys/module/amdgpu/initstate": None,
+    "dev/dri/renderD128": None,
+}
+CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
 
 
 def without_driver(message: str, fix: str) -> dict[str, Said]:
@@ -42,9 +43,11 @@ def without_driver(message: str, fix: str) -> dict[str, Said]:
 
 def without_gpu(cpu: str) -> dict[str, str | Path | None]:
     return WITHOUT_DRIVER | {
-        f"{PCI}/device": "0x1234\n", f"{GPU}/device": None, f"{GPU}/vendor": None,
+        f"{PCI}/device": "0x1234\n",
+        f"{GPU}/device": None,
+        f"{GPU}/vendor": None,
         "proc/cpuinfo": cpu,
-    }  # fmt: skip
+    }
 
 
 def faulty(release: str, files: dict, fix: str, severity: str = "warning") -> Machine:
@@ -84,11 +87,13 @@ KERNELS = {
         {"kernel": Said("error", "older than 6.18.4", "dnf upgrade", reboot=True)},
     ),
     "a Fedora host under an Ubuntu container": faulty(
-        "7.0.12-200.fc44.x86_64", UBUNTU | {".dockerenv": ""},
+        "7.0.12-200.fc44.x86_64",
+        UBUNTU | {".dockerenv": ""},
         "on the host: sudo dnf upgrade --refresh kernel",
     ),
     "an Ubuntu host under a Fedora toolbox": faulty(
-        "7.0.0-28-generic", {"run/.containerenv": "", "run/.toolboxenv": ""},
+        "7.0.0-28-generic",
+        {"run/.containerenv": "", "run/.toolboxenv": ""},
         "on the host: sudo apt update",
     ),
     "an unknown kernel that stalls": Machine(
@@ -101,7 +106,7 @@ KERNELS = {
         {"kernel": Said("warning", STALLS), "copies": Said("warning", "GB/s", "doctor/kernel")},
         rate=2e6,
     ),
-}  # fmt: skip
+}
 
 DRIVERS = {
     "blacklisted": Machine(
@@ -117,20 +122,26 @@ DRIVERS = {
         without_driver("modprobe.blacklist", "remove modprobe.blacklist=nouveau,amdgpu"),
     ),
     "Secure Boot and DKMS": Machine(
-        WITHOUT_DRIVER | UBUNTU | {
+        WITHOUT_DRIVER
+        | UBUNTU
+        | {
             "var/lib/dkms/amdgpu/6.16.13/source": "",
-            "sys/firmware/efi/efivars/SecureBoot-8be4df61": "\6\0\0\0\1"},
+            "sys/firmware/efi/efivars/SecureBoot-8be4df61": "\6\0\0\0\1",
+        },
         without_driver("Secure Boot", "mokutil --import"),
     ),
     "without firmware": Machine(
-        WITHOUT_DRIVER | DEBIAN | {"usr/lib/firmware/amdgpu/navi10_ce.bin": "",
-                                   "var/lib/dpkg/status": None},
+        WITHOUT_DRIVER
+        | DEBIAN
+        | {"usr/lib/firmware/amdgpu/navi10_ce.bin": "", "var/lib/dpkg/status": None},
         without_driver("no firmware of gfx1151", "firmware-amd-graphics"),
     ),
     "integrated GPU disabled": Machine(
         without_gpu("model name\t: AMD RYZEN AI MAX+ 395 w/ Radeon 8060S\nflags\t: fpu\n"),
-        {"gpu": Said("error", "not on the PCI bus", "in the BIOS", reboot=True),
-         "pixi": Said("warning")},
+        {
+            "gpu": Said("error", "not on the PCI bus", "in the BIOS", reboot=True),
+            "pixi": Said("warning"),
+        },
     ),
     "virtual machine": Machine(
         without_gpu("model name\t: AMD RYZEN AI MAX+ 395\nflags\t: fpu hypervisor\n"),
@@ -141,25 +152,28 @@ DRIVERS = {
         {"firmware": Said("info", "comes before linux-firmware", "sudo rm /usr/lib/firmware")},
     ),
     "amdgpu-dkms-firmware purged": Machine(
-        {"var/lib/dpkg/status": "Package: amdgpu-dkms-firmware\nStatus: deinstall ok config-files\n"
-         "Version: 30.30\n\nPackage: linux-firmware\nVersion: 20260110\n\n"},
+        dpkg("amdgpu-dkms-firmware 30.30", status="deinstall ok config-files") | mes(0x80),
     ),
-}  # fmt: skip
+}
 
 DEVICES = {
     "SELinux": Machine(
         {"run/.containerenv": "", "sys/fs/selinux/enforce": "1"},
         both_devices(Said("error", "SELinux", "container_use_devices", "usermod")),
-        errno.EACCES, DeviceFile(105, 0o660, 236),
+        errno.EACCES,
+        DeviceFile(105, 0o660, 236),
     ),
     "no device rule in Docker": Machine(
         {".dockerenv": ""},
         both_devices(Said("error", "not permitted", "--device /dev/kfd", "usermod")),
-        errno.EPERM, DeviceFile(105, 0o660, 236),
+        errno.EPERM,
+        DeviceFile(105, 0o660, 236),
     ),
     "no device rule in LXC": Machine(
-        LXC, both_devices(Said("error", "not permitted", "lxc.cgroup2.devices.allow", "usermod")),
-        errno.EPERM, DeviceFile(105, 0o660, 236),
+        LXC,
+        both_devices(Said("error", "not permitted", "lxc.cgroup2.devices.allow", "usermod")),
+        errno.EPERM,
+        DeviceFile(105, 0o660, 236),
     ),
     "not passed to Docker": Machine(
         {".dockerenv": "", "dev/kfd": None},
@@ -175,14 +189,19 @@ DEVICES = {
         {"kfd": Said("error", "though amdgpu is loaded", "dmesg", "modprobe")},
     ),
     "without a udev rule": Machine(
-        {}, both_devices(Said("error", "belongs to root:root", "70-kfd.rules", "usermod")),
-        errno.EACCES, DeviceFile(0, 0o600, 236),
+        {},
+        both_devices(Said("error", "belongs to root:root", "70-kfd.rules", "usermod")),
+        errno.EACCES,
+        DeviceFile(0, 0o600, 236),
     ),
     "not in the group": Machine(
         {"proc/self/status": "Uid:\t1000\t1000\nGid:\t1000\t1000\nGroups:\t1000 \n"},
-        {"groups": Said("warning", "not in the group", "usermod -aG render", reboot=False),
-         **both_devices(Said("error", "only the group render", "usermod -aG render"))},
-        errno.EACCES, DeviceFile(105, 0o660, 236),
+        {
+            "groups": Said("warning", "not in the group", "usermod -aG render", reboot=False),
+            **both_devices(Said("error", "only the group render", "usermod -aG render")),
+        },
+        errno.EACCES,
+        DeviceFile(105, 0o660, 236),
     ),
     "open to all": Machine(
         {"proc/self/status": "Uid:\t1000\t1000\nGid:\t1000\t1000\nGroups:\t1000 \n"},
@@ -191,104 +210,7 @@ DEVICES = {
     "kfd of the group video": Machine(
         {"etc/group": "video:x:39:user\nuser:x:1000:\n"}, device=DeviceFile(39, 0o660, 236)
     ),
-}  # fmt: skip
-
-PACKAGES = {
-    "a user's torch before the environment's": Machine(
-        torch(USER_SITE, "2.9.0", **CUDA),
-        {"packages": Said("error", "of the user's folder is loaded before 2.13.0",
-                          "PYTHONNOUSERSITE=1")},
-    ),
-    "a user's torch that is not seen": Machine(
-        environ(PYTHONNOUSERSITE="1") | torch(USER_SITE, "2.9.0", **CUDA)
-    ),
-    "a user's torch beside a virtual environment": Machine(
-        VENV | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
-        | torch(USER_SITE, "2.9.0", **CUDA)
-    ),
-    "PYTHONPATH": Machine(
-        environ(PYTHONPATH="/opt/old") | torch("opt/old", "2.9.0", **CUDA),
-        {"packages": Said("error", "of PYTHONPATH is loaded before 2.13.0", "unset PYTHONPATH")},
-    ),
-    "a virtual environment that shows the system's": Machine(
-        VENV | torch("usr/lib/python3/dist-packages", "2.9.0", **CUDA)
-        | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\ninclude-system-site-packages = true\n"
-           "version = 3.12.3\n", f"{VENV_SITE}/pip-25.dist-info/INSTALLER": "pip"},
-        {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
-    ),
-    "a torch that a .pth file names": Machine(
-        VENV | torch("srv/torch", "2.9.0", **CUDA)
-        | {f"{VENV_SITE}/more.pth": "import os\n/srv/torch\n"},
-        {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
-    ),
-    "PyPI's torch without its own facts": Machine(
-        VENV | {f"{VENV_SITE}/torch-2.15.0.dist-info/INSTALLER": "uv"},
-        {"packages": Said("error", "the build for CUDA", "device-gfx1151")},
-    ),
-    "wheels of another GPU": Machine(
-        VENV | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
-        | {f"{VENV_SITE}/rocm_sdk_device_gfx1201-10.0.0.dist-info/INSTALLER": "pip"},
-        {"packages": Said("error", "wheels for gfx1201", "device-gfx1151")},
-    ),
-    "older wheels of another family": Machine(
-        VENV | torch(VENV_SITE, "2.9.1+rocm7.13.0", hip="7.13.1")
-        | {f"{VENV_SITE}/rocm_sdk_libraries_gfx110X_all-7.13.0.dist-info/INSTALLER": "pip"},
-        {"packages": Said("error", "wheels for gfx110x", "device-gfx1151")},
-    ),
-    "older wheels of this GPU": Machine(
-        VENV | torch(VENV_SITE, "2.9.1+rocm7.13.0", hip="7.13.1")
-        | {f"{VENV_SITE}/rocm_sdk_libraries_gfx1151-7.13.0.dist-info/INSTALLER": "pip"},
-    ),
-    "a nightly before the fix": Machine(
-        VENV | torch(VENV_SITE, "2.10.0a0+rocm7.10.0a20251015", hip="7.1.5"),
-        {"packages": Said("error", "ROCm 7.10.0, which page-faults")},
-    ),
-    "a dated nightly before the fix": Machine(
-        VENV | torch(VENV_SITE, "2.7.0a0+rocmsdk20250801", hip="6.5.2"),
-        {"packages": Said("error", "page-faults")},
-    ),
-    "an old ROCm on an old kernel": Machine(
-        VENV | torch(VENV_SITE, "2.9.1+rocm6.4", hip="6.4.43483") | kernel("6.17.7-300.fc43.x86_64"),
-        {"packages": Said("warning", "is unstable"), "kernel": Said("error", "older")},
-    ),
-    "rocBLAS without kernels": Machine(
-        VENV | torch(VENV_SITE, "2.10.0+rocm7.2", hip="7.2.26015")
-        | {f"{VENV_SITE}/torch/lib/rocblas/library/TensileLibrary_lazy_gfx1100.dat": ""},
-        {"packages": Said("error", "no kernels for gfx1151")},
-    ),
-    "rocBLAS with kernels": Machine(
-        VENV | torch(VENV_SITE, "2.10.0+rocm7.2", hip="7.2.26015")
-        | {f"{VENV_SITE}/torch/lib/rocblas/library/TensileLibrary_lazy_gfx1151.dat": ""},
-    ),
-    "a torchvision for CUDA": Machine(
-        VENV | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
-        | {f"{VENV_SITE}/torchvision-0.28.0+cu128.dist-info/INSTALLER": "pip"},
-        {"packages": Said("warning", "torchvision 0.28.0+cu128 is not built for ROCm")},
-    ),
-    "the channel pytorch": Machine(
-        {f"{META}/pytorch-2.13.0-h1_0.json": json.dumps({
-            "name": "pytorch", "version": "2.5.1",
-            "channel": "https://conda.anaconda.org/pytorch"}),
-         f"{SITE}/torch-2.13.0.dist-info/INSTALLER": None} | torch(SITE, "2.5.1", "conda", **CUDA),
-        {"packages": Said("error", "the build for CUDA")},
-    ),
-    "a channel in a folder": Machine(
-        {f"{META}/pytorch-2.13.0-h1_0.json": json.dumps({
-            "name": "pytorch", "version": "2.13.0", "channel": "file:///srv/channel/linux-64"})},
-    ),
-    "AMD's torch over conda-forge's": Machine(
-        {f"{META}/pytorch-2.13.0-h1_0.json": json.dumps({
-            "name": "pytorch", "version": "2.13.0", "channel": "conda-forge"}),
-         f"{SITE}/torch-2.13.0.dist-info/INSTALLER": None}
-        | torch(SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
-        {"packages": Said("warning", "over conda's 2.13.0", "pixi remove pytorch")},
-    ),
-    "an old /opt/rocm beside AMD's wheels": Machine(
-        NOT_OURS | torch(SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
-        | {"opt/rocm-6.4.1/.info/version": "6.4.1-83\n"},
-        {"runtime": Said("info", "torch brings its own"), "caches": Said("warning")},
-    ),
-}  # fmt: skip
+}
 
 SETTINGS = {
     "an override that names the GPU": Machine(
@@ -300,8 +222,12 @@ SETTINGS = {
         {"environment": Said("warning", "AMD_SERIALIZE_KERNEL=3", "unset AMD_SERIALIZE_KERNEL")},
     ),
     "wheels' own libraries on the path": Machine(
-        VENV | environ(VIRTUAL_ENV="/home/user/venv", CONDA_PREFIX="", LD_LIBRARY_PATH=
-                       f"/{VENV_SITE}/_rocm_sdk_core/lib")
+        VENV
+        | environ(
+            VIRTUAL_ENV="/home/user/venv",
+            CONDA_PREFIX="",
+            LD_LIBRARY_PATH=f"/{VENV_SITE}/_rocm_sdk_core/lib",
+        )
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
     ),
     "battery": Machine(
@@ -312,9 +238,10 @@ SETTINGS = {
         {"power": Said("warning", "governor is powersave", "cpupower", reboot=False)},
     ),
     "usual governor": Machine(
-        {"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
-         "sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference":
-         "balance_performance\n"},
+        {
+            f"{CPUFREQ}/scaling_governor": "powersave\n",
+            f"{CPUFREQ}/energy_performance_preference": "balance_performance\n",
+        },
         {"power": Said("info", "accelerator-performance gave 3 %")},
     ),
     "tuned": Machine(
@@ -350,20 +277,37 @@ SETTINGS = {
         {"gtt": Said("warning", "no such option", "--remove-args=ttm.page_limit", reboot=True)},
     ),
     "gttsize in a file": Machine(
-        {"etc/modprobe.d/amdgpu.conf": "options amdgpu gttsize=65536\n",
-         f"{GPU}/mem_info_gtt_total": f"{64 * GIB}\n"},
-        {"gtt": Said("warning", "caps GTT at 64 GiB", "/etc/modprobe.d/amdgpu.conf && sudo dracut",
-                     "options ttm", reboot=True)},
+        {
+            "etc/modprobe.d/amdgpu.conf": "options amdgpu gttsize=65536\n",
+            f"{GPU}/mem_info_gtt_total": f"{64 * GIB}\n",
+        },
+        {
+            "gtt": Said(
+                "warning",
+                "caps GTT at 64 GiB",
+                "/etc/modprobe.d/amdgpu.conf && sudo dracut",
+                "options ttm",
+                reboot=True,
+            )
+        },
     ),
     "a container's memory": Machine(
-        {".dockerenv": "", "sys/fs/cgroup/memory.max": f"{16 * GIB}\n",
-         "proc/mounts": "shm /dev/shm tmpfs rw,nosuid,size=65536k 0 0\n"},
-        {"container": Said("warning", "16 GiB of 125; /dev/shm has 64 MiB", "--shm-size 8g",
-                           reboot=False)},
+        {
+            ".dockerenv": "",
+            "sys/fs/cgroup/memory.max": f"{16 * GIB}\n",
+            "proc/mounts": "shm /dev/shm tmpfs rw,nosuid,size=65536k 0 0\n",
+        },
+        {
+            "container": Said(
+                "warning", "16 GiB of 125; /dev/shm has 64 MiB", "--shm-size 8g", reboot=False
+            )
+        },
     ),
     "a service's memory": Machine(
-        {"proc/self/cgroup": "0::/system.slice/vllm.service\n",
-         "sys/fs/cgroup/system.slice/vllm.service/memory.max": f"{32 * GIB}\n"},
+        {
+            "proc/self/cgroup": "0::/system.slice/vllm.service\n",
+            "sys/fs/cgroup/system.slice/vllm.service/memory.max": f"{32 * GIB}\n",
+        },
         {"container": Said("warning", "32 GiB of 125", "MemoryMax")},
     ),
     "LXC's share of the memory": Machine(
@@ -373,6 +317,6 @@ SETTINGS = {
         LXC | kernel("6.17.2-1-pve") | DEBIAN,
         {"kernel": Said("error", "older than 6.18.4", "on the host: sudo apt update")},
     ),
-}  # fmt: skip
+}
 
-OTHERS = KERNELS | DRIVERS | DEVICES | PACKAGES | SETTINGS
+OTHERS = KERNELS | DRIVERS | DEVICES | SETTINGS

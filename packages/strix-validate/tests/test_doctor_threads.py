@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import hosts
 import pytest
+from other_environments import ENVIRONMENTS
 from other_machines import OTHERS
 from strix_validate.checks import Result, Severity, State
 from strix_validate.doctor import environment
@@ -16,7 +17,7 @@ from strix_validate.tiers import doctor
 from test_doctor import examine
 from threads import THREADS, Machine
 
-MACHINES = THREADS | OTHERS
+MACHINES = THREADS | OTHERS | ENVIRONMENTS
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,13 @@ from strix_validate.doctor.kernel_release import fault_of, first_fixed, is_fixed
 
 #: Releases, each older than the next, as far as its own kernel's numbers tell.
 ASCENDING = [
-    ["7.1.0-rc5-arch1-1", "7.1.0-rc6-arch1-1", "7.1.0-rc10-arch1-1", "7.1.0-arch1-1", "7.1.1-arch1-1"],
+    [
+        "7.1.0-rc5-arch1-1",
+        "7.1.0-rc6-arch1-1",
+        "7.1.0-rc10-arch1-1",
+        "7.1.0-arch1-1",
+        "7.1.1-arch1-1",
+    ],
     ["7.1.0-070100rc6-generic", "7.1.0-070100-generic", "7.1.1-070101-generic"],
     ["7.1.0-0.rc6.1.fc45.x86_64", "7.1.0-200.fc45.x86_64", "7.1.1-200.fc45.x86_64"],
     ["6.18.9-arch1-1", "6.18.10-arch1-1", "6.19.0-arch1-1", "7.0.0-arch1-1", "10.0.0-arch1-1"],

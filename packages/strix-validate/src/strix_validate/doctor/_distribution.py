@@ -38,10 +38,17 @@ _REMOVE = {
 }
 #: The family of a kernel, where the distribution of a container says nothing of the host's.
 _OF_KERNEL = {
-    "fedora": "fedora", "rhel": "fedora", "proxmox": "proxmox", "ubuntu": "ubuntu",
-    "ubuntu-oem": "ubuntu", "ubuntu-other": "ubuntu", "mainline": "ubuntu", "debian": "debian",
-    "arch": "arch", "opensuse": "opensuse",
-}  # fmt: skip
+    "fedora": "fedora",
+    "rhel": "fedora",
+    "proxmox": "proxmox",
+    "ubuntu": "ubuntu",
+    "ubuntu-oem": "ubuntu",
+    "ubuntu-other": "ubuntu",
+    "mainline": "ubuntu",
+    "debian": "debian",
+    "arch": "arch",
+    "opensuse": "opensuse",
+}
 
 
 def family(tree: Tree) -> str:

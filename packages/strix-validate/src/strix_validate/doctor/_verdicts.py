@@ -25,17 +25,17 @@ def fine(**measured) -> Result:
     return Result(ANY, State.PASSED, "", measured)
 
 
-def error(message: str, fix: Fix | str, source: str = "", **measured) -> Result:
+def error(message: str, fix: Fix | str, source: str = "", /, **measured) -> Result:
     """Return a failure and what fixes it; source replaces the link of the check's docstring."""
     return _result(State.FAILED, Severity.ERROR, message, fix, source, measured)
 
 
-def warning(message: str, fix: Fix | str, source: str = "", **measured) -> Result:
+def warning(message: str, fix: Fix | str, source: str = "", /, **measured) -> Result:
     """Return a pass that costs speed, memory or stability, and what fixes it."""
     return _result(State.PASSED, Severity.WARNING, message, fix, source, measured)
 
 
-def remark(message: str, fix: Fix | str = "", source: str = "", **measured) -> Result:
+def remark(message: str, fix: Fix | str = "", source: str = "", /, **measured) -> Result:
     """Return a pass with something worth knowing that is no fault."""
     return _result(State.PASSED, Severity.INFO, message, fix, source, measured)
 
@@ -58,9 +58,10 @@ def _result(
 
 def worst(results: list[Result], **measured) -> Result:
     """Return one result for several: the worst first, with the messages and fixes of all."""
-    measured = {name: value for r in results for name, value in r.measured.items()} | measured
+    for result in results:
+        measured = result.measured | measured
     order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
-    bad = sorted((r for r in results if r.severity), key=lambda r: order.index(r.severity))
+    bad = [result for severity in order for result in results if result.severity is severity]
     if not bad:
         return fine(**measured)
     first = bad[0]

@@ -163,9 +163,7 @@ def _denied(tree: Tree, name: str) -> Result:
 def _denied_unseen(tree: Tree, message: str, kind: str) -> Result:
     """Judge a denial where the node's owner is not known, as in a copy of a machine."""
     if "render" not in (tree.groups or ()) and not kind:
-        return error(
-            message, f"{_JOIN.format('render')}; in a container: --group-add keep-groups"
-        )
+        return error(message, f"{_JOIN.format('render')}; in a container: --group-add keep-groups")
     where = f"in this container ({kind})" if kind else "in LXC often root:root, in other containers"
     message += f": the node's group is not one of the user's ({where} the host's number)"
     fix = _pass_devices(kind) if kind else f"compare ls -ln /dev/kfd with id; {_PASS['lxc']}; else "

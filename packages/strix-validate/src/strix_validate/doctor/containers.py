@@ -42,8 +42,8 @@ def memory_limit(tree: Tree) -> int | None:
 
 def shared_memory(tree: Tree) -> int | None:
     """Return the bytes of /dev/shm, or None if its mount names no size."""
-    size = re.search(r"^\S+ /dev/shm tmpfs \S*\bsize=(\d{1,15})([kmg]?)", tree.read("proc/mounts")
-                     or "", re.M)  # fmt: skip
+    mount = r"^\S+ /dev/shm tmpfs \S*\bsize=(\d{1,15})([kmg]?)"
+    size = re.search(mount, tree.read("proc/mounts") or "", re.M)
     if not size:
         return None
     return int(size[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[size[2]]

@@ -37,7 +37,7 @@ def _map(file: int, protection: int) -> int:
         raise SystemExit("mmap failed")
     view = (ctypes.c_char * SIZE).from_address(address)
     for offset in range(0, SIZE, mmap.PAGESIZE):
-        view[offset]  # noqa: B018 (reading brings the page in)
+        view[offset]
     return address
 
 

@@ -33,6 +33,7 @@ _DEBUGGING = (
 )
 _DEBUGGING_SOURCE = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html"
 
+
 def environment(tree: Tree) -> Result:
     """No variable disguises the GPU or loads another ROCm. HSA_OVERRIDE_GFX_VERSION causes memory
     faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""

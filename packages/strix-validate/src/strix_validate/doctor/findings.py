@@ -7,11 +7,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from strix_validate import TARGET
-from strix_validate.checks import State
+from strix_validate.checks import Severity, State
 from strix_validate.reporting.record import CheckRecord, Record
 
-#: Raised when a field changes its meaning or goes away; new fields do not raise it.
-FORMAT = 1
+Status = Literal["ok", "info", "warning", "error", "skipped"]
+_ORDER: list[Status] = ["skipped", "ok", "info", "warning", "error"]
 
 
 class _Model(BaseModel):
@@ -33,7 +33,7 @@ class Finding(_Model):
     """
 
     id: str
-    status: Literal["ok", "info", "warning", "error", "skipped"]
+    status: Status
     message: str
     fix: str
     needs_reboot: bool
@@ -45,7 +45,8 @@ class Findings(_Model):
     """All findings about a machine.
 
     Attributes:
-        format: The version of this format.
+        format: The version of this format. It is raised when a field changes its meaning or goes
+            away; new fields do not raise it.
         version: The version of strix-validate.
         gpu_arch: The GPU that the doctor looked for.
         status: The worst status among the findings, skipped ones aside.
@@ -53,22 +54,21 @@ class Findings(_Model):
         findings: One for each check that ran, in the order of the terminal's output.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     version: str
     gpu_arch: str
-    status: Literal["ok", "info", "warning", "error", "skipped"]
+    status: Status
     needs_reboot: bool
     findings: list[Finding]
 
 
-_ORDER = ["skipped", "ok", "info", "warning", "error"]
-
-
-def _status(check: CheckRecord) -> str:
+def _status(check: CheckRecord) -> Status:
     if check.state is State.SKIPPED:
         return "skipped"
-    if check.severity:
-        return check.severity.value
+    if check.severity is Severity.INFO:
+        return "info"
+    if check.severity is Severity.WARNING:
+        return "warning"
     return "error" if check.state is State.FAILED else "ok"
 
 

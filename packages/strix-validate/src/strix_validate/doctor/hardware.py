@@ -81,12 +81,12 @@ def _without_kfd(tree: Tree) -> Result:
     message = f"the {TARGET} is on the PCI bus, but KFD does not list it"
     if tree.driver_of_ours == "vfio-pci":
         message = f"the {TARGET} is bound to vfio-pci, for a virtual machine: only that can use it"
-        fix = (
+        steps = (
             f"use the GPU in that machine, or take 1002:{DEVICES[TARGET][2:]} out of vfio-pci.ids "
-            f"(grep -rn -e vfio -e blacklist /etc/modprobe.d /proc/cmdline) and rebuild the "
+            "(grep -rn -e vfio -e blacklist /etc/modprobe.d /proc/cmdline) and rebuild the "
             "initramfs"
         )
-        return error(message, Fix(fix, needs_reboot=True), _PASSTHROUGH)
+        return error(message, Fix(steps, needs_reboot=True), _PASSTHROUGH)
     if tree.driver_of_ours == "amdgpu":
         message += ", though it has the driver amdgpu: the kernel lacks KFD, or KFD did not start"
         return error(message, "sudo dmesg | grep -i -e amdgpu -e kfd")
@@ -113,17 +113,17 @@ def _kept_out(tree: Tree) -> Result | None:
             return error(f"{name} keeps amdgpu out", fix)
     secure = [(tree.read_at(f) or "") for f in tree.glob("sys/firmware/efi/efivars/SecureBoot-*")]
     if _has_dkms(tree) and any(text.endswith("\x01") for text in secure):
-        fix = "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, or amdgpu-install --uninstall"
+        steps = "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, or sudo amdgpu-install "
         return error(
             "Secure Boot is on, and rejects a driver of DKMS whose key is not enrolled",
-            Fix(fix, needs_reboot=True),
+            Fix(f"{steps}--uninstall", needs_reboot=True),
             "https://github.com/ROCm/legacy-rocm-build/issues/4328",
         )
     folders = [tree.path(name) for name in ("lib/firmware", "usr/lib/firmware")]
     if any(folder.is_dir() for folder in folders) and not _firmware_files(tree):
         package = _distribution.firmware_package(tree)
-        fix = Fix(f"install {package} (Debian: of the component non-free-firmware)", True)
-        return error(f"no firmware of {TARGET} is installed", fix)
+        steps = f"install {package} (Debian: of the component non-free-firmware)"
+        return error(f"no firmware of {TARGET} is installed", Fix(steps, needs_reboot=True))
     return None
 
 
@@ -263,8 +263,8 @@ def firmware(tree: Tree) -> Result:
         return error(f"{name} is known bad", _distribution.firmware_fix(tree), **measured)
     if mes == _SUSPECT_MES:
         message = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
-        fix = override[1] if override else "if this machine hangs, install a newer linux-firmware"
-        return warning(message, fix, _SUSPECT, **measured)
+        update = Fix("if this machine hangs, install a newer linux-firmware", needs_reboot=True)
+        return warning(message, override[1] if override else update, _SUSPECT, **measured)
     return fine(**measured)
 
 

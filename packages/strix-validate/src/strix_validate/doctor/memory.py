@@ -86,8 +86,8 @@ def gtt(tree: Tree) -> Result:
         return worst(results, **measured)
     source = _TWO_MODULES if len(_ttm_modules(tree)) > 1 else ""
     if limit > memory - SPARE // 2:
-        message = f"the GPU may take {limit / GIB:.0f} of {memory / GIB:.0f} GiB: the system may swap"
-        results.append(warning(message, _raise_gtt(tree, memory), source))
+        message = f"the GPU may take {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
+        results.append(warning(f"{message}: the system may swap", _raise_gtt(tree, memory), source))
     elif limit < 0.75 * memory and not _is_capped(tree, pages):
         message = f"the GPU may map {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
         if len(_ttm_modules(tree)) > 1:
@@ -130,8 +130,8 @@ def _misspelt(tree: Tree) -> Result:
     for word in parameters.arguments(tree):
         if re.fullmatch(_MISSPELT, word):
             fix = Fix(_distribution.without_argument(tree, word), needs_reboot=True)
-            return warning(f"{word}: the driver has no such option, and ignores it", fix,
-                           _TWO_MODULES)  # fmt: skip
+            message = f"{word}: the driver has no such option, and ignores it"
+            return warning(message, fix, _TWO_MODULES)
     return fine()
 
 
@@ -143,9 +143,9 @@ def container(tree: Tree) -> Result:
     if limit is not None and (total is None or limit < 0.75 * total):
         message = f"the control group may use {limit / GIB:.0f} GiB"
         message += f" of {total / GIB:.0f}" if total else ""
-        fix = "start the container without --memory, or with more" if kind else (
-            "raise MemoryMax of the service or slice: systemctl show -p MemoryMax"
-        )  # fmt: skip
+        fix = "raise MemoryMax of the service or slice: systemctl show -p MemoryMax"
+        if kind:
+            fix = "start the container without --memory, or with more"
         results.append(warning(message, fix))
     shared = containers.shared_memory(tree)
     if kind and shared is not None and shared < _SHARED_MEMORY:

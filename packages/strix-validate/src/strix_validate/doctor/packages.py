@@ -82,15 +82,17 @@ def _conda_packages(
             if over[0].by == "uv-pixi":
                 names = " ".join(n for n in loaded if any(e.by == "uv-pixi" for e in loaded[n]))
                 fix = f"pixi update --no-install {names} && {fix}, with docs/pypi.md's table"
+            elif ".pixi" not in python.prefix.parts:
+                fix += f"; in a conda environment: conda install --force-reinstall {package}"
             return error(message, fix)
         if "conda-forge" in str(record.get("channel")) and not over:
             message = f"{package} {version} is conda-forge's, which has no ROCm"
-            return error(message, 'in pixi.toml: our channel first, and channel-priority = "strict"')
+            fix = 'in pixi.toml: our channel first, and channel-priority = "strict"'
+            return error(message, fix)
         if over and name == "torch":
-            message = f"{name} {over[0].version} was installed by {over[0].by} over conda's {version}"
-            fix = f"pixi remove {package}, or conda remove {package}; then " + install_command(
-                "--force-reinstall "
-            )
+            message = f"{name} {over[0].version} was put by {over[0].by} over conda's {version}"
+            install = install_command("--force-reinstall ")
+            fix = f"pixi remove {package}, or conda remove {package}; then {install}"
             return warning(f"{message}: files of both lie in one folder", fix)
     return fine()
 
@@ -101,10 +103,12 @@ def _shadowed(torch: Distribution, installed: list[Distribution]) -> Result:
     if torch.place.label == "the environment" or not behind:
         return fine()
     message = f"torch {torch.version} of {torch.place.label} is loaded before {behind[0].version}"
-    fix = {
+    fixes = {
         "PYTHONPATH": "unset PYTHONPATH",
-        "the user's folder": "export PYTHONNOUSERSITE=1, or remove it: python3 -m pip uninstall torch",
-    }.get(torch.place.label, f"remove {torch.place.label} from {torch.place.path.parent}")
+        "the user's folder": "export PYTHONNOUSERSITE=1, or python3 -m pip uninstall torch",
+    }
+    remove = f"remove {torch.place.label}, which names {torch.place.path}"
+    fix = fixes.get(torch.place.label, remove)
     return error(f"{message}, the environment's own", fix, _SHADOW)
 
 

@@ -19,6 +19,7 @@ _GFXOFF = "https://github.com/palazzem/hanzo/pull/252"
 _SCHEDULER = "https://github.com/ROCm/legacy-rocm-build/issues/6530"
 _LEVEL = "https://github.com/ROCm/legacy-rocm-build/issues/5750"
 _GOVERNOR = "https://github.com/noamsto/nix-amd-ai/issues/19"
+_TUNED = "sudo tuned-adm profile accelerator-performance"
 _IOMMU_CRASH = "https://github.com/ROCm/legacy-rocm-build/issues/6598"
 
 
@@ -64,7 +65,7 @@ def _lockup(tree: Tree) -> Result:
     if release is None or release.version < (7, 0, 0) or tree.is_wsl:
         return fine()
     message = (
-        f"amdgpu.lockup_timeout is {_LOCKUP_NEW} ms from Linux 7.0 on ({_LOCKUP_OLD} before): while "
+        f"amdgpu.lockup_timeout is {_LOCKUP_NEW} ms from Linux 7.0 on, {_LOCKUP_OLD} before: while "
         "compute fills the GPU, the desktop's and Vulkan's rings may be reset (device lost)"
     )
     return remark(message, fix, f"{_LOCKUP} {_LOCKUP_LOWERED}")
@@ -75,7 +76,8 @@ def _scheduler(tree: Tree) -> Result:
     for name, values in (("mes", ("0",)), ("uni_mes", ("0",)), ("sched_policy", ("1", "2"))):
         own = parameters.setting(tree, "amdgpu", name)
         if own and own.value in values:
-            message = f"amdgpu.{name}={own.value} replaces the scheduler of queues: machines with it hung as well"
+            message = f"amdgpu.{name}={own.value} replaces the scheduler of queues, against hangs: "
+            message += "a machine with it hung as well"
             return warning(message, parameters.removal(tree, own), _SCHEDULER)
     return fine()
 
@@ -127,10 +129,9 @@ def _platform_profile(tree: Tree) -> Result:
     if profile not in ("low-power", "quiet", "cool"):
         return fine()
     message = f"the platform profile is {profile}: it limits processor and GPU together"
-    return warning(
-        message, "powerprofilesctl set performance, or echo performance | sudo tee "
-        "/sys/firmware/acpi/platform_profile", _GOVERNOR,
-    )  # fmt: skip
+    file = "/sys/firmware/acpi/platform_profile"
+    fix = f"powerprofilesctl set performance, or echo performance | sudo tee {file}"
+    return warning(message, fix, _GOVERNOR)
 
 
 def _processor(tree: Tree) -> Result:
@@ -138,7 +139,7 @@ def _processor(tree: Tree) -> Result:
     folder = "sys/devices/system/cpu/cpu0/cpufreq"
     governor = tree.read(f"{folder}/scaling_governor")
     preference = tree.read(f"{folder}/energy_performance_preference")
-    fix = "sudo cpupower frequency-set -g performance, or sudo tuned-adm profile accelerator-performance"
+    fix = "sudo cpupower frequency-set -g performance, or " + _TUNED
     if governor == "powersave" and preference is None:
         # without a preference, powersave is the lowest clock
         message = "the processor's governor is powersave: its clock stays at the lowest"
@@ -159,8 +160,7 @@ def _tuned(tree: Tree) -> Result:
     profile = tree.read("etc/tuned/active_profile") or ""
     if "powersave" not in profile:
         return fine()
-    fix = "sudo tuned-adm profile accelerator-performance"
-    return warning(f"tuned's profile is {profile}", fix, _GOVERNOR)
+    return warning(f"tuned's profile is {profile}", _TUNED, _GOVERNOR)
 
 
 def iommu(tree: Tree) -> Result:
