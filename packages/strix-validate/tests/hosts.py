@@ -312,7 +312,8 @@ FAULTS = {
     ),
     "firmware-loaded-before-the-upgrade": (
         mes(0x83),
-        {"firmware": ("failed", "error", "the loaded MES 0x83 is known bad", "dnf upgrade")},
+        {"firmware": ("failed", "error", "MES 0x83, older than the installed linux-firmware 2026",
+                      "sudo dracut --force")},
     ),
     "firmware-bad-debian": (
         {"var/lib/dpkg/status": "Package: firmware-amd-graphics\nVersion: 20251125-1\n\n",

@@ -3,7 +3,7 @@
 
 import json
 
-from hosts import META, SITE, environ
+from hosts import META, SITE, environ, released
 from threads import CUDA, NOT_OURS, VENV, VENV_SITE, Machine, Said, kernel, torch
 
 USER_SITE = "home/user/.local/lib/python3.12/site-packages"
@@ -133,5 +133,41 @@ ENVIRONMENTS = {
         | torch(SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | {"opt/rocm-6.4.1/.info/version": "6.4.1-83\n"},
         {"runtime": Said("info", "torch brings its own"), "caches": Said("warning")},
+    ),
+    "Arch's own ROCm, which has the fix": Machine(
+        released("ID=arch") | {"opt/rocm/.info/version": "7.1.1\n"}, {"caches": Said("warning")}
+    ),
+    "Fedora's own torch, whose runtime has the fix": Machine(
+        environ(CONDA_PREFIX="", PATH="/usr/bin")
+        | torch("usr/lib64/python3.14/site-packages", "2.9.1", "rpm", hip="6.4.43484")
+    ),
+    "pip's torch beside Fedora's Python": Machine(
+        environ(CONDA_PREFIX="", PATH="/usr/bin")
+        | torch("usr/lib64/python3.14/site-packages", "2.9.1+rocm6.4", hip="6.4.43484"),
+        {"packages": Said("error", "brings ROCm 6.4, which page-faults")},
+    ),
+    "a user's torch of Debian's Python": Machine(
+        environ(CONDA_PREFIX="", PATH="/usr/bin")
+        | torch("home/user/.local/lib/python3.13/site-packages", "2.9.1", **CUDA)
+        | {"usr/lib/python3.13/os.py": "", "usr/lib/python3/dist-packages/x": ""},
+        {"packages": Said("error", "the build for CUDA")},
+    ),
+    "a virtual environment that PATH alone names": Machine(
+        environ(CONDA_PREFIX="", PATH="/home/user/.local/bin:/opt/venv/bin:/usr/bin")
+        | torch("home/user/.local/lib/python3.12/site-packages", "2.13.0+rocm10.0.0", hip="7.15")
+        | torch("opt/venv/lib/python3.12/site-packages", "2.9.1", **CUDA)
+        | {"opt/venv/pyvenv.cfg": "home = /usr/bin\n", "opt/venv/bin/python3": ""},
+        {"packages": Said("error", "the build for CUDA")},
+    ),
+    "two environments, of which the virtual one was activated last": Machine(
+        environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/venv/bin:/home/user/env/bin")
+        | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
+        | torch(VENV_SITE, "2.9.1", **CUDA),
+        {"packages": Said("error", "the build for CUDA")},
+    ),
+    "two environments, of which conda's was activated last": Machine(
+        environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/env/bin:/home/user/venv/bin")
+        | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
+        | torch(VENV_SITE, "2.9.1", **CUDA),
     ),
 }

@@ -96,6 +96,16 @@ KERNELS = {
         {"run/.containerenv": "", "run/.toolboxenv": ""},
         "on the host: sudo apt update",
     ),
+    "a mended kernel that was not started": Machine(
+        kernel("7.0.0-28-generic")
+        | UBUNTU
+        | {
+            "usr/lib/modules/7.0.0-28-generic/modules.dep": "",
+            "usr/lib/modules/7.0.0-31-generic/modules.dep": "",
+            "usr/lib/modules/6.17.0-35-generic/modules.dep": "",
+        },
+        {"kernel": Said("warning", STALLS, "start 7.0.0-31-generic", "apt", reboot=True)},
+    ),
     "an unknown kernel that stalls": Machine(
         kernel("7.3.1-200.fc45.x86_64"),
         {"copies": Said("warning", "7.3.1-200.fc45.x86_64 stalls", "another kernel", reboot=True)},

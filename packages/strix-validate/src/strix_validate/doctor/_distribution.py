@@ -132,6 +132,12 @@ def with_new_initramfs(tree: Tree, command: str) -> str:
     return _on_host(tree, f"{command} && {build}")
 
 
+def new_initramfs(tree: Tree) -> Fix:
+    """Return the command that puts the installed firmware into the initramfs."""
+    command = _INITRAMFS.get(family(tree), "rebuild the initramfs")
+    return Fix(_on_host(tree, command), needs_reboot=True)
+
+
 def module_options(tree: Tree, modules: list[str], options: dict[str, int]) -> Fix:
     """Return the commands that set options of kernel modules from the next start on."""
     kind = family(tree)

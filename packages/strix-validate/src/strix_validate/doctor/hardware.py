@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun, Result
-from strix_validate.doctor import _distribution, kernel_release, parameters
+from strix_validate.doctor import _distribution, containers, kernel_release, parameters
 from strix_validate.doctor._verdicts import Fix, error, fine, known, need_gpu, remark, warning
 from strix_validate.doctor.host import kernel_version
 from strix_validate.doctor.tree import DEVICES, Tree
@@ -17,6 +17,7 @@ from strix_validate.doctor.virtual_packages import VARIABLES, WANTED, detected, 
 #: Upstream's first kernel with the fixes for KFD's queue and memory limits.
 KERNEL = kernel_release.version_of(kernel_release.upstream_fixed())
 _BAD_FIRMWARE = "20251125"
+_GOOD_FIRMWARE = "20260110"
 _BAD_MES = 0x83
 _SUSPECT_MES = 0x86
 _SUSPECT = "https://github.com/ROCm/legacy-rocm-build/issues/6165"
@@ -216,7 +217,10 @@ def kernel(tree: Tree) -> Result:
     name = kernel_version(text)
     if tree.is_wsl:
         raise CannotRun(f"{name} is WSL's kernel, which comes with Windows")
+    installed = _better_kernel(tree)
     fix = _distribution.kernel_fix(tree)
+    if installed:
+        fix = Fix(f"start {installed}, which is installed already", needs_reboot=True)
     if not has_fixes(tree, release):
         bound = kernel_release.first_fixed(release)
         return error(f"{text} is older than {bound}", fix, release=name)
@@ -226,6 +230,20 @@ def kernel(tree: Tree) -> Result:
     message = f"{text}: {fault.symptom}; {fault.fix}"
     judge = warning if fault.is_reported else remark
     return judge(message, fix, fault.source, release=name)
+
+
+def _better_kernel(tree: Tree) -> str | None:
+    """Return the newest installed kernel that has the fixes and no known fault, if any is."""
+    if containers.kind(tree):
+        return None
+    files = [*tree.glob("lib/modules/*"), *tree.glob("usr/lib/modules/*")]
+    releases = [kernel_release.parse(file.name) for file in files]
+    good = [
+        release
+        for release in releases
+        if release and kernel_release.is_fixed(release) and not kernel_release.fault_of(release)
+    ]
+    return max(good, key=lambda r: (r.version, r.candidate, r.build)).text if good else None
 
 
 def has_fixes(tree: Tree, release: kernel_release.Release) -> bool:
@@ -260,12 +278,22 @@ def firmware(tree: Tree) -> Result:
     is_bad = bool(version and _BAD_FIRMWARE in version)
     if is_bad or mes == _BAD_MES:
         name = f"linux-firmware {version}" if is_bad else f"the loaded MES {measured['mes']}"
-        return error(f"{name} is known bad", _distribution.firmware_fix(tree), **measured)
+        fix = _distribution.firmware_fix(tree)
+        if not is_bad and _is_good_firmware(version):
+            name += f", older than the installed linux-firmware {version},"
+            fix = _distribution.new_initramfs(tree)
+        return error(f"{name} is known bad", fix, **measured)
     if mes == _SUSPECT_MES:
         message = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
         update = Fix("if this machine hangs, install a newer linux-firmware", needs_reboot=True)
         return warning(message, override[1] if override else update, _SUSPECT, **measured)
     return fine(**measured)
+
+
+def _is_good_firmware(version: str | None) -> bool:
+    """Return whether a package of firmware is of a date after the bad one was taken back."""
+    date = re.match(r"(?:\d+:)?(\d{8})", version or "")
+    return date is not None and date[1] >= _GOOD_FIRMWARE
 
 
 def _loaded_mes(tree: Tree) -> int | None:

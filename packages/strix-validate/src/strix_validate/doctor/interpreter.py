@@ -65,7 +65,7 @@ class Interpreter:
 
     def names(self) -> list[str]:
         """Return the names of all distributions."""
-        folders = [f for p in self.places for f in sorted(p.path.glob("*.dist-info"))]
+        folders = [f for place in self.places for f in sorted(place.path.glob("*.dist-info"))]
         return [folder.name.split("-")[0] for folder in folders]
 
     @property
@@ -88,10 +88,11 @@ def interpreter(tree: Tree) -> Interpreter | None:
     folders = environ.get("PATH", "").split(":")
     # of two active environments, the one that was activated last comes first on PATH
     active.sort(key=lambda name: _position(f"{name}/bin", folders))
-    for name in [*active, *_prefixes(folders), "/usr"]:
-        known = _at(tree, tree.path(name))
-        if known:
-            return known
+    for prefix in [*map(tree.path, active), *_prefixes(tree, folders), tree.path("usr")]:
+        # the validator's own environment, as uvx and pixi exec make it, is not what is examined
+        candidate = _at(tree, prefix) if own is None or prefix != own.prefix else None
+        if candidate:
+            return candidate
     return own
 
 
@@ -99,9 +100,13 @@ def _position(folder: str, folders: list[str]) -> int:
     return folders.index(folder) if folder in folders else len(folders)
 
 
-def _prefixes(folders: list[str]) -> list[str]:
-    """Return the prefixes of folders of PATH that are called bin."""
-    return [folder.removesuffix("/bin") for folder in folders if folder.endswith("/bin")]
+def _prefixes(tree: Tree, folders: list[str]) -> Iterator[Path]:
+    """Yield the prefixes of the folders of PATH that have a Python."""
+    for folder in folders:
+        prefix = tree.path(folder).parent
+        has_python = any(os.path.lexists(prefix / "bin" / n) for n in ("python3", "python"))
+        if folder.endswith("/bin") and folder != "/bin" and has_python:
+            yield prefix
 
 
 def _at(tree: Tree, prefix: Path) -> Interpreter | None:
@@ -109,23 +114,21 @@ def _at(tree: Tree, prefix: Path) -> Interpreter | None:
     # Path.is_dir raises OSError for a name that is too long
     if not os.path.isdir(prefix):  # noqa: PTH112
         return None
-    libraries = sorted(prefix.glob("lib/python3*/site-packages"), key=_minor, reverse=True)
-    libraries += sorted(prefix.glob("lib/python3/dist-packages"))
-    if not libraries:
+    versions = sorted(prefix.glob("lib*/python3*"), key=_minor)
+    if not versions:
         return None
-    config = small_text(prefix / "pyvenv.cfg")
+    version, config = versions[-1].name, small_text(prefix / "pyvenv.cfg")
     kind = "system"
     if config is not None:
         kind = "venv"
     elif (prefix / "conda-meta").is_dir():
         kind = "conda"
-    version = libraries[0].parent.name
-    places = [*_python_path(tree), *_own(tree, prefix, kind, libraries, config or "", version)]
+    places = [*_python_path(tree), *_own(tree, prefix, kind, config or "", version)]
     return Interpreter(prefix, kind, tuple(_with_pth(tree, places)))
 
 
 def _minor(folder: Path) -> int:
-    number = re.fullmatch(r"python3\.(\d{1,4})", folder.parent.name)
+    number = re.fullmatch(r"python3\.(\d{1,4})", folder.name)
     return int(number[1]) if number else -1
 
 
@@ -134,24 +137,30 @@ def _python_path(tree: Tree) -> list[Place]:
     return [Place(tree.path(name), "PYTHONPATH") for name in names if name]
 
 
-def _own(
-    tree: Tree, prefix: Path, kind: str, libraries: list[Path], config: str, version: str
-) -> Iterator[Place]:
+def _own(tree: Tree, prefix: Path, kind: str, config: str, version: str) -> Iterator[Place]:
+    """Yield the places of an interpreter, without PYTHONPATH's."""
     user = Place(tree.home / ".local/lib" / version / "site-packages", "the user's folder")
     sees_user = not tree.environ.get("PYTHONNOUSERSITE")
-    if kind != "venv":
-        if sees_user:
-            yield user
-        label = "the environment" if kind == "conda" else "the system"
-        yield from (Place(library, label) for library in libraries)
-        return
-    yield Place(libraries[0], "the environment")
-    if re.search(r"(?mi)^include-system-site-packages\s*=\s*true", config):
-        if sees_user:
-            yield user
+    base = prefix
+    if kind == "venv":
+        yield Place(prefix / "lib" / version / "site-packages", "the environment")
+        if not re.search(r"(?mi)^include-system-site-packages\s*=\s*true", config):
+            return
         home = re.search(r"(?m)^home\s*=\s*(\S+)", config)
         base = tree.path(home[1]).parent if home else tree.path("usr")
-        for folder in (f"lib/{version}/site-packages", "lib/python3/dist-packages"):
+    if sees_user:
+        yield user
+    if kind == "conda":
+        yield Place(prefix / "lib" / version / "site-packages", "the environment")
+        return
+    for folder in (
+        f"local/lib/{version}/dist-packages",
+        f"lib64/{version}/site-packages",
+        f"lib/{version}/site-packages",
+        "lib/python3/dist-packages",
+    ):
+        # lib64 is often a link to lib
+        if not (base / folder).parents[1].is_symlink():
             yield Place(base / folder, "the system")
 
 

@@ -138,7 +138,9 @@ def _torch(
 def _runtime(tree: Tree, torch: Distribution) -> Result:
     """Judge the age of torch's ROCm: those before 7.2 and 7.11 do not fit the fixed kernels."""
     row = kernel_release.misfit_of(torch.runtime)
-    if torch.build != "rocm" or row is None or TARGET != "gfx1151":
+    # distributions mend the runtimes that they package
+    is_wheel = torch.place.label != "the system" or torch.by in _PIP
+    if torch.build != "rocm" or row is None or TARGET != "gfx1151" or not is_wheel:
         return fine()
     release = kernel_release.parse(tree.release or "")
     message = f"torch {torch.version} brings ROCm {torch.runtime}"
@@ -179,9 +181,13 @@ def _torchvision(torch: Distribution, visions: list[Distribution]) -> Result:
 
 
 def runtime(tree: Tree) -> Result:
-    """The system's ROCm is as new as the kernel needs it: runtimes before 7.2 compute a save area
-    of their own, and page-fault on kernels with the fixes for gfx1151:
+    """The system's ROCm is as new as the kernel needs it: AMD's runtimes before 7.2 compute a save
+    area of their own, and page-fault on kernels with the fixes for gfx1151:
     https://github.com/ROCm/TheRock/issues/2991"""
+    names = [tree.distribution["ID"], *tree.distribution.get("ID_LIKE", "").split()]
+    if "arch" in names:
+        # its packages in /opt/rocm have the fix, whatever their version
+        return fine()
     versions = [tree.read_at(file) or "" for file in tree.glob("opt/rocm*/.info/version")]
     versions = list(dict.fromkeys(version for version in versions if version))
     release = kernel_release.parse(tree.release or "")
