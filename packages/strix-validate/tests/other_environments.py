@@ -47,7 +47,7 @@ ENVIRONMENTS = {
     ),
     "PyPI's torch without its own facts": Machine(
         VENV | {f"{VENV_SITE}/torch-2.15.0.dist-info/INSTALLER": "uv"},
-        {"packages": Said("error", "the build for CUDA", "device-gfx1151")},
+        {"packages": Said("error", "the build for CUDA", "uv pip install --reinstall")},
     ),
     "wheels of another GPU": Machine(
         VENV
@@ -169,5 +169,9 @@ ENVIRONMENTS = {
         environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/env/bin:/home/user/venv/bin")
         | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
         | torch(VENV_SITE, "2.9.1", **CUDA),
+    ),
+    "kyuz0's toolbox of ROCm 6.4.4": Machine(
+        {"run/.toolboxenv": "", "opt/rocm-6.4.4/.info/version": "6.4.4-129\n"},
+        {"runtime": Said("info", "kyuz0's toolbox"), "caches": Said("warning")},
     ),
 }

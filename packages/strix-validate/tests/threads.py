@@ -146,7 +146,7 @@ THREADS = {
     ),
     "gpustack/gpustack#3786": Machine(
         NOT_OURS | torch(SITE, "2.9.0+cu128", "uv", **CUDA),
-        {"packages": Said("error", "the build for CUDA", "--force-reinstall", "pixi")},
+        {"packages": Said("error", "the build for CUDA", "uv pip install --reinstall", "pixi")},
     ),
     "gpustack/gpustack#3786 old ROCm": Machine(
         VENV | torch(VENV_SITE, "2.7.1+rocm6.3", hip="6.3.42131"),

@@ -13,8 +13,8 @@ _JOIN = "sudo usermod -aG {},video $USER, then log in again"
 _PASS = {
     "lxc": "on the host: dev0: /dev/kfd,gid=GID and dev1: /dev/dri/renderD128,gid=GID in "
     "/etc/pve/lxc/ID.conf, with GID of render in the container, then pct reboot ID",
-    "docker": "recreate the container with --device /dev/kfd --device /dev/dri --group-add "
-    "$(stat -c %g /dev/kfd)",
+    "docker": "on the host, recreate the container with --device /dev/kfd --device /dev/dri "
+    "--group-add $(stat -c %g /dev/kfd)",
     "kubepods": "request amd.com/gpu: 1 from ROCm's k8s-device-plugin, with supplementalGroups of "
     "stat -c %g /dev/kfd on the node",
     "": "recreate the container with --device /dev/kfd --device /dev/dri --group-add keep-groups",
@@ -148,13 +148,12 @@ def _denied(tree: Tree, name: str) -> Result:
         message += ": it belongs to root:root, so that no group helps"
         if kind:
             return error(message, _pass_devices(kind), _LXC)
-        rule = 'KERNEL=="kfd", GROUP="render", MODE="0660"'
-        return error(
-            message,
-            f"echo '{rule}' | sudo tee /etc/udev/rules.d/70-kfd.rules && sudo udevadm trigger",
-        )
+        rule = 'KERNEL=="kfd|renderD*", GROUP="render", MODE="0660"'
+        file = "/etc/udev/rules.d/70-kfd.rules"
+        return error(message, f"echo '{rule}' | sudo tee {file} && sudo udevadm trigger")
     if kind and (device.group == _UNMAPPED or device.group not in ids):
-        message += f": its group is {device.group} ({owner}), and the user is in "
+        named = f" ({owner})" if device.group in tree.group_names else ""
+        message += f": its group is {device.group}{named}, and the user is in "
         message += ", ".join(map(str, sorted(ids))) or "none"
         return error(message, _pass_devices(kind), _NUMBERS)
     return error(f"{message}: only the group {owner} may open it", _JOIN.format(owner))

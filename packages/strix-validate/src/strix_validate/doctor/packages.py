@@ -21,6 +21,8 @@ _AMD = "https://github.com/ROCm/TheRock/blob/main/RELEASES.md"
 _WRONG_BUILD = "https://github.com/gpustack/gpustack/issues/3786"
 _SHADOW = "https://docs.python.org/3/library/site.html"
 _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimization/rdna3-5.html"
+#: A runtime that one project's images have with the fix.
+_MENDED = (6, 4, 4)
 #: What installs from PyPI, whose torch for Linux is the build for CUDA.
 _PIP = ("pip", "uv", "uv-pixi", "poetry", "pdm")
 #: Names of dist-info folders of AMD's wheels with kernels: rocm_sdk_device_gfx1151,
@@ -28,10 +30,13 @@ _PIP = ("pip", "uv", "uv-pixi", "poetry", "pdm")
 _WHEEL_OF_GPU = r"(?:rocm_sdk_(?:device|libraries)|amd_torch_device)_(gfx[0-9a-fx]+)(?:_\w+)?"
 
 
-def install_command(extra: str = "") -> str:
-    """Return the command that installs AMD's wheels for the GPU."""
+def install_command(by: str) -> str:
+    """Return the command that installs AMD's wheels for the GPU, with the tool that is in use."""
+    install = "python -m pip install --force-reinstall"
+    if by.startswith("uv"):
+        install = "uv pip install --reinstall"
     return (
-        f"python -m pip install {extra}--index-url https://stable.repo.amd.com/rocm/whl-next/ "
+        f"{install} --index-url https://stable.repo.amd.com/rocm/whl-next/ "
         f"'torch[device-{TARGET}]' 'torchvision[device-{TARGET}]' torchaudio"
     )
 
@@ -50,7 +55,11 @@ def packages(tree: Tree) -> Result:
     results = [_conda_packages(python, loaded, records)]
     if loaded.get("torch"):
         torch = loaded["torch"][0]
-        results += [_shadowed(torch, loaded["torch"]), _torch(tree, python, torch, records)]
+        results.append(_shadowed(torch, loaded["torch"]))
+        if results[-1].severity:
+            # the environment's own is what is used after the fix
+            torch = next(t for t in loaded["torch"] if t.place.label == "the environment")
+        results.append(_torch(tree, python, torch, records))
         results.append(_torchvision(torch, loaded.get("torchvision", [])))
     return worst(results, **measured, environment=python.kind)
 
@@ -91,7 +100,7 @@ def _conda_packages(
             return error(message, fix)
         if over and name == "torch":
             message = f"{name} {over[0].version} was put by {over[0].by} over conda's {version}"
-            install = install_command("--force-reinstall ")
+            install = install_command(over[0].by)
             fix = f"pixi remove {package}, or conda remove {package}; then {install}"
             return warning(f"{message}: files of both lie in one folder", fix)
     return fine()
@@ -124,7 +133,7 @@ def _torch(
     if is_ours(record) or "conda-forge" in str(record.get("channel")):
         # what there is to say of conda-forge's, _conda_packages says
         return fine()
-    reinstall = install_command("--force-reinstall ")
+    reinstall = install_command(torch.by)
     is_of_pypi = torch.by in _PIP and torch.build == "" and "+" not in torch.version
     if torch.build == "cuda" or is_of_pypi:
         message = f"torch {torch.version} is the build for CUDA, and sees no AMD GPU"
@@ -144,11 +153,11 @@ def _runtime(tree: Tree, torch: Distribution) -> Result:
         return fine()
     release = kernel_release.parse(tree.release or "")
     message = f"torch {torch.version} brings ROCm {torch.runtime}"
-    fix = install_command("--force-reinstall ")
+    fix = install_command(torch.by)
     if release is None or not hardware.has_fixes(tree, release):
         message += ", whose support of gfx1151 is unstable: 7.2 and 7.11 are the first that are not"
         return warning(message, fix, f"{row.source} {_MISFIT}")
-    message += f", which page-faults on kernels with the fixes for gfx1151, as {release.text}"
+    message += f", which page-faults on kernels with the fixes for gfx1151 ({release.text})"
     return error(f"{message}: 7.2 and 7.11 are the first that fit", fix, f"{row.source} {_MISFIT}")
 
 
@@ -158,11 +167,11 @@ def _kernels_of(python: Interpreter, torch: Distribution) -> Result:
     gpus = sorted({match[1] for match in matches if match})
     if gpus and not any(map(_is_for_target, gpus)):
         message = f"AMD's wheels for {', '.join(gpus)} are installed, without kernels for {TARGET}"
-        return error(message, install_command("--force-reinstall "), _AMD)
+        return error(message, install_command(torch.by), _AMD)
     library = torch.place.path / "torch/lib/rocblas/library"
     if library.is_dir() and not any(library.glob(f"*{TARGET}*")):
         message = f"torch {torch.version} has no kernels for {TARGET}: its rocBLAS has none"
-        return error(message, install_command("--force-reinstall "), _AMD)
+        return error(message, install_command(torch.by), _AMD)
     return fine()
 
 
@@ -177,7 +186,7 @@ def _torchvision(torch: Distribution, visions: list[Distribution]) -> Result:
     if torch.build != "rocm" or not visions or visions[0].build in ("", "rocm"):
         return fine()
     message = f"torchvision {visions[0].version} is not built for ROCm, as torch {torch.version} is"
-    return warning(message, install_command("--force-reinstall "), _WRONG_BUILD)
+    return warning(message, install_command(torch.by), _WRONG_BUILD)
 
 
 def runtime(tree: Tree) -> Result:
@@ -197,10 +206,12 @@ def runtime(tree: Tree) -> Result:
         return fine(**measured)
     message = (
         f"/opt/rocm has ROCm {', '.join(old)}, which page-faults on kernels with the fixes for "
-        f"gfx1151, as {release.text}: 7.2 and 7.11 are the first that fit"
+        f"gfx1151 ({release.text}): 7.2 and 7.11 are the first that fit"
     )
     fix = "install ROCm 7.2.1 or newer"
     python = interpreter(tree)
+    if all(kernel_release.version_of(version)[:3] == _MENDED for version in old):
+        return remark(f"{message}; kyuz0's toolbox has a 6.4.4 with the fix", fix, **measured)
     if python and any(torch.build == "rocm" for torch in python.distributions("torch")[:1]):
         return remark(f"{message}; torch brings its own", fix, **measured)
     return warning(message, fix, **measured)
