@@ -174,4 +174,12 @@ ENVIRONMENTS = {
         {"run/.toolboxenv": "", "opt/rocm-6.4.4/.info/version": "6.4.4-129\n"},
         {"runtime": Said("info", "kyuz0's toolbox"), "caches": Said("warning")},
     ),
+    "a torch that poetry installed": Machine(
+        VENV | {f"{VENV_SITE}/torch-2.15.0.dist-info/INSTALLER": "poetry 2.2.1"},
+        {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
+    ),
+    "a torch for Intel's GPUs": Machine(
+        VENV | torch(VENV_SITE, "2.10.0+xpu", cuda=None, hip=None),
+        {"packages": Said("error", "the build for Intel's GPUs", "--force-reinstall")},
+    ),
 }

@@ -286,6 +286,14 @@ SETTINGS = {
         {"proc/cmdline": "amd_iommu=off ttm.page_limit=31457280\n"},
         {"gtt": Said("warning", "no such option", "--remove-args=ttm.page_limit", reboot=True)},
     ),
+    "options for amdttm without DKMS": Machine(
+        {
+            "proc/cmdline": "amd_iommu=off amdttm.pages_limit=31457280\n",
+            "sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n",
+            f"{GPU}/mem_info_gtt_total": f"{62 * GIB}\n",
+        },
+        {"gtt": Said("warning", "amdttm is not loaded", "options ttm pages_limit", reboot=True)},
+    ),
     "gttsize in a file": Machine(
         {
             "etc/modprobe.d/amdgpu.conf": "options amdgpu gttsize=65536\n",

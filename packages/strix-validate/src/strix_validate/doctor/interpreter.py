@@ -39,7 +39,7 @@ class Distribution:
     Attributes:
         by: The program that installed it; "conda" for pixi's conda packages too.
         place: Where it lies; the first place of sys.path that has it is loaded.
-        build: "rocm", "cuda", "cpu", or "" if nothing tells.
+        build: "rocm", "cuda", "cpu", "xpu", or "" if nothing tells.
         runtime: The version of HIP or ROCm that it was built for, or "".
     """
 
@@ -199,8 +199,8 @@ def _read(place: Place, name: str) -> Iterator[Distribution]:
 def _torch_facts(folder: Path) -> dict[str, str]:
     """Return what torch/version.py says: __version__, cuda, hip, rocm."""
     text = small_text(folder / "torch/version.py") or ""
-    pairs = re.findall(r"(?m)^(__version__|cuda|hip|rocm)\b[^=\n]*= *(?:'([^']*)'|None)", text)
-    return dict(pairs)
+    line = r"""(?m)^(__version__|cuda|hip|rocm)\b[^=\n]*= *(?:['"]([^'"]*)['"]|None)"""
+    return dict(re.findall(line, text))
 
 
 def _build_of(version: str, facts: dict[str, str]) -> tuple[str, str]:
@@ -213,6 +213,8 @@ def _build_of(version: str, facts: dict[str, str]) -> tuple[str, str]:
         return "rocm", rocm[1].strip(".")
     if facts.get("cuda") or local.startswith("cu"):
         return "cuda", facts.get("cuda", "") or local[2:]
+    if local.startswith("xpu"):
+        return "xpu", ""
     if facts or local.startswith("cpu"):
         return "cpu", ""
     return "", ""

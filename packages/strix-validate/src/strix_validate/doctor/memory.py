@@ -132,6 +132,12 @@ def _misspelt(tree: Tree) -> Result:
             fix = Fix(_distribution.without_argument(tree, word), needs_reboot=True)
             message = f"{word}: the driver has no such option, and ignores it"
             return warning(message, fix, _TWO_MODULES)
+    unused = parameters.settings(tree, "amdttm")
+    if unused and not tree.path("sys/module/amdttm").is_dir():
+        message = (
+            "amdttm is not loaded, so that its options do nothing: the kernel's driver uses ttm"
+        )
+        return warning(message, parameters.removal(tree, *unused), _TWO_MODULES)
     return fine()
 
 

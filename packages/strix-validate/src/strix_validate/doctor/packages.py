@@ -25,6 +25,7 @@ _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimizatio
 _MENDED = (6, 4, 4)
 #: What installs from PyPI, whose torch for Linux is the build for CUDA.
 _PIP = ("pip", "uv", "uv-pixi", "poetry", "pdm")
+_OTHER_BUILDS = {"cuda": "CUDA", "cpu": "CPUs", "xpu": "Intel's GPUs"}
 #: Names of dist-info folders of AMD's wheels with kernels: rocm_sdk_device_gfx1151,
 #: amd_torch_device_gfx115x, and before ROCm 10 rocm_sdk_libraries_gfx120x_all.
 _WHEEL_OF_GPU = r"(?:rocm_sdk_(?:device|libraries)|amd_torch_device)_(gfx[0-9a-fx]+)(?:_\w+)?"
@@ -133,14 +134,12 @@ def _torch(
     if is_ours(record) or "conda-forge" in str(record.get("channel")):
         # what there is to say of conda-forge's, _conda_packages says
         return fine()
-    reinstall = install_command(torch.by)
-    is_of_pypi = torch.by in _PIP and torch.build == "" and "+" not in torch.version
-    if torch.build == "cuda" or is_of_pypi:
-        message = f"torch {torch.version} is the build for CUDA, and sees no AMD GPU"
-        return error(message, reinstall, _WRONG_BUILD)
-    if torch.build == "cpu":
-        message = f"torch {torch.version} is the build for CPUs, and sees no GPU"
-        return error(message, reinstall, _WRONG_BUILD)
+    by_pip = torch.by.split(" ")[0] in _PIP
+    is_of_pypi = by_pip and torch.build == "" and "+" not in torch.version
+    build = "cuda" if is_of_pypi else torch.build
+    if build in _OTHER_BUILDS:
+        message = f"torch {torch.version} is the build for {_OTHER_BUILDS[build]}"
+        return error(f"{message}, and sees no AMD GPU", install_command(torch.by), _WRONG_BUILD)
     return worst([_runtime(tree, torch), _kernels_of(python, torch)])
 
 
@@ -148,7 +147,7 @@ def _runtime(tree: Tree, torch: Distribution) -> Result:
     """Judge the age of torch's ROCm: those before 7.2 and 7.11 do not fit the fixed kernels."""
     row = kernel_release.misfit_of(torch.runtime)
     # distributions mend the runtimes that they package
-    is_wheel = torch.place.label != "the system" or torch.by in _PIP
+    is_wheel = torch.place.label != "the system" or torch.by.split(" ")[0] in _PIP
     if torch.build != "rocm" or row is None or TARGET != "gfx1151" or not is_wheel:
         return fine()
     release = kernel_release.parse(tree.release or "")
