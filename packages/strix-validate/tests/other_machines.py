@@ -258,6 +258,14 @@ SETTINGS = {
         {"etc/tuned/active_profile": "powersave\n"},
         {"power": Said("warning", "tuned's profile is powersave", "tuned-adm profile")},
     ),
+    "power-profiles-daemon": Machine(
+        {"var/lib/power-profiles-daemon/state.ini": "[State]\nProfile=power-saver\n"},
+        {"power": Said("warning", "power-saver", "powerprofilesctl set performance")},
+    ),
+    "profile of the GPU": Machine(
+        {f"{GPU}/pp_power_profile_mode": " 0 BOOTUP_DEFAULT :\n 2 POWER_SAVING*:\n 5 COMPUTE :\n"},
+        {"power": Said("warning", "POWER_SAVING", "echo 0", reboot=False)},
+    ),
     "manual level": Machine(
         {f"{GPU}/power_dpm_force_performance_level": "manual\n"},
         {"power": Said("info", "level is manual", "echo auto")},

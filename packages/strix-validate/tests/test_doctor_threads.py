@@ -82,6 +82,18 @@ def test_an_iommu_that_the_bios_turned_off(tmp_path):
     assert examine(tmp_path)["iommu"].severity is None
 
 
+@pytest.mark.parametrize(
+    "file", ["var/lib/dpkg/info/rocm-core.list", "var/lib/pacman/local/comgr-7.2.1-1/desc"]
+)
+def test_caches_of_a_systems_packages(file, tmp_path):
+    """Package managers keep the times of what they unpack: their own lists tell when it came."""
+    variables = hosts.environ(CONDA_PREFIX="", PATH="/usr/bin")
+    hosts.make(tmp_path, variables | {file: "/opt/rocm\n"})
+    for days, severity in ((2, None), (0, Severity.WARNING)):
+        os.utime(tmp_path / file, (hosts.NOW - days * 86400,) * 2)
+        assert examine(tmp_path)["caches"].severity is severity, days
+
+
 def test_caches_of_a_virtual_environment(tmp_path):
     """Its wheels have no conda-meta that would tell when they came."""
     machine = MACHINES["a user's torch beside a virtual environment"]

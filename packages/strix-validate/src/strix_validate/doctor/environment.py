@@ -22,6 +22,7 @@ _ACTIVATION = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST
 #: Packages whose updates make compiled kernels stale, as conda and as wheels are named.
 _COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
 _COMPILING_WHEELS = ("rocm", "rocm_sdk_core", "triton", "pytorch_triton_rocm", "torch")
+_COMPILING_PACKAGES = ("rocm-core", "amdrocm", "hip-runtime-amd", "comgr", "libamdhip64")
 #: Variables for looking for faults, which wait for each kernel or print each call.
 _DEBUGGING = (
     "AMD_SERIALIZE_KERNEL",
@@ -159,6 +160,10 @@ def _last_installation(tree: Tree) -> float | None:
         for name in _COMPILING_WHEELS:
             wheels = place.path.glob(f"{name}-*.dist-info")
             files += [wheel for wheel in wheels if small_text(wheel / "INSTALLER") != "conda"]
+    # package managers keep the times of files, but write their own lists when they install
+    for name in _COMPILING_PACKAGES:
+        files += tree.glob(f"var/lib/dpkg/info/{name}*.list")
+        files += tree.glob(f"var/lib/pacman/local/{name}-*/desc")
     files += tree.glob("opt/rocm*/.info/version")
     return max((file.stat().st_mtime for file in files if file.exists()), default=None)
 

@@ -95,7 +95,8 @@ def power(tree: Tree) -> Result:
     """The GPU's clocks follow the load: no fixed low level, no power-saving profile, and mains
     power: https://github.com/ROCm/legacy-rocm-build/issues/5750"""
     need_gpu(tree)
-    results = [_level(tree), _platform_profile(tree), _processor(tree), _tuned(tree)]
+    results = [_level(tree), _gpu_profile(tree), _platform_profile(tree), _processor(tree)]
+    results.append(_daemon(tree))
     mains = [tree.read_at(file) for file in tree.glob("sys/class/power_supply/A*/online")]
     if mains and "1" not in mains:
         results.append(warning("the machine runs on battery: clocks are lower", "plug it in"))
@@ -114,6 +115,16 @@ def _level(tree: Tree) -> Result:
     if level in ("low", "profile_min_sclk", "profile_min_mclk", "profile_exit"):
         return warning(f"{message}: its clocks stay at the lowest", fix, _LEVEL)
     return remark(f"{message}, not auto: its clocks do not follow the load", fix, _LEVEL)
+
+
+def _gpu_profile(tree: Tree) -> Result:
+    """Judge the GPU's own profile, whose active line has a star."""
+    file = f"{tree.gpu_folder}/pp_power_profile_mode"
+    active = re.search(r"(?m)^\s*\d+\s+(\w+)\s*\*", tree.read(file) or "")
+    if not active or active[1] != "POWER_SAVING":
+        return fine()
+    fix = f"echo 0 | sudo tee /{file}"
+    return warning("the GPU's power profile is POWER_SAVING", fix, _LEVEL)
 
 
 def _dpm(tree: Tree) -> Result:
@@ -156,11 +167,16 @@ def _processor(tree: Tree) -> Result:
     return fine()
 
 
-def _tuned(tree: Tree) -> Result:
+def _daemon(tree: Tree) -> Result:
+    """Judge the profile that tuned or power-profiles-daemon has chosen."""
     profile = tree.read("etc/tuned/active_profile") or ""
-    if "powersave" not in profile:
-        return fine()
-    return warning(f"tuned's profile is {profile}", _TUNED, _GOVERNOR)
+    if "powersave" in profile:
+        return warning(f"tuned's profile is {profile}", _TUNED, _GOVERNOR)
+    state = tree.read("var/lib/power-profiles-daemon/state.ini") or ""
+    if re.search(r"(?m)^Profile=power-saver", state):
+        fix = "powerprofilesctl set performance"
+        return warning("power-profiles-daemon's profile is power-saver", fix, _GOVERNOR)
+    return fine()
 
 
 def iommu(tree: Tree) -> Result:
