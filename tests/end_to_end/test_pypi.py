@@ -28,8 +28,8 @@ def stack(attention_stack: Path) -> Iterator[Path]:
 def doctor(stack: Path) -> dict[str, str]:
     """What doctor measured of the environment's packages."""
     words = ["strix-validate", "doctor", "--only", "doctor/packages", "--json"]
-    (check,) = json.loads(forge("run", "attention", "--", *words, root=stack))["checks"]
-    return check["measured"]
+    (finding,) = json.loads(forge("run", "attention", "--", *words, root=stack))["findings"]
+    return finding["measured"]
 
 
 def test_pip_keeps_our_torch(stack: Path, tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from mutants import Tally, texts, trees
 from records import make, timing
 from strix_validate.checks import Check, Result, State
 from strix_validate.cli import app
-from strix_validate.doctor import environment, host, kernel_lists
+from strix_validate.doctor import environment, host, interpreter, kernel_lists
 from strix_validate.json_file import json_object
 from strix_validate.layers.config import ModelLayers, layers_of
 from strix_validate.reporting import record
 from test_doctor import examine
+from threads import THREADS
 from typer import testing
 from typer.main import get_command
 
@@ -102,8 +103,11 @@ def test_copies_of_machines(tmp_path: Path, record_property) -> None:
     """Each of a machine's files in turn, and missing, a pipe, or of more bytes than memory has."""
     tally = Tally("machine", record_property)
     hosts.make(tmp_path, {})
-    for number, (name, text) in enumerate(sorted(hosts.HEALTHY.items())):
+    others = [pair for machine in THREADS.values() for pair in machine.files.items()]
+    files = {name: text for name, text in others if isinstance(text, str)} | hosts.HEALTHY
+    for number, (name, text) in enumerate(sorted(files.items())):
         file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
         for mutant in texts(text.encode(), 200 + number, 6) if text else ():
             file.write_bytes(mutant)
             tally.give(lambda: examine(tmp_path), looked_at, (name, mutant))
@@ -115,7 +119,8 @@ def test_copies_of_machines(tmp_path: Path, record_property) -> None:
         os.mkfifo(file)
         tally.give(lambda: examine(tmp_path), looked_at, f"{name}: a pipe")
         file.unlink()
-        file.write_text(text)
+        if name in hosts.HEALTHY:
+            file.write_text(text)
 
 
 @pytest.mark.parametrize("name", ["e" * 300, "e/" * 3000])
@@ -260,9 +265,9 @@ def test_lists_of_kernels(tmp_path: Path, damage) -> None:
 
 @pytest.mark.parametrize("reader", [
     host.packages,
-    environment.installed,
+    lambda prefix: [interpreter.conda_record(prefix, "pytorch")],
     lambda prefix: list(environment.requirements(prefix, "pytorch")),
-], ids=["packages", "installed", "requirements"])  # fmt: skip
+], ids=["packages", "record", "requirements"])  # fmt: skip
 def test_conda_meta(reader, tmp_path: Path, damage) -> None:
     file = tmp_path / "conda-meta/pytorch-2.13.0-h1_0.json"
     file.parent.mkdir()
@@ -276,4 +281,5 @@ def test_a_package_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "conda-meta" / "pytorch-1-0.json").write_text("[")
     assert [(p.name, p.version) for p in host.packages(tmp_path)] == [("pytorch-1-0", "unreadable")]
     (tmp_path / "conda-meta" / "pytorch-2-0.json").write_text(json.dumps(META))
-    assert [each.version for each in environment.installed(tmp_path)] == ["2.13.0"]
+    package = interpreter.conda_record(tmp_path, "pytorch")
+    assert package and package["version"] == "2.13.0"

@@ -26,6 +26,7 @@ def enough_disk(monkeypatch):
 
 
 def examine(root, **options):
+    options.setdefault("measure_copies", lambda library: {"read_only": 9e9, "writable": 2e9})
     tree = Tree(root, **options)
     results = doctor.examine(doctor.checks(), tree)
     judged = (skips.judge(result, Device(type="cpu", architecture="x86_64")) for result in results)
@@ -265,15 +266,15 @@ def test_a_gpu_next_door(tmp_path):
     changes |= {f"{hosts.GPU}/device": "0x1114\n", f"{hosts.PCI}/device": "0x1114\n"}
     done = command(hosts.make(tmp_path / "krackan", changes), gpu_arch="gfx1152")
     assert done.returncode == 0, done.stdout
-    found = {check["id"]: check for check in json.loads(done.stdout)["checks"]}
+    findings = {each["id"]: each for each in json.loads(done.stdout)["findings"]}
     for name in ("gpu", "pixi", "kfd", "carve-out", "gtt", "vllm-memory"):
-        assert found[f"doctor/{name}"]["state"] == "passed", found[f"doctor/{name}"]
+        assert findings[f"doctor/{name}"]["status"] == "ok", findings[f"doctor/{name}"]
     for name in ("kernel", "firmware"):
-        assert found[f"doctor/{name}"]["measured"]["said"] == "known of gfx1151 alone"
+        assert findings[f"doctor/{name}"]["measured"]["said"] == "known of gfx1151 alone"
     done = command(hosts.make(tmp_path / "halo", {}), gpu_arch="gfx1152")
-    (gpu,) = [c for c in json.loads(done.stdout)["checks"] if c["state"] == "failed"]
+    (gpu,) = [f for f in json.loads(done.stdout)["findings"] if f["status"] == "error"]
     assert (done.returncode, gpu["id"]) == (1, "doctor/gpu")
-    assert gpu["reason"] == "the GPU is gfx1151, and these packages are compiled for gfx1152"
+    assert gpu["message"] == "the GPU is gfx1151, and these packages are compiled for gfx1152"
     done = command(tmp_path, gpu_arch="gfx1100")
     assert done.returncode == 2 and "doctor knows gfx1151, gfx1150, gfx1152" in done.stderr
 
@@ -282,11 +283,11 @@ def test_command_on_a_host_without_amd_gpu(tmp_path):
     """Exit 1, one finding, no traceback; and no torch is imported."""
     done = command(hosts.without_gpu(tmp_path))
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    record = json.loads(done.stdout)
-    failed = [check for check in record["checks"] if check["state"] == "failed"]
-    assert [check["id"] for check in failed] == ["doctor/gpu"]
-    assert failed[0]["severity"] == "error" and "lspci" in failed[0]["fix"]
-    assert all(check["reason"] for check in record["checks"] if check["state"] == "skipped")
+    findings = json.loads(done.stdout)["findings"]
+    errors = [finding for finding in findings if finding["status"] == "error"]
+    assert [finding["id"] for finding in errors] == ["doctor/gpu"]
+    assert "lspci" in errors[0]["fix"] and errors[0]["needs_reboot"] is False
+    assert all(finding["message"] for finding in findings if finding["status"] == "skipped")
 
 
 def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):

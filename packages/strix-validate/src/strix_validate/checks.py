@@ -64,7 +64,8 @@ class Result:
 
     reason: why it was skipped or failed, or a remark on a pass. measured: the numbers behind the
     state, in JSON types; None stands for a number that is not finite. severity and fix, the command
-    that solves the problem, belong to findings of the doctor.
+    that solves the problem, belong to findings of the doctor; so do needs_reboot, of the fix, and
+    source, the links that replace the check's.
     """
 
     check: Check
@@ -74,6 +75,8 @@ class Result:
     severity: Severity | None = None
     fix: str = ""
     seconds: float = 0.0
+    needs_reboot: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True)

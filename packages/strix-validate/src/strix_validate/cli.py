@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from strix_validate import GPUS, TARGET, tiers
 from strix_validate.checks import CannotRun, Size
+from strix_validate.doctor import findings
 from strix_validate.doctor.kernel_lists import describe, installed
 from strix_validate.models import command as models_command
 from strix_validate.reporting import record
@@ -92,7 +93,8 @@ def _command(
 def _doctor(root: Path, model_gib: float, **given) -> None:
     if not root.is_dir():
         raise typer.BadParameter(f"{root} is not a folder")
-    run_and_exit(["doctor"], root=root, weights=int(model_gib * 2**30), **given)
+    weights = int(model_gib * 2**30)
+    run_and_exit(["doctor"], root=root, weights=weights, dump=findings.dump, **given)
 
 
 def _run(tier: list[str] | None, skip: list[str] | None, quick: bool, size: Size, **given) -> None:

@@ -102,11 +102,12 @@ def run_and_exit(  # noqa: C901 (usage, run, results)
     device: DeviceName = DeviceName.AUTO,
     evidence: Path | None = None,
     plots: Path | None = None,
+    dump: Callable[[Record], str] = Record.dump,
     **options,
 ) -> None:
     """Run tiers, write the record where requested, and exit with its status.
 
-    options: of RunOptions.
+    dump: what --json prints of the record. options: of RunOptions.
     """
     url, model = options.get("url"), options.get("model")
     if url and not model:
@@ -147,7 +148,7 @@ def run_and_exit(  # noqa: C901 (usage, run, results)
         for file in write(found, plots):
             console.print(f"wrote {file}")
     if as_json:
-        typer.echo(found.dump())
+        typer.echo(dump(found))
     else:
         show(found, Console())
     if found.unfinished:

@@ -2,6 +2,23 @@
 """Is this machine ready for the GPU: its hardware, kernel, packages and memory. Needs no torch."""
 
 __all__ = [
-    "cluster_machine", "environment", "hardware", "host", "kernel_lists", "tree",
-    "virtual_packages", "vllm_memory",
-]  # fmt: skip
+    "access",
+    "cluster_machine",
+    "containers",
+    "copies",
+    "copy_rate",
+    "environment",
+    "findings",
+    "hardware",
+    "host",
+    "interpreter",
+    "kernel_lists",
+    "kernel_release",
+    "memory",
+    "packages",
+    "parameters",
+    "settings",
+    "tree",
+    "virtual_packages",
+    "vllm_memory",
+]

@@ -3,68 +3,49 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shutil import disk_usage
 
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import cluster_machine, kernel_lists
-from strix_validate.doctor._verdicts import error, fine, known, remark, warning
+from strix_validate.doctor._verdicts import Fix, error, fine, known, remark, warning, worst
+from strix_validate.doctor.interpreter import interpreter
 from strix_validate.doctor.tree import Tree
+from strix_validate.doctor.virtual_packages import WANTED
 from strix_validate.json_file import json_object, small_text
 
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
 #: What activating rocm-sdk-core sets: docs/rocm.md says why.
 _ACTIVATION = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
-#: Packages whose updates make compiled kernels stale.
+#: Packages whose updates make compiled kernels stale, as conda and as wheels are named.
 _COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
-
-#: Distribution, as its dist-info folder is named, to conda package.
-_NAMES = {"torch": "pytorch", "triton": "triton", "torchvision": "torchvision"}
-_CONDA_FORGE = "conda-forge"
-
-
-@dataclass(frozen=True)
-class Installed:
-    """A distribution or package; by: the program that installed it, "conda" for pixi's conda
-    packages too, or "conda-forge" for a package of that channel."""
-
-    name: str
-    version: str
-    by: str
-
-
-def installed(prefix: Path) -> list[Installed]:
-    """Return each torch, triton and torchvision of an environment.
-
-    There are two of one name where one was put over the other. Distributions and conda packages
-    that cannot be read are left out.
-    """
-    found = []
-    for name, package in _NAMES.items():
-        for folder in sorted(prefix.glob(f"lib/python3.*/site-packages/{name}-*.dist-info")):
-            version = folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
-            by = small_text(folder / "INSTALLER") or "an unknown tool"
-            found.append(Installed(name, version, by))
-        for file in sorted(prefix.glob(f"conda-meta/{package}-*.json")):
-            try:
-                record = json_object(file)
-            except ValueError:
-                continue
-            if record.get("name") == package and f"/{_CONDA_FORGE}" in str(record.get("channel")):
-                found.append(Installed(package, str(record.get("version")), _CONDA_FORGE))
-    return found
+_COMPILING_WHEELS = ("rocm", "rocm_sdk_core", "triton", "pytorch_triton_rocm", "torch")
+_COMPILING_PACKAGES = ("rocm-core", "amdrocm", "hip-runtime-amd", "comgr", "libamdhip64")
+#: Variables for looking for faults, which wait for each kernel or print each call.
+_DEBUGGING = (
+    "AMD_SERIALIZE_KERNEL",
+    "AMD_SERIALIZE_COPY",
+    "HIP_LAUNCH_BLOCKING",
+    "CUDA_LAUNCH_BLOCKING",
+    "AMD_LOG_LEVEL",
+    "PYTORCH_NO_HIP_MEMORY_CACHING",
+)
+_DEBUGGING_SOURCE = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html"
 
 
 def environment(tree: Tree) -> Result:
     """No variable disguises the GPU or loads another ROCm. HSA_OVERRIDE_GFX_VERSION causes memory
     faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
-    if override := tree.environ.get("HSA_OVERRIDE_GFX_VERSION"):
+    override = tree.environ.get("HSA_OVERRIDE_GFX_VERSION")
+    if override:
         fix = "unset HSA_OVERRIDE_GFX_VERSION, and remove it from the shell's startup files"
+        if override == WANTED["__amdgpu_arch"]:
+            message = f"HSA_OVERRIDE_GFX_VERSION={override} names this GPU, and changes nothing"
+            return remark(message, fix)
         return error(f"HSA_OVERRIDE_GFX_VERSION={override}", fix)
-    own = tree.environ.get("CONDA_PREFIX", "no environment")
+    own = tuple(tree.environ.get(n) or "no environment" for n in ("CONDA_PREFIX", "VIRTUAL_ENV"))
     foreign = [
         name
         for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH")
@@ -72,12 +53,22 @@ def environment(tree: Tree) -> Result:
         if "rocm" in part.lower() and not part.startswith(own)
     ]
     if not foreign:
-        return _activation(tree)
+        return worst([_activation(tree), _debugging(tree)])
     listed = " ".join(dict.fromkeys(foreign))
     if any(name.startswith("LD_") for name in foreign):
         what = f"{listed}: another ROCm's libraries are loaded first"
         return error(what, f"unset {listed}", variables=listed)
     return warning(f"{listed}: points to another ROCm", f"unset {listed}", variables=listed)
+
+
+def _debugging(tree: Tree) -> Result:
+    """Warn of variables that make every kernel wait, as guides against faults set them."""
+    names = [name for name in _DEBUGGING if tree.environ.get(name, "0") != "0"]
+    if not names:
+        return fine()
+    listed = ", ".join(f"{name}={tree.environ[name]}" for name in names)
+    message = f"{listed}: for debugging; it slows every kernel"
+    return warning(message, f"unset {' '.join(names)}", _DEBUGGING_SOURCE)
 
 
 def _activation(tree: Tree) -> Result:
@@ -102,34 +93,6 @@ def stray_rocm(tree: Tree) -> Result:
         what = f"{name} puts the system's ROCm on the loader's path"
         return warning(what, f"sudo rm {name} && sudo ldconfig", installed=", ".join(installed))
     return fine(installed=", ".join(installed))
-
-
-def packages(tree: Tree) -> Result:
-    """The environment's torch and triton are those of our channel. What PyPI's packages require is
-    taken from PyPI, over ours, unless pixi knows our names there:
-    https://pixi.prefix.dev/latest/reference/pixi_manifest/#conda-pypi-map-optional"""
-    found = installed(tree.prefix) if tree.prefix else []
-    if not found:
-        raise CannotRun("torch is not installed")
-    measured = {each.name: each.version for each in found}
-    for each in found:
-        if each.by == _CONDA_FORGE:
-            what = f"{each.name} {each.version} is conda-forge's, which has no ROCm"
-            fix = 'in pixi.toml: our channel first, and channel-priority = "strict"'
-            return error(what, fix, **measured)
-        if each.by != "conda":
-            what = f"{each.name} {each.version} was installed by {each.by}, over our channel's"
-            # pixi does not notice that the files changed, not even when it locks ours again
-            fix = "pixi clean && pixi install"
-            if each.by == "uv-pixi":
-                names = " ".join(other.name for other in found if other.by == each.by)
-                fix = f"pixi update --no-install {names} && {fix}, with docs/pypi.md's table"
-            return error(what, fix, **measured)
-    for each in found:
-        if each.name == "torch" and "+rocm" in each.version:
-            what = f"torch {each.version} is AMD's build: head dims above 256 give wrong values"
-            return error(what, "take the channel's own build: ./forge build pytorch", **measured)
-    return fine(**measured)
 
 
 def kernels(tree: Tree) -> Result:
@@ -169,24 +132,56 @@ def requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
 def caches(tree: Tree) -> Result:
     """No cache of compiled kernels is older than the installed ROCm and Triton. comgr, MIOpen and
     Triton reuse stale kernels: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
-    if tree.prefix is None or not (tree.prefix / "conda-meta").is_dir():
-        raise CannotRun("the active environment cannot be read: CONDA_PREFIX is not set")
-    meta = tree.prefix / "conda-meta"
-    files = [file for name in _COMPILERS for file in meta.glob(f"{name}-*.json")]
-    made = max((file.stat().st_mtime for file in files), default=meta.stat().st_mtime)
+    installed = _last_installation(tree)
+    if installed is None:
+        raise CannotRun("the age of an installed ROCm or Triton cannot be read")
     stale = []
-    for name in (".cache/comgr", ".cache/miopen", ".config/miopen", ".triton/cache"):
-        folder = tree.home / name
+    for name, folder in _cache_folders(tree).items():
         try:
-            newest = max((file.stat().st_mtime for file in folder.iterdir()), default=made)
+            newest = max((file.stat().st_mtime for file in folder.iterdir()), default=installed)
         except OSError:
             continue
-        if newest < made:
+        if newest < installed:
             stale.append(name)
     if not stale:
         return fine()
-    listed = " ".join(f"~/{name}" for name in stale)
+    listed = " ".join(stale)
     return warning(f"older than the installed ROCm and Triton: {listed}", f"rm -r {listed}")
+
+
+def _last_installation(tree: Tree) -> float | None:
+    """Return when a compiler or a library that compiles was installed last; None if none is."""
+    files = []
+    if tree.prefix and (tree.prefix / "conda-meta").is_dir():
+        meta = tree.prefix / "conda-meta"
+        files = [file for name in _COMPILERS for file in meta.glob(f"{name}-*.json")] or [meta]
+    python = interpreter(tree)
+    for place in python.places if python else ():
+        for name in _COMPILING_WHEELS:
+            wheels = place.path.glob(f"{name}-*.dist-info")
+            files += [wheel for wheel in wheels if small_text(wheel / "INSTALLER") != "conda"]
+    # package managers keep the times of files, but write their own lists when they install
+    for name in _COMPILING_PACKAGES:
+        files += tree.glob(f"var/lib/dpkg/info/{name}*.list")
+        files += tree.glob(f"var/lib/pacman/local/{name}-*/desc")
+    files += tree.glob("opt/rocm*/.info/version")
+    return max((file.stat().st_mtime for file in files if file.exists()), default=None)
+
+
+def _cache_folders(tree: Tree) -> dict[str, Path]:
+    """Return the folders of caches by the names that a user knows them by."""
+    folders = {
+        "~/.cache/comgr": tree.home / ".cache/comgr",
+        "~/.cache/miopen": tree.home / ".cache/miopen",
+        "~/.config/miopen": tree.home / ".config/miopen",
+        "~/.triton/cache": tree.home / ".triton/cache",
+        "~/.cache/vllm/torch_compile_cache": tree.home / ".cache/vllm/torch_compile_cache",
+    }
+    for name in ("TRITON_CACHE_DIR", "AMD_COMGR_CACHE_DIR", "MIOPEN_CUSTOM_CACHE_DIR"):
+        value = tree.environ.get(name)
+        if value:
+            folders[value] = tree.path(value)
+    return folders
 
 
 def two_machines(tree: Tree) -> Result:
@@ -216,7 +211,8 @@ def glibc(tree: Tree) -> Result:
     version = known(tree.glibc, "glibc's version")
     text = ".".join(map(str, version))
     if version < (2, 28):
-        return error(f"glibc {text} is older than 2.28", "upgrade the distribution", glibc=text)
+        fix = Fix("upgrade the distribution", needs_reboot=True)
+        return error(f"glibc {text} is older than 2.28", fix, glibc=text)
     return fine(glibc=text)
 
 

@@ -1,29 +1,28 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The doctor's checks of the machine: its GPU, kernel, firmware, devices and memory."""
+"""The doctor's checks of the machine: its GPU, driver, kernel and firmware."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from strix_validate import TARGET
-from strix_validate.checks import CannotRun, Result, RunOptions
-from strix_validate.doctor import _distribution
-from strix_validate.doctor._verdicts import error, fine, known, need_gpu, remark, warning
+from strix_validate.checks import CannotRun, Result
+from strix_validate.doctor import _distribution, containers, kernel_release, parameters
+from strix_validate.doctor._verdicts import Fix, error, fine, known, need_gpu, remark, warning
 from strix_validate.doctor.host import kernel_version
 from strix_validate.doctor.tree import DEVICES, Tree
 from strix_validate.doctor.virtual_packages import VARIABLES, WANTED, detected, refused
-from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
 
-#: The first kernels with the fixes for KFD's queue and memory limits.
-KERNEL = (6, 18, 4)
-_KERNEL_UBUNTU_24_HWE = (6, 17, 0, 19)
-_KERNEL_UBUNTU_24_OEM = (6, 14, 0, 1018)
+#: Upstream's first kernel with the fixes for KFD's queue and memory limits.
+KERNEL = kernel_release.version_of(kernel_release.upstream_fixed())
 _BAD_FIRMWARE = "20251125"
+_GOOD_FIRMWARE = "20260110"
 _BAD_MES = 0x83
-#: A machine hung under hours of vLLM; open: https://github.com/ROCm/legacy-rocm-build/issues/6165
 _SUSPECT_MES = 0x86
-#: Bytes reserved by the BIOS above which the memory is worth getting back first.
-_LARGE_CARVE_OUT = 8 * GIB
+_SUSPECT = "https://github.com/ROCm/legacy-rocm-build/issues/6165"
+_LEFT_BEHIND = "https://github.com/ROCm/legacy-rocm-build/issues/5991"
+_PASSTHROUGH = "https://github.com/isc30/ryzen-gpu-passthrough-proxmox/issues/139"
 
 
 def _hiding(tree: Tree) -> list[str]:
@@ -71,11 +70,88 @@ def gpu(tree: Tree) -> Result:
         mine = next((f"; gpu_arch={n} has doctor examine it" for n in names if n in DEVICES), "")
         return error(what, f"use packages built for this GPU{mine}", **measured)
     if tree.has_ours:
-        what = f"the {TARGET} is on the PCI bus, but KFD does not list it"
-        return error(what, "sudo modprobe amdgpu && sudo dmesg | grep -i -e amdgpu -e kfd")
+        return _without_kfd(tree)
     if tree.is_wsl:
         what = "this is WSL, whose kernel has no KFD: Windows owns the GPU"
         return error(what, "boot Linux itself, or take AMD's own packages for WSL")
+    return _absent(tree)
+
+
+def _without_kfd(tree: Tree) -> Result:
+    """Judge a GPU on the PCI bus that KFD does not list, by the driver that it has."""
+    message = f"the {TARGET} is on the PCI bus, but KFD does not list it"
+    if tree.driver_of_ours == "vfio-pci":
+        message = f"the {TARGET} is bound to vfio-pci, for a virtual machine: only that can use it"
+        steps = (
+            f"use the GPU in that machine, or take 1002:{DEVICES[TARGET][2:]} out of vfio-pci.ids "
+            "(grep -rn -e vfio -e blacklist /etc/modprobe.d /proc/cmdline) and rebuild the "
+            "initramfs"
+        )
+        return error(message, Fix(steps, needs_reboot=True), _PASSTHROUGH)
+    if tree.driver_of_ours == "amdgpu":
+        message += ", though it has the driver amdgpu: the kernel lacks KFD, or KFD did not start"
+        return error(message, "sudo dmesg | grep -i -e amdgpu -e kfd")
+    cause = _kept_out(tree)
+    if cause:
+        return error(f"{message}: {cause.reason}", Fix(cause.fix, cause.needs_reboot), cause.source)
+    return error(message, "sudo modprobe amdgpu && sudo dmesg | grep -i -e amdgpu -e kfd")
+
+
+def _kept_out(tree: Tree) -> Result | None:
+    """Return what keeps the driver amdgpu from being loaded, as far as files tell."""
+    for word in parameters.arguments(tree):
+        name, _, value = word.partition("=")
+        lists = name in ("modprobe.blacklist", "module_blacklist", "rd.driver.blacklist")
+        if word == "nomodeset" or (lists and "amdgpu" in value.split(",")):
+            fix = Fix(_distribution.without_argument(tree, word), needs_reboot=True)
+            return error(f"{word} on the kernel's command line keeps amdgpu out", fix)
+    for file in tree.glob("etc/modprobe.d/*.conf"):
+        line = r"(?m)^\s*(blacklist\s+amdgpu\b|install\s+amdgpu\s+/bin/(false|true))"
+        if re.search(line, tree.read_at(file) or ""):
+            name = f"/{file.relative_to(tree.root)}"
+            step = f"sudo sed -i -e '/^ *blacklist *amdgpu/d' -e '/^ *install *amdgpu/d' {name}"
+            fix = Fix(_distribution.with_new_initramfs(tree, step), needs_reboot=True)
+            return error(f"{name} keeps amdgpu out", fix)
+    secure = [(tree.read_at(f) or "") for f in tree.glob("sys/firmware/efi/efivars/SecureBoot-*")]
+    if _has_dkms(tree) and any(text.endswith("\x01") for text in secure):
+        steps = "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, or sudo amdgpu-install "
+        return error(
+            "Secure Boot is on, and rejects a driver of DKMS whose key is not enrolled",
+            Fix(f"{steps}--uninstall", needs_reboot=True),
+            "https://github.com/ROCm/legacy-rocm-build/issues/4328",
+        )
+    folders = [tree.path(name) for name in ("lib/firmware", "usr/lib/firmware")]
+    if any(folder.is_dir() for folder in folders) and not _firmware_files(tree):
+        package = _distribution.firmware_package(tree)
+        steps = f"install {package} (Debian: of the component non-free-firmware)"
+        return error(f"no firmware of {TARGET} is installed", Fix(steps, needs_reboot=True))
+    return None
+
+
+def _firmware_files(tree: Tree) -> list[Path]:
+    """Return the files of the GPU's firmware; other GPUs' names are not known here."""
+    if TARGET != "gfx1151":
+        return [tree.root]
+    folders = ("lib/firmware", "usr/lib/firmware", "lib/firmware/updates")
+    return [file for f in folders for file in tree.glob(f"{f}/amdgpu/gc_11_5_1_*")]
+
+
+def _has_dkms(tree: Tree) -> bool:
+    """Return whether a driver of AMD's was built by DKMS."""
+    return tree.path("var/lib/dkms/amdgpu").is_dir() or "amdgpu-dkms" in tree.packages
+
+
+def _absent(tree: Tree) -> Result:
+    """Judge a machine without an AMD GPU, by its processor."""
+    cpu = tree.read("proc/cpuinfo") or ""
+    if TARGET == "gfx1151" and re.search(r"(?mi)^model name.*\bAI MAX\b", cpu):
+        if re.search(r"(?m)^flags.*\bhypervisor\b", cpu):
+            message = "the processor is a Strix Halo, but this virtual machine has no AMD GPU"
+            fix = "pass the GPU through to the virtual machine, or use a container on the host"
+            return error(message, fix, _PASSTHROUGH)
+        message = "the processor is a Strix Halo, but its GPU is not on the PCI bus"
+        fix = "enable the integrated GPU in the BIOS (primary display, UMA or iGPU), without Auto"
+        return error(message, Fix(fix, needs_reboot=True))
     return error(
         "no AMD GPU: /sys/class/kfd lists none",
         f"lspci -nn -d 1002:{DEVICES[TARGET][2:]}   # a machine with a {TARGET} prints one line",
@@ -114,191 +190,133 @@ def driver(tree: Tree) -> Result:
     new kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     need_gpu(tree)
     if not tree.path("sys/module/amdgpu").is_dir():
+        if tree.driver_of_ours == "vfio-pci":
+            return error("amdgpu is not loaded: the GPU is bound to vfio-pci", "see doctor/gpu")
+        cause = _kept_out(tree)
+        if cause:
+            return replace(cause, reason=f"amdgpu is not loaded: {cause.reason}")
         return error("amdgpu is not loaded", "sudo modprobe amdgpu")
     version = tree.read("sys/module/amdgpu/version")
     if version:
-        what = f"amdgpu {version} comes from DKMS, not from the kernel"
-        return warning(what, "sudo amdgpu-install --uninstall", version=version)
+        message = f"amdgpu {version} comes from DKMS, not from the kernel"
+        fix = Fix("sudo amdgpu-install --uninstall", needs_reboot=True)
+        return warning(message, fix, version=version)
     return fine()
 
 
 def kernel(tree: Tree) -> Result:
     """The kernel has the fixes for KFD's queue and memory limits: it is new enough, or KFD exports
     the sizes of the context save area, as backports do. Without them, compute fails to start or
-    faults: https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"""
+    faults. Nor is it one of the builds that are known to be faulty (doctor/kernels.toml):
+    https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"""
     _need_gfx1151()
-    release = known(tree.release, "the kernel's release")
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:-(\d+))?", release)
-    if not found:
-        raise CannotRun(f"the kernel's release cannot be read: {release!r}")
-    version = tuple(int(part or 0) for part in found.groups())
-    name = kernel_version(release)
+    text = known(tree.release, "the kernel's release")
+    release = kernel_release.parse(text)
+    if release is None:
+        raise CannotRun(f"the kernel's release cannot be read: {text!r}")
+    name = kernel_version(text)
     if tree.is_wsl:
         raise CannotRun(f"{name} is WSL's kernel, which comes with Windows")
-    needed: tuple[int, ...] = KERNEL
-    if _distribution.ubuntu_release(tree) == "24.04":
-        if version >= (7, 0):
-            what = f"{release} is too new for Ubuntu 24.04: loading models was 300 times slower"
-            return warning(what, _distribution.OLDER_KERNEL_OF_24_04, release=name)
-        # 6.17.0-061700-generic is upstream's 6.17.0, without Ubuntu's fixes
-        if not re.search(r"-0\d{5}-", release):
-            is_oem = release.endswith("-oem")
-            needed = _KERNEL_UBUNTU_24_OEM if is_oem else _KERNEL_UBUNTU_24_HWE
-    if version < needed and not any(gpu.exports_cwsr for gpu in tree.gpus):
-        least = ".".join(map(str, needed[:3])) + "".join(f"-{part}" for part in needed[3:])
-        fix = _distribution.kernel_fix(tree)
-        return error(f"{release} is older than {least}", fix, release=name)
-    return fine(release=name)
+    installed = _better_kernel(tree)
+    fix = _distribution.kernel_fix(tree)
+    if installed:
+        fix = Fix(f"start {installed}, which is installed already", needs_reboot=True)
+    if not has_fixes(tree, release):
+        bound = kernel_release.first_fixed(release)
+        return error(f"{text} is older than {bound}", fix, release=name)
+    fault = kernel_release.fault_of(release)
+    if fault is None:
+        return fine(release=name)
+    message = f"{text}: {fault.symptom}; {fault.fix}"
+    judge = warning if fault.is_reported else remark
+    return judge(message, fix, fault.source, release=name)
+
+
+def _better_kernel(tree: Tree) -> str | None:
+    """Return the newest installed kernel that has the fixes and no known fault, if any is."""
+    if containers.kind(tree):
+        return None
+    files = [*tree.glob("lib/modules/*"), *tree.glob("usr/lib/modules/*")]
+    releases = [kernel_release.parse(file.name) for file in files]
+    good = [
+        release
+        for release in releases
+        if release and kernel_release.is_fixed(release) and not kernel_release.fault_of(release)
+    ]
+    return max(good, key=lambda r: (r.version, r.candidate, r.build)).text if good else None
+
+
+def has_fixes(tree: Tree, release: kernel_release.Release) -> bool:
+    """Return whether the kernel has the fixes for KFD's limits."""
+    return kernel_release.is_fixed(release) or any(gpu.exports_cwsr for gpu in tree.gpus)
+
+
+def known_fault(tree: Tree) -> kernel_release.Faulty | None:
+    """Return the row of the table that says what is wrong with the kernel, if one does."""
+    release = kernel_release.parse(tree.release or "")
+    return kernel_release.fault_of(release) if release else None
 
 
 def firmware(tree: Tree) -> Result:
-    """linux-firmware is not 20251125, whose MES 0x83 hangs compute on gfx1151:
-    https://github.com/ROCm/legacy-rocm-build/issues/5724"""
+    """linux-firmware is not 20251125, whose MES 0x83 hangs compute on gfx1151, and no package of
+    AMD's driver replaces it: https://github.com/ROCm/legacy-rocm-build/issues/5724"""
     need_gpu(tree)
     _need_gfx1151()
-    mes = None
-    for file in tree.glob("sys/kernel/debug/dri/*/amdgpu_firmware_info"):
-        text = tree.read(str(file.relative_to(tree.root))) or ""
-        found = re.search(r"^MES feature version: \d+, firmware version: (0x[0-9a-f]+)", text, re.M)
-        mes = int(found.group(1), 16) & 0xFF if found else mes
-    version = tree.firmware
-    if version is None and mes is None:
+    mes, version, override = _loaded_mes(tree), tree.firmware, _overriding_firmware(tree)
+    if version is None and mes is None and override is None:
         raise CannotRun("linux-firmware's version cannot be read")
     measured = {"version": version, "mes": hex(mes) if mes is not None else None}
+    if override is not None:
+        place, fix = override
+        message = f"{place} comes before linux-firmware, so that an update changes nothing"
+        if mes is None or mes == _BAD_MES:
+            known_bad = "may be the bad MES 0x83" if mes is None else "is the bad MES 0x83"
+            judge = error if mes == _BAD_MES else warning
+            return judge(f"{message}, and {known_bad}", fix, _LEFT_BEHIND, **measured)
+        if mes != _SUSPECT_MES:
+            return remark(message, fix, _LEFT_BEHIND, **measured)
     is_bad = bool(version and _BAD_FIRMWARE in version)
     if is_bad or mes == _BAD_MES:
-        what = f"linux-firmware {version}" if is_bad else f"the loaded MES {measured['mes']}"
-        return error(f"{what} is known bad", _distribution.firmware_fix(tree), **measured)
+        name = f"linux-firmware {version}" if is_bad else f"the loaded MES {measured['mes']}"
+        fix = _distribution.firmware_fix(tree)
+        if not is_bad and _is_good_firmware(version):
+            name += f", older than the installed linux-firmware {version},"
+            fix = _distribution.new_initramfs(tree)
+        return error(f"{name} is known bad", fix, **measured)
     if mes == _SUSPECT_MES:
-        what = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
-        return warning(what, "if this machine hangs, install a newer linux-firmware", **measured)
+        message = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
+        update = Fix("if this machine hangs, install a newer linux-firmware", needs_reboot=True)
+        return warning(message, override[1] if override else update, _SUSPECT, **measured)
     return fine(**measured)
 
 
-def _opens(tree: Tree, name: str) -> Result:
-    try:
-        tree.open_device(tree.path(name))
-    except FileNotFoundError:
-        return error(f"/{name} does not exist", "sudo modprobe amdgpu; in a container: --device "
-                      "/dev/kfd --device /dev/dri")  # fmt: skip
-    except PermissionError:
-        fix = "sudo usermod -aG render,video $USER, then log in again; in a container: --group-add "
-        return error(f"/{name}: permission denied", fix + "keep-groups")
-    except OSError as failure:
-        return error(f"/{name} cannot be opened: {failure.strerror}", "sudo dmesg | grep -i kfd")
-    return fine(opened=f"/{name}")
+def _is_good_firmware(version: str | None) -> bool:
+    """Return whether a package of firmware is of a date after the bad one was taken back."""
+    date = re.match(r"(?:\d+:)?(\d{8})", version or "")
+    return date is not None and date[1] >= _GOOD_FIRMWARE
 
 
-def kfd(tree: Tree) -> Result:
-    """/dev/kfd opens for reading and writing. Mode bits would not show what a container or
-    sandbox forbids:
-    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
-    need_gpu(tree)
-    return _opens(tree, "dev/kfd")
+def _loaded_mes(tree: Tree) -> int | None:
+    """Return the version of the loaded scheduler; None without debugfs, which only root reads."""
+    mes = None
+    for file in tree.glob("sys/kernel/debug/dri/*/amdgpu_firmware_info"):
+        line = r"^MES feature version: \d+, firmware version: (0x[0-9a-f]+)"
+        version = re.search(line, tree.read_at(file) or "", re.M)
+        mes = int(version.group(1), 16) & 0xFF if version else mes
+    return mes
 
 
-def render(tree: Tree) -> Result:
-    """The GPU's render node opens for reading and writing; ROCm needs it as well as /dev/kfd:
-    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
-    need_gpu(tree)
-    gpus = [tree.ours, *tree.gpus] if tree.ours else tree.gpus
-    minors = [node.render_minor for node in gpus if node.render_minor >= 128]
-    if not minors:
-        nodes = tree.glob("dev/dri/renderD*")
-        return _opens(tree, f"dev/dri/{nodes[0].name}" if nodes else "dev/dri/renderD128")
-    return _opens(tree, f"dev/dri/renderD{minors[0]}")
-
-
-def groups(tree: Tree) -> Result:
-    """The user is in the group render; without it only root can open the devices:
-    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
-    need_gpu(tree)
-    names = known(tree.groups, "the user's groups")
-    listed = ", ".join(sorted(names))
-    if names & {"render", "root"}:
-        return fine(groups=listed)
-    what = "the user is not in the group render"
-    return warning(what, "sudo usermod -aG render,video $USER, then log in again", groups=listed)
-
-
-def carve_out(tree: Tree) -> Result:
-    """The BIOS reserves little memory for the GPU. The GPU reaches all memory through GTT; what the
-    BIOS carves out is lost to everything else:
-    https://github.com/ROCm/legacy-rocm-build/issues/5444"""
-    need_gpu(tree)
-    name = known(tree.gpu_folder, "the GPU's memory")
-    size = known(tree.number(f"{name}/mem_info_vram_total"), "the GPU's memory")
-    measured = {"gib": round(size / GIB, 1)}
-    if size > _LARGE_CARVE_OUT:
-        fix = (
-            "set the UMA frame buffer size to 512 MB in the BIOS, and run doctor again: the limit "
-            "of GTT depends on the memory that is there then"
-        )
-        return warning(f"{size / GIB:.0f} GiB are reserved for the GPU", fix, **measured)
-    return fine(**measured)
-
-
-def _raise_gtt(tree: Tree, memory: int) -> str:
-    pages = (memory - SPARE) // PAGE
-    return _distribution.module_options(
-        tree, "ttm", {"pages_limit": pages, "page_pool_size": pages}
-    )
-
-
-def gtt(tree: Tree) -> Result:
-    """The GPU may map most of the memory, but not all. The default limit is half of it, and models
-    that would fit run out of memory: https://github.com/ROCm/TheRock/issues/519"""
-    need_gpu(tree)
-    memory = known(tree.memory, "the size of the memory")
-    pages = tree.number("sys/module/ttm/parameters/pages_limit")
-    size = tree.number(f"{tree.gpu_folder}/mem_info_gtt_total") if tree.gpu_folder else None
-    limits = [pages * PAGE if pages else None, size]
-    limit = known(min((x for x in limits if x), default=None), "the limit of GTT")
-    measured = {"gtt_gib": round(limit / GIB, 1), "memory_gib": round(memory / GIB, 1)}
-    if (tree.number(f"{tree.gpu_folder}/mem_info_vram_total") or 0) > _LARGE_CARVE_OUT:
-        # a limit computed from what the BIOS left would be wrong once it is given back
-        return remark("doctor/carve-out comes first", **measured)
-    fix = _raise_gtt(tree, memory)
-    if limit > memory - SPARE // 2:
-        what = f"the GPU may take {limit / GIB:.0f} of {memory / GIB:.0f} GiB: the system may swap"
-        return warning(what, fix, **measured)
-    if limit < 0.75 * memory:
-        what = f"the GPU may map {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
-        return warning(what, fix, **measured)
-    return fine(**measured)
-
-
-def iommu(tree: Tree) -> Result:
-    """The IOMMU is off, or its cost is known. Without it one Strix Halo ran llama.cpp 5 to 12 %
-    faster: https://github.com/kyuz0/amd-strix-halo-toolboxes/issues/66"""
-    need_gpu(tree)
-    arguments = known(tree.read("proc/cmdline"), "the kernel's command line").split()
-    if "amd_iommu=off" in arguments:
-        return fine(amd_iommu="off")
-    what = (
-        "amd_iommu=off was 5 to 12 % faster (kyuz0); it also ends protection against devices' DMA, "
-        "passthrough to virtual machines, and the NPU. iommu=pt changed nothing"
-    )
-    return remark(what, _distribution.kernel_argument(tree, "amd_iommu=off"))
-
-
-def vllm_memory(tree: Tree, options: RunOptions) -> Result:
-    """vLLM is told how much memory the GPU may use now. By default it takes 92 % of HIP's total,
-    whatever the system uses of that: https://github.com/vllm-project/vllm/pull/54776"""
-    need_gpu(tree)
-    found = known(memory_of(tree), "the GPU's memory or the system's available memory")
-    measured = {
-        "usable_gib": round(found.usable / GIB, 1),
-        "hip_total_gib": round(found.total / GIB, 1),
-        "utilization": found.utilization,
-    }
-    if flags := found.flags(options.weights):
-        return replace(fine(**measured), reason=f"vllm serve MODEL {flags}")
-    usable = f"{found.usable / GIB:.0f} GiB are usable"
-    what = f"a model of {options.weights / GIB:.0f} GiB does not fit: {usable}"
-    needed = (options.weights + OVERHEAD + GIB) / UTILIZATION + SPARE
-    if found.is_shared and tree.memory and needed < min(tree.memory, tree.available or 0):
-        return warning(what, _raise_gtt(tree, tree.memory), **measured)
-    return warning(
-        what, "free memory, or take a smaller or more strongly quantized model", **measured
-    )
+def _overriding_firmware(tree: Tree) -> tuple[str, Fix] | None:
+    """Return what the kernel loads firmware from before linux-firmware, and how to remove it."""
+    if "amdgpu-dkms-firmware" in tree.packages:
+        step = "sudo apt autoremove --purge amdgpu-dkms-firmware && sudo apt install --reinstall "
+        step += _distribution.firmware_package(tree)
+        fix = Fix(_distribution.with_new_initramfs(tree, step), needs_reboot=True)
+        return f"amdgpu-dkms-firmware {tree.packages['amdgpu-dkms-firmware']}", fix
+    for folder in ("lib/firmware/updates/amdgpu", "usr/lib/firmware/updates/amdgpu"):
+        files = [file.name for file in tree.glob(f"{folder}/gc_11_5_1_mes*")]
+        if files:
+            step = f"sudo rm /{folder}/gc_11_5_1_*"
+            fix = Fix(_distribution.with_new_initramfs(tree, step), needs_reboot=True)
+            return f"/{folder}/{files[0]}", fix
+    return None

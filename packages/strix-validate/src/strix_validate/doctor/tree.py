@@ -6,6 +6,7 @@ Whatever is missing, unreadable or malformed reads as None: the doctor never cra
 
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +20,38 @@ from strix_validate.json_file import small_text
 AMD = "0x1002"
 DEVICES = {"gfx1151": "0x1586", "gfx1150": "0x150e", "gfx1152": "0x1114", "gfx1153": "0x1902"}
 
+#: Packages that have the firmware of AMD's GPUs, the more special first.
+_FIRMWARE_PACKAGES = (
+    "linux-firmware-amd-graphics",
+    "firmware-amd-graphics",
+    "pve-firmware",
+    "linux-firmware",
+)
+
 
 def open_device(path: Path) -> None:
     """Open a device for reading and writing, as ROCm does; mode bits alone do not tell."""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """Who may open a device: its group's number and its mode bits; and its driver's number."""
+
+    group: int
+    mode: int
+    major: int
+
+
+def read_device(path: Path) -> DeviceFile | None:
+    """Return what a device file tells; None of a copy's plain file, which tells nothing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if not stat.S_ISCHR(status.st_mode):
+        return None
+    return DeviceFile(status.st_gid, stat.S_IMODE(status.st_mode), os.major(status.st_rdev))
 
 
 @dataclass(frozen=True)
@@ -49,6 +78,9 @@ class Tree:
 
     root: Path = Path("/")
     open_device: Callable[[Path], None] = field(default=open_device)
+    read_device: Callable[[Path], DeviceFile | None] = field(default=read_device)
+    #: Measures copies with a HIP library; None for the way of doctor.copies, on this machine only.
+    measure_copies: Callable[[Path], dict[str, float]] | None = None
 
     @property
     def is_live(self) -> bool:
@@ -159,6 +191,12 @@ class Tree:
         return found == [AMD, DEVICES.get(TARGET)]
 
     @cached_property
+    def driver_of_ours(self) -> str | None:
+        """The driver that is bound to the GPU on the PCI bus: amdgpu, vfio-pci; None without."""
+        folders = self.glob("sys/bus/pci/devices/*")
+        return next((self.link(f / "driver") for f in folders if self._is_ours(f)), None)
+
+    @cached_property
     def gpu_folder(self) -> str | None:
         """The sysfs folder with the sizes of that GPU's memory, or of the first GPU's.
 
@@ -169,27 +207,55 @@ class Tree:
         return str(folders[0].relative_to(self.root)) if folders else None
 
     @cached_property
-    def groups(self) -> set[str] | None:
-        """Names of the user's groups; "root" is among them for the superuser."""
+    def group_ids(self) -> set[int] | None:
+        """Numbers of the user's groups."""
         status = self.read("proc/self/status") or ""
         ids = re.search(r"^Groups:(.*)$", status, re.M)
         if not ids:
             return None
-        numbers = set(ids.group(1).split()) | set(re.findall(r"^Gid:\s+(\d+)", status, re.M))
+        words = [*ids.group(1).split(), *re.findall(r"^Gid:\s+(\d+)", status, re.M)]
+        return {int(word) for word in words if re.fullmatch(r"\d{1,10}", word)}
+
+    @cached_property
+    def group_names(self) -> dict[int, str]:
+        """Names of groups by number."""
         lines = (line.split(":") for line in (self.read("etc/group") or "").splitlines())
-        names = {line[0] for line in lines if len(line) > 2 and line[2] in numbers}
-        is_root = re.search(r"^Uid:\s+\d+\s+0\b", status, re.M)
-        return names | ({"root"} if is_root else set())
+        pairs = [line for line in lines if len(line) > 2 and re.fullmatch(r"\d{1,10}", line[2])]
+        return {int(line[2]): line[0] for line in pairs}
+
+    @property
+    def is_root(self) -> bool:
+        """Whether the effective user is the superuser."""
+        return bool(re.search(r"^Uid:\s+\d+\s+0\b", self.read("proc/self/status") or "", re.M))
+
+    @cached_property
+    def groups(self) -> set[str] | None:
+        """Names of the user's groups; "root" is among them for the superuser."""
+        if self.group_ids is None:
+            return None
+        names = {name for number, name in self.group_names.items() if number in self.group_ids}
+        return names | ({"root"} if self.is_root else set())
+
+    @cached_property
+    def packages(self) -> dict[str, str]:
+        """Versions of dpkg's installed packages by name."""
+        versions = {}
+        for entry in (self.read("var/lib/dpkg/status") or "").split("\n\n"):
+            lines = dict(re.findall(r"^(\w+): (.*)$", entry, re.M))
+            is_installed = "deinstall" not in lines.get("Status", "")
+            if is_installed and "Package" in lines and "Version" in lines:
+                versions[lines["Package"]] = lines["Version"]
+        return versions
 
     @cached_property
     def firmware(self) -> str | None:
-        """Version of the package linux-firmware, according to dpkg, pacman or rpm."""
-        for entry in (self.read("var/lib/dpkg/status") or "").split("\n\n"):
-            if re.match(r"Package: (linux-firmware|firmware-amd-graphics)\n", entry):
-                found = re.search(r"^Version: (\S+)", entry, re.M)
-                return found.group(1) if found else None
-        for folder in self.glob("var/lib/pacman/local/linux-firmware-[0-9]*"):
-            return folder.name.removeprefix("linux-firmware-")
+        """Version of the GPU's firmware package, according to dpkg, pacman or rpm."""
+        for name in _FIRMWARE_PACKAGES:
+            if name in self.packages:
+                return self.packages[name]
+        for name in ("linux-firmware-amdgpu", "linux-firmware"):
+            for folder in self.glob(f"var/lib/pacman/local/{name}-[0-9]*"):
+                return folder.name.removeprefix(f"{name}-")
         if not (self.is_live and self.path("usr/bin/rpm").exists()):
             return None
         command = ["/usr/bin/rpm", "-q", "--qf", "%{VERSION}", "linux-firmware"]

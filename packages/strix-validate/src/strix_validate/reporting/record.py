@@ -42,6 +42,8 @@ class CheckRecord(StrictModel):
     severity: Severity | None = None
     fix: str = ""
     seconds: float = 0.0
+    needs_reboot: bool = False
+    source: str = ""
 
 
 class Package(StrictModel):

@@ -49,7 +49,9 @@ def show(record: Record, console: Console) -> None:  # noqa: C901 (its parts in 
         console.print(f"{_coloured(verdict, len(ids))}{escape(names)}: {escape(reason)}")
     for check in record.checks:
         if check.fix:
-            console.print(f"{escape(check.id)}: [bold]{escape(check.fix)}[/]", soft_wrap=True)
+            after = "then reboot" if check.needs_reboot else "no reboot"
+            line = f"{escape(check.id)}: [bold]{escape(check.fix)}[/]   # {after}"
+            console.print(line, soft_wrap=True)
     console.print(", ".join(f"{number} {name}" for name, number in record.summary.items()))
     if record.unfinished:
         console.print(f"[red]interrupted[/]: {record.unfinished} checks did not run")

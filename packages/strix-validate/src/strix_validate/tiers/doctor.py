@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Is this machine ready for the GPU? What is wrong, why it matters, and the command that fixes it.
 
-A finding of severity error fails its check; a warning costs speed or memory and leaves it passed.
+A finding of severity error fails its check; a warning costs speed, memory or stability and leaves
+it passed.
 Needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimization", 2026.
 """
 
@@ -9,7 +10,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from strix_validate.checks import Body, Check, Result, RunOptions, described, named
-from strix_validate.doctor import environment, hardware
+from strix_validate.doctor import (
+    access,
+    copies,
+    environment,
+    hardware,
+    memory,
+    packages,
+    settings,
+)
 from strix_validate.doctor.tree import Tree
 from strix_validate.tiers import run_each
 
@@ -35,13 +44,34 @@ def _bodies(tree: Tree) -> dict[Check, Body]:
 
 
 def _find(find: Callable[..., Result], tree: Tree, options: RunOptions) -> Result:
-    return find(tree, options) if find is hardware.vllm_memory else find(tree)
+    return find(tree, options) if find is memory.vllm_memory else find(tree)
 
 
+#: The checks, in the order in which they are printed.
 _FINDINGS: tuple[Callable[..., Result], ...] = (
-    hardware.gpu, hardware.pixi, hardware.driver, hardware.kernel, hardware.firmware, hardware.kfd,
-    hardware.render, hardware.groups, hardware.carve_out, hardware.gtt, hardware.iommu,
-    hardware.vllm_memory, environment.environment, environment.stray_rocm, environment.packages,
-    environment.kernels, environment.caches, environment.two_machines, environment.glibc,
+    hardware.gpu,
+    hardware.pixi,
+    hardware.driver,
+    hardware.kernel,
+    hardware.firmware,
+    access.kfd,
+    access.render,
+    access.groups,
+    memory.carve_out,
+    memory.gtt,
+    memory.container,
+    memory.vllm_memory,
+    settings.options,
+    settings.power,
+    settings.iommu,
+    copies.copies,
+    environment.environment,
+    environment.stray_rocm,
+    packages.packages,
+    packages.runtime,
+    environment.kernels,
+    environment.caches,
+    environment.two_machines,
+    environment.glibc,
     environment.disk,
-)  # fmt: skip
+)

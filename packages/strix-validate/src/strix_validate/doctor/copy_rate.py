@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Measure how fast HIP copies host memory to the GPU, in a process of its own, without torch.
+
+    python copy_rate.py LIBAMDHIP64
+
+prints bytes per second as JSON, for each kind of source. A kernel that stalls in such copies does
+so for memory of a writable private mapping whose pages are in use already, which is how torch maps
+a checkpoint: https://github.com/ROCm/legacy-rocm-build/issues/6523. A read-only mapping is fast on
+every kernel.
+"""
+
+import ctypes
+import json
+import mmap
+import sys
+import tempfile
+from time import perf_counter
+
+#: Bytes of a copy. A kernel that stalls needs a second for each 2 MiB.
+SIZE = 16 << 20
+_TO_DEVICE = 1  # hipMemcpyHostToDevice
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def _require(status: int, call: str) -> None:
+    if status:
+        raise SystemExit(f"{call} failed with status {status}")
+
+
+def _map(file: int, protection: int) -> int:
+    """Return the address of a private mapping of a file, with all of its pages in use."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    address = libc.mmap(None, SIZE, protection, mmap.MAP_PRIVATE, file, 0)
+    if address == _FAILED:
+        raise SystemExit("mmap failed")
+    view = (ctypes.c_char * SIZE).from_address(address)
+    for offset in range(0, SIZE, mmap.PAGESIZE):
+        view[offset]
+    return address
+
+
+def rates(library: str) -> dict[str, float]:
+    """Return bytes per second by kind of source."""
+    hip = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    hip.hipMalloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    hip.hipMemcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    device = ctypes.c_void_p()
+    _require(hip.hipMalloc(ctypes.byref(device), SIZE), "hipMalloc")
+    kinds = {"read_only": mmap.PROT_READ, "writable": mmap.PROT_READ | mmap.PROT_WRITE}
+    measured = {}
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(SIZE))
+        file.flush()
+        # the first copy starts the runtime
+        first = _map(file.fileno(), mmap.PROT_READ)
+        _require(hip.hipMemcpy(device, first, SIZE, _TO_DEVICE), "hipMemcpy")
+        for kind, protection in kinds.items():
+            source = _map(file.fileno(), protection)
+            begin = perf_counter()
+            _require(hip.hipMemcpy(device, source, SIZE, _TO_DEVICE), "hipMemcpy")
+            _require(hip.hipDeviceSynchronize(), "hipDeviceSynchronize")
+            measured[kind] = SIZE / (perf_counter() - begin)
+    return measured
+
+
+if __name__ == "__main__":
+    print(json.dumps(rates(sys.argv[1])))

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Environments of Python of which no thread tells: whose torch is loaded, and for which GPU."""
+
+import json
+
+from hosts import META, SITE, environ, released
+from threads import CUDA, NOT_OURS, VENV, VENV_SITE, Machine, Said, kernel, torch
+
+USER_SITE = "home/user/.local/lib/python3.12/site-packages"
+
+ENVIRONMENTS = {
+    "a user's torch before the environment's": Machine(
+        torch(USER_SITE, "2.9.0", **CUDA),
+        {
+            "packages": Said(
+                "error", "of the user's folder is loaded before 2.13.0", "PYTHONNOUSERSITE=1"
+            )
+        },
+    ),
+    "a user's torch that is not seen": Machine(
+        environ(PYTHONNOUSERSITE="1") | torch(USER_SITE, "2.9.0", **CUDA)
+    ),
+    "a user's torch beside a virtual environment": Machine(
+        VENV
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
+        | torch(USER_SITE, "2.9.0", **CUDA)
+    ),
+    "PYTHONPATH": Machine(
+        environ(PYTHONPATH="/opt/old") | torch("opt/old", "2.9.0", **CUDA),
+        {"packages": Said("error", "of PYTHONPATH is loaded before 2.13.0", "unset PYTHONPATH")},
+    ),
+    "a virtual environment that shows the system's": Machine(
+        VENV
+        | torch("usr/lib/python3/dist-packages", "2.9.0", **CUDA)
+        | {
+            "home/user/venv/pyvenv.cfg": "home = /usr/bin\ninclude-system-site-packages = true\n"
+            "version = 3.12.3\n",
+            f"{VENV_SITE}/pip-25.dist-info/INSTALLER": "pip",
+        },
+        {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
+    ),
+    "a torch that a .pth file names": Machine(
+        VENV
+        | torch("srv/torch", "2.9.0", **CUDA)
+        | {f"{VENV_SITE}/more.pth": "import os\n/srv/torch\n"},
+        {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
+    ),
+    "PyPI's torch without its own facts": Machine(
+        VENV | {f"{VENV_SITE}/torch-2.15.0.dist-info/INSTALLER": "uv"},
+        {"packages": Said("error", "the build for CUDA", "uv pip install --reinstall")},
+    ),
+    "wheels of another GPU": Machine(
+        VENV
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
+        | {f"{VENV_SITE}/rocm_sdk_device_gfx1201-10.0.0.dist-info/INSTALLER": "pip"},
+        {"packages": Said("error", "wheels for gfx1201", "device-gfx1151")},
+    ),
+    "older wheels of another family": Machine(
+        VENV
+        | torch(VENV_SITE, "2.9.1+rocm7.13.0", hip="7.13.1")
+        | {f"{VENV_SITE}/rocm_sdk_libraries_gfx110X_all-7.13.0.dist-info/INSTALLER": "pip"},
+        {"packages": Said("error", "wheels for gfx110x", "device-gfx1151")},
+    ),
+    "older wheels of this GPU": Machine(
+        VENV
+        | torch(VENV_SITE, "2.9.1+rocm7.13.0", hip="7.13.1")
+        | {f"{VENV_SITE}/rocm_sdk_libraries_gfx1151-7.13.0.dist-info/INSTALLER": "pip"},
+    ),
+    "a nightly before the fix": Machine(
+        VENV | torch(VENV_SITE, "2.10.0a0+rocm7.10.0a20251015", hip="7.1.5"),
+        {"packages": Said("error", "ROCm 7.10.0, which page-faults")},
+    ),
+    "a dated nightly before the fix": Machine(
+        VENV | torch(VENV_SITE, "2.7.0a0+rocmsdk20250801", hip="6.5.2"),
+        {"packages": Said("error", "page-faults")},
+    ),
+    "an old ROCm on an old kernel": Machine(
+        VENV
+        | torch(VENV_SITE, "2.9.1+rocm6.4", hip="6.4.43483")
+        | kernel("6.17.7-300.fc43.x86_64"),
+        {"packages": Said("warning", "is unstable"), "kernel": Said("error", "older")},
+    ),
+    "rocBLAS without kernels": Machine(
+        VENV
+        | torch(VENV_SITE, "2.10.0+rocm7.2", hip="7.2.26015")
+        | {f"{VENV_SITE}/torch/lib/rocblas/library/TensileLibrary_lazy_gfx1100.dat": ""},
+        {"packages": Said("error", "no kernels for gfx1151")},
+    ),
+    "rocBLAS with kernels": Machine(
+        VENV
+        | torch(VENV_SITE, "2.10.0+rocm7.2", hip="7.2.26015")
+        | {f"{VENV_SITE}/torch/lib/rocblas/library/TensileLibrary_lazy_gfx1151.dat": ""},
+    ),
+    "a torchvision for CUDA": Machine(
+        VENV
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
+        | {f"{VENV_SITE}/torchvision-0.28.0+cu128.dist-info/INSTALLER": "pip"},
+        {"packages": Said("warning", "torchvision 0.28.0+cu128 is not built for ROCm")},
+    ),
+    "the channel pytorch": Machine(
+        {
+            f"{META}/pytorch-2.13.0-h1_0.json": json.dumps(
+                {
+                    "name": "pytorch",
+                    "version": "2.5.1",
+                    "channel": "https://conda.anaconda.org/pytorch",
+                }
+            ),
+            f"{SITE}/torch-2.13.0.dist-info/INSTALLER": None,
+        }
+        | torch(SITE, "2.5.1", "conda", **CUDA),
+        {"packages": Said("error", "the build for CUDA")},
+    ),
+    "a channel in a folder": Machine(
+        {
+            f"{META}/pytorch-2.13.0-h1_0.json": json.dumps(
+                {"name": "pytorch", "version": "2.13.0", "channel": "file:///srv/channel/linux-64"}
+            )
+        },
+    ),
+    "AMD's torch over conda-forge's": Machine(
+        {
+            f"{META}/pytorch-2.13.0-h1_0.json": json.dumps(
+                {"name": "pytorch", "version": "2.13.0", "channel": "conda-forge"}
+            ),
+            f"{SITE}/torch-2.13.0.dist-info/INSTALLER": None,
+        }
+        | torch(SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
+        {"packages": Said("warning", "over conda's 2.13.0", "pixi remove pytorch")},
+    ),
+    "an old /opt/rocm beside AMD's wheels": Machine(
+        NOT_OURS
+        | torch(SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
+        | {"opt/rocm-6.4.1/.info/version": "6.4.1-83\n"},
+        {"runtime": Said("info", "torch brings its own"), "caches": Said("warning")},
+    ),
+    "Arch's own ROCm, which has the fix": Machine(
+        released("ID=arch") | {"opt/rocm/.info/version": "7.1.1\n"}, {"caches": Said("warning")}
+    ),
+    "Fedora's own torch, whose runtime has the fix": Machine(
+        environ(CONDA_PREFIX="", PATH="/usr/bin")
+        | torch("usr/lib64/python3.14/site-packages", "2.9.1", "rpm", hip="6.4.43484")
+    ),
+    "pip's torch beside Fedora's Python": Machine(
+        environ(CONDA_PREFIX="", PATH="/usr/bin")
+        | torch("usr/lib64/python3.14/site-packages", "2.9.1+rocm6.4", hip="6.4.43484"),
+        {"packages": Said("error", "brings ROCm 6.4, which page-faults")},
+    ),
+    "a user's torch of Debian's Python": Machine(
+        environ(CONDA_PREFIX="", PATH="/usr/bin")
+        | torch("home/user/.local/lib/python3.13/site-packages", "2.9.1", **CUDA)
+        | {"usr/lib/python3.13/os.py": "", "usr/lib/python3/dist-packages/x": ""},
+        {"packages": Said("error", "the build for CUDA")},
+    ),
+    "a virtual environment that PATH alone names": Machine(
+        environ(CONDA_PREFIX="", PATH="/home/user/.local/bin:/opt/venv/bin:/usr/bin")
+        | torch("home/user/.local/lib/python3.12/site-packages", "2.13.0+rocm10.0.0", hip="7.15")
+        | torch("opt/venv/lib/python3.12/site-packages", "2.9.1", **CUDA)
+        | {"opt/venv/pyvenv.cfg": "home = /usr/bin\n", "opt/venv/bin/python3": ""},
+        {"packages": Said("error", "the build for CUDA")},
+    ),
+    "two environments, of which the virtual one was activated last": Machine(
+        environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/venv/bin:/home/user/env/bin")
+        | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
+        | torch(VENV_SITE, "2.9.1", **CUDA),
+        {"packages": Said("error", "the build for CUDA")},
+    ),
+    "two environments, of which conda's was activated last": Machine(
+        environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/env/bin:/home/user/venv/bin")
+        | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
+        | torch(VENV_SITE, "2.9.1", **CUDA),
+    ),
+    "kyuz0's toolbox of ROCm 6.4.4": Machine(
+        {"run/.toolboxenv": "", "opt/rocm-6.4.4/.info/version": "6.4.4-129\n"},
+        {"runtime": Said("info", "kyuz0's toolbox"), "caches": Said("warning")},
+    ),
+    "a torch that poetry installed": Machine(
+        VENV | {f"{VENV_SITE}/torch-2.15.0.dist-info/INSTALLER": "poetry 2.2.1"},
+        {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
+    ),
+    "a torch for Intel's GPUs": Machine(
+        VENV | torch(VENV_SITE, "2.10.0+xpu", cuda=None, hip=None),
+        {"packages": Said("error", "the build for Intel's GPUs", "--force-reinstall")},
+    ),
+}

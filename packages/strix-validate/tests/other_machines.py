@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Machines of which no thread tells, of the same kinds as those of threads.py."""
+
+import errno
+from pathlib import Path
+
+from hosts import DEBIAN, GIB, GPU, KFD, OSTREE, PCI, UBUNTU, environ, mes, released
+from strix_validate.doctor.tree import DeviceFile
+from threads import (
+    CACHYOS,
+    LXC,
+    NIXOS,
+    RESOLUTE,
+    STALLS,
+    VENV,
+    VENV_SITE,
+    Machine,
+    Said,
+    both_devices,
+    dpkg,
+    kernel,
+    torch,
+)
+
+BAZZITE = released("ID=bazzite", 'ID_LIKE="fedora"') | OSTREE
+TUMBLEWEED = released('ID="opensuse-tumbleweed"', 'ID_LIKE="opensuse suse"')
+MINT = released("ID=linuxmint", 'ID_LIKE="ubuntu debian"', "UBUNTU_CODENAME=noble")
+#: The GPU is on the bus, and no driver took it.
+WITHOUT_DRIVER = {
+    f"{KFD}/1/properties": None,
+    f"{GPU}/mem_info_vram_total": None,
+    "dev/kfd": None,
+    "sys/module/amdgpu/initstate": None,
+    "dev/dri/renderD128": None,
+}
+CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
+
+
+def without_driver(message: str, fix: str) -> dict[str, Said]:
+    said = Said("error", message, fix, never="modprobe amdgpu", reboot=True)
+    return {"gpu": said, "driver": said, "pixi": Said("warning"), **both_devices(Said("error"))}
+
+
+def without_gpu(cpu: str) -> dict[str, str | Path | None]:
+    return WITHOUT_DRIVER | {
+        f"{PCI}/device": "0x1234\n",
+        f"{GPU}/device": None,
+        f"{GPU}/vendor": None,
+        "proc/cpuinfo": cpu,
+    }
+
+
+def faulty(release: str, files: dict, fix: str, severity: str = "warning") -> Machine:
+    message = STALLS if severity == "warning" else "962d684b5dc0"
+    return Machine(kernel(release) | files, {"kernel": Said(severity, message, fix, reboot=True)})
+
+
+KERNELS = {
+    "Bazzite": faulty("7.0.12-ba02.fc44.x86_64", BAZZITE, "rpm-ostree upgrade"),
+    "Tumbleweed": faulty("7.0.12-1-default", TUMBLEWEED, "zypper dup"),
+    "Debian backports": faulty("7.0.12+deb13-amd64", DEBIAN, "-backports linux-image-amd64"),
+    "Proxmox": faulty("7.0.12-1-pve", DEBIAN, "apt dist-upgrade"),
+    "Proxmox mended": Machine(kernel("7.0.14-4-pve") | DEBIAN),
+    "mainline on Ubuntu": faulty("7.0.12-070012-generic", UBUNTU, "apt full-upgrade"),
+    "System76": faulty("7.0.12-76070012-generic", UBUNTU, "apt full-upgrade"),
+    "liquorix": faulty("7.0.12-1-liquorix-amd64", DEBIAN, "linux-image-amd64"),
+    "zen": faulty("7.0.12-zen1-1-zen", CACHYOS, "pacman -Syu"),
+    "xanmod": faulty("7.0.12-x64v3-xanmod1", released("ID=debian"), "linux-image-amd64"),
+    "NixOS": faulty("7.0.12", NIXOS, "linuxPackages_latest"),
+    "Void": faulty("7.0.12_1", released("ID=void"), "package manager"),
+    "Gentoo": faulty("7.0.12-gentoo-r1", released("ID=gentoo"), "package manager"),
+    "lowlatency": faulty("7.0.0-29-lowlatency", RESOLUTE, "apt full-upgrade"),
+    "Mint": faulty("7.0.0-28-generic", MINT, "apt full-upgrade"),
+    "candidate of Fedora": faulty(
+        "7.1.0-0.rc6.20260601git1a2b.47.fc45.x86_64", {}, "dnf upgrade", "info"
+    ),
+    "candidate of Ubuntu's mainline": faulty(
+        "7.1.0-070100rc7-generic", UBUNTU, "apt full-upgrade", "info"
+    ),
+    "candidate of Arch": faulty("7.1.0-rc6-1-mainline", CACHYOS, "pacman -Syu", "info"),
+    "candidate before the fault": Machine(kernel("7.1.0-rc5-1-mainline") | CACHYOS),
+    "long-term": Machine(kernel("6.18.35-1-lts") | CACHYOS),
+    "newest": Machine(kernel("7.2.1-200.fc45.x86_64")),
+    "OEM of Ubuntu": Machine(kernel("7.0.0-1005-oem") | UBUNTU),
+    "RHEL": Machine(
+        kernel("6.12.0-124.8.1.el10_1.x86_64") | released("ID=rhel", "ID_LIKE=fedora"),
+        {"kernel": Said("error", "older than 6.18.4", "dnf upgrade", reboot=True)},
+    ),
+    "a Fedora host under an Ubuntu container": faulty(
+        "7.0.12-200.fc44.x86_64",
+        UBUNTU | {".dockerenv": ""},
+        "on the host: sudo dnf upgrade --refresh kernel",
+    ),
+    "an Ubuntu host under a Fedora toolbox": faulty(
+        "7.0.0-28-generic",
+        {"run/.containerenv": "", "run/.toolboxenv": ""},
+        "on the host: sudo apt update",
+    ),
+    "a mended kernel that was not started": Machine(
+        kernel("7.0.0-28-generic")
+        | UBUNTU
+        | {
+            "usr/lib/modules/7.0.0-28-generic/modules.dep": "",
+            "usr/lib/modules/7.0.0-31-generic/modules.dep": "",
+            "usr/lib/modules/6.17.0-35-generic/modules.dep": "",
+        },
+        {"kernel": Said("warning", STALLS, "start 7.0.0-31-generic", "apt", reboot=True)},
+    ),
+    "an unknown kernel that stalls": Machine(
+        kernel("7.3.1-200.fc45.x86_64"),
+        {"copies": Said("warning", "7.3.1-200.fc45.x86_64 stalls", "another kernel", reboot=True)},
+        rate=2e6,
+    ),
+    "a known kernel that stalls": Machine(
+        kernel("7.0.0-28-generic") | UBUNTU,
+        {"kernel": Said("warning", STALLS), "copies": Said("warning", "GB/s", "doctor/kernel")},
+        rate=2e6,
+    ),
+}
+
+DRIVERS = {
+    "blacklisted": Machine(
+        WITHOUT_DRIVER | {"etc/modprobe.d/no.conf": "blacklist amdgpu\n"},
+        without_driver("/etc/modprobe.d/no.conf keeps amdgpu out", "/etc/modprobe.d/no.conf"),
+    ),
+    "nomodeset": Machine(
+        WITHOUT_DRIVER | {"proc/cmdline": "nomodeset amd_iommu=off\n"},
+        without_driver("nomodeset", "grubby --update-kernel=ALL --remove-args=nomodeset"),
+    ),
+    "blacklisted at start": Machine(
+        WITHOUT_DRIVER | UBUNTU | {"proc/cmdline": "modprobe.blacklist=nouveau,amdgpu quiet\n"},
+        without_driver("modprobe.blacklist", "remove modprobe.blacklist=nouveau,amdgpu"),
+    ),
+    "Secure Boot and DKMS": Machine(
+        WITHOUT_DRIVER
+        | UBUNTU
+        | {
+            "var/lib/dkms/amdgpu/6.16.13/source": "",
+            "sys/firmware/efi/efivars/SecureBoot-8be4df61": "\6\0\0\0\1",
+        },
+        without_driver("Secure Boot", "mokutil --import"),
+    ),
+    "without firmware": Machine(
+        WITHOUT_DRIVER
+        | DEBIAN
+        | {"usr/lib/firmware/amdgpu/navi10_ce.bin": "", "var/lib/dpkg/status": None},
+        without_driver("no firmware of gfx1151", "firmware-amd-graphics"),
+    ),
+    "integrated GPU disabled": Machine(
+        without_gpu("model name\t: AMD RYZEN AI MAX+ 395 w/ Radeon 8060S\nflags\t: fpu\n"),
+        {
+            "gpu": Said("error", "not on the PCI bus", "in the BIOS", reboot=True),
+            "pixi": Said("warning"),
+        },
+    ),
+    "virtual machine": Machine(
+        without_gpu("model name\t: AMD RYZEN AI MAX+ 395\nflags\t: fpu hypervisor\n"),
+        {"gpu": Said("error", "virtual machine", "pass the GPU through"), "pixi": Said("warning")},
+    ),
+    "firmware by hand": Machine(
+        {"usr/lib/firmware/updates/amdgpu/gc_11_5_1_mes_2.bin": ""},
+        {"firmware": Said("info", "comes before linux-firmware", "sudo rm /usr/lib/firmware")},
+    ),
+    "amdgpu-dkms-firmware purged": Machine(
+        dpkg("amdgpu-dkms-firmware 30.30", status="deinstall ok config-files") | mes(0x80),
+    ),
+}
+
+DEVICES = {
+    "SELinux": Machine(
+        {"run/.containerenv": "", "sys/fs/selinux/enforce": "1"},
+        both_devices(Said("error", "SELinux", "container_use_devices", "usermod")),
+        errno.EACCES,
+        DeviceFile(105, 0o660, 236),
+    ),
+    "no device rule in Docker": Machine(
+        {".dockerenv": ""},
+        both_devices(Said("error", "not permitted", "--device /dev/kfd", "usermod")),
+        errno.EPERM,
+        DeviceFile(105, 0o660, 236),
+    ),
+    "no device rule in LXC": Machine(
+        LXC,
+        both_devices(Said("error", "not permitted", "lxc.cgroup2.devices.allow", "usermod")),
+        errno.EPERM,
+        DeviceFile(105, 0o660, 236),
+    ),
+    "not passed to Docker": Machine(
+        {".dockerenv": "", "dev/kfd": None},
+        {"kfd": Said("error", "in this container (docker)", "--group-add $(stat", "modprobe")},
+        device=DeviceFile(105, 0o660, 236),
+    ),
+    "not passed to LXC": Machine(
+        LXC | {"dev/kfd": None},
+        {"kfd": Said("error", "in this container (lxc)", "dev0: /dev/kfd", "modprobe")},
+    ),
+    "without KFD": Machine(
+        {"dev/kfd": None},
+        {"kfd": Said("error", "though amdgpu is loaded", "dmesg", "modprobe")},
+    ),
+    "without a udev rule": Machine(
+        {},
+        both_devices(Said("error", "belongs to root:root", "70-kfd.rules", "usermod")),
+        errno.EACCES,
+        DeviceFile(0, 0o600, 236),
+    ),
+    "not in the group": Machine(
+        {"proc/self/status": "Uid:\t1000\t1000\nGid:\t1000\t1000\nGroups:\t1000 \n"},
+        {
+            "groups": Said("warning", "not in the group", "usermod -aG render", reboot=False),
+            **both_devices(Said("error", "only the group render", "usermod -aG render")),
+        },
+        errno.EACCES,
+        DeviceFile(105, 0o660, 236),
+    ),
+    "open to all": Machine(
+        {"proc/self/status": "Uid:\t1000\t1000\nGid:\t1000\t1000\nGroups:\t1000 \n"},
+        device=DeviceFile(105, 0o666, 236),
+    ),
+    "kfd of the group video": Machine(
+        {"etc/group": "video:x:39:user\nuser:x:1000:\n"}, device=DeviceFile(39, 0o660, 236)
+    ),
+}
+
+SETTINGS = {
+    "an override that names the GPU": Machine(
+        environ(HSA_OVERRIDE_GFX_VERSION="11.5.1"),
+        {"environment": Said("info", "changes nothing", "unset HSA_OVERRIDE", reboot=False)},
+    ),
+    "a debugging variable": Machine(
+        environ(AMD_SERIALIZE_KERNEL="3"),
+        {"environment": Said("warning", "AMD_SERIALIZE_KERNEL=3", "unset AMD_SERIALIZE_KERNEL")},
+    ),
+    "wheels' own libraries on the path": Machine(
+        VENV
+        | environ(
+            VIRTUAL_ENV="/home/user/venv",
+            CONDA_PREFIX="",
+            LD_LIBRARY_PATH=f"/{VENV_SITE}/_rocm_sdk_core/lib",
+        )
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
+    ),
+    "battery": Machine(
+        {"sys/class/power_supply/AC0/online": "0\n"}, {"power": Said("warning", "battery")}
+    ),
+    "governor without preference": Machine(
+        {"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n"},
+        {"power": Said("warning", "governor is powersave", "cpupower", reboot=False)},
+    ),
+    "usual governor": Machine(
+        {
+            f"{CPUFREQ}/scaling_governor": "powersave\n",
+            f"{CPUFREQ}/energy_performance_preference": "balance_performance\n",
+        },
+        {"power": Said("info", "accelerator-performance gave 3 %")},
+    ),
+    "tuned": Machine(
+        {"etc/tuned/active_profile": "powersave\n"},
+        {"power": Said("warning", "tuned's profile is powersave", "tuned-adm profile")},
+    ),
+    "power-profiles-daemon": Machine(
+        {"var/lib/power-profiles-daemon/state.ini": "[State]\nProfile=power-saver\n"},
+        {"power": Said("warning", "power-saver", "powerprofilesctl set performance")},
+    ),
+    "profile of the GPU": Machine(
+        {f"{GPU}/pp_power_profile_mode": " 0 BOOTUP_DEFAULT :\n 2 POWER_SAVING*:\n 5 COMPUTE :\n"},
+        {"power": Said("warning", "POWER_SAVING", "echo 0", reboot=False)},
+    ),
+    "manual level": Machine(
+        {f"{GPU}/power_dpm_force_performance_level": "manual\n"},
+        {"power": Said("info", "level is manual", "echo auto")},
+    ),
+    "no power management": Machine(
+        {"proc/cmdline": "amd_iommu=off amdgpu.dpm=0\n"},
+        {"power": Said("warning", "amdgpu.dpm=0", "--remove-args=amdgpu.dpm=0", reboot=True)},
+    ),
+    "scheduler replaced": Machine(
+        {"proc/cmdline": "amd_iommu=off amdgpu.uni_mes=0 amdgpu.sched_policy=2\n"},
+        {"options": Said("warning", "amdgpu.uni_mes=0", "--remove-args=amdgpu.uni_mes=0")},
+    ),
+    "short lockup timeout": Machine(
+        {"proc/cmdline": "amd_iommu=off amdgpu.lockup_timeout=1000,5000\n"},
+        {"options": Said("warning", "reset after 1000 ms", "lockup_timeout=20000")},
+    ),
+    "long lockup timeout": Machine(
+        kernel("7.0.4-200.fc44.x86_64")
+        | {"proc/cmdline": "amd_iommu=off amdgpu.lockup_timeout=20000\n"},
+    ),
+    "mask of power features": Machine(
+        {"etc/modprobe.d/amdgpu.conf": "options amdgpu ppfeaturemask=0xffff7fff\n"},
+        {"options": Said("info", "ppfeaturemask=0xffff7fff", "ppfeaturemask=[^ ]*")},
+    ),
+    "misspelt option": Machine(
+        {"proc/cmdline": "amd_iommu=off ttm.page_limit=31457280\n"},
+        {"gtt": Said("warning", "no such option", "--remove-args=ttm.page_limit", reboot=True)},
+    ),
+    "options for amdttm without DKMS": Machine(
+        {
+            "proc/cmdline": "amd_iommu=off amdttm.pages_limit=31457280\n",
+            "sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n",
+            f"{GPU}/mem_info_gtt_total": f"{62 * GIB}\n",
+        },
+        {"gtt": Said("warning", "amdttm is not loaded", "options ttm pages_limit", reboot=True)},
+    ),
+    "gttsize in a file": Machine(
+        {
+            "etc/modprobe.d/amdgpu.conf": "options amdgpu gttsize=65536\n",
+            f"{GPU}/mem_info_gtt_total": f"{64 * GIB}\n",
+        },
+        {
+            "gtt": Said(
+                "warning",
+                "caps GTT at 64 GiB",
+                "/etc/modprobe.d/amdgpu.conf && sudo dracut",
+                "options ttm",
+                reboot=True,
+            )
+        },
+    ),
+    "a container's memory": Machine(
+        {
+            ".dockerenv": "",
+            "sys/fs/cgroup/memory.max": f"{16 * GIB}\n",
+            "proc/mounts": "shm /dev/shm tmpfs rw,nosuid,size=65536k 0 0\n",
+        },
+        {
+            "container": Said(
+                "warning", "16 GiB of 125; /dev/shm has 64 MiB", "--shm-size 8g", reboot=False
+            )
+        },
+    ),
+    "a service's memory": Machine(
+        {
+            "proc/self/cgroup": "0::/system.slice/vllm.service\n",
+            "sys/fs/cgroup/system.slice/vllm.service/memory.max": f"{32 * GIB}\n",
+        },
+        {"container": Said("warning", "32 GiB of 125", "MemoryMax")},
+    ),
+    "LXC's share of the memory": Machine(
+        LXC | {"proc/meminfo": f"MemTotal: {32 * 2**20} kB\nMemAvailable: {30 * 2**20} kB\n"},
+    ),
+    "old kernel under LXC": Machine(
+        LXC | kernel("6.17.2-1-pve") | DEBIAN,
+        {"kernel": Said("error", "older than 6.18.4", "on the host: sudo apt update")},
+    ),
+}
+
+OTHERS = KERNELS | DRIVERS | DEVICES | SETTINGS

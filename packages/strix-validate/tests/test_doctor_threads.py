@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The doctor on the machines of public threads, and on others that owners may have."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import hosts
+import pytest
+from other_environments import ENVIRONMENTS
+from other_machines import OTHERS
+from strix_validate.checks import Result, Severity, State
+from strix_validate.doctor import environment
+from strix_validate.tiers import doctor
+from test_doctor import examine
+from threads import THREADS, Machine
+
+MACHINES = THREADS | OTHERS | ENVIRONMENTS
+
+
+@pytest.fixture(autouse=True)
+def enough_disk(monkeypatch):
+    monkeypatch.setattr(environment, "disk_usage", lambda place: SimpleNamespace(free=10**12))
+
+
+def refuse_with(number: int) -> Callable[[Path], None]:
+    def refuse(path: Path) -> None:
+        if not path.exists():
+            raise FileNotFoundError(path)
+        if number:
+            raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def results_of(machine: Machine, root: Path) -> dict[str, Result]:
+    hosts.make(root, machine.files)
+    for file in root.glob("opt/rocm*/.info/version"):
+        # newer than the caches
+        os.utime(file, (hosts.NOW, hosts.NOW))
+    return examine(
+        root,
+        open_device=refuse_with(machine.refusal),
+        read_device=lambda path: machine.device,
+        measure_copies=lambda library: {"read_only": 9e9, "writable": machine.rate},
+    )
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_what_is_said_of_a_machine(name, tmp_path):
+    machine = MACHINES[name]
+    results = results_of(machine, tmp_path)
+    for check, said in machine.said.items():
+        result = results[check]
+        assert (result.severity or "") == said.severity, result
+        assert said.message in result.reason and said.fix in result.fix, result
+        assert said.never not in result.fix, result
+        assert said.reboot in (None, result.needs_reboot), result
+    loud = (Severity.WARNING, Severity.ERROR)
+    others = {check: r for check, r in results.items() if check not in machine.said}
+    assert not [r for r in others.values() if r.severity in loud], others
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_advice_names_no_command_of_a_reboot(name, tmp_path):
+    """needs_reboot says so instead: a pasted line must not restart the machine."""
+    for result in results_of(MACHINES[name], tmp_path).values():
+        assert not re.search(r"\b(sudo )?(systemctl )?reboot\b(?! ID)", result.fix), result
+
+
+def test_each_check_has_a_link():
+    for check in doctor.checks():
+        assert re.search(r"https://\S+|docs/\w+\.md", check.why), check
+
+
+def test_an_iommu_that_the_bios_turned_off(tmp_path):
+    hosts.make(tmp_path, {"proc/cmdline": "quiet\n"})
+    assert examine(tmp_path)["iommu"].severity is Severity.INFO
+    (tmp_path / "sys/class/iommu").mkdir(parents=True)
+    assert examine(tmp_path)["iommu"].severity is None
+
+
+@pytest.mark.parametrize(
+    "file", ["var/lib/dpkg/info/rocm-core.list", "var/lib/pacman/local/comgr-7.2.1-1/desc"]
+)
+def test_caches_of_a_systems_packages(file, tmp_path):
+    """Package managers keep the times of what they unpack: their own lists tell when it came."""
+    variables = hosts.environ(CONDA_PREFIX="", PATH="/usr/bin")
+    hosts.make(tmp_path, variables | {file: "/opt/rocm\n"})
+    for days, severity in ((2, None), (0, Severity.WARNING)):
+        os.utime(tmp_path / file, (hosts.NOW - days * 86400,) * 2)
+        assert examine(tmp_path)["caches"].severity is severity, days
+
+
+def test_caches_of_a_virtual_environment(tmp_path):
+    """Its wheels have no conda-meta that would tell when they came."""
+    machine = MACHINES["a user's torch beside a virtual environment"]
+    hosts.make(tmp_path, machine.files)
+    wheels = list(tmp_path.glob("home/user/venv/lib/python3.12/site-packages/*.dist-info"))
+    assert wheels
+    for days, severity in ((2, None), (0, Severity.WARNING)):
+        for wheel in wheels:
+            os.utime(wheel, (hosts.NOW - days * 86400,) * 2)
+        result = examine(tmp_path)["caches"]
+        assert result.state is State.PASSED and result.severity is severity, days
