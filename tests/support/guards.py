@@ -39,6 +39,8 @@ PATCHING = "src/forge/sources/patching.py"
 RECIPE = "src/forge/recipes/recipe.py"
 NETWORK = "src/forge/network.py"
 ERRORS = "src/forge/errors.py"
+LIMITS = "src/forge/limits.py"
+DOWNLOAD = "src/forge/sources/download.py"
 WEB = "packages/strix-validate/src/strix_validate/serving/web.py"
 
 T_PUBLISH = "tests/unit/test_publish.py"
@@ -51,6 +53,7 @@ T_ARCHIVES = "tests/unit/test_archives.py"
 T_PATCHES = "tests/unit/test_patches.py"
 T_SOURCES = "tests/unit/test_sources.py"
 T_GIT = "tests/unit/test_foreign_git.py"
+T_LIMITS = "tests/unit/test_limits.py"
 T_REDIRECTS = "tests/unit/test_redirects.py"
 T_WORKFLOWS = "tests/unit/test_workflows.py"
 
@@ -69,7 +72,7 @@ GUARDS = [
         f"{T_CACHE}::test_a_changed_package_is_not_taken",
     ),
     Guard(
-        CACHE,
+        LIMITS,
         "        if self.left < 0:\n",
         "        if False:\n",
         f"{T_CACHE}::test_a_package_that_does_not_end",
@@ -139,6 +142,24 @@ GUARDS = [
         "> DEEPEST:",
         "> 10**9:",
         f"{T_LOCKS}::test_a_deep_lock_is_not_parsed_for_ever",
+    ),
+    Guard(
+        LIMITS,
+        "    if len(data) > limit:\n",
+        "    if False:\n",
+        f"{T_LIMITS}::test_files",
+    ),
+    Guard(
+        DOWNLOAD,
+        "                        if len(body) > limits.PAGE:\n",
+        "                        if False:\n",
+        f"{T_LIMITS}::test_a_page_of_an_index",
+    ),
+    Guard(
+        DOWNLOAD,
+        "                        if have > limits.SOURCE:\n",
+        "                        if False:\n",
+        f"{T_LIMITS}::test_a_source",
     ),
     Guard(
         WEB,
