@@ -75,7 +75,7 @@ GUARDS = [
         LIMITS,
         "        if self.left < 0:\n",
         "        if False:\n",
-        f"{T_CACHE}::test_a_package_that_does_not_end",
+        f"{T_LIMITS}::test_a_package",
     ),
     Guard(
         CACHE,

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from rattler import RepoDataRecord
 from support import conda_packages
 from support.conda_packages import file
 from support.project import CHECKOUT
-from support.servers import QuietHandler, served
 from support.small_channel import workspace
 
 from forge.conda import cache
@@ -145,30 +143,6 @@ def test_a_changed_package_is_not_taken(record: RepoDataRecord, tmp_path: Path) 
     with pytest.raises(Failed, match="is locked but missing"):
         cache.fill(tmp_path / "cache", [record])
     assert not (tmp_path / "cache/alpha-1.0-h1234567_0").exists()
-
-
-class Endless(QuietHandler):
-    """Sends packages without an end, until the client hangs up."""
-
-    most = 16 << 20  # of a client that would take all of it
-
-    def do_GET(self) -> None:
-        if not self.path.endswith(".conda"):
-            return super().do_GET()
-        self.send_response(200)
-        self.end_headers()
-        with suppress(OSError):
-            for _ in range(self.most >> 16):
-                self.wfile.write(bytes(1 << 16))
-        return None
-
-
-def test_a_package_that_does_not_end(channel: Path, tmp_path: Path) -> None:
-    with served(channel, Endless) as url:
-        app = workspace(tmp_path / "app", url)
-        app.lock()
-        with pytest.raises(Failed, match=r"alpha-1\.0.*is larger than its record says"):
-            cache.fill(tmp_path / "cache", app.locked("default"))
 
 
 def test_what_the_bindings_raise_names_the_package(
