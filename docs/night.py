@@ -206,8 +206,6 @@ def run(night: Night, gpu: bool, planned: str) -> bool:
     made = digest(*sorted(night.packages.glob("*/repodata.json")))
     results.append(night.step("publish", [*night.base, "publish", "--to", channel], made))
     published = any(night.channel.glob("*/repodata.json"))
-    if published:
-        results.append(night.step("verify", [FORGE, "channel", "verify", channel], made))
     new = make_home(night.folder / "home") | {"FORGE_CHANNEL": channel}
     for manifest in sorted(ROOT.glob("stacks/*/pixi.toml")) if published else ():
         stack, copy = manifest.parent.name, ROOT / "build/stacks" / manifest.parent.name

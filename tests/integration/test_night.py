@@ -136,8 +136,8 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
         yield Owner(tmp_path, url, requests)
 
 
-# git, plan, git, sources, note, build, note, publish, note, verify, note; then lock, note, install,
-# note, validate and note of each stack; git, archive. What is done before is left out.
+# git, plan, git, sources, note, build, note, publish, note; then lock, note, install, note,
+# validate and note of each stack; git, archive. What is done before is left out.
 KILLS = {
     "before plan": 2,
     "before the note of sources": 5,
@@ -146,7 +146,7 @@ KILLS = {
     "before the note of build": 5,
     "before publish": 6,
     "before the note of publish": 7,
-    "before one is installed": 12,
+    "before one is installed": 10,
     "in one's validation": 0,
     "before the archive": 11,
 }

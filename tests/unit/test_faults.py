@@ -24,9 +24,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 # command, kind of the call, which of them, what it says, part of its path
 FAULTS = [
-    ("publish", "open", 1, "ENOSPC", "/partial"),
-    ("publish", "write", 1, "ENOSPC", "/partial"),
-    ("publish", "fsync", 1, "EIO", "/partial"),
+    ("publish", "open", 1, "ENOSPC", "/public/noarch/.partial-gamma"),
+    ("publish", "write", 1, "ENOSPC", "/public/noarch/.partial-gamma"),
+    ("publish", "fsync", 1, "EIO", "/public/noarch/.partial-gamma"),
     ("publish", "rename", 1, "EXDEV", "/public/noarch/gamma"),
     ("publish", "mkdir", 1, "ENOSPC", "/public/.forge-"),
     ("publish", "link", 1, "EXDEV", "/noarch/alpha"),
@@ -43,7 +43,7 @@ FAULTS = [
     ("publish", "write", 1, "ENOSPC", "/.partial-withdrawn.json"),
     ("withdraw", "rename", 1, "EIO", "/public/withdrawn.json"),
     ("withdraw", "rename", 1, "EIO", "/public/linux-64/repodata.json.zst"),
-    ("withdraw", "write", 1, "ENOSPC", "/repodata.json.zst"),
+    ("withdraw", "fsync", 1, "EIO", "/.tmp/repodata.json."),
     ("withdraw", "mkdir", 1, "ENOSPC", "/public-withdrawn"),
     ("withdraw", "write", 1, "ENOSPC", "/public-withdrawn/noarch/.partial-"),
     ("withdraw", "unlink", 1, "EIO", f"/public/noarch/{ALPHA}.conda"),
