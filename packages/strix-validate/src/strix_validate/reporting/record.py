@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The record of a run: written by --json, read by `report`, kept in evidence/."""
 
+import os
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -147,9 +148,15 @@ class Record(StrictModel):
         return self.model_dump_json(indent=1, by_alias=True)
 
     def write(self, file: Path) -> None:
-        """Replace the file whole: a run that is killed in between leaves the one before."""
+        """Replace the file whole: a run that is killed in between leaves the one before.
+
+        So does a machine that ends in between: the disk has the text before the file gets its name.
+        """
         part = file.with_suffix(".part")
-        part.write_text(self.dump() + "\n")
+        with part.open("w") as stream:
+            stream.write(self.dump() + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
         part.replace(file)
 
 
