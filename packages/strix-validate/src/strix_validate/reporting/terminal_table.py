@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A record on the terminal."""
 
-import math
 import re
 import textwrap
-import tomllib
-from fnmatch import fnmatchcase
-from importlib.resources import files
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from strix_validate import TARGET
 from strix_validate.checks import Severity, State
+from strix_validate.reporting import speeds
 from strix_validate.reporting.record import CheckRecord, Record
 
 _COLOUR = {
@@ -28,16 +24,15 @@ _COLOUR = {
 def show(record: Record, console: Console) -> None:  # noqa: C901 (its parts in order)
     """Print a row for each check that ran, then the reasons, each once, fixes and totals."""
     table = Table("check", "state", "measured", box=None)
-    speeds = [check for check in record.checks if "forward_ms" in check.measured]
+    timed = [check for check in record.checks if "forward_ms" in check.measured]
     for check in record.checks:
-        if check.state is not State.SKIPPED and check not in speeds:
+        if check.state is not State.SKIPPED and check not in timed:
             table.add_row(check.id, _coloured(_verdict(check)), escape(summary(check.measured)))
     if table.row_count:
         console.print(table)
-    if speeds:
-        console.print(_speed_table(speeds))
-    if (expected := _expected_table(record)).row_count:
-        console.print(expected)
+    if timed:
+        console.print(_speed_table(timed))
+    _show_expected(record, console)
     reasons: dict[tuple[State | Severity, str], list[str]] = {}
     for check in record.checks:
         if check.reason:
@@ -55,6 +50,22 @@ def show(record: Record, console: Console) -> None:  # noqa: C901 (its parts in 
     console.print(", ".join(f"{number} {name}" for name, number in record.summary.items()))
     if record.unfinished:
         console.print(f"[red]interrupted[/]: {record.unfinished} checks did not run")
+
+
+def _show_expected(record: Record, console: Console) -> None:
+    """Print speeds beside what is expected of gfx1151, and the usual cause of each one that is off.
+
+    A table of expectations that cannot be read costs these lines and no others.
+    """
+    try:
+        table, explanations = speeds.table(record)
+    except speeds.BadSpeeds as error:
+        console.print(f"no speeds are compared: {escape(str(error))}")
+        return
+    if table.row_count:
+        console.print(table)
+    for line in explanations:
+        console.print(f"[yellow]off[/]: {escape(line)}", soft_wrap=True)
 
 
 def _verdict(check: CheckRecord) -> State | Severity:
@@ -88,23 +99,6 @@ def _speed_table(checks: list[CheckRecord]) -> Table:
         cells += [f"{peak:.0%}" if peak else "", f"{found.get('memory_mib', 0):.0f}"]
         cells.append(f"{found['cache_gbps']:.0f}" if "cache_gbps" in found else "")
         table.add_row(check.id.removeprefix("bench/"), *cells[: len(table.columns) - 1])
-    return table
-
-
-def _expected_table(record: Record) -> Table:
-    """Tabulate what was measured of the speeds that speeds.toml expects of gfx1151."""
-    table = Table("speed", "here", "on gfx1151", "", box=None)
-    known = tomllib.loads((files(__package__) / "speeds.toml").read_text())["speed"]
-    ours = record.device.architecture.startswith(TARGET)
-    for row in known:
-        for check in (each for each in record.checks if fnmatchcase(each.id, row["check"])):
-            if (here := check.measured.get(row["measured"])) is None:
-                continue
-            low, high = row.get("range", (0, math.inf))
-            verdict = "" if not ours or low <= here <= high else f"expected: {row['said']}"
-            usual = f"{low} to {high}" if high < math.inf else "not published"
-            name = row["what"].format(check.id.rpartition("-")[2])
-            table.add_row(name, f"{here:.4g} {row['unit']}", usual, verdict)
     return table
 
 

@@ -132,6 +132,8 @@ _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
 _OPERATIONS_PER_CLOCK = {"gfx1151": 1024, "gfx1100": 1024, "sm_80": 2048, "sm_90": 4096}
 #: Where scores fill memory, flash attention is at least this much faster than math.
 _LEAST_SPEEDUP = 1.5
+#: Parts of the ids of checks in _WHOLE.
+_WHOLE_KINDS = ("timer", "copy", "product", "product-fp32", "host-copy")
 #: Two measurements of the same call may differ by this much.
 _TIMER_TOLERANCE = 0.05
 #: Milliseconds below which overwriting the cache no longer hides a call's kernel launches, so that
@@ -207,7 +209,7 @@ def applies(check: Check, options: RunOptions) -> bool:
     kind, rest = check.id.split("/")[1], check.id.rsplit("/", 1)[-1].split("-")[0]
     if options.device == "cuda":
         return options.size.holds(Size.FULL) or rest not in ("large", "xlarge", "gqa")
-    return kind in ("timer", "copy", "product") or rest in ("tiny", "small")
+    return kind in _WHOLE_KINDS or rest in ("tiny", "small")
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
@@ -399,9 +401,11 @@ def _compare_timers(options: RunOptions) -> Result:
     return judged(ANY, wrong, found)
 
 
-def _time_whole(options: RunOptions, shape: tuple[int, ...], function: Callable) -> Timing:
+def _time_whole(
+    options: RunOptions, shape: tuple[int, ...], function: Callable, dtype=torch.float16
+) -> Timing:
     need_gpu(options, "only a GPU's speed is of interest")
-    tensors = [torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(2)]
+    tensors = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2)]
     return timed(lambda: function(*tensors), "cuda")
 
 
@@ -416,6 +420,37 @@ def _product(options: RunOptions) -> dict:
     return {"product_tflops": rate} | ({"product_of_peak": rate / peak} if peak else {})
 
 
+def _product_fp32(options: RunOptions) -> dict:
+    timing = _time_whole(options, (4096, 4096), torch.mm, torch.float32)
+    return {"product_fp32_tflops": 2 * 4096**3 / timing.median / 1e9}
+
+
+def _host_copy(options: RunOptions) -> dict:
+    need_gpu(options, "only a GPU's speed is of interest")
+    ordinary = torch.ones(_COPIED, dtype=torch.uint8)  # zeros would have no pages yet
+    pinned, there = ordinary.pin_memory(), ordinary.to("cuda")
+    copies = {
+        "to_gpu": lambda: there.copy_(pinned),
+        "from_gpu": lambda: pinned.copy_(there),
+        "pageable": lambda: there.copy_(ordinary),
+    }
+    return {f"{name}_gbps": _COPIED / fastest(copy) / 1e9 for name, copy in copies.items()}
+
+
+def fastest(copy: Callable) -> float:
+    """Return the seconds of the fastest of ten copies; of fewer, where they take seconds each."""
+    times: list[float] = []
+    while len(times) < 10 and sum(times) < 1:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        copy()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+#: Bytes of a copy from and to the host; a faulty kernel takes 16 seconds for them.
+_COPIED = 32 * 2**20
 _WHOLE: dict[Check, Body] = {
     Check("bench/timer", "the timer agrees with triton.testing.do_bench within 5 %",
         "times of launches instead of kernels, because synchronisation is missing: "
@@ -426,4 +461,10 @@ _WHOLE: dict[Check, Body] = {
     Check("bench/product", "the rate of a product of 4096 by 4096 fp16 matrices",
         "a library without kernels for this GPU, which is 5 to 10 times slower: "
         "https://github.com/ROCm/legacy-rocm-build/issues/4748"): _product,
+    Check("bench/product-fp32", "the rate of a product of 4096 by 4096 fp32 matrices",
+        "a library that is 20 times slower in fp32 than another one: "
+        "https://github.com/ROCm/legacy-rocm-build/issues/5807"): _product_fp32,
+    Check("bench/host-copy", "bytes that a copy to and from the GPU moves in a second",
+        "a kernel whose copies to the GPU wait a second at a time: "
+        "https://github.com/ROCm/legacy-rocm-build/issues/6523"): _host_copy,
 }  # fmt: skip

@@ -69,9 +69,18 @@ def _of_server(
             session.need_vllm()
             server = session.server.endpoint
         more = [options.questions] if body is judges.judge_questions else []
-        return body(server, *more)
+        measured = body(server, *more)
+        if "tokens_per_second" in measured:
+            measured["model"] = name_of(options.model)
+        return measured
 
     return bound
+
+
+def name_of(model: str) -> str:
+    """Return a model's name without its folders: of "Qwen/Qwen3-8B" and of a path in a cache."""
+    cached = re.search(r"models--[^/]+--([^/]+)/snapshots(/|$)", model)
+    return cached.group(1) if cached else model.rstrip("/").rpartition("/")[2]
 
 
 def offline_repeats(session: ServerSession) -> dict:
