@@ -21,6 +21,8 @@ from strix_validate.doctor.kernel_lists import describe, installed
 from strix_validate.models import command as models_command
 from strix_validate.reporting import record
 from strix_validate.runner import NoSuchCheck, select
+from strix_validate.soak import command as soak_command
+from strix_validate.soak.verdicts import CHECKS as SOAK_CHECKS
 from strix_validate.terminal import (
     OPTIONS,
     DeviceName,
@@ -163,6 +165,7 @@ _command(
     """, Size.FULL, _run,
 )  # fmt: skip
 app.command()(models_command.models)
+app.command()(soak_command.soak)
 
 
 @contextlib.contextmanager
@@ -257,6 +260,7 @@ def list_checks(
             known[name] = tiers.load(name).checks()
         except ModuleNotFoundError as error:
             absent.append(f"tier {name} is not listed: {error.name} is not installed")
+    known["soak"] = SOAK_CHECKS
     try:
         found = [check for checks in select(known, only or []).values() for check in checks]
     except NoSuchCheck as error:

@@ -37,7 +37,7 @@ _STYLE = {
 
 
 def figures(record: Record) -> Iterator[Figure]:
-    """Draw a server under load; rate by size and backend, forward and backward, and speed-up.
+    """Draw a soak; a server under load; rates by size and backend, both directions; speed-up.
 
     None of what was not measured.
     """
@@ -52,7 +52,10 @@ def figures(record: Record) -> Iterator[Figure]:
         for check in record.checks
         if check.id.startswith("bench/speedup/") and "forward" in check.measured
     }
+    soaks = [check.measured["series"] for check in record.checks if "series" in check.measured]
     with matplotlib.rc_context(_STYLE):
+        for series in soaks:
+            yield _soak(series)
         if loads:
             yield _loads(loads)
         for direction in ("forward", "backward") if rates else ():
@@ -73,15 +76,58 @@ def svg(figure: Figure) -> str:
     return f"{tag.replace('<svg ', label)}>{rest}".replace(_INK, "currentColor")
 
 
-def write(record: Record, folder: Path) -> list[Path]:
-    """Write PNG and SVG files of the figures, for use elsewhere, on white; return their paths."""
+def write(record: Record, folder: Path, stem: str = "bench") -> list[Path]:
+    """Write PNG and SVG files of the figures, for use elsewhere, on white; return their paths.
+
+    They are called STEM-1.svg and so on.
+    """
     files = []
     with matplotlib.rc_context(_STYLE):
         for number, figure in enumerate(figures(record), 1):
             for suffix in ("svg", "png"):
-                files.append(folder / f"bench-{number}.{suffix}")
+                files.append(folder / f"{stem}-{number}.{suffix}")
                 figure.savefig(files[-1], dpi=150, facecolor="white", metadata={})
     return files
+
+
+#: Panels of a soak: a column of its series, and the words beside its axis.
+_PANELS = {
+    "temperature_c": "°C",
+    "clock_mhz": "MHz",
+    "power_w": "W",
+    "gpu_memory_mib": "GPU, MiB",
+    "process_mib": "process, MiB",
+    "speed": "speed",
+}
+
+
+def _soak(series: dict[str, list]) -> Figure:
+    """Draw the course of a soak: a panel for each quantity that was read, over minutes.
+
+    A span has the colour of its load; a dashed line is an event, such as a wrong result.
+    """
+    shown = [name for name in _PANELS if any(value is not None for value in series[name])]
+    number = max(1, len(shown))
+    figure = Figure(figsize=(8, 0.6 + 1.1 * number), layout="constrained", label="a soak")
+    panels = figure.subplots(number, 1, sharex=True, squeeze=False)[:, 0]
+    colours = dict(zip(dict.fromkeys(series["load"]), COLOURS.values(), strict=False))
+    for name, axes in zip(shown, panels, strict=False):
+        values = [float("nan") if value is None else value for value in series[name]]
+        axes.plot(series["minutes"], values, color=_INK, linewidth=0.8)
+        for load, colour in colours.items():
+            points = [
+                (minute, value)
+                for minute, value, at in zip(series["minutes"], values, series["load"], strict=True)
+                if at == load
+            ]
+            axes.scatter(*zip(*points, strict=True), s=5, color=colour, label=load or "start")
+        for minute in series["events"]:
+            axes.axvline(minute, color=COLOURS["vllm"], linestyle="--", linewidth=0.8)
+        axes.set_ylabel(_PANELS[name], fontsize=9)
+    if shown:
+        panels[0].legend(frameon=False, labelcolor=_INK, ncols=5, fontsize=8, loc="lower right")
+    panels[-1].set_xlabel("minutes")
+    return figure
 
 
 def _loads(loads: list[dict]) -> Figure:

@@ -64,12 +64,14 @@ class ServerSession:
     """The model, its offline output, and the server, each made on first use.
 
     start_limit and stop_limit are in seconds. model: a folder to serve instead of the tiny one.
+    flags: of `vllm serve` for the tiny one.
     """
 
     device: str
     start_limit: float = _START_LIMIT
     stop_limit: float = _STOP_LIMIT
     model: str = ""
+    flags: Sequence[str] = tuple(_TINY)
     made: dict = field(default_factory=dict)
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -124,7 +126,7 @@ class ServerSession:
         """A server of the model, started when first asked for."""
         if not self.model:
             _ = self.reference
-        folder, flags = Path(self.model or self.folder / "model"), _TINY
+        folder, flags = Path(self.model or self.folder / "model"), self.flags
         if self.model:
             memory = memory_of(Tree())
             flags = ["--gpu-memory-utilization", f"{memory.utilization:.2f}"] if memory else []

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Child processes that may hang with the GPU, read without waiting for them."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class LineProcess:
+    """A Python module in a process group of its own; it ends when its standard input is closed.
+
+    Ctrl-C on the terminal does not reach it: the recorder decides when it ends.
+    """
+
+    def __init__(self, arguments: Sequence[str | Path], log: Path) -> None:
+        """Start `python ARGUMENTS`, with standard error appended to the log."""
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                start_new_session=True,
+            )
+        self._output = self._process.stdout.fileno()  # type: ignore[union-attr]
+        os.set_blocking(self._output, False)
+        self.pid = self._process.pid
+        self._rest = b""
+
+    def lines(self) -> list[str]:
+        """Return the whole lines that were written since the last call."""
+        while True:
+            try:
+                part = os.read(self._output, 1 << 16)
+            except BlockingIOError:
+                break
+            if not part:
+                break
+            self._rest += part
+        *whole, self._rest = self._rest.split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+    def wait_for_lines(self, limit: float) -> list[str]:
+        """Return lines as soon as there are any; none if the process closes its output.
+
+        Raises:
+            TimeoutError: there are none within the limit in seconds.
+        """
+        ready, _, _ = select.select([self._output], [], [], limit)
+        if not ready:
+            raise TimeoutError(f"no answer in {limit:.0f} s")
+        return self.lines()
+
+    def status(self) -> int | None:
+        """Return the exit status, negative for a signal, or None while the process runs."""
+        return self._process.poll()
+
+    def kernel_state(self) -> str:
+        """Return where the process is, as /proc has it: "D in amdgpu_fence_wait", for example."""
+        folder = Path("/proc", str(self.pid))
+        try:
+            letter = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            place = (folder / "wchan").read_text().strip("0\n")
+        except (OSError, IndexError):
+            return ""
+        return f"{letter} in {place}" if place else letter
+
+    def stop(self, limit: float = 10.0) -> bool:
+        """End the process and its children; return False if it cannot be killed.
+
+        A process that waits inside a driver ignores even SIGKILL, so nothing here waits for it.
+        """
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(limit)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return False
+        return True

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The process that loads the GPU: `python -m strix_validate.soak.worker OPTIONS`, in JSON.
+
+It writes a JSON object a line to standard output, and ends between two steps when its standard
+input is closed, so that no kernel is killed half-way:
+
+    {"device": ...}                              once, the device that torch opened
+    {"unable": "torch sees no GPU"}              nothing can be loaded, and it ends
+    {"prepare": "product", "what": ..., "unit": ...}
+    {"turn": 3, "load": "product"}               the load begins its turn
+    {"step": 41, "load": "product", "rate": ..., "results": ..., "changed": ..., "error": ...}
+    {"failed": "RuntimeError: ..."}              and it ends
+"""
+
+import json
+import os
+import select
+import sys
+import time
+from dataclasses import asdict
+from itertools import count, cycle
+
+from strix_validate.checks import CannotRun
+from strix_validate.doctor import host
+
+
+def _say(report, **fields: object) -> None:
+    report.write(json.dumps(fields) + "\n")
+    report.flush()
+
+
+def _is_wanted() -> bool:
+    """Return whether the recorder still holds the other end of standard input."""
+    ready, _, _ = select.select([sys.stdin], [], [], 0)
+    return not ready
+
+
+def _take_turns(report, loads: list, turn_seconds: float) -> None:
+    """Run the loads in turn until standard input is closed."""
+    numbers = count(1)
+    for turn, load in enumerate(cycle(loads)):
+        _say(report, turn=turn, load=load.name)
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < turn_seconds:
+            if not _is_wanted():
+                return
+            start = time.perf_counter()
+            step = load.step()
+            rate = step.work / load.scale / (time.perf_counter() - start)
+            _say(report, step=next(numbers), load=load.name, rate=rate, **asdict(step))
+
+
+def main(arguments: str) -> None:
+    """Open the device and run the loads.
+
+    Args:
+        arguments: JSON of "device", and for the loads "turn_seconds", "url" and "model" as well;
+            without "turn_seconds" only the device is described.
+    """
+    options = json.loads(arguments)
+    # libraries print to standard output, which is the recorder's
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    device = host.device_for(options["device"])
+    description = host.describe_device(device)
+    _say(report, device=description.model_dump(), name=device)
+    if "turn_seconds" not in options:
+        return
+    if description.type == "none":
+        _say(report, unable="torch sees no GPU")
+        return
+    try:
+        from strix_validate.soak import loads
+
+        loads.need_gpu_memory(device)
+        turns = loads.make_loads(device, options["url"], options["model"])
+        for load in turns:
+            _say(report, prepare=load.name, what=load.what, unit=load.unit)
+            load.prepare()
+        _take_turns(report, turns, options["turn_seconds"])
+    except CannotRun as reason:
+        _say(report, unable=str(reason))
+    except Exception as error:  # whatever a GPU's library raises is the finding
+        _say(report, failed=f"{type(error).__name__}: {error}"[:500])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A mock of a GPU under load, by a clock that the test drives: an hour takes no time."""
+
+import json
+import os
+from pathlib import Path
+
+from strix_validate.doctor.tree import Tree
+from strix_validate.reporting.record import Device
+from strix_validate.soak.recorder import Recorder
+from strix_validate.soak.story import Story
+
+GPU = Device(type="gpu", architecture="gfx1151", build="rocm")
+LOADS = {"attention": "tflops", "product": "tflops", "copy": "gbps"}
+TURN = 15
+
+
+class Clock:
+    """Stands still until it is waited for. interrupt_at: Ctrl-C comes in that second."""
+
+    def __init__(self, interrupt_at=float("inf")):
+        self.seconds, self.interrupt_at = 0.0, interrupt_at
+
+    def now(self):
+        return self.seconds
+
+    def wait_until(self, moment):
+        self.seconds = moment
+        if moment >= self.interrupt_at:
+            raise KeyboardInterrupt
+
+
+class FakeGpu:
+    """Worker and sensors in one: a step each half a second, three loads in turns of 15 seconds.
+
+    Args:
+        hang_at, die_at: The second after which nothing comes, or the process has a status.
+        reading: Returns the sensors' reading of a second and a load.
+        step: Returns what differs in a step from a right one, for a second, a load and its number.
+        prepared_at: The second in which the first turn begins.
+    """
+
+    def __init__(
+        self,
+        clock,
+        *,
+        hang_at=float("inf"),
+        die_at=float("inf"),
+        status=-9,
+        last_line="",
+        reading=None,
+        step=None,
+        prepared_at=20,
+    ):
+        self.clock, self.hang_at, self.die_at = clock, hang_at, die_at
+        self.exit_status, self.last_line = status, last_line
+        self.change = step or (lambda at, load, number: {})
+        self.read = reading or (lambda at, load: {})
+        self.prepared_at, self.pid = prepared_at, os.getpid()
+        self.written, self.turn = 0.0, -1
+        self.numbers = dict.fromkeys(LOADS, 0)
+        self.sensors = Sensors(self)
+        self.begin = [{"prepare": n, "what": f"{n} of size", "unit": u} for n, u in LOADS.items()]
+
+    def load_at(self, at):
+        turn = int(at - self.prepared_at) // TURN
+        return turn, list(LOADS)[turn % len(LOADS)]
+
+    def lines(self):
+        messages, self.begin = self.begin, []
+        until = min(self.clock.seconds, self.hang_at, self.die_at)
+        while self.written + 0.5 <= until:
+            self.written += 0.5
+            if self.written <= self.prepared_at:
+                continue
+            turn, load = self.load_at(self.written)
+            if turn != self.turn:
+                self.turn = turn
+                messages.append({"turn": turn, "load": load})
+            self.numbers[load] += 1
+            right = {"rate": 30.0, "results": 40, "changed": 0, "error": 0.2, "fault": ""}
+            messages.append(
+                {"step": 1, "load": load}
+                | right
+                | self.change(self.written, load, self.numbers[load])
+            )
+        lines = [json.dumps(message) for message in messages]
+        if self.status() is not None and self.last_line:
+            lines.append(self.last_line)
+            self.last_line = ""
+        return lines
+
+    def status(self):
+        return self.exit_status if self.clock.seconds >= self.die_at else None
+
+    def kernel_state(self):
+        return "D in amdgpu_fence_wait" if self.clock.seconds >= self.hang_at else "R"
+
+
+class Sensors:
+    """The sensors' process."""
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def lines(self):
+        at = self.gpu.clock.seconds
+        load = self.gpu.load_at(at)[1] if at >= self.gpu.prepared_at else ""
+        right = {"temperature_c": 70, "clock_mhz": 2700, "power_w": 110, "gpu_memory_mib": 4000}
+        return [json.dumps(right | self.gpu.read(at, load))]
+
+
+def soak(gpu, *, minutes=60, tree=None, faults=None, keep=lambda row: None, device=GPU):
+    """Record the mock; return the story. faults: the kernel's, by second; tree: the machine."""
+    story = Story(device)
+    faults = dict(faults or {})
+
+    def kernel_faults():
+        due = [at for at in faults if at <= gpu.clock.seconds]
+        return [faults.pop(at) for at in due]
+
+    tree = tree or Tree(Path("/without-a-machine"))
+    recorder = Recorder(story, gpu, gpu.sensors, kernel_faults, keep, gpu.clock, tree)
+    recorder.run(minutes * 60, 120)
+    return story

@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`strix-validate soak`: what it makes of a GPU that hangs, throttles, drifts, leaks or is wrong.
+
+The GPU is a mock, and so is the clock. test_soak_worker has the real loads and processes.
+"""
+
+import json
+import os
+import struct
+
+import pytest
+from fake_gpu import GPU, Clock, FakeGpu, soak
+from records import make
+from strix_validate.checks import State
+from strix_validate.doctor.tree import Tree
+from strix_validate.reporting import plots, record
+from strix_validate.reporting.record import Device
+from strix_validate.soak import command, kernel_log, telemetry, verdicts
+from strix_validate.soak.advice import advise
+from strix_validate.soak.recorder import Table
+
+LATE = 20 * 60
+
+
+def judge(story):
+    """Return the results by the last part of their checks' ids."""
+    return {result.check.id.removeprefix("soak/"): result for result in verdicts.judge(story)}
+
+
+def failed(story):
+    return {name for name, result in judge(story).items() if result.state is State.FAILED}
+
+
+def run(**options):
+    rest = {name: options.pop(name) for name in ("minutes", "faults", "tree") if name in options}
+    return soak(FakeGpu(Clock(), **options), **rest)
+
+
+def test_an_hour_without_a_fault_passes():
+    rows = []
+    gpu = FakeGpu(Clock())
+    results = judge(soak(gpu, keep=rows.append))
+    assert {result.state for name, result in results.items() if name != "server"} == {State.PASSED}
+    assert results["server"].state is State.SKIPPED
+    assert [row["seconds"] for row in rows] == list(range(3601))
+    assert rows[30]["load"] == "attention" and rows[36]["load"] == "product"
+    assert rows[30]["clock_mhz"] == 2700 and rows[30]["power_w"] == 110
+    assert rows[-1]["steps"] == 2 * (3600 - 20)
+    assert results["product"].measured["median_tflops"] == 30.0
+    assert results["whole"].measured["minutes"] == 60.0
+
+
+def test_a_hang_ends_it_with_what_was_running():
+    story = run(hang_at=37 * 60 + 2.0)  # in a turn of copies
+    assert failed(story) == {"whole"}
+    reason = judge(story)["whole"].reason
+    steps = len(story.steps["copy"])
+    assert f"in copy, its step {steps + 1}: copy of size" in reason
+    assert "no progress for 121 s, 37.0 minutes after the begin" in reason
+    assert "state D in amdgpu_fence_wait" in reason
+    assert story.samples[-1]["seconds"] == 37 * 60 + 2 + 121
+    assert "no progress" in story.samples[-1]["event"]
+
+
+def test_a_hang_in_the_last_seconds_is_one():
+    story = run(hang_at=3590.0)
+    assert failed(story) == {"whole"} and not story.is_whole
+    assert story.samples[-1]["seconds"] > 3600
+
+
+def test_a_long_preparation_is_no_hang_and_an_endless_one_is():
+    assert not failed(run(prepared_at=500))
+    reason = judge(run(prepared_at=10**9))["whole"].reason
+    assert "no progress for 601 s" in reason and "the preparation of copy" in reason
+
+
+def test_a_worker_that_is_killed_leaves_its_story():
+    story = run(die_at=LATE)
+    assert failed(story) == {"whole"}
+    reason = judge(story)["whole"].reason
+    assert "failed after 20.0 minutes in" in reason and "by signal 9 (killed" in reason
+    assert story.number_of_steps == 2 * (LATE - 20)
+
+
+@pytest.mark.parametrize(
+    "status, words", [(1, "with status 1"), (-6, "signal 6 (abort)"), (-31, "by signal 31")]
+)
+def test_a_worker_that_ends_is_told_how(status, words):
+    assert words in judge(run(die_at=LATE, status=status))["whole"].reason
+
+
+def test_a_worker_says_itself_what_failed():
+    line = json.dumps({"failed": "RuntimeError: HIP error: unspecified launch failure"})
+    reason = judge(run(die_at=LATE, status=0, last_line=line))["whole"].reason
+    assert reason.endswith("HIP error: unspecified launch failure")
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out():
+    assert failed(run(die_at=LATE, last_line='{"step": 12, "load": "prod')) == {"whole"}
+
+
+@pytest.mark.parametrize(
+    "fault, words",
+    [
+        ({"error": 40.0}, "an error of 40 times its bound"),
+        ({"error": None}, "a result that is no number"),
+        ({"changed": 1}, "1 of 40 results differ from the first one bit for bit"),
+        ({"fault": "a request was answered for another one's prompt"}, "another one's prompt"),
+    ],
+)
+def test_one_wrong_result_after_many_right_ones_fails(fault, words):
+    def step(at, load, number):
+        return fault if (load, number) == ("product", 500) else {}
+
+    story = run(step=step)
+    assert failed(story) == {"product"}
+    result = judge(story)["product"]
+    assert words in result.reason and "1 of 2391 steps, the first of them step 500" in result.reason
+    assert [row["event"] for row in story.samples if row["event"]] == ["wrong results of product"]
+
+
+def test_a_load_that_does_not_repeat_itself_may_differ_within_its_bound():
+    assert not failed(run(step=lambda at, load, number: {"changed": None}))
+
+
+@pytest.mark.parametrize("share, expected", [(0.6, {"throttling"}), (0.8, set())])
+def test_a_clock_that_falls_under_load_is_throttling(share, expected):
+    story = run(reading=lambda at, load: {"clock_mhz": 2700 * (share if at > LATE else 1)})
+    assert failed(story) == expected
+    result = judge(story)["throttling"]
+    assert result.measured["product_lowest_mhz"] == pytest.approx(2700 * share)
+    if expected:
+        assert "product_mhz: 2700 in the first turn, 1620 after 20" in result.reason
+        assert "platform_profile" in result.fix
+
+
+def test_a_clock_that_is_low_for_some_seconds_or_in_copies_is_not():
+    def reading(at, load):
+        return {"clock_mhz": 900 if load == "copy" or at % 15 < 4 else 2700}
+
+    assert not failed(run(reading=reading))
+
+
+def test_a_speed_that_falls_is_throttling_without_sensors():
+    def step(at, load, number):
+        return {"rate": 15.0} if at > LATE and load == "attention" else {}
+
+    story = run(step=step, reading=lambda at, load: {"clock_mhz": None})
+    assert failed(story) == {"throttling"}
+    reason = judge(story)["throttling"].reason
+    assert "attention_tflops: 30 in the first turn, 15 after 20" in reason and "copy" not in reason
+
+
+def test_what_limits_the_clock_is_named():
+    story = run(reading=lambda at, load: {"limited_by": "GPU temperature"} if at > LATE else {})
+    assert judge(story)["throttling"].measured["limited_by"] == "GPU temperature"
+
+
+def test_a_cpu_is_not_judged_by_its_clock():
+    cpu = Device(type="cpu", architecture="x86_64")
+    story = soak(FakeGpu(Clock(), step=lambda at, load, number: {"rate": 3e4 / at}), device=cpu)
+    assert judge(story)["throttling"].state is State.SKIPPED
+
+
+@pytest.mark.parametrize("last, expected", [(0.45, {"drift"}), (0.21, set())])
+def test_errors_that_grow_within_their_bound_are_a_drift(last, expected):
+    def step(at, load, number):
+        return {"error": 0.2 + (last - 0.2) * at / 3600} if load == "attention" else {}
+
+    story = run(step=step)
+    assert failed(story) == expected
+    assert not expected or "attention: from 0.23 to 0.42" in judge(story)["drift"].reason
+
+
+@pytest.mark.parametrize(
+    "growth, expected",
+    [
+        (lambda at: at / 5, {"memory"}),
+        (lambda at: at / 50, set()),  # 70 MiB in an hour
+        (lambda at: 5000 * (at > 1800), set()),  # another program begins
+    ],
+)
+def test_memory_of_the_gpu_that_grows_is_a_leak(growth, expected):
+    story = run(reading=lambda at, load: {"gpu_memory_mib": 4000 + growth(at)})
+    assert failed(story) == expected
+    assert not expected or "gpu memory grows" in judge(story)["memory"].reason
+
+
+def test_memory_of_the_process_that_grows_is_a_leak(tmp_path):
+    clock = Clock()
+    gpu = FakeGpu(clock)
+    status = tmp_path / "proc" / str(gpu.pid) / "status"
+    status.parent.mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemAvailable:    1048576 kB\n")
+    status.write_text("VmRSS:\t  1024 kB\n")
+
+    def keep(row):
+        status.write_text(f"Name:\tpython\nVmRSS:\t {1024 * (500 + int(clock.seconds))} kB\n")
+
+    story = soak(gpu, minutes=6, tree=Tree(tmp_path), keep=keep)
+    assert failed(story) == {"memory"}
+    assert "process grows from quarter to quarter" in judge(story)["memory"].reason
+    assert story.samples[-1]["available_mib"] == 1024
+
+
+def test_what_was_too_short_is_not_judged():
+    results = judge(run(minutes=1, prepared_at=50))
+    skipped = {name for name, result in results.items() if result.state is State.SKIPPED}
+    assert skipped == {"product", "copy", "server", "throttling", "memory"}
+    assert results["product"].reason == "its turn did not come"
+    assert failed(run(minutes=1, prepared_at=50)) == set()
+
+
+def test_a_fault_in_the_kernels_log_fails():
+    story = run(faults={300: "amdgpu: ring comp_1.1.0 timeout", 301: "amdgpu: GPU reset begin!"})
+    assert failed(story) == {"kernel"}
+    result = judge(story)["kernel"]
+    assert result.reason == "after 5.0 minutes: amdgpu: ring comp_1.1.0 timeout; 1 more messages"
+    assert "kernel: amdgpu: ring" in story.samples[300]["event"]
+
+
+def test_what_cannot_be_read_is_skipped_with_its_reason():
+    story = run(reading=lambda at, load: {"absent": "nvidia-smi ended with status 9"})
+    story.kernel_absent = "/dev/kmsg: Operation not permitted"
+    for row in story.samples:
+        row.update(dict.fromkeys(telemetry.COLUMNS))
+    results = judge(story)
+    assert results["sensors"].reason == "nvidia-smi ended with status 9"
+    assert results["kernel"].reason == "/dev/kmsg: Operation not permitted"
+    assert results["sensors"].state is results["kernel"].state is State.SKIPPED
+
+
+def test_old_readings_do_not_stand_for_the_present():
+    """Sensors that block with the GPU leave their columns empty."""
+    gpu = FakeGpu(Clock())
+    gpu.sensors.lines, read = (lambda: read() if gpu.clock.seconds < 100 else []), gpu.sensors.lines
+    samples = soak(gpu, minutes=5).samples
+    assert samples[104]["clock_mhz"] == 2700 and samples[105]["clock_mhz"] is None
+
+
+def test_the_record_is_written_as_it_goes_and_survives_an_interruption(tmp_path, monkeypatch):
+    """By the mock's clock, to which the intervals between two writes belong as well."""
+    clock = Clock(interrupt_at=5 * 60 + 1)
+    monkeypatch.setattr(command.time, "monotonic", clock.now)
+    story = command.Story(GPU)
+    files = command.SoakRecord(tmp_path, story)
+    gpu, ages = FakeGpu(clock), []
+
+    def keep(row):
+        files.keep(row)
+        text = files.file.read_text()
+        ages.append(row["seconds"] - json.loads(text)["seconds"])
+        assert record.load(files.file).unfinished == 1
+
+    recorder = command.Recorder(story, gpu, gpu.sensors, list, keep, clock)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.run(3600, 120)
+    assert max(ages) <= 6
+    (table,) = tmp_path.glob("*.csv")
+    assert len(table.read_text().splitlines()) == 1 + 301
+    lines = []
+    found = files.close(lines.append)
+    assert found.unfinished == 1 and found.subject == "packages"
+    assert record.load(files.file) == found
+    assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".csv", ".svg", ".png"}
+
+
+def test_a_row_of_the_table_is_on_the_disk_at_once_and_no_table_is_overwritten(tmp_path):
+    file = tmp_path / "soak.csv"
+    table = Table(file)
+    table.add({"seconds": 1.0, "load": "copy", "event": "a, b", "unknown": 1})
+    assert file.read_text().splitlines()[1].startswith("1.0,copy,")
+    assert file.read_text().splitlines()[1].endswith(',"a, b"')
+    with pytest.raises(FileExistsError):
+        Table(file)
+
+
+def test_the_plot_has_a_panel_for_each_quantity_that_was_read(tmp_path):
+    def step(at, load, number):
+        return {"error": 40.0} if (load, number) == ("copy", 50) else {}
+
+    story = run(step=step, reading=lambda at, load: {"power_w": None})
+    checks = [record.of_result("soak", result) for result in verdicts.judge(story)]
+    (sensors,) = [check for check in checks if check.id == "soak/sensors"]
+    assert len(sensors.measured["series"]["minutes"]) == 515  # spans of 7 seconds
+    (figure,) = plots.figures(make(*verdicts.judge(story), tier="soak"))
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["°C", "MHz", "GPU, MiB", "speed"]
+    assert all(len(axes.lines) == 2 for axes in figure.axes)  # the course, and one event
+    assert len(plots.write(make(*verdicts.judge(story)), tmp_path, "soak")) == 2
+
+
+def test_a_series_is_thinned_by_means():
+    story = run(minutes=20, reading=lambda at, load: {"temperature_c": at})
+    series = verdicts.thin(story, 100)
+    assert len(series["minutes"]) == len(series["load"]) == 93
+    assert series["temperature_c"][1] == pytest.approx(sum(range(13, 26)) / 13)
+    assert verdicts.thin(command.Story(GPU))["minutes"] == []
+
+
+def metrics(*counters, size=264, version=3):
+    data = bytearray(struct.pack("<HBB", size, version, 0)).ljust(264, b"\0")
+    struct.pack_into(f"<{len(counters)}I", data, 228, *counters)
+    return bytes(data)
+
+
+def test_sensors_of_amdgpu_are_read(tmp_path):
+    device = tmp_path / "sys/class/drm/card1/device"
+    hwmon = device / "hwmon/hwmon3"
+    hwmon.mkdir(parents=True)
+    for name, text in {
+        "mem_info_vram_total": "536870912",
+        "mem_info_vram_used": str(100 * 2**20),
+        "mem_info_gtt_used": str(2000 * 2**20),
+        "gpu_busy_percent": "97",
+        "pp_dpm_mclk": "0: 400Mhz\n1: 1000Mhz *\n",
+        "pp_dpm_sclk": "0: 600Mhz \n1: 1100Mhz *\n2: 2900Mhz\n",
+        "hwmon/hwmon3/temp1_input": "71500",
+        "hwmon/hwmon3/power1_average": "118000000",
+        "hwmon/hwmon3/freq1_input": "2788000000",
+    }.items():
+        (device / name).write_text(f"{text}\n")
+    expected = {
+        "temperature_c": 71.5,
+        "clock_mhz": 2788.0,
+        "memory_clock_mhz": 1000.0,
+        "power_w": 118.0,
+        "busy_percent": 97.0,
+        "gpu_memory_mib": 2100.0,
+    }
+    assert telemetry.read_amd(Tree(tmp_path)) == expected
+    (hwmon / "freq1_input").unlink()
+    (hwmon / "power1_average").rename(hwmon / "power1_input")
+    (hwmon / "temp1_input").write_text("not a number")
+    del expected["temperature_c"]
+    assert telemetry.read_amd(Tree(tmp_path)) == expected | {"clock_mhz": 1100.0}
+
+
+def test_counters_of_throttling_are_read_from_the_version_that_is_known():
+    before = telemetry.throttle_counters(metrics(1, 2, 3, 4, 5, 6, 7))
+    assert before == (1, 2, 3, 4, 5, 6, 7)
+    limits = telemetry.name_limits(before, (1, 2, 9, 4, 5, 8, 7))
+    assert limits == "fast power limit, GPU temperature"
+    assert telemetry.name_limits((), before) == telemetry.name_limits(before, before) == ""
+    for strange in (b"", metrics(1)[:100], metrics(1, version=2), metrics(1, size=120)):
+        assert telemetry.throttle_counters(strange) == ()
+
+
+def test_lines_of_nvidia_smi_are_read():
+    reading = telemetry.parse_nvidia("61, 1755, 2619, 688.23, 100, 5120\n")
+    assert reading == dict(zip(telemetry.COLUMNS, (61, 1755, 2619, 688.23, 100, 5120), strict=True))
+    assert telemetry.parse_nvidia("61, [N/A], 2619, [Not Supported], 100, 9") == {
+        "temperature_c": 61,
+        "memory_clock_mhz": 2619,
+        "busy_percent": 100,
+        "gpu_memory_mib": 9,
+    }
+
+
+def test_a_machine_without_sensors_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    (reading,) = telemetry.readings(Tree(tmp_path))
+    assert "no amdgpu" in reading["absent"]
+
+
+FAULTS = [
+    "4,8123,99812,-;amdgpu 0000:c4:00.0: amdgpu: ring comp_1.1.0 timeout, signaled seq=11801",
+    "3,8124,99813,-;amdgpu 0000:c6:00.0: [gfxhub] page fault (src_id:0 ring:24 vmid:8)",
+    "6,8125,99814,-;amdgpu 0000:c6:00.0: amdgpu: GPU reset begin!. Source:  1",
+    "3,8126,99815,-;amdgpu: MES failed to respond to msg=REMOVE_QUEUE",
+    "3,8127,99816,-;amdgpu: SMU: No response msg_reg: 32 resp_reg: 0",
+    "4,8128,99817,-;NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
+    "3,8129,99818,-;Out of memory: Killed process 4242 (python) total-vm:93817284kB",
+    "2,8130,99819,-;mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 21",
+    "3,8131,99820,-;AMD-Vi: Event logged [IO_PAGE_FAULT device=c6:00.0 domain=0x001a]",
+    "3,8132,99821,-;INFO: task python:523991 blocked for more than 122 seconds.",
+]
+HARMLESS = [
+    "6,1,1,-;amdgpu 0000:c4:00.0: amdgpu: SMU is initialized successfully!",
+    "6,2,2,-;usb 1-4: reset high-speed USB device number 3 using xhci_hcd",
+    "5,3,3,-;audit: type=1400 apparmor=DENIED",
+    "6,4,4,-;[drm] Initialized amdgpu 3.64.0 for 0000:c4:00.0 on minor 1",
+    " SUBSYSTEM=pci",
+]
+
+
+def test_faults_are_told_from_other_messages():
+    messages = kernel_log.select_faults([*FAULTS, *HARMLESS])
+    assert messages == [line.partition(";")[2] for line in FAULTS]
+    assert kernel_log.select_faults(["amdgpu: GPU reset of process chrome pid 12, user"]) == [
+        "amdgpu: GPU reset of process …, user"
+    ]
+
+
+def test_the_kernels_log_is_read_from_its_end(tmp_path, monkeypatch):
+    file = tmp_path / "kmsg"
+    file.write_text(f"{FAULTS[0]}\n")
+    monkeypatch.setattr(kernel_log, "KMSG", file)
+    log = kernel_log.KernelLog()
+    assert log.faults() == [] and not log.absent
+    with file.open("a") as stream:
+        stream.write(f"{HARMLESS[0]}\n{FAULTS[1]}\n{FAULTS[2][:20]}")
+        stream.flush()
+        assert [message[:6] for message in log.faults()] == ["amdgpu"]
+        stream.write(f"{FAULTS[2][20:]}\n")
+    assert log.faults() == [FAULTS[2].partition(";")[2]]
+    log.close()
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_the_journal_is_read_where_the_kernels_log_may_not_be(shows, tmp_path, monkeypatch):
+    """journalctl is a mock: it prints nothing where the user may see no message of the kernel."""
+    program = tmp_path / "journalctl"
+    program.write_text(f"#!/bin/sh\n{'echo amdgpu: GPU reset begin' if shows else ':'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(kernel_log, "KMSG", tmp_path / "missing")
+    log = kernel_log.KernelLog()
+    if shows:
+        log._journal.wait()
+        assert log.faults() == ["amdgpu: GPU reset begin"]
+    else:
+        assert "run as root" in log.absent and log.faults() == []
+    log.close()
+
+
+def machine(folder, **files):
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return Tree(folder)
+
+
+SYS = {
+    "proc/cmdline": "quiet amdgpu.lockup_timeout=5000",
+    "sys/class/drm/card1/device/mem_info_vram_total": "1",
+    "sys/class/drm/card1/device/power_dpm_force_performance_level": "low",
+    "sys/firmware/acpi/platform_profile": "performance",
+    "sys/class/iommu/ivhd0/x": "",
+    "var/lib/pacman/local/linux-firmware-20250808-1/desc": "",
+}
+
+
+def test_advice_says_what_the_machine_has_set(tmp_path):
+    text = advise(machine(tmp_path, **SYS), GPU, ["amdgpu: ring gfx_0.0.0 timeout"])
+    for words in (
+        "lockup_timeout is 5000, and the kernel reports a timeout",
+        "level is low",
+        "set auto",
+        "try powerprofilesctl set balanced",
+        "the IOMMU is on",
+        "linux-firmware is 20250808-1",
+    ):
+        assert words in text, words
+
+
+def test_advice_does_not_blame_what_is_in_order(tmp_path):
+    files = {name: text for name, text in SYS.items() if "iommu" not in name}
+    files |= {
+        "proc/cmdline": "quiet",
+        "sys/class/drm/card1/device/power_dpm_force_performance_level": "auto",
+        "sys/firmware/acpi/platform_profile": "balanced",
+    }
+    text = advise(machine(tmp_path, **files), GPU, [])
+    assert "lockup_timeout is not set" in text and "reported none" in text
+    assert "the IOMMU is off" in text
+    assert "set auto" not in text and "powerprofilesctl" not in text
+    nvidia = Device(type="gpu", architecture="sm_90", build="cuda")
+    assert "IOMMU" not in advise(machine(tmp_path, **SYS), nvidia, [])
+    story = run(hang_at=100.0, tree=Tree(tmp_path))
+    assert "sudo dmesg" in judge(story)["whole"].fix
