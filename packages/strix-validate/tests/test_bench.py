@@ -90,19 +90,6 @@ def test_flash_that_is_no_faster_than_math_fails():
         body(RunOptions(device="cuda"))
 
 
-@pytest.mark.parametrize("seconds, number", [(16.0, 1), (0.3, 4), (0.01, 10)])
-def test_copies_that_take_seconds_are_not_repeated(seconds, number, monkeypatch):
-    clock, calls = [0.0], []
-
-    def copy():
-        calls.append(0)
-        clock[0] += seconds
-
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(bench.torch.cuda, "synchronize", lambda: None)
-    assert bench.fastest(copy) == pytest.approx(seconds) and len(calls) == number
-
-
 def test_timer_times_what_it_is_given(monkeypatch):
     """Calls of 2 ms between slower ones, by a clock that they advance: the first one warms up."""
     clock, calls = [0.0], iter([1000, 9, 2, 9, 9, 9, 9, 9])

@@ -10,7 +10,7 @@ from rich.console import Console
 from strix_validate.checks import Check, Result, State
 from strix_validate.reporting import speeds
 from strix_validate.reporting.terminal_table import show
-from strix_validate.tiers import bench, serve
+from strix_validate.tiers import bench, doctor, serve
 
 ROW = """
 [[speed]]
@@ -126,7 +126,8 @@ def test_run_shows_what_is_off_on_gfx1151_alone(capsys):
     found = results(
         bench_copy={"copy_gbps": 90.0},
         bench_product_fp32={"product_fp32_tflops": 8.7},
-        bench_host_copy={"to_gpu_gbps": 84.0, "from_gpu_gbps": 84.0, "pageable_gbps": 0.002},
+        bench_host_copy={"to_gpu_gbps": 84.0, "from_gpu_gbps": 84.0},
+        doctor_copies={"writable_gbps": 0.002, "read_only_gbps": 11.0},
         **{"serve_url-load-1": {"tokens_per_second": 12.0, "model": "Qwen3-8B"}},
     )
     found.append(timing("flash", "medium", "causal", 7.0))
@@ -137,12 +138,12 @@ def test_run_shows_what_is_off_on_gfx1151_alone(capsys):
         assert "180 to 256" in out and "server, Qwen3-8B, 1 at a time" in out
         if off:
             assert "off: copy in memory: 90 GB/s, expected 180 to 256; published: 212" in out
-            assert "a kernel with slow copies: strix-validate doctor names the builds" in out
+            assert "Usual cause: a kernel with slow copies, which doctor/kernel names" in out
             assert out.count("as expected") == 5
 
 
 def test_each_row_is_about_what_a_check_measures():
-    ids = [check.id for tier in (bench, serve) for check in tier.checks()]
+    ids = [check.id for tier in (bench, doctor, serve) for check in tier.checks()]
     for row in speeds.load():
         assert any(fnmatchcase(id_, row.check) for id_ in ids), row.what
 
