@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The loads of a soak on the CPU, with faults planted in torch, and its processes."""
 
+import errno
 import json
 import os
 import select
@@ -35,9 +36,9 @@ def short_steps(monkeypatch):
 
 @pytest.fixture(params=[loads.AttentionLoad, loads.ProductLoad], ids=["attention", "product"])
 def load(request):
-    found = request.param("cpu")
-    found.prepare()
-    return found
+    prepared = request.param("cpu")
+    prepared.prepare()
+    return prepared
 
 
 def test_right_results_are_right(load):
@@ -267,12 +268,12 @@ def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
         cli.app, ["soak", "--device", "cpu", "--evidence", str(folder), "--json"]
     )
     assert done.exit_code == 130, done.output
-    found = json.loads(done.stdout)
+    printed = json.loads(done.stdout)
     (file,) = folder.glob("*.json")
-    assert json.loads(file.read_text()) == found
-    states = {check["id"]: check["state"] for check in found["checks"]}
+    assert json.loads(file.read_text()) == printed
+    states = {check["id"]: check["state"] for check in printed["checks"]}
     assert states["soak/product"] == "failed" and states["soak/copy"] != "failed"
-    (product,) = [check for check in found["checks"] if check["id"] == "soak/product"]
+    (product,) = [check for check in printed["checks"] if check["id"] == "soak/product"]
     assert "the first of them step 4" in product["reason"]
 
 
@@ -345,9 +346,9 @@ def test_a_short_soak_passes_and_can_be_reported(tmp_path):
     done = program.run("soak", "--device", "cpu", "--minutes", "0.1", "--evidence", tmp_path)
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("*.json")
-    found = record.load(file)
-    assert found.command == ["soak"] and found.subject == "harness" and not found.unfinished
-    assert not found.proves("torch")
+    written = record.load(file)
+    assert written.command == ["soak"] and written.subject == "harness" and not written.unfinished
+    assert not written.proves("torch")
     assert "vllm is not installed" in done.stdout
     page = tmp_path / "page.html"
     done = program.run("report", file, "-o", page)
@@ -440,6 +441,16 @@ def test_the_worker_takes_turns_with_a_server(tmp_path):
 
 
 def test_the_checks_are_listed():
-    found = json.loads(CliRunner().invoke(cli.app, ["list", "--json", "--only", "soak"]).stdout)
-    assert {"soak/whole", "soak/server", "soak/drift"} <= {check["id"] for check in found}
-    assert all("https://" in check["why"] for check in found)
+    listed = json.loads(CliRunner().invoke(cli.app, ["list", "--json", "--only", "soak"]).stdout)
+    assert {"soak/whole", "soak/server", "soak/drift"} <= {check["id"] for check in listed}
+    assert all("https://" in check["why"] for check in listed)
+
+
+def test_a_disk_that_is_full_ends_it_with_the_results_so_far(tmp_path, monkeypatch):
+    def refuse(self, row):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command.SoakRecord, "keep", refuse)
+    done = CliRunner().invoke(cli.app, ["soak", "--device", "cpu", "--evidence", str(tmp_path)])
+    assert done.exit_code == 1 and "No space left on device" in done.output
+    assert "nothing more is recorded" in done.output and "soak/kernel" in done.output

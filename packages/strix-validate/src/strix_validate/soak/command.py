@@ -245,13 +245,21 @@ def soak(
         files = SoakRecord(evidence, story)
     except OSError as error:
         raise typer.BadParameter(f"--evidence {evidence}: {error.strerror}") from error
-    with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
-        run(story, files, device.value, minutes * 60, hang_after, say)
-    whole = files.close(say)
+    error_of_files = None
+    try:
+        with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
+            run(story, files, device.value, minutes * 60, hang_after, say)
+        whole = files.close(say)
+    except OSError as error:
+        error_of_files = error
+        say(f"{evidence}: {error}: nothing more is recorded")
+        whole = files.make()
     if as_json:
         typer.echo(whole.dump())
     else:
         show(whole, Console())
+    if error_of_files:
+        raise typer.Exit(1)
     if whole.unfinished:
         raise typer.Exit(130)
     raise typer.Exit(exit_code(check.state for check in whole.checks))

@@ -17,7 +17,7 @@ _FAULTS = re.compile(
     re.I,
 )
 #: Names of processes, which are the user's own business.
-_PROCESS = re.compile(r"\b(process|thread) \S+ pid \d+", re.I)
+_PROCESS = re.compile(r"\b(process|thread|task) (\S+ pid \d+|\d+ \([^)]*\)|\S+:\d+)", re.I)
 KMSG = Path("/dev/kmsg")
 
 

@@ -10,10 +10,9 @@ from strix_validate.soak.telemetry import COLUMNS
 
 #: Clock and rate of a turn as a share of the first turn's, below which the GPU throttles.
 CLOCK_SHARE = 0.7
-#: Seconds of a turn before the sensors' averages are its own.
-_SETTLE = 3.0
-#: Loads that the clock limits; copies wait for memory, and the server for its scheduler.
-_COMPUTE = ("attention", "product")
+#: Loads whose speed is the GPU's, and those of them that its clock limits: copies wait for memory,
+#: and the server for its scheduler, too.
+_OF_GPU, _OF_CLOCK = ("attention", "product", "copy"), ("attention", "product")
 #: Growth from the first to the last quarter, in MiB and as a factor, that is a leak or a drift.
 _LEAK_MIB, _DRIFT_FACTOR, _DRIFT_FLOOR = 128.0, 1.5, 0.02
 #: Samples and steps below which quarters say nothing.
@@ -194,25 +193,25 @@ def _series_of_turns(story: Story) -> Iterator[tuple[str, str, list[tuple[float,
 
     A turn is the second in which it begins, and the median of its values.
     """
-    for name, steps in story.steps.items():
-        rates = [(step.turn, step.at, step.rate) for step in steps]
+    for name in _OF_GPU:
+        rates = [(step.turn, step.at, step.rate) for step in story.steps.get(name, [])]
+        if not rates:
+            continue
         yield name, story.units[name], list(_turns(rates))
-        if name in _COMPUTE:
+        if name in _OF_CLOCK:
             rows = [row for row in story.samples if row["load"] == name]
             clocks = [(row["turn"], row["seconds"], row.get("clock_mhz")) for row in rows]
-            yield name, "mhz", list(_turns(clocks, _SETTLE))
+            yield name, "mhz", list(_turns(clocks))
 
 
-def _turns(values: Iterable[tuple], settle: float = 0.0) -> Iterator[tuple[float, float]]:
-    """Group (turn, second, value) by turn, without a turn's first seconds and missing values."""
+def _turns(values: Iterable[tuple]) -> Iterator[tuple[float, float]]:
+    """Group (turn, second, value) by turn; yield the first second and the median of its values."""
     by_turn: dict[int, list[tuple[float, float]]] = {}
     for turn, at, value in values:
-        by_turn.setdefault(turn, []).append((at, value))
+        if value is not None:
+            by_turn.setdefault(turn, []).append((at, value))
     for pairs in by_turn.values():
-        begin = pairs[0][0]
-        settled = [value for at, value in pairs if at >= begin + settle and value is not None]
-        if settled:
-            yield begin, statistics.median(settled)
+        yield pairs[0][0], statistics.median(value for _, value in pairs)
 
 
 def _judge_memory(story: Story) -> Result:
