@@ -8,6 +8,7 @@ import json
 import os
 import struct
 
+import hosts
 import pytest
 from fake_gpu import GPU, Clock, FakeGpu, soak
 from records import make
@@ -439,49 +440,42 @@ def test_the_journal_is_read_where_the_kernels_log_may_not_be(shows, tmp_path, m
     log.close()
 
 
-def machine(folder, **files):
-    for name, text in files.items():
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return Tree(folder)
+AMD = "sys/class/drm/card1/device/power_dpm_force_performance_level"
+PROFILE = "sys/firmware/acpi/platform_profile"
 
 
-SYS = {
-    "proc/cmdline": "quiet amdgpu.lockup_timeout=5000",
-    "sys/class/drm/card1/device/mem_info_vram_total": "1",
-    "sys/class/drm/card1/device/power_dpm_force_performance_level": "low",
-    "sys/firmware/acpi/platform_profile": "performance",
-    "sys/class/iommu/ivhd0/x": "",
-    "var/lib/pacman/local/linux-firmware-20250808-1/desc": "",
-}
-
-
-def test_advice_says_what_the_machine_has_set(tmp_path):
-    text = advise(machine(tmp_path, **SYS), GPU, ["amdgpu: ring gfx_0.0.0 timeout"])
+def test_advice_is_what_doctor_finds_and_names_what_is_in_order(tmp_path):
+    changes = {AMD: "low", PROFILE: "performance", **hosts.mes(0x83)}
+    text = advise(Tree(hosts.make(tmp_path, changes)))
+    assert text.startswith("read what the kernel says: sudo dmesg")
     for words in (
-        "lockup_timeout is 5000, and the kernel reports a timeout",
-        "level is low",
-        "set auto",
-        "try powerprofilesctl set balanced",
-        "the IOMMU is on",
-        "linux-firmware is 20250808-1",
+        "doctor/power: the GPU's performance level is low",
+        "echo auto | sudo tee",
+        "issues/5750",
+        "doctor/firmware: the loaded MES 0x83",
+        "powerprofilesctl set balanced",
     ):
         assert words in text, words
+    (in_order,) = [part for part in text.split(". ") if part.startswith("nothing to mend in")]
+    assert "doctor/options" in in_order and "doctor/power" not in in_order
 
 
-def test_advice_does_not_blame_what_is_in_order(tmp_path):
-    files = {name: text for name, text in SYS.items() if "iommu" not in name}
-    files |= {
-        "proc/cmdline": "quiet",
-        "sys/class/drm/card1/device/power_dpm_force_performance_level": "auto",
-        "sys/firmware/acpi/platform_profile": "balanced",
-    }
-    text = advise(machine(tmp_path, **files), GPU, [])
-    assert "lockup_timeout is not set" in text and "reported none" in text
-    assert "the IOMMU is off" in text
-    assert "set auto" not in text and "powerprofilesctl" not in text
-    nvidia = Device(type="gpu", architecture="sm_90", build="cuda")
-    assert "IOMMU" not in advise(machine(tmp_path, **SYS), nvidia, [])
-    story = run(hang_at=100.0, tree=Tree(tmp_path))
-    assert "sudo dmesg" in judge(story)["whole"].fix
+def test_advice_of_the_iommu_and_of_lockup_timeout(tmp_path):
+    line = "quiet amdgpu.lockup_timeout=1000"
+    changes = {"proc/cmdline": line, "sys/class/iommu/ivhd0/x": "", PROFILE: "balanced"}
+    text = advise(Tree(hosts.make(tmp_path, changes)))
+    assert "doctor/iommu: amd_iommu=off was" in text
+    assert "doctor/options: amdgpu.lockup_timeout=1000" in text
+    assert "balanced" not in text
+
+
+def test_without_a_gpu_of_amd_advice_is_to_read_the_kernels_log(tmp_path):
+    text = advise(Tree(hosts.without_gpu(tmp_path, {PROFILE: "performance"})))
+    assert text.startswith("read what the kernel says") and "doctor/" not in text
+    assert "powerprofilesctl" not in text
+
+
+def test_advice_stands_beside_a_hang():
+    story = run(hang_at=100.0)
+    story.advice = "do something"
+    assert judge(story)["whole"].fix == "do something"

@@ -18,10 +18,12 @@ from rich.console import Console
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun, CheckFailed, exit_code
 from strix_validate.doctor import host
+from strix_validate.doctor.tree import Tree
 from strix_validate.reporting import record
 from strix_validate.reporting.record import Record
 from strix_validate.reporting.terminal_table import show
 from strix_validate.serving.vllm_server import ServerSession
+from strix_validate.soak.advice import advise
 from strix_validate.soak.kernel_log import KernelLog
 from strix_validate.soak.processes import LineProcess
 from strix_validate.soak.recorder import PREPARE_LIMIT, Clock, Recorder, Table, describe_status
@@ -193,6 +195,7 @@ def run(
             "url": url,
             "model": model,
         }
+        story.advice = advise(Tree())
         kernel_log = KernelLog()
         stack.callback(kernel_log.close)
         story.kernel_absent = kernel_log.absent

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from strix_validate.doctor.tree import Tree
-from strix_validate.soak.advice import advise
 from strix_validate.soak.processes import LineProcess
 from strix_validate.soak.story import Story
 from strix_validate.soak.telemetry import COLUMNS, resident_mib
@@ -103,8 +102,6 @@ class Recorder:
             # a load that hangs at the end has made no progress after it
             self._story.is_whole = self._story.progress_at >= seconds and not self._story.ending
             if self._story.ending:
-                faults = [message for _, message in self._story.kernel]
-                self._story.advice = advise(self._tree, self._story.device, faults)
                 event = f"{event}; {self._story.ending}".removeprefix("; ")
             self._keep(self._add_row(at, event))
             if self._story.is_over:
