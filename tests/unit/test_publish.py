@@ -251,6 +251,22 @@ def test_a_damaged_index_is_made_anew(source: Source, target: Path) -> None:
         require_whole(target)
 
 
+def test_an_index_that_names_what_is_outside(source: Source, target: Path) -> None:
+    """It is made anew; nothing outside is withdrawn, though the maintainer names it."""
+    source.make("alpha")
+    StaticChannel(target).publish(source)
+    (elsewhere := target.parent / "elsewhere.conda").write_text("of somebody else")
+    path = target / "noarch/repodata.json"
+    data = json.loads(path.read_text())
+    data["packages.conda"]["../../elsewhere.conda"] = {"sha256": "0" * 64, "size": 1}
+    path.write_text(json.dumps(data))
+    with pytest.raises(ForgeError, match=f"no such build .*; there are: alpha-1.0-{BUILD}$"):
+        StaticChannel(target).withdraw(["../../elsewhere"], "broken")
+    assert elsewhere.read_text() == "of somebody else"
+    assert StaticChannel(target).publish(source) == []
+    require_whole(target)
+
+
 LISTS = [
     "", "{", "[]", "{}", '{"withdrawn": {}}', '{"withdrawn": [{}]}', '{"withdrawn": [1]}',
     '{"withdrawn": [{"file": "noarch/../../x.conda", "sha256": "", "reason": "", "date": ""}]}',

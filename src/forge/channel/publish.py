@@ -22,7 +22,7 @@ from rattler_build import assemble_package
 
 from forge.channel import gate
 from forge.conda import pypi
-from forge.conda.index import FILE_NAME, parse, records
+from forge.conda.index import FILE_NAME, fault, parse, records
 from forge.conda.local import Channel, write_index
 from forge.conda.package import scratch
 from forge.errors import Failed, ForgeError, Refused
@@ -181,13 +181,14 @@ class StaticChannel:
         return {f"{path.parent.name}/{path.name}": path for path in sorted(paths)}
 
     def _indexed(self) -> dict[str, str]:
-        """Map SUBDIR/FILE to the sha256 that the index gives; empty where it cannot be read."""
+        """Map SUBDIR/FILE to the sha256 that the index gives; without what it gives wrongly."""
         digests = {}
         for subdir in SUBDIRS:
             path = self.folder / subdir / "repodata.json"
             data = parse(path.read_bytes()) if path.exists() else {}
             for file, record in records(data).items():
-                digests[f"{subdir}/{file}"] = str(record.get("sha256"))
+                if not fault(file, record):
+                    digests[f"{subdir}/{file}"] = record["sha256"]
         return digests
 
     def _require_as_published(self, published: dict[str, Path], gone: set[str]) -> None:
