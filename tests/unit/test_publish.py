@@ -207,6 +207,35 @@ def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Pat
     assert len(channel.withdrawals()) == 1 and not list(target.glob("noarch/alpha*"))
 
 
+def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> None:
+    """Neither somebody else's file of that name, nor what was withdrawn before; through no link."""
+    dist = source.make("alpha")
+    channel = StaticChannel(target)
+    channel.publish(source)
+    package, kept = (folder / f"noarch/{dist}.conda" for folder in (target, channel.withdrawn_folder))
+    kept.parent.mkdir(parents=True)
+    kept.write_text("of somebody else")
+    before = tree(target)
+    with pytest.raises(Refused, match=rf"{kept} is not {package}; nothing was written"):
+        channel.withdraw([dist], "broken")
+    assert tree(target) == before and kept.read_text() == "of somebody else"
+    kept.unlink()
+    channel.withdraw([dist], "broken")
+    whole = kept.read_bytes()
+    package.write_text("put back, with other bytes")
+    with pytest.raises(Refused, match="nothing was written"):
+        channel.publish(source)
+    assert kept.read_bytes() == whole and package.exists()
+    package.unlink()
+    beta = source.make("beta")
+    channel.publish(source)
+    elsewhere = channel.withdrawn_folder.rename(target.parent / "elsewhere")
+    channel.withdrawn_folder.symlink_to(elsewhere)
+    with pytest.raises(Refused, match="out-withdrawn is a link; nothing was written"):
+        channel.withdraw([beta], "broken")
+    assert list(tree(elsewhere)) == [f"noarch/{dist}.conda"]
+
+
 @pytest.mark.parametrize("builds", [["nosuch-1-0"], [f"alpha-1.0-{BUILD}", "nosuch-1-0"], ["../x"]])
 def test_withdraw_of_what_is_not_there(builds: list[str], source: Source, target: Path) -> None:
     source.make("alpha")

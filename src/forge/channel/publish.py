@@ -91,6 +91,7 @@ class StaticChannel:
             gone = {withdrawal.file for withdrawal in withdrawals}
             published = {name: path for name, path in self._packages().items() if name not in gone}
             self._require_as_published(published, gone)
+            self._require_room(gone)
             added = gate.select_packages(source, published, gone)
             self._write_withdrawals(withdrawals)
             for name, record in sorted(added.items()):
@@ -114,6 +115,7 @@ class StaticChannel:
             indexed = {name: sha for name, sha in self._indexed().items() if name not in gone}
             names = _select_builds(set(builds), published.keys() | indexed.keys() | gone)
             self._require_as_published(published, gone | names)
+            self._require_room(gone | names)
             for name in sorted(names - gone):
                 sha256 = indexed.get(name) or sha256_file(published[name])
                 withdrawals.append(Withdrawal(name, sha256, reason))
@@ -165,7 +167,7 @@ class StaticChannel:
     def _require_plain(self) -> None:
         """Raise Refused for a link, a pipe, or a page that is not ours."""
         for folder in (self.folder, self.withdrawn_folder):
-            for path in folder.rglob("*"):
+            for path in [folder] if folder.is_symlink() else folder.rglob("*"):
                 mode = path.lstat().st_mode
                 if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                     kind = "a link" if stat.S_ISLNK(mode) else "a pipe or a device"
@@ -202,6 +204,13 @@ class StaticChannel:
             if sha256_file(path) != sha256:
                 reason = f"{path} is not what was published (sha256 {sha256})"
                 raise Failed(f"{reason}: restore it from a copy, or withdraw it; locks name it")
+
+    def _require_room(self, gone: set[str]) -> None:
+        """Raise Refused where a withdrawn package would replace another file."""
+        for name in sorted(gone):
+            package, kept = self.folder / name, self.withdrawn_folder / name
+            if package.exists() and kept.exists() and sha256_file(package) != sha256_file(kept):
+                raise Refused(f"{kept} is not {package}; nothing was written. Move one of them away")
 
     def _write_withdrawals(self, withdrawals: list[Withdrawal]) -> None:
         entries = [asdict(withdrawal) for withdrawal in withdrawals]
