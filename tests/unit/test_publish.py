@@ -236,6 +236,21 @@ def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> Non
     assert list(tree(elsewhere)) == [f"noarch/{dist}.conda"]
 
 
+def test_a_build_is_withdrawn_from_both_folders(
+    source: Source, target: Path, tmp_path: Path
+) -> None:
+    """It was for every platform in one checkout, and for Linux in another."""
+    dist, other = source.make("alpha"), Source(tmp_path / "elsewhere" / "channel")
+    other.make("alpha", subdir="linux-64")
+    channel = StaticChannel(target)
+    channel.publish(source)
+    channel.publish(other)
+    both = [f"linux-64/{dist}.conda", f"noarch/{dist}.conda"]
+    assert channel.withdraw([dist], "broken") == both
+    assert [withdrawal.file for withdrawal in channel.withdrawals()] == both
+    require_whole(target)
+
+
 @pytest.mark.parametrize("builds", [["nosuch-1-0"], [f"alpha-1.0-{BUILD}", "nosuch-1-0"], ["../x"]])
 def test_withdraw_of_what_is_not_there(builds: list[str], source: Source, target: Path) -> None:
     source.make("alpha")

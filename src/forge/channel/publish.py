@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -276,12 +277,14 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
 
 def _select_builds(builds: set[str], names: Iterable[str]) -> set[str]:
     """Return the files of builds NAME-VERSION-BUILD. Raises ForgeError for an unknown build."""
-    by_build = {re.sub(r"\.(conda|tar\.bz2)$", "", name.partition("/")[2]): name for name in names}
+    by_build = defaultdict(set)
+    for name in names:
+        by_build[re.sub(r"\.(conda|tar\.bz2)$", "", name.partition("/")[2])].add(name)
     unknown = sorted(builds - by_build.keys())
     if unknown:
         present = ", ".join(sorted(by_build)) or "none"
         raise ForgeError(f"no such build {', '.join(unknown)}; there are: {present}")
-    return {by_build[build] for build in builds}
+    return set().union(*(by_build[build] for build in builds))
 
 
 def _rename(source: Path, target: Path) -> None:
