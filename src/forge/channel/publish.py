@@ -138,6 +138,10 @@ class StaticChannel:
             raise ForgeError(f"{path} is damaged; restore it from a copy")
         return entries
 
+    def is_ours(self) -> bool:
+        """Return whether the folder is a published channel, or holds nothing yet."""
+        return (self.folder / WITHDRAWN).is_file() or not any(self.folder.glob("[!.]*"))
+
     @contextmanager
     def _changing(self, may_be_new: bool = False) -> Iterator[Path]:
         """Be the only publisher of a folder that is fit; yields a folder for new index files."""
