@@ -335,6 +335,16 @@ def test_a_damaged_list_of_withdrawals(text: str, source: Source, target: Path) 
     assert tree(target) == before
 
 
+@pytest.mark.parametrize("name", ["\udc80", " ", "/", "", 5])
+def test_a_table_of_names_that_pypi_cannot_have(name: object, source: Source, target: Path) -> None:
+    source.make("alpha")
+    StaticChannel(target).publish(source)
+    (target / "pypi-names.json").write_text(json.dumps({"alpha": name}))
+    with pytest.raises(ForgeError, match="pypi-names.json is not a name table"):
+        StaticChannel(target).publish(source)
+    require_whole(target)
+
+
 def test_two_checkouts_publish_what_only_together_leads_out(target: Path, tmp_path: Path) -> None:
     """The gate looks at the channel as it will be: each is fit by itself, in either order."""
     text = file("info/licenses/LICENSE", b"text")
