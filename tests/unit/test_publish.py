@@ -520,6 +520,8 @@ def test_commands(
     page.unlink()
     for words in (["--withdraw", dist], ["--reason", "x"], ["--withdraw", dist, "--reason", " "]):
         assert "--withdraw and --reason go together" in publish(*words, code=2)
+    for odd in ("\udcff", "\x1b[2J", "\u202e"):
+        assert "cannot be printed" in publish("--withdraw", dist, "--reason", odd, code=2)
     assert "no such build" in publish("--withdraw", "x-1-0", "--reason", "x", code=2)
     assert f"withdrew noarch/{dist}.conda" in publish("--withdraw", dist, "--reason", "bad\n sums")
     (entry,) = json.loads((target / static.WITHDRAWN).read_text())["withdrawn"]
