@@ -39,7 +39,10 @@ ln -s text "$PREFIX/share/{name}/link"
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
-    """alpha 1.0, from an archive, a patch and a folder of the repository; beta needs it."""
+    """alpha 1.0, from an archive, a patch and a folder of the repository.
+
+    beta, whose package has a GPU's name in its own, needs it.
+    """
     project = MiniProject(tmp_path_factory.mktemp("app"))
     archive = project.root / "demo-1.0.tar.gz"
     archive.write_bytes(tarball(file("demo-1.0/text", b"upstream\n")))
@@ -55,7 +58,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     recipe = recipe.replace("  noarch: generic\n", "")  # noarch packages must not hold links
     recipe = recipe.replace("  run: []", '  host: [packaging]\n  run: ["packaging >=20"]')
     (folder / "recipe.yaml").write_text(recipe)
-    project.recipe("beta", run=["alpha"])
+    beta = project.recipe("beta", run=["alpha"]) / "recipe.yaml"
+    beta.write_text(beta.read_text().replace("{name: beta,", '{name: "beta-${{ gpu_arch }}",'))
     (project.root / "build" / "sources").unlink()
     project.forge("sources", "add", str(archive))
     project.forge("build-all", "--strict")

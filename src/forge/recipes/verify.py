@@ -7,10 +7,12 @@ computed from the recipes of a commit. What rattler-build did with them is not: 
 """
 
 import hashlib
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from forge.recipes.render import render
 
 # what rattler-build adds to the recipe's own files
 ADDED = (RENDERED, "recipe/variant_config.yaml")
+EXPRESSION = re.compile(r"\$\{\{.*?\}\}")  # in a name, such as x-kernels-${{ gpu_arch }}
 
 
 @dataclass
@@ -91,8 +94,9 @@ def project_at(project: Project, commit: str) -> Iterator[Project]:
 def _recipe_of(name: str, project: Project) -> Path | None:
     """Return the recipe.yaml that yields a package of that name, if there is one."""
     for path in sorted(project.root.glob("recipes/*/recipe.yaml")):
-        if name in packages_in(path):
-            return path
+        for written in packages_in(path):
+            if fnmatchcase(name, EXPRESSION.sub("*", written)):
+                return path
     return None
 
 
