@@ -146,6 +146,21 @@ def edit_content(data: dict) -> None:
     data["build_configuration"]["variant"]["content_digest"] = f"{base}-{content[::-1]}-{rest}"
 
 
+def hide_source(data: dict) -> None:
+    """State a false source, and the true one in keys that read like the places of its values."""
+    (source, *_), recipe = data["recipe"]["source"], data["recipe"]
+    recipe |= {f"source.0.{key}": source[key] for key in ("url", "sha256")}
+    source |= {"url": "https://evil.invalid/x.tar.gz", "sha256": "1" * 64}
+
+
+def repeat_without_end(data: dict) -> None:
+    """Lists of ten times the list before, which YAML writes as ten names of it."""
+    values = ["x"] * 10
+    for _ in range(7):
+        values = [values] * 10
+    data["recipe"]["extra"] = values
+
+
 LIES: dict[str, tuple[Callable[[dict], object], str]] = {
     "a source's hash": (
         lambda d: d["recipe"]["source"][0].update(sha256="0" * 64),
@@ -155,6 +170,8 @@ LIES: dict[str, tuple[Callable[[dict], object], str]] = {
         lambda d: d["recipe"]["source"][0].update(url="https://evil.invalid/x.tar.gz"),
         "source.0.url",
     ),
+    "a source beside the true one": (hide_source, "source.0.sha256: the package has 1111"),
+    "values without end": (repeat_without_end, "has more than 10000 values"),
     "no patch": (lambda d: d["recipe"]["source"][0].pop("patches"), "source.0.patches.0"),
     "one patch more": (
         lambda d: d["recipe"]["source"][0]["patches"].append("x.patch"),

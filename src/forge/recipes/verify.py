@@ -16,9 +16,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from forge import bases
+from forge import bases, limits
 from forge.conda.package import RENDERED, Package, Places, scratch
-from forge.errors import ForgeError, one_line
+from forge.errors import ForgeError, Refused, one_line
 from forge.files import git
 from forge.project import Project
 from forge.recipes.recipe import Recipe, packages_in
@@ -148,18 +148,26 @@ def _compare_recipe(package: Package, recipe_file: Path, project: Project) -> li
     return [*differences, *_compare(ours, theirs, "the recipe")]
 
 
-def _flatten(value: Any, at: str = "") -> dict[str, str]:
-    """Map the place of each leaf of a rendered recipe, such as source.0.sha256, to its text."""
-    if isinstance(value, dict):
-        items = [(str(key), inner) for key, inner in value.items()]
-    elif isinstance(value, list):
-        items = [(str(index), inner) for index, inner in enumerate(value)]
-    else:
-        return {at: str(value)}
+def _flatten(value: Any) -> dict[str, str]:
+    """Map the place of each leaf of a rendered recipe, such as source.0.sha256, to its text.
+
+    Raises Refused for more values than a recipe has: in YAML a few lines stand for any number.
+    """
     leaves: dict[str, str] = {}
-    for key, inner in items:
-        leaves |= _flatten(inner, f"{at}.{key}" if at else key)
-    return leaves
+    rest = [("", value)]
+    for _ in range(limits.VALUES):
+        if not rest:
+            return leaves
+        at, inner = rest.pop()
+        if isinstance(inner, dict):
+            items = [(str(key).replace(".", "\\."), each) for key, each in inner.items()]
+        elif isinstance(inner, list):
+            items = [(str(index), each) for index, each in enumerate(inner)]
+        else:
+            leaves[at] = str(inner)
+            continue
+        rest += [(f"{at}.{key}" if at else key, each) for key, each in items]
+    raise Refused(f"its rendered recipe has more than {limits.VALUES} values: trust nothing of it")
 
 
 def _compare(package: Mapping[str, str], other: Mapping[str, str], name: str) -> list[str]:
