@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`forge verify`: a package beside the recipe that it says it was built from."""
 
+import io
 import json
 import re
 import shutil
 import subprocess
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+import zstandard
 from support.conda_packages import file, package, repacked, tarball
 from support.project import MiniProject
 
@@ -201,6 +205,43 @@ def test_a_package_that_says_something_else(
     done = app.forge("verify", str(other), code=1)
     assert re.search(named, done.stdout), done.stdout
     assert all(len(line) < 1000 for line in done.stdout.splitlines())
+
+
+INDEX_LIES: dict[str, object] = {
+    "build_number": 7, "license": "Apache-2.0", "noarch": "generic", "depends": ["evil >=1"],
+    "constrains": ["packaging <20"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", INDEX_LIES)
+def test_an_index_that_is_not_of_its_recipe(
+    key: str, app: MiniProject, built: Path, tmp_path: Path
+) -> None:
+    """Solvers and installers read info/index.json, and not the rendered recipe."""
+
+    def edit(_: str, name: str, content: bytes) -> bytes:
+        if name != "info/index.json":
+            return content
+        return json.dumps(json.loads(content) | {key: INDEX_LIES[key]}).encode()
+
+    other = repacked(built, tmp_path / built.name, edit)
+    assert f"{key}: the package has " in app.forge("verify", str(other), code=1).stdout
+
+
+def test_another_version_with_the_same_recipe(
+    app: MiniProject, built: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(built) as archive:
+        (name,) = [item for item in archive.namelist() if item.startswith("info-")]
+        content = zstandard.ZstdDecompressor().decompressobj().decompress(archive.read(name))
+    with tarfile.open(fileobj=io.BytesIO(content)) as members:
+        stream = members.extractfile("info/recipe/rendered_recipe.yaml")
+        rendered = ("info/recipe/rendered_recipe.yaml", stream.read() if stream else b"")
+    newer = package(tmp_path, [file("x")], "alpha", info=[file(*rendered)], version="9.9",
+                    dist="alpha-9.9-0")  # fmt: skip
+    done = app.forge("verify", str(newer), code=1)
+    assert "version: the package has 9.9, its rendered recipe has 1.0" in done.stdout
+    assert "build: the package has 0, its rendered recipe has hostbound_h" in done.stdout
 
 
 def test_a_file_that_is_not_the_listed_one(app: MiniProject, built: Path, tmp_path: Path) -> None:

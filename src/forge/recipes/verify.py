@@ -125,7 +125,7 @@ def _compare_recipe(package: Package, recipe_file: Path, project: Project) -> li
     base = bases.load(project, base_name)
     overrides = {key: [value] for key, value in variant.items() if base.variants.get(key)}
     base = replace(base, overrides=base.overrides | overrides)
-    differences = []
+    differences = _compare_index(package)
     recipe = Recipe(recipe_file, base)
     if recipe.content != content:
         read = ", ".join(sorted(str(p.relative_to(project.root)) for p in recipe.files_read()))
@@ -146,6 +146,24 @@ def _compare_recipe(package: Package, recipe_file: Path, project: Project) -> li
     same = [data for data in outputs if data["build"]["string"] == packed["build"]["string"]]
     ours, theirs = _flatten(packed | {"variant": variant}), _flatten((same or outputs)[0])
     return [*differences, *_compare(ours, theirs, "the recipe")]
+
+
+def _compare_index(package: Package) -> list[str]:
+    """Compare what solvers and installers read of a package with its own rendered recipe."""
+    packed, kinds = package.rendered["recipe"], package.rendered["finalized_dependencies"]["run"]
+    stated = {
+        "name": packed["package"]["name"],
+        "version": packed["package"]["version"],
+        "build": packed["build"]["string"],
+        "build_number": packed["build"]["number"],
+        "noarch": packed["build"].get("noarch"),
+        "license": packed["about"].get("license"),
+        "subdir": package.rendered["build_configuration"]["target_platform"],
+    }
+    for key, kind in (("depends", "depends"), ("constrains", "constraints")):
+        stated[key] = [spec.get("spec") or spec["source"] for spec in kinds.get(kind) or []]
+    index = {key: str(package.index.get(key) or stated[key] and "nothing") for key in stated}
+    return _compare(index, {key: str(value) for key, value in stated.items()}, "its rendered recipe")
 
 
 def _flatten(value: Any) -> dict[str, str]:
