@@ -19,6 +19,8 @@ SOURCE = 1 << 36
 LOG = 1 << 16
 # Bytes of a package's `info`, which is kept in memory, and its files.
 INFO, FILES = 1 << 28, 1_000_000
+# Values in a rendered recipe.
+VALUES = 10_000
 # Sources shrink to a tenth, so one that grows beyond both is made to fill a disk.
 ARCHIVE_RATIO, ARCHIVE = 100, 256 << 20
 

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`forge verify`: a package beside the recipe that it says it was built from."""
 
+import io
 import json
 import re
 import shutil
 import subprocess
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+import zstandard
 from support.conda_packages import file, package, repacked, tarball
 from support.project import MiniProject
 
@@ -39,7 +43,10 @@ ln -s text "$PREFIX/share/{name}/link"
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
-    """alpha 1.0, from an archive, a patch and a folder of the repository; beta needs it."""
+    """alpha 1.0, from an archive, a patch and a folder of the repository.
+
+    beta, whose package has a GPU's name in its own, needs it.
+    """
     project = MiniProject(tmp_path_factory.mktemp("app"))
     archive = project.root / "demo-1.0.tar.gz"
     archive.write_bytes(tarball(file("demo-1.0/text", b"upstream\n")))
@@ -55,7 +62,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     recipe = recipe.replace("  noarch: generic\n", "")  # noarch packages must not hold links
     recipe = recipe.replace("  run: []", '  host: [packaging]\n  run: ["packaging >=20"]')
     (folder / "recipe.yaml").write_text(recipe)
-    project.recipe("beta", run=["alpha"])
+    beta = project.recipe("beta", run=["alpha"]) / "recipe.yaml"
+    beta.write_text(beta.read_text().replace("{name: beta,", '{name: "beta-${{ gpu_arch }}",'))
     (project.root / "build" / "sources").unlink()
     project.forge("sources", "add", str(archive))
     project.forge("build-all", "--strict")
@@ -142,6 +150,21 @@ def edit_content(data: dict) -> None:
     data["build_configuration"]["variant"]["content_digest"] = f"{base}-{content[::-1]}-{rest}"
 
 
+def hide_source(data: dict) -> None:
+    """State a false source, and the true one in keys that read like the places of its values."""
+    (source, *_), recipe = data["recipe"]["source"], data["recipe"]
+    recipe |= {f"source.0.{key}": source[key] for key in ("url", "sha256")}
+    source |= {"url": "https://evil.invalid/x.tar.gz", "sha256": "1" * 64}
+
+
+def repeat_without_end(data: dict) -> None:
+    """Lists of ten times the list before, which YAML writes as ten names of it."""
+    values = ["x"] * 10
+    for _ in range(7):
+        values = [values] * 10
+    data["recipe"]["extra"] = values
+
+
 LIES: dict[str, tuple[Callable[[dict], object], str]] = {
     "a source's hash": (
         lambda d: d["recipe"]["source"][0].update(sha256="0" * 64),
@@ -151,6 +174,8 @@ LIES: dict[str, tuple[Callable[[dict], object], str]] = {
         lambda d: d["recipe"]["source"][0].update(url="https://evil.invalid/x.tar.gz"),
         "source.0.url",
     ),
+    "a source beside the true one": (hide_source, "source.0.sha256: the package has 1111"),
+    "values without end": (repeat_without_end, "has more than 10000 values"),
     "no patch": (lambda d: d["recipe"]["source"][0].pop("patches"), "source.0.patches.0"),
     "one patch more": (
         lambda d: d["recipe"]["source"][0]["patches"].append("x.patch"),
@@ -180,6 +205,43 @@ def test_a_package_that_says_something_else(
     done = app.forge("verify", str(other), code=1)
     assert re.search(named, done.stdout), done.stdout
     assert all(len(line) < 1000 for line in done.stdout.splitlines())
+
+
+INDEX_LIES: dict[str, object] = {
+    "build_number": 7, "license": "Apache-2.0", "noarch": "generic", "depends": ["evil >=1"],
+    "constrains": ["packaging <20"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", INDEX_LIES)
+def test_an_index_that_is_not_of_its_recipe(
+    key: str, app: MiniProject, built: Path, tmp_path: Path
+) -> None:
+    """Solvers and installers read info/index.json, and not the rendered recipe."""
+
+    def edit(_: str, name: str, content: bytes) -> bytes:
+        if name != "info/index.json":
+            return content
+        return json.dumps(json.loads(content) | {key: INDEX_LIES[key]}).encode()
+
+    other = repacked(built, tmp_path / built.name, edit)
+    assert f"{key}: the package has " in app.forge("verify", str(other), code=1).stdout
+
+
+def test_another_version_with_the_same_recipe(
+    app: MiniProject, built: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(built) as archive:
+        (name,) = [item for item in archive.namelist() if item.startswith("info-")]
+        content = zstandard.ZstdDecompressor().decompressobj().decompress(archive.read(name))
+    with tarfile.open(fileobj=io.BytesIO(content)) as members:
+        stream = members.extractfile("info/recipe/rendered_recipe.yaml")
+        rendered = ("info/recipe/rendered_recipe.yaml", stream.read() if stream else b"")
+    newer = package(tmp_path, [file("x")], "alpha", info=[file(*rendered)], version="9.9",
+                    dist="alpha-9.9-0")  # fmt: skip
+    done = app.forge("verify", str(newer), code=1)
+    assert "version: the package has 9.9, its rendered recipe has 1.0" in done.stdout
+    assert "build: the package has 0, its rendered recipe has hostbound_h" in done.stdout
 
 
 def test_a_file_that_is_not_the_listed_one(app: MiniProject, built: Path, tmp_path: Path) -> None:

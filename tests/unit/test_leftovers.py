@@ -44,6 +44,7 @@ WIDER = {
 }
 FILES = {
     "build/.lock": "", "channel/.lock": "", "build/host-base/.lock": "", "public/.lock": "",
+    "public/withdrawn.json": "", "thesis/.lock": "", "thesis/.partial-draft": "", "thesis/text": "",
     "build/stacks/app/.pixi/.lock": "",
     "cache/pkgs/.forge.lock": "", "cache/pkgs/.cache.lock": "", "cache/pkgs/a-1-0.lock": "mark",
     "build/sources/.forge.lock": "", "public/.forge.lock": "",
@@ -84,6 +85,8 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
         (tmp_path / name).write_text(text)
     (tmp_path / "build/published").mkdir()
     (tmp_path / "build/published/0123").symlink_to(tmp_path / "public")
+    for folder in (tmp_path / "thesis", Path("/")):  # that publish refused
+        (tmp_path / f"build/published/{folder.name or 'root'}").symlink_to(folder)
     context = Context(root=tmp_path)
     monkeypatch.setattr(context.channel, "reconcile", lambda: None)  # no package is one
     return context

@@ -207,6 +207,50 @@ def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Pat
     assert len(channel.withdrawals()) == 1 and not list(target.glob("noarch/alpha*"))
 
 
+def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> None:
+    """Neither somebody else's file of that name, nor what was withdrawn before; through no link."""
+    dist = source.make("alpha")
+    channel = StaticChannel(target)
+    channel.publish(source)
+    package, kept = (folder / f"noarch/{dist}.conda" for folder in (target, channel.withdrawn_folder))
+    kept.parent.mkdir(parents=True)
+    kept.write_text("of somebody else")
+    before = tree(target)
+    with pytest.raises(Refused, match=rf"{kept} is not {package}; nothing was written"):
+        channel.withdraw([dist], "broken")
+    assert tree(target) == before and kept.read_text() == "of somebody else"
+    kept.unlink()
+    channel.withdraw([dist], "broken")
+    whole = kept.read_bytes()
+    package.write_text("put back, with other bytes")
+    with pytest.raises(Refused, match="nothing was written"):
+        channel.publish(source)
+    assert kept.read_bytes() == whole and package.exists()
+    package.unlink()
+    beta = source.make("beta")
+    channel.publish(source)
+    elsewhere = channel.withdrawn_folder.rename(target.parent / "elsewhere")
+    channel.withdrawn_folder.symlink_to(elsewhere)
+    with pytest.raises(Refused, match="out-withdrawn is a link; nothing was written"):
+        channel.withdraw([beta], "broken")
+    assert list(tree(elsewhere)) == [f"noarch/{dist}.conda"]
+
+
+def test_a_build_is_withdrawn_from_both_folders(
+    source: Source, target: Path, tmp_path: Path
+) -> None:
+    """It was for every platform in one checkout, and for Linux in another."""
+    dist, other = source.make("alpha"), Source(tmp_path / "elsewhere" / "channel")
+    other.make("alpha", subdir="linux-64")
+    channel = StaticChannel(target)
+    channel.publish(source)
+    channel.publish(other)
+    both = [f"linux-64/{dist}.conda", f"noarch/{dist}.conda"]
+    assert channel.withdraw([dist], "broken") == both
+    assert [withdrawal.file for withdrawal in channel.withdrawals()] == both
+    require_whole(target)
+
+
 @pytest.mark.parametrize("builds", [["nosuch-1-0"], [f"alpha-1.0-{BUILD}", "nosuch-1-0"], ["../x"]])
 def test_withdraw_of_what_is_not_there(builds: list[str], source: Source, target: Path) -> None:
     source.make("alpha")
@@ -251,6 +295,22 @@ def test_a_damaged_index_is_made_anew(source: Source, target: Path) -> None:
         require_whole(target)
 
 
+def test_an_index_that_names_what_is_outside(source: Source, target: Path) -> None:
+    """It is made anew; nothing outside is withdrawn, though the maintainer names it."""
+    source.make("alpha")
+    StaticChannel(target).publish(source)
+    (elsewhere := target.parent / "elsewhere.conda").write_text("of somebody else")
+    path = target / "noarch/repodata.json"
+    data = json.loads(path.read_text())
+    data["packages.conda"]["../../elsewhere.conda"] = {"sha256": "0" * 64, "size": 1}
+    path.write_text(json.dumps(data))
+    with pytest.raises(ForgeError, match=f"no such build .*; there are: alpha-1.0-{BUILD}$"):
+        StaticChannel(target).withdraw(["../../elsewhere"], "broken")
+    assert elsewhere.read_text() == "of somebody else"
+    assert StaticChannel(target).publish(source) == []
+    require_whole(target)
+
+
 LISTS = [
     "", "{", "[]", "{}", '{"withdrawn": {}}', '{"withdrawn": [{}]}', '{"withdrawn": [1]}',
     '{"withdrawn": [{"file": "noarch/../../x.conda", "sha256": "", "reason": "", "date": ""}]}',
@@ -273,6 +333,16 @@ def test_a_damaged_list_of_withdrawals(text: str, source: Source, target: Path) 
         with pytest.raises(ForgeError, match=r"withdrawn.json is damaged; restore it"):
             change()
     assert tree(target) == before
+
+
+@pytest.mark.parametrize("name", ["\udc80", " ", "/", "", 5])
+def test_a_table_of_names_that_pypi_cannot_have(name: object, source: Source, target: Path) -> None:
+    source.make("alpha")
+    StaticChannel(target).publish(source)
+    (target / "pypi-names.json").write_text(json.dumps({"alpha": name}))
+    with pytest.raises(ForgeError, match="pypi-names.json is not a name table"):
+        StaticChannel(target).publish(source)
+    require_whole(target)
 
 
 def test_two_checkouts_publish_what_only_together_leads_out(target: Path, tmp_path: Path) -> None:
@@ -450,6 +520,8 @@ def test_commands(
     page.unlink()
     for words in (["--withdraw", dist], ["--reason", "x"], ["--withdraw", dist, "--reason", " "]):
         assert "--withdraw and --reason go together" in publish(*words, code=2)
+    for odd in ("\udcff", "\x1b[2J", "\u202e"):
+        assert "cannot be printed" in publish("--withdraw", dist, "--reason", odd, code=2)
     assert "no such build" in publish("--withdraw", "x-1-0", "--reason", "x", code=2)
     assert f"withdrew noarch/{dist}.conda" in publish("--withdraw", dist, "--reason", "bad\n sums")
     (entry,) = json.loads((target / static.WITHDRAWN).read_text())["withdrawn"]

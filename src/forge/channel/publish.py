@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,7 @@ from rattler_build import assemble_package
 
 from forge.channel import gate
 from forge.conda import pypi
-from forge.conda.index import FILE_NAME, parse, records
+from forge.conda.index import FILE_NAME, fault, parse, records
 from forge.conda.local import Channel, write_index
 from forge.conda.package import scratch
 from forge.errors import Failed, ForgeError, Refused
@@ -91,6 +92,7 @@ class StaticChannel:
             gone = {withdrawal.file for withdrawal in withdrawals}
             published = {name: path for name, path in self._packages().items() if name not in gone}
             self._require_as_published(published, gone)
+            self._require_room(gone)
             added = gate.select_packages(source, published, gone)
             self._write_withdrawals(withdrawals)
             for name, record in sorted(added.items()):
@@ -114,6 +116,7 @@ class StaticChannel:
             indexed = {name: sha for name, sha in self._indexed().items() if name not in gone}
             names = _select_builds(set(builds), published.keys() | indexed.keys() | gone)
             self._require_as_published(published, gone | names)
+            self._require_room(gone | names)
             for name in sorted(names - gone):
                 sha256 = indexed.get(name) or sha256_file(published[name])
                 withdrawals.append(Withdrawal(name, sha256, reason))
@@ -134,6 +137,10 @@ class StaticChannel:
         if not valid:
             raise ForgeError(f"{path} is damaged; restore it from a copy")
         return entries
+
+    def is_ours(self) -> bool:
+        """Return whether the folder is a published channel, or holds nothing yet."""
+        return (self.folder / WITHDRAWN).is_file() or not any(self.folder.glob("[!.]*"))
 
     @contextmanager
     def _changing(self, may_be_new: bool = False) -> Iterator[Path]:
@@ -165,7 +172,7 @@ class StaticChannel:
     def _require_plain(self) -> None:
         """Raise Refused for a link, a pipe, or a page that is not ours."""
         for folder in (self.folder, self.withdrawn_folder):
-            for path in folder.rglob("*"):
+            for path in [folder] if folder.is_symlink() else folder.rglob("*"):
                 mode = path.lstat().st_mode
                 if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                     kind = "a link" if stat.S_ISLNK(mode) else "a pipe or a device"
@@ -181,13 +188,14 @@ class StaticChannel:
         return {f"{path.parent.name}/{path.name}": path for path in sorted(paths)}
 
     def _indexed(self) -> dict[str, str]:
-        """Map SUBDIR/FILE to the sha256 that the index gives; empty where it cannot be read."""
+        """Map SUBDIR/FILE to the sha256 that the index gives; without what it gives wrongly."""
         digests = {}
         for subdir in SUBDIRS:
             path = self.folder / subdir / "repodata.json"
             data = parse(path.read_bytes()) if path.exists() else {}
             for file, record in records(data).items():
-                digests[f"{subdir}/{file}"] = str(record.get("sha256"))
+                if not fault(file, record):
+                    digests[f"{subdir}/{file}"] = record["sha256"]
         return digests
 
     def _require_as_published(self, published: dict[str, Path], gone: set[str]) -> None:
@@ -201,6 +209,13 @@ class StaticChannel:
             if sha256_file(path) != sha256:
                 reason = f"{path} is not what was published (sha256 {sha256})"
                 raise Failed(f"{reason}: restore it from a copy, or withdraw it; locks name it")
+
+    def _require_room(self, gone: set[str]) -> None:
+        """Raise Refused where a withdrawn package would replace another file."""
+        for name in sorted(gone):
+            package, kept = self.folder / name, self.withdrawn_folder / name
+            if package.exists() and kept.exists() and sha256_file(package) != sha256_file(kept):
+                raise Refused(f"{kept} is not {package}; nothing was written. Move one of them away")
 
     def _write_withdrawals(self, withdrawals: list[Withdrawal]) -> None:
         entries = [asdict(withdrawal) for withdrawal in withdrawals]
@@ -266,12 +281,14 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
 
 def _select_builds(builds: set[str], names: Iterable[str]) -> set[str]:
     """Return the files of builds NAME-VERSION-BUILD. Raises ForgeError for an unknown build."""
-    by_build = {re.sub(r"\.(conda|tar\.bz2)$", "", name.partition("/")[2]): name for name in names}
+    by_build = defaultdict(set)
+    for name in names:
+        by_build[re.sub(r"\.(conda|tar\.bz2)$", "", name.partition("/")[2])].add(name)
     unknown = sorted(builds - by_build.keys())
     if unknown:
         present = ", ".join(sorted(by_build)) or "none"
         raise ForgeError(f"no such build {', '.join(unknown)}; there are: {present}")
-    return {by_build[build] for build in builds}
+    return set().union(*(by_build[build] for build in builds))
 
 
 def _rename(source: Path, target: Path) -> None:

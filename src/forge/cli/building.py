@@ -224,11 +224,12 @@ def remove_leftovers(ctx: Context) -> list[Path]:
         with suppress(ForgeError), ctx.project.lock() as left:
             gone += left
             ctx.channel.reconcile()
-    published = [link.resolve() for link in build.glob("published/*")]
+    named = [StaticChannel(link.resolve()) for link in build.glob("published/*")]
+    # publish refused the others, or their folder has become something else
+    published = {channel.folder: channel.withdrawn_folder for channel in named if channel.is_ours()}
     for folder in (build, build / "host-base", ctx.project.sources, *published):
-        withdrawn = StaticChannel(folder).withdrawn_folder if folder in published else folder
         partial = [*folder.glob(".index.html.partial"), *folder.glob(".partial-*")]
-        for place in {folder, withdrawn}:
+        for place in {folder, published.get(folder, folder)}:
             partial += [path for d in SUBDIRS for path in place.glob(f"{d}/.partial-*")]
         gone += [*swept(folder / ".lock", partial), *swept_cache(folder)]
     for stack in build.glob("stacks/*"):

@@ -41,6 +41,8 @@ def publish(ctx: Context, to: To, withdraw: Withdraw = None, reason: Reason = ""
     reason = " ".join(reason.split())
     if bool(withdraw) != bool(reason):
         raise ForgeError("--withdraw and --reason go together: users read why on the page")
+    if not reason.isprintable():  # the page of the channel could not be written any more
+        raise ForgeError(f"--reason has a character that cannot be printed: {reason!a:.200}")
     _remember(ctx.project, folder)
     if withdraw:
         for name in StaticChannel(folder).withdraw(withdraw, reason):

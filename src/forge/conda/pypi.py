@@ -6,12 +6,14 @@ a workspace by `conda-pypi-map`, whose format is that of our table: {"pytorch": 
 """
 
 import json
+import re
 
 from packageurl import PackageURL
 
 from forge.errors import ForgeError
 
 TABLE = "pypi-names.json"
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 # conda name -> name on PyPI, or None for what is not there
 Names = dict[str, str | None]
 
@@ -20,8 +22,8 @@ def parse(text: bytes | None, where: object) -> Names:
     """Parse a table from its file; without one it is empty. Raises ForgeError for anything else."""
     try:
         names = {} if text is None else json.loads(text)
-        whole = all(isinstance(name, str | None) for name in names.values())
-    except (ValueError, AttributeError, RecursionError):
+        whole = all(name is None or NAME.fullmatch(name) for name in names.values())
+    except (ValueError, AttributeError, TypeError, RecursionError):
         whole = False
     if not whole:
         raise ForgeError(f"{where} is not a name table; expected {{CONDA-NAME: PYPI-NAME or null}}")

@@ -7,16 +7,18 @@ computed from the recipes of a commit. What rattler-build did with them is not: 
 """
 
 import hashlib
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from forge import bases
+from forge import bases, limits
 from forge.conda.package import RENDERED, Package, Places, scratch
-from forge.errors import ForgeError, one_line
+from forge.errors import ForgeError, Refused, one_line
 from forge.files import git
 from forge.project import Project
 from forge.recipes.recipe import Recipe, packages_in
@@ -24,6 +26,7 @@ from forge.recipes.render import render
 
 # what rattler-build adds to the recipe's own files
 ADDED = (RENDERED, "recipe/variant_config.yaml")
+EXPRESSION = re.compile(r"\$\{\{.*?\}\}")  # in a name, such as x-kernels-${{ gpu_arch }}
 
 
 @dataclass
@@ -91,8 +94,9 @@ def project_at(project: Project, commit: str) -> Iterator[Project]:
 def _recipe_of(name: str, project: Project) -> Path | None:
     """Return the recipe.yaml that yields a package of that name, if there is one."""
     for path in sorted(project.root.glob("recipes/*/recipe.yaml")):
-        if name in packages_in(path):
-            return path
+        for written in packages_in(path):
+            if fnmatchcase(name, EXPRESSION.sub("*", written)):
+                return path
     return None
 
 
@@ -121,7 +125,7 @@ def _compare_recipe(package: Package, recipe_file: Path, project: Project) -> li
     base = bases.load(project, base_name)
     overrides = {key: [value] for key, value in variant.items() if base.variants.get(key)}
     base = replace(base, overrides=base.overrides | overrides)
-    differences = []
+    differences = _compare_index(package)
     recipe = Recipe(recipe_file, base)
     if recipe.content != content:
         read = ", ".join(sorted(str(p.relative_to(project.root)) for p in recipe.files_read()))
@@ -144,18 +148,44 @@ def _compare_recipe(package: Package, recipe_file: Path, project: Project) -> li
     return [*differences, *_compare(ours, theirs, "the recipe")]
 
 
-def _flatten(value: Any, at: str = "") -> dict[str, str]:
-    """Map the place of each leaf of a rendered recipe, such as source.0.sha256, to its text."""
-    if isinstance(value, dict):
-        items = [(str(key), inner) for key, inner in value.items()]
-    elif isinstance(value, list):
-        items = [(str(index), inner) for index, inner in enumerate(value)]
-    else:
-        return {at: str(value)}
+def _compare_index(package: Package) -> list[str]:
+    """Compare what solvers and installers read of a package with its own rendered recipe."""
+    packed, kinds = package.rendered["recipe"], package.rendered["finalized_dependencies"]["run"]
+    stated = {
+        "name": packed["package"]["name"],
+        "version": packed["package"]["version"],
+        "build": packed["build"]["string"],
+        "build_number": packed["build"]["number"],
+        "noarch": packed["build"].get("noarch"),
+        "license": packed["about"].get("license"),
+        "subdir": package.rendered["build_configuration"]["target_platform"],
+    }
+    for key, kind in (("depends", "depends"), ("constrains", "constraints")):
+        stated[key] = [spec.get("spec") or spec["source"] for spec in kinds.get(kind) or []]
+    index = {key: str(package.index.get(key) or stated[key] and "nothing") for key in stated}
+    return _compare(index, {key: str(value) for key, value in stated.items()}, "its rendered recipe")
+
+
+def _flatten(value: Any) -> dict[str, str]:
+    """Map the place of each leaf of a rendered recipe, such as source.0.sha256, to its text.
+
+    Raises Refused for more values than a recipe has: in YAML a few lines stand for any number.
+    """
     leaves: dict[str, str] = {}
-    for key, inner in items:
-        leaves |= _flatten(inner, f"{at}.{key}" if at else key)
-    return leaves
+    rest = [("", value)]
+    for _ in range(limits.VALUES):
+        if not rest:
+            return leaves
+        at, inner = rest.pop()
+        if isinstance(inner, dict):
+            items = [(str(key).replace(".", "\\."), each) for key, each in inner.items()]
+        elif isinstance(inner, list):
+            items = [(str(index), each) for index, each in enumerate(inner)]
+        else:
+            leaves[at] = str(inner)
+            continue
+        rest += [(f"{at}.{key}" if at else key, each) for key, each in items]
+    raise Refused(f"its rendered recipe has more than {limits.VALUES} values: trust nothing of it")
 
 
 def _compare(package: Mapping[str, str], other: Mapping[str, str], name: str) -> list[str]:
