@@ -68,7 +68,7 @@ ENVIRONMENTS = {
     ),
     "a nightly before the fix": Machine(
         VENV | torch(VENV_SITE, "2.10.0a0+rocm7.10.0a20251015", hip="7.1.5"),
-        {"packages": Said("error", "ROCm 7.10.0, which page-faults")},
+        {"packages": Said("error", "ROCm 7.10.0a20251015, which page-faults")},
     ),
     "a dated nightly before the fix": Machine(
         VENV | torch(VENV_SITE, "2.7.0a0+rocmsdk20250801", hip="6.5.2"),

@@ -18,6 +18,7 @@ from strix_validate.doctor.interpreter import (
 from strix_validate.doctor.tree import Tree
 
 _AMD = "https://github.com/ROCm/TheRock/blob/main/RELEASES.md"
+_WITHOUT_KERNELS = "https://github.com/ROCm/TheRock/issues/7839"
 _WRONG_BUILD = "https://github.com/gpustack/gpustack/issues/3786"
 _SHADOW = "https://docs.python.org/3/library/site.html"
 _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimization/rdna3-5.html"
@@ -145,6 +146,10 @@ def _torch(
 
 def _runtime(tree: Tree, torch: Distribution) -> Result:
     """Judge the age of torch's ROCm: those before 7.2 and 7.11 do not fit the fixed kernels."""
+    nightly = kernel_release.nightly_of(torch.runtime)
+    if nightly and TARGET == "gfx1151":
+        message = f"torch {torch.version} brings a nightly build of ROCm that {nightly.symptom}"
+        return error(message, install_command(torch.by), nightly.source)
     row = kernel_release.misfit_of(torch.runtime)
     # distributions mend the runtimes that they package
     is_wheel = torch.place.label != "the system" or torch.by.split(" ")[0] in _PIP
@@ -154,7 +159,7 @@ def _runtime(tree: Tree, torch: Distribution) -> Result:
     message = f"torch {torch.version} brings ROCm {torch.runtime}"
     fix = install_command(torch.by)
     if release is None or not hardware.has_fixes(tree, release):
-        message += ", whose support of gfx1151 is unstable: 7.2 and 7.11 are the first that are not"
+        message += ", whose support of gfx1151 is unstable; it is stable from 7.2 and 7.11 on"
         return warning(message, fix, f"{row.source} {_MISFIT}")
     message += f", which page-faults on kernels with the fixes for gfx1151 ({release.text})"
     return error(f"{message}: 7.2 and 7.11 are the first that fit", fix, f"{row.source} {_MISFIT}")
@@ -162,8 +167,12 @@ def _runtime(tree: Tree, torch: Distribution) -> Result:
 
 def _kernels_of(python: Interpreter, torch: Distribution) -> Result:
     """Judge whether the installed wheels have kernels for this GPU."""
-    matches = [re.fullmatch(_WHEEL_OF_GPU, name.lower()) for name in python.names()]
+    names = [name.lower() for name in python.names()]
+    matches = [re.fullmatch(_WHEEL_OF_GPU, name) for name in names]
     gpus = sorted({match[1] for match in matches if match})
+    if "rocm_sdk_core" in names and not gpus:
+        message = "AMD's wheels are installed without the ones that have the kernels of a GPU"
+        return error(message, install_command(torch.by), _WITHOUT_KERNELS)
     if gpus and not any(map(_is_for_target, gpus)):
         message = f"AMD's wheels for {', '.join(gpus)} are installed, without kernels for {TARGET}"
         return error(message, install_command(torch.by), _AMD)
