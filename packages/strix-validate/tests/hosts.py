@@ -341,7 +341,7 @@ FAULTS = {
         {f"{GPU}/mem_info_vram_total": f"{96 * GIB}\n",
          "proc/meminfo": f"MemTotal: {30 * 2**20} kB\n",
          "sys/module/ttm/parameters/pages_limit": f"{25 * GIB // 4096}\n"},
-        {"carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, and run doctor again"),
+        {"carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, or to the least"),
          "gtt": ("passed", "info", "doctor/carve-out comes first", "")},
     ),
     **{

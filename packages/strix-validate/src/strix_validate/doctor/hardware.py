@@ -103,15 +103,15 @@ def _kept_out(tree: Tree) -> Result | None:
         name, _, value = word.partition("=")
         lists = name in ("modprobe.blacklist", "module_blacklist", "rd.driver.blacklist")
         if word == "nomodeset" or (lists and "amdgpu" in value.split(",")):
-            fix = Fix(_distribution.without_argument(tree, word), needs_reboot=True)
+            fix = Fix(_distribution.without_arguments(tree, word), needs_reboot=True)
             return error(f"{word} on the kernel's command line keeps amdgpu out", fix)
     for file in tree.glob("etc/modprobe.d/*.conf"):
         line = r"(?m)^\s*(blacklist\s+amdgpu\b|install\s+amdgpu\s+/bin/(false|true))"
         if re.search(line, tree.read_at(file) or ""):
             name = f"/{file.relative_to(tree.root)}"
-            step = f"sudo sed -i -e '/^ *blacklist *amdgpu/d' -e '/^ *install *amdgpu/d' {name}"
-            fix = Fix(_distribution.with_new_initramfs(tree, step), needs_reboot=True)
-            return error(f"{name} keeps amdgpu out", fix)
+            lines = ["/^ *blacklist *amdgpu/d", "/^ *install *amdgpu/d"]
+            steps = _distribution.edit_modprobe(tree, name, lines, "amdgpu")
+            return error(f"{name} keeps amdgpu out", Fix(steps, needs_reboot=True))
     secure = [(tree.read_at(f) or "") for f in tree.glob("sys/firmware/efi/efivars/SecureBoot-*")]
     if _has_dkms(tree) and any(text.endswith("\x01") for text in secure):
         steps = "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, or sudo amdgpu-install "

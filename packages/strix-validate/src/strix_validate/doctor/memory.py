@@ -19,13 +19,16 @@ from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
 
 #: Bytes reserved by the BIOS above which the memory is worth getting back first.
-_LARGE_CARVE_OUT = 8 * GIB
+_LARGE_CARVE_OUT = 4 * GIB
 #: Bytes of /dev/shm below which programs of several processes fail; Docker gives 64 MiB.
 _SHARED_MEMORY = GIB
 _GTTSIZE = "https://github.com/noamsto/nix-amd-ai/pull/96"
 _TWO_MODULES = "https://github.com/ROCm/legacy-rocm-build/issues/5595"
-#: Names that guides have for gttsize and pages_limit, and no driver.
-_MISSPELT = r"amdgpu\.(gtt_size|ggtsize|gtt)=\S*|ttm\.(page_limit|pages_limits|page_limits)=\S*"
+#: Names that guides have for gttsize and pages_limit, and no driver, by module.
+_MISSPELT = {
+    "amdgpu": ("gtt_size", "ggtsize", "gtt"),
+    "ttm": ("page_limit", "pages_limits", "page_limits"),
+}
 
 
 def carve_out(tree: Tree) -> Result:
@@ -38,8 +41,8 @@ def carve_out(tree: Tree) -> Result:
     measured = {"gib": round(size / GIB, 1)}
     if size > _LARGE_CARVE_OUT:
         fix = (
-            "set the UMA frame buffer size to 512 MB in the BIOS, and run doctor again: the limit "
-            "of GTT depends on the memory that is there then"
+            "set the UMA frame buffer size to 512 MB in the BIOS, or to the least that it offers, "
+            "and run doctor again: the limit of GTT depends on the memory that is there then"
         )
         message = f"{size / GIB:.0f} GiB are reserved for the GPU"
         return warning(message, Fix(fix, needs_reboot=True), **measured)
@@ -60,7 +63,17 @@ def _raise_gtt(tree: Tree, memory: int) -> Fix:
     pages = (memory - SPARE) // PAGE
     modules = _ttm_modules(tree)
     limits = {"pages_limit": pages, "page_pool_size": pages}
-    fix = _distribution.module_options(tree, modules, limits)
+    # what other files and the command line say would come after the file that is written here
+    others = [
+        each
+        for module in modules
+        for each in parameters.settings(tree, module)
+        if each.name in limits and each.place != f"/etc/modprobe.d/{module}.conf"
+    ]
+    on_command_line = any(each.place == parameters.COMMAND_LINE for each in others)
+    fix = _distribution.module_options(tree, modules, limits, on_command_line)
+    if others:
+        fix = replace(fix, text=f"{parameters.removal(tree, *others).text}; {fix.text}")
     if len(modules) > 1:
         text = f"{fix.text}; or remove the driver of DKMS: sudo amdgpu-install --uninstall"
         return replace(fix, text=text)
@@ -127,11 +140,11 @@ def _gttsize(tree: Tree, pages: int | None) -> Result:
 
 def _misspelt(tree: Tree) -> Result:
     """Warn of an option that no driver has: the kernel ignores it without a word on the screen."""
-    for word in parameters.arguments(tree):
-        if re.fullmatch(_MISSPELT, word):
-            fix = Fix(_distribution.without_argument(tree, word), needs_reboot=True)
-            message = f"{word}: the driver has no such option, and ignores it"
-            return warning(message, fix, _TWO_MODULES)
+    for module, names in _MISSPELT.items():
+        for own in parameters.settings(tree, module):
+            if own.name in names:
+                message = f"{own.argument}: the driver has no such option, and ignores it"
+                return warning(message, parameters.removal(tree, own), _TWO_MODULES)
     unused = parameters.settings(tree, "amdttm")
     if unused and not tree.path("sys/module/amdttm").is_dir():
         message = (
