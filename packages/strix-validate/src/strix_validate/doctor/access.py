@@ -17,6 +17,8 @@ _PASS = {
     "--group-add $(stat -c %g /dev/kfd)",
     "kubepods": "request amd.com/gpu: 1 from ROCm's k8s-device-plugin, with supplementalGroups of "
     "stat -c %g /dev/kfd on the node",
+    "flatpak": "flatpak override --user --device=all APP, and start it again; from flatpak 1.18 on "
+    "--device=dri is enough",
     "": "recreate the container with --device /dev/kfd --device /dev/dri --group-add keep-groups",
 }
 #: The number that a user namespace shows for owners that it does not map.

@@ -27,6 +27,13 @@ _FIRMWARE_PACKAGES = (
     "pve-firmware",
     "linux-firmware",
 )
+#: The same of rpm's distributions: Fedora's, openSUSE's, and those that do not split it.
+_FIRMWARE_RPMS = ("amd-gpu-firmware", "kernel-firmware-amdgpu", "linux-firmware")
+
+
+def first_version(output: str) -> str | None:
+    """Return the first version that rpm prints, which says in words what is not installed."""
+    return next((line for line in output.splitlines() if line[:1].isdecimal()), None)
 
 
 def open_device(path: Path) -> None:
@@ -258,12 +265,12 @@ class Tree:
                 return folder.name.removeprefix(f"{name}-")
         if not (self.is_live and self.path("usr/bin/rpm").exists()):
             return None
-        command = ["/usr/bin/rpm", "-q", "--qf", "%{VERSION}", "linux-firmware"]
+        command = ["/usr/bin/rpm", "-q", "--qf", "%{VERSION}\\n", *_FIRMWARE_RPMS]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=20)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout if done.returncode == 0 else None
+        return first_version(done.stdout)
 
     @cached_property
     def glibc(self) -> tuple[int, ...] | None:
