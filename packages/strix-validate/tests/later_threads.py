@@ -161,7 +161,7 @@ MEMORY = {
         | gtt(105.5)
         | command_line("quiet amd_iommu=off amdgpu.gpu_recovery=1 ttm.pages_limit=27648000"),
         {
-            "carve-out": Said("warning", "8 GiB are reserved", "the least that it offers"),
+            "carve-out": Said("warning", "the BIOS reserves 8 GiB", "the least that it offers"),
             "gtt": Said("info"),
         },
     ),
@@ -241,7 +241,7 @@ SETTINGS = {
     ),
     "amd_iommu=on": Machine(
         command_line("amd_iommu=on"),
-        {"iommu": Said("info", "amd_iommu=off was", never="remove-args")},
+        {"iommu": Said("info", "With amd_iommu=off", never="remove-args")},
     ),
     # files in /etc/modprobe.d are made from the configuration
     "NixOS' extraModprobeConfig": Machine(

@@ -5,7 +5,7 @@ import errno
 import re
 
 from strix_validate.checks import Result
-from strix_validate.doctor import containers
+from strix_validate.doctor import containers, hardware
 from strix_validate.doctor._verdicts import error, fine, known, need_gpu, warning
 from strix_validate.doctor.tree import DeviceFile, Tree
 
@@ -101,6 +101,8 @@ def _missing(tree: Tree, name: str) -> Result:
         return error(f"{message} in this container ({kind})", _pass_devices(kind))
     if tree.driver_of_ours == "vfio-pci":
         return error(f"{message}: the GPU is bound to vfio-pci", "see doctor/gpu")
+    if not tree.path("sys/module/amdgpu").is_dir() and hardware.find_obstacle(tree):
+        return error(f"{message}: amdgpu is not loaded", "see doctor/gpu")
     if not tree.path("sys/module/amdgpu").is_dir():
         return error(
             message,

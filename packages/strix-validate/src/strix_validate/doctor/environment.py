@@ -44,7 +44,8 @@ def environment(tree: Tree) -> Result:
         if override == WANTED["__amdgpu_arch"]:
             message = f"HSA_OVERRIDE_GFX_VERSION={override} names this GPU, and changes nothing"
             return remark(message, fix)
-        return error(f"HSA_OVERRIDE_GFX_VERSION={override}", fix)
+        message = f"HSA_OVERRIDE_GFX_VERSION={override}: libraries take the GPU for another one"
+        return error(message, fix)
     own = tuple(tree.environ.get(n) or "no environment" for n in ("CONDA_PREFIX", "VIRTUAL_ENV"))
     foreign = [
         name

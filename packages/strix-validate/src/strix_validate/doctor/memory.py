@@ -44,7 +44,7 @@ def carve_out(tree: Tree) -> Result:
             "set the UMA frame buffer size to 512 MB in the BIOS, or to the least that it offers, "
             "and run doctor again: the limit of GTT depends on the memory that is there then"
         )
-        message = f"{size / GIB:.0f} GiB are reserved for the GPU"
+        message = f"the BIOS reserves {size / GIB:.0f} GiB for the GPU"
         return warning(message, Fix(fix, needs_reboot=True), **measured)
     return fine(**measured)
 
@@ -103,6 +103,8 @@ def gtt(tree: Tree) -> Result:
         results.append(warning(f"{message}: the system may swap", _raise_gtt(tree, memory), source))
     elif limit < 0.75 * memory and not _is_capped(tree, pages):
         message = f"the GPU may map {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
+        if limit < GIB:
+            message += ": ttm.pages_limit is a number of pages, of 4 KiB each"
         if len(_ttm_modules(tree)) > 1:
             message += ": the driver of DKMS takes the limit of amdttm, not that of ttm"
         results.append(warning(message, _raise_gtt(tree, memory), source))
@@ -187,7 +189,8 @@ def vllm_memory(tree: Tree, options: RunOptions) -> Result:
     if flags:
         return replace(fine(**measured), reason=f"vllm serve MODEL {flags}")
     usable = f"{budget.usable / GIB:.0f} GiB are usable"
-    message = f"a model of {options.weights / GIB:.0f} GiB does not fit: {usable}"
+    model = f"a model of {options.weights / GIB:.0f} GiB" if options.weights else "a model"
+    message = f"{model} does not fit: {usable}"
     needed = (options.weights + OVERHEAD + GIB) / UTILIZATION + SPARE
     if budget.is_shared and tree.memory and needed < min(tree.memory, tree.available or 0):
         return warning(message, _raise_gtt(tree, tree.memory), **measured)
