@@ -198,6 +198,27 @@ ENVIRONMENTS = {
             for name in ("rocm_sdk_core", "rocm_sdk_device_gfx1151", "amd_torch_device_gfx1151")
         }
     ),
+    "Arch's own torch and ROCm": Machine(
+        released("ID=arch")
+        | environ(CONDA_PREFIX="", PATH="/usr/bin", ROCM_PATH="/opt/rocm", HIP_PATH="/opt/rocm")
+        | torch("usr/lib/python3.14/site-packages", "2.11.0", "an unknown tool", hip="7.2.53211")
+        | {
+            "etc/ld.so.conf.d/rocm.conf": "/opt/rocm/lib\n",
+            "opt/rocm/.info/version": "7.2.4\n",
+            "opt/rocm/lib/libamdhip64.so.7": "",
+            "home/user/.cache/comgr/entry": None,
+        },
+    ),
+    "the same beside AMD's wheels": Machine(
+        VENV
+        | environ(CONDA_PREFIX="", VIRTUAL_ENV="/home/user/venv", LD_LIBRARY_PATH="/opt/rocm/lib")
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
+        | {"etc/ld.so.conf.d/rocm.conf": "/opt/rocm/lib\n", "opt/rocm/README": ""},
+        {
+            "environment": Said("error", "loaded first", "unset LD_LIBRARY_PATH"),
+            "stray-rocm": Said("warning", "loader's path", "rm /etc/ld.so.conf.d/rocm.conf"),
+        },
+    ),
     "a torch for Intel's GPUs": Machine(
         VENV | torch(VENV_SITE, "2.10.0+xpu", cuda=None, hip=None),
         {"packages": Said("error", "the build for Intel's GPUs", "--force-reinstall")},

@@ -203,6 +203,10 @@ DEVICES = {
         {"kfd": Said("error", "in this container (docker)", "--group-add $(stat", "modprobe")},
         device=DeviceFile(105, 0o660, 236),
     ),
+    "not passed to Incus": Machine(
+        LXC | kernel("7.0.13+deb13-amd64") | {"dev/kfd": None},
+        {"kfd": Said("error", "in this container (lxc)", "incus config device add NAME kfd")},
+    ),
     "not passed to LXC": Machine(
         LXC | {"dev/kfd": None},
         {"kfd": Said("error", "in this container (lxc)", "dev0: /dev/kfd", "modprobe")},
@@ -240,6 +244,15 @@ SETTINGS = {
         environ(HSA_OVERRIDE_GFX_VERSION="11.5.1"),
         {"environment": Said("info", "changes nothing", "unset HSA_OVERRIDE", reboot=False)},
     ),
+    "an override of one GPU": Machine(
+        environ(HSA_OVERRIDE_GFX_VERSION_1="11.0.0"),
+        {
+            "environment": Said(
+                "error", "HSA_OVERRIDE_GFX_VERSION_1=11.0.0", "unset HSA_OVERRIDE_GFX_VERSION_1"
+            )
+        },
+    ),
+    "an override of another node": Machine(environ(HSA_OVERRIDE_GFX_VERSION_2="10.3.0")),
     "a debugging variable": Machine(
         environ(AMD_SERIALIZE_KERNEL="3"),
         {"environment": Said("warning", "AMD_SERIALIZE_KERNEL=3", "unset AMD_SERIALIZE_KERNEL")},

@@ -12,7 +12,8 @@ from strix_validate.doctor.tree import DeviceFile, Tree
 _JOIN = "sudo usermod -aG {},video $USER, then log in again"
 _PASS = {
     "lxc": "on the host: dev0: /dev/kfd,gid=GID and dev1: /dev/dri/renderD128,gid=GID in "
-    "/etc/pve/lxc/ID.conf, with GID of render in the container, then pct reboot ID",
+    "/etc/pve/lxc/ID.conf, with GID of render in the container, then pct reboot ID; with Incus: "
+    "incus config device add NAME kfd unix-char source=/dev/kfd gid=GID, and add NAME gpu gpu",
     "docker": "on the host, recreate the container with --device /dev/kfd --device /dev/dri "
     "--group-add $(stat -c %g /dev/kfd)",
     "kubepods": "request amd.com/gpu: 1 from ROCm's k8s-device-plugin, with supplementalGroups of "

@@ -70,6 +70,8 @@ class Node:
     units: int | None = None
     #: Kernels with the fixed size of the context save area (CWSR) tell it.
     exports_cwsr: bool = False
+    #: Its number among KFD's nodes, CPUs included.
+    number: int = 0
 
     @property
     def name(self) -> str:
@@ -179,7 +181,8 @@ class Tree:
                 simds, per_unit = values.get("simd_count"), values.get("simd_per_cu")
                 units = simds // per_unit if simds is not None and per_unit else None
                 minor, size = values.get("drm_render_minor", 0), values.get("cwsr_size", 0)
-                found.append(Node(version, minor, units, size > 0))
+                number = int(file.parent.name) if file.parent.name.isdecimal() else 0
+                found.append(Node(version, minor, units, size > 0, number))
         return found
 
     @property
