@@ -107,7 +107,11 @@ DISCRETE = {
     "dev/dri/renderD129": "",
 }
 #: The GPU has a driver, but KFD of this kernel does not know it.
-WITHOUT_KFD = {f"{KFD}/1/properties": None, f"{GPU}/driver": Path("/sys/bus/pci/drivers/amdgpu")}
+WITHOUT_KFD = {
+    f"{KFD}/1/properties": None,
+    f"{GPU}/driver": Path("/sys/bus/pci/drivers/amdgpu"),
+    f"{PCI}/driver": Path("/sys/bus/pci/drivers/amdgpu"),
+}
 HALO = {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
 #: name: (a machine's files, what pixi's solver makes of it)
 MACHINES = {
@@ -210,7 +214,7 @@ FAULTS = {
     ),
     "kernel-without-kfd": (
         WITHOUT_KFD,
-        {"gpu": ("failed", "error", "PCI bus", "modprobe amdgpu"),
+        {"gpu": ("failed", "error", "though it has the driver amdgpu", "dmesg"),
          "pixi": ("passed", "warning", "pixi sees __amdgpu=0;", f"export {OVERRIDE_ARCH}")},
     ),
     "beside-discrete": (
@@ -341,7 +345,7 @@ FAULTS = {
         {f"{GPU}/mem_info_vram_total": f"{96 * GIB}\n",
          "proc/meminfo": f"MemTotal: {30 * 2**20} kB\n",
          "sys/module/ttm/parameters/pages_limit": f"{25 * GIB // 4096}\n"},
-        {"carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, and run doctor again"),
+        {"carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, or to the least"),
          "gtt": ("passed", "info", "doctor/carve-out comes first", "")},
     ),
     **{

@@ -3,10 +3,18 @@
 
 import json
 
-from hosts import META, SITE, environ, released
+from hosts import META, SITE, environ, record, released
 from threads import CUDA, NOT_OURS, VENV, VENV_SITE, Machine, Said, kernel, torch
 
 USER_SITE = "home/user/.local/lib/python3.12/site-packages"
+#: An environment of pixi's, without a package of ours.
+PIXI = environ(CONDA_PREFIX="/home/user/work/.pixi/envs/default") | {
+    "home/user/work/.pixi/envs/default/conda-meta/python-3.13.9-h1_0.json": record(
+        "python", "3.13.9", "conda-forge"
+    ),
+    "home/user/work/.pixi/envs/default/lib/libamdhip64.so.7": "",
+}
+PIXI_SITE = "home/user/work/.pixi/envs/default/lib/python3.13/site-packages"
 
 ENVIRONMENTS = {
     "a user's torch before the environment's": Machine(
@@ -68,7 +76,7 @@ ENVIRONMENTS = {
     ),
     "a nightly before the fix": Machine(
         VENV | torch(VENV_SITE, "2.10.0a0+rocm7.10.0a20251015", hip="7.1.5"),
-        {"packages": Said("error", "ROCm 7.10.0, which page-faults")},
+        {"packages": Said("error", "ROCm 7.10.0a20251015, which page-faults")},
     ),
     "a dated nightly before the fix": Machine(
         VENV | torch(VENV_SITE, "2.7.0a0+rocmsdk20250801", hip="6.5.2"),
@@ -150,7 +158,7 @@ ENVIRONMENTS = {
         environ(CONDA_PREFIX="", PATH="/usr/bin")
         | torch("home/user/.local/lib/python3.13/site-packages", "2.9.1", **CUDA)
         | {"usr/lib/python3.13/os.py": "", "usr/lib/python3/dist-packages/x": ""},
-        {"packages": Said("error", "the build for CUDA")},
+        {"packages": Said("error", "the build for CUDA", "python3 -m venv ENV && ENV/bin/python")},
     ),
     "a virtual environment that PATH alone names": Machine(
         environ(CONDA_PREFIX="", PATH="/home/user/.local/bin:/opt/venv/bin:/usr/bin")
@@ -177,6 +185,39 @@ ENVIRONMENTS = {
     "a torch that poetry installed": Machine(
         VENV | {f"{VENV_SITE}/torch-2.15.0.dist-info/INSTALLER": "poetry 2.2.1"},
         {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
+    ),
+    "PyPI's torch in pixi's environment": Machine(
+        PIXI | torch(PIXI_SITE, "2.11.0", "uv-pixi", **CUDA),
+        {"packages": Said("error", "the build for CUDA", "in pixi.toml", "uv pip install")},
+    ),
+    "AMD's wheels in pixi's environment": Machine(
+        PIXI
+        | torch(PIXI_SITE, "2.13.0+rocm10.0.0", "uv-pixi", hip="7.15.2")
+        | {
+            f"{PIXI_SITE}/{name}-10.0.0.dist-info/INSTALLER": "uv-pixi"
+            for name in ("rocm_sdk_core", "rocm_sdk_device_gfx1151", "amd_torch_device_gfx1151")
+        }
+    ),
+    "Arch's own torch and ROCm": Machine(
+        released("ID=arch")
+        | environ(CONDA_PREFIX="", PATH="/usr/bin", ROCM_PATH="/opt/rocm", HIP_PATH="/opt/rocm")
+        | torch("usr/lib/python3.14/site-packages", "2.11.0", "an unknown tool", hip="7.2.53211")
+        | {
+            "etc/ld.so.conf.d/rocm.conf": "/opt/rocm/lib\n",
+            "opt/rocm/.info/version": "7.2.4\n",
+            "opt/rocm/lib/libamdhip64.so.7": "",
+            "home/user/.cache/comgr/entry": None,
+        },
+    ),
+    "the same beside AMD's wheels": Machine(
+        VENV
+        | environ(CONDA_PREFIX="", VIRTUAL_ENV="/home/user/venv", LD_LIBRARY_PATH="/opt/rocm/lib")
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
+        | {"etc/ld.so.conf.d/rocm.conf": "/opt/rocm/lib\n", "opt/rocm/README": ""},
+        {
+            "environment": Said("error", "loaded first", "unset LD_LIBRARY_PATH"),
+            "stray-rocm": Said("warning", "loader's path", "rm /etc/ld.so.conf.d/rocm.conf"),
+        },
     ),
     "a torch for Intel's GPUs": Machine(
         VENV | torch(VENV_SITE, "2.10.0+xpu", cuda=None, hip=None),

@@ -38,7 +38,8 @@ CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
 
 def without_driver(message: str, fix: str) -> dict[str, Said]:
     said = Said("error", message, fix, never="modprobe amdgpu", reboot=True)
-    return {"gpu": said, "driver": said, "pixi": Said("warning"), **both_devices(Said("error"))}
+    devices = Said("error", "amdgpu is not loaded", "see doctor/gpu", "modprobe")
+    return {"gpu": said, "driver": said, "pixi": Said("warning"), **both_devices(devices)}
 
 
 def without_gpu(cpu: str) -> dict[str, str | Path | None]:
@@ -153,6 +154,18 @@ DRIVERS = {
             "pixi": Said("warning"),
         },
     ),
+    "loaded, and not bound": Machine(
+        {
+            name: content
+            for name, content in WITHOUT_DRIVER.items()
+            if name != "sys/module/amdgpu/initstate"
+        },
+        {
+            "gpu": Said("error", "did not take the GPU", "dmesg", never="modprobe"),
+            "pixi": Said("warning"),
+            **both_devices(Said("error", "though amdgpu is loaded", "dmesg", "modprobe")),
+        },
+    ),
     "virtual machine": Machine(
         without_gpu("model name\t: AMD RYZEN AI MAX+ 395\nflags\t: fpu hypervisor\n"),
         {"gpu": Said("error", "virtual machine", "pass the GPU through"), "pixi": Said("warning")},
@@ -189,6 +202,10 @@ DEVICES = {
         {".dockerenv": "", "dev/kfd": None},
         {"kfd": Said("error", "in this container (docker)", "--group-add $(stat", "modprobe")},
         device=DeviceFile(105, 0o660, 236),
+    ),
+    "not passed to Incus": Machine(
+        LXC | kernel("7.0.13+deb13-amd64") | {"dev/kfd": None},
+        {"kfd": Said("error", "in this container (lxc)", "incus config device add NAME kfd")},
     ),
     "not passed to LXC": Machine(
         LXC | {"dev/kfd": None},
@@ -227,6 +244,15 @@ SETTINGS = {
         environ(HSA_OVERRIDE_GFX_VERSION="11.5.1"),
         {"environment": Said("info", "changes nothing", "unset HSA_OVERRIDE", reboot=False)},
     ),
+    "an override of one GPU": Machine(
+        environ(HSA_OVERRIDE_GFX_VERSION_1="11.0.0"),
+        {
+            "environment": Said(
+                "error", "HSA_OVERRIDE_GFX_VERSION_1=11.0.0", "unset HSA_OVERRIDE_GFX_VERSION_1"
+            )
+        },
+    ),
+    "an override of another node": Machine(environ(HSA_OVERRIDE_GFX_VERSION_2="10.3.0")),
     "a debugging variable": Machine(
         environ(AMD_SERIALIZE_KERNEL="3"),
         {"environment": Said("warning", "AMD_SERIALIZE_KERNEL=3", "unset AMD_SERIALIZE_KERNEL")},
@@ -290,6 +316,22 @@ SETTINGS = {
         {"etc/modprobe.d/amdgpu.conf": "options amdgpu ppfeaturemask=0xffff7fff\n"},
         {"options": Said("info", "ppfeaturemask=0xffff7fff", "ppfeaturemask=[^ ]*")},
     ),
+    "a limit in MiB": Machine(
+        {
+            "proc/cmdline": "amd_iommu=off ttm.pages_limit=122880\n",
+            "sys/module/ttm/parameters/pages_limit": "122880\n",
+            f"{GPU}/mem_info_gtt_total": f"{122880 * 4096}\n",
+        },
+        {
+            "gtt": Said("warning", "is a number of pages, of 4 KiB", "pages_limit=31719424"),
+            "vllm-memory": Said("warning", "a model does not fit: 0 GiB are usable"),
+        },
+    ),
+    "an empty list of ROCr": Machine(
+        environ(ROCR_VISIBLE_DEVICES=""),
+        {"gpu": Said("error", "ROCR_VISIBLE_DEVICES= hides", "unset ROCR_VISIBLE_DEVICES")},
+    ),
+    "an empty list of HIP": Machine(environ(HIP_VISIBLE_DEVICES="")),
     "misspelt option": Machine(
         {"proc/cmdline": "amd_iommu=off ttm.page_limit=31457280\n"},
         {"gtt": Said("warning", "no such option", "--remove-args=ttm.page_limit", reboot=True)},

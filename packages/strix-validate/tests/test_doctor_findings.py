@@ -59,10 +59,17 @@ def test_each_status(tmp_path):
         finding = found[name]
         assert (finding["status"], finding["needs_reboot"]) == (status, reboot), finding
         assert bool(finding["message"]) == (status != "ok"), finding
+    assert found["doctor/copies"]["message"].startswith("copies were not measured: this is a copy")
     assert found["doctor/kernel"]["source"].endswith("/issues/6358"), "the row's own link"
     assert found["doctor/environment"]["source"].endswith("/issues/5824"), "the check's link"
     whole = document(tmp_path, changes)
     assert (whole["status"], whole["needs_reboot"]) == ("error", True)
+
+
+def test_a_pass_may_have_a_note(tmp_path):
+    notes = {name: f["message"] for name, f in by_id(tmp_path, {}).items() if f["status"] == "ok"}
+    assert [name for name, note in notes.items() if note] == ["doctor/vllm-memory"]
+    assert notes["doctor/vllm-memory"].startswith("vllm serve MODEL")
 
 
 def test_each_finding_has_a_source(tmp_path):

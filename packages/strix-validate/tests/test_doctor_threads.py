@@ -9,15 +9,18 @@ from types import SimpleNamespace
 
 import hosts
 import pytest
+from distributions import DISTRIBUTIONS
+from later_threads import LATER_THREADS
 from other_environments import ENVIRONMENTS
 from other_machines import OTHERS
 from strix_validate.checks import Result, Severity, State
 from strix_validate.doctor import environment
+from strix_validate.doctor.tree import first_version
 from strix_validate.tiers import doctor
 from test_doctor import examine
 from threads import THREADS, Machine
 
-MACHINES = THREADS | OTHERS | ENVIRONMENTS
+MACHINES = THREADS | OTHERS | ENVIRONMENTS | LATER_THREADS | DISTRIBUTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +108,27 @@ def test_caches_of_a_virtual_environment(tmp_path):
             os.utime(wheel, (hosts.NOW - days * 86400,) * 2)
         result = examine(tmp_path)["caches"]
         assert result.state is State.PASSED and result.severity is severity, days
+
+
+@pytest.mark.parametrize(
+    ("output", "version"),
+    [
+        # Fedora after `dnf downgrade amd-gpu-firmware`, openSUSE, RHEL, and none of them
+        (
+            "20251111\npackage kernel-firmware-amdgpu is not installed\n20251125\n",
+            "20251111",
+        ),
+        (
+            "package amd-gpu-firmware is not installed\n20251203\n"
+            "package linux-firmware is not installed\n",
+            "20251203",
+        ),
+        ("package a is not installed\npackage b is not installed\n20260110\n", "20260110"),
+        ("package a is not installed\n", None),
+        ("", None),
+    ],
+)
+def test_the_firmware_of_rpms_distributions(output, version):
+    """The package with the GPU's firmware counts, not the one with all others:
+    https://github.com/ROCm/legacy-rocm-build/issues/5724"""
+    assert first_version(output) == version

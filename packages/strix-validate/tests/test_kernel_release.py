@@ -3,7 +3,14 @@
 
 import pytest
 from strix_validate.doctor import kernel_release
-from strix_validate.doctor.kernel_release import fault_of, first_fixed, is_fixed, misfit_of, parse
+from strix_validate.doctor.kernel_release import (
+    fault_of,
+    first_fixed,
+    is_fixed,
+    misfit_of,
+    nightly_of,
+    parse,
+)
 
 #: Releases, each older than the next, as far as its own kernel's numbers tell.
 ASCENDING = [
@@ -111,9 +118,27 @@ def test_another_vendors_numbers_are_not_upstreams():
         ("10.0.0", True),
         ("20251218", False),
         ("20251219", True),
+        ("7.11.0a20251218", False),
+        ("7.11.0a20251219", True),
         ("", True),
         ("unknown", True),
     ],
 )
 def test_runtimes(runtime, fits):
     assert (misfit_of(runtime) is None) == fits
+
+
+@pytest.mark.parametrize(
+    ("runtime", "is_faulty"),
+    [
+        ("7.14.0a20260608", False),
+        ("7.14.0a20260609", True),
+        ("7.14.0a20260612", True),
+        ("7.14.0a20260613", False),
+        ("20260612", True),
+        ("7.14.0", False),
+        ("", False),
+    ],
+)
+def test_nightlies(runtime, is_faulty):
+    assert (nightly_of(runtime) is not None) == is_faulty

@@ -5,18 +5,21 @@ import errno
 import re
 
 from strix_validate.checks import Result
-from strix_validate.doctor import containers
+from strix_validate.doctor import containers, hardware
 from strix_validate.doctor._verdicts import error, fine, known, need_gpu, warning
 from strix_validate.doctor.tree import DeviceFile, Tree
 
 _JOIN = "sudo usermod -aG {},video $USER, then log in again"
 _PASS = {
     "lxc": "on the host: dev0: /dev/kfd,gid=GID and dev1: /dev/dri/renderD128,gid=GID in "
-    "/etc/pve/lxc/ID.conf, with GID of render in the container, then pct reboot ID",
+    "/etc/pve/lxc/ID.conf, with GID of render in the container, then pct reboot ID; with Incus: "
+    "incus config device add NAME kfd unix-char source=/dev/kfd gid=GID, and add NAME gpu gpu",
     "docker": "on the host, recreate the container with --device /dev/kfd --device /dev/dri "
     "--group-add $(stat -c %g /dev/kfd)",
     "kubepods": "request amd.com/gpu: 1 from ROCm's k8s-device-plugin, with supplementalGroups of "
     "stat -c %g /dev/kfd on the node",
+    "flatpak": "flatpak override --user --device=all APP, and start it again; from flatpak 1.18 on "
+    "--device=dri is enough",
     "": "recreate the container with --device /dev/kfd --device /dev/dri --group-add keep-groups",
 }
 #: The number that a user namespace shows for owners that it does not map.
@@ -99,6 +102,8 @@ def _missing(tree: Tree, name: str) -> Result:
         return error(f"{message} in this container ({kind})", _pass_devices(kind))
     if tree.driver_of_ours == "vfio-pci":
         return error(f"{message}: the GPU is bound to vfio-pci", "see doctor/gpu")
+    if not tree.path("sys/module/amdgpu").is_dir() and hardware.find_obstacle(tree):
+        return error(f"{message}: amdgpu is not loaded", "see doctor/gpu")
     if not tree.path("sys/module/amdgpu").is_dir():
         return error(
             message,

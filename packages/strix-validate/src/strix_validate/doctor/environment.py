@@ -38,13 +38,17 @@ _DEBUGGING_SOURCE = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/
 def environment(tree: Tree) -> Result:
     """No variable disguises the GPU or loads another ROCm. HSA_OVERRIDE_GFX_VERSION causes memory
     faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
-    override = tree.environ.get("HSA_OVERRIDE_GFX_VERSION")
-    if override:
-        fix = "unset HSA_OVERRIDE_GFX_VERSION, and remove it from the shell's startup files"
-        if override == WANTED["__amdgpu_arch"]:
-            message = f"HSA_OVERRIDE_GFX_VERSION={override} names this GPU, and changes nothing"
-            return remark(message, fix)
-        return error(f"HSA_OVERRIDE_GFX_VERSION={override}", fix)
+    names = ["HSA_OVERRIDE_GFX_VERSION"]
+    if tree.ours:
+        # the number is that of the node in KFD's topology
+        names.append(f"HSA_OVERRIDE_GFX_VERSION_{tree.ours.number}")
+    overrides = {name: tree.environ[name] for name in names if tree.environ.get(name)}
+    if overrides:
+        listed = ", ".join(f"{name}={value}" for name, value in overrides.items())
+        fix = f"unset {' '.join(overrides)}, and remove it from the shell's startup files"
+        if {*overrides.values()} == {WANTED["__amdgpu_arch"]}:
+            return remark(f"{listed} names this GPU, and changes nothing", fix)
+        return error(f"{listed}: libraries take the GPU for another one", fix)
     own = tuple(tree.environ.get(n) or "no environment" for n in ("CONDA_PREFIX", "VIRTUAL_ENV"))
     foreign = [
         name
@@ -52,13 +56,19 @@ def environment(tree: Tree) -> Result:
         for part in tree.environ.get(name, "").split(":")
         if "rocm" in part.lower() and not part.startswith(own)
     ]
-    if not foreign:
+    if not foreign or _uses_system(tree):
         return worst([_activation(tree), _debugging(tree)])
     listed = " ".join(dict.fromkeys(foreign))
     if any(name.startswith("LD_") for name in foreign):
         what = f"{listed}: another ROCm's libraries are loaded first"
         return error(what, f"unset {listed}", variables=listed)
     return warning(f"{listed}: points to another ROCm", f"unset {listed}", variables=listed)
+
+
+def _uses_system(tree: Tree) -> bool:
+    """Return whether the system's Python has torch: the system's ROCm is then the one to load."""
+    python = interpreter(tree)
+    return python is not None and python.kind == "system" and bool(python.distributions("torch"))
 
 
 def _debugging(tree: Tree) -> Result:
@@ -88,7 +98,7 @@ def stray_rocm(tree: Tree) -> Result:
     bring their own: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     files = [f for f in tree.glob("etc/ld.so.conf.d/*.conf") if "rocm" in (tree.read_at(f) or "")]
     installed = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
-    if files:
+    if files and not _uses_system(tree):
         name = f"/{files[0].relative_to(tree.root)}"
         what = f"{name} puts the system's ROCm on the loader's path"
         return warning(what, f"sudo rm {name} && sudo ldconfig", installed=", ".join(installed))

@@ -25,7 +25,8 @@ class Finding(_Model):
         id: The check, such as doctor/gtt; ids are stable.
         status: ok; info, worth knowing and no fault; warning, costs speed, memory or stability;
             error, keeps the GPU from working; skipped, could not be checked.
-        message: What was found, in words; empty if status is ok.
+        message: What was found, in words. If status is ok: empty, or a note such as the flags of
+            `vllm serve`; if it is skipped: what is missing.
         fix: A command, or an instruction where there is none; empty if there is nothing to do.
         needs_reboot: Whether the fix takes effect at the next start of the machine only.
         source: Links to where the advice comes from, separated by blanks.
@@ -78,13 +79,18 @@ def _source(check: CheckRecord) -> str:
     return check.source or (links[0] if links else "")
 
 
+def _message(check: CheckRecord) -> str:
+    """Return the check's own words; a skipped one's reason is the table's, and its own beside."""
+    return str(check.measured.get("said") or check.reason)
+
+
 def of_record(record: Record) -> Findings:
     """Return the findings that a record of the doctor holds."""
     findings = [
         Finding(
             id=check.id,
             status=_status(check),
-            message=check.reason,
+            message=_message(check),
             fix=check.fix,
             needs_reboot=check.needs_reboot,
             source=_source(check),

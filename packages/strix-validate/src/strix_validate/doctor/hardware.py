@@ -57,6 +57,9 @@ def gpu(tree: Tree) -> Result:
         for variable in _hiding(tree):
             listed = tree.environ.get(variable, "")
             before, seen = seen, _chosen(seen, listed)
+            if variable == "ROCR_VISIBLE_DEVICES" and tree.environ.get(variable) == "":
+                # ROCr asks whether it is set: an empty list shows no GPU, unlike HIP's
+                seen = []
             if index in before and index not in seen:
                 what = f"{variable}={listed} hides the GPU, whose number is {before.index(index)}"
                 fix = f"export {variable}={before.index(index)}" if others else f"unset {variable}"
@@ -91,27 +94,30 @@ def _without_kfd(tree: Tree) -> Result:
     if tree.driver_of_ours == "amdgpu":
         message += ", though it has the driver amdgpu: the kernel lacks KFD, or KFD did not start"
         return error(message, "sudo dmesg | grep -i -e amdgpu -e kfd")
-    cause = _kept_out(tree)
+    cause = find_obstacle(tree)
     if cause:
         return error(f"{message}: {cause.reason}", Fix(cause.fix, cause.needs_reboot), cause.source)
-    return error(message, "sudo modprobe amdgpu && sudo dmesg | grep -i -e amdgpu -e kfd")
+    log = "sudo dmesg | grep -i -e amdgpu -e kfd"
+    if tree.path("sys/module/amdgpu").is_dir():
+        return error(f"{message}: amdgpu is loaded, and did not take the GPU", log)
+    return error(message, f"sudo modprobe amdgpu && {log}")
 
 
-def _kept_out(tree: Tree) -> Result | None:
+def find_obstacle(tree: Tree) -> Result | None:
     """Return what keeps the driver amdgpu from being loaded, as far as files tell."""
     for word in parameters.arguments(tree):
         name, _, value = word.partition("=")
         lists = name in ("modprobe.blacklist", "module_blacklist", "rd.driver.blacklist")
         if word == "nomodeset" or (lists and "amdgpu" in value.split(",")):
-            fix = Fix(_distribution.without_argument(tree, word), needs_reboot=True)
+            fix = Fix(_distribution.without_arguments(tree, word), needs_reboot=True)
             return error(f"{word} on the kernel's command line keeps amdgpu out", fix)
     for file in tree.glob("etc/modprobe.d/*.conf"):
         line = r"(?m)^\s*(blacklist\s+amdgpu\b|install\s+amdgpu\s+/bin/(false|true))"
         if re.search(line, tree.read_at(file) or ""):
             name = f"/{file.relative_to(tree.root)}"
-            step = f"sudo sed -i -e '/^ *blacklist *amdgpu/d' -e '/^ *install *amdgpu/d' {name}"
-            fix = Fix(_distribution.with_new_initramfs(tree, step), needs_reboot=True)
-            return error(f"{name} keeps amdgpu out", fix)
+            lines = ["/^ *blacklist *amdgpu/d", "/^ *install *amdgpu/d"]
+            steps = _distribution.edit_modprobe(tree, name, lines, "amdgpu")
+            return error(f"{name} keeps amdgpu out", Fix(steps, needs_reboot=True))
     secure = [(tree.read_at(f) or "") for f in tree.glob("sys/firmware/efi/efivars/SecureBoot-*")]
     if _has_dkms(tree) and any(text.endswith("\x01") for text in secure):
         steps = "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, or sudo amdgpu-install "
@@ -164,7 +170,7 @@ def pixi(tree: Tree) -> Result:
     it sees none, each `pixi run` of a stack warns: https://github.com/conda/ceps/pull/189"""
     if wrong := refused(tree):
         said = " and ".join(f"{VARIABLES[name]}={value}" for name, value in wrong.items())
-        return error(f"pixi ends at {said}: not a version", _export(wrong), **wrong)
+        return error(f"{said} is not a version, and ends pixi", _export(wrong), **wrong)
     found = detected(tree)
     if found == WANTED:
         return fine(**found)
@@ -192,7 +198,7 @@ def driver(tree: Tree) -> Result:
     if not tree.path("sys/module/amdgpu").is_dir():
         if tree.driver_of_ours == "vfio-pci":
             return error("amdgpu is not loaded: the GPU is bound to vfio-pci", "see doctor/gpu")
-        cause = _kept_out(tree)
+        cause = find_obstacle(tree)
         if cause:
             return replace(cause, reason=f"amdgpu is not loaded: {cause.reason}")
         return error("amdgpu is not loaded", "sudo modprobe amdgpu")
@@ -223,7 +229,8 @@ def kernel(tree: Tree) -> Result:
         fix = Fix(f"start {installed}, which is installed already", needs_reboot=True)
     if not has_fixes(tree, release):
         bound = kernel_release.first_fixed(release)
-        return error(f"{text} is older than {bound}", fix, release=name)
+        message = f"{text} is older than {bound}, the first with the fixes for gfx1151"
+        return error(message, fix, release=name)
     fault = kernel_release.fault_of(release)
     if fault is None:
         return fine(release=name)

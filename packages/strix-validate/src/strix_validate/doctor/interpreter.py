@@ -206,11 +206,12 @@ def _torch_facts(folder: Path) -> dict[str, str]:
 def _build_of(version: str, facts: dict[str, str]) -> tuple[str, str]:
     """Return the kind of build and its runtime, by version.py or by the local version."""
     local = version.partition("+")[2]
-    rocm = re.match(r"rocm(?:sdk)?([\d.]+)", local)
+    # rocm10.0.0, rocmsdk20250801, rocm7.14.0a20260612, rocm7.1.0.lw.git351ff442
+    rocm = re.match(r"rocm(?:sdk)?(\d+(?:\.\d+)*(?:a\d{8})?)", local)
     if facts.get("hip"):
         return "rocm", rocm[1] if rocm else facts.get("rocm") or facts["hip"]
     if rocm:
-        return "rocm", rocm[1].strip(".")
+        return "rocm", rocm[1]
     if facts.get("cuda") or local.startswith("cu"):
         return "cuda", facts.get("cuda", "") or local[2:]
     if local.startswith("xpu"):

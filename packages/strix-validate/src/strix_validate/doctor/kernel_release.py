@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 #: A final release sorts after each of its candidates.
 _FINAL = 1 << 30
-_FIRST_DATE, _FIXED_NIGHTLY = 20200101, 20251219
+#: The first of TheRock's nightlies with the fix.
+_FIXED_NIGHTLY = 20251219
 #: Patterns of releases, by who built the kernel. The first that fits counts.
 _ORIGINS = {
     "wsl": r"microsoft",
@@ -85,6 +86,16 @@ class Runtime(BaseModel):
     source: str
 
 
+class Nightly(BaseModel):
+    """A row of [[nightly]]: dates as 20260609."""
+
+    model_config = ConfigDict(extra="forbid")
+    from_: int
+    to: int
+    symptom: str
+    source: str
+
+
 class Table(BaseModel):
     """The file kernels.toml."""
 
@@ -92,6 +103,7 @@ class Table(BaseModel):
     fixed: list[Fixed]
     faulty: list[Faulty]
     runtime: list[Runtime]
+    nightly: list[Nightly]
 
 
 @cache
@@ -179,12 +191,24 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, numbers.group().split("."))) if numbers else ()
 
 
+def date_of(runtime: str) -> int:
+    """Return the date of a nightly build of ROCm, 20260612 for 7.14.0a20260612, or 0."""
+    date = re.search(r"(?:^|a)(20\d{6})$", runtime)
+    return int(date[1]) if date else 0
+
+
+def nightly_of(runtime: str) -> Nightly | None:
+    """Return the row of a faulty nightly build of ROCm, if a runtime is one."""
+    return next((r for r in table().nightly if r.from_ <= date_of(runtime) < r.to), None)
+
+
 def misfit_of(runtime: str) -> Runtime | None:
     """Return the row of a ROCm runtime that page-faults on the fixed kernels, if there is one."""
+    date = date_of(runtime)
+    if date:
+        # TheRock's nightlies have the fix from a date on, whatever version they are of
+        return None if date >= _FIXED_NIGHTLY else table().runtime[-1]
     version = version_of(runtime)[:2]
-    if version and version[0] >= _FIRST_DATE:
-        # TheRock's nightlies of 2025 have a date for a version, and the fix from this one on
-        return None if version[0] >= _FIXED_NIGHTLY else table().runtime[-1]
     for row in table().runtime:
         if version and version_of(row.from_) <= version < version_of(row.to):
             return row

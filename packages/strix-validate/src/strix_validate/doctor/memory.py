@@ -19,13 +19,16 @@ from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
 
 #: Bytes reserved by the BIOS above which the memory is worth getting back first.
-_LARGE_CARVE_OUT = 8 * GIB
+_LARGE_CARVE_OUT = 4 * GIB
 #: Bytes of /dev/shm below which programs of several processes fail; Docker gives 64 MiB.
 _SHARED_MEMORY = GIB
 _GTTSIZE = "https://github.com/noamsto/nix-amd-ai/pull/96"
 _TWO_MODULES = "https://github.com/ROCm/legacy-rocm-build/issues/5595"
-#: Names that guides have for gttsize and pages_limit, and no driver.
-_MISSPELT = r"amdgpu\.(gtt_size|ggtsize|gtt)=\S*|ttm\.(page_limit|pages_limits|page_limits)=\S*"
+#: Names that guides have for gttsize and pages_limit, and no driver, by module.
+_MISSPELT = {
+    "amdgpu": ("gtt_size", "ggtsize", "gtt"),
+    "ttm": ("page_limit", "pages_limits", "page_limits"),
+}
 
 
 def carve_out(tree: Tree) -> Result:
@@ -38,10 +41,10 @@ def carve_out(tree: Tree) -> Result:
     measured = {"gib": round(size / GIB, 1)}
     if size > _LARGE_CARVE_OUT:
         fix = (
-            "set the UMA frame buffer size to 512 MB in the BIOS, and run doctor again: the limit "
-            "of GTT depends on the memory that is there then"
+            "set the UMA frame buffer size to 512 MB in the BIOS, or to the least that it offers, "
+            "and run doctor again: the limit of GTT depends on the memory that is there then"
         )
-        message = f"{size / GIB:.0f} GiB are reserved for the GPU"
+        message = f"the BIOS reserves {size / GIB:.0f} GiB for the GPU"
         return warning(message, Fix(fix, needs_reboot=True), **measured)
     return fine(**measured)
 
@@ -60,7 +63,17 @@ def _raise_gtt(tree: Tree, memory: int) -> Fix:
     pages = (memory - SPARE) // PAGE
     modules = _ttm_modules(tree)
     limits = {"pages_limit": pages, "page_pool_size": pages}
-    fix = _distribution.module_options(tree, modules, limits)
+    # what other files and the command line say would come after the file that is written here
+    others = [
+        each
+        for module in modules
+        for each in parameters.settings(tree, module)
+        if each.name in limits and each.place != f"/etc/modprobe.d/{module}.conf"
+    ]
+    on_command_line = any(each.place == parameters.COMMAND_LINE for each in others)
+    fix = _distribution.module_options(tree, modules, limits, on_command_line)
+    if others:
+        fix = replace(fix, text=f"{parameters.removal(tree, *others).text}; {fix.text}")
     if len(modules) > 1:
         text = f"{fix.text}; or remove the driver of DKMS: sudo amdgpu-install --uninstall"
         return replace(fix, text=text)
@@ -90,6 +103,8 @@ def gtt(tree: Tree) -> Result:
         results.append(warning(f"{message}: the system may swap", _raise_gtt(tree, memory), source))
     elif limit < 0.75 * memory and not _is_capped(tree, pages):
         message = f"the GPU may map {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
+        if limit < GIB:
+            message += ": ttm.pages_limit is a number of pages, of 4 KiB each"
         if len(_ttm_modules(tree)) > 1:
             message += ": the driver of DKMS takes the limit of amdttm, not that of ttm"
         results.append(warning(message, _raise_gtt(tree, memory), source))
@@ -127,11 +142,11 @@ def _gttsize(tree: Tree, pages: int | None) -> Result:
 
 def _misspelt(tree: Tree) -> Result:
     """Warn of an option that no driver has: the kernel ignores it without a word on the screen."""
-    for word in parameters.arguments(tree):
-        if re.fullmatch(_MISSPELT, word):
-            fix = Fix(_distribution.without_argument(tree, word), needs_reboot=True)
-            message = f"{word}: the driver has no such option, and ignores it"
-            return warning(message, fix, _TWO_MODULES)
+    for module, names in _MISSPELT.items():
+        for own in parameters.settings(tree, module):
+            if own.name in names:
+                message = f"{own.argument}: the driver has no such option, and ignores it"
+                return warning(message, parameters.removal(tree, own), _TWO_MODULES)
     unused = parameters.settings(tree, "amdttm")
     if unused and not tree.path("sys/module/amdttm").is_dir():
         message = (
@@ -174,7 +189,8 @@ def vllm_memory(tree: Tree, options: RunOptions) -> Result:
     if flags:
         return replace(fine(**measured), reason=f"vllm serve MODEL {flags}")
     usable = f"{budget.usable / GIB:.0f} GiB are usable"
-    message = f"a model of {options.weights / GIB:.0f} GiB does not fit: {usable}"
+    model = f"a model of {options.weights / GIB:.0f} GiB" if options.weights else "a model"
+    message = f"{model} does not fit: {usable}"
     needed = (options.weights + OVERHEAD + GIB) / UTILIZATION + SPARE
     if budget.is_shared and tree.memory and needed < min(tree.memory, tree.available or 0):
         return warning(message, _raise_gtt(tree, tree.memory), **measured)

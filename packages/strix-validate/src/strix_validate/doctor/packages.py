@@ -18,6 +18,7 @@ from strix_validate.doctor.interpreter import (
 from strix_validate.doctor.tree import Tree
 
 _AMD = "https://github.com/ROCm/TheRock/blob/main/RELEASES.md"
+_WITHOUT_KERNELS = "https://github.com/ROCm/TheRock/issues/7839"
 _WRONG_BUILD = "https://github.com/gpustack/gpustack/issues/3786"
 _SHADOW = "https://docs.python.org/3/library/site.html"
 _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimization/rdna3-5.html"
@@ -31,10 +32,16 @@ _OTHER_BUILDS = {"cuda": "CUDA", "cpu": "CPUs", "xpu": "Intel's GPUs"}
 _WHEEL_OF_GPU = r"(?:rocm_sdk_(?:device|libraries)|amd_torch_device)_(gfx[0-9a-fx]+)(?:_\w+)?"
 
 
-def install_command(by: str) -> str:
+def install_command(python: Interpreter, torch: Distribution) -> str:
     """Return the command that installs AMD's wheels for the GPU, with the tool that is in use."""
+    if torch.by == "uv-pixi":
+        # pixi would undo what another tool installs
+        return "in pixi.toml, take torch from AMD's index: docs/pypi.md has the four lines"
     install = "python -m pip install --force-reinstall"
-    if by.startswith("uv"):
+    if python.kind == "system":
+        # distributions refuse pip outside of an environment (PEP 668)
+        install = "python3 -m venv ENV && ENV/bin/python -m pip install"
+    elif torch.by.startswith("uv"):
         install = "uv pip install --reinstall"
     return (
         f"{install} --index-url https://stable.repo.amd.com/rocm/whl-next/ "
@@ -61,7 +68,7 @@ def packages(tree: Tree) -> Result:
             # the environment's own is what is used after the fix
             torch = next(t for t in loaded["torch"] if t.place.label == "the environment")
         results.append(_torch(tree, python, torch, records))
-        results.append(_torchvision(torch, loaded.get("torchvision", [])))
+        results.append(_torchvision(python, torch, loaded.get("torchvision", [])))
     return worst(results, **measured, environment=python.kind)
 
 
@@ -100,8 +107,8 @@ def _conda_packages(
             fix = 'in pixi.toml: our channel first, and channel-priority = "strict"'
             return error(message, fix)
         if over and name == "torch":
-            message = f"{name} {over[0].version} was put by {over[0].by} over conda's {version}"
-            install = install_command(over[0].by)
+            message = f"{over[0].by} installed {name} {over[0].version} over conda's {version}"
+            install = install_command(python, over[0])
             fix = f"pixi remove {package}, or conda remove {package}; then {install}"
             return warning(f"{message}: files of both lie in one folder", fix)
     return fine()
@@ -139,12 +146,18 @@ def _torch(
     build = "cuda" if is_of_pypi else torch.build
     if build in _OTHER_BUILDS:
         message = f"torch {torch.version} is the build for {_OTHER_BUILDS[build]}"
-        return error(f"{message}, and sees no AMD GPU", install_command(torch.by), _WRONG_BUILD)
-    return worst([_runtime(tree, torch), _kernels_of(python, torch)])
+        return error(
+            f"{message}, and sees no AMD GPU", install_command(python, torch), _WRONG_BUILD
+        )
+    return worst([_runtime(tree, python, torch), _kernels_of(python, torch)])
 
 
-def _runtime(tree: Tree, torch: Distribution) -> Result:
+def _runtime(tree: Tree, python: Interpreter, torch: Distribution) -> Result:
     """Judge the age of torch's ROCm: those before 7.2 and 7.11 do not fit the fixed kernels."""
+    nightly = kernel_release.nightly_of(torch.runtime)
+    if nightly and TARGET == "gfx1151":
+        message = f"torch {torch.version} brings a nightly build of ROCm that {nightly.symptom}"
+        return error(message, install_command(python, torch), nightly.source)
     row = kernel_release.misfit_of(torch.runtime)
     # distributions mend the runtimes that they package
     is_wheel = torch.place.label != "the system" or torch.by.split(" ")[0] in _PIP
@@ -152,9 +165,9 @@ def _runtime(tree: Tree, torch: Distribution) -> Result:
         return fine()
     release = kernel_release.parse(tree.release or "")
     message = f"torch {torch.version} brings ROCm {torch.runtime}"
-    fix = install_command(torch.by)
+    fix = install_command(python, torch)
     if release is None or not hardware.has_fixes(tree, release):
-        message += ", whose support of gfx1151 is unstable: 7.2 and 7.11 are the first that are not"
+        message += ", whose support of gfx1151 is unstable; it is stable from 7.2 and 7.11 on"
         return warning(message, fix, f"{row.source} {_MISFIT}")
     message += f", which page-faults on kernels with the fixes for gfx1151 ({release.text})"
     return error(f"{message}: 7.2 and 7.11 are the first that fit", fix, f"{row.source} {_MISFIT}")
@@ -162,15 +175,19 @@ def _runtime(tree: Tree, torch: Distribution) -> Result:
 
 def _kernels_of(python: Interpreter, torch: Distribution) -> Result:
     """Judge whether the installed wheels have kernels for this GPU."""
-    matches = [re.fullmatch(_WHEEL_OF_GPU, name.lower()) for name in python.names()]
+    names = [name.lower() for name in python.names()]
+    matches = [re.fullmatch(_WHEEL_OF_GPU, name) for name in names]
     gpus = sorted({match[1] for match in matches if match})
+    if "rocm_sdk_core" in names and not gpus:
+        message = "AMD's wheels are installed without the ones that have the kernels of a GPU"
+        return error(message, install_command(python, torch), _WITHOUT_KERNELS)
     if gpus and not any(map(_is_for_target, gpus)):
         message = f"AMD's wheels for {', '.join(gpus)} are installed, without kernels for {TARGET}"
-        return error(message, install_command(torch.by), _AMD)
+        return error(message, install_command(python, torch), _AMD)
     library = torch.place.path / "torch/lib/rocblas/library"
     if library.is_dir() and not any(library.glob(f"*{TARGET}*")):
         message = f"torch {torch.version} has no kernels for {TARGET}: its rocBLAS has none"
-        return error(message, install_command(torch.by), _AMD)
+        return error(message, install_command(python, torch), _AMD)
     return fine()
 
 
@@ -180,12 +197,12 @@ def _is_for_target(gpu: str) -> bool:
     return re.fullmatch(f"gfx{digits}", TARGET) is not None
 
 
-def _torchvision(torch: Distribution, visions: list[Distribution]) -> Result:
+def _torchvision(python: Interpreter, torch: Distribution, visions: list[Distribution]) -> Result:
     """Warn of a torchvision of another build: its operators do not load."""
     if torch.build != "rocm" or not visions or visions[0].build in ("", "rocm"):
         return fine()
     message = f"torchvision {visions[0].version} is not built for ROCm, as torch {torch.version} is"
-    return warning(message, install_command(torch.by), _WRONG_BUILD)
+    return warning(message, install_command(python, torch), _WRONG_BUILD)
 
 
 def runtime(tree: Tree) -> Result:

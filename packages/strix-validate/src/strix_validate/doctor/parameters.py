@@ -18,18 +18,20 @@ class Setting:
 
     Attributes:
         value: The value in force; where the module does not tell it, the one that was set.
-        place: COMMAND_LINE, or the path of a file below /etc/modprobe.d.
+        place: COMMAND_LINE, or the path of a file of modprobe.d.
+        written: The value as that place has it.
     """
 
     module: str
     name: str
     value: str
     place: str
+    written: str
 
     @property
     def argument(self) -> str:
-        """The option as the kernel's command line has it, without its value."""
-        return f"{self.module}.{self.name}"
+        """The option as the kernel's command line has it."""
+        return f"{self.module}.{self.name}={self.written}"
 
 
 def arguments(tree: Tree) -> list[str]:
@@ -51,7 +53,7 @@ def settings(tree: Tree, module: str) -> list[Setting]:
                 pairs = (word.split("=", 1) for word in line.split() if "=" in word)
                 places += [(place, name, value) for name, value in pairs]
     return [
-        Setting(module, name, tree.read(_file(module, name)) or value, place)
+        Setting(module, name, tree.read(_file(module, name)) or value, place, value)
         for place, name, value in places
     ]
 
@@ -73,11 +75,12 @@ def _file(module: str, name: str) -> str:
 
 def removal(tree: Tree, *removed: Setting) -> Fix:
     """Return how to take options back, wherever each of them is set."""
-    steps = []
-    for each in removed:
-        if each.place == COMMAND_LINE:
-            steps.append(_distribution.without_argument(tree, f"{each.argument}={each.value}"))
-        else:
-            step = f"sudo sed -i '/^options {each.module} /s/ {each.name}=[^ ]*//' {each.place}"
-            steps.append(_distribution.with_new_initramfs(tree, step))
-    return Fix(" && ".join(dict.fromkeys(steps)), needs_reboot=True)
+    arguments = [each.argument for each in removed if each.place == COMMAND_LINE]
+    steps = [_distribution.without_arguments(tree, *arguments)] if arguments else []
+    for place in dict.fromkeys(each.place for each in removed):
+        here = [each for each in removed if each.place == place != COMMAND_LINE]
+        expressions = [f"/^ *options *{s.module} /s/ {s.name}=[^ ]*//" for s in here]
+        change = " and ".join(f"{s.name}={s.written}" for s in here)
+        if here:
+            steps.append(_distribution.edit_modprobe(tree, place, expressions, change))
+    return Fix("; ".join(steps), needs_reboot=True)

@@ -27,6 +27,13 @@ _FIRMWARE_PACKAGES = (
     "pve-firmware",
     "linux-firmware",
 )
+#: The same of rpm's distributions: Fedora's, openSUSE's, and those that do not split it.
+_FIRMWARE_RPMS = ("amd-gpu-firmware", "kernel-firmware-amdgpu", "linux-firmware")
+
+
+def first_version(output: str) -> str | None:
+    """Return the first version that rpm prints, which says in words what is not installed."""
+    return next((line for line in output.splitlines() if line[:1].isdecimal()), None)
 
 
 def open_device(path: Path) -> None:
@@ -63,6 +70,8 @@ class Node:
     units: int | None = None
     #: Kernels with the fixed size of the context save area (CWSR) tell it.
     exports_cwsr: bool = False
+    #: Its number among KFD's nodes, CPUs included.
+    number: int = 0
 
     @property
     def name(self) -> str:
@@ -172,7 +181,8 @@ class Tree:
                 simds, per_unit = values.get("simd_count"), values.get("simd_per_cu")
                 units = simds // per_unit if simds is not None and per_unit else None
                 minor, size = values.get("drm_render_minor", 0), values.get("cwsr_size", 0)
-                found.append(Node(version, minor, units, size > 0))
+                number = int(file.parent.name) if file.parent.name.isdecimal() else 0
+                found.append(Node(version, minor, units, size > 0, number))
         return found
 
     @property
@@ -258,12 +268,12 @@ class Tree:
                 return folder.name.removeprefix(f"{name}-")
         if not (self.is_live and self.path("usr/bin/rpm").exists()):
             return None
-        command = ["/usr/bin/rpm", "-q", "--qf", "%{VERSION}", "linux-firmware"]
+        command = ["/usr/bin/rpm", "-q", "--qf", "%{VERSION}\\n", *_FIRMWARE_RPMS]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=20)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout if done.returncode == 0 else None
+        return first_version(done.stdout)
 
     @cached_property
     def glibc(self) -> tuple[int, ...] | None:

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Machines of public threads that were drawn after the doctor had been written.
+
+Each comment is what a helper in the thread says.
+"""
+
+import errno
+
+from hosts import DISCRETE, GIB, GPU, KFD, OSTREE, PCI, UBUNTU, environ, mes, node, released
+from other_machines import BAZZITE, MINT
+from strix_validate.doctor.tree import DeviceFile
+from threads import (
+    CACHYOS,
+    LXC,
+    NIXOS,
+    NO_GROUP,
+    RESOLUTE,
+    VENV,
+    VENV_SITE,
+    Machine,
+    Said,
+    both_devices,
+    dpkg,
+    kernel,
+    torch,
+)
+
+QUESTING = released("ID=ubuntu", 'VERSION_ID="25.10"')
+#: The environment of kyuz0's toolboxes.
+TOOLBOX = environ(VIRTUAL_ENV="/opt/venv", CONDA_PREFIX="", PATH="/opt/venv/bin:/usr/bin") | {
+    "run/.toolboxenv": "",
+    "run/.containerenv": "",
+    "opt/venv/pyvenv.cfg": "home = /usr/bin\nversion = 3.13.5\n",
+    "opt/venv/bin/python3": "",
+    "opt/venv/lib/libamdhip64.so.7": "",
+}
+TOOLBOX_SITE = "opt/venv/lib/python3.13/site-packages"
+#: What a compute node exports with the fixes, also in a kernel of a lower number.
+FIXED_NODE = {f"{KFD}/1/properties": node(110501, 80, more="cwsr_size 13701120\n")}
+
+
+def command_line(text: str) -> dict[str, str]:
+    return {"proc/cmdline": f"{text}\n"}
+
+
+def gtt(gib: float) -> dict[str, str]:
+    size = int(gib * GIB)
+    pages = {"sys/module/ttm/parameters/pages_limit": f"{size // 4096}\n"}
+    return {f"{GPU}/mem_info_gtt_total": f"{size}\n"} | pages
+
+
+def memory(gib: float) -> dict[str, str]:
+    total = int(gib * 2**20)
+    return {"proc/meminfo": f"MemTotal: {total} kB\nMemAvailable: {total - 6 * 2**20} kB\n"}
+
+
+def carve_out(gib: int) -> dict[str, str]:
+    return {f"{GPU}/mem_info_vram_total": f"{gib * GIB}\n"}
+
+
+def wheels(site: str, version: str, *names: str) -> dict[str, str]:
+    return {f"{site}/{name}-{version}.dist-info/INSTALLER": "pip\n" for name in names}
+
+
+def status(user: int, *groups: int) -> dict[str, str]:
+    numbers = "\t".join([str(user)] * 4)
+    listed = " ".join(map(str, groups))
+    return {"proc/self/status": f"Uid:\t{numbers}\nGid:\t{numbers}\nGroups:\t{listed}\n"}
+
+
+TORCH = {
+    # AMD's wheels need the one with the kernels of the GPU: torch[device-gfx1151]
+    "ROCm/TheRock#7839": Machine(
+        VENV
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
+        | wheels(VENV_SITE, "10.0.0", "rocm", "rocm_sdk_core", "rocm_sdk_libraries"),
+        {
+            "packages": Said(
+                "error", "without the ones that have the kernels", "'torch[device-gfx1151]'"
+            )
+        },
+    ),
+    "ROCm/TheRock#7839 mended": Machine(
+        VENV
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
+        | wheels(VENV_SITE, "10.0.0", "rocm_sdk_core", "rocm_sdk_libraries")
+        | wheels(VENV_SITE, "10.0.0", "rocm_sdk_device_gfx1151", "amd_torch_device_gfx1151"),
+    ),
+    # the nightlies of June 9 to 12 crash when HIP starts
+    "kyuz0/amd-strix-halo-vllm-toolboxes#61": Machine(
+        TOOLBOX
+        | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260612", hip="7.14.60610")
+        | wheels(TOOLBOX_SITE, "7.14.0a20260612", "rocm_sdk_libraries_gfx1151", "rocm_sdk_core"),
+        {"packages": Said("error", "crashes when HIP starts", "--force-reinstall", reboot=False)},
+    ),
+    "kyuz0/amd-strix-halo-vllm-toolboxes#61 the day before": Machine(
+        TOOLBOX | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260608", hip="7.14.60608"),
+    ),
+    # a nightly of 7.11 from before the fix of 2025-12-19 faults on fixed kernels
+    "a nightly of 7.11 before the fix": Machine(
+        TOOLBOX | torch(TOOLBOX_SITE, "2.10.0a0+rocm7.11.0a20251212", hip="7.2.53150"),
+        {"packages": Said("error", "ROCm 7.11.0a20251212, which page-faults")},
+    ),
+    # 7.1 of repo.radeon.com crashes: take 7.2 or newer
+    "unslothai/unsloth#5301": Machine(
+        VENV
+        | UBUNTU
+        | kernel("6.17.0-23-generic")
+        | torch(VENV_SITE, "2.9.1+rocm7.1.0.lw.git351ff442", hip="7.1.52802-26aae437f6"),
+        {"packages": Said("error", "brings ROCm 7.1.0, which page-faults", "--force-reinstall")},
+    ),
+    # the runtime is too old, and so is the kernel
+    "ROCm/legacy-rocm-build#5853": Machine(
+        VENV
+        | released("ID=fedora", "VERSION_ID=43", "VARIANT_ID=silverblue")
+        | OSTREE
+        | kernel("6.17.12-300.fc43.x86_64")
+        | torch(VENV_SITE, "2.11.0.dev20260105+rocm7.1", hip="7.1.25424"),
+        {
+            "kernel": Said("error", "older than 6.18.4", "rpm-ostree upgrade", reboot=True),
+            "packages": Said("warning", "stable from 7.2 and 7.11 on", "--force-reinstall"),
+        },
+    ),
+    # no override; a newer kernel and runtime; a small carve-out
+    "ROCm/legacy-rocm-build#5824": Machine(
+        VENV
+        | environ(CONDA_PREFIX="", VIRTUAL_ENV="/home/user/venv", HSA_OVERRIDE_GFX_VERSION="11.0.0")
+        | released("ID=nobara", 'ID_LIKE="fedora"', "VERSION_ID=43")
+        | kernel("6.17.8-200.nobara.fc43.x86_64")
+        | torch(VENV_SITE, "2.9.1+rocm6.3", hip="6.3.42131")
+        | carve_out(96)
+        | memory(31)
+        | gtt(15.5),
+        {
+            "environment": Said("error", "=11.0.0", "unset HSA_OVERRIDE_GFX_VERSION"),
+            "kernel": Said("error", "older than 6.18.4", "dnf upgrade"),
+            "packages": Said("warning", "brings ROCm 6.3"),
+            "carve-out": Said("warning", "96 GiB", reboot=True),
+            "gtt": Said("info"),
+        },
+    ),
+    # 6.17.9 has the kernel's half of the fix, so that ROCm 7.1.1 faults
+    "kyuz0/amd-strix-halo-toolboxes#45": Machine(
+        FIXED_NODE
+        | kernel("6.17.9-300.fc43.x86_64")
+        | {"run/.toolboxenv": "", "opt/rocm-7.1.1/.info/version": "7.1.1-38\n"},
+        {
+            "runtime": Said("warning", "7.1.1-38, which page-faults", "7.2.1 or newer"),
+            "caches": Said("warning"),
+        },
+    ),
+}
+
+MEMORY = {
+    # the smallest that this BIOS offers is 1 GB: take it, and 7 GiB come back
+    "peonist-ai/halogen-flash-server#12": Machine(
+        RESOLUTE
+        | kernel("7.0.0-31-generic")
+        | carve_out(8)
+        | memory(115.3)
+        | gtt(105.5)
+        | command_line("quiet amd_iommu=off amdgpu.gpu_recovery=1 ttm.pages_limit=27648000"),
+        {
+            "carve-out": Said("warning", "the BIOS reserves 8 GiB", "the least that it offers"),
+            "gtt": Said("info"),
+        },
+    ),
+    # no such option; pages_limit is changed where it stands, on the command line
+    "kyuz0/amd-strix-halo-toolboxes#39": Machine(
+        CACHYOS
+        | gtt(124)
+        | kernel("6.18.9-2-cachyos")
+        | command_line("amd_iommu=off amdgpu.ggtsize=126976, ttm.pages_limit=32505858"),
+        {
+            "gtt": Said(
+                "warning",
+                "amdgpu.ggtsize=126976,: the driver has no such option",
+                "remove ttm.pages_limit=32505858 from the kernel's command line; add ttm.pages_",
+                "modprobe.d",
+                reboot=True,
+            )
+        },
+    ),
+    # 128 of 125 GiB is too much, and gttsize is not needed
+    "kyuz0/amd-strix-halo-toolboxes#16 in GRUB": Machine(
+        UBUNTU
+        | gtt(128)
+        | kernel("6.17.0-35-generic")
+        | command_line("amd_iommu=off amdgpu.gttsize=131072 ttm.pages_limit=33554432"),
+        {
+            "gtt": Said(
+                "warning",
+                "128 of 125 GiB",
+                "remove ttm.pages_limit=33554432 from",
+                "modprobe.d",
+                reboot=True,
+            )
+        },
+    ),
+    # the node's arguments are in Talos' machine configuration
+    "defilantech/LLMKube#698": Machine(
+        UBUNTU
+        | gtt(124)
+        | kernel("6.18.24-talos")
+        | {"proc/1/cgroup": "0::/kubepods/burstable/pod1/abc\n"}
+        | command_line("amdgpu.gttsize=126976 ttm.pages_limit=32505856 amd_iommu=off"),
+        {"gtt": Said("warning", "124 of 125", "on the host: remove ttm.pages_limit", "modprobe.d")},
+    ),
+    "another file sets the limit": Machine(
+        gtt(62) | {"etc/modprobe.d/zz.conf": "options ttm pages_limit=16252928\n"},
+        {
+            "gtt": Said(
+                "warning",
+                "62 of 125",
+                "pages_limit=[^ ]*//' /etc/modprobe.d/zz.conf && sudo dracut --force; echo",
+            )
+        },
+    ),
+    "a limit of Bazzite's command line": Machine(
+        BAZZITE
+        | gtt(62)
+        | kernel("7.0.9-ba01.fc44.x86_64")
+        | command_line("amd_iommu=off ttm.pages_limit=16252928"),
+        {"gtt": Said("warning", "62 of 125", "--delete=ttm.pages_limit=16252928; sudo rpm-ostree")},
+    ),
+    "a misspelt option in a file": Machine(
+        {"etc/modprobe.d/ai.conf": "options amdgpu gtt_size=122880\n"},
+        {"gtt": Said("warning", "no such option", "gtt_size=[^ ]*//' /etc/modprobe.d/ai.conf")},
+    ),
+}
+
+SETTINGS = {
+    # pt is no value of amd_iommu
+    "kyuz0/amd-strix-halo-toolboxes#66": Machine(
+        kernel("7.0.4-100.fc43.x86_64") | command_line("quiet amd_iommu=pt"),
+        {
+            "iommu": Said(
+                "info", "the kernel ignores amd_iommu=pt", "--remove-args=amd_iommu=pt", reboot=True
+            )
+        },
+    ),
+    "amd_iommu=on": Machine(
+        command_line("amd_iommu=on"),
+        {"iommu": Said("info", "With amd_iommu=off", never="remove-args")},
+    ),
+    # files in /etc/modprobe.d are made from the configuration
+    "NixOS' extraModprobeConfig": Machine(
+        NIXOS
+        | kernel("6.18.12")
+        | {
+            "etc/modprobe.d/nixos.conf": "options amdgpu cwsr_enable=0\n",
+            "sys/module/amdgpu/parameters/cwsr_enable": "0\n",
+        },
+        {
+            "options": Said(
+                "warning",
+                "left over",
+                "take cwsr_enable=0 out of boot.extraModprobeConfig",
+                "sed",
+                reboot=True,
+            )
+        },
+    ),
+    "an option of a package's file": Machine(
+        {"usr/lib/modprobe.d/vendor.conf": "options amdgpu ppfeaturemask=0xffff7fff\n"},
+        {
+            "options": Said(
+                "info",
+                "ppfeaturemask",
+                "sudo cp /usr/lib/modprobe.d/vendor.conf /etc/modprobe.d/vendor.conf && sudo sed",
+            )
+        },
+    ),
+    "a number that the module prints in another way": Machine(
+        command_line("amd_iommu=off amdgpu.ppfeaturemask=4294934527")
+        | {"sys/module/amdgpu/parameters/ppfeaturemask": "0xffff7fff\n"},
+        {"options": Said("info", "0xffff7fff", "--remove-args=amdgpu.ppfeaturemask=4294934527")},
+    ),
+}
+
+DRIVERS = {
+    # the kernel's driver is right: no DKMS, nor its firmware
+    "ROCm/amdgpu#209": Machine(
+        UBUNTU
+        | kernel("6.18.14-061814-generic")
+        | dpkg("amdgpu-dkms 1:6.16.13", "amdgpu-dkms-firmware 1:6.16.13", "linux-firmware 2024")
+        | {"sys/kernel/debug/dri/1/amdgpu_firmware_info": None},
+        {"firmware": Said("warning", "comes before linux-firmware", "autoremove --purge")},
+    ),
+    # DKMS brings an older KFD
+    "ROCm/legacy-rocm-build#5905": Machine(
+        QUESTING | kernel("6.18.7-061807-generic") | {"sys/module/amdgpu/version": "6.16.13\n"},
+        {"driver": Said("warning", "DKMS", "--uninstall", reboot=True)},
+    ),
+    "ROCm/legacy-rocm-build#6182": Machine(
+        UBUNTU
+        | kernel("6.17.0-1020-oem")
+        | mes(0x83)
+        | {"sys/module/amdgpu/version": "6.16.13\n"}
+        | dpkg("amdgpu-dkms 1:6.16.13", "amdgpu-dkms-firmware 1:6.16.13"),
+        {
+            "driver": Said("warning", "DKMS", "--uninstall"),
+            "firmware": Said("error", "is the bad MES 0x83", "autoremove --purge", reboot=True),
+        },
+    ),
+    # a newer kernel, no DKMS, a small carve-out
+    "lmstudio-ai/lmstudio-bug-tracker#1004": Machine(
+        UBUNTU
+        | kernel("6.14.0-29-generic")
+        | carve_out(64)
+        | memory(62)
+        | gtt(31)
+        | {"sys/module/amdgpu/version": "6.12.12\n", "opt/rocm-6.4.3/.info/version": "6.4.3-128\n"},
+        {
+            "kernel": Said("error", "older than 6.17.0-19", "linux-generic-hwe-24.04"),
+            "driver": Said("warning", "DKMS"),
+            "carve-out": Said("warning", "64 GiB"),
+            "gtt": Said("info"),
+            "caches": Said("warning"),
+        },
+    ),
+    # the override renames the APU too
+    "ROCm/legacy-rocm-build#5696": Machine(
+        DISCRETE
+        | {f"{KFD}/1/properties": node(120001, 128)}
+        | environ(HSA_OVERRIDE_GFX_VERSION="12.0.1"),
+        {
+            "environment": Said("error", "=12.0.1", "unset HSA_OVERRIDE_GFX_VERSION"),
+            "gpu": Said("warning", "gfx1201 is beside", "ROCR_VISIBLE_DEVICES=1"),
+            "pixi": Said("warning"),
+        },
+    ),
+    # gfx1152 is no Strix Halo
+    "ROCm/TheRock#7952": Machine(
+        MINT
+        | kernel("7.0.0-31-generic")
+        | {
+            f"{KFD}/1/properties": node(110502, 16),
+            f"{PCI}/device": "0x1114\n",
+            f"{GPU}/device": "0x1114\n",
+        },
+        {"gpu": Said("error", "the GPU is gfx1152", "gpu_arch=gfx1152")},
+    ),
+}
+
+CONTAINERS = {
+    # groups' numbers are the host's
+    "debpalash/VoiceStudio#1274": Machine(
+        {".dockerenv": "", "etc/group": "video:x:44:\n"} | status(1000, 39, 105),
+        both_devices(Said("error", "its group is 992", "--group-add $(stat", "usermod"))
+        | {"groups": Said("warning")},
+        errno.EACCES,
+        DeviceFile(992, 0o660, 236),
+    ),
+    # the image's user is not root any more
+    "lemonade-sdk/lemonade#2857": Machine(
+        {".dockerenv": "", "etc/group": "render:x:992:\n"} | status(10001, 10001),
+        both_devices(Said("error", "992 (render)", "--group-add $(stat", "usermod"))
+        | {"groups": Said("warning")},
+        errno.EACCES,
+        DeviceFile(992, 0o660, 236),
+    ),
+    # without root, groups are mapped: keep-groups
+    "kyuz0/amd-strix-halo-toolboxes#53": Machine(
+        environ(DISTROBOX_ENTER_PATH="/usr/bin/distrobox-enter") | {"run/.containerenv": ""},
+        both_devices(NO_GROUP),
+        errno.EACCES,
+        DeviceFile(65534, 0o660, 236),
+    ),
+    # a flatpak has a permission for all devices, and since 1.18 for this one
+    "flatpak/flatpak#5383": Machine(
+        environ(container="flatpak") | {"dev/kfd": None},
+        {"kfd": Said("error", "(flatpak)", "flatpak override --user --device=all", "recreate")},
+    ),
+    # /dev/dri alone is not enough; and this torch is not ROCm's
+    "Comfy-Org/ComfyUI#14326": Machine(
+        VENV | {".dockerenv": "", "dev/kfd": None} | torch(VENV_SITE, "2.12.0+cpu"),
+        {
+            "kfd": Said("error", "in this container (docker)", "--device /dev/kfd"),
+            "packages": Said("error", "the build for CPUs"),
+        },
+    ),
+    # the host's kernel is too old, and its release is not the image's
+    "ollama/ollama#14921": Machine(
+        {".dockerenv": ""} | kernel("6.8.0-106-generic") | environ(AMD_LOG_LEVEL="3"),
+        {
+            "kernel": Said("error", "older", "on the host: sudo apt install linux-generic-hwe-$("),
+            "environment": Said("warning", "AMD_LOG_LEVEL=3"),
+        },
+    ),
+    # nothing is wrong
+    "Hal0ai/hal0#2216": Machine(RESOLUTE | LXC | kernel("7.0.14-8-pve") | memory(96)),
+}
+
+KERNELS = {
+    "ollama/ollama#13589": Machine(
+        UBUNTU
+        | kernel("6.17.0-14-generic")
+        | environ(LD_LIBRARY_PATH="/opt/rocm-7.2.0/lib")
+        | {f"{KFD}/1/properties": node(110501, 64)},
+        {
+            "kernel": Said("error", "older than 6.17.0-19", "linux-generic-hwe-24.04"),
+            "environment": Said("error", "loaded first", "unset LD_LIBRARY_PATH"),
+        },
+    ),
+    "kyuz0/amd-strix-halo-comfyui-toolboxes#9": Machine(
+        QUESTING | kernel("6.17.0-8-generic"),
+        {"kernel": Said("error", "older than 6.17.0-19", "apt full-upgrade", reboot=True)},
+    ),
+}
+
+LATER_THREADS = KERNELS | TORCH | MEMORY | SETTINGS | DRIVERS | CONTAINERS
