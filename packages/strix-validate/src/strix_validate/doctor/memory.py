@@ -176,7 +176,8 @@ def vllm_memory(tree: Tree, options: RunOptions) -> Result:
     usable = f"{budget.usable / GIB:.0f} GiB are usable"
     message = f"a model of {options.weights / GIB:.0f} GiB does not fit: {usable}"
     needed = (options.weights + OVERHEAD + GIB) / UTILIZATION + SPARE
-    if budget.is_shared and tree.memory and needed < min(tree.memory, tree.available or 0):
+    available = containers.available_memory(tree) or 0
+    if budget.is_shared and tree.memory and needed < min(tree.memory, available):
         return warning(message, _raise_gtt(tree, tree.memory), **measured)
     fix = "free memory, or take a smaller or more strongly quantized model"
     return warning(message, fix, **measured)
