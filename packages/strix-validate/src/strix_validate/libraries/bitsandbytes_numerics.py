@@ -38,7 +38,7 @@ def checks() -> dict[Check, Body]:
     """Return one check for each kind, block size and data type, with its function."""
     found: dict[Check, Body] = {}
 
-    def add(name: str, why: str, body: Callable[[str, RunOptions], Result]) -> None:
+    def add(name: str, why: str, body: Callable[[str, RunOptions], dict | Result]) -> None:
         check = Check(f"bitsandbytes/{name}", f"bitsandbytes: {name}", why)
         found[check] = partial(body, check.id)
 

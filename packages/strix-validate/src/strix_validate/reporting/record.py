@@ -22,7 +22,7 @@ SCHEMA = 2
 _PROVING = {"doctor", "backend", "libraries", "attention"}
 _SIZES, _COMPARISONS = ("full", "stress"), 1000
 #: The largest bound by dtype, as a share of the size of the largest terms: several times that of
-#: any check. It comes to 3.4 times half an eps in 16 bits, in float32 to 173 (convolutions).
+#: any check. It comes to 4 times half an eps in 16 bits, in float32 to 173 (convolutions).
 _LOOSEST = {"float32": 1000 * 2**-24, "float16": 16 * 2**-11, "bfloat16": 16 * 2**-8}
 #: Beyond the size of what any check sums up.
 _LARGEST_SIZE = 2**20
