@@ -186,12 +186,15 @@ def test_the_page_asks_for_the_disk_that_plan_demands() -> None:
     assert f"{round(float(hours))} CPU hours" in README
 
 
+COMPARISON = {"error": 0.001, "bound": 0.002, "dtype": "float16", "size": 4.0}
+
+
 def proof(**changed: object) -> record.Record:
     """A record as a full run on gfx1151 would write it, with some fields changed."""
     base = json.loads(max(RECORDS, key=lambda file: file.stat().st_size).read_text())
     base["checks"] = [
         {"id": f"{tier}/x", "tier": tier, "title": "", "why": "", "state": "passed",
-         "measured": {str(n): {"error": 1, "bound": 2} for n in range(300)}}
+         "measured": {str(n): COMPARISON for n in range(300)}}
         for tier in ("doctor", "backend", "libraries", "attention")
     ]  # fmt: skip
     base |= {"subject": "packages", "size": "full", "unfinished": 0}
@@ -224,9 +227,24 @@ def test_a_full_run_on_gfx1151_proves_its_packages() -> None:
         {"size": "quick"},
         {"packages": []},
         {"summary": {"passed": 3, "failed": 1, "skipped": 0, "comparisons": 1200}},
+        {
+            "checks": [
+                each | {"measured": {str(n): {"error": 1, "bound": 2} for n in range(300)}}
+                for each in json.loads(proof().dump())["checks"]
+            ]
+        },
         {"subject": "harness", "device": json.loads(RECORDS[0].read_text())["device"]},
     ],
-    ids=["doctor", "no attention", "interrupted", "quick", "no package", "failed", "harness"],
+    ids=[
+        "doctor",
+        "no attention",
+        "interrupted",
+        "quick",
+        "no package",
+        "failed",
+        "no dtype",
+        "harness",
+    ],
 )
 def test_a_run_that_shows_less_proves_nothing(changed: dict[str, Any]) -> None:
     if changed.get("summary", {}).get("failed"):
@@ -250,6 +268,18 @@ def test_a_packages_own_checks_must_have_passed() -> None:
         (("checks", 0, "state"), "failed", "summary"),
         (("checks", 0, "id"), "backend/x", "twice"),
         (("checks", 0, "measured", "0", "error"), 3, "beyond its own bound"),
+        (("checks", 0, "measured", "0", "error"), None, "not finite"),
+        (("checks", 0, "measured", "0", "error"), "0.001", "not finite"),
+        (("checks", 0, "measured", "0", "error"), math.nan, "not finite"),
+        (("checks", 0, "measured", "0", "error"), True, "not finite"),
+        (("checks", 0, "measured", "0", "bound"), math.inf, "not finite"),
+        (("checks", 0, "measured", "0", "size"), None, "not finite"),
+        (("checks", 0, "measured", "0"), {"bound": 1}, "not finite"),
+        (("checks", 0, "measured", "0", "bound"), 1e9, "does not follow from dtype and size"),
+        (("checks", 0, "measured", "0", "bound"), 0.05, "does not follow from dtype and size"),
+        (("checks", 0, "measured", "0", "size"), 1e12, "does not follow from dtype and size"),
+        (("checks", 0, "measured", "0", "dtype"), "float1", "does not follow from dtype and size"),
+        (("checks", 0, "measured", "0"), {"error": 1, "bound": 1e9}, "does not follow from dtype"),
         (("device", "architecture"), "sm_90", "on gfx1151 alone"),
         (("unfinished",), -1, "fewer than no check"),
     ],

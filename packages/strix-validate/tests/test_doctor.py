@@ -305,6 +305,22 @@ def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):
     }
 
 
+def group(version: int, limit: object, used=0, cache=0, folder="/job") -> dict[str, str]:
+    """The files of a control group with these GiB; cache: of `used`, what is given back."""
+    names = ("memory.max", "memory.current", "inactive_file")
+    root, line = "sys/fs/cgroup", "0::"
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        root, line = "sys/fs/cgroup/memory", "4:cpuset:/\n5:hugetlb,memory:"
+    limit = limit * hosts.GIB if isinstance(limit, int) else limit
+    return {
+        "proc/self/cgroup": f"{line}{folder}\n",
+        f"{root}{folder}/{names[0]}": f"{limit}\n",
+        f"{root}{folder}/{names[1]}": f"{used * hosts.GIB}\n",
+        f"{root}{folder}/memory.stat": f"anon 1\n{names[2]} {cache * hosts.GIB}\n",
+    }
+
+
 #: name: (the host, GiB of weights, flags or what is said, the fix)
 MEMORY = {
     "GTT": (sizes(), 40, "0.92 --kv-cache-memory-bytes 44G", ""),
@@ -324,6 +340,30 @@ MEMORY = {
     "GPU busy": (sizes(used=48), 20, "0.50 --kv-cache-memory-bytes 24G", ""),
     "page limit": (sizes(gtt=128, pages=62), 40, "0.92 --kv-cache-memory-bytes 13G", ""),
     "below the model": (sizes(gtt=62, pages=62), 70, "70 GiB does not fit: 62", "pages_limit="),
+    "a group": (sizes() | group(2, 48), 20, "0.45 --kv-cache-memory-bytes 19G", ""),
+    "a busy group": (sizes() | group(2, 48, 20, 8), 10, "0.33 --kv-cache-memory-bytes 17G", ""),
+    "a group of version 1": (sizes() | group(1, 48), 20, "0.45 --kv-cache-memory-bytes 19G", ""),
+    "the group above": (
+        sizes() | group(2, 48, folder="/slice") | {"proc/self/cgroup": "0::/slice/a/b\n"},
+        20,
+        "0.45 --kv-cache-memory-bytes 19G",
+        "",
+    ),
+    "a namespace's root": (
+        sizes() | group(2, 48, folder="") | {"proc/self/cgroup": "0::/../other\n"},
+        20,
+        "0.45 --kv-cache-memory-bytes 19G",
+        "",
+    ),
+    "a group without a limit": (sizes() | group(2, "max"), 0, "0.92 (--model-gib adds", ""),
+    "version 1 without a limit": (
+        sizes() | group(1, 9223372036854771712 // 2**30, 0),
+        0,
+        "0.92 (--model-gib adds",
+        "",
+    ),
+    "a group with no room": (sizes() | group(2, 16, 16), 10, "10 GiB does not fit: 0", "free"),
+    "a group below the model": (sizes() | group(2, 48), 60, "60 GiB does not fit: 44", "smaller"),
     "nothing free": (sizes(available=6), 0, "does not fit: 2 GiB", "free memory"),
     "larger than all": (sizes(), 120, "120 GiB does not fit: 96", "smaller"),
     "larger than the carve-out": (sizes(96, 15, 15, 31, 28), 100, "does not fit: 96", "smaller"),

@@ -124,6 +124,9 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "heads behind the fourth left out in flash-attn's decoding": (
         {"most_heads": 4}, "cache-gpt-oss-20b",
     ),
+    "keys behind the last one in dq": ({"padding_backward": True}, "low"),
+    "a first maximum of -100": ({"first_maximum": -100.0}, "low"),
+    "keys shut out by -500": ({"shut_out": -500.0}, "low"),
     "dropout of causal calls not scaled": ({"causal_keep": False}, "dropout"),
 }  # fmt: skip
 #: Of these, also where only inference has the fault.

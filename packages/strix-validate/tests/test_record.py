@@ -31,6 +31,32 @@ def test_record_survives_its_own_json(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("comparison", "said"),
+    [
+        ({"error": float("nan"), "bound": 0.1}, "not finite"),
+        ({"error": None, "bound": 0.1}, "not finite"),
+        ({"error": "0.01", "bound": 0.1}, "not finite"),
+        ({"error": 0.01, "bound": 1e9}, "does not follow"),
+        ({"error": 0.01, "bound": 0.1, "dtype": "float32", "size": 2.0}, "does not follow"),
+        ({"error": 0.01, "bound": 0.1, "dtype": ["float16"], "size": 99.0}, "does not follow"),
+        ({"error": 0.2, "bound": 0.1}, "beyond its own bound"),
+    ],
+)
+def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, said):
+    """As it is judged, and in a record that somebody wrote."""
+    passed = Result(Check("x/y", "t", "w"), State.PASSED, "", {"out": comparison})
+    written = record.of_result("x", passed)
+    assert written.state is State.FAILED and said in written.reason
+    right = {"error": 0.01, "bound": 0.1, "dtype": "float16", "size": 99.0}
+    good = make(Result(passed.check, State.PASSED, "", {"out": right, "logprob": 3}))
+    assert good.checks[0].state is State.PASSED
+    forged = json.loads(good.dump())
+    forged["checks"][0]["measured"]["out"] = comparison
+    with pytest.raises(ValueError, match=said):
+        record.Record.model_validate(forged)
+
+
+@pytest.mark.parametrize(
     "change, said",
     [
         ({"schema": 1}, "schema"),

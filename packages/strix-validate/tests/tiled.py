@@ -91,6 +91,9 @@ class Kernel:
     most_keys_of_one: int = 1 << 30  # keys behind it are left out, where there is one query
     most_lanes_of_one: int = 1 << 30  # and lanes of it
     most_lanes: int = 1 << 30  # lanes of queries behind it are left out
+    first_maximum: float = -INFINITY  # of the running maximum
+    shut_out: float = -INFINITY  # the score of a key that is not seen
+    padding_backward: bool = False  # keys of zeros behind the last one, in dq
     full_128: float = 1.0  # scale, without a causal mask and at head dim 128
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
@@ -209,10 +212,11 @@ class Kernel:
                 part = mask[..., keys]
                 if self.mask_in_base_2 and part.dtype is not torch.bool:
                     part = (part.float() / math.log(2)).to(dtype) * math.log(2)
-                s = s.masked_fill(~part, -INFINITY) if part.dtype is torch.bool else s + part
-            return s.masked_fill(~self.seen(q.shape[2], keys, n, causal, window), -INFINITY), slope
+                s = s.masked_fill(~part, self.shut_out) if part.dtype is torch.bool else s + part
+            seen = self.seen(q.shape[2], keys, n, causal, window)
+            return s.masked_fill(~seen, self.shut_out), slope
 
-        best = torch.full((*q.shape[:3], 1), -INFINITY)
+        best = torch.full((*q.shape[:3], 1), self.first_maximum)
         total, out = torch.zeros_like(best), torch.zeros(*q.shape[:3], v.shape[-1])
         sums = self.sums and dtype
         for keys in tiles:
@@ -278,6 +282,8 @@ class Kernel:
             kept = self.store(kept, dtype, "weights")
             dmask[..., keys] = grad * self.dmask_scale
             dq += grad @ k[:, :, keys] * scale
+            if self.padding_backward and k.shape[2] % self.tile:
+                dq += self.store((-log).exp() * -delta, dtype) * 0.0
             for i in range(0, q.shape[2], self.tile):
                 rows = slice(i, i + self.tile)
                 more_k = grad[:, :, rows].transpose(-2, -1) @ q[:, :, rows] * scale

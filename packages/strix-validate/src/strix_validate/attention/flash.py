@@ -86,13 +86,13 @@ def backend() -> str:
 
 def fixed(  # noqa: PLR0913 (a case's options)
     randn, *, batch=1, heads=2, kv_heads=2, seqlen_q=70, seqlen_k=70, head_dim=64, strided=False,
-    sink=None, alibi="", **options,
+    sink=None, alibi="", low=0.0, **options,
 ):  # fmt: skip
     """Build a call of flash_attn_func with random tensors; see :func:`dense`.
 
     strided: k and v are slices of one tensor, and the gradient is transposed. sink: see
-    reference.with_sink. alibi: "heads" for slopes by head, "batch" for other ones in each sequence.
-    options: of dense.
+    reference.with_sink. low: if not 0, see reference.with_low_scores. alibi: "heads" for slopes by
+    head, "batch" for other ones in each sequence. options: of dense.
     """
     q = randn(batch, seqlen_q, heads, head_dim)
     kv = randn(batch, seqlen_k, 2, kv_heads, head_dim)
@@ -103,6 +103,8 @@ def fixed(  # noqa: PLR0913 (a case's options)
         swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
         found = reference.with_sink(*swapped, sink=sink)
         q, k, v, grad_out = (x.transpose(1, 2).contiguous().to(q.dtype) for x in found)
+    if low:
+        q, k = reference.with_low_scores(q, k, low, head_dim**-0.5)
     if alibi:
         slopes = torch.exp2(-torch.arange(1.0, batch * heads + 1)).view(batch, heads)
         options["alibi"] = slopes if alibi == "batch" else slopes[0]
@@ -148,14 +150,16 @@ def dense(  # noqa: PLR0913 (a case's options)
 
 def varlen(  # noqa: PLR0913 (a case's options)
     randn, *, lengths_q=(37, 64, 10), lengths_k=(64, 64, 50), head_dim=64, causal=True,
-    window=(-1, -1), lse=False, heads=4, kv_heads=2, scale=None, pack="",
+    window=(-1, -1), lse=False, heads=4, kv_heads=2, scale=None, pack="", low=0.0,
 ):  # fmt: skip
     """Build a call of flash_attn_varlen_func: sequences of these lengths, one after the other.
 
-    pack: see :func:`dense`.
+    pack: see :func:`dense`. low: see :func:`fixed`.
     """
     q, grad_out = (randn(sum(lengths_q), heads, head_dim) for _ in range(2))
     k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in range(2))
+    if low:
+        q, k = reference.with_low_scores(q, k, low, scale or head_dim**-0.5)
     starts = {
         "cu_seqlens_q": torch.tensor([0, *accumulate(lengths_q)], dtype=torch.int32),
         "cu_seqlens_k": torch.tensor([0, *accumulate(lengths_k)], dtype=torch.int32),
@@ -212,7 +216,7 @@ def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[st
 def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
     randn, *, new=4, rows=None, leftpad=None, page=None, stale=False, lengths=(50, 77),
     rotary="", scale=None, queries=4, heads=4, kv_heads=2, head_dim=64, capacity=100, batch=4,
-    window=(-1, -1),
+    window=(-1, -1), low=0.0,
 ):  # fmt: skip
     """Build a call of flash_attn_with_kvcache: a few causal queries for each sequence.
 
@@ -221,12 +225,17 @@ def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
         leftpad: entries to leave out in front; page: size of a page of a paged cache; stale: the
         cache holds NaN behind each sequence; lengths: entries in the cache before the call;
         rotary: "neighbours" or "halves" of the first 32 lanes of q and k are turned; batch: rows of
-        the cache; capacity: entries of each, by default no multiple of a block of keys.
+        the cache; capacity: entries of each, by default no multiple of a block of keys; low: see
+        :func:`fixed`.
     """
     count, shape = len(lengths), (kv_heads, head_dim)
     q = randn(count, queries, heads, head_dim)
     k_cache, v_cache = (randn(batch, capacity, *shape) for _ in "kv")
     k, v = (randn(count, new, *shape) for _ in "kv")
+    if low:
+        scores = (low, scale or head_dim**-0.5)
+        q, k_cache = reference.with_low_scores(q, k_cache, *scores)
+        _, k = reference.with_low_scores(q, k, *scores)
     own_rows = list(rows or range(count))
     angles: dict[str, Tensor] = {}
     turned_q, new_k = q, k

@@ -91,6 +91,17 @@ SPECS = (
         reference.WHY_SINK, half_only=True),
     _Spec("sink-query", partial(flash.fixed, heads=1, kv_heads=1, head_dim=32, sink="query",
         **_LONG), reference.WHY_SINK, half_only=True),
+    *(_Spec(f"low-{name}", build, reference.WHY_LOW,
+        _REFUSED if name in ("alibi", "window") else (), half_only=True) for name, build in {
+            "20": partial(flash.fixed, low=-20, seqlen_q=40, seqlen_k=40),
+            "120": partial(flash.fixed, low=-120, seqlen_k=133, heads=4, causal=True, lse=True),
+            "1000": partial(flash.fixed, low=-1000, seqlen_q=33, seqlen_k=100, head_dim=72),
+            "short-k": partial(flash.fixed, low=-120, seqlen_k=40, causal=True),
+            "alibi": partial(flash.fixed, low=-120, seqlen_q=40, batch=2, alibi="batch"),
+            "window": partial(flash.fixed, low=-120, seqlen_k=90, window=(16, 0), causal=True),
+            "varlen": partial(flash.varlen, low=-120, causal=False, heads=2),
+            "cache": partial(flash.kv_cache, low=-1000),
+        }.items()),
     _Spec("scale", partial(flash.fixed, causal=True, scale=0.3, seqlen_q=40, seqlen_k=40,
         infers=True), "1 / sqrt(head_dim) instead of softmax_scale, in forward or backward",
         half_only=True),
@@ -230,8 +241,8 @@ EMULATED = {
     )
     for size, causal, dtype in product((64, 72, 128), (False, True), _BOTH)
 } | {
-    name: Case(build, _EXECUTED, torch.bfloat16 if name in ("batch-causal", "varlen-bfloat16")
-        else torch.float16)
+    name: Case(build, _EXECUTED, torch.bfloat16
+        if name == "batch-causal" or name.endswith("-bfloat16") else torch.float16)
     for name, build in {
         "gqa-causal": partial(flash.fixed, causal=True, heads=4, lse=True),
         "batch-causal": partial(flash.fixed, batch=2, causal=True, seqlen_k=90),
@@ -244,6 +255,11 @@ EMULATED = {
             lengths_k=(70, 20)),
         "varlen-empty": partial(flash.varlen, heads=2, **flash.NO_TOKENS),
         "varlen-empty-gqa": partial(flash.varlen, lengths_q=(10, 0, 33), lengths_k=(10, 0, 33)),
+        "low-20": partial(flash.fixed, low=-20, seqlen_q=40, seqlen_k=40, heads=1, kv_heads=1),
+        "low-120-bfloat16": partial(flash.fixed, low=-120, seqlen_k=133, heads=1, kv_heads=1,
+            causal=True),
+        "low-varlen": partial(flash.varlen, low=-120, causal=False, heads=2, lengths_q=(40, 33),
+            lengths_k=(70, 20)),
         "varlen-no-keys": _NO_KEYS,
         "varlen-no-keys-d72": partial(_NO_KEYS, head_dim=72),
         "varlen-no-keys-full": partial(_NO_KEYS, causal=False),

@@ -28,9 +28,10 @@ class SdpaShape:
     (one head of keys and values for all), "packed" (q, k and v in one tensor), "strided-values" (v
     alone), "cache" (k and v are the beginning of longer tensors, NaN behind), "summed" (the
     gradient of out.sum(), of strides 0).
-    needs: the gradients that are computed. sink: see reference.with_sink. may_refuse: an error is
-    also correct. on_device: the reference is too large for the CPU. gib: memory it takes, where
-    tensors exceed 2 GiB; then the first, middle and last sequences are compared.
+    needs: the gradients that are computed. sink: see reference.with_sink. low: if not 0, the level
+    of reference.with_low_scores. may_refuse: an error is also correct. on_device: the reference is
+    too large for the CPU. gib: memory it takes, where tensors exceed 2 GiB; then the first, middle
+    and last sequences are compared.
     """
 
     name: str
@@ -48,6 +49,7 @@ class SdpaShape:
     layout: str = ""
     needs: str = "qkv"
     sink: reference.Sink = None
+    low: float = 0.0
     may_refuse: bool = False
     on_device: bool = False
     gib: int = 0
@@ -76,6 +78,12 @@ _GROUP = "a group of heads rounded up to a power of two, or lanes of another mod
 _DECODE = (
     "a wrong key/value head where there is one query: decoding, which kernels do in a way of its "
     "own"
+)
+#: Lengths that fill no tile; at the lowest level a mask also hides keys within one.
+_LOW: tuple[tuple[int, dict], ...] = (
+    (-20, {"seqlen_q": 40, "seqlen_k": 40}),
+    (-120, {"seqlen_q": 133, "seqlen_k": 70, "causal": True}),
+    (-1000, {"seqlen_q": 33, "seqlen_k": 133, "attn_mask": "padding"}),
 )
 _SINKS: tuple[tuple[reference.Sink, str], ...] = (("key", "q"), ("query", "qkv"))
 
@@ -120,6 +128,8 @@ SHAPES = (
     # what the gradients of k and v sum is of one sign in "query" alone
     *(SdpaShape(f"sink-{sink}", reference.WHY_SINK, heads=2, kv_heads=2, seqlen_q=577, seqlen_k=577,
         head_dim=32, sink=sink, needs=needs, dtypes=HALVES) for sink, needs in _SINKS),
+    *(SdpaShape(f"low{level}", reference.WHY_LOW, batch=2, heads=2, kv_heads=2, low=level,
+        dtypes=HALVES, **other) for level, other in _LOW),
     SdpaShape("scale", "a scale of 1 / sqrt(head_dim), whatever is passed", scale=0.3, causal=True),
     SdpaShape("padding-mask",
         "the mask of the first sequence read for each: batches of padded prompts", batch=3,
@@ -233,6 +243,8 @@ class Problem:
         if shape.sink:
             found = reference.with_sink(q, k, v, grad_out, sink=shape.sink)
             q, k, v, grad_out = (x.to(dtype) for x in found)
+        if shape.low:
+            q, k = reference.with_low_scores(q, k, shape.low, shape.scale or shape.head_dim**-0.5)
         attn_mask = mask_of(shape, dtype, generator)
         where = device if shape.on_device else "cpu"
         all_heads = (x.expand(-1, kv_heads, -1, -1) for x in (k, v))

@@ -192,7 +192,8 @@ def vllm_memory(tree: Tree, options: RunOptions) -> Result:
     model = f"a model of {options.weights / GIB:.0f} GiB" if options.weights else "a model"
     message = f"{model} does not fit: {usable}"
     needed = (options.weights + OVERHEAD + GIB) / UTILIZATION + SPARE
-    if budget.is_shared and tree.memory and needed < min(tree.memory, tree.available or 0):
+    available = containers.available_memory(tree) or 0
+    if budget.is_shared and tree.memory and needed < min(tree.memory, available):
         return warning(message, _raise_gtt(tree, tree.memory), **measured)
     fix = "free memory, or take a smaller or more strongly quantized model"
     return warning(message, fix, **measured)

@@ -8,6 +8,7 @@ system's memory up to TTM's limit of pages (amdgpu_ttm_init, amdgpu_amdkfd_get_l
 import math
 from dataclasses import dataclass
 
+from strix_validate.doctor.containers import available_memory
 from strix_validate.doctor.tree import Tree
 
 GIB = 2**30
@@ -51,7 +52,7 @@ def memory_of(tree: Tree) -> MemoryBudget | None:
     carve_out, gtt = (
         tree.number(f"{tree.gpu_folder}/mem_info_{pool}_total") for pool in ("vram", "gtt")
     )
-    available = tree.available
+    available = available_memory(tree)
     if carve_out is None or gtt is None or available is None:
         return None
     pool = "gtt" if carve_out < gtt else "vram"

@@ -152,11 +152,15 @@ def compare(
     The bounds of a tensor are :func:`bounds` and, unless a factor is given, :func:`rms_bounds`, of
     which a part is also the bound of :func:`drift`, and more of a few elements. Those of an element
     are LOCAL_FACTORS of its own terms: a small gradient may be missing altogether within the rest.
+
+    What is measured has the dtype and the size of the largest terms, from which the bounds follow.
     """
     exact, terms = expected(torch.float64), expected(TERMS)
     rounded = expected(dtype)
     limits = bounds(exact, rounded, dtype, factor)
     rms_limits = rms_bounds(exact, rounded, terms, dtype)
+    sizes = [x.abs().max().item() for x in (*exact.values(), *terms.values()) if x.numel()]
+    scale = {"dtype": str(dtype).removeprefix("torch."), "size": max(sizes, default=0.0)}
     wrong, measured = [], {}
     for name, value in exact.items():
         error, local, mean, signed = max_error(actual[name], value), 0.0, 0.0, 0.0
@@ -178,6 +182,7 @@ def compare(
             "rms": mean,
             "rms_bound": rms_limits[name],
             "drift": signed,
+            **scale,
         }
     if wrong:
         return Result(check, State.FAILED, f"wrong: {', '.join(wrong)}", measured)

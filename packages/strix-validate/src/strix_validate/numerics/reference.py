@@ -96,6 +96,28 @@ def with_sink(
     return q, k, v, grad_out
 
 
+WHY_LOW = (
+    "scores that are all far below 0: keys behind the last one score 0, and exp(0 - logsumexp) is "
+    "infinite (https://github.com/ROCm/aiter/issues/3551); or a mask or a first maximum that is a "
+    "finite number above them"
+)
+
+
+def with_low_scores(q: Tensor, k: Tensor, level: float, scale: float) -> tuple[Tensor, Tensor]:
+    """Return q and k, copied, with a first lane that moves all scores to about level.
+
+    Args:
+        q, k: standard normal, (..., head_dim), of the dtype under test.
+        level: negative; a head with one massive activation has such scores. Gradients of the first
+            lane cancel, so what is left is rounding: of few rows, its size is left to chance.
+        scale: of the scores.
+    """
+    q, k = q.clone(), k.clone()
+    lane = math.sqrt(-level / scale)
+    q[..., 0], k[..., 0] = lane, -lane
+    return q, k
+
+
 def mask(seqlen_q: int, seqlen_k: int, causal: Causal, window: tuple[int, int]) -> Tensor:
     """Return which key each query sees.
 

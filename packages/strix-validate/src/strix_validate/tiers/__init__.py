@@ -27,7 +27,7 @@ QUICK, SLOW = ("doctor", "backend", "libraries", "attention", "bench", "serve"),
 ON_DEVICE = ("backend", "libraries", "attention", "bench")
 #: What the ids of a tier's checks begin with, where that is not the tier's name alone.
 GROUPS = {
-    "libraries": ("gemm", "factors", "gradients", "conv", "host-memory", "compile"),
+    "libraries": ("gemm", "factors", "gradients", "conv", "host-memory", "compile", "bitsandbytes"),
     "attention": ("attention", "sdpa", "flash-attn"),
 }
 

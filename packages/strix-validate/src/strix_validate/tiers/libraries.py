@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What lies below attention: products, factors, gradients, convolutions, memory, torch.compile.
+"""What lies below attention: products, factors, convolutions, memory, torch.compile; bitsandbytes.
 
 Each group runs in a child process, because what it looks for also crashes: see isolated.
 """
@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from strix_validate.checks import Check, Result, RunOptions
-from strix_validate.libraries import convolution, gemm, host_memory, inductor, races
+from strix_validate.libraries import (
+    bitsandbytes_numerics,
+    convolution,
+    gemm,
+    host_memory,
+    inductor,
+    races,
+)
 from strix_validate.tiers import isolated
 
-_MODULES = (gemm, races, host_memory, inductor)
+_MODULES = (gemm, races, host_memory, inductor, bitsandbytes_numerics)
 _ON_CPU = "on a CPU: this checks the harness, and no library of a GPU"
 
 

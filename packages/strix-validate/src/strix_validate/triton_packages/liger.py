@@ -147,8 +147,17 @@ def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str
     return differentiated(loss, {"x": x, "weight": weight}, {"loss": grad})
 
 
-def loss(
-    randn: Randn, *, tokens=9, size=64, words=200, smoothing=0.0, softcap=None, ignored=2, gain=2.0
+def loss(  # noqa: PLR0913 (a case's options)
+    randn: Randn,
+    *,
+    tokens=9,
+    size=64,
+    words=200,
+    smoothing=0.0,
+    softcap=None,
+    ignored=2,
+    gain=2.0,
+    low=0.0,
 ) -> tuple[PackageCall, Expected]:
     """Build a call of the last layer and cross entropy in one, mean of the labels that count; in
     float32.
@@ -156,9 +165,12 @@ def loss(
     Args:
         size: of a token's vector. words: of the vocabulary.
         ignored: of the labels, how many count for nothing (padding, prompts).
+        low: if not 0, the level of all logits, see reference.with_low_scores.
         gain: the gradient of the loss; 1 goes without a kernel that has a program for each word.
     """
     x, weight = randn(tokens, size), randn(words, size) / size**0.5
+    if low:
+        x, weight = reference.with_low_scores(x, weight, low, 1.0)
     labels = (torch.arange(tokens) * 37 + 11) % words
     labels[:ignored] = IGNORED
     options = {"smoothing": smoothing, "softcap": softcap, "gain": gain}
@@ -222,6 +234,8 @@ COMPUTED = {
     "swiglu-large": Case(partial(swiglu, gain=8.0), _SLOPE),
     "loss": Case(loss, _LABELS),
     "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
+    # in float32: in 16 bits, logits this low are too coarse to judge what is made of them
+    "loss-low": Case(partial(loss, low=-8.0), reference.WHY_LOW, torch.float32),
     "loss-softcap": Case(partial(loss, softcap=3.0), _SMOOTH),
     "loss-words": Case(partial(loss, tokens=3, size=32, words=40000, ignored=1, gain=1.0),
         "words behind the 32,768th, which are a second block, left out"),

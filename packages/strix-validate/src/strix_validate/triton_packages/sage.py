@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strix_validate.layers.table import PICTURES
 from strix_validate.numerics import reference
-from strix_validate.numerics.reference import TERMS, Precision, stored
+from strix_validate.numerics.reference import TERMS, WHY_LOW, Precision, stored
 from strix_validate.triton.call import PackageCall, Shipped
 from strix_validate.triton.cases import Case, Expected, Randn
 
@@ -30,10 +30,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, **options) -> dict
     return {"out": out, "keys": k}
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *, longest: int, causal: bool) -> dict:
+def _varlen(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *, longest: int, causal: bool, **options
+) -> dict:
     from sageattention import sageattn_varlen
 
-    out = sageattn_varlen(q, k, v, ends, ends, longest, longest, is_causal=causal)
+    out = sageattn_varlen(q, k, v, ends, ends, longest, longest, is_causal=causal, **options)
     return {"out": out, "keys": k}
 
 
@@ -83,7 +85,7 @@ def settle(
 
 def attention(  # noqa: PLR0913 (a case and what it should give)
     randn: Randn, *, lengths=(100,), heads=4, kv_heads=2, head_dim=64, causal=False, packed=False,
-    lengths_k=(), layout="HND", scale=None,
+    lengths_k=(), layout="HND", scale=None, low=0.0,
 ) -> tuple[PackageCall, Expected]:  # fmt: skip
     """Build a call of attention over sequences that are as long as each other, or packed.
 
@@ -91,18 +93,28 @@ def attention(  # noqa: PLR0913 (a case and what it should give)
         lengths: tokens of each sequence; of a batch that is not packed, all the same.
         lengths_k: of keys, where they are others. layout: NHD has tokens before heads.
         scale: sm_scale, None is 1 / sqrt(head_dim).
+        low: if not 0, see reference.with_low_scores; keys are not smoothed then, which would raise
+            the scores.
     """
     lengths_k = lengths_k or lengths
     q = randn(sum(lengths), heads, head_dim)
     k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in "kv")
     factor = (head_dim**-0.5 if scale is None else scale) * _LOG2_E
+    if low:
+        q, k = reference.with_low_scores(q, k, low, factor / _LOG2_E)
     settle(q, lengths, QUERIES, torch.zeros_like, factor)
-    settle(k, lengths_k, KEYS, lambda part: (k if packed else part).mean(0, keepdim=True))
-    mean = k.float().mean(0, keepdim=True) if packed else None
+
+    def mean_of(sequence: Tensor) -> Tensor:
+        """Return what is subtracted from a sequence's keys."""
+        whole = k if packed else sequence
+        return torch.zeros_like(whole[:1]) if low else whole.mean(0, keepdim=True)
+
+    settle(k, lengths_k, KEYS, mean_of)
+    mean = k.float().mean(0, keepdim=True) if packed and not low else None
 
     def one(dtype: Precision, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute one sequence's attention; q, k, v: (tokens, heads, head_dim) each."""
-        own = k.mean(0, keepdim=True) if mean is None else mean.to(k.dtype)
+        own = mean_of(k) if mean is None else mean.to(k.dtype)
         smooth = (k - own).transpose(0, 1).float()
         scores = _rounded(q.transpose(0, 1).float(), QUERIES, factor)
         keys = _rounded(smooth, KEYS).repeat_interleave(heads // kv_heads, 0)
@@ -129,7 +141,7 @@ def attention(  # noqa: PLR0913 (a case and what it should give)
         # its means are taken from a copy
         return {"out": out, "keys": tensors["k"].double()}
 
-    options: dict = {"causal": causal}
+    options: dict = {"causal": causal} | ({"smooth_k": False} if low else {})
     if packed:
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         tensors = {"q": q, "k": k, "v": v, "ends": ends}
@@ -169,10 +181,15 @@ COMPUTED = {
     "scale": Case(partial(attention, scale=0.3), "1 / sqrt(head_dim) instead of sm_scale"),
     "packed": Case(partial(attention, lengths=(100, 40), packed=True, causal=True), _PACKED),
     "packed-edge": Case(partial(attention, lengths=(100, 40), packed=True), _EDGE),
+    "low": Case(partial(attention, low=-120), WHY_LOW),
+    "packed-low": Case(
+        partial(attention, lengths=(100, 40), packed=True, causal=True, low=-1000), WHY_LOW
+    ),
 }
 EMULATED = {
     "edge": Case(partial(attention, lengths=(70,), heads=2, kv_heads=1), _EDGE, BF16),
     "causal": Case(partial(attention, lengths=(70,), heads=1, kv_heads=1, causal=True), _MASK),
+    "low": Case(partial(attention, lengths=(70,), heads=1, kv_heads=1, low=-120), WHY_LOW, BF16),
 }
 
 #: Tokens for which each kind of number of blocks comes, of queries and of keys: one, 16, others.

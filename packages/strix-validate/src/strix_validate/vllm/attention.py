@@ -91,7 +91,7 @@ def store(
     )
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0913 (a case's options)
     randn: Randn,
     *,
     lengths: tuple[tuple[int, int], ...],
@@ -99,6 +99,7 @@ def paged_attention(
     scale: float | None = None,
     alibi: bool = False,
     gain: float = 1.0,
+    low: float = 0.0,
     first_block: int = 2,
     far: bool = False,
     **layer,
@@ -112,7 +113,8 @@ def paged_attention(
         lengths: (queries, keys) of each sequence. With eight queries each or fewer, keys are
             split: 3d.
         fp8: keys and values are stored as fp8 e4m3 with a scale each.
-        scale: None is 1 / sqrt(head_dim). gain: q times this. first_block: the least in use.
+        scale: None is 1 / sqrt(head_dim). gain: q times this. low: if not 0, see
+            reference.with_low_scores. first_block: the least in use.
         far: the cache's blocks in use lie behind 2^31 numbers, of memory that nothing writes.
         layer: of Attention, what is not 4 heads, 2 of keys, of 128 lanes.
     """
@@ -120,9 +122,13 @@ def paged_attention(
     queries, keys = zip(*lengths, strict=True)
     padding = 2 * (max(queries) == 1)
     q = randn(sum(queries), own.heads, own.head_dim) * gain
+    kept = [tuple(randn(n, own.kv_heads, own.head_dim) for _ in "kv") for n in keys]
+    if low:
+        scores = (low, scale or own.head_dim**-0.5)
+        kept = [(reference.with_low_scores(q, k, *scores)[1], v) for k, v in kept]
+        q, _ = reference.with_low_scores(q, q, *scores)
     rows = torch.full((len(q) + padding, own.heads + 2 * own.kv_heads, own.head_dim), torch.nan)
     rows[: len(q), : own.heads] = q
-    kept = [tuple(randn(n, own.kv_heads, own.head_dim) for _ in "kv") for n in keys]
     rows_of_both = [torch.cat(pair, -1) for pair in kept]
     for (new, n), both in zip(lengths, rows_of_both, strict=True):
         if own.window:  # freed, and written by whoever has it now

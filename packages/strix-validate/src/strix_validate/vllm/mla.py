@@ -24,13 +24,18 @@ _FP8_SCALE = 0.5
 
 def latent(  # noqa: PLR0913 (a case's options)
     randn: Randn, *, keys: tuple[int, ...], heads=16, rank=512, rope=64, block=16, splits=4,
-    scale=0.07, fp8=False,
+    scale=0.07, fp8=False, low=0.0,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
     """Build a call of decode_attention_fwd: a query of each sequence; slots of the cache without a
     key are NaN.
+
+    low: if not 0, see reference.with_low_scores.
     """
     q = randn(len(keys), heads, rank + rope)
     kept = [randn(n, rank + rope) for n in keys]
+    if low:
+        kept = [reference.with_low_scores(q, rows, low, scale)[1] for rows in kept]
+        q, _ = reference.with_low_scores(q, q, low, scale)
     cache, table = paged([rows[:, None] for rows in kept], block)
     if fp8:
         kept = [x.to(FP8).to(q.dtype) * _FP8_SCALE for x in kept]
@@ -70,15 +75,17 @@ def _latent(
     return {"out": out, "logsumexp": size}
 
 
-def merged(randn: Randn, *, tokens=5, heads=3, head_dim=80, cached=3) -> tuple[VllmCall, Expected]:
+def merged(
+    randn: Randn, *, tokens=5, heads=3, head_dim=80, cached=3, low=0.0
+) -> tuple[VllmCall, Expected]:
     """Build a call of merge_attn_states: attention over cached and over new keys, of tokens that
     have both.
 
-    One of them has no cached key, which a logsumexp of infinity says.
+    One of them has no cached key, which a logsumexp of infinity says. low: added to all others.
     """
     names = ("prefix", "suffix")
     tensors = {name: randn(tokens, heads, head_dim) for name in names}
-    tensors |= {f"{name}_lse": randn(heads, tokens).float() * 3 for name in names}
+    tensors |= {f"{name}_lse": randn(heads, tokens).float() * 3 + low for name in names}
     tensors["prefix_lse"][1, 0] = float("inf")
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
@@ -110,12 +117,16 @@ _LATENT = "the lanes of rope left out, or a split of the keys merged wrongly (De
 _MERGE = "cached and new keys weighted wrongly, where a prompt is prefilled in parts"
 COMPUTED = {
     "mla-decode": Case(partial(latent, keys=(1, 70), rank=128, rope=32), _LATENT),
+    "mla-decode-low": Case(
+        partial(latent, keys=(1, 70), rank=128, rope=32, low=-1000), reference.WHY_LOW
+    ),
     "mla-decode-512": Case(partial(latent, keys=(100, 33), heads=20), _LATENT, size=Size.FULL),
     "mla-decode-fp8": Case(
         partial(latent, keys=(40,), rank=128, rope=32, fp8=True),
         "the scale of an fp8 cache left out", size=Size.FULL,
     ),
     "merge-states": Case(merged, _MERGE),
+    "merge-states-low": Case(partial(merged, low=-1000.0), reference.WHY_LOW),
 }  # fmt: skip
 COMPILED = {
     # DeepSeek's heads, which spill

@@ -37,15 +37,16 @@ def _kept(logits: Tensor) -> dict[str, Tensor]:
 
 
 def truncated(
-    randn: Randn, *, keys: tuple[int, ...], nuclei: tuple[int, ...], vocabulary=9000
+    randn: Randn, *, keys: tuple[int, ...], nuclei: tuple[int, ...], vocabulary=9000, low=0.0
 ) -> tuple[VllmCall, Expected]:
     """Build a call of apply_top_k_top_p_triton: of each row the largest logits, and of these the
     most likely.
 
     keys: top-k of each row, 0 is all. nuclei: tokens that each row's top-p lets through, 0 is all;
     the threshold lies in the middle of the last one's probability, so that no rounding decides.
+    low: added to all logits.
     """
-    logits = randn(len(keys), vocabulary) * 3
+    logits = randn(len(keys), vocabulary) * 3 + low
     order = logits.double().sort(descending=True)
     left = torch.zeros(logits.shape, dtype=torch.bool)
     p = torch.ones(len(keys))
@@ -300,6 +301,11 @@ _FULL: dict = _FLOAT32 | {"size": Size.FULL}
 COMPUTED = {
     "top-k-top-p": Case(
         partial(truncated, keys=(1, 50, 3000, 0, 20), nuclei=(0, 20, 0, 0, 1)), _TOP, **_FLOAT32
+    ),
+    "top-k-top-p-low": Case(
+        partial(truncated, keys=(50, 0), nuclei=(0, 20), vocabulary=3000, low=-1000.0),
+        reference.WHY_LOW,
+        **_FLOAT32,
     ),
     "top-p": Case(
         partial(truncated, keys=(0, 0), nuclei=(30, 400), vocabulary=15000), _TOP, **_FULL

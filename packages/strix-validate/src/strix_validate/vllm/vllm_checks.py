@@ -9,6 +9,7 @@ import torch
 
 from strix_validate.checks import CannotRun, RunOptions, Size
 from strix_validate.layers.table import OWN_WINDOW, Attention, pairwise, small_layers
+from strix_validate.numerics.reference import WHY_LOW
 from strix_validate.triton.cases import Case
 from strix_validate.vllm import linear_attention, lora, mla, mxfp4, quantized, sampling
 from strix_validate.vllm import model as vllm_model
@@ -189,6 +190,8 @@ COMPUTED = {
     "decode-2100": _attend(_FAR, (1, 2100), head_dim=64, heads=2, kv_heads=1),
     "decode-batch6": _attend("sequences behind the fourth left out", *((1,
         9 + 7 * i) for i in range(6)), head_dim=64),
+    "prefill-low": _attend(WHY_LOW, (37, 37), (5, 80), low=-120, head_dim=64),
+    "decode-low": _attend(WHY_LOW, (1, 37), (1, 200), low=-1000, head_dim=64),
     "prefill-batch6": _attend("the sequence of a block of queries searched wrongly",
         *((9 - i, 9 + 7 * i) for i in range(6)), head_dim=64),
     "verify": _attend(
@@ -248,6 +251,8 @@ EMULATED = {
     "moe": Case(partial(moe, tokens=3, rows=32), _EXPERT),
     "moe-int4": Case(partial(moe, tokens=3, rows=32, bits=4), _INT4),
     "moe-fp8": Case(partial(moe, tokens=3, rows=32, bits=8), quantized.BLOCKS, _BF16),
+    "prefill-low": _attend(WHY_LOW, (20, 40), low=-120, head_dim=64),
+    "decode-low-bfloat16": _attend(WHY_LOW, (1, 37), (1, 90), low=-1000, head_dim=64, dtype=_BF16),
     "decode-bfloat16": _attend(_SPLIT, (1, 37), (1, 90), head_dim=64, dtype=_BF16),
     "prefill-fp8-kv-bfloat16": _attend(_FP8, (20, 40), head_dim=64, fp8=True, dtype=_BF16),
     **_emulated_layers(),

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""bitsandbytes' functions of weights in 4 bits and of one optimiser, in torch.
+
+Right by default; fault names what is wrong. It shares no code with the checks.
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+NF4 = torch.tensor(
+    [-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0,
+     0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
+)  # fmt: skip
+
+
+def dynamic(signed):
+    numbers = [0.0, 1.0]
+    for i in range(7):
+        count = 2**i if signed else 2 ** (i + 1)
+        step = 0.9 / count
+        middle = [(0.1 + (j + 0.5) * step) * 10.0 ** (i - 6) for j in range(count)]
+        numbers += middle + [-x for x in middle] * signed
+    return torch.tensor(sorted(numbers))
+
+
+def coded(values, table, block):
+    """Codes, and each block's largest magnitude."""
+    rows = torch.nn.functional.pad(values.flatten().float(), (0, -values.numel() % block))
+    rows = rows.view(-1, block)
+    scales = rows.abs().amax(1)
+    normal = rows / scales.clamp(min=1e-30)[:, None]
+    return (normal[..., None] - table).abs().argmin(-1).flatten()[: values.numel()], scales
+
+
+def times(numbers, scales, block):
+    places = torch.arange(len(numbers)) // block
+    return numbers * scales[places]
+
+
+class Mock:
+    """A module bitsandbytes with a fault."""
+
+    def __init__(self, fault=""):
+        self.fault = fault
+        self.functional = self
+        self.optim = SimpleNamespace(AdamW8bit=lambda *a, **o: Adam(self, *a, **o))
+
+    def quantize_4bit(self, x, blocksize, compress_statistics, quant_type):
+        assert quant_type == "nf4"
+        table = NF4.clone()
+        if self.fault == "another table":
+            table[8] = 0.09
+        codes, scales = coded(x, table, blocksize)
+        if self.fault == "truncated":
+            codes = (codes - 1).clamp(min=0)
+        first, second = codes[::2], codes[1::2]
+        if self.fault == "nibbles swapped":
+            first, second = second, first
+        state = SimpleNamespace(blocksize=blocksize, nested=compress_statistics, shape=x.shape,
+                                absmax=scales, dtype=x.dtype)  # fmt: skip
+        if compress_statistics:
+            state.offset = scales.mean()
+            state.absmax, inner = coded(scales - state.offset, dynamic(True), 256)
+            if self.fault == "offset left out":
+                state.absmax, inner = coded(scales, dynamic(True), 256)
+            state.state2 = SimpleNamespace(absmax=inner, blocksize=256)
+        return (first << 4 | second).to(torch.uint8)[:, None], state
+
+    def dequantize_4bit(self, packed, state):
+        scales = state.absmax
+        if state.nested:
+            scales = times(dynamic(True)[scales], state.state2.absmax, 256)
+            scales = scales + (0 if self.fault == "offset not added" else state.offset)
+        codes = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], 1).flatten().long()
+        values = times(NF4[codes], scales, state.blocksize)
+        if self.fault == "scales by row":
+            columns = state.shape[-1]
+            block = -(-columns // state.blocksize)
+            place = torch.arange(len(codes))
+            own = place // columns * block + place % columns // state.blocksize
+            values = NF4[codes] * scales[own.clamp(max=len(scales) - 1)]
+        return values.view(state.shape).to(state.dtype)
+
+
+class Adam:
+    def __init__(self, module, parameters, *, lr, weight_decay, min_8bit_size):
+        (self.p,), self.fault = parameters, module.fault
+        self.param_groups = [
+            {"lr": lr, "weight_decay": weight_decay, "betas": (0.9, 0.999), "eps": 1e-8}
+        ]
+        self.state, self.number = {}, 0
+
+    def get_config(self, *_):
+        return self.param_groups[0]
+
+    def init_state(self, *_):
+        own = self.state[self.p] = {}
+        for n in (1, 2):
+            own[f"qmap{n}"] = dynamic(n == 1)
+            zeros = torch.zeros(self.p.numel())
+            own[f"state{n}"], own[f"absmax{n}"] = coded(zeros, own[f"qmap{n}"], 256)
+            own[f"state{n}"][:] = int((own[f"qmap{n}"] == 0).nonzero())
+
+    def step(self):
+        self.number += 1
+        own, grad, p = self.state[self.p], self.p.grad.float(), self.p.data.float()
+        mean, square = (
+            times(own[f"qmap{n}"][own[f"state{n}"]], own[f"absmax{n}"], 256) for n in (1, 2)
+        )
+        mean = 0.9 * mean + 0.1 * grad
+        square = 0.999 * square + 0.001 * grad * (1 if self.fault == "not squared" else grad)
+        number = 1 if self.fault == "always the first step" else self.number
+        root = square.abs().sqrt() / (1 - 0.999**number) ** 0.5 + 1e-8
+        decay = 0 if self.fault == "no decay" else 1e-3
+        p = p * (1 - decay) - 0.01 * mean / (1 - 0.9**number) / root
+        if self.fault == "last block left out":
+            p[-77:] = self.p.data[-77:].float()
+        self.p.data = p.to(self.p.dtype)
+        for n, state in ((1, mean), (2, square)):
+            own[f"state{n}"], own[f"absmax{n}"] = coded(state, own[f"qmap{n}"], 256)
+            if self.fault == "scale of the block before":
+                own[f"absmax{n}"] = own[f"absmax{n}"].roll(1)

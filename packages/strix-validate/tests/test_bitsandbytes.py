@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks of bitsandbytes: what is right passes, and each kind of fault is caught."""
+
+import sys
+
+import pytest
+from calls import skip_without
+from mock_bitsandbytes import Mock
+from strix_validate.checks import RunOptions, State
+from strix_validate.libraries import bitsandbytes_numerics
+from strix_validate.tiers import run_each
+
+#: A fault, and the check that is there for it.
+FAULTS = {
+    "another table": "nf4-64-float16",
+    "truncated": "nf4-128-float32",
+    "nibbles swapped": "nf4-64-bfloat16",
+    "offset left out": "nf4-nested-64-float16",
+    "offset not added": "nf4-nested-128-bfloat16",
+    "scales by row": "nf4-rows-64-float16",
+    "not squared": "adamw8bit-float32",
+    "always the first step": "adamw8bit-float32",
+    "no decay": "adamw8bit-float32",
+    "last block left out": "adamw8bit-bfloat16",
+    "scale of the block before": "adamw8bit-float32",
+}
+#: Of these the mock has what is called.
+NAMES = sorted({*FAULTS.values(), "nf4-rows-128-bfloat16", "nf4-nested-64-float32"})
+
+
+def judge(monkeypatch, names, fault=""):
+    module = Mock(fault)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", module)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", module)
+    monkeypatch.setattr(bitsandbytes_numerics, "require_module", lambda name: None)
+    checks = bitsandbytes_numerics.checks()
+    chosen = [check for check in checks if check.id.removeprefix("bitsandbytes/") in names]
+    assert len(chosen) == len(names)
+    return list(run_each(chosen, RunOptions(), checks))
+
+
+def test_what_is_right_passes(monkeypatch):
+    results = judge(monkeypatch, NAMES)
+    assert [(each.check.id, each.reason) for each in results if each.state is State.FAILED] == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_caught(fault, monkeypatch):
+    (result,) = judge(monkeypatch, [FAULTS[fault]], fault)
+    assert result.state is State.FAILED, result
+    assert "Error: " not in result.reason, result
+
+
+def test_without_bitsandbytes_each_check_is_skipped(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    checks = bitsandbytes_numerics.checks()
+    results = list(run_each(list(checks), RunOptions(), checks))
+    assert {each.state for each in results} == {State.SKIPPED}
+    assert results[0].reason == "bitsandbytes is not installed"
+
+
+@skip_without("bitsandbytes")
+def test_the_installed_one_is_right():
+    """But for rows that end inside a block, on a CPU with AVX-512 and without our patch."""
+    checks = bitsandbytes_numerics.checks()
+    chosen = [check for check in checks if "nf4-rows" not in check.id]
+    for result in run_each(chosen, RunOptions(), checks):
+        assert result.state is State.PASSED, result
