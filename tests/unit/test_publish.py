@@ -49,6 +49,14 @@ def test_folder(source: Source, target: Path) -> None:
     assert tree(target).items() >= packages.items()
 
 
+def make_unsafe(source: Source) -> None:
+    """A package that would write outside the prefix, as if its tests had passed."""
+    folder, text = source.folder.parent / "unsafe/noarch", file("info/licenses/LICENSE", b"text")
+    members, own = [link("lib/x", "../../etc")], {"version": "1.0", "license": "MIT"}
+    built = package(folder, members, name="bad", dist="bad-1.0-0", info=[text], **own)
+    source.add({built: 1}, {"content": "bad"})
+
+
 GATES: dict[str, tuple[Callable[[Source], object], str]] = {
     "host-bound": (lambda s: s.make("bad", build=f"hostbound_{BUILD}"), "is host-bound"),
     "no tests": (lambda s: s.make("bad", tests=0), "has no tests"),
@@ -66,6 +74,7 @@ GATES: dict[str, tuple[Callable[[Source], object], str]] = {
         lambda s: s.make("bad", license="LicenseRef-EULA"),
         "the licence 'LicenseRef-EULA'",
     ),
+    "unsafe": (make_unsafe, "is not fit to be installed: "),
     "a GPL library": (
         lambda s: s.make("bad", file="lib/libcholmod.so.5", license="LGPL-2.1-or-later"),
         "has lib/libcholmod.so.5, which is under the GPL, and the licence 'LGPL-2.1-or-later'",
@@ -212,7 +221,9 @@ def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> Non
     dist = source.make("alpha")
     channel = StaticChannel(target)
     channel.publish(source)
-    package, kept = (folder / f"noarch/{dist}.conda" for folder in (target, channel.withdrawn_folder))
+    package, kept = (
+        folder / f"noarch/{dist}.conda" for folder in (target, channel.withdrawn_folder)
+    )
     kept.parent.mkdir(parents=True)
     kept.write_text("of somebody else")
     before = tree(target)

@@ -12,7 +12,10 @@ NAMED = re.compile(r"`(test_\w+\.py)::(\w+)`")
 # with a guard each, in a test that is not of one promise
 GUARDED = {tuple(guard.test.rpartition("/")[2].split("::")) for guard in GUARDS}
 # what holds by the shape of the code: the test would fail with other code, not with less of it
-SHAPED = {("test_slow_servers.py", "test_each_request_ends")}
+SHAPED = {
+    ("test_slow_servers.py", "test_each_request_ends"),
+    ("test_foreign_git.py", "test_a_moved_branch_changes_nothing"),
+}
 
 
 def rows() -> list[list[str]]:
