@@ -275,6 +275,17 @@ def test_a_commit_that_is_not_there(revision: str, app: MiniProject, built: Path
     assert "has no commit" in done.stderr and "leave out --commit" in done.stderr
 
 
+def test_a_commit_whatever_git_is_told(app: MiniProject, built: Path, tmp_path: Path) -> None:
+    """As in a hook, and with line ends of Windows; this checkout stays where it is."""
+    (config := tmp_path / "config").write_text("[core]\n autocrlf = true\n")
+    old, new = git(app.root, "rev-parse", "HEAD"), commit(app.root, "newer")
+    for told in ({"GIT_DIR": str(app.root / ".git")}, {"GIT_CONFIG_GLOBAL": str(config)}):
+        done = app.forge("verify", str(built), "--commit", old, **told)
+        assert ": as its recipe" in done.stdout
+        assert git(app.root, "rev-parse", "HEAD") == new
+        assert git(app.root, "symbolic-ref", "HEAD") and not git(app.root, "status", "--short")
+
+
 def test_without_git_the_files_as_they_are(app: MiniProject, built: Path, tmp_path: Path) -> None:
     """As in an archive of this repository."""
     copy = tmp_path / "copy"

@@ -23,6 +23,7 @@ from forge.files import git
 from forge.project import Project
 from forge.recipes.recipe import Recipe, packages_in
 from forge.recipes.render import render
+from forge.sources.git import environment
 
 # what rattler-build adds to the recipe's own files
 ADDED = (RENDERED, "recipe/variant_config.yaml")
@@ -79,13 +80,17 @@ def project_at(project: Project, commit: str) -> Iterator[Project]:
     if commit.startswith("-") or not sha:
         reason = f"{project.root} has no commit {commit!a:.80}"
         raise ForgeError(f"{reason}: fetch it, or leave out --commit for the files as they are")
+    # a hook's GIT_DIR would have the clone's checkout move HEAD here, and core.autocrlf the files
+    # be others; who owns the repository was no matter to rev-parse
+    clean = environment({"protocol.file.allow": "always", "safe.directory": "*"})
     with scratch(project.build) as folder:
         root = Path(folder, "checkout")
         for words in (
             ["clone", "--quiet", "--shared", "--no-checkout", str(project.root), str(root)],
             ["-C", str(root), "checkout", "--quiet", "--detach", sha],
         ):
-            done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+            command = ["git", *words]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean)
             if done.returncode:
                 raise ForgeError(f"cannot check out {sha}: {one_line(done.stderr)}")
         yield Project.at(root)
