@@ -269,6 +269,17 @@ def test_a_package_of_no_recipe_is_not_compared(app: MiniProject, tmp_path: Path
     assert "no recipe of this checkout yields such a package; compared: 1 files" in done.stdout
 
 
+@pytest.mark.parametrize("text", ["", "[]", "outputs: [", "outputs: 5", "package: 3"])
+def test_another_recipe_that_is_none(text: str, app: MiniProject, built: Path) -> None:
+    """The message names it, and does not blame the package."""
+    (path := app.root / "recipes/aaa/recipe.yaml").parent.mkdir()
+    path.write_text(text)
+    try:
+        assert f"{path} is not a recipe: " in app.forge("verify", str(built), code=1).stdout
+    finally:
+        shutil.rmtree(path.parent)
+
+
 @pytest.mark.parametrize("revision", ["0" * 40, "nosuch", "--help", "-x", "HEAD:recipes"])
 def test_a_commit_that_is_not_there(revision: str, app: MiniProject, built: Path) -> None:
     done = app.forge("verify", str(built), f"--commit={revision}", code=2)

@@ -14,7 +14,7 @@ from packageurl import PackageURL
 from forge.bases import DIGEST_KEY, Base
 from forge.conda.local import CONTENT_HASH
 from forge.conda.package import is_plain
-from forge.errors import ForgeError
+from forge.errors import ForgeError, one_line
 from forge.files import digest_tree, read_text, require_file
 from forge.recipes.render import render
 from forge.sources import patching
@@ -93,9 +93,13 @@ class Recipe:
 
 
 def packages_in(path: Path) -> set[str]:
-    """List the packages that a recipe.yaml names, whatever is skipped."""
-    data = yaml.safe_load(read_text(path))
-    return {part["package"]["name"] for part in data.get("outputs", [data]) if "package" in part}
+    """List the packages that a recipe.yaml names, whatever is skipped. Raises ForgeError."""
+    try:
+        data = yaml.safe_load(read_text(path))
+        parts = [part for part in data.get("outputs", [data]) if "package" in part]
+        return {part["package"]["name"] for part in parts}
+    except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
+        raise ForgeError(f"{path} is not a recipe: {one_line(str(error))}") from None
 
 
 def patches_of(recipe: Recipe, source: dict[str, Any]) -> list[Path]:
