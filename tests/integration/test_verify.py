@@ -3,6 +3,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -278,6 +279,11 @@ def test_another_recipe_that_is_none(text: str, app: MiniProject, built: Path) -
         assert f"{path} is not a recipe: " in app.forge("verify", str(built), code=1).stdout
     finally:
         shutil.rmtree(path.parent)
+
+
+def test_a_pipe_is_not_waited_for(app: MiniProject, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "a-1-0.conda")
+    assert "is not a file, but a pipe" in app.forge("verify", str(pipe), code=2).stderr
 
 
 @pytest.mark.parametrize("revision", ["0" * 40, "nosuch", "--help", "-x", "HEAD:recipes"])

@@ -19,7 +19,7 @@ from typing import Any
 from forge import bases, limits
 from forge.conda.package import RENDERED, Package, Places, scratch
 from forge.errors import ForgeError, Refused, one_line
-from forge.files import git
+from forge.files import git, require_file
 from forge.project import Project
 from forge.recipes.recipe import Recipe, packages_in
 from forge.recipes.render import render
@@ -49,7 +49,7 @@ class Verdict:
 
 def verify(path: Path, project: Project) -> Verdict:
     """Compare a package file with its own list of files, and with the recipes of a project."""
-    verdict, package = Verdict(), Package(path)
+    verdict, package = Verdict(), Package(require_file(path))
     try:
         verdict.compared.append(f"{len(package.listed)} files with its own list")
         verdict.differences += _compare(package.held, package.listed, "info/paths.json")
