@@ -404,6 +404,30 @@ GUARDS = [
     ),
     Guard(
         PUBLISH,
+        "                if not fault(file, record):\n",
+        "                if True:\n",
+        f"{T_PUBLISH}::test_an_index_that_names_what_is_outside",
+    ),
+    Guard(
+        PUBLISH,
+        "if package.exists() and kept.exists() and sha256_file(package) != sha256_file(kept):",
+        "if False:",
+        f"{T_PUBLISH}::test_withdrawn_packages_replace_nothing",
+    ),
+    Guard(
+        PUBLISH,
+        "[folder] if folder.is_symlink() else ",
+        "",
+        f"{T_PUBLISH}::test_withdrawn_packages_replace_nothing",
+    ),
+    Guard(
+        "src/forge/cli/building.py",
+        " if channel.is_ours()}",
+        "}",
+        "tests/unit/test_leftovers.py::test_what_nobody_holds_goes",
+    ),
+    Guard(
+        PUBLISH,
         'hold(self.folder, "publishing to"), scratch',
         "scratch",
         f"{T_PUBLISH}::test_one_publisher_at_a_time",
