@@ -215,7 +215,7 @@ class StaticChannel:
         for name in sorted(gone):
             package, kept = self.folder / name, self.withdrawn_folder / name
             if package.exists() and kept.exists() and sha256_file(package) != sha256_file(kept):
-                raise Refused(f"{kept} is not {package}; nothing was written. Move one of them away")
+                raise Refused(f"{kept} is not {package}; nothing was written. Move one away")
 
     def _write_withdrawals(self, withdrawals: list[Withdrawal]) -> None:
         entries = [asdict(withdrawal) for withdrawal in withdrawals]

@@ -167,8 +167,11 @@ def _compare_index(package: Package) -> list[str]:
     }
     for key, kind in (("depends", "depends"), ("constrains", "constraints")):
         stated[key] = [spec.get("spec") or spec["source"] for spec in kinds.get(kind) or []]
-    index = {key: str(package.index.get(key) or stated[key] and "nothing") for key in stated}
-    return _compare(index, {key: str(value) for key, value in stated.items()}, "its rendered recipe")
+    index, recipe = (
+        {key: str(values.get(key) or "nothing") for key in stated}
+        for values in (package.index, stated)
+    )
+    return _compare(index, recipe, "its rendered recipe")
 
 
 def _flatten(value: Any) -> dict[str, str]:
