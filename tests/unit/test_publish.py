@@ -516,6 +516,8 @@ def test_commands(
         return done.output
 
     assert "is not a directory" in publish(to="https://host/channel", code=2)
+    (circle := tmp_path / "circle").symlink_to(circle)
+    assert "is not a path" in publish(to=str(circle), code=2)
     said = publish()
     assert f"added noarch/{dist}.conda" in said and "1 packages added" in said
     assert "0 packages added" in publish(to=target.as_uri())

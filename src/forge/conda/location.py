@@ -56,9 +56,15 @@ class Location:
 
 
 def folder_of(url: str) -> Path | None:
-    """Return the folder or file of this machine that a `file:` URL or a bare path names."""
+    """Return the folder or file of this machine that a `file:` URL or a bare path names.
+
+    Raises ForgeError for what no path may be.
+    """
     if "://" not in url:
-        return Path(url).resolve()
+        try:
+            return Path(url).resolve()
+        except (OSError, RuntimeError, ValueError):  # a circle of links, a NUL
+            raise ForgeError(f"{url!a:.80} is not a path that this system has") from None
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
