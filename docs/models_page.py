@@ -8,6 +8,7 @@ from pathlib import Path
 
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, UTILIZATION
 from strix_validate.models import model_memory, table
+from strix_validate.models.formats import format_of
 
 _TITLES = {
     "attention": "Attention while tokens are read and written",
@@ -49,7 +50,7 @@ def _models(configs: dict[str, dict], compared: bool) -> list[str]:
         room = int(ROOM - size)
         tokens = f"{room // token:,}" if token else "no cache"
         lines.append(_line((
-            name, table.format_of(config), ", ".join(parts), f"{size / GIB:.1f}",
+            name, format_of(config), ", ".join(parts), f"{size / GIB:.1f}",
             f"{token / 1024:.0f}", "does not fit" if room < GIB else tokens,
         )))  # fmt: skip
     return lines

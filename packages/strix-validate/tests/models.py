@@ -115,6 +115,8 @@ FORMATS = FILES.pop("formats")
 #: Of 2026, from the values of transformers 5.24's configurations and of the files that publishers
 #: give.
 SHAPES = _read("shapes")
+#: Of public threads of owners, which were answered wrong or not at all.
+THREADS = _read("threads")
 CONFIGS = _BY_HAND | {
     name: config for name, config in (FILES | SHAPES).items() if name not in _WITHOUT
 }

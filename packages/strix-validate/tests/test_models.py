@@ -15,7 +15,7 @@ import hosts
 import pytest
 from calls import skip_without
 from models import FILES as CONFIGS
-from models import FORMATS, SHAPES
+from models import FORMATS, SHAPES, THREADS
 from strix_validate import tiers
 from strix_validate.cli import app
 from strix_validate.doctor.tree import Tree
@@ -35,6 +35,7 @@ CASES = (
         for form, said in FORMATS.items()
     }
     | {name: config for name, config in SHAPES.items() if table.was_compared(config)}
+    | THREADS
 )
 #: Checks that prove something on a GPU alone.
 ON_A_GPU = ("conv", "gemm", "sdpa")
@@ -87,7 +88,7 @@ def test_the_table_is_what_vllm_chooses() -> None:
     assert {n: round(said[n]["parameters"] / 2**30, 2) for n in ALLOCATES} == ALLOCATES
     used = {row for config in CASES.values() for row in table.rows_of(config)}
     own = {row for row in table.rows() if row.part != "images"}
-    assert used == own, "a row that no model here has"
+    assert own <= used, "a row that no model here has"
 
 
 def test_a_wrong_row_is_found() -> None:
@@ -217,28 +218,19 @@ def test_a_head_of_its_own_is_counted_where_the_file_does_not_say(kind: str, hea
     assert model_memory.weights(config) == (own if heads == 2 else tied)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"quant_method": "bitsandbytes", "load_in_4bit": True},
-        {"quant_method": "compressed-tensors", "config_groups": {"group_0": {
-            "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
-            "input_activations": {"num_bits": 8, "type": "int"}}}},
-    ],
-    ids=["bitsandbytes", "W8A8"],
-)  # fmt: skip
 def test_vllm_is_asked_about_a_format_that_the_table_has_not(
-    said: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = CONFIGS["Llama-3.1-8B"] | {"quantization_config": said}
-    with pytest.raises(table.NoModel, match="was not compared"):
-        command.answer(config, None, None)
+    config = CONFIGS["Llama-3.1-8B"] | {"quantization_config": {"quant_method": "new"}}
+    found = command.answer(config, None, None)
+    assert found.refusal == "Unknown quantization method: new"
+    assert "take              4 bits" in "\n".join(command.describe("NAME", found, Tree()))
     answered = {"chosen": {"linear": ["Some"]}, "parameters": 5 << 30}
     monkeypatch.setattr(choose, "ask", lambda configs, source: [answered])
     monkeypatch.setattr("strix_validate.vllm.source.version", lambda source: "0.33.0")
     found = command.answer(config, None, tmp_path)
     text = "\n".join(command.describe("NAME", found, Tree()))
-    assert "Some: not in the table" in text and "5.0 GiB of weights, a KV cache" in text
+    assert "Some: not in the table" in text and "5.0 GiB of weights, 128 KiB of KV" in text
 
 
 def test_files_count_before_dimensions(tmp_path: Path) -> None:
@@ -389,13 +381,17 @@ BAD: dict[str, tuple[str | dict, str]] = {
     "no model": ("{}", "no attention heads"),
     "no size": ({"hidden_size": None}, "dimension"),
     "a word": ({"num_hidden_layers": "many"}, "dimension"),
-    "a format": ({"quantization_config": {"quant_method": "new"}}, "new"),
-    "2 bits": ({"quantization_config": {"quant_method": "gptq", "bits": 2}}, "gptq"),
-    "8 bits of activations": (
-        {"quantization_config": json.loads(json.dumps(FORMATS["fp8"]).replace('"float"', '"int"'))},
-        "compressed-tensors",
+    "not a format": ({"quantization_config": "awq"}, "quantization_config is not an object"),
+    "bits in words": (
+        {"quantization_config": {"quant_method": "awq", "bits": "four"}},
+        "quantization_config cannot be read",
     ),
-    "not a format": ({"quantization_config": "awq"}, "dimension"),
+    "groups in a list": (
+        {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}},
+        "quantization_config cannot be read",
+    ),
+    "a text in a list": ({"text_config": [1]}, "text_config is not an object"),
+    "layers without end": ({"num_hidden_layers": 10**9}, "no model has num_hidden_layers"),
 }
 
 
@@ -414,7 +410,7 @@ def test_bad_input_gives_one_message(name: str, tmp_path: Path) -> None:
     [
         ("", "no config.json"),
         ("missing", "is not a file"),
-        ("model.gguf", "our vLLM refuses GGUF (Unknown quantization method: gguf)"),
+        ("model.gguf", "is not a file"),
     ],
 )
 def test_what_is_no_model(argument: str, words: str, tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from strix_validate.layers.table import Attention, Experts, Latent, Linear
+from strix_validate.models.parts import text_of
 
-#: What transformers assumes where gemma-3-4b's own file is silent.
-_DEFAULTS = {"gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}}
 _DTYPES = {"float16": torch.float16}  # any other: bfloat16
 #: Heads of a layer, and numbers of a head: more is no model.
 _MOST = 4096
@@ -33,7 +32,7 @@ def layers_of(config: dict) -> ModelLayers:
         ValueError: a number is missing, none, or none that a model has.
     """
     try:
-        text = config.get("text_config", config)
+        text = text_of(config)
         size = int(text.get("vocab_size") or 0)
         if not 0 <= size <= _MOST**2:
             raise ValueError(f"a vocabulary of {size} tokens")
@@ -51,7 +50,6 @@ def _attention(config: dict, text: dict) -> list[Attention]:
     if text.get("kv_lora_rank"):  # MLA has kernels of its own
         return []
     kind = str(text.get("model_type"))
-    text = _DEFAULTS.get(kind, {}) | text
     heads = int(text.get("num_attention_heads") or text["decoder_attention_heads"])
     size = int(text.get("head_dim") or (text.get("hidden_size") or text["d_model"]) // heads)
     kv_heads = int(text.get("num_key_value_heads") or heads)

@@ -76,7 +76,7 @@ class _Packages(vllm_source.Finder):
             os.environ.setdefault("FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRUE")
 
 
-class _OnMeta(TorchFunctionMode):
+class OnMeta(TorchFunctionMode):
     """Makes on torch's meta device what a model makes on the GPU by name."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -129,7 +129,7 @@ def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
     return [] if built else _operators(source)
 
 
-def _start(folder: Path) -> None:
+def start_worker(folder: Path) -> None:
     """Make this process a worker, alone in its groups."""
     config = importlib.import_module("vllm.config")
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
@@ -155,7 +155,7 @@ def _choose(config: dict, folder: Path) -> dict:
     usual = torch.get_default_dtype()
     torch.set_default_dtype(made.model_config.dtype)
     try:
-        with torch.device("meta"), _OnMeta(), current(made):
+        with torch.device("meta"), OnMeta(), current(made):
             model = build(made)
     finally:
         torch.set_default_dtype(usual)
@@ -205,7 +205,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         libraries = make_machine(folder, source)
-        _start(folder)
+        start_worker(folder)
         for number, config in enumerate(json.load(sys.stdin)):
             try:
                 answers.append(_choose(config, folder / f"model-{number}"))

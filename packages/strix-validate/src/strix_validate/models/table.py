@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What vLLM and diffusers choose on gfx1151: a table's rows, and how far each is proven."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from strix_validate import NAMED, TARGET
+from strix_validate.models.defaults import NoModel
+from strix_validate.models.formats import format_of, quantization_of
+from strix_validate.models.parts import ATTENTION, encoders_of, layers_of, text_of
 
 #: What a check proves by the start of its id; gemm, sdpa and conv prove something on a GPU alone.
 PROVES = {
@@ -17,14 +21,8 @@ PROVES = {
     "flash-attn": "interpreted",
     "emulated": "emulated",
 }
-#: The keys of config.json that count experts.
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 #: Encoders without a decoder: their attention sees all tokens.
 _ENCODERS = ("bert", "modernbert", "roberta", "xlm-roberta")
-
-
-class NoModel(ValueError):
-    """A config.json without a model in it that this table can place."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +73,22 @@ def version() -> str:
 
 def was_compared(config: Mapping) -> bool:
     """Return whether the table was compared with a model of the same architecture."""
-    if (config.get("text_config") or config).get("model_type") in contents()["unanswered"]:
+    if text_of(config).get("model_type") in contents()["unanswered"]:
         return False
-    return bool(set(config.get("architectures") or ()) & set(contents()["architectures"]))
+    names = config.get("architectures")
+    known = contents()["architectures"]
+    return isinstance(names, list) and any(name in known for name in names)
 
 
 #: How vLLM's tables of tiles name a format of experts; those of other formats have no table.
 _TILED = {
-    "16 bits": "", "fp8-blocks": ",dtype=fp8_w8a8,block_shape=[128,128]",
-    "w4a16": ",dtype=int4_w4a16", "gptq": ",dtype=int4_w4a16", "awq": ",dtype=int4_w4a16",
-}  # fmt: skip
+    "16 bits": "",
+    "fp8-blocks": ",dtype=fp8_w8a8,block_shape=[128,128]",
+    "w4a16": ",dtype=int4_w4a16",
+    "gptq": ",dtype=int4_w4a16",
+    "awq": ",dtype=int4_w4a16",
+    "auto-round": ",dtype=int4_w4a16",
+}
 
 
 def tiles_of(config: Mapping, source: Path | None = None) -> str:
@@ -95,8 +99,8 @@ def tiles_of(config: Mapping, source: Path | None = None) -> str:
     Args:
         source: of the vLLM that answers, instead of the release that was compared.
     """
-    text = config.get("text_config") or config
-    count = next((n for key in EXPERTS if (n := text.get(key))), 0)
+    text = text_of(config)
+    count = text.get("num_experts")
     size = text.get("moe_intermediate_size") or text.get("intermediate_size")
     form = "mxfp4" if text.get("expert_dtype") == "fp4" else format_of(config)
     if not count or form not in _TILED:
@@ -107,43 +111,6 @@ def tiles_of(config: Mapping, source: Path | None = None) -> str:
         found = folder.glob(f"*device_name={NAMED}*.json")
         tuned = {file.stem.replace(f",device_name={NAMED}", "") for file in found}
     return f"tuned for {name}" if name in tuned else f"vLLM's defaults, no table of {name}"
-
-
-def format_of(config: Mapping) -> str:
-    """Return the format of a model's weights.
-
-    Raises:
-        NoModel: it is in none of the table's.
-    """
-    said = config.get("quantization_config")
-    if not said:
-        return "16 bits"
-    method = str(said.get("quant_method"))
-    if method == "fp8":
-        return "fp8-blocks" if said.get("weight_block_size") else "fp8"
-    if method == "compressed-tensors":
-        groups = said.get("config_groups") or {}
-        kinds = {
-            (str(w.get("type")), w.get("num_bits") or 0, w.get("strategy"))
-            for w in (group.get("weights") or {} for group in groups.values())
-        }
-        known = {("float", 8): "fp8", ("int", 4): "w4a16", ("int", 8): "w8a16"}
-        found = {known.get((type_, bits), "") for type_, bits, _ in kinds}
-        if ("float", 8, "block") in kinds:
-            found = {"fp8-blocks"} if len(kinds) == 1 else {""}
-        activations = any(group.get("input_activations") for group in groups.values())
-        if activations and found & {"w4a16", "w8a16"}:
-            found = {""}
-        if ("int", 8, "channel") in kinds and found == {"w8a16"}:
-            found = {"w8a16-channels"} if len(kinds) == 1 else {""}
-        if len(found) == 1 and (name := found.pop()):
-            return name
-    if method == "gptq" and int(said.get("bits") or 0) == 8:
-        return "w8a16"  # the same kernels
-    four_bits = method in ("awq", "gptq") and int(said.get("bits") or 0) == 4
-    if four_bits or method in ("mxfp4", "gguf"):
-        return method
-    raise NoModel(f"a quantization_config that was not compared: {method:.100}")
 
 
 def _attention(config: Mapping, text: Mapping, kind: str) -> list[str]:
@@ -164,30 +131,70 @@ def rows_of(config: Mapping) -> list[Row]:
     """Return the rows of a model.
 
     Raises:
-        NoModel: it has no attention, or a format, that the table knows.
+        NoModel: it has no layers that the table knows.
     """
-    text = config.get("text_config") or config
+    text = text_of(config)
     kind = str(text.get("model_type"))
-    if not (text.get("num_attention_heads") or text.get("decoder_attention_heads")):
+    encoder_decoder = "decoder_attention_heads" in text
+    if not text.get("num_attention_heads") and not text.get("mamba_d_state"):
         raise NoModel("no attention heads are in it: is it the config.json of a language model?")
-    wanted = [("attention", of) for of in _attention(config, text, kind)]
+    layers = [] if encoder_decoder else layers_of(text)
+    attends = encoder_decoder or any(layer.mixer in ATTENDS for layer in layers)
+    keys = [("attention", of) for of in _attention(config, text, kind) if attends]
     if text.get("kv_lora_rank"):
-        wanted += [("prefill", "latent")]
+        keys += [("prefill", "latent")]
     if text.get("linear_num_value_heads"):
-        wanted += [("linear attention", "gated delta rule")]
-    encodes = config.get("vision_config") or config.get("encoder_attention_heads")
+        keys += [("linear attention", "gated delta rule")]
+    encodes = encoders_of(config) or text.get("encoder_attention_heads")
     if encodes and not kind.startswith("gemma4"):  # whose encoders are transformers' own
-        wanted += [("encoder", "images or sound")]
+        keys += [("encoder", "images or sound")]
     form = format_of(config)
     # gpt-oss keeps all but its experts in 16 bits
-    wanted += [("linear", "16 bits" if form == "mxfp4" else form)]
+    keys += [("linear", "16 bits" if form == "mxfp4" else form)]
+    if any(layer.feed_forward == "sparse" for layer in layers) and not _row(keys[-1]).refused:
+        keys += [("experts", _experts_format(text, kind, form))]
+    mixed = text.get("linear_num_value_heads") or text.get("o_lora_rank") or form in _HEAD_APART
+    if (mixed or _keeps_encoder(config)) and form != "16 bits" and not _row(keys[-1]).refused:
+        keys += [("linear", "16 bits")]  # projections of decay and gates, of compression; a head
+    return [_row(key) for key in keys]
+
+
+def _keeps_encoder(config: Mapping) -> bool:
+    """Return whether a packed model names layers of its encoder as left in 16 bits."""
+    quantization = quantization_of(config)
+    names = (
+        quantization.get("ignore")
+        or quantization.get("modules_to_not_convert")
+        or quantization.get("exclude")
+        or ()
+    )
+    return bool(encoders_of(config)) and any("vis" in str(name) for name in names)
+
+
+#: Formats in which vLLM finds the head a layer of its own, in 16 bits.
+_HEAD_APART = ("auto-round", "auto-round of 8 bits", "nvfp4 by modelopt", "mxfp8 by modelopt")
+#: Mixers that attend to tokens by heads.
+ATTENDS = {*ATTENTION, "mamba and attention", "compressed 4", "compressed 128"}
+
+
+def _experts_format(text: Mapping, kind: str, form: str) -> str:
+    if text.get("expert_dtype") == "fp4":
+        return "mxfp4 beside fp8-blocks"  # DeepSeek-V4's
+    return "mxfp4, not gpt-oss" if form == "mxfp4" and kind != "gpt_oss" else form
+
+
+@cache
+def _row(key: tuple[str, str]) -> Row:
+    """Return a row of the table, or for a format that it lacks what vLLM's registry says."""
+    part, of = key
     known = {(row.part, row.of): row for row in rows()}
-    if any(text.get(name) for name in EXPERTS) and not known[wanted[-1]].refused:
-        packed = text.get("expert_dtype") == "fp4"  # DeepSeek-V4's
-        wanted += [("experts", "mxfp4 beside fp8-blocks" if packed else form)]
-    mixed = text.get("linear_num_value_heads") or text.get("o_lora_rank")
-    if mixed and form != "16 bits" and not known[wanted[-1]].refused:
-        wanted += [("linear", "16 bits")]  # the projections of decay and gates, or of compression
-    if form == "mxfp4" and wanted[-1][0] != "experts":
-        raise NoModel("MXFP4 was compared for experts alone")
-    return [known[key] for key in wanted]
+    if key in known:
+        return known[key]
+    if re.split("[ ,]", of)[0] in contents()["methods"]:
+        return Row(part, of, chosen=NOT_COMPARED, instead=_ADVICE)
+    return Row(part, of, refused=f"Unknown quantization method: {of:.60}", instead=_ADVICE)
+
+
+#: What is said of a format that vLLM reads, and that was not tried.
+NOT_COMPARED = "a format that was not compared"
+_ADVICE = "4 bits in compressed-tensors, GPTQ or AWQ, FP8 in blocks, or a GGUF file"

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What `models` advises: parsers, drafts and speeds that vLLM has, and the threads of owners."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from models import FORMATS, SHAPES, THREADS
+from strix_validate.doctor.tree import Tree
+from strix_validate.models import answer, defaults, serving, table
+from test_model_counts import CONFIGS
+
+ADVICE = serving.advice()
+LLAMA = CONFIGS["Llama-3.1-8B"]
+
+
+def test_each_parser_is_in_vllms_registries() -> None:
+    for row in ADVICE["parsers"]:
+        assert row["tool"] in ADVICE["registries"]["tool"], row
+        assert row.get("reasoning", "qwen3") in ADVICE["registries"]["reasoning"], row
+        noted = re.findall(r"--(tool-call|reasoning)-parser ([\w-]+)", row.get("note", ""))
+        for kind, name in noted:
+            assert name in ADVICE["registries"][kind.removesuffix("-call")], row
+
+
+def test_each_family_is_one_of_transformers_or_vllms() -> None:
+    """A name that nobody has would never be met."""
+    kinds = [kind for row in ADVICE["parsers"] for kind in row["types"]]
+    assert len(kinds) == len(set(kinds))
+    own = {"deepseek_v32", "kimi_k2", "mimo", "step3p5"}  # vLLM's, or the files' own
+    known = defaults.contents()["types"].keys() | own
+    assert {*kinds, *ADVICE["speculation"]["mtp"]} <= known
+
+
+@pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
+def test_the_registries_are_vllms() -> None:
+    source = Path(os.environ["VLLM_SOURCE"]) / "vllm"
+    for name, folder in (("tool", "tool_parsers"), ("reasoning", "reasoning")):
+        text = (source / folder / "__init__.py").read_text()
+        names = re.findall(r'^    "([\w.-]+)": \(', text, re.MULTILINE)
+        assert sorted(names) == ADVICE["registries"][name]
+    speculative = (source / "config" / "speculative.py").read_text()
+    for kind in ADVICE["speculation"]["mtp"]:
+        assert f'"{kind}"' in speculative or f'"{kind}_mtp"' in speculative, kind
+    methods = (source / "platforms" / "rocm.py").read_text()
+    assert all(f'"{method}"' in methods for method in table.contents()["methods"])
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "reasoning"),
+    [
+        ("Qwen3.6-35B-A3B", "qwen3_coder", "qwen3"),
+        ("Qwen3-30B-A3B", "hermes", "qwen3"),
+        ("gpt-oss-120b", "openai", "openai_gptoss"),
+        ("GLM-4.7-Flash", "glm47", "glm47"),
+        ("GLM-4.5-Air", "glm45", "glm45"),
+        ("Gemma-4-31B", "gemma4", "gemma4"),
+        ("Mistral-Small-3.2-24B", "mistral", ""),
+        ("DeepSeek-V4-Flash", "deepseek_v4", "deepseek_v4"),
+        ("Nemotron-3-Nano-30B-A3B", "qwen3_coder", "nemotron_v3"),
+        ("Granite-4.0-H-Small", "granite4", ""),
+        ("MiniMax-M2-AWQ", "minimax_m2", "minimax_m2"),
+    ],
+)
+def test_parsers_by_family(name: str, tool: str, reasoning: str) -> None:
+    flags, _ = serving.parsers_of(CONFIGS[name])
+    words = f"--enable-auto-tool-choice --tool-call-parser {tool}"
+    assert flags == words + f" --reasoning-parser {reasoning}" * bool(reasoning)
+
+
+def test_no_parser_is_made_up() -> None:
+    assert serving.parsers_of(CONFIGS["multilingual-e5-large"]) == ("", "")
+    assert serving.parsers_of({"model_type": "new", "hidden_size": 1}) == ("", "")
+
+
+def text_of_answer(config: dict) -> str:
+    return "\n".join(answer.describe("NAME", answer.answer(config, None, None), Tree()))
+
+
+def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
+    """vllm-project/vllm#43559, #53912, #47194: wrong text and lost tool calls."""
+    said = text_of_answer(SHAPES["Qwen3.6-35B-A3B"])
+    assert '"method":"mtp"' in said and "--no-enable-prefix-caching" in said
+    assert "vllm#53912 is open" in said
+    dense = text_of_answer(SHAPES["GLM-4.5-Air"])
+    assert '"method":"mtp"' in dense and "prefix-caching" not in dense
+    plain = text_of_answer(CONFIGS["Llama-3.1-8B"])
+    assert '"method":"ngram"' in plain and '"method":"mtp"' not in plain
+    for config in (SHAPES["Qwen3.6-35B-A3B"], CONFIGS["Llama-3.1-8B"]):
+        for flags in serving.drafts_of(config):
+            value = re.search(r"--speculative-config '(.*?)'", flags)
+            assert value and json.loads(value[1])["num_speculative_tokens"] > 0
+
+
+def test_blocks_of_fp8_are_slow() -> None:
+    """lemonade-sdk/vllm-rocm#36: 27B at half a token a second; 8 bits in groups at 3.7."""
+    config = SHAPES["Qwen3.8-27B"]
+    said = text_of_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})
+    assert "0.5 tokens/s (27B)" in said and "vllm-rocm#36" in said
+    said = text_of_answer(config | {"quantization_config": FORMATS["w8a16"]})
+    assert "3.7 tokens/s (27B)" in said and "ConchLinearKernel" in said
+
+
+def test_each_speed_has_a_source_and_a_format() -> None:
+    forms = {row.of for row in table.rows() if row.part in ("linear", "experts")}
+    for row in ADVICE["speed"]:
+        assert row["source"] and set(row["formats"]) <= forms
+
+
+#: Formats that vLLM refuses on gfx1151, by what its words begin with, and what to take instead.
+REFUSED = {
+    "fp8 static": ("Failed to find a kernel that can implement the ScaledMM", "FP8 in blocks"),
+    "modelopt fp8": ("Failed to find a kernel that can implement the ScaledMM", "FP8 in blocks"),
+    "quark fp8": ("Failed to find a kernel that can implement the ScaledMM", "FP8 in blocks"),
+    "quark mxfp4": ("Failed to find a kernel that can implement the MXFP4", "gpt-oss"),
+    "nvfp4, weights alone": ("Forced NVFP4 kernel", "W4A16"),
+    "bitsandbytes of 4 bits": ("Unknown quantization method: bitsandbytes", "-e formats"),
+    "exl3": ("Unknown quantization method: exl3", "GGUF"),
+    "auto-round of 2 bits": ("INC quantization", "4 bits"),
+    "gptq with desc_act": ("GPTQ group activation ordering", "desc_act=false"),
+}
+#: Formats that it takes, and the kernel.
+TAKEN = {
+    "nvfp4": "EmulationNvFp4LinearKernel",
+    "modelopt nvfp4": "EmulationNvFp4LinearKernel",
+    "w8a8": "TritonInt8ScaledMMLinearKernel",
+    "quark int8": "TritonInt8ScaledMMLinearKernel",
+    "auto-round": "INCLinearMethod",
+    "quark int4": "RDNAHybridW4A16LinearKernel",
+}
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_a_format_that_is_refused_has_an_instead(form: str) -> None:
+    words, instead = REFUSED[form]
+    result = answer.answer(LLAMA | {"quantization_config": FORMATS[form]}, None, None)
+    assert result.refusal.startswith(words) and result.weights
+    assert instead in "\n".join(answer.describe("NAME", result, Tree()))
+
+
+@pytest.mark.parametrize("form", TAKEN)
+def test_a_format_that_is_taken_has_a_kernel(form: str) -> None:
+    """ROCm/vllm#958 and others: exit 2 without advice."""
+    result = answer.answer(LLAMA | {"quantization_config": FORMATS[form]}, None, None)
+    assert not result.refusal and TAKEN[form] in result.parts["linear"]
+
+
+def test_threads_that_were_right() -> None:
+    """vllm#57712, vllm#49141, kyuz0/amd-strix-halo-toolboxes#41, lemonade#2368: they start."""
+    gemma = answer.answer(THREADS["Gemma-3-27B-QAT-W4A16"], None, None)
+    assert "RDNAHybridW4A16LinearKernel" in gemma.parts["linear"] and not gemma.refusal
+    minimax = answer.answer(THREADS["MiniMax-M2-AWQ"], None, None)
+    assert minimax.parts["experts"] == ["TritonWNA16Experts"] and not minimax.refusal
+    assert minimax.weights / 1e9 == pytest.approx(121, rel=0.02)
+    experts = CONFIGS["Qwen3-30B-A3B"] | {"quantization_config": FORMATS["gptq"]}
+    assert answer.answer(experts, None, None).parts["experts"] == ["TritonWNA16Experts"]
+    awq = CONFIGS["Llama-3.1-8B"] | {"quantization_config": FORMATS["awq"]}
+    assert awq["torch_dtype"] == "bfloat16" and not answer.answer(awq, None, None).refusal

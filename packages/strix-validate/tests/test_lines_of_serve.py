@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The printed lines of `vllm serve`: vLLM 0.33.0 takes each of them.
+
+vLLM refuses to start if one request of the model's length does not fit into the cache. Here the
+same arithmetic is applied to each line: _max_memory_usage_bytes_from_groups and the check that
+calls it (_check_enough_kv_cache_memory, get_kv_cache_configs) of v1/core/kv_cache_planning.py, with
+the sizes of v1/kv_cache_interface.py. With VLLM_SOURCE set, vLLM's own code judges them
+(serve_lines.py), its argument parser included.
+"""
+
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from calls import skip_without
+from strix_validate.doctor.tree import Tree
+from strix_validate.doctor.vllm_memory import GIB, MemoryBudget
+from strix_validate.models import answer, serving
+from strix_validate.models.parts import layers_of, text_of
+from test_model_counts import CONFIGS as PLAIN
+from test_models import CASES, CONFIGS
+
+TESTS = Path(__file__).parent
+ALL = PLAIN | CASES
+#: GiB that the GPU may use, of machines with 32 to 128 GiB.
+MACHINES = (24, 56, 88, 120)
+#: Tokens of a block, and what a prompt is cut into.
+BLOCK, CHUNK = 16, 2048
+
+
+def line_of(name: str, gib: int, monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
+    """The arguments that are printed for a model on a machine; None if it does not fit or start."""
+    budget = MemoryBudget(gib * GIB, gib * GIB, True)
+    monkeypatch.setattr(answer, "memory_of", lambda tree: budget)
+    result = answer.answer(ALL[name], None, None)
+    line = answer.describe("MODEL", result, Tree())[-1]
+    if result.refusal or "vllm serve MODEL" not in line:
+        return None
+    assert line.startswith("  here")
+    arguments = line.split("vllm serve MODEL ")[1].split(", room")[0]
+    tools = [" " + result.parsers[0]] if result.parsers[0] else []
+    return shlex.split(arguments + "".join(tools))
+
+
+def flags(arguments: list[str]) -> dict[str, str]:
+    """The values of a line's flags."""
+    return dict(zip(arguments[::2], arguments[1::2], strict=False))
+
+
+def needed(config: dict, length: int) -> int:
+    """The bytes of cache that vLLM wants for one request of a length, and its null block."""
+    text = text_of(config)
+    pages = [page for layer in layers_of(text) if (page := page_of(text, layer.mixer))]
+    if not pages:
+        return 0
+    kinds: dict[tuple, int] = {}
+    for page in pages:
+        kinds[page] = kinds.get(page, 0) + 1
+    # groups of as many layers as the rarest kind has; the last of each kind is padded
+    size = min(kinds.values())
+    if max(kinds.values()) < 1.5 * size:
+        size = max(kinds.values())
+    largest = max(page for page, _ in kinds)
+    blocks = 1
+    for (_, window), count in kinds.items():
+        kept = min(window - 1 + CHUNK, length) if window else length
+        blocks += math.ceil(count / size) * (math.ceil(kept / BLOCK) + bool(window))
+    return blocks * size * largest
+
+
+def page_of(text: dict, mixer: str) -> tuple[int, int] | None:
+    """The bytes of a block of a layer in 16 bits, and its window; None if it keeps no tokens."""
+    if mixer in ("linear_attention", "mamba", "conv", ""):
+        return None
+    if rank := text.get("kv_lora_rank"):
+        return 2 * BLOCK * (rank + text["qk_rope_head_dim"]), 0
+    heads = text.get("num_key_value_heads") or text["num_attention_heads"]
+    size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    window = text.get("sliding_window") if mixer == "sliding_attention" else 0
+    return 2 * 2 * BLOCK * heads * size, int(window or 0)
+
+
+def refusal(config: dict, arguments: list[str]) -> str:
+    """vLLM's words against a line, or "" where it takes it."""
+    given = flags(arguments)
+    cache = int(given["--kv-cache-memory-bytes"].removesuffix("G")) * GIB
+    said = given.get("--max-model-len")
+    text = text_of(config)
+    if "type_vocab_size" in text or "encoder_layers" in text:
+        return ""
+    length = serving.length_of(config) if said is None else 1 if said == "auto" else int(said)
+    if needed(config, length) > cache:
+        return f"To serve at least one request with the model's max seq len ({length})"
+    return ""
+
+
+def test_vllm_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {
+        (name, gib): line
+        for name in ALL
+        for gib in MACHINES
+        if (line := line_of(name, gib, monkeypatch))
+    }
+    assert len(lines) > 250
+    refused = {key: words for key, line in lines.items() if (words := refusal(ALL[key[0]], line))}
+    assert not refused
+    # not every line needs the flag, and those that do would be refused without it
+    short = {key: line for key, line in lines.items() if "--max-model-len" in line}
+    assert 20 < len(short) < len(lines)
+    bare = {
+        key: [x for x in line if x not in ("--max-model-len", "auto")]
+        for key, line in short.items()
+    }
+    assert len([key for key, line in bare.items() if refusal(ALL[key[0]], line)]) > 20
+
+
+def test_a_cache_below_the_models_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lemonade-sdk/vllm-rocm#5: the line named no length, and vLLM refused it."""
+    line = line_of("Gemma-4-31B", 88, monkeypatch)
+    assert line and flags(line)["--max-model-len"] == "auto"
+    assert "--max-model-len" not in (line_of("Qwen3-8B", 88, monkeypatch) or [])
+
+
+@pytest.mark.parametrize(
+    ("said", "length"),
+    [
+        ({}, 131072),
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": None}, 2048),
+        ({"model_max_length": 300_000}, 300_000),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 524288),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 131072),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, 131072),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, 262144),
+        (
+            {
+                "rope_scaling": {"type": "longrope", "factor": 2.0},
+                "original_max_position_embeddings": 8192,
+            },
+            8192,
+        ),
+    ],
+)
+def test_the_length_of_a_model(said: dict, length: int) -> None:
+    """As _get_and_verify_max_len of vllm/config/model.py derives it."""
+    assert serving.length_of(CONFIGS["Llama-3.1-8B"] | said) == length
+
+
+@pytest.mark.parametrize(("said", "length"), [("1000", 1000), ("1e30", 131072), ("{", 131072)])
+def test_a_tokenizer_may_shorten_a_model(said: str, length: int, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"model_max_length": {said}}}')
+    assert serving.length_of(CONFIGS["Llama-3.1-8B"], tmp_path) == length
+
+
+@pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
+@skip_without("transformers", "compressed_tensors", "xgrammar")
+def test_vllms_own_code_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {
+        (name, gib): line
+        for name in ALL
+        for gib in (int(os.environ.get("VLLM_LINES_GIB", "88")),)
+        if (line := line_of(name, gib, monkeypatch))
+    }
+    source = os.environ["VLLM_SOURCE"]
+    paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        [sys.executable, TESTS / "serve_lines.py", source],
+        input=json.dumps([[ALL[name], line] for (name, _), line in lines.items()]),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    refused = {
+        key: words for key, words in zip(lines, json.loads(done.stdout), strict=True) if words
+    }
+    assert not refused, f"{len(refused)} of {len(lines)}"

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The count of a model's weights against transformers' own classes, whatever is left out.
+
+families.json has what transformers counts (tests/families.py makes it), and defaults.json what its
+classes assume; where transformers of that release is installed, both are made again.
+"""
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from models import FILES, FORMATS, SHAPES, THREADS
+from strix_validate.models import answer, defaults, model_memory, table
+from strix_validate.models.parts import encoders_of, text_of
+
+TESTS = Path(__file__).parent
+FAMILIES = json.loads((TESTS / "families.json").read_text())
+CONFIGS = FILES | SHAPES | THREADS
+#: Rounding of norms and biases, which are not counted, against tied heads counted twice: none.
+EXACT = 1.002
+
+
+def rows() -> list[tuple[str, dict, int]]:
+    """Each family's config with the parameters that transformers makes of it."""
+    return [
+        (kind, {"model_type": kind} | changes, total)
+        for kind, counts in FAMILIES["families"].items()
+        for changes, total, _ in counts
+    ]
+
+
+def count(config: dict) -> float | None:
+    """The parameters of a config, or nothing where it lacks a dimension."""
+    try:
+        return model_memory.weights(config) / 2
+    except (KeyError, TypeError, table.NoModel):
+        return None
+
+
+@pytest.mark.parametrize("kind", FAMILIES["families"])
+def test_a_lower_bound_is_never_more_than_the_truth(kind: str) -> None:
+    """Of each family whose count is called exact or a lower bound, not an estimate."""
+    for name, config, total in rows():
+        if name == kind and model_memory.is_counted(config):
+            counted = count(config)
+            assert counted is None or counted <= EXACT * total, config
+
+
+@pytest.mark.parametrize("kind", table.contents()["counted"])
+def test_counted_families_are_within_three_percent(kind: str) -> None:
+    """Of their text alone, in the config that says what its class derives."""
+    close = []
+    for name, counts in FAMILIES["families"].items():
+        changes, total, encoders = counts[-1]
+        config = {"model_type": name} | changes
+        if text_of(config).get("model_type") == kind:
+            counted = (count(config) or 0) - model_memory.encoder_parameters(config)
+            close.append(0.97 * (total - encoders) <= counted <= EXACT * total)
+    assert any(close)
+
+
+def test_a_family_that_disagrees_is_an_estimate() -> None:
+    """Without the list, each of these would be given as a lower bound that is too high."""
+    wrong = {
+        kind
+        for kind, config, total in rows()
+        if (counted := count(config)) and counted > EXACT * total
+    }
+    assert {"gpt2", "bart", "falcon", "muse_spark"} & wrong
+    assert not any(model_memory.is_counted({"model_type": kind}) for kind in wrong)
+    result = answer.answer({"model_type": "muse_spark"}, None, None)
+    assert result.is_estimate and result.fewest == "perhaps "
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_key_that_is_missing_ends_the_command(name: str) -> None:
+    """Each key of each part, taken away in turn, leaves an answer or one clear message."""
+    for config in without_each_key(CONFIGS[name]):
+        try:
+            result = answer.answer(config, None, None)
+        except table.NoModel:
+            continue
+        assert answer.describe("NAME", result, answer.Tree())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_strange_value_ends_the_command(name: str) -> None:
+    """Each key of each part, with values that it cannot have."""
+    for config in with_strange_values(CONFIGS[name]):
+        try:
+            result = answer.answer(config, None, None)
+        except table.NoModel:
+            continue
+        assert answer.describe("NAME", result, answer.Tree())
+
+
+def with_strange_values(config: dict):
+    """The config with one of its values, or one of a part's, replaced."""
+    for key, value in config.items():
+        for strange in (None, "x", -1, 2**70, [1], 1.5):
+            yield {**config, key: strange}
+        if isinstance(value, dict):
+            yield from ({**config, key: part} for part in with_strange_values(value))
+
+
+def without_each_key(config: dict):
+    """The config without one of its keys, or one of a part's."""
+    for key, value in config.items():
+        yield {k: v for k, v in config.items() if k != key}
+        if isinstance(value, dict):
+            yield from ({**config, key: part} for part in without_each_key(value))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_default_stands_for_a_key_that_is_missing(name: str) -> None:
+    """A size that the class assumes is counted, and one that nobody knows makes no answer up."""
+    config = CONFIGS[name]
+    kind = str(config.get("model_type"))
+    sizes = defaults.contents()["types"].get(kind, {}).get("keys", {})
+    for key in sizes.keys() & config.keys():
+        left_out = {k: v for k, v in config.items() if k != key}
+        said = {**left_out, key: sizes[key]}
+        assert count(left_out) == count(said), key
+
+
+def test_an_encoder_that_leaves_keys_out() -> None:
+    """It was KeyError('intermediate_size'); the class of transformers says 4304."""
+    config = SHAPES["Qwen3.6-35B-A3B"]
+    short = config | {"vision_config": {"model_type": "qwen3_5_moe", "out_hidden_size": 2048}}
+    assert model_memory.weights(short) == model_memory.weights(config)
+    assert encoders_of(short)["vision_config"]["intermediate_size"] == 4304
+
+
+def test_names_that_a_class_maps() -> None:
+    own = {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25}
+    text = text_of(own)
+    assert (text["hidden_size"], text["num_hidden_layers"]) == (1600, 48)
+    assert text["max_position_embeddings"] == 1024
+
+
+#: Hybrid models: how a file says which layers attend, and how many do.
+PATTERNS = {
+    "hybrid_override_pattern": ("nemotron_h", {"hybrid_override_pattern": "MEM*EM-"}, 1),
+    "layers_block_type": ("nemotron_h", {"layers_block_type": ["mamba", "attention", "moe"]}, 1),
+    "attn_layer_period": ("jamba", {"num_hidden_layers": 16}, 2),
+    "attn_layer_indices": ("bamba", {"attn_layer_indices": [9, 18, 27]}, 3),
+    "full_attention_interval": (
+        "qwen3_next",
+        {"full_attention_interval": 6, "num_hidden_layers": 24},
+        4,
+    ),
+    "layer_types": (
+        "granitemoehybrid",
+        {"layer_types": ["mamba", "attention"] * 4, "num_hidden_layers": 8},
+        4,
+    ),
+    "full_attn_idxs": (
+        "lfm2",
+        {"full_attn_idxs": [2, 5], "num_hidden_layers": 8, "layer_types": None},
+        2,
+    ),
+    "attn_type_list": ("minimax", {"attn_type_list": [0, 0, 0, 1], "num_hidden_layers": 8}, 2),
+    "sliding_window_pattern": ("gemma3_text", {"sliding_window_pattern": 6}, 26),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns_of_hybrid_models(name: str) -> None:
+    kind, keys, attend = PATTERNS[name]
+    text = text_of({"model_type": kind} | keys)
+    heads = text.get("num_key_value_heads") or text["num_attention_heads"]
+    size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    cached = model_memory.cache_of_token({"model_type": kind} | keys)
+    assert cached == attend * 2 * 2 * heads * size
+
+
+def test_nemotron_fits_where_it_does() -> None:
+    """It was 190.6 GiB at least, as if each layer had experts; the files have 63 GB."""
+    config = THREADS["Nemotron-3-Nano-30B-A3B"]
+    assert model_memory.weights(config) / 1e9 == pytest.approx(63.2, rel=0.005)
+    assert model_memory.uncounted(config) == []
+    assert model_memory.cache_of_token(config) == 6 * 2 * 2 * 2 * 128
+    assert "23 layers of mamba" in answer.answer(config, None, None).unproven
+
+
+def test_unknown_layers_count_as_nothing() -> None:
+    config = THREADS["Nemotron-3-Nano-30B-A3B"]
+    pattern = config["hybrid_override_pattern"].replace("M", "?")
+    result = answer.answer(config | {"hybrid_override_pattern": pattern}, None, None)
+    assert result.fewest == "at least " and "layers of letter ?" in result.uncounted
+    assert result.weights < model_memory.weights(config)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Qwen3-30B-A3B"])
+def test_a_format_takes_no_more_than_its_weights(name: str, form: str) -> None:
+    """No format's count exceeds that of 16 bits, nor goes below a quarter of a byte a weight."""
+    config = FILES[name]
+    full = model_memory.weights(config)
+    packed = model_memory.weights(config | {"quantization_config": FORMATS[form]})
+    assert full / 8 < packed <= full
+
+
+def test_the_text_of_an_omni_model() -> None:
+    """It was "no attention heads"; vLLM serves the thinker."""
+    result = answer.answer(THREADS["Qwen3-Omni-30B-A3B"], None, None)
+    assert result.token == 48 * 2 * 2 * 4 * 128 and result.fewest == "at least "
+    assert result.uncounted == ["the encoder of sound"] and not result.is_estimate
+    assert result.parts["experts"] == ["TritonExperts"] and result.parts["encoder"]
+
+
+def installed() -> str:
+    """The release of transformers that is here, or ""."""
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return ""
+
+
+@pytest.mark.skipif(
+    installed() != defaults.contents()["transformers"], reason="another transformers, or none"
+)
+def test_the_table_of_defaults_is_transformers_own() -> None:
+    assert defaults.collect() == defaults.contents()
+
+
+def test_both_tables_are_of_one_transformers() -> None:
+    assert FAMILIES["transformers"] == defaults.contents()["transformers"]
+    kinds = chain(*(table.contents()[key] for key in ("counted", "encoders", "without_gate")))
+    assert set(kinds) <= defaults.contents()["types"].keys()

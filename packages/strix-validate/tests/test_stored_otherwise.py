@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models without a config.json: GGUF files, Mistral's params.json, a LoRA's folder."""
+
+import json
+import random
+import struct
+from pathlib import Path
+
+import hosts
+import pytest
+from models import FILES
+from strix_validate.cli import app
+from strix_validate.doctor.tree import Tree
+from strix_validate.models import answer, command, gguf_file, lora, mistral, table
+from typer.testing import CliRunner
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["models", *map(str, arguments)], env={"COLUMNS": "4000"})
+    return done.exit_code, done.output
+
+
+@pytest.fixture(autouse=True)
+def without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+
+
+def write(file: Path, arch: str = "qwen3", **more: object) -> Path:
+    """A GGUF file of one layer, as llama.cpp's converter writes one."""
+    gguf = pytest.importorskip("gguf")
+    numpy = pytest.importorskip("numpy")
+    writer = gguf.GGUFWriter(file, arch)
+    sizes = {
+        "block_count": 2,
+        "embedding_length": 512,
+        "feed_forward_length": 1024,
+        "attention.head_count": 8,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "context_length": 40960,
+    } | more
+    for key, value in sizes.items():
+        if isinstance(value, list):
+            writer.add_array(f"{arch}.{key}", value)
+        else:
+            writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_array("tokenizer.ggml.tokens", [f"t{n}" for n in range(2000)])
+    writer.add_string("general.base_model.0.repo_url", "https://huggingface.co/Qwen/Qwen3-8B")
+    writer.add_tensor("output_norm.weight", numpy.zeros(512, numpy.float32))
+    packed = numpy.zeros((512, 512 // 256 * 144), numpy.uint8)
+    writer.add_tensor("blk.0.attn_q.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q4_K)
+    writer.add_tensor(
+        "token_embd.weight",
+        numpy.zeros((2000, 512 // 256 * 210), numpy.uint8),
+        raw_dtype=gguf.GGMLQuantizationType.Q6_K,
+    )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+#: Bytes of the file's tensors.
+SIZE = 512 * 4 + 512 * 288 + 2000 * 420
+
+
+def test_a_gguf_file_is_answered(tmp_path: Path) -> None:
+    """It was refused by its name."""
+    file = write(tmp_path / "model-Q4_K_M.gguf")
+    status, said = run(file)
+    assert status == 0 and "starts, says the table" in said
+    assert "vllm-gguf-plugin: compiled, interpreted, emulated (Q6_K)" in said
+    assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in said
+    assert "1 KiB of KV cache a token" in said and "environment formats" in said
+    assert "--tool-call-parser hermes" in said
+    status, said = run(file, "--json")
+    result = json.loads(said)
+    assert (result["weights"], result["token"]) == (SIZE, 2 * 2 * 2 * 2 * 64)
+    assert result["length"] == 40960
+    assert run(tmp_path)[0] == 0  # its folder
+
+
+def test_the_line_that_serves_a_gguf_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf")
+    result = command.answer_gguf(file)
+    tree = Tree(hosts.make(tmp_path / "host", {}))
+    line = answer.describe(str(file), result, tree)[-1]
+    assert f"pixi run -e formats serve {file} --tokenizer Qwen/Qwen3-8B --gpu-memory" in line
+
+
+def test_a_hybrid_gguf_file(tmp_path: Path) -> None:
+    keys = {"block_count": 4, "attention.head_count_kv": [0, 2, 0, 2], "ssm.state_size": 128}
+    model = gguf_file.read(write(tmp_path / "model.gguf", "nemotron_h_moe", **keys))
+    assert model.token == 2 * 2 * 2 * 2 * 64
+    assert model.config["layer_types"] == ["mamba", "full_attention"] * 2
+    assert model.config["model_type"] == "nemotron_h"
+
+
+def test_shards_are_read_together(tmp_path: Path) -> None:
+    first = write(tmp_path / "model-00001-of-00002.gguf")
+    status, said = run(first)
+    assert status == 2 and "model-00002-of-00002.gguf is missing" in said
+    write(tmp_path / "model-00002-of-00002.gguf")
+    assert gguf_file.read(first).weights == 2 * SIZE
+
+
+def test_types_without_a_kernel_and_encoders(tmp_path: Path) -> None:
+    status, said = run(write(tmp_path / "mmproj.gguf", "clip"))
+    assert status == 2 and "name the model's own file" in said
+    assert gguf_file.row_of("TQ1_0").refused and not gguf_file.row_of("Q8_0").refused
+
+
+def test_each_type_of_gguf_has_its_checks() -> None:
+    from strix_validate import tiers
+
+    known = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
+    for kind in table.contents()["gguf_types"]:
+        row = gguf_file.row_of(kind.upper())
+        assert set(row.checks) <= known and row.proven == "compiled, interpreted, emulated"
+
+
+def test_every_truncated_gguf_file_gives_one_message(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.gguf").read_bytes()
+    file = tmp_path / "model.gguf"
+    ends = [*range(0, 64, 7), *range(64, len(whole), len(whole) // 40), len(whole) - 1]
+    for end in ends:
+        file.write_bytes(whole[:end])
+        status, said = run(file)
+        assert status == 2 and "cannot be read as a GGUF file" in said, end
+        assert "Traceback" not in said
+
+
+def test_damaged_gguf_files_end(tmp_path: Path) -> None:
+    """With bytes of the header replaced: an answer, or one message, in bounded time and memory."""
+    whole = write(tmp_path / "whole.gguf").read_bytes()
+    file, seed = tmp_path / "model.gguf", random.Random(7)
+    for _ in range(60):
+        data = bytearray(whole)
+        for _ in range(3):
+            data[seed.randrange(800)] = seed.randrange(256)
+        file.write_bytes(data)
+        status, said = run(file)
+        assert status in (0, 1, 2) and "Traceback" not in said
+
+
+def header(*fields: bytes, tensors: int = 1) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(fields)) + b"".join(fields)
+
+
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+
+
+#: Lengths that no file holds: arrays of nothing looped without end, or filled the memory.
+HOSTILE = {
+    "an array without end": header(key("a", 9, struct.pack("<IQ", 0, 1 << 62))),
+    "arrays in arrays": header(key("a", 9, struct.pack("<IQ", 9, 1) * 100_000)),
+    "a string without end": header(key("a", 8, struct.pack("<Q", 1 << 62))),
+    "keys without end": b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 62),
+    "tensors without end": b"GGUF" + struct.pack("<IQQ", 3, 1 << 62, 0),
+    "a type that is none": header(key("a", 99, b"")),
+    "version 99": b"GGUF" + struct.pack("<IQQ", 99, 0, 0),
+    "no magic": b"GGML" * 9,
+    "zeros": bytes(1 << 16),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("behind", [0, 1 << 19])
+def test_a_hostile_gguf_file_gives_one_message(name: str, behind: int, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    file = tmp_path / "model.gguf"
+    file.write_bytes(HOSTILE[name])
+    with file.open("r+b") as opened:
+        opened.truncate(len(HOSTILE[name]) + behind)  # zeros that take no room on the disk
+    status, said = run(file)
+    assert status == 2 and "Traceback" not in said
+    assert "cannot be read as a GGUF file" in said or "is it a model" in said
+
+
+def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    status, said = run(tmp_path / "model.gguf")
+    assert status == 2 and "pip install gguf" in said
+
+
+#: Mistral-Small-3.2's, as far as it is read.
+PARAMS = {
+    "dim": 5120,
+    "n_layers": 40,
+    "head_dim": 128,
+    "hidden_dim": 32768,
+    "n_heads": 32,
+    "n_kv_heads": 8,
+    "rope_theta": 1e9,
+    "norm_eps": 1e-05,
+    "vocab_size": 131072,
+    "max_position_embeddings": 131072,
+    "vision_encoder": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "patch_size": 14,
+    },
+}
+
+
+def test_a_params_json_alone(tmp_path: Path) -> None:
+    """It was "no config.json"."""
+    (tmp_path / "params.json").write_text(json.dumps(PARAMS))
+    status, said = run(tmp_path)
+    assert status == 0 and "44.7 GiB of weights, 160 KiB of KV cache" in said
+    assert "FLASH_ATTN" in said and "--tool-call-parser mistral" in said
+    result = command.answer_model(str(tmp_path), None)[1]
+    tree = Tree(hosts.make(tmp_path / "host", {}))
+    line = answer.describe("NAME", result, tree)[-1]
+    assert f"vllm serve NAME {mistral.FLAGS} --gpu-memory-utilization" in line
+
+
+def test_formats_and_experts_of_a_params_json(tmp_path: Path) -> None:
+    """Ministral's FP8 has one scale a tensor, which no kernel takes on gfx11."""
+    file = tmp_path / "params.json"
+    file.write_text(json.dumps(PARAMS | {"quantization": {"qformat_weight": "fp8_e4m3"}}))
+    status, said = run(tmp_path)
+    assert status == 1 and "ScaledMM" in said and "FP8 in blocks" in said
+    file.write_text(json.dumps(PARAMS | {"moe": {"num_experts": 8, "num_experts_per_tok": 2}}))
+    assert "TritonExperts" in run(tmp_path)[1]
+    for wrong in ({"quantization": {"qformat_weight": "int3"}}, {"moe": 3}, {"dim": None}):
+        file.write_text(json.dumps(PARAMS | wrong))
+        status, said = run(tmp_path)
+        assert status == 2 and "params.json" in said and "Traceback" not in said
+
+
+def adapter(folder: Path, **more: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    config = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 32, **more}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_loras_folder(tmp_path: Path) -> None:
+    """It was "no config.json"; the answer is its model's, with the flags that load both."""
+    folder = adapter(tmp_path / "lora")
+    status, said = run(folder)
+    assert status == 2 and f"--lora-modules adapter={folder} --max-lora-rank 32" in said
+    assert "hf download Qwen/Qwen3-8B" in said
+    base = tmp_path / "cache/hub/models--Qwen--Qwen3-8B/snapshots/abc"
+    base.mkdir(parents=True)
+    (base / "config.json").write_text(json.dumps(FILES["Qwen3-8B"]))
+    status, said = run(folder)
+    assert status == 0 and "a LoRA of rank 32: what follows is of Qwen/Qwen3-8B" in said
+    name, result = command.answer_model(str(folder), None)
+    line = answer.describe(name, result, Tree(hosts.make(tmp_path / "host", {})))[-1]
+    assert f"vllm serve Qwen/Qwen3-8B --enable-lora --lora-modules adapter={folder}" in line
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"peft_type": "IA3"}, "loads LoRA alone"),
+        ({"base_model_name_or_path": None}, "which model is it for"),
+        ({"r": "many"}, "no number"),
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "whole layers"),
+        ({"init_lora_weights": "pissa"}, "changed the model below"),
+        ({"r": 1024}, "above 512"),
+    ],
+)
+def test_an_adapter_that_vllm_does_not_load(said: dict, words: str, tmp_path: Path) -> None:
+    status, output = run(adapter(tmp_path / "lora", **said))
+    assert status == 2 and words in output and "Traceback" not in output
+
+
+def test_ranks_are_vllms() -> None:
+    result = lora.Adapter("a", 40, "")
+    assert result.flags("f").endswith("--max-lora-rank 64")
+    assert "max-lora-rank" not in lora.Adapter("a", 16, "").flags("f")
+
+
+def test_modelopts_format_beside_a_config(tmp_path: Path) -> None:
+    """hf_quant_config.json, as ModelOpt of 2024 wrote it."""
+    (tmp_path / "config.json").write_text(json.dumps(FILES["Llama-3.1-8B"]))
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    status, said = run(tmp_path)
+    assert status == 0 and "EmulationNvFp4LinearKernel" in said
