@@ -16,9 +16,8 @@ SAMPLING = {
         _TOP, "                    p = tl.load(P + row_id)", "                    p = tl.load(P)",
         "top-k-top-p",
     ),
-    "a first maximum of -100 in the sampler": (
-        _TOP, "max_sample = avg_logit + std_logit * 10.0",
-        "max_sample = tl.maximum(avg_logit + std_logit * 10.0, -100.0)", "top-k-top-p-low",
+    "exp without a maximum": (
+        _TOP, "probs_blk = probs_blk - max_logit\n", "probs_blk = probs_blk\n", "top-k-top-p-low",
     ),
     "penalties of another request": (
         f"{_GPU}/sample/penalties.py",
