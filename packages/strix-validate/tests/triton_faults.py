@@ -180,6 +180,12 @@ FAULTS = {
         "",
         "sage-packed-edge",
     ),
+    "sageattention: keys past the end at -100": (
+        "sageattention/attn_qk_int8_per_block.py",
+        "        qk += tl.where(offs_n[None, :] < (kv_len - start_n), 0, -1.0e6)\n",
+        "        qk += tl.where(offs_n[None, :] < (kv_len - start_n), 0, -100.0)\n",
+        "sage-low",
+    ),
     "sageattention: patch 0002 left out": (
         "sageattention/core.py",
         "        k = k - km",

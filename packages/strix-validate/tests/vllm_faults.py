@@ -16,6 +16,9 @@ SAMPLING = {
         _TOP, "                    p = tl.load(P + row_id)", "                    p = tl.load(P)",
         "top-k-top-p",
     ),
+    "exp without a maximum": (
+        _TOP, "probs_blk = probs_blk - max_logit\n", "probs_blk = probs_blk\n", "top-k-top-p-low",
+    ),
     "penalties of another request": (
         f"{_GPU}/sample/penalties.py",
         "rep_penalty = tl.load(repetition_penalty_ptr + req_state_idx)",
@@ -50,6 +53,14 @@ MLA = {
     "lanes of rope left out": (
         f"{_OPS}/triton_decode_attention.py", "qk += tl.dot(qpe, kpe.to(qpe.dtype))", "qk += 0.0",
         "mla-decode",
+    ),
+    "keys shut out by -100 in latent attention": (
+        f"{_OPS}/triton_decode_attention.py", '< split_kv_end), qk, float("-inf")',
+        "< split_kv_end), qk, -100.0", "mla-decode-low",
+    ),
+    "a first maximum of -100 where states are merged": (
+        f"{_OPS}/triton_merge_attn_states.py", "max_lse = tl.maximum(p_lse, s_lse)",
+        "max_lse = tl.maximum(tl.maximum(p_lse, s_lse), -100.0)", "merge-states-low",
     ),
     "splits merged without their maximum": (
         f"{_OPS}/triton_decode_attention.py", "            acc *= old_scale\n", "", "mla-decode",
@@ -224,7 +235,10 @@ LAYOUT = {
     ),
 }  # fmt: skip
 #: In the paged attention, the cache's writer, rope, norm and experts, and in whole models.
+_MASKED = ('& seq_mask, S, float("-inf")', "& seq_mask, S, -100.0")
 ATTENTION = {
+    "keys shut out by -100": (_UNIFIED, *_MASKED, "prefill-low"),
+    "keys shut out by -100 in decoding": (_UNIFIED, *_MASKED, "decode-low"),
     "a key of the future": (_HELPERS, *_BEYOND, "prefill"),
     "a key of the future in a batch": (_HELPERS, *_BEYOND, "mixed"),
     "a window one wider": (_HELPERS, *_WIDER, "prefill-window"),

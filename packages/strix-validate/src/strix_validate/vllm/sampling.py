@@ -303,7 +303,7 @@ COMPUTED = {
         partial(truncated, keys=(1, 50, 3000, 0, 20), nuclei=(0, 20, 0, 0, 1)), _TOP, **_FLOAT32
     ),
     "top-k-top-p-low": Case(
-        partial(truncated, keys=(50, 0), nuclei=(0, 20), vocabulary=3000, low=-1000.0),
+        partial(truncated, keys=(50, 0, 40), nuclei=(0, 20, 10), vocabulary=3000, low=-1000.0),
         reference.WHY_LOW,
         **_FLOAT32,
     ),
