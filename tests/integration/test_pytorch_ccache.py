@@ -165,5 +165,6 @@ def test_aotriton_installs_nothing_of_an_index(tmp_path: Path) -> None:
         names = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
         more = {"PATH": f"{ccache.parent}:{os.environ['PATH']}"} | dict.fromkeys(names, index)
         aotriton_attempt(folder, tmp_path / "cache", **more)
-    assert "No matching distribution found for some-package" in (folder / "work/pip.log").read_text()
+    log = (folder / "work/pip.log").read_text()
+    assert "No matching distribution found for some-package" in log
     assert not requests
