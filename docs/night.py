@@ -49,10 +49,15 @@ def show(text: str) -> None:
         print(text, end="", flush=True)
 
 
+def is_link(path: Path) -> bool:
+    """Return whether a path, or a file by another name, leads to somebody else's data."""
+    return path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)
+
+
 def read_end(path: Path) -> str:
     """Return the end of a file of ours, without secrets, and nothing of a file behind a link."""
     try:
-        if path.resolve() != path or not path.is_file() or path.stat().st_nlink > 1:
+        if path.resolve() != path or is_link(path) or not path.is_file():
             return ""
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
@@ -84,12 +89,11 @@ class Night:
     def step(self, name: str, *words: str) -> bool:
         """Run a command with its output in a log and shown; returns whether it succeeded."""
         show(f"== {name}: {' '.join(words)}\n")
-        own = ["packages", "channel", *(f"evidence-{stack}" for stack in self.stacks)]
         log, start, code = self.folder / f"{name}.log", time.monotonic(), -1
         try:
-            for path in map(self.folder.joinpath, own):
-                if path.is_symlink():  # no step writes through one
-                    path.unlink()
+            for pattern in ("packages", "channel", "evidence-*", "evidence-*/*.json"):
+                for path in filter(is_link, [*self.folder.glob(pattern)]):
+                    path.unlink()  # no step writes through one
             make_way(log)
             with log.open("xb") as out, log.open("rb") as reader:
                 code = self.follow(words, out, reader)

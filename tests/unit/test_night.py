@@ -198,7 +198,7 @@ def test_a_damaged_folder(damage: str, owner: Owner) -> None:
     assert any(owner.to.rglob("kept")) == damage.endswith("folder")
 
 
-LINKS = ["packages", "channel", "evidence-vllm", "evidence-vllm/0.json", "evidence", "logs", "home"]
+LINKS = ["packages", "channel", "evidence-vllm", "evidence-attention/1.json", "evidence", "logs"]
 LINKS += ["night.tar.gz", "night.partial", "README.md", "state.json", *(f"{s}.log" for s in STEPS)]
 
 
