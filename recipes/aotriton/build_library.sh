@@ -10,8 +10,11 @@ export LDFLAGS="${LDFLAGS:-} -Wl,--no-gc-sections"
 # half a CPU hour of objects outlives a killed build
 # shellcheck source=recipes/checks/ccache.sh
 . checks/ccache.sh
-# AOTRITON_INHERIT_SYSTEM_SITE_TRITON: its virtual environment sees the packages that are installed
-# here, where pip would download them. AOTRITON_NOIMAGE_MODE: also no clone of ROCm/aiter.
+# Upstream's CMake makes a virtual environment and runs `pip install -r requirements.txt` in it. What
+# the library's generator imports is installed here, and AOTRITON_INHERIT_SYSTEM_SITE_TRITON lets the
+# environment see it. The list has more names: pip fails on those without an index, and CMake goes on.
+export PIP_NO_INDEX=1 PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS=
+# AOTRITON_NOIMAGE_MODE: no clone of ROCm/aiter.
 # shellcheck disable=SC2086
 cmake -G Ninja -S . -B build ${CMAKE_ARGS:-} \
     -DCMAKE_BUILD_TYPE=Release \

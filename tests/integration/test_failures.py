@@ -128,6 +128,20 @@ def test_finished_build_is_only_tested_again(project: MiniProject, tmp_path: Pat
     assert count.read_text() == "run\n" and len(project.packages()) == 1
 
 
+def test_a_package_test_that_hangs_costs_its_package(project: MiniProject) -> None:
+    """Its processes are ended as well, and the next package is built."""
+    hangs = "(trap '' TERM; sleep infinity) & sleep infinity"
+    project.recipe("alpha", test=f"true & {hangs}")
+    project.recipe("beta")
+    cost = "{download: 0, disk: 0, memory: 0.1, cpu_hours: 1, test_hours: 0.001}"
+    (project.root / "recipes/costs.yaml").write_text(f"alpha: {cost}\n")
+    done = project.forge("build-all", "--continue-on-failure", code=1)
+    (package,) = (project.root / "build/staging/alpha").glob("noarch/*.conda")
+    limit = f"alpha: test failed (test 1 of 1: {package.name}, limit 0.001 hours: it took longer)"
+    assert f"{limit}; the last lines of {project.root}/build/logs/alpha.log:" in done.stdout
+    assert len(project.packages()) == 1 and processes_in(project.root) == []
+
+
 def wait_for(path: Path, child: subprocess.Popen) -> None:
     while not path.exists():
         assert child.poll() is None, f"ended without {path}"

@@ -2,17 +2,20 @@
 """A second attempt at a build, in another folder, takes its objects from ccache.
 
 torch's HIP objects: with clang and ccache of this machine and the recipe's own options.sh; the file
-needs no ROCm. AOTriton's library: by its build_library.sh, with a CMake project of one file.
+needs no ROCm. AOTriton's library: by its build_library.sh, with a CMake project of one file, which
+like upstream's has pip install a list.
 """
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.pytorch_tree import RECIPE, hip_clang
 from support.recipe_checks import RECIPES
+from support.servers import QuietHandler, served
 
 SOURCE = """\
 #include "scale.h"
@@ -36,6 +39,9 @@ add_library(aotriton_v2 SHARED dispatch.cc)
 target_include_directories(aotriton_v2 PRIVATE "${CMAKE_INSTALL_PREFIX}/include")
 set_target_properties(aotriton_v2 PROPERTIES VERSION 0.12.0)
 install(TARGETS aotriton_v2)
+file(WRITE requirements.txt "some-package\\n")
+execute_process(COMMAND "$ENV{PYTHON}" -m pip install --target x -r requirements.txt
+    OUTPUT_FILE pip.log ERROR_FILE pip.log)
 """
 CLANGS = [*(f"clang++-{n}" for n in range(23, 16, -1)), "clang++"]
 
@@ -102,7 +108,7 @@ def test_second_attempt_hits(tmp_path: Path) -> None:
     assert hits == 1
 
 
-def aotriton_attempt(folder: Path, cache: Path) -> None:
+def aotriton_attempt(folder: Path, cache: Path, **more: str) -> None:
     """build_library.sh in a new folder, as far as its check of the real objects."""
     work, prefix = folder / "work", folder / "host_env"
     (prefix / "include").mkdir(parents=True)
@@ -114,8 +120,9 @@ def aotriton_attempt(folder: Path, cache: Path) -> None:
         "PATH": os.environ["PATH"], "HOME": str(folder), "SRC_DIR": str(work), "CPU_COUNT": "2",
         "PREFIX": str(prefix), "RECIPE_DIR": str(RECIPES / "aotriton"), "GPU_ARCH": "gfx1151",
         "AOTRITON_KERNELS": "sample", "AOTRITON_COMMIT": "a" * 40, "AOTRITON_TREE": "b" * 40,
-        "FORGE_CACHE": str(cache), "LDFLAGS": "-Wl,--gc-sections",
+        "FORGE_CACHE": str(cache), "LDFLAGS": "-Wl,--gc-sections", "PYTHON": sys.executable,
     }  # fmt: skip
+    environment |= more
     done = subprocess.run(
         ["bash", RECIPES / "aotriton" / "build_library.sh"], cwd=work, env=environment,
         capture_output=True, text=True, check=False,
@@ -133,3 +140,31 @@ def test_second_attempt_of_aotriton_hits(tmp_path: Path) -> None:
     assert hits_in(tmp_path / "cache") == 0
     aotriton_attempt(tmp_path / "bld_22", tmp_path / "cache")
     assert hits_in(tmp_path / "cache") == 1
+
+
+def test_aotriton_installs_nothing_of_an_index(tmp_path: Path) -> None:
+    """Whatever names one: rattler-build's own PIP_NO_INDEX is not what protects the build."""
+    if not all(map(shutil.which, ("cmake", "ninja", "g++"))):
+        pytest.skip("no cmake, ninja or g++")
+    ccache = tmp_path / "bin/ccache"  # in the place of one that this machine may lack
+    ccache.parent.mkdir()
+    ccache.write_text('#!/bin/sh\nexec "$@"\n')
+    ccache.chmod(0o755)
+    requests = []
+
+    class Noting(QuietHandler):
+        def log_request(self, *_: object) -> None:
+            requests.append(self.path)
+
+    folder, web = tmp_path / "bld", tmp_path / "web"
+    web.mkdir()
+    with served(web, Noting) as index:
+        config = folder / ".config/pip/pip.conf"
+        config.parent.mkdir(parents=True)
+        config.write_text(f"[global]\nindex-url = {index}/config\nfind-links = {index}/links\n")
+        names = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
+        more = {"PATH": f"{ccache.parent}:{os.environ['PATH']}"} | dict.fromkeys(names, index)
+        aotriton_attempt(folder, tmp_path / "cache", **more)
+    log = (folder / "work/pip.log").read_text()
+    assert "No matching distribution found for some-package" in log
+    assert not requests

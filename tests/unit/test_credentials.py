@@ -17,7 +17,7 @@ from forge import network
 from forge.cli.main import app
 from forge.conda.location import Location
 from forge.envs.manifest import Manifest, match_spec
-from forge.errors import ForgeError, NotAttempted, one_line, redacted
+from forge.errors import ForgeError, NotAttempted, one_line, redacted, without_secrets
 from forge.project import Project
 from forge.sources.cache import Source, SourceCache
 
@@ -181,3 +181,42 @@ def test_a_requirement_that_is_a_url(url: str) -> None:
     """Also one that is cut off before the @ by which a credential is known."""
     for value in (url, url.replace(SECRET, SECRET * 20)):
         assert SECRET not in told(lambda value=value: match_spec("a", value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SECRET,
+        "s3c\nr3t",  # folded by a terminal's width
+        "two words",
+        "p%20w",
+        "sesame",
+        "token-as-user",
+        f"GET http://user:{SECRET}@h/x",
+        "password=hunter2",
+        "password: 'hunter 2'",
+        '{"token": "hunter2"}',
+        "machine h login joe password hunter2",
+        "X-Api-Key: hunter2",
+        "Authorization: Bearer hunter2",
+        "Cookie: a=1; b=hunter2",
+        "ghp_hunter2hunter2hunter2",
+        "-----BEGIN RSA PRIVATE KEY-----\nhunter2\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_no_secret_is_in_a_log_for_strangers(text: str) -> None:
+    """Neither one that the environment names nor one that looks like one."""
+    environment = {
+        "MY_TOKEN": SECRET,
+        "DB_PASSWORD": "two words",
+        "AWS_KEY": "p w",
+        "PIP_INDEX_URL": "https://ann:sesame@h/simple",
+        "OTHER": "https://token-as-user@h/",
+        "HOME": "/home/ann",
+    }
+    assert without_secrets("plain", environment) == "plain"
+    assert without_secrets("/home/ann: 3 tokens", environment) == "/home/ann: 3 tokens"
+    left = without_secrets(f"before {text} after", environment)
+    assert left.startswith("before ") and ("*" in left or "GET http://h/x" in left)
+    secrets = ["hunter", SECRET, "s3c", "words", "p%20w", "sesame", "token-as-user"]
+    assert not [secret for secret in secrets if secret in left]

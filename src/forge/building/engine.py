@@ -25,19 +25,27 @@ from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
 NOT_SET_UP = "failed to setup test environment"
+TEST_HOURS = 2  # limit of a test; the longest takes minutes. costs.yaml may give a recipe another
 
 
-def test(packages: list[str], channel: list[str]) -> None:
-    """Run the tests inside each package; raises RuntimeError that names those that failed."""
+def test(packages: list[str], channel: list[str], hours: float = TEST_HOURS) -> None:
+    """Run the tests inside each package; raises RuntimeError that names those that failed.
+
+    A test that takes longer than `hours` ends this process by SIGALRM: rattler-build holds the GIL,
+    so that no handler would run. The line that names the test is then the log's last.
+    """
     failed = []
     for package in map(Package.from_file, packages):
         for index in range(package.test_count):
-            print(f"== test {index + 1} of {package.test_count}: {package.filename}", flush=True)
+            number = f"{index + 1} of {package.test_count}"
+            print(f"== test {number}: {package.filename}, limit {hours:g} hours", flush=True)
+            signal.setitimer(signal.ITIMER_REAL, hours * 3600)
             try:
                 result = package.run_test(index, channel=channel)
                 passed, output = result.success, result.output
             except Exception as error:
                 passed, output = False, [str(error)]
+            signal.setitimer(signal.ITIMER_REAL, 0)
             if any(NOT_SET_UP in line for line in output):
                 output = [*output, *unsolved(package, index, channel)]
             print(*output, sep="\n", flush=True)

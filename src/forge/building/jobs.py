@@ -71,10 +71,16 @@ def run_job(  # noqa: C901 (a job from its start to its end)
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+    if child.returncode == -signal.SIGALRM:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # what the test waited for
     if child.returncode:
         file.rename(output / FAILED)
         killed = f" (killed by signal {-child.returncode}; out of memory?)"
         reason = killed if child.returncode < 0 else ""
+        if child.returncode == -signal.SIGALRM:
+            test = "".join(last_lines(log, 1)).removeprefix("== ")
+            reason = f" ({test}: it took longer)"
         if shutil.disk_usage(output).free < FULL:  # and then the log may say nothing
             reason = f" (No space left on device: {output})"
         tail = "".join(f"  | {text}\n" for text in last_lines(log, TAIL_LINES))

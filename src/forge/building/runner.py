@@ -121,7 +121,7 @@ class Builder:
                 self.display.phase(f"{name}: testing")
                 log = self.project.logs / f"{name}.test.log"
                 log.unlink(missing_ok=True)
-                self._test({self.channel.path(output) for output in step.outputs}, log)
+                self._test(name, {self.channel.path(output) for output in step.outputs}, log)
         return results
 
     @contextlib.contextmanager
@@ -166,7 +166,7 @@ class Builder:
         for package in expected:  # for each test's environment to link
             cache.offer(package)
         self.display.phase(f"{label}: testing")
-        self._test(expected, log, output.as_uri())
+        self._test(name, expected, log, output.as_uri())
         os.environ["TMPDIR"] = str(self.project.staging)  # rattler-build unpacks to count
         tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
         with self.adding:
@@ -184,10 +184,13 @@ class Builder:
             write_text(_reason_file(self.project, step), f"{step.digest_value}\n{error}")
             raise
 
-    def _test(self, packages: set[Path], log: Path, *channels: str) -> None:
+    def _test(self, name: str, packages: set[Path], log: Path, *channels: str) -> None:
         channel = [*channels, self.channel.folder.as_uri(), self.base.channel]
-        paths = sorted(str(path) for path in packages)
-        self.run_job({"action": "test", "packages": paths, "channel": channel}, log)
+        job = {"action": "test", "packages": sorted(map(str, packages)), "channel": channel}
+        cost = costs(self.project, self.base).get(name, {})
+        if "test_hours" in cost:
+            job["hours"] = cost["test_hours"]
+        self.run_job(job, log)
 
 
 def _time_left(fetched: dict[str, Result], known: dict[str, Any], elapsed: float) -> str:
