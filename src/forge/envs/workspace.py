@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import rattler
-from rattler import GenericVirtualPackage, RepoDataRecord, SourceConfig
+from rattler import RepoDataRecord, SourceConfig
 from rattler.shell import ActivationVariables, activate
 
 from forge import network
@@ -22,9 +22,9 @@ from forge.conda import cache
 from forge.conda.package import cache_folder
 from forge.envs import lockfile
 from forge.envs.manifest import Manifest
+from forge.envs.solver import solve
 from forge.errors import Failed, ForgeError, NotAttempted, one_line
 from forge.files import hold, sha256_file, swept, write_text
-from forge.project import SUBDIRS
 
 # what says of a prefix that all is installed: our file, pixi's, and an older pixi's
 MARKS = [f"conda-meta/{n}" for n in ("installed-from", ".pixi-environment-fingerprint", "pixi")]
@@ -164,16 +164,3 @@ def _failure(what: str, error: Exception, urls: list[str]) -> ForgeError:
         reason = "answers what rattler cannot read: look at its repodata.json"
         return NotAttempted(f"{what}: {' or '.join(urls)} {reason}")
     return Failed(f"{what}: {error}".strip())
-
-
-def virtual_packages() -> list[GenericVirtualPackage]:
-    """Detect glibc, GPUs and so on, as pixi does; CONDA_OVERRIDE_NAME=VERSION pretends another."""
-    overrides = rattler.VirtualPackageOverrides.from_env()  # py-rattler 0.25 detects no AMD GPUs
-    return [found.into_generic() for found in rattler.VirtualPackage.detect(overrides)]
-
-
-def solve(channels: list[str], specs: list[str], gateway: rattler.Gateway) -> list[RepoDataRecord]:
-    """Solve for this machine. Raises what the bindings raise."""
-    machine = virtual_packages()
-    asked = rattler.solve(channels, specs, gateway, platforms=SUBDIRS, virtual_packages=machine)
-    return asyncio.run(asked)
