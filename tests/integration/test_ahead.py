@@ -47,7 +47,9 @@ def complete(recipes: RecipeSet, steps: list[Step]) -> Packages:
         for output in step.rendered:
             variants |= output["build_configuration"]["variant"]
     rendered = [output["recipe"] for step in steps for output in step.rendered]
-    tests = [test.get("requirements", {}) for output in rendered for test in output.get("tests", [])]
+    tests = [
+        test.get("requirements", {}) for output in rendered for test in output.get("tests", [])
+    ]
     sections = [step.recipe.requirements for step in steps] + tests
     for spec in {"pip", *chain.from_iterable(chain(*map(dict.values, sections)))}:
         name = package_name(spec)

@@ -19,7 +19,7 @@ from support.servers import served
 from forge import bases
 from forge.building.environments import unsolvable
 from forge.conda.local import Channel
-from forge.project import Project
+from forge.project import SUBDIRS, Project
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet
 
 PYTHONS = [
@@ -41,7 +41,7 @@ def records(packages: list[Package]) -> dict[str, dict[str, Any]]:
             "version": version,
             "build": build,
             "build_number": 0,
-            "subdir": "linux-64",
+            "subdir": "noarch" if build.startswith("py_") else "linux-64",
             "depends": depends,
             "sha256": "0" * 64,
         }
@@ -68,8 +68,10 @@ def solve(mini: MiniProject, tmp_path: Path) -> Solve:
         channel = Channel(project.channel)
         folder = tmp_path / "conda-forge"
         folder.mkdir()
-        stand_in.write_repodata(folder, "linux-64", records([*PYTHONS, *packages]))
-        stand_in.write_repodata(folder, "noarch", {})
+        both = records([*PYTHONS, *packages])
+        for subdir in SUBDIRS:
+            of_subdir = {file: r for file, r in both.items() if r["subdir"] == subdir}
+            stand_in.write_repodata(folder, subdir, of_subdir)
         stated = {name: {"run_exports": value} for name, value in (exports or {}).items()}
         text = json.dumps({"packages": {}, "packages.conda": stated})
         (folder / "linux-64/run_exports.json.zst").write_bytes(zstandard.compress(text.encode()))
@@ -133,11 +135,15 @@ def test_a_missing_package(mini: MiniProject, solve: Solve, kind: str) -> None:
 
 
 def test_a_package_that_is_too_old(mini: MiniProject, solve: Solve) -> None:
-    recipe(mini, "alpha", run=["gamma >=2.2,<3"])
+    """Of all that there is, for any machine or for this kind."""
+    recipe(mini, "alpha", run=["gamma >=2.2,<3", "delta >=2"])
     recipe(mini, "beta", run=["gamma"])
-    older = ("gamma", "2.0", "0", [])
+    older = ("gamma", "2.0", "py_0", [])
+    delta = [("delta", "1.0", "0", []), ("delta", "2.0", "py_0", [])]
     reason = "conda-forge has no gamma >=2.2,<3 (the newest is 2.1)"
-    assert solve(older, GAMMA) == {"alpha": f"{reason} (run environment, Python 3.12 and 3.13)"}
+    assert solve(older, GAMMA, *delta) == {
+        "alpha": f"{reason} (run environment, Python 3.12 and 3.13)"
+    }
 
 
 def test_a_conflict_in_a_test_alone(mini: MiniProject, solve: Solve) -> None:
@@ -177,9 +183,7 @@ def test_a_conflict_of_one_python_alone(mini: MiniProject, solve: Solve) -> None
     assert reasons["alpha"].endswith(" (run environment, Python 3.13)")
 
 
-def test_a_package_for_every_python_is_installed_with_each(
-    mini: MiniProject, solve: Solve
-) -> None:
+def test_a_package_for_every_python_is_installed_with_each(mini: MiniProject, solve: Solve) -> None:
     mini.recipe("alpha", run=["gamma"])
     reasons = solve(("gamma", "2.0", "py312_0", ["python_abi 3.12.* *_cp312"]))
     assert reasons["alpha"].startswith("gamma cannot be installed beside the rest: ")

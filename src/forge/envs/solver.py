@@ -6,6 +6,7 @@ channel's builds are considered.
 """
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 import rattler
@@ -37,11 +38,10 @@ def list_missing(channels: list[str], specs: Sequence[str], gateway: rattler.Gat
     names = {spec: package_name(spec) for spec in specs if not spec.startswith("__")}
     query = gateway.query(channels, SUBDIRS, set(names.values()), recursive=False)
     records: dict[str, list[RepoDataRecord]] = {}
-    for of_channel in asyncio.run(query):
-        named: dict[str, list[RepoDataRecord]] = {}
-        for record in of_channel:
-            named.setdefault(record.name.normalized, []).append(record)
-        records = named | records  # strict priority: the first channel that has a package
+    for record in itertools.chain.from_iterable(asyncio.run(query)):
+        builds = records.setdefault(record.name.normalized, [])
+        if not builds or builds[0].channel == record.channel:  # strict priority
+            builds.append(record)
     missing = []
     for spec, name in names.items():
         builds = records.get(name, [])
