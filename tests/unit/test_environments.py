@@ -99,7 +99,7 @@ GAMMA: Package = ("gamma", "2.1", "0", [])
 
 
 def test_what_solves_is_not_named(mini: MiniProject, solve: Solve) -> None:
-    """Each environment is solved once, and shown before that; beta's build environment is alpha's."""
+    """Each environment is solved once, and shown before that; beta's first is alpha's."""
     test = {"script": ["true"], "requirements": {"run": ["gamma"], "build": ["cmake"]}}
     recipe(mini, "alpha", [test], build=["cmake"], host=["python"], run=["python", "gamma >=2"])
     recipe(mini, "beta", build=["cmake"], run=["alpha"])

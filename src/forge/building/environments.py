@@ -204,16 +204,12 @@ class Preview:
         try:
             self.solved[key] = solve(channels, specs, self.gateway)
         except SolverError as error:
-            reason = self._explain(channels, instead or specs) or one_line(str(error))
+            missing = list_missing(channels, instead or specs, self.gateway)
+            reason = f"conda-forge has no {'; '.join(missing)}" if missing else ""
+            reason = reason or find_conflict(channels, instead or specs, self.gateway)
+            reason = reason or one_line(str(error))
             raise Unsolvable(reason, kind, python) from None
         return self.solved[key]
-
-    def _explain(self, channels: list[str], specs: Sequence[str]) -> str:
-        """Name the requirement that keeps `specs` from being solved, if it is one of them."""
-        missing = list_missing(channels, specs, self.gateway)
-        if missing:
-            return f"conda-forge has no {'; '.join(missing)}"
-        return find_conflict(channels, specs, self.gateway)
 
     def _ours(self) -> str:
         """Return the address of a channel of our packages as they are now known."""

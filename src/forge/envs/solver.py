@@ -51,6 +51,14 @@ def list_missing(channels: list[str], specs: Sequence[str], gateway: rattler.Gat
     return missing
 
 
+def explain(channels: list[str], specs: Sequence[str], gateway: rattler.Gateway) -> str:
+    """Name what keeps requirements from being solved, in one line; empty if they do solve."""
+    missing = list_missing(channels, specs, gateway)
+    if missing:
+        return f"{' or '.join(channels)} has no {'; '.join(missing)}"
+    return find_conflict(channels, specs, gateway)
+
+
 def find_conflict(channels: list[str], specs: Sequence[str], gateway: rattler.Gateway) -> str:
     """Name the first requirement that does not solve together with those before it, and why.
 

@@ -34,8 +34,8 @@ class Step:
     """What `plan` decided for one recipe.
 
     `digest` is what the content digest is made of. `outputs` are Records when up to date;
-    `superseded` says whether older builds are in the channel. `rendered` is what rattler-build makes
-    of the recipe, a mapping for each output.
+    `superseded` says whether older builds are in the channel. `rendered` is a mapping of
+    rattler-build for each output.
     """
 
     recipe: Recipe
