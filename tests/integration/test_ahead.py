@@ -6,6 +6,7 @@ The stand-in has one package without content for each requirement, in a version 
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from support.project import copy_checkout, drive
 from support.servers import QuietHandler, served
 
 from forge.bases import CONDA_FORGE
-from forge.building.preflight import unsolvable
+from forge.building.environments import unsolvable
 from forge.conda.local import Channel
 from forge.recipes.plan import RecipeSet, Step
 from forge.recipes.recipe import package_name
@@ -41,10 +42,20 @@ def complete(recipes: RecipeSet, steps: list[Step]) -> Packages:
     for python in recipes.base.variants["python"]:
         version, build = (part.replace("*", "0") for part in python.split())
         found |= package("python", version, build)
-    for spec in {s for step in steps for specs in step.recipe.requirements.values() for s in specs}:
+    variants: dict[str, str] = {}
+    for step in steps:
+        for output in step.rendered:
+            variants |= output["build_configuration"]["variant"]
+    rendered = [output["recipe"] for step in steps for output in step.rendered]
+    tests = [
+        test.get("requirements", {}) for output in rendered for test in output.get("tests", [])
+    ]
+    sections = [step.recipe.requirements for step in steps] + tests
+    for spec in {"pip", *chain.from_iterable(chain(*map(dict.values, sections)))}:
         name = package_name(spec)
         if name in recipes.owner or name.startswith("__") or name == "python":
             continue
+        spec = f"{spec} {variants.get(spec.replace('-', '_'), '')}"  # what rattler-build asks for
         version = re.search(r"(?<![!<\w.])=*([\d][\w.]*)", spec.removeprefix(name))
         _, *parts = spec.split()
         build = parts[1].replace("*", "0") if len(parts) > 1 else "0"
@@ -59,11 +70,13 @@ def index(folder: Path, packages: Packages) -> Path:
 
 
 @pytest.fixture
-def asked(recipes: RecipeSet, steps: list[Step], tmp_path: Path) -> Callable[[Packages], str]:
-    def ask(packages: Packages) -> str:
-        folder = tmp_path / "theirs"
-        folder.mkdir()
-        return unsolvable(recipes, steps, index(folder, packages).as_uri())
+def asked(
+    recipes: RecipeSet, steps: list[Step], tmp_path: Path
+) -> Callable[[Packages], dict[str, str]]:
+    def ask(packages: Packages) -> dict[str, str]:
+        (tmp_path / "theirs").mkdir()
+        folder = index(tmp_path / "theirs", packages)
+        return unsolvable(recipes, steps, Channel(tmp_path / "empty"), theirs=folder.as_uri())
 
     return ask
 
@@ -75,21 +88,25 @@ def without(packages: Packages, name: str) -> Packages:
 
 
 def test_a_complete_conda_forge_has_all(complete: Packages, asked: Callable) -> None:
-    assert asked(complete) == ""
+    assert asked(complete) == {}
 
 
 def test_what_is_missing_is_named(complete: Packages, asked: Callable) -> None:
-    said = asked(without(without(complete, "xgrammar"), "setuptools-rust"))
-    assert re.fullmatch(r"conda-forge has no setuptools-rust \S+; xgrammar( \S+)?", said)
+    """It costs vLLM and nothing else: no other recipe needs vLLM."""
+    reasons = asked(without(without(complete, "xgrammar"), "setproctitle"))
+    assert reasons == {
+        "vllm": "conda-forge has no setproctitle; xgrammar >=0.2.6,<0.3"
+        " (run environment, Python 3.12 and 3.13)"
+    }
 
 
 def test_what_does_not_solve_together_is_said(complete: Packages, asked: Callable) -> None:
     """Every package is there, and one wants another than ours: strict priority forbids it."""
     timm = package("timm", "1.0.26", depends=("pytorch <2",))
-    said = asked(without(complete, "timm") | timm)
-    assert said.startswith("vllm does not solve with python 3.1")
-    assert "timm" in said and "pytorch" in said
-    assert "\n" not in said
+    reasons = asked(without(complete, "timm") | timm)
+    assert list(reasons) == ["vllm"]
+    assert reasons["vllm"].startswith("timm >=1.0.17 cannot be installed beside the rest: ")
+    assert "pytorch <2" in reasons["vllm"] and "\n" not in reasons["vllm"]
 
 
 @pytest.fixture
@@ -105,21 +122,30 @@ def server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
         yield url, requests
 
 
-@pytest.mark.parametrize("command", ["plan", "build-all"])
+@pytest.mark.parametrize(
+    ("command", "code"), [("plan", 0), ("plan --strict", 3), ("build vllm", 3)]
+)
 def test_a_channel_that_lacks_one(
-    tmp_path: Path, server: tuple[str, list[str]], complete: Packages, command: str
+    tmp_path: Path, server: tuple[str, list[str]], complete: Packages, command: str, code: int
 ) -> None:
-    """The command says what, exits 3, and has fetched nothing but the index."""
+    """The command names it, and has fetched nothing but the index."""
     url, requests = server
-    index(tmp_path / "web", without(complete, "xgrammar"))
+    index(tmp_path / "web", without(complete, "mcp"))
     root, home = tmp_path / "checkout", tmp_path / "home"
     copy_checkout(root, packages=False)
     (root / "build/sources").unlink()
     stand_in.write_mirrors(home, {CONDA_FORGE: url})
     own = {"HOME": str(home), "PIXI_HOME": str(home / ".pixi")}
-    done = drive(root, command, "--base", "conda-forge", **own)
-    said = done.stdout + done.stderr
-    assert done.returncode == 3, said
-    assert re.search(r"start(ed)?: conda-forge has no xgrammar", said), said
-    assert requests and all("/repodata" in path for path in requests)
+    done = drive(root, *command.split(), "--base", "conda-forge", **own)
+    printed = done.stdout + done.stderr
+    assert done.returncode == code, printed
+    reason = r"conda-forge has no mcp \S+ \(run environment, Python 3.12 and 3.13\)"
+    if command == "build vllm":
+        assert re.search(f"not started: vllm: {reason}", printed), printed
+    else:
+        lost = set(re.findall(r"(?m)^ *(\d+) skipped .*", printed))
+        assert re.search(rf"(?m)^ *\d+ skipped +vllm-0\S+: {reason}$", printed), printed
+        assert len(lost) == 1 and len(re.findall(r"(?m)^ *\d+ build ", printed)) > 24
+    indexes = re.compile(r"/(repodata|run_exports)[^/]*$")
+    assert requests and all(indexes.search(path) for path in requests)
     assert not (root / "build/sources").exists() and not (root / "build/staging").exists()

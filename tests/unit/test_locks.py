@@ -21,7 +21,8 @@ from forge.cli.context import Context
 from forge.cli.stacks import Stack
 from forge.envs import lockfile
 from forge.envs.manifest import Manifest, match_spec
-from forge.envs.workspace import Workspace, virtual_packages
+from forge.envs.solver import virtual_packages
+from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
 
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"

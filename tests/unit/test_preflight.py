@@ -18,7 +18,15 @@ from typer.testing import CliRunner
 from forge import bases
 from forge.building import preflight
 from forge.building.display import Display
-from forge.building.runner import BUILT, FAILED, FETCHED, Builder, _time_left
+from forge.building.runner import (
+    BUILT,
+    FAILED,
+    FETCHED,
+    NOT_ATTEMPTED,
+    Builder,
+    Result,
+    _time_left,
+)
 from forge.cli import building
 from forge.cli.main import app
 from forge.errors import ForgeError
@@ -50,9 +58,15 @@ def ran(mini: MiniProject, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("FORGE_ROOT", str(mini.root))
     done: list[str] = []
 
-    def run(self: Builder, recipes: object, steps: list, keep_going: bool) -> list:
-        done.extend(step.recipe.name for step in steps)
-        return []
+    def run(
+        self: Builder, recipes: object, steps: list, keep_going: bool, unsolvable: dict[str, str]
+    ) -> list:
+        done.extend(step.recipe.name for step in steps if step.recipe.name not in unsolvable)
+        return [
+            Result(step, NOT_ATTEMPTED, unsolvable[step.recipe.name])
+            for step in steps
+            if step.recipe.name in unsolvable
+        ]
 
     monkeypatch.setattr(Builder, "run", run)
     return done
@@ -126,7 +140,7 @@ def test_a_failure_ends_the_run_unless_asked(
     machine(monkeypatch, 40, 24)
     for name, value in {"FORGE_ROOT": str(mini.root), "MAX_JOBS": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(building, "not_there", lambda *_: "")
+    monkeypatch.setattr(building, "unsolved_of", lambda *_: {})
     monkeypatch.setattr(Display, "verbosity", 0)
     tried: list[str] = []
 
@@ -140,12 +154,51 @@ def test_a_failure_ends_the_run_unless_asked(
     assert all(f": {name} does not compile" in said for name in tried)
 
 
-def test_what_conda_forge_lacks(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 40, 24)
+@pytest.fixture
+def unsolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What conda-forge cannot satisfy; it answers."""
+    reasons = {"beta": "conda-forge has no gamma"}
     monkeypatch.setattr(bases, "unanswered", lambda: "")
-    monkeypatch.setattr(building, "unsolvable", lambda *_: "beta needs nothing")
-    assert "3: not started: beta needs nothing." in forge("build-all")[1] and ran == []
-    assert not forge("build-all", "--even-so")[1] and ran == ["alpha", "beta"]
+    monkeypatch.setattr(building, "unsolvable", lambda *_: reasons)
+    return reasons
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("build-all", 0), ("build-all --strict", 3), ("build alpha", 0), ("build alpha beta", 3)],
+)
+def test_what_does_not_solve_is_skipped_and_the_rest_built(
+    ran: list[str], unsolved: dict[str, str], monkeypatch: pytest.MonkeyPatch, command: str,
+    code: int,
+) -> None:  # fmt: skip
+    machine(monkeypatch, 22, 24)
+    done = CliRunner().invoke(app, [*command.split(), "--base", "conda-forge"])
+    assert (done.exit_code, ran) == (code, ["alpha"]), done.output
+    assert "in all: 1.5 GiB to download" in done.output, "beta costs nothing"
+    line = "not attempted: beta: conda-forge has no gamma"
+    assert (line in done.output) == (command != "build alpha")
+
+
+def test_what_was_named_does_not_solve(
+    ran: list[str], unsolved: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, 40, 24)
+    refused = forge("build", "beta")[1]
+    assert "3: not started: beta: conda-forge has no gamma." in refused and ran == []
+    assert not forge("build", "beta", "--even-so")[1] and ran == ["beta"]
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--strict"], 3)])
+def test_a_plan_names_what_is_skipped(
+    ran: list[str], unsolved: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    options: list[str], code: int,
+) -> None:  # fmt: skip
+    machine(monkeypatch, 22, 24)
+    done = CliRunner().invoke(app, ["plan", "--base", "conda-forge", *options])
+    assert done.exit_code == code
+    assert re.search(r"1 build +alpha-1.0", done.output)
+    assert re.search(r"2 skipped +beta-1.0-\S+: conda-forge has no gamma", done.output)
+    assert "in all: 1.5 GiB to download" in done.output and "would not start" not in done.output
 
 
 @pytest.mark.parametrize(
@@ -293,7 +346,7 @@ def test_what_does_not_fit_beside_another_waits_for_it(
         begun.release()
 
     monkeypatch.setattr(builder, "_build", build)
-    builder.run(recipes, recipes.plan(builder.channel), keep_going=False)
+    builder.run(recipes, recipes.plan(builder.channel), False, {})
     assert together == [memory == 12]
 
 

@@ -57,7 +57,7 @@ def test(packages: list[str], channel: list[str], hours: float = TEST_HOURS) -> 
 
 def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
     """Give the solver's reason if a test's environment does not solve; rattler-build gives none."""
-    from forge.envs.workspace import solve  # what few need is a third of each child's start
+    from forge.envs.solver import solve  # what few need is a third of each child's start
 
     test = package.tests[index]
     specs = [f"{package.name} =={package.version} {package.build_string}"]

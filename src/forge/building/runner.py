@@ -13,10 +13,11 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rattler_build import Package
@@ -60,14 +61,27 @@ class Builder:
         self.stop, self.adding = threading.Event(), threading.Lock()
         self.run_job = functools.partial(run_job, project, max_jobs(), display.line, self.stop)
 
-    def run(self, recipes: RecipeSet, steps: list[Step], keep_going: bool) -> list[Result]:
+    def run(
+        self,
+        recipes: RecipeSet,
+        steps: list[Step],
+        keep_going: bool,
+        unsolvable: Mapping[str, str],
+    ) -> list[Result]:
         """Fetch the sources of all `steps` to build, then build these in order, two side by side.
 
-        A recipe whose dependency was not built is not attempted. After a failure what runs is
+        A recipe whose dependency was not built is not attempted, and none of those that are known
+        to be `unsolvable`, which maps their names to the reason. After a failure what runs is
         finished, and the rest is not attempted unless `keep_going`.
         """
         results = {step.recipe.name: Result(step, CURRENT) for step in steps}
-        todo = {name: r for name, r in results.items() if r.step.action == BUILD}
+        for name in results.keys() & unsolvable.keys():
+            results[name].state, results[name].detail = NOT_ATTEMPTED, unsolvable[name]
+        todo = {
+            name: result
+            for name, result in results.items()
+            if result.step.action == BUILD and name not in unsolvable
+        }
 
         def require(name: str) -> None:
             lost = {n for n, r in results.items() if r.state in (FAILED, NOT_ATTEMPTED)}
@@ -211,9 +225,21 @@ def _reason_file(project: Project, step: Step) -> Path:
 
 
 def skipped(
-    project: Project, recipes: RecipeSet, steps: list[Step], last_run: bool = True
+    project: Project,
+    recipes: RecipeSet,
+    steps: list[Step],
+    last_run: bool = True,
+    unsolvable: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Predict which recipes the next run skips, and why: what lacks, or the `last_run` had not."""
+    """Predict which recipes the next run skips, and why.
+
+    Args:
+        project: The checkout.
+        recipes: All recipes.
+        steps: The plan.
+        last_run: Skip also what the last run could not fetch.
+        unsolvable: Recipes whose environments do not solve, with the reason.
+    """
     reasons: dict[str, str] = {}
     for step in (step for step in steps if step.action == BUILD):
         name, file = step.recipe.name, _reason_file(project, step)
@@ -221,7 +247,8 @@ def skipped(
         with contextlib.suppress(OSError, ValueError):  # absent, or damaged and so unknown
             digest, _, last = file.read_text(encoding="utf-8").partition("\n")
         known = last if last_run and digest == step.digest_value else ""
-        if reason := known or recipes.missing(name, reasons.keys()):
+        reason = known or unsolvable.get(name) or recipes.missing(name, reasons.keys())
+        if reason:
             reasons[name] = reason
     return reasons
 

@@ -14,7 +14,9 @@ from typer import Option
 
 from forge import bases
 from forge.building import runner
-from forge.building.preflight import preflight, unsolvable
+from forge.building.display import Display
+from forge.building.environments import unsolvable
+from forge.building.preflight import preflight
 from forge.building.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel import StaticChannel
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
@@ -43,8 +45,10 @@ def run_build(  # noqa: PLR0913 (the options of four commands)
 ) -> None:  # fmt: skip
     """Build the named packages and what they need, or all. Ends as `report` does.
 
-    Before anything is fetched, raises NotAttempted if conda-forge lacks something, or the machine
-    is too small, unless `even_so`; or if it asks a terminal, for conda-forge, and is told no.
+    A recipe is skipped with its dependents if conda-forge cannot satisfy its requirements, unless
+    `even_so`. Before anything is fetched, raises NotAttempted if nothing else was named; if the
+    machine is too small, unless `even_so`; or if it asks a terminal, for conda-forge, and is told
+    no.
     """
     ctx = replace(ctx, keep_going=keep_going)
     wanted = ctx.select(packages)
@@ -58,22 +62,35 @@ def run_build(  # noqa: PLR0913 (the options of four commands)
         lost = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False)
         for name in sorted(lost.keys() & set(packages or ())):
             raise NotAttempted(f"not started: {name}: {lost[name]}")
-        if (missing := not_there(ctx, steps)) and not even_so:
-            raise NotAttempted(f"not started: {missing}. Name other packages, or try it --even-so")
-        if (lacks := print_costs(ctx, steps)) and not even_so:
+        unsolved = {} if even_so else unsolved_of(ctx, steps)
+        for name, reason in unsolved.items():
+            out.print(f"skipped: {name}: {reason}")
+        if wanted <= unsolved.keys():
+            advice = "Name other packages, or try it --even-so"
+            raise NotAttempted(f"not started: {_one_of(unsolved, packages)}. {advice}")
+        needed = ctx.recipes.dependencies(wanted - unsolved.keys()) | unsolved.keys()
+        steps = [step for step in steps if step.recipe.name in needed]
+        if (lacks := print_costs(ctx, steps, unsolved)) and not even_so:
             raise NotAttempted(f"not started: needs {lacks}. Make room, build less, or --even-so")
         asks &= not ctx.hostbase and any(step.action == BUILD for step in steps)
         if asks and sys.stdin.isatty() and not typer.confirm("Build all of this?"):
             raise NotAttempted("not started. `./forge build NAME` builds one; --yes does not ask")
         builder = ctx.builder(form)
         with builder.display:
-            results = builder.run(ctx.recipes, steps, keep_going)
+            results = builder.run(ctx.recipes, steps, keep_going, unsolved)
+    wanted -= unsolved.keys() if lenient else set()
     report(ctx, results, wanted, lenient and ctx.hostbase is not None)
 
 
-def print_costs(ctx: Context, steps: list[Step]) -> str:
+def _one_of(unsolved: dict[str, str], named: list[str] | None) -> str:
+    """Return why one of the named recipes is skipped, or without names the first of all."""
+    name = next(name for name in unsolved if not named or name in named)
+    return f"{name}: {unsolved[name]}"
+
+
+def print_costs(ctx: Context, steps: list[Step], unsolved: dict[str, str]) -> str:
     """Print what building the steps costs; returns what this machine lacks, or nothing."""
-    skipped = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False)
+    skipped = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False, unsolvable=unsolved)
     names = [s.recipe.name for s in steps if s.action == BUILD and s.recipe.name not in skipped]
     if names and ctx.hostbase and not ctx.hostbase.is_current():
         out.print("host base: would be made first")
@@ -84,17 +101,24 @@ def print_costs(ctx: Context, steps: list[Step]) -> str:
     return lacks
 
 
-def not_there(ctx: Context, steps: list[Step]) -> str:
-    """Say in a line what conda-forge lacks for the steps, if it is their base and answers."""
+def unsolved_of(ctx: Context, steps: list[Step]) -> dict[str, str]:
+    """Return the recipes that conda-forge cannot satisfy, and why, if it is the base and answers.
+
+    Every environment is solved, which takes a minute or two.
+    """
     if ctx.hostbase or not any(step.action == BUILD for step in steps):
-        return ""
+        return {}
     try:
-        if not (why := bases.unanswered()):
-            return unsolvable(ctx.recipes, steps)
+        reason = bases.unanswered()
+        if not reason:
+            with Display(err) as display:
+                display.phase("solving every environment with what conda-forge has")
+                return unsolvable(ctx.recipes, steps, ctx.channel, display.line)
     except Exception as error:  # the bindings have many
-        why = redacted(error)
-    err.print(f"whether conda-forge has all that is needed is not known: {' '.join(why.split())}")
-    return ""
+        reason = redacted(error)
+    reason = " ".join(reason.split())
+    err.print(f"whether conda-forge has all that is needed is not known: {reason}")
+    return {}
 
 
 def report(ctx: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:
@@ -156,14 +180,15 @@ def test_packages(ctx: Context, packages: Maybe = None) -> None:
 
 
 @command(app)
-def plan(ctx: Context, as_json: Json = False) -> None:
+def plan(ctx: Context, as_json: Json = False, strict: Strict = False) -> None:
     """Print the build order, and why each package would be built, or is up to date or skipped.
 
-    Skipped is what the last run could not attempt, or what needs what the base lacks; the next run
-    tries again. Exit 3 if conda-forge, which --json does not ask, lacks what is needed.
+    Skipped is what the last run could not attempt, what needs what the base lacks, and what
+    conda-forge, which --json does not ask, cannot satisfy today; the next run tries again.
     """
     steps = ctx.recipes.plan(ctx.channel)
-    rows = list(plan_rows(ctx, steps))
+    unsolved = {} if as_json else unsolved_of(ctx, steps)
+    rows = list(plan_rows(ctx, steps, unsolved))
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -173,16 +198,18 @@ def plan(ctx: Context, as_json: Json = False) -> None:
     lacking = {row["recipe"]: f"lacks {row['lacks']}" for row in rows if row["lacks"]}
     for name, why in (ctx.recipes.absent | lacking).items():
         out.print(f"   {name}: {why}")
-    if lacks := print_costs(ctx, steps):
+    lacks = print_costs(ctx, steps, unsolved)
+    if lacks:
         out.print(f"a build would not start: it needs {lacks}")
-    if missing := not_there(ctx, steps):
-        out.print(f"a build would not start: {missing}")
+    if strict and any(row["action"] == SKIPPED for row in rows):
         raise typer.Exit(3)
 
 
-def plan_rows(ctx: Context, steps: list[Step]) -> Iterator[dict[str, Any]]:
+def plan_rows(
+    ctx: Context, steps: list[Step], unsolved: dict[str, str]
+) -> Iterator[dict[str, Any]]:
     """Yield one row per recipe, in build order."""
-    skipped = runner.skipped(ctx.project, ctx.recipes, steps)
+    skipped = runner.skipped(ctx.project, ctx.recipes, steps, unsolvable=unsolved)
     for step in steps:
         name = step.recipe.name
         yield {

@@ -18,11 +18,11 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from forge.bases import CONDA_FORGE, PUBLISHED
-from forge.cli.context import Context, command, err, out
+from forge.cli.context import Context, command, err, gravest, out
 from forge.conda.location import Location
 from forge.conda.package import cache_folder, scratch
 from forge.envs.manifest import Manifest
-from forge.envs.workspace import Workspace
+from forge.envs.workspace import LockedInPart, Workspace
 from forge.errors import ForgeError
 from forge.files import hold, move_whole, write_text
 from forge.recipes.recipe import package_name
@@ -30,6 +30,9 @@ from forge.recipes.recipe import package_name
 app = typer.Typer()
 
 Name = Annotated[str, Argument(help="A folder of stacks/.")]
+Names = Annotated[
+    list[str] | None, Argument(metavar="[STACK]...", help="Folders of stacks/ (default: all).")
+]
 Environment = Annotated[str, Option("--environment", "-e", metavar="NAME", help="Of the stack.")]
 Served = Annotated[str | None, Option("--channel", metavar="URL", envvar="FORGE_CHANNEL",
                                       help="Our packages' channel, if not channel/.")]  # fmt: skip
@@ -89,27 +92,54 @@ class Stack:
 
 
 @command(app)
-def lock(ctx: Context, stack: Name, channel: Served = None) -> None:
-    """Solve the environments of a stack for this machine, into build/stacks/STACK/pixi.lock.
+def lock(ctx: Context, stacks: Names = None, channel: Served = None) -> None:
+    """Solve the environments of stacks for this machine, into build/stacks/STACK/pixi.lock.
+
+    If an environment does not solve, the requirement is named, the others are locked, and the exit
+    code is 1.
 
     With pixi on PATH that is `pixi lock`. On the host base, packages of ours that the channel lacks
     are left out and named. --variant python=3.13 locks for that Python. A lock for every machine is
     pixi's alone: run `pixi lock` in stacks/STACK.
     """
-    chosen = Stack(ctx, stack)
+    names = stacks or sorted(p.parent.name for p in ctx.project.root.glob("stacks/*/pixi.toml"))
+    chosen = [Stack(ctx, name) for name in names]
     if not channel and not ctx.channel.is_indexed():
         with ctx.project.lock():
             ctx.channel.reconcile()
+    codes = []
+    for stack in chosen:
+        try:
+            lock_one(stack, channel)
+        except ForgeError as error:
+            if len(chosen) == 1:
+                raise
+            err.print(f"failed: {stack.copy.name}: {error}")
+            codes.append(error.exit_code)
+        except typer.Exit as error:  # pixi has named the reason
+            codes.append(error.exit_code)
+    raise gravest(codes)
+
+
+def lock_one(chosen: Stack, channel: str | None) -> None:
+    """Lock a stack. Raises what Workspace.lock does, and typer.Exit with pixi's exit code."""
+    sizes: dict[str, int] = {}
+    failure = None
     with hold(chosen.copy.folder / ".pixi", "locking", err.print):
         chosen.write(channel)
         with chosen.locking() as made:
             words = chosen.pixi("lock", at=made.parent)
-            sizes = {} if words else chosen.copy.lock(made)
+            try:
+                sizes = {} if words else chosen.copy.lock(made)
+            except LockedInPart as error:
+                failure = error
             if words and (code := subprocess.run(words, check=False).returncode):
                 raise typer.Exit(code)
     for environment, count in sizes.items():
         out.print(f"{environment}: {count} packages")
     out.print(f"{chosen.copy.lock_file}: written")
+    if failure:
+        raise failure
 
 
 @command(app)

@@ -2,6 +2,7 @@
 """A workspace on a machine without pixi: its lock, and the environments installed from it."""
 
 import asyncio
+import contextlib
 import os
 import re
 import shlex
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import rattler
-from rattler import GenericVirtualPackage, RepoDataRecord, SourceConfig
+from rattler import RepoDataRecord, SourceConfig
+from rattler.exceptions import SolverError
 from rattler.shell import ActivationVariables, activate
 
 from forge import network
@@ -22,14 +24,18 @@ from forge.conda import cache
 from forge.conda.package import cache_folder
 from forge.envs import lockfile
 from forge.envs.manifest import Manifest
+from forge.envs.solver import explain, solve
 from forge.errors import Failed, ForgeError, NotAttempted, one_line
 from forge.files import hold, sha256_file, swept, write_text
-from forge.project import SUBDIRS
 
 # what says of a prefix that all is installed: our file, pixi's, and an older pixi's
 MARKS = [f"conda-meta/{n}" for n in ("installed-from", ".pixi-environment-fingerprint", "pixi")]
 STATE = MARKS[1]
 BEGUN = b"", b"pixi:installing!"  # what pixi's says before that
+
+
+class LockedInPart(Failed):
+    """A lock was written, but not all of its environments solve today."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +69,32 @@ class Workspace:
     def lock(self, file: Path | None = None) -> dict[str, int]:
         """Solve every environment for this machine and write the lock; returns their sizes.
 
-        Raises NotAttempted when a channel does not answer, Failed when one does not solve,
-        ForgeError when a package could not be checked; an older lock then stays.
+        Raises:
+            LockedInPart: Some environments do not solve. The lock has what an older one has of
+                them, and the others.
+            Failed: None solves; an older lock stays.
+            NotAttempted: A channel does not answer; an older lock stays.
+            ForgeError: A package could not be checked; an older lock stays.
         """
-        solved = {}
+        solved, reasons, gateway = {}, [], _gateway(self.channels)
         for name, specs in self.manifest.environments.items():
             try:
-                solved[name] = solve(self.channels, specs, _gateway(self.channels))
+                solved[name] = solve(self.channels, specs, gateway)
             except Exception as error:
                 where = f"{self.manifest.path}: environment {name} does not solve"
-                raise _failure(where, error, self.channels) from None
+                if not isinstance(error, SolverError):
+                    raise _failure(where, error, self.channels) from None
+                reason = explain(self.channels, specs, gateway) or one_line(str(error))
+                reasons.append(f"{where}: {reason}")
+                with contextlib.suppress(ForgeError):
+                    solved[name] = self.locked(name)
+                continue
             lockfile.require_checkable(solved[name], self.channels)
+        if len(reasons) == len(self.manifest.environments):
+            raise Failed("; ".join(reasons))
         lockfile.write(file or self.lock_file, self.channels, solved)
+        if reasons:
+            raise LockedInPart("; ".join(reasons))
         return {name: len(records) for name, records in solved.items()}
 
     def require_locked(self) -> None:
@@ -164,16 +184,3 @@ def _failure(what: str, error: Exception, urls: list[str]) -> ForgeError:
         reason = "answers what rattler cannot read: look at its repodata.json"
         return NotAttempted(f"{what}: {' or '.join(urls)} {reason}")
     return Failed(f"{what}: {error}".strip())
-
-
-def virtual_packages() -> list[GenericVirtualPackage]:
-    """Detect glibc, GPUs and so on, as pixi does; CONDA_OVERRIDE_NAME=VERSION pretends another."""
-    overrides = rattler.VirtualPackageOverrides.from_env()  # py-rattler 0.25 detects no AMD GPUs
-    return [found.into_generic() for found in rattler.VirtualPackage.detect(overrides)]
-
-
-def solve(channels: list[str], specs: list[str], gateway: rattler.Gateway) -> list[RepoDataRecord]:
-    """Solve for this machine. Raises what the bindings raise."""
-    machine = virtual_packages()
-    asked = rattler.solve(channels, specs, gateway, platforms=SUBDIRS, virtual_packages=machine)
-    return asyncio.run(asked)

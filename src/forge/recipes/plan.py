@@ -10,7 +10,8 @@ string that conda-forge's grammar already has.
 import graphlib
 import hashlib
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from forge import bases
 from forge.conda.local import Channel, Output, Record
@@ -33,7 +34,8 @@ class Step:
     """What `plan` decided for one recipe.
 
     `digest` is what the content digest is made of. `outputs` are Records when up to date;
-    `superseded` says whether older builds are in the channel.
+    `superseded` says whether older builds are in the channel. `rendered` is a mapping of
+    rattler-build for each output.
     """
 
     recipe: Recipe
@@ -42,6 +44,7 @@ class Step:
     action: str = UP_TO_DATE
     reason: str = "up to date"
     superseded: bool = False
+    rendered: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def digest_value(self) -> str:
@@ -122,7 +125,8 @@ class RecipeSet:
 
     def _outputs(self, step: Step, number: int | None = None) -> list[Output]:
         outputs = []
-        for rendered in render(step.recipe.path, self.base, step.digest_value, number):
+        step.rendered = render(step.recipe.path, self.base, step.digest_value, number)
+        for rendered in step.rendered:
             data, subdir = rendered["recipe"], rendered["build_configuration"]["target_platform"]
             package, build = data["package"], data["build"]["string"]
             outputs.append(Output(package["name"], str(package["version"]), build, subdir))

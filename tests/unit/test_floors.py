@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A lower bound in a stack says why an older release will not do."""
+
+import re
+
+import pytest
+from support.project import CHECKOUT, STACKS
+
+from forge.recipes.plan import RecipeSet
+
+REQUIREMENT = re.compile(r'^([\w.-]+) = ".*>=.*"(.*)$')
+
+
+def unexplained(text: str, ours: set[str]) -> list[str]:
+    """Packages of others that have a lower bound, and no comment on the same line."""
+    lines = filter(None, map(REQUIREMENT.match, text.splitlines()))
+    known = {*ours, "requires-pixi"}
+    return [line[1] for line in lines if line[1] not in known and not re.search(r"# *\w", line[2])]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_lower_bound_has_its_reason_beside_it(recipes: RecipeSet, stack: str) -> None:
+    text = (CHECKOUT / "stacks" / stack / "pixi.toml").read_text()
+    assert unexplained(text, {*recipes.owner}) == []
+
+
+def test_a_lower_bound_without_a_reason_is_named() -> None:
+    text = 'trl = ">=1.10,<2"\npeft = ">=0.19"  #\npytorch = ">=2"\ndatasets = ">=4"  # trl\'s'
+    assert unexplained(text, {"pytorch"}) == ["trl", "peft"]
