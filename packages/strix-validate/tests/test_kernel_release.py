@@ -34,7 +34,7 @@ def test_order(releases):
     parsed = [parse(text) for text in releases]
     assert all(parsed)
     kernel = "upstream" if parsed[0].has_upstream_version else parsed[0].origin
-    keys = [kernel_release._key(release, kernel) for release in parsed]
+    keys = [kernel_release.sort_key(release, kernel) for release in parsed]
     assert keys == sorted(set(keys))
 
 

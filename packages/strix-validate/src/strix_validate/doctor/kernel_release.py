@@ -134,7 +134,7 @@ def parse(text: str) -> Release | None:
     )
 
 
-def _key(release: Release, kernel: str) -> tuple[int, ...]:
+def sort_key(release: Release, kernel: str) -> tuple[int, ...]:
     """Return what sorts a release among those that a row's numbers compare."""
     key = (*release.version, release.candidate)
     return key if kernel == "upstream" else (*key, release.build)
@@ -149,7 +149,7 @@ def _applies(row: Fixed, release: Release) -> bool:
 
 def _at_least(release: Release, bound: str, kernel: str) -> bool:
     limit = parse(bound)
-    return limit is not None and _key(release, kernel) >= _key(limit, kernel)
+    return limit is not None and sort_key(release, kernel) >= sort_key(limit, kernel)
 
 
 def upstream_fixed() -> str:
