@@ -107,15 +107,15 @@ def test_what_solves_is_not_named(mini: MiniProject, solve: Solve) -> None:
     cmake = ("cmake", "4.0", "0", [])
     assert solve(GAMMA, cmake, show=shown.append) == {}
     assert shown == [
-        "alpha: build, Python 3.12",
-        "alpha: host, Python 3.12",
-        "alpha: host, Python 3.13",
-        "alpha: run, Python 3.12",
-        "alpha: run, Python 3.13",
-        "alpha: test, Python 3.12",
-        "alpha: test, Python 3.13",
-        "beta: run, Python 3.12",
-        "beta: run, Python 3.13",
+        "[1/2] alpha: build, Python 3.12",
+        "[1/2] alpha: host, Python 3.12",
+        "[1/2] alpha: host, Python 3.13",
+        "[1/2] alpha: run, Python 3.12",
+        "[1/2] alpha: run, Python 3.13",
+        "[1/2] alpha: test, Python 3.12",
+        "[1/2] alpha: test, Python 3.13",
+        "[2/2] beta: run, Python 3.12",
+        "[2/2] beta: run, Python 3.13",
     ]
 
 

@@ -179,6 +179,29 @@ def test_what_does_not_solve_is_skipped_and_the_rest_built(
     assert (line in done.output) == (command != "build alpha")
 
 
+def test_nothing_is_done_for_what_does_not_solve(
+    mini: MiniProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither it nor what needs it is fetched or built; the table says so."""
+    mini.recipe("gamma", run=["beta"])
+    project = Project.at(mini.root)
+    base = bases.load(project, "conda-forge")
+    recipes = RecipeSet(project, base)
+    output = io.StringIO()
+    builder = Builder(project, base, Display(Console(file=output)), "conda:1")
+    done: list[str] = []
+    monkeypatch.setattr(builder, "_fetch", lambda step: done.append(f"fetch {step.recipe.name}"))
+    monkeypatch.setattr(builder, "_build", lambda step, _: done.append(step.recipe.name))
+    steps = recipes.plan(builder.channel)
+    results = builder.run(recipes, steps, False, {"beta": "conda-forge has no delta"})
+    assert done == ["fetch alpha", "alpha"]
+    assert [(r.step.recipe.name, r.state, r.detail) for r in results] == [
+        ("alpha", BUILT, ""),
+        ("beta", NOT_ATTEMPTED, "conda-forge has no delta"),
+        ("gamma", NOT_ATTEMPTED, "needs beta"),
+    ]
+
+
 def test_what_was_named_does_not_solve(
     ran: list[str], unsolved: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,10 +51,10 @@ def unsolvable(
     reasons: dict[str, str] = {}
     with scratch(cache_folder()) as folder:
         preview = Preview(Path(folder), recipes.base, channel, theirs, show)
-        for step in steps:
+        for number, step in enumerate(steps, 1):
             name = step.recipe.name
             reason = recipes.missing(name, reasons.keys()) if step.action == BUILD else ""
-            reason = reason or preview.examine(step)
+            reason = reason or preview.examine(step, f"[{number}/{len(steps)}] {name}")
             if reason:
                 reasons[name] = reason
     return reasons
@@ -94,13 +94,12 @@ class Preview:
         self.solved: dict[frozenset[str], list[rattler.RepoDataRecord]] = {}
         self.revision, self.is_written = 0, False
 
-    def examine(self, step: Step) -> str:
+    def examine(self, step: Step, label: str) -> str:
         """Solve every environment of a step to build, and add its packages to ours.
 
         Returns the requirement that cannot be satisfied, with the environment and the Pythons; an
         empty string if all environments solve.
         """
-        name = step.recipe.name
         if step.action != BUILD:
             self._add_built(step)
             return ""
@@ -113,7 +112,7 @@ class Preview:
                 for python in every_python if installs_anywhere else [own]:
                     if python not in failures:
                         try:
-                            examine(name, rendered, step.rendered, python)
+                            examine(label, rendered, step.rendered, python)
                         except Unsolvable as error:
                             failures[python] = error
             if failures:
@@ -130,7 +129,7 @@ class Preview:
             self.exports[output.file_name] = exports[output.file_name]
         self.is_written = False
 
-    def _add(self, recipe: str, rendered: Data, outputs: Sequence[Data], python: str) -> None:
+    def _add(self, label: str, rendered: Data, outputs: Sequence[Data], python: str) -> None:
         """Solve the build and host environments of an output, and add its package to ours."""
         output = rendered["recipe"]
         requirements = output.get("requirements", {})
@@ -140,11 +139,11 @@ class Preview:
             own = section.get("requirements", {})
             ignored = [part.get("ignore_run_exports", {}) for part in (own, requirements)]
             specs = _bare_pinned(_resolved(own.get("build", []), rendered, outputs), rendered)
-            build = self._solve(recipe, "build", _number(python), specs)
+            build = self._solve(label, "build", _number(python), specs)
             strong = self._exported(build, specs, ignored, ("strong",))
             specs = _bare_pinned(_resolved(own.get("host", []), rendered, outputs), rendered)
             if specs:
-                records = self._solve(recipe, "host", _number(python), [*specs, *strong])
+                records = self._solve(label, "host", _number(python), [*specs, *strong])
                 host |= {record.name.normalized: record for record in records}
                 kinds = ("noarch",) if output["build"].get("noarch") else ("strong", "weak")
                 exported += self._exported(records, specs, ignored, kinds)
@@ -165,23 +164,23 @@ class Preview:
         self.exports[file_name] = _own_exports(rendered, outputs)
         self.is_written = False
 
-    def _install(self, recipe: str, rendered: Data, outputs: Sequence[Data], python: str) -> None:
+    def _install(self, label: str, rendered: Data, outputs: Sequence[Data], python: str) -> None:
         """Solve the environment in which a user installs a package."""
         subdir = rendered["build_configuration"]["target_platform"]
         depends = self.packages[subdir][_file_name(rendered)]["depends"]
         spec = f"python {python}"
         specs = [spec, _exactly(rendered)]
-        self._solve(recipe, "run", _number(python), specs, instead=[spec, *depends])
+        self._solve(label, "run", _number(python), specs, instead=[spec, *depends])
 
-    def _test(self, recipe: str, rendered: Data, outputs: Sequence[Data], python: str) -> None:
+    def _test(self, label: str, rendered: Data, outputs: Sequence[Data], python: str) -> None:
         """Solve the environments of a package's tests."""
         for test in rendered["recipe"].get("tests", []):
             for number, specs in _test_environments(test, rendered, outputs):
-                self._solve(recipe, "test", number or _number(python), specs)
+                self._solve(label, "test", number or _number(python), specs)
 
     def _solve(
         self,
-        recipe: str,
+        label: str,
         kind: str,
         python: str,
         specs: Sequence[str],
@@ -190,7 +189,7 @@ class Preview:
         """Solve an environment, or take what was solved before. Raises Unsolvable.
 
         Args:
-            recipe: Whose environment it is.
+            label: The recipe whose environment it is, to be shown.
             kind: Which of its environments: build, host, run or test.
             python: The number of the Python that it has; empty if any will do.
             specs: What the environment requires.
@@ -199,7 +198,7 @@ class Preview:
         key = frozenset(specs)
         if not specs or key in self.solved:
             return self.solved.get(key, [])
-        self.show(f"{recipe}: {kind}{f', Python {python}' if python else ''}")
+        self.show(f"{label}: {kind}{f', Python {python}' if python else ''}")
         channels = [self._ours(), self.theirs]
         try:
             self.solved[key] = solve(channels, specs, self.gateway)
