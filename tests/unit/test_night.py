@@ -207,8 +207,8 @@ def test_no_link_is_followed(symbolic: bool, owner: Owner, tmp_path: Path) -> No
     """Nothing outside of the folder is written or packed, not even a log that a step wrote."""
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
-    for file in (outside / "private", outside / "folder/1.json"):
-        file.write_text("private words")
+    for file in (outside / "private", outside / "folder/1.json", outside / "folder/alpha.log"):
+        file.write_text("of somebody else")
     for name in LINKS:
         path = owner.to / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,13 +216,17 @@ def test_no_link_is_followed(symbolic: bool, owner: Owner, tmp_path: Path) -> No
             path.symlink_to(outside / ("private" if "." in name else "folder"))
         elif not symbolic and "." in name:
             path.hardlink_to(outside / "private")
-    (owner.root / "build/logs").mkdir(parents=True)
-    (owner.root / "build/logs/alpha.log").symlink_to(outside / "private")
+    (owner.root / "build").mkdir()
+    if symbolic:
+        (owner.root / "build/logs").symlink_to(outside / "folder")
+    else:
+        (owner.root / "build/logs").mkdir()
+        (owner.root / "build/logs/alpha.log").hardlink_to(outside / "private")
     before = {path: path.stat().st_mtime_ns for path in outside.rglob("*")}
     assert owner.night().returncode == 0
     assert before == {path: path.stat().st_mtime_ns for path in outside.rglob("*")}
     files = archived(owner.to)
-    assert "private words" not in "".join(files.values())
+    assert "of somebody else" not in "".join(files.values())
     assert files.keys() >= {f"night/{name}.log" for name in STEPS}
     assert {path.name for path in tmp_path.iterdir()} == {
         "clone",
