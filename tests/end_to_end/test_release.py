@@ -11,6 +11,7 @@ import pytest
 from support import stand_in
 from support.project import CHECKOUT
 from support.release import OUTPUTS, Release, copy_stack, host_bound, published_in, run
+from support.static_channel import require_whole
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.conda.local import HOST_BOUND
@@ -43,7 +44,7 @@ def test_what_was_published(release: Release) -> None:
     packages = release.packages()
     assert packages.keys() == {*OUTPUTS}
     release.forge("verify", *map(str, packages.values()))
-    release.forge("channel", "verify", release.url)
+    require_whole(release.published)
     assert host_bound(release.published) == []
     for file in packages.values():
         index = Package(file).index

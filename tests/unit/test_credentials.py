@@ -50,9 +50,8 @@ def command(words: str) -> str:
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 @pytest.mark.parametrize(
     "words",
-    ["lock attention --base conda-forge --channel URL", "channel verify URL",
-     "publish --base host --to URL"],
-)  # fmt: skip
+    ["lock attention --base conda-forge --channel URL", "publish --base host --to URL"],
+)
 def test_commands(words: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORGE_ROOT", str(CHECKOUT))
     said = command(words.replace("URL", url))
