@@ -35,7 +35,7 @@ TYPER = [
 # and plan, to index, publish and verify, to read packages, locks and servers, to solve, to offer to
 # the cache. The others reach the bindings through the same functions.
 REACHED = (
-    "test_channel_verify.py", "test_local_channel.py", "test_locks.py", "test_network.py",
+    "test_publish.py", "test_local_channel.py", "test_locks.py", "test_network.py",
     "test_package.py", "test_package_cache.py", "test_plan.py", "test_recipes.py",
 )  # fmt: skip
 # of every recipe alone: does it render on both bases, and in which order are they built

@@ -67,7 +67,7 @@ def test_hostile_members(
 ) -> None:
     if not filtered:
         trusting = staticmethod(lambda member, _folder: member)
-        monkeypatch.setattr(tarfile.TarFile, "extraction_filter", trusting)
+        monkeypatch.setattr(tarfile.TarFile, "extraction_filter", trusting, raising=False)
     (tmp_path / "secret").write_text("secret")
     archive = packed(tmp_path, *(placed(entry, tmp_path) for entry in HOSTILE[how]))
     with pytest.raises(Refused, match="cannot be unpacked") as refused:

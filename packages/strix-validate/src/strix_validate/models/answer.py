@@ -193,7 +193,7 @@ def describe(name: str, result: ModelAnswer, tree: Tree) -> list[str]:
     if result.speed and not result.refusal:
         lines.append(f"  {'speed':17} {result.speed}")
     if result.weights is not None:
-        lines += _serve_lines(name, result, tree)
+        lines += _serve_lines(name, result, result.weights, tree)
     return lines
 
 
@@ -211,9 +211,8 @@ def _memory_lines(result: ModelAnswer) -> list[str]:
     return lines
 
 
-def _serve_lines(name: str, result: ModelAnswer, tree: Tree) -> list[str]:
+def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> list[str]:
     """Return the line that serves a model on this machine, and what may be added to it."""
-    assert result.weights is not None
     more = [f"  {'drafts':17} {flags}" for flags in result.drafts] if not result.refusal else []
     flags, note = result.parsers
     if flags and not result.refusal:
@@ -221,11 +220,11 @@ def _serve_lines(name: str, result: ModelAnswer, tree: Tree) -> list[str]:
     machine = memory_of(tree)
     if not machine:
         return [*more, f"  {'here':17} no Strix Halo whose memory could be read"]
-    memory = machine.flags(result.weights)
+    memory = machine.flags(weights)
     if not memory:
         may = "may not fit" if result.is_estimate else "does not fit"
         return [*more, f"  {'here':17} {may}: strix-validate doctor says what limits it"]
-    cache = machine.cache_gib(result.weights) * GIB
+    cache = machine.cache_gib(weights) * GIB
     length = serving.length_flag(result.length, result.token, cache)
     tokens = cache // result.token if result.token else 0
     room = f", room for {tokens} tokens" if tokens else ""

@@ -18,7 +18,7 @@ from strix_validate.models.table import NoModel
 from strix_validate.terminal import JsonOption, VllmOption
 
 #: What a file whose values have other types or sizes raises, wherever it is asked.
-_STRANGE = (*STRANGE, RecursionError, OSError, AssertionError)
+_STRANGE = (*STRANGE, RecursionError, OSError)
 
 
 def _as_dict(result: ModelAnswer) -> Mapping:
