@@ -88,7 +88,8 @@ class User:
 
 def table(name: str) -> str:
     """A table of docs/pypi.md, as people paste it."""
-    (block,) = re.findall(r"(?ms)^```toml\n(.*?)^```", (CHECKOUT / "docs/pypi.md").read_text())
+    # the first block: the other takes AMD's own wheels instead
+    block = re.findall(r"(?ms)^```toml\n(.*?)^```", (CHECKOUT / "docs/pypi.md").read_text())[0]
     (text,) = re.findall(rf"(?ms)^\[{re.escape(name)}.*?(?=^\[|\Z)", block)
     return text
 

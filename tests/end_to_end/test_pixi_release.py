@@ -92,7 +92,7 @@ def test_pack_and_unpack(release: Release, tmp_path: Path) -> None:
 def test_the_release_uploads_with_options_that_pixi_has(tmp_path: Path) -> None:
     """The line of release.yml, up to its packages; --help keeps it from running."""
     text = (CHECKOUT / ".github/workflows/release.yml").read_text()
-    words = shlex.split(text.partition("run: pixi upload ")[2].partition(" published/")[0])
+    words = shlex.split(text.partition("\n          pixi upload ")[2].partition(" published/")[0])
     assert words[0] == "prefix"
     pixi = Pixi(tmp_path, {})
     assert "--channel" in pixi("upload", *words, "--help", cwd=tmp_path)
