@@ -187,9 +187,12 @@ LIES: dict[str, tuple[Callable[[dict], object], str]] = {
         lambda d: d["build_configuration"]["variant"].update(gpu_arch="gfx1100"),
         "variant.gpu_arch|build.string",
     ),
-    "no variant": (lambda d: d["build_configuration"].pop("variant"), "its rendered recipe lacks"),
-    "no recipe": (lambda d: d.pop("recipe"), "its rendered recipe lacks"),
-    "a recipe that is none": (lambda d: d.update(recipe=[]), "its rendered recipe lacks"),
+    "no variant": (
+        lambda d: d["build_configuration"].pop("variant"),
+        "its rendered recipe cannot be read:",
+    ),
+    "no recipe": (lambda d: d.pop("recipe"), "its rendered recipe cannot be read:"),
+    "a recipe that is none": (lambda d: d.update(recipe=[]), "its rendered recipe cannot be read:"),
     "an unknown base": (
         lambda d: d["build_configuration"]["variant"].update(content_digest="../x-0-0"),
         "base|readable",

@@ -66,7 +66,7 @@ def verify(path: Path, project: Project) -> Verdict:
     except ForgeError as error:
         verdict.differences.append(one_line(str(error)))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        verdict.differences.append(f"its rendered recipe lacks {one_line(repr(error))}")
+        verdict.differences.append(f"its rendered recipe cannot be read: {one_line(repr(error))}")
     return verdict
 
 
