@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lay TheRock's distribution out under opt/rocm and divide it among the packages.
+"""Lay out in PREFIX/opt/rocm what one package gets of TheRock's distribution, and all licence texts.
 
-    tree.py stage SOURCE PREFIX COMMIT   the whole tree, once
-    tree.py keep PREFIX PART LICENSES    what one package gets of it, and every licence text
+usage: tree.py ARCHIVE PREFIX core|libraries|devel COMMIT LICENSES; the archive is removed
 
 ELF files stay as AMD built them: kpack-split libraries do not survive patchelf or strip. Which file
 goes where is decided here alone, so each is in exactly one package, and SHA256SUMS, which covers
 every file, travels with the core package for later verification.
+
+Each package unpacks the archive itself, and then holds its own files alone. A tree that is staged
+once for all is on the disk four times while the largest package is made.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ import os
 import posixpath
 import re
 import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from checks import elf
@@ -110,19 +116,44 @@ OPENED = (
     "lib/libamdhip64", "lib/libamd_smi", "lib/libMIOpen", "lib/libhsa-amd-aqlprofile64",
     "lib/librocprofiler-sdk.so", "lib/librocprofiler-sdk-attach",
 )  # fmt: skip
+# Bundled libraries that are opened at run time, and so needed by no file: VA-API's drivers, by libva
+# for rocDecode and rocJPEG, and libnuma, by rocSHMEM.
+OPENED_SYSDEPS = ("*_drv_video.so", "*numa.so*")
 # SuiteSparse's sparse Cholesky: up to 10.0 at least, TheRock builds it with its GPL-2.0-or-later
 # modules (no CHOLMOD_GPL=OFF), and libhipsolver against it (BUILD_WITH_SPARSE=ON).
 CHOLMOD = "lib/host-math/lib/libcholmod.so"
-# What other packages need of the tree: torch's c10d includes the header and opens the library,
-# kineto links the profiler, and without MIOpen's databases each convolution is a search.
+# What other packages need of the tree: torch's c10d includes the header and opens the library, and
+# kineto links the profiler.
 EXPECTED = (
     "include/amd_smi/amdsmi.h", "lib/cmake/amd_smi/*", "lib/libamd_smi.so",
-    "lib/librocprofiler-sdk.so", "lib/libMIOpen.so.*", "share/miopen/db/*",
+    "lib/librocprofiler-sdk.so", "lib/libMIOpen.so.*",
 )  # fmt: skip
+CONFIG_FILES = (".cmake", ".pc")
 
 
 class Refused(SystemExit):
     """The tree is not what the rules were written for."""
+
+
+def gather(checks: Iterable[Callable[[], list[str]]]) -> list[str]:
+    """Run all checks and return their warnings. Raises Refused with the faults of all of them."""
+    warnings, faults = list[str](), list[str]()
+    for check in checks:
+        try:
+            warnings += check()
+        except Refused as refused:
+            faults.append(str(refused))
+    if faults:
+        raise Refused("\n".join(faults))
+    return warnings
+
+
+def refuse(faults: list[str]) -> None:
+    """Raise Refused if there are faults; of many, the first twenty are named."""
+    if len(faults) > 20:
+        faults = [*faults[:20], f"and {len(faults) - 20} more like these"]
+    if faults:
+        raise Refused("\n".join(faults))
 
 
 def part_of(name: str, is_link: bool) -> str:
@@ -147,7 +178,18 @@ def files_below(root: Path) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def check_manifest(tree: Path, commit: str) -> None:
+def unpack(archive: Path, tree: Path) -> None:
+    """Unpack the archive and remove it. Raises Refused if it cannot be unpacked."""
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # since CPython 3.11.4
+            tar.extractall(tree, numeric_owner=True)
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise Refused(f"{archive} cannot be unpacked: {error}") from None
+    archive.unlink()  # room for the package: rattler-build keeps the work folder while it packs
+
+
+def check_manifest(tree: Path, commit: str) -> list[str]:
     """Raises Refused unless the tree was built from the TheRock commit that the recipe names."""
     try:
         found = json.loads((tree / MANIFEST).read_text())["the_rock_commit"]
@@ -155,6 +197,24 @@ def check_manifest(tree: Path, commit: str) -> None:
         raise Refused(f"{MANIFEST} is not a TheRock manifest: {error!r}") from None
     if found != commit:
         raise Refused(f"{MANIFEST} names TheRock commit {found}, the recipe {commit}")
+    return []
+
+
+def check_names(tree: Path) -> list[str]:
+    """Raises Refused for files that no rule assigns, and links of the tree that lead out of it."""
+    faults = []
+    for name, path in files_below(tree).items():
+        try:
+            part = part_of(name, path.is_symlink())
+        except Refused as refused:
+            faults.append(str(refused))
+            continue
+        if path.is_symlink() and part != "drop":
+            target = path.readlink()
+            if target.is_absolute() or not path.exists():
+                faults.append(f"{name} is a link to {target}, which is not in the tree")
+    refuse(faults)
+    return []
 
 
 def needed(path: Path) -> set[str]:
@@ -177,15 +237,9 @@ def prune(tree: Path) -> list[str]:
         path.unlink()
         gone.append(name)
 
-    found = files_below(tree)
-    dropped = {name for name, path in found.items() if part_of(name, path.is_symlink()) == "drop"}
-    for name, path in found.items():
-        if path.is_symlink() and name not in dropped:
-            target = path.readlink()
-            if target.is_absolute() or not path.exists():
-                raise Refused(f"{name} is a link to {target}, which is not in the tree")
-    for name in sorted(dropped):
-        remove(name, found[name])
+    for name, path in files_below(tree).items():
+        if part_of(name, path.is_symlink()) == "drop":
+            remove(name, path)
     for name, path in unloaded(files_below(tree)).items():
         remove(name, path)
     # links to what went; a link to such a link only dangles in the next round
@@ -200,7 +254,9 @@ def unloaded(found: dict[str, Path]) -> dict[str, Path]:
     optional = re.compile(rf"{SYSDEPS}/[^/]+\.so|{CHOLMOD}")
     bundled = {n: p for n, p in found.items() if optional.match(n)}
     rest = [p for n, p in found.items() if n not in bundled and not p.is_symlink()]
-    wanted, todo = set(), set().union(*map(needed, rest))
+    names = {p.name for p in bundled.values()}
+    opened = {n for n in names if any(fnmatchcase(n, pattern) for pattern in OPENED_SYSDEPS)}
+    wanted, todo = set(), opened.union(*map(needed, rest))
     while todo:
         wanted |= todo
         paths = [p.resolve() for p in bundled.values() if p.name in todo]
@@ -212,12 +268,11 @@ def unloaded(found: dict[str, Path]) -> dict[str, Path]:
 def mend_paths(tree: Path) -> list[str]:
     """Makes paths of AMD's build machine relative to the file; returns the names of changed files.
 
-    CMake refuses include folders that do not exist, and pkg-config passes them on. Raises Refused
-    for a path of that machine that is not of a known form.
+    CMake refuses include folders that do not exist, and pkg-config passes them on.
     """
     changed = []
     for name, path in files_below(tree).items():
-        if path.suffix not in (".cmake", ".pc") or path.is_symlink():
+        if path.suffix not in CONFIG_FILES or path.is_symlink():
             continue
         here = "${pcfiledir}" if path.suffix == ".pc" else "${CMAKE_CURRENT_LIST_DIR}"
         root = "/".join([here, *[".."] * name.count("/")])
@@ -228,30 +283,34 @@ def mend_paths(tree: Path) -> list[str]:
 
         text = path.read_text(errors="surrogateescape")
         new = SYSTEM_ENTRY.sub("", BUILD_PATH.sub(inside, text))
-        if left := LEFTOVER.search(COMMENT.sub("", new)):
-            raise Refused(f"{name} names {left[0]}, of AMD's build machine and not of the prefix")
         if new != text:
             path.write_text(new, errors="surrogateescape")
             changed.append(name)
     return changed
 
 
-def outside(tree: Path) -> list[str]:
-    """A line for each other text file that names a path of AMD's build machine.
+def check_paths(tree: Path) -> list[str]:
+    """Find paths of AMD's build machine that are left, after mend_paths.
 
-    Scripts and headers: nothing reads these paths before a user calls the script. Licences and
-    other documents may name what they like.
+    Raises Refused for one in a CMake or pkg-config file; returns a line for each other text file,
+    such as a script: nothing reads it before a user calls that. Documents may name what they like.
     """
-    lines = []
+    faults, warnings = list[str](), list[str]()
     for name, path in files_below(tree).items():
-        skipped = path.suffix in (".cmake", ".pc") or name.startswith("share/doc/")
-        if skipped or path.is_symlink() or path.stat().st_size > TEXT:
+        is_config = path.suffix in CONFIG_FILES
+        if path.is_symlink() or not is_config and name.startswith("share/doc/"):
+            continue
+        if not is_config and path.stat().st_size > TEXT:
             continue
         data = path.read_bytes()
         text = "" if b"\0" in data else COMMENT.sub("", data.decode(errors="replace"))
-        if left := LEFTOVER.search(text):
-            lines.append(f"{name} names {left[0]}, which is not in the prefix")
-    return lines
+        left = LEFTOVER.search(text)
+        if left and is_config:
+            faults.append(f"{name} names {left[0]}, of AMD's build machine and not of the prefix")
+        elif left:
+            warnings.append(f"{name} names {left[0]}, which is not in the prefix")
+    refuse(faults)
+    return warnings
 
 
 def unmet_targets(tree: Path) -> list[str]:
@@ -290,31 +349,41 @@ def require_loadable(files: dict[str, Path]) -> list[str]:
             for library in (sorted(needed(path)) if path.is_file() else ())
             if library not in have and not is_glibc(library)
         ]
-        if lines and part != "devel":
-            raise Refused("\n".join(lines))
+        if part != "devel":
+            refuse(lines)
     return lines
 
 
-def check_contents(tree: Path) -> None:
-    """Raises Refused if the tree lacks what other packages need; all may read MIOpen's data."""
-    for pattern in EXPECTED:
-        if not any(tree.glob(pattern)):
-            raise Refused(f"the tree has no {pattern}, which other packages need")
+def check_contents(tree: Path) -> list[str]:
+    """Raises Refused if the tree lacks what other packages need, or a place of link_runtime."""
+    faults = [
+        f"the tree has no {pattern}, which other packages need"
+        for pattern in EXPECTED
+        if not any(tree.glob(pattern))
+    ]
     if not any(tree.glob(f"{CHOLMOD}*")):
-        raise Refused(f"nothing needs {CHOLMOD}: take its GPL out of rocm-sdk-libraries' licence")
+        faults.append(f"nothing needs {CHOLMOD}: take its GPL out of rocm-sdk-libraries' licence")
+    for name in RUNTIME_LINKS:
+        if os.path.lexists(tree / name):
+            faults.append(f"{name} already exists; its rule in tree.py is out of date")
+    refuse(faults)
+    if any(tree.glob(f"share/miopen/db/{ARCH}*.fdb.txt")):
+        return []
+    return [f"no find-db of MIOpen for {ARCH}: it searches each convolution at its first use"]
+
+
+def open_miopen(tree: Path) -> None:
+    """Let all read MIOpen's data: in some builds of AMD's only the owner may (ROCm/TheRock#4954)."""
     for path in (tree / "share/miopen").rglob("*"):
-        # some builds of AMD's have files there that only their owner may read (ROCm/TheRock#4954)
-        path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
-    if not any(tree.glob(f"share/miopen/db/{ARCH}*.fdb.txt")):
-        print(f"no find-db of MIOpen for {ARCH}: it searches each convolution at its first use")
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
 
 
 def link_runtime(tree: Path, prefix: Path) -> None:
     """Links to conda's libstdc++ and libgcc_s, so that no host library is found first."""
     for name in RUNTIME_LINKS:
         path = tree / name
-        if path.exists() or path.is_symlink():
-            raise Refused(f"{name} already exists; its rule in tree.py is out of date")
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(os.path.relpath(prefix / "lib" / path.name, path.parent))
 
 
@@ -334,23 +403,29 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def stage(source: Path, prefix: Path, commit: str) -> None:
-    """Turns an unpacked distribution into PREFIX/opt/rocm and prints what changed."""
-    check_manifest(source, commit)
+def stage(prefix: Path, commit: str) -> list[str]:
+    """Turn a distribution, unpacked in PREFIX/opt/rocm, into the tree of all packages.
+
+    Returns what changed, and warnings. Raises Refused with all that is wrong with it.
+    """
     tree = prefix / ROOT
-    tree.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(source, tree)
+    gather([partial(check_manifest, tree, commit), partial(check_names, tree)])
     gone = prune(tree)
     changed = mend_paths(tree)
-    check_contents(tree)
-    warnings = require_loadable(files_below(tree)) + outside(tree) + unmet_targets(tree)
+    open_miopen(tree)
+    checks = (check_contents, check_paths, unmet_targets)
+    warnings = gather(
+        [partial(require_loadable, files_below(tree)), *(partial(check, tree) for check in checks)]
+    )
     link_runtime(tree, prefix)
     names = {n: p for n, p in files_below(tree).items() if n != SUMS and not p.is_symlink()}
     (tree / SUMS).write_text("".join(f"{sha256(path)}  {n}\n" for n, path in names.items()))
-    print(f"{len(names)} files in {ROOT}, {len(gone)} files dropped:")
-    print(*gone, sep="\n")
-    print("changed:", *changed)
-    print(*(f"warning: {line}" for line in warnings), sep="\n")
+    return [
+        f"{len(names)} files in {ROOT}, {len(gone)} files dropped:",
+        *gone,
+        f"changed: {' '.join(changed)}",
+        *(f"warning: {line}" for line in warnings),
+    ]
 
 
 def keep(prefix: Path, part: str, licenses: Path) -> None:
@@ -371,17 +446,17 @@ def keep(prefix: Path, part: str, licenses: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    staging = commands.add_parser("stage")
-    staging.add_argument("source", type=Path)
-    staging.add_argument("prefix", type=Path)
-    staging.add_argument("commit")
-    keeping = commands.add_parser("keep")
-    keeping.add_argument("prefix", type=Path)
-    keeping.add_argument("part", choices=PARTS)
-    keeping.add_argument("licenses", type=Path)
-    options = vars(parser.parse_args())
-    {"stage": stage, "keep": keep}[options.pop("command")](**options)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("prefix", type=Path)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("commit")
+    parser.add_argument("licenses", type=Path)
+    options = parser.parse_args()
+    unpack(options.archive, options.prefix / ROOT)
+    report = stage(options.prefix, options.commit)
+    if options.part == PARTS[0]:  # the others would say the same
+        print(*report, sep="\n")
+    keep(options.prefix, options.part, options.licenses)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,12 @@ TEXTS = {
 SHARED = {
     "lib/rocm_sysdeps/lib/librocm_sysdeps_elf.so.1": [],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_z.so.1": [],
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_va.so.2": [],
+    # VA-API's driver, which libva opens by its name in its own folder, and what it needs
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_gallium_drv_video.so": ["librocm_sysdeps_drm.so.2"],
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_drm.so.2": [],
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_numa.so.1": [],  # rocSHMEM opens it
+    "lib/librocdecode.so.1": ["librocm_sysdeps_va.so.2"],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_gmp.so.10": [],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_mpfr.so.6": ["librocm_sysdeps_gmp.so.10"],
     "lib/llvm/lib/libLLVM.so.23.0": ["librocm_sysdeps_z.so.1"],
@@ -69,6 +75,9 @@ LINKS = {
     "lib/librocblas.so.5": "librocblas.so.5.0",
     "lib/librocblas.so": "librocblas.so.5",
     "lib/rocm_sysdeps/lib/librocm_sysdeps_gmp.so": "librocm_sysdeps_gmp.so.10",
+    "lib/rocm_sysdeps/lib/libgallium_drv_video.so": "librocm_sysdeps_gallium_drv_video.so",
+    "lib/rocm_sysdeps/lib/radeonsi_drv_video.so": "libgallium_drv_video.so",
+    "lib/rocm_sysdeps/lib/libnuma.so": "librocm_sysdeps_numa.so.1",
     "lib/libMIOpen.so": "libMIOpen.so.1.0",
     "lib/libMIOpenCKGroupedConv_gfx1151.so": "libMIOpenCKGroupedConv_gfx1151.so.1.0",
     "lib/librocprofiler-sdk.so": "librocprofiler-sdk.so.1",

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
@@ -31,11 +32,15 @@ TEST_HOURS = 2  # limit of a test; the longest takes minutes. costs.yaml may giv
 def test(packages: list[str], channel: list[str], hours: float = TEST_HOURS) -> None:
     """Run the tests inside each package; raises RuntimeError that names those that failed.
 
+    What passes is offered to the package cache, for the environments of what comes after it: not
+    before, since rattler-build unpacks the package that it tests in any case.
+
     A test that takes longer than `hours` ends this process by SIGALRM: rattler-build holds the GIL,
     so that no handler would run. The line that names the test is then the log's last.
     """
-    failed = []
-    for package in map(Package.from_file, packages):
+    failed = list[str]()
+    for package in map(open_package, packages):
+        before = len(failed)
         for index in range(package.test_count):
             number = f"{index + 1} of {package.test_count}"
             print(f"== test {number}: {package.filename}, limit {hours:g} hours", flush=True)
@@ -51,8 +56,25 @@ def test(packages: list[str], channel: list[str], hours: float = TEST_HOURS) -> 
             print(*output, sep="\n", flush=True)
             if not passed:
                 failed.append(f"{package.name} test {index + 1}")
+        if len(failed) == before:
+            cache.offer(Path(package.path))
     if failed:
         raise RuntimeError(f"failed: {', '.join(failed)}")
+
+
+def open_package(path: str) -> Package:
+    """Open a package whose tests are read, and remove what rattler-build unpacks to read them.
+
+    It would keep the files, gigabytes with rocm-sdk, until the last test has ended.
+    """
+    package, usual = Package.from_file(path), os.environ["TMPDIR"]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = folder
+        try:
+            _ = package.test_count  # reads the tests, once
+        finally:
+            os.environ["TMPDIR"] = usual
+    return package
 
 
 def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:

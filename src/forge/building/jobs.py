@@ -99,6 +99,7 @@ def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[No
     streams: dict[tuple[Path, int], BinaryIO] = {}
     log.touch()
     while True:
+        ended = _ended(output)
         logs = filter(Path.is_file, output.glob("bld/*/work/conda_build.log"))
         for file in [*logs, output / ENGINE_LOG]:
             with contextlib.suppress(FileNotFoundError):  # its output has ended
@@ -119,4 +120,14 @@ def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[No
                 raise Failed(f"cannot write {log}: {error.strerror}. Make room") from None
             for text in new.decode(errors="replace").splitlines():
                 line(text)
+        for folder in ended:  # its log was read
+            shutil.rmtree(folder, ignore_errors=True)
         yield
+
+
+def _ended(output: Path) -> list[Path]:
+    """List the folders of the outputs that are packed: all but the one whose work began last."""
+    works = output.glob("bld/*/work")
+    with contextlib.suppress(FileNotFoundError):  # just made anew
+        return [work.parent for work in sorted(works, key=lambda work: work.stat().st_ctime_ns)[:-1]]
+    return []

@@ -135,7 +135,7 @@ class Builder:
                 self.display.phase(f"{name}: testing")
                 log = self.project.logs / f"{name}.test.log"
                 log.unlink(missing_ok=True)
-                self._test(name, {self.channel.path(output) for output in step.outputs}, log)
+                self._test(name, [self.channel.path(output) for output in step.outputs], log)
         return results
 
     @contextlib.contextmanager
@@ -157,7 +157,7 @@ class Builder:
     def _build(self, step: Step, label: str) -> None:
         name = step.recipe.name
         output, log = self.project.staging / name, self.project.logs / f"{name}.log"
-        expected = {output / out.subdir / out.file_name for out in step.outputs}
+        expected = [output / out.subdir / out.file_name for out in step.outputs]
         # Names are content: what an earlier run built to the end only has to be tested.
         whole = output / f"whole-{self.package_format}"
         if not (whole.exists() and all(path.exists() for path in expected)):
@@ -172,17 +172,15 @@ class Builder:
                 "package_format": self.package_format,
             }  # fmt: skip
             self.run_job(job, log)
-            if (built := set(output.glob("*/*.conda"))) != expected:
-                raise Failed(f"built {sorted(built)}, but the plan said {sorted(expected)}")
+            if (built := sorted(output.glob("*/*.conda"))) != sorted(expected):
+                raise Failed(f"built {built}, but the plan said {sorted(expected)}")
             whole.touch()
         for made in MADE:
             shutil.rmtree(output / made, ignore_errors=True)
-        for package in expected:  # for each test's environment to link
-            cache.offer(package)
         self.display.phase(f"{label}: testing")
-        self._test(name, expected, log, output.as_uri())
         os.environ["TMPDIR"] = str(self.project.staging)  # rattler-build unpacks to count
-        tests = {path: Package.from_file(path).test_count for path in sorted(expected)}
+        tests = {path: Package.from_file(path).test_count for path in expected}
+        self._test(name, expected, log, output.as_uri())
         with self.adding:
             self.channel.add(tests, step.digest)
         shutil.rmtree(output, ignore_errors=True)
@@ -198,9 +196,9 @@ class Builder:
             write_text(_reason_file(self.project, step), f"{step.digest_value}\n{error}")
             raise
 
-    def _test(self, name: str, packages: set[Path], log: Path, *channels: str) -> None:
+    def _test(self, name: str, packages: list[Path], log: Path, *channels: str) -> None:
         channel = [*channels, self.channel.folder.as_uri(), self.base.channel]
-        job = {"action": "test", "packages": sorted(map(str, packages)), "channel": channel}
+        job = {"action": "test", "packages": [*map(str, packages)], "channel": channel}
         cost = costs(self.project, self.base).get(name, {})
         if "test_hours" in cost:
             job["hours"] = cost["test_hours"]

@@ -51,7 +51,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
 
 
 def offer(archive: Path) -> None:
-    """Have rattler's own cache hold a large package that was made here, if there is room for it.
+    """Have rattler's own cache hold a large package that passed its tests, if there is room for it.
 
     Otherwise rattler-build unpacks it again for each test of another package, gigabytes with
     pytorch: it fills the cache for builds alone.
@@ -59,7 +59,9 @@ def offer(archive: Path) -> None:
     if archive.stat().st_size < LARGE:
         return
     with suppress(OSError, ForgeError):
-        _put(archive, bytes.fromhex(sha256_file(archive)), cache_folder())
+        sha256, cache = bytes.fromhex(sha256_file(archive)), cache_folder()
+        if not _valid(archive, sha256, cache):
+            _put(archive, sha256, cache)
 
 
 def _put(archive: Path, sha256: bytes, cache: Path) -> Package:

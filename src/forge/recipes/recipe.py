@@ -134,7 +134,8 @@ def prepare(
         tree = recipe.path.parent / source["path"]
         tree = tree if tree.is_dir() else tree.parent
     else:
-        tree = cache.prefill(source_of(recipe, source), folder, None if whole else names)
+        packed = "file_name" in source  # rattler-build leaves an archive with a name as it is
+        tree = cache.prefill(source_of(recipe, source), folder, None if whole else names, packed)
     return patching.apply(tree, files) if files else ""
 
 

@@ -179,11 +179,18 @@ class SourceCache:
             return "whole" if sha256_file(path) == source.sha256 else "changed"
         return "partial" if _partial(path).exists() else "absent"
 
-    def prefill(self, source: Source, folder: Path, only: Collection[str] | None = None) -> Path:
+    def prefill(
+        self,
+        source: Source,
+        folder: Path,
+        only: Collection[str] | None = None,
+        packed: bool = False,
+    ) -> Path:
         """Put a source where rattler-build 0.73 looks before it downloads (`OUTPUT/src_cache`).
 
-        Returns the folder of its files; `only` is for `unpack`. The layout: its crate
-        rattler_build_source_cache; times only serve its clean-up. Raises Refused as `unpack` does.
+        Returns the folder of its files; `only` is for `unpack`, which a `packed` source is spared.
+        The layout: its crate rattler_build_source_cache; times only serve its clean-up. Raises
+        Refused as `unpack` does.
         """
         path, key = self.path(source), cache_key(source.url, source.digest)
         if self.state(source) != "whole":
@@ -199,7 +206,7 @@ class SourceCache:
         else:
             (folder / name).symlink_to(path.resolve())
             entry |= {"source_type": "url", "cache_path": name}
-            if name.endswith(ARCHIVES):
+            if name.endswith(ARCHIVES) and not packed:
                 tree = folder / f"{key}_extracted"
                 unpack(path, tree, only)
                 entry["extracted_path"] = tree.name
