@@ -12,7 +12,8 @@ source checks/max_jobs.sh
 # build HIP operators on a machine without a GPU
 export FORCE_CUDA=1
 export TORCHVISION_INCLUDE="$PREFIX/include" TORCHVISION_LIBRARY="$PREFIX/lib"
-# hardware decoders: the SDK lacks their libraries, and CMake would find the build machine's
+# Hardware decoders: two are NVIDIA's. rocJPEG is in the SDK, but off in upstream's wheels for ROCm
+# too, and nothing here can execute it; setup.py takes it wherever its header is.
 export TORCHVISION_USE_NVJPEG=0 TORCHVISION_USE_ROCJPEG=0 TORCHVISION_USE_VIDEO_CODEC=0
 export BUILD_VERSION="$PKG_VERSION"
 

@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from support import sdk_tree
-from support.project import MiniProject
+from support.project import CHECKOUT, MiniProject
 from support.recipe_checks import RECIPES, load, run
 
 from forge.conda.package import Package
@@ -330,3 +332,58 @@ def test_packages(sdk_project: MiniProject) -> None:
     assert "lib/host-math/lib/libcholmod.so.5" in {n.partition("rocm/")[2] for n in package.payload}
     assert "GPL-2.0-or-later" in package.index["license"].split()
     assert b"GNU GENERAL PUBLIC LICENSE" in package.info["licenses/GPL-2.0.txt"]
+
+
+def configured(tmp_path: Path, *lost: str, elsewhere: str = "") -> subprocess.CompletedProcess[str]:
+    """Configure compiler_test with files of packages that say nothing, without those `lost`."""
+    rocm, other = tmp_path / "prefix/opt/rocm", tmp_path / "other"
+    for name in cmake_packages():
+        place = other if name == elsewhere else rocm
+        config = place / "lib/cmake" / name / f"{name}-config.cmake"
+        if name not in lost:
+            config.parent.mkdir(parents=True)
+            config.touch()
+    if "roctx64" not in lost:
+        (rocm / "lib/libroctx64.so").touch()
+    return subprocess.run(
+        ["cmake", "-S", RECIPE / "compiler_test", "-B", tmp_path / "found"],
+        env=os.environ | {"ROCM_PATH": str(rocm), "CMAKE_PREFIX_PATH": f"{other}:{rocm}"},
+        text=True, capture_output=True, check=False,
+    )  # fmt: skip
+
+
+def cmake_packages() -> list[str]:
+    """The packages that compiler_test asks CMake for."""
+    text = (RECIPE / "compiler_test/CMakeLists.txt").read_text()
+    return re.search(r"foreach\(name IN ITEMS ([^)]*)\)", text)[1].split()
+
+
+def test_cmake_is_asked_for_what_torch_asks_for(host_base: None) -> None:
+    """By the LoadHIP.cmake of torch's own wheel, which the host base is made of."""
+    (version,) = yaml.safe_load((CHECKOUT / "variants.yaml").read_text())["pytorch"]
+    (wheel,) = CHECKOUT.glob(f"build/sources/*/torch-{version}-*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        text = opened.read("torch/share/cmake/Caffe2/public/LoadHIP.cmake").decode()
+    required = set(re.findall(r"find_package_and_print_version\((\S+) REQUIRED", text))
+    assert len(required) == 18 and required | {"rccl"} == set(cmake_packages())
+    assert "find_library(ROCM_ROCTX_LIB roctx64 " in text
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs CMake")
+@pytest.mark.parametrize(
+    ("lost", "elsewhere", "message"),
+    [
+        (("rocthrust", "hiprtc"), "", ["rocthrust is not found", "hiprtc is not found"]),
+        (("roctx64",), "", ["libroctx64.so is not found"]),
+        ((), "hipfft", ["hipfft is found in ", ", not below "]),
+        ((), "", []),
+    ],
+)
+def test_what_cmake_finds(
+    tmp_path: Path, lost: tuple[str, ...], elsewhere: str, message: list[str]
+) -> None:
+    done = configured(tmp_path, *lost, elsewhere=elsewhere)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == bool(message), said
+    for part in message:
+        assert part in said
