@@ -79,12 +79,20 @@ def test_what_a_killed_process_left_goes(made: Path) -> None:
 
 
 def test_what_a_killed_check_of_patches_left_goes(made: Path, tmp_path: Path) -> None:
-    """There is one kind of temporary folder; a conversion's, in wheels.py, is in its job's."""
+    """There is one kind of temporary folder; those of wheels.py and engine.py are in a job's."""
     (left := cache_folder() / ".forge-left").mkdir(parents=True)
     assert patching.apply(tmp_path, []) == "" and not left.exists()
     makers = re.compile(r"TemporaryDirectory\(|mkdtemp")
     files = (CHECKOUT / "src").rglob("*.py")
-    assert {f.name for f in files if makers.search(f.read_text())} == {"package.py", "wheels.py"}
+    found = {f.name for f in files if makers.search(f.read_text())}
+    assert found == {"package.py", "wheels.py", "engine.py"}
+
+
+def test_what_is_there_is_not_unpacked_again(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test of a channel's package would, gigabytes of it."""
+    cache.offer(made)
+    monkeypatch.setattr(cache, "unpack", lambda *_: pytest.fail("unpacked"))
+    cache.offer(made)
 
 
 def test_small_packages_are_not_offered(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,3 +168,19 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
         said = staging + (one if any(looks[3:6]) else b"") + two
         assert log.read_bytes() == said, looks
         assert "".join(seen) == said.decode().replace("\n", "")
+
+
+def test_what_an_output_leaves_goes_once_the_next_one_begins(tmp_path: Path) -> None:
+    """With several outputs of gigabytes. Its log is read first; a name says nothing of the order."""
+    log, seen = tmp_path / "log", list[str]()
+    follower = jobs._follow(tmp_path, log, seen.append)
+    folders = [tmp_path / "bld" / name for name in ("rattler-build_z_1", "rattler-build_a_1")]
+    for folder in folders:
+        for part in ("work", "host_env_placehold"):
+            (folder / part).mkdir(parents=True)
+            (folder / part / "large").write_text("large")
+        (folder / "work/conda_build.log").write_text(f"+ {folder.name}\n")
+        next(follower)
+        assert folder.is_dir()
+    assert not folders[0].exists() and (folders[1] / "host_env_placehold/large").exists()
+    assert seen == ["+ rattler-build_z_1", "+ rattler-build_a_1"]

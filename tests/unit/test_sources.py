@@ -2,6 +2,7 @@
 """What recipes may name as a source, and where its file is found: pip's configuration decides."""
 
 import hashlib
+import json
 import os
 import shutil
 import ssl
@@ -9,6 +10,7 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -22,10 +24,10 @@ from support.servers import served
 from unearth import Link
 
 from forge.errors import ForgeError, NotAttempted, Refused
-from forge.files import write_text
+from forge.files import sha256_file, write_text
 from forge.project import Project
 from forge.recipes.plan import every_source
-from forge.recipes.recipe import sources_of
+from forge.recipes.recipe import prepare, sources_of
 from forge.sources import cache, download
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL, Source, SourceCache
 
@@ -197,6 +199,24 @@ def test_any_repository_with_the_commit_will_do(tmp_path: Path, how: str) -> Non
     assert (tree / "text").read_text() == "second\n"
     with pytest.raises(ForgeError, match="no recipe names"):
         kept.add(tmp_path / "other", [Source(source.url, "", commit="0" * 40)])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_archive_stays_packed_where_its_recipe_says_so(tmp_path: Path, packed: bool) -> None:
+    """By `file_name`, as rattler-build has it: of a large one there are no two trees."""
+    (tmp_path / "text").write_text("text")
+    archive = shutil.make_archive(str(tmp_path / "demo"), "gztar", tmp_path, "text")
+    source = Source("https://upstream.invalid/demo.tar.gz", sha256_file(Path(archive)))
+    kept = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
+    kept.add(Path(archive), [source])
+    recipe = SimpleNamespace(path=tmp_path / "recipe.yaml", sources=[], extra={})
+    data = {"url": source.url, "sha256": source.sha256} | ({"file_name": "a"} if packed else {})
+    folder = tmp_path / "src_cache"
+    assert prepare(recipe, data, kept, folder) == ""
+    (entry,) = (folder / ".metadata").glob("*.json")
+    described = json.loads(entry.read_text())
+    assert (folder / described["cache_path"]).samefile(kept.path(source))
+    assert ("extracted_path" in described) == any(folder.glob("*_extracted")) == (not packed)
 
 
 def test_a_file_that_no_recipe_names(tmp_path: Path) -> None:
