@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lay out in PREFIX/opt/rocm what one package gets of TheRock's distribution, and all licence texts.
+"""Lay out in PREFIX/opt/rocm what one package gets of TheRock's distribution.
 
-usage: tree.py ARCHIVE PREFIX core|libraries|devel COMMIT LICENSES; the archive is removed
+usage: tree.py ARCHIVE PREFIX core|libraries|devel COMMIT LICENSES. The archive is removed. Every
+licence text goes to the folder LICENSES.
 
 ELF files stay as AMD built them: kpack-split libraries do not survive patchelf or strip. Which file
 goes where is decided here alone, so each is in exactly one package, and SHA256SUMS, which covers
@@ -116,8 +117,8 @@ OPENED = (
     "lib/libamdhip64", "lib/libamd_smi", "lib/libMIOpen", "lib/libhsa-amd-aqlprofile64",
     "lib/librocprofiler-sdk.so", "lib/librocprofiler-sdk-attach",
 )  # fmt: skip
-# Bundled libraries that are opened at run time, and so needed by no file: VA-API's drivers, by libva
-# for rocDecode and rocJPEG, and libnuma, by rocSHMEM.
+# Bundled libraries that no file needs, because they are opened at run time: VA-API's drivers, by
+# libva for rocDecode and rocJPEG, and libnuma, by rocSHMEM.
 OPENED_SYSDEPS = ("*_drv_video.so", "*numa.so*")
 # SuiteSparse's sparse Cholesky: up to 10.0 at least, TheRock builds it with its GPL-2.0-or-later
 # modules (no CHOLMOD_GPL=OFF), and libhipsolver against it (BUILD_WITH_SPARSE=ON).
@@ -298,9 +299,9 @@ def check_paths(tree: Path) -> list[str]:
     faults, warnings = list[str](), list[str]()
     for name, path in files_below(tree).items():
         is_config = path.suffix in CONFIG_FILES
-        if path.is_symlink() or not is_config and name.startswith("share/doc/"):
+        if path.is_symlink():
             continue
-        if not is_config and path.stat().st_size > TEXT:
+        if not is_config and (name.startswith("share/doc/") or path.stat().st_size > TEXT):
             continue
         data = path.read_bytes()
         text = "" if b"\0" in data else COMMENT.sub("", data.decode(errors="replace"))
@@ -373,7 +374,7 @@ def check_contents(tree: Path) -> list[str]:
 
 
 def open_miopen(tree: Path) -> None:
-    """Let all read MIOpen's data: in some builds of AMD's only the owner may (ROCm/TheRock#4954)."""
+    """Let all read MIOpen's data: in some builds of AMD's only its owner may (TheRock#4954)."""
     for path in (tree / "share/miopen").rglob("*"):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))

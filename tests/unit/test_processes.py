@@ -171,9 +171,9 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
 
 
 def test_what_an_output_leaves_goes_once_the_next_one_begins(tmp_path: Path) -> None:
-    """With several outputs of gigabytes. Its log is read first; a name says nothing of the order."""
+    """With several outputs of gigabytes. Its log is read first; no name says the order."""
     log, seen = tmp_path / "log", list[str]()
-    follower = jobs._follow(tmp_path, log, seen.append)
+    follower = jobs._watch(tmp_path, log, seen.append)
     folders = [tmp_path / "bld" / name for name in ("rattler-build_z_1", "rattler-build_a_1")]
     for folder in folders:
         for part in ("work", "host_env_placehold"):

@@ -54,7 +54,7 @@ def run_job(  # noqa: C901 (a job from its start to its end)
         )  # fmt: skip
     (output / SESSION).write_text(str(child.pid))
     try:
-        follower, seen = _follow(output, log, line), set[int]()
+        follower, seen = _watch(output, log, line), set[int]()
         for polls in itertools.count(1):
             ended = child.poll() is not None
             next(follower)
@@ -99,7 +99,6 @@ def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[No
     streams: dict[tuple[Path, int], BinaryIO] = {}
     log.touch()
     while True:
-        ended = _ended(output)
         logs = filter(Path.is_file, output.glob("bld/*/work/conda_build.log"))
         for file in [*logs, output / ENGINE_LOG]:
             with contextlib.suppress(FileNotFoundError):  # its output has ended
@@ -120,14 +119,26 @@ def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[No
                 raise Failed(f"cannot write {log}: {error.strerror}. Make room") from None
             for text in new.decode(errors="replace").splitlines():
                 line(text)
-        for folder in ended:  # its log was read
+        yield
+
+
+def _watch(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[None]:
+    """Follow the logs, and remove the folder of each output that is packed, once its log is read.
+
+    rattler-build keeps them all, for the logs: gigabytes each with rocm-sdk.
+    """
+    follower = _follow(output, log, line)
+    while True:
+        packed = _packed(output)
+        next(follower)
+        for folder in packed:
             shutil.rmtree(folder, ignore_errors=True)
         yield
 
 
-def _ended(output: Path) -> list[Path]:
-    """List the folders of the outputs that are packed: all but the one whose work began last."""
-    works = output.glob("bld/*/work")
-    with contextlib.suppress(FileNotFoundError):  # just made anew
-        return [work.parent for work in sorted(works, key=lambda work: work.stat().st_ctime_ns)[:-1]]
+def _packed(output: Path) -> list[Path]:
+    """List the folders of all outputs but the one that was worked on last."""
+    with contextlib.suppress(FileNotFoundError):  # one of them is just made anew
+        works = sorted(output.glob("bld/*/work"), key=lambda work: work.stat().st_ctime_ns)
+        return [work.parent for work in works[:-1]]
     return []

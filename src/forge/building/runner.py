@@ -26,7 +26,6 @@ from forge.bases import Base
 from forge.building.display import Display
 from forge.building.jobs import run_job
 from forge.building.preflight import costs, fits
-from forge.conda import cache
 from forge.conda.local import Channel
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import write_text
