@@ -188,6 +188,18 @@ def unpack(archive: Path, tree: Path) -> None:
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise Refused(f"{archive} cannot be unpacked: {error}") from None
     archive.unlink()  # room for the package: rattler-build keeps the work folder while it packs
+    open_tree(tree)
+
+
+def open_tree(tree: Path) -> None:
+    """Let all read every file and folder, and the owner write to the folders.
+
+    In some builds of AMD's only the owner may read MIOpen's data (ROCm/TheRock#4954).
+    """
+    for place, folders, files in os.walk(tree):
+        for path in [Path(place, name) for name in [*folders, *files]]:
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() else path.stat().st_mode | 0o444)
 
 
 def check_manifest(tree: Path, commit: str) -> list[str]:
@@ -373,13 +385,6 @@ def check_contents(tree: Path) -> list[str]:
     return [f"no find-db of MIOpen for {ARCH}: it searches each convolution at its first use"]
 
 
-def open_miopen(tree: Path) -> None:
-    """Let all read MIOpen's data: in some builds of AMD's only its owner may (TheRock#4954)."""
-    for path in (tree / "share/miopen").rglob("*"):
-        if not path.is_symlink():
-            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
-
-
 def link_runtime(tree: Path, prefix: Path) -> None:
     """Links to conda's libstdc++ and libgcc_s, so that no host library is found first."""
     for name in RUNTIME_LINKS:
@@ -413,7 +418,6 @@ def stage(prefix: Path, commit: str) -> list[str]:
     gather([partial(check_manifest, tree, commit), partial(check_names, tree)])
     gone = prune(tree)
     changed = mend_paths(tree)
-    open_miopen(tree)
     checks = (check_contents, check_paths, unmet_targets)
     warnings = gather(
         [partial(require_loadable, files_below(tree)), *(partial(check, tree) for check in checks)]

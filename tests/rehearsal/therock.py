@@ -113,12 +113,11 @@ def make(tree: Path, commit: str, version: str) -> None:
 
 
 def manifest(commit: str, version: str) -> dict[str, str]:
-    """The files by which a tree of TheRock's says what it is, and what tree.py expects besides."""
+    """The files by which a tree of TheRock's says what it is."""
     named = {"the_rock_commit": commit, "rehearsal": f"Debian's ROCm {debian.version('hipcc')}"}
     return {
         ".info/version": f"{version}\n",
         "share/therock/therock_manifest.json": json.dumps(named),
-        "share/miopen/db/README": "Debian has none for gfx1151\n",
     }
 
 

@@ -93,7 +93,7 @@ def test_a_cmake_target_without_its_file(tmp_path: Path) -> None:
 
 
 def test_miopens_databases(tmp_path: Path) -> None:
-    """All users may read them; of a tree without one for this GPU, or without any, it is said."""
+    """Of a tree without one for this GPU, or without any, it is said."""
     for name in (*tree.EXPECTED, tree.CHOLMOD):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name.replace("*", "1")).touch()
@@ -101,10 +101,21 @@ def test_miopens_databases(tmp_path: Path) -> None:
     assert line.startswith("no find-db of MIOpen for gfx1151")
     database = tmp_path / "share/miopen/db/gfx1151_20.HIP.fdb.txt"
     database.parent.mkdir(parents=True)
-    database.touch(mode=0o600)
-    tree.open_miopen(tmp_path)
-    assert database.stat().st_mode & 0o777 == 0o644
+    database.touch()
     assert not tree.check_contents(tmp_path)
+
+
+def test_all_may_read_the_tree(tmp_path: Path) -> None:
+    """MIOpen's data came with files for their owner alone. A read-only folder cannot be pruned."""
+    database, program = tmp_path / "miopen/db/data", tmp_path / "miopen/program"
+    database.parent.mkdir(parents=True)
+    database.touch(mode=0o600)
+    program.touch(mode=0o711)
+    (tmp_path / "link").symlink_to("gone")
+    database.parent.chmod(0o500)
+    tree.open_tree(tmp_path)
+    modes = [path.stat().st_mode & 0o777 for path in (database.parent, database, program)]
+    assert modes == [0o755, 0o644, 0o755]
 
 
 @pytest.mark.parametrize(
