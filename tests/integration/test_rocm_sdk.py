@@ -327,6 +327,8 @@ def test_packages(sdk_project: MiniProject) -> None:
     assert log.count("nothing missing") == 4
     for line in ("files dropped:", "$PREFIX core", "$PREFIX libraries", "$PREFIX devel"):
         assert log.count(line) == 1, log
+    (whole,) = sdk_project.channel.glob("*/rocm-sdk-10.0.0-*.conda")
+    assert not [name for name in Package(whole).payload if name.startswith(tree.ROOT)]
     (libraries,) = sdk_project.channel.glob("*/rocm-sdk-libraries-*.conda")
     package = Package(libraries)
     assert "lib/host-math/lib/libcholmod.so.5" in {n.partition("rocm/")[2] for n in package.payload}
