@@ -14,7 +14,7 @@ import pytest
 from strix_validate import skips
 from strix_validate.checks import Check, CheckFailed, RunOptions, State
 from strix_validate.reporting.record import Device
-from strix_validate.serving import endpoint, judges, tiny_llama, tiny_models, vllm_server
+from strix_validate.serving import endpoint, speed, tiny_llama, tiny_models, vllm_server
 from strix_validate.tiers import run_each, serve
 
 ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
@@ -112,9 +112,10 @@ FAULTS = {
         "finish-reason": "expected 'length'", "attention-backend": "names no attention backend",
         "latency": "s to the first token", "stop": "left a process behind",
     },
-    "decode-logprobs": dict.fromkeys(("decode", "prefill", "prefix", "together", "abort"), "0.20"),
+    "decode-logprobs": dict.fromkeys(("decode", "prefill", "prefix", "together", "abort"), "0.20")
+    | {"probabilities": "sum to"},
     "garbage": dict.fromkeys(("completion", "decode", "prefill", "prefix", "together", "abort",
-                              "finish-reason"), ""),
+                              "finish-reason", "probabilities"), ""),
     "http": dict.fromkeys(SERVED - {"start", "graphs", "attention-backend", "stop"}, "HTTP 500"),
     "dies": dict.fromkeys(SERVED, "Engine core initialization failed"),
     "crash": dict.fromkeys({"completion"} | OFFLINE, "Failed to infer device type"),
@@ -213,7 +214,7 @@ SERVER = endpoint.Endpoint("http://127.0.0.1:9", "any")
 
 def test_the_numbers_of_vllm_bench_serve_are_read(bench):
     bench(json.dumps(BENCH))
-    found = judges.bench_serve(SERVER)
+    found = speed.bench_serve(SERVER)
     assert found["output_throughput"] == 160.0 and found["median_ttft_ms"] == 75.0
     assert "ttfts" not in found and "model_id" not in found
 
@@ -231,7 +232,7 @@ def test_the_numbers_of_vllm_bench_serve_are_read(bench):
 def test_what_vllm_bench_serve_cannot_measure_fails(text, status, said, bench):
     bench(text, status)
     with pytest.raises(CheckFailed, match=said):
-        judges.bench_serve(SERVER)
+        speed.bench_serve(SERVER)
 
 
 def test_a_server_that_is_not_there_fails_with_its_address():

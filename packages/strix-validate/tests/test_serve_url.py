@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`serve --url` on servers that are right, each in its own legal way, and on ones that are not."""
 
+import contextlib
 import threading
 import tomllib
 from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
-from strix_validate import skips
+import trained_chat
+import trained_server
+from strix_validate import runner, skips
 from strix_validate.checks import CheckFailed, RunOptions, State
 from strix_validate.reporting.record import Device
-from strix_validate.serving import endpoint, judges
+from strix_validate.serving import costs, endpoint, judges, speed
+from strix_validate.serving.users_server import USERS
 from strix_validate.tiers import serve
-from trained_server import Server
+
+
+@contextlib.contextmanager
+def serving(handler=trained_chat.Handler, **options):
+    """A server of trained_chat that answers meanwhile."""
+    with trained_server.Server(handler=handler, **options) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 @pytest.fixture
@@ -21,8 +33,7 @@ def judged(monkeypatch):
     monkeypatch.setenv("PATH", "")  # no vllm of the machine's
 
     def run(names=None, **options):
-        with Server(**options) as server:
-            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with serving(**options) as server:
             options = RunOptions(url=f"http://127.0.0.1:{server.server_port}/v1", model="any")
             wanted = [c for c in serve.checks() if serve.applies(c, options)]
             if names:
@@ -31,17 +42,42 @@ def judged(monkeypatch):
                 skips.judge(r, Device(type="cpu", architecture="x86_64"))
                 for r in serve.run(wanted, options)
             ]
-            server.shutdown()
         return {result.check.id.removeprefix("serve/url-"): result for result in results}
 
     return run
 
 
-@pytest.mark.parametrize("server", [{}, {"delay": 0.05}, {"fault": "noise"}], ids=str)
-def test_a_right_server_passes(server, judged):
+#: Servers that are right, each in its own legal way, and which of their checks are skipped.
+RIGHT: list[tuple[dict, set[str]]] = [
+    ({}, {"speculation"}),
+    ({"delay": 0.05}, {"speculation"}),
+    ({"fault": "noise"}, {"speculation"}),
+    ({"style": "ties"}, {"speculation"}),
+    ({"drafts": True, "block": 1056}, set()),
+    ({"style": "no-chat"}, {"speculation", "chat", "chat-answer", "tools", "schema"}),
+    ({"style": "no-parser"}, {"speculation", "tools"}),
+    ({"style": "no-tools"}, {"speculation"}),
+    ({"style": "no-system"}, {"speculation"}),
+    ({"style": "no-ids"}, {"speculation"}),
+    ({"context": 1536}, {"speculation", "recall-8192", "recall-32768", "long-together"}),
+    ({"style": "thinks"}, {"speculation"}),
+    ({"style": "thinks-on"}, {"speculation", "chat-answer"}),
+]
+
+
+@pytest.mark.parametrize(("server", "skipped"), RIGHT, ids=[str(server) for server, _ in RIGHT])
+def test_a_right_server_passes(server, skipped, judged):
     found = judged(**server)
     assert found.pop("bench").state is State.SKIPPED
-    assert {r.state for r in found.values()} == {State.PASSED}, found
+    assert {name for name, r in found.items() if r.state is State.SKIPPED} == skipped, found
+    assert {name: r.reason for name, r in found.items() if r.state is State.FAILED} == {}
+
+
+def test_chat_that_is_not_an_interface_is_skipped(judged):
+    """As of a server with completions alone."""
+    found = judged({"chat"}, handler=trained_server.Handler)
+    assert found["chat"].state is State.SKIPPED
+    assert "the server has no chat" in found["chat"].measured["said"]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +85,7 @@ def test_a_right_server_passes(server, judged):
 )
 def test_a_stream_in_each_legal_form_passes(style, judged):
     """By the checks that read streams."""
-    names = {"stop", "streaming", "abort", *(f"load-{load}" for load in judges.LOADS)}
+    names = {"stop", "streaming", "abort", *(f"load-{load}" for load in speed.LOADS)}
     found = judged(names, style=style)
     assert {name: r.state for name, r in found.items()} == dict.fromkeys(names, State.PASSED), found
 
@@ -57,45 +93,132 @@ def test_a_stream_in_each_legal_form_passes(style, judged):
 def test_a_short_context_is_skipped(judged):
     found = judged(context=9000)
     assert {name for name, r in found.items() if r.state is State.SKIPPED} == {
-        "bench", "recall-32768",
+        "bench", "recall-32768", "speculation",
     }  # fmt: skip
     assert not [r for r in found.values() if r.state is State.FAILED]
+
+
+def test_a_block_that_the_context_does_not_hold_is_skipped(judged):
+    found = judged({"prefix"}, context=4096, block=8320)
+    assert found["prefix"].state is State.SKIPPED
+
+
+#: The context of a server whose fault would else be seen in prompts of 8,192 tokens too.
+SHORT = dict.fromkeys(("long-swapped", "hybrid", "drafts-cache"), 8000)
+#: A fault of a server, the checks that it fails, and what their messages name.
+FAULTS: list[tuple[str, set[str], str]] = [
+    ("random", {"text"}, "as random weights do"),
+    ("text-beyond-256", {"text"}, "from token 256 on a known text is guessed"),
+    ("garbage-31", {"prefill"}, "640 are over it"),
+    ("garbage-513", {"prefill"}, "less likely than another"),
+    ("beyond-256", {"recall-8192", "recall-32768"}, "depth"),
+    ("short-window", {"recall-8192", "recall-32768"}, "attention at this length"),
+    ("pairs-swapped", {"recall-8192", "recall-32768"}, "two long prompts at once"),
+    ("context-garbage", {"context"}, "at the end of the context of 40960 tokens"),
+    ("context-logprobs", {"context"}, "at the end of the context of 40960 tokens"),
+    ("context-scores", {"context"}, "at the end of the context of 40960 tokens"),
+    ("swapped", {"together"}, "less likely"),
+    ("twins", {"together"}, "two equal requests at once"),
+    ("long-swapped", {"long-together"}, "of several prompts of 2144 tokens at once"),
+    ("leak", {"prefix"}, "less likely"),
+    ("hybrid", {"prefix"}, "after a beginning of 2208 tokens that came before"),
+    ("drafts-cache", {"prefix", "speculation"}, "less likely"),
+    ("limit", {"together"}, "HTTP 503"),
+    ("no-stop", {"stop"}, "before the stop string"),
+    ("with-stop", {"stop"}, "before the stop string"),
+    ("stream-no-stop", {"stop"}, "before the stop string"),
+    ("finish", {"usage"}, "expected 'length'"),
+    ("usage", {"usage", "prefill", "together", "prefix"}, "usage says"),
+    ("usage-n", {"usage", "sampling"}, "usage"),
+    ("one-more", {"usage", "prefill"}, "were asked for"),
+    ("echo", {"usage"}, "it is an echo"),
+    ("probabilities", {"probabilities"}, "sum to"),
+    ("raw-logits", {"probabilities"}, "differ by"),
+    ("positive-logits", {"probabilities"}, "are no log probabilities"),
+    ("other-listed", {"probabilities"}, "top_logprobs leave out token"),
+    ("logprobs", {"prefill", "together", "prefix", "abort"}, "decoding and prefill differ"),
+    ("greedy", {"sampling"}, "temperature 1 is ignored or wrong"),
+    ("temperature-ignored", {"sampling"}, "temperature 0.25 with top_k 10 is ignored or wrong"),
+    ("top_k-ignored", {"sampling"}, "is ignored or wrong"),
+    ("top_p-ignored", {"sampling"}, "top_p for 3 is ignored or wrong"),
+    ("min_p-ignored", {"sampling"}, "min_p for 3 is ignored or wrong"),
+    ("seed-ignored", {"sampling"}, "the seed is ignored"),
+    ("seed-constant", {"sampling"}, "two seeds give the same tokens"),
+    ("n-equal", {"sampling"}, "all choices of n are equal"),
+    ("n-one", {"sampling", "usage"}, "choices are answered"),
+    ("logit_bias-ignored", {"sampling"}, "logit_bias is ignored"),
+    ("frequency_penalty-ignored", {"penalties"}, "frequency_penalty is ignored"),
+    ("presence_penalty-ignored", {"penalties"}, "presence_penalty is ignored"),
+    ("repetition_penalty-ignored", {"penalties"}, "repetition_penalty is ignored"),
+    ("no-template", {"chat"}, "the chat template is not applied"),
+    ("roles", {"chat"}, "the chat template is not applied"),
+    ("last-only", {"chat"}, "the system message is dropped, the first turn"),
+    ("no-system", {"chat"}, "the system message is dropped"),
+    ("no-history", {"chat"}, "the first turn of the user is forgotten"),
+    ("reversed", {"chat"}, "in another order"),
+    ("not-opened", {"chat"}, "does not open the assistant's turn"),
+    ("chat-garbage", {"chat", "chat-answer"}, "in a chat a token is less likely"),
+    ("chat-usage", {"chat", "chat-answer", "tools"}, "usage of a chat says"),
+    ("chat-one-more", {"chat", "chat-answer"}, "in a chat, max_tokens is"),
+    ("content-null", {"chat-answer", "schema"}, "is null"),
+    ("content-empty", {"chat-answer", "schema"}, "is empty"),
+    ("in-reasoning", {"chat-answer", "schema"}, "is null"),
+    ("early-end", {"chat-answer"}, "in a chat a token is less likely"),
+    ("chat-echo", {"chat-answer"}, "it is an echo"),
+    ("chat-other-text", {"chat-answer"}, "is not the text of its tokens"),
+    ("chat-no-stop", {"chat-answer"}, "before the stop string"),
+    ("chat-lost", {"chat-answer", "schema", "tools"}, "of a streamed chat"),
+    ("chat-one-part", {"chat-answer"}, "in one part"),
+    ("chat-letters", {"schema"}, "content of a streamed chat"),
+    ("calls-as-text", {"tools"}, "no tool_calls with a named tool_choice: the answer is text"),
+    ("auto-as-text", {"tools"}, "a tool call came as text"),
+    ("arguments-object", {"tools"}, "are no string of JSON"),
+    ("arguments-cut", {"tools"}, "are not JSON"),
+    ("arguments-lost", {"tools"}, "loses harbour, day"),
+    ("other-tool", {"tools"}, "a call of 'other'"),
+    ("call-finish", {"tools"}, "finish_reason of a call is 'stop'"),
+    ("no-result", {"tools"}, "the result of a tool is not in the chat's prompt"),
+    ("schema-ignored", {"schema"}, "the JSON schema is ignored"),
+    ("schema-broken", {"schema"}, "breaks the JSON schema"),
+    ("abort", {"abort"}, "less likely"),
+    ("lost", {"streaming"}, "tokens of a stream"),
+    ("doubled", {"streaming"}, "text of a stream"),
+    ("letters", {"streaming"}, "a stream breaks letters in two"),
+    ("stream-usage", {"streaming"}, "usage of a stream"),
+    ("one-part", {"streaming"}, "one part"),
+    ("no-done", {"streaming", "stop"}, "without [DONE]"),
+    ("broken", {"streaming", "stop"}, "broke off"),
+    ("stream-error", {"streaming", "stop"}, "EngineCore died"),
+    ("cut-json", {"streaming", "stop", "abort"}, "not JSON"),
+    ("no-json", {"text", "prefill", "recall-8192", "streaming"}, "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("fault", "failing", "said"), FAULTS, ids=[each[0] for each in FAULTS])
+def test_a_wrong_server_fails_where_it_is_wrong(fault, failing, said, judged):
+    context = SHORT.get(fault, 40_960)
+    found = judged(failing, fault=fault, drafts=fault == "drafts-cache", context=context)
+    assert {name for name, r in found.items() if r.state is State.FAILED} == failing, found
+    assert all(said in result.reason for result in found.values()), found
 
 
 @pytest.mark.parametrize(
     ("fault", "failing", "said"),
     [
-        ("random", {"text"}, "as random weights do"),
-        ("text-beyond-256", {"text"}, "from token 256 on a known text is guessed"),
-        ("garbage-31", {"prefill"}, "300 are over it"),
-        ("beyond-256", {"recall-8192", "recall-32768"}, "depth"),
-        ("short-window", {"recall-8192", "recall-32768"}, "attention at this length"),
-        ("swapped", {"together"}, "less likely"),
-        ("leak", {"prefix"}, "less likely"),
-        ("limit", {"together"}, "HTTP 503"),
-        ("no-stop", {"stop"}, "before the stop string"),
-        ("with-stop", {"stop"}, "before the stop string"),
-        ("stream-no-stop", {"stop"}, "before the stop string"),
-        ("finish", {"usage"}, "expected 'length'"),
-        ("usage", {"usage", "prefill", "together", "prefix"}, "usage says"),
-        ("probabilities", {"probabilities"}, "sum to"),
-        ("logprobs", {"prefill", "together", "prefix", "abort"}, "decoding and prefill differ"),
-        ("abort", {"abort"}, "less likely"),
-        ("lost", {"streaming"}, "tokens of a stream"),
-        ("doubled", {"streaming"}, "text of a stream"),
-        ("stream-usage", {"streaming"}, "usage of a stream"),
-        ("one-part", {"streaming"}, "one part"),
-        ("no-done", {"streaming", "stop"}, "without [DONE]"),
-        ("broken", {"streaming", "stop"}, "broke off"),
-        ("stream-error", {"streaming", "stop"}, "EngineCore died"),
-        ("cut-json", {"streaming", "stop", "abort"}, "not JSON"),
-        ("no-json", {"text", "prefill", "recall-8192", "streaming"}, "not JSON"),
+        ("no-template", "chat", "the chat template is not applied"),
+        ("no-system", "chat", "dropped or forgotten, that of the system"),
+        ("no-history", "chat", "dropped or forgotten, that of the user"),
+        ("last-only", "chat", "dropped or forgotten, that of the system"),
+        ("content-null", "chat-answer", "is null"),
+        ("chat-echo", "chat-answer", "it is an echo"),
+        ("calls-as-text", "tools", "the answer is text"),
+        ("schema-ignored", "schema", "the JSON schema is ignored"),
     ],
 )
-def test_a_wrong_server_fails_where_it_is_wrong(fault, failing, said, judged):
-    found = judged(failing, fault=fault)
-    assert {name for name, r in found.items() if r.state is State.FAILED} == failing, found
-    assert all(said in result.reason for result in found.values()), found
+def test_a_chat_without_token_ids_is_judged_as_well(fault, failing, said, judged):
+    found = judged({failing}, fault=fault, style="no-ids")
+    assert found[failing].state is State.FAILED
+    assert said in found[failing].reason
 
 
 def test_after_clients_that_left_an_answer_has_a_minute(monkeypatch):
@@ -107,6 +230,68 @@ def test_after_clients_that_left_an_answer_has_a_minute(monkeypatch):
     monkeypatch.setattr(judges, "judge_greedy", lambda *_, **__: None)
     judges.judge_abort(server, "prompt")
     assert limits[0] is None and limits[1] >= 60
+
+
+def test_a_slow_server_has_an_hour_for_each_request(judged, monkeypatch):
+    limits = set()
+    open_url = endpoint.open_url
+
+    def note(request, seconds):
+        limits.add(seconds)
+        return open_url(request, seconds)
+
+    monkeypatch.setattr(endpoint, "open_url", note)
+    judged({"prefill", "together", "prefix", "recall-8192", "context", "sampling", "chat-answer"})
+    assert min(limits) >= 3600
+
+
+def test_a_silent_server_is_asked_once(monkeypatch):
+    """Not once for each check: that would be an hour each time."""
+    asked = []
+
+    def open_url(request, seconds):
+        asked.append(request)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(endpoint, "open_url", open_url)
+    options = RunOptions(url="http://127.0.0.1:9", model="any")
+    wanted = [c for c in serve.checks() if serve.applies(c, options)]
+    results = list(serve.run(wanted, options))
+    assert {r.state for r in results if r.check.id != "serve/url-bench"} == {State.FAILED}
+    assert len(asked) == 1
+    assert "sent nothing for 3600 s" in results[0].reason
+    assert results[1].reason.startswith("not asked, because before")
+
+
+def test_costs_are_said_before_the_first_request_of_a_check(monkeypatch):
+    """In tokens, and in minutes at the speed that the server has just shown."""
+    monkeypatch.setenv("PATH", "")
+    lines = []
+    with serving() as server:
+        options = RunOptions(url=f"http://127.0.0.1:{server.server_port}", model="any")
+        runner.run(["serve"], options, ["serve/url-usage"], say=lines.append)
+    assert lines[0] == "serve: 1 checks"
+    assert "reads about 100 tokens and generates 50" in lines[1]
+    assert "as it has just shown" in lines[1] and "--skip serve/url-usage" in lines[1]
+
+
+@pytest.mark.parametrize("name", [n for n in USERS if n not in ("url-bench", "url-questions")])
+def test_the_costs_of_a_check_are_what_it_costs(name, monkeypatch):
+    """Within a factor of two, and 200 tokens: tokens differ between models."""
+    with serving(drafts=True) as server:
+        options = RunOptions(url=f"http://127.0.0.1:{server.server_port}", model="any")
+        read, generated = costs.cost_of(name, costs.Server(server.context, server.block))
+        list(serve.run([c for c in serve.checks() if c.id == f"serve/{name}"], options))
+        assert server.read / 2 - 200 <= read <= 2 * server.read + 200, server.read
+        assert server.generated / 2 - 100 <= generated <= 2 * server.generated + 100
+
+
+def test_a_server_that_is_not_there_costs_what_others_do():
+    (line,) = serve.announce(
+        [c for c in serve.checks() if c.id == "serve/url-text"],
+        RunOptions(url="http://127.0.0.1:9", model="any"),
+    )
+    assert "as an example" in line
 
 
 def test_events_follow_the_standard():

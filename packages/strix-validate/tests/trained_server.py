@@ -2,22 +2,34 @@
 """Stands in for a server of the user's with a trained model, and for faulty ones.
 
 Its model continues three tokens as they went on before, in the prompt or in texts that it knows,
-and else by a sum over all that it read. Tokens are words, and signs on their own.
+and else by a sum over all that it read. Tokens are words, and signs on their own. Its chat, tools
+and schemas are in trained_chat.
 """
 
 import contextlib
 import functools
+import itertools
 import json
 import math
+import random
 import re
 import threading
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from strix_validate.serving import judges
 
 V = 32_000
-RIGHT, OTHER = math.log(0.5), math.log(0.5 / (V - 1))
+#: Of the likeliest token, of the next ones, and of all others together.
+SHARES, REST = (0.5, 0.25, 0.125, 0.0625), 0.0625
+RIGHT, OTHER = math.log(SHARES[0]), math.log(REST / (V - len(SHARES)))
+#: Of a server whose two likeliest tokens are nearly a tie.
+TIED = (0.38, 0.37, 0.125, 0.0625)
+#: Tokens whose probabilities are told apart; the others are one group.
+LISTED = 20
+#: Of the tokens that the cache and the drafts of a faulty server confuse.
+HYBRID, DRAFTED, END = 1600, 512, 64
 WORDS: list[str] = []
 IDS: dict[str, int] = {}
 LOCK = threading.Lock()
@@ -65,11 +77,29 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        models = {"another": 1, "any": self.server.context}
+        server = self.server
+        if self.path == "/metrics":
+            lines = [f'vllm:cache_config_info{{block_size="{server.block}",engine="0"}} 1.0']
+            if server.drafts:
+                name = "vllm:spec_decode_num_draft_tokens_total"
+                lines.append(f'{name}{{engine="0"}} {server.generated}.0')
+            self.send_data("\n".join(lines).encode())
+            return
+        models = {"another": 1, "any": server.context}
         self.whole({"data": [{"id": name, "max_model_len": n} for name, n in models.items()]})
 
     def do_POST(self):
-        self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/detokenize":
+            self.whole({"prompt": self.decode(body["tokens"])})
+        elif self.path == "/tokenize":
+            self.whole({"tokens": self.template(body, body["add_generation_prompt"])})
+        else:
+            self.answer(body)
+
+    def template(self, body, opened=True):
+        """Tokens of a chat; see trained_chat."""
+        raise NotImplementedError
 
     def answer(self, body):
         server, fault = self.server, self.server.fault
@@ -80,14 +110,22 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "limit" and self.refused(busy):
                 self.send_error(503, "too many requests")
                 return
+            if "prompt" not in body:
+                time.sleep(server.delay)
+                self.chat(body)
+                return
             prompt = body["prompt"]
             prompt = encode(prompt) if isinstance(prompt, str) else prompt
+            with LOCK:
+                server.read += len(prompt)
             if server.context and len(prompt) + body["max_tokens"] > server.context:
                 self.send_error(400, "maximum context length")
             elif body["max_tokens"] < 1:
                 self.send_error(400, "max_tokens must be at least 1")
+            elif server.drafts and (body.get("min_p") or body.get("logit_bias")):
+                self.send_error(400, "min_p and logit_bias are not supported with drafts")
             elif body.get("prompt_logprobs"):
-                self.whole({"choices": [self.scored(prompt)]})
+                self.whole({"choices": [self.scored(prompt, body["prompt_logprobs"])]})
             else:
                 time.sleep(server.delay)
                 self.complete(body, self.mixed(prompt, body["max_tokens"]), prompt)
@@ -116,6 +154,24 @@ class Handler(BaseHTTPRequestHandler):
                 return before if server.numbered % 40 == 0 else prompt
         if fault == "leak" and len(prompt) > 64:
             return shared
+        if fault == "hybrid" and len(prompt) > HYBRID:
+            with LOCK:
+                return server.states.setdefault(tuple(prompt[:HYBRID]), prompt)
+        if fault == "drafts-cache" and len(prompt) > DRAFTED:
+            with LOCK:  # the state of a prompt that comes again is of one token before
+                server.sights[tuple(prompt[:DRAFTED])] += 1
+                seen = server.sights[tuple(prompt[:DRAFTED])]
+            return prompt[:-1] if seen > 2 else prompt
+        if fault == "twins" and WORDS[prompt[0]].isdigit() and number > 1:
+            with LOCK:  # of the numbered prompts each comes twice at once, and never else
+                server.sights[tuple(prompt)] += 1
+                return prompt if server.sights[tuple(prompt)] % 2 else [7, *prompt[::-1]]
+        if fault == "long-swapped" and len(prompt) > 2000 and number > 1:
+            with LOCK:
+                before, server.long = server.long or prompt, prompt
+            return before
+        if fault == "pairs-swapped" and len(prompt) > 8000 and number == 12:
+            return self.exchange(prompt)
         if fault == "short-window" and len(prompt) > 4096:
             return prompt[-4096:]
         if fault == "beyond-256" and len(prompt) > 256:
@@ -123,6 +179,20 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "abort" and server.left:
             return [1, *prompt]
         return prompt
+
+    def exchange(self, prompt):
+        """Wait for another prompt, and return it instead; each is answered for the other."""
+        waiting = self.server.waiting
+        with waiting:
+            pair = self.server.pairs[-1]
+            if len(pair) == 2:
+                pair = []
+                self.server.pairs.append(pair)
+            pair.append(prompt)
+            place = len(pair) - 1
+            waiting.notify_all()
+            waiting.wait_for(lambda: len(pair) == 2, self.server.patience)
+        return pair[1 - place] if len(pair) == 2 else prompt
 
     def decode(self, tokens):
         return "".join(WORDS[token] for token in tokens)
@@ -133,32 +203,144 @@ class Handler(BaseHTTPRequestHandler):
             reader.read(token)
         return reader
 
-    def scored(self, prompt):
+    def ranked(self, reader, number=LISTED):
+        """The likeliest tokens with the logarithms of their probabilities."""
+        shares = TIED if self.server.style == "ties" else SHARES
+        likely = reader.next
+        logprobs = {likely: math.log(shares[0])}
+        steps = itertools.count(1)
+        while len(logprobs) < number:
+            value = math.log(shares[len(logprobs)]) if len(logprobs) < len(shares) else OTHER
+            logprobs.setdefault((likely + 101 * next(steps)) % POOL, value)
+        return logprobs
+
+    def scored(self, prompt, number=1):
         reader, found = self.reader(prompt[:1]), [None]
         for i, token in enumerate(prompt[1:], 1):
-            likely = reader.next
+            logprobs = self.ranked(reader, max(number, len(SHARES)))
             if self.server.fault == "text-beyond-256" and i > 256:
-                likely = (likely + 1) % POOL
-            entry = {str(likely): {"logprob": RIGHT}}
-            entry.setdefault(str(token), {"logprob": OTHER})
-            found.append(entry)
+                logprobs = {(each + 1) % POOL: value for each, value in logprobs.items()}
+            if self.server.fault == "context-scores" and i >= self.server.context - END:
+                logprobs = {(each + 1) % POOL: value for each, value in logprobs.items()}
+            own = logprobs.get(token, OTHER)
+            listed = dict(itertools.islice(logprobs.items(), number)) | {token: own}
+            found.append({str(each): {"logprob": value} for each, value in listed.items()})
             reader.read(token)
         return {"prompt_logprobs": found, "prompt_token_ids": prompt}
 
     def generated(self, prompt, number):
-        """Tokens, and the logarithms of their probabilities."""
+        """Greedy tokens, and the logarithms of their probabilities."""
         fault, reader, tokens = self.server.fault, self.reader(prompt), []
+        logprobs = []
         for i in range(number):
-            token = reader.next
-            if fault == "garbage-31" and i > 30:
+            token = self.take_tie(reader, prompt, i)
+            likely = token == reader.next
+            if (fault == "garbage-31" and i > 30) or (fault == "garbage-513" and i >= 512):
                 token = (token + i) % POOL
+            place, context = len(prompt) + i, self.server.context
+            if fault == "context-garbage" and place >= context - END:
+                token = (token + place) % POOL
+            tokens.append(token)
+            logprob = RIGHT if self.server.style != "ties" else math.log(TIED[0 if likely else 1])
+            if fault == "context-logprobs" and place >= context - END:
+                logprob = -9.0
+            logprobs.append(logprob + 0.4 * (fault == "logprobs") + 0.1 * (fault == "noise"))
+            reader.read(token)
+        return tokens, logprobs
+
+    def take_tie(self, reader, prompt, place):
+        """The likeliest token; of equal requests the second takes the other of a near tie."""
+        server = self.server
+        if server.style != "ties" or place != 5:
+            return reader.next
+        with LOCK:
+            server.sights[tuple(prompt)] += 1
+            second = server.sights[tuple(prompt)] % 3 == 2
+        return list(self.ranked(reader))[1 if second else 0]
+
+    def sampled(self, prompt, number, body, choice):
+        """Tokens that are drawn, or the likeliest ones after penalties and biases."""
+        fault, server = self.server.fault, self.server
+        seed = 5 if fault == "seed-constant" else body.get("seed")
+        if fault == "seed-ignored":
+            with LOCK:
+                server.drawn += 1
+                seed = server.drawn
+        generator = random.Random(f"{seed} {0 if fault == 'n-equal' else choice}")
+        reader, tokens = self.reader(prompt), []
+        for _ in range(number):
+            weights = self.weights(reader, prompt, tokens, body)
+            token = max(weights, key=weights.__getitem__)
+            if body["temperature"]:
+                (token,) = generator.choices(list(weights), list(weights.values()))
+            if token < 0:  # one of all the others
+                token = generator.randrange(POOL)
             tokens.append(token)
             reader.read(token)
-        return tokens, [RIGHT + 0.4 * (fault == "logprobs") + 0.1 * (fault == "noise")] * number
+        return tokens, [RIGHT] * number
+
+    def weights(self, reader, prompt, tokens, body):
+        """Weights of tokens once all parameters are applied; -1 stands for all the others."""
+        fault = self.server.fault
+        given = {name: value for name, value in body.items() if f"{name}-ignored" != fault}
+        seen = Counter(tokens)
+        logits = self.ranked(reader)
+        strangers = (token for token in range(POOL) if token not in seen and token not in logits)
+        logits[next(strangers)] = OTHER
+        for token, bias in (given.get("logit_bias") or {}).items():
+            logits[int(token)] = logits.get(int(token), OTHER) + bias
+        for token in logits:
+            logits[token] -= given.get("frequency_penalty", 0) * seen[token]
+            logits[token] -= given.get("presence_penalty", 0) * (seen[token] > 0)
+            if token in seen or token in prompt:
+                logits[token] *= given.get("repetition_penalty", 1)
+        heat = given.get("temperature") or 1
+        if fault == "temperature-ignored":
+            heat = 1
+        ranked = sorted(logits, key=lambda token: -logits[token])
+        weights = {token: math.exp(logits[token] / heat) for token in ranked}
+        weights[-1] = (V - len(weights)) * math.exp(OTHER / heat)
+        if given.get("top_k", -1) > 0:
+            weights = dict(itertools.islice(weights.items(), given["top_k"]))
+        total = sum(weights.values())
+        kept, before = {}, 0.0
+        for token, weight in weights.items():
+            most = max(weights.values()) if token != -1 else math.inf
+            if before < given.get("top_p", 1.0) and weight >= given.get("min_p", 0.0) * most:
+                kept[token] = weight
+            before += weight / total
+        if fault == "greedy":
+            return dict(itertools.islice(kept.items(), 1))
+        return kept
 
     def complete(self, body, read, prompt):
         fault, number = self.server.fault, body["max_tokens"]
-        tokens, logprobs = self.generated(read, number)
+        number += fault == "one-more"
+        neutral = body["temperature"] == 0 and not body.get("logit_bias")
+        neutral = neutral and not body.get("frequency_penalty") and not body.get("presence_penalty")
+        neutral = neutral and body.get("repetition_penalty", 1) == 1
+        choices = []
+        for i in range(1 if fault == "n-one" else body.get("n", 1)):
+            if neutral:
+                tokens, logprobs = self.generated(read, number)
+            else:
+                tokens, logprobs = self.sampled(read, number, body, i)
+            choices.append(self.choice(body, tokens, logprobs, prompt))
+        with LOCK:
+            self.server.generated += number * len(choices)
+        written = number * (1 if fault == "usage-n" else len(choices)) + (fault == "usage")
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": written,
+                 "total_tokens": len(prompt) + written}  # fmt: skip
+        if body.get("stream"):
+            self.server.left |= number == 200  # of a client that leaves
+            first = choices[0]
+            self.stream(first["token_ids"], first["text"], first["finish_reason"], usage)
+            return
+        usage["prompt_tokens_details"] = None  # which a stream's usage lacks
+        self.whole({"choices": choices, "usage": usage, "prompt_token_ids": prompt})
+
+    def choice(self, body, tokens, logprobs, prompt):
+        fault = self.server.fault
         text, finish = self.decode(tokens), "length"
         ignores = fault == "no-stop" or (fault == "stream-no-stop" and body.get("stream"))
         for stop in [] if ignores else body.get("stop", []):
@@ -166,24 +348,33 @@ class Handler(BaseHTTPRequestHandler):
                 text, finish = text[: text.index(stop) + 4 * (fault == "with-stop")], "stop"
         if fault == "finish":
             finish = "stop"
-        more = fault == "usage"
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": number + more,
-                 "total_tokens": len(prompt) + number + more}  # fmt: skip
-        if body.get("stream"):
-            self.server.left |= number == 200  # of a client that leaves
-            self.stream(tokens, text, finish, usage)
-            return
-        step = 0.1 if fault == "probabilities" else RIGHT
-        listed = {"token_logprobs": logprobs, "top_logprobs": [{"token_id:1": step}] * number}
-        choice = {"token_ids": tokens, "prompt_token_ids": prompt, "text": text,
-                  "finish_reason": finish, "logprobs": listed}  # fmt: skip
-        usage["prompt_tokens_details"] = None  # which a stream's usage lacks
-        self.whole({"choices": [choice], "usage": usage, "prompt_token_ids": prompt})
+        if fault == "echo":
+            text = self.decode(prompt) + text
+        reader, top = self.reader(prompt), []
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            listed = dict(itertools.islice(self.ranked(reader).items(), body.get("logprobs", 1)))
+            listed[token] = logprob
+            if fault == "probabilities":
+                listed = dict.fromkeys(listed, -0.1)
+            if fault == "raw-logits":
+                listed = {each: value - 3.0 for each, value in listed.items()}
+            if fault == "positive-logits":
+                listed = {each: value + 12.0 for each, value in listed.items()}
+            if fault == "other-listed":
+                listed = {each if each == token else each + 1: v for each, v in listed.items()}
+            top.append({f"token_id:{each}": value for each, value in listed.items()})
+            reader.read(token)
+        listed = {"token_logprobs": logprobs, "top_logprobs": top}
+        return {"token_ids": tokens, "prompt_token_ids": prompt, "text": text,
+                "finish_reason": finish, "logprobs": listed}  # fmt: skip
 
     def stream(self, tokens, text, finish, usage):
         fault, style = self.server.fault, self.server.style
         cut = len(tokens) // 2 if fault != "one-part" else len(tokens)
         half = len(self.decode(tokens[:cut]))
+        if fault == "letters" and not text.isascii():
+            place = next(i for i, letter in enumerate(text) if not letter.isascii())
+            text = f"{text[:place]}\ufffd\ufffd{text[place + 1 :]}"
         parts = [{"token_ids": tokens[:cut], "text": text[:half]}]
         parts += [{"token_ids": tokens[cut:], "text": text[half:]}] * (cut < len(tokens))
         if fault == "lost":
@@ -223,10 +414,15 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.wfile.write(b"0\r\n\r\n")
 
+    def chat(self, body):
+        """Answer a chat; see trained_chat."""
+        self.send_error(404)
+
     def whole(self, found):
         data = json.dumps(found).encode()
-        if self.server.fault == "no-json":
-            data = b"<html>proxy</html>"
+        self.send_data(b"<html>proxy</html>" if self.server.fault == "no-json" else data)
+
+    def send_data(self, data):
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -241,9 +437,14 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
     daemon_threads = True
 
-    def __init__(self, fault="", style="", delay=0.0, context=40_960, port=0, handler=Handler):
+    def __init__(
+        self, fault="", style="", delay=0.0, context=40_960, port=0, handler=Handler, block=16,
+        drafts=False,
+    ):  # fmt: skip
         super().__init__(("127.0.0.1", port), handler)
         self.fault, self.style, self.delay, self.context = fault, style, delay, context
-        self.busy = self.numbered = 0
-        self.crowded = threading.Event()
-        self.prompt, self.cache, self.left = [], {}, False
+        self.block, self.drafts, self.patience = block, drafts, 200
+        self.busy = self.numbered = self.read = self.generated = self.drawn = 0
+        self.crowded, self.waiting = threading.Event(), threading.Condition()
+        self.prompt, self.cache, self.left, self.long = [], {}, False, []
+        self.states, self.sights, self.pairs = {}, Counter(), [[]]

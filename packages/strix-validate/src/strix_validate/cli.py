@@ -146,8 +146,9 @@ _command(
     "serve", "url model questions evidence plots",
     """Generate and serve with vLLM and a small random model, made on the spot.
 
-    With --model: whether that server, or one started for that folder, agrees with itself, finds
-    numbers in long prompts, and how fast it is.
+    With --model: whether that server, or one started for that folder, agrees with itself, applies
+    templates, tools and sampling parameters, is right up to the end of its context, and how fast it
+    is. It prints first how many tokens that takes.
     """,
 )  # fmt: skip
 _command(

@@ -4,11 +4,12 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from time import perf_counter
+from types import ModuleType
 
 from strix_validate import TARGET, skips, tiers
 from strix_validate.checks import SEED, Check, Result, RunOptions, State, is_named
@@ -119,6 +120,8 @@ def run(
         for name, module in modules.items():
             if chosen[name]:
                 say(f"{name}: {len(chosen[name])} checks")
+                for line in _announce(module, chosen[name], options):
+                    say(line)
             results = module.run(chosen[name], options)
             if name in tiers.ON_DEVICE and (options.device, device.type) == ("cuda", "none"):
                 results = (Result(c, State.SKIPPED, "torch sees no GPU") for c in chosen[name])
@@ -130,6 +133,13 @@ def run(
                 found.summary = record.summarise(found.checks)
                 keep(found)
     return found
+
+
+def _announce(module: ModuleType, chosen: list[Check], options: RunOptions) -> Iterator[str]:
+    """Yield what a tier has to say before it begins, such as what it costs."""
+    announce = getattr(module, "announce", None)
+    if announce:
+        yield from announce(chosen, options)
 
 
 def _complete(chosen: list[Check], results):

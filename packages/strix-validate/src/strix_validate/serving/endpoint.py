@@ -6,20 +6,47 @@ import http.client
 import io
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from strix_validate import limits
 from strix_validate.checks import CannotRun, CheckFailed
 from strix_validate.serving.web import open_url
 
-#: Seconds without a byte that a request may take; a long prompt may take more.
-LIMIT = 300.0
+#: Seconds without a byte after which a request has failed. A slow server that reads a long prompt
+#: is silent for as long, so this is an hour: it finds servers that hang, not slow ones.
+LIMIT = 3600.0
+#: Sampling parameters that change nothing. A model's generation_config.json may have others, which
+#: vLLM takes where a request says nothing.
+NEUTRAL = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 #: What a server says that it used, of OpenAI's API.
 COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
+class Refused(CheckFailed):
+    """A server answered a request with an HTTP error.
+
+    Attributes:
+        code: The HTTP status.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"HTTP {code}: {text}")
+        self.code = code
+
+
+class Silent(CheckFailed):
+    """A server sent nothing for longer than the limit."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +87,44 @@ class Endpoint:
             return open_url(request, limit)
         except urllib.error.HTTPError as error:
             text = error.read(limits.ERROR).decode(errors="replace")[:300]
-            raise CheckFailed(f"HTTP {error.code}: {text}") from error
+            raise Refused(error.code, text) from error
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(getattr(error, "reason", error), TimeoutError):
+                raise Silent(f"{self.url} sent nothing for {limit:.0f} s") from error
             raise CheckFailed(f"{self.url} does not answer: {error}") from error
 
     def ask(self, path: str, body: dict, limit: float = LIMIT) -> dict:
         """Return the whole answer to a request; raise CheckFailed if there is none."""
         with self.post(path, body, limit) as answer, _readable():
             return json.loads(limits.read_answer(answer, self.url))
+
+    def metrics(self) -> str:
+        """Return the server's counters in Prometheus' format; empty if it has none."""
+        try:
+            with self._open("/metrics", LIMIT) as answer, _readable():
+                return limits.read_answer(answer, self.url).decode(errors="replace")
+        except Refused:
+            return ""
+
+    def block_size(self) -> int:
+        """Return the tokens of the largest block of the cache; 0 if the server does not say."""
+        sizes = re.findall(
+            r'\b(?:mamba_|effective_attention_)?block_size="(\d+)"',
+            "".join(re.findall(r"^vllm:cache_config_info\{.*", self.metrics(), re.M)),
+        )
+        return max(map(int, sizes), default=0)
+
+    def count(self, name: str) -> float | None:
+        """Return the sum of a counter over engines; None if the server does not count it."""
+        values = re.findall(rf"^{name}(?:_total)?(?:\{{.*\}})? ([-+.\w]+)$", self.metrics(), re.M)
+        return sum(map(float, values)) if values else None
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included; empty if the server has no way."""
+        try:
+            return self.ask("/detokenize", {"tokens": list(tokens)}).get("prompt") or ""
+        except Refused:
+            return ""
 
     def context(self) -> int:
         """Return how many tokens the model takes, as the server lists it; 0 if it does not say."""
@@ -84,20 +141,15 @@ class Endpoint:
         Raises:
             CannotRun: the server gives no token ids, as vLLM does.
         """
-        found = self.ask("/v1/completions", _request(prompt, number, **more), limit)
-        choice = (found.get("choices") or [{}])[0]
-        if choice.get("token_ids") is None or choice.get("prompt_token_ids") is None:
-            raise CannotRun("the server does not return token ids, as vLLM 0.10.2 and newer do")
-        logprobs = choice.get("logprobs") or {}
-        return Generation(
-            choice["prompt_token_ids"],
-            choice["token_ids"],
-            logprobs.get("token_logprobs") or [],
-            choice.get("text") or "",
-            choice.get("finish_reason") or "",
-            _counts(found.get("usage") or {}),
-            logprobs.get("top_logprobs") or [],
-        )
+        return self.generate_choices(prompt, number, limit, **more)[0]
+
+    def generate_choices(
+        self, prompt: str | list[int], number: int, limit: float = LIMIT, **more
+    ) -> list[Generation]:
+        """Generate likewise, and return all choices, each with the usage of the whole answer."""
+        answer = self.ask("/v1/completions", _request(prompt, number, **more), limit)
+        usage = _counts(answer.get("usage") or {})
+        return [_read_choice(choice, usage) for choice in answer.get("choices") or [{}]]
 
     def stream(self, prompt: str | list[int], number: int = 24, **more) -> Generation:
         """Generate likewise, in parts. Raise CheckFailed if the last one is not [DONE]."""
@@ -117,7 +169,11 @@ class Endpoint:
     def stream_parts(self, prompt: str | list[int], number: int, **more) -> Generator[dict]:
         """Yield the parts of a streamed answer. Raise CheckFailed for a stream without an end."""
         body = _request(prompt, number, stream=True, stream_options={"include_usage": True}, **more)
-        with self.post("/v1/completions", body) as answer, _readable():
+        yield from self.events_of("/v1/completions", body)
+
+    def events_of(self, path: str, body: dict) -> Generator[dict]:
+        """Yield the parts of a streamed answer. Raise CheckFailed for a stream without an end."""
+        with self.post(path, body) as answer, _readable():
             # any line ends, a byte order mark, and letters cut in two by the chunks of HTTP
             lines = limits.read_lines(io.TextIOWrapper(answer, encoding="utf-8-sig"), self.url)
             for data in events(lines):
@@ -129,10 +185,15 @@ class Endpoint:
                 yield part
         raise CheckFailed("the stream ended without [DONE]")
 
-    def score(self, prompt: str | list[int], tokens: list[int] | None = None) -> "Scores":
-        """Score the tokens after a prompt, or those of the prompt itself but for the first."""
+    def score(
+        self, prompt: str | list[int], tokens: list[int] | None = None, listed: int = 1
+    ) -> "Scores":
+        """Score the tokens after a prompt, or those of the prompt itself but for the first.
+
+        listed: how many tokens are listed at each place.
+        """
         whole = prompt if tokens is None else [*prompt, *tokens]
-        body = _request(whole, 1, prompt_logprobs=1)
+        body = _request(whole, 1, prompt_logprobs=listed)
         choice = (self.ask("/v1/completions", body).get("choices") or [{}])[0]
         found = choice.get("prompt_logprobs")
         if not found:
@@ -146,15 +207,17 @@ class Endpoint:
         return Scores(
             [entry[token]["logprob"] for token, entry in pairs],
             [max(each["logprob"] for each in entry.values()) for entry in entries],
+            [{int(token): each["logprob"] for token, each in entry.items()} for entry in entries],
         )
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each token its log probability, and that of the likeliest one there."""
+    """Of each token its log probability, that of the likeliest one there, and all listed ones."""
 
     own: list[float]
     best: list[float]
+    listed: list[dict[int, float]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -162,6 +225,8 @@ def _readable() -> Iterator[None]:
     """Turn what can go wrong while an answer is read into CheckFailed."""
     try:
         yield
+    except TimeoutError as error:
+        raise Silent(f"the answer stood still: {error}") from error
     except (OSError, http.client.HTTPException) as error:
         raise CheckFailed(f"the answer broke off: {type(error).__name__} {error}") from error
     except (ValueError, RecursionError) as error:
@@ -192,10 +257,25 @@ def _authorization() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def _read_choice(choice: dict, usage: dict) -> Generation:
+    if choice.get("token_ids") is None or choice.get("prompt_token_ids") is None:
+        raise CannotRun("the server does not return token ids, as vLLM 0.10.2 and newer do")
+    logprobs = choice.get("logprobs") or {}
+    return Generation(
+        choice["prompt_token_ids"],
+        choice["token_ids"],
+        logprobs.get("token_logprobs") or [],
+        choice.get("text") or "",
+        choice.get("finish_reason") or "",
+        usage,
+        logprobs.get("top_logprobs") or [],
+    )
+
+
 def _request(prompt: str | list[int], number: int, **more) -> dict:
     return {
         "prompt": prompt, "max_tokens": number, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True, "return_tokens_as_token_ids": True,
+        "return_token_ids": True, "return_tokens_as_token_ids": True, **NEUTRAL,
         **({} if more.get("stream") else {"logprobs": 1}), **more,
     }  # fmt: skip
 

@@ -7,42 +7,29 @@ wrong alike, a text that every model knows, and numbers hidden in a long prompt,
 """
 
 import itertools
-import json
 import math
 import re
-import shutil
 import statistics
-import subprocess
-import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
-from pathlib import Path
 
 from strix_validate.checks import CannotRun, CheckFailed, require
-from strix_validate.serving.endpoint import COUNTS, LIMIT, Endpoint, Generation
+from strix_validate.serving.endpoint import COUNTS, Endpoint, Generation, Scores, Silent
 
-#: Requests at a time that are measured; that are judged, and how often so many.
-LOADS = (1, 4, 16)
+#: Requests at a time that are judged, and how often so many.
 TOGETHER, _ROUNDS = 32, 4
 #: Of a log probability between prefill and decoding, and between alone and in a batch: sums have
 #: another order, in 16 bits. One token in 50 may be off by more, none by five times that.
 _BOUND, _RARE, _FAR = 0.3, 50, 5
 #: Tokens of a long answer, and of the prompts that numbers are hidden in.
-LONG, RECALLED = 300, (8192, 32768)
+LONG, RECALLED = 640, (8192, 32768)
 #: Trained models take 0.3 to 1.3 bits for a byte of the known text and below 4 nats for a token;
 #: one that guesses takes log2(32,000) / 4.3 = 3.5 bits and 10 nats, or as bytes 8 bits and 5.5.
 _BITS, _NATS = 2.0, 4.5
 _WINDOW = 256
-#: Requests, and how many at a time; tokens that each has and gets.
-_REQUESTS, _LOAD, _READ, _WRITTEN = 32, 16, 512, 64
-#: Of its result, what is kept; times are in milliseconds.
-_KEPT = (
-    "completed", "failed", "request_throughput", "output_throughput", "mean_ttft_ms",
-    "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms",
-)  # fmt: skip
 _SUBJECTS = [
     "a tide", "a violin", "photosynthesis", "the printing press", "a glacier", "bread",
     "the compass", "cement", "an eclipse", "the monsoon", "a honeybee", "paper", "a volcano",
@@ -51,8 +38,14 @@ _SUBJECTS = [
 PROMPTS = tuple(
     f"In one long paragraph, the causes and the consequences of {subject}:" for subject in _SUBJECTS
 )
-#: Prompts that all differ.
-MANY = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TOGETHER * _ROUNDS + 1)]
+#: Prompts that all differ; each is sent twice at once.
+MANY = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TOGETHER * _ROUNDS // 2 + 1)]
+#: Letters of several bytes, which go on likewise.
+LETTERS = ("日本語、中文、한국어、Ελληνικά、🙂🦭🙂🦭 — " * 6).rstrip()
+#: Tokens that are listed at each step.
+_LISTED = 5
+#: Nats below the likeliest token within which a listed one is compared.
+_NEAR = 5.0
 
 
 def known_text() -> str:
@@ -75,31 +68,68 @@ def _differences(first: Sequence[float], second: Sequence[float]) -> list[float]
     return differences
 
 
-def judge_greedy(server: Endpoint, *answers: Generation, bound: float = _BOUND) -> dict:
+def judge_greedy(
+    server: Endpoint, *answers: Generation, bound: float = _BOUND, about: str = ""
+) -> dict:
     """Require that what was generated is what the server's own prefill finds likeliest.
 
-    Raise CheckFailed otherwise. Near ties may fall either way.
+    Raise CheckFailed otherwise; about: what its message begins with. Near ties may fall either way.
     """
-    short: list[float] = []
-    errors: list[float] = []
+    return _judge_differences(_compare_with_prefill(server, answers), bound, about)
+
+
+def _compare_with_prefill(
+    server: Endpoint, answers: Sequence[Generation]
+) -> list[tuple[list[float], list[float]]]:
+    """Return by how much each token is less likely than the best, and decoding's differences."""
+    scores: dict[tuple[int, ...], Scores] = {}
+    differences = []
     for found in answers:
-        scored = server.score(found.prompt, found.tokens)
-        short += _differences(scored.best, scored.own)
-        errors += _differences(found.logprobs, scored.own)
-    for values, said in (
-        (short, "a token is less likely than another by"),
-        (errors, "decoding and prefill differ by"),
-    ):
-        outside = sum(value > bound for value in values)
-        worst = max(values, default=0.0)
-        require(
-            outside <= len(values) // _RARE and worst <= _FAR * bound,
-            f"{said} {worst:.2f}, {bound} allowed; {outside} of {len(values)} are over it",
-        )
+        whole = (*found.prompt, *found.tokens)
+        if whole not in scores:
+            scores[whole] = server.score(found.prompt, found.tokens)
+        scored = scores[whole]
+        short = _differences(scored.best, scored.own)
+        differences.append((short, _differences(found.logprobs, scored.own)))
+    return differences
+
+
+def _judge_differences(
+    differences: Sequence[tuple[list[float], list[float]]], bound: float, about: str
+) -> dict:
+    short = [value for values, _ in differences for value in values]
+    errors = [value for _, values in differences for value in values]
+    _require_near(short, f"{about}a token is less likely than another by", bound)
+    _require_near(errors, f"{about}decoding and prefill differ by", bound)
     return {
         "logprobs": {"error": statistics.mean(errors), "bound": bound, "largest": max(errors)},
         "greedy": {"error": statistics.mean(short), "bound": bound, "largest": max(short)},
     }
+
+
+def _require_near(values: Sequence[float], message: str, bound: float) -> None:
+    """Require that one value in 50 is above the bound, and none above five times that."""
+    outside = sum(value > bound for value in values)
+    worst = max(values, default=0.0)
+    require(
+        outside <= len(values) // _RARE and worst <= _FAR * bound,
+        f"{message} {worst:.2f}, {bound} allowed; {outside} of {len(values)} are over it",
+    )
+
+
+def judge_pairs(
+    server: Endpoint, answers: Sequence[Generation], bound: float = _BOUND, about: str = ""
+) -> dict:
+    """Judge answers to prompts that were sent twice at once, side by side, each on its own.
+
+    Equal requests in one batch may part at a near tie, but nowhere else.
+    """
+    differences = _compare_with_prefill(server, answers)
+    for i, each in enumerate(differences):
+        same = answers[i].tokens == answers[i ^ 1].tokens
+        part = "" if same else "two equal requests at once get different answers, one is wrong: "
+        _judge_differences([each], _FAR * bound, f"{about}{part}")
+    return _judge_differences(differences, bound, about)
 
 
 def judge_usage(found: Generation, number: int) -> dict:
@@ -117,12 +147,53 @@ def judge_finish(found: Generation, expected: str) -> dict:
     return {"finish_reason": found.finish}
 
 
-def judge_probabilities(found: Generation) -> dict:
-    """Require that in no step the listed probabilities exceed one."""
-    require(found.top, "no log probabilities of other tokens")
-    sums = [sum(math.exp(value) for value in step.values()) for step in found.top]
+def judge_probabilities(server: Endpoint, prompt: str | list[int], number: int = 24) -> dict:
+    """Require that the listed values of each step are logarithms of the model's probabilities."""
+    found = server.generate(prompt, number, logprobs=_LISTED)
+    require(len(found.top) == number, f"top_logprobs of {len(found.top)} steps, expected {number}")
+    steps = [_read_listed(step) for step in found.top]
+    values = [value for step in steps for value in step.values()]
+    require(
+        all(math.isfinite(value) and value <= 1e-3 for value in values),
+        "top_logprobs are no log probabilities: one is above zero or no number",
+    )
+    sums = [sum(math.exp(value) for value in step.values()) for step in steps]
     require(max(sums) <= 1.001, f"probabilities sum to {max(sums):.4f}")
-    return {"largest_sum": max(sums), "least_sum": min(sums)}
+    fewest = min(map(len, steps))
+    require(fewest >= _LISTED, f"{fewest} top_logprobs, {_LISTED} were asked for")
+    scored = server.score(found.prompt, found.tokens, listed=_LISTED)
+    for step, expected in zip(steps, scored.listed, strict=True):
+        likely = min(step.values()) + _FAR * _BOUND
+        absent = [
+            token for token, value in expected.items() if value > likely and token not in step
+        ]
+        require(not absent, f"top_logprobs leave out token {absent}, which is likelier than others")
+    own = [step.get(token, -math.inf) for step, token in zip(steps, found.tokens, strict=True)]
+    message = "top_logprobs and the log probability of a token differ by"
+    _require_near(_differences(own, found.logprobs), message, 0.01)
+    differences = [
+        abs(value - expected[token])
+        for step, expected in zip(steps, scored.listed, strict=True)
+        for token, value in step.items()
+        if token in expected and expected[token] > max(expected.values()) - _NEAR
+    ]
+    _require_near(differences, "top_logprobs and those of the prompt differ by", _BOUND)
+    return {"largest_sum": max(sums), "least_sum": min(sums), "compared": len(differences)}
+
+
+def _read_listed(step: dict[str, float]) -> dict[int, float]:
+    """Return the log probabilities by token id."""
+    names = {name: name.removeprefix("token_id:") for name in step}
+    wrong = [name for name, number in names.items() if not number.isdecimal()]
+    require(not wrong, f"top_logprobs name {wrong[:3]}, token ids were asked for")
+    return {int(number): step[name] for name, number in names.items()}
+
+
+def judge_text_of(found: Generation, prompt: str) -> None:
+    """Require that a text does not repeat the prompt where its tokens do not."""
+    repeats = found.tokens[: len(found.prompt)] == found.prompt[: len(found.tokens)]
+    echoed = found.text.lstrip().startswith(prompt[:40])
+    require(repeats or not echoed, "the text of an answer begins with the prompt: it is an echo")
 
 
 def judge_text(server: Endpoint) -> dict:
@@ -160,12 +231,18 @@ def judge_recall(server: Endpoint, length: int) -> dict:
     rate = len(server.generate(known_text(), 1).prompt) / len(known_text())
     ends = list(itertools.accumulate(len(page) * rate for page in pages))
     pages = pages[: sum(end < length for end in ends) + 1]
-    missed = []
+    missed: list[str] = []
     begin = time.perf_counter()
     for place in range(5):
-        found = _ask_number(server, pages, place, LIMIT + length / 20)
-        missed += [] if found else [f"{25 * place} %"]
-        if not found and not _ask_number(server, [], 0, LIMIT):
+        # two at once, with other numbers, that differ from the first word on
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(_ask_number, server, pages, place, i) for i in (0, 1)]
+            answers = [each.result() for each in asked]
+        if all(answers[i].startswith(_number(place, 1 - i)) for i in (0, 1)):
+            raise CheckFailed("of two long prompts at once, each gets the other's answer: swapped")
+        right = [answer.startswith(_number(place, i)) for i, answer in enumerate(answers)]
+        missed += [] if all(right) else [f"{25 * place} %"]
+        if not all(right) and not _ask_number(server, [], 0, 0).startswith(_number(0, 0)):
             raise CannotRun("this model repeats no number even from a short prompt")
     said = "attention at this length is wrong, or the model too weak for it"
     require(not missed, f"a number is not found again from depth {', '.join(missed)}: {said}")
@@ -180,19 +257,23 @@ def _lines(size: int) -> Iterator[str]:
         yield line
 
 
-def _ask_number(server: Endpoint, pages: Sequence[str], place: int, limit: float) -> bool:
-    """Ask for one of five numbers that stand between the pages; return if it is answered.
+def _number(place: int, document: int) -> str:
+    return str(71_353 + 5_417 * place + 1_009 * document)
+
+
+def _ask_number(server: Endpoint, pages: Sequence[str], place: int, document: int) -> str:
+    """Ask for one of five numbers that stand between the pages; return what is answered.
 
     The prompts are alike up to the question: later ones begin with what the cache holds.
     """
-    numbers = [str(71_353 + 5_417 * i) for i in range(5)]
     whole = list(pages)
     for i in reversed(range(5)):
-        line = f"The number of {_SUBJECTS[i]} is {numbers[i]}.\n"
+        line = f"The number of {_SUBJECTS[i]} is {_number(i, document)}.\n"
         whole.insert(round(i * len(pages) / 4), line)
-    prompt = f"{''.join(whole)}As said above, the number of {_SUBJECTS[place]} is"
-    answer = server.generate(prompt, 12, limit).text
-    return answer.strip().replace(",", "").startswith(numbers[place])
+    title = ("First", "Another")[document]
+    prompt = f"{title} text.\n{''.join(whole)}As said above, the number of {_SUBJECTS[place]} is"
+    answer = server.generate(prompt, 12).text
+    return answer.strip().replace(",", "")
 
 
 def judge_together(
@@ -208,15 +289,20 @@ def judge_together(
     return judge_greedy(server, *together, bound=bound) | {"requests": len(together)}
 
 
-def shared_prompts() -> list[str]:
-    """Return prompts that begin alike, by more than four blocks of 16 tokens, and then differ.
-
-    The first half differs in the middle and ends alike; the others differ at their ends.
-    """
-    page, *_ = known_text().splitlines()
-    first, last = page[:600], page[600:]
-    inside = [f"{first} The number is {40_321 + 7_919 * i}.{last} The number is" for i in range(4)]
-    return inside + [f"{first} {prompt}" for prompt in PROMPTS[:4]]
+def judge_twice_together(server: Endpoint, prompts: Sequence, load: int, number: int = 24) -> dict:
+    """Require likewise of prompts that are each sent twice at once."""
+    doubled = [prompt for prompt in prompts for _ in range(2)]
+    with ThreadPoolExecutor(load) as pool:
+        together = list(pool.map(lambda prompt: server.generate(prompt, number), doubled))
+    for prompt, found in zip(doubled[::2], together[::2], strict=True):
+        alone = server.generate(prompt, 1)
+        require(found.prompt == alone.prompt, "a request was answered for another one's prompt")
+    for first, second in zip(together[::2], together[1::2], strict=True):
+        message = "of two equal requests at once the second was answered for another prompt"
+        require(first.prompt == second.prompt, message)
+    for found in together:
+        judge_usage(found, number)
+    return judge_pairs(server, together) | {"requests": len(together)}
 
 
 def judge_stream(server: Endpoint, prompt, number: int = 24) -> dict:
@@ -231,11 +317,12 @@ def judge_stream(server: Endpoint, prompt, number: int = 24) -> dict:
         scored = server.score(whole.prompt, parts.tokens)
         if largest_difference(scored.best, scored.own) > _BOUND:
             break
+    require("\ufffd" in whole.text or "\ufffd" not in parts.text, "a stream breaks letters in two")
     for name in ("tokens", "text", "finish", "usage"):
         first, second = getattr(whole, name), getattr(parts, name)
         require(first == second, f"{name} of a stream: {str(second)[:80]}, else {str(first)[:80]}")
     require(len(parts.seconds) > 1, "all tokens came in one part")
-    return {"parts": len(parts.seconds)}
+    return {"parts": len(parts.seconds), "letters": sum(not each.isascii() for each in whole.text)}
 
 
 def judge_stop(server: Endpoint, prompt, number: int = 64) -> dict:
@@ -266,7 +353,12 @@ def judge_abort(server: Endpoint, prompt, number: int = 24, bound: float = _BOUN
         next(leaving)
         leaving.close()
     begin = time.perf_counter()
-    found = server.generate(prompt, number, 60 + 3 * before)
+    limit = 60 + 3 * before
+    try:
+        found = server.generate(prompt, number, limit)
+    except Silent as error:
+        message = f"after clients that left, an answer takes more than {limit:.0f} s, {before:.1f} "
+        raise CheckFailed(f"{message}before") from error
     judge_greedy(server, found, bound=bound)
     return {"next_seconds": round(time.perf_counter() - begin, 2)}
 
@@ -290,55 +382,3 @@ def judge_questions(server: Endpoint, least: int) -> dict:
     said = f"{sum(right)} of {len(right)} answers are right"
     require(sum(right) >= least, f"{said}, {least} were expected")
     return {"right": sum(right), "asked": len(right)}
-
-
-def measure(server: Endpoint, load: int, prompts: Sequence, number: int = 64) -> dict:
-    """Measure the time to the first token, and tokens a second, of so many requests at a time.
-
-    Other prompts each time: what a prefix cache holds would take no time.
-    """
-    numbered = [f"{time.time_ns()} {prompts[i % len(prompts)]}" for i in range(load)]
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(load) as pool:
-        found = list(pool.map(lambda prompt: server.stream(prompt, number), numbered))
-    taken = time.perf_counter() - begin
-    require(all(each.seconds for each in found), "a stream had no tokens")
-    return {
-        "first_token_ms": 1e3 * statistics.median(each.seconds[0] for each in found),
-        "tokens_per_second": sum(len(each.tokens) for each in found) / taken,
-        "requests": load,
-    }
-
-
-def bench_serve(server: Endpoint) -> dict:
-    """Run `vllm bench serve`, and return its numbers under its own names.
-
-    Raises:
-        CannotRun: there is no command vllm. CheckFailed: it ends with an error, or a request did.
-    """
-    program = shutil.which("vllm")
-    if program is None:
-        raise CannotRun("vllm is not installed here")
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            program, "bench", "serve", "--base-url", server.url, "--model", server.model,
-            "--dataset-name", "random", "--random-input-len", str(_READ),
-            "--random-output-len", str(_WRITTEN), "--num-prompts", str(_REQUESTS),
-            "--max-concurrency", str(_LOAD), "--ignore-eos", "--disable-tqdm", "--save-result",
-            "--result-dir", folder, "--result-filename", "found.json",
-        ]  # fmt: skip
-        try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
-        except subprocess.TimeoutExpired as error:
-            raise CheckFailed(f"vllm bench serve took more than {LIMIT:.0f} s") from error
-        if ended.returncode:
-            last = (ended.stderr.strip() or ended.stdout.strip()).splitlines()[-1:]
-            raise CheckFailed(f"vllm bench serve ended with {ended.returncode}: {' '.join(last)}")
-        try:
-            found = json.loads(Path(folder, "found.json").read_bytes())
-            kept = {name: float(found[name]) for name in _KEPT if name in found}
-            done = int(found["completed"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckFailed(f"vllm bench serve wrote no result: {error!r:.200}") from error
-    require(done == _REQUESTS, f"{done} of {_REQUESTS} requests of vllm bench serve were answered")
-    return kept

@@ -4,7 +4,8 @@
 A tier has two functions. ``checks() -> Iterable[Check]`` names every check, of any machine.
 ``run(wanted, options) -> Iterator[Result]`` yields one result per wanted check, in any order; a
 check that has nothing to judge is skipped, and strix_validate.skips decides whether that was
-expected. To add a tier, write its module and name it here.
+expected. ``announce(wanted, options) -> Iterator[str]``, if a tier has it, yields lines that are
+shown before its first check. To add a tier, write its module and name it here.
 """
 
 import importlib

@@ -10,12 +10,22 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 
-from strix_validate.checks import Check, Result, RunOptions, described, named, reason_of, require
+from strix_validate.checks import Check, CheckFailed, Result, RunOptions, described, named, require
 from strix_validate.limits import read_log
 from strix_validate.serving import judges
-from strix_validate.serving.endpoint import Endpoint
+from strix_validate.serving.costs import foretell
+from strix_validate.serving.endpoint import Endpoint, Silent
 from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
 from strix_validate.serving.tiny_models import MODELS
+from strix_validate.serving.users_server import (
+    ABORT,
+    PREFILL,
+    PROBABILITIES,
+    STREAMING,
+    USAGE,
+    USERS,
+    describe,
+)
 from strix_validate.serving.vllm_server import ServerSession
 from strix_validate.tiers import run_each
 
@@ -29,7 +39,7 @@ _CHOSEN = re.compile(r"Using (\w+) (?:attention )?backend|Overriding with (\w+) 
 
 def checks() -> list[Check]:
     """List one check for each body."""
-    return list(described("serve", BODIES | URL_BODIES))
+    return list(described("serve", BODIES | USERS))
 
 
 def applies(check: Check, options: RunOptions) -> bool:
@@ -37,15 +47,16 @@ def applies(check: Check, options: RunOptions) -> bool:
     name = check.id.removeprefix("serve/")
     if name == "url-questions" and not options.questions:
         return False
-    return (name in URL_BODIES) is bool(options.model)
+    return (name in USERS) is bool(options.model)
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
     """See strix_validate.tiers. The user's server runs already, or serves the folder --model."""
+    silences: list[Silent] = []
     with ServerSession(options.device, model=options.model) as session:
         bodies = {Check(f"serve/{n}"): of_session(body, session) for n, body in BODIES.items()}
-        for name, body in URL_BODIES.items():
-            bodies[Check(f"serve/{name}")] = _of_server(body, session, options)
+        for name, body in USERS.items():
+            bodies[Check(f"serve/{name}")] = _of_server(body, session, options, silences)
         yield from run_each(wanted, options, bodies)
 
 
@@ -59,17 +70,37 @@ def of_session(body: Callable[[ServerSession], dict], session: ServerSession) ->
     return bound
 
 
+def announce(wanted: list[Check], options: RunOptions) -> Iterator[str]:
+    """Yield what checks of a user's server will cost, before the first one; nothing for others."""
+    names = [check.id.removeprefix("serve/") for check in wanted if check.id in users_ids()]
+    if options.model and names:
+        yield foretell(names, Endpoint(options.url, options.model) if options.url else None)
+
+
+def users_ids() -> set[str]:
+    """Return the ids of the checks of a user's server."""
+    return {f"serve/{name}" for name in USERS}
+
+
 def _of_server(
-    body: Callable[..., dict], session: ServerSession, options: RunOptions
+    body: Callable[..., dict], session: ServerSession, options: RunOptions, silences: list[Silent]
 ) -> Callable[[RunOptions], dict]:
+    """Bind a check of the user's server. One that was silent for LIMIT is not asked again."""
+
     def bound(_: RunOptions) -> dict:
+        if silences:
+            raise CheckFailed(f"not asked, because before {silences[0]}")
         if options.url:
             server = Endpoint(options.url, options.model)
         else:
             session.need_vllm()
             server = session.server.endpoint
-        more = [options.questions] if body is judges.judge_questions else []
-        measured = body(server, *more)
+        more = [options.questions] if body is USERS["url-questions"] else []
+        try:
+            measured = body(server, *more)
+        except Silent as error:
+            silences.append(error)
+            raise
         if "tokens_per_second" in measured:
             measured["model"] = name_of(options.model)
         return measured
@@ -230,122 +261,25 @@ def stop(session: ServerSession) -> dict:
     return {"status": status}
 
 
-def _described(judge: Callable[..., dict], why: str) -> Callable[..., dict]:
-    judge.__doc__ = why
-    return judge
-
-
-_PREFILL = (
-    "The server's prefill finds its own decoded tokens as likely: other kernels, the same model. "
-    "https://github.com/vllm-project/vllm/issues/56021"
-)
-_USAGE = (
-    "Tokens of the prompt and of the answer are counted; clients pay and cut by that: "
-    "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"
-)
-_PROBABILITIES = (
-    "Listed probabilities of a step sum to no more than one: temperature or a softmax of the wrong "
-    "length. https://github.com/vllm-project/vllm/issues/56021"
-)
-_STREAMING = (
-    "Streaming gives the same tokens, text and usage in several parts and ends with [DONE]; parts "
-    "were lost or doubled: https://github.com/vllm-project/vllm/issues/32180"
-)
-_ABORT = (
-    "A client that leaves in the middle does not spoil or delay the next one's answer: "
-    "https://github.com/vllm-project/vllm/issues/24584"
-)
 BODIES: dict[str, Callable[[ServerSession], dict]] = {
     **named(offline_repeats, offline_logits),
     **{f"model-{name}": _serving(name) for name in MODELS},
     **named(start, graphs, attention_backend, completion, decode),
-    "prefill": _described(
-        lambda s: judges.judge_greedy(s.server.endpoint, s.answer, bound=LOGPROB_BOUND), _PREFILL
+    "prefill": describe(
+        lambda s: judges.judge_greedy(s.server.endpoint, s.answer, bound=LOGPROB_BOUND), PREFILL
     ),
     **named(prefix, together),
-    "usage": _described(lambda s: judges.judge_usage(s.answer, TOKENS), _USAGE),
+    "usage": describe(lambda s: judges.judge_usage(s.answer, TOKENS), USAGE),
     **named(finish_reason),
-    "probabilities": _described(lambda s: judges.judge_probabilities(s.answer), _PROBABILITIES),
-    **named(chat),
-    "streaming": _described(
-        lambda s: judges.judge_stream(s.server.endpoint, PROMPT, TOKENS), _STREAMING
+    "probabilities": describe(
+        lambda s: judges.judge_probabilities(s.server.endpoint, PROMPT), PROBABILITIES
     ),
-    "abort": _described(
-        lambda s: judges.judge_abort(s.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND), _ABORT
+    **named(chat),
+    "streaming": describe(
+        lambda s: judges.judge_stream(s.server.endpoint, PROMPT, TOKENS), STREAMING
+    ),
+    "abort": describe(
+        lambda s: judges.judge_abort(s.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND), ABORT
     ),
     **named(latency, stop),  # the last one ends the server
-}
-
-
-def _usage(server: Endpoint) -> dict:
-    found = server.generate(judges.PROMPTS[0])
-    judges.judge_finish(found, "length")
-    return judges.judge_usage(found, 24)
-
-
-def _long(server: Endpoint) -> dict:
-    found = server.generate(judges.PROMPTS[0], judges.LONG)
-    judges.judge_usage(found, judges.LONG)
-    return judges.judge_greedy(server, found)
-
-
-def _theirs(judge: Callable[..., dict], why: str) -> Callable[..., dict]:
-    return _described(judge, f"The user's server: {why}")
-
-
-#: Of a server with any model: one that runs already, or one started for the folder --model.
-URL_BODIES: dict[str, Callable[..., dict]] = {
-    "url-text": _theirs(
-        judges.judge_text,
-        "texts that every model knows are likely, everywhere in 1,200 tokens. Random weights agree "
-        "with themselves as well: https://github.com/vllm-project/vllm/issues/15730",
-    ),
-    "url-prefill": _theirs(_long, _PREFILL),
-    "url-together": _theirs(
-        lambda server: judges.judge_together(server, judges.MANY, judges.TOGETHER),
-        reason_of(together),
-    ),
-    "url-prefix": _theirs(
-        lambda server: judges.judge_together(server, judges.shared_prompts() * 2, 4),
-        reason_of(prefix),
-    ),
-    **{
-        f"url-recall-{length}": _theirs(
-            lambda server, length=length: judges.judge_recall(server, length),
-            f"five numbers in a prompt of {length} tokens are found again. Attention that is "
-            "wrong, or a cache that is, beyond a length: https://github.com/vllm-project/vllm/issues/42684",
-        )
-        for length in judges.RECALLED
-    },
-    "url-usage": _theirs(_usage, _USAGE),
-    "url-stop": _theirs(
-        lambda server: judges.judge_stop(server, judges.PROMPTS[0]), reason_of(finish_reason)
-    ),
-    "url-probabilities": _theirs(
-        lambda server: judges.judge_probabilities(server.generate(judges.PROMPTS[0])),
-        _PROBABILITIES,
-    ),
-    "url-streaming": _theirs(
-        lambda server: judges.judge_stream(server, judges.PROMPTS[0]), _STREAMING
-    ),
-    "url-abort": _theirs(lambda server: judges.judge_abort(server, judges.PROMPTS[0]), _ABORT),
-    "url-questions": _theirs(
-        judges.judge_questions,
-        "of 50 questions about small sums, in words, as many have the right answer as --questions "
-        "says: a model that answers well, and less well than it should: "
-        "https://github.com/lemonade-sdk/vllm-rocm/issues/24",
-    ),
-    **{
-        f"url-load-{load}": _described(
-            lambda server, load=load: judges.measure(server, load, judges.PROMPTS),
-            f"Time to the first token and tokens a second, {load} requests at a time. A server "
-            "that is slower than published numbers: https://github.com/ROCm/vllm/issues/994",
-        )
-        for load in judges.LOADS
-    },
-    "url-bench": _described(
-        judges.bench_serve,
-        "What `vllm bench serve` says of 32 requests, 16 at a time, for comparison with published "
-        "numbers, which it measures: https://docs.vllm.ai/en/latest/benchmarking/cli/",
-    ),
 }

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the checks of a user's server cost, said before they begin."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strix_validate.checks import CannotRun, CheckFailed
+from strix_validate.serving import caches, judges
+from strix_validate.serving.endpoint import Endpoint
+
+#: Tokens that are read and generated, in rounded numbers, for a cache that holds nothing. A model
+#: that thinks generates up to 1,024 more in each answer of a chat.
+_COSTS = {
+    "url-text": (1_200, 1),
+    "url-prefill": (700, 640),
+    "url-together": (9_000, 3_300),
+    "url-long-together": (27_000, 210),
+    "url-recall-8192": (84_000, 130),
+    "url-recall-32768": (330_000, 130),
+    "url-usage": (100, 50),
+    "url-stop": (200, 400),
+    "url-probabilities": (60, 30),
+    "url-sampling": (600, 2_000),
+    "url-penalties": (1_000, 200),
+    "url-chat": (500, 60),
+    "url-chat-answer": (300, 50),
+    "url-tools": (1_500, 200),
+    "url-schema": (60, 100),
+    "url-speculation": (8_000, 900),
+    "url-streaming": (400, 150),
+    "url-abort": (200, 650),
+    "url-questions": (10_000, 5_000),
+    "url-load-1": (30, 64),
+    "url-load-4": (100, 256),
+    "url-load-16": (400, 1_024),
+    "url-bench": (16_000, 2_048),
+}
+#: Tokens a second of a machine that has not been asked, read and generated.
+_USUAL = (500.0, 20.0)
+_PROBE = 32
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the costs depend on.
+
+    Attributes:
+        context: Tokens; 0 where it is not known.
+        block: Tokens of a block of the cache; 0 where it is not known.
+        rates: Tokens a second, read and generated.
+        measured: Whether the rates are this server's.
+    """
+
+    context: int = 0
+    block: int = 0
+    rates: tuple[float, float] = _USUAL
+    measured: bool = False
+
+
+def cost_of(name: str, server: Server) -> tuple[int, int]:
+    """Return how many tokens a check has read and generated."""
+    if name == "url-context":
+        return 4 * server.context + 2_500, 70
+    if name == "url-prefix":
+        try:
+            length = caches.shared_length(server.context, server.block)
+        except CannotRun:
+            return 0, 0
+        return 28 * length, 550
+    length = int(name.rpartition("-")[2]) if name.startswith("url-recall-") else 0
+    if server.context and server.context < length:
+        return 0, 0
+    return _COSTS[name]
+
+
+def probe(endpoint: Endpoint) -> Server:
+    """Return what a server says of itself, and how fast it reads and generates right now."""
+    try:
+        context, block = endpoint.context(), endpoint.block_size()
+        for _ in range(2):  # the first ones may compile kernels
+            begin = time.perf_counter()
+            read = len(endpoint.generate(f"{begin} {judges.known_text()[:2000]}", 1).prompt)
+            middle = time.perf_counter()
+            endpoint.generate("Once", _PROBE)
+            end = time.perf_counter()
+    except (CheckFailed, CannotRun):  # the checks say what is wrong
+        return Server()
+    rates = read / max(middle - begin, 1e-3), _PROBE / max(end - middle, 1e-3)
+    return Server(context, block, rates, measured=True)
+
+
+def foretell(names: Sequence[str], endpoint: Endpoint | None) -> str:
+    """Return in a line how many tokens checks need, and about how long that takes."""
+    server = probe(endpoint) if endpoint else Server()
+    costs = {name: cost_of(name, server) for name in names}
+    read, generated = (sum(cost[i] for cost in costs.values()) for i in (0, 1))
+    minutes = (read / server.rates[0] + generated / server.rates[1]) / 60
+    longest = max(costs, key=lambda name: sum(costs[name]))
+    unknown = "url-context" in names and not server.context
+    context = (
+        "; serve/url-context reads four times the context, not counted here" if unknown else ""
+    )
+    source = "as it has just shown" if server.measured else "as an example"
+    return (
+        f"serve: the server reads about {read:,} tokens and generates {generated:,}. At "
+        f"{server.rates[0]:,.0f} and {server.rates[1]:,.1f} tokens a second, {source}, that takes "
+        f"{minutes:,.0f} minutes, or less for what the cache holds and for requests at a time. "
+        f"serve/{longest} reads most, {costs[longest][0]:,}: --skip serve/{longest} leaves it out"
+        f"{context}"
+    )

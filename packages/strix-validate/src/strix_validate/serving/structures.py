@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whether a server's chat calls tools as structure, and keeps a JSON schema."""
+
+import json
+import re
+
+from strix_validate.checks import CannotRun, CheckFailed, require
+from strix_validate.serving.chats import (
+    BEGIN,
+    END,
+    answer_limit,
+    find,
+    judge_reply_stream,
+    judge_reply_usage,
+    require_content,
+    tokens_of,
+)
+from strix_validate.serving.endpoint import Endpoint, Refused
+from strix_validate.serving.messages import Reply, chat
+
+#: A tool whose name no text has by chance. Each argument has few values: an answer ends.
+TOOL = "look_up_tide_table"
+_ARGUMENTS: dict[str, list] = {"harbour": ["Bergen", "Oslo", "Lisbon"], "day": [1, 2, 3]}
+_TOOLS: list[dict] = [
+    {
+        "type": "function",
+        "function": {
+            "name": TOOL,
+            "description": "Return the times of high water of a harbour.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "harbour": {"type": "string", "enum": _ARGUMENTS["harbour"]},
+                    "day": {"type": "integer", "enum": _ARGUMENTS["day"]},
+                },
+                "required": ["harbour", "day"],
+                "additionalProperties": False,
+            },
+            "strict": True,
+        },
+    }
+]
+_ASK_TOOL = [{"role": "user", "content": "When is high water in Bergen on day 2? Use the tool."}]
+_NAMED = {"type": "function", "function": {"name": TOOL}}
+#: A call that a model wrote and no parser took out of the text.
+_CALL_AS_TEXT = re.compile(
+    rf"(?:[\"'=<.>\uff5c\]]\s*{TOOL}|{TOOL}\s*(?:[\"'({{\[<\uff5c>]|json|```))"
+    r".*harbour[\"']?\s*[:=>]",
+    re.S,
+)
+#: Letters of two to four bytes, which a stream may cut.
+_UNICODE = "naïve 日本語 🙂🦭 Ωмега"
+_SCHEMA: dict = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "enum": [_UNICODE]},
+        "number": {"type": "integer", "enum": [3, 5, 7]},
+    },
+    "required": ["text", "number"],
+    "additionalProperties": False,
+}
+_ASK_SCHEMA = [{"role": "user", "content": "Describe the weather in one sentence of English."}]
+
+
+def judge_tools(server: Endpoint) -> dict:
+    """Require that a tool call comes as structure, and that a tool's result reaches the model.
+
+    Raises:
+        CannotRun: the server was started without a parser of tool calls.
+    """
+    limit = answer_limit(server)
+    named = _call(server, _NAMED, limit)
+    schema = _require_call(server, named, "a named tool_choice")
+    require(named.finish in ("stop", "tool_calls"), f"finish_reason is {named.finish!r}")
+    judge_reply_usage(named, limit)
+    judge_reply_stream(server, _ASK_TOOL, named, limit, tools=_TOOLS, tool_choice=_NAMED)
+    free = _call(server, "auto", limit)
+    text = f"{free.content or ''}\n{free.reasoning}"
+    require(
+        free.calls or free.finish == "length" or not _CALL_AS_TEXT.search(text),
+        f"a tool call came as text, not as tool_calls: {text.strip()!r:.120}",
+    )
+    if free.calls:
+        schema = _require_call(server, free, "tool_choice auto")
+        require(free.finish == "tool_calls", f"finish_reason of a call is {free.finish!r}")
+        judge_reply_stream(server, _ASK_TOOL, free, limit, tools=_TOOLS, tool_choice="auto")
+    forbidden = _call(server, "none", limit)
+    require(not forbidden.calls, "tool_choice is none, and a tool is called")
+    in_prompt = _require_result(server, named)
+    called = "called" if free.calls else "not called"
+    return {"auto": called, "schema": schema, "result": in_prompt}
+
+
+def _call(server: Endpoint, choice: object, limit: int) -> Reply:
+    try:
+        return chat(server, _ASK_TOOL, limit, tools=_TOOLS, tool_choice=choice)
+    except Refused as error:
+        if "parser" in str(error) or "tool" in str(error):
+            raise CannotRun(f"the server takes no tools: {error}") from error
+        raise
+
+
+def _require_call(server: Endpoint, reply: Reply, about: str) -> str:
+    """Require calls of the tool alone; return whether their arguments keep its schema.
+
+    A weak model may break it: vLLM does not enforce schemas of tools for each parser. Then the
+    tokens must not have what the arguments lack.
+    """
+    if reply.finish == "length":
+        raise CannotRun(f"the model does not end its tool call in {reply.written} tokens")
+    text = f"{reply.content or ''}{reply.reasoning}".strip()
+    require(reply.calls, f"no tool_calls with {about}: the answer is text, {text!r:.120}")
+    kept = "kept"
+    for call in reply.calls:
+        require(call["name"] == TOOL, f"a call of {call['name']!r:.80}, the tool is {TOOL}")
+        arguments = call["arguments"]
+        if (
+            isinstance(arguments, dict)
+            and arguments.keys() == _ARGUMENTS.keys()
+            and all(arguments[name] in values for name, values in _ARGUMENTS.items())
+        ):
+            continue
+        kept = "broken by the model"
+        written = server.detokenize(reply.tokens) if reply.tokens else ""
+        shown = json.dumps(arguments)
+        lost = [name for name in _ARGUMENTS if name in written and name not in shown]
+        require(
+            not lost,
+            f"a tool call loses {', '.join(lost)}: {shown:.80}, the model wrote {written!r:.80}",
+        )
+    return kept
+
+
+def _require_result(server: Endpoint, reply: Reply) -> str:
+    """Require that call and result of a tool are in the next prompt, where templates have tools."""
+    result = "High water is at the word periwinkle, and no more."
+    call = {"name": TOOL, "arguments": json.dumps(reply.calls[0]["arguments"])}
+    messages: list[dict] = [
+        *_ASK_TOOL,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call00001", "type": "function", "function": call}],
+        },
+        {"role": "tool", "tool_call_id": "call00001", "name": TOOL, "content": result},
+    ]
+    try:
+        following = chat(server, messages, 1, tools=_TOOLS)
+    except Refused as error:
+        return f"refused: {error}"
+    with_tools = reply.read > chat(server, _ASK_TOOL, 1).read
+    if not with_tools:
+        return "the chat template has no tools"
+    if not following.prompt:
+        return "not judged: the server gives no token ids"
+    inside = tokens_of(server, result)[BEGIN : -END or None]
+    require(find(following.prompt, inside) >= 0, "the result of a tool is not in the chat's prompt")
+    return "in the prompt"
+
+
+def judge_schema(server: Endpoint) -> dict:
+    """Require that an answer keeps a JSON schema, and that a stream does not break its letters.
+
+    Raises:
+        CannotRun: the server takes no schema, or the model does not end its answer.
+    """
+    limit = answer_limit(server)
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": _SCHEMA, "strict": True},
+    }
+    try:
+        reply = chat(server, _ASK_SCHEMA, limit, response_format=form)
+    except Refused as error:
+        raise CannotRun(f"the server takes no JSON schema: {error}") from error
+    if reply.finish == "length" and (reply.content or "{").lstrip()[:1] in ("", "{"):
+        raise CannotRun(f"the model does not end its JSON in {reply.written} tokens")
+    require_content(reply)
+    try:
+        answer = json.loads(reply.content or "")
+    except (ValueError, RecursionError) as error:
+        raise CheckFailed(f"the JSON schema is ignored: {reply.content!r:.120}") from error
+    properties = _SCHEMA["properties"]
+    require(
+        isinstance(answer, dict)
+        and answer.keys() == properties.keys()
+        and all(answer[name] in rule["enum"] for name, rule in properties.items()),
+        f"the answer breaks the JSON schema: {reply.content!r:.120}",
+    )
+    judge_reply_stream(server, _ASK_SCHEMA, reply, limit, response_format=form)
+    return {"tokens": reply.written}

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The chat of trained_server: a template, answers, a tool and a schema, right ones and faulty ones.
+
+Its model has an answer to each question of the checks; in other chats it goes on
+as it does after a prompt.
+"""
+
+import json
+
+import trained_server
+from strix_validate.serving import chats, structures
+from trained_server import IDS, LOCK, OF_KNOWN, RIGHT, WORDS, encode
+
+#: Tokens of the template, whose texts no text has.
+SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
+with LOCK:
+    for word in SPECIAL:
+        IDS[word] = len(WORDS)
+        WORDS.append(word)
+END, ASSISTANT = IDS["<|end|>"], IDS["<|assistant|>"]
+CITY = "Paris, as anyone would say without a map."
+CALL = json.dumps({"name": structures.TOOL, "arguments": {"harbour": "Bergen", "day": 2}})
+PROSE = "It is mild today, with a light wind and a little rain."
+JSON = json.dumps({"text": structures._UNICODE, "number": 5}, ensure_ascii=False)
+THOUGHT = "The user wants the capital of France, which I know well."
+
+
+def learn(question, answer):
+    """Make the model answer a question: after its last tokens come those of the answer."""
+    tokens = [*encode(question)[-2:], ASSISTANT, *answer, END]
+    for i in range(3, len(tokens)):
+        OF_KNOWN[tuple(tokens[i - 3 : i])] = tokens[i]
+
+
+learn(chats._QUESTION, encode(CITY))
+learn(structures._ASK_TOOL[0]["content"], encode(PROSE))
+learn(structures._ASK_SCHEMA[0]["content"], encode(PROSE))
+
+
+class Handler(trained_server.Handler):
+    """With /v1/chat/completions."""
+
+    def template(self, body, opened=True):
+        fault, messages = self.server.fault, list(body["messages"])
+        if fault == "last-only":
+            messages = messages[-1:]
+        if fault == "no-system":
+            messages = [m for m in messages if m["role"] != "system"]
+        if fault == "no-history" and len(messages) > 2:
+            messages = [m for m in messages if m["role"] == "system"] + messages[-1:]
+        if fault == "reversed":
+            messages = messages[::-1]
+        tokens = []
+        if body.get("tools") and self.server.style != "no-tools":
+            tokens += [IDS["<|system|>"], *encode(json.dumps(body["tools"])), END]
+        for message in messages:
+            role = "user" if fault == "roles" else message["role"]
+            content = "" if fault == "no-result" and role == "tool" else message["content"]
+            if fault == "no-template":
+                tokens += encode(f"{content}\n")
+                continue
+            tokens += [IDS[f"<|{role}|>"], *encode(content)]
+            for call in message.get("tool_calls") or []:
+                tokens += encode(json.dumps(call["function"]))
+            tokens += [END] * (role == "assistant")
+        return [*tokens, ASSISTANT] if opened and fault != "no-template" else tokens
+
+    def chat(self, body):
+        server, fault, style = self.server, self.server.fault, self.server.style
+        if style == "no-chat":
+            self.refuse("As of transformers v4.44, default chat template is no longer allowed")
+            return
+        if style == "no-system" and body["messages"][0]["role"] == "system":
+            self.refuse("System role not supported")
+            return
+        choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
+        if style == "no-parser" and choice != "none":
+            self.refuse('"auto" tool choice requires --enable-auto-tool-choice and '
+                        "--tool-call-parser to be set")  # fmt: skip
+            return
+        prompt = self.template(body, fault != "not-opened")
+        if len(prompt) + body["max_tokens"] > server.context:
+            self.refuse("maximum context length")
+            return
+        tokens, logprobs = self.chat_tokens(body, prompt, choice)
+        message, finish = self.message(body, tokens, choice)
+        written = len(tokens) + (fault == "chat-usage")
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": written,
+                 "total_tokens": len(prompt) + written}  # fmt: skip
+        with LOCK:
+            server.read += len(prompt)
+            server.generated += len(tokens)
+        if body.get("stream"):
+            self.stream_message(message, tokens, finish, usage)
+            return
+        entries = [{"token": WORDS[t], "logprob": x} for t, x in zip(tokens, logprobs, strict=True)]
+        answer = {"message": message, "token_ids": tokens, "finish_reason": finish,
+                  "logprobs": {"content": entries}}  # fmt: skip
+        if style == "no-ids":
+            del answer["token_ids"]
+        ids = {} if style == "no-ids" else {"prompt_token_ids": prompt}
+        self.whole({"choices": [answer], "usage": usage, **ids})
+
+    def refuse(self, message):
+        data = json.dumps({"error": {"message": message}}).encode()
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def chat_tokens(self, body, prompt, choice):
+        """Tokens of the answer, up to its end or the limit; schemas and named tools force them."""
+        fault, number = self.server.fault, body["max_tokens"]
+        number += fault == "chat-one-more"
+        if body.get("response_format") and fault != "schema-ignored":
+            text = JSON.replace("5", "6") if fault == "schema-broken" else JSON
+            forced = [*encode(text), END]
+        elif isinstance(choice, dict) or (body.get("tools") and choice == "auto"):
+            forced = [*encode(CALL), END]
+        else:
+            forced = None
+        if forced:
+            return forced[:number], [RIGHT] * len(forced[:number])
+        read = [3, *prompt[::-1]] if fault == "chat-garbage" else prompt
+        tokens, logprobs = self.generated(read, number)
+        if END in tokens and not body.get("ignore_eos") and self.server.style != "thinks-on":
+            number = tokens.index(END) + 1
+        if fault == "early-end" and not body.get("ignore_eos"):
+            return [END], [RIGHT]
+        return tokens[:number], logprobs[:number]
+
+    def message(self, body, tokens, choice):
+        """The message of an answer, and why it ends."""
+        fault = self.server.fault
+        ended = tokens[-1] == END
+        text = self.decode(tokens[:-1] if ended else tokens)
+        for stop in [] if fault == "chat-no-stop" else body.get("stop") or []:
+            text = text.partition(stop)[0]
+        message = {"role": "assistant", "content": text}
+        finish = "stop" if ended else "length"
+        if text == CALL and (choice != "none" or fault == "none-called") and body.get("tools"):
+            as_text = {"calls-as-text": True, "auto-as-text": choice == "auto"}.get(fault)
+            if as_text:
+                message["content"] = f"<tool_call>\n{text}\n</tool_call>"
+                return message, finish
+            function = json.loads(CALL)
+            arguments = json.dumps(function["arguments"])
+            function["arguments"] = {
+                "arguments-object": function["arguments"],
+                "arguments-cut": arguments[:-2],
+                "arguments-lost": "{}",
+            }.get(fault, arguments)
+            function["name"] = "other" if fault == "other-tool" else function["name"]
+            message["content"] = None
+            message["tool_calls"] = [{"id": "call0", "type": "function", "function": function}]
+            named = isinstance(choice, dict) or fault == "call-finish"
+            return message, "stop" if named else "tool_calls"
+        if self.server.style == "thinks" and text and not body.get("ignore_eos"):
+            message["reasoning"] = THOUGHT
+        if self.server.style == "thinks-on" and not body.get("response_format"):
+            message |= {"content": None, "reasoning": text}
+        if fault in ("content-null", "in-reasoning"):
+            message["content"] = None
+        if fault == "content-empty":
+            message["content"] = ""
+        if fault == "in-reasoning":
+            message["reasoning"] = text
+        if fault == "chat-other-text":
+            message["content"] = "London, I would say."
+        if fault == "chat-echo":
+            message["content"] = f"{body['messages'][-1]['content']} {text}"
+        return message, finish
+
+    def stream_message(self, message, tokens, finish, usage):
+        fault, content = self.server.fault, message["content"] or ""
+        cut = max(1, len(content) // 2)
+        parts = [content[:cut], content[cut:]] if fault != "chat-one-part" else [content]
+        if fault == "chat-lost":
+            parts.pop()
+        if fault == "chat-letters" and not content.isascii():
+            data = content.encode()
+            place = next(i for i, byte in enumerate(data) if byte > 127) + 1
+            parts = [part.decode(errors="replace") for part in (data[:place], data[place:])]
+        thought = message.get("reasoning") or ""
+        deltas = [{"reasoning": part} for part in (thought[:9], thought[9:]) if part]
+        deltas += [{"content": part} for part in parts if part]
+        for i, call in enumerate(message.get("tool_calls") or []):
+            function = call["function"]
+            text = function["arguments"]
+            deltas.append({"tool_calls": [{"index": i, "function": {"name": function["name"]}}]})
+            if fault != "chat-lost":
+                deltas.append({"tool_calls": [{"index": i, "function": {"arguments": text}}]})
+        events = [{"choices": [{"delta": {"role": "assistant"}, "token_ids": tokens}]}]
+        events += [{"choices": [{"delta": delta}]} for delta in deltas]
+        events += [{"choices": [{"delta": {}, "finish_reason": finish}]}]
+        events += [{"choices": [], "usage": usage}]
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events] + ["data: [DONE]\n\n"]
+        self.chunked("".join(lines).encode(), 99, broken=False)
