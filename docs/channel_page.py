@@ -152,12 +152,17 @@ class Published:
         return {record["name"]: record for record in order}
 
 
+def dependencies(manifest: Path) -> dict[str, Any]:
+    """What the feature of a stack requires."""
+    feature = tomllib.loads(manifest.read_text())["feature"][manifest.parent.name]
+    return feature["dependencies"]
+
+
 def stacks(published: Published) -> Iterator[list[str]]:
     """Yield a row for each stack: what of it is here."""
     newest = published.newest()
     for path in sorted(ROOT.glob("stacks/*/pixi.toml")):
-        data = tomllib.loads(path.read_text())
-        wanted = sorted({*data["dependencies"]} & {*recipes()})
+        wanted = sorted({*dependencies(path)} & {*recipes()})
         here = ", ".join(escape(f"{n} {newest[n]['version']}") for n in wanted if n in newest)
         missing = ", ".join(escape(n) for n in wanted if n not in newest)
         yield [f"<b>{path.parent.name}</b>", here or "nothing", missing or "nothing"]
@@ -182,18 +187,19 @@ def withdrawals(published: Published) -> Iterator[list[str]]:
         yield [escape(str(entry[key])) for key in ("file", "date", "reason")]
 
 
-def install(published: Published, stack: dict[str, Any]) -> str:
+def install(published: Published, manifest: Path) -> str:
     """The commands that install what a stack needs of this channel, or else all of it."""
     here = published.newest()
-    names = [name for name in stack["dependencies"] if name in here] or sorted(here)
-    init = f"pixi init mine --channel {stack['workspace']['channels'][0]} --channel conda-forge"
+    names = [name for name in dependencies(manifest) if name in here] or sorted(here)
+    ours, *_ = tomllib.loads(manifest.read_text())["workspace"]["channels"]
+    init = f"pixi init mine --channel {ours} --channel conda-forge"
     return escape(f"{init}\ncd mine\npixi add {' '.join(names)}") if names else "nothing is here"
 
 
 def page(folder: Path) -> str:
     """Make the page of the channel in `folder`."""
     published = Published(folder)
-    stack = tomllib.loads((ROOT / "stacks/attention/pixi.toml").read_text())
+    stack = ROOT / "stacks/attention/pixi.toml"
     total = size(sum(record["size"] for record in published.records.values()))
     parts = [
         "<h1>strix-forge</h1>",

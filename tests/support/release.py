@@ -130,7 +130,7 @@ def host_bound(path: Path) -> list[str]:
 def published_in(stack: str) -> list[str]:
     """What a stack asks for of RECIPES."""
     manifest = tomllib.loads((CHECKOUT / "stacks" / stack / "pixi.toml").read_text())
-    return [name for name in RECIPES if name in manifest["dependencies"]]
+    return [name for name in RECIPES if name in manifest["feature"][stack]["dependencies"]]
 
 
 def copy_stack(name: str, folder: Path) -> Path:

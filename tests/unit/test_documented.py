@@ -93,7 +93,7 @@ def lacking(page: Path, text: str) -> list[str]:
         for environment, task in re.findall(r"\bpixi run (?:-e ([\w-]+) )?([a-z][\w-]*)", line):
             if task not in known.get(environment, every) | ARE_PROGRAMS:
                 found.append(f"pixi run {task}")
-    for stack in re.findall(r"(?<!build/)\bstacks/([a-z][\w-]*)", text):
+    for stack in re.findall(r"(?<!build/)\bstacks/([a-z][\w-]*)(?![\w-]|\.toml)", text):
         if CHECKOUT / "stacks" / stack not in STACKS:
             found.append(f"stacks/{stack}")
     return found

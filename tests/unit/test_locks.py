@@ -110,7 +110,8 @@ def test_a_change_that_is_not_locked_is_seen(
         ('exclude-newer = "7d"', "[workspace] exclude-newer is not"),
         ('preview = ["pixi-build"]', "[workspace] preview is not"),
         ("[target.linux-64.dependencies]", "[top level] target is not"),
-        ('[pypi-dependencies]\nx = "*"', "pypi-dependencies] x is not"),
+        ('[pypi-dependencies]\nx = "*"', "[pypi-dependencies] x is not"),
+        ('[feature.x.pypi-dependencies]\nx = "*"', "[feature.x.pypi-dependencies] x is not"),
         ("[system-requirements]", "system-requirements is not supported"),
         ("[build-dependencies]", "build-dependencies is not supported"),
         ('[activation.env]\nX = "1"', "activation is not supported"),
@@ -159,7 +160,8 @@ FORMS = {
 def test_a_copy_asks_pypi_for_nothing(tmp_path: Path) -> None:
     """pixi would ask a server for PyPI's names, and a host base has none."""
     file = tmp_path / "pixi.toml"
-    file.write_text('[workspace]\nchannels = ["x"]\n[pypi-dependencies]\ntorch = "*"\n')
+    torch = 'pypi-dependencies]\ntorch = "*"\n'
+    file.write_text(f'[workspace]\nchannels = ["x"]\n[{torch}[feature.a.{torch}')
     assert Manifest.load(file).environments == {"default": []}
     text = Manifest.load(file).localized({}, set())
     assert "pypi-dependencies" not in tomllib.loads(text)
@@ -260,7 +262,8 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None
             text = (stack.copy.folder / "pixi.toml").read_text()
             data = tomllib.loads(text)
             assert data["workspace"]["platforms"][0]["amdgpu"] == gpu
-            assert f"flash-attn-kernels-{gpu}" in data["dependencies"]
+            feature = data["feature"][manifest.parent.name]
+            assert f"flash-attn-kernels-{gpu}" in feature["dependencies"]
             # the emulated device is a gfx1151 by itself
             assert text.count("emulate device ") == text.count(f"emulate device --target {gpu} ")
             written[gpu, manifest] = text
@@ -270,21 +273,15 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
-def test_a_stack_names_its_packages_on_pypi(manifest: Path) -> None:
-    """For the channel that it uses; docs/pypi.md shows the same table to paste."""
+def test_a_stack_is_a_feature_that_can_be_copied(manifest: Path) -> None:
+    """What another workspace needs of it is in its own tables, torch on PyPI included."""
     data = tomllib.loads(manifest.read_text())
-    shown = re.search(r"^```toml\n(.*?)^```", (CHECKOUT / "docs/pypi.md").read_text(), re.M | re.S)
-    pasted, names_of = tomllib.loads(shown[1]), data["workspace"]["conda-pypi-map"]
-    assert pasted["workspace"]["conda-pypi-map"] == names_of
-    ((channel, table),) = names_of.items()
-    assert channel == PUBLISHED and table["mapping-mode"] == "replace"
-    names = json.loads((CHECKOUT / "recipes/pypi-names.json").read_text())
-    assert table["mapping"] == {ours: theirs for ours, theirs in names.items() if theirs}
-    # before there was PyPI
-    assert pasted["pypi-exclude-newer"] == data["pypi-exclude-newer"]
-    hidden = [*table["mapping"].values(), "xformers", "unsloth"]
-    assert data["pypi-exclude-newer"] == dict.fromkeys(hidden, "1970-01-01")
-    assert pasted["pypi-dependencies"] == data["pypi-dependencies"] == {"torch": "*"}
+    name = manifest.parent.name
+    assert not data.keys() & {"dependencies", "tasks", "pypi-dependencies"}
+    assert data["feature"][name]["pypi-dependencies"] == {"torch": "*"}
+    assert data["environments"]["default"] == [name]
+    assert all(name in features for features in data["environments"].values())
+    assert Manifest.load(manifest).environments["default"]
 
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
@@ -292,7 +289,7 @@ def test_tasks_of_a_stack_exist(manifest: Path) -> None:
     from strix_validate.cli import app as validate
 
     commands = {c.name or c.callback.__name__ for c in validate.registered_commands}
-    tasks = tomllib.loads(manifest.read_text())["tasks"]
+    tasks = tomllib.loads(manifest.read_text())["feature"][manifest.parent.name]["tasks"]
     assert {"doctor", "check", "bench"} <= set(tasks)
     for task in tasks.values():
         assert set(task) == {"cmd", "description"}, "a task with args refuses a program's own flags"

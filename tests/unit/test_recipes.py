@@ -305,7 +305,8 @@ def test_versions_agree(either: RecipeSet) -> None:
     """What a stack asks for is what the recipes and variants.yaml say."""
     pins = {key: either.base.variants[key][0] for key in ("pytorch", "triton", "amd_aiter_min")}
     assert either.recipes["triton"].version == pins["triton"]
-    stack = tomllib.loads((CHECKOUT / "stacks/attention/pixi.toml").read_text())["dependencies"]
+    manifest = tomllib.loads((CHECKOUT / "stacks/attention/pixi.toml").read_text())
+    stack = manifest["feature"]["attention"]["dependencies"]
     assert pins["pytorch"].startswith(stack["pytorch"].removesuffix("*"))
     assert stack["triton"] == f"{pins['triton']}.*"
     assert stack["amd-aiter"] == f">={pins['amd_aiter_min']}"

@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from forge import generated
 from forge.building.display import Display
 from forge.cli.context import Context, Maybe, command, err, gravest, out
 from forge.conda.package import scratch
 from forge.errors import ForgeError, NotAttempted
+from forge.files import write_text
 from forge.processes import max_jobs
 from forge.recipes.plan import RecipeSet, every_source
 from forge.recipes.recipe import patched, patches_of, prepare, source_of, sources_of
@@ -161,8 +163,30 @@ def test(ctx: Context, words: Words = None) -> None:
 
 
 @command(app)
+def generate(
+    ctx: Context, check: Annotated[bool, Option("--check", help="Write nothing.")] = False
+) -> None:
+    """Write what pages and manifests repeat from other files: PyPI's names, stacks/several.toml.
+
+    With --check, name the files that differ, and exit 1 if any does.
+    """
+    stale = list(generated.outdated(ctx.project))
+    for path, text in stale:
+        name = path.relative_to(ctx.project.root)
+        if check:
+            err.print(f"{name} is not what forge generate writes: run it")
+        else:
+            write_text(path, text)
+            out.print(f"{name}: written")
+    raise gravest([int(check and bool(stale))])
+
+
+@command(app)
 def lint(ctx: Context) -> None:
-    """Lint code, types, workflows and versions. Exit 1 for findings, 3 for a missing linter."""
+    """Lint code, types, workflows, versions and generated text.
+
+    Exit 1 for findings, 3 for a missing linter.
+    """
     from forge import versions
 
     says, codes, root = ["clean", "findings", "", "not run: not installed"], [], ctx.project.root
@@ -177,4 +201,9 @@ def lint(ctx: Context) -> None:
         err.print(finding)
     codes.append(1 if findings else 0)
     out.print(f"versions: {says[codes[-1]]}")
+    stale = [path.relative_to(root) for path, _ in generated.outdated(ctx.project)]
+    for path in stale:
+        err.print(f"{path} is not what forge generate writes: run it")
+    codes.append(1 if stale else 0)
+    out.print(f"generated text: {says[codes[-1]]}")
     raise gravest(codes)

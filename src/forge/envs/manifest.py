@@ -27,7 +27,7 @@ WORKSPACE = {
     "authors", "license", "license-file", "readme", "homepage", "repository", "documentation",
     "conda-pypi-map",
 }  # fmt: skip
-FEATURE = {"dependencies", "tasks"}
+FEATURE = {"dependencies", "tasks", "pypi-dependencies"}
 ENVIRONMENT = {"features", "no-default-feature"}
 DEPENDENCY = {"version", "build"}
 
@@ -50,7 +50,6 @@ class Manifest:
             data = known(tomllib.loads(read_text(path)), TOP, "top level")
             tomli_w.dumps(data)  # nested so deeply that it cannot be written for this machine
             workspace = known(data.get("workspace"), WORKSPACE, "workspace")
-            known(data.get("pypi-dependencies", {}), {"torch"}, "pypi-dependencies")  # is pytorch
             if workspace.get("channel-priority", "strict") != "strict":
                 raise ForgeError("channel-priority is not strict; nothing else is supported")
             channels = names(workspace.get("channels"), "[workspace] channels")
@@ -68,7 +67,6 @@ class Manifest:
         `instead` maps channels to those to use; `python` takes the place of the manifest's own.
         """
         data = tomllib.loads(read_text(self.path))
-        data.pop("pypi-dependencies", None)  # pixi would ask a server for PyPI's names
         workspace = data["workspace"]
         workspace["channels"] = [instead.get(channel, channel) for channel in self.channels]
         by_channel = workspace.get("conda-pypi-map")
@@ -76,6 +74,7 @@ class Manifest:
             renamed = {instead.get(name, name): value for name, value in by_channel.items()}
             workspace["conda-pypi-map"] = renamed
         for table in (data, *data.get("feature", {}).values()):
+            table.pop("pypi-dependencies", None)  # pixi would ask a server for PyPI's names
             kept = [(k, v) for k, v in table.get("dependencies", {}).items() if k not in without]
             table["dependencies"] = {k: (k == "python" and python) or v for k, v in kept}
         return tomli_w.dumps(data)
@@ -105,6 +104,8 @@ def _environments(data: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _specs(table: dict[str, Any], where: str) -> list[str]:
+    pypi = f"{where}.pypi-dependencies".removeprefix("top level.")
+    known(table.get("pypi-dependencies", {}), {"torch"}, pypi)  # our pytorch is torch
     wanted = known(table.get("dependencies", {}), None, f"{where}.dependencies")
     return [match_spec(name, value) for name, value in wanted.items()]
 
