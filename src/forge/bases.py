@@ -4,6 +4,7 @@
 A base is a channel and a variants file, nothing else: no recipe knows which one it is built on.
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,10 +99,13 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
     return values
 
 
-def _listed(python: str, variants: VariantConfig) -> str:
-    """Expand a number such as 3.13 to a variants file's Python; return anything else as it is."""
+def _expand_python(python: str, variants: VariantConfig) -> str:
+    """Return a variants file's Python, or any build, for a number such as 3.13; else `python`."""
+    if not re.fullmatch(r"\d+\.\d+", python):
+        return python
     listed = variants.get("python") or []
-    return next((value for value in listed if value.startswith(f"{python}.*")), python)
+    any_build = f"{python}.*"  # the number alone is the release N.M.0
+    return next((value for value in listed if value.startswith(any_build)), any_build)
 
 
 def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None = None) -> Base:
@@ -117,7 +121,7 @@ def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None =
     except Exception as error:
         raise ForgeError(f"{' or '.join(files)} is not readable: {error}") from None
     overrides = dict(replaced or {})
-    pythons = [_listed(value, variants) for value in overrides.get("python", [])]
+    pythons = [_expand_python(value, variants) for value in overrides.get("python", [])]
     if name == BaseName.HOST.value:
         folder, tag = project.build / "host-base", HOST_BOUND
         # it has exactly one Python: the one that runs this

@@ -77,8 +77,8 @@ def compose(manifests: Mapping[str, str]) -> str:
     head = [block for block in blocks[first] if re.search(r"(?m)^\[(workspace|pypi-)", block)]
     _, workspace = head[0].split("[workspace]\n")
     comment = (
-        f"# The stacks {', '.join(manifests)} in one workspace, an environment for each: copy this\n"
-        "# file as pixi.toml. Written by `./forge generate` from the stacks' own manifests.\n"
+        f"# The stacks {', '.join(manifests)} in one workspace, an environment for each: copy\n"
+        "# this file as pixi.toml. `./forge generate` writes it from the stacks' own manifests.\n"
     )
     name_line = f'name = "{first}"'
     head[0] = comment + "[workspace]\n" + workspace.replace(name_line, 'name = "several"')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text that is generated into pages and manifests: PyPI's names, and the stacks in one workspace."""
+"""Text that is generated into pages and manifests: PyPI's names, and stacks in one workspace."""
 
 import json
 import shutil

@@ -7,14 +7,21 @@ listed in data/conda-forge/lacks.yaml, and is not counted as solved.
 
 import contextlib
 import re
+import shutil
+from itertools import combinations
+from pathlib import Path
 
 import pytest
 from rattler.exceptions import SolverError
 from support.conda_forge import LACKS, MACHINE, OTHER_ROCM, STRIX_HALO, Rendered, Solver, spec_of
 from support.project import CHECKOUT, RECIPES, STACKS
 
+from forge.bases import PUBLISHED, BaseName
+from forge.cli.context import Context
+from forge.cli.stacks import Stack
 from forge.envs.manifest import Manifest
 from forge.errors import ForgeError
+from forge.generated import compose
 from forge.recipes.recipe import package_name
 
 CORE = {"python": ["3.13"], "aotriton_kernels": ["core"]}
@@ -98,6 +105,45 @@ def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, py
         tags = {found[0] for r in ours if (found := re.search(r"py3\d+(?=h)", str(r.build)))}
         assert tags == {f"py{python.replace('.', '')}"}
         assert {"pytorch", "libtorch", "triton", "flash-attn"} <= {r.name.normalized for r in ours}
+
+
+@pytest.mark.parametrize("python", ["3.12", "3.13"])
+@pytest.mark.parametrize("pair", [*combinations(STACKS, 2)], ids="-".join)
+def test_two_stacks_solve_in_one_workspace(
+    both: Solver, tmp_path: Path, pair: tuple[str, str], python: str
+) -> None:
+    """Each in an environment of its own, and both in one."""
+    texts = {name: (CHECKOUT / f"stacks/{name}/pixi.toml").read_text() for name in pair}
+    file = tmp_path / "pixi.toml"
+    file.write_text(f"{compose(texts)}both = {list(pair)}\n")
+    lacking = {name for stack in pair for name in LACKS.get(f"stacks/{stack}", [])}
+    environments = Manifest.load(file).environments
+    assert environments.keys() == {"default", pair[1], "both"}
+    for specs in environments.values():
+        there = [spec for spec in specs if package_name(spec) not in lacking]
+        names = both.solve([*there, f"python {python}.*"], STRIX_HALO)
+        assert {package_name(spec) for spec in there} <= names
+
+
+@pytest.mark.parametrize("number", ["3.11", "3.12", "3.13", "3.14"])
+def test_a_stack_is_locked_for_a_python_by_its_number(tmp_path: Path, number: str) -> None:
+    """The newest release of that Python, and not the first."""
+    root = tmp_path / "project"
+    shutil.copytree(CHECKOUT / "stacks", root / "stacks")
+    shutil.copytree(CHECKOUT / "bases", root / "bases")
+    shutil.copy(CHECKOUT / "variants.yaml", root)
+    solver = Solver(tmp_path / "records", Rendered({"python": [number]}, number))
+    for name in STACKS:
+        ctx = Context(BaseName.CONDA_FORGE, None, [f"python={number}"], root=root)
+        stack = Stack(ctx, name)
+        stack.write(PUBLISHED)
+        specs = stack.copy.manifest.environments["default"]
+        (asked,) = [spec for spec in specs if package_name(spec) == "python"]
+        assert asked.startswith(f"python {number}.*")
+        # the records have no optree for 3.11, which torch needs
+        records = solver.records([asked] if number == "3.11" else specs, STRIX_HALO)
+        (python,) = [record for record in records if record.name.normalized == "python"]
+        assert str(python.version).startswith(f"{number}.") and str(python.version) > f"{number}.0"
 
 
 def test_a_skipped_recipe_that_another_needs_is_named() -> None:
