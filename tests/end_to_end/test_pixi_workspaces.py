@@ -8,16 +8,22 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
 import rattler
 import yaml
+from support.conda_forge import LACKS, records_of_both
 from support.pixi import Pixi, fit, require
-from support.project import CHECKOUT
+from support.project import CHECKOUT, STACKS
 from support.release import Release, copy_stack, run
+from support.servers import Revalidating, served
+from support.stand_in import MAPPING, write_mapping
 
 from forge.bases import CONDA_FORGE, PUBLISHED
+from forge.generated import SEVERAL, compose
 
 PAGE = (CHECKOUT / "docs" / "workspaces.md").read_text()
 DOCKERFILE = CHECKOUT / "stacks" / "attention" / "Dockerfile"
@@ -52,6 +58,73 @@ def test_one_lock_for_every_machine(pixi: Pixi, tmp_path: Path) -> None:
     assert torch["strix-halo"].startswith(f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm")
     assert torch["default"].startswith(f"{CONDA_FORGE}/linux-64/") and "cpu" in torch["default"]
     assert torch["nvidia"].startswith(f"{CONDA_FORGE}/linux-64/") and "cuda" in torch["nvidia"]
+
+
+@pytest.fixture(scope="module")
+def both_pythons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
+    """A user of the committed records of conda-forge, and of ours for two Pythons."""
+    folder = records_of_both(tmp_path_factory.mktemp("records"), "3.12", "3.13")
+    write_mapping(folder / "mapping", pytorch="torch")
+    with served(folder, Revalidating) as url:
+        mirrors = {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"}
+        yield Pixi(folder / "home", mirrors | {MAPPING: f"{url}/mapping"})
+
+
+def require_our_torch(folder: Path) -> dict[str, list[str]]:
+    """Every environment of a lock has our torch, and none PyPI's; returns their packages."""
+    lock = yaml.safe_load((folder / "pixi.lock").read_text())
+    environments = {}
+    for name, environment in lock["environments"].items():
+        (packages,) = environment["packages"].values()
+        urls = [next(iter(package.values())) for package in packages]
+        (torch,) = [url for url in urls if re.search(r"/(pytorch|torch)-\d", url)]
+        assert torch.startswith(f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm")
+        environments[name] = urls
+    return environments
+
+
+def write_several(folder: Path, text: str, python: str) -> None:
+    """Several stacks as a pixi.toml, for a Python, without what the records lack."""
+    names = "|".join(chain(*(LACKS.get(f"stacks/{stack}", []) for stack in STACKS)))
+    manifest = folder / "pixi.toml"
+    manifest.write_text(re.sub(rf"(?m)^({names}) = .*\n", "", text))
+    fit(manifest)
+    text = re.sub(r"(?m)^python = .*", f'python = "{python}.*"', manifest.read_text())
+    manifest.write_text(text)
+
+
+@pytest.mark.pixi
+@pytest.mark.parametrize("python", ["3.12", "3.13"])
+@pytest.mark.parametrize("pair", [*combinations(STACKS, 2)], ids="-".join)
+def test_two_stacks_in_one_workspace(
+    both_pythons: Pixi, tmp_path: Path, pair: tuple[str, str], python: str
+) -> None:
+    """An environment for each, and one of both."""
+    texts = {name: (CHECKOUT / f"stacks/{name}/pixi.toml").read_text() for name in pair}
+    write_several(tmp_path, f"{compose(texts)}both = {json.dumps(pair)}\n", python)
+    both_pythons("lock", cwd=tmp_path)
+    environments = require_our_torch(tmp_path)
+    assert environments.keys() == {"default", pair[1], "both"}
+    for urls in environments.values():
+        assert [url for url in urls if f"/python-{python}." in url]
+
+
+@pytest.mark.pixi
+@pytest.mark.parametrize("python", ["3.12", "3.13"])
+def test_the_example_of_several_stacks(both_pythons: Pixi, tmp_path: Path, python: str) -> None:
+    write_several(tmp_path, (CHECKOUT / SEVERAL).read_text(), python)
+    both_pythons("lock", cwd=tmp_path)
+    assert require_our_torch(tmp_path).keys() == {"default", "vllm", "finetune"}
+    assert "/vllm-0.33" in " ".join(require_our_torch(tmp_path)["vllm"])
+
+
+@pytest.mark.pixi
+def test_a_torch_for_every_environment_does_not_lock(both_pythons: Pixi, tmp_path: Path) -> None:
+    """The tests above can fail: without a torch of conda's, an environment cannot have PyPI's."""
+    text = (CHECKOUT / SEVERAL).read_text()
+    text = text.replace('default = ["attention"]', 'attention = ["attention"]')
+    write_several(tmp_path, f'{text}\n[pypi-dependencies]\ntorch = "*"\n', "3.12")
+    both_pythons("lock", cwd=tmp_path, code=1)
 
 
 def test_the_dockerfile_is_well_formed() -> None:

@@ -247,9 +247,11 @@ class Solver:
         return {record.name.normalized for record in self.records(specs, machine)}
 
 
-def records_of_both(folder: Path) -> Path:
+def records_of_both(folder: Path, *pythons: str) -> Path:
     """FOLDER/theirs are the committed records of conda-forge, FOLDER/ours the recipes rendered."""
-    rendered = Rendered({})
-    rendered.repodata(folder / "ours", Solver(folder / "solver", rendered)._has)
+    rendered = [Rendered({}, python) for python in pythons or ["3.12"]]
+    solver = Solver(folder / "solver", *rendered)
+    for one in rendered:
+        one.repodata(folder / "ours", solver._has)
     (folder / "theirs").symlink_to(DATA)
     return folder
