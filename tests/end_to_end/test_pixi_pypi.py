@@ -11,21 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from support.conda_forge import LACKS, records_of_both
 from support.pixi import Pixi, fit
 from support.project import CHECKOUT, STACKS
 from support.release import copy_stack
 from support.servers import Revalidating, served
 from support.simple_index import ADDED, NEW, REFUSED, SimpleIndex, popular
-from support.stand_in import MAPPING, write_mapping
+from support.stand_in import MAPPING, write_mapping, write_repodata
 from support.static_channel import Source
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.channel.publish import StaticChannel
+from forge.generated import FOR_CUDA
 
 pytestmark = pytest.mark.pixi
 
 NAMES = CHECKOUT / "recipes" / "pypi-names.json"
+# what of PyPI never comes over ours: the names of ours there, and what requires CUDA
+HIDDEN = {*filter(None, json.loads(NAMES.read_text()).values()), *FOR_CUDA}
 FROM_PYPI = re.compile(r"pypi: \S+?/(\w+)-([\d.]+)-py3")
 # the commands before and after `pixi add --pypi NAME`, in the orders in which people type them
 ORDERS = {
@@ -45,9 +49,12 @@ LOCKS_ONLY = ("add", "remove", "update", "upgrade")
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("index")
-    popular(folder)
+    popular(folder, *HIDDEN)
     with served(folder, SimpleIndex) as url:
         yield url
+
+
+OTHER_PLATFORMS = ("win-64", "osx-arm64", "linux-aarch64")
 
 
 @dataclass
@@ -200,6 +207,16 @@ def pixi(
 ) -> Iterator[Pixi]:
     """With the committed records of conda-forge, and our recipes in an index of either kind."""
     folder = records_of_both(tmp_path_factory.mktemp("records"))
+    for subdir in OTHER_PLATFORMS:
+        names = {"python": [], "pytorch": ["python >=3.12,<3.13"], "numpy": ["python"]}
+        packages = {
+            f"{name}-3.12.5-0.conda": {
+                "name": name, "version": "3.12.5", "build": "0", "build_number": 0,
+                "subdir": subdir, "depends": needs, "sha256": "0" * 64, "size": 1,
+            }
+            for name, needs in names.items()
+        }  # fmt: skip
+        write_repodata(folder / "theirs", subdir, packages)
     if request.param == "hosted":
         without_purls(folder / "ours")
     for _, mirrors, _ in served_to_a_user(folder, []):
@@ -252,3 +269,47 @@ def test_on_a_local_channel(pixi: Pixi, index: str, tmp_path: Path) -> None:
     user.write(index, channels=[source.folder.as_uri()])
     user("add python numpy pytorch triton")
     assert user.added("accelerate") == {"accelerate"}
+
+
+@pytest.mark.parametrize("locked", ["before", "after"])
+def test_each_name_of_ours_on_pypi(pixi: Pixi, index: str, tmp_path: Path, locked: str) -> None:
+    """pixi takes ours for it, or refuses it; before a first lock and after it.
+
+    README's tables are those of every page and stack: test_generated.py compares them.
+    """
+    user = User(pixi, copied("README", tmp_path / "w", index))
+    if locked == "after":
+        user("lock")
+    manifest, lock = user.folder / "pixi.toml", user.folder / "pixi.lock"
+    before = manifest.read_text()
+    for name in sorted(HIDDEN):
+        user(f"add --pypi {name}", code=None)
+        taken = user.from_pypi() & HIDDEN
+        assert not taken, f"after pixi add --pypi {name}: {taken}"
+        manifest.write_text(before)
+        if locked == "before":
+            lock.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("others", [*([one] for one in OTHER_PLATFORMS), OTHER_PLATFORMS])
+def test_the_readmes_workspace_on_other_platforms(
+    pixi: Pixi, index: str, tmp_path: Path, others: Sequence[str]
+) -> None:
+    """Ours are for linux-64 alone; with `pytorch = "*"` the others get conda-forge's."""
+    user = User(pixi, copied("README", tmp_path / "w", index))
+    manifest = user.folder / "pixi.toml"
+    text = manifest.read_text()
+    platforms = json.dumps(["linux-64", *others])
+    text = text.replace('platforms = ["linux-64"]', f"platforms = {platforms}")
+    for line, torch in (("", None), ('pytorch = "*"\n', f"{CONDA_FORGE}/{{}}/pytorch-3.12.5")):
+        manifest.write_text(text.replace("[dependencies]\n", f"[dependencies]\n{line}"))
+        user("lock")
+        lock = yaml.safe_load((user.folder / "pixi.lock").read_text())
+        by_platform = lock["environments"]["default"]["packages"]
+        assert by_platform.keys() == {"linux-64", *others}
+        for platform, packages in by_platform.items():
+            ours = f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm"
+            expected = ours if platform == "linux-64" else torch and torch.format(platform)
+            builds = [p["conda"] for p in packages if "/pytorch-" in p.get("conda", "")]
+            assert len(builds) == bool(expected) and all(b.startswith(expected) for b in builds)
+    assert user.added("accelerate") - {"numpy"} == {"accelerate"}

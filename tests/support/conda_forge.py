@@ -29,7 +29,7 @@ from support.project import CHECKOUT
 
 from forge import bases
 from forge.conda import pypi
-from forge.project import Project
+from forge.project import SUBDIRS, Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import package_name
 from forge.recipes.render import render
@@ -253,5 +253,7 @@ def records_of_both(folder: Path, *pythons: str) -> Path:
     solver = Solver(folder / "solver", *rendered)
     for one in rendered:
         one.repodata(folder / "ours", solver._has)
-    (folder / "theirs").symlink_to(DATA)
+    (folder / "theirs").mkdir()
+    for subdir in SUBDIRS:
+        (folder / "theirs" / subdir).symlink_to(DATA / subdir)
     return folder

@@ -60,8 +60,10 @@ def add_wheel(index: Path, name: str, version: str, requires: tuple[str, ...] = 
     return write_wheel(index / canonicalize_name(name), name, version, files, requires)
 
 
-def popular(index: Path) -> None:
-    """PyPI's torch, with what it brings, and the packages that are added to it."""
+def popular(index: Path, *others: str) -> None:
+    """PyPI's torch, with what it brings, the packages that are added to it, and others."""
+    for name in {*others} - {"torch", "triton", "torchvision", *ADDED, *REFUSED}:
+        add_wheel(index, name, "99.0")
     add_wheel(index, "numpy", "2.0")
     add_wheel(index, "nvidia-cublas", "13.0")
     add_wheel(index, "triton", "3.99.0")
