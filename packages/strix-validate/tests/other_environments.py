@@ -3,7 +3,7 @@
 
 import json
 
-from hosts import META, SITE, environ, record, released
+from hosts import CONDA_FORGE, META, SITE, environ, record, released
 from threads import CUDA, NOT_OURS, VENV, VENV_SITE, Machine, Said, kernel, torch
 
 USER_SITE = "home/user/.local/lib/python3.12/site-packages"
@@ -15,6 +15,160 @@ PIXI = environ(CONDA_PREFIX="/home/user/work/.pixi/envs/default") | {
     "home/user/work/.pixi/envs/default/lib/libamdhip64.so.7": "",
 }
 PIXI_SITE = "home/user/work/.pixi/envs/default/lib/python3.13/site-packages"
+PIXI_META = "home/user/work/.pixi/envs/default/conda-meta"
+OURS = "https://repo.prefix.dev/strix-forge"
+
+
+def workspace(*channels: str, file: str = "pixi.toml", table: str = "workspace") -> dict[str, str]:
+    """The manifest that the environment of PIXI belongs to."""
+    return {f"home/user/work/{file}": f"[{table}]\nchannels = {json.dumps(channels)}\n"}
+
+
+def conda_pytorch(meta: str, build: str, channel: str, name: str = "pytorch") -> dict[str, str]:
+    """The record of a conda package."""
+    data = {"name": name, "version": "2.10.0", "build": build, "channel": channel}
+    return {f"{meta}/{name}-2.10.0-{build}.json": json.dumps(data)}
+
+
+def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
+    """conda-forge's pytorch in a workspace to which our channel was appended."""
+    fix = f"channel remove {OURS} && pixi workspace channel add --prepend {OURS}; docs/move.md"
+    message = f"build for {kind}, and sees no AMD GPU: the workspace asks our channel after"
+    return Machine(
+        PIXI
+        | conda_pytorch(PIXI_META, build, CONDA_FORGE)
+        | torch(PIXI_SITE, "2.10.0", "conda", **CUDA)
+        | manifest,
+        {"packages": Said("error", message, fix)},
+    )
+
+
+#: Moves to our packages that went wrong: docs/move.md.
+APPENDED = ("conda-forge", OURS)
+MOVED = {
+    "conda-forge's CUDA, our channel appended": moved(
+        "cuda129_mkl_py312_h1_303", "CUDA", workspace(*APPENDED)
+    ),
+    "conda-forge's CPU build, our channel appended": moved(
+        "cpu_mkl_py312_h1_100", "CPUs", workspace(*APPENDED)
+    ),
+    "the same in a pyproject.toml": moved(
+        "cpu_generic_py312_h1_0",
+        "CPUs",
+        workspace(*APPENDED, file="pyproject.toml", table="tool.pixi.workspace"),
+    ),
+    "the same in an older manifest": moved(
+        "cuda126_generic_py312_h1_200", "CUDA", workspace(*APPENDED, table="project")
+    ),
+    "the same, a channel with a priority": moved(
+        "cuda129_mkl_py312_h1_303",
+        "CUDA",
+        {
+            "home/user/work/pixi.toml": '[workspace]\nchannels = [{ channel = "conda-forge" }, '
+            f'{{ channel = "{OURS}", priority = -1 }}]\n'
+        },
+    ),
+    "conda-forge's CUDA, without our channel": Machine(
+        PIXI
+        | conda_pytorch(PIXI_META, "cuda129_mkl_py312_h1_303", CONDA_FORGE)
+        | torch(PIXI_SITE, "2.10.0", "conda", **CUDA)
+        | workspace("conda-forge"),
+        {"packages": Said("error", "build for CUDA, and sees", "docs/move.md", "channel remove")},
+    ),
+    "conda-forge's CUDA, in a manifest that is none": Machine(
+        PIXI
+        | conda_pytorch(PIXI_META, "cuda129_mkl_py312_h1_303", CONDA_FORGE)
+        | torch(PIXI_SITE, "2.10.0", "conda", **CUDA)
+        | {"home/user/work/pixi.toml": "[workspace\n"},
+        {"packages": Said("error", "build for CUDA, and sees", "docs/move.md")},
+    ),
+    "conda-forge's triton beside our torch": Machine(
+        PIXI
+        | conda_pytorch(PIXI_META, "rocm_h1_0", OURS)
+        | torch(PIXI_SITE, "2.13.0", "conda", hip="7.15.2")
+        | conda_pytorch(PIXI_META, "cuda129py312h1_1", CONDA_FORGE, "triton")
+        | workspace(OURS, "conda-forge"),
+        {"packages": Said("error", "triton 2.10.0 is conda-forge's build for CUDA", "docs/move")},
+    ),
+    "PyPI's torch and triton over ours": Machine(
+        PIXI
+        | conda_pytorch(PIXI_META, "rocm_h1_0", OURS)
+        | torch(PIXI_SITE, "2.15.0", "uv-pixi", **CUDA)
+        | {f"{PIXI_SITE}/triton-3.9.0.dist-info/INSTALLER": "uv-pixi"}
+        | workspace(OURS, "conda-forge"),
+        {
+            "packages": Said(
+                "error",
+                "over our channel's",
+                "the tables of docs/move.md into pixi.toml; then pixi update --no-install torch "
+                "triton && pixi clean && pixi install",
+            )
+        },
+    ),
+    "PyPI's triton alone over ours": Machine(
+        PIXI
+        | conda_pytorch(PIXI_META, "rocm_h1_0", OURS)
+        | conda_pytorch(PIXI_META, "h1_0", OURS, "triton")
+        | torch(PIXI_SITE, "2.13.0", "conda", hip="7.15.2")
+        | {f"{PIXI_SITE}/triton-3.9.0.dist-info/INSTALLER": "uv-pixi"}
+        | workspace(OURS, "conda-forge"),
+        {"packages": Said("error", "triton 3.9.0 was installed by uv-pixi", "docs/move.md")},
+    ),
+    "PyPI's torch beside our channel": Machine(
+        PIXI | torch(PIXI_SITE, "2.15.0", "uv-pixi", **CUDA) | workspace(OURS, "conda-forge"),
+        {"packages": Said("error", "the build for CUDA", "docs/move.md", "AMD's index")},
+    ),
+    "AMD's wheels in a virtual environment over our environment": Machine(
+        environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/venv/bin:/home/user/env/bin")
+        | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
+        {
+            "packages": Said(
+                "error",
+                "torch 2.13.0+rocm10.0.0 of the virtual environment is loaded, and not 2.13.0",
+                "docs/move.md",
+            )
+        },
+    ),
+    "AMD's wheels in a virtual environment of our Python": Machine(
+        environ(VIRTUAL_ENV="/home/user/venv", CONDA_PREFIX="")
+        | {
+            "home/user/venv/pyvenv.cfg": "home = /home/user/env/bin\n"
+            "include-system-site-packages = true\n"
+        }
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
+        {"packages": Said("error", "of the virtual environment is loaded", "deactivate")},
+    ),
+    "a virtual environment that shows our torch": Machine(
+        environ(VIRTUAL_ENV="/home/user/venv", CONDA_PREFIX="")
+        | {
+            "home/user/venv/pyvenv.cfg": "home = /home/user/env/bin\n"
+            "include-system-site-packages = true\n",
+            "home/user/venv/lib/python3.12/site-packages/pip-25.dist-info/INSTALLER": "pip",
+            "home/user/venv/lib/libamdhip64.so.7": "",
+        }
+    ),
+    "AMD's wheels in a virtual environment beside another conda environment": Machine(
+        NOT_OURS
+        | environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/venv/bin:/home/user/env/bin")
+        | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
+        | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
+    ),
+    "a user's triton before the environment's": Machine(
+        {f"{USER_SITE}/triton-3.9.0.dist-info/INSTALLER": "pip"},
+        {
+            "packages": Said(
+                "error",
+                "triton 3.9.0 of the user's folder is loaded before 3.7.1",
+                "PYTHONNOUSERSITE=1, or python3 -m pip uninstall triton; docs/move.md",
+            )
+        },
+    ),
+    "AMD's torch of the user before ours": Machine(
+        torch(USER_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
+        {"packages": Said("error", "of the user's folder is loaded before", "docs/move.md")},
+    ),
+}
 
 ENVIRONMENTS = {
     "a user's torch before the environment's": Machine(

@@ -11,7 +11,7 @@ import hosts
 import pytest
 from distributions import DISTRIBUTIONS
 from later_threads import LATER_THREADS
-from other_environments import ENVIRONMENTS
+from other_environments import ENVIRONMENTS, MOVED
 from other_machines import OTHERS
 from strix_validate.checks import Result, Severity, State
 from strix_validate.doctor import environment
@@ -20,7 +20,7 @@ from strix_validate.tiers import doctor
 from test_doctor import examine
 from threads import THREADS, Machine
 
-MACHINES = THREADS | OTHERS | ENVIRONMENTS | LATER_THREADS | DISTRIBUTIONS
+MACHINES = THREADS | OTHERS | ENVIRONMENTS | MOVED | LATER_THREADS | DISTRIBUTIONS
 
 
 @pytest.fixture(autouse=True)

@@ -53,11 +53,16 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python: its prefix, what kind of environment that is, and its places in order."""
+    """A Python: its prefix, what kind of environment that is, and its places in order.
+
+    Attributes:
+        base: The prefix of the interpreter that a virtual environment was made from; else prefix.
+    """
 
     prefix: Path
     kind: str
     places: tuple[Place, ...]
+    base: Path
 
     def distributions(self, name: str) -> list[Distribution]:
         """Return the distributions of a name, the one that is loaded first."""
@@ -123,8 +128,12 @@ def _at(tree: Tree, prefix: Path) -> Interpreter | None:
         kind = "venv"
     elif (prefix / "conda-meta").is_dir():
         kind = "conda"
-    places = [*_python_path(tree), *_own(tree, prefix, kind, config or "", version)]
-    return Interpreter(prefix, kind, tuple(_with_pth(tree, places)))
+    home = re.search(r"(?m)^home\s*=\s*(\S+)", config or "")
+    base = prefix
+    if kind == "venv":
+        base = tree.path(home[1]).parent if home else tree.path("usr")
+    places = [*_python_path(tree), *_own(tree, prefix, base, kind, config or "", version)]
+    return Interpreter(prefix, kind, tuple(_with_pth(tree, places)), base)
 
 
 def _minor(folder: Path) -> int:
@@ -137,17 +146,16 @@ def _python_path(tree: Tree) -> list[Place]:
     return [Place(tree.path(name), "PYTHONPATH") for name in names if name]
 
 
-def _own(tree: Tree, prefix: Path, kind: str, config: str, version: str) -> Iterator[Place]:
+def _own(
+    tree: Tree, prefix: Path, base: Path, kind: str, config: str, version: str
+) -> Iterator[Place]:
     """Yield the places of an interpreter, without PYTHONPATH's."""
     user = Place(tree.home / ".local/lib" / version / "site-packages", "the user's folder")
     sees_user = not tree.environ.get("PYTHONNOUSERSITE")
-    base = prefix
     if kind == "venv":
         yield Place(prefix / "lib" / version / "site-packages", "the environment")
         if not re.search(r"(?mi)^include-system-site-packages\s*=\s*true", config):
             return
-        home = re.search(r"(?m)^home\s*=\s*(\S+)", config)
-        base = tree.path(home[1]).parent if home else tree.path("usr")
     if sees_user:
         yield user
     if kind == "conda":
@@ -236,5 +244,9 @@ def conda_record(prefix: Path, package: str) -> dict | None:
 def is_ours(record: dict | None) -> bool:
     """Return whether a record is of a package that this repository builds: of its channel, or of a
     channel that is a folder."""
-    channel = str((record or {}).get("channel", ""))
-    return "strix-forge" in channel or channel.startswith(("file:", "/"))
+    return is_our_channel(str((record or {}).get("channel", "")))
+
+
+def is_our_channel(channel: str) -> bool:
+    """Return whether a channel is this repository's: by its name, or as a folder."""
+    return "strix-forge" in channel or channel.startswith(("file:", "/", "."))

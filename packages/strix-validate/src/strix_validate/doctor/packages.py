@@ -5,7 +5,7 @@ import re
 
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun, Result
-from strix_validate.doctor import hardware, kernel_release
+from strix_validate.doctor import hardware, kernel_release, workspace
 from strix_validate.doctor._verdicts import error, fine, remark, warning, worst
 from strix_validate.doctor.interpreter import (
     CONDA_NAMES,
@@ -13,6 +13,7 @@ from strix_validate.doctor.interpreter import (
     Interpreter,
     conda_record,
     interpreter,
+    is_our_channel,
     is_ours,
 )
 from strix_validate.doctor.tree import Tree
@@ -20,6 +21,8 @@ from strix_validate.doctor.tree import Tree
 _AMD = "https://github.com/ROCm/TheRock/blob/main/RELEASES.md"
 _WITHOUT_KERNELS = "https://github.com/ROCm/TheRock/issues/7839"
 _WRONG_BUILD = "https://github.com/gpustack/gpustack/issues/3786"
+#: How to come to our packages from another torch.
+_MOVE = "docs/move.md"
 _SHADOW = "https://docs.python.org/3/library/site.html"
 _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimization/rdna3-5.html"
 #: A runtime that one project's images have with the fix.
@@ -34,6 +37,8 @@ _WHEEL_OF_GPU = r"(?:rocm_sdk_(?:device|libraries)|amd_torch_device)_(gfx[0-9a-f
 
 def install_command(python: Interpreter, torch: Distribution) -> str:
     """Return the command that installs AMD's wheels for the GPU, with the tool that is in use."""
+    if any(map(is_our_channel, workspace.channels(python.prefix))):
+        return f"take torch from our channel, which the workspace names: {_MOVE}"
     if torch.by == "uv-pixi":
         # pixi would undo what another tool installs
         return "in pixi.toml, take torch from AMD's index: docs/pypi.md has the four lines"
@@ -61,12 +66,12 @@ def packages(tree: Tree) -> Result:
     measured = {name: each[0].version for name, each in loaded.items()}
     measured |= {n: str(r.get("version")) for n, r in records.items() if n not in measured}
     results = [_conda_packages(python, loaded, records)]
+    results += [_shadowed(installed) for installed in loaded.values()]
     if loaded.get("torch"):
-        torch = loaded["torch"][0]
-        results.append(_shadowed(torch, loaded["torch"]))
-        if results[-1].severity:
-            # the environment's own is what is used after the fix
-            torch = next(t for t in loaded["torch"] if t.place.label == "the environment")
+        # the environment's own is what is used after the fix of a shadow
+        own = [each for each in loaded["torch"] if each.place.label == "the environment"]
+        torch = (own or loaded["torch"])[0]
+        results.append(_hidden_environment(tree, python, torch))
         results.append(_torch(tree, python, torch, records))
         results.append(_torchvision(python, torch, loaded.get("torchvision", [])))
     return worst(results, **measured, environment=python.kind)
@@ -98,14 +103,13 @@ def _conda_packages(
             fix = "pixi clean && pixi install"
             if over[0].by == "uv-pixi":
                 names = " ".join(n for n in loaded if any(e.by == "uv-pixi" for e in loaded[n]))
-                fix = f"pixi update --no-install {names} && {fix}, with docs/pypi.md's table"
+                tables = f"put the tables of {_MOVE} into pixi.toml"
+                fix = f"{tables}; then pixi update --no-install {names} && {fix}"
             elif ".pixi" not in python.prefix.parts:
                 fix += f"; in a conda environment: conda install --force-reinstall {package}"
             return error(message, fix)
         if "conda-forge" in str(record.get("channel")) and not over:
-            message = f"{package} {version} is conda-forge's, which has no ROCm"
-            fix = 'in pixi.toml: our channel first, and channel-priority = "strict"'
-            return error(message, fix)
+            return _conda_forges(python, package, record)
         if over and name == "torch":
             message = f"{over[0].by} installed {name} {over[0].version} over conda's {version}"
             install = install_command(python, over[0])
@@ -114,19 +118,55 @@ def _conda_packages(
     return fine()
 
 
-def _shadowed(torch: Distribution, installed: list[Distribution]) -> Result:
-    """Warn of a torch that is loaded before the environment's own."""
+def _conda_forges(python: Interpreter, package: str, record: dict) -> Result:
+    """Judge a package of conda-forge's, where ours has the same name."""
+    build = str(record.get("build"))
+    kind = "CUDA" if "cuda" in build else "CPUs" if build.startswith("cpu") else ""
+    message = f"{package} {record.get('version')} is conda-forge's"
+    message += f" build for {kind}, and sees no AMD GPU" if kind else ", which has no ROCm"
+    channels = workspace.channels(python.prefix)
+    ours = [channel for channel in channels if is_our_channel(channel)]
+    fix = f'name our channel first, and channel-priority = "strict"; {_MOVE} says how'
+    if ours and not is_our_channel(channels[0]):
+        message += f": the workspace asks our channel after {channels[0]}"
+        command = "pixi workspace channel"
+        fix = f"{command} remove {ours[0]} && {command} add --prepend {ours[0]}; {_MOVE} has more"
+    return error(message, fix)
+
+
+def _shadowed(installed: list[Distribution]) -> Result:
+    """Judge whether another distribution is loaded before the environment's own."""
+    first = installed[0]
     behind = [each for each in installed if each.place.label == "the environment"]
-    if torch.place.label == "the environment" or not behind:
+    if first.place.label == "the environment" or not behind:
         return fine()
-    message = f"torch {torch.version} of {torch.place.label} is loaded before {behind[0].version}"
+    name = f"{first.name} {first.version} of {first.place.label}"
+    message = f"{name} is loaded before {behind[0].version}, the environment's own"
+    uninstall = f"python3 -m pip uninstall {first.name}"
     fixes = {
         "PYTHONPATH": "unset PYTHONPATH",
-        "the user's folder": "export PYTHONNOUSERSITE=1, or python3 -m pip uninstall torch",
+        "the user's folder": f"export PYTHONNOUSERSITE=1, or {uninstall}; {_MOVE} has more",
     }
-    remove = f"remove {torch.place.label}, which names {torch.place.path}"
-    fix = fixes.get(torch.place.label, remove)
-    return error(f"{message}, the environment's own", fix, _SHADOW)
+    remove = f"remove {first.place.label}, which names {first.place.path}"
+    return error(message, fixes.get(first.place.label, remove), _SHADOW)
+
+
+def _hidden_environment(tree: Tree, python: Interpreter, torch: Distribution) -> Result:
+    """Judge whether a virtual environment's torch is used in the place of our channel's."""
+    active = tree.environ.get("CONDA_PREFIX")
+    prefixes = [tree.path(active), python.base] if active else [python.base]
+    for prefix in prefixes:
+        record = conda_record(prefix, CONDA_NAMES["torch"])
+        is_loaded = torch.place.path.is_relative_to(prefix)
+        if python.kind != "venv" or record is None or not is_ours(record) or is_loaded:
+            continue
+        message = (
+            f"torch {torch.version} of the virtual environment is loaded, and not "
+            f"{record.get('version')}, our channel's"
+        )
+        fix = f"deactivate, and run Python by pixi run or conda run; {_MOVE} has more"
+        return error(message, fix, _SHADOW)
+    return fine()
 
 
 def _torch(
