@@ -19,7 +19,7 @@ from support.release import copy_stack
 from support.servers import Revalidating, served
 from support.simple_index import ADDED, NEW, REFUSED, SimpleIndex, popular
 from support.stand_in import MAPPING, write_mapping, write_repodata
-from support.static_channel import Source
+from support.static_channel import Source, without_purls
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.channel.publish import StaticChannel
@@ -109,17 +109,6 @@ def conda_packages(folder: Path, *names: str) -> Source:
         needs = [] if name == "python" else ["python >=3.12"]
         source.make(name, versions.get(name, "2.0"), "linux-64", depends=needs)
     return source
-
-
-def without_purls(channel: Path) -> None:
-    """The index as another tool writes it."""
-    for file in channel.glob("*/repodata.json"):
-        data = json.loads(file.read_bytes())
-        for record in data["packages.conda"].values():
-            record.pop("purls", None)
-        file.write_text(json.dumps(data))
-        for other in {*file.parent.glob("repodata_*"), *file.parent.glob("*.zst")}:
-            other.unlink()
 
 
 # Who serves our channel: our own index says what our packages are called on PyPI, and of another

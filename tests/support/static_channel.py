@@ -89,6 +89,17 @@ def require_whole(target: Path) -> None:
     assert indexed(target.as_uri()) == [digests] * 3
 
 
+def without_purls(channel: Path) -> None:
+    """The index as another tool writes it."""
+    for file in channel.glob("*/repodata.json"):
+        data = json.loads(file.read_bytes())
+        for record in data["packages.conda"].values():
+            record.pop("purls", None)
+        file.write_text(json.dumps(data))
+        for other in {*file.parent.glob("repodata_*"), *file.parent.glob("*.zst")}:
+            other.unlink()
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 

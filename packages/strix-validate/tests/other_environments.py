@@ -88,7 +88,13 @@ MOVED = {
         | torch(PIXI_SITE, "2.13.0", "conda", hip="7.15.2")
         | conda_pytorch(PIXI_META, "cuda129py312h1_1", CONDA_FORGE, "triton")
         | workspace(OURS, "conda-forge"),
-        {"packages": Said("error", "triton 2.10.0 is conda-forge's build for CUDA", "docs/move")},
+        {
+            "packages": Said(
+                "error",
+                "triton 2.10.0 is conda-forge's build for CUDA",
+                "ask for a version of triton",
+            )
+        },
     ),
     "PyPI's torch and triton over ours": Machine(
         PIXI

@@ -127,7 +127,10 @@ def _conda_forges(python: Interpreter, package: str, record: dict) -> Result:
     channels = workspace.channels(python.prefix)
     ours = [channel for channel in channels if is_our_channel(channel)]
     fix = f'name our channel first, and channel-priority = "strict"; {_MOVE} says how'
-    if ours and not is_our_channel(channels[0]):
+    if ours and is_our_channel(channels[0]):
+        # pixi takes a version that the first channel lacks from the next, strict or not
+        fix = f"ask for a version of {package} that our channel has; {_MOVE} has more"
+    elif ours:
         message += f": the workspace asks our channel after {channels[0]}"
         command = "pixi workspace channel"
         fix = f"{command} remove {ours[0]} && {command} add --prepend {ours[0]}; {_MOVE} has more"
