@@ -214,6 +214,13 @@ def test_from_conda_forge(user: User, installed: bool) -> None:
         assert user.imports(**WITH_CUDA).startswith(CUDA)
     user.follow(FORGE)
     user.require_ours()
+    user.append(block("The tables", "toml"))
+    update, add = re.findall(r"(?m)^pixi (?:update|add --pypi).*", SECTIONS[FORGE])
+    assert "there are no versions of torch" in user.run(add, code=1)
+    user.run(update)
+    user.run(add)
+    user.require_ours()
+    assert "accelerate" in user.from_pypi()
 
 
 @pytest.mark.parametrize(

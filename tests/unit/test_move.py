@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""docs/move.md by py-rattler's solver, against conda-forge's records: whose pytorch is locked.
+
+end_to_end/test_pixi_move.py runs the page's commands with a real pixi, where there is one.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rattler
+from rattler.exceptions import SolverError
+from support.conda_forge import records_of_both
+from support.project import CHECKOUT
+
+from forge.envs.manifest import match_spec
+from forge.envs.solver import solve as solve_environment
+
+PAGE = (CHECKOUT / "docs/move.md").read_text()
+SECTION = PAGE.split("## From conda-forge's PyTorch\n")[1]
+(START, *_) = (tomllib.loads(text) for text in re.findall(r"(?ms)^```toml\n(.*?)^```", SECTION))
+ADDED = re.findall(r"(?m)^pixi add (.*)", SECTION)[0].split()
+REMOVED = re.findall(r"(?m)^pixi remove --no-install (.*)", SECTION)[0].split()
+# the requirements of a workspace, and whether they are refused once ours comes first
+STARTS: dict[str, tuple[dict[str, Any], bool]] = {
+    "the page's own": (START["dependencies"], False),
+    "any": ({"pytorch": "*"}, False),
+    "a range": ({"pytorch": ">=2.10.0,<3"}, False),
+    "GPU": ({"pytorch-gpu": "*"}, False),
+    "CPU": ({"pytorch-cpu": "*"}, True),
+    "an older version": ({"pytorch": "2.10.*"}, True),
+    "a build": ({"pytorch": {"version": "*", "build": "cpu*"}}, True),
+    "torchvision": ({"torchvision": "*", "pytorch": "*"}, False),
+}
+# rattler reads a folder's index as plain JSON alone
+FOLDERS = {"ours": "ours", "theirs": "solver/conda-forge"}
+Lock = Callable[[dict[str, Any], list[str]], str]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return records_of_both(tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture
+def lock(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lock:
+    """Solve requirements with channels, by their names here; returns whose pytorch is taken."""
+    monkeypatch.setenv("CONDA_OVERRIDE_CUDA", "12.9")
+
+    def solve(requirements: dict[str, Any], channels: list[str]) -> str:
+        urls = [(records / FOLDERS[channel]).as_uri() for channel in channels]
+        specs = [match_spec(*item) for item in ({"python": "3.12.*"} | requirements).items()]
+        solved = solve_environment(urls, specs, rattler.Gateway(cache_dir=tmp_path))
+        (pytorch,) = [record for record in solved if record.name.normalized == "pytorch"]
+        return "ours" if "rocm" in str(pytorch.build) else "theirs"
+
+    return solve
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_our_channel_after_and_before_conda_forge(lock: Lock, name: str) -> None:
+    """Appended it changes nothing; before, it is asked first, and another build is refused."""
+    requirements, is_refused = STARTS[name]
+    assert lock(requirements, ["theirs"]) == "theirs"
+    assert lock(requirements, ["theirs", "ours"]) == "theirs"
+    if is_refused:
+        with pytest.raises(SolverError, match="pytorch"):
+            lock(requirements, ["ours", "theirs"])
+    else:
+        assert lock(requirements, ["ours", "theirs"]) == "ours"
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_what_the_page_removes_and_adds(lock: Lock, name: str) -> None:
+    kept = {n: v for n, v in STARTS[name][0].items() if n not in (*REMOVED, "pytorch-cpu")}
+    assert lock(kept | dict.fromkeys(ADDED, "*"), ["ours", "theirs"]) == "ours"
+
+
+def test_the_page_removes_what_it_starts_with() -> None:
+    assert {*REMOVED} == START["dependencies"].keys() - {"python"}
+    assert "pytorch" in ADDED
