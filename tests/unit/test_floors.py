@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A lower bound in a stack says why an older release will not do."""
+"""A lower bound in a stack or a product says why an older release will not do."""
 
 import re
+import tomllib
 
 import pytest
 from support.project import CHECKOUT, STACKS
@@ -27,3 +28,17 @@ def test_a_lower_bound_has_its_reason_beside_it(recipes: RecipeSet, stack: str) 
 def test_a_lower_bound_without_a_reason_is_named() -> None:
     text = 'trl = ">=1.10,<2"\npeft = ">=0.19"  #\npytorch = ">=2"\ndatasets = ">=4"  # trl\'s'
     assert unexplained(text, {"pytorch"}) == ["trl", "peft"]
+
+
+@pytest.mark.parametrize("product", ["strix-emulate", "strix-validate"])
+def test_a_lower_bound_of_a_product_has_its_reason_beside_it(product: str) -> None:
+    text = (CHECKOUT / f"packages/{product}/pyproject.toml").read_text()
+    for requirement in tomllib.loads(text)["project"]["dependencies"]:
+        if ">=" in requirement:
+            assert re.search(rf'"{re.escape(requirement)}", *# *\w', text), requirement
+
+
+def test_the_reason_of_the_emulators_numpy_holds() -> None:
+    """NumPy 1.26 has no bitwise_count."""
+    sources = (CHECKOUT / "packages/strix-emulate/src").rglob("*.py")
+    assert any("np.bitwise_count(" in source.read_text() for source in sources)

@@ -272,6 +272,52 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None
         assert "gfx1151" not in other and other == ours.replace("gfx1151", "gfx1150")
 
 
+@pytest.mark.parametrize(
+    ("printed", "is_refused"),
+    [
+        ("pixi 0.77.0", True),
+        ("pixi 0.81.9", True),
+        ("pixi 0.9.0", True),
+        ("pixi 0.82.0", False),
+        ("pixi 1.0.0", False),
+        ("pixi 0.83.0-rc.1", False),
+        ("something else", False),
+    ],
+)
+def test_an_old_pixi_is_named_with_the_way_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, is_refused: bool
+) -> None:
+    """Before it is run: its own message does not know that the driver can do without it."""
+    shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
+    shutil.copytree(CHECKOUT / "bases", tmp_path / "bases")
+    shutil.copytree(CHECKOUT / "stacks", tmp_path / "stacks")
+    pixi = tmp_path / "pixi"
+    pixi.write_text(f"#!/bin/sh\necho {printed}\n")
+    pixi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("FORGE_NO_PIXI", raising=False)
+    stack = Stack(Context(BaseName.CONDA_FORGE, None, [], root=tmp_path), "attention")
+    if is_refused:
+        message = rf"{printed} is not >=0.82, which .*stacks/attention.*set FORGE_NO_PIXI=1"
+        with pytest.raises(ForgeError, match=message):
+            stack.pixi("lock")
+        monkeypatch.setenv("FORGE_NO_PIXI", "1")
+        assert stack.pixi("lock") == []
+    else:
+        assert stack.pixi("lock")[:2] == [str(pixi), "lock"]
+
+
+def test_the_versions_of_pixi_that_a_manifest_requires(tmp_path: Path) -> None:
+    file = tmp_path / "pixi.toml"
+    for value in (">=", ">=0.82,<", [1]):
+        file.write_text(f"[workspace]\nchannels = []\nrequires-pixi = {json.dumps(value)}\n")
+        with pytest.raises(ForgeError, match=r"pixi.toml: requires-pixi "):
+            Manifest.load(file)
+    for value in ("*", "0.82.*", ">=0.82,<2", "==0.90"):
+        file.write_text(f"[workspace]\nchannels = []\nrequires-pixi = {json.dumps(value)}\n")
+        assert Manifest.load(file).requires_pixi == value
+
+
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_a_stack_is_a_feature_that_can_be_copied(manifest: Path) -> None:
     """What another workspace needs of it is in its own tables, torch on PyPI included."""

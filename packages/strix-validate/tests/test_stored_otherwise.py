@@ -11,6 +11,7 @@ import pytest
 from models import FILES
 from strix_validate.cli import app
 from strix_validate.doctor.tree import Tree
+from strix_validate.installing import install_advice
 from strix_validate.models import answer, command, gguf_file, lora, mistral, table
 from typer.testing import CliRunner
 
@@ -184,7 +185,7 @@ def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     status, said = run(tmp_path / "model.gguf")
-    assert status == 2 and "pip install gguf" in said
+    assert status == 2 and install_advice("gguf") in said
 
 
 #: Mistral-Small-3.2's, as far as it is read.

@@ -6,6 +6,7 @@ PATH they are pixi's own commands there; without it the driver does what builds 
 """
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rattler import Version, VersionSpec
 from typer import Argument, Option
 from typer.core import TyperCommand
 
@@ -85,10 +87,26 @@ class Stack:
             move_whole(new, file)
 
     def pixi(self, command: str, *options: str, at: Path | None = None) -> list[str]:
-        """Return `pixi COMMAND` on the copy, or `at`; nothing without pixi, or FORGE_NO_PIXI."""
+        """Return `pixi COMMAND` on the copy, or `at`; nothing without pixi, or FORGE_NO_PIXI.
+
+        Raises ForgeError for a pixi of another version than the stack requires.
+        """
         if os.environ.get("FORGE_NO_PIXI") or not (pixi := shutil.which("pixi")):
             return []
+        version, required = find_version(pixi), self.manifest.requires_pixi
+        if version and not VersionSpec(required).matches(Version(version)):
+            raise ForgeError(
+                f"pixi {version} is not {required}, which {self.manifest.path} requires: update it "
+                "(pixi self-update), or set FORGE_NO_PIXI=1, which goes on without pixi"
+            )
         return [pixi, command, "--manifest-path", f"{at or self.copy.folder}/pixi.toml", *options]
+
+
+def find_version(pixi: str) -> str:
+    """Return the version of a pixi, or an empty string if it does not say."""
+    done = subprocess.run([pixi, "--version"], capture_output=True, text=True, check=False)
+    word = re.fullmatch(r"pixi (\d+(?:\.\d+)*)\S*\s*", done.stdout)
+    return word[1] if word and done.returncode == 0 else ""
 
 
 @command(app)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from rattler import MatchSpec
+from rattler import MatchSpec, VersionSpec
 
 from forge.conda.location import refuse_credentials
 from forge.errors import ForgeError, redacted
@@ -37,11 +37,12 @@ PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class Manifest:
-    """A pixi.toml: its channels, environment name -> match specs."""
+    """A pixi.toml: its channels, environment name -> match specs, and which pixis it is for."""
 
     path: Path
     channels: list[str]
     environments: dict[str, list[str]]
+    requires_pixi: str
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
@@ -55,7 +56,12 @@ class Manifest:
             channels = names(workspace.get("channels"), "[workspace] channels")
             for channel in channels:
                 refuse_credentials(channel)
-            return cls(path, channels, _environments(data))
+            requires_pixi = str(workspace.get("requires-pixi", "*"))
+            try:
+                VersionSpec(requires_pixi)
+            except Exception as error:
+                raise ForgeError(f"requires-pixi {requires_pixi!r:.40}: {error!s:.200}") from None
+            return cls(path, channels, _environments(data), requires_pixi)
         except (ValueError, RecursionError) as error:  # of tomllib, of 5000 digits
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except ForgeError as error:

@@ -17,6 +17,7 @@ from strix_validate import TARGET
 from strix_validate.checks import RunOptions, Size, exit_code
 from strix_validate.doctor import host
 from strix_validate.doctor.tree import DEVICES
+from strix_validate.installing import install_advice
 from strix_validate.reporting.record import Record
 from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
@@ -120,7 +121,7 @@ def run_and_exit(  # noqa: C901 (usage, run, results)
         raise typer.BadParameter(f"gpu_arch is {TARGET}; doctor knows {', '.join(DEVICES)}")
     console = Console(stderr=True, highlight=False)
     if plots and not find_spec("matplotlib"):
-        raise typer.BadParameter("--plots needs matplotlib: pixi add matplotlib-base")
+        raise typer.BadParameter(f"--plots needs matplotlib: {install_advice('matplotlib')}")
     for folder in filter(None, (evidence, plots)):
         folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
     try:
@@ -135,8 +136,8 @@ def run_and_exit(  # noqa: C901 (usage, run, results)
         raise typer.BadParameter(str(error)) from error
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0].replace("_", "-")
-        fix = f"pixi add {'pytorch' if name == 'torch' else name}"
-        console.print(f"{name} is not installed here: nothing could be checked. In a stack: {fix}")
+        what = f"{name} is not installed here: nothing could be checked"
+        console.print(f"{what}: {install_advice(name)}", markup=False, soft_wrap=True)
         raise typer.Exit(3) from error
     if evidence:
         file = evidence / evidence_name(found)

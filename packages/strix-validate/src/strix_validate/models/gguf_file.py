@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strix_validate.installing import install_advice
 from strix_validate.models.defaults import NoModel
 from strix_validate.models.table import Row, contents
 
@@ -90,7 +91,7 @@ def read(path: Path) -> GgufModel:
     except ImportError as error:
         raise NoModel(
             f"{path.name} is read by the package gguf, which is not installed here: "
-            f"pip install gguf, or use the vllm stack's environment formats"
+            f"{install_advice('gguf')}, or use the vllm stack's environment formats"
         ) from error
     readers = [_open(shard, gguf) for shard in _shards(path)]
     fields = {name: field for reader in readers for name, field in reader.fields.items()}

@@ -19,6 +19,7 @@ from strix_validate import TARGET
 from strix_validate.checks import CannotRun, CheckFailed, exit_code
 from strix_validate.doctor import host
 from strix_validate.doctor.tree import Tree
+from strix_validate.installing import install_advice
 from strix_validate.reporting import record
 from strix_validate.reporting.record import Record
 from strix_validate.reporting.terminal_table import show
@@ -109,7 +110,7 @@ class SoakRecord:
         if self.log.exists() and not self.log.stat().st_size:
             self.log.unlink()
         if not find_spec("matplotlib"):
-            say("no plot, since matplotlib is not installed: pixi add matplotlib-base")
+            say(f"no plot, since matplotlib is not installed: {install_advice('matplotlib')}")
             return whole
         from strix_validate.reporting.plots import write
 
@@ -240,7 +241,8 @@ def soak(
         console.print(line, markup=False)
 
     if not find_spec("torch"):
-        say("torch is not installed here: nothing could be loaded. In a stack: pixi add pytorch")
+        what = "torch is not installed here: nothing could be loaded"
+        say(f"{what}: {install_advice('torch')}")
         raise typer.Exit(3)
     try:
         evidence.mkdir(parents=True, exist_ok=True)
