@@ -36,7 +36,7 @@ def instructions() -> list[list[str]]:
     return [line.split(" ", 1) for line in lines if line and not line.startswith("#")]
 
 
-(EXAMPLE,) = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
+EXAMPLE, *_ = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
 
 
 @pytest.mark.pixi

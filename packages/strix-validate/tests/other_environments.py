@@ -106,10 +106,17 @@ MOVED = {
             "packages": Said(
                 "error",
                 "over our channel's",
-                "the tables of docs/move.md into pixi.toml; then pixi update --no-install torch "
-                "triton && pixi clean && pixi install",
+                "the tables of PyPI's names into pixi.toml; then pixi update --no-install torch "
+                "triton && pixi clean && pixi install; docs/move.md has more",
             )
         },
+    ),
+    "pip's torch over ours": Machine(
+        PIXI
+        | conda_pytorch(PIXI_META, "rocm_h1_0", OURS)
+        | torch(PIXI_SITE, "2.15.0", "pip", **CUDA)
+        | workspace(OURS, "conda-forge"),
+        {"packages": Said("error", "by pip, over our", "pixi clean && pixi install; docs/move.md")},
     ),
     "PyPI's triton alone over ours": Machine(
         PIXI

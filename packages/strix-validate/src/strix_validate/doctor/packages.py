@@ -103,11 +103,11 @@ def _conda_packages(
             fix = "pixi clean && pixi install"
             if over[0].by == "uv-pixi":
                 names = " ".join(n for n in loaded if any(e.by == "uv-pixi" for e in loaded[n]))
-                tables = f"put the tables of {_MOVE} into pixi.toml"
+                tables = "put the tables of PyPI's names into pixi.toml"
                 fix = f"{tables}; then pixi update --no-install {names} && {fix}"
             elif ".pixi" not in python.prefix.parts:
                 fix += f"; in a conda environment: conda install --force-reinstall {package}"
-            return error(message, fix)
+            return error(message, f"{fix}; {_MOVE} has more")
         if "conda-forge" in str(record.get("channel")) and not over:
             return _conda_forges(python, package, record)
         if over and name == "torch":
