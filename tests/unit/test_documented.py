@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from strix_validate.cli import app as validate
 from support.commands import understood
-from support.project import CHECKOUT
+from support.project import CHECKOUT, copy_checkout
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -181,3 +181,25 @@ def validators() -> set[str]:
 def test_the_validator_understands_every_line(line: str) -> None:
     done = CliRunner().invoke(validate, [*shlex.split(line), "--help"])
     assert done.exit_code == 0 and "<bool>" not in done.output
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_a_clone_is_of_the_address_that_the_reader_has(page: Path) -> None:
+    """Whatever the host: no page knows where this repository is."""
+    for address in re.findall(r"git clone ((?:-\S+ )*\S+)", page.read_text()):
+        assert "strix-forge" not in address, address
+
+
+def test_the_readme_says_how_to_get_the_repository() -> None:
+    text = (CHECKOUT / "README.md").read_text()
+    assert "git clone <this repository's address> strix-forge && cd strix-forge" in text
+    assert "git init && git add -A" in text
+
+
+def test_an_unpacked_archive_is_enough_to_plan(tmp_path: Path) -> None:
+    """As README says: git is asked by the tests alone."""
+    copy_checkout(tmp_path / "archive", packages=False)
+    assert not (tmp_path / "archive/.git").exists()
+    environment = {"FORGE_ROOT": str(tmp_path / "archive")}
+    done = CliRunner(env=environment).invoke(app, ["plan", "--base", "host"])
+    assert done.exit_code == 0 and "CPU hours" in done.output, done.output
