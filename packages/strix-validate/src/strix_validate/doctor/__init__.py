@@ -21,4 +21,5 @@ __all__ = [
     "tree",
     "virtual_packages",
     "vllm_memory",
+    "workspace",
 ]
