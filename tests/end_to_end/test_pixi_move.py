@@ -60,7 +60,7 @@ def blocks(section: str) -> list[tuple[str, str]]:
 
 def block(section: str, kind: str) -> str:
     """The first block of a kind."""
-    return next(text for found, text in blocks(SECTIONS[section]) if found == kind)
+    return next(text for language, text in blocks(SECTIONS[section]) if language == kind)
 
 
 @pytest.fixture(scope="module")

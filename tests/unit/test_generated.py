@@ -81,8 +81,8 @@ def test_a_change_of_one_copy_is_seen(project: Path, name: str) -> None:
         done = CliRunner(env={"FORGE_ROOT": str(project)}).invoke(app, ["generate", "--check"])
         assert done.exit_code == 1 and f"{name} is not what forge generate writes" in done.output
         assert file.read_text() == text.replace(old, new), "--check writes nothing"
-        for path, wanted in generated.outdated(Project.at(project)):
-            path.write_text(wanted)
+        for path, new in generated.outdated(Project.at(project)):
+            path.write_text(new)
         assert file.read_text() == text and stale(project) == []
 
 
