@@ -4,13 +4,17 @@
 import contextlib
 import os
 import signal
-from collections.abc import Set
+import subprocess
+import time
+from collections.abc import Iterator, Set
 from itertools import chain
 from pathlib import Path
 
 from forge.errors import ForgeError
 
+POLL_SECONDS = 0.1
 SESSION = "session"  # file with the number of a job's session, in its output folder
+GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
 GIB_PER_JOB = 2.0  # one C++ or HIP compiler process of PyTorch's size at its peak
 
 
@@ -33,6 +37,57 @@ def kill(processes: Set[int]) -> None:
     for process in processes:
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGKILL)
+
+
+def end_job(engine: subprocess.Popen[bytes], output: Path) -> None:
+    """End a job, whose engine leads its session: first what it runs, by SIGTERM, then all.
+
+    At SIGTERM ninja removes the files of unfinished steps, and ccache its temporary ones. They have
+    GRACE_SECONDS. The engine goes last, because a script whose output nobody reads would end by
+    SIGPIPE before it has cleaned up.
+
+    Args:
+        engine: The engine's process, which may have ended.
+        output: The job's output folder.
+    """
+    terminated = set[int]()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline:
+        processes = {*job_processes(engine.pid, output)} - {engine.pid}
+        if not processes:
+            break
+        for process in processes - terminated:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGTERM)
+        terminated |= processes
+        time.sleep(POLL_SECONDS)
+    if engine.poll() is None:
+        engine.kill()
+    engine.wait()
+    deadline = time.monotonic() + GRACE_SECONDS  # a process that waits for a disk dies later
+    while time.monotonic() < deadline:
+        processes = {*job_processes(engine.pid, output)}  # again: one may have started another
+        if not processes:
+            break
+        kill(processes)
+        time.sleep(POLL_SECONDS)
+
+
+def job_processes(session: int, output: Path) -> Iterator[int]:
+    """Yield the processes of a job that run: of its session, or with its folder in the environment.
+
+    Not by process group: ninja gives each compiler one of its own. A script may start a daemon,
+    which has a session of its own.
+    """
+    folder = b"%s/" % bytes(output)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            process = int(entry.name)
+            is_zombie = (entry / "stat").read_text().rpartition(") ")[2].startswith("Z")
+            if process == os.getpid() or is_zombie:
+                continue
+            if os.getsid(process) == session or folder in (entry / "environ").read_bytes():
+                yield process
 
 
 def left_behind(job: int) -> set[int] | None:

@@ -17,7 +17,7 @@ import pytest
 from forge import processes
 from forge.building import jobs
 from forge.errors import Failed, ForgeError
-from forge.processes import SESSION, kill_leftovers, left_behind, max_jobs
+from forge.processes import SESSION, end_job, job_processes, kill_leftovers, left_behind, max_jobs
 from forge.project import Project
 
 
@@ -77,6 +77,40 @@ def test_a_script_that_runs_is_left_alone() -> None:
     assert left_behind(job.pid) is None
     job.communicate(b"\n")
     assert job.returncode == 0
+
+
+RUNS = """
+import subprocess, sys
+subprocess.run(["bash", "-c", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "grace"),
+    [
+        # at SIGTERM a compiler in a process group of its own, as ninja's are, writes its last words
+        (
+            'set -m; (trap "echo ended > words; exit" TERM; touch runs; while :; do sleep 0.05; done) & wait',
+            60,
+        ),
+        # what ignores SIGTERM is killed, and so is a process that begins at SIGTERM
+        ('trap "" TERM; touch runs; while :; do sleep 0.05; done', 1),
+        ('trap "sleep infinity" TERM; touch runs; while :; do sleep 0.05; done', 1),
+    ],
+)
+def test_the_end_of_a_job(
+    script: str, grace: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is the last to end, so that its script can still write to it."""
+    monkeypatch.setattr(processes, "GRACE_SECONDS", grace)
+    command = [sys.executable, "-c", RUNS, script]
+    engine = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    while not (tmp_path / "runs").exists():
+        time.sleep(0.05)
+    end_job(engine, tmp_path)
+    assert engine.returncode in (0, -signal.SIGKILL)
+    assert [*job_processes(engine.pid, tmp_path)] == []
+    assert (tmp_path / "words").exists() == script.startswith("set -m")
 
 
 @pytest.mark.parametrize(("gib", "most"), [(64, 8), (7, 3), (1, 1)])

@@ -16,10 +16,9 @@ from typing import Any, BinaryIO
 
 from forge.errors import Failed
 from forge.limits import last_lines
-from forge.processes import SESSION, kill, left_behind, named_pipe
+from forge.processes import POLL_SECONDS, SESSION, end_job, kill, left_behind, named_pipe
 from forge.project import FAILED, FORGE_CACHE, Project
 
-POLL_SECONDS = 0.1
 POLLS_OF_PATIENCE = 50
 TAIL_LINES = 40
 ENGINE_LOG, STAGED_LOG = "engine.log", "build_cache/*/work_dir/conda_build.log"
@@ -69,11 +68,9 @@ def run_job(  # noqa: C901 (a job from its start to its end)
                     raise Failed(f"its script made a named pipe, {pipe.name}: no package has one")
     finally:
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            end_job(child, output)
     if child.returncode == -signal.SIGALRM:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # what the test waited for
+        end_job(child, output)  # what the test waited for
     if child.returncode:
         file.rename(output / FAILED)
         killed = f" (killed by signal {-child.returncode}; out of memory?)"

@@ -20,6 +20,7 @@ from forge.building.preflight import preflight
 from forge.building.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel import StaticChannel
 from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
+from forge.cli.time_box import StopAfter, time_box
 from forge.conda.local import Record
 from forge.conda.package import cache_folder, swept_cache
 from forge.envs.workspace import Workspace
@@ -140,22 +141,26 @@ def report(ctx: Context, results: list[Result], wanted: set[str], lenient: bool)
 def build_all(
     ctx: Context, keep_going: KeepGoing = False, even_so: EvenSo = False,
     form: Format = LOCAL_FORMAT, strict: Strict = False, yes: Yes = False,
+    stop_after: StopAfter = None,
 ) -> None:  # fmt: skip
     """Build every package that is not up to date. Interrupt it at any time: the next run resumes.
 
     On the host base, packages whose sources only other hosts than PyPI have are reported as not
     attempted without failing the run, unless --strict.
     """
-    run_build(ctx, None, keep_going, even_so, form, lenient=not strict, asks=not yes)
+    with time_box(stop_after):
+        run_build(ctx, None, keep_going, even_so, form, lenient=not strict, asks=not yes)
 
 
 @command(app)
 def build(
     ctx: Context, packages: Packages, with_dependents: Dependents = False,
     keep_going: KeepGoing = False, even_so: EvenSo = False, form: Format = LOCAL_FORMAT,
+    stop_after: StopAfter = None,
 ) -> None:  # fmt: skip
     """Build the named packages and their dependencies, where they are not up to date."""
-    run_build(ctx, packages, keep_going, even_so, form, with_dependents=with_dependents)
+    with time_box(stop_after):
+        run_build(ctx, packages, keep_going, even_so, form, with_dependents=with_dependents)
 
 
 @command(app)

@@ -2,8 +2,8 @@
 """The command line: `./forge CMD`, and `pixi run CMD` for what people type daily.
 
 Exit codes: 0 everything wanted exists, 1 a build, test or installation failed, 2 usage or
-configuration, 3 something wanted could not be attempted, 130 interrupted. Whoever closes the output
-early, as `head` does, has read enough.
+configuration, 3 something wanted could not be attempted, 75 the time of --stop-after is up, 130
+interrupted. Whoever closes the output early, as `head` does, has read enough.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from typer.core import TyperArgument
 from forge.building.display import Display
 from forge.cli import building, publishing, stacks, upkeep
 from forge.cli.context import Context, err, takes_context
+from forge.cli.time_box import NOT_FINISHED, TimeUp
 from forge.errors import ForgeError, one_line, redacted
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
@@ -68,6 +69,9 @@ def run() -> int:
     except Interrupted:
         err.print("interrupted; run the same command again to go on")
         return INTERRUPTED
+    except TimeUp as reason:
+        err.print(f"not finished: {reason}; run the same command again to go on")
+        return NOT_FINISHED
     except ForgeError as error:
         err.print(f"error: {error}")
         return error.exit_code

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The option --stop-after: a command ends in good order when its time is up."""
+
+import contextlib
+import re
+import signal
+from collections.abc import Iterator
+from typing import Annotated
+
+from typer import Option
+
+from forge.errors import ForgeError
+
+NOT_FINISHED = 75  # EX_TEMPFAIL of sysexits.h: run the same command again
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
+StopAfter = Annotated[
+    str | None,
+    Option("--stop-after", metavar="TIME", help="End after 5h, 90m or 45s with exit code 75."),
+]
+
+
+class TimeUp(BaseException):
+    """The time of --stop-after is up. No Exception, so that only the command line catches it."""
+
+
+def parse_duration(text: str) -> int:
+    """Return the seconds of a duration such as 5h, 90m or 45s. Raises ForgeError for other text."""
+    match = re.fullmatch(r"([1-9][0-9]{,5})([smh])", text)
+    if not match:
+        reason = f"--stop-after {text!r:.40} is not a duration"
+        raise ForgeError(f"{reason}: write hours, minutes or seconds as 5h, 90m or 45s")
+    return int(match[1]) * UNITS[match[2]]
+
+
+@contextlib.contextmanager
+def time_box(duration: str | None) -> Iterator[None]:
+    """Raise TimeUp in the block when the duration has passed; without one, never.
+
+    Raises:
+        ForgeError: The text is not a duration.
+    """
+    if duration is None:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise TimeUp(f"the time of --stop-after {duration} is up")
+
+    seconds = parse_duration(duration)
+    earlier = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, earlier)

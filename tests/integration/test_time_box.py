@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`--stop-after`: a build ends in good order when its time is up, and the next run completes it.
+
+No test waits for a clock: a script sends its driver the signal that the timer would send.
+"""
+
+import signal
+from pathlib import Path
+
+import pytest
+from support.commands import refused
+from support.project import MiniProject, processes_in
+
+from forge.cli.time_box import NOT_FINISHED, TimeUp, parse_duration, time_box
+from forge.errors import ForgeError
+
+TIME_IS_UP = """\
+engine=$(cut -d ' ' -f 6 /proc/self/stat)  # it leads the session
+kill -ALRM "$(sed -n 's/^PPid:\\t//p' "/proc/$engine/status")"
+"""
+# As ninja: a compiler in a process group of its own, whose unfinished object goes with it.
+COMPILES = """\
+set -m
+trap 'rm unfinished.o; echo "removed what was unfinished" > "{note}"; exit 1' TERM
+(touch unfinished.o; exec sleep infinity) &
+until [[ -e unfinished.o ]]; do sleep 0.05; done
+"""
+
+
+def is_running(process: int) -> bool:
+    """Whether it has not ended; where the first process reaps none, zombies stay."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5h", 18000), ("90m", 5400), ("45s", 45)])
+def test_durations(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "h", "0h", "05h", "-5h", "1.5h", "5 h", "5h30m", "5H", "5d", "٥h", "9" * 99 + "h"],
+)
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ForgeError, match="is not a duration: write .* 5h, 90m or 45s"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("command", [["build", "alpha"], ["build-all"]])
+def test_a_wrong_duration_is_one_message(command: list[str], tmp_path: Path) -> None:
+    project = MiniProject(tmp_path)
+    project.recipe("alpha")
+    error = refused(*command, "--stop-after=soon", FORGE_ROOT=str(tmp_path), FORGE_BASE="host")
+    assert str(error).startswith("--stop-after 'soon' is not a duration") and error.exit_code == 2
+    assert not (tmp_path / "build/staging").exists()
+
+
+def test_the_alarm_is_that_of_the_block() -> None:
+    """The timer ends with it, and what the process did with the signal before is what it does after."""
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(TimeUp, match="--stop-after 10h"), time_box("10h"):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 35_000
+        signal.raise_signal(signal.SIGALRM)
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert signal.getsignal(signal.SIGALRM) == before
+    with time_box(None):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+@pytest.fixture
+def project(tmp_path: Path, host_base: None) -> MiniProject:
+    return MiniProject(tmp_path / "project")
+
+
+@pytest.mark.parametrize("command", [["build", "beta"], ["build-all"]])
+def test_a_compile_ends_in_good_order(
+    command: list[str], project: MiniProject, tmp_path: Path
+) -> None:
+    """What is built stays, what runs removes its unfinished files, and the next run does the rest."""
+    note = tmp_path / "note"
+    project.recipe("alpha")
+    script = f'if [[ ! -e "{note}" ]]; then\n{COMPILES.format(note=note)}{TIME_IS_UP}wait\nfi\n'
+    beta = project.recipe("beta", run=["alpha"]) / "build.sh"
+    beta.write_text(script + beta.read_text())
+    ended = project.forge(*command, "--stop-after", "5h", code=NOT_FINISHED)
+    assert "not finished: the time of --stop-after 5h is up; run the same" in ended.stderr
+    assert note.read_text() == "removed what was unfinished\n"
+    assert processes_in(project.root) == []
+    assert not list(project.root.rglob("unfinished.o"))
+    assert project.to_build() == {"beta"}
+    done = project.forge(*command, "--stop-after", "5h")
+    assert "beta 1.0: built" in done.stdout and project.to_build() == set()
+    assert list((project.root / "build/staging").iterdir()) == []
+
+
+def test_a_daemon_of_a_script_ends_too(project: MiniProject, tmp_path: Path) -> None:
+    """It has left the session, the folder and the engine's pipe, as a compiler's server does."""
+    number = tmp_path / "number"
+    daemon = f"setsid sh -c 'cd /; echo $$ > {number}; exec sleep infinity' <&- >&- 2>&- &\n"
+    waits = f"until [[ -s {number} ]]; do sleep 0.05; done\n{TIME_IS_UP}sleep infinity\n"
+    project.recipe(
+        "alpha", script=f"#{{name}}\n{daemon}{waits}".replace("{", "{{").replace("}", "}}")
+    )
+    project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
+    assert not is_running(int(number.read_text()))
+
+
+def test_time_is_up_in_a_package_test(project: MiniProject, tmp_path: Path) -> None:
+    """The package is whole then: the next run only tests it."""
+    log, ended = tmp_path / "log", tmp_path / "ended"
+    script = f'echo built >> "{log}"\n'
+    project.recipe("alpha", test="bash test.sh", script=script)
+    recipe = project.root / "recipes/alpha"
+    recipe.joinpath("test.sh").write_text(
+        f'[[ -e "{ended}" ]] && exit\ntouch "{ended}"\n{TIME_IS_UP}sleep infinity\n'
+    )
+    text = (recipe / "recipe.yaml").read_text()
+    files = "\n    files: {recipe: [test.sh]}\nabout:"
+    (recipe / "recipe.yaml").write_text(text.replace("\nabout:", files))
+    project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
+    project.forge("build", "alpha")
+    assert log.read_text() == "built\n" and project.to_build() == set()
