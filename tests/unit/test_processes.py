@@ -79,6 +79,7 @@ def test_a_script_that_runs_is_left_alone() -> None:
     assert job.returncode == 0
 
 
+WAITS_FOR_EVER = "touch runs; while :; do sleep 0.05; done"
 RUNS = """
 import subprocess, sys
 subprocess.run(["bash", "-c", sys.argv[1]])
@@ -88,14 +89,11 @@ subprocess.run(["bash", "-c", sys.argv[1]])
 @pytest.mark.parametrize(
     ("script", "grace"),
     [
-        # at SIGTERM a compiler in a process group of its own, as ninja's are, writes its last words
-        (
-            'set -m; (trap "echo ended > words; exit" TERM; touch runs; while :; do sleep 0.05; done) & wait',
-            60,
-        ),
+        # a compiler in a process group of its own, as ninja's are, ends at SIGTERM
+        (f'set -m; (trap "echo ended > words; exit" TERM; {WAITS_FOR_EVER}) & wait', 60),
         # what ignores SIGTERM is killed, and so is a process that begins at SIGTERM
-        ('trap "" TERM; touch runs; while :; do sleep 0.05; done', 1),
-        ('trap "sleep infinity" TERM; touch runs; while :; do sleep 0.05; done', 1),
+        (f'trap "" TERM; {WAITS_FOR_EVER}', 1),
+        (f'trap "sleep infinity" TERM; {WAITS_FOR_EVER}', 1),
     ],
 )
 def test_the_end_of_a_job(
