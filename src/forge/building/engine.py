@@ -5,8 +5,8 @@ JOB is a file of JSON: {"action": "build", "test" or "convert", and its argument
 own because rattler-build holds the GIL for hours and may abort.
 """
 
+import contextlib
 import ctypes
-import functools
 import json
 import os
 import signal
@@ -25,6 +25,7 @@ from forge.conda import cache
 from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
+SCRIPT_LOG = "conda_build.log"
 NOT_SET_UP = "failed to setup test environment"
 TEST_HOURS = 2  # limit of a test; the longest takes minutes. costs.yaml may give a recipe another
 
@@ -118,7 +119,44 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-build = functools.partial(build_recipes, test="skip", keep_build=True)  # its folder has the log
+def build(
+    recipes: list[str | Path],
+    output_dir: str,
+    pythons: list[str],
+    variant_overrides: dict[str, list[str]],
+    **arguments: Any,
+) -> None:
+    """Build the packages of a recipe in `output_dir`, for one of the Pythons after another.
+
+    In one call, rattler-build would stage the files for a Python in the prefix that still holds
+    those for the Python before: both would be packed, if the script did not fail. It would also
+    keep the trees of all Pythons until the end.
+    """
+    for python in pythons or [""]:
+        one = {"python": [python]} if python else {}
+        build_recipes(
+            recipes,
+            output_dir=output_dir,
+            variant_overrides=variant_overrides | one,
+            test="skip",
+            keep_build=True,  # it has the log
+            **arguments,
+        )
+        remove_trees(Path(output_dir))
+
+
+def remove_trees(output: Path) -> None:
+    """Remove what rattler-build has built in, except for the logs, which the driver still reads."""
+    for folder in (output / "bld", output / "build_cache"):
+        for place, folders, files in os.walk(folder, topdown=False):
+            for path in [Path(place, name) for name in files + folders]:
+                with contextlib.suppress(OSError):  # a folder that holds a log
+                    if path.is_dir() and not path.is_symlink():
+                        path.rmdir()
+                    elif path.name != SCRIPT_LOG:
+                        path.unlink()
+
+
 ACTIONS: dict[str, Callable[..., None]] = {"build": build, "convert": convert, "test": test}
 
 

@@ -168,7 +168,7 @@ class Builder:
             job = self.base.arguments(step.digest_value, step.outputs[0].number) | {
                 "action": "build", "recipes": [str(step.recipe.path)], "output_dir": str(output),
                 "channel": [self.channel.folder.as_uri(), self.base.channel],
-                "package_format": self.package_format,
+                "package_format": self.package_format, "pythons": step.pythons(),
             }  # fmt: skip
             self.run_job(job, log)
             if (built := sorted(output.glob("*/*.conda"))) != sorted(expected):

@@ -55,6 +55,13 @@ class Step:
         key = hashlib.sha256(repr(sorted(self.digest.items())).encode()).hexdigest()[:16]
         return f"{self.digest['base']}-{self.digest['content']}-{key}"
 
+    def pythons(self) -> list[str]:
+        """List the Pythons that the outputs are made for; none if an output serves several."""
+        variants = [output["build_configuration"]["variant"] for output in self.rendered]
+        if any("python" not in variant for variant in variants):
+            return []
+        return list(dict.fromkeys(variant["python"] for variant in variants))
+
 
 class RecipeSet:
     """All recipes of a project, rendered for one base, in build order.
