@@ -68,6 +68,11 @@ export HIPCC_LINK_FLAGS_APPEND="$HIPCC_COMPILE_FLAGS_APPEND"
 CXXFLAGS=${CXXFLAGS//-std=c++[0-9][0-9]/}
 LDFLAGS=${LDFLAGS//-Wl,--as-needed/}
 export LDFLAGS="${LDFLAGS//-Wl,-z,now/} -Wl,-z,lazy -Wl,-z,noexecstack"
+# FBGEMM and Kineto turn warnings into errors, and GCC warns by mistake of values that AVX-512
+# intrinsics leave undefined. TheRock's build of torch has these three, conda-forge's the first.
+no_errors="-Wno-error=maybe-uninitialized -Wno-error=uninitialized -Wno-error=restrict"
+export CFLAGS="${CFLAGS:-} $no_errors"
+CXXFLAGS+=" $no_errors"
 # headers that the SDK's own headers include without their folder
 export CXXFLAGS+=" -isystem $ROCM_PATH/include/roctracer -isystem $ROCM_PATH/lib/rocm_sysdeps/include"
 # with the source tree not among the roots, CMake does not find the oneDNN in it

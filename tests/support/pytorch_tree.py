@@ -129,7 +129,7 @@ class Build:
             "PREFIX": str(self.prefix), "BUILD_PREFIX": str(root / "bld/build"),
             "SP_DIR": str(site), "PYTHON": str(tools / "host-python"), "CPU_COUNT": "2",
             "RECIPE_DIR": str(RECIPE),
-            "CXX": "g++", "CXXFLAGS": "-std=c++17 -O2",
+            "CXX": "g++", "CFLAGS": "-pipe", "CXXFLAGS": "-std=c++17 -O2",
             "LDFLAGS": "-Wl,--as-needed -Wl,-z,now -Wl,-O2", "CONDA_BUILD_SYSROOT": "/sysroot",
             "CMAKE_ARGS": f"-DCMAKE_FIND_ROOT_PATH={self.prefix};/sysroot -DA=1",
             "TORCH_VERSION": "2.13.0", "GPU_ARCH": "gfx1151",

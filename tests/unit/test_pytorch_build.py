@@ -141,6 +141,9 @@ def test_wrong_configuration(old: str, new: str, why: str) -> None:
 # --- the build script
 
 
+NO_ERRORS = ("maybe-uninitialized", "uninitialized", "restrict")
+
+
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
     return Build(tmp_path)
@@ -250,6 +253,9 @@ def test_options_reach_setup_py_too(build: Build) -> None:
     assert f"HIPCC_LINK_FLAGS_APPEND=--gcc-install-dir={build.source}/gcc/lib/" in environment
     for flag in ("-std=c++", "--as-needed", "-z,now"):
         assert flag not in environment
+    for name, own in (("CFLAGS", "-pipe"), ("CXXFLAGS", "-O2")):
+        (flags,) = re.findall(f"^{name}=(.*)", environment, re.M)
+        assert {own, *(f"-Wno-error={kind}" for kind in NO_ERRORS)} <= {*flags.split()}
     assert "-Wl,-O2 -Wl,-z,lazy -Wl,-z,noexecstack\n" in environment
 
 
