@@ -26,12 +26,27 @@ configure() {
 }
 
 compile() {
-    cmake --build build --target install --parallel "$MAX_JOBS"
+    # Twice: one of torch's globs lists a header that the build makes. So CMake runs again, and a few
+    # files are compiled and three libraries linked again.
+    for _ in 1 2; do
+        cmake --build build --target install --parallel "$MAX_JOBS"
+    done
+}
+
+prune() {
+    # setup.py builds again, before it copies what is installed three times. With nothing to build it
+    # needs no object, and of the submodules no source: their room, some 5 GB, is that of the copies.
+    echo 'build install: phony' > build/build.ninja
+    find build -type f ! -name build.ninja ! -name CMakeCache.txt ! -name '*compile_commands.json' \
+        ! -path '*/proto/*.py' -delete
+    # setup.py looks for submodules by their CMakeLists.txt, and bundles their licences
+    find third_party -type f ! -path '*/valgrind-headers/*' ! -name '*.py' ! -name CMakeLists.txt \
+        ! -ipath '*licen[cs]e*' ! -iname 'copying*' ! -iname 'notice*' -delete
 }
 
 install() {
-    # Everything is built; setup.py only makes the Python package. By $PYTHON, as CMake was given it:
-    # with another Python_EXECUTABLE setup.py configures again, without our -D.
+    # By $PYTHON, as CMake was given it: with another Python_EXECUTABLE setup.py configures again,
+    # without our -D.
     "$PYTHON" -m pip install . --no-deps --no-index --no-build-isolation --no-compile -v
     python "$RECIPE_DIR/lay_out.py" "$SP_DIR/torch" "$PREFIX" "$SRC_DIR"
     python -m compileall -q -j0 -s "$PREFIX" --invalidation-mode unchecked-hash \
@@ -39,14 +54,14 @@ install() {
 }
 
 clean() {
-    # rattler-build copies this folder once for itself and once for each output: without this, 15 to
-    # 25 GB five times. Licence texts and checks are all that the outputs take from it. Links go too:
+    # rattler-build copies this folder once for itself and once for each output: without this, several
+    # GB five times. Licence texts and checks are all that the outputs take from it. Links go too:
     # ittapi has one among its licences, and a package with a link in `info` is refused.
     find . -mindepth 2 ! -type d \( -type l -o ! -path '*/LICENSE*' ! -path './checks/*' \) -delete
     find . -mindepth 1 -type d -empty -delete
 }
 
-for stage in prepare configure compile install clean; do
+for stage in prepare configure compile prune install clean; do
     [[ -e .done-$stage ]] && continue
     echo "== $stage"
     "$stage"

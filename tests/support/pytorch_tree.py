@@ -52,12 +52,13 @@ FAKE_TOOLS = {
     "host-python": """\
         echo "host-python ${*//$SRC_DIR/SRC}, $MAX_JOBS jobs" >> "$SRC_DIR/calls"
         cp -r "$SRC_DIR/installed" "$SP_DIR/torch"
+        find . -type f -o -type l > "$SP_DIR/../../../source-files"
         """,
     "cmake": """\
         printf 'cmake' >> "$SRC_DIR/calls"; printf ' [%s]' "${@//$SRC_DIR/SRC}" >> "$SRC_DIR/calls"
         echo >> "$SRC_DIR/calls"
         if [[ $1 == -S ]]; then
-            mkdir -p build && cp ninja build/build.ninja && cat log
+            mkdir -p build && cp ninja build/build.ninja && touch build/CMakeCache.txt && cat log
         else
             [[ ! -e $SRC_DIR/fail-compile ]]
         fi
@@ -73,6 +74,13 @@ FAKE_TOOLS = {
         esac
         """,
 }
+
+
+# what setup.py reads of the submodules; the rest only the compilers
+READ_BY_SETUP = [
+    "build_bundled.py", "a/CMakeLists.txt", "a/LICENSE", "a/b/LICENSES/MIT.txt", "a/COPYING.BSD",
+    "a/NOTICE", "valgrind-headers/callgrind.h",
+]  # fmt: skip
 
 
 def installed_torch(prefix: Path) -> tuple[Path, Path]:

@@ -17,6 +17,7 @@ from support.pytorch_tree import (
     LOG,
     NINJA,
     PINNED,
+    READ_BY_SETUP,
     RECIPE,
     Build,
     configuration,
@@ -151,7 +152,7 @@ def build(tmp_path: Path) -> Build:
 
 def test_build(build: Build) -> None:
     _, calls = build.run()
-    hipify, configure, compile_, pip, byte_compile = calls
+    hipify, configure, compile_, again, pip, byte_compile = calls
     assert hipify == "python tools/amd_build/build_amd.py"
     given = set(re.findall(r"\[(.*?)\]", configure))
     assert {
@@ -163,7 +164,7 @@ def test_build(build: Build) -> None:
         "-DCMAKE_HIP_FLAGS=--gcc-install-dir=SRC/gcc/lib/gcc/x86_64-conda-linux-gnu/14.3.0 "
         "--sysroot=/sysroot",
     } <= given  # fmt: skip
-    assert compile_ == "cmake [--build] [build] [--target] [install] [--parallel] [2]"
+    assert compile_ == again == "cmake [--build] [build] [--target] [install] [--parallel] [2]"
     assert pip.startswith("host-python -m pip") and pip.endswith("2 jobs")
     assert "--no-index" in pip and "compileall" in byte_compile
     assert (build.prefix / "lib/libtorch.so").exists()
@@ -199,6 +200,43 @@ def test_what_is_left_for_the_outputs_to_copy(build: Build) -> None:
     assert not (build.source / "aten").exists()
 
 
+def test_what_lies_there_beside_the_copies_of_the_package(build: Build) -> None:
+    """No object, library or source of a submodule: setup.py needs none, and copies 4 GB then."""
+    kept = ["build.ninja", "CMakeCache.txt", "compile_commands.json", "caffe2/proto/caffe2_pb2.py"]
+    for name in [*kept[2:], "lib/libtorch_cpu.so", "a/a.cpp.o", "lib/libdnnl.a", ".ninja_deps"]:
+        build.write(f"build/{name}", "x")
+    for name in [*READ_BY_SETUP, "a/a.cpp", "a/include/a.h", "a/tests/data.bin"]:
+        build.write(f"third_party/{name}", "x")
+    build.run()
+    files = [line.removeprefix("./") for line in (build.prefix / "source-files").open()]
+    there = {name.rstrip() for name in files if name.startswith(("build/", "third_party/"))}
+    assert there == {f"build/{n}" for n in kept} | {f"third_party/{n}" for n in READ_BY_SETUP}
+
+
+def test_the_pruned_build_has_nothing_to_do(build: Build) -> None:
+    """As setup.py calls it; CMake's own file would compile all again."""
+    if not all(map(shutil.which, ("cmake", "ninja"))):
+        pytest.skip("no cmake or ninja")
+    source = build.source / "project"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(p NONE)\n"
+        "add_custom_command(OUTPUT o COMMAND ${CMAKE_COMMAND} -E touch o)\n"
+        "add_custom_target(t ALL DEPENDS o)\ninstall(FILES ${CMAKE_BINARY_DIR}/o DESTINATION .)\n"
+    )
+    folder = build.source / "build"
+    real = {"check": True, "capture_output": True, "text": True}
+    install = ["cmake", "--build", ".", "--target", "install", "--config", "Release", "--", "-j2"]
+    configure = ["cmake", "-S", source, "-B", folder, "-GNinja", "--install-prefix", folder / "i"]
+    subprocess.run(configure, **real)
+    for _ in range(2):
+        done = subprocess.run(install, cwd=folder, **real)
+        functions = (RECIPE / "build.sh").read_text().partition("prune() {")[2].partition("\n}")[0]
+        subprocess.run(["bash", "-ec", functions], cwd=build.source, **real)
+        assert not (folder / "o").exists()
+    assert "no work to do" in done.stdout
+
+
 def test_compiler_without_headers(build: Build) -> None:
     tool = Path(build.environment["PATH"].split(":")[0]) / "g++"
     tool.write_text(tool.read_text().replace("/c++/vector", "/c++/nothing"))
@@ -214,7 +252,7 @@ def test_resumes_where_it_failed(build: Build) -> None:
     marker.unlink()
     output, calls = build.run()
     assert "== compile" in output and "== prepare" not in output
-    assert [call.split()[0] for call in calls] == ["cmake", "host-python", "python"]
+    assert [call.split()[0] for call in calls] == ["cmake", "cmake", "host-python", "python"]
     assert build.run()[1] == []
 
 
@@ -267,7 +305,7 @@ def test_memory_bounds_the_jobs(build: Build, gib: int, jobs: int) -> None:
     awk.chmod(0o755)
     build.environment["CPU_COUNT"] = "8"
     _, calls = build.run()
-    assert f"[--parallel] [{jobs}]" in calls[2] and calls[3].endswith(f" {jobs} jobs")
+    assert f"[--parallel] [{jobs}]" in calls[2] and calls[4].endswith(f" {jobs} jobs")
 
 
 @pytest.mark.parametrize("recipe", ["torchvision", "torchaudio", "vllm"])
