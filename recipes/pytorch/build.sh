@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Stages in order, each marked when done: run again by hand (build_env.sh), the script resumes at the
-# stage that failed, and ninja at the file. A new build folder finds its objects in ccache.
+# In stages: a run that was stopped goes on at the stage, and ninja at the file. A new build folder finds
+# its objects in ccache.
 set -euo pipefail
 # shellcheck source=recipes/pytorch/options.sh
 source "$RECIPE_DIR/options.sh"
+# shellcheck source=recipes/checks/stages.sh
+source checks/stages.sh
 
 prepare() {
     python "$RECIPE_DIR/check_aotriton_pin.py" cmake/External/aotriton.cmake "$AOTRITON_COMMIT"
@@ -61,9 +63,4 @@ clean() {
     find . -mindepth 1 -type d -empty -delete
 }
 
-for stage in prepare configure compile prune install clean; do
-    [[ -e .done-$stage ]] && continue
-    echo "== $stage"
-    "$stage"
-    touch ".done-$stage"
-done
+run_stages prepare configure compile prune install clean

@@ -15,11 +15,13 @@ from forge.processes import kill_leftovers
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUBDIRS: Final = ("linux-64", "noarch")
 MADE = ("bld", "build_cache", "src_cache")  # of a build, with the staged files, twice and more
-LONGEST = 128  # of 255 characters; the rest is build/staging/NAME/bld/rattler-build_NAME_TIME/...
+LONGEST = 128  # of 255 characters; the rest is build/staging/NAME/bld/rattler-build_NAME/...
 # Recipes read it with env.get: a folder for compiler caches that outlives the build folder, so
 # that a killed build of hours goes on. Empty where there is none.
 FORGE_CACHE = "FORGE_CACHE"
 FAILED = "failed.json"  # a job's file where it failed: its folder is for a person to look at
+DONE = "done-"  # and the number of a Python: lists the packages when it is built
+STOPPED = "stopped.json"  # where it was stopped: the next run of the same job goes on in its folder
 
 
 class Project:
@@ -64,13 +66,13 @@ class Project:
             yield removed([*self.left()])
 
     def left(self) -> Iterator[Path]:
-        """List what killed builds left: not what failed, nor what has yet to be tested."""
+        """List what killed builds left: not what failed, was stopped, or has yet to be tested."""
         for folder in self.staging.glob("*/"):
             made = (p.relative_to(folder) for p in folder.glob("*/*.conda"))
             new = [name for name in made if not (self.channel / name).exists()]
             if new and any(folder.glob("whole-*")):
                 yield from filter(Path.exists, map(folder.joinpath, MADE))
-            elif not (folder / FAILED).exists():
+            elif not any((folder / name).exists() for name in (FAILED, STOPPED)):
                 yield folder
         yield from chain(*map(self.channel.glob, ("*/.partial-*", ".tmp/*")))
         yield from self.build.glob("not-attempted/.partial-*")

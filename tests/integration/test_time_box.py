@@ -8,8 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from rattler.package_streaming import extract
 from support.commands import refused
 from support.project import MiniProject, processes_in
+from support.recipe_checks import RECIPES
 
 from forge.cli.time_box import NOT_FINISHED, TimeUp, parse_duration, time_box
 from forge.errors import ForgeError
@@ -136,3 +138,78 @@ def test_time_is_up_in_a_package_test(project: MiniProject, tmp_path: Path) -> N
     project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
     project.forge("build", "alpha")
     assert log.read_text() == "built\n" and project.to_build() == set()
+
+
+STAGES = ["prepare", "compile", "install", "clean"]
+STAGED = """\
+source checks/stages.sh
+stage() {{
+    echo "$1" >> "{log}"
+    if [[ $1 == "{slow}" && ! -e "{note}" ]]; then
+        touch "{note}"
+        {time_is_up}
+        sleep infinity
+    fi
+    echo "$1" >> made
+}}
+prepare() {{ echo "$PREFIX" > place; stage prepare; }}
+compile() {{ stage compile; }}
+install() {{ stage install; }}
+clean() {{
+    stage clean
+    [[ $(< place) == "$PREFIX" ]]
+    mkdir -p "$PREFIX/share"
+    mv made "$PREFIX/share"
+}}
+run_stages prepare compile install clean
+"""
+
+
+def staged(project: MiniProject, slow: str, folder: Path, needs: str = "[]") -> Path:
+    """Write a recipe in stages; returns the log of the stages that began."""
+    log = folder / "log"
+    script = STAGED.format(log=log, note=folder / "note", slow=slow, time_is_up=TIME_IS_UP)
+    source = f"[{{path: {RECIPES / 'checks'}, target_directory: checks}}]"
+    recipe = project.recipe("alpha", source=source)
+    (recipe / "build.sh").write_text(script)
+    text = (recipe / "recipe.yaml").read_text()
+    (recipe / "recipe.yaml").write_text(
+        text.replace("requirements:", f"requirements:\n  host: {needs}")
+    )
+    return log
+
+
+@pytest.mark.parametrize("slow", STAGES)
+def test_each_stage_is_gone_on_with(slow: str, project: MiniProject, tmp_path: Path) -> None:
+    """Finished stages stay, with what they made; the one in which the time was up begins again."""
+    log = staged(project, slow, tmp_path)
+    project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
+    assert processes_in(project.root) == []
+    project.forge("build", "alpha", "--stop-after", "5h")
+    until = STAGES.index(slow) + 1
+    assert log.read_text().split() == STAGES[:until] + STAGES[until - 1 :]
+    (package,) = project.channel.glob("*/*.conda")
+    extract(package, tmp_path / "package")
+    assert (tmp_path / "package/share/made").read_text().split() == STAGES
+    assert list((project.root / "build/staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["recipe", "environment", "killed"])
+def test_what_has_changed_begins_anew(change: str, project: MiniProject, tmp_path: Path) -> None:
+    """The tree of another recipe, with other packages in its environments, or of a killed run."""
+    project.recipe("beta")
+    project.forge("build", "beta")
+    log = staged(project, "install", tmp_path, "[beta]")
+    project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
+    (folder,) = (project.root / "build/staging").iterdir()
+    assert (folder / "stopped.json").exists()
+    if change == "recipe":
+        with (project.root / "recipes/alpha/build.sh").open("a") as script:
+            script.write("true\n")
+    elif change == "environment":  # as when conda-forge has a newer one
+        (environments,) = folder.glob("bld/*/work/.environments")
+        environments.write_text(environments.read_text().replace("beta-1.0", "beta-0.9"))
+    else:
+        (folder / "stopped.json").rename(folder / "job.json")
+    project.forge("build", "alpha")
+    assert log.read_text().split() == STAGES[:3] + STAGES

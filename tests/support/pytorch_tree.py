@@ -119,6 +119,9 @@ class Build:
         for folder in (site, self.prefix / "include", tools, root / "bld/build/lib/gcc"):
             folder.mkdir(parents=True)
         (root / "bld/build/lib/gcc/libgcc.a").touch()
+        for prefix in ("bld/host", "bld/build"):
+            (root / prefix / "conda-meta").mkdir()
+            (root / prefix / "conda-meta/a-1.0-0.json").touch()
         hip_clang(self.prefix, "AMD clang version 23.0.0git (roc-10.0)")
         for name, script in FAKE_TOOLS.items():
             (tools / name).write_text(f"#!/bin/bash\nset -e\n{script}")

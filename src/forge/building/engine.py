@@ -22,6 +22,8 @@ from rattler_build import Package
 
 from forge import network
 from forge.conda import cache
+from forge.files import write_text
+from forge.project import DONE
 from forge.recipes.render import build_recipes
 
 PR_SET_PDEATHSIG = 1
@@ -132,7 +134,10 @@ def build(
     those for the Python before: both would be packed, if the script did not fail. It would also
     keep the trees of all Pythons until the end.
     """
-    for python in pythons or [""]:
+    for number, python in enumerate(pythons or [""]):
+        done = Path(output_dir, f"{DONE}{number}")
+        if done.exists():  # built before the last run was stopped
+            continue
         one = {"python": [python]} if python else {}
         build_recipes(
             recipes,
@@ -140,9 +145,14 @@ def build(
             variant_overrides=variant_overrides | one,
             test="skip",
             keep_build=True,  # it has the log
+            no_build_id=True,  # a stopped run goes on with the same paths
             **arguments,
         )
         remove_trees(Path(output_dir))
+        packages = [
+            str(path.relative_to(output_dir)) for path in Path(output_dir).glob("*/*.conda")
+        ]
+        write_text(done, "\n".join(packages))
 
 
 def remove_trees(output: Path) -> None:

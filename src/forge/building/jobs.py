@@ -11,14 +11,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from forge.errors import Failed
 from forge.limits import last_lines
 from forge.processes import POLL_SECONDS, SESSION, end_job, kill, left_behind, named_pipe
-from forge.project import FAILED, FORGE_CACHE, Project
+from forge.project import DONE, FAILED, FORGE_CACHE, MADE, STOPPED, Project
 
+MARKS = "bld/*/work/.done-*"  # of recipes/checks/stages.sh
 POLLS_OF_PATIENCE = 50
 TAIL_LINES = 40
 ENGINE_LOG, STAGED_LOG = "engine.log", "build_cache/*/work_dir/conda_build.log"
@@ -60,6 +62,9 @@ def run_job(  # noqa: C901 (a job from its start to its end)
             if ended:
                 break
             if stop.wait(POLL_SECONDS):
+                end_job(child, output)
+                if any(chain(output.glob(MARKS), output.glob(f"{DONE}*"))):
+                    file.rename(output / STOPPED)
                 raise KeyboardInterrupt
             if polls % POLLS_OF_PATIENCE == 0:
                 waited_for, before = left_behind(child.pid), seen
@@ -85,6 +90,27 @@ def run_job(  # noqa: C901 (a job from its start to its end)
         raise Failed(f"{failure}\n{tail}  work folder: {output}")
     if job["action"] == "test":
         shutil.rmtree(output, ignore_errors=True)
+
+
+def resume(output: Path, job: dict[str, Any]) -> None:
+    """Keep what a stopped run of the same job left in `output`: its packages and a script's tree.
+
+    recipes/checks/stages.sh goes on in that tree. Everything else is removed.
+    """
+    trees = [mark.parent for mark in output.glob(MARKS)]
+    stopped = output / STOPPED
+    if not stopped.exists() or json.loads(stopped.read_bytes()) != job:
+        shutil.rmtree(output, ignore_errors=True)
+        return
+    stopped.unlink()
+    if trees:
+        trees[0].rename(output / "stopped")
+    for made in MADE:
+        shutil.rmtree(output / made, ignore_errors=True)
+    whole = {name for done in output.glob(f"{DONE}*") for name in done.read_text().splitlines()}
+    for package in output.glob("*/*.conda"):
+        if str(package.relative_to(output)) not in whole:
+            package.unlink()
 
 
 def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[None]:

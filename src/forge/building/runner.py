@@ -24,7 +24,7 @@ from rattler_build import Package
 
 from forge.bases import Base
 from forge.building.display import Display
-from forge.building.jobs import run_job
+from forge.building.jobs import resume, run_job
 from forge.building.preflight import costs, fits
 from forge.conda.local import Channel
 from forge.errors import Failed, ForgeError, NotAttempted
@@ -161,15 +161,15 @@ class Builder:
         whole = output / f"whole-{self.package_format}"
         if not (whole.exists() and all(path.exists() for path in expected)):
             self.display.phase(f"{label}: building ({step.reason})")
-            shutil.rmtree(output, ignore_errors=True)
-            for source in step.recipe.sources:
-                if wrong := prepare(step.recipe, source, self.sources, output / "src_cache"):
-                    raise Failed(f"{wrong}. Nothing was built")
             job = self.base.arguments(step.digest_value, step.outputs[0].number) | {
                 "action": "build", "recipes": [str(step.recipe.path)], "output_dir": str(output),
                 "channel": [self.channel.folder.as_uri(), self.base.channel],
                 "package_format": self.package_format, "pythons": step.pythons(),
             }  # fmt: skip
+            resume(output, job)
+            for source in step.recipe.sources:
+                if wrong := prepare(step.recipe, source, self.sources, output / "src_cache"):
+                    raise Failed(f"{wrong}. Nothing was built")
             self.run_job(job, log)
             if (built := sorted(output.glob("*/*.conda"))) != sorted(expected):
                 raise Failed(f"built {built}, but the plan said {sorted(expected)}")
