@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Commands whose process group is killed at drawn moments, and what `forge clean` makes of it.
 
+Also builds whose time is up then (`--stop-after`): "stop".
+
 A moment is the N-th call that changes a file, counted over the driver, rattler-build, its scripts
 and pixi together; N is drawn by FORGE_SEED, between the first and the last of an unkilled run.
 """
@@ -20,19 +22,29 @@ import pytest
 from support import pixi
 from support.faults import KILL, Ended, reset
 from support.mutants import SEED
-from support.project import MiniProject
+from support.project import MiniProject, processes_in
+from support.recipe_checks import RECIPES
 from support.static_channel import Source, view
 from support.world import World
 
 from forge.channel.publish import StaticChannel
+from forge.cli.time_box import NOT_FINISHED
 
 # FORGE_KILLS=60 draws sixty in all, of each command with pixi and without
 CASES = [(name, how) for name in ("build", "publish", "install", "lock") for how in ("", "pixi")]
+CASES.append(("stop", ""))
 KILLS = os.environ.get("FORGE_KILLS", "")
-CASES = CASES if KILLS.isdecimal() else [CASES[n] for n in (0, 2, 5, 7)]
+CASES = CASES if KILLS.isdecimal() else [CASES[n] for n in (0, 2, 5, 7, 8)]
 EACH = -(-int(KILLS) // len(CASES)) if KILLS.isdecimal() else 1
 NEVER = 1 << 30  # the number of a call that does not come
 PLACES = ("build", "cache", "channel", "home", "public", "stacks", "tmp")
+
+STAGES = """\
+source checks/stages.sh
+make() {{ touch object; }}
+install() {{ mkdir -p "$PREFIX/share"; mv object "$PREFIX/share/{name}"; }}
+run_stages make install
+"""
 
 
 def listing(root: Path) -> set[str]:
@@ -64,7 +76,8 @@ class Case:
 
     def run(self, command: str, call: int = 0) -> Ended:
         """Run a command; kill its process group at a call."""
-        fault = f"any:{call}:{KILL}:{self.world.root}" if call else ""
+        number = -signal.SIGALRM if self.command == "stop" and call != NEVER else KILL
+        fault = f"any:{call}:{number}:{self.world.root}" if call else ""
         self.counts.write_bytes(bytes(8))
         return self.world.run(
             command, fault, FAULT=fault, FAULT_COUNT=str(self.counts) if call else "", **self.own
@@ -92,13 +105,19 @@ class Case:
         root = self.world.root
         reset(self.template, root)
         done = self.run(self.command, call)
-        assert done.code == -signal.SIGKILL, done
+        # outside of the time box SIGALRM ends the process, as SIGKILL does
+        ends = {"stop": (NOT_FINISHED, -signal.SIGALRM)}.get(self.command, (-signal.SIGKILL,))
+        assert done.code in ends and "Traceback" not in done.said, done
+        if done.code == NOT_FINISHED:
+            assert processes_in(root / "build") == []
         wait_for_engines(root)
         first = self.run("clean")
         assert first.code == 0 and "Traceback" not in first.said, first.said
         now = listing(root)
-        progress = {f for f in now if f.startswith("build/staging/")}  # built, not yet tested
-        if not list(root.glob("build/staging/*/whole-*")):
+        # built and not yet tested, or stopped
+        progress = {f for f in now if f.startswith("build/staging/")}
+        kept = root.glob("build/staging/*/*")
+        if not any(f.name.startswith("whole-") or f.name == "stopped.json" for f in kept):
             progress = set()
         assert now - self.before - self.after - progress == set(), "left behind"
         lost = (self.before & self.after) - now
@@ -138,8 +157,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, host_base: None) -> Iterator
         yield made
 
 
-def build_template(world: World) -> dict[str, str]:
-    """A project in which alpha is built, and beta is not, which is built with it."""
+def build_template(world: World, in_stages: bool) -> dict[str, str]:
+    """A project in which alpha is built, and beta is not, which is built with it, or in stages."""
     shutil.rmtree(world.root)
     project = MiniProject(world.root)
     for name in ("home", "tmp"):
@@ -148,7 +167,11 @@ def build_template(world: World) -> dict[str, str]:
     own = {"FORGE_BASE": "host"}
     done = world.forks("build-all", **own)
     assert done.code == 0, done.said
-    recipe = project.recipe("beta") / "recipe.yaml"
+    if in_stages:
+        source = f"[{{path: {RECIPES / 'checks'}, target_directory: checks}}]"
+        recipe = project.recipe("beta", source=source, script=STAGES) / "recipe.yaml"
+    else:
+        recipe = project.recipe("beta") / "recipe.yaml"
     needs = "requirements:\n  host: [alpha]\n"
     recipe.write_text(recipe.read_text().replace("requirements:\n", needs))
     return own
@@ -178,8 +201,8 @@ def case(
     own = {"FORGE_NO_PIXI": "1"}
     if with_pixi:
         own = {"FORGE_NO_PIXI": "", "PIXI_CACHE_DIR": f"{world.root}/cache"}
-    if command == "build":
-        own |= build_template(world)
+    if command in ("build", "stop"):
+        own |= build_template(world, in_stages=command == "stop")
     else:
         own["FORGE_BASE"] = "conda-forge"
         stack_template(world, command, own)

@@ -4,7 +4,8 @@
  *
  * FAULT=KIND:N:ERRNO:PART, or faults_arm() in a process that runs already, picks the N-th call,
  * from 1, of a kind whose path contains PART. KIND is a name of below, or `any`; ERRNO a number,
- * and 0 kills the process instead, as SIGKILL does. FAULT_TRACE names a file that gets a line per
+ * and 0 kills the process instead, as SIGKILL does; a negative one is a signal for it, and the call
+ * goes on. FAULT_TRACE names a file that gets a line per
  * call, `KIND PATH`, with which a case is chosen. FAULT_COUNT names one of two ints, in which all
  * processes count their calls together; the kill is then that of the first one's process group. */
 #define _GNU_SOURCE
@@ -69,6 +70,10 @@ static int faulty(const char *what, int dir, const char *path) {
         atomic_fetch_add(&counted[0], 1) + 1 != at)
         return 0;
     if (!code) kill(counted[1] ? -counted[1] : getpid(), SIGKILL);
+    if (code < 0) {
+        kill(counted[1] ? counted[1] : getpid(), -code);
+        return 0;
+    }
     errno = code;
     return 1;
 }

@@ -20,6 +20,7 @@ COMMANDS = {
     "lock": ["lock", "app", "--channel", "{}/public"],
     "install": ["install", "app"],
     "build": ["build", "beta"],
+    "stop": ["build", "beta", "--stop-after", "5h"],
     "clean": ["clean"],
 }
 
