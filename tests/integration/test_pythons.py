@@ -8,11 +8,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rattler_build import Package
 from support.faults import DRIVER
+from support.project import CHECKOUT
 from support.static_channel import Source
+
+from forge.bases import BaseName
+from forge.cli.context import Context
+from forge.conda.local import Channel
+from forge.recipes.plan import Step
+from forge.recipes.render import render
 
 RECIPE = """\
 schema_version: 1
@@ -61,3 +69,28 @@ def test_each_python_has_its_own_files(tmp_path: Path) -> None:
     }
     assert [*output.glob("bld/*/work/conda_build.log")], "the driver reads it"
     assert not [*output.rglob("object.o"), *output.glob("bld/*/host_env*")]
+
+
+def test_what_is_built_for_each_python_is_what_was_planned(tmp_path: Path) -> None:
+    """Every recipe of ours: rendered for one Python after the other it has the same outputs."""
+    ctx = Context(base_name=BaseName.CONDA_FORGE, root=CHECKOUT)
+    steps = ctx.recipes.plan(Channel(tmp_path / "channel", ctx.project.names))
+    several = {step.recipe.name: step for step in steps if len(step.pythons()) > 1}
+    assert {"pytorch", "vllm", "torchvision"} <= several.keys() and "flash-attn" not in several
+    for step in several.values():
+        planned = {output.dist.rpartition("/")[2] for output in step.outputs}
+        built = set()
+        for python in step.pythons():
+            base = replace(ctx.base, overrides=ctx.base.overrides | {"python": [python]})
+            for rendered in render(step.recipe.path, base, step.digest_value):
+                package, build = rendered["recipe"]["package"], rendered["recipe"]["build"]
+                built.add(f"{package['name']}-{package['version']}-{build['string']}")
+        assert built == planned
+
+
+def test_an_output_for_several_pythons_is_built_once() -> None:
+    rendered = [
+        {"build_configuration": {"variant": variant}} for variant in ({"python": "3.12"}, {})
+    ]
+    assert Step(None, {}, rendered=rendered[:1] * 2).pythons() == ["3.12"]
+    assert Step(None, {}, rendered=rendered).pythons() == []

@@ -4,6 +4,7 @@
 No test waits for a clock: a script sends its driver the signal that the timer would send.
 """
 
+import json
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from support.commands import refused
 from support.project import MiniProject, processes_in
 from support.recipe_checks import RECIPES
 
+from forge.building.jobs import resume
 from forge.cli.time_box import NOT_FINISHED, TimeUp, parse_duration, time_box
 from forge.errors import ForgeError
 
@@ -213,3 +215,26 @@ def test_what_has_changed_begins_anew(change: str, project: MiniProject, tmp_pat
         (folder / "stopped.json").rename(folder / "job.json")
     project.forge("build", "alpha")
     assert log.read_text().split() == STAGES[:3] + STAGES
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_what_stays_of_a_stopped_build(is_same: bool, tmp_path: Path) -> None:
+    """The packages of a finished Python and the tree; not the package that was being written."""
+    job = {"action": "build", "variant_overrides": {"content_digest": ["a"]}}
+    files = {
+        "stopped.json": json.dumps(job),
+        "done-0": "linux-64/a-py312_0.conda",
+        "linux-64/a-py312_0.conda": "whole",
+        "linux-64/a-py313_0.conda": "half",
+        "bld/rattler-build_a/work/.done-prepare": "",
+        "bld/rattler-build_a/host_env/file": "",
+        "build_cache/file": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / "output" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    resume(tmp_path / "output", job if is_same else job | {"action": "another"})
+    left = {f"{p.relative_to(tmp_path)}" for p in tmp_path.rglob("*") if p.is_file()}
+    kept = {"done-0", "linux-64/a-py312_0.conda", "stopped/.done-prepare"}
+    assert left == ({f"output/{name}" for name in kept} if is_same else set())

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,8 @@ def end_with_parent() -> None:
 def build(
     recipes: list[str | Path],
     output_dir: str,
-    pythons: list[str],
     variant_overrides: dict[str, list[str]],
+    pythons: Sequence[str] = (),
     **arguments: Any,
 ) -> None:
     """Build the packages of a recipe in `output_dir`, for one of the Pythons after another.
