@@ -256,6 +256,21 @@ def test_resumes_where_it_failed(build: Build) -> None:
     assert build.run()[1] == []
 
 
+def test_goes_on_in_the_tree_of_a_stopped_run(build: Build, tmp_path: Path) -> None:
+    """The driver keeps it, and unpacks the source again."""
+    shutil.copytree(build.source, tmp_path / "unpacked", symlinks=True)
+    marker = build.write("fail-compile", "")
+    build.run(code=1)
+    for path in (marker, build.source / "calls"):
+        path.unlink()
+    build.source.rename(tmp_path / "stopped")
+    (tmp_path / "unpacked").rename(build.source)
+    output, calls = build.run()
+    assert "== going on where the last run was stopped\n== compile\n" in output
+    assert [call.split()[0] for call in calls] == ["cmake", "cmake", "host-python", "python"]
+    assert (build.prefix / "lib/libtorch.so").exists() and not (tmp_path / "stopped").exists()
+
+
 def test_hipify_that_failed_runs_again(build: Build) -> None:
     marker = build.write("fail-hipify", "")
     build.run(code=1)
