@@ -45,6 +45,7 @@ WORDS = {
     "interpreted": "run in Triton's interpreter", "loads": "loads",
 }  # fmt: skip
 SHORT = {"size", "GPU", "Python", "date"}
+NOT_RUN = "not run on gfx1151"
 
 
 class Newest(Version):
@@ -111,7 +112,7 @@ def ran_on_gpu(sha256: str) -> str:
             counts = ", ".join(f"{run['summary'][key]} {key}" for key in ("passed", "failed"))
             text = f"checked on gfx1151: {counts}"
             found.append(f"{escape(text)} <small>{escape(path.stem)}</small>")
-    return "<br>".join(found) or "not run on gfx1151"
+    return "<br>".join(found) or NOT_RUN
 
 
 def python_of(record: dict[str, Any]) -> str:
@@ -201,10 +202,13 @@ def page(folder: Path) -> str:
     published = Published(folder)
     stack = ROOT / "stacks/attention/pixi.toml"
     total = size(sum(record["size"] for record in published.records.values()))
+    runs = {ran_on_gpu(record["sha256"]) for record in published.records.values()}
+    warning = "<p><b>Untested: no package of this channel has run on a gfx1151 GPU.</b></p>"
     parts = [
         "<h1>strix-forge</h1>",
         f"<p>Conda packages for AMD Strix Halo (gfx1151). {len(published.records)} packages, "
         f"{total}.</p>",
+        *([warning] if runs <= {NOT_RUN} else []),
         f"<h2>Install</h2><pre>{install(published, stack)}</pre>"
         "<p>On another server, the folder of this page is the channel's address.</p>",
         "<h2>Stacks</h2>",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The published channel, a folder that any web server serves: what others may import."""
 
+from forge.channel.gate import read_validated, require_untested_name
 from forge.channel.publish import StaticChannel
 
-__all__ = ["StaticChannel"]
+__all__ = ["StaticChannel", "read_validated", "require_untested_name"]

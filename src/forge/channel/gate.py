@@ -2,7 +2,7 @@
 """What may be published, judged from each package itself and from the note of its build."""
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Set
 from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
@@ -10,14 +10,18 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from forge.conda.local import HOST_BOUND, REHEARSED, Channel, Record
 from forge.conda.package import Package, Places, require_confined
 from forge.errors import ForgeError, Refused
-from forge.files import sha256_file
+from forge.files import read_text, sha256_file
 
 LICENSES = "licenses/"
+UNTESTED = "untested"  # in the name of a channel of which nothing has run on the GPU
 GPL_LIBRARIES = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")
 
 
 def select_packages(
-    channel: Channel, published: Mapping[str, Path], withdrawn: Container[str]
+    channel: Channel,
+    published: Mapping[str, Path],
+    withdrawn: Container[str],
+    validated: Set[str] | None = None,
 ) -> dict[str, Record]:
     """Return the packages of a channel that a publish adds, by SUBDIR/FILE.
 
@@ -28,6 +32,7 @@ def select_packages(
         channel: The channel of this checkout.
         published: The packages that are in the published folder already, by SUBDIR/FILE.
         withdrawn: Names SUBDIR/FILE that were withdrawn; they are left out.
+        validated: The sha256 of each file that passed on the GPU; None to publish others too.
 
     Raises:
         ForgeError: The channel is empty.
@@ -45,6 +50,8 @@ def select_packages(
     for name, record in offered.items():
         path = channel.path(record)
         faults = [*_build_faults(channel, record), *_name_faults(record, published.get(name))]
+        if validated is not None and record.sha256 not in validated:
+            faults.append("was not validated on the GPU: no line of --validated has its sha256")
         reasons += [f"  {path} {fault}" for fault in faults]
     paths = {name: channel.path(record) for name, record in added.items()} | dict(published)
     for path in paths.values():
@@ -53,6 +60,34 @@ def select_packages(
         raise Refused("\n".join(["nothing is published:", *dict.fromkeys(reasons)]))
     require_confined(places)
     return added
+
+
+def read_validated(path: Path) -> set[str]:
+    """Read the sha256 of each file that passed on the GPU, from lines of sha256sum.
+
+    Raises:
+        ForgeError: The file is missing, empty, or has another line.
+    """
+    try:
+        lines = read_text(path).splitlines()
+    except OSError as error:
+        raise ForgeError(f"cannot read --validated {path}: {error.strerror}") from None
+    digests = set()
+    for number, line in enumerate(lines, 1):
+        match = re.fullmatch(r"([0-9a-f]{64}) [ *]\S.*", line)
+        if not match:
+            raise ForgeError(f"{path}, line {number} is not one of sha256sum: {line!r:.100}")
+        digests.add(match[1])
+    if not digests:
+        raise ForgeError(f"{path} names no file: sha256sum of the validated files writes it")
+    return digests
+
+
+def require_untested_name(folder: Path) -> None:
+    """Raise Refused for a channel whose name does not say that nothing has run on the GPU."""
+    if UNTESTED not in folder.name:
+        reason = f"nothing is published: {folder.name!r} does not say that its packages are"
+        raise Refused(f"{reason} {UNTESTED}. Publish to a folder that has that word in its name")
 
 
 def _build_faults(channel: Channel, record: Record) -> Iterator[str]:

@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -85,15 +85,20 @@ class StaticChannel:
         """Where withdrawn packages go: beside the channel, so that no web server serves them."""
         return self.folder.with_name(f"{self.folder.name}-withdrawn")
 
-    def publish(self, source: Channel) -> list[str]:
-        """Add the packages of `source` that are not published; returns them as SUBDIR/FILE."""
+    def publish(self, source: Channel, validated: Set[str] | None = None) -> list[str]:
+        """Add the packages of `source` that are not published; returns them as SUBDIR/FILE.
+
+        Args:
+            source: The channel of a checkout.
+            validated: The sha256 of each file that passed on the GPU; None to add others too.
+        """
         with self._changing(may_be_new=True) as staging:
             withdrawals = self.withdrawals()
             gone = {withdrawal.file for withdrawal in withdrawals}
             published = {name: path for name, path in self._packages().items() if name not in gone}
             self._require_as_published(published, gone)
             self._require_room(gone)
-            added = gate.select_packages(source, published, gone)
+            added = gate.select_packages(source, published, gone, validated)
             self._write_withdrawals(withdrawals)
             for name, record in sorted(added.items()):
                 copy_whole(source.path(record), self.folder / name)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from forge.channel import StaticChannel
+from forge.channel import StaticChannel, read_validated, require_untested_name
 from forge.cli.context import Context, command, gravest, out
 from forge.conda.location import Location
 from forge.conda.package import Places, require_confined
@@ -28,16 +28,34 @@ Withdraw = Annotated[
     Option(metavar="NAME-VERSION-BUILD", help="Take this build out instead; repeatable."),
 ]
 Reason = Annotated[str, Option(metavar="TEXT", help="Why it is withdrawn, for the page.")]
+Untested = Annotated[
+    bool, Option("--untested", help="No GPU ran them: the name of DIR has to say untested.")
+]
+Validated = Annotated[
+    Path | None, Option(metavar="FILE", help="Publish only files whose sha256 FILE has.")
+]
 Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
 Commit = Annotated[str, Option(metavar="REV", help="Compare with the recipes of this commit.")]
 
 
 @command(app)
-def publish(ctx: Context, to: To, withdraw: Withdraw = None, reason: Reason = "") -> None:
+def publish(
+    ctx: Context,
+    to: To,
+    withdraw: Withdraw = None,
+    reason: Reason = "",
+    untested: Untested = False,
+    validated: Validated = None,
+) -> None:
     """Publish all packages of the channel, or none; or withdraw builds that are published."""
     folder = Location(to).folder
     if not folder:
         raise ForgeError(f"--to {to} is not a directory: publish to one (docs/publishing.md)")
+    if untested + (validated is not None) + bool(withdraw) > 1:
+        raise ForgeError("--untested, --validated and --withdraw exclude each other: give one")
+    if untested:
+        require_untested_name(folder)
+    digests = read_validated(validated) if validated else None
     reason = " ".join(reason.split())
     if bool(withdraw) != bool(reason):
         raise ForgeError("--withdraw and --reason go together: users read why on the page")
@@ -49,10 +67,13 @@ def publish(ctx: Context, to: To, withdraw: Withdraw = None, reason: Reason = ""
             out.print(f"{folder}: withdrew {name}")
     else:
         with ctx.project.lock():
-            added = StaticChannel(folder).publish(ctx.channel)
+            if not ctx.channel.is_indexed():  # packages that came from other machines
+                ctx.channel.index()
+            added = StaticChannel(folder).publish(ctx.channel, digests)
         for name in added:
             out.print(f"{folder}: added {name}")
-        out.print(f"{folder}: {len(added)} packages added")
+        state = ", untested: no GPU ran them" if untested else ""
+        out.print(f"{folder}: {len(added)} packages added{state}")
     _write_page(ctx.project, folder)
 
 

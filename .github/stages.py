@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sort the recipes that have to be built into the jobs of channel.yml.
+
+Reads what `./forge plan --json` prints; prints a line OUTPUT=VALUE for each job's recipes: `sdk` for what
+needs no PyTorch, `aotriton`, `pytorch`, and `layer1` to `layer3`, JSON for matrices. A layer needs only
+what the layers before it build. A job without recipes has no line, and is skipped.
+"""
+
+import json
+import sys
+
+STAGES = ("aotriton", "pytorch")
+LAYERS = 3  # that channel.yml has
+
+
+def sort_recipes(rows: list[dict]) -> dict[str, str]:
+    """Return the jobs' outputs for the rows of a plan, which are in build order."""
+    layers: dict[str, int] = {}
+    jobs: dict[str, list[str]] = {}
+    for row in rows:
+        name = row["recipe"]
+        needed = [0 if need in STAGES else layers[need] for need in row["needs"]]
+        layers[name] = -1
+        if needed and max(needed) >= 0:
+            layers[name] = max(needed) + 1
+        job = f"layer{layers[name]}" if layers[name] > 0 else "sdk"
+        job = name if name in STAGES else job
+        if row["action"] == "build":
+            jobs.setdefault(job, []).append(name)
+    deepest = max(layers[name] for name in layers if name not in STAGES)
+    if deepest > LAYERS:
+        sys.exit(f"channel.yml has {LAYERS} layers, and the recipes need {deepest}: add a job")
+    return {
+        job: json.dumps(names) if job.startswith("layer") else " ".join(names)
+        for job, names in jobs.items()
+    }
+
+
+if __name__ == "__main__":
+    for job, value in sort_recipes(json.load(sys.stdin)).items():
+        print(f"{job}={value}")

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A mock of `gh release`: the files of tag T are those of the folder $RELEASES/T.
+
+It knows the commands that our workflows use, and fails at any other. HOLD/upload stops it in the middle
+of a file, which is then there as an unfinished one.
+"""
+
+import fnmatch
+import os
+import shutil
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+STARTED = ".started"  # at the end of an unfinished file's name
+UPLOADED = '.assets[] | select(.state == "uploaded").name'
+
+
+def main() -> int:
+    """Run one command; returns its exit code."""
+    parser = ArgumentParser(prog="gh")
+    parser.add_argument("group", choices=["release"])
+    commands = parser.add_subparsers(dest="command", required=True)
+    parsers = {}
+    for name in ("list", "view", "create", "upload", "download", "verify-asset"):
+        parsers[name] = commands.add_parser(name)
+        if name != "list":
+            parsers[name].add_argument("tag")
+        parsers[name].add_argument("--repo")
+    for name in ("list", "view"):
+        parsers[name].add_argument("--json", required=True)
+        parsers[name].add_argument("--jq", required=True)
+    parsers["list"].add_argument("--limit")
+    parsers["create"].add_argument("--prerelease", action="store_true")
+    for name in ("--title", "--notes"):
+        parsers["create"].add_argument(name, required=True)
+    for name in ("upload", "verify-asset"):
+        parsers[name].add_argument("files", nargs="+", type=Path)
+    for name in ("upload", "download"):
+        parsers[name].add_argument("--clobber", action="store_true")
+    for name in ("--dir", "--pattern", "--output"):
+        parsers["download"].add_argument(name)
+    words = parser.parse_args()
+    assert os.environ["GH_TOKEN"], "gh needs a token"
+    releases = Path(os.environ["RELEASES"])
+    if words.command == "list":
+        assert (words.json, words.jq) == ("tagName", ".[].tagName")
+        for notes in sorted(releases.rglob(".notes")):
+            print(notes.parent.relative_to(releases))
+        return 0
+    folder = releases / words.tag
+    if words.command == "create":
+        folder.mkdir(parents=True)
+        (folder / ".notes").write_text(f"{words.title}\n{words.notes}")
+        return 0
+    if not (folder / ".notes").exists():
+        print("release not found", file=sys.stderr)
+        return 1
+    return {"view": view, "upload": upload, "download": download}[words.command](words, folder)
+
+
+def view(words: Namespace, folder: Path) -> int:
+    """Print the names of a release's whole files."""
+    assert (words.json, words.jq) == ("assets", UPLOADED)
+    for path in sorted(folder.glob("[!.]*")):
+        if not path.name.endswith(STARTED):
+            print(path.name)
+    return 0
+
+
+def upload(words: Namespace, folder: Path) -> int:
+    """Add files. One that is there is refused, or with --clobber deleted first."""
+    for file in words.files:
+        target, started = folder / file.name, folder / (file.name + STARTED)
+        if target.exists() and not words.clobber:
+            print(f"asset under the same name already exists: {file.name}", file=sys.stderr)
+            return 1
+        target.unlink(missing_ok=True)
+        started.touch()
+        wait_at("upload")
+        shutil.copy(file, started)
+        started.rename(target)
+    return 0
+
+
+def download(words: Namespace, folder: Path) -> int:
+    """Copy files into a folder, or one to the standard output."""
+    names = [path.name for path in folder.glob("[!.]*") if not path.name.endswith(STARTED)]
+    names = fnmatch.filter(names, words.pattern or "*")
+    if not names:
+        print("no assets match the file pattern", file=sys.stderr)
+        return 1
+    if words.output == "-":
+        sys.stdout.buffer.write((folder / names[0]).read_bytes())
+        return 0
+    target = Path(words.dir)
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if (target / name).exists() and not words.clobber:
+            print(f"already exists: {name}", file=sys.stderr)
+            return 1
+        shutil.copy(folder / name, target / name)
+    return 0
+
+
+def wait_at(point: str) -> None:
+    """Wait to be killed, if the test asks for it."""
+    hold = Path(os.environ["HOLD"], point)
+    if hold.exists():
+        hold.with_name(f"{point}.reached").touch()
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
