@@ -22,9 +22,8 @@ ADDRESS = f"https://github.com/owner/strix-forge/releases/download/{NAME}"
 # by name, what each needs: the jobs sdk, aotriton and pytorch, then three layers
 NEEDS = {
     "rocm-sdk": [],
-    "triton": [],
     "aotriton": ["rocm-sdk"],
-    "pytorch": ["aotriton", "triton"],
+    "pytorch": ["aotriton"],
     "strix-validate": ["pytorch"],
     "flash-attn": ["strix-validate"],
     "vllm": ["flash-attn"],
@@ -123,13 +122,32 @@ def write_recipe(folder: Path, name: str, needs: list[str], version: str = "1.0"
     (recipe / "build.sh").write_text(SCRIPT.format(name=name))
 
 
+# strix-validate and the stacks' checks pass; `pixi upload` copies into the folder of promoted files
+PIXI = """\
+#!/bin/sh
+set -eu
+case $* in
+    *" --evidence "*) mkdir -p build/evidence && echo passed >>build/evidence/record ;;
+    "upload prefix --channel "*)
+        for file; do
+            case $file in *.conda) mkdir -p "$RELEASES/../promoted" && cp "$file" "$RELEASES/../promoted" ;; esac
+        done
+        ;;
+    "run --locked --manifest-path "*) ;;
+    *) exit 2 ;;
+esac
+"""
+PIXI_RELEASE = "v0.84.2/pixi-x86_64-unknown-linux-musl"
+
+
 def make_hub(folder: Path, source: Path, conda_forge: str, clock: Path) -> Hub:
     """Put the repository on a new hub whose machines reach a conda-forge of their own."""
-    home = folder.parent / "home"
+    home = folder.parent / f"{folder.name}-home"
     write_mirrors(home, {CONDA_FORGE: conda_forge})
     return Hub(
         folder,
         source,
+        folder.parent / "machines",
         variables={"CHANNEL_UNTESTED": NAME},
         environment={"FORGE_NO_PIXI": "1", "LD_PRELOAD": str(clock), "COLUMNS": "200"},
         home={".pixi/config.toml": (home / ".pixi/config.toml").read_text()},
@@ -156,6 +174,8 @@ def published(hub: Hub) -> dict[str, str]:
 
 
 def executed(hub: Hub) -> list[str]:
-    """Return the stages RECIPE-STAGE that scripts have executed, in order."""
-    file = hub.folder / "executed"
-    return file.read_text().split() if file.exists() else []
+    """Return the stages RECIPE-STAGE that scripts have executed since the last call, in order."""
+    file = hub.machines / "executed"
+    stages = file.read_text().split() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return stages

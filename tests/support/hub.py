@@ -29,8 +29,9 @@ class Hub:
     """A repository on GitHub.
 
     Attributes:
-        folder: Where all of this is kept, and each machine is.
+        folder: Where all of this is kept.
         source: The files of the repository.
+        machines: Where each machine is, one after the other, at the same path.
         variables: Of the repository, for `vars`.
         environment: Variables of each machine, beside those of GitHub.
         home: Files in each machine's home folder.
@@ -43,6 +44,7 @@ class Hub:
 
     folder: Path
     source: Path
+    machines: Path
     variables: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     home: dict[str, str] = field(default_factory=dict)
@@ -57,17 +59,23 @@ class Hub:
     runs: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("hold", "releases", "caches", "artifacts", "logs"):
+        for name in ("releases", "caches", "artifacts", "logs"):
             (self.folder / name).mkdir(parents=True)
+        self.hold.mkdir(parents=True, exist_ok=True)
 
     @property
     def releases(self) -> Path:
         """What users download."""
         return self.folder / "releases"
 
+    @property
+    def hold(self) -> Path:
+        """Where scripts see at which point they are stopped."""
+        return self.machines / "hold"
+
     def machine(self) -> Machine:
         """A new machine for a job."""
-        return Machine(self.folder / "machine", self.folder / "hold", self.disk)
+        return Machine(self.machines / "machine", self.hold, self.disk)
 
     def furnish(self, machine: Machine) -> None:
         """Put on a machine what GitHub's image and the test want there."""

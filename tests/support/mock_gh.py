@@ -21,10 +21,10 @@ def main() -> int:
     """Run one command; returns its exit code."""
     parser = ArgumentParser(prog="gh")
     parser.add_argument("group", choices=["release"])
-    commands = parser.add_subparsers(dest="command", required=True)
+    subparsers = parser.add_subparsers(dest="command", required=True)
     parsers = {}
     for name in ("list", "view", "create", "upload", "download", "verify-asset"):
-        parsers[name] = commands.add_parser(name)
+        parsers[name] = subparsers.add_parser(name)
         if name != "list":
             parsers[name].add_argument("tag")
         parsers[name].add_argument("--repo")
@@ -57,7 +57,8 @@ def main() -> int:
     if not (folder / ".notes").exists():
         print("release not found", file=sys.stderr)
         return 1
-    return {"view": view, "upload": upload, "download": download}[words.command](words, folder)
+    commands = {"view": view, "upload": upload, "download": download, "verify-asset": verify}
+    return commands[words.command](words, folder)
 
 
 def view(words: Namespace, folder: Path) -> int:
@@ -102,6 +103,11 @@ def download(words: Namespace, folder: Path) -> int:
             return 1
         shutil.copy(folder / name, target / name)
     return 0
+
+
+def verify(words: Namespace, folder: Path) -> int:
+    """Compare files with those of the release."""
+    return int(any(f.read_bytes() != (folder / f.name).read_bytes() for f in words.files))
 
 
 def wait_at(point: str) -> None:

@@ -196,11 +196,11 @@ class Run:
         minutes = job.get("timeout-minutes", DEFAULT_MINUTES)
         deadline = time.monotonic() + minutes * self.hub.seconds
         _, stop = self.hub.stops.get(label, ("", ""))
-        for left in (self.hub.folder / "hold").iterdir():
+        for left in self.hub.hold.iterdir():
             left.unlink()
         if stop:
             point, _ = self.hub.stops.pop(label)
-            (self.hub.folder / "hold" / point).touch()
+            (self.hub.hold / point).touch()
         steps: dict[str, Any] = {}
         contexts |= {"steps": steps, "runner": {"environment": "github-hosted", "os": "Linux"}}
         state = JobState(self, label, contexts, deadline, stop)
@@ -303,7 +303,7 @@ class JobState:
             "GITHUB_WORKSPACE": str(machine.work),
             "RUNNER_TEMP": str(machine.temp),
             "MACHINE": str(machine.folder),
-            "HOLD": str(hub.folder / "hold"),
+            "HOLD": str(hub.hold),
             "RELEASES": str(hub.releases),
         }
         environment |= {name: str(file) for name, file in files.items()}

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""channel.yml and release.yml, executed: from nothing to a channel that users install from.
+
+GitHub is support/workflow_runner.py, with machines whose disk is small, and conda-forge a stand-in. The
+recipes are small, and have the names that the workflows name. All else is real: the driver, the steps'
+scripts, the packages.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import hosted
+from support.hub import Hub
+from support.project import CHECKOUT, driver, driver_environment
+from support.servers import served
+from support.stand_in import write_mirrors
+from support.workflow_runner import FAILURE, SKIPPED, SUCCESS, Run
+
+from forge.bases import CONDA_FORGE
+from forge.files import sha256_file
+
+CODE = ("src/forge/files.py",)  # what a push changed
+CHAIN = ("pytorch-1", "pytorch-2", "pytorch-3")
+
+
+class Place:
+    """A folder for hubs, which share a conda-forge and a clock that stands still."""
+
+    def __init__(self, folder: Path, conda_forge: str) -> None:
+        self.folder, self.conda_forge = folder, conda_forge
+        self.source = folder / "source"
+        hosted.write_repository(self.source)
+        self.clock = hosted.stop_clock(folder)
+
+    def hub(self, name: str = "hub", source: Path | None = None, after: Hub | None = None) -> Hub:
+        """Make a hub, with what another one has published."""
+        source = source or self.source
+        hub = hosted.make_hub(self.folder / name, source, self.conda_forge, self.clock)
+        # without what the image brings, a machine has room for the largest job, and not with it
+        hub.disk, hub.image = 96 << 20, 80 << 20
+        if after:
+            shutil.copytree(after.releases, hub.releases, dirs_exist_ok=True)
+        return hub
+
+    def copy_source(self, name: str) -> Path:
+        """Copy the repository's files, to change them."""
+        return shutil.copytree(self.source, self.folder / name)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("hosted")
+    hosted.make_conda_forge(folder / "conda-forge")
+    with served(folder / "conda-forge") as conda_forge:
+        yield Place(folder, conda_forge)
+
+
+@pytest.fixture(scope="module")
+def whole(place: Place) -> Hub:
+    """A hub on which a push has published everything, and nothing was interrupted."""
+    hub = place.hub("whole")
+    run = Run(hub, "channel.yml")
+    results = run.start("push", CODE)
+    assert results.pop("release") == SKIPPED, "there is no variable CHANNEL"
+    assert set(results.values()) == {SUCCESS}, "\n".join(run.log)
+    stages = [f"{name}-{stage}" for name in hosted.NEEDS for stage in hosted.STAGES]
+    assert hosted.executed(hub) == stages, "each was built once, in a job of its own"
+    return hub
+
+
+class User:
+    """Somebody with an empty home folder, who reaches conda-forge and the releases."""
+
+    def __init__(self, folder: Path, mirrors: dict[str, str]) -> None:
+        write_mirrors(folder, mirrors)
+        self.root = folder
+        stack = folder / "stacks" / "mine"
+        stack.mkdir(parents=True)
+        text = hosted.MANIFEST.format(name="mine", channel=hosted.ADDRESS)
+        (stack / "pixi.toml").write_text(text)
+        for name in ("bases", "variants.yaml"):
+            (folder / name).symlink_to(CHECKOUT / name)
+
+    def forge(self, *words: str) -> str:
+        here = driver_environment(self.root) | {
+            "HOME": str(self.root),
+            "FORGE_BASE": "conda-forge",
+            "FORGE_CHANNEL": hosted.ADDRESS,
+        }
+        command = driver(CHECKOUT, *words)
+        done = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def test_what_was_published_is_installed(place: Place, whole: Hub, tmp_path: Path) -> None:
+    """From the public address, through GitHub's redirects, by a lock with the files' sha256."""
+    files = hosted.published(whole)
+    assert {name.split("/")[1].partition("-1.0-")[0] for name in files} == hosted.NEEDS.keys()
+    notes = (whole.releases / hosted.NAME / "linux-64/.notes").read_text()
+    assert "no package of this channel has run on a gfx1151 GPU" in notes
+    assert f"/owner/strix-forge/releases/download/{hosted.NAME}" in notes
+    with served(whole.folder, hosted.Assets) as github:
+        releases = f"{github}/download/{hosted.NAME}"
+        user = User(tmp_path, {CONDA_FORGE: place.conda_forge, hosted.ADDRESS: releases})
+        user.forge("lock", "mine")
+        user.forge("install", "mine")
+    lock = (tmp_path / "build/stacks/mine/pixi.lock").read_text()
+    for name, digest in files.items():
+        assert f"{hosted.ADDRESS}/{name}" in lock and digest in lock
+    text = tmp_path / "build/stacks/mine/.pixi/envs/default/share/pytorch/text"
+    assert text.read_text() == "prepare of pytorch\ncompile of pytorch\ninstall of pytorch\n"
+
+
+def test_interrupted_in_each_stage(place: Place, whole: Hub) -> None:
+    """Machines are lost in each job, and pytorch's time is up twice: the files are the same."""
+    hub = place.hub("interrupted")
+    kills = {
+        "sdk / build": "rocm-sdk-compile",
+        "aotriton / build": "aotriton-install",
+        "pytorch-3 / build": "pytorch-install",
+        "layer-1 (strix-validate) / build": "strix-validate-prepare",
+        "layer-2 (flash-attn) / build": "flash-attn-compile",
+        "layer-3 (vllm) / build": "vllm-install",
+    }
+    hub.stops = {label: (point, "kill") for label, point in kills.items()}
+    hub.stops["pytorch-1 / build"] = ("pytorch-prepare", "time")
+    hub.stops["pytorch-2 / build"] = ("pytorch-compile", "time")
+    run = Run(hub, "channel.yml")
+    results = run.start("push", CODE)
+    for job in ("sdk", "aotriton", "pytorch-3", "layer-1", "layer-2"):
+        assert results[job] == FAILURE, run.log
+        results = run.rerun_failed()
+    assert results["pytorch-1"] == results["pytorch-2"] == SUCCESS, "75 is not a failure"
+    assert results["layer-3"] == FAILURE and results["publish"] == SUCCESS
+    hub.stops["publish"] = ("upload", "kill")
+    assert run.rerun_failed()["publish"] == FAILURE, "it is killed in the middle of a file"
+    assert hosted.published(hub).items() < hosted.published(whole).items()
+    results = run.rerun_failed()
+    assert {name for name, result in results.items() if result != SUCCESS} == {"release"}
+    assert hosted.published(hub) == hosted.published(whole)
+    assert [line for line in run.log if "lost at" in line] == [
+        f"{label}: lost at {point}" for label, point in {**kills, "publish": "upload"}.items()
+    ]
+    stages = hosted.executed(hub)
+    assert stages.count("pytorch-prepare") == 1, "the cache has handed it on"
+    assert stages.count("rocm-sdk-prepare") == 2, "a machine that is lost saves nothing"
+    assert sorted(set(stages)) == sorted(
+        f"{name}-{stage}" for name in hosted.NEEDS for stage in hosted.STAGES
+    )
+
+
+def test_the_last_part_has_to_finish(place: Place) -> None:
+    """Its time is up as well: that fails, nothing that needs pytorch is built, and it can go on."""
+    hub = place.hub("late")
+    for job in CHAIN:
+        hub.stops[f"{job} / build"] = ("pytorch-compile", "time")
+    run = Run(hub, "channel.yml")
+    results = run.start()
+    assert [results[job] for job in CHAIN] == [SUCCESS, SUCCESS, FAILURE]
+    assert results["layer-1"] == SKIPPED and results["publish"] == SUCCESS
+    assert {name.split("-")[0] for name in hosted.published(hub)} == {"noarch/rocm", "noarch/aotriton"}
+    assert run.rerun_failed()["layer-3"] == SUCCESS
+    hosted.executed(hub)
+
+
+def test_a_push_builds_what_it_changed(place: Place, whole: Hub) -> None:
+    """What is published is not built again and stays as it is; nothing to build is no failure."""
+    source = place.copy_source("changed")
+    hosted.write_recipe(source, "strix-validate", ["pytorch"], version="1.1")
+    hub = place.hub("next", source, after=whole)
+    before = hosted.published(hub)
+    results = Run(hub, "channel.yml").start("push", CODE)
+    skipped = {name for name, result in results.items() if result == SKIPPED}
+    assert skipped == {"sdk", "aotriton", *CHAIN, "release"}
+    assert {stage.rpartition("-")[0] for stage in hosted.executed(hub)} == {
+        "strix-validate", "flash-attn", "vllm",
+    }  # fmt: skip
+    after = hosted.published(hub)
+    assert after.items() > before.items() and len(after) == len(before) + 3
+    results = Run(hub, "channel.yml").start("push", CODE)
+    assert {n for n, r in results.items() if r != SKIPPED} == {"plan", "publish"}
+    assert set(results.values()) == {SUCCESS, SKIPPED} and hosted.published(hub) == after
+
+
+def test_what_conda_forge_lacks_costs_no_other_package(place: Place, whole: Hub) -> None:
+    source = place.copy_source("lacking")
+    hosted.write_recipe(source, "flash-attn", ["strix-validate", "no-such-package >=2"])
+    hosted.write_recipe(source, "liger-kernel", ["strix-validate"])
+    hub = place.hub("lacking-hub", source, after=whole)
+    run = Run(hub, "channel.yml")
+    results = run.start("push", CODE)
+    assert {results[f"layer-{number}"] for number in (2, 3)} == {SUCCESS}, run.log
+    (log,) = (hub.folder / "logs").glob("*flash-attn*")
+    assert "conda-forge has no no-such-package >=2" in log.read_text()
+    assert "::warning::./forge build flash-attn: exit code 3" in log.read_text()
+    added = hosted.published(hub).keys() - hosted.published(whole).keys()
+    assert [name.partition("-1.0-")[0] for name in added] == ["noarch/liger-kernel"]
+
+
+@pytest.mark.parametrize("name", ["", "stable"])
+def test_a_fork_does_nothing_until_it_is_switched_on(name: str, place: Place) -> None:
+    hub = place.hub(f"off-{name}")
+    hub.variables = {"CHANNEL_UNTESTED": name, "CHANNEL": "strix-forge"} if name else {}
+    assert set(Run(hub, "channel.yml").start("push", CODE).values()) == {SKIPPED}
+    assert list(hub.releases.iterdir()) == []
+
+
+def test_pages_alone_start_nothing(place: Place) -> None:
+    hub = place.hub("pages")
+    assert Run(hub, "channel.yml").start("push", ("README.md", "docs/a/b.png")) == {}
+
+
+def promoting(hub: Hub, pixi: str = hosted.PIXI) -> Hub:
+    """Switch the release on, with a machine that is said to have the GPU."""
+    hub.variables |= {"CHANNEL": "strix-forge"}
+    hub.programs = {"pixi": pixi}
+    program = hub.releases / hosted.PIXI_RELEASE
+    program.parent.mkdir()
+    program.write_text(pixi)
+    (program.parent / ".notes").write_text("")
+    return hub
+
+
+def promoted(hub: Hub) -> dict[str, str]:
+    files = (hub.folder / "promoted").glob("*.conda")
+    return {file.name: sha256_file(file) for file in files}
+
+
+def test_the_files_that_were_validated_are_promoted_unchanged(place: Place, whole: Hub) -> None:
+    hub = promoting(place.hub("promoted", after=whole))
+    run = Run(hub, "release.yml")
+    assert set(run.start().values()) == {SUCCESS}, run.log
+    files = {name.partition("/")[2]: digest for name, digest in hosted.published(whole).items()}
+    assert promoted(hub) == files
+    sums = (run.artifacts / "evidence/validated.sha256").read_text()
+    assert {line.split()[0] for line in sums.splitlines()} == set(files.values())
+
+
+FAULTS = {
+    # the machine with the GPU has validated another file than the one that was fetched
+    "another file": (
+        '*" --evidence "*)', '*" --evidence "*) for f in channel/noarch/vllm-*; do echo more >>"$f"; done;',
+        {"fetch": SUCCESS, "gpu": SUCCESS, "publish": FAILURE},
+    ),
+    "a check that fails": (
+        '"run --locked --manifest-path "*) ;;', '"run --locked --manifest-path "*) exit 1 ;;',
+        {"fetch": SUCCESS, "gpu": FAILURE, "publish": SKIPPED},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_nothing_else_is_promoted(fault: str, place: Place, whole: Hub) -> None:
+    right, wrong, results = FAULTS[fault]
+    assert right in hosted.PIXI
+    hub = promoting(place.hub(f"fault-{fault}", after=whole), hosted.PIXI.replace(right, wrong))
+    run = Run(hub, "release.yml")
+    assert run.start() == results, run.log
+    assert promoted(hub) == {} and (run.artifacts / "evidence").is_dir()
+    logs = "".join(log.read_text() for log in (hub.folder / "logs").iterdir())
+    assert ("vllm-1.0" in logs and "was not validated on the GPU" in logs) == (
+        fault == "another file"
+    )
