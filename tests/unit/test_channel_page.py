@@ -76,6 +76,24 @@ def test_figures_are_the_indexs(target: Path) -> None:
     require_whole(target)
 
 
+def test_a_channel_that_no_gpu_has_run_says_so(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warning = "Untested: no package of this channel has run on a gfx1151 GPU."
+    assert warning in (copy / "index.html").read_text()
+    records = json.loads((copy / "noarch/repodata.json").read_text())["packages.conda"].values()
+    checkout = tmp_path / "checkout"
+    for name in ("evidence", "recipes", "stacks"):
+        shutil.copytree(CHECKOUT / name, checkout / name)
+    package = {"sha256": next(iter(records))["sha256"]}
+    summary = {"passed": 279, "failed": 0}
+    run = {"subject": "packages", "packages": [package], "summary": summary}
+    (checkout / "evidence/2027-01-01-gfx1151.json").write_text(json.dumps(run))
+    monkeypatch.setattr(page, "ROOT", checkout)
+    assert warning not in page.page(copy)
+    assert page.page(copy).count("checked on gfx1151: 279 passed, 0 failed") == 1
+
+
 def test_a_channel_without_withdrawals_does_not_speak_of_them(copy: Path) -> None:
     (copy / "withdrawn.json").write_text('{"withdrawn": []}')
     write(copy)

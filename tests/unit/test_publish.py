@@ -18,6 +18,7 @@ from support.static_channel import BUILD, Source, flip, require_whole, solve, tr
 from typer.testing import CliRunner
 
 from forge.channel import publish as static
+from forge.channel import read_validated
 from forge.channel.publish import StaticChannel
 from forge.cli import main
 from forge.errors import Failed, ForgeError, Refused
@@ -92,6 +93,64 @@ def test_gate(case: str, source: Source, target: Path) -> None:
         StaticChannel(target).publish(source)
     assert message in str(error.value) and "bad-1.0" in str(error.value)
     assert "good-1.0" not in str(error.value) and not list(target.glob("*/*"))
+
+
+def test_only_validated_files_are_published(source: Source, target: Path) -> None:
+    """By their sha256: of a name that was validated with other bytes, nothing is published."""
+    for name in ("alpha", "beta"):
+        source.make(name)
+    digests = {record.sha256 for record in source.records()}
+    for validated in (set(), {min(digests)}, {"0" * 64}):
+        with pytest.raises(ForgeError, match="was not validated on the GPU") as error:
+            StaticChannel(target).publish(source, validated)
+        count = len(digests - validated)
+        assert str(error.value).count("was not validated") == count and not list(target.glob("*/*"))
+    assert len(StaticChannel(target).publish(source, digests)) == 2
+
+
+DAMAGED = {
+    "absent": (None, "cannot read --validated"),
+    "empty": ("", "names no file"),
+    "a word": ("passed\n", "line 1 is not one of sha256sum: 'passed'"),
+    "short": (f"{'0' * 64}  a\n{'0' * 63}  b\n", "line 2 is not one of sha256sum"),
+    "no name": (f"{'0' * 64}\n", "line 1 is not one of sha256sum"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_list_of_validated_files(case: str, tmp_path: Path) -> None:
+    text, message = DAMAGED[case]
+    path = tmp_path / "validated.sha256"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ForgeError, match=message):
+        read_validated(path)
+
+
+def test_list_of_validated_files(tmp_path: Path) -> None:
+    path = tmp_path / "validated.sha256"
+    path.write_text(f"{'0' * 64}  channel/noarch/a b.conda\n{'1' * 64} *c.conda\n")
+    assert read_validated(path) == {"0" * 64, "1" * 64}
+
+
+def test_an_untested_channel_is_called_so(project: MiniProject, source: Source) -> None:
+    """By the name of its folder; a refusal writes nothing, and options that contradict are named."""
+    source.make("alpha")
+    project.recipe("alpha")
+    assert source.folder == project.channel
+    here = {"FORGE_BASE": "conda-forge"}
+    stable, untested = project.root / "stable", project.root / "strix-untested"
+    done = project.forge("publish", "--untested", "--to", str(stable), code=1, **here)
+    assert "'stable' does not say that its packages are untested" in done.stderr
+    both = ["--untested", "--validated", "x"]
+    done = project.forge("publish", *both, "--to", str(untested), code=2, **here)
+    assert "--untested, --validated and --withdraw exclude each other" in done.stderr
+    assert not stable.exists() and not untested.exists()
+    for index in project.channel.glob("*/repodata.json"):
+        index.unlink()  # as files have it that other machines built
+    done = project.forge("publish", "--untested", "--to", str(untested), **here)
+    assert "1 packages added, untested: no GPU ran them" in done.stdout
+    require_whole(untested)
 
 
 def test_a_gpl_library_under_its_licence_is_admitted(source: Source, target: Path) -> None:
