@@ -6,6 +6,9 @@ recipes are small, and have the names that the workflows name. All else is real:
 scripts, the packages.
 """
 
+import json
+import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 from support import hosted
 from support.hub import Hub
+from support.pixi import Pixi
 from support.project import CHECKOUT, driver, driver_environment
 from support.servers import served
 from support.stand_in import write_mirrors
@@ -39,8 +43,7 @@ class Place:
         """Make a hub, with what another one has published."""
         source = source or self.source
         hub = hosted.make_hub(self.folder / name, source, self.conda_forge, self.clock)
-        # without what the image brings, a machine has room for the largest job, and not with it
-        hub.disk, hub.image = 96 << 20, 80 << 20
+        hub.disk, hub.image = hosted.DISK, hosted.IMAGE
         if after:
             shutil.copytree(after.releases, hub.releases, dirs_exist_ok=True)
         return hub
@@ -113,6 +116,24 @@ def test_what_was_published_is_installed(place: Place, whole: Hub, tmp_path: Pat
         assert f"{hosted.ADDRESS}/{name}" in lock and digest in lock
     text = tmp_path / "build/stacks/mine/.pixi/envs/default/share/pytorch/text"
     assert text.read_text() == "prepare of pytorch\ncompile of pytorch\ninstall of pytorch\n"
+
+
+@pytest.mark.pixi
+def test_pixi_installs_what_was_published(place: Place, whole: Hub, tmp_path: Path) -> None:
+    """By the page's commands."""
+    page = (CHECKOUT / "docs/publishing.md").read_text()
+    (init, add) = re.search(r"^pixi (init .*)\ncd mine && pixi (add .*)$", page, re.M).groups()
+    with served(whole.folder, hosted.Assets) as github:
+        releases = f"{github}/download/{hosted.NAME}"
+        pixi = Pixi(tmp_path / "home", {CONDA_FORGE: place.conda_forge, hosted.ADDRESS: releases})
+        pixi(*shlex.split(init.replace("/YOU/", "/owner/")), cwd=tmp_path)
+        pixi(*shlex.split(add), cwd=tmp_path / "mine")
+    lock = (tmp_path / "mine/pixi.lock").read_text()
+    installed = tmp_path / "mine/.pixi/envs/default/share"
+    for name, digest in hosted.published(whole).items():
+        if "/vllm-" not in name:
+            assert f"{hosted.ADDRESS}/{name}" in lock and digest in lock
+    assert {path.name for path in installed.iterdir()} == hosted.NEEDS.keys() - {"vllm"}
 
 
 def test_interrupted_in_each_stage(place: Place, whole: Hub) -> None:
@@ -188,6 +209,40 @@ def test_what_conda_forge_lacks_costs_no_other_package(place: Place, whole: Hub)
     assert "::warning::./forge build flash-attn: exit code 3" in log.read_text()
     added = hosted.published(hub).keys() - hosted.published(whole).keys()
     assert [name.partition("-1.0-")[0] for name in added] == ["noarch/liger-kernel"]
+
+
+# docs/publishing.md
+WITHDRAW = """\
+.github/channel.sh fetch untested published/untested
+./forge publish --to published/untested --withdraw {build} --reason "wrong gradients in bfloat16"
+.github/channel.sh send untested published/untested channel/forge
+"""
+
+
+def test_a_build_is_withdrawn_from_the_releases(place: Place, whole: Hub) -> None:
+    """By the page's commands: the index no longer names it, and nothing is built with it."""
+    assert WITHDRAW.format(build="NAME-VERSION-BUILD") in (
+        CHECKOUT / "docs/publishing.md"
+    ).read_text()
+    hub = place.hub("withdrawn", after=whole)
+    (file,) = (name for name in hosted.published(hub) if "/vllm-" in name)
+    build = file.partition("/")[2].removesuffix(".conda")
+    source = place.copy_source("withdrawing")
+    checkout = "{uses: actions/checkout@x, with: {persist-credentials: false}}"
+    script = WITHDRAW.format(build=build) + ".github/channel.sh fetch untested again notes\nls again/*\n"
+    step = f"{{env: {{FORGE_BASE: conda-forge, GH_TOKEN: x}}, run: {json.dumps(script)}}}"
+    (source / ".github/workflows/by-hand.yml").write_text(
+        f"on: {{workflow_dispatch: }}\njobs: {{a: {{runs-on: x, steps: [{checkout}, {step}]}}}}"
+    )
+    hub.source = source
+    run = Run(hub, "by-hand.yml")
+    assert run.start() == {"a": SUCCESS}, run.log
+    index = json.loads((hub.releases / hosted.NAME / "noarch/repodata.json").read_text())
+    names = {f"noarch/{name}" for name in index["packages.conda"]}
+    assert names == hosted.published(hub).keys() - {file}
+    (log,) = (hub.folder / "logs").iterdir()
+    fetched = log.read_text().rpartition("again/noarch:")[2]
+    assert "pytorch-1.0-" in fetched and "vllm-1.0-" not in fetched
 
 
 @pytest.mark.parametrize("name", ["", "stable"])

@@ -432,6 +432,18 @@ GUARDS = [
         "scratch",
         f"{T_PUBLISH}::test_one_publisher_at_a_time",
     ),
+    Guard(
+        "src/forge/channel/gate.py",
+        "if validated is not None and record.sha256 not in validated:",
+        "if False:",
+        f"{T_PUBLISH}::test_only_validated_files_are_published",
+    ),
+    Guard(
+        "src/forge/cli/publishing.py",
+        "    if untested:\n        require_untested_name(folder)\n",
+        "",
+        f"{T_PUBLISH}::test_an_untested_channel_is_called_so",
+    ),
     # our workflows and our machines
     Guard(
         ".github/workflows/release.yml",
@@ -450,7 +462,7 @@ GUARDS = [
         f"{T_WORKFLOWS}::test_no_secret_and_no_more_permission_than_named",
     ),
     Guard(
-        ".github/workflows/build.yml",
+        ".github/workflows/channel.yml",
         "  workflow_dispatch:\n",
         "  workflow_dispatch:\n  pull_request:\n",
         f"{T_WORKFLOWS}::test_own_machines_run_no_pull_request",

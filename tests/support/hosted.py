@@ -28,12 +28,15 @@ NEEDS = {
     "flash-attn": ["strix-validate"],
     "vllm": ["flash-attn"],
 }
+SCRATCH = 24 << 20  # bytes that the largest build needs for a while
+DISK, IMAGE = 96 << 20, 80 << 20  # of a machine, and what its image has on it at first
 STAGES = ("prepare", "compile", "install")
 STACKS = ("attention", "vllm", "diffusion", "finetune")
 # stages with marks in the folder that outlives a build, as pytorch's objects in ccache
 SCRIPT = """\
 cache=$FORGE_CACHE/{name}
 mkdir -p "$cache" "$PREFIX/share/{name}"
+head -c {scratch} /dev/zero >scratch && rm scratch
 for stage in prepare compile install; do
     [ ! -e "$cache/$stage" ] || continue
     if [ -e "$HOLD/{name}-$stage" ]; then
@@ -119,7 +122,8 @@ def write_recipe(folder: Path, name: str, needs: list[str], version: str = "1.0"
     text = text.replace("  summary:", "  license_file: LICENSE\n  summary:")
     (recipe / "recipe.yaml").write_text(text)
     (recipe / "LICENSE").write_text("Redistribution and use are permitted\n")
-    (recipe / "build.sh").write_text(SCRIPT.format(name=name))
+    scratch = SCRATCH if name == "rocm-sdk" else 0
+    (recipe / "build.sh").write_text(SCRIPT.format(name=name, scratch=scratch))
 
 
 # strix-validate and the stacks' checks pass; `pixi upload` copies into the folder of promoted files

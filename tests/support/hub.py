@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What GitHub keeps of a repository between jobs, and the actions of others that our steps use."""
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -204,7 +205,9 @@ def download(use: Use) -> None:
     else:
         if not merges:
             raise Unsupported("several artifacts that are not merged")
-        folders = sorted(use.artifacts.glob(pattern or "*"))
+        if not re.fullmatch(r"[\w-]+\*?", pattern):
+            raise Unsupported(f"the pattern {pattern!r}")
+        folders = sorted(use.artifacts.glob(pattern))
     for folder in folders:
         use.log(f"artifact {folder.name}")
         for file in filter(Path.is_file, folder.rglob("*")):

@@ -220,7 +220,7 @@ def test_artifacts(repository: Repository) -> None:
     check = "{run: 'test -e z/e/f && test ! -e z/.lock'}"
     run = repository.run(
         f"a: {{{BASE}, steps: [{make}, {put}]}}\n"
-        f"b: {{needs: a, {BASE}, steps: [{{{get}}}}}, {check}]}}\n"
+        f"b: {{needs: a, {BASE}, steps: [{{{get}, pattern: o*}}}}, {check}]}}\n"
         f"c: {{needs: b, {BASE}, steps: [{{{get}, pattern: two-*}}}}, {{run: test ! -e z}}]}}\n"
         f"d: {{needs: c, {BASE}, steps: [{{{get}, name: two}}}}]}}\n"
         f"e: {{needs: c, {BASE}, steps: [{make}, {put}]}}\n"
@@ -258,6 +258,7 @@ REFUSED = {
     "a list of two includes": f"a: {{{BASE}, strategy: {{matrix: {{include: [{{n: 1}}]}}}}, {STEP}}}",
     "jobs in a circle": f"a: {{needs: b, {BASE}, {STEP}}}\nb: {{needs: a, {BASE}, {STEP}}}",
     "a workflow elsewhere": "a: {uses: o/r/.github/workflows/y.yml@main}",
+    "artifacts of any name": f"a: {{{BASE}, steps: [{{uses: actions/download-artifact@x, with: {{merge-multiple: true}}}}]}}",
     "several paths": f"a: {{{BASE}, steps: [{{uses: actions/upload-artifact@x, with: {{name: a, path: '*.x'}}}}]}}",
 }  # fmt: skip
 
