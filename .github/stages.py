@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sort the recipes that have to be built into the jobs of channel.yml.
 
-Reads what `./forge plan --json` prints; prints a line OUTPUT=VALUE for each job's recipes: `sdk` for what
-needs no PyTorch, `aotriton`, `pytorch`, and `layer1` to `layer3`, JSON for matrices. A layer needs only
-what the layers before it build. A job without recipes has no line, and is skipped.
+Reads what `./forge plan --json` prints; prints a line OUTPUT=VALUE for each job's recipes: `sdk`
+for what needs no PyTorch, `aotriton`, `pytorch`, and `layer1` to `layer3`, JSON for matrices. A
+layer needs only what the layers before it build. A job without recipes has no line, and is skipped.
 """
 
 import json

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """channel.yml and release.yml, executed: from nothing to a channel that users install from.
 
-GitHub is support/workflow_runner.py, with machines whose disk is small, and conda-forge a stand-in. The
-recipes are small, and have the names that the workflows name. All else is real: the driver, the steps'
-scripts, the packages.
+GitHub is support/workflow_runner.py, with machines whose disk is small, and conda-forge a stand-in.
+The recipes are small, and have the names that the workflows name. All else is real: the driver, the
+steps' scripts, the packages.
 """
 
 import json
@@ -157,8 +157,9 @@ def test_interrupted_in_each_stage(place: Place, whole: Hub) -> None:
     assert [results[job] for job in CHAIN] == [SUCCESS, SUCCESS, FAILURE]
     assert results["layer-1"] == SKIPPED and results["publish"] == SUCCESS
     assert {name.split("-1.0-")[0] for name in hosted.published(hub)} == {
-        "noarch/rocm-sdk", "noarch/aotriton",
-    }  # fmt: skip
+        "noarch/rocm-sdk",
+        "noarch/aotriton",
+    }
     hub.stops["pytorch-3 / build"] = ("pytorch-install", "kill")
     for job in ("pytorch-3", "layer-1", "layer-2", "layer-3"):
         assert run.rerun_failed()[job] == FAILURE, run.log
@@ -187,8 +188,10 @@ def test_a_push_builds_what_it_changed(place: Place, whole: Hub) -> None:
     skipped = {name for name, result in results.items() if result == SKIPPED}
     assert skipped == {"sdk", "aotriton", *CHAIN, "release"}
     assert {stage.rpartition("-")[0] for stage in hosted.executed(hub)} == {
-        "strix-validate", "flash-attn", "vllm",
-    }  # fmt: skip
+        "strix-validate",
+        "flash-attn",
+        "vllm",
+    }
     after = hosted.published(hub)
     assert after.items() > before.items() and len(after) == len(before) + 3
     results = Run(hub, "channel.yml").start("push", CODE)
@@ -221,15 +224,17 @@ WITHDRAW = """\
 
 def test_a_build_is_withdrawn_from_the_releases(place: Place, whole: Hub) -> None:
     """By the page's commands: the index no longer names it, and nothing is built with it."""
-    assert WITHDRAW.format(build="NAME-VERSION-BUILD") in (
-        CHECKOUT / "docs/publishing.md"
-    ).read_text()
+    assert (
+        WITHDRAW.format(build="NAME-VERSION-BUILD") in (CHECKOUT / "docs/publishing.md").read_text()
+    )
     hub = place.hub("withdrawn", after=whole)
     (file,) = (name for name in hosted.published(hub) if "/vllm-" in name)
     build = file.partition("/")[2].removesuffix(".conda")
     source = place.copy_source("withdrawing")
     checkout = "{uses: actions/checkout@x, with: {persist-credentials: false}}"
-    script = WITHDRAW.format(build=build) + ".github/channel.sh fetch untested again notes\nls again/*\n"
+    script = (
+        WITHDRAW.format(build=build) + ".github/channel.sh fetch untested again notes\nls again/*\n"
+    )
     step = f"{{env: {{FORGE_BASE: conda-forge, GH_TOKEN: x}}, run: {json.dumps(script)}}}"
     (source / ".github/workflows/by-hand.yml").write_text(
         f"on: {{workflow_dispatch: }}\njobs: {{a: {{runs-on: x, steps: [{checkout}, {step}]}}}}"
@@ -287,14 +292,16 @@ def test_the_files_that_were_validated_are_promoted_unchanged(place: Place, whol
 FAULTS = {
     # the machine with the GPU has validated another file than the one that was fetched
     "another file": (
-        '*" --evidence "*)', '*" --evidence "*) for f in channel/noarch/vllm-*; do echo more >>"$f"; done;',
+        '*" --evidence "*)',
+        '*" --evidence "*) for f in channel/noarch/vllm-*; do echo more >>"$f"; done;',
         {"fetch": SUCCESS, "gpu": SUCCESS, "publish": FAILURE},
     ),
     "a check that fails": (
-        '*" --evidence "*)', '*stacks/finetune*) exit 1 ;; *" --evidence "*)',
+        '*" --evidence "*)',
+        '*stacks/finetune*) exit 1 ;; *" --evidence "*)',
         {"fetch": SUCCESS, "gpu": FAILURE, "publish": SKIPPED},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A repository on GitHub with our workflows and small recipes, named as those that workflows name."""
+"""A repository on GitHub with our workflows, and small recipes of the names that they name."""
 
 import shutil
 import subprocess
@@ -133,8 +133,9 @@ set -eu
 case $* in
     *" --evidence "*) mkdir -p build/evidence && echo passed >>build/evidence/record ;;
     "upload prefix --channel "*)
+        mkdir -p "$RELEASES/../promoted"
         for file; do
-            case $file in *.conda) mkdir -p "$RELEASES/../promoted" && cp "$file" "$RELEASES/../promoted" ;; esac
+            case $file in *.conda) cp "$file" "$RELEASES/../promoted" ;; esac
         done
         ;;
     "run --locked --manifest-path "*) ;;

@@ -142,7 +142,9 @@ def restore_cache(use: Use) -> None:
         if matching:
             cache = max(matching, key=lambda cache: use.hub.caches.index(cache))
             cache.used = use.hub.tick()
-            shutil.copytree(cache.folder, use.machine.work / path, dirs_exist_ok=True, symlinks=True)
+            shutil.copytree(
+                cache.folder, use.machine.work / path, dirs_exist_ok=True, symlinks=True
+            )
             use.log(f"cache restored from {cache.key}")
             return
     use.log(f"no cache for {', '.join(prefixes)}")

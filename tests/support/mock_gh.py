@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A mock of `gh release`: the files of tag T are those of the folder $RELEASES/T.
 
-It knows the commands that our workflows use, and fails at any other. HOLD/upload stops it in the middle
-of a file, which is then there as an unfinished one.
+It knows the commands that our workflows use, and fails at any other. HOLD/upload stops it in the
+middle of a file, which is then there as an unfinished one.
 """
 
 import fnmatch

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs a workflow as GitHub does, one job after the other: jobs with needs, conditions, matrices and
-time limits, workflows that others call, steps with outputs. What `run:` says is really executed, and
-what this runner does not know raises Unsupported.
+"""Runs a workflow as GitHub does, one job after the other.
+
+It knows jobs with needs, conditions, matrices and time limits, workflows that others call, and
+steps with outputs. What `run:` says is really executed, and what this runner does not know raises
+Unsupported.
 """
 
 import fnmatch
@@ -24,9 +26,20 @@ SUCCESS, FAILURE, CANCELLED, SKIPPED = "success", "failure", "cancelled", "skipp
 # YAML 1.1 reads the key `on` as true
 WORKFLOW_KEYS = {"name", True, "permissions", "concurrency", "jobs"}
 JOB_KEYS = {
-    "name", "needs", "if", "runs-on", "timeout-minutes", "permissions", "environment", "outputs",
-    "strategy", "env", "steps", "uses", "with",
-}  # fmt: skip
+    "name",
+    "needs",
+    "if",
+    "runs-on",
+    "timeout-minutes",
+    "permissions",
+    "environment",
+    "outputs",
+    "strategy",
+    "env",
+    "steps",
+    "uses",
+    "with",
+}
 STEP_KEYS = {"id", "name", "if", "uses", "with", "run", "env"}
 DEFAULT_MINUTES = 360
 
@@ -133,7 +146,7 @@ class Run:
     def _run_jobs(
         self, workflow: str, caller: str, inputs: Mapping[str, Any]
     ) -> dict[str, Outcome]:
-        """Run the jobs of a workflow; `caller` is the label of the job that calls it, if one does."""
+        """Run the jobs of a workflow; `caller` is the label of the job that calls it, or empty."""
         jobs = self._load(workflow)["jobs"]
         outcomes: dict[str, Outcome] = {} if caller else dict(self.kept)
         waiting = [name for name in jobs if name not in outcomes]
@@ -245,7 +258,9 @@ class JobState:
         self.result = SUCCESS
         self.path: list[str] = []
 
-    def run(self, step: Mapping[str, Any], machine: Machine, environment: Mapping[str, Any]) -> None:
+    def run(
+        self, step: Mapping[str, Any], machine: Machine, environment: Mapping[str, Any]
+    ) -> None:
         """Run a step if its condition holds. Raises Lost and Unsupported."""
         require_known(step, STEP_KEYS, f"{self.label}: step")
         contexts, run = self.contexts, self.of_run
@@ -325,4 +340,3 @@ def read_outputs(text: str) -> dict[str, str]:
             raise Unsupported(f"the output {line!r}")
         outputs[name] = value
     return outputs
-

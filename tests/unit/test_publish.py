@@ -134,7 +134,7 @@ def test_list_of_validated_files(tmp_path: Path) -> None:
 
 
 def test_an_untested_channel_is_called_so(project: MiniProject, source: Source) -> None:
-    """By the name of its folder; a refusal writes nothing, and options that contradict are named."""
+    """By the name of its folder; what is refused writes nothing, as do options that contradict."""
     source.make("alpha")
     project.recipe("alpha")
     assert source.folder == project.channel

@@ -32,9 +32,19 @@ VALUES: dict[str, Any] = {
     "null": None,
 }
 UNKNOWN = (
-    "secrets.TOKEN", "hashFiles('x')", "vars.NAME > 3", "vars['NAME']", "vars.*", "always()",
-    "'open", "vars.", "(true", "contains('a'", "true false", "",
-)  # fmt: skip
+    "secrets.TOKEN",
+    "hashFiles('x')",
+    "vars.NAME > 3",
+    "vars['NAME']",
+    "vars.*",
+    "always()",
+    "'open",
+    "vars.",
+    "(true",
+    "contains('a'",
+    "true false",
+    "",
+)
 
 
 @pytest.mark.parametrize("text", VALUES)
@@ -126,8 +136,13 @@ def test_what_a_job_needs(repository: Repository) -> None:
         f"f: {{{BASE}, {STEP}}}\n"
     )
     assert results(run) == {
-        "a": FAILURE, "b": SKIPPED, "c": SUCCESS, "d": SKIPPED, "e": SKIPPED, "f": SUCCESS,
-    }  # fmt: skip
+        "a": FAILURE,
+        "b": SKIPPED,
+        "c": SUCCESS,
+        "d": SKIPPED,
+        "e": SKIPPED,
+        "f": SUCCESS,
+    }
     assert repository.ran == 2
 
 
@@ -154,7 +169,8 @@ def test_steps_after_a_failure(repository: Repository) -> None:
 
 
 def test_a_workflow_that_is_called(repository: Repository) -> None:
-    head = "on: {workflow_call: {inputs: {n: {type: number, default: 4}, m: {required: true}}}}\njobs:\n"
+    inputs = "{n: {type: number, default: 4}, m: {required: true}}"
+    head = f"on: {{workflow_call: {{inputs: {inputs}}}}}\njobs:\n"
     step = "steps: [{env: {N: '${{ inputs.n }}${{ inputs.m }}'}, run: 'test $N = 41'}]"
     repository.write(f"a: {{{BASE}, {step}}}", "y.yml", head)
     uses = "uses: ./.github/workflows/y.yml, with: "
@@ -199,7 +215,7 @@ def save(key: str, size: int) -> str:
 
 
 def test_caches_are_limited(repository: Repository) -> None:
-    """The newest entry of a prefix is restored; beyond the limit the one goes that rests longest."""
+    """The newest entry of a prefix is restored; the one that rests longest makes room."""
     repository.hub.cache_limit = 1000
     action = "{uses: actions/cache/restore@x, with: {path: build, key: new, restore-keys: p/}}"
     restore = f"{BASE}, steps: [{action}, {{run: 'test $(stat -c %s build/file) = 400'}}]"
@@ -248,19 +264,21 @@ def test_events(repository: Repository) -> None:
         run.start("pull_request")
 
 
-REFUSED = {
+REFUSED_STEPS = {
+    "a step's key": "run: 'true', continue-on-error: true",
+    "an action": "uses: actions/setup-node@x",
+    "an input of an action": "uses: actions/setup-python@x, with: {cache: pip}",
+    "credentials that stay": "uses: actions/checkout@x",
+    "an expression in a script": "run: 'echo ${{ github.ref }}'",
+    "artifacts of any name": "uses: actions/download-artifact@x, with: {merge-multiple: true}",
+    "several paths": "uses: actions/upload-artifact@x, with: {name: a, path: '*.x'}",
+}
+REFUSED = {name: f"a: {{{BASE}, steps: [{{{step}}}]}}" for name, step in REFUSED_STEPS.items()} | {
     "a job's key": f"a: {{{BASE}, services: {{}}, {STEP}}}",
-    "a step's key": f"a: {{{BASE}, steps: [{{run: 'true', continue-on-error: true}}]}}",
-    "an action": f"a: {{{BASE}, steps: [{{uses: actions/setup-node@x}}]}}",
-    "an input of an action": f"a: {{{BASE}, steps: [{{uses: actions/setup-python@x, with: {{cache: pip}}}}]}}",
-    "credentials that stay": f"a: {{{BASE}, steps: [{{uses: actions/checkout@x}}]}}",
-    "an expression in a script": f"a: {{{BASE}, steps: [{{run: 'echo ${{{{ github.ref }}}}'}}]}}",
-    "a list of two includes": f"a: {{{BASE}, strategy: {{matrix: {{include: [{{n: 1}}]}}}}, {STEP}}}",
+    "included values": f"a: {{{BASE}, strategy: {{matrix: {{include: [{{n: 1}}]}}}}, {STEP}}}",
     "jobs in a circle": f"a: {{needs: b, {BASE}, {STEP}}}\nb: {{needs: a, {BASE}, {STEP}}}",
     "a workflow elsewhere": "a: {uses: o/r/.github/workflows/y.yml@main}",
-    "artifacts of any name": f"a: {{{BASE}, steps: [{{uses: actions/download-artifact@x, with: {{merge-multiple: true}}}}]}}",
-    "several paths": f"a: {{{BASE}, steps: [{{uses: actions/upload-artifact@x, with: {{name: a, path: '*.x'}}}}]}}",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -280,7 +280,7 @@ def test_each_recipe_has_a_job_after_those_that_it_needs(recipes: RecipeSet) -> 
 
 
 def test_the_page_says_what_a_run_costs(recipes: RecipeSet) -> None:
-    """Hours on GitHub's four cores, and disk, by recipes/costs.yaml; of a layer, the longest job's."""
+    """Hours on four cores, and disk, by recipes/costs.yaml; of a layer, the longest job's."""
     rows = [
         {"recipe": name, "action": "build", "needs": sorted(recipes.direct_needs(name))}
         for name in recipes.recipes

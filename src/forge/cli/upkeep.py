@@ -39,7 +39,7 @@ LINTERS = [
     # without the programs that it would call where they are installed: the same findings everywhere
     "actionlint -shellcheck= -pyflakes=",
     "zizmor --offline --no-progress --persona pedantic .github",
-    "shellcheck forge .ci/run bases/**/*.sh recipes/**/*.sh",
+    "shellcheck forge .ci/run .github/*.sh bases/**/*.sh recipes/**/*.sh",
     "clang-format --dry-run --Werror packages/**/*.[ch]",
     "codespell",
 ]
