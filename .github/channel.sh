@@ -9,6 +9,10 @@
 # An interrupted command is run again.
 set -euo pipefail
 action=$1 name=$2 folder=$3 notes=${4:-}
+if [[ ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then
+    echo "::error::the channel's name '$name' has to be letters and digits, with '.', '_' or '-' in it" >&2
+    exit 2
+fi
 text="Untested: no package of this channel has run on a gfx1151 GPU. They were built and tested without one, for AMD
 Strix Halo. The channel's address for pixi: https://github.com/${GITHUB_REPOSITORY:?}/releases/download/$name"
 
@@ -22,7 +26,7 @@ fetch() {
     releases=$(gh release list --limit 1000 --json tagName --jq '.[].tagName')
     mkdir -p "$folder"
     for part in linux-64 noarch forge; do
-        grep -qx "$name/$part" <<<"$releases" && [[ -n $(files "$part") ]] || continue
+        grep -qxF "$name/$part" <<<"$releases" && [[ -n $(files "$part") ]] || continue
         case $part in
             forge)
                 gh release download "$name/forge" --clobber --dir "$folder" --pattern withdrawn.json
@@ -52,7 +56,7 @@ send() {
     shopt -s nullglob
     releases=$(gh release list --limit 1000 --json tagName --jq '.[].tagName')
     for part in forge linux-64 noarch; do
-        grep -qx "$name/$part" <<<"$releases" ||
+        grep -qxF "$name/$part" <<<"$releases" ||
             gh release create "$name/$part" --prerelease --title "$name: $part" --notes "$text"
     done
     # first, because publish takes no folder without it

@@ -139,39 +139,42 @@ def test_pixi_installs_what_was_published(place: Place, whole: Hub, tmp_path: Pa
 def test_interrupted_in_each_stage(place: Place, whole: Hub) -> None:
     """Machines are lost in each job, and pytorch's time is up thrice: the files are the same."""
     hub = place.hub("interrupted")
+    hub.cache_limit = 120  # bytes: an entry has 57 at most, and older ones go
+    run = Run(hub, "channel.yml")
     kills = {
+        "plan": "list",
         "sdk / build": "rocm-sdk-compile",
         "aotriton / build": "aotriton-install",
+        "pytorch-3 / build": "pytorch-install",
         "layer-1 (strix-validate) / build": "strix-validate-prepare",
         "layer-2 (flash-attn) / build": "flash-attn-compile",
         "layer-3 (vllm) / build": "vllm-install",
+        "publish": "upload",
     }
-    hub.stops = {label: (point, "kill") for label, point in kills.items()}
-    for job, stage in zip(CHAIN, hosted.STAGES, strict=True):
-        hub.stops[f"{job} / build"] = (f"pytorch-{stage}", "time")
-    run = Run(hub, "channel.yml")
-    assert run.start("push", CODE)["sdk"] == FAILURE
-    assert run.rerun_failed()["aotriton"] == FAILURE
-    results = run.rerun_failed()
-    # 75 is no failure but of the last part
-    assert [results[job] for job in CHAIN] == [SUCCESS, SUCCESS, FAILURE]
-    assert results["layer-1"] == SKIPPED and results["publish"] == SUCCESS
-    assert {name.split("-1.0-")[0] for name in hosted.published(hub)} == {
-        "noarch/rocm-sdk",
-        "noarch/aotriton",
-    }
-    hub.stops["pytorch-3 / build"] = ("pytorch-install", "kill")
-    for job in ("pytorch-3", "layer-1", "layer-2", "layer-3"):
-        assert run.rerun_failed()[job] == FAILURE, run.log
-    hub.stops["publish"] = ("upload", "kill")
-    assert run.rerun_failed()["publish"] == FAILURE, "it is killed in the middle of a file"
+    lost = []
+    for label, point in kills.items():
+        hub.stops = {label: (point, "kill")}
+        if label == "pytorch-3 / build":  # first its time is up, as is that of the parts before
+            for job, stage in zip(CHAIN, hosted.STAGES, strict=True):
+                hub.stops[f"{job} / build"] = (f"pytorch-{stage}", "time")
+            results = run.rerun_failed()
+            # 75 is no failure but of the last part
+            assert [results[job] for job in CHAIN] == [SUCCESS, SUCCESS, FAILURE], run.log
+            assert results["layer-1"] == SKIPPED and results["publish"] == SUCCESS
+            assert {name.split("-1.0-")[0] for name in hosted.published(hub)} == {
+                "noarch/rocm-sdk",
+                "noarch/aotriton",
+            }
+            hub.stops = {label: (point, "kill")}
+        results = run.rerun_failed() if lost else run.start("push", CODE)
+        assert results[label.split()[0]] == FAILURE, run.log
+        lost.append(f"{label}: lost at {point}")
     assert hosted.published(hub).items() < hosted.published(whole).items()
     results = run.rerun_failed()
     assert {name for name, result in results.items() if result != SUCCESS} == {"release"}
     assert hosted.published(hub) == hosted.published(whole)
-    lost = [line for line in run.log if "lost at" in line]
-    points = {**kills, "pytorch-3 / build": "pytorch-install", "publish": "upload"}
-    assert sorted(lost) == sorted(f"{label}: lost at {point}" for label, point in points.items())
+    assert [line for line in run.log if "lost at" in line] == lost
+    assert any("evicted" in line for line in run.log)
     stages = hosted.executed(hub)
     assert {*stages} == {f"{n}-{stage}" for n in hosted.NEEDS for stage in hosted.STAGES}
     assert stages.count("rocm-sdk-prepare") == 2, "a machine that is lost saves nothing"
@@ -199,17 +202,29 @@ def test_a_push_builds_what_it_changed(place: Place, whole: Hub) -> None:
     assert set(results.values()) == {SUCCESS, SKIPPED} and hosted.published(hub) == after
 
 
-def test_what_conda_forge_lacks_costs_no_other_package(place: Place, whole: Hub) -> None:
+def test_what_cannot_be_built_costs_what_needs_it(place: Place, whole: Hub) -> None:
+    """Be it that conda-forge lacks something, or that a build fails; the rest is published."""
     source = place.copy_source("lacking")
     hosted.write_recipe(source, "flash-attn", ["strix-validate", "no-such-package >=2"])
+    hosted.write_recipe(source, "torchvision", ["pytorch"])
+    (source / "recipes/torchvision/build.sh").write_text("exit 1\n")
     hosted.write_recipe(source, "liger-kernel", ["strix-validate"])
+    hosted.write_recipe(source, "sageattention", ["strix-validate", "torchvision"])
     hub = place.hub("lacking-hub", source, after=whole)
     run = Run(hub, "channel.yml")
     results = run.start("push", CODE)
-    assert {results[f"layer-{number}"] for number in (2, 3)} == {SUCCESS}, run.log
-    (log,) = (hub.folder / "logs").glob("*flash-attn*")
-    assert "conda-forge has no no-such-package >=2" in log.read_text()
-    assert "::warning::./forge build flash-attn: exit code 3" in log.read_text()
+    layers = [results[f"layer-{number}"] for number in (1, 2, 3)]
+    assert layers == [FAILURE, SUCCESS, SUCCESS], run.log
+    assert results["publish"] == SUCCESS and results["release"] == SKIPPED
+    logs = {log.name: log.read_text() for log in (hub.folder / "logs").iterdir()}
+    expected = {
+        "flash-attn": "conda-forge has no no-such-package >=2",
+        "sageattention": "needs torchvision, and --only builds no package that is not named",
+        "vllm": "needs flash-attn, and --only builds no package that is not named",
+    }
+    for name, reason in expected.items():
+        (log,) = (text for file, text in logs.items() if f"({name})" in file)
+        assert reason in log and f"::warning::./forge build {name}: exit code 3" in log
     added = hosted.published(hub).keys() - hosted.published(whole).keys()
     assert [name.partition("-1.0-")[0] for name in added] == ["noarch/liger-kernel"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.project import MiniProject, processes_in
+from support.project import SCRIPT, MiniProject, processes_in
 
 from forge.files import sha256_file
 from forge.processes import kill_leftovers
@@ -344,3 +344,20 @@ def test_one_bad_recipe_source_or_patch_fails_alone(project: MiniProject, tmp_pa
     assert not list((project.root / "build" / "logs").glob("leaves.log"))
     assert max(map(len, done.stdout.splitlines())) > 80, "a table that is cut"
     assert "hostbound_h" in done.stdout.partition("package ")[2]
+
+
+def test_only_what_is_named_is_built(project: MiniProject) -> None:
+    """Of what a named package needs, and is not built or outdated, another machine takes care."""
+    project.recipe("alpha")
+    project.recipe("beta", run=["alpha"])
+    project.recipe("gamma", run=["beta"])
+    reason = "not started: {}: needs {}, and --only builds no package that is not named"
+    for name, needs in (("beta", "alpha"), ("gamma", "beta")):
+        done = project.forge("build", "--only", name, code=3)
+        assert reason.format(name, needs) in done.stderr and project.packages() == set()
+    project.forge("build", "--only", "alpha", "beta")
+    project.forge("build", "--only", "gamma")
+    before = project.packages()
+    project.recipe("alpha", script="echo changed >/dev/null\n" + SCRIPT)
+    done = project.forge("build", "--only", "gamma", code=3)
+    assert reason.format("gamma", "beta") in done.stderr and project.packages() == before

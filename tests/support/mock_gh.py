@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A mock of `gh release`: the files of tag T are those of the folder $RELEASES/T.
 
-It knows the commands that our workflows use, and fails at any other. HOLD/upload stops it in the
-middle of a file, which is then there as an unfinished one.
+It knows the commands that our workflows use, and fails at any other. HOLD/list stops it before it
+lists, HOLD/upload in the middle of a file, which is then there as an unfinished one.
 """
 
 import fnmatch
@@ -46,6 +46,7 @@ def main() -> int:
     releases = Path(os.environ["RELEASES"])
     if words.command == "list":
         assert (words.json, words.jq) == ("tagName", ".[].tagName")
+        wait_at("list")
         for notes in sorted(releases.rglob(".notes")):
             print(notes.parent.relative_to(releases))
         return 0

@@ -38,13 +38,17 @@ Format = Annotated[str, Option("--package-format", metavar="conda:LEVEL", help="
 Yes = Annotated[bool, Option("--yes", help="Do not ask before a build on conda-forge.")]
 Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
 Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]
+Only = Annotated[bool, Option("--only", help="Exit 3 if something that they need is not built.")]
 
 
 def run_build(  # noqa: PLR0913 (the options of four commands)
     ctx: Context, packages: list[str] | None, keep_going: bool, even_so: bool, form: str,
     rebuild: bool = False, with_dependents: bool = False, lenient: bool = False, asks: bool = False,
+    only: bool = False,
 ) -> None:  # fmt: skip
     """Build the named packages and what they need, or all. Ends as `report` does.
+
+    With `only`, raises NotAttempted if what they need is not built.
 
     A recipe is skipped with its dependents if conda-forge cannot satisfy its requirements, unless
     `even_so`. Before anything is fetched, raises NotAttempted if nothing else was named; if the
@@ -60,9 +64,12 @@ def run_build(  # noqa: PLR0913 (the options of four commands)
         needed = ctx.recipes.dependencies(wanted)
         steps = ctx.recipes.plan(ctx.channel, frozenset(wanted if rebuild else ()))
         steps = [step for step in steps if step.recipe.name in needed]
-        lost = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False)
+        unnamed = {s.recipe.name for s in steps if s.action == BUILD} - wanted if only else set()
+        absent = dict.fromkeys(unnamed, "not named")
+        lost = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False, unsolvable=absent)
         for name in sorted(lost.keys() & set(packages or ())):
-            raise NotAttempted(f"not started: {name}: {lost[name]}")
+            advice = ", and --only builds no package that is not named" if absent else ""
+            raise NotAttempted(f"not started: {name}: {lost[name]}{advice}")
         unsolved = {} if even_so else unsolved_of(ctx, steps)
         for name, reason in unsolved.items():
             out.print(f"skipped: {name}: {reason}")
@@ -156,11 +163,13 @@ def build_all(
 def build(
     ctx: Context, packages: Packages, with_dependents: Dependents = False,
     keep_going: KeepGoing = False, even_so: EvenSo = False, form: Format = LOCAL_FORMAT,
-    stop_after: StopAfter = None,
+    stop_after: StopAfter = None, only: Only = False,
 ) -> None:  # fmt: skip
     """Build the named packages and their dependencies, where they are not up to date."""
     with time_box(stop_after):
-        run_build(ctx, packages, keep_going, even_so, form, with_dependents=with_dependents)
+        run_build(
+            ctx, packages, keep_going, even_so, form, with_dependents=with_dependents, only=only
+        )
 
 
 @command(app)
