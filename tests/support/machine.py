@@ -138,11 +138,12 @@ class Machine:
         return child.returncode
 
     def processes(self) -> Iterator[int]:
-        """Yield its processes, whatever session they are in."""
+        """Yield its processes, whatever session they are in, and if with another environment."""
         mark = b"MACHINE=%s\0" % bytes(self.folder)
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes():
+                is_marked = mark in (entry / "environ").read_bytes()
+                if is_marked or (entry / "cwd").readlink().is_relative_to(self.folder):
                     yield int(entry.name)
 
     def end_time_box(self) -> None:

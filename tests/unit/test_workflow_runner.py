@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.expressions import Unsupported, fill, holds
 from support.hub import Hub
+from support.project import processes_in
 from support.workflow_runner import CANCELLED, FAILURE, SKIPPED, SUCCESS, Run
 
 CONTEXTS = {
@@ -185,11 +186,11 @@ def test_a_job_out_of_time_is_killed(repository: Repository) -> None:
     """With all that it has started, and no step of it runs any more."""
     repository.hub.seconds = 0.2
     run = repository.run(
-        f"a: {{{BASE}, steps: [{{run: 'setsid sleep 600 & sleep 600'}}, "
+        f"a: {{{BASE}, steps: [{{run: 'env -i setsid sleep 600 & sleep 600'}}, "
         "{if: always(), run: 'echo ran >>../../ran'}]}"
     )
     assert results(run) == {"a": CANCELLED} and repository.ran == 0
-    assert list(repository.hub.machine().processes()) == []
+    assert processes_in(repository.hub.machines) == []
 
 
 def test_a_disk_is_as_large_as_it_is(repository: Repository) -> None:
