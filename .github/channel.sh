@@ -9,12 +9,14 @@
 # An interrupted command is run again.
 set -euo pipefail
 action=$1 name=$2 folder=$3 notes=${4:-}
+# in a clone of a fork gh would take the repository that it was forked from
+export GH_REPO=${GITHUB_REPOSITORY:?}
 if [[ ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then
     echo "::error::the channel's name '$name' has to be letters and digits, with '.', '_' or '-' in it" >&2
     exit 2
 fi
 text="Untested: no package of this channel has run on a gfx1151 GPU. They were built and tested without one, for AMD
-Strix Halo. The channel's address for pixi: https://github.com/${GITHUB_REPOSITORY:?}/releases/download/$name"
+Strix Halo. The channel's address for pixi: https://github.com/$GH_REPO/releases/download/$name"
 
 # files PART: the names of a release's files, without halves of an interrupted upload
 files() {
@@ -22,11 +24,13 @@ files() {
 }
 
 fetch() {
-    local releases part
+    local releases part names
     releases=$(gh release list --limit 1000 --json tagName --jq '.[].tagName')
     mkdir -p "$folder"
     for part in linux-64 noarch forge; do
-        grep -qxF "$name/$part" <<<"$releases" && [[ -n $(files "$part") ]] || continue
+        grep -qxF "$name/$part" <<<"$releases" || continue
+        names=$(files "$part")
+        [[ -n $names ]] || continue
         case $part in
             forge)
                 gh release download "$name/forge" --clobber --dir "$folder" --pattern withdrawn.json

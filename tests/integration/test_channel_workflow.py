@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from support import hosted
 from support.hub import Hub
+from support.machine import GH
 from support.pixi import Pixi
 from support.project import CHECKOUT, driver, driver_environment
 from support.servers import served
@@ -271,6 +272,16 @@ def test_a_fork_does_nothing_until_it_is_switched_on(name: str, place: Place) ->
     hub.variables = {"CHANNEL_UNTESTED": name, "CHANNEL": "strix-forge"} if name else {}
     assert set(Run(hub, "channel.yml").start("push", CODE).values()) == {SKIPPED}
     assert list(hub.releases.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["list", "view", "download"])
+def test_releases_that_do_not_answer_are_not_empty(command: str, place: Place, whole: Hub) -> None:
+    """Or all would be built again, under names that are published."""
+    hub = place.hub(f"no-{command}", after=whole)
+    fails = f'test "$2" != {command} || exit 1\nexec'
+    hub.programs = {"gh": GH.replace("exec", fails)}
+    results = Run(hub, "channel.yml").start()
+    assert results.pop("plan") == FAILURE and set(results.values()) == {SKIPPED}
 
 
 def test_pages_alone_start_nothing(place: Place) -> None:

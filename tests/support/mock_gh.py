@@ -43,6 +43,7 @@ def main() -> int:
         parsers["download"].add_argument(name)
     words = parser.parse_args()
     assert os.environ["GH_TOKEN"], "gh needs a token"
+    assert words.repo or os.environ["GH_REPO"], "gh needs a repository"
     releases = Path(os.environ["RELEASES"])
     if words.command == "list":
         assert (words.json, words.jq) == ("tagName", ".[].tagName")
