@@ -284,6 +284,14 @@ def test_releases_that_do_not_answer_are_not_empty(command: str, place: Place, w
     assert results.pop("plan") == FAILURE and set(results.values()) == {SKIPPED}
 
 
+def test_a_recipe_without_a_job_is_an_error(place: Place) -> None:
+    """Where a pipe hid it, nothing was built, and that was a success."""
+    source = place.copy_source("deep")
+    hosted.write_recipe(source, "deeper", ["vllm"])
+    results = Run(place.hub("deep-hub", source), "channel.yml").start()
+    assert results.pop("plan") == FAILURE and set(results.values()) == {SKIPPED}
+
+
 def test_pages_alone_start_nothing(place: Place) -> None:
     hub = place.hub("pages")
     assert Run(hub, "channel.yml").start("push", ("README.md", "docs/a/b.png")) == {}

@@ -234,6 +234,15 @@ def test_a_job_ends_in_time_and_saves_what_it_has() -> None:
     assert restore["with"]["restore-keys"].endswith("/"), "else triton takes triton-packages'"
 
 
+def test_no_machine_of_our_own_loses_what_github_brings() -> None:
+    for path in WORKFLOWS:
+        for job in load(path)["jobs"].values():
+            for step in job.get("steps", []):
+                if "free_disk.sh" in step.get("run", ""):
+                    hosted = step.get("if") == "runner.environment == 'github-hosted'"
+                    assert hosted or job["runs-on"] == "ubuntu-24.04", path
+
+
 def test_the_caches_of_a_run_fit() -> None:
     """GitHub keeps 10 GB; each job of pytorch's chain saves what ccache may hold."""
     jobs = load(GITHUB / "workflows/channel.yml")["jobs"]
