@@ -38,7 +38,7 @@ class Place:
         self.folder, self.conda_forge = folder, conda_forge
         self.source = folder / "source"
         hosted.write_repository(self.source)
-        self.clock = hosted.stop_clock(folder)
+        self.clock = hosted.compile_stopped_clock(folder)
 
     def hub(self, name: str = "hub", source: Path | None = None, after: Hub | None = None) -> Hub:
         """Make a hub, with what another one has published."""
@@ -71,7 +71,7 @@ def whole(place: Place) -> Hub:
     assert results.pop("release") == SKIPPED, "there is no variable CHANNEL"
     assert set(results.values()) == {SUCCESS}, "\n".join(run.log)
     stages = [f"{name}-{stage}" for name in hosted.NEEDS for stage in hosted.STAGES]
-    assert hosted.executed(hub) == stages, "each was built once, in a job of its own"
+    assert hosted.take_executed(hub) == stages, "each was built once, in a job of its own"
     return hub
 
 
@@ -102,7 +102,7 @@ class User:
 
 def test_what_was_published_is_installed(place: Place, whole: Hub, tmp_path: Path) -> None:
     """From the public address, through GitHub's redirects, by a lock with the files' sha256."""
-    files = hosted.published(whole)
+    files = hosted.read_published(whole)
     assert {name.split("/")[1].partition("-1.0-")[0] for name in files} == hosted.NEEDS.keys()
     notes = (whole.releases / hosted.NAME / "linux-64/.notes").read_text()
     assert "no package of this channel has run on a gfx1151 GPU" in notes
@@ -131,7 +131,7 @@ def test_pixi_installs_what_was_published(place: Place, whole: Hub, tmp_path: Pa
         pixi(*shlex.split(add), cwd=tmp_path / "mine")
     lock = (tmp_path / "mine/pixi.lock").read_text()
     installed = tmp_path / "mine/.pixi/envs/default/share"
-    for name, digest in hosted.published(whole).items():
+    for name, digest in hosted.read_published(whole).items():
         if "/vllm-" not in name:
             assert f"{hosted.ADDRESS}/{name}" in lock and digest in lock
     assert {path.name for path in installed.iterdir()} == hosted.NEEDS.keys() - {"vllm"}
@@ -162,7 +162,7 @@ def test_interrupted_in_each_stage(place: Place, whole: Hub) -> None:
             # 75 is no failure but of the last part
             assert [results[job] for job in CHAIN] == [SUCCESS, SUCCESS, FAILURE], run.log
             assert results["layer-1"] == SKIPPED and results["publish"] == SUCCESS
-            assert {name.split("-1.0-")[0] for name in hosted.published(hub)} == {
+            assert {name.split("-1.0-")[0] for name in hosted.read_published(hub)} == {
                 "noarch/rocm-sdk",
                 "noarch/aotriton",
             }
@@ -170,13 +170,13 @@ def test_interrupted_in_each_stage(place: Place, whole: Hub) -> None:
         results = run.rerun_failed() if lost else run.start("push", CODE)
         assert results[label.split()[0]] == FAILURE, run.log
         lost.append(f"{label}: lost at {point}")
-    assert hosted.published(hub).items() < hosted.published(whole).items()
+    assert hosted.read_published(hub).items() < hosted.read_published(whole).items()
     results = run.rerun_failed()
     assert {name for name, result in results.items() if result != SUCCESS} == {"release"}
-    assert hosted.published(hub) == hosted.published(whole)
+    assert hosted.read_published(hub) == hosted.read_published(whole)
     assert [line for line in run.log if "lost at" in line] == lost
     assert any("evicted" in line for line in run.log)
-    stages = hosted.executed(hub)
+    stages = hosted.take_executed(hub)
     assert {*stages} == {f"{n}-{stage}" for n in hosted.NEEDS for stage in hosted.STAGES}
     assert stages.count("rocm-sdk-prepare") == 2, "a machine that is lost saves nothing"
     assert stages.count("pytorch-compile") == 1, "a part whose time is up hands on its cache"
@@ -187,20 +187,20 @@ def test_a_push_builds_what_it_changed(place: Place, whole: Hub) -> None:
     source = place.copy_source("changed")
     hosted.write_recipe(source, "strix-validate", ["pytorch"], version="1.1")
     hub = place.hub("next", source, after=whole)
-    before = hosted.published(hub)
+    before = hosted.read_published(hub)
     results = Run(hub, "channel.yml").start("push", CODE)
     skipped = {name for name, result in results.items() if result == SKIPPED}
     assert skipped == {"sdk", "aotriton", *CHAIN, "release"}
-    assert {stage.rpartition("-")[0] for stage in hosted.executed(hub)} == {
+    assert {stage.rpartition("-")[0] for stage in hosted.take_executed(hub)} == {
         "strix-validate",
         "flash-attn",
         "vllm",
     }
-    after = hosted.published(hub)
+    after = hosted.read_published(hub)
     assert after.items() > before.items() and len(after) == len(before) + 3
     results = Run(hub, "channel.yml").start("push", CODE)
     assert {n for n, r in results.items() if r != SKIPPED} == {"plan", "publish"}
-    assert set(results.values()) == {SUCCESS, SKIPPED} and hosted.published(hub) == after
+    assert set(results.values()) == {SUCCESS, SKIPPED} and hosted.read_published(hub) == after
 
 
 def test_what_cannot_be_built_costs_what_needs_it(place: Place, whole: Hub) -> None:
@@ -226,7 +226,7 @@ def test_what_cannot_be_built_costs_what_needs_it(place: Place, whole: Hub) -> N
     for name, reason in expected.items():
         (log,) = (text for file, text in logs.items() if f"({name})" in file)
         assert reason in log and f"::warning::./forge build {name}: exit code 3" in log
-    added = hosted.published(hub).keys() - hosted.published(whole).keys()
+    added = hosted.read_published(hub).keys() - hosted.read_published(whole).keys()
     assert [name.partition("-1.0-")[0] for name in added] == ["noarch/liger-kernel"]
 
 
@@ -244,7 +244,7 @@ def test_a_build_is_withdrawn_from_the_releases(place: Place, whole: Hub) -> Non
         WITHDRAW.format(build="NAME-VERSION-BUILD") in (CHECKOUT / "docs/publishing.md").read_text()
     )
     hub = place.hub("withdrawn", after=whole)
-    (file,) = (name for name in hosted.published(hub) if "/vllm-" in name)
+    (file,) = (name for name in hosted.read_published(hub) if "/vllm-" in name)
     build = file.partition("/")[2].removesuffix(".conda")
     source = place.copy_source("withdrawing")
     checkout = "{uses: actions/checkout@x, with: {persist-credentials: false}}"
@@ -260,7 +260,7 @@ def test_a_build_is_withdrawn_from_the_releases(place: Place, whole: Hub) -> Non
     assert run.start() == {"a": SUCCESS}, run.log
     index = json.loads((hub.releases / hosted.NAME / "noarch/repodata.json").read_text())
     names = {f"noarch/{name}" for name in index["packages.conda"]}
-    assert names == hosted.published(hub).keys() - {file}
+    assert names == hosted.read_published(hub).keys() - {file}
     (log,) = (hub.folder / "logs").iterdir()
     fetched = log.read_text().rpartition("again/noarch:")[2]
     assert "pytorch-1.0-" in fetched and "vllm-1.0-" not in fetched
@@ -297,7 +297,7 @@ def test_pages_alone_start_nothing(place: Place) -> None:
     assert Run(hub, "channel.yml").start("push", ("README.md", "docs/a/b.png")) == {}
 
 
-def promoting(hub: Hub, pixi: str = hosted.PIXI) -> Hub:
+def switch_release_on(hub: Hub, pixi: str = hosted.PIXI) -> Hub:
     """Switch the release on, with a machine that is said to have the GPU."""
     hub.variables |= {"CHANNEL": "strix-forge"}
     hub.programs = {"pixi": pixi}
@@ -308,17 +308,19 @@ def promoting(hub: Hub, pixi: str = hosted.PIXI) -> Hub:
     return hub
 
 
-def promoted(hub: Hub) -> dict[str, str]:
+def read_promoted(hub: Hub) -> dict[str, str]:
     files = (hub.folder / "promoted").glob("*.conda")
     return {file.name: sha256_file(file) for file in files}
 
 
 def test_the_files_that_were_validated_are_promoted_unchanged(place: Place, whole: Hub) -> None:
-    hub = promoting(place.hub("promoted", after=whole))
+    hub = switch_release_on(place.hub("promoted", after=whole))
     run = Run(hub, "release.yml")
     assert set(run.start().values()) == {SUCCESS}, run.log
-    files = {name.partition("/")[2]: digest for name, digest in hosted.published(whole).items()}
-    assert promoted(hub) == files
+    files = {
+        name.partition("/")[2]: digest for name, digest in hosted.read_published(whole).items()
+    }
+    assert read_promoted(hub) == files
     sums = (run.artifacts / "evidence/validated.sha256").read_text()
     assert {line.split()[0] for line in sums.splitlines()} == set(files.values())
 
@@ -342,10 +344,12 @@ FAULTS = {
 def test_nothing_else_is_promoted(fault: str, place: Place, whole: Hub) -> None:
     right, wrong, results = FAULTS[fault]
     assert right in hosted.PIXI
-    hub = promoting(place.hub(f"fault-{fault}", after=whole), hosted.PIXI.replace(right, wrong))
+    hub = switch_release_on(
+        place.hub(f"fault-{fault}", after=whole), hosted.PIXI.replace(right, wrong)
+    )
     run = Run(hub, "release.yml")
     assert run.start() == results, run.log
-    assert promoted(hub) == {} and (run.artifacts / "evidence").is_dir()
+    assert read_promoted(hub) == {} and (run.artifacts / "evidence").is_dir()
     logs = "".join(log.read_text() for log in (hub.folder / "logs").iterdir())
     assert ("vllm-1.0" in logs and "was not validated on the GPU" in logs) == (
         fault == "another file"

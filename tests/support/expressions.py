@@ -163,7 +163,7 @@ class Expression:
         return value
 
 
-def text_of(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Return what GitHub writes into a text for a value."""
     if isinstance(value, Mapping | list):
         raise Unsupported(f"a list or a mapping within a text: {value!r:.100}")
@@ -180,15 +180,17 @@ def fill(value: Any, contexts: Mapping[str, Any]) -> Any:
         return [fill(item, contexts) for item in value]
     if not isinstance(value, str):
         return value
-    if match := TEMPLATE.fullmatch(value.strip()):
+    match = TEMPLATE.fullmatch(value.strip())
+    if match:
         return Expression(match[1], contexts).value()
-    return TEMPLATE.sub(lambda m: text_of(Expression(m[1], contexts).value()), value)
+    return TEMPLATE.sub(lambda m: to_text(Expression(m[1], contexts).value()), value)
 
 
 def holds(condition: Any, contexts: Mapping[str, Any], status: Mapping[str, bool]) -> bool:
     """Decide an `if`: without a function of the status, success() is required as well."""
     text = str(condition).strip()
-    if match := TEMPLATE.fullmatch(text):
+    match = TEMPLATE.fullmatch(text)
+    if match:
         text = match[1]
     expression = Expression(text, contexts, status)
     value = is_true(expression.value())

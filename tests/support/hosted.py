@@ -87,13 +87,13 @@ class Assets(QuietHandler):
             serve()
 
 
-def stop_clock(folder: Path) -> Path:
+def compile_stopped_clock(folder: Path) -> Path:
     """Compile stopped_clock.c: two builds of the same content are then equal."""
-    made = folder / "stopped_clock.so"
+    library = folder / "stopped_clock.so"
     source = Path(__file__).with_name("stopped_clock.c")
     flags = ["-O1", "-Wall", "-Werror", "-shared", "-fPIC"]
-    subprocess.run(["cc", *flags, "-o", made, source, "-ldl"], check=True)
-    return made
+    subprocess.run(["cc", *flags, "-o", library, source, "-ldl"], check=True)
+    return library
 
 
 def write_repository(folder: Path) -> None:
@@ -160,7 +160,7 @@ def make_hub(folder: Path, source: Path, conda_forge: str, clock: Path) -> Hub:
 
 
 def make_conda_forge(folder: Path) -> None:
-    """Write a channel that has a text file for each Python, which every plan solves with."""
+    """Write a channel that has a text file for each Python, with which each plan is solved."""
     content = folder.parent / "content"
     content.mkdir()
     (content / "python").write_text("stands for the real one in tests\n")
@@ -172,13 +172,13 @@ def make_conda_forge(folder: Path) -> None:
     write_index(folder, write_zst=True, write_shards=False)
 
 
-def published(hub: Hub) -> dict[str, str]:
+def read_published(hub: Hub) -> dict[str, str]:
     """Return the sha256 of each package that users can download, by SUBDIR/FILE."""
     files = sorted((hub.releases / NAME).glob("*/*.conda"))
     return {f"{file.parent.name}/{file.name}": sha256_file(file) for file in files}
 
 
-def executed(hub: Hub) -> list[str]:
+def take_executed(hub: Hub) -> list[str]:
     """Return the stages RECIPE-STAGE that scripts have executed since the last call, in order."""
     file = hub.machines / "executed"
     stages = file.read_text().split() if file.exists() else []

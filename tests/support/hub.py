@@ -128,7 +128,7 @@ def set_up_python(use: Use) -> None:
     use.take("python-version")
 
 
-def size_of(folder: Path) -> int:
+def count_bytes(folder: Path) -> int:
     """Count the bytes of all files in a folder."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
@@ -159,7 +159,7 @@ def save_cache(use: Use) -> None:
     number = use.hub.tick()
     folder = use.hub.folder / "caches" / str(number)
     shutil.copytree(path, folder, symlinks=True)
-    use.hub.caches.append(Cache(key, folder, size_of(folder), number))
+    use.hub.caches.append(Cache(key, folder, count_bytes(folder), number))
     use.log(f"cache saved: {key}")
     while sum(cache.size for cache in use.hub.caches) > use.hub.cache_limit:
         oldest = min(use.hub.caches, key=lambda cache: cache.used)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from support.expressions import Unsupported, fill, holds, text_of
+from support.expressions import Unsupported, fill, holds, to_text
 from support.hub import Hub, StepFailed, Use, use_action
 from support.machine import Full, Lost, Machine
 
@@ -46,7 +46,8 @@ DEFAULT_MINUTES = 360
 
 def require_known(keys: Iterable[Any], known: set[Any], where: str) -> None:
     """Raise Unsupported for a key that this runner would pass over."""
-    if unknown := set(keys) - known:
+    unknown = set(keys) - known
+    if unknown:
         raise Unsupported(f"{where}: {', '.join(map(str, unknown))}")
 
 
@@ -322,7 +323,7 @@ class JobState:
             "RELEASES": str(hub.releases),
         }
         environment |= {name: str(file) for name, file in files.items()}
-        environment |= hub.environment | {key: text_of(value) for key, value in own.items()}
+        environment |= hub.environment | {key: to_text(value) for key, value in own.items()}
         log = hub.folder / "logs" / f"{run.id}-{run.attempt} {self.label.replace('/', '-')}.log"
         code = machine.run(script, environment, log, self.stop, self.deadline)
         outputs |= read_outputs(files["GITHUB_OUTPUT"].read_text())

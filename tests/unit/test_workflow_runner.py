@@ -119,7 +119,7 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path)
 
 
-def results(run: Run) -> dict[str, str]:
+def read_results(run: Run) -> dict[str, str]:
     return {name: outcome.result for name, outcome in run.outcomes.items()}
 
 
@@ -136,7 +136,7 @@ def test_what_a_job_needs(repository: Repository) -> None:
         f"e: {{{BASE}, needs: c, if: '!failure()', {STEP}}}\n"
         f"f: {{{BASE}, {STEP}}}\n"
     )
-    assert results(run) == {
+    assert read_results(run) == {
         "a": FAILURE,
         "b": SKIPPED,
         "c": SUCCESS,
@@ -155,7 +155,7 @@ def test_outputs_make_a_matrix(repository: Repository) -> None:
         f"a: {{{BASE}, outputs: {{names: '${{{{ steps.s.outputs.names }}}}'}}, {steps}}}\n"
         f"b: {{{BASE}, needs: a, strategy: {{fail-fast: false, matrix: {matrix}}}, {step}}}\n"
     )
-    assert results(repository.run(jobs)) == {"a": SUCCESS, "b": FAILURE}
+    assert read_results(repository.run(jobs)) == {"a": SUCCESS, "b": FAILURE}
     assert repository.ran == 3, "the others run although one fails"
     repository.run(jobs.replace("fail-fast: false, ", ""))
     assert repository.ran == 5
@@ -166,7 +166,7 @@ def test_steps_after_a_failure(repository: Repository) -> None:
         f"a: {{{BASE}, steps: [{{id: s, run: 'false'}}, {{run: echo ran >>../../ran}}, "
         "{if: \"${{ always() && steps.s.outcome == 'failure' }}\", run: 'echo ran >>../../ran'}]}\n"
     )
-    assert results(run) == {"a": FAILURE} and repository.ran == 1
+    assert read_results(run) == {"a": FAILURE} and repository.ran == 1
 
 
 def test_a_workflow_that_is_called(repository: Repository) -> None:
@@ -175,8 +175,8 @@ def test_a_workflow_that_is_called(repository: Repository) -> None:
     step = "steps: [{env: {N: '${{ inputs.n }}${{ inputs.m }}'}, run: 'test $N = 41'}]"
     repository.write(f"a: {{{BASE}, {step}}}", "y.yml", head)
     uses = "uses: ./.github/workflows/y.yml, with: "
-    assert results(repository.run(f"b: {{{uses} {{m: 1}}}}")) == {"b": SUCCESS}
-    assert results(repository.run(f"b: {{{uses} {{m: 2}}}}")) == {"b": FAILURE}
+    assert read_results(repository.run(f"b: {{{uses} {{m: 1}}}}")) == {"b": SUCCESS}
+    assert read_results(repository.run(f"b: {{{uses} {{m: 2}}}}")) == {"b": FAILURE}
     for inputs in ("{}", "{m: 1, other: 2}"):
         with pytest.raises(Unsupported, match=r"input m is missing|inputs: other"):
             repository.run(f"b: {{{uses} {inputs}}}")
@@ -189,7 +189,7 @@ def test_a_job_out_of_time_is_killed(repository: Repository) -> None:
         f"a: {{{BASE}, steps: [{{run: 'env -i setsid sleep 600 & sleep 600'}}, "
         "{if: always(), run: 'echo ran >>../../ran'}]}"
     )
-    assert results(run) == {"a": CANCELLED} and repository.ran == 0
+    assert read_results(run) == {"a": CANCELLED} and repository.ran == 0
     assert processes_in(repository.hub.machines) == []
 
 
@@ -199,7 +199,7 @@ def test_a_disk_is_as_large_as_it_is(repository: Repository) -> None:
     fill = "{run: 'head -c 12000000 /dev/zero >file'}"
     free = "{run: sudo rm -rf /usr/local/lib/android}"
     run = repository.run(f"a: {{{BASE}, steps: [{fill}]}}\nb: {{{BASE}, steps: [{free}, {fill}]}}")
-    assert results(run) == {"a": FAILURE, "b": SUCCESS}, run.log
+    assert read_results(run) == {"a": FAILURE, "b": SUCCESS}, run.log
 
 
 def test_the_quota_where_nothing_is_mounted(
@@ -225,7 +225,7 @@ def test_caches_are_limited(repository: Repository) -> None:
         f"c: {{needs: b, {restore}}}\nd: {{needs: c, {save('q/1', 500)}}}\n"
         f"e: {{needs: d, {restore}}}"
     )
-    assert set(results(run).values()) == {SUCCESS}, run.log
+    assert set(read_results(run).values()) == {SUCCESS}, run.log
     assert [cache.key for cache in repository.hub.caches] == ["p/2", "q/1"]
 
 
@@ -242,7 +242,13 @@ def test_artifacts(repository: Repository) -> None:
         f"d: {{needs: c, {BASE}, steps: [{{{get}, name: two}}}}]}}\n"
         f"e: {{needs: c, {BASE}, steps: [{make}, {put}]}}\n"
     )
-    assert results(run) == {"a": SUCCESS, "b": SUCCESS, "c": SUCCESS, "d": FAILURE, "e": FAILURE}
+    assert read_results(run) == {
+        "a": SUCCESS,
+        "b": SUCCESS,
+        "c": SUCCESS,
+        "d": FAILURE,
+        "e": FAILURE,
+    }
 
 
 def test_what_failed_runs_again(repository: Repository) -> None:
@@ -251,7 +257,7 @@ def test_what_failed_runs_again(repository: Repository) -> None:
     run = repository.run(
         f"a: {{{BASE}, {STEP}}}\nb: {{needs: a, {BASE}, {flaky}}}\nc: {{needs: b, {BASE}, {STEP}}}"
     )
-    assert results(run) == {"a": SUCCESS, "b": FAILURE, "c": SKIPPED}
+    assert read_results(run) == {"a": SUCCESS, "b": FAILURE, "c": SKIPPED}
     assert set(run.rerun_failed().values()) == {SUCCESS}
     assert repository.ran == 4 and run.attempt == 2
 
