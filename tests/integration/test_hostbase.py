@@ -13,9 +13,8 @@ from forge.conda.local import Channel
 def test_base_channel_is_host_bound_and_recorded(project: MiniProject) -> None:
     folder = project.root / "build" / "host-base"
     records = Channel(folder).records()
-    assert {"python", "python_abi", "pytorch", "hostgcc_linux-64", "numpy"} <= {
-        record.name for record in records
-    }
+    names = {"python", "python_abi", "pytorch", "pytorch-cuda-stubs", "hostgcc_linux-64", "numpy"}
+    assert names <= {record.name for record in records}
     assert all(record.build.startswith("hostbound_") for record in records)
     versions = {record.name: str(record.version) for record in records}
     compiler = subprocess.check_output(["gcc", "-dumpfullversion"], text=True).strip()

@@ -128,7 +128,8 @@ def _packages() -> dict[str, dict[str, Any]]:
         PACKAGES.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=PACKAGES.parent) as scratch:
             stubs = {stub.split()[0] for stub in STUBS}
-            unused = re.compile("|".join((*map(re.escape, stubs), "(nvidia|cuda)-.*")))
+            names = (*map(re.escape, stubs), wheels.CUDA_STUBS, "(nvidia|cuda)-.*")
+            unused = re.compile("|".join(names))
             kept = {n: r for n, r in base.items() if not unused.fullmatch(r["name"])}
             renamed = {_unmarked(HOST_BASE / name): record for name, record in kept.items()}
             made = {

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The host base without making one: wheels, requirements, what pip reports, and its lock."""
 
+import base64
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -12,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packageurl import PackageURL
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -35,7 +39,7 @@ from forge.hostbase import wheels
 from forge.hostbase.base import LOCK, HostBase
 from forge.hostbase.wheels import PYTHON, Conversion, Wheel, depends, match_spec, unpack_wheel
 from forge.project import Project
-from forge.sources.cache import Source
+from forge.sources.cache import PYPI_URL, Source
 
 
 @pytest.mark.parametrize(
@@ -75,6 +79,57 @@ def test_markers_and_extras() -> None:
     )  # fmt: skip
     assert depends(asks.metadata, others) == ["here", "tls-lib >=2", "web >=1"]
     assert depends(others["web"].metadata, others) == ["core"]
+
+
+NEEDS = ("core", 'cuda-toolkit[cublas]==13; platform_system == "Linux"', "Nvidia_NCCL.cu13==2.29")
+
+
+def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
+    """Where they are left out, and then no metadata asks for them: pip check would miss them."""
+    file = write_wheel(tmp_path, "torch", requires=NEEDS)
+    purl = PackageURL("pypi", None, "torch", "1.0", {"file_name": file.name})
+    torch = Wheel.read(file, Source(f"{PYPI_URL}/{file.name}", "0" * 64, purl), "")
+    alone = torch.conversion({})
+    assert alone.depends == [f"python {PYTHON}.*", "core", wheels.CUDA_STUBS]
+    assert alone.left_out == ["cuda-toolkit", "nvidia-nccl-cu13"]
+    others = {name: wheel_metadata(name) for name in ("cuda-toolkit", "nvidia-nccl-cu13")}
+    beside = torch.conversion(others)
+    assert beside.depends[1:] == ["core", "cuda-toolkit ==13", "nvidia-nccl-cu13 ==2.29"]
+    assert not beside.left_out and beside.build != alone.build
+
+    for name, conversion in (("alone", alone), ("beside", beside)):
+        unpack_wheel(file, tmp_path / name, conversion.left_out)
+        (info,) = (tmp_path / name).rglob("*.dist-info")
+        (distribution,) = distributions(path=[str(info.parent)])
+        required = [Requirement(text) for text in distribution.requires or []]
+        assert required == [Requirement(text) for text in (NEEDS[:1] if name == "alone" else NEEDS)]
+        (row,) = [f for f in distribution.files or [] if f.name == "METADATA"]
+        digest = hashlib.sha256((info / "METADATA").read_bytes()).digest()
+        assert row.hash and row.hash.value == base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        assert row.size == (info / "METADATA").stat().st_size
+
+
+@pytest.mark.parametrize("setting", ["", "1"])
+def test_nvidias_wheels_are_fetched_only_if_asked_for(
+    machine: HostBase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
+) -> None:
+    """By FORGE_NVIDIA_WHEELS, with which it is another base; or by a line of requirements.in."""
+    names = ("torch", "triton", "nvidia-cublas", "cuda-bindings", "nvidia-ml-py")
+    lines = [f"{name}==1 --hash=sha256:{'0' * 64}\n" for name in names]
+    (machine.recipe / LOCK).write_text("".join(lines))
+    (machine.recipe / "requirements.in").write_text("torch\nnvidia_ml.py\n")
+    monkeypatch.delenv("FORGE_NVIDIA_WHEELS", raising=False)
+    plain = HostBase(machine.project, machine.base)
+    monkeypatch.setenv("FORGE_NVIDIA_WHEELS", setting)
+    host = HostBase(machine.project, machine.base)
+    assert (host.key == plain.key) == (not setting)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        hostbase, "fetch_wheels", lambda pins, *_: asked.extend(pin.name for pin in pins) or []
+    )
+    assert not list(host._wheels(print))
+    left_out = {"nvidia-cublas", "cuda-bindings"}
+    assert set(asked) == set(names) - (set() if setting else left_out)
 
 
 def test_unpack_wheel(tmp_path: Path) -> None:
@@ -221,7 +276,7 @@ def test_no_compiler(tmp_path: Path) -> None:
 def small(machine: HostBase, monkeypatch: pytest.MonkeyPatch) -> HostBase:
     """A finished host base of one package, whose bytes differ each time it is made."""
 
-    def build(self: HostBase, say: object, run: object) -> set[str]:
+    def build(self: HostBase, *_: object) -> set[str]:
         scratch = self.project.build / "scratch"
         (scratch / "tree").mkdir(parents=True, exist_ok=True)
         (scratch / "tree" / "text").write_bytes(os.urandom(999))

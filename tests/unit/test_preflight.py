@@ -271,11 +271,17 @@ def test_the_host_base_counts_until_it_is_made(
     said = CliRunner().invoke(app, ["plan", "--base", "host"]).output
     assert "host base: would be made first" in said and "host base: 3 GiB to download" in said
     assert "in all: 4.5 GiB to download" in said, "beta cannot be built on this base"
+    (mini.root / "recipes" / "costs.yaml").write_text(
+        f"{text}host base with NVIDIA's wheels: {{download: 5, disk: 7, memory: 1, cpu_hours: 1}}\n"
+    )
+    monkeypatch.setenv("FORGE_NVIDIA_WHEELS", "1")
+    said = CliRunner().invoke(app, ["plan", "--base", "host"]).output
+    assert "host base with NVIDIA's wheels: 5 GiB to download" in said
 
 
 def test_every_recipe_has_its_figures() -> None:
     known = costs()
-    assert known.keys() == {*RECIPES, "host base"}
+    assert known.keys() == {*RECIPES, "host base", "host base with NVIDIA's wheels"}
     for figures in known.values():
         assert figures.keys() - {"kept"} == {"download", "disk", "memory", "cpu_hours"}
         assert figures.get("kept", 0) <= figures["disk"] + figures["download"]

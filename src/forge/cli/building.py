@@ -102,7 +102,7 @@ def print_costs(ctx: Context, steps: list[Step], unsolved: dict[str, str]) -> st
     names = [s.recipe.name for s in steps if s.action == BUILD and s.recipe.name not in skipped]
     if names and ctx.hostbase and not ctx.hostbase.is_current():
         out.print("host base: would be made first")
-        names.insert(0, "host base")
+        names.insert(0, ctx.hostbase.cost)
     lines, lacks = preflight(ctx.project, ctx.base, names)
     for line in lines:
         out.print(line)

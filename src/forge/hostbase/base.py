@@ -28,7 +28,7 @@ from forge.conda.local import Channel
 from forge.errors import ForgeError, NotAttempted
 from forge.files import digest_tree, hold, move_whole, read_text, sha256_file, write_text
 from forge.hostbase.lock import fetch_wheels, read_pins, require_pinned
-from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel
+from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel, is_nvidia
 from forge.project import Project
 from forge.recipes.recipe import packages_in
 from forge.sources.cache import SourceCache
@@ -37,6 +37,16 @@ Say = Callable[[str], None]
 RunJob = Callable[[dict[str, Any], Path], None]
 VERSION = platform.python_version()
 LOCK = "requirements.txt"
+# Set, the base has NVIDIA's own libraries, for a machine with an NVIDIA GPU, and no stubs of them.
+NVIDIA_WHEELS = "FORGE_NVIDIA_WHEELS"
+
+
+def require_compilers() -> None:
+    """Require that this machine has a C and a C++ compiler. Raises NotAttempted."""
+    missing = [name for name in ("gcc", "g++") if shutil.which(name) is None]
+    if missing:
+        advice = "also for triton at run time; on Debian: apt-get install g++"
+        raise NotAttempted(f"the host base needs {' and '.join(missing)}, {advice}")
 
 
 class HostBase:
@@ -48,6 +58,9 @@ class HostBase:
         self.recipe = project.root / "bases" / "host"
         self.output, self.log = project.staging / "host-base", project.logs / "host-base.log"
         self.python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+        self.has_nvidia_wheels = bool(os.environ.get(NVIDIA_WHEELS))
+        # as recipes/costs.yaml calls it
+        self.cost = "host base with NVIDIA's wheels" if self.has_nvidia_wheels else "host base"
 
     @cached_property
     def key(self) -> str:
@@ -55,6 +68,7 @@ class HostBase:
         inputs = [
             digest_tree(self.recipe, self.project.root), CODE, self.requirements, sys.version,
             version("py-rattler-build"), sha256_file(Path(self.python)), str(self._environment),
+            f"{NVIDIA_WHEELS}: {self.has_nvidia_wheels}",
         ]  # fmt: skip
         return hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
 
@@ -75,10 +89,13 @@ class HostBase:
 
     def names(self) -> frozenset[str]:
         """List the packages that recipes may need of it: what its requirements and recipe name."""
-        lines = [line for line in self.requirements.splitlines() if line and line[0] != "#"]
-        names = [canonicalize_name(Requirement(line).name) for line in lines]
         own = packages_in(self.recipe / "recipe.yaml")
-        return frozenset(own.union(CONDA_NAMES.get(name, name) for name in names))
+        return frozenset(own.union(CONDA_NAMES.get(name, name) for name in self._required()))
+
+    def _required(self) -> set[str]:
+        """Return the projects that its requirements name."""
+        lines = [line for line in self.requirements.splitlines() if line and line[0] != "#"]
+        return {canonicalize_name(Requirement(line).name) for line in lines}
 
     def _seal(self, data: dict[str, Any]) -> str:
         return hashlib.sha256(f"{self.key} {json.dumps(data)}".encode()).hexdigest()
@@ -118,9 +135,7 @@ class HostBase:
         """
         if self.is_current():
             return
-        if missing := [name for name in ("gcc", "g++") if shutil.which(name) is None]:
-            advice = "also for triton at run time; on Debian: apt-get install g++"
-            raise NotAttempted(f"the host base needs {' and '.join(missing)}, {advice}")
+        require_compilers()
         with hold(self.folder, "making the host base in", say):
             if not self.is_current():
                 self._make(say, run)
@@ -132,7 +147,7 @@ class HostBase:
             if indexed.get(package.name, size := package.stat().st_size) != size:
                 package.unlink()
         wheels = {wheel.name: wheel for wheel in self._wheels(say)}
-        packages = self._build_recipe(say, run)
+        packages = self._build_recipe(say, run, wheels)
         wanted = {c.file_name: c for c in (w.conversion(wheels) for w in wheels.values())}
         if todo := [asdict(c) for name, c in wanted.items() if not (subdir / name).exists()]:
             say(f"host base: {len(todo)} wheels become packages")
@@ -154,23 +169,36 @@ class HostBase:
         self._write("base.json", packages=self._indexed(), wheels=record)
 
     def _wheels(self, say: Say) -> Iterator[Wheel]:
-        """Yield the wheels of the lock, which has what the requirements ask for."""
+        """Yield the wheels of the lock, which has what the requirements ask for.
+
+        Without those of NVIDIA that no requirement names, unless they are asked for.
+        """
         file = self.recipe / LOCK
         pins = read_pins(file)
         require_pinned(self.requirements, pins, file)
+        if not self.has_nvidia_wheels:
+            named = self._required()
+            pins = {name: p for name, p in pins.items() if name in named or not is_nvidia(name)}
         for path, source in fetch_wheels(pins.values(), file, SourceCache(self.project), say):
             local = parse_wheel_filename(path.name)[1].local
             yield Wheel.read(path, source, f"{local.split('.')[0]}_" if local else "")
 
-    def _build_recipe(self, say: Say, run: RunJob) -> set[str]:
-        """Build Python and the compilers, by rattler-build like any recipe, tests included."""
+    def _build_recipe(self, say: Say, run: RunJob, wheels: dict[str, Wheel]) -> set[str]:
+        """Build Python, the compilers and stubs, by rattler-build like any recipe, and test them.
+
+        The stubs are made from the wheel of torch, unless NVIDIA's wheels are there.
+        """
         say(f"host base: CPython {VERSION} and the compilers")
+        environment = dict(self._environment)
+        if "torch" in wheels and not self.has_nvidia_wheels:
+            environment["FORGE_TORCH"] = str(wheels["torch"].file)
+            environment["FORGE_PYELFTOOLS"] = str(wheels["pyelftools"].file)
         output = self.output
         shutil.rmtree(output, ignore_errors=True)
         job = {
             "action": "build", "recipes": [str(self.recipe / "recipe.yaml")], "channel": [],
             "output_dir": str(output), "package_format": "conda:1",
-            "environment": self._environment,
+            "environment": environment,
         }  # fmt: skip
         run(job | self.base.arguments(f"host-{self.key}", None), self.log)
         made = sorted(output.glob("linux-64/*.conda"))

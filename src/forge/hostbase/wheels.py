@@ -4,13 +4,15 @@
 What such a package holds is decided here alone, so an edit here makes the host base again.
 """
 
+import base64
 import compileall
 import hashlib
 import py_compile
 import re
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,6 +39,8 @@ CONDA_NAMES = {
     "msgpack": "msgpack-python",
     "typing-extensions": "typing_extensions",
 }
+# What stands for NVIDIA's wheels where they are left out; bases/host/recipe.yaml makes it.
+CUDA_STUBS = "pytorch-cuda-stubs"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # The same inputs give the same bytes: no clock in the packages.
 TIMESTAMP = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,7 +55,10 @@ SHEBANG = b"""#!/bin/sh
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conda package to make from the wheel `file`; what it consists of is plain JSON."""
+    """A conda package to make from the wheel `file`; what it consists of is plain JSON.
+
+    `left_out` names projects that its metadata requires and the package does not.
+    """
 
     file: str
     name: str
@@ -60,6 +67,7 @@ class Conversion:
     depends: list[str]
     license: str | None
     summary: str
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def file_name(self) -> str:
@@ -73,7 +81,7 @@ class Conversion:
     def make(self, subdir: Path) -> Path:
         """Make the package in `subdir`; returns its file."""
         with tempfile.TemporaryDirectory() as scratch:
-            unpack_wheel(Path(self.file), Path(scratch, "tree"))
+            unpack_wheel(Path(self.file), Path(scratch, "tree"), self.left_out)
             made = assemble_package(
                 self.name, self.version, "linux-64", self.build, scratch,
                 files_dir=Path(scratch, "tree"),
@@ -113,19 +121,38 @@ class Wheel:
     def conversion(self, wheels: dict[str, "Wheel"]) -> Conversion:
         """Describe the conda package to make of it; `wheels` has its extras'."""
         needs = [f"python {PYTHON}.*", *depends(self.metadata, wheels)]
-        content = hashlib.sha256(f"{self.sha256} {CODE} {needs}".encode()).hexdigest()[:7]
+        left_out: list[str] = [
+            canonicalize_name(requirement.name)
+            for requirement in self.metadata.requires_dist or []
+            if is_stubbed(requirement, wheels)
+        ]
+        inputs = f"{self.sha256} {CODE} {needs} {left_out}"
+        content = hashlib.sha256(inputs.encode()).hexdigest()[:7]
         build = f"{HOST_BOUND}{self.tag}py{PYTHON.replace('.', '')}h{content}_0"
         data, name = self.metadata, CONDA_NAMES.get(self.name, self.name)
         terms = data.license_expression or data.license or None
         summary = f"{data.summary or name} (host-bound, from {self.purl})"
-        return Conversion(str(self.file), name, self.version.public, build, needs, terms, summary)
+        public = self.version.public
+        return Conversion(str(self.file), name, public, build, needs, terms, summary, left_out)
 
 
-def unpack_wheel(file: Path, prefix: Path) -> None:
+def is_nvidia(name: str) -> bool:
+    """Return whether a project of PyPI is one of NVIDIA's for CUDA, by its canonical name."""
+    return name.startswith(("nvidia-", "cuda-"))
+
+
+def is_stubbed(requirement: Requirement, wheels: dict[str, Wheel]) -> bool:
+    """Return whether CUDA_STUBS satisfies a requirement: the wheel is NVIDIA's and left out."""
+    name = canonicalize_name(requirement.name)
+    return is_nvidia(name) and name not in wheels
+
+
+def unpack_wheel(file: Path, prefix: Path, left_out: Sequence[str] = ()) -> None:
     """Lay a wheel out as conda packages are: scripts in bin, modules in lib/pythonX.Y.
 
     Console scripts and `.data` trees go where PEP 427 says; byte code is made here once, because
     every environment would otherwise make it again at first import. Nobody imports a wheel's tests.
+    Requirements on the projects `left_out` are removed from its metadata.
     """
     modules = prefix / "lib" / f"python{PYTHON}" / "site-packages"
     scheme = {
@@ -136,6 +163,9 @@ def unpack_wheel(file: Path, prefix: Path) -> None:
     destination = SchemeDictionaryDestination(scheme, interpreter=PLACEHOLDER, script_kind="posix")
     with WheelFile.open(file) as source:
         install(source, destination, additional_metadata={"INSTALLER": b"conda"})
+        dist_info = modules / source.dist_info_dir
+    if left_out:
+        drop_requirements(dist_info, left_out)
     for script in (prefix / "bin").glob("*"):
         first, _, rest = script.read_bytes().partition(b"\n")
         if first.startswith(f"#!{PLACEHOLDER}".encode()):
@@ -147,10 +177,35 @@ def unpack_wheel(file: Path, prefix: Path) -> None:
     )  # fmt: skip
 
 
+def drop_requirements(dist_info: Path, names: Sequence[str]) -> None:
+    """Remove requirements on these projects from METADATA, and correct its line in RECORD.
+
+    `pip check`, which package tests run, would otherwise miss them.
+    """
+    metadata, record = dist_info / "METADATA", dist_info / "RECORD"
+    head, blank, description = metadata.read_bytes().partition(b"\n\n")
+    kept = []
+    for line in head.splitlines(keepends=True):
+        key, _, value = line.decode().partition(":")
+        is_requirement = key.lower() == "requires-dist"
+        if not is_requirement or canonicalize_name(Requirement(value.strip()).name) not in names:
+            kept.append(line)
+    content = b"".join(kept) + blank + description
+    metadata.write_bytes(content)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    place = f"{dist_info.name}/METADATA"
+    lines = [
+        f"{place},sha256={digest},{len(content)}" if line.startswith(f"{place},") else line
+        for line in record.read_text().splitlines()
+    ]
+    record.write_text("\n".join([*lines, ""]))
+
+
 def depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
     """Turn Requires-Dist into conda match specs: markers evaluated here, extras spelled out.
 
-    conda knows no extras, so `name[extra]` becomes `name` plus what that extra asks for.
+    conda knows no extras, so `name[extra]` becomes `name` plus what that extra asks for. What is
+    left out of NVIDIA's becomes CUDA_STUBS.
     """
     specs: set[str] = set()
     todo = [(r, "") for r in metadata.requires_dist or []]
@@ -158,6 +213,9 @@ def depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
     while todo:
         requirement, extra = todo.pop()
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if is_stubbed(requirement, wheels):
+            specs.add(CUDA_STUBS)
             continue
         specs.add(match_spec(requirement))
         name = canonicalize_name(requirement.name)

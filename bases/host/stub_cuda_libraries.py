@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Make stubs of the CUDA libraries that a torch wheel needs.
+
+    python -I stub_cuda_libraries.py TORCH_WHEEL PYELFTOOLS_WHEEL FOLDER
+
+PyPI's torch is built for CUDA: the dynamic loader refuses its libraries without those of NVIDIA's
+wheels (1.85 GiB), of which a CPU calls nothing that matters. A stub has a library's soname, and the
+symbols and symbol versions that torch's own ELF files require of it. Its functions return
+cudaErrorNoDevice, so that torch takes the machine for one without a GPU, as it is.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# What a manylinux wheel may take from the system, without what draws on a screen (PEP 600); and the
+# GPU driver's library, which no wheel has, and which torch opens on a machine with a GPU only.
+NOT_STUBBED = {
+    *("ld-linux-x86-64.so.2", "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0"),
+    *("libresolv.so.2", "librt.so.1", "libutil.so.1"),
+    *("libatomic.so.1", "libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
+    "libcuda.so.1",
+}
+NO_DEVICE = 100  # cudaErrorNoDevice; an error in the other libraries' numbers, too
+TEXT = re.compile(r"\w+(ErrorString|ErrorName|StatusString)|ncclGetLastError")
+OBJECT_SIZE = 4096  # an undefined symbol does not state its size
+
+
+@dataclass
+class Stub:
+    """What a library must define.
+
+    Attributes:
+        functions: The version of each function by its name; empty if it has none.
+        objects: The same of data.
+    """
+
+    functions: dict[str, str] = field(default_factory=dict)
+    objects: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Library:
+    """What an ELF file says of its symbols.
+
+    Attributes:
+        needed: The sonames of the libraries that it is linked with.
+        defined: The names of the symbols that it defines.
+        required: Name, type, library and version of those that it requires. The library and the
+            version are empty if the file does not state them.
+    """
+
+    needed: list[str]
+    defined: set[str]
+    required: list[tuple[str, str, str, str]]
+
+
+def read_library(path: Path) -> Library:
+    """Read the dynamic symbols of a shared library."""
+    from elftools.elf.elffile import ELFFile
+
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        dynamic, symbols = elf.get_section_by_name(".dynamic"), elf.get_section_by_name(".dynsym")
+        numbers = elf.get_section_by_name(".gnu.version")
+        requirements = elf.get_section_by_name(".gnu.version_r")
+        versions = {}
+        for library, entries in requirements.iter_versions() if requirements else ():
+            for entry in entries:
+                versions[entry["vna_other"]] = (library.name, entry.name)
+        result = Library([tag.needed for tag in dynamic.iter_tags("DT_NEEDED")], set(), [])
+        for index, symbol in enumerate(symbols.iter_symbols()):
+            if symbol["st_shndx"] != "SHN_UNDEF":
+                result.defined.add(symbol.name)
+            elif symbol["st_info"]["bind"] == "STB_GLOBAL":
+                number = numbers.get_symbol(index)["ndx"] if numbers else None
+                kind = symbol["st_info"]["type"].removeprefix("STT_")
+                result.required.append((symbol.name, kind, *versions.get(number, ("", ""))))
+        return result
+
+
+def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
+    """Return what each library that is needed, and is not among `libraries`, must define.
+
+    A symbol without a version belongs to one of the libraries that are needed without versions. The
+    file does not say which, so each gets it, unless C++, Python or POSIX threads define it.
+    """
+    defined = set().union(*(library.defined for library in libraries.values()))
+    outside = re.compile(r"_Z|_?Py|__cxa_|__gxx_|pthread_")
+    stubs: dict[str, Stub] = defaultdict(Stub)
+    for library in libraries.values():
+        own = [n for n in library.needed if n not in libraries and n not in NOT_STUBBED]
+        versioned = {source for _, _, source, _ in library.required}
+        unversioned = [name for name in own if name not in versioned]
+        for name in own:
+            stubs[name]  # one without symbols must exist, too
+        for name, kind, source, version in library.required:
+            if source:
+                targets = [source] if source in own else []
+            else:
+                targets = [] if name in defined or outside.match(name) else unversioned
+            for target in targets:
+                add_symbol(target, stubs[target], name, kind, version)
+    return dict(stubs)
+
+
+def add_symbol(soname: str, stub: Stub, name: str, kind: str, version: str) -> None:
+    """Add a symbol to a stub. Exits if the stub cannot have it."""
+    if kind not in ("FUNC", "NOTYPE", "OBJECT"):
+        sys.exit(f"{soname}: cannot make a stub of {name}, whose type is {kind}")
+    symbols = stub.objects if kind == "OBJECT" else stub.functions
+    if symbols.setdefault(name, version) != version:
+        sys.exit(f"{soname}: {name} is required in two versions, {symbols[name]} and {version}")
+
+
+def compile_stub(soname: str, stub: Stub, folder: Path) -> None:
+    """Compile a stub with the machine's C compiler."""
+    message = f"{soname} is a stub, of the package pytorch-cuda-stubs"
+    lines = [f'static const char text[] = "{message}";']
+    for name in stub.functions:
+        is_text = TEXT.fullmatch(name)
+        lines.append(
+            f"const char *{name}(void) {{ return text; }}"
+            if is_text
+            else f"long {name}(void) {{ return {NO_DEVICE}; }}"
+        )
+    lines += [f"char {name}[{OBJECT_SIZE}] __attribute__((aligned(64)));" for name in stub.objects]
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for name, version in (stub.functions | stub.objects).items():
+        if version:
+            nodes[version].append(name)
+    script = [f"{version} {{ {'; '.join(names)}; }};" for version, names in nodes.items()]
+    with tempfile.TemporaryDirectory() as scratch:
+        source, versions = Path(scratch, "stub.c"), Path(scratch, "versions")
+        source.write_text("\n".join([*lines, ""]))
+        versions.write_text("\n".join([*script, ""]))
+        command = ["gcc", "-shared", "-fPIC", "-nostdlib", "-s", "-fno-builtin", "-w"]
+        command += [f"-Wl,-soname,{soname}", "-Wl,--build-id=none", "-Wl,-z,noexecstack"]
+        command += [f"-Wl,--version-script={versions}"] if script else []
+        subprocess.run([*command, "-o", folder / soname, source], check=True)
+
+
+def main() -> None:
+    wheel, pyelftools, folder = sys.argv[1:]
+    sys.path.insert(0, pyelftools)
+    with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as archive:
+        libraries = {}
+        for member in archive.namelist():
+            if re.search(r"\.so(\.\d+)*$", member):
+                path = Path(archive.extract(member, scratch))
+                libraries[path.name] = read_library(path)
+                path.unlink()
+    stubs = plan_stubs(libraries)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for soname, stub in sorted(stubs.items()):
+        compile_stub(soname, stub, Path(folder))
+        print(f"{soname}: {len(stub.functions)} functions, {len(stub.objects)} objects")
+
+
+if __name__ == "__main__":
+    main()
