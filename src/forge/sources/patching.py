@@ -56,14 +56,31 @@ def apply(tree: Path, files: list[Path]) -> str:
                 if found.is_file() and not copy.exists():
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(found, copy)
-        alone = git.environment() | {"GIT_CEILING_DIRECTORIES": str(Path(folder).parent)}
         for path in files:
-            command = ["git", "-C", folder, "apply", "-p1", str(path)]
-            done = subprocess.run(command, text=True, capture_output=True, env=alone)
-            if done.returncode:
-                back = subprocess.run(
-                    [*command, "--reverse", "--check"], capture_output=True, env=alone
-                )
-                why = done.stderr.strip() if back.returncode else "upstream has it: drop this patch"
-                return f"{path.name}: {why:.1000}"
+            wrong = _git_apply(Path(folder), path)
+            if wrong:
+                return wrong
     return ""
+
+
+def apply_in_place(tree: Path, files: list[Path]) -> str:
+    """Apply patches, in order, to `tree` itself, if all apply to a copy.
+
+    Returns what is wrong with the first that does not apply, or nothing. Raises as read_text does.
+    """
+    wrong = apply(tree, files)
+    for path in files:
+        wrong = wrong or _git_apply(tree, path)
+    return wrong
+
+
+def _git_apply(folder: Path, path: Path) -> str:
+    """Apply a patch to a folder; returns what is wrong with it, or nothing."""
+    alone = git.environment() | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    command = ["git", "-C", str(folder), "apply", "-p1", str(path)]
+    done = subprocess.run(command, text=True, capture_output=True, env=alone)
+    if not done.returncode:
+        return ""
+    back = subprocess.run([*command, "--reverse", "--check"], capture_output=True, env=alone)
+    why = done.stderr.strip() if back.returncode else "upstream has it: drop this patch"
+    return f"{path.name}: {why:.1000}"
