@@ -138,17 +138,37 @@ def share_build(root: Path) -> None:
         (root / "build" / shared).symlink_to(CHECKOUT / "build" / shared)
 
 
+def tracked_files() -> list[Path]:
+    """The files of this checkout that git tracks or would track: nothing that a build leaves."""
+    return _tracked_below(CHECKOUT)
+
+
+@cache
+def _tracked_below(root: Path) -> list[Path]:
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=root, check=True, capture_output=True, text=True).stdout
+    paths = [root / name for name in sorted(names.split("\0")) if name]
+    return [path for path in paths if path.is_file()]
+
+
+def python_files(*folders: str | Path) -> list[Path]:
+    """The tracked Python files below folders of this checkout."""
+    return [
+        path
+        for path in tracked_files()
+        if path.suffix == ".py" and any(path.is_relative_to(CHECKOUT / name) for name in folders)
+    ]
+
+
 def copy_checkout(root: Path, packages: bool = True) -> None:
     """Copy what git tracks or would track to `root`, and link the packages of channel/ there.
 
     So that what the checkout has built need not be built again, and nothing is written to it.
     Without `packages` the copy is as a clone is: nothing is built.
     """
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
     channel = [file for file in (CHECKOUT / "channel").rglob("*") if file.name != ".lock"]
-    files = [CHECKOUT / name for name in names.split("\0") if name] + (channel if packages else [])
-    for file in filter(Path.is_file, files):
+    files = [*tracked_files(), *(filter(Path.is_file, channel) if packages else ())]
+    for file in files:
         target = root / file.relative_to(CHECKOUT)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():

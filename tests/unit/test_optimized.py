@@ -5,10 +5,10 @@ import ast
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT
+from support.project import CHECKOUT, python_files
 
 FOLDERS = ("recipes", "src", "packages/strix-validate/src", "packages/strix-emulate/src")
-JUDGES = sorted(file for name in FOLDERS for file in (CHECKOUT / name).rglob("*.py"))
+JUDGES = python_files(*FOLDERS)
 
 
 def asserted(code: str) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 from rattler import RepoDataRecord
 from support import conda_packages
 from support.conda_packages import file
-from support.project import CHECKOUT
+from support.project import CHECKOUT, python_files
 from support.small_channel import workspace
 
 from forge.conda import cache
@@ -83,7 +83,7 @@ def test_what_a_killed_check_of_patches_left_goes(made: Path, tmp_path: Path) ->
     (left := cache_folder() / ".forge-left").mkdir(parents=True)
     assert patching.apply(tmp_path, []) == "" and not left.exists()
     makers = re.compile(r"TemporaryDirectory\(|mkdtemp")
-    files = (CHECKOUT / "src").rglob("*.py")
+    files = python_files("src")
     found = {f.name for f in files if makers.search(f.read_text())}
     assert found == {"package.py", "wheels.py", "engine.py"}
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from support.conda_forge import Rendered, Solver
 from support.plain_rendering import plain
-from support.project import CHECKOUT, RECIPES, MiniProject
+from support.project import CHECKOUT, RECIPES, MiniProject, tracked_files
 from typer.testing import CliRunner
 
 from forge import bases
@@ -177,8 +177,8 @@ def test_driver_adds_only_the_hash(name: str) -> None:
 
 
 def test_no_recipe_knows_its_base() -> None:
-    for path in CHECKOUT.glob("recipes/*/*"):
-        if path.is_file():
+    for path in tracked_files():
+        if path.parent.parent == CHECKOUT / "recipes":
             words = "host base|hostgcc|hostgxx|hostbound|bases/host"
             assert not re.search(words, path.read_text()), path
 

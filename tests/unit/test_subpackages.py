@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT
+from support.project import CHECKOUT, python_files
 
 SOURCES = {
     "strix_validate": CHECKOUT / "packages/strix-validate/src/strix_validate",
     "strix_emulate": CHECKOUT / "packages/strix-emulate/src/strix_emulate",
 }
-SUBPACKAGES = sorted(
-    folder.parent for source in SOURCES.values() for folder in source.rglob("__init__.py")
-)
+SUBPACKAGES = [path.parent for path in python_files(*SOURCES.values()) if path.stem == "__init__"]
 # what uses the products, besides the emulator's own tests: those look at each part
 USERS = ("packages/strix-validate", "packages/strix-emulate/src", "recipes", "tests")
 
@@ -34,20 +32,19 @@ def shown(place: Path) -> list[str]:
     return []
 
 
-MODULES = {name_of(path): path for source in SOURCES.values() for path in source.rglob("*.py")}
+MODULES = {name_of(path): path for path in python_files(*SOURCES.values())}
 
 
 @pytest.mark.parametrize("subpackage", SUBPACKAGES, ids=name_of)
 def test_a_subpackage_names_its_public_modules(subpackage: Path) -> None:
-    inside = {path.stem for path in subpackage.glob("*.py")} | {
-        path.name for path in subpackage.glob("*/")
-    }
+    below = [path.relative_to(subpackage) for path in python_files(subpackage)]
+    inside = {path.parts[0].removesuffix(".py") for path in below}
     public = {name for name in inside if not name.startswith("_")}
     assert ast.get_docstring(ast.parse((subpackage / "__init__.py").read_text()))
     if subpackage in SOURCES.values():
         return  # a product: what it exports are functions and classes
     assert public <= set(shown(subpackage))
-    modules = [path for path in subpackage.glob("*.py") if path.stem in public]
+    modules = [subpackage / path for path in below if len(path.parts) == 1 and path.stem in public]
     assert [path for path in modules if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
@@ -67,9 +64,8 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def test_nothing_private_is_used_outside_its_room() -> None:
-    files = [path for folder in USERS for path in (CHECKOUT / folder).rglob("*.py")]
     wrong, seen = [], 0
-    for path in files:
+    for path in python_files(*USERS):
         own = path.parent if "src" in path.parts else None
         for module, name in imported(ast.parse(path.read_text())):
             if module.split(".")[0] not in SOURCES:
@@ -88,10 +84,9 @@ def test_others_use_the_emulator_through_its_public_face() -> None:
     """strix_emulate says what stays; all else may change between releases of two packages."""
     face = set(shown(SOURCES["strix_emulate"]))
     folders = ("packages/strix-validate", "recipes", "src", "tests")
-    files = [path for folder in folders for path in (CHECKOUT / folder).rglob("*.py")]
     used = {
         (str(path.relative_to(CHECKOUT)), module, name)
-        for path in files
+        for path in python_files(*folders)
         for module, name in imported(ast.parse(path.read_text()))
         if module.split(".")[0] == "strix_emulate"
     }
@@ -104,7 +99,7 @@ def test_recipes_use_the_validator_through_its_public_face() -> None:
     face = "strix_validate.testing"
     used = {
         (str(path.relative_to(CHECKOUT)), f"{module}.{name}")
-        for path in (CHECKOUT / "recipes").rglob("*.py")
+        for path in python_files("recipes")
         for module, name in imported(ast.parse(path.read_text()))
         if module.split(".")[0] == "strix_validate"
     }

@@ -19,7 +19,7 @@ from support import mutants, project, servers, small_channel
 from support.contents import faults_of
 from support.mutants import SEED, Tally, texts, trees
 from support.pixi import require
-from support.project import CHECKOUT, commit, copy_checkout
+from support.project import CHECKOUT, commit, copy_checkout, python_files
 from support.servers import served
 
 from forge.errors import ForgeError
@@ -117,7 +117,7 @@ def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_no_test_has_a_web_server_of_another_kind() -> None:
     makes = re.compile(r"HTTPServer\(\(")
-    found = [f.name for f in CHECKOUT.glob("tests/**/*.py") if makes.search(f.read_text())]
+    found = [f.name for f in python_files("tests") if makes.search(f.read_text())]
     assert found == []
 
 

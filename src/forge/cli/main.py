@@ -92,6 +92,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
     os.environ[PYPI_SOURCES] = PYPI_URL
+    os.environ.pop("INIT_CWD", None)  # pixi's; a ./forge that this starts would go there
     code = run()
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()

@@ -15,7 +15,7 @@ from forge.building.display import Display
 from forge.cli.context import Context, Maybe, command, err, gravest, out
 from forge.conda.package import scratch
 from forge.errors import ForgeError, NotAttempted
-from forge.files import write_text
+from forge.files import git, write_text
 from forge.processes import max_jobs
 from forge.recipes.plan import RecipeSet, every_source
 from forge.recipes.recipe import patched, patches_of, prepare, source_of, sources_of
@@ -154,12 +154,46 @@ def applied(recipes: RecipeSet, progress: Progress) -> Iterator[tuple[str, str]]
             yield state, f"{says}: {detail}" if detail else says
 
 
+@command(app)
+def demo(ctx: Context) -> None:
+    """Compile flash-attn's kernels for gfx1151, execute them on the CPU, and compare with float64.
+
+    Makes no package. Needs what the host base needs; what it downloads, a build does not again.
+    """
+    from forge import demo
+
+    flash_attn = every_source(ctx.project).recipes["flash-attn"]
+    with Display(err) as display:
+        record = demo.run(ctx.project, flash_attn, display.say, display.download)
+    for line in demo.describe(record):
+        out.print(line)
+
+
 @command(app, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def test(ctx: Context, words: Words = None) -> None:
-    """Run the tests of this repository; ARGS go to pytest."""
+    """Run the tests of this repository; ARGS go to pytest. Paths are relative to where you are."""
+    root, words = ctx.project.root, words or []
     # one more than there are cores: some tests wait, for servers that stay silent
-    tests = [sys.executable, "-m", *PYTEST, "-n", f"{max_jobs() + 1}", *(words or [])]
-    raise typer.Exit(subprocess.run(tests, cwd=ctx.project.root, check=False).returncode)
+    tests = [sys.executable, "-m", *PYTEST, "-n", f"{max_jobs() + 1}"]
+    tests += ["-c", str(root / "pyproject.toml"), "--rootdir", str(root), *words]
+    # without a path pytest takes the configuration's, if it is started in the root
+    folder = Path.cwd() if any(map(names_a_path, words)) else root
+    raise typer.Exit(subprocess.run(tests, cwd=folder, check=False).returncode)
+
+
+def expanded(word: str, root: Path) -> list[str]:
+    """Return the tracked files that a pattern names, or the word itself if it is none."""
+    if "*" not in word:
+        return [word]
+    tracked = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    names = [str(path.relative_to(root)) for path in root.glob(word)]
+    return [name for name in names if tracked == [""] or name in tracked]  # "": an archive
+
+
+def names_a_path(word: str) -> bool:
+    """Return whether an argument of pytest names something here: PATH, PATH::TEST, --x=PATH."""
+    path = word.partition("=")[2] if word.startswith("-") else word.partition("::")[0]
+    return bool(path) and Path(path).exists()
 
 
 @command(app)
@@ -191,7 +225,7 @@ def lint(ctx: Context) -> None:
 
     says, codes, root = ["clean", "findings", "", "not run: not installed"], [], ctx.project.root
     for line in LINTERS:
-        words = [str(p) for w in line.split() for p in (root.glob(w) if "*" in w else [w])]
+        words = [name for word in line.split() for name in expanded(word, root)]
         try:
             codes.append(int(subprocess.run(words, cwd=root, check=False).returncode != 0))
         except FileNotFoundError:

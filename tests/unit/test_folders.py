@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A path that a command takes is relative to where the caller is, in whatever folder that is."""
+
+import hashlib
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from support import small_channel
+from support.project import CHECKOUT, MiniProject
+from typer.testing import CliRunner
+
+from forge.cli import upkeep
+from forge.cli.main import app
+
+ARCHIVE = "https://upstream.invalid/a.tar.gz"
+
+
+@dataclass
+class Call:
+    """A project, and a folder outside of it that a caller names by a relative path."""
+
+    project: MiniProject
+    folder: Path
+    named: str
+
+
+def add(call: Call) -> tuple[list[str], str]:
+    (call.folder / "a.tar.gz").write_bytes(b"source")
+    digest = hashlib.sha256(b"source").hexdigest()
+    call.project.recipe("alpha", source=f"{{url: '{ARCHIVE}', sha256: '{digest}'}}")
+    (call.project.root / "build/sources").unlink()
+    return ["sources", "add", f"{call.named}/a.tar.gz"], f"{call.named}/a.tar.gz is {ARCHIVE}"
+
+
+def verify(call: Call) -> tuple[list[str], str]:
+    name = small_channel.package(call.folder, "alpha", "1.0")
+    words = ["verify", f"{call.named}/noarch/{name}"]
+    return words, f"{name}: no recipe of this checkout yields such a package"
+
+
+def publish(call: Call) -> tuple[list[str], str]:
+    words = ["publish", "--to", call.named, "--withdraw", "alpha-1.0-0", "--reason", "wrong"]
+    return words, str(call.folder)
+
+
+def output(call: Call) -> tuple[list[str], str]:
+    words = ["publish", "--to", f"{call.named}/public", "--output", call.named]
+    return words, f"nothing is published: {call.folder} holds no packages"
+
+
+def lock(call: Call) -> tuple[list[str], str]:
+    small_channel.make(call.folder, "alpha")
+    base = call.project.root / "build/host-base"
+    base.unlink()
+    small_channel.make(base)
+    call.project.stack("app", "alpha")
+    return ["lock", "app", "--channel", call.named], "default: 1 packages"
+
+
+# By command and parameter.
+TAKES_A_PATH: dict[tuple[str, str], Callable[[Call], tuple[list[str], str]]] = {
+    ("sources add", "files"): add,
+    ("verify", "files"): verify,
+    ("publish", "to"): publish,
+    ("lock", "channel"): lock,
+    ("every command", "output"): output,
+}
+
+
+def takes_a_path(part: typer.Typer, group: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each command and parameter that is a path, by its type or by what help calls it."""
+    for command in part.registered_commands:
+        function = command.callback
+        assert function
+        for name, parameter in inspect.signature(function).parameters.items():
+            options = getattr(parameter.annotation, "__metadata__", ())
+            is_named_so = any(option.metavar in ("DIR", "URL") for option in options)
+            if "Path" in str(parameter.annotation) or is_named_so:
+                own = f"{group} {function.__name__}".strip()
+                yield "every command" if name == "output" else own, name
+    for inner in part.registered_groups:
+        assert inner.typer_instance
+        name = inner.name if isinstance(inner.name, str) else ""
+        yield from takes_a_path(inner.typer_instance, name)
+
+
+def test_each_such_command_is_in_the_table() -> None:
+    assert set(takes_a_path(app)) == TAKES_A_PATH.keys()
+
+
+@pytest.mark.parametrize("place", [".", "recipes", "build/deep/er", ".."])
+@pytest.mark.parametrize("case", TAKES_A_PATH, ids=" ".join)
+def test_a_path_is_the_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str], place: str
+) -> None:
+    project = MiniProject(tmp_path / "project")
+    given, here = tmp_path / "given", project.root / place
+    given.mkdir()
+    here.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(here)
+    words, expected = TAKES_A_PATH[case](Call(project, given, os.path.relpath(given)))
+    done = CliRunner().invoke(app, words, env=project.environment)
+    assert expected in f"{done.output}{done.exception}"
+
+
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        (".", "tests/unit/test_network.py"),
+        ("tests/unit", "test_network.py"),
+        ("docs", "../tests/unit/test_network.py"),
+        ("/", str(CHECKOUT / "tests/unit/test_network.py")),
+    ],
+)
+def test_tests_run_from_any_folder(place: str, path: str) -> None:
+    """With the configuration of the checkout, whose modules they import."""
+    command = [sys.executable, CHECKOUT / "src/forge", "test", "--co", "-q", "-n0", path]
+    done = subprocess.run(
+        command, cwd=CHECKOUT / place, capture_output=True, text=True, check=False
+    )
+    names = [line for line in done.stdout.splitlines() if "::" in line]
+    assert done.returncode == 0 and len(names) > 5, done.stdout + done.stderr
+    assert all(name.startswith("tests/unit/test_network.py::") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_here"),
+    [
+        ([], False),
+        (["-k", "network"], False),
+        (["-x", "test_a.py::test_one"], True),
+        (["--ignore=test_a.py"], True),
+        (["test_lost.py"], False),
+    ],
+)
+def test_without_a_path_all_tests_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], is_here: bool
+) -> None:
+    """From any folder: pytest would take those of that folder alone."""
+    (tmp_path / "test_a.py").touch()
+    monkeypatch.chdir(tmp_path)
+    folders: list[Path] = []
+
+    def run(command: list[str], *, cwd: Path, check: bool) -> subprocess.CompletedProcess[str]:
+        assert command[-len(words) :] == words or not words
+        folders.append(cwd)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(upkeep.subprocess, "run", run)
+    assert CliRunner().invoke(app, ["test", *words]).exit_code == 0
+    assert folders == [tmp_path if is_here else CHECKOUT]
+
+
+def test_linters_read_what_git_tracks(tmp_path: Path) -> None:
+    """An archive of the checkout has no repository: then all there is."""
+    for name in ("packages/a/src/x.c", "packages/a/build/lib/x.c", "packages/a/new.h"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    pattern = "packages/**/*.[ch]"
+    everything = ["packages/a/build/lib/x.c", "packages/a/new.h", "packages/a/src/x.c"]
+    assert sorted(upkeep.expanded(pattern, tmp_path)) == everything
+    (tmp_path / ".gitignore").write_text("/packages/*/build/\n")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "packages/a/src/x.c"], cwd=tmp_path, check=True)
+    assert sorted(upkeep.expanded(pattern, tmp_path)) == everything[1:]
+    assert upkeep.expanded("--strict", tmp_path) == ["--strict"]
