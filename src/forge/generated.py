@@ -81,6 +81,7 @@ def compose(manifests: Mapping[str, str]) -> str:
         "# this file as pixi.toml. `./forge generate` writes it from the stacks' own manifests.\n"
     )
     name_line = f'name = "{first}"'
+    workspace = re.sub(r'\n    "linux-64",[^\n]*', "", workspace)  # it has no `emulated`
     head[0] = comment + "[workspace]\n" + workspace.replace(name_line, 'name = "several"')
     tables = []
     for name, parts in blocks.items():

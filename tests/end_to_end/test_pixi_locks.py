@@ -3,9 +3,11 @@
 
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 import yaml
 from support.conda_forge import LACKS
 from support.pixi import Pixi, fit
@@ -52,3 +54,23 @@ def test_a_stack_is_locked(pixi: Pixi, tmp_path: Path, stack: str) -> None:
     pixi("lock", "--check", cwd=folder)
     manifest.write_text(manifest.read_text().replace('validate = "*"', 'validate = "<0.1"'))
     pixi("lock", "--check", cwd=folder, code=1)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_machine_without_the_gpu_installs_a_stack(tmp_path: Path, stack: str) -> None:
+    """`install --all`, as CI does it: the environment for any machine; pixi skips the others."""
+    folder = copy_stack(stack, tmp_path / "stacks")
+    manifest = fit(folder / "pixi.toml")
+    data = tomllib.loads(manifest.read_text())
+    data["workspace"] |= {"channels": [], "conda-pypi-map": {}}
+    for table in (data, *data["feature"].values()):
+        for name in ("dependencies", "pypi-dependencies", "pypi-exclude-newer"):
+            table.pop(name, None)
+    manifest.write_text(tomli_w.dumps(data))
+    without = {"CONDA_OVERRIDE_AMDGPU": "", "CONDA_OVERRIDE_AMDGPU_ARCH": ""}
+    printed = Pixi(tmp_path / "home", {})("install", "--all", cwd=folder, **without)
+    others = sorted(data["environments"].keys() - {"emulated"})
+    (skipped,) = re.findall("that do not support the current platform: (.*)", printed)
+    assert sorted(skipped.split(", ")) == others
+    assert "The emulated environment has been installed" in printed
+    assert [path.name for path in (folder / ".pixi/envs").iterdir()] == ["emulated"]

@@ -115,7 +115,10 @@ def test_several_stacks_keep_their_tables() -> None:
         own = tomllib.loads((CHECKOUT / f"stacks/{stack}/pixi.toml").read_text())
         assert several["feature"][stack] == own["feature"][stack]
         assert [stack] in several["environments"].values()
-        assert several["workspace"] | {"name": stack} == own["workspace"]
+        (strix_halo,) = several["workspace"]["platforms"]
+        assert own["workspace"]["platforms"] == [strix_halo, "linux-64"]
+        same = several["workspace"] | {key: own["workspace"][key] for key in ("name", "platforms")}
+        assert same == own["workspace"]
 
 
 def test_lint_names_what_is_stale(
@@ -126,7 +129,10 @@ def test_lint_names_what_is_stale(
     shutil.copy(project / "recipes/pypi-names.json", mini.root / "recipes")
     page = mini.root / "README.md"
     page.write_text('```toml\n[pypi-exclude-newer]\ntorch = "1970-01-01"\n```\n')
-    monkeypatch.setattr(subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 0))
+    run = subprocess.run
+    monkeypatch.setattr(
+        subprocess, "run", lambda words, **options: run(["true"], **options | {"cwd": tmp_path})
+    )
     monkeypatch.setenv("FORGE_ROOT", str(mini.root))
     done = CliRunner().invoke(app, ["lint"])
     assert done.exit_code == 1 and "generated text: findings" in done.output

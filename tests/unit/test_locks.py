@@ -116,7 +116,9 @@ def test_a_change_that_is_not_locked_is_seen(
         ("[build-dependencies]", "build-dependencies is not supported"),
         ('[activation.env]\nX = "1"', "activation is not supported"),
         ('[feature.x]\nchannels = ["y"]', "[feature.x] channels is not"),
-        ('[feature.x]\nplatforms = ["y"]', "[feature.x] platforms is not"),
+        ('[feature.x]\nplatforms = ["y"]', "[feature.x] platforms: y is no linux-64 platform"),
+        ('[feature.x]\nplatforms = ["linux-64", "osx-64"]', "[feature.x] platforms: osx-64 is no"),
+        ('[feature.x]\nplatforms = "linux-64"', "feature.x.platforms is not"),
         ('[feature.x]\nsolve-group = "y"', "solve-group is not"),
         ("[feature.x.target.unix]", "[feature.x] target is not"),
         ("[feature.default]", "[feature.default] is the name of"),
@@ -233,14 +235,25 @@ def test_spec(value: object, spec: str) -> None:
 
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
+def test_an_environment_is_for_one_platform(manifest: Path) -> None:
+    """`emulated` is for any machine, all others for the GPU: pixi takes what all features allow."""
+    data = tomllib.loads(manifest.read_text())
+    assert {"default", "emulated"} <= data["environments"].keys()
+    for name, features in data["environments"].items():
+        tables = [data["feature"][feature] for feature in features]
+        platforms = [table["platforms"] for table in tables if "platforms" in table]
+        assert platforms == [["linux-64" if name == "emulated" else "strix-halo"]]
+
+
+@pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     """Copied to another machine it means the same; for gfx1151, ours first, strict priority."""
     workspace = tomllib.loads(manifest.read_text())["workspace"]
     assert workspace["channels"] == [PUBLISHED, "conda-forge"]
     assert workspace["channel-priority"] == "strict" and workspace["requires-pixi"]
     assert workspace["name"] == manifest.parent.name
-    (platform,) = workspace["platforms"]
-    assert platform | {"name": ""} == {"name": "", "platform": "linux-64", "amdgpu": "gfx1151"}
+    strix_halo = {"name": "strix-halo", "platform": "linux-64", "amdgpu": "gfx1151"}
+    assert workspace["platforms"] == [strix_halo, "linux-64"]
     assert Manifest.load(manifest).environments["default"]
     # variables are the packages' own, by activation: a copied manifest cannot forget them
     assert not re.search(r"activation|\benv\b", manifest.read_text())
@@ -325,7 +338,7 @@ def test_a_stack_is_a_feature_that_can_be_copied(manifest: Path) -> None:
     name = manifest.parent.name
     assert not data.keys() & {"dependencies", "tasks", "pypi-dependencies"}
     assert data["feature"][name]["pypi-dependencies"] == {"torch": "*"}
-    assert data["environments"]["default"] == [name]
+    assert data["environments"]["default"] == [name, "strix-halo"]
     assert all(name in features for features in data["environments"].values())
     assert Manifest.load(manifest).environments["default"]
 

@@ -27,10 +27,11 @@ WORKSPACE = {
     "authors", "license", "license-file", "readme", "homepage", "repository", "documentation",
     "conda-pypi-map",
 }  # fmt: skip
-FEATURE = {"dependencies", "tasks", "pypi-dependencies"}
+FEATURE = {"dependencies", "tasks", "pypi-dependencies", "platforms"}
 ENVIRONMENT = {"features", "no-default-feature"}
 DEPENDENCY = {"version", "build"}
 
+PLATFORM = "linux-64"
 ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # pixi's own; it is a folder's name
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -91,6 +92,8 @@ def _environments(data: dict[str, Any]) -> dict[str, list[str]]:
     tables = known(data.get("feature", {}), None, "feature")
     if "default" in tables:
         raise ForgeError("[feature.default] is the name of the top level's own")
+    for name, table in tables.items():
+        _require_this_platform(table, data["workspace"], f"feature.{name:.40}")
     features = {"default": _specs(data, "top level")} | {
         name: _specs(known(table, FEATURE, f"feature.{name:.40}"), f"feature.{name:.40}")
         for name, table in tables.items()
@@ -107,6 +110,20 @@ def _environments(data: dict[str, Any]) -> dict[str, list[str]]:
         used = used if table.get("no-default-feature") is True else [*used, "default"]
         found[name] = [*dict.fromkeys(spec for feature in used for spec in features[feature])]
     return found
+
+
+def _require_this_platform(table: Any, workspace: dict[str, Any], where: str) -> None:
+    """Require that the platforms of a feature, if it names any, are this machine's kind."""
+    declared = {PLATFORM} | {
+        str(platform.get("name"))
+        for platform in workspace.get("platforms", [])
+        if isinstance(platform, dict) and platform.get("platform") == PLATFORM
+    }
+    if isinstance(table, dict) and "platforms" in table:
+        for name in names(table["platforms"], f"{where}.platforms"):
+            if name not in declared:
+                reason = f"is no {PLATFORM} platform of the workspace; use pixi itself"
+                raise ForgeError(f"[{where}] platforms: {name:.40} {reason}")
 
 
 def _specs(table: dict[str, Any], where: str) -> list[str]:
