@@ -2,22 +2,21 @@
 """README's first command: it shows kernels compiled, executed and compared, and builds nothing."""
 
 import re
-import shutil
 from pathlib import Path
 
-from support.project import CHECKOUT, drive, share_build
+import pytest
+from support.project import CHECKOUT, copy_checkout, drive
 
 from forge.demo import ERRORS
 
 
 def test_the_first_look(host_base: None, tmp_path: Path) -> None:
     """The wheels are those of the host base, so nothing is downloaded but flash-attn's source."""
-    for name in ("variants.yaml", ".gitignore"):
-        shutil.copy(CHECKOUT / name, tmp_path)
-    for name in ("bases", "recipes", "patches", "packages"):
-        shutil.copytree(CHECKOUT / name, tmp_path / name)
-    share_build(tmp_path)
-    done = drive(CHECKOUT, "demo", FORGE_ROOT=str(tmp_path), FORGE_NO_PIXI="1")
+    root = tmp_path / "checkout"
+    copy_checkout(root, packages=False)
+    done = drive(CHECKOUT, "demo", FORGE_ROOT=str(root))
+    if done.returncode == 3 and "needs a libLLVM" in done.stderr:
+        pytest.skip("no libLLVM: the kernels were compiled, and not executed")
     assert done.returncode == 0, done.stderr
     compiled, executed, compared = done.stdout.split("\n\n")[1:4]
     assert len(re.findall(r"^  \w+ +\d+ matrix instructions", compiled, re.M)) >= 4
@@ -27,4 +26,4 @@ def test_the_first_look(host_base: None, tmp_path: Path) -> None:
         (numbers,) = re.findall(rf"{meaning} +largest error (\S+), allowed (\S+)", compared)
         assert 0 < float(numbers[0]) < float(numbers[1])
     assert "pip downloads" not in done.stderr
-    assert not (tmp_path / "channel").exists()
+    assert not list((root / "channel").glob("*/*.conda"))
