@@ -68,3 +68,32 @@ def test_a_plain_load_of_lds_beside_atomics_is_a_race(kernels) -> None:
     with pytest.raises(Trap, match=r"ds_load_b32.*race: LDS"):
         run(kernels["lds_beside_atomics"], 1, 64)
     assert run(kernels["lds_beside_atomics"], 1, 32) == (0, [])
+
+
+@pytest.fixture(scope="module")
+def swaps(tmp_path_factory) -> dict[str, Kernel]:
+    builder()
+    path = tmp_path_factory.mktemp("swaps") / "swaps.hsaco"
+    device_code(HIP_PROGRAMS / "swaps.hip", path)
+    return loader.parse_module(path.read_bytes(), "swaps").kernels
+
+
+#: of swaps.hip: whose swaps compare what a plain load gave
+SWAPS = ["uniform_word", "uniform_pair", "uniform_float", "builtin_double", "two_cells",
+         "beside_constant", "folded_offsets", "chosen_cell", "each_lane", "each_lane_wide",
+         "half_of_a_word", "in_lds"]  # fmt: skip
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", SWAPS)
+def test_the_first_load_of_a_swap_loop_is_no_race(swaps, name, native) -> None:
+    """However it loads: scalar registers, pairs, several words, other offsets, unrolled."""
+    kind = {"native": native, "batch": 8}
+    assert run(swaps[name], 12, 64, **kind) == (24, [])
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", ["not_compared", "other_store", "other_word_stored"])
+def test_a_load_that_no_swap_compares_is_a_race(swaps, name, native) -> None:
+    with pytest.raises(Trap, match="race: global memory"):
+        run(swaps[name], 12, 64, native=native, batch=8)

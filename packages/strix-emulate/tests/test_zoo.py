@@ -193,6 +193,13 @@ def test_atomics(op, kind, cells):
     close(out, expected)
 
 
+@pytest.mark.parametrize("kind", ["i32", "u32", "i64", "fp32", "fp64"])
+def test_atomics_of_one_cell(kind):
+    out = np.zeros(2, TYPES[kind])
+    zoo.run(zoo.scalar_atomics, (64,), {}, Buffer(out))
+    assert out.tolist() == [63, 63 * 32]
+
+
 @pytest.mark.parametrize("parts", [1, 3, 8])
 def test_spin_lock(parts):
     x = numbers("fp32", 64 * parts)

@@ -96,6 +96,14 @@ def locked(lock, total, count, x, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def scalar_atomics(out):
+    """Of one cell by each workgroup: LLVM's loops of swaps begin with scalar loads."""
+    number = tl.program_id(0).to(out.dtype.element_ty)
+    tl.atomic_max(out, number)
+    tl.atomic_add(out + 1, number)
+
+
+@triton.jit
 def last_block(x, partial, counter, out, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     """Each workgroup leaves a sum; the last one to count adds them up."""
     g, i = tl.program_id(0), tl.arange(0, BLOCK)

@@ -34,8 +34,8 @@ _SUFFIXES = ("e64_dpp", "e32", "e64", "dpp", "sdwa")
 class Instruction:
     """One instruction; a VOPD pair has its two parts in `pair` and the names in `name`.
 
-    text: LLVM's, for messages; code: its bytes. begins_swap: a plain load of what a
-    compare-and-swap then replaces, see vmem.mark_swaps.
+    text: LLVM's, for messages; code: its bytes. swap_words: of what a plain load
+    gives, as bits, the words that a compare-and-swap then compares: see flow.mark_swaps.
     """
 
     address: int
@@ -48,7 +48,7 @@ class Instruction:
     code: bytes = b""
     pair: tuple["Instruction", ...] = ()
     unknown: str = ""
-    begins_swap: bool = False
+    swap_words: int = 0
 
     def at(self, address: int) -> "Instruction":
         """Return the same at an address: as replace() does, in a seventh of the time."""

@@ -4,7 +4,6 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -81,57 +80,6 @@ def communicates(ins: Instruction) -> bool:
     return ins.name in atomics.NAMES or polls(ins) or "gl1_inv" in ins.name
 
 
-def mark_swaps(instructions: list[Instruction]) -> list[Instruction]:
-    """Mark plain loads with which a loop of compare-and-swaps begins: it compares what they give.
-
-    LLVM expands an atomic that has no instruction into such a loop. If the load gives an old value,
-    the swap fails, and gives the next one. Moves may lie between.
-    """
-    marked = list(instructions)
-    for place, swap in enumerate(instructions):
-        if swap.unknown or not _SWAP.match(swap.name):
-            continue
-        # what it compares is the second half of its data
-        data = swap.operands[0 if "buffer" in swap.name else int("glc" in swap.modifiers) + 1]
-        expected = _registers(
-            replace(data, index=data.index + data.count // 2, count=data.count // 2)
-        )
-        for before in range(place - 1, max(place - _LOOP, 0) - 1, -1):
-            load = instructions[before]
-            if _FIRST.match(load.name) and _registers(load.operands[0]) == expected:
-                marked[before] = replace(load, begins_swap=not polls(load))
-                break
-            expected = _moved(load, expected)
-            if not expected:
-                break
-    return marked
-
-
-def _moved(ins: Instruction, registers: int) -> int:
-    """Return where the value of registers was before an instruction; 0: it made another one."""
-    found = registers
-    for part in ins.pair or (ins,):
-        written = _registers(part.operands[0]) & registers if part.operands else 0
-        if not written:
-            continue
-        source = part.operands[-1]
-        if not _MOVE.match(part.name) or part.modifiers or source.kind != "v":
-            return 0
-        found = found & ~written | _registers(source)
-    return found
-
-
-#: Instructions in front of a compare-and-swap among which its first load is looked for.
-_LOOP = 64
-_SWAP = re.compile(r"(global|flat|buffer)_atomic_cmpswap_b(32|64)$")
-_MOVE = re.compile(r"v_(dual_)?mov_b32$")
-_FIRST = re.compile(r"(global|flat|buffer)_load_b(32|64)$")
-
-
-def _registers(op: Operand) -> int:
-    return registers("v", op.index, op.count) if op.kind == "v" else 0
-
-
 def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
     """Return a function that executes the instruction on Waves. Raise Unknown."""
     if ins.name in NO_EFFECT:
@@ -181,7 +129,7 @@ def _scalar_load(ins: Instruction, spaces: Spaces) -> Callable:
             start = _scalar_buffer(g, base.index, start, 4 * words)
         at, changing = arena.find(start & ~np.uint64(3), 4 * words, False)
         if changing:
-            arena.track(at, 4 * words, g.tags)
+            arena.track(at, 4 * words, g.tags, ins.swap_words)
         g.S[target.index : target.index + words, :, 0] = np.stack(
             [arena.views[4][(at >> 2) + i] for i in range(words)]
         )
@@ -308,19 +256,19 @@ def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Calla
     """Compile a load. counters: the one that guarantees the result first."""
     memory, locates = located(space, ins, a.address, a.size, False, spaces, a.offsets)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
-    atomic = "glc" in ins.modifiers and memory.name != "LDS"
-    track = memory.track_acquire if atomic else memory.track
-    if ins.begins_swap:
-        track = partial(memory.track, beside_atomics=True)
+    acquires = "glc" in ins.modifiers and memory.name != "LDS"
     issued = a.issued(ins.text)
+    compared = [ins.swap_words >> i * a.words & (1 << a.words) - 1 for i in range(len(a.data))]
 
     def run(g: Waves):
         found = [locate(g) for locate in locates]
         touches = []
-        for first, (at, inside, marks) in zip(a.data, found, strict=True):
+        for first, words, (at, inside, marks) in zip(a.data, compared, found, strict=True):
             touch = None
-            if marks is not None:
-                touch = track(at, a.size, marks)
+            if marks is not None and acquires:
+                memory.track_acquire(at, a.size, marks)
+            elif marks is not None:
+                touch = memory.track(at, a.size, marks, words)
             data = memory.load(at, a.size) if len(at) else np.zeros((a.words, 0), np.uint32)
             if inside is not None:
                 # out of the buffer's range: zero

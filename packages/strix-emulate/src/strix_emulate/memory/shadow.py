@@ -146,10 +146,11 @@ class Memory:
             for i in range(size):
                 self.bytes[at + i] = (data[i // 4] >> np.uint32(8 * (i % 4))).astype(np.uint8)
 
-    def track(self, at, size: int, marks, beside_atomics: bool = False) -> Touch | None:
+    def track(self, at, size: int, marks, swap_words: int = 0) -> Touch | None:
         """Check a load against earlier stores and note it. Trap on a race.
 
-        at: offsets, flat; marks: the tag of each; beside_atomics: what atomics wrote is no race.
+        at: offsets, flat; marks: the tag of each; swap_words: words of each that a compare-and-swap
+        compares, as bits. There what atomics wrote is no race, and nothing is too old.
         """
         if not self.checked:
             return None
@@ -162,10 +163,10 @@ class Memory:
             conflict = self._unordered(before, marks)
             if conflict.any():
                 conflict &= ~self._wrote(cells, before, marks, conflict)
-                if beside_atomics:
-                    conflict &= before != self.swapped[cells]
+            compared = self._in_words(swap_words, size, len(at))
+            conflict &= ~compared | (before != self.swapped[cells])
             self._race(conflict, before, marks, "a write")
-            self._stale(cells, before, marks)
+            self._stale(cells[~compared], before[~compared], marks[~compared])
         seen = np.take(self.read, cells)
         if self._recent(seen, marks):
             self.read[cells] = np.where(self._unordered(seen, marks), _merge(seen, marks), marks)
@@ -312,6 +313,11 @@ class Memory:
             cells = (cells + np.arange(count)[:, None]).ravel()
             marks = np.broadcast_to(marks, (count, len(at))).ravel()
         return cells, marks
+
+    def _in_words(self, words: int, size: int, lanes: int) -> np.ndarray:
+        """Return which cells of accesses by so many lanes are in these words of each."""
+        first = np.arange(max(1, size // self.cell)) * self.cell // 4
+        return np.repeat((words >> first & 1).astype(bool), lanes)
 
     def _differs(self, at, data, size: int) -> bool:
         if size < 4:

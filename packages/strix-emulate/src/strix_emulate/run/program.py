@@ -11,7 +11,8 @@ from strix_emulate.arithmetic import mode_register, operations, scalars
 from strix_emulate.code.decode import EXEC, VCC, Instruction, Unknown, decode
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
-from strix_emulate.instructions import atomics, crosslane, salu, valu, vmem
+from strix_emulate.instructions import atomics, crosslane, flow, salu, valu, vmem
+from strix_emulate.instructions.flow import branch_target, operand_bits
 from strix_emulate.instructions.microops import executable, executes
 from strix_emulate.instructions.steps import Step, Traits
 from strix_emulate.memory import addressing, waits
@@ -132,10 +133,10 @@ def compile_blocks(
 
 
 def _blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Block]:
-    instructions = vmem.mark_swaps(instructions)
+    instructions = flow.mark_swaps(instructions)
     parting = [ins for ins in instructions if ins.name in CONTROL]
     starts = {ins.address + ins.size for ins in parting}
-    starts |= {_target(ins) for ins in parting if "branch" in ins.name}
+    starts |= {branch_target(ins) for ins in parting if "branch" in ins.name}
     found: dict[int, Block] = {}
     lines: dict[int, list[Instruction]] = {}
     block = None
@@ -147,7 +148,7 @@ def _blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Block]:
         if ins.name in CONTROL and not ins.unknown:
             block.end = ins
             if "branch" in ins.name:
-                block.condition, block.taken = _CONDITIONS.get(ins.name), _target(ins)
+                block.condition, block.taken = _CONDITIONS.get(ins.name), branch_target(ins)
         else:
             lines[block.start].append(ins)
     initial = mode_register.initial(home.kernel)
@@ -294,7 +295,7 @@ def decode_function(kernel: Kernel, address: int) -> list[Instruction]:
         for ins in decode(code, address, kernel.width, target=kernel.target):
             found.append(ins)
             if "branch" in ins.name and not ins.unknown:
-                reach = max(reach, _target(ins))
+                reach = max(reach, branch_target(ins))
             if ins.name in _LEAVES and ins.address + ins.size > reach:
                 return found
     return []
@@ -303,15 +304,11 @@ def decode_function(kernel: Kernel, address: int) -> list[Instruction]:
 _LEAVES = {"s_endpgm", "s_setpc_b64", "s_branch"}
 
 
-def _target(ins: Instruction) -> int:
-    return ins.address + ins.size + 4 * int(ins.operands[0].value)
-
-
 def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> Step:
     key = (
         ins.text,
         ins.code,
-        ins.begins_swap,
+        ins.swap_words,
         mode,
         home.gpu,
         home.shares,
@@ -324,12 +321,12 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
     reads = target = 0
     counter = -1
     if vmem.is_memory(ins.name) and "store" not in ins.name and ins.operands:
-        target = _bits(ins.operands[:1])
+        target = operand_bits(*ins.operands[:1])
         counter = waits.LGKM if ins.name.startswith(("ds_", "s_")) else waits.VM
-        reads = _bits(ins.operands[1:])
+        reads = operand_bits(*ins.operands[1:])
     else:
         for part in ins.pair or (ins,):
-            reads |= _bits(part.operands)
+            reads |= operand_bits(*part.operands)
     traits = Traits(reads, target, counter, executable(run))
     if len(_TRAITS) > _MOST_TRAITS:
         _TRAITS.clear()
@@ -351,14 +348,6 @@ def _compiled(ins: Instruction, mode: mode_register.Mode | None, spaces) -> Call
         return _compile(ins, mode, spaces)
     except (Unknown, IndexError, ValueError) as error:
         return _trap(f"cannot execute `{ins.text}`: {error}")
-
-
-def _bits(operands) -> int:
-    bits = 0
-    for op in operands:
-        if op.kind in "vs":
-            bits |= waits.registers(op.kind, op.index, op.count)
-    return bits
 
 
 def _trap(message: str) -> Callable:
