@@ -93,6 +93,7 @@ def waves(V, S) -> Waves:
         np.arange(n),
         np.zeros(n, np.int64),
         np.zeros(n, np.int64),
+        np.zeros(n, np.uint64),
     ]
     return Waves(V.copy(), S.copy(), np.zeros((n, 1), bool), 0, identity, Queues())
 

@@ -154,9 +154,10 @@ def test_a_scalar_load_races_as_well():
     assert (execute(body + STORE, threads=32, second="inout") == 0).all()
     with pytest.raises(Trap, match=r"race.*a read by several waves"):
         execute(body + STORE, second="inout")
-    late = LOAD + STORE.removesuffix("s_endpgm\n") + "s_load_b32 s8, s[6:7], 0x84\ns_endpgm\n"
+    late = LOAD + STORE.removesuffix("s_endpgm\n") + "s_load_b32 s8, s[6:7], 0x84\n"
+    use = "s_waitcnt lgkmcnt(0)\nv_mov_b32 v2, s8\n"
     with pytest.raises(Trap, match=r"race.*a write by wave 1"):
-        execute(late, second="inout")
+        execute(late + use + STORE, second="inout")
     with pytest.raises(Trap, match=r"bounds: 4 bytes"):
         execute(LOAD + "s_load_b32 s8, s[6:7], 0x100\ns_endpgm\n")
 
@@ -196,6 +197,75 @@ def test_a_loop_of_swaps_begins_with_a_plain_load(native):
     ):
         with pytest.raises(Trap, match="race"):
             execute(wrong, native=native, **kind)
+
+
+#: each wave loads what the first one stores; s8 is 0 in the first
+COPIES = LOAD + """v_readfirstlane_b32 s8, v0
+v_mov_b32 v7, v1
+v_and_b32 v1, 0x7c, v1
+global_load_b32 v2, v1, s[6:7]
+s_waitcnt vmcnt(0)
+"""
+IN_PLACE = COPIES + """v_add_nc_u32 v3, 1, v2
+{used}
+s_cmp_lg_u32 s8, 0
+s_cbranch_scc1 end
+global_store_b32 v1, v3, s[6:7]
+end: {last}
+s_endpgm
+"""
+USES = {
+    "a store": ("", "global_store_b32 v7, v2, s[6:7] offset:128"),
+    "an address": ("v_and_b32 v2, 0, v2\nv_add_nc_u32 v2, v2, v7", "global_store_b32 v2, v7, s[6:7] offset:128"),
+    "a copy": ("v_dual_mov_b32 v4, v3 :: v_dual_mov_b32 v5, 0",
+               "v_perm_b32 v4, v4, v5, v5\nglobal_store_b32 v7, v4, s[6:7] offset:128"),
+    "a flag": ("v_cmp_eq_u32 vcc_lo, 0, v2\nv_cndmask_b32 v5, 0, v1, vcc_lo",
+               "global_store_b32 v7, v5, s[6:7] offset:128"),
+    "an atomic": ("", "global_atomic_add_u32 v7, v2, s[6:7] offset:128"),
+    "LDS": ("", "ds_store_b32 v7, v2"),
+    "a branch": ("v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 1\ns_cbranch_scc1 end", ""),
+    "lanes": ("v_cmpx_lt_u32 0, v2\nv_mov_b32 v5, 1\ns_mov_b32 exec_lo, -1",
+              "global_store_b32 v7, v5, s[6:7] offset:128"),
+    "a scalar": ("v_readfirstlane_b32 s9, v2\ns_add_u32 s9, s9, 1\nv_mov_b32 v5, s9",
+                 "global_store_b32 v7, v5, s[6:7] offset:128"),
+    "a loop": ("s_mov_b32 s9, 3\nv_mov_b32 v5, 0\nagain: v_mov_b32 v6, v5\nv_mov_b32 v5, v2\n"
+               "s_sub_u32 s9, s9, 1\ns_cmp_lg_u32 s9, 0\ns_cbranch_scc1 again",
+               "global_store_b32 v7, v6, s[6:7] offset:128"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("native", [True, False])
+def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
+    kind = {"threads": 128, "size": 256, "native": native, "lockstep": lockstep}
+    kind |= {"second": "inout"}
+    unused = "v_mov_b32 v2, 0\nglobal_store_b32 v1, v2, s[6:7] offset:128"
+    for last in ("", unused, "v_cmpx_lt_u32 0, v2"):
+        notes = []
+        out = execute(IN_PLACE.format(used="", last=last), notes=notes, **kind)
+        assert (out[:32] == 1).all() and {note.check for note in notes} == {"race"}
+        assert "what is loaded reaches no store" in notes[0].message
+    for used, last in USES.values():
+        with pytest.raises(Trap, match="race: global memory"):
+            execute(IN_PLACE.format(used=used, last=last), **kind)
+
+
+def test_a_racing_load_of_waves_that_end_in_another_batch_is_judged():
+    """All workgroups read word 0; the first one changes it; the last one stores what it read."""
+    body = IN_PLACE.replace("s_cmp_lg_u32 s8, 0", "s_cmp_lg_u32 s2, 0").format(
+        used="s_add_u32 s9, s2, s8", last="{last}")  # fmt: skip
+    kind = {"threads": 32, "grid": (64,), "second": "inout", "batch": 8}
+    notes = []
+    execute(body.format(last=""), notes=notes, **kind)
+    assert [note.check for note in notes] == ["race", "race"]
+    last = "s_cmp_lg_u32 s2, 63\ns_cbranch_scc1 0\ns_cbranch_scc1 over\n"
+    last += "global_store_b32 v1, v2, s[6:7] offset:128\nover:"
+    with pytest.raises(Trap, match="race: global memory"):
+        execute(body.format(last=last), **kind)
+    execute(body.format(last=last), off=frozenset({"race"}), **kind)
+    notes = []
+    execute(body.format(last=last), lenient=True, notes=notes, **kind)
+    assert notes and not any("reaches no store" in note.message for note in notes)
 
 
 def test_same_value_from_several_waves_is_no_race():

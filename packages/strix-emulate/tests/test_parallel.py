@@ -91,8 +91,13 @@ def test_reads_of_what_another_process_writes_are_a_race():
     # 2 reads what 1 writes
     body = "global_load_b32 v5, v2, s[4:5]\ns_waitcnt vmcnt(0)\ns_cmp_eq_u32 s2, 1\n"
     body += "s_cbranch_scc0 1f\nglobal_store_b32 v1, v4, s[4:5]\n1:\n"
-    assert "race" in trap(body, 1)
-    assert trap(body, 2) == trap(body, 1)
+    used = body + "global_store_b32 v1, v5, s[4:5] offset:64\n"
+    assert "race" in trap(used, 1)
+    assert trap(used, 2) == trap(used, 1)
+    # what it reads reaches no store
+    for cores in (1, 2):
+        _, done = execute(body, cores)
+        assert done.cores == 1 and [note.check for note in done.notes] == ["race"]
 
 
 def test_what_processes_did_is_undone_before_one_core_does_it():

@@ -200,6 +200,29 @@ def test_atomics_of_one_cell(kind):
     assert out.tolist() == [63, 63 * 32]
 
 
+@pytest.mark.parametrize("small", [2, 16, 32, 64])
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "fp64", "i32", "i64", "i8", "u16"])
+def test_small_tensors_are_changed_in_place(kind, small):
+    """Loads of copies that nothing uses are notes."""
+    x, y = np.arange(small).astype(TYPES[kind]), np.arange(128).astype(TYPES[kind])
+    a, b = Buffer(x.copy()), Buffer(y.copy())
+    done = zoo.run(zoo.in_place, (1,), {"SMALL": small, "LARGE": 128},
+                   a, b, small)  # fmt: skip
+    assert (a.data == x + x).all() and (b.data == y + y).all()
+    assert {note.check for note in done.notes} <= {"race"}
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("half", [8, 16, 32])
+def test_rotations_in_place(heads, half):
+    x, angle = numbers("fp32", heads * 2 * half), numbers("fp32", half)
+    out = x.copy()
+    zoo.run(zoo.rotate, (1,), {"HEADS": heads, "HALF": half}, Buffer(out), Buffer(angle, "in"))
+    (a, b), c, s = x.reshape(heads, 2, half).swapaxes(0, 1), np.cos(angle), np.sin(angle)
+    expected = np.stack([a * c - b * s, b * c + a * s], axis=1).ravel()
+    assert np.abs(out - expected).max() < 1e-4
+
+
 @pytest.mark.parametrize("parts", [1, 3, 8])
 def test_spin_lock(parts):
     x = numbers("fp32", 64 * parts)

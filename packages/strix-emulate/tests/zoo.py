@@ -104,6 +104,26 @@ def scalar_atomics(out):
 
 
 @triton.jit
+def in_place(x, y, n, SMALL: tl.constexpr, LARGE: tl.constexpr):
+    """Of a tensor smaller than the workgroup each wave has a copy, and one of them stores it."""
+    i, j = tl.arange(0, SMALL), tl.arange(0, LARGE)
+    a, b = tl.load(x + i, mask=i < n, other=0), tl.load(y + j)
+    tl.store(y + j, b + b)
+    tl.store(x + i, a + a, mask=i < n)
+
+
+@triton.jit
+def rotate(x, angle, HEADS: tl.constexpr, HALF: tl.constexpr):
+    """Of a few heads, in place."""
+    h, i = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None, :]
+    c, s = tl.cos(tl.load(angle + i)), tl.sin(tl.load(angle + i))
+    p = x + h * 2 * HALF + i
+    a, b = tl.load(p), tl.load(p + HALF)
+    tl.store(p, a * c - b * s)
+    tl.store(p + HALF, b * c + a * s)
+
+
+@triton.jit
 def last_block(x, partial, counter, out, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     """Each workgroup leaves a sum; the last one to count adds them up."""
     g, i = tl.program_id(0), tl.arange(0, BLOCK)

@@ -104,7 +104,7 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
     given = [data.index]
     if op in _TWO_SOURCES:
         given.append(ops[2].index if space == "ds" else data.index + size // 4)
-    atomic = _Atomic(ins, op, kind, dtype, target, given)
+    atomic = _Atomic(ins, op, kind, dtype, target, given, spaces)
     counter = LGKM if space == "ds" else VM if returns else STORE
 
     def at(space: str) -> tuple[Any, Callable]:
@@ -133,6 +133,7 @@ class _Atomic:
     dtype: np.dtype
     target: Operand | None
     given: list[int]
+    spaces: addressing.Spaces
 
     def __post_init__(self):
         self.words = self.dtype.itemsize // 4
@@ -151,6 +152,7 @@ class _Atomic:
 
         def run(g: Waves):
             at, inside, _ = locate(g)
+            self.spaces.note_store(g, inside)
             if (at % size).any():
                 raise Trap(
                     "misaligned", f"an atomic of {size} bytes that is not at a multiple of it"

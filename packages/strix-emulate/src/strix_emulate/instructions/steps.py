@@ -45,6 +45,11 @@ class Step:
             run = self._home.made[self.traits] = self._make(self._home.spaces)
         return run
 
+    def tell(self, op: Any) -> None:
+        """Tell C's operation which instruction of the kernel it is."""
+        op.place = self.instruction.address
+        op.number = self._home.numbers.get(op.place, 0)
+
     def execute(self, g: Waves, checks: Findings | None) -> None:
         """Execute it by numpy. A trap knows the instruction."""
         try:

@@ -129,6 +129,7 @@ def _scalar_load(ins: Instruction, spaces: Spaces) -> Callable:
             start = _scalar_buffer(g, base.index, start, 4 * words)
         at, changing = arena.find(start & ~np.uint64(3), 4 * words, False)
         if changing:
+            spaces.note_load(at)
             arena.track(at, 4 * words, g.tags, ins.swap_words)
         g.S[target.index : target.index + words, :, 0] = np.stack(
             [arena.views[4][(at >> 2) + i] for i in range(words)]
@@ -268,6 +269,8 @@ def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Calla
             if marks is not None and acquires:
                 memory.track_acquire(at, a.size, marks)
             elif marks is not None:
+                if memory is spaces.arena:
+                    spaces.note_load(at)
                 touch = memory.track(at, a.size, marks, words)
             data = memory.load(at, a.size) if len(at) else np.zeros((a.words, 0), np.uint32)
             if inside is not None:
@@ -306,6 +309,7 @@ def _store(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Call
             data = g.VF[first : first + a.words][:, g.lanes]
             if a.half == "h":
                 data = data >> np.uint32(16)
+            spaces.note_store(g, inside)
             if inside is not None:
                 data = data[:, inside]
             touch = memory.track_store(at, data, a.size, marks) if marks is not None else None

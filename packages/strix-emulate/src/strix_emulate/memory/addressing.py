@@ -31,6 +31,16 @@ class Spaces:
     #: whether the kernel asks for memory that other waves change
     shares: bool = False
 
+    def note_load(self, at: np.ndarray) -> None:
+        """Note where a load of global memory goes, to judge races by."""
+        if self.arena.doubts is not None:
+            self.arena.doubts.note_load(at)
+
+    def note_store(self, g: Waves, inside: np.ndarray | None) -> None:
+        """Note that waves store; inside: which active lanes do, None for all."""
+        if self.arena.doubts is not None:
+            self.arena.doubts.note_store(g, inside)
+
 
 _SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2, "flat": 3}
 

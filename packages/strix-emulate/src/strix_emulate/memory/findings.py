@@ -52,11 +52,21 @@ class Findings:
             return
         if not self.lenient and check not in self.noted:
             raise Trap(check, message)
-        here = where(self.at)
+        self.note(check, self.at, message)
+
+    def ends(self, check: str) -> bool:
+        """Return whether what the check finds ends the launch."""
+        return not (self.lenient or check in self.noted or check in self.off)
+
+    def note(
+        self, check: str, instruction: Instruction | None, message: str, count: int = 1
+    ) -> None:
+        """Note a finding that does not end the launch."""
+        here = where(instruction)
         known = self._notes.get((check, here))
-        self._notes[check, here] = Note(
-            check, here, known.message if known else message, known.count + 1 if known else 1
-        )
+        if known is not None:
+            message, count = known.message, known.count + count
+        self._notes[check, here] = Note(check, here, message, count)
 
     @property
     def notes(self) -> list[Note]:

@@ -18,7 +18,8 @@ middle are the wave's clock. See :mod:`strix_emulate.memory.shadow`.
 import numpy as np
 
 WORKGROUP, BARRIER, RELEASE = 40, 22, 8
-SEVERAL = 0xFF
+#: In the place of a wave, several readers: their numbers modulo 8 are bits in that of the releases.
+SEVERAL, READERS = 0xFF, 7
 #: A tag of readers in several workgroups.
 EVERYONE = 2**62
 _CLOCK = (1 << WORKGROUP) - 1 & ~0xFF

@@ -12,6 +12,7 @@ looks like a race may still be ordered by atomics (:mod:`strix_emulate.memory.ha
 import mmap
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from strix_emulate.memory.findings import Findings, where
 from strix_emulate.memory.happens_before import (
     BARRIER,
     EVERYONE,
+    READERS,
     RELEASE,
     SEVERAL,
     WORKGROUP,
@@ -45,6 +47,7 @@ def shared_zeros(size: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8, size)
 
 
+_RELEASES = (1 << BARRIER) - (1 << RELEASE)
 #: MAP_NORESERVE of Linux, which Python 3.11 does not name.
 _NORESERVE = 0x4000
 
@@ -86,6 +89,8 @@ class Memory:
         self.findings = Findings()
         #: how atomics order waves, or None where nothing is checked
         self.order: Order | None = None
+        #: races that may be of loads that nothing uses, or None where all are found at once
+        self.doubts: Any = None
         #: for cells to which waves of several workgroups wrote one value: who did
         self.copies: dict[int, set[int]] = {}
         #: by cell, where caches may hide what is stored, the instruction that did: its address in
@@ -165,18 +170,34 @@ class Memory:
                 conflict &= ~self._wrote(cells, before, marks, conflict)
             compared = self._in_words(swap_words, size, len(at))
             conflict &= ~compared | (before != self.swapped[cells])
-            self._race(conflict, before, marks, "a write")
+            self._race(conflict, before, marks, "a write", cells, marks)
             self._stale(cells[~compared], before[~compared], marks[~compared])
         seen = np.take(self.read, cells)
         if self._recent(seen, marks):
             self.read[cells] = np.where(self._unordered(seen, marks), _merge(seen, marks), marks)
         else:
             self.read[cells] = marks
-        lost = np.flatnonzero(np.take(self.read, cells) != marks)
+        now = np.take(self.read, cells)
+        lost = np.flatnonzero(now != marks)
         if len(lost):
-            now, mine = self.read[cells[lost]], marks[lost]
-            self.read[cells[lost]] = np.where(self._unordered(now, mine), _merge(now, mine), now)
+            lost = lost[self._unordered(now[lost], marks[lost])]
+            self._merge_readers(cells[lost], marks[lost])
         return touch
+
+    def _merge_readers(self, cells, marks) -> None:
+        """Note several reads of a cell at once, besides the one that is noted there."""
+        order = np.argsort(cells, kind="stable")
+        cells, marks = cells[order], marks[order]
+        first = np.flatnonzero(np.diff(cells, prepend=-1))
+        if not len(first):
+            return
+        cells = cells[first]
+        now = self.read[cells]
+        least, most = np.minimum.reduceat(marks, first), np.maximum.reduceat(marks, first)
+        bits = np.bitwise_or.reduceat(_readers(marks), first) | _readers(now) | SEVERAL
+        passed = np.maximum(barriers(most), barriers(now)) << BARRIER
+        near = _same_group(least, most) & _same_group(most, now)
+        self.read[cells] = np.where(near, passed | bits, np.int64(EVERYONE))
 
     def track_acquire(self, at, size: int, marks) -> None:
         """Note a load past the wave's own cache: what it sees orders, and it is no race."""
@@ -265,7 +286,8 @@ class Memory:
         cells, cell_marks = self._cells(at, size, marks)
         before = np.take(self.read, cells)
         if self._recent(before, cell_marks):
-            self._race(self._unordered(before, cell_marks), before, cell_marks, "a read")
+            conflict = self._unordered(before, cell_marks)
+            self._race(conflict, before, cell_marks, "a read", cells, before)
         before = np.take(self.written, cells)
         conflict = (
             self._unordered(before, cell_marks) if self._recent(before, cell_marks) else before[:0]
@@ -324,15 +346,26 @@ class Memory:
             data = data & np.uint32((1 << 8 * size) - 1)
         return not np.array_equal(self.load(at, size), data)
 
-    def _race(self, conflict, before, marks, what: str) -> None:
-        if conflict.any():
-            first = int(np.flatnonzero(conflict)[0])
-            old, new = int(before[first]), int(marks[first])
-            self.findings.found(
-                "race",
-                f"{self.name} cell is touched by {_who(new)} and, with no barrier between, had "
-                f"{what} by {_who(old)}",
-            )
+    def _race(self, conflict, before, marks, what: str, cells=None, readers=None) -> None:
+        """Find a race.
+
+        cells, readers: of one between a load and a store, the tags of the load.
+        """
+        if not conflict.any():
+            return
+        first = int(np.flatnonzero(conflict)[0])
+        old, new = int(before[first]), int(marks[first])
+        message = (
+            f"{self.name} cell is touched by {_who(new)} and, with no barrier between, had "
+            f"{what} by {_who(old)}"
+        )
+        if self.doubts is not None and readers is not None:
+            reads = readers is marks
+            writers = before if reads else marks
+            places = cells[conflict] * self.cell
+            if self.doubts.postpone(message, places, readers[conflict], writers[conflict], reads):
+                return
+        self.findings.found("race", message)
 
     def postpone(self, touch: Touch, waves, unit: int) -> None:
         """Move an access that outlives a barrier or a release behind it, for these waves.
@@ -342,9 +375,12 @@ class Memory:
         held = self.written if touch.write else self.read
         mine = np.isin(who(touch.marks), waves)
         cells, marks = self._cells(touch.at[mine], touch.size, touch.marks[mine])
-        # of readers in common only the highest clock is known
-        moved = cells[held[cells] >> RELEASE == marks >> RELEASE]
-        held[moved] += unit
+        here = held[cells]
+        same = here >> RELEASE == marks >> RELEASE
+        if unit == 1 << BARRIER:
+            # of readers in common only the barriers are known
+            same |= (here & 0xFF == SEVERAL) & (barriers(here) == barriers(marks))
+        held[cells[same]] += unit
         touch.marks = np.where(mine, touch.marks + unit, touch.marks)
 
 
@@ -370,7 +406,14 @@ def _unordered(old, new):
 
 def _merge(old, new):
     """Make a read tag for two readers: several waves of one workgroup, or several workgroups."""
-    return np.where(_same_group(old, new), np.maximum(old, new) | SEVERAL, np.int64(EVERYONE))
+    several = np.maximum(barriers(old), barriers(new)) << BARRIER | _readers(old) | _readers(new)
+    return np.where(_same_group(old, new), several | SEVERAL, np.int64(EVERYONE))
+
+
+def _readers(tag):
+    """Return the waves of a read tag, as bits in the place of its releases."""
+    one = np.int64(1) << (RELEASE + (tag & READERS))
+    return np.where(tag & 0xFF == SEVERAL, tag & _RELEASES, one)
 
 
 def _who(tag: int) -> str:

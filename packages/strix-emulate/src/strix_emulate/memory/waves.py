@@ -27,7 +27,8 @@ class Waves:
 
     workgroup, wave: number of the workgroup in the grid, and of the wave in it. slot: row of the
     wave in scratch; lds_slot: that of its workgroup in LDS. epoch: barriers passed
-    and atomics since (:mod:`memory.happens_before`). turn: how often others were let by; polls and
+    and atomics since (:mod:`memory.happens_before`). stored: numbers of the stores that it
+    executed, as bits (:mod:`memory.doubts`). turn: how often others were let by; polls and
     asks: what that is decided by. I, F, U16, I16, H: V as other types; VF: V without its axes of
     waves and lanes; SI, SF: S as other types. queues: what the wait counters still count (see
     :mod:`strix_emulate.memory.waits`).
@@ -54,18 +55,20 @@ class Waves:
         "queues",
         "scc",
         "slot",
+        "stored",
         "tags",
         "turn",
         "wave",
         "width",
         "workgroup",
     )  # fmt: skip
-    PER_WAVE = ("workgroup", "wave", "slot", "lds_slot", "epoch")
+    PER_WAVE = ("workgroup", "wave", "slot", "lds_slot", "epoch", "stored")
     workgroup: np.ndarray
     wave: np.ndarray
     slot: np.ndarray
     lds_slot: np.ndarray
     epoch: np.ndarray
+    stored: np.ndarray
     tags: Any  #: None until they are needed
 
     def __init__(self, V, S, scc, pc, identity, queues):

@@ -40,7 +40,7 @@ typedef struct {
   int32_t handler, results, sources, after, write_exec, step, place;
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
-      resource, acquires, indexed;
+      resource, acquires, indexed, number;
   uint32_t valid, written[2];  // written: by half of a wave64; the sources of both are alike
   uint8_t lanes[32];
   uint32_t apertures[2];  // of a flat access: the high halves of addresses in LDS and scratch
@@ -62,6 +62,7 @@ typedef struct {
   int64_t size, stride, shift, strict, copies;
   const Range *ranges;  // of global memory, in order; the first one may be empty
   int64_t range_count, last;
+  uint64_t seen;  // ranges that accesses found, as bits
 } Memory;
 enum { GLOBAL, LDS, SCRATCH, FLAT };
 
@@ -73,6 +74,7 @@ typedef struct {
   int64_t exec_changed, ordered;   // ordered: whether atomics ordered anything
   int (*order)(int64_t, int64_t);  // Python's Order.told: what they did to accesses with these tags
   int64_t asked[2], answer;        // the last time
+  uint64_t *stored, *touched;      // see doubts.py, or null
   uint32_t *masks;                 // of each lane: all ones if it is active
   uint64_t *spare[8];              // one for each lane
   int64_t *log;                    // offsets and marks that outlive the run

@@ -61,7 +61,8 @@ class COp(ctypes.Structure):
         ("function", _P), *_fields(_I, "handler results sources after write_exec step place"),
         ("factor", ctypes.c_float),
         *_fields(_I, "dpp zero_bound fetch_inactive"),
-        *_fields(_I, "size words offset half extended memory highest resource acquires indexed"),
+        *_fields(_I, "size words offset half extended memory highest resource acquires indexed"
+                    " number"),
         ("valid", ctypes.c_uint32), ("written", ctypes.c_uint32 * 2),
         ("lanes", ctypes.c_uint8 * 32), ("apertures", ctypes.c_uint32 * 2),
         ("target", COperand), ("flag", COperand), ("source", COperand * 4),
@@ -74,7 +75,7 @@ class CMemory(ctypes.Structure):
     _fields_ = [
         *_fields(_P, "bytes written read writers places slots"),
         *_fields(_L, "size stride shift strict copies"),
-        ("ranges", _P), *_fields(_L, "range_count last"),
+        ("ranges", _P), *_fields(_L, "range_count last seen"),
     ]  # fmt: skip
 
 
@@ -89,6 +90,7 @@ class CState(ctypes.Structure):
         *_fields(_P, "v s scc"), *_fields(_L, "n halves"), ("tags", _P),
         *_fields(_L, "exec_changed ordered"),
         ("order", _P), ("asked", _L * 2), ("answer", _L),
+        *_fields(_P, "stored touched"),
         ("masks", _P), ("spare", _P * 8), ("log", _P), ("full", _L), ("memory", CMemory * 3),
     ]  # fmt: skip
 

@@ -15,6 +15,7 @@ static inline int64_t find(Memory *m, uint64_t address, int size, int write, int
     r = m->ranges + (m->last = low);
   }
   if (address < r->start || address - r->start + (uint64_t)size > r->size) return -1;
+  m->seen |= 1ull << ((r - m->ranges) & 63);
   const int64_t offset = (int64_t)(address - r->start) + r->offset;
   if (r->mode == 1 && write) return -1;
   if (r->mode == 3 && !write && m->strict && m->written && !m->written[offset >> m->shift])
@@ -90,7 +91,10 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   int64_t records = 0, stride = 0;
   int unused = 0;
   for (int tries = 0; tries < 2; tries++) {
-    if (locate_near(w, o, at, wide, second, write, changing)) return 0;
+    if (locate_near(w, o, at, wide, second, write, changing)) {
+      m->seen |= 1ull << (m->last & 63);
+      return 0;
+    }
     if (o->memory != GLOBAL || o->resource) break;
     // perhaps in the range of another array
     long l = 0;
@@ -199,7 +203,9 @@ static int load(State *w, const Op *o, int64_t *log) {
   const long width = lanes(w), n = width * w->n;
   int64_t *at = (int64_t *)w->spare[0];
   int changing = 0;
+  m->seen = 0;
   if (locate(w, o, at, 0, &changing)) return 1;
+  if (w->touched && o->memory == GLOBAL) w->touched[o->number] |= m->seen;
   if (m->written && changing && !o->acquires) {
     const int private = o->memory != GLOBAL && m->strict;
     const int64_t count = cells(m, o->size), first = 0;
@@ -243,10 +249,12 @@ static int load_scalar(State *w, const Op *o) {
   uint32_t *row = w->s + o->target.index * n;
   int64_t *at = (int64_t *)w->spare[0];
   int changing = 0;
+  m->seen = 0;
   for (long i = 0; i < n; i++) {
     at[i] = find(m, (base[i] + more[i] + (int64_t)o->offset) & ~3ull, o->size, 0, &changing);
     if (at[i] < 0) return 1;
   }
+  if (w->touched) w->touched[o->number] |= m->seen;
   if (m->written && changing)
     for (long i = 0; i < n; i++)
       if (note_load(m, at[i] >> m->shift, cells(m, o->size), w, w->tags[i], 0)) return 1;
@@ -300,6 +308,15 @@ static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64
   return 0;
 }
 
+// Notes which waves store, with any lane: see doubts.py.
+static void note_stored(State *w, const Op *o, const int64_t *at) {
+  for (long i = 0; w->stored && i < w->n; i++) {
+    int64_t active = 0;
+    for (long l = i * lanes(w); l < (i + 1) * lanes(w); l++) active |= ~at[l];
+    w->stored[i] |= (uint64_t)(active < 0) << o->number;
+  }
+}
+
 static int store(State *w, const Op *o, int64_t *log) {
   Op copy;
   if (!(o = unflat(w, o, &copy))) return 1;
@@ -316,6 +333,7 @@ static int store(State *w, const Op *o, int64_t *log) {
     alone = !w->ordered && BY_COUNT(quiet, w, at, 1, 0);
     if (!alone && may_store_by_lane(m, w, o, at, row, count)) return 1;
   }
+  note_stored(w, o, at);
   store_data(o, m->bytes, at, row, n);
   if (!m->written) return 0;
   for (long l = 0; m->places && l < n; l++)
@@ -350,6 +368,7 @@ static int atomic(State *w, const Op *o, int64_t *log) {
   if (locate(w, o, at, 1, &changing)) return 1;
   for (long l = 0; l < n; l++)
     if (at[l] >= 0 && at[l] % o->size) return 1;
+  note_stored(w, o, at);
   const uint32_t *data[2] = {0, (const uint32_t *)w->spare[3]};
   for (int i = 2; i < o->sources; i++)
     data[i - 2] = fetch(w, &o->source[i], w->spare[2 + i], lanes(w));

@@ -42,6 +42,9 @@ class Session:
         self._lds, self._scratch = lds, scratch
         self._order: Any = spaces.arena.order
         self._told: Any = None
+        self._doubts = spaces.arena.doubts
+        if self._doubts is not None:
+            state.touched = self._doubts.touched.ctypes.data
         if self._order is not None:
             self._asked = native.ORDER(self._order.told)
             state.order = ctypes.cast(self._asked, ctypes.c_void_p).value
@@ -73,6 +76,8 @@ class Session:
         if self.checks:
             if self._tags is not g.tags:
                 state.tags, self._tags = g.tags.ctypes.data, g.tags
+                if self._doubts is not None:
+                    state.stored = g.stored.ctypes.data
             order = self._order.idle, *[len(memory.copies) for memory in self.memories]
             if order != self._told:
                 self._told = order
@@ -103,7 +108,8 @@ class Run:
         self._of = [range(*pair) for pair in pairwise(self._starts)]
         for number, (step, numbers) in enumerate(zip(steps, self._of, strict=True)):
             for i in numbers:
-                self.ops[i].step, self.ops[i].place = number, step.instruction.address
+                self.ops[i].step = number
+                step.tell(self.ops[i])
         self.orders: Any = steps[-1].traits.executable.orders
         self._plans: dict[tuple, Plan | None] = {}
 

@@ -7,6 +7,14 @@ static inline int64_t unordered(int64_t old, int64_t new) {
   return old ? differ >> 40 | other : 0;
 }
 
+// The tag of several waves that read a cell: see happens_before.py.
+static inline int64_t readers(int64_t tag) {
+  return (tag & 0xff) == 0xff ? tag & 0x3fff00 : 0x100ll << (tag & 7);
+}
+static inline int64_t several(int64_t a, int64_t b) {
+  return ((a > b ? a : b) & ~0x3fffffll) | readers(a) | readers(b) | 0xff;
+}
+
 // Whether they may, for all that atomics ordered. 2: numpy is to look at it, as what they ordered
 // for some of several waves decides which tags are left, or as a cache may hide what is ordered.
 static int may_swap(State *w, int64_t old, int64_t new) {
@@ -37,7 +45,7 @@ static inline int64_t tag_read(State *w, int64_t written, int64_t seen, int64_t 
   if (after_write == 2 || (after_write && !mine) || after_read == 2) return 0;
   if (!after_read) return mark;
   if (seen >> 40 != mark >> 40) return 1ll << 62;
-  return (seen > mark ? seen : mark) | 0xff;
+  return several(seen, mark);
 }
 
 // Whether all cells from the first on have the first one's tags: most often so.
@@ -151,8 +159,8 @@ INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, 
   int64_t *read = m->read;
   for (long i = 0; i < w->n; i++) {
     const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
-    EACH_CELL(const int64_t seen = read[c], several = (seen > mark ? seen : mark) | 0xff;
-              const int64_t both = seen >> 40 == mark >> 40 ? several : 1ll << 62;
+    EACH_CELL(const int64_t seen = read[c], near = several(seen, mark);
+              const int64_t both = seen >> 40 == mark >> 40 ? near : 1ll << 62;
               read[c] = unordered(seen, mark) ? both : mark;)
   }
   return 0;

@@ -58,6 +58,9 @@ class Trace:
                 flat.append(_guard(block, blocks[number + 1].start))
                 self._places.append((number, -1))
         self.ops = (native.COp * len(flat))(*flat)
+        for step, numbers in zip(steps, of, strict=True):
+            for i in numbers:
+                step.tell(self.ops[i])
         self._first, self._steps, self._of = ctypes.addressof(self.ops), steps, of
         self._plans: dict[State, Plan | None] = {}
         self.entered = self.left = 0

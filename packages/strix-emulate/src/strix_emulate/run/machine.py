@@ -14,6 +14,7 @@ from strix_emulate.errors import Trap
 from strix_emulate.memory import waits
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.arena import Arena
+from strix_emulate.memory.doubts import Doubts
 from strix_emulate.memory.findings import CHECKS, Findings, Note, where
 from strix_emulate.memory.happens_before import WORKGROUP, tags
 from strix_emulate.memory.shadow import Memory
@@ -117,6 +118,10 @@ class Machine:
         self.resident = groups
         spaces = self._spaces(groups, waves * lanes)
         self.session = None
+        if self.findings and self.program.uses.complete and not self.program.partial:
+            self.arena.doubts = Doubts(
+                self.program.uses, self.findings, self.arena.ranges(), waves, total
+            )
         if library:
             lanes = groups * waves * lanes
             self.session = Session(library, spaces, lanes, self._registers(), self.options.checks)
@@ -134,6 +139,8 @@ class Machine:
             start = self._start(np.arange(first, end), waves, kernarg, grid, block)
             try:
                 self._run_batch(blocks, start, waves)
+                if self.arena.doubts:
+                    self.arena.doubts.judge()
             except Trap as trap:
                 trap.hint = trap.hint or missing(self.kernel, trap)
                 if not trap.where:
@@ -152,6 +159,8 @@ class Machine:
             # whoever keeps the program keeps no memory with it
             self.program.release()
             self.session = None
+        if self.arena.doubts:
+            self.arena.doubts.note()
         outcome.executed = self.executed
         outcome.notes = self.findings.notes if self.findings else []
         return outcome
@@ -193,7 +202,7 @@ class Machine:
         """Run workgroups from the first on on several cores; False: they are still to be run."""
         outcome.one_core = parallel.one_core(self.program.communicates)
         left = self.executed / first * (total - first)
-        if outcome.one_core or not parallel.worth(left, self.arena):
+        if self.arena.doubts or outcome.one_core or not parallel.worth(left, self.arena):
             return False
         size = min(first, -(-(total - first) // self.options.cores))
         starts = range(first, total, size)
@@ -203,6 +212,8 @@ class Machine:
             if self.findings:
                 # what one finds is noted by one core, in order
                 self.findings.lenient, self.findings.noted = False, frozenset()
+            if self.arena.doubts is not None:
+                self.arena.doubts.refused = True
             entered = {start: block.entered for start, block in blocks.items()}
             for start in share:
                 batch(start, min(start + size, total))
@@ -259,7 +270,7 @@ class Machine:
                 S[at, :, 0] = number
                 at += 1
         identity = [workgroup, wave, np.arange(n), np.repeat(np.arange(len(numbers)), waves),
-                    np.zeros(n, np.int64)]  # fmt: skip
+                    np.zeros(n, np.int64), np.zeros(n, np.uint64)]  # fmt: skip
         return Waves(V, S, np.zeros((n, 1), bool), 0, identity, waits.Queues())
 
     def _run_batch(self, blocks: dict[int, Block], start: Waves, waves: int) -> None:
@@ -280,6 +291,8 @@ class Machine:
             self.alone = not ready
             event, gone = self._advance(blocks, g, limit)
             if event == "end":
+                if self.arena.doubts is not None:
+                    self.arena.doubts.ended(g)
                 ready += self._one_by_one(barriers.end(g))
             elif event == "s_barrier":
                 ready += self._one_by_one(barriers.arrive(g))

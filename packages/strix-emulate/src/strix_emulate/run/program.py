@@ -15,6 +15,7 @@ from strix_emulate.instructions import atomics, crosslane, flow, salu, valu, vme
 from strix_emulate.instructions.flow import branch_target, operand_bits
 from strix_emulate.instructions.microops import executable, executes
 from strix_emulate.instructions.steps import Step, Traits
+from strix_emulate.instructions.uses import Uses
 from strix_emulate.memory import addressing, waits
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
@@ -85,13 +86,15 @@ def supported() -> set[str]:
 class Blocks(dict[int, Block]):
     """Blocks by address; what is jumped to inside of one becomes a block of its own.
 
-    spaces: the memories of the launch; made: functions of its steps on them.
+    spaces: the memories of the launch; made: functions of its steps on them; numbers: of loads and
+    stores by their addresses, as :class:`uses.Uses` has them.
     """
 
     def __init__(self, spaces: addressing.Spaces, kernel: Kernel):
         super().__init__()
         self.kernel = kernel
         self.gpu, self.shares = spaces.target.name, spaces.shares
+        self.numbers: dict[int, int] = {}
         self.attach(spaces, None)
 
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
@@ -124,10 +127,14 @@ class Blocks(dict[int, Block]):
 
 
 def compile_blocks(
-    instructions: list[Instruction], kernel: Kernel, spaces: addressing.Spaces
+    instructions: list[Instruction],
+    kernel: Kernel,
+    spaces: addressing.Spaces,
+    numbers: dict[int, int] | None = None,
 ) -> Blocks:
     """Compile basic blocks by address. What cannot be executed becomes a step that traps."""
     found = Blocks(spaces, kernel)
+    found.numbers = numbers or {}
     found.update(_blocks(instructions, found))
     return found
 
@@ -179,6 +186,11 @@ class Program:
         return cls(found, _is_large(kernel) and any(ins.name in CALLS for ins in found))
 
     @cached_property
+    def uses(self) -> Uses:
+        """Where values go."""
+        return Uses(self.instructions)
+
+    @cached_property
     def cell(self) -> int:
         """Bytes of a shadow cell: the smallest access of the kernel."""
         sizes = [size for ins in self.instructions if (size := vmem.access_size(ins))]
@@ -214,7 +226,7 @@ class Program:
     def blocks(self, kernel: Kernel, spaces: addressing.Spaces, session: Session | None) -> Blocks:
         """Return the blocks for one launch, up to :meth:`release`."""
         if self._blocks is None:
-            self._blocks = compile_blocks(self.instructions, kernel, spaces)
+            self._blocks = compile_blocks(self.instructions, kernel, spaces, self.uses.numbers)
         else:
             self._blocks.attach(spaces, session)
             for block in self._blocks.values():
