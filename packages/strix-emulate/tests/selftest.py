@@ -87,14 +87,8 @@ def real_mnemonics(names: set[str]) -> set[str]:
 def waves(V, S) -> Waves:
     """One or more waves with these registers: V (registers, n, lanes), S (128, n, 1)."""
     n = V.shape[1]
-    identity = [
-        np.zeros(n, np.int64),
-        np.arange(n),
-        np.arange(n),
-        np.zeros(n, np.int64),
-        np.zeros(n, np.int64),
-        np.zeros(n, np.uint64),
-    ]
+    identity = np.zeros((6, n), np.int64)
+    identity[1:3] = np.arange(n)
     return Waves(V.copy(), S.copy(), np.zeros((n, 1), bool), 0, identity, Queues())
 
 

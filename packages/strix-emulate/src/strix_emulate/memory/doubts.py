@@ -8,6 +8,7 @@ executed with an active lane, and by those that the code of the load can reach.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -48,14 +49,10 @@ class Doubts:
 
     def __init__(self, uses: Uses, findings: Findings, ranges: np.ndarray, waves: int, total: int):
         self._uses, self._findings, self._waves = uses, findings, waves
-        self.stored = np.zeros(total * waves, np.uint64)
-        self.touched = np.zeros(len(uses.loads) + 1, np.uint64)
+        self.stored = np.zeros(total * waves, np.int64)
+        self.touched = np.zeros(len(uses.loads) + 1, np.int64)
         self.refused = False
-        bits = np.uint64(1) << (np.arange(len(ranges)) & 63).astype(np.uint64)
-        self._starts, first = np.unique(ranges[:, 2], return_inverse=True)
-        #: by array, in the order of their offsets: views of one array have all its bits
-        self._arrays = np.zeros(len(self._starts), np.uint64)
-        np.bitwise_or.at(self._arrays, first.ravel(), bits)
+        self._ranges = ranges
         self._open: dict[tuple[int, int, int, int], _Doubt] = {}
 
     def __bool__(self) -> bool:
@@ -76,15 +73,24 @@ class Doubts:
             return
         lanes = np.arange(g.n * g.width)[g.lanes]
         rows = (lanes if inside is None else lanes[inside]) // g.width
-        g.stored[rows] |= np.uint64(1) << np.uint64(self.number(self._findings.at.address))
+        g.stored[rows] |= np.int64(1) << self.number(self._findings.at.address)
 
     def ended(self, g: Waves) -> None:
         """Note the stores of waves that have ended."""
         self.stored[g.workgroup * self._waves + g.wave] = g.stored
 
-    def _bits(self, at: np.ndarray) -> np.uint64:
-        array = np.unique(np.searchsorted(self._starts, at, "right") - 1)
-        return np.bitwise_or.reduce(self._arrays[array])
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where arrays begin, in order, and the bits of each: a view has those of its array."""
+        starts, array = np.unique(self._ranges[:, 2], return_inverse=True)
+        bits = np.zeros(len(starts), np.int64)
+        np.bitwise_or.at(bits, array.ravel(), np.int64(1) << np.arange(len(self._ranges)) % 64)
+        return starts, bits
+
+    def _bits(self, at: np.ndarray) -> np.int64:
+        starts, bits = self._arrays
+        array = np.unique(np.searchsorted(starts, at, "right") - 1)
+        return np.bitwise_or.reduce(bits[array])
 
     def postpone(self, message: str, at, readers, writers, reads: bool) -> bool:
         """Return whether a race is to be judged later.
@@ -120,7 +126,7 @@ class Doubts:
     def judge(self) -> None:
         """Find races of waves that have ended and stored what they loaded. Raise Trap."""
         for (_, reader, writer, reached), doubt in self._open.items():
-            if (self._stored_by(reader, writer) & np.uint64(reached)).any():
+            if (self._stored_by(reader, writer).view(np.uint64) & np.uint64(reached)).any():
                 trap = Trap("race", doubt.message)
                 trap.instruction = doubt.instruction
                 raise trap

@@ -207,7 +207,7 @@ def at_barrier(g: Waves) -> None:
 def at_release(g: Waves) -> None:
     """Postpone accesses that still run: an atomic orders neither them nor its wave's later ones."""
     _postpone(g, 1 << happens_before.RELEASE)
-    g.epoch = happens_before.after_release(g.epoch)
+    g.epoch[:] = happens_before.after_release(g.epoch)
     g.tags = happens_before.tags(g.workgroup, g.epoch, g.wave)
 
 

@@ -48,6 +48,7 @@ class Waves:
         "_active",
         "asks",
         "epoch",
+        "identity",
         "lds_slot",
         "n",
         "pc",
@@ -62,7 +63,7 @@ class Waves:
         "width",
         "workgroup",
     )  # fmt: skip
-    PER_WAVE = ("workgroup", "wave", "slot", "lds_slot", "epoch", "stored")
+    identity: np.ndarray  #: (6, n): the following, in this order
     workgroup: np.ndarray
     wave: np.ndarray
     slot: np.ndarray
@@ -79,15 +80,11 @@ class Waves:
         self.U16, self.I16, self.H = V.view(np.uint16), V.view(np.int16), V.view(np.float16)
         self.VF = V.reshape(V.shape[0], -1)
         self.SI, self.SF = S.view(np.int32), S.view(np.float32)
-        for name, value in zip(self.PER_WAVE, identity, strict=True):
-            setattr(self, name, value)
+        self.identity = identity
+        self.workgroup, self.wave, self.slot, self.lds_slot, self.epoch, self.stored = identity
         self.tags = None
         self.turn, self.polls, self.asks = 0, 0, False
         self.exec_changed()
-
-    def identity(self):
-        """Return the arrays named in PER_WAVE."""
-        return [getattr(self, name) for name in self.PER_WAVE]
 
     def exec_changed(self):
         """Forget what follows from EXEC, to derive it anew."""

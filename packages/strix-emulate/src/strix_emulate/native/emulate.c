@@ -78,7 +78,7 @@ typedef struct {
   uint32_t *masks;                 // of each lane: all ones if it is active
   uint64_t *spare[8];              // one for each lane
   int64_t *log;                    // offsets and marks that outlive the run
-  int64_t full;
+  int64_t full, readers;           // readers: whether others read the cells of the last load
   Memory memory[3];
 } State;
 

@@ -147,6 +147,13 @@ static int load_by_lane(Memory *m, State *w, const int64_t *at, int64_t count, i
   return 0;
 }
 
+static void note_all_loads(Memory *m, State *w, const int64_t *at, int64_t count, int global) {
+  const int64_t first = 0;
+  if (!global) BY_COUNT(note_loads, w, at, UNNAMED);
+  else if (w->readers) BY_COUNT(note_loads, w, at, NAMED);
+  else BY_COUNT(note_loads, w, at, ALONE);
+}
+
 typedef uint32_t Word __attribute__((aligned(1), may_alias));
 
 INLINE int small(uint32_t *row, const uint8_t *bytes, const int64_t *at, long n, int size,
@@ -209,7 +216,7 @@ static int load(State *w, const Op *o, int64_t *log) {
   if (m->written && changing && !o->acquires) {
     const int private = o->memory != GLOBAL && m->strict;
     const int64_t count = cells(m, o->size), first = 0;
-    if (!w->ordered && BY_COUNT(quiet, w, at, 0, private)) BY_COUNT(note_loads, w, at);
+    if (!w->ordered && BY_COUNT(quiet, w, at, 0, private)) note_all_loads(m, w, at, count, o->memory == GLOBAL);
     else if (load_by_lane(m, w, at, count, private)) return 1;
   }
   uint32_t *row = w->v + o->target.index * n;
@@ -311,8 +318,8 @@ static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64
 // Notes which waves store, with any lane: see doubts.py.
 static void note_stored(State *w, const Op *o, const int64_t *at) {
   for (long i = 0; w->stored && i < w->n; i++) {
-    int64_t active = 0;
-    for (long l = i * lanes(w); l < (i + 1) * lanes(w); l++) active |= ~at[l];
+    int64_t active = -(w->full && !o->resource);
+    for (long l = i * lanes(w); !active && l < (i + 1) * lanes(w); l++) active = ~at[l] >> 63;
     w->stored[i] |= (uint64_t)(active < 0) << o->number;
   }
 }

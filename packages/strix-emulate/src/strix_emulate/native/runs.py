@@ -68,16 +68,18 @@ class Session:
         """
         state = self.state
         if self._waves is not g:
-            state.v, state.s, state.scc, self._lds.slots, self._scratch.slots = (
-                x.ctypes.data for x in (g.V, g.S, g.scc, g.lds_slot, g.slot)
+            state.v, state.s, state.scc, row = (
+                x.ctypes.data for x in (g.V, g.S, g.scc, g.identity)
             )
             state.n, state.halves = g.n, g.width // LANES
+            size = 8 * g.n
+            self._scratch.slots, self._lds.slots = row + 2 * size, row + 3 * size
+            if self._doubts is not None:
+                state.stored = row + 5 * size
             self._waves, self._tags = g, None
         if self.checks:
             if self._tags is not g.tags:
                 state.tags, self._tags = g.tags.ctypes.data, g.tags
-                if self._doubts is not None:
-                    state.stored = g.stored.ctypes.data
             order = self._order.idle, *[len(memory.copies) for memory in self.memories]
             if order != self._told:
                 self._told = order

@@ -140,26 +140,37 @@ static inline int in_a_row(const int64_t *at, int64_t size) {
       }
 
 // For all lanes of one access: whether their tags alone say that nothing can swap with it.
-INLINE int quiet(const Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
+INLINE int quiet(const Memory *m, int64_t unused, int64_t count, State *w, const int64_t *at,
                  int write, int private) {
   const int64_t *written = m->written, *read = m->read;
-  int64_t found = 0;
+  int64_t found = 0, others = 0;
   for (long i = 0; i < w->n; i++) {
     const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
     if (write) EACH_CELL(found |= unordered(written[c], mark) | unordered(read[c], mark);)
     else if (private) EACH_CELL(found |= unordered(written[c], mark) | !written[c];)
-    else EACH_CELL(found |= unordered(written[c], mark);)
+    else EACH_CELL(found |= unordered(written[c], mark); others |= unordered(read[c], mark);)
   }
+  w->readers = others != 0;
   return !found;
 }
 
+// What is noted of several readers: which they are, as doubts.py asks of global memory, or that
+// there are some; or there are none.
+enum { NAMED, UNNAMED, ALONE };
+
 // Notes such a load: tag_read for all lanes, where atomics ordered nothing. A second time for the
 // same wave changes nothing.
-INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at) {
+INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
+                      int how) {
   int64_t *read = m->read;
   for (long i = 0; i < w->n; i++) {
     const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
-    EACH_CELL(const int64_t seen = read[c], near = several(seen, mark);
+    if (how == ALONE) {
+      EACH_CELL(read[c] = mark;)
+      continue;
+    }
+    EACH_CELL(const int64_t seen = read[c], later = seen > mark ? seen : mark;
+              const int64_t near = how == NAMED ? several(seen, mark) : later | 0xff;
               const int64_t both = seen >> 40 == mark >> 40 ? near : 1ll << 62;
               read[c] = unordered(seen, mark) ? both : mark;)
   }

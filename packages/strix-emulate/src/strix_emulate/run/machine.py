@@ -269,8 +269,8 @@ class Machine:
             if wanted:
                 S[at, :, 0] = number
                 at += 1
-        identity = [workgroup, wave, np.arange(n), np.repeat(np.arange(len(numbers)), waves),
-                    np.zeros(n, np.int64), np.zeros(n, np.uint64)]  # fmt: skip
+        identity = np.zeros((6, n), np.int64)
+        identity[:4] = workgroup, wave, np.arange(n), np.repeat(np.arange(len(numbers)), waves)
         return Waves(V, S, np.zeros((n, 1), bool), 0, identity, waits.Queues())
 
     def _run_batch(self, blocks: dict[int, Block], start: Waves, waves: int) -> None:

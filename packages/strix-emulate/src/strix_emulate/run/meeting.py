@@ -100,7 +100,7 @@ class Barriers:
         return passed
 
     def _go_on(self, g: Waves) -> None:
-        g.epoch = after_barrier(g.epoch)
+        g.epoch[:] = after_barrier(g.epoch)
         g.tags = tags(g.workgroup, g.epoch, g.wave)
         if self._arena.order is not None:
             self._arena.order.barrier(g.tags)
@@ -121,7 +121,7 @@ def select(g: Waves, chosen) -> Waves:
     index = np.flatnonzero(chosen)
     part = Waves(
         np.take(g.V, index, 1), np.take(g.S, index, 1), g.scc[index], g.pc,
-        [x[index] for x in g.identity()], waits.select(g.queues, index),
+        np.take(g.identity, index, 1), waits.select(g.queues, index),
     )  # fmt: skip
     part.turn, part.polls, part.asks = g.turn, g.polls, g.asks
     return part
@@ -130,14 +130,13 @@ def select(g: Waves, chosen) -> Waves:
 def join(a: Waves, b: Waves) -> Waves:
     """Join two sets of waves at the same instruction to one, in the order of their numbers."""
     order = np.argsort(np.concatenate([a.slot, b.slot]), kind="stable")
-    identity = [
-        np.concatenate([x, y])[order] for x, y in zip(a.identity(), b.identity(), strict=True)
-    ]
+    identity = np.concatenate([a.identity, b.identity], axis=1)
     queues = waits.join(a.queues, a.n, b.queues, b.n)
     joined = Waves(
         np.take(np.concatenate([a.V, b.V], axis=1), order, 1),
         np.take(np.concatenate([a.S, b.S], axis=1), order, 1),
-        np.concatenate([a.scc, b.scc])[order], a.pc, identity, waits.select(queues, order),
+        np.concatenate([a.scc, b.scc])[order], a.pc, np.take(identity, order, 1),
+        waits.select(queues, order),
     )  # fmt: skip
     joined.turn, joined.polls = max(a.turn, b.turn), max(a.polls, b.polls)
     joined.asks = a.asks or b.asks
