@@ -87,7 +87,7 @@ def real_mnemonics(names: set[str]) -> set[str]:
 def waves(V, S) -> Waves:
     """One or more waves with these registers: V (registers, n, lanes), S (128, n, 1)."""
     n = V.shape[1]
-    identity = np.zeros((6, n), np.int64)
+    identity = np.zeros((8, n), np.int64)
     identity[1:3] = np.arange(n)
     return Waves(V.copy(), S.copy(), np.zeros((n, 1), bool), 0, identity, Queues())
 

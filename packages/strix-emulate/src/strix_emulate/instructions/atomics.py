@@ -15,7 +15,7 @@ import numpy as np
 from strix_emulate.code.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.instructions.microops import MicroOp, executes
-from strix_emulate.memory import addressing
+from strix_emulate.memory import addressing, polls
 from strix_emulate.memory.waits import (
     LGKM,
     STORE,
@@ -51,6 +51,7 @@ _OPERATIONS: dict[str, tuple[Any, Any]] = {
 }
 #: by which locks are taken
 _LOCKS = {"swap", "cmpswap", "storexchg", "cmpstore"}
+_COMPARES = {"cmpswap", "cmpstore"}
 _TWO_SOURCES = {"cmpswap", "cmpstore", "mskor"}
 _GLOBAL = {
     **dict.fromkeys(("add", "sub", "inc", "dec"), ("u32", "u64")),
@@ -164,6 +165,9 @@ class _Atomic:
             if self.target is not None:
                 got = old.view(np.uint32).reshape(-1, self.words).T
                 self._return(g, self.target.index, got, inside)
+                written = range(self.target.index, self.target.index + self.words)
+                compares = self.op in _COMPARES
+                polls.note_active(g, memory, at, size, inside, written, compares)
             issue_all(g, counters, self.issued)
 
         return run
@@ -184,7 +188,8 @@ class _Atomic:
             "" if function is None else f"atomic_{self.op}_{self.kind}", function, f"b{8 * size}",
             self.target and replace(self.target, count=self.words),
             (*addressing.sources(self.ins, rest, 2), *data), handler="atomic",
-            access=addressing.access(self.ins, rest) | {"size": size, "words": self.words},
+            access=addressing.access(self.ins, rest) | {
+                "size": size, "words": self.words, "polls": (self.target is not None) + (self.op in _COMPARES)},
         )  # fmt: skip
         return executes(
             self.on(memory, locate, (counter,)), micro, issues=((counter,), self.issued),

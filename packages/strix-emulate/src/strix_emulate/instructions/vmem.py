@@ -15,6 +15,7 @@ from strix_emulate.instructions.microops import MicroOp, executes
 from strix_emulate.memory import addressing
 from strix_emulate.memory.addressing import Spaces, in_apertures, located
 from strix_emulate.memory.arena import Arena
+from strix_emulate.memory.polls import note_active
 from strix_emulate.memory.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
 from strix_emulate.memory.waves import ZERO, Waves, reader
 
@@ -236,7 +237,7 @@ def _load_or_store(ins: Instruction, spaces: Spaces) -> Callable:
     if {"offen", "idxen"} <= ins.modifiers.keys():
         return run  # C adds one of them
     access = addressing.access(ins, a.address) | {
-        "size": a.size, "words": a.words, "acquires": int(acquires),
+        "size": a.size, "words": a.words, "acquires": int(acquires), "polls": int(acquires),
         "half": ("", "l", "h").index(a.half), "extended": int(a.signed)}  # fmt: skip
     sources, handler = addressing.sources(ins, a.address), "store" if a.write else "load"
     micros = [
@@ -258,6 +259,7 @@ def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Calla
     memory, locates = located(space, ins, a.address, a.size, False, spaces, a.offsets)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
     acquires = "glc" in ins.modifiers and memory.name != "LDS"
+    polls_here = "glc" in ins.modifiers
     issued = a.issued(ins.text)
     compared = [ins.swap_words >> i * a.words & (1 << a.words) - 1 for i in range(len(a.data))]
 
@@ -282,6 +284,8 @@ def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Calla
                 kind = np.int8 if a.size == 1 else np.int16
                 data = data.astype(kind).astype(np.int32).view(np.uint32)
             _put(g, first, data, a.half)
+            if polls_here:
+                note_active(g, memory, at, a.size, inside, range(first, first + a.words))
             touches += [touch] if touch is not None else []
         issue_all(g, counters, issued, tuple(touches))
 

@@ -27,6 +27,8 @@ class Arena(Memory):
         self.whole_words = False
         #: addresses of the host that pointers in memory may hold, as (start, end, what to add)
         self.aliases = np.zeros((3, 0), np.int64)
+        #: whether other processes have memory in common with it
+        self.peers = False
         self.top = 0
         #: by array: first address (less BASE), offset in bytes, length, mode
         self.arrays = np.zeros((4, 0), np.int64)

@@ -54,7 +54,7 @@ def barriers(tag):
 
 
 class Order:
-    """What each wave knows of the clocks of others, as dicts by wave (a tag without clock).
+    """What each wave (a tag without clock) knows of the clocks of others.
 
     one_cache: the waves of a workgroup are on one compute unit.
     """
@@ -62,11 +62,11 @@ class Order:
     def __init__(self):
         self.one_cache = False
         self._events: list[tuple] = []
-        self._known: dict[int, dict[int, int]] = {}
+        self._known: dict[int, Clocks] = {}
         #: the same, less what the caches may hide: GL1, and both
-        self._behind_gl1: dict[int, dict[int, int]] = {}
-        self._fresh: dict[int, dict[int, int]] = {}
-        self._released: dict[tuple[str, int], dict[int, int]] = {}
+        self._behind_gl1: dict[int, Clocks] = {}
+        self._fresh: dict[int, Clocks] = {}
+        self._released: dict[tuple[str, int], Clocks] = {}
         #: what an atomic left at a place, and which wave's it was that changed it last
         self._holders: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -211,10 +211,13 @@ class Order:
                 self._fresh[wave] = merge(near, self._behind_gl1.get(wave, _NOTHING))
 
 
-def _knows(known: dict[int, int], old: int) -> bool:
-    if known.get(_workgroup(old), -1) > barriers(old):
+def _knows(known: "Clocks", old: int) -> bool:
+    near = known.get(old >> _CHUNK)
+    if near is None:
+        return False
+    if near.get(_workgroup(old), -1) > barriers(old):
         return True
-    return old & 0xFF != SEVERAL and known.get(who(old), -1) >= old & _CLOCK
+    return old & 0xFF != SEVERAL and near.get(who(old), -1) >= old & _CLOCK
 
 
 def _workgroup(tag: int) -> int:
@@ -222,38 +225,59 @@ def _workgroup(tag: int) -> int:
     return -(tag >> WORKGROUP)
 
 
-_NOTHING: dict[int, int] = {}
+#: Clocks of waves and workgroups, of sixteen workgroups each. Where a lock goes from wave to wave,
+#: all that is known of most workgroups is the same object, and costs nothing.
+Clocks = dict[int, dict[int, int]]
+_CHUNK = WORKGROUP + 4
+_NOTHING: Clocks = {}
 #: caches, in the place of a memory's name
 _GL0, _GL1 = "GL0", "GL1"
 
 
 class _Merge:
-    """The later clocks of two dicts, which are never changed: what two of them give is kept."""
+    """The later clocks of two, which are never changed: what two of them give is kept."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], tuple[dict, dict, dict]] = {}
-        self._own: dict[int, dict[int, int]] = {}
-        self._near: dict[tuple[int, int], tuple[dict, dict]] = {}
+        self._found: dict[tuple[int, int], tuple[Clocks, Clocks, Clocks]] = {}
+        self._own: dict[int, Clocks] = {}
+        self._near: dict[tuple[int, int], tuple[Clocks, Clocks]] = {}
 
-    def own(self, mark: int) -> dict[int, int]:
+    def own(self, mark: int) -> Clocks:
         """Return what a wave with this tag did itself: its clock, and its workgroup's barriers."""
         if mark not in self._own:
-            self._own[mark] = {who(mark): mark & _CLOCK, _workgroup(mark): barriers(mark)}
+            own = {who(mark): mark & _CLOCK, _workgroup(mark): barriers(mark)}
+            self._own[mark] = {mark >> _CHUNK: own}
         return self._own[mark]
 
-    def near(self, known: dict[int, int], wave: int) -> dict[int, int]:
+    def near(self, known: Clocks, wave: int) -> Clocks:
         """Return what is known of the wave's own workgroup."""
         group = wave >> WORKGROUP
         key = id(known), group
         if key not in self._near:
-            own = {k: v for k, v in known.items() if (-k if k < 0 else k >> WORKGROUP) == group}
-            self._near[key] = known, own
+            chunk = known.get(wave >> _CHUNK, {})
+            own = {k: v for k, v in chunk.items() if (-k if k < 0 else k >> WORKGROUP) == group}
+            self._near[key] = known, {wave >> _CHUNK: own}
         return self._near[key][1]
 
-    def __call__(self, a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
+    def __call__(self, a: Clocks, b: Clocks) -> Clocks:
+        if a is b:
+            return a
         key = id(a), id(b)
         if key not in self._found:
-            later = {wave: clock for wave, clock in b.items() if a.get(wave, -1) < clock}
+            later = {}
+            for place, theirs in b.items():
+                mine = a.get(place)
+                merged = theirs if mine is None else _later(mine, theirs)
+                if merged is not mine:
+                    later[place] = merged
             # with both, so that no other dict gets one of these numbers
             self._found[key] = a, b, a | later if later else a
         return self._found[key][2]
+
+
+def _later(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
+    """Return the later clock of each wave."""
+    if a is b:
+        return a
+    later = {wave: clock for wave, clock in b.items() if a.get(wave, -1) < clock}
+    return a | later if later else a

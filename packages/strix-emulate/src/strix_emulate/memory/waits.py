@@ -20,6 +20,8 @@ from strix_emulate.memory.shadow import Touch
 from strix_emulate.memory.waves import Waves
 
 VM, STORE, LGKM = 0, 1, 2
+#: A counter has six bits: a wave that has so much outstanding issues no more until some is done.
+MOST = 63
 
 
 class Outstanding:
@@ -130,6 +132,7 @@ def issue(g: Waves, counter: int, entry: Outstanding, touches: Any = ()) -> None
     queues = g.queues
     queues.state = queues.state.issued(counter, entry)
     queues.touched[counter] = [*queues.touched[counter], touches]
+    wait(g, counter, MOST)
 
 
 def issue_all(

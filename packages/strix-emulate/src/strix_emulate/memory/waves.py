@@ -29,7 +29,10 @@ class Waves:
     wave in scratch; lds_slot: that of its workgroup in LDS. epoch: barriers passed
     and atomics since (:mod:`memory.happens_before`). stored: numbers of the stores that it
     executed, as bits (:mod:`memory.doubts`). turn: how often others were let by; polls and
-    asks: what that is decided by. I, F, U16, I16, H: V as other types; VF: V without its axes of
+    asks: what that is decided by. look, seen: what they see in memory that others change in this
+    turn of a loop, and saw in an earlier one, as numbers; watch: the same as
+    :class:`memory.polls.Seen`; records: whether that is noted; skips, pause: for how many turns
+    not; woken: the waves with which they slept, until they have looked. I, F, U16, I16, H: V as other types; VF: V without its axes of
     waves and lanes; SI, SF: S as other types. queues: what the wait counters still count (see
     :mod:`strix_emulate.memory.waits`).
     """
@@ -50,26 +53,35 @@ class Waves:
         "epoch",
         "identity",
         "lds_slot",
+        "look",
         "n",
+        "pause",
         "pc",
         "polls",
         "queues",
+        "records",
         "scc",
+        "seen",
+        "skips",
         "slot",
         "stored",
         "tags",
         "turn",
+        "watch",
         "wave",
         "width",
+        "woken",
         "workgroup",
     )  # fmt: skip
-    identity: np.ndarray  #: (6, n): the following, in this order
+    identity: np.ndarray  #: (8, n): the following, in this order
     workgroup: np.ndarray
     wave: np.ndarray
     slot: np.ndarray
     lds_slot: np.ndarray
     epoch: np.ndarray
     stored: np.ndarray
+    look: np.ndarray
+    seen: np.ndarray
     tags: Any  #: None until they are needed
 
     def __init__(self, V, S, scc, pc, identity, queues):
@@ -81,9 +93,13 @@ class Waves:
         self.VF = V.reshape(V.shape[0], -1)
         self.SI, self.SF = S.view(np.int32), S.view(np.float32)
         self.identity = identity
-        self.workgroup, self.wave, self.slot, self.lds_slot, self.epoch, self.stored = identity
+        self.workgroup, self.wave, self.slot, self.lds_slot, self.epoch, self.stored = identity[:6]
+        self.look, self.seen = identity[6:]
         self.tags = None
         self.turn, self.polls, self.asks = 0, 0, False
+        self.records, self.watch = False, []
+        self.pause, self.skips = 1, 0
+        self.woken: Any = None
         self.exec_changed()
 
     def exec_changed(self):

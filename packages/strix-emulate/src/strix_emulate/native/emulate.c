@@ -40,7 +40,7 @@ typedef struct {
   int32_t handler, results, sources, after, write_exec, step, place;
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
-      resource, acquires, indexed, number;
+      resource, acquires, indexed, number, polls;
   uint32_t valid, written[2];  // written: by half of a wave64; the sources of both are alike
   uint8_t lanes[32];
   uint32_t apertures[2];  // of a flat access: the high halves of addresses in LDS and scratch
@@ -75,6 +75,7 @@ typedef struct {
   int (*order)(int64_t, int64_t);  // Python's Order.told: what they did to accesses with these tags
   int64_t asked[2], answer;        // the last time
   uint64_t *stored, *touched;      // see doubts.py, or null
+  int64_t *polled, polled_memory;  // offsets of the last poll, if not null: see polls.py
   uint32_t *masks;                 // of each lane: all ones if it is active
   uint64_t *spare[8];              // one for each lane
   int64_t *log;                    // offsets and marks that outlive the run

@@ -62,7 +62,7 @@ class COp(ctypes.Structure):
         ("factor", ctypes.c_float),
         *_fields(_I, "dpp zero_bound fetch_inactive"),
         *_fields(_I, "size words offset half extended memory highest resource acquires indexed"
-                    " number"),
+                    " number polls"),
         ("valid", ctypes.c_uint32), ("written", ctypes.c_uint32 * 2),
         ("lanes", ctypes.c_uint8 * 32), ("apertures", ctypes.c_uint32 * 2),
         ("target", COperand), ("flag", COperand), ("source", COperand * 4),
@@ -90,7 +90,7 @@ class CState(ctypes.Structure):
         *_fields(_P, "v s scc"), *_fields(_L, "n halves"), ("tags", _P),
         *_fields(_L, "exec_changed ordered"),
         ("order", _P), ("asked", _L * 2), ("answer", _L),
-        *_fields(_P, "stored touched"),
+        *_fields(_P, "stored touched polled"), ("polled_memory", _L),
         ("masks", _P), ("spare", _P * 8), ("log", _P), *_fields(_L, "full readers"), ("memory", CMemory * 3),
     ]  # fmt: skip
 

@@ -139,6 +139,13 @@ static void keep(const State *w, const Op *o, const int64_t *at, int64_t *log, i
   if (changing) memcpy(log + 1, at, 8 * lanes(w) * w->n);
 }
 
+// Where waves asked for memory that others change.
+static void note_poll(State *w, const Op *o, const int64_t *at) {
+  if (!o->polls || !w->polled) return;
+  memcpy(w->polled, at, 8 * lanes(w) * w->n);
+  w->polled_memory = o->memory;
+}
+
 static int load_by_lane(Memory *m, State *w, const int64_t *at, int64_t count, int private) {
   for (long l = 0; l < lanes(w) * w->n; l++) {
     const int64_t first = at[l] >> m->shift;
@@ -219,6 +226,7 @@ static int load(State *w, const Op *o, int64_t *log) {
     if (!w->ordered && BY_COUNT(quiet, w, at, 0, private)) note_all_loads(m, w, at, count, o->memory == GLOBAL);
     else if (load_by_lane(m, w, at, count, private)) return 1;
   }
+  note_poll(w, o, at);
   uint32_t *row = w->v + o->target.index * n;
   const uint32_t kept = o->half == 2 ? 0xffff : o->half == 1 ? 0xffff0000 : 0;
   static const uint8_t zeros[16];
@@ -376,6 +384,7 @@ static int atomic(State *w, const Op *o, int64_t *log) {
   for (long l = 0; l < n; l++)
     if (at[l] >= 0 && at[l] % o->size) return 1;
   note_stored(w, o, at);
+  note_poll(w, o, at);
   const uint32_t *data[2] = {0, (const uint32_t *)w->spare[3]};
   for (int i = 2; i < o->sources; i++)
     data[i - 2] = fetch(w, &o->source[i], w->spare[2 + i], lanes(w));

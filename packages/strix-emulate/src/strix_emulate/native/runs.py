@@ -11,6 +11,7 @@ from strix_emulate.code.decode import Unknown
 from strix_emulate.instructions.steps import Step
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.findings import Findings
+from strix_emulate.memory import polls
 from strix_emulate.memory.waits import State
 from strix_emulate.memory.waves import LANES, Waves
 from strix_emulate.native import library as native
@@ -30,6 +31,7 @@ class Session:
         self.memories = (spaces.arena, spaces.lds, spaces.scratch)
         self.state = state = native.CState()
         self._room = np.zeros(9 * lanes, np.uint64)
+        self._polled, self._records = np.zeros(lanes, np.int64), False
         start = self._room.ctypes.data
         state.masks = start + 8 * 8 * lanes
         state.spare[:] = [start + 8 * lanes * i for i in range(8)]
@@ -88,10 +90,22 @@ class Session:
                     c.copies = copies
             if log is not None:
                 state.log = log.ctypes.data
+        if g.records != self._records:
+            self._records = g.records
+            state.polled = self._polled.ctypes.data if g.records else None
         done = self.compiled.run(self._address, ops, count, kept)
         if state.exec_changed:
             g.exec_changed()
         return done
+
+
+    def note_poll(self, g: Waves, op: native.COp) -> None:
+        """Note what waves saw where the last operation asked for memory that others change."""
+        at = self._polled[: g.n * g.width]
+        lanes = np.flatnonzero(at >= 0)
+        target = range(op.target.index, op.target.index + op.words)
+        memory = self.memories[self.state.polled_memory]
+        polls.note(g, memory, at[lanes], op.size, lanes, target, op.polls > 1)
 
 
 _OP = ctypes.sizeof(native.COp)
@@ -112,6 +126,7 @@ class Run:
             for i in numbers:
                 self.ops[i].step = number
                 step.tell(self.ops[i])
+        self._polls = self.ops[-1].polls if flat else False
         self.orders: Any = steps[-1].traits.executable.orders
         self._plans: dict[tuple, Plan | None] = {}
 
@@ -135,6 +150,8 @@ class Run:
                 done = session.run(g, self._first + start * _OP, done, kept, log)
             start += done
             if start == count:
+                if g.records and done and self._polls:
+                    session.note_poll(g, self.ops[-1])
                 if checks and plan:
                     plan.leave(g, len(self.steps), session.memories, self.ops, log)
                     if self.orders:

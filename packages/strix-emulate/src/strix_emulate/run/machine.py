@@ -25,6 +25,7 @@ from strix_emulate.native.runs import Session, parts
 from strix_emulate.run import parallel
 from strix_emulate.run.meeting import Barriers, join, select
 from strix_emulate.run.program import BARRIERS, CALLS, Block, Program
+from strix_emulate.run.sleep import Sleepers
 
 #: Fills registers, LDS and scratch: a NaN in float32, and in both halves as float16.
 POISON = 0x7FB5_7FB5
@@ -134,6 +135,7 @@ class Machine:
             for memory in (spaces.lds, spaces.scratch):
                 memory.clear_tags()
                 memory.views[4][:] = self.options.poison
+            self.sleepers = Sleepers((self.arena, spaces.lds, spaces.scratch), not self.arena.peers)
             if self.session:
                 self.session.start()
             start = self._start(np.arange(first, end), waves, kernarg, grid, block)
@@ -269,7 +271,7 @@ class Machine:
             if wanted:
                 S[at, :, 0] = number
                 at += 1
-        identity = np.zeros((6, n), np.int64)
+        identity = np.zeros((8, n), np.int64)
         identity[:4] = workgroup, wave, np.arange(n), np.repeat(np.arange(len(numbers)), waves)
         return Waves(V, S, np.zeros((n, 1), bool), 0, identity, waits.Queues())
 
@@ -277,7 +279,13 @@ class Machine:
         whole = self.options.cooperative and start.n == self.total * waves
         barriers = Barriers(start, waves, self.arena, self.findings, whole, self._shadows_anew)
         ready = self._scheduled(start)
-        while ready or not barriers.empty:
+        sleepers = self.sleepers
+        while ready or sleepers or not barriers.empty:
+            if not ready and sleepers:
+                if self.service:
+                    self.service()
+                ready = self._one_by_one(sleepers.wake(self._deadlock))
+                continue
             if not ready:
                 ready = self._one_by_one(barriers.stuck(self.where))
                 continue
@@ -288,7 +296,7 @@ class Machine:
                 ready.remove(other)
                 g = join(g, other)
             limit = min((x.pc for x in ready if x.pc > g.pc), default=1 << 62)
-            self.alone = not ready
+            self.alone = not ready and not sleepers
             event, gone = self._advance(blocks, g, limit)
             if event == "end":
                 if self.arena.doubts is not None:
@@ -298,6 +306,9 @@ class Machine:
                 ready += self._one_by_one(barriers.arrive(g))
             elif event == "ds_gws_barrier":
                 ready += self._one_by_one(barriers.arrive_for_grid(g))
+            elif event == "yield":
+                ready += gone
+                ready += self._one_by_one(sleepers.eligible())
             else:
                 ready += gone
 
@@ -332,14 +343,18 @@ class Machine:
                 self._execute(block, g)
             block = traced or block
             self.where = block.end
+            g.asks |= block.polls
             gone = self._leave(block, g)
+            if gone is not None and gone[0] == "part":
+                return self._end_turns(block, gone[1])
             if gone is not None:
                 return gone
             if g.pc >= limit:
                 return "meet", [g]
-            g.asks |= block.polls
-            if g.pc <= block.start and self._yields(g):
-                return "meet", [g]
+            if g.pc <= block.start:
+                turn = self._end_turn(g)
+                if turn is not None:
+                    return turn
 
     def _execute(self, block: Block, g: Waves) -> None:
         if block.parts is None:
@@ -373,15 +388,29 @@ class Machine:
             g.pc = block.went = block.taken if jump[0] else block.next
         return None
 
-    def _yields(self, g: Waves) -> bool:
-        """Return, at the end of a loop's turn, whether it is the turn of others."""
+    def _end_turns(self, block: Block, gone: list[Waves]) -> tuple[str, list[Waves]]:
+        """Return the waves that are ready after some have parted behind the block."""
+        ready = []
+        for g in gone:
+            turn = self._end_turn(g) if g.pc <= block.start else None
+            ready += [g] if turn is None else turn[1]
+        return "part", ready
+
+    def _end_turn(self, g: Waves) -> tuple[str, list[Waves]] | None:
+        """Return, at the end of a loop's turn, the waves that are ready if others go first.
+
+        None: they go on. Those that wait for others sleep.
+        """
         if g.asks and self.service:
             self.service()
+        left = self.sleepers.look(g) if g.asks else None
         g.asks, g.polls = False, g.polls + (_ASKING if g.asks else 1)
+        if left is not None:
+            return "meet", left
         if g.polls < PATIENCE * _ASKING or self.alone:
-            return False
+            return None
         g.polls, g.turn = 0, g.turn + 1
-        return True
+        return "yield", [g]
 
     def _trace(self, blocks: dict[int, Block], block: Block, g: Waves, limit: int) -> Block | None:
         """Execute several blocks at once in C, if they can be; return the last one."""
@@ -397,13 +426,17 @@ class Machine:
         return trace.blocks[last] if last >= 0 else None
 
     def _hung(self, what: str, g: Waves) -> Trap:
-        if self.resident < self.total:
-            few = f"{self.resident} of {self.total} workgroups run at a time"
-            what += f" ({few}: one that waits for a later one waits for ever)"
-        return Trap(
-            "budget", f"more than {what}; wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} "
-            f"is at {g.pc:#x}",
-        )  # fmt: skip
+        return Trap("budget", f"more than {what}{self._residents()}; {_place(g)}")
+
+    def _deadlock(self, g: Waves, count: int) -> Trap:
+        what = f"{count} waves wait for memory that no wave changes any more"
+        return Trap("budget", f"{what}{self._residents()}; {_place(g)}")
+
+    def _residents(self) -> str:
+        if self.resident >= self.total:
+            return ""
+        few = f"{self.resident} of {self.total} workgroups run at a time"
+        return f" ({few}: one that waits for a later one waits for ever)"
 
     def _call(self, ins: Instruction, g: Waves) -> list[Waves]:
         """Execute S_SETPC, S_SWAPPC, S_CALL; return waves by where they go."""
@@ -424,3 +457,7 @@ class Machine:
         if len(gone) == 1:
             g.tags = tags(g.workgroup, g.epoch, g.wave)
         return gone
+
+
+def _place(g: Waves) -> str:
+    return f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} is at {g.pc:#x}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from strix_emulate.errors import Trap
-from strix_emulate.memory import waits
+from strix_emulate.memory import polls, waits
 from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.happens_before import after_barrier, tags
@@ -124,6 +124,9 @@ def select(g: Waves, chosen) -> Waves:
         np.take(g.identity, index, 1), waits.select(g.queues, index),
     )  # fmt: skip
     part.turn, part.polls, part.asks = g.turn, g.polls, g.asks
+    part.records, part.pause, part.skips, part.woken = g.records, g.pause, g.skips, g.woken
+    if g.watch:
+        part.watch = polls.select(g.watch, index, g.n)
     return part
 
 
@@ -140,4 +143,11 @@ def join(a: Waves, b: Waves) -> Waves:
     )  # fmt: skip
     joined.turn, joined.polls = max(a.turn, b.turn), max(a.polls, b.polls)
     joined.asks = a.asks or b.asks
+    joined.records = a.records or b.records
+    joined.pause, joined.skips = max(a.pause, b.pause), min(a.skips, b.skips)
+    joined.woken = a.woken or b.woken
+    if a.watch or b.watch:
+        rows = np.argsort(order)
+        joined.watch = [seen.chosen(rows) for seen in a.watch]
+        joined.watch += [seen.chosen(rows[a.n :]) for seen in b.watch]
     return joined
