@@ -64,6 +64,25 @@ def test_halves_of_one_register_may_be_loaded_at_once():
         execute(lds.format("global_load_d16_hi_b16", "v1, s[4:5]", "vmcnt(0) lgkmcnt(0)"))
 
 
+def test_the_other_half_of_a_register_that_is_loaded():
+    """A vector operation waits for it on GFX11, a store need not: LLVM's d16-write-vgpr32."""
+    first = LOAD + "global_load_d16_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n"
+    first += "global_load_d16_{}_b16 v2, v1, s[4:5]\n{}\ns_endpgm\n"
+    hi, lo = first.replace("{}", "hi", 1), first.replace("d16_{}_", "d16_", 1)
+    low, high = "global_store_b16 v1, v2, s[6:7]", "global_store_d16_hi_b16 v1, v2, s[6:7]"
+    execute(hi.format(low))
+    execute(hi.format("ds_store_b16 v1, v2"))
+    execute(hi.format("ds_store_b8 v1, v2"))
+    for body in (
+        hi.format(high), lo.format(low), hi.format("v_cvt_f32_f16 v3, v2.l"),
+        lo.format("v_cvt_f32_f16 v3, v2.h"), hi.format("v_mov_b16 v2.l, v1.l"),
+        hi.format("global_store_b32 v1, v2, s[6:7]"), hi.format("ds_store_b16 v2, v2"),
+        hi.format("ds_store_b16_d16_hi v1, v2"),
+    ):  # fmt: skip
+        with pytest.raises(Trap, match="pending: uses a register"):
+            execute(body)
+
+
 def test_scalar_loads_come_in_any_order():
     with pytest.raises(Trap, match="pending"):
         execute("s_load_b64 s[4:5], s[0:1], 0x0\n"

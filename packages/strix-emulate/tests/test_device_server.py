@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from fixtures import code_object
-from strix_emulate.device import protocol
+from strix_emulate.device import protocol, report
 from strix_emulate.device.protocol import Kind, Operation, Status
 
 SIZE = 16 << 20
@@ -202,3 +202,9 @@ def test_a_pool_that_could_shrink_is_refused(arguments: dict) -> None:
     status, text = made.receive()
     assert status and b"sealed" in text
     assert made.finish() == ""
+
+
+def test_libraries_whose_findings_are_notes() -> None:
+    for name in ("librocblas.so.5", "libggml-hip.so", "ggml/backends0/libggml-hip.so.0.9"):
+        assert report.is_upstream(f"/usr/lib/{name}")
+    assert not report.is_upstream("/usr/lib/libmine-ggml-hip.so")

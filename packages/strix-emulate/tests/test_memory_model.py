@@ -97,3 +97,31 @@ def test_the_first_load_of_a_swap_loop_is_no_race(swaps, name, native) -> None:
 def test_a_load_that_no_swap_compares_is_a_race(swaps, name, native) -> None:
     with pytest.raises(Trap, match="race: global memory"):
         run(swaps[name], 12, 64, native=native, batch=8)
+
+
+@pytest.fixture(scope="module")
+def stacks(tmp_path_factory) -> dict[str, Kernel]:
+    builder()
+    path = tmp_path_factory.mktemp("stack") / "stack.hsaco"
+    device_code(HIP_PROGRAMS / "stack.hip", path)
+    return loader.parse_module(path.read_bytes(), "stack").kernels
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("checks", [False, True])
+@pytest.mark.parametrize(
+    "name", ["by_index", "by_negative_index", "by_recursion", "by_pointer", "by_length"]
+)
+def test_a_lane_that_leaves_its_stack_traps(stacks, name, checks, native) -> None:
+    """Optimised, with arrays and calls that stay: at the end of what the kernel or HIP asks for."""
+
+    def reach(far: int) -> int:
+        data = np.zeros(64, np.int32)
+        data[1] = far
+        launch(stacks[name], (1,), [Buffer(data)], threads=32,
+               options=Options(native=native, checks=checks))  # fmt: skip
+        return int(data[32])
+
+    assert reach(3) == {"by_index": 7, "by_negative_index": 12, "by_pointer": 9}.get(name, 3)
+    with pytest.raises(Trap, match=r"bounds: scratch offset \d+ of (80|1024) bytes"):
+        reach(300)

@@ -8,10 +8,10 @@ from collections import Counter
 
 from strix_emulate.memory.findings import Note
 
-#: Libraries of ROCm, torch and vLLM with kernels, which others wrote.
+#: Libraries of ROCm, torch, vLLM and llama.cpp with kernels, which others wrote.
 _UPSTREAM = re.compile(
     r"lib(rocblas|hipblaslt|hipsparselt|rocsolver|rocsparse|rocrand|hiprand|rocfft|rocalution|rccl"
-    r"|torch_hip|MIOpen|hiptensor|rpp|composable_kernel|rocwmma)[^/]*\.so[.\d]*$"
+    r"|torch_hip|MIOpen|hiptensor|rpp|composable_kernel|rocwmma|ggml-hip)[^/]*\.so[.\d]*$"
     r"|/vllm/_(C|moe_C|rocm_C)[^/]*\.so$"
 )
 

@@ -18,7 +18,8 @@ from strix_emulate.memory.waves import Waves
 class Traits:
     """Of an instruction: bits of the registers it touches; target: those of a load's own.
 
-    Equal instructions have the same one. ops: what C executes; None until it is worked out, False
+    Equal instructions have the same one. stored: a register of which it stores a half, and which.
+    ops: what C executes; None until it is worked out, False
     if C cannot.
     """
 
@@ -26,6 +27,7 @@ class Traits:
     target: int
     counter: int
     executable: Executable
+    stored: tuple[int, str] = (0, "")
     ops: list | Literal[False] | None = None
 
 
@@ -68,7 +70,9 @@ class Step:
         traits = self.traits
         pending = g.queues.state.pending
         if pending and pending & (traits.reads | traits.target) and checks.on("pending"):
-            waits.check(g, traits.reads, traits.target, traits.counter, checks)
+            waits.check(
+                g, traits.reads, traits.target, traits.counter, checks, traits.stored
+            )
 
     def issue(self, g, touches: Any = ()) -> None:
         """Apply what it does to the wait counters, without touching memory."""

@@ -11,6 +11,7 @@ import numpy as np
 from strix_emulate.code.decode import Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import atomics
+from strix_emulate.instructions.flow import operand_bits
 from strix_emulate.instructions.microops import MicroOp, executes
 from strix_emulate.memory import addressing
 from strix_emulate.memory.addressing import Spaces, in_apertures, located
@@ -63,6 +64,20 @@ def access_size(ins: Instruction) -> int:
     if match and match["type"] in TYPES:
         return min(4, TYPES[match["type"]][0])
     return 0
+
+
+def stored_half(ins: Instruction) -> tuple[int, str]:
+    """Return the register of which a store of 8 or 16 bits reads a half, and which; or (0, "")."""
+    match = _PATTERN.match(ins.name)
+    if not match or match["what"] != "store" or match["type"] not in TYPES:
+        return 0, ""
+    size, _, half = TYPES[match["type"]]
+    data = ins.operands[0 if match["space"] == "buffer" else 1]
+    others = [op for op in ins.operands if op is not data]
+    bits = operand_bits(data)
+    if size > 2 or bits & operand_bits(*others):
+        return 0, ""
+    return bits, half or "l"
 
 
 def polls(ins: Instruction) -> bool:
@@ -184,7 +199,7 @@ class _Access(NamedTuple):
         bits = 0
         for first in () if self.write else self.data:
             bits |= registers("v", first, self.words)
-        return Outstanding(bits, True, text)
+        return Outstanding(bits, True, text, half="" if self.write else self.half)
 
 
 def _access(ins: Instruction, cache: frozenset[str]) -> _Access:

@@ -28,13 +28,21 @@ class Outstanding:
     """One instruction that a counter counts; never changed.
 
     registers: bits of those that it will write; ordered: whether its counter keeps it in order;
-    who: the waves that issued it, None for all. number: the same for entries that are the same.
+    who: the waves that issued it, None for all; half: "l" or "h" if it writes half a register.
+    number: the same for entries that are the same.
     """
 
-    __slots__ = ("number", "ordered", "registers", "text", "who")
+    __slots__ = ("half", "number", "ordered", "registers", "text", "who")
 
-    def __init__(self, registers: int, ordered: bool, text: str, who: np.ndarray | None = None):
-        self.registers, self.ordered, self.text = registers, ordered, text
+    def __init__(
+        self,
+        registers: int,
+        ordered: bool,
+        text: str,
+        who: np.ndarray | None = None,
+        half: str = "",
+    ):
+        self.registers, self.ordered, self.text, self.half = registers, ordered, text, half
         self.who = who = None if who is None or who.all() else who
         key = (registers, ordered, text, None if who is None else who.tobytes())
         self.number = _NUMBERS.get(key, -1)
@@ -43,7 +51,9 @@ class Outstanding:
 
     def of(self, who: np.ndarray | None) -> "Outstanding":
         """Return the same entry of other waves."""
-        return self if who is None else Outstanding(self.registers, self.ordered, self.text, who)
+        if who is None:
+            return self
+        return Outstanding(self.registers, self.ordered, self.text, who, self.half)
 
 
 _Entries = tuple[Outstanding, ...]
@@ -147,10 +157,20 @@ def issue_all(
         issue(g, counter, Outstanding(0, True, entry.text))
 
 
-def check(g: Waves, touched: int, target: int, counter: int, findings: Findings) -> None:
+def check(
+    g: Waves,
+    touched: int,
+    target: int,
+    counter: int,
+    findings: Findings,
+    stored: tuple[int, str] = (0, ""),
+) -> None:
     """Find an instruction that touches registers that are still to be written.
 
-    target: registers that a load will write itself, by way of counter. Loads that one counter
+    stored: the register, and its half, that a store of 8 or 16 bits alone reads. A load into the
+    other half does not matter to it: a memory instruction touches its own half only. To a vector
+    operation it does, as a load of 16 bits writes all of the register on GFX11 (LLVM's feature
+    d16-write-vgpr32, llvm-project#157795 and #194477). target: registers that a load will write itself, by way of counter. Loads that one counter
     keeps in order may have the same target, or halves of it, since each writes what it loads and
     nothing else, and "completion is reported to a wavefront in execution order" (LLVM's guide,
     "Memory Model", of LDS operations; of VMEM loads among themselves it says the same). LLVM places
@@ -160,6 +180,8 @@ def check(g: Waves, touched: int, target: int, counter: int, findings: Findings)
         for entry in queue:
             in_order = number == counter and entry.ordered
             forbidden = touched if in_order else touched | target
+            if entry.half and stored[1] and entry.half != stored[1]:
+                forbidden &= ~stored[0]
             if entry.registers & forbidden:
                 text = f"uses a register that `{entry.text}` has yet to write: no wait"
                 findings.found("pending", text)

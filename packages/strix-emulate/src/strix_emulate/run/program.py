@@ -339,7 +339,7 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
     else:
         for part in ins.pair or (ins,):
             reads |= operand_bits(*part.operands)
-    traits = Traits(reads, target, counter, executable(run))
+    traits = Traits(reads, target, counter, executable(run), vmem.stored_half(ins))
     if len(_TRAITS) > _MOST_TRAITS:
         _TRAITS.clear()
     _TRAITS[key] = traits
