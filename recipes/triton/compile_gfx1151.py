@@ -2,7 +2,7 @@
 """Package test: compile a kernel for gfx1151 without a GPU, and check its code object.
 
 Catches a Triton without the AMDGPU target or lld, one without device libraries, and an AMD backend
-that falls back to another architecture.
+that falls back to another architecture. A type that gfx11 has no instructions for is an exception.
 """
 
 import triton
@@ -23,6 +23,25 @@ def scaled_exp(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + offsets, tl.extra.hip.libdevice.expm1(value) * 2.0, mask=offsets < n)
 
 
+@triton.jit
+def convert(x, y):
+    offsets = tl.arange(0, 128)
+    tl.store(y + offsets, tl.load(x + offsets).to(y.dtype.element_ty))
+
+
+def refuse(source_type: str, target_type: str) -> None:
+    """Require an exception that names the type. LLVM would end this process."""
+    signature = {"x": f"*{source_type}", "y": f"*{target_type}"}
+    try:
+        triton.compile(ASTSource(convert, signature), target=GPUTarget("hip", ARCH, 32))
+    except Exception as error:
+        message = str(error)
+    else:
+        message = "it compiled"
+    refused = "not supported in this architecture" in message
+    require(refused, f"{source_type} to {target_type} is not refused for {ARCH}: {message}")
+
+
 source = ASTSource(
     scaled_exp,
     signature={"x": "*fp32", "y": "*fp32", "n": "i32", "BLOCK": "constexpr"},
@@ -35,3 +54,8 @@ require(not fault, f"scaled_exp's code object {fault}")
 target = f'"amdgcn-amd-amdhsa--{ARCH}"'
 require(target in kernel.asm["amdgcn"], f"scaled_exp's assembly does not name {target}")
 print(f"scaled_exp: a code object of {len(code)} bytes for {ARCH}")
+for name in ("fp8e4b8", "fp8e5b16"):
+    refuse(name, "bf16")
+    refuse("fp32", name)
+triton.compile(ASTSource(convert, {"x": "*fp8e4nv", "y": "*bf16"}), target=GPUTarget("hip", ARCH, 32))
+print(f"fp8e4b8 and fp8e5b16 are refused for {ARCH}, fp8e4nv is not")

@@ -223,7 +223,9 @@ static int load(State *w, const Op *o, int64_t *log) {
   if (m->written && changing && !o->acquires) {
     const int private = o->memory != GLOBAL && m->strict;
     const int64_t count = cells(m, o->size), first = 0;
-    if (!w->ordered && BY_COUNT(quiet, w, at, 0, private)) note_all_loads(m, w, at, count, o->memory == GLOBAL);
+    if (o->memory == SCRATCH) {
+      if (private && BY_COUNT(unwritten, n, at)) return 1;
+    } else if (!w->ordered && BY_COUNT(quiet, w, at, 0, private)) note_all_loads(m, w, at, count, o->memory == GLOBAL);
     else if (load_by_lane(m, w, at, count, private)) return 1;
   }
   note_poll(w, o, at);
@@ -343,7 +345,7 @@ static int store(State *w, const Op *o, int64_t *log) {
   uint32_t data[4];
   int changing = 0, alone = 0;
   if (locate(w, o, at, 1, &changing)) return 1;
-  if (m->written) {
+  if (m->written && o->memory != SCRATCH) {
     if (m->copies) return 1;
     alone = !w->ordered && BY_COUNT(quiet, w, at, 1, 0);
     if (!alone && may_store_by_lane(m, w, o, at, row, count)) return 1;
@@ -351,6 +353,11 @@ static int store(State *w, const Op *o, int64_t *log) {
   note_stored(w, o, at);
   store_data(o, m->bytes, at, row, n);
   if (!m->written) return 0;
+  if (o->memory == SCRATCH) {
+    BY_COUNT(note_own, w, at);
+    if (log) keep(w, o, at, log, changing);
+    return 0;
+  }
   for (long l = 0; m->places && l < n; l++)
     for (int64_t c = 0; at[l] >= 0 && c < count; c++) m->places[(at[l] >> m->shift) + c] = o->place;
   if (alone) alone = !BY_COUNT(note_stores, w, at);
