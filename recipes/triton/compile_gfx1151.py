@@ -57,5 +57,7 @@ print(f"scaled_exp: a code object of {len(code)} bytes for {ARCH}")
 for name in ("fp8e4b8", "fp8e5b16"):
     refuse(name, "bf16")
     refuse("fp32", name)
-triton.compile(ASTSource(convert, {"x": "*fp8e4nv", "y": "*bf16"}), target=GPUTarget("hip", ARCH, 32))
+triton.compile(
+    ASTSource(convert, {"x": "*fp8e4nv", "y": "*bf16"}), target=GPUTarget("hip", ARCH, 32)
+)
 print(f"fp8e4b8 and fp8e5b16 are refused for {ARCH}, fp8e4nv is not")

@@ -219,13 +219,18 @@ def test_a_loop_of_swaps_begins_with_a_plain_load(native):
 
 
 #: each wave loads what the first one stores; s8 is 0 in the first
-COPIES = LOAD + """v_readfirstlane_b32 s8, v0
+COPIES = (
+    LOAD
+    + """v_readfirstlane_b32 s8, v0
 v_mov_b32 v7, v1
 v_and_b32 v1, 0x7c, v1
 global_load_b32 v2, v1, s[6:7]
 s_waitcnt vmcnt(0)
 """
-IN_PLACE = COPIES + """v_add_nc_u32 v3, 1, v2
+)
+IN_PLACE = (
+    COPIES
+    + """v_add_nc_u32 v3, 1, v2
 {used}
 s_cmp_lg_u32 s8, 0
 s_cbranch_scc1 end
@@ -233,9 +238,11 @@ global_store_b32 v1, v3, s[6:7]
 end: {last}
 s_endpgm
 """
+)
 USES = {
     "a store": ("", "global_store_b32 v7, v2, s[6:7] offset:128"),
-    "an address": ("v_and_b32 v2, 0, v2\nv_add_nc_u32 v2, v2, v7", "global_store_b32 v2, v7, s[6:7] offset:128"),
+    "an address": ("v_and_b32 v2, 0, v2\nv_add_nc_u32 v2, v2, v7",
+                   "global_store_b32 v2, v7, s[6:7] offset:128"),
     "a copy": ("v_dual_mov_b32 v4, v3 :: v_dual_mov_b32 v5, 0",
                "v_perm_b32 v4, v4, v5, v5\nglobal_store_b32 v7, v4, s[6:7] offset:128"),
     "a flag": ("v_cmp_eq_u32 vcc_lo, 0, v2\nv_cndmask_b32 v5, 0, v1, vcc_lo",

@@ -84,7 +84,9 @@ def test_waves_that_wait_for_later_workgroups_are_told_so(kernels) -> None:
 
 def test_what_another_process_may_write_is_waited_for(kernels, monkeypatch) -> None:
     """Until the budget is spent."""
-    monkeypatch.setattr(Arena, "peers", property(lambda _: True, lambda _a, _b: None), raising=False)
+    monkeypatch.setattr(
+        Arena, "peers", property(lambda _: True, lambda _a, _b: None), raising=False
+    )
     with pytest.raises(Trap, match="budget: more than 100000 wave-instructions; wave"):
         run(kernels["no_one_writes"], 4, budget=100_000)
 
@@ -114,7 +116,9 @@ def test_stores_that_are_not_awaited_cost_each_barrier_the_same(monkeypatch) -> 
     calls = []
     postpone = Memory.postpone
     monkeypatch.setattr(Memory, "postpone", lambda *a: (calls.append(1), postpone(*a))[1])
-    body = LOAD + """s_mov_b32 s8, {turns}
+    body = (
+        LOAD
+        + """s_mov_b32 s8, {turns}
     again: global_store_b32 v1, v0, s[6:7]
     ds_store_b32 v1, v0
     s_waitcnt lgkmcnt(0)
@@ -124,6 +128,7 @@ def test_stores_that_are_not_awaited_cost_each_barrier_the_same(monkeypatch) -> 
     s_cbranch_scc1 again
     s_endpgm
     """
+    )
     counts = []
     for turns in (200, 400):
         calls.clear()

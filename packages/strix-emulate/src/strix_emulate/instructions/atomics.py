@@ -189,7 +189,8 @@ class _Atomic:
             self.target and replace(self.target, count=self.words),
             (*addressing.sources(self.ins, rest, 2), *data), handler="atomic",
             access=addressing.access(self.ins, rest) | {
-                "size": size, "words": self.words, "polls": (self.target is not None) + (self.op in _COMPARES)},
+                "size": size, "words": self.words,
+                "polls": (self.target is not None) + (self.op in _COMPARES)},
         )  # fmt: skip
         return executes(
             self.on(memory, locate, (counter,)), micro, issues=((counter,), self.issued),

@@ -70,9 +70,7 @@ class Step:
         traits = self.traits
         pending = g.queues.state.pending
         if pending and pending & (traits.reads | traits.target) and checks.on("pending"):
-            waits.check(
-                g, traits.reads, traits.target, traits.counter, checks, traits.stored
-            )
+            waits.check(g, traits.reads, traits.target, traits.counter, checks, traits.stored)
 
     def issue(self, g, touches: Any = ()) -> None:
         """Apply what it does to the wait counters, without touching memory."""

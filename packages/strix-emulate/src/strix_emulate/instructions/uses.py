@@ -54,7 +54,7 @@ class Uses:
                 self.loads.append(ins)
 
     def of(self, load: Instruction) -> int:
-        """Return the numbers of the stores that what a load gives may reach, as bits; or DECIDES."""
+        """Return as bits the numbers of the stores that what a load gives may reach; or DECIDES."""
         place = self._places[load.address]
         if place not in self._reached:
             self._reached[place] = self._follow(place)

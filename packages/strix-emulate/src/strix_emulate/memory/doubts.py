@@ -27,7 +27,6 @@ from strix_emulate.memory.happens_before import (
 )
 from strix_emulate.memory.waves import Waves
 
-
 _RELEASES = (1 << BARRIER) - (1 << RELEASE)
 
 

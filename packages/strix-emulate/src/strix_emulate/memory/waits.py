@@ -170,11 +170,12 @@ def check(
     stored: the register, and its half, that a store of 8 or 16 bits alone reads. A load into the
     other half does not matter to it: a memory instruction touches its own half only. To a vector
     operation it does, as a load of 16 bits writes all of the register on GFX11 (LLVM's feature
-    d16-write-vgpr32, llvm-project#157795 and #194477). target: registers that a load will write itself, by way of counter. Loads that one counter
-    keeps in order may have the same target, or halves of it, since each writes what it loads and
-    nothing else, and "completion is reported to a wavefront in execution order" (LLVM's guide,
-    "Memory Model", of LDS operations; of VMEM loads among themselves it says the same). LLVM places
-    no wait there for VMEM, hipBLASLt's generator none for LDS.
+    d16-write-vgpr32, llvm-project#157795 and #194477). target: registers that a load will write
+    itself, by way of counter. Loads that one counter keeps in order may have the same target, or
+    halves of it, since each writes what it loads and nothing else, and "completion is reported to a
+    wavefront in execution order" (LLVM's guide, "Memory Model", of LDS operations; of VMEM loads
+    among themselves it says the same). LLVM places no wait there for VMEM, hipBLASLt's generator
+    none for LDS.
     """
     for number, queue in enumerate(g.queues.state.queues):
         for entry in queue:

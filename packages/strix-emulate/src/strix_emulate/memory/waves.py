@@ -32,9 +32,9 @@ class Waves:
     asks: what that is decided by. look, seen: what they see in memory that others change in this
     turn of a loop, and saw in an earlier one, as numbers; watch: the same as
     :class:`memory.polls.Seen`; records: whether that is noted; skips, pause: for how many turns
-    not; woken: the waves with which they slept, until they have looked. I, F, U16, I16, H: V as other types; VF: V without its axes of
-    waves and lanes; SI, SF: S as other types. queues: what the wait counters still count (see
-    :mod:`strix_emulate.memory.waits`).
+    not; woken: the waves with which they slept last. I, F, U16, I16, H: V as other types; VF: V
+    without its axes of waves and lanes; SI, SF: S as other types. queues: what the wait counters
+    still count (see :mod:`strix_emulate.memory.waits`).
     """
 
     __slots__ = (

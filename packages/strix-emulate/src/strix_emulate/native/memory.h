@@ -225,7 +225,8 @@ static int load(State *w, const Op *o, int64_t *log) {
     const int64_t count = cells(m, o->size), first = 0;
     if (o->memory == SCRATCH) {
       if (private && BY_COUNT(unwritten, n, at)) return 1;
-    } else if (!w->ordered && BY_COUNT(quiet, w, at, 0, private)) note_all_loads(m, w, at, count, o->memory == GLOBAL);
+    } else if (!w->ordered && BY_COUNT(quiet, w, at, 0, private))
+      note_all_loads(m, w, at, count, o->memory == GLOBAL);
     else if (load_by_lane(m, w, at, count, private)) return 1;
   }
   note_poll(w, o, at);

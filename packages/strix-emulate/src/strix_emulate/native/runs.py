@@ -9,9 +9,9 @@ import numpy as np
 
 from strix_emulate.code.decode import Unknown
 from strix_emulate.instructions.steps import Step
+from strix_emulate.memory import polls
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.findings import Findings
-from strix_emulate.memory import polls
 from strix_emulate.memory.waits import State
 from strix_emulate.memory.waves import LANES, Waves
 from strix_emulate.native import library as native
@@ -98,7 +98,6 @@ class Session:
             g.exec_changed()
         return done
 
-
     def note_poll(self, g: Waves, op: native.COp) -> None:
         """Note what waves saw where the last operation asked for memory that others change."""
         at = self._polled[: g.n * g.width]
@@ -153,16 +152,21 @@ class Run:
                 if g.records and done and self._polls:
                     session.note_poll(g, self.ops[-1])
                 if checks and plan:
-                    plan.leave(g, len(self.steps), session.memories, self.ops, log)
-                    if self.orders:
-                        checks.at = self.steps[-1].instruction
-                        last = Logged(session.memories, log, 0, g.tags, self.ops[-1])
-                        self.orders(g, last.memory, last.at, last.size, last.marks)
+                    self._leave(g, checks, plan, log)
                 return
             stopped = self.ops[start].step
             self.by_numpy(g, checks, first, stopped)
             first = stopped + 1
             start = self._starts[first]
+
+    def _leave(self, g: Waves, checks: Findings, plan: Plan, log: Any) -> None:
+        """Note for the checks what C has done."""
+        memories = self.session.memories
+        plan.leave(g, len(self.steps), memories, self.ops, log)
+        if self.orders:
+            checks.at = self.steps[-1].instruction
+            last = Logged(memories, log, 0, g.tags, self.ops[-1])
+            self.orders(g, last.memory, last.at, last.size, last.marks)
 
     def by_numpy(self, g: Waves, checks: Findings | None, first: int, stopped: int) -> None:
         """Execute the step in front of which C stopped after it had begun with the first."""

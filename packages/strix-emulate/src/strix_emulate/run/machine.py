@@ -119,10 +119,7 @@ class Machine:
         self.resident = groups
         spaces = self._spaces(groups, waves * lanes)
         self.session = None
-        if self.findings and self.program.uses.complete and not self.program.partial:
-            self.arena.doubts = Doubts(
-                self.program.uses, self.findings, self.arena.ranges(), waves, total
-            )
+        self._doubt(waves)
         if library:
             lanes = groups * waves * lanes
             self.session = Session(library, spaces, lanes, self._registers(), self.options.checks)
@@ -132,12 +129,7 @@ class Machine:
 
         def run_batch(first: int, end: int) -> None:
             """Run workgroups from the first up to the end."""
-            for memory in (spaces.lds, spaces.scratch):
-                memory.clear_tags()
-                memory.views[4][:] = self.options.poison
-            self.sleepers = Sleepers((self.arena, spaces.lds, spaces.scratch), not self.arena.peers)
-            if self.session:
-                self.session.start()
+            self._clear(spaces)
             start = self._start(np.arange(first, end), waves, kernarg, grid, block)
             try:
                 self._run_batch(blocks, start, waves)
@@ -166,6 +158,22 @@ class Machine:
         outcome.executed = self.executed
         outcome.notes = self.findings.notes if self.findings else []
         return outcome
+
+    def _doubt(self, waves: int) -> None:
+        """Judge races by what loads are of use, where all of the code is known."""
+        uses = self.program.uses
+        if self.findings and uses.complete and not self.program.partial:
+            ranges = self.arena.ranges()
+            self.arena.doubts = Doubts(uses, self.findings, ranges, waves, self.total)
+
+    def _clear(self, spaces: Spaces) -> None:
+        """Prepare memory for the next workgroups."""
+        for memory in (spaces.lds, spaces.scratch):
+            memory.clear_tags()
+            memory.views[4][:] = self.options.poison
+        memories = (self.arena, spaces.lds, spaces.scratch)
+        self.sleepers = Sleepers(memories, lonely=not self.arena.peers)
+        self._shadows_anew()
 
     def _at_once(self, waves: int, in_c: bool) -> tuple[int, int]:
         """Return how many workgroups of so many waves run at a time: the first ones, the others.
@@ -281,13 +289,8 @@ class Machine:
         ready = self._scheduled(start)
         sleepers = self.sleepers
         while ready or sleepers or not barriers.empty:
-            if not ready and sleepers:
-                if self.service:
-                    self.service()
-                ready = self._one_by_one(sleepers.wake(self._deadlock))
-                continue
             if not ready:
-                ready = self._one_by_one(barriers.stuck(self.where))
+                ready = self._one_by_one(self._next(barriers))
                 continue
             # the waves that are farthest behind go on, so that the others can meet them, unless
             # they only wait for what another one is to do
@@ -312,6 +315,14 @@ class Machine:
             else:
                 ready += gone
 
+    def _next(self, barriers: Barriers) -> list[Waves]:
+        """Return the waves that go on where all sleep or stand at barriers."""
+        if not self.sleepers:
+            return barriers.stuck(self.where)
+        if self.service:
+            self.service()
+        return self.sleepers.wake(self._deadlock)
+
     def _shadows_anew(self) -> None:
         if self.session:
             self.session.start()
@@ -335,26 +346,19 @@ class Machine:
             if traced is None:
                 block.entered += g.n
                 self.executed += g.n * (len(block.steps) + 1)
-            if self.executed > self.options.budget:
-                raise self._hung(f"{self.options.budget} wave-instructions", g)
-            if time.monotonic() > self.deadline:
-                raise self._hung(f"{self.options.seconds:g} seconds", g)
+            self._stop_hung(g)
             if traced is None:
                 self._execute(block, g)
             block = traced or block
             self.where = block.end
             g.asks |= block.polls
             gone = self._leave(block, g)
-            if gone is not None and gone[0] == "part":
-                return self._end_turns(block, gone[1])
+            if gone is None and g.pc >= limit:
+                return "meet", [g]
+            if gone is None and g.pc <= block.start:
+                gone = self._end_turn(g)
             if gone is not None:
                 return gone
-            if g.pc >= limit:
-                return "meet", [g]
-            if g.pc <= block.start:
-                turn = self._end_turn(g)
-                if turn is not None:
-                    return turn
 
     def _execute(self, block: Block, g: Waves) -> None:
         if block.parts is None:
@@ -376,7 +380,7 @@ class Machine:
             return end.name, []
         elif end.name in CALLS:
             gone = self._call(end, g)
-            return ("part", gone) if len(gone) > 1 else None
+            return self._end_turns(block, gone) if len(gone) > 1 else None
         elif block.condition is None:
             g.pc = block.taken
         else:
@@ -384,7 +388,7 @@ class Machine:
             if 0 < np.count_nonzero(jump) < g.n:
                 gone = [select(g, jump), select(g, ~jump)]
                 gone[0].pc, gone[1].pc = block.taken, block.next
-                return "part", gone
+                return self._end_turns(block, gone)
             g.pc = block.went = block.taken if jump[0] else block.next
         return None
 
@@ -424,6 +428,13 @@ class Machine:
             done.entered += g.n
             self.executed += g.n * (len(done.steps) + 1)
         return trace.blocks[last] if last >= 0 else None
+
+    def _stop_hung(self, g: Waves) -> None:
+        """Trap when the budget or the time is spent."""
+        if self.executed > self.options.budget:
+            raise self._hung(f"{self.options.budget} wave-instructions", g)
+        if time.monotonic() > self.deadline:
+            raise self._hung(f"{self.options.seconds:g} seconds", g)
 
     def _hung(self, what: str, g: Waves) -> Trap:
         return Trap("budget", f"more than {what}{self._residents()}; {_place(g)}")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from strix_emulate.errors import Trap
-from strix_emulate.memory import polls
 from strix_emulate.memory.polls import Seen
 from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import Waves
@@ -60,9 +59,7 @@ class _Group:
         One for each change: it may be a lock, and all others would find it taken. If that one
         leaves what stands there, it was none, and twice as many are woken the next time.
         """
-        now = b"".join(
-            seen.memory.load(seen.at, seen.size)[:, 0].tobytes() for seen in self.watch
-        )
+        now = b"".join(seen.memory.load(seen.at, seen.size)[:, 0].tobytes() for seen in self.watch)
         self.next = 2 * self.next if now == self.last and not self.taken else 1
         self.last, self.taken = now, False
         taken, left = [], self.next
