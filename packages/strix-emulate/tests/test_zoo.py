@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import triton
 import zoo
-from strix_emulate import Buffer
+from strix_emulate import Buffer, Options
 from strix_emulate.errors import Trap
 from zoo import TYPES, numbers
 
@@ -210,6 +210,20 @@ def test_small_tensors_are_changed_in_place(kind, small):
                    a, b, small)  # fmt: skip
     assert (a.data == x + x).all() and (b.data == y + y).all()
     assert {note.check for note in done.notes} <= {"race"}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("kind", ["fp32", "i8"])
+def test_waves_that_store_what_others_change_are_a_race(kind, native):
+    """Of 64 elements two waves have copies, and the other two store; of 16 one wave does."""
+    options = Options(budget=100_000, native=native)
+    for n in (64, 128):
+        with pytest.raises(Trap, match="race: global memory"):
+            zoo.run(zoo.reverse, (1,), {"N": n}, Buffer(numbers(kind, n)), options=options)
+    x = numbers(kind, 16)
+    out = x.copy()
+    zoo.run(zoo.reverse, (1,), {"N": 16}, Buffer(out), options=options)
+    assert (out == x[::-1]).all()
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])

@@ -113,6 +113,13 @@ def in_place(x, y, n, SMALL: tl.constexpr, LARGE: tl.constexpr):
 
 
 @triton.jit
+def reverse(x, N: tl.constexpr):
+    """In place, without a barrier: waves read what others write."""
+    i = tl.arange(0, N)
+    tl.store(x + i, tl.load(x + N - 1 - i))
+
+
+@triton.jit
 def rotate(x, angle, HEADS: tl.constexpr, HALF: tl.constexpr):
     """Of a few heads, in place."""
     h, i = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None, :]

@@ -89,11 +89,6 @@ class Pool:
         finally:
             os.close(descriptor)
 
-    @property
-    def peers(self) -> bool:
-        """Whether memory of other processes is mapped here."""
-        return bool(self._foreign)
-
     def _is_mapped(self, start: np.ndarray, size: np.ndarray) -> np.ndarray:
         """Return whether ranges of bytes lie in the pool, or in what was added to it."""
         found = (start >= HEAP) & (start < self.size) & (size > 0) & (size <= self.size - start)
@@ -169,7 +164,8 @@ class DeviceMemory(Arena):
         super().__init__(end, cell, checked, False)
         self.bytes, self.views = pool.bytes, pool.views
         self.ends = ends
-        self.peers = pool.peers
+        # threads of the program, and other processes
+        self.peers = True
         self.whole_words = whole_words
         views = pool.pieces()
         views = views[views["access"] != 0]

@@ -27,7 +27,7 @@ class Arena(Memory):
         self.whole_words = False
         #: addresses of the host that pointers in memory may hold, as (start, end, what to add)
         self.aliases = np.zeros((3, 0), np.int64)
-        #: whether other processes have memory in common with it
+        #: whether more than the kernel's waves may change it while they run
         self.peers = False
         self.top = 0
         #: by array: first address (less BASE), offset in bytes, length, mode

@@ -158,7 +158,7 @@ static void note_all_loads(Memory *m, State *w, const int64_t *at, int64_t count
   const int64_t first = 0;
   if (!global) BY_COUNT(note_loads, w, at, UNNAMED);
   else if (w->readers) BY_COUNT(note_loads, w, at, NAMED);
-  else BY_COUNT(note_loads, w, at, ALONE);
+  else if (BY_COUNT(note_loads, w, at, ALONE)) BY_COUNT(note_loads, w, at, NAMED);
 }
 
 typedef uint32_t Word __attribute__((aligned(1), may_alias));

@@ -177,7 +177,7 @@ INLINE int note_own(Memory *m, int64_t unused, int64_t count, const State *w, co
 enum { NAMED, UNNAMED, ALONE };
 
 // Notes such a load: tag_read for all lanes, where atomics ordered nothing. A second time for the
-// same wave changes nothing.
+// same wave changes nothing. Gives whether waves that were noted as alone have a cell in common.
 INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
                       int how) {
   int64_t *read = m->read;
@@ -192,7 +192,12 @@ INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, 
               const int64_t both = seen >> 40 == mark >> 40 ? near : 1ll << 62;
               read[c] = unordered(seen, mark) ? both : mark;)
   }
-  return 0;
+  int64_t shared = 0;
+  for (long i = 0; how == ALONE && w->n > 1 && i < w->n; i++) {
+    const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
+    EACH_CELL(shared |= read[c] ^ mark;)
+  }
+  return shared != 0;
 }
 
 // Notes such a store; gives whether several waves stored to one cell.

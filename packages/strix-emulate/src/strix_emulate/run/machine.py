@@ -437,6 +437,8 @@ class Machine:
             raise self._hung(f"{self.options.seconds:g} seconds", g)
 
     def _hung(self, what: str, g: Waves) -> Trap:
+        if self.sleepers.idle:
+            what += ", and all waves wait for memory that none of them changes"
         return Trap("budget", f"more than {what}{self._residents()}; {_place(g)}")
 
     def _deadlock(self, g: Waves, count: int) -> Trap:

@@ -88,6 +88,11 @@ class Sleepers:
         self._groups: dict[int, _Group] = {}
         self._state, self._idle = 0, 1
 
+    @property
+    def idle(self) -> bool:
+        """Whether all waves slept the last time, and none could be woken."""
+        return self._idle > 1
+
     def __bool__(self) -> bool:
         return bool(self._groups)
 
