@@ -267,6 +267,8 @@ class _Merge:
             later = {}
             for place, theirs in b.items():
                 mine = a.get(place)
+                if mine is theirs:
+                    continue
                 merged = theirs if mine is None else _later(mine, theirs)
                 if merged is not mine:
                     later[place] = merged
@@ -277,7 +279,5 @@ class _Merge:
 
 def _later(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
     """Return the later clock of each wave."""
-    if a is b:
-        return a
     later = {wave: clock for wave, clock in b.items() if a.get(wave, -1) < clock}
     return a | later if later else a
