@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Statistics of a kernel and of a launch: instructions by class, limits of occupancy."""
+"""Statistics of a kernel and of a launch: instructions by class, memory traffic, occupancy."""
 
+import re
 from collections import Counter
 from dataclasses import asdict
 
@@ -12,9 +13,19 @@ from strix_emulate.launches import Launch
 from strix_emulate.run.program import CONTROL, NO_EFFECT, WAITS, supported
 
 _PREFIXES = {
-    "ds_": "lds", "scratch_": "scratch", "s_load": "smem", "buffer_": "vmem", "global_": "vmem",
-    "flat_": "vmem", "v_": "valu", "s_": "salu",
-}  # fmt: skip
+    "ds_": "lds",
+    "scratch_": "scratch",
+    "s_load": "smem",
+    "buffer_": "vmem",
+    "global_": "vmem",
+    "flat_": "vmem",
+    "v_": "valu",
+    "s_": "salu",
+}
+#: Floating-point operations of one wave's v_wmma_*_16x16x16_*: a product and a sum each.
+_WMMA_FLOPS = 2 * 16**3
+#: The type at the end of a memory instruction's name holds the bits of a lane: global_load_b128.
+_LANE_BITS = re.compile(r"_[a-z](\d+)$")
 
 
 def classify(ins: Instruction) -> str:
@@ -84,6 +95,48 @@ def occupancy(
     return {"registers": by_registers, "lds": by_lds, "bound": min(by_registers, by_lds)}
 
 
+def count_lane_bytes(ins: Instruction) -> int:
+    """Return the bytes that a vector memory instruction moves per lane, or 0 for any other."""
+    if classify(ins) not in ("vmem", "scratch"):
+        return 0
+    bits = _LANE_BITS.search(ins.name)
+    return int(bits.group(1)) // 8 if bits else 0
+
+
+def measure_traffic(launch: Launch) -> dict:
+    """Return the memory traffic of a launch, each instruction counted with all lanes active.
+
+    Returns:
+        memory_bytes: moved by global, flat and buffer instructions. scratch_bytes: moved by
+        scratch instructions. flops: of the matrix instructions. bytes_per_flop: memory_bytes by
+        flops, where there are any. scratch_bytes_per_iteration: scratch bytes of a wave for each
+        trip of the hot loop, the most entered block (of those with matrix instructions, if any).
+    """
+    moved: Counter[str] = Counter()
+    matrix_instructions, trips, matrix_trips = 0, 0, 0
+    for block in launch.blocks.values():
+        kinds = Counter(classify(step.instruction) for step in block.steps)
+        for step in block.steps:
+            lane_bytes = count_lane_bytes(step.instruction)
+            moved[classify(step.instruction)] += lane_bytes * launch.kernel.width * block.entered
+        matrix_instructions += kinds["wmma"] * block.entered
+        trips = max(trips, block.entered)
+        if kinds["wmma"]:
+            matrix_trips = max(matrix_trips, block.entered)
+    flops = matrix_instructions * _WMMA_FLOPS
+    traffic: dict[str, float] = {
+        "memory_bytes": moved["vmem"],
+        "scratch_bytes": moved["scratch"],
+        "flops": flops,
+    }
+    if flops:
+        traffic["bytes_per_flop"] = round(moved["vmem"] / flops, 4)
+    if moved["scratch"]:
+        per_iteration = moved["scratch"] / (matrix_trips or trips)
+        traffic["scratch_bytes_per_iteration"] = round(per_iteration, 1)
+    return traffic
+
+
 def executed(launch: Launch) -> dict:
     """Count what a launch executed, in wave-instructions by class, and on how many cores."""
     classes: Counter[str] = Counter()
@@ -98,6 +151,7 @@ def executed(launch: Launch) -> dict:
         "executed": total,
         "classes": dict(sorted(classes.items())),
         "wmma_share": round(classes["wmma"] / max(1, total), 4),
+        **measure_traffic(launch),
         "cpu_seconds": round(launch.seconds, 3),
         "cores": launch.cores,
         **({"one_core": launch.one_core} if launch.one_core else {}),

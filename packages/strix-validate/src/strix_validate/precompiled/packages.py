@@ -16,9 +16,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 from strix_validate.doctor.kernel_lists import FOLDER, LIST
+from strix_validate.precompiled import costs
 from strix_validate.precompiled.flash_calls import FLASH_SETS
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.triton import modes as triton_modes
@@ -87,10 +89,18 @@ def write(folder: Path, lookups: Iterable[Lookup]) -> int:
             file.write_bytes(content)
             files[name] = hashlib.sha256(content).hexdigest()
         about = {name: getattr(found, name) for name in ("name", "types", "constants", "options")}
-        kernels[found.key] = about | {"files": files}
+        kernels[found.key] = about | {"cost": _measure(found), "files": files}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / LIST).write_text(json.dumps({"kernels": dict(sorted(kernels.items()))}, indent=1))
     return len(kernels)
+
+
+def _measure(lookup: Lookup) -> dict[str, int]:
+    """Return what a kernel costs, see :mod:`strix_validate.precompiled.costs`."""
+    files = {Path(path).suffix: Path(path) for path in lookup.files.values()}
+    metadata = json.loads(files[".json"].read_bytes())
+    code, assembly = files[".hsaco"].read_bytes(), files[".amdgcn"].read_text()
+    return asdict(costs.measure(code, assembly, metadata["shared"], lookup.name))
 
 
 def _without_paths(metadata: bytes) -> bytes:

@@ -2,8 +2,8 @@
 """The kernels of flash-attn and vLLM compile for gfx1151, as their compiled files show."""
 
 import io
-import re
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from elftools.elf.elffile import ELFFile
 from strix_emulate import EM_AMDGPU, TARGETS, elf_metadata
@@ -11,6 +11,7 @@ from strix_emulate import EM_AMDGPU, TARGETS, elf_metadata
 from strix_validate import TARGET
 from strix_validate.attention import flash
 from strix_validate.checks import Check, Result, RunOptions, judged
+from strix_validate.precompiled.costs import measure
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import PackageCall
 from strix_validate.triton_packages import package_checks
@@ -75,8 +76,8 @@ def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
 def inspect(kernel: triton_modes.CompiledKernel) -> dict:
     """Return facts of a kernel, from the bytes of its ELF file and from its assembly.
 
-    lds is the static part plus what Triton asks for at launch, in bytes; vgprs and spills are in
-    registers of 32 bits per lane; wmma and mfma count instructions.
+    machine, mach and target say which GPU the file is for; mfma counts instructions that gfx1151
+    lacks. The others are those of :class:`strix_validate.precompiled.costs.KernelCost`.
 
     Raises:
         elftools.common.exceptions.ELFError: not an ELF file.
@@ -84,18 +85,12 @@ def inspect(kernel: triton_modes.CompiledKernel) -> dict:
         ValueError: the metadata does not describe exactly one kernel.
     """
     elf = ELFFile(io.BytesIO(kernel.elf))
-    metadata = elf_metadata(elf, kernel.name)
-    (described,) = metadata["amdhsa.kernels"]
     return {
         "machine": elf["e_machine"],
         "mach": elf["e_flags"] & 0xFF,
-        "target": metadata["amdhsa.target"],
-        "lds": described[".group_segment_fixed_size"] + kernel.launch_lds,
-        "vgprs": described[".vgpr_count"],
-        "vgpr_spills": described[".vgpr_spill_count"],
-        "sgpr_spills": described[".sgpr_spill_count"],
-        "wmma": len(re.findall(r"\bv_wmma_", kernel.assembly)),
-        "mfma": len(re.findall(r"\bv_mfma_", kernel.assembly)),
+        "target": elf_metadata(elf, kernel.name)["amdhsa.target"],
+        "mfma": kernel.assembly.count("v_mfma_"),
+        **asdict(measure(kernel.elf, kernel.assembly, kernel.launch_lds, kernel.name)),
     }
 
 

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The package test that holds the cost of packaged kernels against a committed list."""
+
+import copy
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.project import CHECKOUT
+from support.recipe_checks import load, run
+
+kernel_costs = load("checks", "kernel_costs")
+PACKAGES = ("flash-attn", "triton-packages", "vllm")
+KERNEL = {
+    "name": "attn_fwd",
+    "types": {"Q": "*bf16:16", "stride_qm": "i32:16"},
+    "constants": {"IS_CAUSAL": "True", "BLOCK_M": "128", "BLOCK_N": "64", "ALIBI": "None"},
+    "options": {"num_warps": 8, "num_stages": 1, "waves_per_eu": 2},
+    "cost": {
+        "vgprs": 248,
+        "sgprs": 60,
+        "vgpr_spills": 0,
+        "sgpr_spills": 0,
+        "scratch": 0,
+        "lds": 32768,
+        "waves": 5,
+        "wmma": 128,
+    },
+}
+
+
+def write_package(folder: Path, *kernels: dict) -> Path:
+    """Write a kernels.json with these kernels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "kernels.json"
+    file.write_text(json.dumps({"kernels": {str(i): k for i, k in enumerate(kernels)}}))
+    return file
+
+
+def check(tmp_path: Path, *kernels: dict) -> tuple[int, str]:
+    """Hold these kernels against a list of KERNEL; return exit status and output."""
+    listed = tmp_path / "kernels.tsv"
+    script = CHECKOUT / "recipes/checks/kernel_costs.py"
+    assert run(script, "write", listed, write_package(tmp_path / "old", KERNEL)).returncode == 0
+    done = run(script, "check", listed, write_package(tmp_path / "new", *kernels))
+    return done.returncode, done.stdout
+
+
+def changed(**cost: int) -> dict:
+    """Return KERNEL with other costs."""
+    kernel = copy.deepcopy(KERNEL)
+    kernel["cost"] |= cost
+    return kernel
+
+
+def with_tile(rows: int, warps: int, **cost: int) -> dict:
+    """Return KERNEL with another tile and other costs."""
+    kernel = changed(**cost)
+    kernel["constants"] |= {"BLOCK_M": str(rows)}
+    kernel["options"] |= {"num_warps": warps}
+    return kernel
+
+
+def test_the_same_kernels_pass(tmp_path: Path) -> None:
+    status, output = check(tmp_path, KERNEL)
+    assert status == 0
+    assert output.endswith(" 0 cost more than in " + f"{tmp_path}/kernels.tsv, 0 not in it\n")
+
+
+def test_cheaper_kernels_pass(tmp_path: Path) -> None:
+    assert check(tmp_path, changed(vgprs=200, lds=0, waves=7, wmma=160))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        ({"scratch": 4}, "scratch 0 -> 4"),
+        ({"vgpr_spills": 1}, "vgpr_spills 0 -> 1"),
+        ({"sgpr_spills": 1}, "sgpr_spills 0 -> 1"),
+        ({"vgprs": 256}, "vgprs 248 -> 256"),
+        ({"sgprs": 61}, "sgprs 60 -> 61"),
+        ({"lds": 32769}, "lds 32768 -> 32769"),
+        ({"waves": 4}, "waves 5 -> 4"),
+        ({"wmma": 127}, "wmma 128 -> 127"),
+    ],
+)
+def test_each_cost_is_compared(tmp_path: Path, cost: dict[str, int], message: str) -> None:
+    status, output = check(tmp_path, changed(**cost))
+    assert status == 1
+    assert f"attn_fwd BLOCK_M=128 BLOCK_N=64 num_stages=1 num_warps=8 waves_per_eu=2: {message}" in (
+        output
+    )
+
+
+def test_an_old_tile_fails(tmp_path: Path) -> None:
+    """A patch that brings back one old tile is named with both tiles and both costs."""
+    status, output = check(tmp_path, with_tile(64, 4, vgpr_spills=34, scratch=140, vgprs=256))
+    assert status == 1
+    assert "attn_fwd BLOCK_M=64 BLOCK_N=64" in output
+    assert "listed: BLOCK_M=128 BLOCK_N=64" in output
+    assert "scratch 0 -> 140, vgpr_spills 0 -> 34, vgprs 248 -> 256" in output
+
+
+def test_a_cheaper_tile_passes(tmp_path: Path) -> None:
+    assert check(tmp_path, with_tile(64, 8, vgprs=128))[0] == 0
+
+
+def test_a_lost_kernel_fails(tmp_path: Path) -> None:
+    status, output = check(tmp_path, KERNEL | {"name": "other"})
+    assert status == 1
+    assert "attn_fwd: no kernel for IS_CAUSAL=True" in output
+    assert "1 not in it" in output
+
+
+def test_an_unlisted_problem_is_counted_and_passes(tmp_path: Path) -> None:
+    other = copy.deepcopy(KERNEL) | {"constants": {"IS_CAUSAL": "False", "BLOCK_M": "128"}}
+    other["cost"] = KERNEL["cost"] | {"scratch": 500}
+    status, output = check(tmp_path, KERNEL, other)
+    assert status == 0 and "1 not in it" in output
+
+
+def test_two_packages_are_compared(tmp_path: Path) -> None:
+    old, new = write_package(tmp_path / "a", KERNEL), write_package(tmp_path / "b", changed(lds=0))
+    script = CHECKOUT / "recipes/checks/kernel_costs.py"
+    assert run(script, "compare", old, new).returncode == 0
+    done = run(script, "compare", new, old)
+    assert done.returncode == 1 and "lds 0 -> 32768" in done.stdout
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_list_is_committed(package: str) -> None:
+    """Each list is sorted, as `write` leaves it, and has kernels that multiply matrices."""
+    file = CHECKOUT / f"recipes/{package}-kernels-gfx1151/kernels.tsv"
+    kernels = kernel_costs.read_list(file)
+    assert kernels == sorted(set(kernels))
+    assert any(kernel.cost("wmma") for kernel in kernels)
+    with file.open(newline="") as stream:
+        assert next(csv.reader(stream, delimiter="\t"))[3:] == list(kernel_costs._COSTS)
+
+
+def test_no_listed_attention_kernel_of_flash_attn_spills_forward() -> None:
+    file = CHECKOUT / "recipes/flash-attn-kernels-gfx1151/kernels.tsv"
+    forward = [k for k in kernel_costs.read_list(file) if "fwd" in k.name]
+    assert len(forward) > 10
+    assert [k for k in forward if k.cost("scratch")] == []
+
+
+def test_damaged_lists(tmp_path: Path) -> None:
+    listed = tmp_path / "kernels.tsv"
+    package = write_package(tmp_path / "p", KERNEL)
+    script = CHECKOUT / "recipes/checks/kernel_costs.py"
+
+    def damage(change: Callable[[str], str]) -> str:
+        assert run(script, "write", listed, package).returncode == 0
+        listed.write_text(change(listed.read_text()))
+        done = run(script, "check", listed, package)
+        assert done.returncode != 0
+        return done.stdout + done.stderr
+
+    assert "kernels.tsv" in damage(lambda text: text.replace("248", "many"))
+    assert "kernels.tsv" in damage(lambda text: text.replace("\t128\n", "\n"))
