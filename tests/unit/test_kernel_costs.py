@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT
+from support.project import CHECKOUT, module
 from support.recipe_checks import load, run
 
 kernel_costs = load("checks", "kernel_costs")
@@ -161,3 +161,13 @@ def test_damaged_lists(tmp_path: Path) -> None:
 
     assert "kernels.tsv" in damage(lambda text: text.replace("248", "many"))
     assert "kernels.tsv" in damage(lambda text: text.replace("\t128\n", "\n"))
+
+
+def test_the_page_is_current_and_says_so_if_not(tmp_path: Path) -> None:
+    page = module(CHECKOUT / "docs/kernels_page.py")
+    text = (CHECKOUT / "docs/kernels.md").read_text()
+    assert page.render(text) == text
+    stale = text.replace("`attn_fwd`", "`attn_bwd`")
+    assert stale != text and page.render(stale) == text
+    with pytest.raises(SystemExit, match="no table below '## vllm-kernels-gfx1151'"):
+        page.render(text.replace("## vllm-kernels-gfx1151", "## another"))

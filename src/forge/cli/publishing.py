@@ -14,7 +14,7 @@ from typer import Argument, Option
 from forge.channel import StaticChannel, read_validated, require_untested_name
 from forge.cli.context import Context, command, gravest, out
 from forge.conda.location import Location
-from forge.conda.package import Places, require_confined
+from forge.conda.package import Package, Places, require_confined
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.project import Project
 from forge.recipes.verify import project_at
@@ -35,6 +35,7 @@ Validated = Annotated[
     Path | None, Option(metavar="FILE", help="Publish only files whose sha256 FILE has.")
 ]
 Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
+Channels = Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a channel.")]
 Commit = Annotated[str, Option(metavar="REV", help="Compare with the recipes of this commit.")]
 
 
@@ -119,3 +120,42 @@ def _verify_one(file: Path, project: Project, places: list[Places]) -> int:
     if verdict.differences:
         return 1
     return NotAttempted.exit_code if verdict.not_compared else 0
+
+
+@command(app)
+def compare(ctx: Context, old: Channels, new: Channels) -> None:
+    """Print which kernels of a channel cost more than those of another one.
+
+    Registers, scratch, LDS, waves and matrix instructions of each package of kernels that both
+    have: what a new compiler or patch did to them. Exit 1 if one costs more or is gone.
+    """
+    before, after = _kernel_packages(old), _kernel_packages(new)
+    common = sorted(before.keys() & after.keys())
+    if not common:
+        raise ForgeError(f"{old} and {new} have no package of kernels in common")
+    costs_more = False
+    for name in common:
+        lists = [_kernel_list(packages[name]) for packages in (before, after)]
+        program = ctx.project.root / "recipes/checks/kernel_costs.py"
+        out.print(f"{name}: {before[name].path.name} and {after[name].path.name}")
+        done = subprocess.run([sys.executable, program, "compare", *lists], check=False)
+        if done.returncode not in (0, 1):
+            raise Failed(f"{name} of {old} and of {new} cannot be compared")
+        costs_more |= done.returncode == 1
+    raise typer.Exit(int(costs_more))
+
+
+def _kernel_packages(channel: Path) -> dict[str, Package]:
+    """Return the packages of kernels in a channel's folder by name, the newest file of each."""
+    files = sorted(channel.glob("*/*-kernels-*.conda"), key=lambda file: file.stat().st_mtime)
+    packages = [Package(file) for file in files]
+    return {str(package.index["name"]): package for package in packages}
+
+
+def _kernel_list(package: Package) -> Path:
+    """Return the unpacked list of a package's kernels. Raises Failed if it has none."""
+    name = package.index["name"]
+    listed = f"share/triton-kernels/{name}/kernels.json"
+    if package.payload.get(listed, "") is not None:
+        raise Failed(f"{package.path} has no {listed}")
+    return package.folder / listed
