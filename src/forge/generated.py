@@ -3,6 +3,7 @@
 
 Manifests that users copy name our packages on PyPI (recipes/pypi-names.json): pixi reads no such
 list from another file. stacks/several.toml repeats the tables of three stacks for the same reason.
+docs/kernels.md sums up what packaged kernels cost.
 """
 
 import re
@@ -13,6 +14,7 @@ from forge.conda import pypi
 from forge.errors import ForgeError
 from forge.files import read_text
 from forge.project import Project
+from forge.recipes import kernel_tables
 
 PAGES = ("README.md", "docs/*.md", "stacks/*/pixi.toml")
 # PyPI's packages that require a wheel for CUDA, and that none of ours replaces.
@@ -36,6 +38,9 @@ def outdated(project: Project) -> Iterator[tuple[Path, str]]:
         for path in sorted(project.root.glob(pattern)):
             text = read_text(path)
             texts[path] = with_names(text, names)
+            if path == project.root / kernel_tables.PAGE:
+                lists = sorted(project.root.glob("recipes/*/kernels.tsv"))
+                texts[path] = kernel_tables.with_tables(texts[path], lists)
             if texts[path] != text:
                 yield path, texts[path]
     paths = {name: project.root / f"stacks/{name}/pixi.toml" for name in TOGETHER}

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT, module
+from support import conda_packages
+from support.project import CHECKOUT, drive
 from support.recipe_checks import load, run
+
+from forge.errors import ForgeError
+from forge.recipes import kernel_tables
 
 kernel_costs = load("checks", "kernel_costs")
 PACKAGES = ("flash-attn", "triton-packages", "vllm")
@@ -89,9 +93,8 @@ def test_cheaper_kernels_pass(tmp_path: Path) -> None:
 def test_each_cost_is_compared(tmp_path: Path, cost: dict[str, int], message: str) -> None:
     status, output = check(tmp_path, changed(**cost))
     assert status == 1
-    assert f"attn_fwd BLOCK_M=128 BLOCK_N=64 num_stages=1 num_warps=8 waves_per_eu=2: {message}" in (
-        output
-    )
+    configuration = "BLOCK_M=128 BLOCK_N=64 num_stages=1 num_warps=8 waves_per_eu=2"
+    assert f"attn_fwd {configuration}: {message}" in output
 
 
 def test_an_old_tile_fails(tmp_path: Path) -> None:
@@ -163,11 +166,38 @@ def test_damaged_lists(tmp_path: Path) -> None:
     assert "kernels.tsv" in damage(lambda text: text.replace("\t128\n", "\n"))
 
 
-def test_the_page_is_current_and_says_so_if_not(tmp_path: Path) -> None:
-    page = module(CHECKOUT / "docs/kernels_page.py")
-    text = (CHECKOUT / "docs/kernels.md").read_text()
-    assert page.render(text) == text
+def test_the_page_is_current_and_says_so_if_not() -> None:
+    lists = sorted(CHECKOUT.glob("recipes/*/kernels.tsv"))
+    text = (CHECKOUT / kernel_tables.PAGE).read_text()
+    assert kernel_tables.with_tables(text, lists) == text
     stale = text.replace("`attn_fwd`", "`attn_bwd`")
-    assert stale != text and page.render(stale) == text
-    with pytest.raises(SystemExit, match="no table below '## vllm-kernels-gfx1151'"):
-        page.render(text.replace("## vllm-kernels-gfx1151", "## another"))
+    assert stale != text and kernel_tables.with_tables(stale, lists) == text
+    with pytest.raises(ForgeError, match="no table below '## vllm-kernels-gfx1151'"):
+        kernel_tables.with_tables(text.replace("## vllm-kernels-gfx1151", "## another"), lists)
+
+
+def write_channel(folder: Path, *kernels: dict) -> Path:
+    """Write a channel with one package of kernels."""
+    name = "some-kernels-gfx1151"
+    content = write_package(folder / "list", *kernels).read_bytes()
+    listed = conda_packages.file(f"share/triton-kernels/{name}/kernels.json", content)
+    conda_packages.package(folder / "noarch", [listed], name)
+    return folder
+
+
+def test_two_channels_are_compared(tmp_path: Path) -> None:
+    old = write_channel(tmp_path / "old", KERNEL)
+    new = write_channel(tmp_path / "new", changed(scratch=64))
+    done = drive(CHECKOUT, "compare", str(old), str(new))
+    assert done.returncode == 1
+    assert "some-kernels-gfx1151: some-kernels-gfx1151-1-0.conda and" in done.stdout
+    assert "scratch 0 -> 64" in done.stdout
+    assert drive(CHECKOUT, "compare", str(new), str(old)).returncode == 0
+
+
+def test_channels_without_kernels(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    old = write_channel(tmp_path / "old", KERNEL)
+    done = drive(CHECKOUT, "compare", str(old), str(tmp_path / "empty"))
+    assert done.returncode == 2
+    assert "have no package of kernels in common" in done.stderr

@@ -14,7 +14,7 @@ from strix_validate import cli, testing
 from strix_validate.doctor import kernel_lists
 from strix_validate.layers.config import layers_of
 from strix_validate.layers.table import Attention
-from strix_validate.precompiled import flash_calls, warm, workload
+from strix_validate.precompiled import costs, flash_calls, warm, workload
 from strix_validate.precompiled import packages as kernel_packages
 from strix_validate.triton.modes import CallAnswer, CallAnswers, CompiledKernel
 from strix_validate.triton.stand_in import Lookup
@@ -28,7 +28,12 @@ def lookup(folder: Path, key: str = "KEY", compiled: bool = True) -> Lookup:
     """A kernel in Triton's cache, with a stage of the compiler that no package needs."""
     place = folder / key
     place.mkdir(parents=True, exist_ok=True)
-    files = {"k.hsaco": b"\x7fELF code", "k.json": json.dumps(META).encode(), "k.ttir": b"module"}
+    files = {
+        "k.hsaco": b"\x7fELF code",
+        "k.json": json.dumps(META).encode(),
+        "k.amdgcn": b"v_wmma_f32_16x16x16_f16 v[0:7]",
+        "k.ttir": b"module",
+    }
     for name, content in files.items():
         (place / name).write_bytes(content)
     paths = {name: str(place / name) for name in files}
@@ -36,11 +41,38 @@ def lookup(folder: Path, key: str = "KEY", compiled: bool = True) -> Lookup:
     return Lookup("k", key, types, {"BLOCK": "64"}, {"num_warps": 4}, paths, compiled)
 
 
+def metadata(*_) -> dict:
+    """What the AMDGPU note of a code object with one kernel says."""
+    kernel = {
+        ".vgpr_count": 200,
+        ".sgpr_count": 40,
+        ".vgpr_spill_count": 3,
+        ".sgpr_spill_count": 1,
+        ".private_segment_fixed_size": 16,
+        ".group_segment_fixed_size": 1024,
+        ".max_flat_workgroup_size": 128,
+        ".wavefront_size": 32,
+    }
+    return {"amdhsa.kernels": [kernel]}
+
+
 def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "elf_metadata", metadata)
+    monkeypatch.setattr(costs, "ELFFile", lambda stream: stream)
     package = tmp_path / kernel_lists.FOLDER / "some-kernels"
     assert kernel_packages.write(package, [lookup(tmp_path / "cache")]) == 1
     (kernel,) = kernel_lists.installed(tmp_path)["some-kernels"].values()
     assert sorted(kernel["files"]) == ["k.hsaco", "k.json"]
+    assert kernel["cost"] == {
+        "vgprs": 200,
+        "sgprs": 40,
+        "vgpr_spills": 3,
+        "sgpr_spills": 1,
+        "scratch": 16,
+        "lds": 1024 + META["shared"],
+        "waves": 7,
+        "wmma": 1,
+    }
     monkeypatch.setattr("sys.base_prefix", str(tmp_path))
     assert testing.packaged_kernels("some-kernels") == (package, {"KEY": kernel})
     for name, digest in kernel["files"].items():

@@ -200,7 +200,7 @@ def names_a_path(word: str) -> bool:
 def generate(
     ctx: Context, check: Annotated[bool, Option("--check", help="Write nothing.")] = False
 ) -> None:
-    """Write what pages and manifests repeat from other files: PyPI's names, stacks/several.toml.
+    """Write what pages and manifests repeat from other files: names, stacks, kernel costs.
 
     With --check, name the files that differ, and exit 1 if any does.
     """

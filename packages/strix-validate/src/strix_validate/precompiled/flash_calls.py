@@ -80,9 +80,7 @@ _HEAD_DIMS = (32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
 #: What the packages are made from. sample is enough to test one, and to see what the kernels cost;
 #: core is warmed up by default.
 FLASH_SETS: dict[str, Callable[[], Iterator[DeferredCall]]] = {
-    "sample": partial(
-        flash_calls, (64, 128), (BF16,), trained=(64, 128), capacities=(1024, 4096)
-    ),
+    "sample": partial(flash_calls, (64, 128), (BF16,), trained=(64, 128), capacities=(1024, 4096)),
     "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
     "full": partial(flash_calls, _HEAD_DIMS, trained=_HEAD_DIMS, windowed=True),
 }

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Write the tables of docs/kernels.md from recipes/*/kernels.tsv; `--check` only compares.
-
-Both are run from the repository's root: ``python docs/kernels_page.py``.
-"""
+"""The tables of docs/kernels.md, from the lists of kernel costs in recipes/*/kernels.tsv."""
 
 import csv
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[1]
-_PAGE = _ROOT / "docs/kernels.md"
+from forge.errors import ForgeError
+
+PAGE = "docs/kernels.md"
 _HEAD = (
     "kernel",
     "configurations",
@@ -32,7 +29,7 @@ def _line(cells: list[str]) -> str:
 def _span(values: list[int]) -> str:
     """Return one number, or the smallest and the largest of several."""
     low, high = min(values), max(values)
-    return str(low) if low == high else f"{low}–{high}"
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def make_table(file: Path) -> str:
@@ -62,28 +59,15 @@ def make_table(file: Path) -> str:
     return "\n".join(lines)
 
 
-def render(page: str) -> str:
-    """Return the page with its tables as of now, each below a heading `## PACKAGE`."""
-    for file in sorted(_ROOT.glob("recipes/*/kernels.tsv")):
+def with_tables(page: str, lists: list[Path]) -> str:
+    """Return the page with the table of each list, below a heading `## PACKAGE`.
+
+    Raises ForgeError for a list whose package has no table on the page.
+    """
+    for file in lists:
         heading = f"## {file.parent.name}"
-        table = re.compile(rf"(?<={re.escape(heading)}\n\n)(\|.*\n)+")
-        if not table.search(page):
-            raise SystemExit(f"{_PAGE} has no table below {heading!r}")
-        text = make_table(file)
-        page = table.sub(lambda _, text=text: f"{text}\n", page)
+        table = re.search(rf"(?<={re.escape(heading)}\n\n)(\|.*\n)+", page)
+        if not table:
+            raise ForgeError(f"{PAGE} has no table below {heading!r}: write one of two lines")
+        page = f"{page[: table.start()]}{make_table(file)}\n{page[table.end() :]}"
     return page
-
-
-def main() -> None:
-    """Write the page, or end with status 1 if it is not current."""
-    page = _PAGE.read_text()
-    current = render(page)
-    if sys.argv[1:] == ["--check"]:
-        if page != current:
-            raise SystemExit("docs/kernels.md is not current: run python docs/kernels_page.py")
-    else:
-        _PAGE.write_text(current)
-
-
-if __name__ == "__main__":
-    main()
