@@ -5,8 +5,8 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from strix_validate.attention import sdpa_pairs
 from strix_validate.attention.sdpa_shapes import HALVES, SHAPES, Problem, SdpaShape
-from strix_validate.checks import CannotRun, Check, Result, RunOptions, State
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, State, seed_of
 from strix_validate.numerics import comparison, reference
 
 BACKENDS = {
@@ -39,6 +40,8 @@ _LEFT_OUT = {
     "core": ("hipErrorNotSupported",),
     "sample": ("hipErrorNotSupported", "hipErrorInvalidHandle"),
 }
+#: How messages of torch begin that refuse arguments.
+_REFUSALS = ("No available kernel", "No viable backend", "invalid dtype for bias")
 Route = Callable[..., Tensor]
 
 
@@ -67,7 +70,7 @@ def checks() -> dict[Check, tuple[str, SdpaShape, torch.dtype]]:
             f"sdpa/{route}/{shape.name}-{name}", f"torch SDPA {route}: {shape.name} {name}",
             shape.why,
         ): (route, shape, dtype)
-        for shape in SHAPES
+        for shape in (*SHAPES, *sdpa_pairs.shapes())
         for dtype, name in ((each, str(each).removeprefix("torch.")) for each in shape.dtypes)
         for route in ROUTES
     }  # fmt: skip
@@ -123,43 +126,91 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
 
     A refusal is a skip, or a pass where allowed.
     """
-    *tensors, grad_out = problem.inputs
-    needs = problem.shape.needs
-    options: dict[str, Any] = dict(problem.options)
-    tensors = [
-        x.detach().requires_grad_(name in needs) for name, x in zip("qkv", tensors, strict=True)
-    ]
-    leaves = {f"d{name}": x for name, x in zip("qkv", tensors, strict=True) if name in needs}
-    if problem.shape.attn_mask == "learned":
-        leaves["dmask"] = options["attn_mask"] = options["attn_mask"].detach().requires_grad_()
     try:
-        out, operators = call(route, *tensors, **options)
-        grads = torch.autograd.grad(out, list(leaves.values()), grad_out)
-        with torch.no_grad():
-            inference, without = call(route, *tensors, **options)
+        answer = _answer(route, problem)
     except CannotRun as refusal:
         if problem.shape.may_refuse and not isinstance(refusal, NoBackend):
             return Result(check, State.PASSED, f"Refused, which is correct: {refusal}")
         return Result(check, State.SKIPPED, str(refusal))
     except Exception as error:  # any other exception is a failure
         return Result(check, State.FAILED, f"{type(error).__name__}: {error}")
-    actual = {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
-    if not torch.equal(inference, out):
-        actual["inference"] = inference
-    if problem.compared:
-        actual = {name: x[problem.compared] for name, x in actual.items()}
+    expected = problem.expected
+    if problem.shape.dropout:
+        keep = _kept_weights(answer.tensors["out"], problem.shape)
+        expected = cache(partial(problem.expect, keep=keep))
 
-    def expected(dtype: reference.Precision) -> dict[str, Tensor]:
-        found = problem.expected(dtype)
-        return {name: found["out" if name == "inference" else name] for name in actual}
+    def judge(tensors: dict[str, Tensor]) -> Result:
+        if problem.compared:
+            tensors = {name: x[problem.compared] for name, x in tensors.items()}
 
-    result = comparison.compare(check, actual, expected, problem.dtype)
+        def own(dtype: reference.Precision) -> dict[str, Tensor]:
+            found = expected(dtype)
+            return {name: found["out" if name == "inference" else name] for name in tensors}
+
+        return comparison.compare(check, tensors, own, problem.dtype)
+
+    result = judge(answer.tensors)
+    if result.state is State.PASSED and answer.again:
+        again = judge(answer.again)
+        if again.state is State.FAILED:
+            result = replace(again, reason=f"second backward: {again.reason}")
     name = check.id.split("/")[1]
-    fault = wrong_operator(name, operators) or wrong_operator(name, without)
-    measured = result.measured | {"operator": kind_of(operators)}
+    fault = wrong_operator(name, answer.operators) or wrong_operator(name, answer.without)
+    measured = result.measured | {"operator": kind_of(answer.operators)}
     if fault:
         return Result(check, State.FAILED, f"{fault}. {result.reason}".strip(), measured)
     return Result(check, result.state, result.reason, measured)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a route gives.
+
+    Attributes:
+        tensors: out and the gradients; inference, the output without gradients, where it differs.
+        again: the gradients of a second backward pass, where these differ.
+        operators: names of the operators that ran, with gradients.
+        without: the same, without gradients.
+    """
+
+    tensors: dict[str, Tensor]
+    again: dict[str, Tensor]
+    operators: list[str]
+    without: list[str]
+
+
+def _answer(route: Route, problem: Problem) -> _Answer:
+    """Call a route with and without gradients, and compute the gradients that the shape needs."""
+    shape, options = problem.shape, dict(problem.options)
+    *inputs, grad_out = problem.inputs
+    tensors = [
+        x.detach().requires_grad_(name in shape.needs)
+        for name, x in zip("qkv", inputs, strict=True)
+    ]
+    leaves = {f"d{name}": x for name, x in zip("qkv", tensors, strict=True) if x.requires_grad}
+    if "m" in shape.needs:
+        leaves["dmask"] = options["attn_mask"] = options["attn_mask"].detach().requires_grad_()
+    torch.manual_seed(seed_of(shape.name))  # of dropout
+    out, operators = call(route, *tensors, **options)
+    rounds = []
+    for is_last in (False, True) if shape.again else (True,):
+        grads = [*leaves.values()] and torch.autograd.grad(
+            out, list(leaves.values()), grad_out, retain_graph=not is_last
+        )
+        rounds.append(dict(zip(leaves, grads, strict=True)))
+    with torch.no_grad():
+        inference, without = call(route, *tensors, **options)
+    actual = {"out": out.detach(), **rounds[0]}
+    # another call drops other weights
+    if not shape.dropout and not torch.equal(inference, out):
+        actual["inference"] = inference
+    differs = any(not torch.equal(x, rounds[0][name]) for name, x in rounds[-1].items())
+    return _Answer(actual, rounds[-1] if differs else {}, operators, without)
+
+
+def _kept_weights(out: Tensor, shape: SdpaShape) -> Tensor:
+    """Return what dropout multiplied each weight by: the first lanes of out are the weights."""
+    return (out[..., : shape.seqlen_k] != 0).cpu().double() / (1 - shape.dropout)
 
 
 def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
@@ -174,7 +225,7 @@ def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
             return route(*args, **options), operators.names
         except RuntimeError as error:
             message = str(error)
-            if not message.startswith(("No available kernel", "No viable backend")):
+            if not message.startswith(_REFUSALS):
                 raise
             kind = NoBackend if message.startswith("No viable backend") else CannotRun
             raise kind(refusal(message, said)) from error

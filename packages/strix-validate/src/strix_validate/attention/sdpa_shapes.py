@@ -24,11 +24,16 @@ class SdpaShape:
 
     v_dim: of the values, 0 is head_dim. attn_mask: "bool" or "additive", random, each query with at
     least one key; "padding", by sequence; "least", causal and padded in front, with the smallest
-    number of the dtype; "learned", additive by head, with a gradient. layout: "strided", "expanded"
+    number of the dtype; "learned", additive by sequence and head; "sequence", additive, (batch, 1, 1,
+    seqlen_k); "heads", (1, heads, seqlen_q, seqlen_k); "tiles", with -inf for all but the last keys
+    of half of the queries; "slice", the beginning of wider rows, with NaN behind. mask_dtype: of an
+    additive mask, "" is the dtype under test. dropout: the share of weights that are dropped; the
+    first lanes of the values then show which ones. layout: "strided", "expanded"
     (one head of keys and values for all), "packed" (q, k and v in one tensor), "strided-values" (v
     alone), "cache" (k and v are the beginning of longer tensors, NaN behind), "summed" (the
     gradient of out.sum(), of strides 0).
-    needs: the gradients that are computed. sink: see reference.with_sink. low: if not 0, the level
+    needs: the gradients that are computed, m is the mask's. again: twice, from the same output.
+    sink: see reference.with_sink. low: if not 0, the level
     of reference.with_low_scores. may_refuse: an error is also correct. on_device: the reference is
     too large for the CPU. gib: memory it takes, where tensors exceed 2 GiB; then the first, middle
     and last sequences are compared.
@@ -46,8 +51,11 @@ class SdpaShape:
     causal: bool = False
     scale: float | None = None
     attn_mask: str = ""
+    mask_dtype: str = ""
+    dropout: float = 0.0
     layout: str = ""
     needs: str = "qkv"
+    again: bool = False
     sink: reference.Sink = None
     low: float = 0.0
     may_refuse: bool = False
@@ -140,7 +148,7 @@ SHAPES = (
         attn_mask="least", dtypes=HALVES),
     SdpaShape("learned-mask", "the gradient of a bias: scaled like q's, or one head's for all",
         batch=2, heads=2, kv_heads=2, seqlen_q=72, seqlen_k=136, head_dim=32, attn_mask="learned",
-        dtypes=(torch.float32, torch.float16)),
+        needs="qkvm", dtypes=(torch.float32, torch.float16)),
     *(SdpaShape(f"value-dim-{v_dim}",
         "values read with the keys' head dim (DeepSeek's MLA has 192 and 128)", heads=2, kv_heads=2,
         seqlen_q=70, seqlen_k=70, head_dim=head_dim, v_dim=v_dim, causal=True,
@@ -245,6 +253,8 @@ class Problem:
             q, k, v, grad_out = (x.to(dtype) for x in found)
         if shape.low:
             q, k = reference.with_low_scores(q, k, shape.low, shape.scale or shape.head_dim**-0.5)
+        if shape.dropout:
+            v[..., : shape.seqlen_k] = torch.eye(shape.seqlen_k, dtype=dtype)
         attn_mask = mask_of(shape, dtype, generator)
         where = device if shape.on_device else "cpu"
         all_heads = (x.expand(-1, kv_heads, -1, -1) for x in (k, v))
@@ -256,12 +266,21 @@ class Problem:
             self.compared = [0, 1, last // 2, last - 1, last]
         self.inputs = self._laid_out(*(x.to(device) for x in (q, k, v, grad_out)))
         self.options = {
-            "attn_mask": None if attn_mask is None else attn_mask.to(device),
+            "attn_mask": None if attn_mask is None else self._lay_out_mask(attn_mask.to(device)),
             "is_causal": shape.causal,
             "scale": shape.scale,
             "enable_gqa": shape.heads != shape.kv_heads,
         }
-        self.expected = cache(self._expect)
+        if shape.dropout:
+            self.options["dropout_p"] = shape.dropout
+        self.expected = cache(self.expect)
+
+    def _lay_out_mask(self, attn_mask: Tensor) -> Tensor:
+        """Lay out the mask as the shape says, on the device."""
+        if self.shape.attn_mask != "slice":
+            return attn_mask
+        wider = torch.nn.functional.pad(attn_mask, (0, 24), value=torch.nan)
+        return wider[..., : self.shape.seqlen_k]
 
     def _laid_out(self, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
         """Lay out the tensors as the shape says, on the device: a copy to it would change some."""
@@ -283,7 +302,14 @@ class Problem:
             q, k, v, grad_out = (x[chosen] for x in (q, k, v, grad_out))
         return q, k, v, grad_out
 
-    def _expect(self, dtype: reference.Precision) -> dict[str, Tensor]:
+    def expect(
+        self, dtype: reference.Precision, keep: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return what attention makes of the inputs; see reference.attention.
+
+        Args:
+            keep: of dropout, what each weight is multiplied by.
+        """
         causal: reference.Causal = "top-left" if self.shape.causal else None
         # one sequence at a time: in float64 the scores of the largest shapes fill the memory
         length = self.shape.seqlen_q * self.shape.seqlen_k
@@ -292,23 +318,30 @@ class Problem:
         if self.compared:
             chosen = [slice(i % _POOL, i % _POOL + 1) for i in self.compared]
         masks = [self._mask] * len(chosen)
-        if self._mask is not None and self._mask.dim() == 4:
+        if self._mask is not None and self._mask.dim() == 4 and len(self._mask) > 1:
             masks = [self._mask[rows] for rows in chosen]
+        keeps = [None if keep is None else keep[rows] for rows in chosen]
         parts = [
             reference.attention(
                 *(x[rows] for x in self._reference),
                 causal=causal,
                 attn_mask=mask,
+                keep=keep,
                 scale=self.shape.scale,
                 dtype=dtype,
             )
-            for rows, mask in zip(chosen, masks, strict=True)
+            for rows, mask, keep in zip(chosen, masks, keeps, strict=True)
         ]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        if "m" in self.shape.needs and self._mask is not None:
+            # what the mask was broadcast to is summed
+            found["dmask"] = reference.stored(found["dmask"].sum_to_size(self._mask.shape), dtype)
+        return found
 
 
 def mask_of(shape: SdpaShape, dtype: torch.dtype, generator: torch.Generator) -> Tensor | None:
     """Build the shape's mask, of two dimensions where all sequences and heads share it."""
+    dtype = getattr(torch, shape.mask_dtype) if shape.mask_dtype else dtype
     scores = torch.randn(shape.seqlen_q, shape.seqlen_k, generator=generator)
     if shape.attn_mask == "bool":
         return (scores > 0).index_fill(1, torch.tensor(0), True)  # every query sees key 0
@@ -317,6 +350,15 @@ def mask_of(shape: SdpaShape, dtype: torch.dtype, generator: torch.Generator) ->
     if shape.attn_mask == "learned":
         size = (shape.batch, shape.heads, *scores.shape)
         return torch.randn(size, generator=generator).to(dtype)
+    if shape.attn_mask in ("sequence", "heads", "slice", "tiles"):
+        size = {
+            "sequence": (shape.batch, 1, 1, shape.seqlen_k),
+            "heads": (1, shape.heads, *scores.shape),
+        }.get(shape.attn_mask, (1, 1, *scores.shape))
+        numbers = torch.randn(size, generator=generator)
+        if shape.attn_mask == "tiles":
+            numbers[..., shape.seqlen_q // 2 :, : shape.seqlen_k - 4] = -torch.inf
+        return numbers.to(dtype)
     key, own = torch.arange(shape.seqlen_k), torch.arange(shape.seqlen_q)[:, None]
     sequence = torch.arange(shape.batch)[:, None, None, None]
     if shape.attn_mask == "padding":

@@ -2,12 +2,10 @@
 """The models of models.toml, each with the layers that it has."""
 
 import tomllib
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -173,28 +171,3 @@ def plain_layers() -> dict[str, Attention]:
         if layer.head_dim <= 256:
             found.setdefault(Attention(layer.heads, layer.kv_heads, layer.head_dim), name)
     return {name: layer for layer, name in found.items()}
-
-
-Row = TypeVar("Row", bound=Hashable)
-
-
-def pairwise(rows: Sequence[tuple[Row, Sequence[Hashable]]]) -> list[Row]:
-    """Return few of the rows, in order, which have each pair of values of two columns.
-
-    Each next row is the first of those with most pairs that no chosen one has: the same in every
-    run.
-
-    Args:
-        rows: each with the values of its columns.
-    """
-    held = [
-        (row, {(i, a, j, b) for (i, a), (j, b) in combinations(enumerate(columns), 2)})
-        for row, columns in rows
-    ]
-    left = set().union(*(pairs for _, pairs in held)) if held else set()
-    chosen: list[Row] = []
-    while left:
-        best, pairs = max(held, key=lambda item: len(item[1] & left))
-        chosen.append(best)
-        left -= pairs
-    return [row for row, _ in rows if row in chosen]

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from strix_validate.checks import CannotRun, RunOptions, Size
-from strix_validate.layers.table import OWN_WINDOW, Attention, pairwise, small_layers
+from strix_validate.layers.pairs import pairwise
+from strix_validate.layers.table import OWN_WINDOW, Attention, small_layers
 from strix_validate.numerics.reference import WHY_LOW
 from strix_validate.triton.cases import Case
 from strix_validate.vllm import linear_attention, lora, mla, mxfp4, quantized, sampling
