@@ -56,6 +56,27 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Rope:
+    """Angles of a position in time, height and width (mrope).
+
+    Attributes:
+        heads, kv_heads, head_dim: of the layer.
+        rotary: lanes that are turned.
+        sections: how many angles are of each of the three positions.
+        interleaved: the sections take turns.
+        adjacent: pairs of lanes are neighbours, otherwise halves.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: int
+    sections: tuple[int, int, int]
+    interleaved: bool = False
+    adjacent: bool = False
+
+
+@dataclass(frozen=True)
 class Latent:
     """A layer of MLA: heads of queries, lanes of the latent vector, and of rope behind them."""
 
@@ -64,8 +85,8 @@ class Latent:
     rope: int
 
 
-#: Of weights of experts, by a name that their publishers use.
-_FORMATS: dict[str, dict] = {
+#: Of weights, by a name that their publishers use.
+FORMATS: dict[str, dict] = {
     "": {},
     "GPTQ": {"group": 128},
     "AWQ": {"group": 128, "zeros": True},
@@ -95,6 +116,10 @@ class Model:
     first: bool = False
     linear: tuple[int, int] = (0, 0)
     latent: tuple[int, int] = (0, 0)
+    rotary: int = 0
+    sections: tuple[int, int, int] = (0, 0, 0)
+    interleaved: bool = False
+    adjacent: bool = False
     liger: str = ""
 
     def attention(self) -> list[Attention]:
@@ -118,12 +143,19 @@ class Model:
         count, top_k, inner = self.experts
         layer = Experts(count, top_k, self.hidden, inner, first=self.first)
         if self.formats == ("FP8 alone",):
-            return {"": replace(layer, **_FORMATS["FP8"])}
-        return {name: replace(layer, **_FORMATS[name]) for name in ("", *self.formats)}
+            return {"": replace(layer, **FORMATS["FP8"])}
+        return {name: replace(layer, **FORMATS[name]) for name in ("", *self.formats)}
 
     def recurrent(self) -> list[Linear]:
         """Return the layer of linear attention."""
         return [Linear(*self.linear)] if self.linear[0] else []
+
+    def angles(self) -> list[Rope]:
+        """Return the layer's angles, where they are of several positions."""
+        if not self.sections[0]:
+            return []
+        shape = (self.heads, self.kv_heads, self.head_dim, self.rotary or self.head_dim)
+        return [Rope(*shape, self.sections, self.interleaved, self.adjacent)]
 
     def compressed(self) -> list[Latent]:
         """Return the layer of latent attention."""

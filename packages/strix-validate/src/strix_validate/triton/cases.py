@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Calls of Triton kernels to build, of the same numbers for a seed, and how they are judged."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun, Check, Result, Size, State, seed_of
+from strix_validate.layers.pairs import pairwise
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton import modes
 from strix_validate.triton.call import Call
@@ -39,6 +41,43 @@ class Case:
     why: str
     dtype: torch.dtype = torch.float16
     size: Size = Size.QUICK
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A case of a family that is generated from models.
+
+    Attributes:
+        build: as of Case.
+        columns: the values by which cases are chosen: what a kernel is compiled or launched for.
+        dtype: of the case.
+    """
+
+    build: Callable[..., tuple[Any, Any]]
+    columns: tuple[Hashable, ...]
+    dtype: torch.dtype = torch.float16
+
+
+def choose(
+    candidates: Mapping[str, Candidate], why: str, dear: Sequence[str] = ()
+) -> dict[str, Case]:
+    """Return a case for each candidate; quick has few, which hold each pair of two columns' values.
+
+    Full has all of them.
+
+    Args:
+        dear: patterns of names, as of a shell, that quick cannot afford.
+    """
+    affordable = [
+        (name, x.columns)
+        for name, x in candidates.items()
+        if not any(fnmatchcase(name, pattern) for pattern in dear)
+    ]
+    quick = set(pairwise(affordable))
+    return {
+        name: Case(x.build, why, x.dtype, Size.QUICK if name in quick else Size.FULL)
+        for name, x in candidates.items()
+    }
 
 
 def make(name: str, case: Case) -> tuple[Any, Expected]:

@@ -9,9 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from strix_validate.layers.table import FORMATS
 from strix_validate.numerics import reference
 from strix_validate.triton.call import PackageCall
-from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
 MODULE, PACKAGE = "conch", "conch-triton-kernels"
 BITS, CODES = 8, 256
@@ -64,6 +65,28 @@ _CHANNEL = "one scale per row: a stride that reads past the scales, as a group s
 _ZEROS = "a zero point left out, or of the wrong group (AWQ)"
 _TILES = "a row past the last full tile left out, or written over its neighbour"
 
+_MODEL = "groups, steps and sizes that each other check has one of"
+
+
+def model_cases() -> dict[str, Case]:
+    """Return layers of models' formats: a scale per group or row, with zero points or without."""
+    group = FORMATS["AWQ"]["group"]
+    return choose(
+        {
+            f"w8a16-{name}-{step}-{size}-{rows}{'-zeros' * zeros}": Candidate(
+                partial(w8a16, tokens=tokens, size=size, rows=rows, group=own, zeros=zeros),
+                (own == group, step, size, rows, zeros),
+            )
+            for step, tokens in (("decode", 1), ("prefill", 70))
+            for size in (2 * group, 3 * group)
+            for rows in (64, 136)
+            for name, own in (("group", group), ("channel", size))
+            for zeros in (False, True)
+        },
+        _MODEL,
+    )
+
+
 _SHAPES: dict[str, dict] = {
     "prefill": {"tokens": 1024},
     "decode": {"tokens": 1},
@@ -79,6 +102,7 @@ COMPUTED = {
     "w8a16-channel": Case(partial(w8a16, group=256), _CHANNEL),
     "w8a16-zeros": Case(partial(w8a16, zeros=True), _ZEROS),
     "w8a16-tiles": Case(partial(w8a16, tokens=150, size=128, rows=192), _TILES),
+    **model_cases(),
 }
 EMULATED = {
     "w8a16": Case(partial(w8a16, tokens=3), _GROUP, torch.bfloat16),

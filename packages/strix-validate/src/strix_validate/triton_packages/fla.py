@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
+from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.comparison import rms
 from strix_validate.numerics.reference import TERMS, Precision, stored
 from strix_validate.triton.call import PackageCall, Shipped, differentiated
-from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
 MODULE, PACKAGE = "fla", "fla-core"
 #: Rule -> its functions: over chunks, and token by token.
@@ -56,39 +57,40 @@ def _attend(
 
 
 def attention(  # noqa: C901, PLR0913 (a case and what it should give)
-    randn: Randn, *, rule="gdn", lengths=(100,), heads=2, keys=64, values=64, decode=False,
-    state=False, normal=False, last=True, train=True,
+    randn: Randn, *, rule="gdn", lengths=(100,), heads=2, value_heads=0, keys=64, values=64,
+    decode=False, state=False, normal=False, last=True, train=True,
 ) -> tuple[PackageCall, Expected]:  # fmt: skip
     """Build a call of linear attention with forgetting, for one batch.
 
     Args:
         rule: gdn, kda or gla. lengths: tokens of each sequence; of several, packed.
+        heads: of queries and keys. value_heads: of values, gates and states, 0 is as many.
         keys, values: lanes of a head's keys and values.
         decode: token by token, without gradients.
         state: sequences go on from a state. normal: the kernel normalizes q and k.
         last: the state that a sequence ends with is returned; training wants none.
         train: with gradients, if it does not decode.
     """
-    tokens = sum(lengths)
+    tokens, value_heads = sum(lengths), value_heads or heads
     q, k = (randn(1, tokens, heads, keys) for _ in "qk")
     if normal:  # so short that another eps shows
         q, k = q / 16, k / 16
     else:
         q, k = (normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
-    gates = (1, tokens, heads, *((keys,) if rule != "gdn" else ()))
+    gates = (1, tokens, value_heads, *((keys,) if rule != "gdn" else ()))
     tensors = {
         "q": q,
         "k": k,
-        "v": randn(1, tokens, heads, values),
+        "v": randn(1, tokens, value_heads, values),
         "gate": logsigmoid(randn(*gates).float() + 2),
     }
     if rule != "gla":
-        tensors["beta"] = torch.sigmoid(randn(1, tokens, heads).float()).to(q.dtype)
+        tensors["beta"] = torch.sigmoid(randn(1, tokens, value_heads).float()).to(q.dtype)
     if state:
-        tensors["state"] = randn(len(lengths), heads, keys, values).float()
-    grads = {"out": randn(1, tokens, heads, values)}
+        tensors["state"] = randn(len(lengths), value_heads, keys, values).float()
+    grads = {"out": randn(1, tokens, value_heads, values)}
     if last:
-        grads["last"] = randn(len(lengths), heads, keys, values).float()
+        grads["last"] = randn(len(lengths), value_heads, keys, values).float()
     inputs = {f"grad_{name}": x for name, x in grads.items() if train and not decode}
     options = {"rule": rule, "decode": decode, "lengths": lengths, "normal": normal, "last": last}
 
@@ -99,8 +101,10 @@ def attention(  # noqa: C901, PLR0913 (a case and what it should give)
         def attend(**inputs: Tensor) -> dict[str, Tensor]:
             if normal:
                 inputs |= {n: normalize(inputs[n], dim=-1) for n in "qk"}
+            inputs |= {n: inputs[n].repeat_interleave(value_heads // heads, 2) for n in "qk"}
             parts = {n: x[0].split(lengths) for n, x in inputs.items() if n != "state"}
-            states = inputs.get("state", torch.zeros(len(lengths), heads, keys, values).to(work))
+            empty = torch.zeros(len(lengths), value_heads, keys, values)
+            states = inputs.get("state", empty.to(work))
             store = partial(stored, dtype=exact)
             sequences = [{n: x[i] for n, x in parts.items()} for i in range(len(lengths))]
             both = [_recurrence(store, *x) for x in zip(states, sequences, strict=True)]
@@ -136,6 +140,8 @@ def _lost(
     """Return the error of a gate's gradient made of dq and dk as stored, over all later tokens."""
     errors = [inputs[n] * (stored(found[f"d{n}"], dtype) - found[f"d{n}"]) for n in "qk"]
     lost = errors[0] - errors[1]
+    # each head of values has its own, of a gradient that is then summed
+    lost = lost.repeat_interleave(inputs["v"].shape[2] // lost.shape[2], 2)
     lost = lost if lost.shape == inputs["gate"].shape else lost.sum(-1)
     return torch.cat([x.flip(1).cumsum(1).flip(1) for x in lost.split(lengths, 1)], 1)
 
@@ -192,17 +198,49 @@ COMPILED = {
     for rule in _RULES
     for name, more in (("chunk", {}), ("decode", {"decode": True, "lengths": (1,), "state": True}))
 } | {"gdn-prefill": Case(partial(attention, train=False, **_LAYER), _COMPILES, BF16)}
+_LANES = "a kernel that is correct for 64 lanes, or for as many heads of values as of keys"
+
+
+def model_cases() -> dict[str, Case]:
+    """Return prompts, training and decoding of each ratio of heads of values to heads of keys."""
+    steps: dict[str, dict] = {
+        "train": {"heads": 1, "lengths": (66,)},
+        "prefill": {"heads": 1, "lengths": (33, 40), "train": False, "normal": True},
+        "decode": {"heads": 2, "lengths": (2, 1), "decode": True, "state": True, "normal": True},
+    }
+    candidates = {}
+    for model, row in layers.MODELS.items():
+        for layer in row.recurrent():
+            ratio = layer.value_heads // layer.heads
+            for step, shape in steps.items():
+                build = partial(
+                    attention, value_heads=ratio * shape["heads"], keys=layer.size,
+                    values=layer.size, **shape,
+                )  # fmt: skip
+                candidates.setdefault((ratio, step, layer.size), (f"gdn-{model}-{step}", build))
+    # training takes longest: quick has that of one model
+    dear = ("gdn-Qwen3.5-*-train", "gdn-Qwen3.6-*-train", "gdn-Qwen3.5-*-prefill")
+    return choose(
+        {name: Candidate(build, columns) for columns, (name, build) in candidates.items()},
+        _LANES,
+        dear,
+    )
+
+
 COMPUTED = {
     "gdn": Case(attention, _CHUNK),
     "gdn-state": Case(partial(attention, state=True, lengths=(70,)), _STATE),
     "gdn-packed": Case(partial(attention, lengths=(70, 30)), _PACKED),
     "gdn-decode": Case(partial(attention, decode=True, lengths=(3, 1), state=True, normal=True),
         _DECODE),
-    "kda": Case(partial(attention, rule="kda", lengths=(70,)), _CHUNK),
+    # Kimi Linear's lanes
+    "kda": Case(partial(attention, rule="kda", lengths=(70,), heads=1, keys=128, values=128),
+        _CHUNK),
     "kda-decode": Case(partial(attention, rule="kda", decode=True, lengths=(3, 1), state=True,
-        normal=True), _DECODE),
+        normal=True, keys=128, values=128), _DECODE),
     "gla": Case(partial(attention, rule="gla", lengths=(70,)), _CHUNK),
     "gla-state": Case(partial(attention, rule="gla", lengths=(20,), state=True), _STATE),
+    **model_cases(),
 }  # fmt: skip
 EMULATED = {
     "gdn": Case(partial(attention, lengths=(70,), heads=1), _CHUNK, BF16),

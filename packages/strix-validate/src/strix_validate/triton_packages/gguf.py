@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision
 from strix_validate.triton.call import PackageCall
@@ -169,10 +170,30 @@ def product(
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit where it can"
 _DECODED = "a code, sign, scale or offset that is taken from other bits than the format has it in"
+_BLOCKS = "the second block of a row read as the first, or with its scale"
 _TILES = "a row past the last full tile left out, or written over its neighbour"
 
 COMPILED = {name: Case(partial(product, name=name), _COMPILES, torch.bfloat16) for name in TYPES}
+#: Tokens, blocks of a row's 256 weights, and rows. Types take turns, so that each kernel sees
+#: several blocks, and each kind of kernel several of the others.
+_SIZES = ((1, 512, 24), (3, 768, 40), (5, 512, 40), (1, 768, 24))
+
+
+def model_cases() -> dict[str, Case]:
+    """Return each type with rows of several blocks; full has each of the sizes."""
+    return {
+        f"{name}-{tokens}-{size}-{rows}": Case(
+            partial(product, name=name, tokens=tokens, size=size, rows=rows),
+            _BLOCKS,
+            size=Size.QUICK if i % len(_SIZES) == j else Size.FULL,
+        )
+        for i, name in enumerate(TYPES)
+        for j, (tokens, size, rows) in enumerate(_SIZES)
+    }
+
+
 COMPUTED = {name: Case(partial(product, name=name), _DECODED) for name in TYPES} | {
+    **model_cases(),
     "q4_k-tiles": Case(partial(product, name="q4_k", tokens=35, size=512, rows=130), _TILES),
 }
 EMULATED = {name: Case(partial(product, name=name), _DECODED, torch.bfloat16) for name in TYPES}

@@ -15,7 +15,7 @@ from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision, stored
 from strix_validate.triton.call import PackageCall, Shipped, differentiated
-from strix_validate.triton.cases import Case, Expected, Randn
+from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
 MODULE, PACKAGE = "liger_kernel", "liger-kernel"
 #: A label that counts for nothing.
@@ -207,6 +207,8 @@ def loss(  # noqa: PLR0913 (a case's options)
 #: of two; how many labels count is a kind of its own where 16 divides it.
 WORDS = 32784
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
+#: Of Gemma's norms.
+_GEMMA_NORM: dict = {"offset": 1.0, "casting": "gemma"}
 _TAIL = "the last block, which is not full, counted as full"
 _GEMMA = "Gemma's 1 + weight, or its rounding, left out"
 _EPS = "another eps than the model's"
@@ -224,6 +226,35 @@ COMPILED = {
     "swiglu": Case(partial(swiglu, columns=14336), _COMPILES, BF16),
     "loss": Case(partial(loss, tokens=4, size=256, words=32000), _COMPILES, BF16),
 }  # fmt: skip
+_MODEL = "a size of a model whose last block differs, or its heads, which are no power of two"
+
+
+def model_cases() -> dict[str, Case]:
+    """Return norms, angles, products and losses of the sizes of each model."""
+    candidates = {}
+    for name, row in layers.MODELS.items():
+        norm = _GEMMA_NORM if row.softcap or name.startswith("Gemma") else {}
+        candidates[f"rms-norm-{name}"] = Candidate(
+            partial(rms_norm, rows=3, columns=row.hidden, **norm), ("norm", row.hidden, bool(norm))
+        )
+        if row.kv_heads:
+            shape = {"heads": row.heads, "kv_heads": row.kv_heads, "head_dim": row.head_dim}
+            candidates[f"rope-{name}"] = Candidate(
+                partial(rope, batch=1, tokens=2, **shape), ("rope", *shape.values())
+            )
+        if row.inner:
+            candidates[f"swiglu-{name}"] = Candidate(
+                partial(swiglu, rows=2, columns=row.inner), ("swiglu", row.inner)
+            )
+        # rows begin at a multiple of so many numbers, and have so many blocks
+        aligned, blocks = min(row.words & -row.words, 16), -(-row.words // (1 << 15))
+        candidates[f"loss-{name}"] = Candidate(
+            partial(loss, tokens=3, size=32, words=row.words, ignored=1, softcap=row.softcap or None),
+            ("loss", aligned, blocks, row.softcap),
+        )
+    return choose(candidates, _MODEL)
+
+
 COMPUTED = {
     "rms-norm": Case(rms_norm, _TAIL),
     "rms-norm-eps": Case(partial(rms_norm, eps=0.5), _EPS),
@@ -241,6 +272,7 @@ COMPUTED = {
         "words behind the 32,768th, which are a second block, left out"),
     "rms-norm-rows": Case(partial(rms_norm, rows=(1 << 15) + 3, columns=32),
         "the kernel of 32,768 rows and more", size=Size.FULL),
+    **model_cases(),
 }  # fmt: skip
 #: Of sizes that leave no thread without an element of its own. Otherwise Triton has threads repeat
 #: those of others, and they read what these have overwritten: nobody uses it, but it is a race.
@@ -283,7 +315,6 @@ _LOSSES = [
     for size in (1024, 1040, 2064, 4112)
     for n in (4, 18)
 ]
-_GEMMA_NORM: dict = {"offset": 1.0, "casting": "gemma"}
 SHIPPED: dict[str, list[Shipped]] = {
     "sample": [*_model(*MODELS["Llama-3.1-8B"]), *_LOSSES[4:6]],
     "full": [*_LOSSES, *(call for shape in MODELS.values() for call in _model(*shape)),

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from strix_validate.layers.pairs import combine
 from strix_validate.layers.table import PICTURES
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, WHY_LOW, Precision, stored
@@ -170,6 +171,46 @@ COMPILED = {
     for size in (64, 96, 128)
     for causal in (False, True)
 }
+_MODEL = "a kernel of another head dim, mask, layout or group"
+
+
+def model_cases() -> dict[str, Case]:
+    """Return each head dim, mask, layout, group of heads and kind of lengths, combined.
+
+    Head dims are those of diffusion models, and Phi's, which has kernels of its own.
+    """
+    head_dims = {head_dim for _, head_dim in PICTURES.values()} | {96}
+    combined = combine(
+        {
+            "head_dim": sorted(head_dims),
+            "causal": (False, True),
+            "form": ("HND", "NHD", "packed"),
+            "group": (1, 3),
+            "lengths": ("one", "two", "cross"),
+        },
+        # queries and keys of packed sequences have one list of ends, and causal ones are as many
+        lambda x: x.get("lengths") != "cross" or not (x.get("causal") or x.get("form") == "packed"),
+    )
+    found = {}
+    for x in combined:
+        packed = x["form"] == "packed"
+        lengths = {"one": (130,), "two": (70, 33) if packed else (70, 70), "cross": (70,)}
+        shape = {
+            "heads": 2 * x["group"],
+            "kv_heads": 2,
+            "head_dim": x["head_dim"],
+            "causal": x["causal"],
+            "packed": packed,
+            "lengths": lengths[x["lengths"]],
+            "lengths_k": (133,) if x["lengths"] == "cross" else (),
+            "layout": "HND" if packed else x["form"],
+        }
+        parts = (f"d{x['head_dim']}", "causal" * x["causal"], x["form"].lower(),
+                 f"gqa{x['group']}", x["lengths"])  # fmt: skip
+        found["-".join(filter(None, parts))] = Case(partial(attention, **shape), _MODEL)
+    return found
+
+
 COMPUTED = {
     "full": Case(partial(attention, lengths=(128, 128)), _GROUP),
     "edge": Case(attention, _EDGE),
@@ -185,6 +226,7 @@ COMPUTED = {
     "packed-low": Case(
         partial(attention, lengths=(100, 40), packed=True, causal=True, low=-1000), WHY_LOW
     ),
+    **model_cases(),
 }
 EMULATED = {
     "edge": Case(partial(attention, lengths=(70,), heads=2, kv_heads=1), _EDGE, BF16),

@@ -231,7 +231,11 @@ def store_keys(
     if exact:
         for name, x in new.items():
             x.copy_(x.to(FP8).float() * FP8_SCALES[name])
-    cache, slots = randn(4, heads, block, 2 * head_dim), torch.arange(tokens) * 5 % (4 * block)
+    blocks = 4 if block < 64 else 2
+    cache, slots = (
+        randn(blocks, heads, block, 2 * head_dim),
+        torch.arange(tokens) * (block // 4 + 1) % (blocks * block),
+    )
     slots[tokens // 2] = -1
     cache = cache.to(FP8).to(cache.dtype) if fp8 else cache
     tensors = {"rows": rows, "cache": cache, "slots": slots}

@@ -40,16 +40,17 @@ def run_rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> dict[str, Tensor]:
 
 def rope(
     randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True, rotary=0,
-    interleaved=False,
+    interleaved=False, sections=(),
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
     """Build a call of triton_mrope: positions in time, height and width, each for its section of
     the angles.
 
-    rotary: lanes that are turned, 0 is all. interleaved: the sections take turns.
+    rotary: lanes that are turned, 0 is all. interleaved: the sections take turns. sections: angles
+    of each position, by default the shares that Qwen2.5-VL has.
     """
     lanes = rotary or head_dim
-    sections = (lanes // 8, lanes // 16 * 3, lanes // 16 * 3)
-    sections = (lanes // 2 - 2 * sections[1], *sections[1:])
+    share = lanes // 16 * 3
+    sections = sections or (lanes // 2 - 2 * share, share, share)
     q, k = randn(tokens, heads * head_dim), randn(tokens, kv_heads * head_dim)
     angle = randn(3, tokens, lanes // 2).float() * 3
     cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
@@ -91,14 +92,14 @@ def run_rope(**given) -> dict[str, Tensor]:
 
 
 def moe(  # noqa: PLR0913 (a case's options)
-    randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16, zeros=False,
-    bias=False, routed=True, swizzle=0,
+    randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16, group=32,
+    zeros=False, bias=False, routed=True, swizzle=0,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
     """Build a call of invoke_fused_moe_triton_kernel with the default tiles: each token times its
     experts.
 
     bits: 16, 8 for FP8 in blocks as :func:`quantized.fp8_blocks`, or 4 for int4 weights in groups
-    of 32 with a scale each, and with zeros a zero point.
+    with a scale each, and with zeros a zero point. group: weights of a group.
     bias: of each expert's rows, in 16 bits. routed: the router's weights are applied. swizzle:
     tiles of tokens that share a tile of weights, 0 is what vLLM chooses. Where experts are many for
     the tokens, as they are for one, these are not sorted.
@@ -106,18 +107,18 @@ def moe(  # noqa: PLR0913 (a case's options)
     x = randn(tokens, columns)
     weights = randn(experts, rows, columns) / columns**0.5
     own = torch.arange(tokens)
-    chosen = torch.stack([own % experts, (own + 1) % experts], 1).int()
-    tensors = {"x": x, "experts": chosen[:, :top_k], "shares": randn(tokens, top_k).float()}
+    chosen = ((own[:, None] + torch.arange(top_k)) % experts).int()
+    tensors = {"x": x, "experts": chosen, "shares": randn(tokens, top_k).float()}
     if bits == 4:
         codes = ((weights * 16).round().clamp(-8, 7) + 8).to(torch.uint8)
-        scales = (randn(experts, rows, columns // 32).abs() + 0.5).to(x.dtype)
+        scales = (randn(experts, rows, columns // group).abs() + 0.5).to(x.dtype)
         points = torch.full(scales.shape, 8, dtype=torch.uint8)
         if zeros:
             points = (randn(*scales.shape).abs() * 4).clamp(max=15).to(torch.uint8)
             # two rows to a byte
             tensors["zeros"] = points[:, ::2] | points[:, 1::2] << 4
-        shifted = codes.to(x.dtype) - points.repeat_interleave(32, -1).to(x.dtype)
-        weights = shifted * scales.repeat_interleave(32, -1)
+        shifted = codes.to(x.dtype) - points.repeat_interleave(group, -1).to(x.dtype)
+        weights = shifted * scales.repeat_interleave(group, -1)
         tensors |= {"weights": codes[..., ::2] | codes[..., 1::2] << 4, "scales": scales}
     else:
         if bits == 8:
@@ -146,26 +147,26 @@ def moe(  # noqa: PLR0913 (a case's options)
         ]
         out = torch.cat(parts).view(tokens, top_k, rows)
         shares = tensors["shares"] if routed else torch.ones(tokens, top_k)
-        more = tensors["bias"][chosen[:, :top_k].long()] if bias else torch.zeros(1)
+        more = tensors["bias"][chosen.long()] if bias else torch.zeros(1)
         shares, more = (x.to(reference.working(dtype)) for x in (shares, more))
         if dtype == reference.TERMS:
             shares, more = shares.abs(), more.abs()
         return {"out": reference.stored((out + more) * shares[..., None], dtype)}
 
-    options = {"bits": bits, "routed": routed, "swizzle": swizzle}
+    options = {"bits": bits, "group": group, "routed": routed, "swizzle": swizzle}
     return VllmCall(run_moe, tensors, options, products=1), expected
 
 
 def run_moe(  # noqa: PLR0913 (what the kernels take)
     x: Tensor, experts: Tensor, shares: Tensor, weights: Tensor, *, scales: Tensor | None = None,
     zeros: Tensor | None = None, x_scales: Tensor | None = None, bias: Tensor | None = None,
-    bits: int = 16, routed: bool = True, swizzle: int = 0,
+    bits: int = 16, group: int = 32, routed: bool = True, swizzle: int = 0,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Run a product of experts; experts and shares: (tokens, top_k), of each token."""
     module, dtype = importlib.import_module(_MOE), x.dtype
     (tokens, top_k), (count, rows) = experts.shape, weights.shape[:2]
     kind = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
-    block = {4: [0, 32], 8: [_BLOCK, _BLOCK]}.get(bits)
+    block = {4: [0, group], 8: [_BLOCK, _BLOCK]}.get(bits)
     config = module.get_default_config(tokens, count, rows, x.shape[1], top_k, kind, block)
     if bits == 8:  # only here: tensors of fp8 cannot be pickled
         x, weights = x.to(FP8), weights.to(FP8)

@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 
 from strix_validate.checks import CannotRun, RunOptions, Size
-from strix_validate.layers.pairs import pairwise
-from strix_validate.layers.table import OWN_WINDOW, Attention, small_layers
+from strix_validate.layers.table import small_layers
 from strix_validate.numerics.reference import WHY_LOW
 from strix_validate.triton.cases import Case
-from strix_validate.vllm import linear_attention, lora, mla, mxfp4, quantized, sampling
+from strix_validate.vllm import linear_attention, lora, mla, model_cases, mxfp4, quantized, sampling
 from strix_validate.vllm import model as vllm_model
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import paged_attention, store_keys
@@ -33,37 +32,6 @@ _GENERATION = (
     "triton_kernels of another generation than Triton, which do not import, so that gpt-oss does "
     "not start: https://github.com/vllm-project/vllm/issues/49779"
 )
-
-_LAYER = "a kernel that is correct for other heads, lanes, blocks or windows than this model's"
-
-
-def _steps(layer: Attention) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return lengths of a step, beyond the window, and in several blocks."""
-    far = layer.window + 30 if layer.window else 70
-    return {"prefill": ((9, far), (20, 20)), "decode": ((1, 40), (1, far))}
-
-
-def layer_cases() -> dict[str, Case]:
-    """Return a case for each layer of the table of models, kind of step and of cache.
-
-    With as few heads as show faults. Quick has those that hold each pair of what layers are made
-    of; full has all.
-    """
-    rows = {
-        f"layer-{name}-{kind}{'-fp8' * fp8}": (layer, kind, fp8)
-        for name, layer in small_layers().items()
-        for kind in _steps(layer)
-        for fp8 in (False, True)
-    }
-    quick = set(pairwise([(name, _columns(*row)) for name, row in rows.items()]))
-    return {
-        name: Case(
-            partial(paged_attention, lengths=_steps(layer)[kind], fp8=fp8, **asdict(layer)), _LAYER,
-            size=Size.QUICK if name in quick else Size.FULL,
-        )
-        for name, (layer, kind, fp8) in rows.items()
-    }  # fmt: skip
-
 
 #: Layers that are compiled, in 16 bits: by what is particular about each.
 _COMPILED_LAYERS = {
@@ -109,15 +77,8 @@ def _emulated_layers() -> dict[str, Case]:
         layer = small_layers()[model]
         layer = replace(layer, heads=layer.group, kv_heads=1)
         build = partial(paged_attention, lengths=lengths, **asdict(layer))
-        found[name] = Case(build, _LAYER, dtype)
+        found[name] = Case(build, model_cases.LAYER, dtype)
     return found
-
-
-def _columns(layer: Attention, kind: str, fp8: bool) -> tuple:
-    """Return what a kernel is made for."""
-    window = (layer.window == OWN_WINDOW) + bool(layer.window)
-    shape = (layer.group, layer.head_dim, layer.block)
-    return (*shape, window, layer.softcap, layer.sinks, layer.causal, kind, fp8)
 
 
 #: The launches that are compiled only.
@@ -225,7 +186,7 @@ COMPUTED = {
         far=True, size=Size.FULL),
     "prefill-not-causal": _attend(_ACROSS, (20, 60), causal=False, head_dim=64),
     "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, head_dim=64),
-    **layer_cases(),
+    **{name: case for family in model_cases.GENERATED.values() for name, case in family.items()},
     **{name: case for family in FAMILIES for name, case in family.COMPUTED.items()},
     # dear, and each one's kernels have quick checks of their own
     **{name: Case(build, _MODEL, size=Size.FULL) for name, build in (("model", vllm_model.decoding),
