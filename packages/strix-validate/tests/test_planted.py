@@ -15,7 +15,7 @@ from itertools import islice
 import pytest
 import tiled
 import torch
-from strix_validate.attention import behaviour, flash_cases, sdpa
+from strix_validate.attention import behaviour, flash_cases, sdpa, sdpa_pairs
 from strix_validate.attention.sdpa_shapes import SHAPES, Problem
 from strix_validate.checks import Check, Result, RunOptions, Size, State
 from strix_validate.tiers import attention, run_each
@@ -128,6 +128,16 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "a first maximum of -100": ({"first_maximum": -100.0}, "low"),
     "keys shut out by -500": ({"shut_out": -500.0}, "low"),
     "dropout of causal calls not scaled": ({"causal_keep": False}, "dropout"),
+    # of two arguments together, which only the combined shapes have
+    "masks ignored with dropout": ({"mask_without_dropout": True}, "pairs"),
+    "a mask's head taken for that of keys": ({"mask_by_key_head": True}, "pairs"),
+    "a slice of a mask read as a whole": ({"mask_contiguous": True}, "pairs"),
+    "numbers of all queries added to the first one's": ({"mask_of_first_query": True}, "pairs"),
+    "a mask of float32 left out": ({"mask_of_own_dtype": True}, "pairs"),
+    "a first maximum of -100 with an additive mask": ({"first_maximum_added": -100.0}, "pairs"),
+    "narrower values shifted where heads share them": ({"narrow_in_groups": True}, "pairs"),
+    "a second backward adds to the first one": ({"accumulates": True}, "pairs"),
+    "a mask's gradient of the first sequence alone": ({"dmask_of_first": True}, "pairs"),
 }  # fmt: skip
 #: Of these, also where only inference has the fault.
 INFERENCE = (
@@ -151,6 +161,7 @@ class Attention(torch.autograd.Function):
     def forward(ctx, kernel, options, q, k, v, mask):
         ctx.kernel, ctx.options = kernel, options | {"mask": mask}
         ctx.save_for_backward(q, k, v)
+        ctx.rounds = 0
         out = kernel(q, k, v, **ctx.options)["out"]
         ctx.stale = Attention.last
         Attention.last = out.float()
@@ -164,7 +175,15 @@ class Attention(torch.autograd.Function):
         stale = torch.zeros(size) if stale is None else stale
         needs = "".join(n for n, x in zip("qkv", ctx.needs_input_grad[2:5], strict=True) if x)
         found = ctx.kernel(q, k, v, grad_out, stale=stale, needs=needs, **ctx.options)
-        dmask = found["dmask"] if ctx.needs_input_grad[5] else None
+        ctx.rounds += 1
+        if ctx.kernel.accumulates:
+            found["dq"] *= ctx.rounds
+        dmask = None
+        if ctx.needs_input_grad[5]:
+            dmask = found["dmask"]
+            if ctx.kernel.dmask_of_first:
+                dmask[1:] = 0
+            dmask = dmask.sum_to_size(ctx.options["mask"].shape)
         return None, None, found["dq"], found["dk"], found["dv"], dmask
 
 
@@ -304,7 +323,8 @@ def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.CallAnswer:
 
 @cache
 def problems(size: Size) -> list[Problem]:
-    shapes = [x for x in SHAPES if size.holds(x.size) and not x.on_device]
+    every = (*SHAPES, *sdpa_pairs.shapes())
+    shapes = [x for x in every if size.holds(x.size) and not x.on_device]
     return [Problem(x, dtype, "cpu") for x in shapes for dtype in x.dtypes]
 
 

@@ -94,6 +94,15 @@ class Kernel:
     first_maximum: float = -INFINITY  # of the running maximum
     shut_out: float = -INFINITY  # the score of a key that is not seen
     padding_backward: bool = False  # keys of zeros behind the last one, in dq
+    mask_without_dropout: bool = False  # masks are ignored where weights are dropped
+    mask_by_key_head: bool = False  # a mask's head is the head of keys
+    mask_contiguous: bool = False  # a mask's strides are ignored
+    mask_of_first_query: bool = False  # numbers that all queries share are added to the first one's
+    mask_of_own_dtype: bool = False  # a mask of another dtype is left out
+    first_maximum_added: float = -INFINITY  # first_maximum, where numbers are added
+    narrow_in_groups: bool = False  # lanes of narrower values shifted where heads share them
+    accumulates: bool = False  # a second backward adds to the first one's dq
+    dmask_of_first: bool = False  # a mask's gradient is that of the first sequence
     full_128: float = 1.0  # scale, without a causal mask and at head dim 128
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
@@ -152,8 +161,21 @@ class Kernel:
             return wrong(q, k, v, grad_out, causal=causal, window=window, stale=stale)
         if q.shape[-1] == 128 and not causal and mask is None:
             scale = (scale or 128**-0.5) * self.full_128
-        if q.shape[-1] >= self.masks_below:
+        if q.shape[-1] >= self.masks_below or (keep is not None and self.mask_without_dropout):
             mask = None
+        is_added = mask is not None and mask.dtype is not torch.bool
+        if is_added and self.mask_of_own_dtype and mask.dtype is not q.dtype:
+            mask = None
+        if mask is not None and self.mask_contiguous:
+            mask = torch.as_strided(mask, mask.shape, torch.empty(mask.shape).stride())
+        if is_added and self.mask_of_first_query and mask.dim() == 4 and mask.shape[2] == 1:
+            rows = torch.zeros(*mask.shape[:2], q.shape[2], k.shape[2], dtype=mask.dtype)
+            mask = torch.cat([mask, rows[:, :, 1:]], 2)
+        if mask is not None and self.mask_by_key_head and mask.dim() == 4 and mask.shape[1] > 1:
+            mask = mask[:, torch.arange(q.shape[1]) // (q.shape[1] // k.shape[1])]
+        if self.narrow_in_groups and v.shape[-1] < q.shape[-1] and k.shape[1] < q.shape[1]:
+            v = v.roll(1, -1)
+        first_maximum = self.first_maximum_added if is_added else self.first_maximum
         if self.values_as_keys and v.shape == k.shape:
             v = torch.as_strided(v, v.shape, k.stride())
         if self.first_of_sum and grad_out is not None and not any(grad_out.stride()):
@@ -216,7 +238,7 @@ class Kernel:
             seen = self.seen(q.shape[2], keys, n, causal, window)
             return s.masked_fill(~seen, self.shut_out), slope
 
-        best = torch.full((*q.shape[:3], 1), self.first_maximum)
+        best = torch.full((*q.shape[:3], 1), first_maximum)
         total, out = torch.zeros_like(best), torch.zeros(*q.shape[:3], v.shape[-1])
         sums = self.sums and dtype
         for keys in tiles:

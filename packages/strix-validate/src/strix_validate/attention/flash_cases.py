@@ -11,6 +11,7 @@ import torch
 
 from strix_validate.attention import flash
 from strix_validate.checks import Size
+from strix_validate.layers.pairs import pairwise
 from strix_validate.layers.table import plain_layers
 from strix_validate.numerics import reference
 from strix_validate.triton.cases import Case, Expected, make
@@ -75,7 +76,36 @@ _D512 = (
 )
 #: Models with 3, 4 and 8 query heads to one of keys, of 64 and 128 lanes.
 _DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
+_LAYER = "a kernel that is correct for other groups of heads or lanes than this model's"
+
+
+def _model_specs() -> Iterator[_Spec]:
+    """Yield prompts of each model's group and lanes, with gradients; quick has each pair."""
+    rows = {}
+    for name, layer in plain_layers().items():
+        # a group of 8 or 16 has one head of keys: a program for each head takes longest
+        kv_heads = 1 if layer.group in (8, 16) else layer.kv_heads
+        shape = {
+            "heads": layer.group * kv_heads,
+            "kv_heads": kv_heads,
+            "head_dim": layer.head_dim,
+        }
+        fixed = partial(flash.fixed, seqlen_q=40, seqlen_k=70, **shape)
+        varlen = partial(flash.varlen, lengths_q=(20, 33), lengths_k=(50, 33), **shape)
+        for kind, build in (("fixed", fixed), ("varlen", varlen)):
+            for causal in (False, True):
+                columns = (layer.group, layer.head_dim, kind, causal)
+                rows[f"layer-{name}-{kind}{'-causal' * causal}"] = (
+                    partial(build, causal=causal), columns,
+                )  # fmt: skip
+    quick = set(pairwise([(name, columns) for name, (_, columns) in rows.items()]))
+    for name, (build, _) in rows.items():
+        size = Size.QUICK if name in quick else Size.FULL
+        yield _Spec(name, build, _LAYER, half_only=True, size=size)
+
+
 SPECS = (
+    *_model_specs(),
     _Spec("full", partial(flash.fixed), "wrong scale or a missing mask of the last partial block"),
     _Spec("causal", partial(flash.fixed, causal=True), _MASKS),
     _Spec("long", partial(flash.fixed, causal=True, seqlen_q=200, seqlen_k=200), _MASKS),
