@@ -21,6 +21,7 @@ from strix_validate.runner import run
 from strix_validate.tiers import attention, emulated, kernels
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.cases import Case
+from strix_validate.triton_packages import package_checks
 from strix_validate.vllm import attention as vllm_attention
 from strix_validate.vllm import mxfp4 as vllm_mxfp4
 from strix_validate.vllm import source as vllm_source
@@ -106,7 +107,7 @@ def test_a_gpu_computes_paged_attention_in_bfloat16_too(name):
     check = Check(f"attention/vllm-{name}-bfloat16", "", "")
     assert attention.applies(check, RunOptions(device="cuda"))
     assert not attention.applies(check, RunOptions(device="cpu"))
-    call, expected = make(vllm_checks.ON_GPU[f"{name}-bfloat16"])
+    call, expected = make(package_checks.in_bfloat16(vllm_checks)[f"{name}-bfloat16"])
     assert call.dtype is torch.bfloat16
     right = expected(call.dtype)
     assert attention.judge_kernels(check, call, expected, answer(right)).state is State.PASSED

@@ -42,6 +42,8 @@ def applies(check: Check, options: RunOptions) -> bool:
     """Return False for checks of another size or kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
+    if check in behaviour.checks():
+        return behaviour.applies(check, options)
     if case := sdpa.checks().get(check):
         return options.size.holds(case[1].size)
     return package_checks.applies(check, options)

@@ -265,7 +265,7 @@ COMPUTED = {
     "swiglu-large": Case(partial(swiglu, gain=8.0), _SLOPE),
     "loss": Case(loss, _LABELS),
     "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
-    # in float32: in 16 bits, logits this low are too coarse to judge what is made of them
+    # in float32, see FLOAT16_OR_32
     "loss-low": Case(partial(loss, low=-8.0), reference.WHY_LOW, torch.float32),
     "loss-softcap": Case(partial(loss, softcap=3.0), _SMOOTH),
     "loss-words": Case(partial(loss, tokens=3, size=32, words=40000, ignored=1, gain=1.0),
@@ -274,6 +274,9 @@ COMPUTED = {
         "the kernel of 32,768 rows and more", size=Size.FULL),
     **model_cases(),
 }  # fmt: skip
+#: What a GPU does not compute in bfloat16 as well: in 16 bits, logits this low are too coarse to
+#: judge what is made of them.
+FLOAT16_OR_32 = ("loss-low",)
 #: Of sizes that leave no thread without an element of its own. Otherwise Triton has threads repeat
 #: those of others, and they read what these have overwritten: nobody uses it, but it is a race.
 EMULATED = {

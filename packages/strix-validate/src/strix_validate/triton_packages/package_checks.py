@@ -3,12 +3,14 @@
 
 A library is vllm_checks, or a package: flash_cases, or a module of this subpackage. MODULE is what
 it is imported as. COMPILED, COMPUTED and EMULATED are its cases by name: compiled only, computed by
-the interpreter or a GPU, executed as gfx1151 code. A new package is a new module, named here and in
+the interpreter or a GPU, executed as gfx1151 code. A GPU also computes those of COMPUTED in
+bfloat16, but for the patterns of names in FLOAT16_OR_32. A new package is a new module, named here and in
 skips.toml.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from strix_validate.attention import flash_cases
 from strix_validate.checks import CannotRun, Check, Result, RunOptions
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.call import require
+from strix_validate.triton.call import BF16, require
 from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
 from strix_validate.vllm import vllm_checks
@@ -27,12 +29,29 @@ _TABLES = {"kernels": "COMPILED", "attention": "COMPUTED", "emulated": "EMULATED
 
 
 @cache
+def in_bfloat16(library: ModuleType) -> dict[str, Case]:
+    """Return the cases that a GPU computes in bfloat16 too: the interpreter's products are wrong.
+
+    Models are stored in it, and each kernel is compiled for it anew.
+    """
+    others = getattr(library, "FLOAT16_OR_32", ())
+    return {
+        f"{name}-bfloat16": replace(case, dtype=BF16)
+        for name, case in library.COMPUTED.items()
+        if case.dtype is not BF16 and not any(fnmatchcase(name, other) for other in others)
+    }
+
+
+@cache
 def _cases(tier: str, library: ModuleType) -> dict[Check, tuple[str, Case]]:
     prefix = getattr(library, "PREFIX", f"{library.__name__.rpartition('.')[2]}-")
     title = f"{library.MODULE}'s kernels {HOW[tier]}"
+    cases = dict(getattr(library, _TABLES[tier]))
+    if tier == "attention":
+        cases |= in_bfloat16(library)
     return {
         Check(f"{tier}/{prefix}{which}", f"{title}: {which}", case.why): (which, case)
-        for which, case in getattr(library, _TABLES[tier]).items()
+        for which, case in cases.items()
     }
 
 
@@ -46,6 +65,8 @@ def applies(check: Check, options: RunOptions) -> bool:
     for library in LIBRARIES:
         if found := _cases("attention", library).get(check):
             name, case = found
+            if name in in_bfloat16(library) and options.device != "cuda":
+                return False
             suits = library is not vllm_checks or vllm_checks.suits(name, options.device)
             return suits and options.size.holds(case.size)
     return True

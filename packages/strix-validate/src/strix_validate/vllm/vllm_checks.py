@@ -195,12 +195,12 @@ COMPUTED = {
         linear=1)))},
 }  # fmt: skip
 
-#: The same in what models are stored in, which Triton's interpreter multiplies wrongly.
-ON_GPU = {
-    f"{name}-bfloat16": replace(case, dtype=_BF16)
-    for name, case in COMPUTED.items()
-    if case.dtype is torch.float16 and name != "awq"  # vLLM has AWQ's kernel in fp16 alone
-}
+#: What a GPU does not compute in bfloat16 as well: AWQ's kernel is for fp16 alone, logits are
+#: float32, and `w4a16-packed` has what w4a16 computes in 16 bits.
+FLOAT16_OR_32 = (
+    "awq*", "w4a16", "w4a16-[!pz]*",
+    *("top-*", "penalties*", "temperature-*", "gumbel", "rejection"),
+)  # fmt: skip
 
 #: Executed as gfx1151 code; bfloat16, which the interpreter multiplies wrongly, included.
 EMULATED = {
@@ -225,13 +225,9 @@ EMULATED = {
     **quantized.EMULATED,
 }
 
-COMPUTED |= ON_GPU
-
 
 def suits(name: str, device: str) -> bool:
     """Return whether a case of COMPUTED is for this kind of device."""
-    if name in ON_GPU and device != "cuda":
-        return False
     # an instruction of gfx1151, and an option of AMD's compiler
     ours = name.startswith(("w4a16-packed", "mla-decode"))
     return not ours or device != "cuda" or bool(torch.version.hip)
