@@ -138,6 +138,9 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "narrower values shifted where heads share them": ({"narrow_in_groups": True}, "pairs"),
     "a second backward adds to the first one": ({"accumulates": True}, "pairs"),
     "a mask's gradient of the first sequence alone": ({"dmask_of_first": True}, "pairs"),
+    "groups rounded up to a power of two in packed sequences": (
+        {"group_rounded_packed": True}, "layer-Llama-3.2-3B-varlen",
+    ),
 }  # fmt: skip
 #: Of these, also where only inference has the fault.
 INFERENCE = (
@@ -239,6 +242,8 @@ def repacked(found: dict, tensors: dict, axis: int) -> dict:
 
 
 def packed(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> dict:
+    if kernel.group_rounded_packed:
+        kernel = replace(kernel, group_rounded=True)
     whole, tensors = tensors, unpacked(kernel, tensors, 1)
     q, k, v = (tensors[name] for name in "qkv")
     both = tensors.get("cu_seqlens")

@@ -19,7 +19,7 @@ from strix_validate.numerics.comparison import compare
 from strix_validate.runner import run
 from strix_validate.tiers import attention
 from strix_validate.vllm import sampling, vllm_checks
-from vllm_faults import ATTENTION, FAULTS, LAYOUT, TIERS
+from vllm_faults import ATTENTION, FAULTS, GENERATED, LAYOUT, TIERS
 
 SOURCE = Path(os.environ.get("VLLM_SOURCE", ""))
 needs_vllm = pytest.mark.skipif(
@@ -174,7 +174,7 @@ def test_slow_checks_are_left_to_full():
     assert attention.applies(Check("attention/vllm-penalties", "", ""), RunOptions(size=Size.QUICK))
 
 
-PLANTED = FAULTS | ATTENTION | LAYOUT | TIERS
+PLANTED = FAULTS | ATTENTION | LAYOUT | GENERATED | TIERS
 
 
 @needs_vllm
@@ -196,7 +196,8 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
 
 @needs_vllm
 def test_the_source_is_right():
-    checked = {check for *_, check in (FAULTS | ATTENTION | LAYOUT).values()} | set(CASES)
+    faults = FAULTS | ATTENTION | LAYOUT | GENERATED
+    checked = {check for *_, check in faults.values()} | set(CASES)
     wanted = [f"attention/vllm-{name}" for name in checked]
     found = run(["attention"], RunOptions(vllm=SOURCE, size=Size.FULL), wanted).checks
     assert {check.id for check in found} == set(wanted)

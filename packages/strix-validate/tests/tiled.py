@@ -62,6 +62,7 @@ class Kernel:
     alone: str = ""  # the gradient that lacks something where it is the only one: "dq", "dk", "dv"
     stride_of_size: bool = False  # a stride of 0 taken for the head's size
     group_rounded: bool = False  # up to a power of two
+    group_rounded_packed: bool = False  # where sequences are packed
     most_heads: int = 1 << 30
     most_planes: int = 1 << 30  # batch times heads
     most_sequences: int = 1 << 30

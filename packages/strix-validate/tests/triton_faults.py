@@ -282,4 +282,35 @@ FAULTS = {
         "0 * stride_we",
         "gguf-q8_0",
     ),
+    # what only the lanes, heads and sizes of models show
+    "fla: lanes of keys behind the 64th do not forget": (
+        "fla/ops/common/chunk_delta_h.py",
+        "                b_h2 *= b_g_last\n",
+        "                b_h2 *= 1.0\n",
+        "fla-gdn-Qwen3-Next-80B-A3B-train",
+    ),
+    "fla: keys of a neighbour for a head of values": (
+        "fla/ops/gated_delta_rule/fused_recurrent.py",
+        "    i_h = i_hv // (HV // H)",
+        "    i_h = i_hv % H",
+        "fla-gdn-Qwen3.6-27B-decode",
+    ),
+    "liger_kernel: two heads of keys turned": (
+        "liger_kernel/ops/rope.py",
+        "(tl.arange(0, pad_n_kh)[:, None] < n_kh)",
+        "(tl.arange(0, pad_n_kh)[:, None] < min(n_kh, 2))",
+        "liger-rope-Llama-3.1-8B",
+    ),
+    "sageattention: scale of the first block for all, not causal": (
+        "sageattention/attn_qk_int8_per_block_h96.py",
+        "        K_scale_ptr += 1\n",
+        "",
+        "sage-d96-nhd-gqa1-cross",
+    ),
+    "vllm_gguf_plugin: the first block of a row for all": (
+        "vllm_gguf_plugin/triton/gemm/k_quant/q5_k.py",
+        "block_ptrs = w_row_ptrs + kb * 176",
+        "block_ptrs = w_row_ptrs + kb * 0",
+        "gguf-q5_k-3-768-40",
+    ),
 }

@@ -362,6 +362,60 @@ ATTENTION = {
         )
     },
 }  # fmt: skip
+#: What only the lanes, groups, ranks and sizes of models show.
+GENERATED = {
+    "experts of a token behind the eighth": (
+        _MOE, "offs_token[:, None] // top_k * stride_am + offs_k[None, :] * stride_ak",
+        "offs_token[:, None] // min(top_k, 8) * stride_am + offs_k[None, :] * stride_ak",
+        "experts-Qwen3-Next-80B-A3B-up-prefill",
+    ),
+    "a group of 64 at most for experts": (
+        _MOE, "((offs_k[:, None] + BLOCK_SIZE_K * k) // group_size) * stride_bsk",
+        "((offs_k[:, None] + BLOCK_SIZE_K * k) // min(group_size, 64)) * stride_bsk",
+        "experts-Qwen3-30B-A3B-gptq-up-decode",
+    ),
+    "the cache's first tile of heads alone": (
+        _WRITER, "tile_pos = tile_i * TILE_SIZE + tile_offs", "tile_pos = tile_offs",
+        "reshape-and-cache-Phi-3-mini",
+    ),
+    "angles of two heads of keys": (
+        _ROPE, "first_k_mask = (tl.arange(0, pad_n_kh)[:, None] < n_kh)",
+        "first_k_mask = (tl.arange(0, pad_n_kh)[:, None] < min(n_kh, 2))", "rope-Qwen3-8B",
+    ),
+    "two heads of values for one of keys": (
+        f"{_FLA}/fused_recurrent.py", "i_h = i_hv // (HV // H)", "i_h = i_hv // 2",
+        "gdn-Qwen3.6-27B-one",
+    ),
+    "64 lanes of a state": (
+        f"{_FLA}/fused_recurrent.py", "mask_k = o_k < K", "mask_k = o_k < min(K, 64)",
+        "gdn-Qwen3-Next-80B-A3B-one",
+    ),
+    "lanes behind the 64th that do not decay": (
+        f"{_FLA}/chunk_delta_h.py", "                b_h2 *= b_g_last\n",
+        "                b_h2 *= 1.0\n", "gdn-Qwen3.6-27B-chunks",
+    ),
+    "16 heads of latent attention": (
+        f"{_OPS}/triton_decode_attention.py",
+        "cur_head = cur_head_id * VALID_BLOCK_H + tl.arange(0, BLOCK_H)",
+        "cur_head = cur_head_id * 0 + tl.arange(0, BLOCK_H)", "mla-decode-GLM-4.7-Flash",
+    ),
+    "a group of 64 at most for AWQ": (
+        f"{_LAYERS}/quantization/awq_triton.py", ") // group_size + tl.arange(0, 1)",
+        ") // tl.minimum(group_size, 64) + tl.arange(0, 1)", "awq-Llama-3.1-8B-up-decode",
+    ),
+    "the first tile of an adapter's rank": (
+        f"{_LORA}/kernel_utils.py", "offset_cn = tl.arange(0, BLOCK_N) + pid_n * BLOCK_N\n",
+        "offset_cn = tl.arange(0, BLOCK_N)\n", "lora-Llama-3.1-8B-qkv-32-mixed",
+    ),
+    "a norm of 2048 numbers": (
+        _NORM, "range(0, n_cols, BLOCK_SIZE)", "range(0, tl.minimum(n_cols, 2048), BLOCK_SIZE)",
+        "rms-norm-8192",
+    ),
+    "temperature for eight blocks of the vocabulary": (
+        f"{_GPU}/sample/gumbel.py", "    block_idx = tl.program_id(1)\n",
+        "    block_idx = tl.program_id(1) % 8\n", "temperature-min-p-Llama-4-Scout",
+    ),
+}  # fmt: skip
 #: Of other tiers, each named before its check.
 TIERS = {
     "LDS of twice the tile": (

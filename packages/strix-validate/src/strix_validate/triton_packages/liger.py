@@ -249,7 +249,10 @@ def model_cases() -> dict[str, Case]:
         # rows begin at a multiple of so many numbers, and have so many blocks
         aligned, blocks = min(row.words & -row.words, 16), -(-row.words // (1 << 15))
         candidates[f"loss-{name}"] = Candidate(
-            partial(loss, tokens=3, size=32, words=row.words, ignored=1, softcap=row.softcap or None),
+            partial(
+                loss, tokens=3, size=32, words=row.words, ignored=1, gain=1.0,
+                softcap=row.softcap or None,
+            ),
             ("loss", aligned, blocks, row.softcap),
         )
     return choose(candidates, _MODEL)
