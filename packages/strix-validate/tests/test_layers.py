@@ -5,11 +5,13 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from strix_validate.attention import flash_cases
+from strix_validate.attention import flash_cases, sdpa, sdpa_pairs
 from strix_validate.attention.sdpa_shapes import SHAPES
 from strix_validate.checks import Size
-from strix_validate.layers.table import MODELS, pairwise, plain_layers
-from strix_validate.vllm import vllm_checks
+from strix_validate.layers.pairs import combine, pairwise
+from strix_validate.layers.table import MODELS, plain_layers
+from strix_validate.triton_packages import conch, fla, gguf, liger, sage
+from strix_validate.vllm import model_cases, vllm_checks
 
 
 def pairs(rows) -> set:
@@ -22,6 +24,41 @@ def test_few_rows_hold_each_pair():
     assert pairs(chosen) == pairs(rows) and len(chosen) < len(rows) / 2
 
 
+COLUMNS = {"a": (0, 1, 2), "b": (0, 1), "c": (0, 1, 2, 3), "d": (0, 1)}
+
+
+def fits(values) -> bool:
+    """The last value of c goes with no 1 of b, and with no 0 of d."""
+    return values.get("c") != 3 or (values.get("b") != 1 and values.get("d") != 0)
+
+
+def test_few_combinations_hold_each_pair_that_fits():
+    rows = combine(COLUMNS, fits)
+    assert all(map(fits, rows)) and rows == combine(COLUMNS, fits)
+    whole = [dict(zip(COLUMNS, x, strict=True)) for x in product(*COLUMNS.values())]
+    fitting = [tuple(x.values()) for x in whole if fits(x)]
+    assert pairs(tuple(x.values()) for x in rows) == pairs(fitting) and len(rows) <= 14
+
+
+def test_a_pair_that_no_combination_has_is_left_out():
+    def allows(values) -> bool:
+        return len({values[name] for name in "abc" if name in values}) < 3
+
+    rows = combine({"a": (0,), "b": (1,), "c": (0, 1, 2)}, allows)
+    assert [x["c"] for x in rows] == [0, 1]
+
+
+def test_combined_shapes_hold_each_pair_that_fits():
+    rows = combine(sdpa_pairs.COLUMNS, sdpa_pairs.fits)
+    assert len(rows) == len(sdpa_pairs.shapes()) == len({x.name for x in sdpa_pairs.shapes()})
+    held = pairs(tuple(x.items()) for x in rows)
+    columns = list(sdpa_pairs.COLUMNS.items())
+    for (i, (a, xs)), (j, (b, ys)) in combinations(enumerate(columns), 2):
+        for x, y in product(xs, ys):
+            assert ((((i, (a, x)), (j, (b, y))) in held)) == sdpa_pairs.fits({a: x, b: y}), (a, x, b, y)
+    assert {name.split("/")[1] for name in (check.id for check in sdpa.checks()) if "pairs" in name}
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_each_model_has_layers(model):
     row = MODELS[model]
@@ -29,9 +66,14 @@ def test_each_model_has_layers(model):
     assert all(layer.heads % layer.kv_heads == 0 for layer in row.attention())
 
 
+def keywords(cases) -> tuple[list, list]:
+    """What quick's cases, and all, are built with."""
+    every = [case.build.keywords for case in cases.values()]
+    return [x.build.keywords for x in cases.values() if x.size is Size.QUICK], every
+
+
 def test_quick_has_each_group_head_dim_and_block_of_the_table():
-    quick = [x.build.keywords for x in vllm_checks.layer_cases().values() if x.size is Size.QUICK]
-    every = [x.build.keywords for x in vllm_checks.layer_cases().values()]
+    quick, every = keywords(model_cases.attention_cases())
     for part in ("head_dim", "block", "softcap", "sinks", "causal", "fp8"):
         assert {x[part] for x in quick} == {x[part] for x in every}
     groups = [{x["heads"] // x["kv_heads"] for x in rows} for rows in (quick, every)]
@@ -46,3 +88,94 @@ def test_sdpa_and_flash_attn_have_the_heads_of_each_model():
         assert groups == {x.group for x in plain_layers().values()}
     cases = {case.name for case in flash_cases.cases(torch.float16)}
     assert {f"cache-{name}-float16" for name in plain_layers()} <= cases
+
+
+#: A family of vLLM's kernels, an argument, and its values in the table of models.
+MIXTURES = [layer for row in MODELS.values() for layer in row.mixture().values()]
+LATENT = [layer for row in MODELS.values() for layer in row.compressed()]
+ANGLES = [layer for row in MODELS.values() for layer in row.angles()]
+LINEAR = [layer for row in MODELS.values() for layer in row.recurrent()]
+QUICK_HAS = {
+    ("experts", "top_k"): {layer.top_k for layer in MIXTURES},
+    ("experts", "group"): {layer.group for layer in MIXTURES if layer.group},
+    ("experts", "zeros"): {False, True},
+    ("experts", "bits"): {4, 8, 16},
+    ("norm", "columns"): {row.hidden for row in MODELS.values()},
+    ("rope", "heads"): {layer.heads for layer in ANGLES},
+    ("rope", "kv_heads"): {layer.kv_heads for layer in ANGLES},
+    ("rope", "sections"): {layer.sections for layer in ANGLES},
+    ("linear", "size"): {layer.size for layer in LINEAR},
+    ("linear", "value_heads"): {2 * layer.value_heads // layer.heads for layer in LINEAR},
+    ("latent", "heads"): {layer.heads for layer in LATENT},
+    ("latent", "rank"): {layer.rank for layer in LATENT},
+    ("latent", "rope"): {layer.rope for layer in LATENT},
+    ("writer", "heads"): {x.kv_heads for row in MODELS.values() for x in row.attention()},
+    ("writer", "block"): {x.block for row in MODELS.values() for x in row.attention()},
+    ("quantized", "group"): {128},
+    ("lora", "rank"): {8, 16, 32, 64},
+}
+
+
+@pytest.mark.parametrize("part", QUICK_HAS, ids="-".join)
+def test_quick_computes_what_models_have(part):
+    """And not fewer lanes, experts of a token, heads, or weights of a group."""
+    family, argument = part
+    quick, every = keywords(model_cases.GENERATED[family])
+    values = {x[argument] for x in quick if argument in x}
+    products_of_one = {1} if argument == "top_k" else set()
+    assert values - products_of_one == QUICK_HAS[part] - products_of_one
+    assert len(quick) <= len(every)
+
+
+def test_ranks_of_more_than_64_are_fulls():
+    _, every = keywords(model_cases.lora_cases())
+    assert {x["rank"] for x in every} == set(model_cases.RANKS)
+
+
+def test_the_writer_has_a_second_tile_at_quick():
+    quick, _ = keywords(model_cases.writer_cases())
+    for fp8 in (False, True):
+        assert any(x["heads"] * x["head_dim"] > 2048 for x in quick if x["fp8"] is fp8)
+
+
+def test_quick_samples_from_the_largest_and_from_unaligned_vocabularies():
+    quick, _ = keywords(model_cases.sampling_cases())
+    sizes = {x["vocabulary"] for x in quick}
+    assert any(size > 1 << 17 for size in sizes) and any(size % 2 for size in sizes)
+
+
+@pytest.mark.parametrize("family", model_cases.GENERATED)
+def test_the_checks_have_each_family(family):
+    cases = model_cases.GENERATED[family]
+    assert cases.items() <= vllm_checks.COMPUTED.items()
+    assert any(case.size is Size.QUICK for case in cases.values())
+
+
+def test_packages_compute_what_models_have():
+    quick, every = keywords(fla.model_cases())
+    lanes = {layer.size for layer in LINEAR}
+    assert {x["keys"] for x in quick} == {x["values"] for x in quick} == lanes
+    ratios = {layer.value_heads // layer.heads for layer in LINEAR}
+    for step in (False, True):
+        rows = [x for x in every if bool(x.get("decode")) is step]
+        assert {x["value_heads"] // x["heads"] for x in rows} == ratios
+    quick, _ = keywords(liger.model_cases())
+    for argument in ("columns", "heads", "kv_heads", "head_dim"):
+        values = {x[argument] for x in quick if argument in x}
+        assert len(values) > 4 or argument == "head_dim"
+    assert {x["head_dim"] for x in quick if "head_dim" in x} == {64, 96, 128, 256}
+    quick, _ = keywords(gguf.model_cases())
+    assert {x["name"] for x in quick} == set(gguf.TYPES) and min(x["size"] for x in quick) >= 512
+    quick, _ = keywords(sage.model_cases())
+    assert {(x["head_dim"], x["causal"]) for x in quick} == set(product((64, 96, 128), (False, True)))
+    quick, _ = keywords(conch.model_cases())
+    assert {x["group"] for x in quick if x["zeros"]} > {128}
+
+
+def test_flash_attn_has_each_group_and_head_dim_in_packed_sequences():
+    specs = [x for x in flash_cases.SPECS if x.name.startswith("layer-") and x.size is Size.QUICK]
+    layers = plain_layers().values()
+    for kind in ("fixed", "varlen"):
+        shapes = [x.build.keywords for x in specs if x.build.func.__name__ == kind]
+        assert {x["heads"] // x["kv_heads"] for x in shapes} == {x.group for x in layers}
+        assert {x["head_dim"] for x in shapes} == {x.head_dim for x in layers}

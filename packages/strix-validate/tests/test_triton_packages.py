@@ -4,19 +4,21 @@
 import importlib.util
 import os
 import shutil
+from fnmatch import fnmatchcase
 from types import SimpleNamespace
 
 import pytest
 import torch
 from calls import CHECK, answer, make
-from strix_validate.checks import RunOptions, Size, State
+from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics import reference
 from strix_validate.runner import run
 from strix_validate.tiers import attention, emulated
 from strix_validate.triton import call as triton_call
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton_packages import conch, fla, gguf, liger, sage
+from strix_validate.triton_packages import conch, fla, gguf, liger, package_checks, sage
 from strix_validate.triton_packages.package_checks import PACKAGES
+from strix_validate.vllm import vllm_checks
 from triton_faults import FAULTS
 
 CONCH_SPOILT = {
@@ -135,6 +137,42 @@ def test_spoilt_answers_of_a_package_are_caught(which):
         for fault, (tensor, spoil) in SPOILT[which].items():
             wrong = right | {tensor: spoil(right[tensor])}
             assert judge(CHECK, call, expected, answer(wrong)).state is State.FAILED, fault
+
+
+@pytest.mark.parametrize("library", (vllm_checks, *PACKAGES), ids=lambda library: library.MODULE)
+def test_a_gpu_computes_each_case_in_bfloat16_too(library):
+    """Each of float16 or float32, but for those that the library names with a reason."""
+    names = {name.removesuffix("-bfloat16") for name in package_checks.in_bfloat16(library)}
+    others = getattr(library, "FLOAT16_OR_32", ())
+    left = library.COMPUTED.keys() - names
+    assert all(any(fnmatchcase(name, other) for other in others) for name in left), left
+    prefix = getattr(library, "PREFIX", f"{library.__name__.rpartition('.')[2]}-")
+    for name in names:
+        check = Check(f"attention/{prefix}{name}-bfloat16", "", "")
+        assert not attention.applies(check, RunOptions(device="cpu", size=Size.FULL))
+        ours = library is vllm_checks and not vllm_checks.suits(name, "cuda")
+        assert attention.applies(check, RunOptions(device="cuda", size=Size.FULL)) is not ours
+
+
+#: A case, what it returns, and how a kernel is wrong that is right in float16.
+IN_BFLOAT16 = {
+    (conch, "w8a16"): ("out", lambda x: x * 1.02),
+    (fla, "gdn-decode"): ("out", lambda x: x.roll(1, 2)),
+    (gguf, "q8_1"): ("out", lambda x: x * 1.03),
+    (liger, "rope"): ("dq", lambda x: x.roll(32, -1)),
+    (sage, "edge"): ("out", lambda x: x * 100 / 128),
+}
+
+
+@pytest.mark.parametrize("which", IN_BFLOAT16, ids=lambda which: f"{which[0].MODULE}-{which[1]}")
+def test_what_is_wrong_in_bfloat16_alone_is_caught(which):
+    (package, name), (tensor, spoil) = which, IN_BFLOAT16[which]
+    call, expected = make(package_checks.in_bfloat16(package)[f"{name}-bfloat16"])
+    assert call.dtype is torch.bfloat16
+    right = expected(call.dtype)
+    wrong = right | {tensor: spoil(right[tensor])}
+    for tensors, state in ((right, State.PASSED), (wrong, State.FAILED)):
+        assert attention.judge_kernels(CHECK, call, expected, answer(tensors)).state is state
 
 
 def test_gradients_are_those_of_the_inputs():

@@ -103,7 +103,7 @@ class Kernel:
     first_maximum_added: float = -INFINITY  # first_maximum, where numbers are added
     narrow_in_groups: bool = False  # lanes of narrower values shifted where heads share them
     accumulates: bool = False  # a second backward adds to the first one's dq
-    dmask_of_first: bool = False  # a mask's gradient is that of the first sequence
+    dmask_of_first: bool = False  # the gradient of a mask that sequences share is the first one's
     full_128: float = 1.0  # scale, without a causal mask and at head dim 128
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
