@@ -55,7 +55,8 @@ def test_combined_shapes_hold_each_pair_that_fits():
     columns = list(sdpa_pairs.COLUMNS.items())
     for (i, (a, xs)), (j, (b, ys)) in combinations(enumerate(columns), 2):
         for x, y in product(xs, ys):
-            assert ((((i, (a, x)), (j, (b, y))) in held)) == sdpa_pairs.fits({a: x, b: y}), (a, x, b, y)
+            meets = ((i, (a, x)), (j, (b, y))) in held
+            assert meets == sdpa_pairs.fits({a: x, b: y}), (a, x, b, y)
     assert {name.split("/")[1] for name in (check.id for check in sdpa.checks()) if "pairs" in name}
 
 
@@ -167,7 +168,8 @@ def test_packages_compute_what_models_have():
     quick, _ = keywords(gguf.model_cases())
     assert {x["name"] for x in quick} == set(gguf.TYPES) and min(x["size"] for x in quick) >= 512
     quick, _ = keywords(sage.model_cases())
-    assert {(x["head_dim"], x["causal"]) for x in quick} == set(product((64, 96, 128), (False, True)))
+    masks = {(x["head_dim"], x["causal"]) for x in quick}
+    assert masks == set(product((64, 96, 128), (False, True)))
     quick, _ = keywords(conch.model_cases())
     assert {x["group"] for x in quick if x["zeros"]} > {128}
 

@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "a first maximum of -100 with an additive mask": ({"first_maximum_added": -100.0}, "pairs"),
     "narrower values shifted where heads share them": ({"narrow_in_groups": True}, "pairs"),
     "a second backward adds to the first one": ({"accumulates": True}, "pairs"),
-    "a gradient of a mask for all, of the first sequence alone": ({"dmask_of_first": True}, "pairs"),
+    "a gradient of a shared mask, of one sequence alone": ({"dmask_of_first": True}, "pairs"),
     "groups rounded up to a power of two in packed sequences": (
         {"group_rounded_packed": True}, "layer-Llama-3.2-3B-varlen",
     ),

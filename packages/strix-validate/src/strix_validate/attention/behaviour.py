@@ -55,9 +55,7 @@ def applies(check: Check, options: RunOptions) -> bool:
     return options.device == "cuda" or not check.id.endswith(_SUFFIX)
 
 
-def _by_route(
-    body: Callable, route: str, dtype: torch.dtype, options: RunOptions
-) -> dict | Result:
+def _by_route(body: Callable, route: str, dtype: torch.dtype, options: RunOptions) -> dict | Result:
     return body(Watched(route, dtype), options)
 
 
@@ -87,6 +85,12 @@ def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) ->
     )
 
 
+def _draw_three(route: Watched, options: RunOptions, *size: int) -> list[Tensor]:
+    """Return q, k and v of a size, of the dtype that is checked."""
+    place: dict = {"device": options.device, "dtype": route.dtype}
+    return [_randn(*size, **place, seed=i) for i in range(3)]
+
+
 def large(route: sdpa.Route, options: RunOptions) -> dict:
     """Scores above 65504, the largest fp16 number: NaN if the kernel accumulates q k^T in fp16.
     Random data never gets there. https://github.com/ROCm/aotriton/pull/179"""
@@ -109,7 +113,7 @@ def deterministic(route: Watched, options: RunOptions) -> dict:
     a race. The gradients may differ: they are summed atomically by some kernels.
     https://github.com/ROCm/aotriton/issues/183"""
     repeats = {Size.QUICK: 5, Size.FULL: 100, Size.STRESS: 1000}[options.size]
-    q, k, v = (_randn(1, 4, 257, 80, device=options.device, dtype=route.dtype, seed=i) for i in range(3))
+    q, k, v = _draw_three(route, options, 1, 4, 257, 80)
     first = route(q, k, v, is_causal=True)
     differing = sum(
         not torch.equal(first, route(q, k, v, is_causal=True)) for _ in range(repeats - 1)
@@ -141,7 +145,7 @@ def masked_row(route: Watched, options: RunOptions) -> dict:
     """A query that a Boolean mask shuts out of every key gives zeros, not NaN, which would spread
     from a padded position through the whole model: https://github.com/pytorch/pytorch/issues/41508
     """
-    q, k, v = (_randn(1, 2, 70, 64, device=options.device, dtype=route.dtype, seed=i) for i in range(3))
+    q, k, v = _draw_three(route, options, 1, 2, 70, 64)
     seen = torch.ones(70, 70, dtype=torch.bool, device=options.device)
     seen[13] = False
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -158,7 +162,7 @@ def nan(route: Watched, options: RunOptions) -> dict:
     no other head or sequence. A maximum that drops NaN makes a broken layer look plausible:
     https://triton-lang.org/main/python-api/generated/triton.language.maximum.html"""
     for poisoned, causal in product(range(3), (False, True)):
-        leaves = [_randn(2, 2, 130, 64, device=options.device, dtype=route.dtype, seed=i) for i in range(3)]
+        leaves = _draw_three(route, options, 2, 2, 130, 64)
         leaves[poisoned][1, 0, 70, 3] = float("nan")
         leaves = [x.requires_grad_() for x in leaves]
         out = route(*leaves, is_causal=causal)
@@ -181,7 +185,7 @@ def lse(route: Watched, options: RunOptions) -> Result:
     https://github.com/pytorch/pytorch/issues/181645"""
     if route.name == "efficient" and options.device == "cpu":
         raise CannotRun("No viable backend")
-    q, k, v = (_randn(2, 2, 130, 64, device=options.device, dtype=route.dtype, seed=i) for i in range(3))
+    q, k, v = _draw_three(route, options, 2, 2, 130, 64)
     found = LSE[route.name](q, k, v)[..., : q.shape[2]]
 
     def right(dtype: reference.Precision) -> dict[str, Tensor]:
@@ -236,7 +240,8 @@ def _dropped(route: Watched, n: int, causal: bool, device: str, p: float = 0.2) 
     spread = (p * (1 - p) / keep[..., seen].numel()) ** 0.5
     require(abs(share - expected) < 5 * spread, f"{share:.4f} of the weights kept, not {expected}")
     value = (out.double() * seen.sum(-1, keepdim=True) * expected)[kept]
-    require((value - 1).abs().max() < 2.1 * torch.finfo(route.dtype).eps, "kept weights are not scaled by 1 / (1 - p)")
+    limit = 2.1 * torch.finfo(route.dtype).eps
+    require((value - 1).abs().max() < limit, "kept weights are not scaled by 1 / (1 - p)")
     for axis, name in enumerate(("sequences", "heads", "queries", "keys") * (not causal)):
         for apart in (1 << i for i in range(8) if 1 << i < kept.shape[axis]):
             first, second = kept.narrow(axis, 0, apart), kept.narrow(axis, apart, apart)
@@ -265,7 +270,8 @@ def nested(route: Watched, options: RunOptions) -> dict | Result:
     neighbour, or offsets of the padded length."""
     need_gpu(options, "only a GPU has fused attention of nested tensors")
     lengths = (70, 1, 133)
-    rows = [_randn(n, 3 * 4 * 64, device=options.device, dtype=route.dtype, seed=n) for n in lengths]
+    place: dict = {"device": options.device, "dtype": route.dtype}
+    rows = [_randn(n, 3 * 4 * 64, **place, seed=n) for n in lengths]
     whole = torch.nested.nested_tensor(rows, layout=torch.jagged)
     q, k, v = (x.unflatten(-1, (4, 64)).transpose(1, 2) for x in whole.chunk(3, -1))
     out = route(q, k, v, is_causal=True).transpose(1, 2).values()

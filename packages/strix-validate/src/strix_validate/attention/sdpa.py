@@ -138,20 +138,9 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
     if problem.shape.dropout:
         keep = _kept_weights(answer.tensors["out"], problem.shape)
         expected = cache(partial(problem.expect, keep=keep))
-
-    def judge(tensors: dict[str, Tensor]) -> Result:
-        if problem.compared:
-            tensors = {name: x[problem.compared] for name, x in tensors.items()}
-
-        def own(dtype: reference.Precision) -> dict[str, Tensor]:
-            found = expected(dtype)
-            return {name: found["out" if name == "inference" else name] for name in tensors}
-
-        return comparison.compare(check, tensors, own, problem.dtype)
-
-    result = judge(answer.tensors)
+    result = _judge(check, answer.tensors, expected, problem)
     if result.state is State.PASSED and answer.again:
-        again = judge(answer.again)
+        again = _judge(check, answer.again, expected, problem)
         if again.state is State.FAILED:
             result = replace(again, reason=f"second backward: {again.reason}")
     name = check.id.split("/")[1]
@@ -160,6 +149,23 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
     if fault:
         return Result(check, State.FAILED, f"{fault}. {result.reason}".strip(), measured)
     return Result(check, result.state, result.reason, measured)
+
+
+def _judge(
+    check: Check,
+    tensors: dict[str, Tensor],
+    expected: Callable[[reference.Precision], dict[str, Tensor]],
+    problem: Problem,
+) -> Result:
+    """Compare tensors with those of their names; inference is another output."""
+    if problem.compared:
+        tensors = {name: x[problem.compared] for name, x in tensors.items()}
+
+    def own(dtype: reference.Precision) -> dict[str, Tensor]:
+        found = expected(dtype)
+        return {name: found["out" if name == "inference" else name] for name in tensors}
+
+    return comparison.compare(check, tensors, own, problem.dtype)
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,7 @@ class _Answer:
 
 def _answer(route: Route, problem: Problem) -> _Answer:
     """Call a route with and without gradients, and compute the gradients that the shape needs."""
-    shape, options = problem.shape, dict(problem.options)
+    shape, options = problem.shape, problem.options | {}
     *inputs, grad_out = problem.inputs
     tensors = [
         x.detach().requires_grad_(name in shape.needs)
@@ -189,15 +195,13 @@ def _answer(route: Route, problem: Problem) -> _Answer:
     ]
     leaves = {f"d{name}": x for name, x in zip("qkv", tensors, strict=True) if x.requires_grad}
     if "m" in shape.needs:
-        leaves["dmask"] = options["attn_mask"] = options["attn_mask"].detach().requires_grad_()
+        mask = problem.options["attn_mask"].detach().requires_grad_()
+        leaves["dmask"] = options["attn_mask"] = mask
     torch.manual_seed(seed_of(shape.name))  # of dropout
     out, operators = call(route, *tensors, **options)
     rounds = []
     for is_last in (False, True) if shape.again else (True,):
-        grads = [*leaves.values()] and torch.autograd.grad(
-            out, list(leaves.values()), grad_out, retain_graph=not is_last
-        )
-        rounds.append(dict(zip(leaves, grads, strict=True)))
+        rounds.append(_gradients(out, leaves, grad_out, retain_graph=not is_last))
     with torch.no_grad():
         inference, without = call(route, *tensors, **options)
     actual = {"out": out.detach(), **rounds[0]}
@@ -206,6 +210,16 @@ def _answer(route: Route, problem: Problem) -> _Answer:
         actual["inference"] = inference
     differs = any(not torch.equal(x, rounds[0][name]) for name, x in rounds[-1].items())
     return _Answer(actual, rounds[-1] if differs else {}, operators, without)
+
+
+def _gradients(
+    out: Tensor, leaves: dict[str, Tensor], grad_out: Tensor, *, retain_graph: bool
+) -> dict[str, Tensor]:
+    """Return the gradients by name; without leaves there are none."""
+    if not leaves:
+        return {}
+    grads = torch.autograd.grad(out, list(leaves.values()), grad_out, retain_graph=retain_graph)
+    return dict(zip(leaves, grads, strict=True))
 
 
 def _kept_weights(out: Tensor, shape: SdpaShape) -> Tensor:

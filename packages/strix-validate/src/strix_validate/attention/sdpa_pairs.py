@@ -87,7 +87,7 @@ def _shape(values: Combination) -> SdpaShape:
         mask_dtype=values["mask_dtype"],
         dropout=0.25 if values["dropout"] else 0.0,
         layout=values["layout"],
-        needs={"mask": "qkvm"}.get(values["needs"], values["needs"]),
+        needs="qkvm" if values["needs"] == "mask" else values["needs"],
         again=values["again"],
         low=values["low"],
         # in float32 an additive mask has that dtype, and the scores' own rounding shows where low

@@ -6,6 +6,7 @@ inputs, and what it must make of them.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,21 +23,25 @@ HALVES = (torch.float16, torch.bfloat16)
 class SdpaShape:
     """The arguments of a scaled_dot_product_attention call, and the bug that it would catch.
 
-    v_dim: of the values, 0 is head_dim. attn_mask: "bool" or "additive", random, each query with at
-    least one key; "padding", by sequence; "least", causal and padded in front, with the smallest
-    number of the dtype; "learned", additive by sequence and head; "sequence", additive, (batch, 1, 1,
-    seqlen_k); "heads", (1, heads, seqlen_q, seqlen_k); "tiles", with -inf for all but the last keys
-    of half of the queries; "slice", the beginning of wider rows, with NaN behind. mask_dtype: of an
-    additive mask, "" is the dtype under test. dropout: the share of weights that are dropped; the
-    first lanes of the values then show which ones. layout: "strided", "expanded"
-    (one head of keys and values for all), "packed" (q, k and v in one tensor), "strided-values" (v
-    alone), "cache" (k and v are the beginning of longer tensors, NaN behind), "summed" (the
-    gradient of out.sum(), of strides 0).
-    needs: the gradients that are computed, m is the mask's. again: twice, from the same output.
-    sink: see reference.with_sink. low: if not 0, the level
-    of reference.with_low_scores. may_refuse: an error is also correct. on_device: the reference is
-    too large for the CPU. gib: memory it takes, where tensors exceed 2 GiB; then the first, middle
-    and last sequences are compared.
+    Attributes:
+        v_dim: of the values, 0 is head_dim.
+        attn_mask: "bool" or "additive", random, each query with at least one key; "padding", by
+            sequence; "least", causal and padded in front, with the smallest number of the dtype;
+            "learned", additive by sequence and head; additive as well: "sequence", (batch, 1, 1,
+            seqlen_k); "heads", (1, heads, seqlen_q, seqlen_k); "tiles", -inf for half of the
+            queries but for the last keys; "slice", the beginning of wider rows, NaN behind.
+        mask_dtype: of an additive mask, "" is the dtype under test.
+        dropout: the share of weights that are dropped; the first lanes of the values then show
+            which ones.
+        layout: "strided", "expanded" (one head of keys and values for all), "packed" (q, k and v in
+            one tensor), "strided-values" (v alone), "cache" (k and v are the beginning of longer
+            tensors, NaN behind), "summed" (the gradient of out.sum(), of strides 0).
+        needs: the gradients that are computed, m is the mask's. again: twice, from one output.
+        sink: see reference.with_sink. low: if not 0, the level of reference.with_low_scores.
+        may_refuse: an error is also correct.
+        on_device: the reference is too large for the CPU.
+        gib: memory it takes, where tensors exceed 2 GiB; then the first, middle and last sequences
+            are compared.
     """
 
     name: str
@@ -265,7 +270,7 @@ class Problem:
             last = shape.batch - 1
             self.compared = [0, 1, last // 2, last - 1, last]
         self.inputs = self._laid_out(*(x.to(device) for x in (q, k, v, grad_out)))
-        self.options = {
+        self.options: dict[str, Any] = {
             "attn_mask": None if attn_mask is None else self._lay_out_mask(attn_mask.to(device)),
             "is_causal": shape.causal,
             "scale": shape.scale,
@@ -302,9 +307,7 @@ class Problem:
             q, k, v, grad_out = (x[chosen] for x in (q, k, v, grad_out))
         return q, k, v, grad_out
 
-    def expect(
-        self, dtype: reference.Precision, keep: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def expect(self, dtype: reference.Precision, keep: Tensor | None = None) -> dict[str, Tensor]:
         """Return what attention makes of the inputs; see reference.attention.
 
         Args:

@@ -208,7 +208,7 @@ def model_cases() -> dict[str, Case]:
         "prefill": {"heads": 1, "lengths": (33, 40), "train": False, "normal": True},
         "decode": {"heads": 2, "lengths": (2, 1), "decode": True, "state": True, "normal": True},
     }
-    candidates = {}
+    candidates: dict[tuple, tuple[str, partial]] = {}
     for model, row in layers.MODELS.items():
         for layer in row.recurrent():
             ratio = layer.value_heads // layer.heads

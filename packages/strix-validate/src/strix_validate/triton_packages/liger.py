@@ -229,32 +229,39 @@ COMPILED = {
 _MODEL = "a size of a model whose last block differs, or its heads, which are no power of two"
 
 
+def _block(size: int) -> tuple[int, bool]:
+    """Return the power of two that holds a row, and whether the row fills it."""
+    block = 1 << (size - 1).bit_length()
+    return block, block == size
+
+
 def model_cases() -> dict[str, Case]:
     """Return norms, angles, products and losses of the sizes of each model."""
     candidates = {}
     for name, row in layers.MODELS.items():
         norm = _GEMMA_NORM if row.softcap or name.startswith("Gemma") else {}
         candidates[f"rms-norm-{name}"] = Candidate(
-            partial(rms_norm, rows=3, columns=row.hidden, **norm), ("norm", row.hidden, bool(norm))
+            partial(rms_norm, rows=3, columns=row.hidden, **norm),
+            ("norm", *_block(row.hidden), bool(norm)),
         )
         if row.kv_heads:
-            shape = {"heads": row.heads, "kv_heads": row.kv_heads, "head_dim": row.head_dim}
+            shape: dict = {"heads": row.heads, "kv_heads": row.kv_heads, "head_dim": row.head_dim}
             candidates[f"rope-{name}"] = Candidate(
                 partial(rope, batch=1, tokens=2, **shape), ("rope", *shape.values())
             )
         if row.inner:
             candidates[f"swiglu-{name}"] = Candidate(
-                partial(swiglu, rows=2, columns=row.inner), ("swiglu", row.inner)
+                partial(swiglu, rows=2, columns=row.inner), ("swiglu", *_block(row.inner))
             )
-        # rows begin at a multiple of so many numbers, and have so many blocks
-        aligned, blocks = min(row.words & -row.words, 16), -(-row.words // (1 << 15))
+        # rows begin at a multiple of so many numbers
+        aligned = min(row.words & -row.words, 16)
         candidates[f"loss-{name}"] = Candidate(
             partial(
-                loss, tokens=3, size=32, words=row.words, ignored=1, gain=1.0,
+                loss, tokens=3, size=16, words=row.words, ignored=1, gain=1.0,
                 softcap=row.softcap or None,
             ),
-            ("loss", aligned, blocks, row.softcap),
-        )
+            ("loss", aligned, row.words > 1 << 17, row.softcap),
+        )  # fmt: skip
     return choose(candidates, _MODEL)
 
 

@@ -4,8 +4,8 @@
 A library is vllm_checks, or a package: flash_cases, or a module of this subpackage. MODULE is what
 it is imported as. COMPILED, COMPUTED and EMULATED are its cases by name: compiled only, computed by
 the interpreter or a GPU, executed as gfx1151 code. A GPU also computes those of COMPUTED in
-bfloat16, but for the patterns of names in FLOAT16_OR_32. A new package is a new module, named here and in
-skips.toml.
+bfloat16, but for the patterns of names in FLOAT16_OR_32. A new package is a new module, named here
+and in skips.toml.
 """
 
 from collections.abc import Iterator

@@ -38,7 +38,7 @@ def run_rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> dict[str, Tensor]:
     return {"out": importlib.import_module(_NORM).rms_norm_batch_invariant(x, weight, eps=eps)}
 
 
-def rope(
+def rope(  # noqa: PLR0913 (a case's options)
     randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True, rotary=0,
     interleaved=False, sections=(),
 ) -> tuple[VllmCall, Expected]:  # fmt: skip

@@ -7,7 +7,7 @@ tiles are shortened to their last ones. In each family quick has few cases, whic
 of what the layers are made of; full has all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 
@@ -69,12 +69,10 @@ def attention_cases() -> dict[str, Case]:
 
 def _distinct(candidates: Iterator[tuple[str, Candidate]]) -> dict[str, Candidate]:
     """Return by name the first candidate with each values of its columns."""
-    names: dict[tuple, str] = {}
-    found = {}
+    found: dict[tuple, tuple[str, Candidate]] = {}
     for name, candidate in candidates:
-        if names.setdefault(candidate.columns, name) == name:
-            found[name] = candidate
-    return found
+        found.setdefault(candidate.columns, (name, candidate))
+    return dict(found.values())
 
 
 def expert_cases() -> dict[str, Case]:
@@ -86,7 +84,7 @@ def _expert_products() -> Iterator[tuple[str, Candidate]]:
     for model, row in MODELS.items():
         for kind, layer in row.mixture().items():
             bits = 4 if layer.group else 8 if layer.block else 16
-            weights = {"bits": bits, "zeros": layer.zeros}
+            weights: dict = {"bits": bits, "zeros": layer.zeros}
             weights |= {"group": layer.group} if layer.group else {}
             for step in ("decode", "prefill"):
                 tokens = 1 if step == "decode" else 23
@@ -271,7 +269,7 @@ def sampling_cases() -> dict[str, Case]:
 
 
 def _samplers() -> Iterator[tuple[str, Candidate]]:
-    kernels = {
+    kernels: dict[str, Callable] = {
         "top-k-top-p": partial(sampling.truncated, keys=(50,), nuclei=(10,)),
         "penalties": sampling.penalized,
         "temperature-min-p": sampling.scaled,
