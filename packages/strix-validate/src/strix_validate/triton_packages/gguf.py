@@ -174,9 +174,10 @@ _BLOCKS = "the second block of a row read as the first, or with its scale"
 _TILES = "a row past the last full tile left out, or written over its neighbour"
 
 COMPILED = {name: Case(partial(product, name=name), _COMPILES, torch.bfloat16) for name in TYPES}
-#: Tokens, blocks of a row's 256 weights, and rows. Types take turns, so that each kernel sees
-#: several blocks, and each kind of kernel several of the others.
-_SIZES = ((1, 512, 24), (3, 768, 40), (5, 512, 40), (1, 768, 24))
+#: Tokens, numbers of a row, whose blocks hold 32 or 256, and rows. Of the first ones, types take
+#: turns at quick, so that each kernel sees several blocks.
+_SIZES = ((1, 512, 24), (3, 512, 40), (5, 512, 40), (1, 512, 40))
+_FULL_SIZES = ((1, 768, 24), (5, 768, 130))
 
 
 def model_cases() -> dict[str, Case]:
@@ -188,7 +189,7 @@ def model_cases() -> dict[str, Case]:
             size=Size.QUICK if i % len(_SIZES) == j else Size.FULL,
         )
         for i, name in enumerate(TYPES)
-        for j, (tokens, size, rows) in enumerate(_SIZES)
+        for j, (tokens, size, rows) in enumerate(_SIZES + _FULL_SIZES)
     }
 
 

@@ -233,7 +233,7 @@ def _dense_products() -> Iterator[tuple[str, Candidate]]:
 def lora_cases() -> dict[str, Case]:
     """Return adapters of each rank, for layers of one, two and three slices."""
     # a kernel has a program for each 16 of a rank, of 64 parts of a token's vector
-    return choose(_distinct(_adapters()), _LORA, ("lora-*-[12]??-*",))
+    return choose(_distinct(_adapters()), _LORA, ("lora-*-[12]??-*", "lora-*-qkv-64-*"))
 
 
 def _adapters() -> Iterator[tuple[str, Candidate]]:
@@ -265,7 +265,10 @@ def _slices(rows: tuple[int, ...]) -> tuple[int, ...]:
 
 def sampling_cases() -> dict[str, Case]:
     """Return what is done with logits, for whole vocabularies."""
-    return choose(_distinct(_samplers()), _VOCABULARY)
+    # top-k and top-p of the largest vocabularies go through all of it some twenty times
+    return choose(
+        _distinct(_samplers()), _VOCABULARY, ("top-k-top-p-Gemma-*", "top-k-top-p-Llama-4-*")
+    )
 
 
 def _samplers() -> Iterator[tuple[str, Candidate]]:
