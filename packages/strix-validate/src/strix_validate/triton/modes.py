@@ -29,7 +29,7 @@ from strix_validate.triton.call import Call
 #: ask: which kernels those are, and none is compiled.
 Mode = Literal["interpret", "compile", "emulate", "native", "look up", "ask"]
 #: Seconds for all calls together.
-_LIMIT = 1800
+_LIMIT = 3600
 
 
 @dataclass(frozen=True)
