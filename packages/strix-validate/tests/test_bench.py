@@ -12,7 +12,10 @@ from strix_validate.checks import Check, CheckFailed, RunOptions, State
 from strix_validate.reporting.page import render
 from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import run
-from strix_validate.tiers import bench
+from strix_validate.tiers import bench, machine_speed
+from strix_validate.timing import Timing, timed
+from strix_validate.triton import launches
+from strix_validate.vllm import experts
 
 
 def test_operations_are_counted_once():
@@ -29,9 +32,24 @@ def test_operations_are_counted_once():
 
 def test_what_is_timed_has_the_shape_of_a_server():
     ids = {check.id for check in bench.checks()}
-    assert {"bench/flash-attn/gqa-causal", "bench/vllm/decode-full", "bench/flash/decode-full",
-            "bench/math/gqa-full", "bench/speedup/gqa-causal"} <= ids  # fmt: skip
-    assert not {"bench/vllm/decode-causal", "bench/vllm/gqa-full", "bench/published/gqa"} & ids
+    assert ids >= {
+        "bench/flash-attn/gqa-causal",
+        "bench/vllm/decode-full",
+        "bench/flash/decode-full",
+        "bench/flash/large128-full",
+        "bench/math/gqa-full",
+        "bench/speedup/gqa-causal",
+        "bench/published/large-causal",
+        "bench/published/large-full",
+        "bench/experts/decode",
+    }
+    assert not ids & {
+        "bench/vllm/decode-causal",
+        "bench/vllm/gqa-full",
+        "bench/published/gqa-causal",
+        # of full attention, the table has forward alone, and not at its smallest size
+        "bench/published/tiny-full",
+    }
     assert bench.operations("decode", False, "forward") == 4 * 16 * 32 * 128 * 4096
     assert bench.SIZES["decode"].cache_bytes == 2 * 2 * 16 * 8 * 4096 * 128
     q, k, v, grad_out = bench.SIZES["gqa"].shapes()
@@ -76,9 +94,9 @@ def test_decoding_has_a_row_without_a_backward_pass(capsys):
 
 
 def test_peak_is_computed_from_units_and_clock():
-    assert bench.peak_tflops("gfx1151", 20, 2900) == pytest.approx(59.4, abs=0.05)
-    assert bench.peak_tflops("gfx9999", 40, 2900) is None
-    assert bench.peak_tflops("gfx1151", 40, 0) is None
+    assert machine_speed.peak_tflops("gfx1151", 20, 2900) == pytest.approx(59.4, abs=0.05)
+    assert machine_speed.peak_tflops("gfx9999", 40, 2900) is None
+    assert machine_speed.peak_tflops("gfx1151", 40, 0) is None
 
 
 def test_flash_that_is_no_faster_than_math_fails():
@@ -97,7 +115,54 @@ def test_timer_times_what_it_is_given(monkeypatch):
     def call():
         clock[0] += next(calls) / 1e3
 
-    monkeypatch.setattr("strix_validate.tiers.bench.time.perf_counter", lambda: clock[0])
-    found = bench.timed(call, "cpu", budget_ms=50)
+    monkeypatch.setattr("strix_validate.timing.time.perf_counter", lambda: clock[0])
+    found = timed(call, "cpu", budget_ms=50)
     assert found.repeats == 7 and found.median == pytest.approx(9)
     assert 2 <= round(found.low, 6) < found.median == found.high
+
+
+def test_full_attention_of_the_published_table_is_counted_as_full():
+    """Its script gives full attention the operations of causal attention: half the rate."""
+    body = bench.bodies(lambda *_: {"forward_tflops": 10.0, "backward_tflops": 11.0})[
+        Check("bench/published/xlarge-full")
+    ]
+    found = body(RunOptions(device="cuda"))
+    assert found["published_0_forward_tflops"] == pytest.approx(14.63, abs=0.005)
+    assert "published_0_backward_tflops" not in found and "published_1" not in found
+
+
+def test_a_timing_survives_the_way_out_of_a_child():
+    """A child process answers with tensors alone."""
+    given = Timing(1.5, 1.25, 2.0, 7, "attn_fwd (BLOCK_M=128 num_warps=8, 256 VGPRs, 0 spilled)")
+    assert Timing.unpack(given.pack()) == given
+    assert Timing.unpack(Timing(1.0, 1.0, 1.0, 5).pack()).kernels == ""
+
+
+def test_the_tile_of_a_launch_is_told():
+    """As Triton's compiled kernel has it; constants that choose no tile are left out."""
+    kernel = SimpleNamespace(
+        name="attn_fwd",
+        src=SimpleNamespace(
+            fn=SimpleNamespace(arg_names=["Q", "IS_CAUSAL", "BLOCK_M", "BLOCK_N"]),
+            constants={(1,): True, (2,): 128, (3,): 64},
+        ),
+        metadata=SimpleNamespace(num_warps=8),
+        n_regs=256,
+        n_spills=0,
+    )
+    assert launches.describe_options(kernel) == (
+        "BLOCK_M=128 BLOCK_N=64 num_warps=8, 256 VGPRs, 0 spilled"
+    )
+
+
+def test_operations_and_bytes_of_experts(monkeypatch):
+    """Sixteen tokens of eight experts each read all 128 experts' weights once."""
+    call = []
+    monkeypatch.setattr(
+        bench, "_time_in_child", lambda given, _: call.append(given) or Timing(2.0, 2.0, 2.0, 5)
+    )
+    found = bench.bodies(dict)[Check("bench/experts/decode")](RunOptions(device="cuda"))
+    weights = 3 * 2048 * 768
+    assert found["weights_gbps"] == pytest.approx(2 * 128 * weights / 2e-3 / 1e9)
+    assert found["experts_tflops"] == pytest.approx(2 * 128 * weights / 2e-3 / 1e12)
+    assert call[0].launch is experts.time_mixture and call[0].tensors["x"].shape == (16, 2048)

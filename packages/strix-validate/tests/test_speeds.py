@@ -2,6 +2,7 @@
 """What was measured beside what is expected: slow, as expected, too fast, not published, absent."""
 
 import math
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
@@ -138,6 +139,7 @@ def test_run_shows_what_is_off_on_gfx1151_alone(capsys):
         assert "180 to 256" in out and "server, Qwen3-8B, 1 at a time" in out
         if off:
             assert "off: copy in memory: 90 GB/s, expected 180 to 256; published: 212" in out
+            assert "off: Farthest below its range, at 1% of it: copy to the GPU, writable" in out
             assert "Usual cause: a kernel with slow copies, which doctor/kernel names" in out
             assert out.count("as expected") == 5
 
@@ -176,3 +178,18 @@ def test_rows_have_the_published_figures():
 )
 def test_a_model_is_named_without_its_folders(model, name):
     assert serve.name_of(model) == name
+
+
+def test_the_slowest_is_first_with_the_configuration_that_ran():
+    ran = "attn_fwd (BLOCK_M=64 num_warps=4, 256 VGPRs, 34 spilled)"
+    slow = timing("flash", "medium", "causal", 0.4)
+    slow = replace(slow, measured=slow.measured | {"forward_kernels": ran})
+    _, explanations = speeds.table(make(*results(bench_copy={"copy_gbps": 170.0}), slow))
+    assert "backward: 0.4" in explanations[0] and explanations[0].startswith("Farthest below")
+    assert f"published: 4.31. Ran: {ran}. Usual cause" in explanations[1]
+    assert explanations[2].startswith("copy in memory: 170 GB/s")
+
+
+def test_what_is_too_fast_is_not_called_slow():
+    _, explanations = speeds.table(make(*results(bench_copy={"copy_gbps": 900.0})))
+    assert len(explanations) == 1 and explanations[0].startswith("copy in memory: 900 GB/s")

@@ -2,6 +2,7 @@
 """What was measured beside what is expected of gfx1151, by speeds.toml."""
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,11 +60,24 @@ class Speed(StrictModel):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A measured speed and its row."""
+    """A measured speed and its row.
+
+    Attributes:
+        name: What was measured, in words.
+        here: The speed, in the row's unit.
+        speed: The row.
+        kernels: What ran on the GPU, with its configuration; empty if not recorded.
+    """
 
     name: str
     here: float
     speed: Speed
+    kernels: str = ""
+
+    @property
+    def share(self) -> float:
+        """The speed as a part of the range's lower end; infinite where no range is known."""
+        return self.here / self.speed.bounds[0] if self.speed.bounds else math.inf
 
     @property
     def expected(self) -> str:
@@ -92,8 +106,10 @@ class Comparison:
                 f"{measured}: more than the hardware can, so the measurement is wrong, or the GPU "
                 "another one"
             )
+        ran = f" Ran: {self.kernels}." if self.kernels else ""
         return (
-            f"{measured}; published: {speed.published}. Usual cause: {speed.cause} ({speed.source})"
+            f"{measured}; published: {speed.published}.{ran} Usual cause: {speed.cause} "
+            f"({speed.source})"
         )
 
 
@@ -135,23 +151,34 @@ def compare(record: Record, speeds: list[Speed]) -> Iterator[Comparison]:
             if key in seen or not speed.applies_to(check):
                 continue
             seen.add(key)
-            name = speed.what.replace("{}", check.id.rpartition("-")[2])
-            yield Comparison(name, check.measured[speed.measured], speed)
+            name = speed.what.replace("{}", re.split("[/-]", check.id)[-1])
+            direction = speed.measured.partition("_")[0]
+            kernels = check.measured.get(f"{direction}_kernels", check.measured.get("kernels", ""))
+            yield Comparison(name, check.measured[speed.measured], speed, kernels)
 
 
 def table(record: Record) -> tuple[Table, list[str]]:
-    """Return the table of speeds, and what is off in it; on another GPU than gfx1151 nothing is.
+    """Return the table of speeds, and what is off in it, the one farthest below its range first.
+
+    On another GPU than gfx1151 nothing is off.
 
     Raises:
         BadSpeeds: see :func:`load`.
     """
     is_ours = record.device.architecture.startswith(TARGET)
-    rows, explanations = Table("speed", "here", "on gfx1151", "", box=None), []
+    rows = Table("speed", "here", "on gfx1151", "", box=None)
+    off = []
     for each in compare(record, load()):
         verdict = each.verdict if is_ours else ""
         rows.add_row(
             escape(each.name), f"{each.here:.4g} {each.speed.unit}", each.expected, verdict
         )
         if verdict in ("slow", "too fast"):
-            explanations.append(each.explain())
+            off.append(each)
+    off.sort(key=lambda each: each.share)
+    explanations = [each.explain() for each in off]
+    if off and off[0].verdict == "slow":
+        explanations[0] = (
+            f"Farthest below its range, at {off[0].share:.0%} of it: {explanations[0]}"
+        )
     return rows, explanations

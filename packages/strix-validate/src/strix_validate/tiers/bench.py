@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The speed of attention in one run, fp16: torch's backends, flash-attn and vLLM's kernels.
+"""The speed of attention and experts in one run, fp16: torch, flash-attn and vLLM's kernels.
 
 Operations are those of the matrix products, with a multiply-add counted as two: forward
 4·B·H·D·pairs (q k^T and weights·v), backward 2.5 times that (five products instead of two, because
@@ -8,8 +8,6 @@ counts them double. Decoding is bound by memory: its rate is that of the keys an
 """
 
 import contextlib
-import statistics
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -34,10 +32,13 @@ from strix_validate.checks import (
     require,
 )
 from strix_validate.layers.table import MODELS
-from strix_validate.tiers import run_each
+from strix_validate.tiers import machine_speed, run_each
+from strix_validate.timing import Timing, timed
 from strix_validate.triton import modes as triton_modes
 from strix_validate.vllm import attention as vllm_attention
+from strix_validate.vllm import experts
 from strix_validate.vllm import source as vllm_source
+from strix_validate.vllm.source import VllmCall
 
 
 @dataclass(frozen=True)
@@ -63,54 +64,6 @@ class Work:
         return 4 * self.batch * (self.kv_heads or self.heads) * self.seqlen * self.head_dim
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds: median, and the 10th and 90th percentile of the repeats."""
-
-    median: float
-    low: float
-    high: float
-    repeats: int
-
-
-def timed(function: Callable[[], object], device: str, budget_ms: float = 300) -> Timing:
-    """Time one call, over as many calls as the budget allows, at least 5, after a warm-up.
-
-    A GPU is timed with its own events. Each call follows an overwriting of the cache, so that data
-    come from memory and the launch is hidden.
-    """
-    if device == "cpu":
-        function()
-        times: list[float] = []
-        while len(times) < 5 or sum(times) < budget_ms:
-            begin = time.perf_counter()
-            function()
-            times.append((time.perf_counter() - begin) * 1e3)
-        return _timing(times)
-    cache_filler = torch.empty(64 * 2**20, dtype=torch.int32, device=device)
-
-    def times_of(number: int) -> list[float]:
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(number)]
-        for begin, end in events:
-            cache_filler.zero_()
-            begin.record()
-            function()
-            end.record()
-        torch.cuda.synchronize()
-        return [begin.elapsed_time(end) for begin, end in events]
-
-    estimate = statistics.median(times_of(5))
-    repeats = max(5, min(500, int(budget_ms / max(estimate, 1e-3))))
-    times_of(max(3, repeats // 4))
-    return _timing(times_of(repeats))
-
-
-def _timing(times: list[float]) -> Timing:
-    # inclusive: of few repeats the other method gives times below the least one
-    low, *_, high = statistics.quantiles(times, n=10, method="inclusive")
-    return Timing(statistics.median(times), low, high, len(times))
-
-
 #: gqa and decode are of this one.
 _LAYER = MODELS["Llama-3.1-8B"].attention()[0]
 #: The first five are those of the published table.
@@ -120,20 +73,20 @@ SIZES = {
     "medium": Work(4, 8, 1024, 64),
     "large": Work(8, 16, 2048, 64),
     "xlarge": Work(16, 16, 4096, 64),
+    "large128": Work(8, 16, 2048, 128),
     "gqa": Work(4, _LAYER.heads, 2048, _LAYER.head_dim, kv_heads=_LAYER.kv_heads),
     "decode": Work(16, _LAYER.heads, 4096, _LAYER.head_dim, kv_heads=_LAYER.kv_heads, queries=1),
 }
 MASKS = {"causal": True, "full": False}
+#: Layer and numbers of tokens of the checks of experts: a decoding batch, and a prefill.
+_EXPERTS = MODELS["Qwen3-30B-A3B"].mixture()[""]
+_TOKENS = {"decode": 16, "prefill": 2048}
 #: Those of torch, flash-attn's own package, and vLLM's kernel on its paged cache.
 _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
-#: fp16 operations per clock of one multiprocessor's matrix units. RDNA 3: 512 of a compute unit
-#: (WMMA, ISA guide), of which HIP counts two as one: https://github.com/ROCm/hip/issues/3198.
-#: NVIDIA: dense, from the data sheets of A100 and H100.
-_OPERATIONS_PER_CLOCK = {"gfx1151": 1024, "gfx1100": 1024, "sm_80": 2048, "sm_90": 4096}
+#: Sizes at which math takes seconds; only a full run has them.
+_LARGE = ("large", "xlarge", "large128", "gqa")
 #: Where scores fill memory, flash attention is at least this much faster than math.
 _LEAST_SPEEDUP = 1.5
-#: Parts of the ids of checks in _WHOLE.
-_WHOLE_KINDS = ("timer", "copy", "product", "product-fp32", "host-copy")
 #: Two measurements of the same call may differ by this much.
 _TIMER_TOLERANCE = 0.05
 #: Milliseconds below which overwriting the cache no longer hides a call's kernel launches, so that
@@ -149,12 +102,6 @@ def operations(size: str, causal: bool, direction: str) -> float:
     pairs = queries * (queries + 1) // 2 if causal else queries * work.seqlen
     forward = 4 * work.batch * work.heads * work.head_dim * pairs
     return forward * {"forward": 1.0, "backward": 2.5}[direction]
-
-
-def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
-    """Return 10^12 fp16 operations per second at this clock, None for an unknown chip."""
-    per_clock = _OPERATIONS_PER_CLOCK.get(arch.split(":")[0])
-    return units * per_clock * clock_mhz / 1e6 if per_clock and clock_mhz else None
 
 
 def _cases() -> Iterator[tuple[str, str, str]]:
@@ -195,21 +142,33 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
     }
     beside = {
         Check(
-            f"bench/published/{size}",
-            f"{size} causal, beside published gfx1151 times",
+            f"bench/published/{size}-{mask}",
+            f"{size} {mask}, beside published gfx1151 times",
             f"a build slower than others for the same chip: {published['source']}",
-        ): partial(_beside_published, measure, size)
-        for size in published["run"][0]["forward"]
+        ): partial(_beside_published, measure, size, mask)
+        for mask in MASKS
+        for size in published["run"][0][mask]["forward"]
     }
-    return {**measured, **ratios, **beside, **_WHOLE}
+    mixtures = {
+        Check(
+            f"bench/experts/{name}",
+            f"vLLM's two products of {_EXPERTS.experts} experts, for {tokens} tokens",
+            "tiles that were never tuned for this GPU: https://github.com/ROCm/vllm/pull/972",
+        ): partial(_mixture, tokens)
+        for name, tokens in _TOKENS.items()
+    }
+    timers = {_TIMER: _compare_timers}
+    return {**measured, **ratios, **beside, **mixtures, **timers, **machine_speed.CHECKS}
 
 
 def applies(check: Check, options: RunOptions) -> bool:
     """Return False for large sizes on a CPU, which would take minutes for them."""
-    kind, rest = check.id.split("/")[1], check.id.rsplit("/", 1)[-1].split("-")[0]
+    if check in machine_speed.CHECKS or check == _TIMER:
+        return True
+    size = check.id.rsplit("/", 1)[-1].split("-")[0]
     if options.device == "cuda":
-        return options.size.holds(Size.FULL) or rest not in ("large", "xlarge", "gqa")
-    return kind in _WHOLE_KINDS or rest in ("tiny", "small")
+        return options.size.holds(Size.FULL) or size not in _LARGE
+    return size in ("tiny", "small")
 
 
 def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
@@ -228,7 +187,7 @@ def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
         forward, backward = _time_vllm(work, options), None
     else:
         forward, backward = time_torch(route, work, causal, device, found)
-    peak = _peak(device)
+    peak = machine_speed.peak(device)
     for direction, timing in (("forward", forward), ("backward", backward)):
         if timing is None:
             continue
@@ -240,6 +199,8 @@ def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
             f"{direction}_repeats": timing.repeats,
             f"{direction}_tflops": rate,
         }
+        if timing.kernels:
+            found[f"{direction}_kernels"] = timing.kernels
         if peak:
             found[f"{direction}_of_peak"] = rate / peak
     if work.queries:
@@ -307,9 +268,8 @@ def _function(route: str) -> Callable:
 
 
 def timed_launch(rows: Tensor, *, launch: Callable, **given) -> dict[str, Tensor]:
-    """Return what Timing holds of a launch, in place of what it returns."""
-    found = timed(lambda: launch(rows=rows, **given), rows.device.type)
-    return {"timing": torch.tensor([found.median, found.low, found.high, found.repeats])}
+    """Return the packed timing of a launch, in place of what it returns."""
+    return timed(lambda: launch(rows=rows, **given), rows.device.type).pack()
 
 
 def _time_vllm(work: Work, options: RunOptions) -> Timing:
@@ -318,20 +278,31 @@ def _time_vllm(work: Work, options: RunOptions) -> Timing:
         lambda *shape: torch.randn(shape).half(), lengths=lengths, heads=work.heads,
         kv_heads=work.kv_heads or work.heads, head_dim=work.head_dim,
     )  # fmt: skip
-    source, given = vllm_source.find(options.vllm), {"launch": call.launch, **call.options}
-    call = replace(call, launch=timed_launch, options=given, source=source)
+    given = {"launch": call.launch, **call.options}
+    return _time_in_child(replace(call, launch=timed_launch, options=given), options)
+
+
+def _time_in_child(call: VllmCall, options: RunOptions) -> Timing:
+    """Time a call of vLLM's kernels; it returns a packed timing."""
+    call = replace(call, source=vllm_source.find(options.vllm))
     (answer,) = triton_modes.run([call], "native").calls
     require(answer.error is None, ": ".join(answer.error or ()))
-    median, low, high, repeats = answer.tensors["timing"].tolist()
-    return Timing(median, low, high, int(repeats))
+    return Timing.unpack(answer.tensors)
 
 
-@cache
-def _peak(device: str) -> float | None:
-    from strix_validate.doctor.host import describe_device
-
-    found = describe_device(device)
-    return peak_tflops(found.architecture, found.units, found.clock_mhz)
+def _mixture(tokens: int, options: RunOptions) -> dict:
+    need_gpu(options, "only a GPU's speed is of interest")
+    call, _ = experts.mixture(torch.randn, layer=_EXPERTS, tokens=tokens)
+    call = replace(call, launch=experts.time_mixture, tensors={"x": call.tensors["x"].half()})
+    timing = _time_in_child(call, options)
+    pairs = tokens * _EXPERTS.top_k
+    weights = 3 * _EXPERTS.hidden * _EXPERTS.inner  # of an expert, of both products
+    return {
+        "experts_ms": timing.median,
+        "experts_tflops": 2 * pairs * weights / timing.median / 1e9,
+        "weights_gbps": 2 * min(pairs, _EXPERTS.experts) * weights / timing.median / 1e6,
+        "kernels": timing.kernels,
+    }
 
 
 def _speedup(measure: Callable[..., dict], size: str, mask: str, options: RunOptions) -> dict:
@@ -342,7 +313,7 @@ def _speedup(measure: Callable[..., dict], size: str, mask: str, options: RunOpt
         for direction in ("forward", "backward")
         if f"{direction}_ms" in flash
     }
-    if size in ("large", "xlarge", "gqa"):
+    if size in _LARGE:
         require(found["forward"] >= _LEAST_SPEEDUP, f"flash is {found['forward']:.2f} times math")
     return found
 
@@ -352,19 +323,29 @@ def _published() -> dict:
     return tomllib.loads((files("strix_validate.tiers") / "published.toml").read_text())
 
 
-def _beside_published(measure: Callable[..., dict], size: str, options: RunOptions) -> dict:
+def _beside_published(
+    measure: Callable[..., dict], size: str, mask: str, options: RunOptions
+) -> dict:
     need_gpu(options, "only a GPU is compared")
-    here = measure("flash", size, "causal")
+    here = measure("flash", size, mask)
     found = {f"{name}_tflops": here[f"{name}_tflops"] for name in ("forward", "backward")}
     with contextlib.suppress(CannotRun):
-        library = measure("flash-attn", size, "causal")
+        library = measure("flash-attn", size, mask)
         found |= {f"flash_attn_{n}_tflops": library[f"{n}_tflops"] for n in ("forward", "backward")}
     for i, run_ in enumerate(_published()["run"]):
-        found[f"published_{i}"] = run_["software"]
-        for direction in ("forward", "backward"):
-            rate = operations(size, True, direction) / run_[direction][size] / 1e9
+        for direction, times in run_.get(mask, {}).items():
+            found[f"published_{i}"] = run_["software"]
+            rate = operations(size, MASKS[mask], direction) / times[size] / 1e9
             found[f"published_{i}_{direction}_tflops"] = rate
     return found
+
+
+_TIMER = Check(
+    "bench/timer",
+    "the timer agrees with triton.testing.do_bench within 5 %",
+    "times of launches instead of kernels, because synchronisation is missing: "
+    "https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html",
+)
 
 
 def _compare_timers(options: RunOptions) -> Result:
@@ -373,7 +354,7 @@ def _compare_timers(options: RunOptions) -> Result:
 
     flash = sdpa.ROUTES["flash"]
     found, wrong = {}, []
-    sizes = [name for name in _published()["run"][0]["forward"]
+    sizes = [name for name in _published()["run"][0]["causal"]["forward"]
              if options.size.holds(Size.FULL) or "large" not in name]  # fmt: skip
     for size in sizes:
         q, k, v, grad_out = (
@@ -399,58 +380,3 @@ def _compare_timers(options: RunOptions) -> Result:
             if ours > _LAUNCHES and abs(ours / theirs - 1) > _TIMER_TOLERANCE:
                 wrong.append(f"{size} {direction}: {ours:.4g} ms, do_bench {theirs:.4g} ms")
     return judged(ANY, wrong, found)
-
-
-def _time_whole(
-    options: RunOptions, shape: tuple[int, ...], function: Callable, dtype=torch.float16
-) -> Timing:
-    need_gpu(options, "only a GPU's speed is of interest")
-    tensors = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2)]
-    return timed(lambda: function(*tensors), "cuda")
-
-
-def _copy(options: RunOptions) -> dict:
-    found = _time_whole(options, (1 << 28,), lambda to, x: to.copy_(x))
-    return {"copy_gbps": 2 * 512 * 2**20 / found.median / 1e6}
-
-
-def _product(options: RunOptions) -> dict:
-    rate = 2 * 4096**3 / _time_whole(options, (4096, 4096), torch.mm).median / 1e9
-    peak = _peak(options.device)
-    return {"product_tflops": rate} | ({"product_of_peak": rate / peak} if peak else {})
-
-
-def _product_fp32(options: RunOptions) -> dict:
-    timing = _time_whole(options, (4096, 4096), torch.mm, torch.float32)
-    return {"product_fp32_tflops": 2 * 4096**3 / timing.median / 1e9}
-
-
-def _host_copy(options: RunOptions) -> dict:
-    need_gpu(options, "only a GPU's speed is of interest")
-    pinned = torch.zeros(_COPIED, dtype=torch.uint8).pin_memory()
-    there = pinned.to("cuda")
-    copies = {"to_gpu": lambda: there.copy_(pinned), "from_gpu": lambda: pinned.copy_(there)}
-    return {
-        f"{name}_gbps": _COPIED / timed(copy, "cuda").median / 1e6 for name, copy in copies.items()
-    }
-
-
-#: Bytes of a copy from and to the host.
-_COPIED = 256 * 2**20
-_WHOLE: dict[Check, Body] = {
-    Check("bench/timer", "the timer agrees with triton.testing.do_bench within 5 %",
-        "times of launches instead of kernels, because synchronisation is missing: "
-        "https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html",
-    ): _compare_timers,
-    Check("bench/copy", "bytes that a copy of 512 MiB reads and writes in a second",
-        "memory in one channel, or at a lower clock: what decoding waits for"): _copy,
-    Check("bench/product", "the rate of a product of 4096 by 4096 fp16 matrices",
-        "a library without kernels for this GPU, which is 5 to 10 times slower: "
-        "https://github.com/ROCm/legacy-rocm-build/issues/4748"): _product,
-    Check("bench/product-fp32", "the rate of a product of 4096 by 4096 fp32 matrices",
-        "a library that is 20 times slower in fp32 than another one: "
-        "https://github.com/ROCm/legacy-rocm-build/issues/5807"): _product_fp32,
-    Check("bench/host-copy", "bytes that a copy of 256 MiB to and from the GPU moves in a second",
-        "models that load slowly from pinned memory, which is the GPU's own here: "
-        "https://llm-tracker.info/_TOORG/Strix-Halo"): _host_copy,
-}  # fmt: skip

@@ -2,8 +2,6 @@
 """vLLM's norm, rope and experts through vLLM's own functions, and what they must return."""
 
 import importlib
-from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import FP8
-from strix_validate.vllm.experts import by_expert
+from strix_validate.vllm.experts import assign
 from strix_validate.vllm.source import VllmCall
 
 _, _, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
@@ -171,7 +169,7 @@ def run_moe(  # noqa: PLR0913 (what the kernels take)
     if bits == 8:  # only here: tensors of fp8 cannot be pickled
         x, weights = x.to(FP8), weights.to(FP8)
     config |= {"GROUP_SIZE_M": swizzle} if swizzle else {}
-    ids, owners, filled = _assigned(module, experts, config, count, kind, block)
+    ids, owners, filled = assign(module, experts, config, count, kind, block)
     out = torch.full((tokens, top_k, rows), float("nan"), dtype=dtype, device=x.device)
     common = {
         "A": x, "B": weights, "C": out, "topk_weights": shares,
@@ -188,18 +186,3 @@ def run_moe(  # noqa: PLR0913 (what the kernels take)
             per_channel_quant=False, B_bias=bias,
         )  # fmt: skip
     return {"out": out}
-
-
-def _assigned(
-    module: Any, chosen: Tensor, config: dict, experts: int, kind: str | None, block: list | None
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return whose rows of tokens each tile has, and its expert: vLLM's choice, sorted here."""
-
-    def align(chosen: Tensor, size: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return by_expert(chosen, experts, size)
-
-    with patch.object(module, "moe_align_block_size", align):
-        return module._prepare_expert_assignment(
-            chosen.contiguous(), config, *chosen.shape, experts, None, block_shape=block,
-            use_int4_w4a16=kind == "int4_w4a16",
-        )  # fmt: skip
