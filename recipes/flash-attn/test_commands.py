@@ -19,6 +19,8 @@ COMMANDS = {
     "compiled": only("kernels", COMPILED),
     # the same code objects through Triton's driver and a HIP runtime, as on a machine with a GPU
     "on a device": "strix-emulate device -- python hip_device.py",
+    # other tiles are taken
+    "tuned": "strix-validate tune Llama-3.2-1B --dry-run --only *forward*",
     # numbers of the same kernels in Triton's interpreter; refusals of what would be wrong
     "interpreted": "strix-validate attention --only flash-attn",
     # and executed under emulation
