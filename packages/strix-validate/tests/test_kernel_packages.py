@@ -100,7 +100,7 @@ def test_answers_come_in_the_order_of_calls(
     """Although neighbours go to different processes."""
     batches = []
 
-    def run(calls: list[str], mode: str, cache: Path) -> CallAnswers:
+    def run(calls: list[str], mode: str, cache: Path, variables: None) -> CallAnswers:
         batches.append(calls)
         return CallAnswers("", [CallAnswer(asked=(call,)) for call in calls])
 

@@ -31,6 +31,7 @@ from strix_validate.terminal import (
     VllmOption,
     run_and_exit,
 )
+from strix_validate.tuning import command as tune_command
 
 EXIT_STATUS = (
     "Exit status: 0 every check that ran passed, 1 a check failed, 2 usage error, 3 nothing could "
@@ -167,6 +168,7 @@ _command(
 )  # fmt: skip
 app.command()(models_command.models)
 app.command()(soak_command.soak)
+app.command()(tune_command.tune)
 
 
 @contextlib.contextmanager

@@ -43,11 +43,16 @@ class Timing:
         return cls(median, low, high, int(repeats), kernels)
 
 
-def timed(function: Callable[[], object], device: str, budget_ms: float = 300) -> Timing:
+def timed(
+    function: Callable[[], object], device: str, budget_ms: float = 300, named: bool = True
+) -> Timing:
     """Time one call, over as many calls as the budget allows, at least 5, after a warm-up.
 
     A GPU is timed with its own events. Each call follows an overwriting of the cache, so that data
     come from memory and the launch is hidden.
+
+    Args:
+        named: Find out which kernels ran, which takes the profiler a second.
     """
     if device == "cpu":
         function()
@@ -69,7 +74,7 @@ def timed(function: Callable[[], object], device: str, budget_ms: float = 300) -
         torch.cuda.synchronize()
         return [begin.elapsed_time(end) for begin, end in events]
 
-    kernels = launches.describe(function)
+    kernels = launches.describe(function) if named else ""
     estimate = statistics.median(times_of(5))
     repeats = max(5, min(500, int(budget_ms / max(estimate, 1e-3))))
     times_of(max(3, repeats // 4))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from strix_validate.layers.table import Attention, Experts, Latent, Linear
+from strix_validate.layers.table import MODELS, Attention, Experts, Latent, Linear
 from strix_validate.models.parts import text_of
 
 _DTYPES = {"float16": torch.float16}  # any other: bfloat16
@@ -23,6 +23,22 @@ class ModelLayers:
     latent: list[Latent]
     vocabularies: list[int]
     dtype: torch.dtype
+
+
+def layers_in_table(name: str) -> ModelLayers | None:
+    """Return the layers of a model of the table, None if it has none of this name.
+
+    Args:
+        name: Also with a format of its experts' weights, "Qwen3-30B-A3B, AWQ".
+    """
+    model, _, kind = name.partition(", ")
+    row = MODELS.get(model)
+    if row is None or kind not in row.mixture() | {"": None}:
+        return None
+    experts = [layer for name, layer in row.mixture().items() if name == kind]
+    return ModelLayers(
+        row.attention(), experts, row.recurrent(), row.compressed(), [row.words], torch.bfloat16
+    )
 
 
 def layers_of(config: dict) -> ModelLayers:

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -49,11 +49,12 @@ def look_up(
     jobs: int | None = None,
     progress: _Progress = lambda _: None,
     whole: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> list[CallAnswer]:
     """Find or compile the kernels of calls, those of one library; cache is Triton's.
 
     jobs: processes at a time, by default one for each core. whole: all calls in one process, as a
-    program makes them.
+    program makes them. variables: of the environment, for the processes.
 
     Raises:
         triton_modes.ChildError: a child process ended without an answer.
@@ -64,7 +65,7 @@ def look_up(
 
     def run(first: int) -> list[CallAnswer]:
         # neighbours in different batches: autotuned calls, of a hundred kernels each, are such
-        answers = triton_modes.run(calls[first::count], "look up", cache).calls
+        answers = triton_modes.run(calls[first::count], "look up", cache, variables).calls
         progress(answers)
         return answers
 
@@ -89,18 +90,18 @@ def write(folder: Path, lookups: Iterable[Lookup]) -> int:
             file.write_bytes(content)
             files[name] = hashlib.sha256(content).hexdigest()
         about = {name: getattr(found, name) for name in ("name", "types", "constants", "options")}
-        kernels[found.key] = about | {"cost": _measure(found), "files": files}
+        kernels[found.key] = about | {"cost": asdict(measure_lookup(found)), "files": files}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / LIST).write_text(json.dumps({"kernels": dict(sorted(kernels.items()))}, indent=1))
     return len(kernels)
 
 
-def _measure(lookup: Lookup) -> dict[str, int]:
-    """Return what a kernel costs, see :mod:`strix_validate.precompiled.costs`."""
+def measure_lookup(lookup: Lookup) -> costs.KernelCost:
+    """Return what a kernel costs that was found or compiled for gfx1151."""
     files = {Path(path).suffix: Path(path) for path in lookup.files.values()}
     metadata = json.loads(files[".json"].read_bytes())
     code, assembly = files[".hsaco"].read_bytes(), files[".amdgcn"].read_text()
-    return asdict(costs.measure(code, assembly, metadata["shared"], lookup.name))
+    return costs.measure(code, assembly, metadata["shared"], lookup.name)
 
 
 def _without_paths(metadata: bytes) -> bytes:

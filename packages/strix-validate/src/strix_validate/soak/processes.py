@@ -7,7 +7,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -56,6 +57,21 @@ class LineProcess:
         if not ready:
             raise TimeoutError(f"no answer in {limit:.0f} s")
         return self.lines()
+
+    def lines_until_end(self, limit: float) -> Iterator[str]:
+        """Yield the whole lines that are written until the process ends.
+
+        Raises:
+            TimeoutError: nothing is written for limit seconds.
+        """
+        while True:
+            is_over = self.status() is not None
+            lines = self.wait_for_lines(limit)
+            yield from lines
+            if is_over and not lines:
+                return
+            if not lines:  # half a line, or the end of the output before that of the process
+                time.sleep(0.05)
 
     def status(self) -> int | None:
         """Return the exit status, negative for a signal, or None while the process runs."""

@@ -11,12 +11,13 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from strix_validate.checks import CannotRun
@@ -61,7 +62,7 @@ class CallAnswer:
     """The outcome of a call: its tensors, on the CPU, or the exception's type name and message.
 
     Modes "compile" and "look up" compute nothing; "compile" fills kernels, "emulate" executed.
-    lookups: what Triton looked for, where kernels were compiled. asked: in mode "ask", the keys of
+    lookups: what Triton looked for. asked: in mode "ask", the keys of
     the kernels.
     """
 
@@ -86,11 +87,17 @@ class ChildError(RuntimeError):
     """The child process ended without an answer."""
 
 
-def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> CallAnswers:
+def run(
+    calls: Sequence[Call],
+    mode: Mode,
+    cache: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> CallAnswers:
     """Return answers to calls of one library, in order, from a child process.
 
     cache: Triton's cache, which keeps what is compiled. Without one, every kernel is compiled: one
-    from a cache or a package could hide that it no longer does.
+    from a cache or a package could hide that it no longer does. variables: of the environment, for
+    the child process.
 
     Raises:
         ChildError: the child crashed, could not import the library, or exceeded _LIMIT.
@@ -106,10 +113,12 @@ def run(calls: Sequence[Call], mode: Mode, cache: Path | None = None) -> CallAns
             # tensors are small: threads would only wait for each other
             "OMP_NUM_THREADS": "1",
         }
+        environment.update(variables or {})
         environment.pop("TRITON_INTERPRET", None)
         if mode == "interpret":
             environment["TRITON_INTERPRET"] = "1"
-        if mode == "native":  # float32 as on gfx1151: NVIDIA's matrix unit would take TF32
+        # float32 as on gfx1151: NVIDIA's matrix unit would take TF32. It is part of a kernel's key.
+        if mode == "native" and cache is None:
             environment["TRITON_F32_DEFAULT"] = "ieee"
         try:
             child = subprocess.run(
@@ -153,9 +162,11 @@ def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:  # noqa: C9
     seen: dict[str, list] = {name: [] for name in ("kernels", "executed", "lookups", "asked")}
     if mode != "native":
         stand_in.install(all_candidates=mode in ("look up", "ask"))
-        stand_in.watch(seen["lookups"].append)
     else:
         stand_in.first_candidate()
+        if not torch.version.hip:
+            stand_in.ignore_amd_options()
+    stand_in.watch(seen["lookups"].append)
     if mode == "interpret":
         interpreter.complete()
     if mode in ("look up", "ask"):

@@ -85,6 +85,19 @@ def first_candidate() -> None:
     driver.active.get_benchmarker = lambda: partial(_measure_nothing, False)
 
 
+def ignore_amd_options() -> None:
+    """Have Triton ignore AMD's launch option waves_per_eu, which its compiler for CUDA refuses."""
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.run
+
+    def run(self, *args, waves_per_eu=None, **options):
+        del waves_per_eu
+        return original(self, *args, **options)
+
+    JITFunction.run = run
+
+
 def _driver(all_candidates: bool) -> types.SimpleNamespace:
     """Return a Triton driver that knows its target but has no device.
 
@@ -173,7 +186,8 @@ def watch(on_lookup: Callable[[Lookup], None]) -> None:
             ".".join([names[i], *map(str, rest)]): str(getattr(value, "cache_key", value))
             for (i, *rest), value in src.constants.items()
         }
-        options = {name: metadata[name] for name in ("num_warps", "num_stages", "waves_per_eu")}
+        launch = ("num_warps", "num_stages", "waves_per_eu")  # the last one is AMD's
+        options = {name: metadata[name] for name in launch if name in metadata}
         whole = {names[i] for (i, *_), found in src.attrs.items() if _DIVISIBLE in found}
         types = {
             name: f"{kind}:16" if name in whole else str(kind)

@@ -2,6 +2,9 @@
 """vLLM's norm, rope and experts through vLLM's own functions, and what they must return."""
 
 import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +17,7 @@ from strix_validate.vllm.attention import FP8
 from strix_validate.vllm.experts import assign
 from strix_validate.vllm.source import VllmCall
 
-_, _, _MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
+_, _, MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 _BLOCK = 128  # of FP8 weights that share a scale, both ways
 
 
@@ -155,13 +158,23 @@ def moe(  # noqa: PLR0913 (a case's options)
     return VllmCall(run_moe, tensors, options, products=1), expected
 
 
-def run_moe(  # noqa: PLR0913 (what the kernels take)
+def run_moe(*args: Any, **options: Any) -> dict[str, Tensor]:
+    """Run a product of experts; arguments: see :func:`bind_moe`."""
+    launch, out = bind_moe(*args, **options)
+    launch()
+    return {"out": out}
+
+
+def bind_moe(  # noqa: PLR0913 (what the kernels take)
     x: Tensor, experts: Tensor, shares: Tensor, weights: Tensor, *, scales: Tensor | None = None,
     zeros: Tensor | None = None, x_scales: Tensor | None = None, bias: Tensor | None = None,
     bits: int = 16, group: int = 32, routed: bool = True, swizzle: int = 0,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Run a product of experts; experts and shares: (tokens, top_k), of each token."""
-    module, dtype = importlib.import_module(_MOE), x.dtype
+) -> tuple[Callable[[], None], Tensor]:  # fmt: skip
+    """Return what launches a product of experts, and the tensor that it writes.
+
+    experts and shares: (tokens, top_k), of each token.
+    """
+    module, dtype = importlib.import_module(MOE), x.dtype
     (tokens, top_k), (count, rows) = experts.shape, weights.shape[:2]
     kind = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
     block = {4: [0, group], 8: [_BLOCK, _BLOCK]}.get(bits)
@@ -179,10 +192,9 @@ def run_moe(  # noqa: PLR0913 (what the kernels take)
         "compute_type": getattr(module.tl, str(dtype).removeprefix("torch.")),
     }  # fmt: skip
     if bits == 4:
-        module.invoke_fused_moe_wna16_triton_kernel(**common, B_zp=zeros)
-    else:
-        module.invoke_fused_moe_triton_kernel(
-            **common, A_scale=x_scales, use_fp8_w8a8=bits == 8, use_int8_w8a8=False,
-            per_channel_quant=False, B_bias=bias,
-        )  # fmt: skip
-    return {"out": out}
+        return partial(module.invoke_fused_moe_wna16_triton_kernel, **common, B_zp=zeros), out
+    launch = partial(
+        module.invoke_fused_moe_triton_kernel, **common, A_scale=x_scales, use_fp8_w8a8=bits == 8,
+        use_int8_w8a8=False, per_channel_quant=False, B_bias=bias,
+    )  # fmt: skip
+    return launch, out

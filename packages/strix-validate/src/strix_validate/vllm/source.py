@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 import types
 from dataclasses import dataclass
@@ -137,6 +138,14 @@ def generation() -> str:
     return "3.6" if hasattr(tensor, "SparseMatrix") else "3.5.1"
 
 
+def device_name() -> str:
+    """Return how vLLM names the GPU in files of tuned tiles: gfx1151, or NVIDIA's that is here."""
+    if torch.version.hip or not torch.cuda.is_available():
+        return NAMED
+    # the stand-in for a gfx1151 has no name
+    return re.sub(r"[\s/]+", "_", getattr(torch.cuda.get_device_properties(0), "name", NAMED))
+
+
 class _Platform:
     """vllm.platforms.current_platform of a gfx1151; a question it does not know gets a no."""
 
@@ -196,7 +205,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     },
     _MOE: {"get_config": lambda: None},  # no tiles but those of the tables, named after the device
     "vllm.utils.platform_utils": {
-        "get_device_name_as_file_name": lambda: NAMED,
+        "get_device_name_as_file_name": lambda *_: device_name(),
         "num_compute_units": lambda device=None: GPUS[TARGET],
     },
     "vllm.utils.torch_utils": {

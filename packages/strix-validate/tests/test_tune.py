@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`strix-validate tune`: the short list, measuring, refusals, resuming, and what is written.
+
+The worker is the real one, on the CPU; flash-attn is fake_flash_attn's.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import pickle
+import shlex
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from calls import skip_without
+from strix_validate import cli
+from strix_validate.attention import flash
+from strix_validate.layers.config import layers_in_table
+from strix_validate.precompiled.costs import KernelCost
+from strix_validate.reporting.record import Device
+from strix_validate.soak.processes import LineProcess
+from strix_validate.triton import modes
+from strix_validate.triton.modes import CallAnswer, CallAnswers
+from strix_validate.triton.stand_in import Lookup
+from strix_validate.tuning import candidates, command, record, session
+from strix_validate.tuning.candidates import Problem
+from strix_validate.tuning.record import Binding, Store, Trial, Tuned, TuneRecord
+from strix_validate.tuning.worker import Request
+from typer.testing import CliRunner
+
+GPU = Device(type="gpu", name="AMD Radeon 8060S", architecture="gfx1151", build="rocm")
+FAKE = Path(__file__).parent / "fake_flash_attn"
+COST = KernelCost(200, 40, 0, 0, 0, 8192, 6, 64)
+KEY = "forward-64-float16-causal"
+SMALL = partial(
+    flash.fixed, seqlen_q=40, seqlen_k=40, heads=4, kv_heads=2, head_dim=64, causal=True
+)
+BINDING = Binding(triton="3.7.1", gpu="AMD gfx1151", sources={"flash-attn": "1", "vllm": "2"})
+
+
+def tile(m: int, n: int = 32) -> dict:
+    """A configuration of fake_flash_attn."""
+    return {"BLOCK_M": m, "BLOCK_N": n}
+
+
+def problem(*configurations: dict) -> Problem:
+    """A problem of fake_flash_attn, with small calls."""
+    return Problem("flash-attn", KEY, "attn_fwd", (SMALL,), (SMALL,), torch.float16, configurations)
+
+
+def store_in(folder: Path, *trials: dict) -> Store:
+    """A store whose record has one problem with these configurations on its short list."""
+    found = Store(folder)
+    found.record = TuneRecord(models=["M"], binding=BINDING, versions={"triton": "3.7.1"})
+    all_trials = [Trial(configuration=x, cost=asdict(COST)) for x in ({}, *trials)]
+    name = problem().name
+    found.record.tuned[name] = Tuned(library="flash-attn", key=KEY, trials=all_trials)
+    return found
+
+
+def open_session(store: Store, sensors=None, rounds: int = 3, **more) -> session.Session:
+    """A session on the CPU."""
+    return session.Session(store, "cpu", store.folder, 1, print, sensors, rounds=rounds, **more)
+
+
+class FakeSensors:
+    """Sensors that say these readings, one after the other, and then the last one."""
+
+    def __init__(self, *readings: dict) -> None:
+        self._readings = list(readings)
+
+    def read(self) -> dict:
+        return self._readings.pop(0) if len(self._readings) > 1 else self._readings[0]
+
+    def readings(self, number: int) -> list[dict]:
+        return [self.read() for _ in range(number)]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FAKE))
+
+
+@pytest.mark.parametrize(
+    ("change", "packaged", "reason"),
+    [
+        ({}, {}, ""),
+        ({"scratch": 4}, {}, "4 bytes of scratch, 0 registers spilled"),
+        ({"scratch": 4}, {"scratch": 8}, ""),
+        ({"vgpr_spills": 3}, {}, "0 bytes of scratch, 3 registers spilled"),
+        ({"wmma": 0}, {}, "no matrix instructions"),
+        ({"wmma": 0}, {"wmma": 0}, ""),
+        ({"waves": 3}, {}, ""),
+        ({"waves": 2}, {}, "2 waves, packaged 6"),
+    ],
+)
+def test_what_counts_reject(change: dict, packaged: dict, reason: str) -> None:
+    assert candidates.reject(replace(COST, **change), replace(COST, **packaged)) == reason
+
+
+def test_the_worst_of_several_kernels_counts() -> None:
+    other = replace(COST, scratch=8, waves=4, wmma=16, lds=1)
+    assert candidates.worst([COST, other]) == replace(COST, scratch=8, waves=4, wmma=16)
+
+
+def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest tiles that spill no more; the same code, an error and what spills are named."""
+    costs = {64: COST, 32: COST, 128: replace(COST, scratch=8), 16: COST, 8: COST}
+
+    def look_up(calls, cache, jobs):
+        del cache, jobs
+        return [answer(call.configuration) for call in calls]
+
+    def answer(configuration: dict) -> CallAnswer:
+        size, keys = configuration.get("BLOCK_M", 64), configuration.get("BLOCK_N", 32)
+        if keys == 0:
+            return CallAnswer(error=("OutOfResources", "LDS"))
+        file = tmp_path / f"{size}-{keys}.hsaco"
+        file.write_bytes(f"code {size}".encode())
+        found = Lookup("attn_fwd", f"{size}-{keys}", {}, {}, {}, {file.name: str(file)}, True)
+        helper = replace(found, name="_helper")
+        return CallAnswer(lookups=(found, helper))
+
+    monkeypatch.setattr(candidates.packages, "look_up", look_up)
+    monkeypatch.setattr(
+        candidates.packages, "measure_lookup", lambda x: costs[int(x.key.split("-")[0])]
+    )
+    tiles = (tile(8), tile(16), tile(32), tile(128), tile(64, 64), tile(64, 0))
+    trials = candidates.short_list(problem(*tiles), tmp_path, 1, most=2)
+    assert [trial.reason for trial in trials] == [
+        "",
+        "not among the first 2",
+        "",
+        "",
+        "8 bytes of scratch, 0 registers spilled",
+        "the same code as one above",
+        "OutOfResources: LDS",
+    ]
+    assert trials[0].cost == asdict(COST) and trials[-1].cost == {}
+    monkeypatch.setattr(
+        candidates.packages, "look_up", lambda calls, *_: [answer(tile(64, 0)) for _ in calls]
+    )
+    with pytest.raises(RuntimeError, match="as packaged: OutOfResources"):
+        candidates.short_list(problem(tile(32)), tmp_path, 1, most=2)
+    monkeypatch.setattr(
+        candidates.packages, "look_up", lambda calls, *_: [answer(tile(64)) for _ in calls]
+    )
+    with pytest.raises(RuntimeError, match="flash-attn takes no other configuration"):
+        candidates.short_list(problem(tile(32)), tmp_path, 1, most=2)
+
+
+def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
+    model = layers_in_table("Qwen3-30B-A3B, AWQ")
+    assert model is not None and layers_in_table("Qwen3-30B-A3B, MXFP4") is None
+    found = candidates.problems_of(model, "built-in", tmp_path, steps=(1, 512))
+    assert [each.name for each in found] == [
+        "flash-attn forward-128-bfloat16-causal",
+        "flash-attn decode-128-bfloat16-causal",
+        "vllm E=128,N=768 int4_w4a16 1",
+        "vllm E=128,N=768 int4_w4a16 512",
+        "flash-attn dkdv-128-bfloat16-causal",
+        "flash-attn dq-128-bfloat16-causal",
+    ]
+    shapes = found[2].shapes
+    assert shapes[1] == (128, 2048, 384) and shapes[3:] == ("int4_w4a16", 1, [0, 128])
+    (only,) = candidates.problems_of(model, "aiter", None)
+    assert only.name == "aiter forward-128-bfloat16-causal"
+
+
+def test_tiles_divide_each_other() -> None:
+    """The kernels' own rule for backward tiles, and the matrix unit's 16 rows."""
+    for kernel in ("dkdv", "dq"):
+        for each in candidates.SPACES[kernel][1]:
+            assert (
+                max(each["BLOCK_M"], each["BLOCK_N"]) % min(each["BLOCK_M"], each["BLOCK_N"]) == 0
+            )
+            wide = each["BLOCK_N"] if kernel == "dkdv" else each["BLOCK_M"]
+            assert wide == max(each["BLOCK_M"], each["BLOCK_N"]) and each["BLOCK_M"] >= 16
+
+
+def test_the_fastest_right_tile_is_taken(tmp_path: Path, fake: None) -> None:
+    """A wrong tile, and one that cannot be launched, are faster, and not measured."""
+    store = store_in(tmp_path, tile(20), tile(90), tile(1, n=1), tile(1, n=0))
+    tuned = open_session(store).tune(problem(), 6)
+    assert tuned.is_done and tuned.best.configuration == tile(20)
+    assert [trial.fault for trial in tuned.trials[:3]] == ["", "", ""]
+    assert tuned.trials[3].fault == "wrong: out"
+    assert tuned.trials[4].fault.startswith("RuntimeError: out of resource")
+    assert [len(x.milliseconds) for x in tuned.trials] == [3, 3, 3, 0, 0]
+    assert tuned.trials[1].milliseconds[0] < tuned.trials[0].milliseconds[0]
+    store.write_files()
+    assert json.loads((tmp_path / "flash-attn.json").read_text())["tiles"] == {KEY: tile(20)}
+    again = Store(tmp_path)
+    assert again.load() == store.record
+    shared = record.share(store.record)
+    assert "M=20 N=32" in shared and "wrong: out" in shared and str(tmp_path) not in shared
+
+
+def test_an_interrupted_measurement_goes_on(tmp_path: Path, fake: None) -> None:
+    """The rounds so far are on the disk, and are not measured again."""
+    store = store_in(tmp_path, tile(20))
+    tuned = open_session(store, rounds=1).tune(problem(), 6)
+    first = [list(trial.milliseconds) for trial in tuned.trials]
+    again = Store(tmp_path)
+    again.record = again.load()
+    resumed = again.record.tuned[problem().name]
+    assert len(resumed.clocks) == 1
+    resumed.is_done = False
+    open_session(again, rounds=2).tune(problem(), 6)
+    assert [trial.milliseconds[:1] for trial in resumed.trials] == first
+    assert [len(trial.milliseconds) for trial in resumed.trials] == [2, 2]
+
+
+def test_a_worker_that_ends_is_told(tmp_path: Path, fake: None) -> None:
+    store = store_in(tmp_path, tile(20, n=7))
+    with pytest.raises(RuntimeError, match="the worker ended"):
+        open_session(store).tune(problem(), 6)
+    no_other = store_in(tmp_path, tile(1, n=1))
+    del no_other.record.tuned[problem().name].trials[0]
+    with pytest.raises(RuntimeError, match="no configuration gives a right result"):
+        open_session(no_other).tune(problem(), 6)
+    assert not store.record.tuned[problem().name].is_done
+
+
+def test_a_busy_gpu_is_refused(tmp_path: Path) -> None:
+    """Before anything is measured."""
+    store = store_in(tmp_path, tile(20))
+    sensors = FakeSensors({"busy_percent": 40.0})
+    with pytest.raises(session.Refused, match="40 % busy: the desktop"):
+        open_session(store, sensors, worker=("-c", "raise SystemExit(9)")).tune(problem(), 6)
+    session.refuse_if_busy([{"busy_percent": 90.0}, {"busy_percent": 0.0}, {"busy_percent": 2.0}])
+    session.refuse_if_busy([{}, {"absent": "no sensors"}])
+
+
+def test_a_throttled_gpu_is_refused_and_its_rounds_are_dropped(tmp_path: Path, fake: None) -> None:
+    store = store_in(tmp_path, tile(20))
+    hot = {"busy_percent": 0.0, "clock_mhz": 2000.0, "limited_by": "GPU temperature"}
+    sensors = FakeSensors(*[{"busy_percent": 0.0, "clock_mhz": 2900.0}] * 4, hot)
+    with pytest.raises(session.Refused, match="throttled by GPU temperature"):
+        open_session(store, sensors).tune(problem(), 6)
+    left = Store(tmp_path).load()
+    assert left and all(not x.milliseconds for x in left.tuned[problem().name].trials)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "is_refused"),
+    [
+        ([2900, 2800, 2850, 2700], False),
+        ([400, 2900, 2900, 2900, 2900], False),
+        ([2900, 2900, 1500, 1400, 1450], True),
+        ([0.0] * 6, False),
+    ],
+)
+def test_a_clock_that_falls_is_refused(clocks: list[float], is_refused: bool) -> None:
+    """A rise after idling is none, and neither is a power limit."""
+    session.refuse_if_throttled(clocks[:3], "sustained power")
+    expected: contextlib.AbstractContextManager = contextlib.nullcontext()
+    if is_refused:
+        expected = pytest.raises(session.Refused, match="clock fell from 2900 to 1450 MHz")
+    with expected:
+        session.refuse_if_throttled(clocks, "")
+
+
+@pytest.mark.parametrize(
+    ("packaged", "other", "is_taken"),
+    [
+        ([10, 10, 10, 10, 10], [9, 9, 9, 9, 9], True),
+        ([10, 10, 10, 10, 10], [9.9, 9.9, 9.9, 9.9, 9.9], False),  # as two measurements differ
+        ([10, 10, 10, 10, 10], [8, 8, 8, 12, 12], False),
+        ([10, 20, 10, 20, 10], [9, 18, 9, 18, 9], True),  # the clock changed for both
+        ([], [9, 9, 9, 9, 9], True),  # the packaged one does not run here
+    ],
+)
+def test_what_is_clearly_faster(packaged: list, other: list, is_taken: bool) -> None:
+    trials = [Trial(configuration={}, milliseconds=packaged), Trial(configuration=tile(20))]
+    trials[1].milliseconds = other
+    tuned = Tuned(library="flash-attn", key=KEY, trials=trials, clocks=[0] * 5, is_done=True)
+    assert bool(tuned.best.configuration) == is_taken
+
+
+def measured(library: str, key: str, ms: float, **more) -> Tuned:
+    """A problem whose second configuration takes so long, beside 10 ms."""
+    trials = [Trial(configuration={}, milliseconds=[10]), Trial(configuration=tile(7))]
+    trials[1].milliseconds = [ms]
+    return Tuned(library=library, key=key, trials=trials, clocks=[2900], is_done=True, **more)
+
+
+def test_what_each_library_reads(tmp_path: Path) -> None:
+    """vLLM's table has a row for each number of tokens, also where the packaged tile stays."""
+    name = "E=128,N=768,device_name=AMD_Radeon_8060S.json"
+    store = store_in(tmp_path / "tuned")
+    vllm = partial(measured, "vllm", file=name, packaged={"BLOCK_SIZE_M": 16})
+    store.record.tuned = {
+        "a": measured("flash-attn", "decode-128-bfloat16-causal", 5),
+        "b": measured("flash-attn", KEY, 11),
+        "c": vllm("1", 5),
+        "d": vllm("8", 11),
+        "e": measured("aiter", "forward-128-bfloat16-causal", 5),
+    }
+    store.write_files()
+    tiles = json.loads((store.folder / "flash-attn.json").read_text())["tiles"]
+    assert tiles == {f"decode-128-bfloat16-{mask}": tile(7) for mask in ("causal", "full")}
+    table = json.loads((store.folder / "vllm" / name).read_text())
+    assert table == {"triton_version": "3.7.1", "1": tile(7), "8": {"BLOCK_SIZE_M": 16}}
+    assert store.variables() == {
+        "FLASH_ATTENTION_TRITON_AMD_TILES": str(store.folder / "flash-attn.json"),
+        "FLASH_ATTENTION_FWD_TRITON_AMD_CONFIG_JSON": json.dumps(tile(7)),
+        "VLLM_TUNED_CONFIG_FOLDER": str(store.folder / "vllm"),
+    }
+    assert f'{name}\n```json\n{{\n "1"' in record.share(store.record)
+    store.record.tuned = {"b": measured("flash-attn", KEY, 11)}
+    store.write_files()
+    assert not store.variables() and not list(store.folder.rglob("*.json"))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine is what BINDING says."""
+    monkeypatch.setattr(command.record, "bind", lambda device: BINDING)
+    monkeypatch.setattr(command.host, "describe_device", lambda kind: GPU)
+
+
+def tune(*arguments: str | Path):
+    """Run the command."""
+    return CliRunner().invoke(cli.app, ["tune", *map(str, arguments)])
+
+
+def test_variables_for_a_shell(tmp_path: Path, here: None) -> None:
+    store = store_in(tmp_path / "a folder")
+    store.record.tuned = {"a": measured("flash-attn", KEY, 5)}
+    store.write()
+    told = tune("--env", "--output", store.folder)
+    assert (told.exit_code, told.stdout) == (0, "")  # killed before the files were written
+    store.write_files()
+    told = tune("--env", "--output", store.folder)
+    quoted = shlex.quote(str(store.folder / "flash-attn.json"))
+    assert told.exit_code == 0
+    assert told.stdout == f"export FLASH_ATTENTION_TRITON_AMD_TILES={quoted}\n"
+    told = tune("--share", "--output", store.folder)
+    assert told.exit_code == 0 and "M=7 N=32" in told.stdout and "fastest" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"triton": "3.8.0"}, "triton is 3.7.1, and was 3.8.0"),
+        ({"gpu": "AMD gfx1150"}, "gpu is AMD gfx1151, and was AMD gfx1150"),
+        ({"sources": {"flash-attn": "0", "vllm": "2"}}, "the source of flash-attn is another"),
+    ],
+)
+def test_a_stale_record_sets_no_variable(
+    tmp_path: Path, here: None, change: dict, message: str
+) -> None:
+    store = store_in(tmp_path)
+    store.record.tuned = {"a": measured("flash-attn", KEY, 5)}
+    store.record.binding = BINDING.model_copy(update=change)
+    store.write()
+    for option in ("--env", "--share"):
+        told = tune(option, "--output", tmp_path)
+        assert told.exit_code == 1 and told.stdout == ""
+        assert "stale and ignored" in told.stderr and message in " ".join(told.stderr.split())
+
+
+def test_a_source_that_changes_has_another_digest(tmp_path: Path, fake: None) -> None:
+    before = record.bind(GPU)
+    assert len(before.sources["flash-attn"]) == 64 and before.sources["aiter"] == ""
+    package = tmp_path / "flash_attn" / "flash_attn_triton_amd"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "utils.py").write_text("TILES = {}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        after = record.bind(GPU)
+    assert before.differences(after) == ["the source of flash-attn is another"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"models": 3}', "\0", '{"models": []'])
+def test_an_unreadable_record(tmp_path: Path, content: str) -> None:
+    """It is not overwritten: the owner decides."""
+    (tmp_path / "record.json").write_text(content)
+    for arguments in (("--env",), ("--share",)):
+        told = tune(*arguments, "--output", tmp_path)
+        assert told.exit_code == 2 and "is no record of tune" in " ".join(told.output.split())
+        assert "Traceback" not in told.output
+    assert (tmp_path / "record.json").read_text() == content
+
+
+@skip_without("triton")
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES])
+def test_a_record_that_cannot_be_written(
+    tmp_path: Path, here: None, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or a folder of another user: before anything is compiled."""
+
+    def fail(file: Path, text: str) -> None:
+        raise OSError(error, os.strerror(error), str(file))
+
+    monkeypatch.setattr(record, "replace_text", fail)
+    monkeypatch.setattr(candidates, "find_problems", lambda *_: (None, [problem()]))
+    monkeypatch.setattr(candidates, "short_list", lambda *_: pytest.fail("compiled"))
+    told = tune("Qwen3-8B", "--output", tmp_path / "tuned")
+    text = " ".join(told.output.split())
+    assert told.exit_code == 1 and f"{os.strerror(error)}: nothing more is recorded" in text
+
+
+@skip_without("triton")
+@pytest.mark.parametrize("architecture", ["gfx1151", "sm_90"])
+@pytest.mark.parametrize("later", [0, 2])
+def test_what_the_new_tiles_need_is_compiled(
+    architecture: str, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the GPU where code for gfx1151 is what it needs; a kernel compiled later is told."""
+    asked: list[str] = []
+    kernel = Lookup("attn_fwd", "KEY", {}, {}, {}, {"k.hsaco": "/cache/k.hsaco"}, True)
+
+    def look_up(calls, cache, jobs, variables):
+        asked.append(f"look up {variables}")
+        return [CallAnswer(lookups=(kernel,)) for _ in calls]
+
+    def run(calls, mode, cache, variables):
+        asked.append(f"{mode} {variables}")
+        count = later if len(asked) % 2 == 0 else len(calls)
+        lookups = [(kernel,)] * count + [()] * (len(calls) - count)
+        return CallAnswers("", [CallAnswer(lookups=x) for x in lookups])
+
+    monkeypatch.setattr(candidates.packages, "look_up", look_up)
+    monkeypatch.setattr(modes, "run", run)
+    model = layers_in_table("Qwen3-30B-A3B")
+    problems = candidates.problems_of(model, "built-in", tmp_path, steps=(1, 8))
+    said: list[str] = []
+    variables = {"FLASH_ATTENTION_TRITON_AMD_TILES": "f"}
+    assert command.fill(
+        problems, model, command.Options(), variables, said.append, architecture
+    ) == bool(later)
+    first = "look up" if architecture == "gfx1151" else "native"
+    assert asked == [f"{kind} {variables}" for kind in (first, "native") * 2]
+    assert [line.split(":")[0] for line in said] == ["vLLM", "flash-attn"]
+    assert all(line.endswith(f"compiled, {later} at the first call after it") for line in said)
+
+
+@skip_without("triton")
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (session.Refused("the GPU is 40 % busy"), 3, "40 % busy: nothing more was measured"),
+        (KeyboardInterrupt(), 130, "interrupted: run this again to go on"),
+        (RuntimeError("flash-attn forward: the worker ended"), 1, "the worker ended"),
+        (OSError(errno.ENOSPC, "No space left on device", "F"), 1, "F: No space left on device"),
+    ],
+)
+def test_how_a_run_ends(
+    tmp_path: Path,
+    here: None,
+    error: BaseException,
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The record is on the disk, and the next run goes on."""
+
+    def fail(*_) -> None:
+        raise error
+
+    monkeypatch.setattr(session.Session, "tune", fail)
+    monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(candidates, "find_problems", lambda *_: (None, [problem()]))
+    told = tune("Qwen3-8B", "--output", tmp_path)
+    assert told.exit_code == status and message in " ".join(told.output.split())
+    assert "Traceback" not in told.output
+    left = Store(tmp_path).load()
+    assert left is not None and left.models == ["Qwen3-8B"]
+
+
+@skip_without("triton")
+def test_a_second_model_joins_the_record(
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was tuned for the first stays, and is not measured again."""
+    store = store_in(tmp_path)
+    store.record.tuned = {problem().name: measured("flash-attn", KEY, 11)}
+    store.write()
+    monkeypatch.setattr(session.Session, "tune", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(candidates, "find_problems", lambda *_: (None, [problem()]))
+    told = tune("Qwen3-8B", "--output", tmp_path)
+    assert told.exit_code == 0 and "packaged, kept" in told.stdout
+    left = Store(tmp_path).load()
+    assert left is not None and left.models == ["M", "Qwen3-8B"]
+
+
+def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tune().exit_code == 2
+    assert tune("no-such-model", "--dry-run").exit_code == 2
+    (tmp_path / "config.json").write_text("{}")
+    told = tune(tmp_path, "--dry-run")
+    assert told.exit_code == 2 and "no layers can be read" in " ".join(told.output.split())
+    monkeypatch.setattr(candidates.packages, "has", lambda name: False)
+    told = tune("Qwen3-8B", "--dry-run")
+    assert told.exit_code == 3 and "flash_attn is not installed" in " ".join(told.output.split())
+
+
+def test_a_worker_ends_with_its_parent(tmp_path: Path, fake: None) -> None:
+    """Otherwise the one of a killed run would keep the GPU busy for the next."""
+    request = Request(problem(), ({}, tile(20)), "cpu", 0, 10**6)
+    file = tmp_path / "request"
+    file.write_bytes(pickle.dumps(request))
+    process = LineProcess(["-m", "strix_validate.tuning.worker", file], tmp_path / "log")
+    assert "fault" in next(process.lines_until_end(300))
+    assert process.stop(60) and process.status() == 1
