@@ -155,6 +155,12 @@ def test_the_tile_of_a_launch_is_told():
     )
 
 
+def test_a_cpp_kernel_is_told_without_its_arguments():
+    name = "void pytorch_flash::flash_fwd_kernel<Traits<128, 64>, true>(pytorch_flash::Params)"
+    assert launches.shorten(name) == "pytorch_flash::flash_fwd_kernel"
+    assert launches.shorten("attn_fwd") == "attn_fwd"
+
+
 def test_operations_and_bytes_of_experts(monkeypatch):
     """Sixteen tokens of eight experts each read all 128 experts' weights once."""
     call = []
