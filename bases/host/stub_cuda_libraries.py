@@ -18,14 +18,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# What a manylinux wheel may take from the system, without what draws on a screen (PEP 600); and the
-# GPU driver's library, which no wheel has, and which torch opens on a machine with a GPU only.
-NOT_STUBBED = {
-    *("ld-linux-x86-64.so.2", "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0"),
-    *("libresolv.so.2", "librt.so.1", "libutil.so.1"),
-    *("libatomic.so.1", "libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
-    "libcuda.so.1",
-}
+# NVIDIA's names of the libraries in its wheels. Any other library that torch requires computes
+# something, so it has to be the machine's: libquadmath.so.0, for example, which torch 2.15 requires.
+CUDA_LIBRARY = re.compile(r"lib(cu|nccl|nv)\w*\.so\.\d+")
+# The GPU driver's, which no wheel has, and which torch opens on a machine with a GPU only.
+DRIVER_LIBRARIES = {"libcuda.so.1", "libnvidia-ml.so.1"}
 NO_DEVICE = 100  # cudaErrorNoDevice; an error in the other libraries' numbers, too
 TEXT = re.compile(r"\w+(ErrorString|ErrorName|StatusString)|ncclGetLastError")
 OBJECT_SIZE = 4096  # an undefined symbol does not state its size
@@ -84,8 +81,13 @@ def read_library(path: Path) -> Library:
         return result
 
 
+def is_stubbed(soname: str) -> bool:
+    """Return whether a library is one of CUDA's, and not the GPU driver's."""
+    return bool(CUDA_LIBRARY.fullmatch(soname)) and soname not in DRIVER_LIBRARIES
+
+
 def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
-    """Return what each library that is needed, and is not among `libraries`, must define.
+    """Return what each library of CUDA that is needed, and is not among `libraries`, must define.
 
     A symbol without a version belongs to one of the libraries that are needed without versions. The
     file does not say which, so each gets it, unless C++, Python or POSIX threads define it.
@@ -94,7 +96,8 @@ def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
     outside = re.compile(r"_Z|_?Py|__cxa_|__gxx_|pthread_")
     stubs: dict[str, Stub] = defaultdict(Stub)
     for library in libraries.values():
-        own = [n for n in library.needed if n not in libraries and n not in NOT_STUBBED]
+        others = [name for name in library.needed if name not in libraries]
+        own = [name for name in others if is_stubbed(name)]
         versioned = {source for _, _, source, _ in library.required}
         unversioned = [name for name in own if name not in versioned]
         for name in own:

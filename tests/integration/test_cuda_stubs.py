@@ -21,24 +21,26 @@ stubs = module(CHECKOUT / "bases/host/stub_cuda_libraries.py")
 
 # Libraries as NVIDIA's wheels have them: with versions, without versions, without any symbol used.
 NVIDIA = {
-    "libfakert.so.13": (
+    "libcufake.so.13": (
         "int fakeOpen(int *n) { *n = 7; return 0; } int fakeTable[4] = {1, 2, 3, 4};"
         'const char *fakeGetErrorString(int e) { return "no error"; }',
-        "libfakert.so.13 { global: fake*; local: *; };",
+        "libcufake.so.13 { global: fake*; local: *; };",
     ),
-    "libplain.so.2": ("int plainSend(void) { return 0; }", ""),
-    "libempty.so.1": ("", ""),
+    "libncclplain.so.2": ("int plainSend(void) { return 0; }", ""),
+    "libnvempty.so.1": ("", ""),
 }
+# One of the machine's, not of the wheel's, as libquadmath.so.0 for torch 2.15.
+MACHINE = ("libquad.so.0", "int quad(int n) { return 4 * n; }", "libquad.so.0 { global: quad; };")
 # As torch's own libraries are: some symbols are defined by the other one, or by Python.
 TORCH = {
     "libtorch_cpu.so": "int own(void) { return 42; }",
     "libtorch_cuda.so": (
         "#include <stdio.h>\n#include <math.h>\n"
         "int fakeOpen(int *); extern int fakeTable[4]; const char *fakeGetErrorString(int);\n"
-        "int plainSend(void); int own(void); void *PyErr_Occurred(void);\n"
+        "int plainSend(void); int own(void); int quad(int); void *PyErr_Occurred(void);\n"
         "int call_open(void) { int n = 0; return fakeOpen(&n); }\n"
         "int call_send(void) { return plainSend(); }\n"
-        "int call_own(void) { return own(); }\n"
+        "int call_own(void) { return own(); }\nint call_quad(void) { return quad(5); }\n"
         "int sum(void) { return fakeTable[0] + fakeTable[1] + fakeTable[2] + fakeTable[3]; }\n"
         "const char *text(void) { return fakeGetErrorString(1); }\n"
         'int unused(double x) { return PyErr_Occurred() ? printf("%f", cbrt(x)) : 0; }\n'
@@ -49,34 +51,38 @@ CALLS = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])
 library.text.restype = ctypes.c_char_p
-names = ("call_open", "call_send", "call_own", "sum")
+names = ("call_open", "call_send", "call_own", "call_quad", "sum")
 values = {name: getattr(library, name)() for name in names}
 print(json.dumps(values | {"text": library.text().decode()}))
 """
 
 
-def link(folder: Path, name: str, source: str, *options: str) -> Path:
-    """Link a shared library of C."""
+def link(folder: Path, name: str, source: str, versions: str = "", *options: str) -> Path:
+    """Link a shared library of C, with a version script if it has versions."""
     (folder / "source.c").write_text(source)
+    (folder / "versions").write_text(versions)
     command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", name, "source.c", *options]
+    command += ["-Wl,--version-script=versions"] if versions else []
     subprocess.run(command, cwd=folder, check=True)
     return folder / name
 
 
 @pytest.fixture
 def torch(tmp_path: Path) -> Path:
-    """The libraries of TORCH, linked with those of NVIDIA, which lie in another folder."""
-    nvidia, lib = tmp_path / "nvidia", tmp_path / "torch" / "lib"
-    nvidia.mkdir()
-    lib.mkdir(parents=True)
+    """The libraries of TORCH, linked with those of NVIDIA and the machine in other folders."""
+    nvidia, machine, lib = tmp_path / "nvidia", tmp_path / "machine", tmp_path / "torch" / "lib"
+    for folder in (nvidia, machine, lib):
+        folder.mkdir(parents=True)
     for name, (source, versions) in NVIDIA.items():
-        (nvidia / "versions").write_text(versions)
-        link(nvidia, name, source, *(["-Wl,--version-script=versions"] if versions else []))
+        link(nvidia, name, source, versions)
+    quad = link(machine, *MACHINE)
     cpu, cuda = TORCH
     first = link(lib, cpu, TORCH[cpu])
     others = [str(nvidia / name) for name in NVIDIA]
-    link(lib, cuda, TORCH[cuda], "-Wl,--no-as-needed,-rpath,$ORIGIN", str(first), *others, "-lm")
-    (lib / "source.c").unlink()
+    paths = f"-Wl,--no-as-needed,-rpath,$ORIGIN:{machine}"
+    link(lib, cuda, TORCH[cuda], "", paths, str(first), *others, str(quad), "-lm")
+    for name in ("source.c", "versions"):
+        (lib / name).unlink()
     return lib
 
 
@@ -99,7 +105,7 @@ def test_stubs_stand_for_the_libraries(torch: Path, tmp_path: Path) -> None:
     """torch's library loads beside them, and each call returns that there is no GPU."""
     cuda = torch / "libtorch_cuda.so"
     refusal = call(cuda)
-    assert refusal.returncode and "libfakert.so.13: cannot open shared object" in refusal.stderr
+    assert refusal.returncode and "libcufake.so.13: cannot open shared object" in refusal.stderr
     made = make(torch, tmp_path / "stubs")
     assert made.returncode == 0, made.stderr
     assert {path.name for path in (tmp_path / "stubs").iterdir()} == NVIDIA.keys()
@@ -109,37 +115,40 @@ def test_stubs_stand_for_the_libraries(torch: Path, tmp_path: Path) -> None:
     assert done.returncode == 0 and not done.stderr, done.stderr
     values = json.loads(done.stdout)
     text = values.pop("text")
-    assert values == {"call_open": 100, "call_send": 100, "call_own": 42, "sum": 0}
-    assert text == f"libfakert.so.13 is a stub, of the package {CUDA_STUBS}"
+    assert values == {"call_open": 100, "call_send": 100, "call_own": 42, "call_quad": 20, "sum": 0}
+    assert text == f"libcufake.so.13 is a stub, of the package {CUDA_STUBS}"
 
 
 def test_a_stub_defines_nothing_else(torch: Path) -> None:
     """No symbol of Python, of the C library, or of torch's other libraries."""
     libraries = {path.name: stubs.read_library(path) for path in torch.iterdir()}
     plan = stubs.plan_stubs(libraries)
-    version = "libfakert.so.13"
+    version = "libcufake.so.13"
     assert plan == {
-        "libfakert.so.13": stubs.Stub(
+        "libcufake.so.13": stubs.Stub(
             {"fakeOpen": version, "fakeGetErrorString": version}, {"fakeTable": version}
         ),
         # the file does not say whose it is
-        "libplain.so.2": stubs.Stub({"plainSend": ""}),
-        "libempty.so.1": stubs.Stub({"plainSend": ""}),
+        "libncclplain.so.2": stubs.Stub({"plainSend": ""}),
+        "libnvempty.so.1": stubs.Stub({"plainSend": ""}),
     }
 
 
-def test_the_drivers_library_is_not_stubbed() -> None:
-    """On a machine with a driver it would hide the real one."""
-    needs = stubs.Library(["libcuda.so.1", "libstdc++.so.6"], set(), [("cuInit", "FUNC", "", "")])
+@pytest.mark.parametrize(
+    "name", ["libcuda.so.1", "libnvidia-ml.so.1", "libstdc++.so.6", "libquadmath.so.0"]
+)
+def test_what_is_not_in_nvidias_wheels_is_not_stubbed(name: str) -> None:
+    """A stub would hide the driver's library, or give wrong numbers for the machine's own."""
+    needs = stubs.Library([name], set(), [("init", "FUNC", "", ""), ("sinq", "FUNC", name, "Q")])
     assert stubs.plan_stubs({"libcaffe2_nvrtc.so": needs}) == {}
 
 
 @pytest.mark.parametrize(
     ("symbols", "message"),
     [
-        ([("state", "TLS", "libx.so.1", "X")], "cannot make a stub of state, whose type is TLS"),
+        ([("state", "TLS", "libcux.so.1", "X")], "cannot make a stub of state, whose type is TLS"),
         (
-            [("open", "FUNC", "libx.so.1", "X_1"), ("open", "FUNC", "libx.so.1", "X_2")],
+            [("open", "FUNC", "libcux.so.1", "X_1"), ("open", "FUNC", "libcux.so.1", "X_2")],
             "open is required in two versions, X_1 and X_2",
         ),
     ],
@@ -147,8 +156,8 @@ def test_the_drivers_library_is_not_stubbed() -> None:
 def test_what_no_stub_can_have_is_refused(
     symbols: list[tuple[str, str, str, str]], message: str
 ) -> None:
-    libraries = {"libtorch.so": stubs.Library(["libx.so.1"], set(), symbols)}
-    with pytest.raises(SystemExit, match=f"libx.so.1: {message}"):
+    libraries = {"libtorch.so": stubs.Library(["libcux.so.1"], set(), symbols)}
+    with pytest.raises(SystemExit, match=f"libcux.so.1: {message}"):
         stubs.plan_stubs(libraries)
 
 
