@@ -6,6 +6,8 @@ import functools
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,9 +17,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
+import yaml
 from packageurl import PackageURL
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
@@ -270,6 +274,17 @@ def test_no_compiler(tmp_path: Path) -> None:
     project.recipe("alpha")
     error = refused("build-all", **project.environment | {"PATH": str(tmp_path)})
     assert "needs gcc and g++" in str(error) and "apt-get" in str(error) and error.exit_code == 3
+
+
+def test_the_recipe_runs_programs_whose_paths_have_spaces() -> None:
+    """A Python of the user's own may be in any folder."""
+    text = (CHECKOUT / "bases/host/recipe.yaml").read_text()
+    replaced = re.sub(r"\$\{\{ env\.get\(\"(FORGE_\w+)\".*?\) \}\}", r"/my folder/\1", text)
+    scripts = [output["build"].get("script", []) for output in yaml.safe_load(replaced)["outputs"]]
+    lines = chain(*(script["content"] if "env" in script else script for script in scripts))
+    words = [shlex.split(line) for line in lines if "/my folder/" in line]
+    assert [line[:2] for line in words] == [["/my folder/FORGE_PYTHON", "-I"]] * 2
+    assert words[1][3:5] == ["/my folder/FORGE_TORCH", "/my folder/FORGE_PYELFTOOLS"]
 
 
 @pytest.fixture
