@@ -106,6 +106,15 @@ def test_pixis_home_may_be_elsewhere(tmp_path, monkeypatch):
     assert install_advice("gguf", prefix).startswith("pixi global add")
 
 
+def test_an_environment_of_pixi_outside_of_its_workspace(tmp_path, monkeypatch):
+    """By pixi's option detached-environments."""
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    prefix = environment(tmp_path, ".cache/rattler/cache/envs/mine-1a2b/envs/default", None)
+    assert install_advice("strix-emulate", prefix) == "conda install strix-emulate"
+    (prefix / "conda-meta/pixi").write_text("{}")
+    assert install_advice("strix-emulate", prefix) == "pixi add strix-emulate"
+
+
 @pytest.mark.parametrize("name", ["uvx", "python -m venv", "pixi workspace"])
 def test_kernels_without_the_emulator_says_how_to_add_it(name, tmp_path, monkeypatch):
     place, config, emulator, _ = PREFIXES[name]

@@ -34,7 +34,7 @@ def install_advice(name: str, prefix: Path | None = None) -> str:
         return f"pixi exec --with {conda} strix-validate ..."
     if prefix.parent == _pixi_home() / "envs":
         return f"pixi global add --environment {prefix.name} {conda}"
-    if ".pixi" in folders:
+    if is_of_pixi(prefix):
         return f"pixi add {conda}"
     if (prefix / "conda-meta").is_dir():
         return f"conda install {conda}"
@@ -47,6 +47,11 @@ def install_advice(name: str, prefix: Path | None = None) -> str:
     if is_of_uv and "tools" in folders:
         return f"uv tool install ./packages/strix-validate --with {pip}"
     return f"{'uv pip' if is_of_uv else 'python -m pip'} install {pip}"
+
+
+def is_of_pixi(prefix: Path) -> bool:
+    """Return whether an environment is of a pixi workspace, in its folder or detached."""
+    return ".pixi" in prefix.parts or (prefix / "conda-meta/pixi").is_file()
 
 
 def _pixi_home() -> Path:

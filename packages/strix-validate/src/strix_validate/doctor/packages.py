@@ -17,6 +17,7 @@ from strix_validate.doctor.interpreter import (
     is_ours,
 )
 from strix_validate.doctor.tree import Tree
+from strix_validate.installing import is_of_pixi
 
 _AMD = "https://github.com/ROCm/TheRock/blob/main/RELEASES.md"
 _WITHOUT_KERNELS = "https://github.com/ROCm/TheRock/issues/7839"
@@ -105,7 +106,7 @@ def _conda_packages(
                 names = " ".join(n for n in loaded if any(e.by == "uv-pixi" for e in loaded[n]))
                 tables = "put the tables of PyPI's names into pixi.toml"
                 fix = f"{tables}; then pixi update --no-install {names} && {fix}"
-            elif ".pixi" not in python.prefix.parts:
+            elif not is_of_pixi(python.prefix):
                 fix += f"; in a conda environment: conda install --force-reinstall {package}"
             return error(message, f"{fix}; {_MOVE} has more")
         if "conda-forge" in str(record.get("channel")) and not over:

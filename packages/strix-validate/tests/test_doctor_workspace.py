@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The channels of a pixi environment, in the order in which pixi asks them."""
+
+import pytest
+from strix_validate.doctor import workspace
+
+OURS = "https://repo.prefix.dev/strix-forge"
+FEATURE = f'[feature.amd]\nchannels = ["{OURS}"]\n[feature.plain]\n'
+MANIFESTS = {
+    "in the order of the list": ('channels = ["conda-forge", "a"]', "", ["conda-forge", "a"]),
+    "a higher priority first": (
+        f'channels = ["conda-forge", {{ channel = "{OURS}", priority = 1 }}]',
+        "",
+        [OURS, "conda-forge"],
+    ),
+    "a lower priority last": (
+        'channels = [{ channel = "a", priority = -1 }, { channel = "conda-forge" }]',
+        "",
+        ["conda-forge", "a"],
+    ),
+    "a feature's before the workspace's": (
+        'channels = ["conda-forge"]',
+        f'{FEATURE}[environments]\nmine = ["amd"]\n',
+        [OURS, "conda-forge"],
+    ),
+    "a feature without channels has the workspace's": (
+        'channels = ["conda-forge"]',
+        f'{FEATURE}[environments]\nmine = {{ features = ["plain", "amd"] }}\n',
+        ["conda-forge", OURS],
+    ),
+    "another environment's feature": (
+        'channels = ["conda-forge"]',
+        f'{FEATURE}[environments]\nother = ["amd"]\n',
+        ["conda-forge"],
+    ),
+    "what is no list": ('channels = "conda-forge"', "[environments]\nmine = 1\n", []),
+    "what is no number": ('channels = [{ channel = "a", priority = "high" }, 7]', "", ["a", "7"]),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_channels_of_an_environment(name, tmp_path):
+    channels, rest, expected = MANIFESTS[name]
+    (tmp_path / "pixi.toml").write_text(f"[workspace]\n{channels}\n{rest}")
+    assert workspace.channels(tmp_path / ".pixi/envs/mine") == expected
+
+
+def test_channels_of_a_pyproject(tmp_path):
+    text = FEATURE.replace("[feature", "[tool.pixi.feature")
+    (tmp_path / "pyproject.toml").write_text(
+        f'[tool.pixi.workspace]\nchannels = ["conda-forge"]\n{text}'
+        '[tool.pixi.environments]\nmine = ["amd"]\n'
+    )
+    assert workspace.channels(tmp_path / ".pixi/envs/mine") == [OURS, "conda-forge"]
+    assert workspace.channels(tmp_path / "venv") == []
