@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # NVIDIA's names of the libraries in its wheels. Any other library that torch requires computes
-# something, so it has to be the machine's: libquadmath.so.0, for example, which torch 2.15 requires.
+# something, so the machine has to have it: torch 2.15, for example, requires libquadmath.so.0.
 CUDA_LIBRARY = re.compile(r"lib(cu|nccl|nv)\w*\.so\.\d+")
 # The GPU driver's, which no wheel has, and which torch opens on a machine with a GPU only.
 DRIVER_LIBRARIES = {"libcuda.so.1", "libnvidia-ml.so.1"}
