@@ -25,7 +25,7 @@ from strix_validate.checks import Check, State, seed_of
 from strix_validate.numerics.comparison import compare
 from strix_validate.timing import timed
 from strix_validate.triton import stand_in
-from strix_validate.tuning.candidates import Configuration, Problem, configured
+from strix_validate.tuning.candidates import Configuration, ConfiguredCall, Problem, configured
 from strix_validate.vllm import kernels as vllm_kernels
 
 #: Milliseconds of a configuration's turn: with its warm-up, a round takes seconds.
@@ -62,7 +62,6 @@ def fault_of(problem: Problem, configuration: Configuration, device: str) -> str
             call, expected = problem.build(builder, randn)
             if _is_forward(problem):
                 call = replace(call, grad_out=None)
-            call.prepare()
             with configured(problem, configuration):
                 found = {name: x.cpu() for name, x in call.execute(device).items()}
             wanted = _only(found, expected)
@@ -95,7 +94,6 @@ def bind(problem: Problem, device: str) -> Callable[[Configuration], Callable[[]
 
     with torch.device(device):
         calls = [problem.build(builder, randn)[0] for builder in problem.timed]
-    calls[0].prepare()
     if problem.library == "vllm":
         return lambda configuration: _bind_experts(calls, device)
     function = _bind_attention(problem, calls[0], device)
@@ -133,6 +131,7 @@ def _bind_experts(calls: list[Any], device: str) -> Callable[[], None]:
 def measure(request: Request, emit: Callable[[dict], None]) -> None:
     """Check the configurations, and time the right ones in turns, each round in another order."""
     problem, device = request.problem, request.device
+    ConfiguredCall(problem, problem.checked[0], {}).prepare()
     right = []
     for i, configuration in enumerate(request.configurations):
         fault = fault_of(problem, configuration, device)
