@@ -154,6 +154,14 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         candidates.short_list(problem(tile(32)), tmp_path, 1, most=2)
 
 
+def test_each_tile_has_its_turn() -> None:
+    """Options of the largest tile do not fill the list alone."""
+    tiles = [tile(64) | {"num_warps": n} for n in (1, 2, 3)] + [tile(32), tile(16)]
+    trials = [Trial(configuration=x) for x in ({}, *tiles)]
+    candidates.choose(trials, [COST] * len(trials), COST, most=4)
+    assert [not trial.reason for trial in trials] == [True, True, True, False, True, True]
+
+
 def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
     model = layers_in_table("Qwen3-30B-A3B, AWQ")
     assert model is not None and layers_in_table("Qwen3-30B-A3B, MXFP4") is None
@@ -401,7 +409,7 @@ def test_a_record_that_cannot_be_written(
         raise OSError(error, os.strerror(error), str(file))
 
     monkeypatch.setattr(record, "replace_text", fail)
-    monkeypatch.setattr(candidates, "find_problems", lambda *_: (None, [problem()]))
+    monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
     monkeypatch.setattr(candidates, "short_list", lambda *_: pytest.fail("compiled"))
     told = tune("Qwen3-8B", "--output", tmp_path / "tuned")
     text = " ".join(told.output.split())
@@ -468,7 +476,7 @@ def test_how_a_run_ends(
 
     monkeypatch.setattr(session.Session, "tune", fail)
     monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(candidates, "find_problems", lambda *_: (None, [problem()]))
+    monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
     told = tune("Qwen3-8B", "--output", tmp_path)
     assert told.exit_code == status and message in " ".join(told.output.split())
     assert "Traceback" not in told.output
@@ -486,7 +494,7 @@ def test_a_second_model_joins_the_record(
     store.write()
     monkeypatch.setattr(session.Session, "tune", lambda *_: pytest.fail("measured again"))
     monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(candidates, "find_problems", lambda *_: (None, [problem()]))
+    monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
     told = tune("Qwen3-8B", "--output", tmp_path)
     assert told.exit_code == 0 and "packaged, kept" in told.stdout
     left = Store(tmp_path).load()

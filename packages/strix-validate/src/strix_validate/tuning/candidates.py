@@ -4,6 +4,8 @@
 import contextlib
 import importlib
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from functools import partial
@@ -16,19 +18,15 @@ import torch
 from torch import Tensor
 
 from strix_validate.attention import flash
-from strix_validate.checks import CannotRun, is_named
 from strix_validate.doctor.kernel_lists import LIST
-from strix_validate.layers.config import ModelLayers, layers_in_table, layers_of
+from strix_validate.layers.config import ModelLayers
 from strix_validate.layers.table import Attention, Experts
-from strix_validate.models import reading
 from strix_validate.precompiled import packages
 from strix_validate.precompiled.costs import KernelCost
-from strix_validate.precompiled.flash_calls import has_aiter
 from strix_validate.triton.call import Call
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.tuning.record import Trial
 from strix_validate.vllm import kernels as vllm_kernels
-from strix_validate.vllm import source as vllm_source
 
 #: Tile and launch options, by the names that the library's file has; {} is the packaged choice.
 Configuration = dict[str, Any]
@@ -139,36 +137,6 @@ def problems_of(
     if backend == "built-in":
         found += [_attention("flash-attn", *each, model.dtype) for each in trained]
     return found
-
-
-def find_problems(
-    name: str, only: Sequence[str], source: Path | None
-) -> tuple[ModelLayers, list[Problem]]:
-    """Return the layers of a model, and what is tuned for it here.
-
-    Args:
-        name: Of the table, or a folder with config.json.
-        only: Names of problems, or patterns; none is all.
-        source: vLLM's folder, None for the installed one.
-
-    Raises:
-        ValueError: The model cannot be read. CannotRun: Nothing of it can be tuned here.
-    """
-    model = layers_in_table(name) or layers_of(reading.read(reading.find(name)))
-    backend, reasons = "", []
-    if packages.has("flash_attn"):
-        backend = "aiter" if has_aiter() else "built-in"
-    else:
-        reasons.append("flash_attn is not installed")
-    try:
-        folder = vllm_source.find(source)
-    except CannotRun as error:
-        folder = None
-        reasons.append(str(error))
-    found = [x for x in problems_of(model, backend, folder) if not only or is_named(x.name, only)]
-    if not found:
-        raise CannotRun("; ".join([f"no kernel of {name} is tuned", *reasons]))
-    return model, found
 
 
 def _attention(library: str, kernel: str, layer: Attention, dtype: torch.dtype) -> Problem:
@@ -332,11 +300,11 @@ def short_list(problem: Problem, cache: Path, jobs: int | None, most: int) -> li
         raise RuntimeError(f"{problem.name}, as packaged: {trials[0].reason}")
     if all(trial.reason == _SAME for trial in trials[1:]):
         raise RuntimeError(f"{problem.name}: {problem.library} takes no other configuration")
-    _choose(trials, costs, packaged, most)
+    choose(trials, costs, packaged, most)
     return trials
 
 
-def _choose(
+def choose(
     trials: list[Trial], costs: list[KernelCost | None], packaged: KernelCost, most: int
 ) -> None:
     """Give a reason to each trial that is not worth measuring; the packaged one is measured."""
@@ -348,8 +316,20 @@ def _choose(
         if not trial.reason:
             left.append((rank(trial.configuration, cost), trial))
     left.sort(key=lambda pair: pair[0])
-    for _, trial in left[most:]:
+    # the best of each tile before the second best of any
+    of_tile: Counter[tuple] = Counter()
+    order = []
+    for _, trial in left:
+        tile = _tile(trial.configuration)
+        order.append((of_tile[tile], trial))
+        of_tile[tile] += 1
+    order.sort(key=lambda pair: pair[0])
+    for _, trial in order[most:]:
         trial.reason = f"not among the first {most}"
+
+
+def _tile(configuration: Configuration) -> tuple[int, ...]:
+    return tuple(x for name, x in configuration.items() if name.startswith("BLOCK"))
 
 
 def _code(lookup: Lookup) -> bytes:
@@ -391,8 +371,5 @@ def reject(cost: KernelCost, packaged: KernelCost) -> str:
 
 def rank(configuration: Configuration, cost: KernelCost) -> tuple:
     """Return a key for sorting: least scratch first, then the largest tile, then most waves."""
-    sizes = [value for name, value in configuration.items() if name.startswith("BLOCK")]
-    area = 1
-    for size in sizes:
-        area *= size
+    area = math.prod(_tile(configuration))
     return cost.scratch, cost.vgpr_spills, -area, -cost.waves

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from strix_validate import TARGET
-from strix_validate.checks import CannotRun
+from strix_validate.checks import CannotRun, is_named
 from strix_validate.doctor import host
 from strix_validate.terminal import VllmOption
 from strix_validate.tuning import record
@@ -42,6 +42,41 @@ class Options:
     most: int = 6
     jobs: int | None = None
     source: Path | None = None
+
+
+def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[Any, list[Any]]:
+    """Return the layers of a model, and what is tuned for it here.
+
+    Args:
+        name: Of the table, or a folder with config.json.
+        only: Names of problems, or patterns; none is all.
+        source: vLLM's folder, None for the installed one.
+
+    Raises:
+        ValueError: The model cannot be read. CannotRun: Nothing of it can be tuned here.
+    """
+    from strix_validate.layers.config import layers_in_table, layers_of
+    from strix_validate.models import reading
+    from strix_validate.precompiled.flash_calls import has_aiter
+    from strix_validate.precompiled.packages import has
+    from strix_validate.precompiled.vllm_calls import vllm_source
+    from strix_validate.tuning.candidates import problems_of
+
+    model = layers_in_table(name) or layers_of(reading.read(reading.find(name)))
+    backend, reasons = "", []
+    if has("flash_attn"):
+        backend = "aiter" if has_aiter() else "built-in"
+    else:
+        reasons.append("flash_attn is not installed")
+    try:
+        folder = vllm_source.find(source)
+    except CannotRun as error:
+        folder = None
+        reasons.append(str(error))
+    found = [x for x in problems_of(model, backend, folder) if not only or is_named(x.name, only)]
+    if not found:
+        raise CannotRun("; ".join([f"no kernel of {name} is tuned", *reasons]))
+    return model, found
 
 
 def fill(
@@ -97,7 +132,7 @@ def fill(
 
 def _list(name: str, options: Options, say: Say) -> None:
     """Print what would be measured, with the counts; needs no GPU."""
-    from strix_validate.tuning.candidates import find_problems, short_list
+    from strix_validate.tuning.candidates import short_list
 
     with tempfile.TemporaryDirectory() as cache:
         for problem in find_problems(name, options.only, options.source)[1]:
@@ -123,8 +158,6 @@ def _load(store: record.Store, say: Say) -> TuneRecord | None:
 def _run(store: record.Store, name: str, options: Options, say: Say) -> bool:
     """Tune what fits into the time, write the files; return whether something failed."""
     from triton import knobs
-
-    from strix_validate.tuning.candidates import find_problems
 
     begin = time.monotonic()
     model, problems = find_problems(name, options.only, options.source)
