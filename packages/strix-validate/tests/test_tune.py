@@ -93,6 +93,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"scratch": 4}, {}, "4 bytes of scratch, 0 registers spilled"),
         ({"scratch": 4}, {"scratch": 8}, ""),
         ({"vgpr_spills": 3}, {}, "0 bytes of scratch, 3 registers spilled"),
+        ({"lds": 65536}, {}, ""),
+        ({"lds": 73728}, {}, "73728 bytes of LDS"),
         ({"wmma": 0}, {}, "no matrix instructions"),
         ({"wmma": 0}, {"wmma": 0}, ""),
         ({"waves": 3}, {}, ""),

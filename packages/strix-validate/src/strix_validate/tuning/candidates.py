@@ -15,8 +15,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from strix_emulate import TARGETS
 from torch import Tensor
 
+from strix_validate import TARGET
 from strix_validate.attention import flash
 from strix_validate.doctor.kernel_lists import LIST
 from strix_validate.layers.config import ModelLayers
@@ -362,6 +364,8 @@ def reject(cost: KernelCost, packaged: KernelCost) -> str:
     """Return why a configuration is not worth measuring beside the packaged one, or ""."""
     if cost.scratch > packaged.scratch or cost.vgpr_spills > packaged.vgpr_spills:
         return f"{cost.scratch} bytes of scratch, {cost.vgpr_spills} registers spilled"
+    if cost.lds > TARGETS[TARGET].lds:
+        return f"{cost.lds} bytes of LDS"
     if packaged.wmma and not cost.wmma:
         return "no matrix instructions"
     if 2 * cost.waves < packaged.waves:
