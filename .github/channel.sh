@@ -11,8 +11,11 @@ set -euo pipefail
 action=$1 name=$2 folder=$3 notes=${4:-}
 # in a clone of a fork gh would take the repository that it was forked from
 export GH_REPO=${GITHUB_REPOSITORY:?}
-if [[ ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then
-    echo "::error::the channel's name '$name' has to be letters and digits, with '.', '_' or '-' in it" >&2
+# before anything is built: ./forge publish refuses a name without the word, git a tag such as a..b
+if [[ $name != *untested* || ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] ||
+    ! git check-ref-format "refs/tags/$name/noarch"; then
+    echo "::error::CHANNEL_UNTESTED has to contain 'untested', in lower case, and be the name of a git tag, of" \
+        "letters and digits with '.', '_' or '-' in it. It is '$name'" >&2
     exit 2
 fi
 text="Untested: no package of this channel has run on a gfx1151 GPU. They were built and tested without one, for AMD
@@ -23,20 +26,28 @@ files() {
     gh release view "$name/$1" --json assets --jq '.assets[] | select(.state == "uploaded").name'
 }
 
+# download PART DIR [FILE]: a release's files, or one of them; without names gh would fail at a half
+download() {
+    local names file patterns=()
+    names=$(files "$1")
+    while read -r file; do
+        [[ -z $file || ${3:-$file} != "$file" ]] || patterns+=(--pattern "$file")
+    done <<<"$names"
+    [[ ${#patterns[@]} = 0 ]] || gh release download "$name/$1" --clobber --dir "$2" "${patterns[@]}"
+}
+
 fetch() {
-    local releases part names
+    local releases part
     releases=$(gh release list --limit 1000 --json tagName --jq '.[].tagName')
     mkdir -p "$folder"
     for part in linux-64 noarch forge; do
         grep -qxF "$name/$part" <<<"$releases" || continue
-        names=$(files "$part")
-        [[ -n $names ]] || continue
         case $part in
             forge)
-                gh release download "$name/forge" --clobber --dir "$folder" --pattern withdrawn.json
-                [[ -z $notes ]] || gh release download "$name/forge" --clobber --dir "$notes"
+                download forge "$folder" withdrawn.json
+                [[ -z $notes ]] || download forge "$notes"
                 ;;
-            *) gh release download "$name/$part" --clobber --dir "$folder/$part" ;;
+            *) download "$part" "$folder/$part" ;;
         esac
     done
     # nothing is built with what was withdrawn

@@ -39,6 +39,7 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker for the tests of a file; and one, from the start, for those of a slow fixture."""
     slow = {"built": "checkout", "attention_stack": "checkout", "conda_forge": "release"}
+    slow |= {"hosting": "hosted"}
     for item in items:
         kind = item.path.relative_to(Path(__file__).parent).parts[0]
         item.add_marker(getattr(pytest.mark, kind))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
 # Stages of a build of hours, each a function that is marked when done. Run again by hand
-# (build_env.sh), a script resumes at the stage that failed.
+# (build_env.sh), a script resumes at the stage that failed. A run that was stopped goes on with the tree,
+# but with a new $PREFIX: what fills it is no stage and comes after them.
 
 # run_stages NAME...: run the functions of these names that are not marked, in this order.
 run_stages() {
@@ -13,6 +14,11 @@ run_stages() {
         "$stage"
         touch ".done-$stage"
     done
+}
+
+# end_stages: a run that is stopped from here on begins anew. $PREFIX has then what the tree no longer has.
+end_stages() {
+    rm -f .done-*
 }
 
 # Go on in the tree of the same build, which the driver keeps of a run that was stopped. It holds paths of

@@ -63,4 +63,7 @@ clean() {
     find . -mindepth 1 -type d -empty -delete
 }
 
-run_stages prepare configure compile prune install clean
+run_stages prepare configure compile prune
+install
+end_stages
+clean

@@ -9,13 +9,12 @@ steps' scripts, the packages.
 import json
 import re
 import shlex
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import hosted
+from support.hosted import CODE, Hosting
 from support.hub import Hub
 from support.machine import GH
 from support.pixi import Pixi
@@ -25,54 +24,8 @@ from support.stand_in import write_mirrors
 from support.workflow_runner import FAILURE, SKIPPED, SUCCESS, Run
 
 from forge.bases import CONDA_FORGE
-from forge.files import sha256_file
 
-CODE = ("src/forge/files.py",)  # what a push changed
 CHAIN = ("pytorch-1", "pytorch-2", "pytorch-3")
-
-
-class Place:
-    """A folder for hubs, which share a conda-forge and a clock that stands still."""
-
-    def __init__(self, folder: Path, conda_forge: str) -> None:
-        self.folder, self.conda_forge = folder, conda_forge
-        self.source = folder / "source"
-        hosted.write_repository(self.source)
-        self.clock = hosted.compile_stopped_clock(folder)
-
-    def hub(self, name: str = "hub", source: Path | None = None, after: Hub | None = None) -> Hub:
-        """Make a hub, with what another one has published."""
-        source = source or self.source
-        hub = hosted.make_hub(self.folder / name, source, self.conda_forge, self.clock)
-        hub.disk, hub.image = hosted.DISK, hosted.IMAGE
-        if after:
-            shutil.copytree(after.releases, hub.releases, dirs_exist_ok=True)
-        return hub
-
-    def copy_source(self, name: str) -> Path:
-        """Copy the repository's files, to change them."""
-        return shutil.copytree(self.source, self.folder / name)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("hosted")
-    hosted.make_conda_forge(folder / "conda-forge")
-    with served(folder / "conda-forge") as conda_forge:
-        yield Place(folder, conda_forge)
-
-
-@pytest.fixture(scope="module")
-def whole(place: Place) -> Hub:
-    """A hub on which a push has published everything, and nothing was interrupted."""
-    hub = place.hub("whole")
-    run = Run(hub, "channel.yml")
-    results = run.start("push", CODE)
-    assert results.pop("release") == SKIPPED, "there is no variable CHANNEL"
-    assert set(results.values()) == {SUCCESS}, "\n".join(run.log)
-    stages = [f"{name}-{stage}" for name in hosted.NEEDS for stage in hosted.STAGES]
-    assert hosted.take_executed(hub) == stages, "each was built once, in a job of its own"
-    return hub
 
 
 class User:
@@ -100,7 +53,7 @@ class User:
         return done.stdout
 
 
-def test_what_was_published_is_installed(place: Place, whole: Hub, tmp_path: Path) -> None:
+def test_what_was_published_is_installed(hosting: Hosting, whole: Hub, tmp_path: Path) -> None:
     """From the public address, through GitHub's redirects, by a lock with the files' sha256."""
     files = hosted.read_published(whole)
     assert {name.split("/")[1].partition("-1.0-")[0] for name in files} == hosted.NEEDS.keys()
@@ -109,7 +62,7 @@ def test_what_was_published_is_installed(place: Place, whole: Hub, tmp_path: Pat
     assert f"/owner/strix-forge/releases/download/{hosted.NAME}" in notes
     with served(whole.folder, hosted.Assets) as github:
         releases = f"{github}/download/{hosted.NAME}"
-        user = User(tmp_path, {CONDA_FORGE: place.conda_forge, hosted.ADDRESS: releases})
+        user = User(tmp_path, {CONDA_FORGE: hosting.conda_forge, hosted.ADDRESS: releases})
         user.forge("lock", "mine")
         user.forge("install", "mine")
     lock = (tmp_path / "build/stacks/mine/pixi.lock").read_text()
@@ -120,13 +73,13 @@ def test_what_was_published_is_installed(place: Place, whole: Hub, tmp_path: Pat
 
 
 @pytest.mark.pixi
-def test_pixi_installs_what_was_published(place: Place, whole: Hub, tmp_path: Path) -> None:
+def test_pixi_installs_what_was_published(hosting: Hosting, whole: Hub, tmp_path: Path) -> None:
     """By the page's commands."""
     page = (CHECKOUT / "docs/publishing.md").read_text()
     (init, add) = re.search(r"^pixi (init .*)\ncd mine && pixi (add .*)$", page, re.M).groups()
     with served(whole.folder, hosted.Assets) as github:
         releases = f"{github}/download/{hosted.NAME}"
-        pixi = Pixi(tmp_path / "home", {CONDA_FORGE: place.conda_forge, hosted.ADDRESS: releases})
+        pixi = Pixi(tmp_path / "home", {CONDA_FORGE: hosting.conda_forge, hosted.ADDRESS: releases})
         pixi(*shlex.split(init.replace("/YOU/", "/owner/")), cwd=tmp_path)
         pixi(*shlex.split(add), cwd=tmp_path / "mine")
     lock = (tmp_path / "mine/pixi.lock").read_text()
@@ -137,9 +90,9 @@ def test_pixi_installs_what_was_published(place: Place, whole: Hub, tmp_path: Pa
     assert {path.name for path in installed.iterdir()} == hosted.NEEDS.keys() - {"vllm"}
 
 
-def test_interrupted_in_each_stage(place: Place, whole: Hub) -> None:
+def test_interrupted_in_each_stage(hosting: Hosting, whole: Hub) -> None:
     """Machines are lost in each job, and pytorch's time is up thrice: the files are the same."""
-    hub = place.hub("interrupted")
+    hub = hosting.hub("interrupted")
     hub.cache_limit = 120  # bytes: an entry has 57 at most, and older ones go
     run = Run(hub, "channel.yml")
     kills = {
@@ -182,11 +135,11 @@ def test_interrupted_in_each_stage(place: Place, whole: Hub) -> None:
     assert stages.count("pytorch-compile") == 1, "a part whose time is up hands on its cache"
 
 
-def test_a_push_builds_what_it_changed(place: Place, whole: Hub) -> None:
+def test_a_push_builds_what_it_changed(hosting: Hosting, whole: Hub) -> None:
     """What is published is not built again and stays as it is; nothing to build is no failure."""
-    source = place.copy_source("changed")
+    source = hosting.copy_source("changed")
     hosted.write_recipe(source, "strix-validate", ["pytorch"], version="1.1")
-    hub = place.hub("next", source, after=whole)
+    hub = hosting.hub("next", source, after=whole)
     before = hosted.read_published(hub)
     results = Run(hub, "channel.yml").start("push", CODE)
     skipped = {name for name, result in results.items() if result == SKIPPED}
@@ -203,15 +156,15 @@ def test_a_push_builds_what_it_changed(place: Place, whole: Hub) -> None:
     assert set(results.values()) == {SUCCESS, SKIPPED} and hosted.read_published(hub) == after
 
 
-def test_what_cannot_be_built_costs_what_needs_it(place: Place, whole: Hub) -> None:
+def test_what_cannot_be_built_costs_what_needs_it(hosting: Hosting, whole: Hub) -> None:
     """Be it that conda-forge lacks something, or that a build fails; the rest is published."""
-    source = place.copy_source("lacking")
+    source = hosting.copy_source("lacking")
     hosted.write_recipe(source, "flash-attn", ["strix-validate", "no-such-package >=2"])
     hosted.write_recipe(source, "torchvision", ["pytorch"])
     (source / "recipes/torchvision/build.sh").write_text("exit 1\n")
     hosted.write_recipe(source, "liger-kernel", ["strix-validate"])
     hosted.write_recipe(source, "sageattention", ["strix-validate", "torchvision"])
-    hub = place.hub("lacking-hub", source, after=whole)
+    hub = hosting.hub("lacking-hub", source, after=whole)
     run = Run(hub, "channel.yml")
     results = run.start("push", CODE)
     layers = [results[f"layer-{number}"] for number in (1, 2, 3)]
@@ -238,15 +191,15 @@ WITHDRAW = """\
 """
 
 
-def test_a_build_is_withdrawn_from_the_releases(place: Place, whole: Hub) -> None:
+def test_a_build_is_withdrawn_from_the_releases(hosting: Hosting, whole: Hub) -> None:
     """By the page's commands: the index no longer names it, and nothing is built with it."""
     assert (
         WITHDRAW.format(build="NAME-VERSION-BUILD") in (CHECKOUT / "docs/publishing.md").read_text()
     )
-    hub = place.hub("withdrawn", after=whole)
+    hub = hosting.hub("withdrawn", after=whole)
     (file,) = (name for name in hosted.read_published(hub) if "/vllm-" in name)
     build = file.partition("/")[2].removesuffix(".conda")
-    source = place.copy_source("withdrawing")
+    source = hosting.copy_source("withdrawing")
     checkout = "{uses: actions/checkout@x, with: {persist-credentials: false}}"
     script = (
         WITHDRAW.format(build=build) + ".github/channel.sh fetch untested again notes\nls again/*\n"
@@ -267,60 +220,46 @@ def test_a_build_is_withdrawn_from_the_releases(place: Place, whole: Hub) -> Non
 
 
 @pytest.mark.parametrize("name", ["", "stable"])
-def test_a_fork_does_nothing_until_it_is_switched_on(name: str, place: Place) -> None:
-    hub = place.hub(f"off-{name}")
+def test_a_fork_does_nothing_until_it_is_switched_on(name: str, hosting: Hosting) -> None:
+    hub = hosting.hub(f"off-{name}")
     hub.variables = {"CHANNEL_UNTESTED": name, "CHANNEL": "strix-forge"} if name else {}
     assert set(Run(hub, "channel.yml").start("push", CODE).values()) == {SKIPPED}
     assert list(hub.releases.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["list", "view", "download"])
-def test_releases_that_do_not_answer_are_not_empty(command: str, place: Place, whole: Hub) -> None:
+def test_releases_that_do_not_answer_are_not_empty(
+    command: str, hosting: Hosting, whole: Hub
+) -> None:
     """Or all would be built again, under names that are published."""
-    hub = place.hub(f"no-{command}", after=whole)
+    hub = hosting.hub(f"no-{command}", after=whole)
     fails = f'test "$2" != {command} || exit 1\nexec'
     hub.programs = {"gh": GH.replace("exec", fails)}
     results = Run(hub, "channel.yml").start()
     assert results.pop("plan") == FAILURE and set(results.values()) == {SKIPPED}
 
 
-def test_a_recipe_without_a_job_is_an_error(place: Place) -> None:
+def test_a_recipe_without_a_job_is_an_error(hosting: Hosting) -> None:
     """Where a pipe hid it, nothing was built, and that was a success."""
-    source = place.copy_source("deep")
+    source = hosting.copy_source("deep")
     hosted.write_recipe(source, "deeper", ["vllm"])
-    results = Run(place.hub("deep-hub", source), "channel.yml").start()
+    results = Run(hosting.hub("deep-hub", source), "channel.yml").start()
     assert results.pop("plan") == FAILURE and set(results.values()) == {SKIPPED}
 
 
-def test_pages_alone_start_nothing(place: Place) -> None:
-    hub = place.hub("pages")
+def test_pages_alone_start_nothing(hosting: Hosting) -> None:
+    hub = hosting.hub("pages")
     assert Run(hub, "channel.yml").start("push", ("README.md", "docs/a/b.png")) == {}
 
 
-def switch_release_on(hub: Hub, pixi: str = hosted.PIXI) -> Hub:
-    """Switch the release on, with a machine that is said to have the GPU."""
-    hub.variables |= {"CHANNEL": "strix-forge"}
-    hub.programs = {"pixi": pixi}
-    program = hub.releases / hosted.PIXI_RELEASE
-    program.parent.mkdir()
-    program.write_text(pixi)
-    (program.parent / ".notes").write_text("")
-    return hub
-
-
-def read_promoted(hub: Hub) -> dict[str, str]:
-    files = (hub.folder / "promoted").glob("*.conda")
-    return {file.name: sha256_file(file) for file in files}
-
-
-def test_the_files_that_were_validated_are_promoted_unchanged(place: Place, whole: Hub) -> None:
-    hub = switch_release_on(place.hub("promoted", after=whole))
+def test_the_files_that_were_validated_are_promoted_unchanged(hosting: Hosting, whole: Hub) -> None:
+    hub = hosted.switch_release_on(hosting.hub("promoted", after=whole))
     run = Run(hub, "release.yml")
     assert set(run.start().values()) == {SUCCESS}, run.log
     files = {
         name.partition("/")[2]: digest for name, digest in hosted.read_published(whole).items()
     }
-    assert read_promoted(hub) == files
+    assert hosted.read_promoted(hub) == files
     sums = (run.artifacts / "evidence/validated.sha256").read_text()
     assert {line.split()[0] for line in sums.splitlines()} == set(files.values())
 
@@ -341,15 +280,15 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_nothing_else_is_promoted(fault: str, place: Place, whole: Hub) -> None:
+def test_nothing_else_is_promoted(fault: str, hosting: Hosting, whole: Hub) -> None:
     right, wrong, results = FAULTS[fault]
     assert right in hosted.PIXI
-    hub = switch_release_on(
-        place.hub(f"fault-{fault}", after=whole), hosted.PIXI.replace(right, wrong)
+    hub = hosted.switch_release_on(
+        hosting.hub(f"fault-{fault}", after=whole), hosted.PIXI.replace(right, wrong)
     )
     run = Run(hub, "release.yml")
     assert run.start() == results, run.log
-    assert read_promoted(hub) == {} and (run.artifacts / "evidence").is_dir()
+    assert hosted.read_promoted(hub) == {} and (run.artifacts / "evidence").is_dir()
     logs = "".join(log.read_text() for log in (hub.folder / "logs").iterdir())
     assert ("vllm-1.0" in logs and "was not validated on the GPU" in logs) == (
         fault == "another file"

@@ -42,8 +42,10 @@ PLACES = ("build", "cache", "channel", "home", "public", "stacks", "tmp")
 STAGES = """\
 source checks/stages.sh
 make() {{ touch object; }}
-install() {{ mkdir -p "$PREFIX/share"; mv object "$PREFIX/share/{name}"; }}
-run_stages make install
+install() {{ mkdir -p "$PREFIX/share"; cp object "$PREFIX/share/{name}"; }}
+run_stages make
+install
+end_stages
 """
 
 
@@ -169,7 +171,8 @@ def build_template(world: World, in_stages: bool) -> dict[str, str]:
     assert done.code == 0, done.said
     if in_stages:
         source = f"[{{path: {RECIPES / 'checks'}, target_directory: checks}}]"
-        recipe = project.recipe("beta", source=source, script=STAGES) / "recipe.yaml"
+        test = "test -f $PREFIX/share/beta"
+        recipe = project.recipe("beta", test=test, source=source, script=STAGES) / "recipe.yaml"
     else:
         recipe = project.recipe("beta") / "recipe.yaml"
     needs = "requirements:\n  host: [alpha]\n"

@@ -4,6 +4,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from rattler_build import assemble_package
@@ -31,6 +32,7 @@ NEEDS = {
 SCRATCH = 24 << 20  # bytes that the largest build needs for a while
 DISK, IMAGE = 96 << 20, 80 << 20  # of a machine, and what its image has on it at first
 STAGES = ("prepare", "compile", "install")
+CODE = ("src/forge/files.py",)  # what a push changed
 STACKS = ("attention", "vllm", "diffusion", "finetune")
 # stages with marks in the folder that outlives a build, as pytorch's objects in ccache
 SCRIPT = """\
@@ -130,12 +132,17 @@ def write_recipe(folder: Path, name: str, needs: list[str], version: str = "1.0"
 PIXI = """\
 #!/bin/sh
 set -eu
+hold() { [ ! -e "$HOLD/$1" ] || { : >"$HOLD/$1.reached" && sleep 600; }; }
 case $* in
-    *" --evidence "*) mkdir -p build/evidence && echo passed >>build/evidence/record ;;
+    *" --evidence "*)
+        hold validation
+        mkdir -p build/evidence
+        echo passed >>build/evidence/record
+        ;;
     "upload prefix --channel "*)
         mkdir -p "$RELEASES/../promoted"
         for file; do
-            case $file in *.conda) cp "$file" "$RELEASES/../promoted" ;; esac
+            case $file in *.conda) cp "$file" "$RELEASES/../promoted" && hold promotion ;; esac
         done
         ;;
     "run --locked --manifest-path "*) ;;
@@ -157,6 +164,32 @@ def make_hub(folder: Path, source: Path, conda_forge: str, clock: Path) -> Hub:
         environment={"FORGE_NO_PIXI": "1", "LD_PRELOAD": str(clock), "COLUMNS": "200"},
         home={".pixi/config.toml": (home / ".pixi/config.toml").read_text()},
     )
+
+
+class Hosting:
+    """A folder for hubs, which share a conda-forge and a clock that stands still."""
+
+    def __init__(self, folder: Path, conda_forge: str) -> None:
+        self.folder, self.conda_forge = folder, conda_forge
+        self.source = folder / "source"
+        write_repository(self.source)
+        self.clock = compile_stopped_clock(folder)
+
+    def hub(self, name: str = "hub", source: Path | None = None, after: Hub | None = None) -> Hub:
+        """Make a hub, with what another one has published."""
+        source = source or self.source
+        hub = make_hub(self.folder / name, source, self.conda_forge, self.clock)
+        hub.disk, hub.image = DISK, IMAGE
+        if after:
+            shutil.copytree(after.releases, hub.releases, dirs_exist_ok=True)
+        return hub
+
+    def copy_source(self, name: str, recipes: Collection[str] = NEEDS) -> Path:
+        """Copy the repository's files, with these recipes alone, to change them."""
+        source = shutil.copytree(self.source, self.folder / name)
+        for recipe in NEEDS.keys() - set(recipes):
+            shutil.rmtree(source / "recipes" / recipe)
+        return source
 
 
 def make_conda_forge(folder: Path) -> None:
@@ -184,3 +217,20 @@ def take_executed(hub: Hub) -> list[str]:
     stages = file.read_text().split() if file.exists() else []
     file.unlink(missing_ok=True)
     return stages
+
+
+def switch_release_on(hub: Hub, pixi: str = PIXI) -> Hub:
+    """Switch the release on, with a machine that is said to have the GPU."""
+    hub.variables |= {"CHANNEL": "strix-forge"}
+    hub.programs = {"pixi": pixi}
+    program = hub.releases / PIXI_RELEASE
+    program.parent.mkdir()
+    program.write_text(pixi)
+    (program.parent / ".notes").write_text("")
+    return hub
+
+
+def read_promoted(hub: Hub) -> dict[str, str]:
+    """Return the sha256 of each package that was uploaded to CHANNEL, by FILE."""
+    files = (hub.folder / "promoted").glob("*.conda")
+    return {file.name: sha256_file(file) for file in files}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.expressions import Unsupported
-from support.machine import Machine
+from support.machine import Lost, Machine
 
 
 class StepFailed(Exception):
@@ -39,7 +39,9 @@ class Hub:
         programs: Programs that each machine has, by name; `gh` and `sudo` are there.
         disk, image: Bytes of each machine's disk, and of what GitHub's image has on it at first.
         cache_limit: Bytes of all caches; beyond it, those go whose last use is longest ago.
-        stops: By the label of a job, the point of Machine.hold at which "kill" or "time" ends it.
+        stops: By the label of a job, the point of Machine.hold at which it ends, and how: "kill",
+            "late" or "time", as Machine.run has it.
+            At the points "cache" and "artifact" the machine is lost while it hands that on.
         seconds: What a minute of `timeout-minutes` takes.
     """
 
@@ -133,6 +135,14 @@ def count_bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
+def stop_at(use: Use, point: str) -> None:
+    """Lose the machine before an action has ended, if the test asks for it."""
+    hold = use.hub.hold / point
+    if hold.exists():
+        hold.unlink()
+        raise Lost(f"lost at {point}")
+
+
 def restore_cache(use: Use) -> None:
     """actions/cache/restore: of all entries whose key begins with a restore key, the newest."""
     path, key = use.take("path"), use.take("key")
@@ -151,11 +161,13 @@ def restore_cache(use: Use) -> None:
 
 
 def save_cache(use: Use) -> None:
-    """actions/cache/save: neither a missing path nor a taken key fails the step."""
+    """actions/cache/save: a missing path, a taken key or an entry too large fails no step."""
     path, key = use.machine.work / use.take("path"), use.take("key")
-    if not path.exists() or any(cache.key == key for cache in use.hub.caches):
+    is_taken = any(cache.key == key for cache in use.hub.caches)
+    if not path.exists() or is_taken or count_bytes(path) > use.hub.cache_limit:
         use.log(f"cache not saved: {key}")
         return
+    stop_at(use, "cache")
     number = use.hub.tick()
     folder = use.hub.folder / "caches" / str(number)
     shutil.copytree(path, folder, symlinks=True)
@@ -187,6 +199,7 @@ def upload(use: Use) -> None:
         if missing == "error":
             raise StepFailed(f"no files were found with the path {path}")
         return
+    stop_at(use, "artifact")  # GitHub lists none before it is whole
     if target.exists() and not replace:
         raise StepFailed(f"409: an artifact {name} exists already")
     shutil.rmtree(target, ignore_errors=True)

@@ -102,7 +102,8 @@ class Machine:
             environment: All of its variables.
             log: Gets what it prints.
             stop: What happens once it has reached a point of `hold`: "kill" takes the machine away,
-                "time" lets the driver's time box end there.
+                "late" does so because the job's time is up, "time" lets the driver's time box end
+                there.
             deadline: Of time.monotonic().
 
         Raises:
@@ -129,6 +130,8 @@ class Machine:
                         point.unlink()
                         if stop == "kill":
                             raise Lost(f"lost at {point.stem}")
+                        if stop == "late":
+                            raise Lost(f"out of time at {point.stem}")
                         self.end_time_box()
                     time.sleep(POLL_SECONDS)
             finally:

@@ -2,7 +2,8 @@
 """A mock of `gh release`: the files of tag T are those of the folder $RELEASES/T.
 
 It knows the commands that our workflows use, and fails at any other. HOLD/list stops it before it
-lists, HOLD/upload in the middle of a file, which is then there as an unfinished one.
+lists, HOLD/upload in the middle of a file, which is then there as an unfinished one. A download
+fails at such a file, and takes every one that matches its patterns, as gh's does.
 """
 
 import fnmatch
@@ -39,8 +40,9 @@ def main() -> int:
         parsers[name].add_argument("files", nargs="+", type=Path)
     for name in ("upload", "download"):
         parsers[name].add_argument("--clobber", action="store_true")
-    for name in ("--dir", "--pattern", "--output"):
+    for name in ("--dir", "--output"):
         parsers["download"].add_argument(name)
+    parsers["download"].add_argument("--pattern", action="append", default=[])
     words = parser.parse_args()
     assert os.environ["GH_TOKEN"], "gh needs a token"
     assert words.repo or os.environ["GH_REPO"], "gh needs a repository"
@@ -89,8 +91,13 @@ def upload(words: Namespace, folder: Path) -> int:
 
 def download(words: Namespace, folder: Path) -> int:
     """Copy files into a folder, or one to the standard output."""
-    names = [path.name for path in folder.glob("[!.]*") if not path.name.endswith(STARTED)]
-    names = fnmatch.filter(names, words.pattern or "*")
+    assets = [path.name.removesuffix(STARTED) for path in folder.glob("[!.]*")]
+    patterns = words.pattern or ["*"]
+    names = [a for a in assets if any(fnmatch.fnmatchcase(a, pattern) for pattern in patterns)]
+    unfinished = [name for name in names if not (folder / name).exists()]
+    if unfinished:
+        print(f"HTTP 404: Not Found: {unfinished[0]}", file=sys.stderr)
+        return 1
     if not names:
         print("no assets match the file pattern", file=sys.stderr)
         return 1

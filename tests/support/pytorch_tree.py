@@ -39,11 +39,18 @@ LOG = """\
 -- Using Kineto with Roctracer support
 """ + "".join(f"--   {name} : {value}\n" for name, value in configuration.SUMMARY.items())
 
+# at the end of each tool: the build is stopped there if its words contain those of this file
+STOPPED = """
+[[ ! -e $SRC_DIR/../stop || "$*" != *"$(< "$SRC_DIR/../stop")"* ]]
+"""
 FAKE_TOOLS = {
+    "find": f"""\
+        {shutil.which("find")} "$@"
+        """,
     # pip, setup.py and hipify are Python programs; each leaves a line and fails when told to
     "python": """\
         case "$*" in
-            *check_*|*lay_out*) exec "$REAL_PYTHON" "$@" ;;
+            *check_*|*lay_out*) "$REAL_PYTHON" "$@" ;;
             *) echo "python ${*//$SRC_DIR/SRC}" >> "$SRC_DIR/calls" ;;
         esac
         [[ "$*" != *build_amd* ]] || [[ ! -e $SRC_DIR/fail-hipify ]]
@@ -124,7 +131,7 @@ class Build:
             (root / prefix / "conda-meta/a-1.0-0.json").touch()
         hip_clang(self.prefix, "AMD clang version 23.0.0git (roc-10.0)")
         for name, script in FAKE_TOOLS.items():
-            (tools / name).write_text(f"#!/bin/bash\nset -e\n{script}")
+            (tools / name).write_text(f"#!/bin/bash\nset -e\n{script}{STOPPED}")
             (tools / name).chmod(0o755)
         self.write("cmake/External/aotriton.cmake", PINNED)
         self.write("third_party/NNPACK/cmake/DownloadSix.cmake", "download")

@@ -175,15 +175,63 @@ def test_a_contradicted_claim_is_found(
     assert found and all(each.startswith(name) for each in found)
 
 
-def test_the_page_asks_for_the_disk_that_plan_demands() -> None:
-    """Rounded up: with less, a build is refused."""
-    forge = Context(base_name=BaseName.CONDA_FORGE, root=CHECKOUT)
-    lines, _ = preflight(forge.project, forge.base, list(forge.recipes.recipes))
-    demanded = float(re.search(r"([\d.]+) GiB of disk with it", lines[-1])[1])
-    said = re.findall(r"plan for (\d+) GiB of disk", (CHECKOUT / "docs/build.md").read_text())
-    assert [math.ceil(demanded)] == list(map(int, said))
-    hours = re.search(r"([\d.]+) CPU hours", lines[-1])[1]
-    assert f"{round(float(hours))} CPU hours" in README
+# A sentence of each page that says what everything costs: on which base, for which Pythons.
+COSTS = [
+    ("README.md", BaseName.CONDA_FORGE, [], "about {hours} CPU hours, {disk} GiB of disk"),
+    (
+        "README.md",
+        BaseName.HOST,
+        [],
+        "{count} packages: {download} GiB of downloads, {disk} GiB of disk, {hours} CPU hours",
+    ),
+    ("docs/build.md", BaseName.CONDA_FORGE, [], "plan for {disk} GiB of disk"),
+    ("docs/build.md", BaseName.CONDA_FORGE, [], "CPU hours instead of {hours}."),
+    (
+        "docs/build.md",
+        BaseName.CONDA_FORGE,
+        ["python=3.13"],
+        "for one of them, with {disk} GiB and {hours} CPU hours instead",
+    ),
+    (
+        "docs/owner.md",
+        BaseName.CONDA_FORGE,
+        [],
+        "{disk} GiB of disk, {download} GiB of downloads besides conda-forge's packages, and "
+        "{hours} CPU hours",
+    ),
+]
+
+
+def total_costs(base: BaseName, variants: list[str], skipped: set[str]) -> dict[str, str]:
+    """What `plan` demands for everything, as pages say it: of disk no less than that."""
+    forge = Context(base, None, variants, root=CHECKOUT)
+    names = [name for name in forge.recipes.recipes if name not in skipped]
+    made = [forge.hostbase.cost] if forge.hostbase else []
+    lines, _ = preflight(forge.project, forge.base, [*made, *names])
+    download, disk, hours = (
+        float(re.search(rf"([\d.]+) {words}", lines[-1])[1])
+        for words in ("GiB to download", "GiB of disk with it", "CPU hours")
+    )
+    return {
+        "count": str(len(names)),
+        "download": f"{download:g}",
+        "disk": str(math.ceil(disk)),
+        "hours": f"{hours:.0f}" if hours > 10 else f"{hours:g}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "base", "variants", "sentence"), COSTS, ids=lambda value: str(value)[:40]
+)
+def test_pages_say_what_plan_demands(
+    page: str, base: BaseName, variants: list[str], sentence: str, host: dict[str, str]
+) -> None:
+    skipped = {n for n, state in host.items() if state != "build"} if base == "host" else set()
+    figures = total_costs(base, variants, skipped)
+    text = " ".join((CHECKOUT / page).read_text().split())
+    assert sentence.format(**figures) in text
+    for name in re.findall(r"\{(\w+)\}", sentence):
+        assert sentence.format(**figures | {name: f"{float(figures[name]) + 0.1:g}"}) not in text
 
 
 COMPARISON = {"error": 0.001, "bound": 0.002, "dtype": "float16", "size": 4.0}

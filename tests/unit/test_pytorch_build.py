@@ -253,7 +253,6 @@ def test_resumes_where_it_failed(build: Build) -> None:
     output, calls = build.run()
     assert "== compile" in output and "== prepare" not in output
     assert [call.split()[0] for call in calls] == ["cmake", "cmake", "host-python", "python"]
-    assert build.run()[1] == []
 
 
 def test_goes_on_in_the_tree_of_a_stopped_run(build: Build, tmp_path: Path) -> None:
@@ -269,6 +268,57 @@ def test_goes_on_in_the_tree_of_a_stopped_run(build: Build, tmp_path: Path) -> N
     assert "== going on where the last run was stopped\n== compile\n" in output
     assert [call.split()[0] for call in calls] == ["cmake", "cmake", "host-python", "python"]
     assert (build.prefix / "lib/libtorch.so").exists() and not (tmp_path / "stopped").exists()
+
+
+# by stage, the words of the call at whose end it is stopped
+STOPS = {
+    "configure": "-S .",
+    "compile": "--build build",
+    "prune": "find build -type f",
+    "half pruned": "third_party -type f",
+    "install": "-m pip install",
+    "laid out": "lay_out",
+    "byte code": "compileall",
+    "clean": "-mindepth 2",
+}
+
+
+def files_of(*folders: Path) -> set[str]:
+    """Names of all files and links, but for the notes of the mock tools."""
+    paths = [(folder, path) for folder in folders for path in folder.rglob("*")]
+    names = {f"{path.relative_to(folder)}" for folder, path in paths if not path.is_dir()}
+    return names - {"calls", "source-files"}
+
+
+@pytest.mark.parametrize("stage", STOPS)
+def test_a_stop_in_each_stage(stage: str, build: Build, tmp_path: Path) -> None:
+    """The next run has new environments and a new source tree, and yields the same files."""
+    for name in ("build/a.o", "third_party/a/a.cpp", "third_party/a/LICENSE", "aten/b.cpp"):
+        build.write(name, "x")
+    fresh = {path: tmp_path / f"fresh-{path.name}" for path in (build.source, build.prefix)}
+    for path, copy in fresh.items():
+        shutil.copytree(path, copy, symlinks=True)
+    build.run()
+    expected = files_of(build.source, build.prefix)
+    again = {path: tmp_path / f"again-{path.name}" for path in fresh}
+    for path, copy in again.items():
+        shutil.copytree(fresh[path], copy, symlinks=True)
+        shutil.rmtree(path)
+        fresh[path].rename(path)
+    stop = build.source.parent / "stop"
+    stop.write_text(STOPS[stage].removeprefix("find "))
+    build.run(code=1)
+    stop.unlink()
+    if any(build.source.glob(".done-*")):  # else the driver keeps nothing of it
+        build.source.rename(tmp_path / "stopped")
+    else:
+        shutil.rmtree(build.source)
+    shutil.rmtree(build.prefix)
+    for path, copy in again.items():
+        copy.rename(path)
+    output, _ = build.run()
+    assert ("== prepare" in output) == (stage == "clean"), "what is in the prefix is gone"
+    assert files_of(build.source, build.prefix) == expected
 
 
 def test_hipify_that_failed_runs_again(build: Build) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import re
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -67,7 +68,14 @@ class Record(Output):
 
 
 def write_index(folder: Path, **options: Any) -> None:
-    """Index a folder of packages; `options` are index_fs's. Raises Failed."""
+    """Index a folder of packages; `options` are index_fs's.
+
+    Raises:
+        Failed: The folder cannot be written, or a package in it is not whole.
+    """
+    for package in sorted(folder.glob("*/[!.]*.conda")):
+        if not zipfile.is_zipfile(package):  # the bindings would not say which
+            raise Failed(f"{package} is damaged, perhaps cut off: delete it and build it again")
     try:
         asyncio.run(index_fs(folder, **options))
     except Exception as error:

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Repositories on GitHub for the tests of channel.yml and release.yml."""
+
+from collections.abc import Iterator
+
+import pytest
+from support import hosted
+from support.hosted import Hosting
+from support.hub import Hub
+from support.servers import served
+from support.workflow_runner import SKIPPED, SUCCESS, Run
+
+
+@pytest.fixture(scope="session")
+def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosting]:
+    folder = tmp_path_factory.mktemp("hosted")
+    hosted.make_conda_forge(folder / "conda-forge")
+    with served(folder / "conda-forge") as conda_forge:
+        yield Hosting(folder, conda_forge)
+
+
+@pytest.fixture(scope="session")
+def whole(hosting: Hosting) -> Hub:
+    """A hub on which a push has published everything, and nothing was interrupted."""
+    hub = hosting.hub("whole")
+    run = Run(hub, "channel.yml")
+    results = run.start("push", hosted.CODE)
+    assert results.pop("release") == SKIPPED, "there is no variable CHANNEL"
+    assert set(results.values()) == {SUCCESS}, "\n".join(run.log)
+    stages = [f"{name}-{stage}" for name in hosted.NEEDS for stage in hosted.STAGES]
+    assert hosted.take_executed(hub) == stages, "each was built once, in a job of its own"
+    return hub
