@@ -130,7 +130,7 @@ def test_a_channel_that_lacks_one(
 ) -> None:
     """The command names it, and has fetched nothing but the index."""
     url, requests = server
-    index(tmp_path / "web", without(complete, "mcp"))
+    index(tmp_path / "web", without(complete, "mcp") | package("mcp", "1.28.1"))
     root, home = tmp_path / "checkout", tmp_path / "home"
     copy_checkout(root, packages=False)
     (root / "build/sources").unlink()
@@ -139,7 +139,8 @@ def test_a_channel_that_lacks_one(
     done = drive(root, *command.split(), "--base", "conda-forge", **own)
     printed = done.stdout + done.stderr
     assert done.returncode == code, printed
-    reason = r"conda-forge has no mcp \S+ \(run environment, Python 3.12 and 3.13\)"
+    newest = r"\(the newest is 1\.28\.1\)"
+    reason = rf"conda-forge has no mcp \S+ {newest} \(run environment, Python 3.12 and 3.13\)"
     if command == "build vllm":
         assert re.search(f"not started: vllm: {reason}", printed), printed
     else:

@@ -39,7 +39,10 @@ def is_running(process: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("5h", 18000), ("90m", 5400), ("45s", 45)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5h", 18000), ("90m", 5400), ("45s", 45), ("999999h", 3599996400)],
+)
 def test_durations(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
 
@@ -60,6 +63,14 @@ def test_durations(text: str, seconds: int) -> None:
         "5d",
         "\u0665h",
         "9" * 9 + "h",
+        "5h\n",
+        " 5h",
+        "1e3s",
+        "0x5h",
+        "5h 5h",
+        "\U0001d7d7h",
+        "nanh",
+        "infinity",
     ],
 )
 def test_what_is_no_duration(text: str) -> None:
@@ -84,6 +95,8 @@ def test_the_alarm_is_that_of_the_block() -> None:
         signal.raise_signal(signal.SIGALRM)
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
     assert signal.getsignal(signal.SIGALRM) == before
+    with time_box("999999h"):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 3e9
     with time_box(None):
         assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 

@@ -183,6 +183,48 @@ def test_a_conflict_of_one_python_alone(mini: MiniProject, solve: Solve) -> None
     assert reasons["alpha"].endswith(" (run environment, Python 3.13)")
 
 
+ABI = {
+    "python-3.12.0-0_cpython.conda": {"weak": ["python_abi 3.12.* *_cp312"]},
+    "python-3.13.0-0_cp313.conda": {"weak": ["python_abi 3.13.* *_cp313"]},
+}
+ZETA: list[Package] = [
+    ("zeta", "1.0", "py312_0", ["python_abi 3.12.* *_cp312"]),
+    ("zeta", "1.0", "py313_0", ["python_abi 3.13.* *_cp313", "gamma <2"]),
+]
+
+
+def test_a_conflict_in_the_second_test_with_one_python(mini: MiniProject, solve: Solve) -> None:
+    """All other environments solve, that of the first test and those with Python 3.12 too."""
+    tests = [{"script": ["true"], "requirements": {"run": needs}} for needs in ([], ["zeta"])]
+    recipe(mini, "alpha", tests, host=["python"], run=["python", "gamma >=2"])
+    recipe(mini, "beta", host=["python"], run=["python", "zeta"])
+    reasons = solve(GAMMA, ("gamma", "1.0", "0", []), *ZETA, exports=ABI)
+    assert list(reasons) == ["alpha"]
+    assert reasons["alpha"].startswith("zeta cannot be installed beside the rest: ")
+    assert reasons["alpha"].endswith(" (test environment, Python 3.13)")
+
+
+@pytest.mark.parametrize("kind", ["build", "run"])
+def test_what_only_a_test_lacks(mini: MiniProject, solve: Solve, kind: str) -> None:
+    tests = [{"script": ["true"], "requirements": {kind: ["gamma", "delta >=3"]}}]
+    recipe(mini, "alpha", tests, run=["gamma"])
+    recipe(mini, "beta", run=["gamma"])
+    assert solve(GAMMA, ("delta", "2.9", "0", [])) == {
+        "alpha": "conda-forge has no delta >=3 (the newest is 2.9) (test environment)"
+    }
+
+
+def test_each_python_has_its_own_reason(mini: MiniProject, solve: Solve) -> None:
+    recipe(mini, "alpha", host=["python", "gamma", "delta"], run=["python"])
+    reasons = solve(
+        ("gamma", "1.0", "py313_0", ["python_abi 3.13.* *_cp313"]),
+        ("delta", "1.0", "py312_0", ["python_abi 3.12.* *_cp312"]),
+    )
+    first, second = reasons["alpha"].split(" (host environment, Python 3.12); ")
+    assert first.startswith("gamma cannot be") and second.startswith("delta cannot be")
+    assert second.endswith(" (host environment, Python 3.13)")
+
+
 def test_a_package_for_every_python_is_installed_with_each(mini: MiniProject, solve: Solve) -> None:
     mini.recipe("alpha", run=["gamma"])
     reasons = solve(("gamma", "2.0", "py312_0", ["python_abi 3.12.* *_cp312"]))
