@@ -17,6 +17,7 @@ from rehearsal import (  # noqa: E402
     therock,
     thin_torch,
     thin_vllm,
+    workflow,
 )
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
@@ -72,6 +73,17 @@ def forge(context: typer.Context, folder: Folder) -> None:
 def night(folder: Folder) -> None:
     """Run the owner's night on the copy, without a GPU, into DIR/night: docs/owner.md."""
     raise typer.Exit(checkout.Place.at(folder).night())
+
+
+@app.command()
+def channel(
+    folder: Folder,
+    recipes: Annotated[list[str], typer.Argument(help="All that they need with them.")] = (
+        workflow.RECIPES
+    ),
+) -> None:
+    """Run channel.yml on the copy as GitHub would, by default for what aotriton needs."""
+    raise typer.Exit(workflow.run_channel(checkout.Place.at(folder), recipes))
 
 
 @app.command(context_settings=WORDS)
