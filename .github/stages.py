@@ -20,6 +20,9 @@ def sort_recipes(rows: list[dict]) -> dict[str, str]:
     jobs: dict[str, list[str]] = {}
     for row in rows:
         name = row["recipe"]
+        for need in row["needs"]:
+            if need not in layers:
+                sys.exit(f"{name} needs {need}, which the plan does not name before it")
         needed = [0 if need in STAGES else layers[need] for need in row["needs"]]
         layers[name] = -1
         if needed and max(needed) >= 0:
@@ -28,7 +31,7 @@ def sort_recipes(rows: list[dict]) -> dict[str, str]:
         job = name if name in STAGES else job
         if row["action"] == "build":
             jobs.setdefault(job, []).append(name)
-    deepest = max(layers[name] for name in layers if name not in STAGES)
+    deepest = max((layers[name] for name in layers if name not in STAGES), default=0)
     if deepest > LAYERS:
         sys.exit(f"channel.yml has {LAYERS} layers, and the recipes need {deepest}: add a job")
     return {

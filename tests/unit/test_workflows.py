@@ -288,6 +288,16 @@ def test_each_recipe_has_a_job_after_those_that_it_needs(recipes: RecipeSet) -> 
         stages.sort_recipes(rows)
 
 
+def test_plans_that_no_job_fits() -> None:
+    row = {"recipe": "alpha", "action": "build", "needs": ["beta"]}
+    with pytest.raises(SystemExit, match="alpha needs beta, which the plan does not name before"):
+        stages.sort_recipes([row, {"recipe": "beta", "action": "build", "needs": []}])
+    pytorch = {"recipe": "pytorch", "action": "build", "needs": []}
+    assert stages.sort_recipes([pytorch]) == {"pytorch": "pytorch"}
+    assert stages.sort_recipes([pytorch | {"action": "up-to-date"}]) == {}
+    assert stages.sort_recipes([]) == {}
+
+
 def test_the_page_says_what_a_run_costs(recipes: RecipeSet) -> None:
     """Hours on four cores, and disk, by recipes/costs.yaml; of a layer, the longest job's."""
     rows = [
