@@ -3,11 +3,14 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
+from rehearsal import checkout, workflow
 from support import hosted
 from support.hosted import CODE, Hosting
 from support.hub import Hub
+from support.project import CHECKOUT
 from support.workflow_runner import CANCELLED, FAILURE, SKIPPED, SUCCESS, Run
 
 CHAIN = ("rocm-sdk", "aotriton", "pytorch")  # recipes up to the last of pytorch's jobs
@@ -182,3 +185,20 @@ def test_a_release_whose_machines_are_lost(hosting: Hosting, whole: Hub) -> None
     assert len(promoted) == 1 and promoted.items() < whole_files.items()
     assert set(run.rerun_failed().values()) == {SUCCESS}
     assert hosted.read_promoted(hub) == whole_files
+
+
+def test_the_workflow_on_the_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tests/rehearsal channel`, here with small recipes: what it publishes is installed."""
+    monkeypatch.setattr(workflow, "DISK", hosted.DISK)
+    own = checkout.Place.make(tmp_path / "rehearsal")
+    hosted.write_repository(own.root)
+    (own.root / "src").symlink_to(CHECKOUT / "src")
+    (own.root / "build/sources").mkdir(parents=True)
+    hosted.make_conda_forge(own.conda_forge)
+    assert workflow.run_channel(own, ["rocm-sdk", "aotriton"]) == 0
+    hub = own.folder / "workflow/hub"
+    installed = hub / "user/build/stacks/mine/.pixi/envs/default/share"
+    assert {path.name for path in installed.iterdir()} == {"rocm-sdk", "aotriton"}
+    recipe = own.root / "recipes/aotriton/build.sh"
+    recipe.write_text("exit 1\n")
+    assert workflow.run_channel(own, ["rocm-sdk", "aotriton"]) == 1

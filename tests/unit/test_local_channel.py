@@ -100,3 +100,14 @@ def test_no_file_name_has_two_contents(source: Source, tmp_path: Path) -> None:
     again.write_bytes(whole)
     source.add({again: 1}, {})
     assert there.read_bytes() == whole and indexed(source) == ["alpha", "beta"]
+
+
+@pytest.mark.parametrize("end", [0, 10, -1, -200])
+def test_a_package_that_is_cut_off_is_named(source: Source, end: int) -> None:
+    """The bindings panic, and do not say which it is."""
+    (path,) = source.folder.glob("noarch/alpha-*.conda")
+    path.write_bytes(path.read_bytes()[:end])
+    for index in source.folder.glob("*/repodata.json"):
+        index.unlink()
+    with pytest.raises(ForgeError, match=f"{path.name} is damaged, perhaps cut off: delete it"):
+        source.reconcile()
