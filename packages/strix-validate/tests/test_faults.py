@@ -207,7 +207,14 @@ def test_a_yardstick_that_is_not_finite_is_an_error():
     """NaN in it would make every bound infinite, and every result right."""
     exact = {"out": torch.zeros(3, dtype=torch.float64)}
     with pytest.raises(ValueError, match="not finite"):
-        comparison.bounds(exact, {"out": torch.full((3,), float("nan"))}, torch.float16)
+        comparison.bounds(exact, {"out": torch.full((3,), float("nan"))}, exact, torch.float16)
+
+
+def test_a_gradient_of_zeros_may_have_the_rounding_of_its_terms():
+    """Over one key dk cancels to zero; where it is computed alone, no other gradient is a floor."""
+    exact, terms = {"dk": torch.zeros(3).double()}, {"dk": torch.full((3,), 8.0).double()}
+    bound = comparison.bounds(exact, exact, terms, torch.float16)["dk"]
+    assert 8 * 2**-23 < bound < 8 * 2**-20
 
 
 def test_sizes_hold_the_smaller_ones():

@@ -34,6 +34,7 @@ def max_error(actual: Tensor, expected: Tensor) -> float:
 def bounds(
     exact: dict[str, Tensor],
     rounded: dict[str, Tensor],
+    terms: dict[str, Tensor],
     dtype: torch.dtype,
     factor: float | None = None,
 ) -> dict[str, float]:
@@ -48,13 +49,14 @@ def bounds(
 
     The floor, eps(dtype) / 2 * max|exact|, is the rounding of the result alone: the yardstick can
     be exact by chance, for example with a single key. The gradients share their floor: over one key
-    those of q and k cancel to zero, and their terms, of the size of v's, do not.
+    those of q and k cancel to zero, and their terms, of the size of v's, do not. Where one of them
+    is computed alone, eps(float32) * max|terms| is left, the rounding of the sums.
 
     lse is stored in float32 in any dtype. Its error is that of the sum of weights in parts of the
     sum: a kernel that rounds them first, or takes as good an exp as they need, is half an eps off.
 
     Args:
-        exact: tensors of `attention` in float64, rounded: the same in the dtype under test.
+        exact, rounded, terms: tensors of `attention` in float64, dtype, and of TERMS.
         factor: instead of the dtype's in FACTORS.
 
     Raises:
@@ -64,11 +66,11 @@ def bounds(
     size = {name: value.abs().max().item() for name, value in exact.items()}
     gradients = [name for name in ("dq", "dk", "dv") if name in exact]
     size |= dict.fromkeys(gradients, max((size[name] for name in gradients), default=0.0))
-    found = {
-        name: (factor or FACTORS[dtype])
-        * max(max_error(rounded[name], value), half_ulp * size[name])
-        for name, value in exact.items()
-    }
+    found = {}
+    for name, value in exact.items():
+        sums = torch.finfo(torch.float32).eps * terms[name].abs().max().item()
+        floor = max(half_ulp * size[name], sums)
+        found[name] = (factor or FACTORS[dtype]) * max(max_error(rounded[name], value), floor)
     if "lse" in exact:
         least = torch.finfo(torch.float32).eps / 2 * size["lse"]
         float32 = FACTORS[torch.float32] * max(max_error(rounded["lse"], exact["lse"]), least)
@@ -157,7 +159,7 @@ def compare(
     """
     exact, terms = expected(torch.float64), expected(TERMS)
     rounded = expected(dtype)
-    limits = bounds(exact, rounded, dtype, factor)
+    limits = bounds(exact, rounded, terms, dtype, factor)
     rms_limits = rms_bounds(exact, rounded, terms, dtype)
     sizes = [x.abs().max().item() for x in (*exact.values(), *terms.values()) if x.numel()]
     scale = {"dtype": str(dtype).removeprefix("torch."), "size": max(sizes, default=0.0)}

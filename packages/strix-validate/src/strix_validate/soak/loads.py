@@ -88,7 +88,8 @@ class TensorLoad:
         """See Load."""
         self.inputs()
         exact = self.expected(torch.float64)
-        self._bounds = comparison.bounds(exact, self.expected(torch.float16), torch.float16)
+        rounded, terms = self.expected(torch.float16), self.expected(reference.TERMS)
+        self._bounds = comparison.bounds(exact, rounded, terms, torch.float16)
         self._exact = {name: x.to(self.device) for name, x in exact.items()}
         self._first = self.call()
         self._repeats = _count_repeats(self.call, self.device)

@@ -187,8 +187,11 @@ def loss(  # noqa: PLR0913 (a case's options)
         wanted = right * (1 - smoothing) + smoothing / words
         log = logits.log_softmax(-1)
         n = counts.sum()
-        sign = 1.0 if dtype == TERMS else -1.0
-        errors = gain * (log.exp() + sign * wanted) * slope * counts / n
+        weights, sign = log.exp(), -1.0
+        if dtype == TERMS:
+            # logits are stored: half an eps of a logit is as much of its weight, times its size
+            weights, sign = weights * (1 + logits.abs()), 1.0
+        errors = gain * (weights + sign * wanted) * slope * counts / n
         errors = stored(errors, dtype)
         a, w = _inputs(dtype, x, weight)
         size_of = (logits.abs() + logits.logsumexp(-1, keepdim=True).abs()) * wanted
