@@ -176,7 +176,7 @@ _TILES = "a row past the last full tile left out, or written over its neighbour"
 COMPILED = {name: Case(partial(product, name=name), _COMPILES, torch.bfloat16) for name in TYPES}
 #: Tokens, numbers of a row, whose blocks hold 32 or 256, and rows. Of the first ones, types take
 #: turns at quick, so that each kernel sees several blocks.
-_SIZES = ((1, 512, 24), (3, 512, 40), (5, 512, 24), (1, 512, 40))
+_SIZES = ((1, 512, 24), (3, 512, 24), (5, 512, 24), (1, 512, 40))
 _FULL_SIZES = ((1, 768, 24), (5, 768, 130))
 
 
