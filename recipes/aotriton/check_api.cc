@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Package test: AOTriton's C++ API, forward and backward, against float64.
+// Package test: AOTriton's C++ API, forward and backward, against float64; and the number of
+// workgroups of the persistent forward kernel.
 //
 // Linked with libaotriton_v2 and the HIP runtime; runs on a gfx1151 GPU or, without one, with
 // `strix-emulate device -- ./check_api`. Exit status: 0, or 1 where something is wrong.
+// With AOTRITON_GRID_BY_OCCUPANCY=0, which switches patch 0002 off, only workgroups are counted.
 #include <aotriton/flash.h>
 #include <hip/hip_runtime.h>
 
@@ -10,6 +12,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
 #include <random>
 #include <vector>
@@ -141,16 +144,18 @@ static Params parameters(const Case& c) {
   return p;
 }
 
+static std::vector<Half> numbers(std::mt19937& random, int rows, int heads) {
+  std::normal_distribution<float> normal;
+  std::vector<Half> values(at(heads, rows, 0));
+  for (Half& x : values) x = static_cast<Half>(normal(random));
+  return values;
+}
+
 static bool run(const Case& c, hipStream_t stream) {
   std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  auto numbers = [&](int rows, int heads) {
-    std::vector<Half> made(at(heads, rows, 0));
-    for (Half& x : made) x = static_cast<Half>(normal(random));
-    return made;
-  };
-  const auto hq = numbers(c.queries, c.heads), hk = numbers(c.keys, c.key_heads);
-  const auto hv = numbers(c.keys, c.key_heads), hgrad = numbers(c.queries, c.heads);
+  const auto hq = numbers(random, c.queries, c.heads), hk = numbers(random, c.keys, c.key_heads);
+  const auto hv = numbers(random, c.keys, c.key_heads);
+  const auto hgrad = numbers(random, c.queries, c.heads);
   const Array<Half> q(hq), k(hk), v(hv), grad(hgrad);
   const Array<Half> out(q.size), dq(q.size), dk(k.size), dv(v.size);
   const size_t rows = static_cast<size_t>(c.heads) * c.queries;
@@ -188,6 +193,47 @@ static bool run(const Case& c, hipStream_t stream) {
   return good;
 }
 
+// Workgroups that the grid of a causal forward kernel must have. Patch 0002 fills the GPU: each of
+// four waves is on a SIMD of its own, and a SIMD's registers hold five waves of 248 to 256 each, or
+// four on the smaller GPUs. Without the patch there are two on each of HIP's multiprocessors.
+static int expected_workgroups(bool by_occupancy, int tiles) {
+  hipDeviceProp_t device;
+  require(hipGetDeviceProperties(&device, 0), "hipGetDeviceProperties");
+  const int waves = std::strncmp(device.gcnArchName, "gfx1151", 7) ? 4 : 5;
+  return std::min(tiles, device.multiProcessorCount * (by_occupancy ? waves : 2));
+}
+
+// Launches a causal forward kernel with one tile for each head. Workgroups take tiles from a counter
+// until none is left: afterwards it is the number of tiles and workgroups together.
+static bool check_grid(bool v2, bool by_occupancy, int heads, hipStream_t stream) {
+  const Case c = {"", heads, 1, 16, 16, true, kChosen};
+  std::mt19937 random(1);
+  const auto hq = numbers(random, c.queries, c.heads);
+  const auto hk = numbers(random, c.keys, 1), hv = numbers(random, c.keys, 1);
+  const Array<Half> q(hq), k(hk), v(hv), out(q.size);
+  const Array<int> counter(std::vector<int>{0});
+  auto fwd = parameters<flash::attn_fwd_params>(c);
+  fwd.Q = view(q, c.heads), fwd.K = view(k, 1), fwd.V = view(v, 1), fwd.Out = view(out, c.heads);
+  fwd.L = flash::T2(0, {}, {}, DType::kFloat32), fwd.A = fwd.L, fwd.encoded_softmax = fwd.B;
+  fwd.persistent_atomic_counter = {counter.address(), DType::kInt32};
+  if (v2) {
+    require(AOTRITON_NS::v2::flash::attn_fwd(fwd.Q, fwd.K, fwd.V, fwd.B, fwd.Sm_scale, fwd.L,
+                                             fwd.Out, 0, {}, {}, 0, {}, {}, fwd.encoded_softmax,
+                                             true, fwd.persistent_atomic_counter, stream),
+            "v2 attn_fwd");
+  } else {
+    require(flash::attn_fwd(fwd, fwd.kVersion, stream), "attn_fwd");
+  }
+  require(hipStreamSynchronize(stream), "hipStreamSynchronize");
+  const int workgroups = counter.host()[0] - heads;
+  const int expected = expected_workgroups(by_occupancy, heads);
+  const double off = error(out, reference(c, hq, hk, hv, hq).out);
+  const bool good = workgroups == expected && off <= kBound;
+  std::printf("v%d, %d tiles: %d workgroups, error %.1e", v2 ? 2 : 3, heads, workgroups, off);
+  std::printf(good ? "\n" : ": expected %d workgroups, and %.0e\n", expected, kBound);
+  return good;
+}
+
 int main() {
   hipStream_t stream;
   require(hipStreamCreate(&stream), "hipStreamCreate");
@@ -202,8 +248,13 @@ int main() {
       {"heads share keys", 4, 2, 64, 96, false, kChosen},
       {"heads share keys, backward in two kernels", 4, 2, 64, 96, false, kSplit},
   };
+  const char* set = std::getenv("AOTRITON_GRID_BY_OCCUPANCY");
+  const bool by_occupancy = !set || std::strcmp(set, "0") != 0;
   bool good = true;
-  for (const Case& c : cases) good &= run(c, stream);
+  for (const int heads : {7, 128})
+    for (const bool v2 : {false, true}) good &= check_grid(v2, by_occupancy, heads, stream);
+  if (by_occupancy)
+    for (const Case& c : cases) good &= run(c, stream);
   require(hipStreamDestroy(stream), "hipStreamDestroy");
   return good ? 0 : 1;
 }
