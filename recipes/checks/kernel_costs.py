@@ -30,7 +30,7 @@ _TILE = re.compile(
 )
 _MORE_IS_WORSE = ("scratch", "vgpr_spills", "sgpr_spills", "vgprs", "sgprs", "lds")
 _LESS_IS_WORSE = ("waves", "wmma")
-_COSTS = ("vgprs", "sgprs", "vgpr_spills", "sgpr_spills", "scratch", "lds", "waves", "wmma")
+COSTS = ("vgprs", "sgprs", "vgpr_spills", "sgpr_spills", "scratch", "lds", "waves", "wmma")
 
 
 @dataclass(frozen=True, order=True)
@@ -41,7 +41,7 @@ class Kernel:
         name: The kernel's name.
         problem: The constants that say what is computed, and a digest of all argument types.
         configuration: The tile and Triton's options.
-        costs: One number for each name in _COSTS.
+        costs: One number for each name in COSTS.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Kernel:
 
     def cost(self, name: str) -> int:
         """Return one of the costs by its name."""
-        return self.costs[_COSTS.index(name)]
+        return self.costs[COSTS.index(name)]
 
 
 def read_package(package: str) -> list[Kernel]:
@@ -79,7 +79,7 @@ def _describe(entry: dict) -> Kernel:
         entry["name"],
         " ".join([*shown, digest.hexdigest()[:8]]),
         " ".join(f"{name}={value}" for name, value in chosen),
-        tuple(entry["cost"][name] for name in _COSTS),
+        tuple(entry["cost"][name] for name in COSTS),
     )
 
 
@@ -89,8 +89,8 @@ def read_list(file: Path) -> list[Kernel]:
     with file.open(newline="") as stream:
         for row in list(csv.reader(stream, delimiter="\t"))[1:]:
             costs = row[3:]
-            if len(costs) != len(_COSTS) or not all(cost.isdecimal() for cost in costs):
-                raise SystemExit(f"{file}: not a kernel with its {len(_COSTS)} costs: {row}")
+            if len(costs) != len(COSTS) or not all(cost.isdecimal() for cost in costs):
+                raise SystemExit(f"{file}: not a kernel with its {len(COSTS)} costs: {row}")
             kernels.append(Kernel(*row[:3], tuple(map(int, costs))))
     return kernels
 
@@ -100,7 +100,7 @@ def write_list(file: Path, kernels: Iterable[Kernel]) -> None:
     names = [field.name for field in fields(Kernel)][:-1]
     with file.open("w", newline="") as stream:
         writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
-        writer.writerow([*names, *_COSTS])
+        writer.writerow([*names, *COSTS])
         for kernel in kernels:
             *described, costs = astuple(kernel)
             writer.writerow([*described, *costs])

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Package test: what AOTriton's images cost on the GPU, against a committed list.
+
+    python image_costs.py check LIST FOLDER
+    python image_costs.py write LIST FOLDER
+
+FOLDER is aotriton.images. The names are upstream's: a problem is that of an image (dtype, head
+dimension, and the choices of the kernel's source in their order), a configuration the tile and the
+other constants in their order, with waves per SIMD, warps and stages. Only images whose problem is
+in LIST are counted by `check`: a kernel takes a tenth of a CPU second, and there are up to 19,187.
+It exits with status 1 if a kernel costs more than listed. Without a disassembler it compares all
+but the matrix instructions, and says so.
+"""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from check_images import kernels
+from strix_emulate import DisassemblerError, find_disassembler, load, statistics
+from strix_emulate.run.program import decode_kernel
+
+from checks import kernel_costs
+from checks.verdict import require
+
+# what upstream writes for the * of a pointer
+_TENSOR = "\uff0a"
+
+
+def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
+    """Return the kernels of one image with their costs.
+
+    Args:
+        image: The file.
+        disassemble: Count matrix instructions. Otherwise their number is 0.
+
+    Raises:
+        CheckFailed: The file is not an image.
+        strix_emulate.errors.EmulatorError: A kernel cannot be read.
+    """
+    names = [kernel.name for kernel in kernels(image.read_bytes())]
+    loaded = load(image)
+    require(len(names) == len(loaded), f"{image.name}: {len(loaded)} of {len(names)} kernels")
+    measured = []
+    for name, kernel in zip(names, loaded, strict=True):
+        facts = statistics.describe(kernel, decode_kernel(kernel) if disassemble else [])
+        facts["waves"] = facts["waves_per_simd"]["bound"]
+        facts["wmma"] = facts["classes"].get("wmma", 0)
+        family, _, choices = name.partition("-Sig-F__")
+        problem, _, tile = choices.removeprefix(_TENSOR).partition("__P__")
+        configuration = tile.partition("--Arch_")[0].replace("__CO__", " ")
+        costs = tuple(facts[cost] for cost in kernel_costs.COSTS)
+        # a row of docs/kernels.md for each head dimension
+        title = f"{family} D{problem.split('_')[1]}"
+        measured.append(kernel_costs.Kernel(title, problem, configuration, costs))
+    return measured
+
+
+def select(folder: Path, listed: Iterable[kernel_costs.Kernel]) -> list[Path]:
+    """Return the images of listed problems."""
+    problems = {(kernel.name.split()[0], kernel.problem) for kernel in listed}
+    return [
+        image
+        for image in sorted(folder.rglob("*.aks2"))
+        if (image.parent.name, _problem(image)) in problems
+    ]
+
+
+def _problem(image: Path) -> str:
+    """Return the problem that is the middle of an image's name."""
+    return image.name.removeprefix("FONLY__" + _TENSOR).partition("___")[0]
+
+
+def _without_wmma(kernel: kernel_costs.Kernel) -> kernel_costs.Kernel:
+    return replace(kernel, costs=(*kernel.costs[:-1], 0))
+
+
+def write(file: Path, folder: Path) -> None:
+    """Write the list of all images. Raises DisassemblerError without a disassembler."""
+    images = sorted(folder.rglob("*.aks2"))
+    measured = [kernel for image in images for kernel in measure(image, disassemble=True)]
+    kernel_costs.write_list(file, sorted(measured))
+
+
+def check(file: Path, folder: Path) -> int:
+    """Print each kernel that costs more than in the list; return how many there are."""
+    listed = kernel_costs.read_list(file)
+    images = select(folder, listed)
+    disassemble = True
+    try:
+        find_disassembler()
+    except DisassemblerError as error:
+        print(f"SKIPPED, matrix instructions were not counted: {error}")
+        disassemble = False
+        listed = [_without_wmma(kernel) for kernel in listed]
+    measured = [kernel for image in images for kernel in measure(image, disassemble)]
+    growth = kernel_costs.find_growth(listed, measured)
+    for line in growth:
+        print(line)
+    total = len(list(folder.rglob("*.aks2")))
+    print(
+        f"{len(measured)} kernels of {len(images)} images: {len(growth)} cost more than in {file};"
+    )
+    print(f"{total - len(images)} images are not in it and were not counted")
+    return len(growth)
+
+
+def main(action: str, file: Path, folder: Path) -> int:
+    """Check or write; return the exit status."""
+    if action == "write":
+        write(file, folder)
+        return 0
+    return int(check(file, folder) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
