@@ -7,7 +7,7 @@
 FOLDER is aotriton.images. The names are upstream's: a problem is that of an image (dtype, head
 dimension, and the choices of the kernel's source in their order), a configuration the tile and the
 other constants in their order, with waves per SIMD, warps and stages. Only images whose problem is
-in LIST are counted by `check`: a kernel takes a tenth of a CPU second, and there are up to 19,187.
+in LIST are counted by `check`: a kernel takes a tenth of a CPU second, and there are up to 19,148.
 It exits with status 1 if a kernel costs more than listed. Without a disassembler it compares all
 but the matrix instructions, and says so.
 """

@@ -1,4 +1,4 @@
-# What the variant aotriton_kernels means: `upstream` is the set of `full`, compiled by AMD. Images and library both
+# What the variant aotriton_kernels means: `upstream` is `full` as AMD compiled it. Images and library both
 # read it: a kernel that only one of them knows would be missing or never used. A head dimension between two of these
 # runs padded in the next larger kernel; above the last, and in fp32, `core` and `sample` refuse. `sample` has no padded kernels: what would
 # need one fails at the launch.
@@ -7,8 +7,12 @@ case $AOTRITON_KERNELS in
     core)
         export AOTRITON_FLASH_BLOCK_DMODEL="64, 96, 128, 256" AOTRITON_ENABLE_FP32=0
         ;;
-    full | upstream)
+    full)
         export AOTRITON_ENABLE_FP32=1
+        ;;
+    upstream)
+        # patch 0003 off: the library asks for the tiles that AMD compiled
+        export AOTRITON_ENABLE_FP32=1 AOTRITON_GFX1151_TILES=0
         ;;
     sample)
         # no more of the library either: all of it would be 1,955 objects, most of the CPU time
