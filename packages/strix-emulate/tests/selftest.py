@@ -27,6 +27,7 @@ from strix_emulate.errors import EmulatorError, Trap
 from strix_emulate.instructions.steps import Step
 from strix_emulate.memory import addressing
 from strix_emulate.memory.arena import Arena
+from strix_emulate.memory.scratch import Scratch
 from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waits import Queues
 from strix_emulate.memory.waves import LANES, SCALARS, Waves
@@ -95,7 +96,7 @@ def waves(V, S) -> Waves:
 def spaces() -> addressing.Spaces:
     return addressing.Spaces(Arena(1 << 16, 1, False, False),
                        Memory("LDS", 4096, 1, False, False), 4096, 4096,
-                       Memory("scratch", 4096, 1, False, False), 16)  # fmt: skip
+                       Scratch("scratch", 4096, 1, False, False), 16)  # fmt: skip
 
 
 def steps(text: str, width: int = LANES, **mode) -> list[Step]:

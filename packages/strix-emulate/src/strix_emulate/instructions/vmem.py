@@ -83,8 +83,10 @@ def stored_half(ins: Instruction) -> tuple[int, str]:
 def polls(ins: Instruction) -> bool:
     """Return whether it asks for memory that other waves change.
 
-    By GLC, by a cache that it empties, or by an LDS atomic's result.
+    By GLC, by a cache that it empties, or by an LDS atomic's result. Scratch is a lane's own.
     """
+    if ins.name.startswith("scratch_"):
+        return False
     returns = "_rtn_" in ins.name or ins.name in atomics.COUNTED or "gl1_inv" in ins.name
     return ("glc" in ins.modifiers or returns) and is_memory(ins.name)
 
@@ -248,7 +250,7 @@ def _load_or_store(ins: Instruction, spaces: Spaces) -> Callable:
         run = in_apertures(ins, a.address[0], part)
     else:
         run = compile_(ins, a, spaces, a.space, counters)
-    acquires = not a.write and "glc" in ins.modifiers
+    acquires = not a.write and polls(ins)
     if {"offen", "idxen"} <= ins.modifiers.keys():
         return run  # C adds one of them
     access = addressing.access(ins, a.address) | {
@@ -273,8 +275,8 @@ def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Calla
     """Compile a load. counters: the one that guarantees the result first."""
     memory, locates = located(space, ins, a.address, a.size, False, spaces, a.offsets)
     # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
-    acquires = "glc" in ins.modifiers and memory.name != "LDS"
-    polls_here = "glc" in ins.modifiers
+    polls_here = polls(ins) and memory.name != "scratch"
+    acquires = polls_here and memory.name != "LDS"
     issued = a.issued(ins.text)
     compared = [ins.swap_words >> i * a.words & (1 << a.words) - 1 for i in range(len(a.data))]
 

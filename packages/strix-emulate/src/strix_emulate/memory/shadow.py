@@ -9,6 +9,7 @@ barrier is not ordered by it: its tag is moved behind the barrier (:meth:`Memory
 looks like a race may still be ordered by atomics (:mod:`strix_emulate.memory.happens_before`).
 """
 
+import contextlib
 import mmap
 import sys
 from dataclasses import dataclass
@@ -50,28 +51,39 @@ def shared_zeros(size: int) -> np.ndarray:
 _RELEASES = (1 << BARRIER) - (1 << RELEASE)
 #: MAP_NORESERVE of Linux, which Python 3.11 does not name.
 _NORESERVE = 0x4000
+#: Bytes of a shadow's array from which it is mapped, and up to which its pages are huge ones.
+_MAPPED, _HUGE = 1 << 20, 1 << 25
 
 
 def _zeros(count: int, dtype) -> np.ndarray:
     """Make zeros that cost nothing until they are touched.
 
-    From 4 MiB on numpy asks for huge pages: a launch that touches few cells would clear megabytes.
-    Nor are they counted as memory: behind the pool, where other processes' memory is, cells by the
-    byte are many times what a machine has.
+    A page fault costs more than a launch that touches much memory once does there, so arrays of
+    moderate size get huge pages. In larger ones a launch that touches few cells would clear
+    megabytes, which is why numpy does not make them: it asks for huge pages from 4 MiB on. Nor are
+    these counted as memory: behind the pool, where other processes' memory is, cells by the byte
+    are many times what a machine has.
     """
     size = count * np.dtype(dtype).itemsize
-    if size < 1 << 22 or sys.platform != "linux":
+    if size < _MAPPED or sys.platform != "linux":
         return np.zeros(count, dtype)
     pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    if size <= _HUGE:
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype, count)
 
 
 class Memory:
     """size bytes at offset 0.
 
+    of_lanes: each cell belongs to one lane (:mod:`memory.scratch`).
+
     checked: keep tags and find races; strict: reading what was never written is a trap; shared:
     among forked processes.
     """
+
+    of_lanes = False
 
     def __init__(
         self, name: str, size: int, cell: int = 4, checked: bool = True, strict: bool = True,
@@ -108,7 +120,18 @@ class Memory:
         self.swapped = _zeros(cells, np.int64)
         #: by cell, as bits: the waves of the last writer's workgroup that wrote what stands there
         self.writers = _zeros(cells, np.uint32)
+        self._has_swaps = False
         self.copies.clear()
+
+    def clear_tags_in_place(self) -> None:
+        """Forget the same where most of the memory is touched again: it needs no new pages."""
+        self.copies.clear()
+        self.written.fill(0)
+        if not self.of_lanes:
+            self.read.fill(0)
+            self.writers.fill(0)
+        if self._has_swaps:
+            self.swapped.fill(0)
 
     def know(self, instructions: list[Instruction]) -> None:
         """Note from now on which of these, too, stores to a cell."""
@@ -207,6 +230,7 @@ class Memory:
 
     def track_atomic(self, at, size: int, marks, takes: bool = False) -> None:
         """Note an atomic of these lanes, after it; takes: it may be how they take a lock."""
+        self._has_swaps = True
         cells, marks = self._cells(at, size, marks)
         if self.order is not None:
             before, found = np.take(self.written, cells), None

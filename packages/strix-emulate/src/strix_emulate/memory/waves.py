@@ -16,7 +16,9 @@ from strix_emulate.code.decode import APERTURES, EXEC, NULL, VCC, Operand, Unkno
 
 #: Lanes of a wave32, of half a wave64, and of a scalar register that is a mask.
 LANES = 32
-SCALARS = 128
+#: Scalar registers; those in front are general ones, behind them are VCC, EXEC and other special
+#: ones.
+SCALARS, GENERAL_SCALARS = 128, 104
 _SPANS = {16: "u2", 32: "u4", 64: "u8"}
 ZERO = Operand("const")
 _FLOATS = {"f32": np.float32, "f16": np.float16, "f64": np.float64}
@@ -32,7 +34,8 @@ class Waves:
     asks: what that is decided by. look, seen: what they see in memory that others change in this
     turn of a loop, and saw in an earlier one, as numbers; watch: the same as
     :class:`memory.polls.Seen`; records: whether that is noted; skips, pause: for how many turns
-    not; woken: the waves with which they slept last. I, F, U16, I16, H: V as other types; VF: V
+    not; woken: the waves with which they slept last. scalars: how many of the general scalar
+    registers their kernel may use. I, F, U16, I16, H: V as other types; VF: V
     without its axes of waves and lanes; SI, SF: S as other types. queues: what the wait counters
     still count (see :mod:`strix_emulate.memory.waits`).
     """
@@ -60,6 +63,7 @@ class Waves:
         "polls",
         "queues",
         "records",
+        "scalars",
         "scc",
         "seen",
         "skips",
@@ -100,6 +104,7 @@ class Waves:
         self.records, self.watch = False, []
         self.pause, self.skips = 1, 0
         self.woken: Any = None
+        self.scalars = GENERAL_SCALARS
         self.exec_changed()
 
     def exec_changed(self):
@@ -150,6 +155,17 @@ class Waves:
     def active(self, values):
         """Pick the active lanes of (n, width) or broadcastable values, flat."""
         return np.broadcast_to(values, (self.n, self.width)).reshape(-1)[self.lanes]
+
+
+def take_scalars(sets: list[Waves], index) -> np.ndarray:
+    """Copy the scalar registers of waves, numbered through all sets: those that may be in use."""
+    used = max(g.scalars for g in sets)
+    taken = np.zeros((SCALARS, len(index), 1), np.uint32)
+    for rows in (slice(used), slice(GENERAL_SCALARS, SCALARS)):
+        registers = [g.S[rows] for g in sets]
+        together = np.concatenate(registers, axis=1) if len(sets) > 1 else registers[0]
+        np.take(together, index, 1, out=taken[rows], mode="clip")
+    return taken
 
 
 def unpack(bits):

@@ -99,7 +99,13 @@ static void refresh(State *w) {
   if (!w->full)
     for (long h = 0; h < halves; h++) {
       const uint32_t exec = *mask_of(w, EXEC, h);
-      for (int l = 0; l < 32; l++) w->masks[32 * h + l] = -(exec >> l & 1);
+      uint32_t *masks = w->masks + 32 * h;
+#ifdef __AVX512F__
+      _mm512_storeu_si512(masks, _mm512_maskz_set1_epi32((__mmask16)exec, -1));
+      _mm512_storeu_si512(masks + 16, _mm512_maskz_set1_epi32((__mmask16)(exec >> 16), -1));
+#else
+      for (int l = 0; l < 32; l++) masks[l] = -(exec >> l & 1);
+#endif
     }
 }
 

@@ -6,11 +6,20 @@
 static int repeats(const State *w, int first, int registers) {
   const long width = lanes(w);
   const uint32_t *x = w->v + first * width * w->n;
+  uint32_t differ = 0;
   for (long i = 0; i < width * registers * w->n; i += width)
     for (long l = 16; l < width; l += 16)
-      if (memcmp(x + i, x + i + l, 64)) return 0;
-  return 1;
+      for (int k = 0; k < 16; k++) differ |= x[i + k] ^ x[i + l + k];
+  return !differ;
 }
+
+// A product of float16 has 22 bits, so it is exact in float32, and to fuse it with the addition
+// changes nothing. One of bfloat16 may be too large for float32, or too small.
+#ifdef __FMA__
+#define ADD_EXACT_PRODUCT(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define ADD_EXACT_PRODUCT(a, b, c) ((c) + (a) * (b))
+#endif
 
 // Where a row of C or D lies.
 static inline long row_at(const State *w, int m, long wave) {
@@ -44,8 +53,13 @@ static int wmma(State *w, const Op *o) {
     for (int m = 0; m < 16; m++) {
       float total[16];
       for (int l = 0; l < 16; l++) total[l] = x[0][m] * y[0][l];
-      for (int k = 1; k < 16; k++)
-        for (int l = 0; l < 16; l++) total[l] += x[k][m] * y[k][l];
+      if (o->handler == HANDLER_WMMA_BF16)
+        for (int k = 1; k < 16; k++)
+          for (int l = 0; l < 16; l++) total[l] += x[k][m] * y[k][l];
+      else
+        for (int k = 1; k < 16; k++)
+          for (int l = 0; l < 16; l++)
+            total[l] = ADD_EXACT_PRODUCT(x[k][m], y[k][l], total[l]);
       memcpy(sum[m], total, 64);
     }
     for (int m = 0; m < 16; m++) {

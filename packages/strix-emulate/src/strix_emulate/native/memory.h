@@ -220,12 +220,13 @@ static int load(State *w, const Op *o, int64_t *log) {
   m->seen = 0;
   if (locate(w, o, at, 0, &changing)) return 1;
   if (w->touched && o->memory == GLOBAL) w->touched[o->number] |= m->seen;
-  if (m->written && changing && !o->acquires) {
+  if (m->written && o->memory == SCRATCH) {
+    const int64_t count = cells(m, o->size), first = 0;
+    if (m->strict && BY_COUNT(unwritten, n, at)) return 1;
+  } else if (m->written && changing && !o->acquires) {
     const int private = o->memory != GLOBAL && m->strict;
     const int64_t count = cells(m, o->size), first = 0;
-    if (o->memory == SCRATCH) {
-      if (private && BY_COUNT(unwritten, n, at)) return 1;
-    } else if (!w->ordered && BY_COUNT(quiet, w, at, 0, private))
+    if (!w->ordered && BY_COUNT(quiet, w, at, 0, private))
       note_all_loads(m, w, at, count, o->memory == GLOBAL);
     else if (load_by_lane(m, w, at, count, private)) return 1;
   }
@@ -355,7 +356,7 @@ static int store(State *w, const Op *o, int64_t *log) {
   store_data(o, m->bytes, at, row, n);
   if (!m->written) return 0;
   if (o->memory == SCRATCH) {
-    BY_COUNT(note_own, w, at);
+    BY_COUNT(note_own, n, at);
     if (log) keep(w, o, at, log, changing);
     return 0;
   }

@@ -166,6 +166,8 @@ class Run:
         if self.orders:
             checks.at = self.steps[-1].instruction
             last = Logged(memories, log, 0, g.tags, self.ops[-1])
+            if last.memory.of_lanes:
+                return
             self.orders(g, last.memory, last.at, last.size, last.marks)
 
     def by_numpy(self, g: Waves, checks: Findings | None, first: int, stopped: int) -> None:

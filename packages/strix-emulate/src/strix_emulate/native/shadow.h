@@ -154,20 +154,23 @@ INLINE int quiet(const Memory *m, int64_t unused, int64_t count, State *w, const
   return !found;
 }
 
-// Scratch is a lane's own, so nothing races there. Whether a lane loads what nothing wrote.
+// Scratch is a lane's own, so nothing races there: its shadow has a byte for each cell that was
+// written. Whether a lane loads what nothing wrote.
 INLINE int unwritten(const Memory *m, int64_t unused, int64_t count, long n, const int64_t *at) {
+  const uint8_t *written = (const uint8_t *)m->written;
   int64_t found = 0;
   for (long l = 0; l < n; l++) {
     const int64_t first = at[l] >> m->shift;
-    for (int64_t c = first; at[l] >= 0 && c < first + count; c++) found |= !m->written[c];
+    for (int64_t c = first; at[l] >= 0 && c < first + count; c++) found |= !written[c];
   }
   return found != 0;
 }
 
-INLINE int note_own(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at) {
-  for (long l = 0; l < lanes(w) * w->n; l++) {
-    const int64_t first = at[l] >> m->shift, mark = w->tags[wave_of(w, l)];
-    for (int64_t c = first; at[l] >= 0 && c < first + count; c++) m->written[c] = mark;
+INLINE int note_own(const Memory *m, int64_t unused, int64_t count, long n, const int64_t *at) {
+  uint8_t *written = (uint8_t *)m->written;
+  for (long l = 0; l < n; l++) {
+    const int64_t first = at[l] >> m->shift;
+    for (int64_t c = first; at[l] >= 0 && c < first + count; c++) written[c] = 1;
   }
   return 0;
 }

@@ -17,6 +17,7 @@ from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.doubts import Doubts
 from strix_emulate.memory.findings import CHECKS, Findings, Note, where
 from strix_emulate.memory.happens_before import WORKGROUP, tags
+from strix_emulate.memory.scratch import Scratch
 from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import LANES, SCALARS, Waves, pack, reader, scalar_writer
 from strix_emulate.native import library as native
@@ -169,7 +170,8 @@ class Machine:
     def _clear(self, spaces: Spaces) -> None:
         """Prepare memory for the next workgroups."""
         for memory in (spaces.lds, spaces.scratch):
-            memory.clear_tags()
+            if self.executed:
+                memory.clear_tags_in_place()
             memory.views[4][:] = self.options.poison
         memories = (self.arena, spaces.lds, spaces.scratch)
         self.sleepers = Sleepers(memories, lonely=not self.arena.peers)
@@ -196,7 +198,7 @@ class Machine:
         spaces = Spaces(
             self.arena,
             Memory("LDS", groups * stride, cell, checks, checks), self.lds, stride,
-            Memory("scratch", groups * threads * scratch, cell, checks, checks), scratch,
+            Scratch("scratch", groups * threads * scratch, cell, checks, checks), scratch,
             self.code, lambda: self.executed, self.kernel.target, self.program.polls,
         )  # fmt: skip
         spaces.lds.order = self.arena.order
@@ -252,12 +254,12 @@ class Machine:
         workgroup, wave = np.repeat(numbers, waves), np.tile(np.arange(waves), len(numbers))
         V = np.full((self._registers(), n, kernel.width), self.options.poison, np.uint32)
         S = np.full((SCALARS, n, 1), self.options.poison, np.uint32)
-        thread = wave[:, None] * kernel.width + np.arange(kernel.width)
+        thread = np.arange(waves * kernel.width).reshape(waves, kernel.width)
         x, y, z = thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1])
-        V[0] = x | y << 10 | z << 20
-        alive = thread < block[0] * block[1] * block[2]
+        V[0].reshape(len(numbers), waves, -1)[:] = x | y << 10 | z << 20
+        alive = pack(thread < block[0] * block[1] * block[2])
         S[EXEC + 1] = 0
-        S[EXEC : EXEC + kernel.width // LANES, :, 0] = pack(alive).T
+        S[EXEC : EXEC + kernel.width // LANES, :, 0] = np.tile(alive, (len(numbers), 1)).T
         at = 0
         for name, count in kernel.user_sgprs:
             if name == "kernarg":
@@ -281,7 +283,9 @@ class Machine:
                 at += 1
         identity = np.zeros((8, n), np.int64)
         identity[:4] = workgroup, wave, np.arange(n), np.repeat(np.arange(len(numbers)), waves)
-        return Waves(V, S, np.zeros((n, 1), bool), 0, identity, waits.Queues())
+        waves = Waves(V, S, np.zeros((n, 1), bool), 0, identity, waits.Queues())
+        waves.scalars = max(at, self.program.scalars)
+        return waves
 
     def _run_batch(self, blocks: dict[int, Block], start: Waves, waves: int) -> None:
         whole = self.options.cooperative and start.n == self.total * waves

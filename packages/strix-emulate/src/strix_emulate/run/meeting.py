@@ -10,7 +10,7 @@ from strix_emulate.memory import polls, waits
 from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.happens_before import after_barrier, tags
-from strix_emulate.memory.waves import Waves
+from strix_emulate.memory.waves import Waves, take_scalars
 
 
 class Barriers:
@@ -120,9 +120,10 @@ def select(g: Waves, chosen) -> Waves:
         return g
     index = np.flatnonzero(chosen)
     part = Waves(
-        np.take(g.V, index, 1), np.take(g.S, index, 1), g.scc[index], g.pc,
+        np.take(g.V, index, 1), take_scalars([g], index), g.scc[index], g.pc,
         np.take(g.identity, index, 1), waits.select(g.queues, index),
     )  # fmt: skip
+    part.scalars = g.scalars
     part.turn, part.polls, part.asks = g.turn, g.polls, g.asks
     part.records, part.pause, part.skips, part.woken = g.records, g.pause, g.skips, g.woken
     if g.watch:
@@ -137,10 +138,11 @@ def join(a: Waves, b: Waves) -> Waves:
     queues = waits.join(a.queues, a.n, b.queues, b.n)
     joined = Waves(
         np.take(np.concatenate([a.V, b.V], axis=1), order, 1),
-        np.take(np.concatenate([a.S, b.S], axis=1), order, 1),
+        take_scalars([a, b], order),
         np.concatenate([a.scc, b.scc])[order], a.pc, np.take(identity, order, 1),
         waits.select(queues, order),
     )  # fmt: skip
+    joined.scalars = max(a.scalars, b.scalars)
     joined.turn, joined.polls = max(a.turn, b.turn), max(a.polls, b.polls)
     joined.asks = a.asks or b.asks
     joined.records = a.records or b.records

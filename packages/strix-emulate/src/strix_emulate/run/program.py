@@ -17,6 +17,7 @@ from strix_emulate.instructions.microops import executable, executes
 from strix_emulate.instructions.steps import Step, Traits
 from strix_emulate.instructions.uses import Uses
 from strix_emulate.memory import addressing, waits
+from strix_emulate.memory.waves import GENERAL_SCALARS
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
 
@@ -195,6 +196,18 @@ class Program:
         """Bytes of a shadow cell: the smallest access of the kernel."""
         sizes = [size for ins in self.instructions if (size := vmem.access_size(ins))]
         return 1 if self.partial else min([4, *sizes])
+
+    @cached_property
+    def scalars(self) -> int:
+        """How many of the general scalar registers it may use."""
+        if self.partial:
+            return GENERAL_SCALARS
+        bits = 0
+        for ins in self.instructions:
+            for part in ins.pair or (ins,):
+                bits |= operand_bits(*part.operands)
+        scalars = bits >> 256 & (1 << GENERAL_SCALARS) - 1
+        return scalars.bit_length()
 
     @cached_property
     def polls(self) -> bool:
