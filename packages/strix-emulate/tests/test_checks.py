@@ -539,12 +539,49 @@ def test_a_flag_orders_what_was_stored_before_it():
                 threads=32, grid=(2,), second="inout")  # fmt: skip
 
 
-def test_equal_values_from_two_workgroups_may_be_read_back():
-    body = LOAD + "v_mov_b32 v2, 5\n" + """
+#: of each workgroup: it stores a value, reads it back, and stores it in a place of its own
+READ_BACK = """
+global_store_b32 v1, v2, s[6:7]
+s_waitcnt_vscnt null, 0x0
+global_load_b32 v3, v1, s[6:7]
+s_waitcnt vmcnt(0)
+s_lshl_b32 s9, s2, 7
+v_add_nc_u32 v4, s9, v1
+global_store_b32 v4, v3, s[6:7] offset:128
+"""
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("native", [False, True])
+def test_equal_values_from_workgroups_may_be_read_back(groups, batch, native):
+    """Together, and one workgroup after the other."""
+    body = LOAD + "v_mov_b32 v2, 5\n" + READ_BACK + "s_endpgm\n"
+    out = execute(body, threads=32, size=128, grid=(groups,), batch=batch, native=native)
+    assert (out[: 32 + 32 * groups] == 5).all()
+
+
+@pytest.mark.parametrize("value", ["v_mov_b32 v2, s8", "v_add_nc_u32 v2, s8, v0"])
+def test_other_values_than_a_workgroup_read_back_are_a_race(value):
+    body = LOAD + value + READ_BACK + "s_endpgm\n"
+    body = body.replace("s_load_b128", "s_mov_b32 s8, s2\ns_load_b128")
+    with pytest.raises(Trap, match="race"):
+        execute(body, threads=32, size=128, grid=(2,), batch=1)
+
+
+def test_a_value_that_another_workgroup_only_read_is_a_race():
+    """The first one reads 0, and the second one stores 0."""
+    body = LOAD + """
+    v_mov_b32 v2, 0
+    s_cmp_eq_u32 s2, 0
+    s_cbranch_scc1 reads
     global_store_b32 v1, v2, s[6:7]
-    s_waitcnt_vscnt null, 0x0
-    global_load_b32 v3, v1, s[6:7]
+    s_endpgm
+    reads: global_load_b32 v3, v1, s[6:7]
     s_waitcnt vmcnt(0)
+    v_add_nc_u32 v1, 0x80, v1
+    global_store_b32 v1, v3, s[6:7]
     s_endpgm
     """  # fmt: skip
-    assert (execute(body, threads=32, grid=(2,))[:32] == 5).all()
+    with pytest.raises(Trap, match="race"):
+        execute(body, threads=32, grid=(2,), batch=1, second="inout")

@@ -311,6 +311,7 @@ class Memory:
         before = np.take(self.read, cells)
         if self._recent(before, cell_marks):
             conflict = self._unordered(before, cell_marks)
+            conflict &= ~self._repeated(cells, at, data, size, before, conflict)
             self._race(conflict, before, cell_marks, "a read", cells, before)
         before = np.take(self.written, cells)
         conflict = (
@@ -346,6 +347,22 @@ class Memory:
             here &= ~_same_group(self.written[cells], cell_marks)
             self._copied(cells[here], self.written[cells[here]], cell_marks[here])
         return Touch(self, at, marks, size, True)
+
+    def _repeated(self, cells, at, data, size: int, readers, asked):
+        """Return where a store repeats a value that the wave which read it had written itself.
+
+        Workgroups that share a head of keys each append the same ones and read them back. Of others
+        that read the cell, each was a race when it did.
+        """
+        if self.one_workgroup or not asked.any():
+            return np.zeros(len(cells), bool)
+        repeated = asked & (who(readers) == who(self.written[cells]))
+        for i in np.flatnonzero(asked & ~repeated).tolist() if self.copies else ():
+            repeated[i] = int(cells[i]) in self.copies
+        lanes = np.flatnonzero(repeated.reshape(-1, len(at)).any(axis=0))
+        if self._differs(at[lanes], data[:, lanes], size):
+            repeated[:] = False
+        return repeated
 
     def _copied(self, cells, first, second) -> None:
         """Note that waves with these tags wrote the same value to these cells."""
