@@ -58,8 +58,7 @@ static int wmma(State *w, const Op *o) {
           for (int l = 0; l < 16; l++) total[l] += x[k][m] * y[k][l];
       else
         for (int k = 1; k < 16; k++)
-          for (int l = 0; l < 16; l++)
-            total[l] = ADD_EXACT_PRODUCT(x[k][m], y[k][l], total[l]);
+          for (int l = 0; l < 16; l++) total[l] = ADD_EXACT_PRODUCT(x[k][m], y[k][l], total[l]);
       memcpy(sum[m], total, 64);
     }
     for (int m = 0; m < 16; m++) {

@@ -283,9 +283,9 @@ class Machine:
                 at += 1
         identity = np.zeros((8, n), np.int64)
         identity[:4] = workgroup, wave, np.arange(n), np.repeat(np.arange(len(numbers)), waves)
-        waves = Waves(V, S, np.zeros((n, 1), bool), 0, identity, waits.Queues())
-        waves.scalars = max(at, self.program.scalars)
-        return waves
+        started = Waves(V, S, np.zeros((n, 1), bool), 0, identity, waits.Queues())
+        started.scalars = max(at, self.program.scalars)
+        return started
 
     def _run_batch(self, blocks: dict[int, Block], start: Waves, waves: int) -> None:
         whole = self.options.cooperative and start.n == self.total * waves

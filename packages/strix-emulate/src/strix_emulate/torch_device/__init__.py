@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch of any build on the emulated device, for kernels of Triton.
+
+In a program of `strix-emulate device`, :func:`install` lets torch's tensors live in the device's
+memory, so that Triton's own driver launches kernels on them. torch itself computes on the CPU:
+where a program asks for the device "cuda", it gets the CPU, whose memory is the device's. As a
+plugin of pytest: ``python -m pytest -p strix_emulate.torch_device``.
+
+It needs a C++ compiler (``CXX``) the first time.
+"""
+
+import ctypes
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from strix_emulate.errors import EmulatorError
+
+_SOURCE = Path(__file__).with_name("allocator.cpp")
+_installed: list[Any] = []
+
+
+def install() -> None:
+    """Put torch's tensors into the device's memory, and give Triton its AMD driver.
+
+    Raises:
+        EmulatorError: This is no program of `strix-emulate device`, or nothing can be compiled.
+    """
+    if _installed:
+        return
+    import torch
+    import triton
+
+    if "STRIX_EMULATE_PYTHON" not in os.environ:
+        raise EmulatorError("start the program by `strix-emulate device`")
+    _installed.append(ctypes.CDLL(str(library(torch))))
+    _patch(torch)
+    mode = _mode(torch)
+    mode.__enter__()
+    _installed.append(mode)
+    from triton.backends.amd.driver import HIPDriver
+
+    triton.runtime.driver.set_active(HIPDriver())
+
+
+def pytest_configure() -> None:
+    """Install it before tests are collected."""
+    install()
+
+
+def library(torch) -> Path:
+    """Return the compiled allocator for this torch; compile it the first time."""
+    root = Path(torch.__file__).parent
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    key = f"{torch.__version__} {abi} {root} {_SOURCE.read_text()}"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    path = Path(cache, "strix-emulate", f"torch-{digest}.so")
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder, path.name)
+        compiler = shlex.split(os.environ.get("CXX", "c++"))
+        command = [*compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{root / 'include'}",
+                   f"-D_GLIBCXX_USE_CXX11_ABI={abi}", str(_SOURCE), "-o", str(made),
+                   f"-L{root / 'lib'}", "-lc10"]  # fmt: skip
+        # the compiler is no program of the device
+        plain = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
+        done = subprocess.run(command, env=plain, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise EmulatorError(f"{compiler[0]} cannot compile the allocator:\n{done.stderr}")
+        made.replace(path)
+    return path
+
+
+def _patch(torch) -> None:
+    """Let torch.cuda tell of one device, which is done with everything at once."""
+    from strix_emulate.code.target import named
+
+    stream = SimpleNamespace(cuda_stream=0, synchronize=_nothing, wait_stream=_nothing)
+    target = named(os.environ.get("STRIX_EMULATE_TARGET") or "gfx1151")
+    properties = SimpleNamespace(
+        name="AMD Radeon Graphics", gcnArchName=target.name, warp_size=32, major=11, minor=5,
+        multi_processor_count=target.processors, total_memory=8 << 30,
+        shared_memory_per_block=target.lds,
+    )  # fmt: skip
+    for name in ("set_device", "synchronize", "empty_cache", "init", "_lazy_init", "manual_seed",
+                 "manual_seed_all"):  # fmt: skip
+        # one for each: torch.compile knows functions of torch by what they are
+        setattr(torch.cuda, name, lambda *_args, **_options: None)
+    torch.cuda.is_available = lambda: True
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_capability = lambda _device=None: (properties.major, properties.minor)
+    torch.cuda.get_device_properties = lambda _device=None: properties
+    torch.cuda.get_device_name = lambda _device=None: properties.name
+    torch.cuda.current_stream = lambda _device=None: stream
+    torch.cuda.device = type("device", (_Here,), {})
+    torch.cuda.stream = type("stream", (_Here,), {})
+    # Triton asks it for the stream of a launch
+    torch._C._cuda_getCurrentRawStream = lambda _device: 0
+    torch.version.hip, torch.version.cuda = "7.2", None
+    torch.library.custom_op = _for_all_devices(torch.library.custom_op)
+
+
+def _for_all_devices(custom_op):
+    """Return torch.library.custom_op for operators of the CPU, too, where only CUDA's are asked."""
+
+    def define(*args, device_types=None, **options):
+        return custom_op(*args, device_types=None, **options)
+
+    return define
+
+
+def _nothing(*_args, **_options) -> None:
+    """Do nothing: launches and copies are done when their call returns."""
+
+
+class _Here:
+    """torch.cuda.device and stream: there is one."""
+
+    def __init__(self, *_args, **_options):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        return None
+
+
+def _mode(torch):
+    """Make the mode in which "cuda" is the CPU."""
+
+    def on_cpu(value):
+        if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+            return "cpu"
+        if isinstance(value, torch.device) and value.type == "cuda":
+            return torch.device("cpu")
+        return value
+
+    base: Any = torch.overrides.TorchFunctionMode
+
+    class OnDevice(base):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function == torch.Tensor.cuda:
+                return args[0]
+            if function == torch.Tensor.is_cuda.__get__:
+                return True
+            options = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
+            return function(*map(on_cpu, args), **options)
+
+    return OnDevice()

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// torch's tensors in the emulated device's memory: the allocator of CPU tensors takes hipMalloc.
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+extern "C" int hipMalloc(void **pointer, size_t size);
+extern "C" int hipFree(void *pointer);
+
+namespace {
+
+void release(void *pointer) { hipFree(pointer); }
+
+struct DeviceAllocator final : c10::Allocator {
+    c10::DataPtr allocate(size_t size) override {
+        void *pointer = nullptr;
+        TORCH_CHECK(size == 0 || hipMalloc(&pointer, size) == 0, "no ", size,
+                    " bytes on the device");
+        return {pointer, pointer, release, c10::Device(c10::DeviceType::CPU)};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return release; }
+    void copy_data(void *to, const void *from, size_t size) const override {
+        default_copy_data(to, from, size);
+    }
+};
+
+DeviceAllocator allocator;
+const bool registered = (c10::SetCPUAllocator(&allocator, /*priority=*/255), true);
+
+} // namespace

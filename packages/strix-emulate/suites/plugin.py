@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Plugin of pytest for suites.py: torch on the emulated device, and an outcome for each case."""
+
+import ctypes
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+#: Errors of HIP after which the device does no more: what a trap gives, and what is not served.
+_LASTING = {700: "trapped", 801: "refused"}
+#: Where assertions are about numbers: in tests, and in what compares tensors for them.
+_COMPARES = re.compile(r"/tests?/|/(torch|numpy)/(_numpy/)?testing/|/test_\w+\.py$")
+
+
+def pytest_configure() -> None:
+    """Take the emulated device, where this is a program of one."""
+    if "STRIX_EMULATE_PYTHON" in os.environ:
+        from strix_emulate import torch_device
+
+        torch_device.install()
+
+
+def pytest_collection_modifyitems(session, config, items) -> None:
+    """Write the names of all cases, or keep those that suites.py names."""
+    if names := os.environ.get("SUITES_NAMES"):
+        Path(names).write_text("\n".join(item.nodeid for item in items))
+    if wanted := os.environ.get("SUITES_WANTED"):
+        chosen = set(Path(wanted).read_text().splitlines())
+        items[:] = [item for item in items if item.nodeid in chosen]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Note that a case begins, and end the process when it takes too long."""
+    _note(item.nodeid, "begun")
+    signal.alarm(int(os.environ.get("SUITES_SECONDS", "0")))
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Note how a case ends. Behind a trap or a refusal the device does no more: stop there."""
+    report = yield
+    if report.when == "call" or report.outcome != "passed":
+        _note(item.nodeid, _outcome(call, report))
+        item.session.shouldstop = _lost() or False
+    return report
+
+
+def _outcome(call, report) -> str:
+    if report.outcome in ("passed", "skipped"):
+        return report.outcome
+    if lost := _lost():
+        return lost
+    if isinstance(call.excinfo.value, NotImplementedError):
+        return "refused"
+    place = str(call.excinfo.traceback[-1].path)
+    compares = isinstance(call.excinfo.value, AssertionError) and _COMPARES.search(place)
+    return "wrong" if compares else "error"
+
+
+def _lost() -> str:
+    """Return why the device does no more, or nothing."""
+    if "STRIX_EMULATE_PYTHON" not in os.environ:
+        return ""
+    return _LASTING.get(ctypes.CDLL("libamdhip64.so.7").hipDeviceSynchronize(), "")
+
+
+def _note(name: str, outcome: str) -> None:
+    if done := os.environ.get("SUITES_DONE"):
+        with Path(done).open("a") as file:
+            file.write(json.dumps([name, outcome]) + "\n")

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Run a suite that others wrote on the emulated device, and count: python suites.py NAME.
+
+suites.toml lists the suites. A case that traps ends the device for its process, and some end the
+process, so the cases run in as many processes as that takes, one after the other. Every outcome is
+a line of OUT/NAME.jsonl, every message of the device is in OUT/NAME.log, and the last line of the
+output is the row of docs/suites.md.
+"""
+
+import argparse
+import collections
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+#: What becomes of a case, in the order of the table.
+OUTCOMES = ("passed", "skipped", "refused", "trapped", "wrong", "error", "ended", "slow")
+DEVICE = [sys.executable, "-m", "strix_emulate", "device", "--"]
+
+
+def unpack(recipe: str, folder: Path) -> Path:
+    """Unpack a recipe's source with its patches; return the folder of the source."""
+    subprocess.run([ROOT / "forge", "sources", "fetch", recipe], check=True)
+    name = recipe.replace("-", "_")
+    (archive,) = (ROOT / "build" / "sources").glob(f"*/{name}-[0-9]*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    for patch in sorted((ROOT / "patches" / recipe).glob("*.patch")):
+        subprocess.run(["patch", "-p1", "-s", "-d", source, "-i", patch], check=True)
+    return source
+
+
+def choose(cases: list[str], count: int) -> list[str]:
+    """Return so many of the cases, evenly spaced."""
+    if count >= len(cases):
+        return cases
+    return [cases[i * len(cases) // count] for i in range(count)]
+
+
+class Runner:
+    """Cases of one suite.
+
+    Attributes:
+        command: What starts a program on the device, without the program.
+        source: The folder that pytest runs in.
+        variables: The environment.
+        log: Where everything is written that the cases print.
+        seconds: After so long a case is ended.
+    """
+
+    def __init__(self, command: list[str], source: Path, variables: dict, log: Path, seconds: int):
+        self.command, self.source, self.variables = command, source, variables
+        self.log, self.seconds = log, seconds
+
+    def collect(self, files: list[str], keyword: str) -> list[str]:
+        """Return the names of all cases."""
+        with tempfile.NamedTemporaryFile("r") as names:
+            self._pytest(["--collect-only", "-k", keyword, *files], {"SUITES_NAMES": names.name})
+            return names.read().splitlines()
+
+    def run(self, cases: list[str]) -> Iterator[tuple[str, str]]:
+        """Run the cases; yield each with its outcome."""
+        left = list(cases)
+        while left:
+            with tempfile.NamedTemporaryFile("w") as wanted, tempfile.NamedTemporaryFile() as done:
+                wanted.write("\n".join(left))
+                wanted.flush()
+                files = sorted({name.partition("::")[0] for name in left})
+                told = {"SUITES_WANTED": wanted.name, "SUITES_DONE": done.name,
+                        "SUITES_SECONDS": str(self.seconds)}  # fmt: skip
+                code = self._pytest(files, told)
+                outcomes = [json.loads(line) for line in Path(done.name).read_text().splitlines()]
+            begun = [name for name, outcome in outcomes if outcome == "begun"]
+            finished = {name: outcome for name, outcome in outcomes if outcome != "begun"}
+            if not begun:
+                raise SystemExit(f"pytest ran none of {len(left)} cases: {self.log}")
+            for name in begun:
+                # 14: the alarm that plugin.py set
+                yield name, finished.get(name, "slow" if code == -14 else "ended")
+            left = [name for name in left if name not in begun]
+
+    def _pytest(self, arguments: list[str], told: dict[str, str]) -> int:
+        command = [*self.command, self.variables.get("SUITES_PYTHON", sys.executable), "-m",
+                   "pytest", "-q", "-p", "plugin", "-p", "no:cacheprovider", "--capture=sys",
+                   "--rootdir", str(self.source), *arguments]  # fmt: skip
+        with self.log.open("a") as log:
+            return subprocess.run(command, cwd=self.source, env=self.variables | told, stdout=log,
+                                  stderr=log, check=False).returncode  # fmt: skip
+
+
+def environment(source: Path, suite: dict) -> dict[str, str]:
+    """Return the environment of a suite's programs."""
+    path = [*(str(source / folder) for folder in suite.get("path", [])), str(HERE),
+            str(HERE.parent / "src")]  # fmt: skip
+    given = os.environ.get("PYTHONPATH")
+    variables = {"PYTHONPATH": os.pathsep.join([*path, *([given] if given else [])])}
+    return os.environ | variables | suite.get("environment", {})
+
+
+def main() -> None:
+    suites = tomllib.loads((HERE / "suites.toml").read_text())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("suite", choices=suites)
+    parser.add_argument("--count", type=int, help="how many cases, instead of suites.toml's")
+    parser.add_argument("--seconds", type=int, default=600, help="for a case")
+    parser.add_argument("--source", type=Path, help="the unpacked and patched source")
+    parser.add_argument("--out", type=Path, default=Path("suites"))
+    given = parser.parse_args()
+    suite = suites[given.suite]
+    out = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    log, results = out / f"{given.suite}.log", out / f"{given.suite}.jsonl"
+    log.unlink(missing_ok=True)
+    counts: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder, results.open("w") as file:
+        source = given.source or unpack(suite["recipe"], Path(folder))
+        runner = Runner(DEVICE, source.resolve(), environment(source.resolve(), suite), log,
+                        given.seconds)  # fmt: skip
+        cases = runner.collect(suite["files"], suite.get("keyword", ""))
+        chosen = choose(cases, given.count or suite["count"])
+        for name, outcome in runner.run(chosen):
+            counts[outcome] += 1
+            print(f"{outcome:8} {name}", flush=True)
+            file.write(json.dumps([name, outcome]) + "\n")
+            file.flush()
+    print(f"| {given.suite}, {len(chosen)} of {len(cases)} | "
+          + " | ".join(str(counts[x]) for x in OUTCOMES) + " |")  # fmt: skip
+    sys.exit(1 if counts["wrong"] else 0)
+
+
+if __name__ == "__main__":
+    main()

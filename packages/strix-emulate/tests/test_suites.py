@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What runs the tests of others counts each case once, whatever becomes of it."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITES = Path(__file__).resolve().parents[1] / "suites"
+if not SUITES.is_dir():
+    pytest.skip("what runs the suites of others is in the repository", allow_module_level=True)
+sys.path.insert(0, str(SUITES))
+
+import programs  # noqa: E402
+import suites  # noqa: E402
+
+CASES = """
+import os, signal, time
+import numpy as np
+import pytest
+
+def test_a_right_number(): assert 1 + 1 == 2
+def test_a_wrong_number(): assert 1 + 1 == 3
+def test_a_wrong_array(): np.testing.assert_allclose(np.ones(2), np.zeros(2))
+def test_nothing(): pytest.skip("not here")
+def test_what_is_refused(): raise NotImplementedError("not for this GPU")
+def test_an_error(): {}["missing"]
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_process_that_ends(n): os.abort() if n == 1 else None
+def test_one_that_takes_too_long(): time.sleep(60)
+def test_the_last(): pass
+"""
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> suites.Runner:
+    """A runner of CASES, as a program of no device."""
+    (tmp_path / "test_cases.py").write_text(CASES)
+    variables = {k: v for k, v in os.environ.items() if k != "STRIX_EMULATE_PYTHON"}
+    variables["PYTHONPATH"] = str(SUITES)
+    return suites.Runner([], tmp_path, variables, tmp_path / "log", 5)
+
+
+def test_every_case_has_one_outcome(runner: suites.Runner) -> None:
+    cases = runner.collect(["test_cases.py"], "")
+    outcomes = {name.partition("::")[2]: outcome for name, outcome in runner.run(cases)}
+    assert len(cases) == len(outcomes)
+    assert outcomes == {
+        "test_a_right_number": "passed",
+        "test_a_wrong_number": "wrong",
+        "test_a_wrong_array": "wrong",
+        "test_nothing": "skipped",
+        "test_what_is_refused": "refused",
+        "test_an_error": "error",
+        "test_a_process_that_ends[1]": "ended",
+        "test_a_process_that_ends[2]": "passed",
+        "test_one_that_takes_too_long": "slow",
+        "test_the_last": "passed",
+    }
+
+
+def test_cases_that_cannot_be_run_are_no_success(runner: suites.Runner) -> None:
+    with pytest.raises(SystemExit, match="pytest ran none of 1 cases"):
+        list(runner.run(["test_cases.py::test_that_is_not_there"]))
+
+
+def test_so_many_cases_are_chosen_from_all_of_them() -> None:
+    cases = [str(i) for i in range(10)]
+    assert suites.choose(cases, 5) == ["0", "2", "4", "6", "8"]
+    assert suites.choose(cases, 20) == cases
+
+
+GOOGLETEST = """[ RUN      ] A.first
+[       OK ] A.first (3 ms)
+[ RUN      ] A.second
+[  FAILED  ] A.second (1 ms)
+[  SKIPPED ] A.third (0 ms)
+[  FAILED  ] 1 test, listed below:
+[  FAILED  ] A.second
+"""
+BACKEND_OPS = """  ADD(type=f32,ne=[1,1]): \x1b[1;32mOK\x1b[0m
+  ADD(type=f16,ne=[1,1]): not supported [ROCm0]
+[ADD] NMSE = 1.0 > 0.1   ADD(type=f16,ne=[2,1]): \x1b[1;31mFAIL\x1b[0m
+  1/2 tests passed
+"""
+
+
+@pytest.mark.parametrize("output", [GOOGLETEST, BACKEND_OPS])
+def test_reports_of_programs_are_counted(output: str) -> None:
+    assert programs.count(output, 1) == {"passed": 1, "wrong": 1, "skipped": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome"),
+    [("strix-emulate: trap in add at 0x8", "trapped"), ("hipX: hipErrorNotSupported", "refused")],
+)
+def test_what_fails_by_the_device_is_not_wrong(line: str, outcome: str) -> None:
+    output = f"[       OK ] A.first (3 ms)\n{line}\n"
+    assert programs.count(output, -6) == {"passed": 1, outcome: 1}
+    output += "[  FAILED  ] A.second (1 ms)\n[  FAILED  ] A.third (1 ms)\n"
+    assert programs.count(output, 1) == {"passed": 1, outcome: 2}
+
+
+def test_a_program_that_a_signal_ends_is_counted() -> None:
+    assert programs.count("[       OK ] A.first (3 ms)\n", -11) == {"passed": 1, "ended": 1}
+
+
+def test_every_suite_names_files_and_a_count() -> None:
+    listed = suites.tomllib.loads((SUITES / "suites.toml").read_text())
+    for suite in listed.values():
+        assert suite["files"] and suite["count"] > 0
+        assert (SUITES.parents[2] / "recipes" / suite["recipe"] / "recipe.yaml").is_file()

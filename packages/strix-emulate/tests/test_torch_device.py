@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch of any build in the emulated device's memory: see device_torch.py."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from device_support import compiler, library, on_device
+from strix_emulate import torch_device
+from strix_emulate.errors import EmulatorError
+
+torch = pytest.importorskip("torch")
+
+
+def run(folder: Path, *arguments: str):
+    compiler()
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        pytest.skip("no C++ compiler")
+    return on_device(
+        [sys.executable, Path(__file__).with_name("device_torch.py"), *arguments], "--log",
+        STRIX_EMULATE_HIP=str(library(folder / "lib")), TRITON_CACHE_DIR=str(folder / "cache"),
+        XDG_CACHE_HOME=str(folder / "compiled"),
+    )  # fmt: skip
+
+
+def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answers = json.loads(done.stdout)
+    assert answers["equal"] == [True, True, True]
+    assert answers["device"][0] is True
+    assert done.stderr.count("wave-instructions") == 3
+
+
+def test_a_kernel_that_leaves_its_tensor_traps(tmp_path: Path) -> None:
+    """The tensors lie in allocations of the device, whose ends it knows."""
+    done = run(tmp_path, "outside")
+    assert done.returncode != 0
+    assert "trap in add" in done.stderr and "bounds" in done.stderr
+
+
+def test_a_program_of_no_device_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STRIX_EMULATE_PYTHON", raising=False)
+    with pytest.raises(EmulatorError, match="strix-emulate device"):
+        torch_device.install()
+
+
+def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(EmulatorError, match="cannot compile the allocator"):
+        torch_device.library(torch)
