@@ -24,6 +24,7 @@ def pytest_configure() -> None:
         torch_device.install()
 
 
+@pytest.hookimpl(trylast=True)  # behind pytest's own -k
 def pytest_collection_modifyitems(session, config, items) -> None:
     """Write the names of all cases, or keep those that suites.py names."""
     if names := os.environ.get("SUITES_NAMES"):

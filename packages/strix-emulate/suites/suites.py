@@ -11,6 +11,7 @@ import argparse
 import collections
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 #: What becomes of a case, in the order of the table.
 OUTCOMES = ("passed", "skipped", "refused", "trapped", "wrong", "error", "ended", "slow")
+#: What the emulator and pytest need, besides torch and triton.
+_NEEDED = ("numpy>=2", "pyelftools", "msgpack", "rich", "typer", "pytest")
 DEVICE = [sys.executable, "-m", "strix_emulate", "device", "--"]
 
 
@@ -37,6 +40,14 @@ def unpack(recipe: str, folder: Path) -> Path:
     for patch in sorted((ROOT / "patches" / recipe).glob("*.patch")):
         subprocess.run(["patch", "-p1", "-s", "-d", source, "-i", patch], check=True)
     return source
+
+
+def requirements(suite: dict) -> list[str]:
+    """Return what pip installs for a suite, with the channel's versions of torch and triton."""
+    variants = (ROOT / "variants.yaml").read_text()
+    versions = dict(re.findall(r'^(pytorch|triton):\n  - "([^"]+)"$', variants, re.M))
+    given = [*_NEEDED, *suite.get("requires", [])]
+    return [f"torch=={versions['pytorch']}", f"triton=={versions['triton']}", *given]
 
 
 def choose(cases: list[str], count: int) -> list[str]:
@@ -114,8 +125,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=600, help="for a case")
     parser.add_argument("--source", type=Path, help="the unpacked and patched source")
     parser.add_argument("--out", type=Path, default=Path("suites"))
+    parser.add_argument("--requirements", action="store_true", help="print what pip is to install")
     given = parser.parse_args()
     suite = suites[given.suite]
+    if given.requirements:
+        print(*requirements(suite))
+        return
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     log, results = out / f"{given.suite}.log", out / f"{given.suite}.jsonl"

@@ -70,6 +70,27 @@ def test_a_plain_load_of_lds_beside_atomics_is_a_race(kernels) -> None:
     assert run(kernels["lds_beside_atomics"], 1, 32) == (0, [])
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_storage_of_two_reductions_needs_a_barrier_between(kernels, native) -> None:
+    """Of a block: what a radix top-k of HeCBench leaves out is a race, and no false alarm."""
+    right = kernels["storage_reused_behind_a_barrier"]
+    assert run(right, 1, 128, native=native) == (128 * 1000 + 256, [])
+    with pytest.raises(Trap, match=r"ds_store_b32.*race: LDS cell .* had a read by"):
+        run(kernels["storage_reused"], 1, 128, native=native)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_search_without_a_bound_leaves_its_array(kernels, native) -> None:
+    """As in HeCBench's merge, whose short arrays are read behind their ends."""
+    data = np.zeros(256, np.int32)
+    data[64:] = 1
+    data[65:96] = 5
+    options = Options(budget=200_000, native=native, noted=frozenset({"race"}))
+    launch(kernels["search_bounded"], (1,), [Buffer(data)], threads=32, options=options)
+    with pytest.raises(Trap, match=r"_load_b32.*bounds: 4 bytes at"):
+        launch(kernels["search_unbounded"], (1,), [Buffer(data)], threads=32, options=options)
+
+
 @pytest.fixture(scope="module")
 def swaps(tmp_path_factory) -> dict[str, Kernel]:
     builder()

@@ -60,6 +60,12 @@ def test_every_case_has_one_outcome(runner: suites.Runner) -> None:
     }
 
 
+def test_a_keyword_chooses_cases(runner: suites.Runner) -> None:
+    assert runner.collect(["test_cases.py"], "wrong and not array") == [
+        "test_cases.py::test_a_wrong_number"
+    ]
+
+
 def test_cases_that_cannot_be_run_are_no_success(runner: suites.Runner) -> None:
     with pytest.raises(SystemExit, match="pytest ran none of 1 cases"):
         list(runner.run(["test_cases.py::test_that_is_not_there"]))
@@ -69,6 +75,12 @@ def test_so_many_cases_are_chosen_from_all_of_them() -> None:
     cases = [str(i) for i in range(10)]
     assert suites.choose(cases, 5) == ["0", "2", "4", "6", "8"]
     assert suites.choose(cases, 20) == cases
+
+
+def test_torch_and_triton_are_those_of_the_channel() -> None:
+    names = [name.partition("==") for name in suites.requirements({"requires": ["einops"]})]
+    assert [name for name, _, version in names[:2] if version[0].isdigit()] == ["torch", "triton"]
+    assert names[-1][0] == "einops"
 
 
 GOOGLETEST = """[ RUN      ] A.first

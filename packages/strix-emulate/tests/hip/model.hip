@@ -78,3 +78,34 @@ KERNEL lds_beside_atomics(int *data) {
     KEEP;
     data[64 + LANE] = count;
 }
+
+// A radix top-k: per digit, two block reductions take turns in one temporary storage. hipCUB asks for
+// a barrier between them ("can be reused after __syncthreads()").
+static __device__ int block_sum(int *room, int mine) {
+    for (int far = 16; far; far /= 2) mine += __builtin_amdgcn_ds_bpermute(4 * (LANE ^ far), mine);
+    if (!(LANE & 31)) room[LANE / 32] = mine;
+    meet();
+    int sum = 0;
+    for (unsigned wave = 0; wave < 4; wave++) sum += room[wave];
+    return sum;
+}
+template <bool between> static __device__ void two_sums(int *data) {
+    __shared__ int room[4];
+    const int first = block_sum(room, 1);
+    if (between) meet();
+    const int second = block_sum(room, 2);
+    if (!LANE) data[32] = 1000 * first + second;
+}
+KERNEL storage_reused(int *data) { two_sums<false>(data); }
+KERNEL storage_reused_behind_a_barrier(int *data) { two_sums<true>(data); }
+
+// Two sorted halves of data[64...] merged by searches, as HeCBench's merge has them: without the
+// second bound the last thread reads behind a short half, and with arrays of their own, out of bounds.
+template <bool bounded> static __device__ void merged(int *data) {
+    const int length = 96, own = (int)LANE;
+    int below = 0;
+    while ((!bounded || below < length) && data[64 + length + below] < data[64 + own]) below++;
+    data[32] = below;
+}
+KERNEL search_unbounded(int *data) { merged<false>(data); }
+KERNEL search_bounded(int *data) { merged<true>(data); }
