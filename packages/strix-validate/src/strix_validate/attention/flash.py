@@ -11,6 +11,7 @@ from torch import Tensor
 
 from strix_validate.numerics import reference
 from strix_validate.triton import stand_in
+from strix_validate.triton.call import move
 
 #: The first, a middle and the last sequence are empty; one has keys but no queries.
 NO_TOKENS = {"lengths_q": (0, 37, 0, 0, 64, 0), "lengths_k": (0, 64, 0, 20, 50, 0)}
@@ -54,10 +55,13 @@ class FlashCall:
         """
         import flash_attn
 
-        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        tensors = {name: move(tensor, device) for name, tensor in self.tensors.items()}
         function = getattr(flash_attn, self.name)
         if self.grad_out is None:
-            return {"out": function(**tensors, **self.options), **tensors}
+            out = function(**tensors, **self.options)
+            if self.options.get("return_softmax_lse"):
+                return {"out": out[0], "lse": out[1], **tensors}
+            return {"out": out, **tensors}
         names = [name for name in ("q", "k", "v", "kv", "qkv") if name in tensors]
         leaves = [tensors[name].detach().requires_grad_() for name in names]
         tensors.update(zip(names, leaves, strict=True))
@@ -65,7 +69,7 @@ class FlashCall:
         lse = {}
         if self.options.get("return_attn_probs"):
             out, lse["lse"], _ = out
-        grads = torch.autograd.grad(out, leaves, self.grad_out.to(device))
+        grads = torch.autograd.grad(out, leaves, move(self.grad_out, device))
         grads = {f"d{name}": grad for name, grad in zip(names, grads, strict=True)}
         found = {"out": out.detach(), **grads, **lse}
         if self.infers:
@@ -216,9 +220,9 @@ def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[st
 def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
     randn, *, new=4, rows=None, leftpad=None, page=None, stale=False, lengths=(50, 77),
     rotary="", scale=None, queries=4, heads=4, kv_heads=2, head_dim=64, capacity=100, batch=4,
-    window=(-1, -1), low=0.0,
+    window=(-1, -1), low=0.0, causal=True, lse=False, integer=False, strided=False,
 ):  # fmt: skip
-    """Build a call of flash_attn_with_kvcache: a few causal queries for each sequence.
+    """Build a call of flash_attn_with_kvcache: a few queries for each sequence.
 
     Args:
         new: keys appended; rows: the row of the cache that each sequence has (cache_batch_idx);
@@ -226,7 +230,9 @@ def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
         cache holds NaN behind each sequence; lengths: entries in the cache before the call;
         rotary: "neighbours" or "halves" of the first 32 lanes of q and k are turned; batch: rows of
         the cache; capacity: entries of each, by default no multiple of a block of keys; low: see
-        :func:`fixed`.
+        :func:`fixed`; causal: otherwise all queries are turned as one at the cache's length;
+        lse: see reference.attention; integer: cache_seqlens is a number, the first length;
+        strided: keys and values of an entry lie side by side in one tensor.
     """
     count, shape = len(lengths), (kv_heads, head_dim)
     q = randn(count, queries, heads, head_dim)
@@ -240,7 +246,7 @@ def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
     angles: dict[str, Tensor] = {}
     turned_q, new_k = q, k
     if rotary:
-        angles, (turned_q, new_k) = _turned((q, k), lengths, capacity, rotary)
+        angles, (turned_q, new_k) = _turned((q, k), lengths, capacity, rotary, causal)
     filled_k, filled_v = k_cache[own_rows], v_cache[own_rows]
     for i, length in enumerate(lengths):
         filled_k[i, length : length + new], filled_v[i, length : length + new] = new_k[i], v[i]
@@ -248,21 +254,18 @@ def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
             k_cache[own_rows[i], length:] = v_cache[own_rows[i], length:] = float("nan")
     if rows is None:
         k_cache, v_cache = k_cache[:count], v_cache[:count]
-    tensors = {"q": q, "k_cache": k_cache.clone(), "v_cache": v_cache.clone()}
-    tensors["cache_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
+    tensors = {"q": q} | _laid_out(k_cache, v_cache, page, strided)
+    if not integer:
+        tensors["cache_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
     if new:
         tensors |= {"k": k, "v": v}
     for name, value in (("cache_batch_idx", rows), ("cache_leftpad", leftpad)):
         if value:
             tensors[name] = torch.tensor(value, dtype=torch.int32)
-    if page:
-        order = torch.arange(count * (capacity // page)).flip(0)
-        for name in ("k_cache", "v_cache"):
-            tensors[name] = tensors[name].view(-1, page, *shape)[order].contiguous()
-        tensors["block_table"] = order.view(count, -1).int()
-    options = {"causal": True} | ({"rotary_interleaved": rotary == "neighbours"} if rotary else {})
-    options |= {"softmax_scale": scale} if scale is not None else {}
-    options |= {"window_size": window} if window != (-1, -1) else {}
+    plain = {"rotary_interleaved": rotary == "neighbours" if rotary else None,
+        "return_softmax_lse": lse or None, "cache_seqlens": lengths[0] if integer else None,
+        "softmax_scale": scale, "window_size": None if window == (-1, -1) else window}  # fmt: skip
+    options = {"causal": causal} | {n: value for n, value in plain.items() if value is not None}
     call = FlashCall(function_of(kv_cache), tensors | angles, options)
 
     def expected(dtype):
@@ -271,9 +274,12 @@ def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
             used = slice((leftpad or [0] * count)[i], length + new)
             keys, values = filled_k[i : i + 1, used], filled_v[i : i + 1, used]
             part = turned_q[i : i + 1]
-            masks = {"causal": "bottom-right", "scale": scale, "window": window}
-            outs.append(_attend(part, keys, values, part, dtype=dtype, **masks)["out"])
-        found = {"out": torch.cat(outs), "cache_seqlens": tensors["cache_seqlens"].clone()}
+            masks = {"causal": "bottom-right" if causal else None, "scale": scale, "lse": lse}
+            outs.append(_attend(part, keys, values, part, dtype=dtype, window=window, **masks))
+        names = ("out", "lse") if lse else ("out",)
+        found = {name: torch.cat([own[name] for own in outs]) for name in names}
+        if not integer:
+            found["cache_seqlens"] = tensors["cache_seqlens"].clone()
         if new and not page and not stale:
             k_after, v_after = k_cache.clone(), v_cache.clone()
             k_after[own_rows], v_after[own_rows] = filled_k, filled_v
@@ -283,6 +289,23 @@ def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
     return call, expected
 
 
+def _laid_out(
+    k_cache: Tensor, v_cache: Tensor, page: int | None, strided: bool
+) -> dict[str, Tensor]:
+    """Return a cache as a call takes it; see :func:`kv_cache`."""
+    caches, table = {"k_cache": k_cache.clone(), "v_cache": v_cache.clone()}, {}
+    if page:
+        rows, capacity, *shape = k_cache.shape
+        order = torch.arange(rows * (capacity // page)).flip(0)
+        for name, x in caches.items():
+            caches[name] = x.view(-1, page, *shape)[order].contiguous()
+        table["block_table"] = order.view(rows, -1).int()
+    if strided:
+        both = torch.stack(list(caches.values()), 2).unbind(2)
+        caches = dict(zip(caches, both, strict=True))
+    return caches | table
+
+
 def function_of(build: Callable, pack: str = "") -> str:
     """Return the name of the function that a builder's call takes; pack: see :func:`dense`."""
     names = {fixed: "flash_attn_{}func", varlen: "flash_attn_varlen_{}func"}
@@ -290,19 +313,24 @@ def function_of(build: Callable, pack: str = "") -> str:
 
 
 def _turned(
-    both: tuple[Tensor, Tensor], lengths: tuple[int, ...], capacity: int, rotary: str
+    both: tuple[Tensor, Tensor], lengths: tuple[int, ...], capacity: int, rotary: str, causal: bool
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Return angles of each entry of a cache, and what is turned by those behind each sequence."""
+    """Return angles of each entry of a cache, and what is turned by those behind each sequence.
+
+    both: queries, which all have the first angle if they are not causal, and keys.
+    """
     angle = torch.arange(capacity)[:, None] * torch.exp2(-torch.arange(16.0) / 2)
     angles = {f"rotary_{n}": getattr(angle, n)().to(both[0].dtype) for n in ("cos", "sin")}
 
-    def turn(x: Tensor, start: int) -> Tensor:
-        cos, sin = (angles[f"rotary_{n}"][start : start + len(x), None] for n in ("cos", "sin"))
+    def turn(x: Tensor, start: int, count: int) -> Tensor:
+        cos, sin = (angles[f"rotary_{n}"][start : start + count, None] for n in ("cos", "sin"))
         neighbours = rotary == "neighbours"
         return reference.rotated(x, cos, sin, torch.float64, neighbours=neighbours).to(x.dtype)
 
+    counts = (both[0].shape[1] if causal else 1, both[1].shape[1])
     return angles, [
-        torch.stack([turn(x[i], length) for i, length in enumerate(lengths)]) for x in both
+        torch.stack([turn(x[i], length, count) for i, length in enumerate(lengths)])
+        for x, count in zip(both, counts, strict=True)
     ]
 
 

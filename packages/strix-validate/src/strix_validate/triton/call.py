@@ -44,6 +44,15 @@ class Call(Protocol):
         """
 
 
+def move(x: Tensor, device: str) -> Tensor:
+    """Return a tensor on a device, with the strides it has: Tensor.to makes a slice contiguous."""
+    moved = x.to(device)
+    if moved.stride() == x.stride() or 0 in x.stride():
+        return moved
+    slice_of_other = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+    return slice_of_other.copy_(moved)
+
+
 @dataclass(frozen=True)
 class Launch:
     """What calls of vLLM and of packages share: a function of ours that makes the call.
@@ -69,7 +78,7 @@ class Launch:
 
     def execute(self, device: str) -> dict[str, Tensor]:
         """See Call."""
-        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        tensors = {name: move(tensor, device) for name, tensor in self.tensors.items()}
         return self.launch(**tensors, **self.options)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
+from strix_validate.checks import Size
 from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.comparison import rms
@@ -204,7 +205,8 @@ _LANES = "a kernel that is correct for 64 lanes, or for as many heads of values 
 def model_cases() -> dict[str, Case]:
     """Return prompts, training and decoding of each ratio of heads of values to heads of keys."""
     steps: dict[str, dict] = {
-        "train": {"heads": 1, "lengths": (66,)},
+        # training wants no state
+        "train": {"heads": 1, "lengths": (66,), "last": False},
         "prefill": {"heads": 1, "lengths": (33, 40), "train": False, "normal": True},
         "decode": {"heads": 2, "lengths": (2, 1), "decode": True, "state": True, "normal": True},
     }
@@ -231,8 +233,21 @@ COMPUTED = {
     "gdn": Case(attention, _CHUNK),
     "gdn-state": Case(partial(attention, state=True, lengths=(70,)), _STATE),
     "gdn-packed": Case(partial(attention, lengths=(70, 30)), _PACKED),
+    # whole chunks, between which a sequence ends
+    "gdn-packed-state": Case(partial(attention, lengths=(64, 30, 128), heads=1, state=True,
+        train=False), _PACKED),
     "gdn-decode": Case(partial(attention, decode=True, lengths=(3, 1), state=True, normal=True),
         _DECODE),
+    "gdn-decode-new": Case(partial(attention, decode=True, lengths=(3,), last=False), _DECODE),
+    "kda-packed-state": Case(partial(attention, rule="kda", lengths=(64, 30), state=True,
+        normal=True, train=False), _PACKED),
+    # the dearest of all
+    "kda-packed-train": Case(partial(attention, rule="kda", lengths=(40, 30), keys=128, values=128,
+        state=True), _PACKED, size=Size.FULL),
+    "kda-decode-new": Case(partial(attention, rule="kda", decode=True, lengths=(3,), heads=1,
+        last=False), _DECODE),
+    "gla-packed": Case(partial(attention, rule="gla", lengths=(40, 30), heads=1, last=False),
+        _PACKED),
     # Kimi Linear's lanes
     "kda": Case(partial(attention, rule="kda", lengths=(70,), heads=1, keys=128, values=128),
         _CHUNK),

@@ -193,7 +193,9 @@ def model_cases() -> dict[str, Case]:
     }
 
 
-COMPUTED = {name: Case(partial(product, name=name), _DECODED) for name in TYPES} | {
+COMPUTED = {
+    # of more tokens and rows than a tile of any kernel has
+    **{name: Case(partial(product, name=name, tokens=35, rows=130), _DECODED) for name in TYPES},
     **model_cases(),
     "q4_k-tiles": Case(partial(product, name="q4_k", tokens=35, size=512, rows=130), _TILES),
 }

@@ -81,17 +81,18 @@ def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dq: Tensor, dk: Tensor
 
 
 def rope(
-    randn: Randn, *, batch=2, tokens=7, heads=6, kv_heads=2, head_dim=64, rotary=0
+    randn: Randn, *, batch=2, tokens=7, heads=6, kv_heads=2, head_dim=64, rotary=0, own=False
 ) -> tuple[PackageCall, Expected]:
     """Build a call of rotary embedding in halves, and of its inverse on the gradients.
 
     Args:
         rotary: lanes that are turned, 0 is all (GLM, Phi: a part).
+        own: each sequence has positions of its own (packed training).
     """
     lanes = rotary or head_dim
     q, dq = randn(batch, heads, tokens, head_dim), randn(batch, heads, tokens, head_dim)
     k, dk = randn(batch, kv_heads, tokens, head_dim), randn(batch, kv_heads, tokens, head_dim)
-    angle = (randn(1, tokens, lanes // 2).float() * 3).repeat(1, 1, 2)
+    angle = (randn(batch if own else 1, tokens, lanes // 2).float() * 3).repeat(1, 1, 2)
     cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
 
     def turned(dtype: Precision, x: Tensor, back: bool) -> Tensor:
@@ -131,6 +132,35 @@ def swiglu(randn: Randn, *, rows=5, columns=300, gain=1.0) -> tuple[PackageCall,
     return PackageCall(_swiglu, tensors, package=PACKAGE), expected
 
 
+def _geglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+
+    def product(gate: Tensor, up: Tensor) -> dict[str, Tensor]:
+        # the backward pass writes over its inputs
+        return {"out": LigerGELUMulFunction.apply(gate * 1, up * 1)}
+
+    return differentiated(product, {"gate": gate, "up": up}, {"out": grad})
+
+
+def geglu(randn: Randn, *, rows=5, columns=300) -> tuple[PackageCall, Expected]:
+    """Build a call of gelu(gate) * up, with tanh for gelu (Gemma)."""
+    gate, up, grad = randn(rows, columns), randn(rows, columns), randn(rows, columns)
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        a, u, d = _inputs(dtype, gate, up, grad)
+        x, root = gate.to(a.dtype), (2 / torch.pi) ** 0.5
+        t = torch.tanh(root * (x + 0.044715 * x**3))
+        inner = x * (1 - t.square()) * root * (1 + 3 * 0.044715 * x.square())
+        gelu, slope = stored(a * (1 + t) / 2, dtype), (1 + t) / 2 + inner / 2
+        if dtype == TERMS:
+            slope = (1 + t) / 2 + inner.abs() / 2
+        found = {"out": gelu * u, "dgate": d * u * slope, "dup": d * gelu}
+        return {name: stored(value, dtype) for name, value in found.items()}
+
+    tensors = {"gate": gate, "up": up, "grad": grad}
+    return PackageCall(_geglu, tensors, package=PACKAGE), expected
+
+
 def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str, Tensor]:
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
@@ -138,7 +168,8 @@ def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str
 
     def loss(x: Tensor, weight: Tensor) -> dict[str, Tensor]:
         found = LigerFusedLinearCrossEntropyFunction.apply(
-            x, weight, labels, bias, None, IGNORED, 0.0, options["smoothing"], "mean",
+            x, weight, labels, bias, None, IGNORED, 0.0, options["smoothing"],
+            options["reduction"],
             options["softcap"], False, torch.float32,
         )  # fmt: skip
         return {"loss": found[0]}
@@ -158,14 +189,15 @@ def loss(  # noqa: PLR0913 (a case's options)
     ignored=2,
     gain=2.0,
     low=0.0,
+    reduction="mean",
 ) -> tuple[PackageCall, Expected]:
-    """Build a call of the last layer and cross entropy in one, mean of the labels that count; in
-    float32.
+    """Build a call of the last layer and cross entropy in one, in float32.
 
     Args:
         size: of a token's vector. words: of the vocabulary.
         ignored: of the labels, how many count for nothing (padding, prompts).
         low: if not 0, the level of all logits, see reference.with_low_scores.
+        reduction: "mean" or "sum" of the labels that count.
         gain: the gradient of the loss; 1 goes without a kernel that has a program for each word.
     """
     x, weight = randn(tokens, size), randn(words, size) / size**0.5
@@ -174,6 +206,7 @@ def loss(  # noqa: PLR0913 (a case's options)
     labels = (torch.arange(tokens) * 37 + 11) % words
     labels[:ignored] = IGNORED
     options = {"smoothing": smoothing, "softcap": softcap, "gain": gain}
+    options["reduction"] = reduction
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         plain = torch.float64 if dtype == TERMS else dtype
@@ -186,7 +219,7 @@ def loss(  # noqa: PLR0913 (a case's options)
         right = torch.nn.functional.one_hot(labels.clamp(min=0), words).to(logits)
         wanted = right * (1 - smoothing) + smoothing / words
         log = logits.log_softmax(-1)
-        n = counts.sum()
+        n = counts.sum() if reduction == "mean" else 1
         weights, sign = log.exp(), -1.0
         if dtype == TERMS:
             # logits are stored: half an eps of a logit is as much of its weight, times its size
@@ -217,6 +250,7 @@ _GEMMA = "Gemma's 1 + weight, or its rounding, left out"
 _EPS = "another eps than the model's"
 _TURN = "the inverse turn of the gradient left out, or lanes turned that are not to be"
 _SLOPE = "the slope of silu, of large gates as well"
+_GELU = "another gelu than the model's, or its slope (Gemma)"
 _LABELS = "labels that count for nothing counted: prompts and padding of fine-tuning"
 _SMOOTH = "label smoothing or Gemma's softcap left out of the gradient"
 BF16 = torch.bfloat16
@@ -276,7 +310,11 @@ COMPUTED = {
     "rope-partial": Case(partial(rope, rotary=32), _TURN),
     "swiglu": Case(swiglu, _SLOPE),
     "swiglu-large": Case(partial(swiglu, gain=8.0), _SLOPE),
+    "rope-own": Case(partial(rope, own=True), "the first sequence's positions taken for each"),
+    "geglu": Case(geglu, _GELU),
+    "geglu-Gemma-2-9B": Case(partial(geglu, rows=2, columns=14336), _GELU),
     "loss": Case(loss, _LABELS),
+    "loss-sum": Case(partial(loss, reduction="sum"), "a sum divided by the labels that count"),
     "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
     # in float32, see FLOAT16_OR_32
     "loss-low": Case(partial(loss, low=-8.0), reference.WHY_LOW, torch.float32),

@@ -146,7 +146,7 @@ def attention(  # noqa: PLR0913 (a case and what it should give)
     if packed:
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         tensors = {"q": q, "k": k, "v": v, "ends": ends}
-        options |= {"longest": max(lengths)}
+        options |= {"longest": max(lengths)} | ({} if scale is None else {"sm_scale": scale})
         return PackageCall(_varlen, tensors, options, 1, package=PACKAGE), expected
     tensors = {
         name: x.unflatten(0, (len(lengths), -1)) for name, x in (("q", q), ("k", k), ("v", v))
@@ -230,6 +230,12 @@ COMPUTED = {
     "scale": Case(partial(attention, scale=0.3), "1 / sqrt(head_dim) instead of sm_scale"),
     "packed": Case(partial(attention, lengths=(100, 40), packed=True, causal=True), _PACKED),
     "packed-edge": Case(partial(attention, lengths=(100, 40), packed=True), _EDGE),
+    # more queries than a block has
+    "packed-blocks": Case(partial(attention, lengths=(200, 40), packed=True, scale=0.3), _EDGE),
+    "packed-causal-d128": Case(
+        partial(attention, lengths=(150, 40), packed=True, causal=True, head_dim=128), _PACKED
+    ),
+    "d96-blocks": Case(partial(attention, head_dim=96, lengths=(200,), heads=2, kv_heads=1), _EDGE),
     "low": Case(partial(attention, low=-120), WHY_LOW),
     "packed-low": Case(
         partial(attention, lengths=(100, 40), packed=True, causal=True, low=-1000), WHY_LOW

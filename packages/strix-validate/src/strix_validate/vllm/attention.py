@@ -8,6 +8,7 @@ head, queries are a slice of what one product gives, and scratch for split keys 
 import importlib
 import sys
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def halves(cache: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
 def attend(  # noqa: PLR0913 (what the kernels take)
     q: Tensor, caches: tuple[Tensor, Tensor], layer: Attention, *, starts: Tensor, keys: Tensor,
     table: Tensor, queries: int, most: int, scale: float | None = None, sinks: Tensor | None = None,
-    slopes: Tensor | None = None, fp8: tuple[float, float] | None = None,
+    slopes: Tensor | None = None, fp8: tuple[float, float] | None = None, **more: Any,
 ) -> Tensor:  # fmt: skip
     """Run unified_attention; what it does not write is NaN.
 
@@ -51,6 +52,7 @@ def attend(  # noqa: PLR0913 (what the kernels take)
         q: (tokens, heads, head_dim), of any strides between tokens. caches: see halves.
         queries, most: the largest number of a sequence's queries, and of its keys.
         fp8: the scales of keys and values.
+        more: other arguments of unified_attention.
     """
     module = importlib.import_module(vllm_source.KERNELS[0])
     place, rows = {"device": q.device}, 128 // layer.kv_heads
@@ -67,16 +69,31 @@ def attend(  # noqa: PLR0913 (what the kernels take)
         for name, size in (("output", (*shape, padded)), ("max", shape), ("expsum", shape))
     }
     out = torch.full(q.shape, float("nan"), dtype=q.dtype, **place)
-    module.unified_attention(
-        q=q, k=caches[0], v=caches[1], out=out, cu_seqlens_q=starts, max_seqlen_q=queries,
-        seqused_k=keys, max_seqlen_k=most, causal=layer.causal, block_table=table,
-        softmax_scale=layer.head_dim**-0.5 if scale is None else scale,
-        window_size=(layer.window - 1, 0) if layer.window else (-1, -1),
-        softcap=layer.softcap or 0,  # an integer where there is none: another type for Triton
-        q_descale=None, k_descale=k_scale, v_descale=v_scale, seq_threshold_3D=rows,
-        num_par_softmax_segments=SEGMENTS, alibi_slopes=slopes, sinks=sinks,
-        kv_quant_mode=modes.FP8_PER_TENSOR if fp8 else modes.NONE, **scratch,
-    )  # fmt: skip
+    arguments = {
+        "q": q,
+        "k": caches[0],
+        "v": caches[1],
+        "out": out,
+        "cu_seqlens_q": starts,
+        "max_seqlen_q": queries,
+        "seqused_k": keys,
+        "max_seqlen_k": most,
+        "causal": layer.causal,
+        "block_table": table,
+        "softmax_scale": layer.head_dim**-0.5 if scale is None else scale,
+        "window_size": (layer.window - 1, 0) if layer.window else (-1, -1),
+        # an integer where there is none: another type for Triton
+        "softcap": layer.softcap or 0,
+        "q_descale": None,
+        "k_descale": k_scale,
+        "v_descale": v_scale,
+        "seq_threshold_3D": rows,
+        "num_par_softmax_segments": SEGMENTS,
+        "alibi_slopes": slopes,
+        "sinks": sinks,
+        "kv_quant_mode": modes.FP8_PER_TENSOR if fp8 else modes.NONE,
+    }
+    module.unified_attention(**arguments | scratch | more)
     return out
 
 

@@ -19,6 +19,15 @@ from strix_validate.vllm.source import VllmCall
 
 _, _, MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
 _BLOCK = 128  # of FP8 weights that share a scale, both ways
+#: By kind of scales, the shapes that those of tokens and of experts have.
+_SCALES: dict[str, Callable[[int, int, int, int], tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "blocks": lambda tokens, experts, rows, columns: (
+        (tokens, columns // _BLOCK),
+        (experts, -(-rows // _BLOCK), columns // _BLOCK),
+    ),
+    "channels": lambda tokens, experts, rows, columns: ((tokens, 1), (experts, rows, 1)),
+    "tensor": lambda tokens, experts, rows, columns: ((1,), (experts,)),
+}
 
 
 def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[VllmCall, Expected]:
@@ -41,24 +50,30 @@ def run_rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> dict[str, Tensor]:
 
 def rope(  # noqa: PLR0913 (a case's options)
     randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True, rotary=0,
-    interleaved=False, sections=(),
+    interleaved=False, sections=(), whole=False,
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
     """Build a call of triton_mrope: positions in time, height and width, each for its section of
     the angles.
 
     rotary: lanes that are turned, 0 is all. interleaved: the sections take turns. sections: angles
-    of each position, by default the shares that Qwen2.5-VL has.
+    of each position, by default the shares that Qwen2.5-VL has. whole: q and k are slices of one
+    tensor, in which the values are behind them.
     """
     lanes = rotary or head_dim
     share = lanes // 16 * 3
     sections = sections or (lanes // 2 - 2 * share, share, share)
     q, k = randn(tokens, heads * head_dim), randn(tokens, kv_heads * head_dim)
+    given = {"q": q, "k": k}
+    if whole:
+        v = randn(*k.shape)
+        given = {"qkv": torch.cat([q, k, v], -1)}
     angle = randn(3, tokens, lanes // 2).float() * 3
     cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
     call = VllmCall(
         run_rope,
-        {"q": q, "k": k, "cos": cos, "sin": sin},
-        {
+        given | {"cos": cos, "sin": sin},
+        ({"widths": (q.shape[1], k.shape[1])} if whole else {})
+        | {
             "mrope_section": list(sections),
             "head_size": head_dim,
             "rotary_dim": lanes,
@@ -81,29 +96,38 @@ def rope(  # noqa: PLR0913 (a case's options)
             heads = x.view(tokens, -1, head_dim)
             turned = reference.rotated(heads, c, s, dtype, neighbours=not neox)
             found[name] = reference.stored(turned.flatten(1), dtype)
-        return found
+        return found | ({"v": v.double()} if whole else {})
 
     return call, expected
 
 
-def run_rope(**given) -> dict[str, Tensor]:
-    """Run triton_mrope with these arguments."""
+def run_rope(
+    *, qkv: Tensor | None = None, widths: tuple[int, int] = (0, 0), **given
+) -> dict[str, Tensor]:
+    """Run triton_mrope with these arguments; widths: of q and k in qkv, which then holds them."""
+    more = {}
+    if qkv is not None:
+        given["q"], given["k"], values = qkv.split([*widths, qkv.shape[1] - sum(widths)], -1)
+        more = {"v": values}
     q, k = importlib.import_module(_ROPE).triton_mrope(**given)
-    return {"q": q, "k": k}
+    return {"q": q, "k": k, **more}
 
 
 def moe(  # noqa: PLR0913 (a case's options)
     randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16, group=32,
-    zeros=False, bias=False, routed=True, swizzle=0,
+    zeros=False, bias=False, routed=True, swizzle=0, absent=0, padding=0, scales="blocks",
 ) -> tuple[VllmCall, Expected]:  # fmt: skip
     """Build a call of invoke_fused_moe_triton_kernel with the default tiles: each token times its
     experts.
 
-    bits: 16, 8 for FP8 in blocks as :func:`quantized.fp8_blocks`, or 4 for int4 weights in groups
-    with a scale each, and with zeros a zero point. group: weights of a group.
+    bits: 16, 8 for FP8, or 4 for int4 weights in groups with a scale each, and with zeros a zero
+    point. group: weights of a group. scales: of FP8, in blocks as :func:`quantized.fp8_blocks`, in
+    "channels" for each token and each row of an expert, or one of a whole "tensor".
     bias: of each expert's rows, in 16 bits. routed: the router's weights are applied. swizzle:
-    tiles of tokens that share a tile of weights, 0 is what vLLM chooses. Where experts are many for
-    the tokens, as they are for one, these are not sorted.
+    tiles of tokens that share a tile of weights, 0 is what vLLM chooses. absent: the first experts,
+    which are another GPU's: their answers are 0. padding: numbers behind a row of weights, which
+    vLLM adds on ROCm. Where experts are many for the tokens, as they are for one, these are not
+    sorted.
     """
     x = randn(tokens, columns)
     weights = randn(experts, rows, columns) / columns**0.5
@@ -112,32 +136,35 @@ def moe(  # noqa: PLR0913 (a case's options)
     tensors = {"x": x, "experts": chosen, "shares": randn(tokens, top_k).float()}
     if bits == 4:
         codes = ((weights * 16).round().clamp(-8, 7) + 8).to(torch.uint8)
-        scales = (randn(experts, rows, columns // group).abs() + 0.5).to(x.dtype)
-        points = torch.full(scales.shape, 8, dtype=torch.uint8)
+        steps = (randn(experts, rows, columns // group).abs() + 0.5).to(x.dtype)
+        points = torch.full(steps.shape, 8, dtype=torch.uint8)
         if zeros:
-            points = (randn(*scales.shape).abs() * 4).clamp(max=15).to(torch.uint8)
+            points = (randn(*steps.shape).abs() * 4).clamp(max=15).to(torch.uint8)
             # two rows to a byte
             tensors["zeros"] = points[:, ::2] | points[:, 1::2] << 4
         shifted = codes.to(x.dtype) - points.repeat_interleave(group, -1).to(x.dtype)
-        weights = shifted * scales.repeat_interleave(group, -1)
-        tensors |= {"weights": codes[..., ::2] | codes[..., 1::2] << 4, "scales": scales}
+        weights = shifted * steps.repeat_interleave(group, -1)
+        tensors |= {"weights": codes[..., ::2] | codes[..., 1::2] << 4, "scales": steps}
     else:
         if bits == 8:
             x, weights = (both.to(FP8).to(x.dtype) for both in (x, weights))
-            tensors |= {"x": x, "x_scales": randn(tokens, columns // _BLOCK).float().abs() + 0.1}
-            blocks = experts, -(-rows // _BLOCK), columns // _BLOCK
-            tensors["scales"] = randn(*blocks).float().abs() + 0.1
-        tensors["weights"] = weights
+            shapes = _SCALES[scales](tokens, experts, rows, columns)
+            own, theirs = (randn(*shape).float().abs() + 0.1 for shape in shapes)
+            tensors |= {"x": x, "x_scales": own, "scales": theirs}
+        tensors["weights"] = torch.nn.functional.pad(weights, (0, padding), value=float("nan"))
     if bias:
         tensors["bias"] = randn(experts, rows)
 
     def scaled(work: torch.dtype) -> tuple[Tensor, Tensor]:
         if bits != 8:
             return x, weights
-        mine, theirs = (
-            tensors[name].to(work).repeat_interleave(_BLOCK, -1) for name in ("x_scales", "scales")
+        mine, theirs = tensors["x_scales"].to(work), tensors["scales"].to(work)
+        if scales == "blocks":
+            mine, theirs = (one.repeat_interleave(_BLOCK, -1) for one in (mine, theirs))
+            theirs = theirs.repeat_interleave(_BLOCK, 1)[:, :rows]
+        return x.to(work) * mine, weights.to(work) * theirs.view(
+            experts, *theirs.shape[1:] or (1, 1)
         )
-        return x.to(work) * mine, weights.to(work) * theirs.repeat_interleave(_BLOCK, 1)[:, :rows]
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         left, right = scaled(reference.working(dtype))
@@ -147,6 +174,7 @@ def moe(  # noqa: PLR0913 (a case's options)
             for j in range(top_k)
         ]
         out = torch.cat(parts).view(tokens, top_k, rows)
+        out[chosen < absent] = 0
         shares = tensors["shares"] if routed else torch.ones(tokens, top_k)
         more = tensors["bias"][chosen.long()] if bias else torch.zeros(1)
         shares, more = (x.to(reference.working(dtype)) for x in (shares, more))
@@ -155,6 +183,7 @@ def moe(  # noqa: PLR0913 (a case's options)
         return {"out": reference.stored((out + more) * shares[..., None], dtype)}
 
     options = {"bits": bits, "group": group, "routed": routed, "swizzle": swizzle}
+    options |= {"absent": absent, "columns": columns * (bits != 4), "kind": scales}
     return VllmCall(run_moe, tensors, options, products=1), expected
 
 
@@ -168,21 +197,25 @@ def run_moe(*args: Any, **options: Any) -> dict[str, Tensor]:
 def bind_moe(  # noqa: PLR0913 (what the kernels take)
     x: Tensor, experts: Tensor, shares: Tensor, weights: Tensor, *, scales: Tensor | None = None,
     zeros: Tensor | None = None, x_scales: Tensor | None = None, bias: Tensor | None = None,
-    bits: int = 16, group: int = 32, routed: bool = True, swizzle: int = 0,
+    bits: int = 16, group: int = 32, routed: bool = True, swizzle: int = 0, absent: int = 0,
+    columns: int = 0, kind: str = "blocks",
 ) -> tuple[Callable[[], None], Tensor]:  # fmt: skip
     """Return what launches a product of experts, and the tensor that it writes.
 
-    experts and shares: (tokens, top_k), of each token.
+    experts and shares: (tokens, top_k), of each token. columns: of the weights, behind which lies
+    padding; 0 is all. kind: see scales of moe.
     """
     module, dtype = importlib.import_module(MOE), x.dtype
     (tokens, top_k), (count, rows) = experts.shape, weights.shape[:2]
-    kind = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
-    block = {4: [0, group], 8: [_BLOCK, _BLOCK]}.get(bits)
-    config = module.get_default_config(tokens, count, rows, x.shape[1], top_k, kind, block)
+    quantized = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
+    block = {4: [0, group], 8: [_BLOCK, _BLOCK] if kind == "blocks" else None}.get(bits)
+    config = module.get_default_config(tokens, count, rows, x.shape[1], top_k, quantized, block)
     if bits == 8:  # only here: tensors of fp8 cannot be pickled
         x, weights = x.to(FP8), weights.to(FP8)
+    weights = weights[..., : columns or None]
     config |= {"GROUP_SIZE_M": swizzle} if swizzle else {}
-    ids, owners, filled = assign(module, experts, config, count, kind, block)
+    ids, owners, filled = assign(module, experts, config, count, quantized, block)
+    owners = owners.masked_fill(owners < absent, -1)
     out = torch.full((tokens, top_k, rows), float("nan"), dtype=dtype, device=x.device)
     common = {
         "A": x, "B": weights, "C": out, "topk_weights": shares,
@@ -195,6 +228,6 @@ def bind_moe(  # noqa: PLR0913 (what the kernels take)
         return partial(module.invoke_fused_moe_wna16_triton_kernel, **common, B_zp=zeros), out
     launch = partial(
         module.invoke_fused_moe_triton_kernel, **common, A_scale=x_scales, use_fp8_w8a8=bits == 8,
-        use_int8_w8a8=False, per_channel_quant=False, B_bias=bias,
+        use_int8_w8a8=False, per_channel_quant=kind == "channels", B_bias=bias,
     )  # fmt: skip
     return launch, out

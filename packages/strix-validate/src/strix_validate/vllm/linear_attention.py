@@ -22,18 +22,19 @@ from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
 from strix_validate.vllm.source import VllmCall
 
-_OPS = "vllm.third_party.flash_linear_attention.ops"
-_CONV = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
+OPS = "vllm.third_party.flash_linear_attention.ops"
+CONVOLUTION = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
 EPS = 1e-6
 
 
 def convolution(
-    randn: Randn, *, lengths: tuple[int, ...] = (3, 19), channels=40, width=4
+    randn: Randn, *, lengths: tuple[int, ...] = (3, 19), channels=40, width=4, bias=False
 ) -> tuple[VllmCall, Expected]:
     """Build a call of causal_conv1d_fn over new sequences, then causal_conv1d_update by a token for
     each.
 
-    The first sequence begins anew, the others go on from the state in their block.
+    The first sequence begins anew, the others go on from the state in their block. bias: of each
+    channel (Mamba).
     """
     count = len(lengths)
     tensors = {
@@ -45,9 +46,12 @@ def convolution(
         "blocks": torch.arange(count + 1, 1, -1, dtype=torch.int32),
         "begins": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
     }
+    if bias:
+        tensors["bias"] = randn(channels)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         work = reference.working(dtype)
+        more = tensors["bias"].to(work) if bias else torch.zeros(1, dtype=work)
         found: dict[str, list[Tensor]] = {"out": [], "next": []}
         states, weight = tensors["states"].clone().to(work), tensors["weight"].to(work).T
         for i, part in enumerate(tensors["x"].to(work).split(lengths)):
@@ -57,9 +61,9 @@ def convolution(
             states[block] = rows[1 - width :]
             windows = rows.unfold(0, width, 1).transpose(1, 2)
             if dtype == reference.TERMS:
-                out = (windows * weight).abs().sum(1)
+                out = (windows * weight).abs().sum(1) + more.abs()
             else:
-                out = reference.stored(silu((windows * weight).sum(1)), dtype)
+                out = reference.stored(silu((windows * weight).sum(1) + more), dtype)
             found["out"].append(out[:-1])
             found["next"].append(out[-1:])
         return {name: torch.cat(x) for name, x in found.items()} | {"states": states}
@@ -68,28 +72,39 @@ def convolution(
 
 
 def _convolve(
-    x: Tensor, new: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, begins: Tensor
+    x: Tensor,
+    new: Tensor,
+    weight: Tensor,
+    states: Tensor,
+    blocks: Tensor,
+    begins: Tensor,
+    bias: Tensor | None = None,
 ) -> dict[str, Tensor]:
     states = states.clone()
-    out = convolve(x, weight, states, blocks, begins)
-    last = convolve_next(new.clone(), weight, states, blocks)
+    out = convolve(x, weight, states, blocks, begins, bias)
+    last = convolve_next(new.clone(), weight, states, blocks, bias)
     return {"out": out, "next": last, "states": states}
 
 
-def convolve(x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, begins: Tensor) -> Tensor:
+def convolve(
+    x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, begins: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Run causal_conv1d_fn, which writes the states; the first sequence begins anew."""
-    found = importlib.import_module(_CONV).causal_conv1d_fn(
-        x.T, weight, None, states.transpose(-1, -2), begins, cache_indices=blocks,
+    found = importlib.import_module(CONVOLUTION).causal_conv1d_fn(
+        x.T, weight, bias, states.transpose(-1, -2), begins, cache_indices=blocks,
         has_initial_state=torch.arange(len(blocks), device=blocks.device) > 0,
         activation="silu", metadata=_tiles(begins),
     )  # fmt: skip
     return found.T
 
 
-def convolve_next(x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor) -> Tensor:
+def convolve_next(
+    x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """Run causal_conv1d_update by a token of each sequence; x is overwritten."""
-    return importlib.import_module(_CONV).causal_conv1d_update(
-        x, states.transpose(-1, -2), weight, None, "silu", conv_state_indices=blocks
+    return importlib.import_module(CONVOLUTION).causal_conv1d_update(
+        x, states.transpose(-1, -2), weight, bias, "silu", conv_state_indices=blocks
     )
 
 
@@ -148,14 +163,22 @@ def follow(
 
 
 def delta_rule(
-    randn: Randn, *, lengths: tuple[int, ...], heads=2, value_heads=4, size=64, kernel="chunks"
+    randn: Randn,
+    *,
+    lengths: tuple[int, ...],
+    heads=2,
+    value_heads=4,
+    size=64,
+    kernel="chunks",
+    steep=False,
 ) -> tuple[VllmCall, Expected]:
     """Build a call of layers of Qwen3-Next behind their convolution.
 
     kernel: "chunks": fused_post_conv_prep and chunk_gated_delta_rule, of prompts. "one": a token of
     each sequence, fused_recurrent_gated_delta_rule_packed_decode. "several": in a batch with
     prompts, fused_sigmoid_gating_delta_rule_update. The first sequence of "one" has block 0, which
-    belongs to none.
+    belongs to none. steep: the first head's gates are so large that exp of them overflows, and
+    softplus is the gate.
     """
     tokens, count = sum(lengths), len(lengths)
     tensors = {
@@ -170,6 +193,8 @@ def delta_rule(
     }
     if kernel == "one":
         tensors["blocks"][0] = 0
+    if steep:  # and weigh so little that the state stays
+        tensors["bias"][0], tensors["log"][0] = 100, -6
     options = {"heads": heads, "value_heads": value_heads, "size": size, "kernel": kernel}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
@@ -205,7 +230,7 @@ def run_delta_rule(  # noqa: PLR0913 (what the kernels take)
     states = states.clone()
     if kernel == "one":
         out = torch.full((len(qkv), 1, value_heads, size), float("nan")).to(qkv)
-        module = importlib.import_module(f"{_OPS}.fused_recurrent")
+        module = importlib.import_module(f"{OPS}.fused_recurrent")
         module.fused_recurrent_gated_delta_rule_packed_decode(
             qkv, a, b, log, bias, size**-0.5, states, out, blocks, use_qk_l2norm_in_kernel=True
         )
@@ -213,16 +238,16 @@ def run_delta_rule(  # noqa: PLR0913 (what the kernels take)
     if kernel == "several":
         cuts = [heads * size, heads * size, value_heads * size]
         q, k, v = (x.unflatten(1, (-1, size))[None].contiguous() for x in qkv.split(cuts, 1))
-        module = importlib.import_module(f"{_OPS}.fused_sigmoid_gating")
+        module = importlib.import_module(f"{OPS}.fused_sigmoid_gating")
         out, _ = module.fused_sigmoid_gating_delta_rule_update(
             log, a, b, bias, q, k, v, initial_state=states, inplace_final_state=True,
             cu_seqlens=begins, ssm_state_indices=blocks, use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
         return {"out": out[0], "states": states}
-    parts = importlib.import_module(f"{_OPS}.fused_gdn_prefill_post_conv").fused_post_conv_prep(
+    parts = importlib.import_module(f"{OPS}.fused_gdn_prefill_post_conv").fused_post_conv_prep(
         qkv, a, b, log, bias, heads, size, size
     )
-    out, last = importlib.import_module(f"{_OPS}.chunk").chunk_gated_delta_rule(
+    out, last = importlib.import_module(f"{OPS}.chunk").chunk_gated_delta_rule(
         *(x[None] for x in parts), initial_state=states[blocks.long()], output_final_state=True,
         cu_seqlens=begins,
     )  # fmt: skip
@@ -230,22 +255,29 @@ def run_delta_rule(  # noqa: PLR0913 (what the kernels take)
     return dict(zip("qkv", parts[:3], strict=True)) | {"out": out[0], "states": states}
 
 
-def gated_norm(randn: Randn, *, rows=5, columns=96) -> tuple[VllmCall, Expected]:
-    """Build a call of rmsnorm_fn: a norm of each head, then times silu of the gate."""
+def gated_norm(
+    randn: Randn, *, rows=5, columns=96, activation="swish"
+) -> tuple[VllmCall, Expected]:
+    """Build a call of rmsnorm_fn: a norm of each head, then times silu of the gate.
+
+    activation: "sigmoid" instead of silu (Kimi Linear).
+    """
     tensors = {"x": randn(rows, columns), "weight": randn(columns), "gate": randn(rows, columns)}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         x, weight, gate = (x.to(reference.working(dtype)) for x in tensors.values())
-        out = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight * silu(gate)
+        gate = gate.sigmoid() if activation == "sigmoid" else silu(gate)
+        out = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight * gate
         return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
 
-    return VllmCall(run_gated_norm, tensors), expected
+    options = {} if activation == "swish" else {"activation": activation}
+    return VllmCall(run_gated_norm, tensors, options), expected
 
 
-def run_gated_norm(x: Tensor, weight: Tensor, gate: Tensor) -> dict[str, Tensor]:
+def run_gated_norm(x: Tensor, weight: Tensor, gate: Tensor, **options: str) -> dict[str, Tensor]:
     """Run rmsnorm_fn."""
-    function = importlib.import_module(f"{_OPS}.layernorm_guard").rmsnorm_fn
-    return {"out": function(x, weight, None, z=gate, eps=EPS)}
+    function = importlib.import_module(f"{OPS}.layernorm_guard").rmsnorm_fn
+    return {"out": function(x, weight, None, z=gate, eps=EPS, **options)}
 
 
 #: Of the one layer that a hybrid model of model.py has: two heads of keys for four of values, each
@@ -326,11 +358,18 @@ _CHUNKS = (
     "neighbour's keys (Qwen3-Next has 16 heads of keys for 32)"
 )
 _RECURRENT = "a gate left out, or a state that is read and not written"
+_BIAS = "a channel's bias left out (Mamba)"
 _STEPS = partial(delta_rule, lengths=(1, 1, 1))
 COMPUTED = {
     "conv1d": Case(convolution, _CONVOLUTION),
-    "gdn-prefill": Case(partial(delta_rule, lengths=(3, 64, 66)), _CHUNKS),
-    "gdn-decode": Case(partial(_STEPS, kernel="one"), _RECURRENT, torch.float32),
+    "conv1d-bias": Case(partial(convolution, lengths=(2, 19), bias=True), _BIAS),
+    # chunks of a prompt that are shorter than the state they go on from
+    "conv1d-short": Case(partial(convolution, lengths=(5, 2, 1, 9)), _CONVOLUTION),
+    "gdn-prefill": Case(partial(delta_rule, lengths=(3, 64, 66), steep=True), _CHUNKS),
+    "gdn-decode": Case(partial(_STEPS, kernel="one", steep=True), _RECURRENT, torch.float32),
     "gdn-mixed": Case(partial(_STEPS, kernel="several"), _RECURRENT, torch.float32, Size.FULL),
     "gated-norm": Case(gated_norm, "the gate before the norm, or left out"),
+    "gated-norm-sigmoid": Case(
+        partial(gated_norm, activation="sigmoid"), "silu for a gate of sigmoid (Kimi Linear)"
+    ),
 }

@@ -84,5 +84,12 @@ _WHY = "an adapter applied to another one's tokens, to those of none, or to the 
 _OWNERS = (1, -1, 0, 1, 2, -1, 2, 2, 0)
 COMPUTED = {
     "lora": Case(partial(adapted, owners=_OWNERS), _WHY, size=Size.FULL),
+    # prompts have tiles of their own from 128 tokens on
+    "lora-prompt": Case(
+        partial(
+            adapted, owners=(0,) * 90 + (-1,) * 10 + (1,) * 30, size=512, rows=(48,), adapters=2
+        ),
+        _WHY,
+    ),
     "lora-one-slice": Case(partial(adapted, owners=_OWNERS[:5], rows=(48,)), _WHY),
 }

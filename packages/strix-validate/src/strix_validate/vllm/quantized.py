@@ -133,8 +133,8 @@ _HYBRID_WHY = "a scale of the wrong group, or the shuffle of the nibbles undone 
 _PACKED = "codes of 4 bits that packed instructions turn into the wrong numbers (GPTQ in 16 bits)"
 BLOCKS = "a block's scale left out or of the wrong block (Qwen3-FP8, DeepSeek)"
 COMPUTED = {
-    # of more tokens than a tile has
-    "awq": Case(partial(awq, tokens=40, size=128, rows=40), _AWQ),
+    # of more tokens, and rows, than a tile of either kernel has
+    "awq": Case(partial(awq, tokens=40, size=128, rows=264), _AWQ),
     "w4a16": Case(partial(w4a16, tokens=70, rows=40, size=128), _HYBRID_WHY, torch.float32),
     # of 16 bits without zero points the kernel has an instruction of gfx1151
     "w4a16-packed": Case(partial(w4a16, rows=40, size=128), _PACKED),

@@ -36,18 +36,42 @@ def _kept(logits: Tensor) -> dict[str, Tensor]:
     return {"kept": left.double(), "logits": logits.double().masked_fill(~left, 0)}
 
 
+def _shape_end(logits: Tensor, count: int, ties: int, gap: float) -> None:
+    """Change the logits around the last one that is let through, in place; see truncated."""
+    order = logits.sort(descending=True)
+    if ties:
+        around = slice(count - ties // 2, count - ties // 2 + ties)
+        logits[order.indices[around]] = order.values[count]
+    logits[order.indices[count:]] -= gap
+
+
 def truncated(
-    randn: Randn, *, keys: tuple[int, ...], nuclei: tuple[int, ...], vocabulary=9000, low=0.0
+    randn: Randn,
+    *,
+    keys: tuple[int, ...],
+    nuclei: tuple[int, ...],
+    vocabulary=9000,
+    low=0.0,
+    masked=False,
+    ties=0,
+    gap=0.0,
 ) -> tuple[VllmCall, Expected]:
     """Build a call of apply_top_k_top_p_triton: of each row the largest logits, and of these the
     most likely.
 
     keys: top-k of each row, 0 is all. nuclei: tokens that each row's top-p lets through, 0 is all;
     the threshold lies in the middle of the last one's probability, so that no rounding decides.
-    low: added to all logits.
+    low: added to all logits. masked: each third token is forbidden, as grammars do, and rows are
+    padded. ties: as many logits are equal at the end of what is let through, of which the first
+    ones stay. gap: by which the logits behind what is let through are lower: without top-k the
+    kernel searches in five rounds, and tells no nearer ones apart.
     """
     logits = randn(len(keys), vocabulary) * 3 + low
-    order = logits.double().sort(descending=True)
+    if masked:
+        logits[:, ::3] = float("-inf")
+    for row, count in enumerate(n or k for k, n in zip(keys, nuclei, strict=True)):
+        _shape_end(logits[row], count, ties, gap)
+    order = logits.double().sort(descending=True, stable=True)
     left = torch.zeros(logits.shape, dtype=torch.bool)
     p = torch.ones(len(keys))
     for row, (k, nucleus) in enumerate(zip(keys, nuclei, strict=True)):
@@ -64,12 +88,15 @@ def truncated(
     def expected(dtype: Precision) -> dict[str, Tensor]:
         return _kept(logits.masked_fill(~left, float("-inf")))
 
-    return VllmCall(_truncate, tensors), expected
+    return VllmCall(_truncate, tensors, {"padding": 8 * masked}), expected
 
 
 def _truncate(
-    logits: Tensor, k: Tensor | None = None, p: Tensor | None = None
+    logits: Tensor, k: Tensor | None = None, p: Tensor | None = None, *, padding: int
 ) -> dict[str, Tensor]:
+    # behind a row lies what would win
+    rows = torch.nn.functional.pad(logits, (0, padding), value=1e4)
+    logits = rows[:, : logits.shape[1]]
     module = importlib.import_module("vllm.v1.sample.ops.topk_topp_triton")
     if logits.device.type == "cpu":
         logits = logits.as_subclass(_Elsewhere)
@@ -88,6 +115,8 @@ def penalized(randn: Randn, *, vocabulary=9000, prompt=40, made=30) -> tuple[Vll
     logits = randn(len(rows), vocabulary) * 3
     uniform = torch.special.ndtr(randn(len(states), prompt + made).double())
     tokens = (uniform * 60).int() * 151 % vocabulary
+    # behind a block of the kernel are tokens that it does not have
+    tokens[:, 1024 : prompt - 9] += 7
     lengths = torch.tensor([prompt - 1, prompt, prompt - 9, prompt - 3], dtype=torch.int32)
     drafts = tokens[3, -1:].expand(len(rows)).clone()
     tensors = {
@@ -291,9 +320,37 @@ def _accept(greedy: Tensor, same: Tensor, drafts: Tensor, *, requests: int) -> d
     }
 
 
+def scored(randn: Randn, *, vocabulary=9000, count=20, low=0.0) -> tuple[VllmCall, Expected]:
+    """Build a call of compute_token_logprobs, of rows that are padded.
+
+    count: tokens of each row. low: added to all logits.
+    """
+    logits = randn(3, vocabulary) * 3 + low
+    tokens = (torch.arange(3 * count) * 157 % vocabulary).view(3, count)
+    tokens[:, 0] = vocabulary - 1
+
+    def expected(dtype: Precision) -> dict[str, Tensor]:
+        work = reference.working(dtype)
+        x = logits.to(work)
+        size = x.logsumexp(-1, keepdim=True)
+        terms = dtype == reference.TERMS
+        found = x.abs() + size.abs() if terms else x - size
+        return {"logprobs": reference.stored(found.gather(1, tokens), dtype)}
+
+    return VllmCall(_score, {"logits": logits, "tokens": tokens}), expected
+
+
+def _score(logits: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    # behind a row lies what would win
+    rows = torch.nn.functional.pad(logits, (0, 8), value=1e4)[:, : logits.shape[1]]
+    module = importlib.import_module(f"{_SAMPLE}.logprob")
+    return {"logprobs": module.compute_token_logprobs(rows, tokens)}
+
+
 _TOP = "a token of top-k or top-p too many or too few: models that ramble, or repeat themselves"
 _PENALTY = "a penalty of another request, or of tokens that another one has used"
 _HEAT = "another request's temperature, or a min-p threshold of the logits before it"
+_SCORE = "log probabilities over another vocabulary or row, or a last block counted whole"
 _DRAW = "noise that is the same at each position, or favours some tokens"
 _ACCEPT = "speculation that changes what a model says"
 _FLOAT32: dict = {"dtype": torch.float32}
@@ -310,7 +367,31 @@ COMPUTED = {
     "top-p": Case(
         partial(truncated, keys=(0, 0), nuclei=(30, 400), vocabulary=15000), _TOP, **_FULL
     ),
-    "penalties": Case(penalized, _PENALTY, **_FLOAT32),
+    "top-k-top-p-masked": Case(
+        partial(truncated, keys=(50, 0, 40), nuclei=(0, 20, 10), vocabulary=3000, masked=True),
+        "forbidden tokens counted, or rows that are padded read as if they were not",
+        **_FLOAT32,
+    ),
+    "top-k-ties": Case(
+        partial(truncated, keys=(50, 5), nuclei=(0, 0), vocabulary=3000, ties=6),
+        "tokens of equal logits all kept, or all left out",
+        **_FLOAT32,
+    ),
+    # more rows than half of the processors: each row is one part, of several blocks
+    "top-p-alone": Case(
+        partial(truncated, keys=(0,) * 12, nuclei=(30, 5, 12) * 4, gap=0.5),
+        _TOP,
+        **_FLOAT32,
+    ),
+    # more rows than gfx1151 has workgroup processors
+    "top-k-batch": Case(
+        partial(truncated, keys=(5,) * 45, nuclei=(0,) * 45, vocabulary=300), _TOP, **_FLOAT32
+    ),
+    "logprobs-many": Case(partial(scored, vocabulary=3000, count=1100), _SCORE, **_FLOAT32),
+    "logprobs": Case(scored, _SCORE, **_FLOAT32),
+    "logprobs-low": Case(partial(scored, low=-1000.0, count=1), _SCORE, **_FLOAT32),
+    # a prompt of several blocks of 1,024
+    "penalties": Case(partial(penalized, prompt=1100), _PENALTY, **_FLOAT32),
     "temperature-min-p": Case(scaled, _HEAT, **_FLOAT32),
     "gumbel": Case(drawn, _DRAW, **_FULL),
     "rejection": Case(accepted, _ACCEPT, **_FULL),

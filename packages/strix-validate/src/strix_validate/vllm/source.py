@@ -107,6 +107,8 @@ def version(folder: Path) -> str:
 def install(folder: Path) -> None:
     """Make ``import vllm...`` give modules of the folder and mocks."""
     sys.meta_path.insert(0, Finder(folder))
+    # ``from vllm import envs`` would find a mock, whose every setting is true, until this is there
+    importlib.import_module("vllm.envs")
     # vLLM gives its copy of triton_kernels that name
     sys.path.append(str(third_party(folder)))
 

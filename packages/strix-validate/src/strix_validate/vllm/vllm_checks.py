@@ -11,7 +11,17 @@ from strix_validate.checks import CannotRun, RunOptions, Size
 from strix_validate.layers.table import small_layers
 from strix_validate.numerics.reference import WHY_LOW
 from strix_validate.triton.cases import Case
-from strix_validate.vllm import linear_attention, lora, mla, model_cases, mxfp4, quantized, sampling
+from strix_validate.vllm import (
+    attention_modes,
+    drafts,
+    linear_attention,
+    lora,
+    mla,
+    model_cases,
+    mxfp4,
+    quantized,
+    sampling,
+)
 from strix_validate.vllm import model as vllm_model
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import paged_attention, store_keys
@@ -21,7 +31,7 @@ from strix_validate.vllm.kernels import moe, rms_norm, rope
 PREFIX, MODULE = "vllm-", "vLLM"
 _BF16 = torch.bfloat16
 #: Each has a table of cases for the tier attention, and some have one for the tier kernels.
-FAMILIES = (sampling, mla, linear_attention, quantized, lora)
+FAMILIES = (sampling, mla, linear_attention, quantized, lora, attention_modes, drafts)
 _COMPILES = (
     "a kernel or a Triton that no longer compiles for gfx1151, uses no matrix unit, or needs more "
     "LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
@@ -143,8 +153,8 @@ COMPUTED = {
         _SINKS, (1, 50), (1, 170), heads=8, kv_heads=1, head_dim=64, sinks=True),
     "decode-d80-block1056": _attend(_PAGES, (1, 1200), head_dim=80, block=1056),
     "prefill-fp8-kv": _attend(_FP8, (40, 60), fp8=True),
-    "prefill-scale": _attend(_SCALE, (40, 40), scale=0.3, head_dim=64),
-    "decode-scale": _attend(_SCALE, (1, 70), scale=0.3, head_dim=64),
+    "prefill-scale": _attend(_SCALE, (40, 130), scale=0.3, head_dim=64, block=64),
+    "decode-scale": _attend(_SCALE, (1, 130), scale=0.3, head_dim=64, block=64),
     "prefill-alibi": _attend(_ALIBI, (40, 70), alibi=True, head_dim=64),
     "decode-alibi": _attend(_ALIBI, (1, 70), alibi=True, head_dim=64),
     "decode-fp8-kv": _attend(_FP8, (1, 70), fp8=True),
@@ -156,6 +166,15 @@ COMPUTED = {
     "decode-low": _attend(WHY_LOW, (1, 37), (1, 200), low=-1000, head_dim=64),
     "prefill-batch6": _attend("the sequence of a block of queries searched wrongly",
         *((9 - i, 9 + 7 * i) for i in range(6)), head_dim=64),
+    # more than 128 sequences times heads of keys: not split
+    "decode-batch-40": _attend("sequences behind the 32nd left out, or the kernel of large batches",
+        *((1, 3 + 5 * i % 40) for i in range(40)), head_dim=64, heads=4, kv_heads=4),
+    "prefill-batch-40": _attend("sequences behind the 32nd left out, or searched wrongly",
+        *((1 + i % 9, 9 + 5 * i % 40) for i in range(40)), head_dim=64, heads=2, kv_heads=1),
+    **{f"{kind}-{keys}": _attend("keys behind a limit of 4096 or 8192 left out", (queries, keys),
+        head_dim=64, heads=2, kv_heads=1, block=64, size=size)
+       for keys, size in ((4200, Size.QUICK), (8300, Size.FULL))
+       for kind, queries in (("decode", 1), ("prefill", 9))},
     "verify": _attend(
         "split keys of a few queries, as speculative decoding has: a causal mask per segment",
         (4, 70), (8, 200), (1, 9), head_dim=64),
@@ -168,12 +187,21 @@ COMPUTED = {
     "rope-interleaved": Case(partial(rope, interleaved=True), "sections one after the other"),
     "moe-ragged": Case(partial(moe, tokens=4, rows=32, columns=104),
         "the last tile of columns counted whole (GLM-4.5-Air: 1408)"),
-    "moe-unrouted": Case(partial(moe, routed=False), "the router's weights applied twice"),
+    "moe-unrouted": Case(partial(moe, routed=False, absent=1),
+        "the router's weights applied twice, or an expert of another GPU computed"),
     "moe-bias": Case(partial(moe, bias=True), "an expert's bias left out, or not routed"),
-    "moe-int4-zeros": Case(partial(moe, bits=4, zeros=True), "zero points of the wrong row (AWQ)"),
+    "moe-int4-zeros": Case(partial(moe, bits=4, zeros=True, absent=1),
+        "zero points of the wrong row (AWQ), or an expert of another GPU computed"),
     "rms-norm": Case(rms_norm, "the last block, which is not full, counted as full"),
     "rope": Case(rope, "angles of the wrong section, or halves for neighbours"),
     "rope-adjacent": Case(partial(rope, neox=False, head_dim=64), "neighbours for halves"),
+    "rope-slice": Case(partial(rope, whole=True),
+        "rows of q and k taken as contiguous, where they are slices of one product"),
+    "moe-padded": Case(partial(moe, tokens=3, padding=128, rows=40),
+        "rows of weights that are padded taken as contiguous"),
+    **{f"moe-fp8-{kind}": Case(partial(moe, tokens=5, rows=40, bits=8, scales=kind),
+        "a scale of another token, row or expert, or that of a block taken")
+       for kind in ("channels", "tensor")},
     "moe": Case(moe, _EXPERT),
     "moe-one-token": Case(partial(moe, tokens=1, experts=8, rows=32),
         "decoding, whose tokens are not sorted"),
@@ -199,7 +227,7 @@ COMPUTED = {
 #: float32, and `w4a16-packed` has what w4a16 computes in 16 bits.
 FLOAT16_OR_32 = (
     "awq*", "w4a16", "w4a16-[!pz]*",
-    *("top-*", "penalties*", "temperature-*", "gumbel", "rejection"),
+    *("top-*", "logprobs*", "penalties*", "temperature-*", "gumbel", "rejection"),
 )  # fmt: skip
 
 #: Executed as gfx1151 code; bfloat16, which the interpreter multiplies wrongly, included.
