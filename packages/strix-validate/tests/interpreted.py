@@ -37,3 +37,28 @@ class Interpreted:
         out = torch.zeros_like(x)
         kernel[(1,)](x, out, 3, 0.5, SIZE=4)
         return {"out": out}
+
+
+@dataclass(frozen=True)
+class Launching:
+    """Launches a kernel on a grid of 5 by 1, whose loop has a trip more than its number."""
+
+    dtype: torch.dtype = torch.float32
+
+    def execute(self, device: str) -> dict[str, Tensor]:
+        out = torch.zeros(5, device=device)
+        _count[(5, 1)](out, None, MODE=2)
+        return {"out": out}
+
+
+@triton.jit
+def _count(out, scale, MODE: tl.constexpr):
+    place = tl.program_id(0)
+    total = 0.0
+    for _ in range(place + 1):
+        total += 1.0
+    if scale is not None:
+        total *= tl.load(scale + tl.program_id(1))
+    if MODE == 1:
+        total = -total
+    tl.store(out + place, total)

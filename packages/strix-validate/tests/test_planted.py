@@ -138,6 +138,30 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "narrower values shifted where heads share them": ({"narrow_in_groups": True}, "pairs"),
     "a second backward adds to the first one": ({"accumulates": True}, "pairs"),
     "a gradient of a shared mask, of one sequence alone": ({"dmask_of_first": True}, "pairs"),
+    # of large batches, a second block, and arguments that no other check passes
+    "sequences behind the 32nd left out": ({"most_sequences": 32}, "batch-33"),
+    "heads behind the 64th left out": ({"most_heads": 64}, "heads-72"),
+    "gradients of keys behind the 256th left out above head dim 128": (
+        {"wide_gradient_keys": 256}, "d256-keys",
+    ),
+    "gradients of keys behind the 128th left out above head dim 128": (
+        {"wide_gradient_keys": 128}, "d256-keys-float16",
+    ),
+    "sequences behind the 16th left out in flash-attn": ({"most_sequences": 16}, "batch-17"),
+    "packed sequences behind the 16th left out": ({"most_sequences": 16}, "varlen-20"),
+    "keys behind the 4096th left out in flash-attn's decoding": (
+        {"most_keys_of_one": 4096}, "cache-4200",
+    ),
+    "ALiBi that favours later keys": ({"alibi_signed": True}, "alibi-full"),
+    "a window that is open to the left ignored": ({"open_window": False}, "window-right"),
+    "a query in front of a window's keys sees the first": (
+        {"window_from_first": True}, "window-short-k",
+    ),
+    "queries that are not causal turned one by one": (
+        {"rotary_one_by_one": True}, "cache-full-rotary",
+    ),
+    "one length for all taken for the first one's": ({"first_length": True}, "cache-integer"),
+    "a cache's logsumexp in base 2": ({"log_base": 0.6931471805599453}, "cache-integer"),
     "groups rounded up to a power of two in packed sequences": (
         {"group_rounded_packed": True}, "layer-Llama-3.2-3B-varlen",
     ),
@@ -250,6 +274,7 @@ def packed(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> dict
     both = tensors.get("cu_seqlens")
     starts_q, starts_k = (tensors.get(f"cu_seqlens_{name}", both).tolist() for name in "qk")
     starts = [*zip(starts_q, starts_k, starts_q[1:], starts_k[1:], strict=False)]
+    starts = starts[: kernel.most_sequences]
     found = {"out": torch.zeros_like(q), "lse": torch.zeros(q.shape[1], len(q))}
     found |= {f"d{name}": torch.zeros_like(tensors[name]) for name in "qkv"}
     moved = 0
@@ -276,26 +301,34 @@ def cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
     if {"block_table", "cache_leftpad"} & tensors.keys():
         raise NotImplementedError
     found = {name: x.clone() for name, x in tensors.items()}
-    rows = tensors.get("cache_batch_idx", torch.arange(2)).tolist()
-    outs = []
-    for i, (row, length) in enumerate(zip(rows, tensors["cache_seqlens"].tolist(), strict=True)):
+    count = len(tensors["q"])
+    rows = tensors.get("cache_batch_idx", torch.arange(count)).tolist()
+    lengths = tensors.get("cache_seqlens", torch.full((count,), options.get("cache_seqlens", 0)))
+    if kernel.first_length and "cache_seqlens" in options:
+        lengths[1:] = 1
+    parts = []
+    for i, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
         end = length + (tensors["k"].shape[1] if "k" in tensors else 0)
         own = dict(tensors)
         if "rotary_cos" in tensors:
             start = length if kernel.rotary_offset else 0
             for name in ("q", "k") if kernel.rotary_keys else ("q",):
-                turned = turn(kernel, tensors[name][i].float(), tensors, start, options)
-                own[name] = turned.to(tensors[name].dtype)[None].expand(2, -1, -1, -1)
+                turned = turn(kernel, tensors[name][i].float(), tensors, start, options, name)
+                own[name] = turned.to(tensors[name].dtype)[None].expand(count, -1, -1, -1)
         for name in ("k", "v") if "k" in tensors else ():
             found[f"{name}_cache"][row, length:end] = own[name][i]
         keys, values = (found[f"{name}_cache"][row, None, :end] for name in "kv")
-        outs.append(dense(kernel, own["q"][i, None], keys, values, None, options)["out"])
-    return found | {"out": torch.cat(outs)}
+        parts.append(dense(kernel, own["q"][i, None], keys, values, None, options))
+    names = ("out", "lse") if options.get("return_softmax_lse") else ("out",)
+    return found | {name: torch.cat([part[name] for part in parts]) for name in names}
 
 
-def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict):
+def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict, name: str):
     """x (tokens, heads, lanes) turned as flash-attn's rotary does, as complex numbers."""
-    cos, sin = (tensors[f"rotary_{n}"][start : start + len(x)].float() for n in ("cos", "sin"))
+    # queries that are not causal have one position
+    is_one = name == "q" and not options["causal"] and not kernel.rotary_one_by_one
+    count = 1 if is_one else len(x)
+    cos, sin = (tensors[f"rotary_{n}"][start : start + count].float() for n in ("cos", "sin"))
     lanes = 2 * cos.shape[1]
     neighbours = options["rotary_interleaved"] is kernel.rotary_pairs
     pairs = x[..., :lanes].unflatten(-1, (-1, 2) if neighbours else (2, -1))

@@ -7,6 +7,7 @@ import shutil
 from fnmatch import fnmatchcase
 from types import SimpleNamespace
 
+import coverage_faults
 import pytest
 import torch
 from calls import CHECK, answer, make
@@ -19,8 +20,9 @@ from strix_validate.triton import modes as triton_modes
 from strix_validate.triton_packages import conch, fla, gguf, liger, package_checks, sage
 from strix_validate.triton_packages.package_checks import PACKAGES
 from strix_validate.vllm import vllm_checks
-from triton_faults import FAULTS
+from triton_faults import FAULTS as PACKAGE_FAULTS
 
+FAULTS = PACKAGE_FAULTS | coverage_faults.PACKAGES
 CONCH_SPOILT = {
     "a group's scale": ("w8a16", {"scales": lambda x: x.roll(1, 0)}),
     "the wrong byte first": ("w8a16", {"codes": lambda x: x << 8 | (x >> 24 & 255)}),
@@ -276,6 +278,7 @@ def test_a_fault_in_a_package_is_found(fault, tmp_path, monkeypatch):
     (tmp_path / file).write_text(source.replace(text, becomes))
     monkeypatch.syspath_prepend(tmp_path)
     options = RunOptions(device="cpu", size=Size.FULL)
-    (check,) = run(["attention"], options, [f"attention/{case}"]).checks
+    name = case if case.startswith("flash-attn/") else f"attention/{case}"
+    (check,) = run(["attention"], options, [name]).checks
     assert check.state is State.FAILED, check
     assert "wrong: " in check.reason

@@ -11,6 +11,7 @@ import shutil
 from functools import cache
 from pathlib import Path
 
+import coverage_faults
 import pytest
 import torch
 from calls import CHECK, make
@@ -18,7 +19,7 @@ from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics.comparison import compare
 from strix_validate.runner import run
 from strix_validate.tiers import attention
-from strix_validate.vllm import sampling, vllm_checks
+from strix_validate.vllm import attention_modes, sampling, vllm_checks
 from vllm_faults import ATTENTION, FAULTS, GENERATED, LAYOUT, TIERS
 
 SOURCE = Path(os.environ.get("VLLM_SOURCE", ""))
@@ -121,6 +122,23 @@ SPOILT = {
     "a logsumexp without its maximum": ("mla-decode", "logsumexp", lambda x: x - 0.1),
     "a token's cached part": ("merge-states", "out", lambda x: x.roll(1, 0)),
     "NaN where nothing is cached": ("merge-states", "lse", _put(0, float("nan"))),
+    "one of equal logits too many": ("top-k-ties", "kept", _put(4, 1.0)),
+    "a forbidden token": ("top-k-top-p-masked", "kept", _put(0, 1.0)),
+    "a log probability of the neighbour": ("logprobs", "logprobs", lambda x: x.roll(1, 1)),
+    "log probabilities that do not add up": ("logprobs-low", "logprobs", lambda x: x + 0.01),
+    "a channel without its bias": ("conv1d-bias", "out", lambda x: x.roll(1, 1)),
+    "a state of a short chunk": ("conv1d-short", "states", lambda x: x.roll(1, 1)),
+    "a state of a refused draft": ("conv1d-drafts", "states", lambda x: x.roll(1, 1)),
+    "an answer to a refused draft": ("gdn-drafts", "out", lambda x: x.roll(1, 0)),
+    **{
+        f"the next token in {name}": (name, "out", lambda x: x.roll(1, 0))
+        for name in attention_modes.COMPUTED
+    },
+    "a token too few of 45 rows": ("top-k-batch", "kept", lambda x: x.roll(1, 1)),
+    "no token left of two rows": ("top-p-alone", "kept", lambda x: x * 0),
+    "log probabilities of the second part": ("logprobs-many", "logprobs", _put(1050, 0.0)),
+    "silu for sigmoid": ("gated-norm-sigmoid", "out", lambda x: x * 1.02),
+    "an adapter of a prompt": ("lora-prompt", "shrunk", lambda x: x.roll(1, 1)),
     "a token late": ("conv1d", "out", lambda x: x.roll(1, 0)),
     "a state that stays": ("conv1d", "states", lambda x: x.roll(1, 1)),
     "the next head": ("gdn-prefill", "out", lambda x: x.roll(1, 1)),
@@ -154,7 +172,8 @@ def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     # slow, or of kernels that others plant faults in
     slow = {"gdn-prefill", "rejection", "top-p"}
     untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}
-    planted = {check for *_, check in (FAULTS | LAYOUT).values()} & set(CASES)
+    planted = {check for *_, check in (FAULTS | LAYOUT | coverage_faults.VLLM).values()}
+    planted &= set(CASES)
     assert set(CASES) == planted | untested
 
 
@@ -174,7 +193,7 @@ def test_slow_checks_are_left_to_full():
     assert attention.applies(Check("attention/vllm-penalties", "", ""), RunOptions(size=Size.QUICK))
 
 
-PLANTED = FAULTS | ATTENTION | LAYOUT | GENERATED | TIERS
+PLANTED = FAULTS | ATTENTION | LAYOUT | GENERATED | coverage_faults.VLLM | TIERS
 
 
 @needs_vllm
@@ -196,7 +215,7 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
 
 @needs_vllm
 def test_the_source_is_right():
-    faults = FAULTS | ATTENTION | LAYOUT | GENERATED
+    faults = FAULTS | ATTENTION | LAYOUT | GENERATED | coverage_faults.VLLM
     checked = {check for *_, check in faults.values()} | set(CASES)
     wanted = [f"attention/vllm-{name}" for name in checked]
     found = run(["attention"], RunOptions(vllm=SOURCE, size=Size.FULL), wanted).checks

@@ -78,6 +78,7 @@ class Kernel:
     rotary_pairs: bool = True  # neighbours or halves, as asked
     rotary_keys: bool = True
     rotary_rest: bool = True  # lanes behind the rotated ones are kept
+    rotary_one_by_one: bool = False  # queries that are not causal as well
     most_window: int = 1 << 30
     drops_one_behind: int = 0  # the last key or query where it begins a tile of this size
     swapped_pack: str = ""  # the two of "qkv" that a packed function swaps
@@ -105,6 +106,11 @@ class Kernel:
     accumulates: bool = False  # a second backward adds to the first one's dq
     dmask_of_first: bool = False  # the gradient of a mask that sequences share is the first one's
     full_128: float = 1.0  # scale, without a causal mask and at head dim 128
+    wide_gradient_keys: int = 1 << 30  # keys behind it lack gradients above head dim 128
+    alibi_signed: bool = False  # later keys are favoured
+    open_window: bool = True  # a window that is open to the left is one
+    window_from_first: bool = False  # queries in front of all keys see the first one in a window
+    first_length: bool = False  # a length that is a number is the first sequence's
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
         """x, rounded to dtype, in float32; part: see truncates."""
@@ -134,10 +140,14 @@ class Kernel:
         own = query + n - queries
         if self.other_corner and causal:
             causal = {"top-left": "bottom-right", "bottom-right": "top-left"}[causal]
+        window = tuple(min(side, self.most_window) for side in window)
+        if window[0] < 0 and not self.open_window:
+            window = (-1, -1)
+        if window[0] >= 0 and self.window_from_first:
+            own = own.clamp(min=0)
         found = torch.ones(queries, key.shape[1], dtype=torch.bool)
         if causal:
             found &= key <= (query if causal == "top-left" else own) + self.diagonal
-        window = tuple(min(side, self.most_window) for side in window)
         if window[0] >= 0:
             found &= key >= own - window[0] - self.window
         if window[1] >= 0:
@@ -218,7 +228,8 @@ class Kernel:
         if alibi is not None and not self.ignores_alibi:
             alibi = alibi[:1].expand_as(alibi) if self.alibi_of_first else alibi
             place = torch.arange(q.shape[2])[:, None] + n - q.shape[2] - torch.arange(n)
-            mask = -self.alibi_sign * alibi[:, :, None, None] * place.abs()
+            place = place if self.alibi_signed else place.abs()
+            mask = -self.alibi_sign * alibi[:, :, None, None] * place
         one_behind = bool(self.drops_one_behind and n % self.drops_one_behind == 1 and n > 1)
         partial = n % self.tile if self.skips_partial_tile and n > self.tile else 0
         used = min(n - one_behind, n - partial, self.most_keys)
@@ -314,6 +325,8 @@ class Kernel:
                 for whole, more in ((dk, more_k), (dv, more_v)):
                     more = whole[:, :, keys] + more
                     whole[:, :, keys] = self.store(more, dtype) if sums else more
+        if lanes > 128:
+            dk[:, :, self.wide_gradient_keys :] = dv[:, :, self.wide_gradient_keys :] = 0
         factors = {"dq": self.dq_scale, "dk": self.dk_scale, "dv": self.dv_scale}
         if is_alone and self.alone == "dv":
             factors["dv"] *= 1.05

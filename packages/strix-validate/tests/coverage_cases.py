@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The quick checks of Triton kernels, of each library, as record_coverage and its test see them."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from strix_validate.attention import flash_cases
+from strix_validate.checks import Size
+from strix_validate.triton.cases import Case, make
+from strix_validate.triton_packages import conch, fla, gguf, liger, sage
+from strix_validate.vllm import vllm_checks
+
+#: The libraries whose cases are a table.
+_TABLES = {
+    "conch": conch.COMPUTED,
+    "fla": fla.COMPUTED,
+    "gguf": gguf.COMPUTED,
+    "liger": liger.COMPUTED,
+    "sage": sage.COMPUTED,
+    "vllm": vllm_checks.COMPUTED,
+}
+#: By library, what its modules are called begins with this.
+LIBRARIES = {
+    "flash": "flash_attn",
+    "conch": "conch",
+    "fla": "fla.",
+    "gguf": "vllm_gguf_plugin",
+    "liger": "liger_kernel",
+    "sage": "sageattention",
+    "vllm": "vllm.",
+}
+
+
+@dataclass(frozen=True)
+class QuickCase:
+    """A check that quick has on a CPU.
+
+    Attributes:
+        case: what it is made of.
+        refusals: names of exceptions that pass.
+    """
+
+    name: str
+    case: Case
+    refusals: tuple[str, ...] = ()
+
+    def make_call(self) -> Any:
+        """Return the check's call."""
+        return make(self.name, self.case)[0]
+
+    def digest(self) -> str:
+        """Return what differs where the call does: shapes, options, and whole numbers.
+
+        What is drawn is zero here, as it depends on the CPU.
+        """
+        call, _ = self.case.build(lambda *shape: torch.zeros(shape, dtype=self.case.dtype))
+        parts = [call.name, repr(getattr(call, "options", "")), repr(getattr(call, "repeats", ""))]
+        for name, x in call.tensors.items():
+            parts.append(f"{name} {x.dtype} {tuple(x.shape)} {x.stride()}")
+            if not x.is_floating_point():
+                parts.append(str(x.contiguous().numpy().tobytes()))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def quick_cases(library: str) -> Iterator[QuickCase]:
+    """Yield a library's quick checks; of those that come in two dtypes, the one in float16."""
+    if library == "flash":
+        for spec in flash_cases.SPECS:
+            if spec.size is Size.QUICK:
+                case = Case(spec.build, spec.why, torch.float16)
+                yield QuickCase(spec.name, case, spec.refusals)
+        return
+    for name, case in _TABLES[library].items():
+        is_for_cpu = library != "vllm" or vllm_checks.suits(name, "cpu")
+        if is_for_cpu and case.size is Size.QUICK:
+            yield QuickCase(name, case)

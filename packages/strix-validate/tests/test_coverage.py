@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What quick checks of Triton kernels never do has a reason: one trip, one program, one value.
+
+coverage.json says which case alone has a flag's value, an argument, or more than one trip;
+record_coverage.py writes it. Here no kernel runs: the record must be of the cases as they are, and
+what it lacks must stand in coverage_gaps.toml.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+import coverage_cases
+import pytest
+from calls import skip_without
+from record_coverage import REQUIRED, SEVERAL, merge
+
+FOLDER = Path(__file__).parent
+RECORD = json.loads((FOLDER / "coverage.json").read_text())
+REASONS = tomllib.loads((FOLDER / "coverage_gaps.toml").read_text())["gaps"]
+PATTERNS = [pattern for entry in REASONS for pattern in entry["of"]]
+
+
+def list_gaps(record: dict) -> Iterator[str]:
+    """Yield what no case of a library's record does."""
+    for kernel, parts in record["kernels"].items():
+        for flag, values in parts["flags"].items():
+            compared = parts["compared"].get(flag, ())
+            if len(values) < 2 and not compared:
+                yield f"{kernel}: {flag} is always {next(iter(values), 'missing')}"
+            for value in compared:
+                if value not in values:
+                    yield f"{kernel}: {flag} is never {value}"
+        for axis, (programs, _) in parts["grid"].items():
+            if programs < 2:
+                yield f"{kernel}: axis {axis} has one program"
+        for loop, (trips, _) in parts["loops"].items():
+            if trips < 2:
+                yield f"{kernel}: at most one trip of {loop}"
+    for function, arguments in record["functions"].items():
+        for argument, values in arguments.items():
+            own = [value for value, case in values.items() if case]
+            if len(own) < min(len(values), 2) or (len(own) == 1 and own[0] not in REQUIRED):
+                yield f"{function}: {argument} is always {next(iter(own), 'missing')}"
+
+
+def without(record: dict, case: str) -> dict:
+    """Return a library's record as it is without a case."""
+    kernels = {}
+    for name, parts in record["kernels"].items():
+        counts = {
+            part: {
+                key: [1, ""] if owner == case else [count, owner]
+                for key, (count, owner) in parts[part].items()
+            }
+            for part in ("grid", "loops")
+        }
+        kernels[name] = parts | counts | {"flags": _values_without(parts["flags"], case)}
+    functions = {
+        name: {
+            argument: {value: "" if owner == case else owner for value, owner in values.items()}
+            for argument, values in arguments.items()
+        }
+        for name, arguments in record["functions"].items()
+    }
+    return record | {"kernels": kernels, "functions": functions}
+
+
+def _values_without(flags: dict[str, dict[str, str]], case: str) -> dict[str, dict[str, str]]:
+    return {
+        flag: {value: owner for value, owner in values.items() if owner != case}
+        for flag, values in flags.items()
+    }
+
+
+def has_reason(gap: str) -> bool:
+    return any(gap == pattern or fnmatchcase(gap, pattern) for pattern in PATTERNS)
+
+
+def new_gaps(library: str, record: dict) -> list[str]:
+    """List the gaps of a record that no reason is given for."""
+    gaps = (f"{library}: {gap}" for gap in list_gaps(record))
+    return [gap for gap in gaps if not has_reason(gap)]
+
+
+@skip_without("triton")
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_a_launch_is_recorded_as(whole):
+    """Of few programs and trips as well: the loop of the last program has the most trips."""
+    program = (
+        "import json, interpreted, record_coverage; from strix_validate.triton import interpreter; "
+        "interpreter.complete(); "
+        f"found = record_coverage.run_apart(interpreted.Launching(), ('triton.',), {whole}); "
+        "print(json.dumps(found))"
+    )
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program]
+    out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    record, error = json.loads(out.stdout.splitlines()[-1])
+    assert error == ""
+    (kernel,) = record["kernels"].values()
+    assert kernel["flags"] == {
+        "out": {"given": True}, "scale": {"None": True}, "MODE": {"2": True}
+    }  # fmt: skip
+    assert kernel["compared"] == {"MODE": ["1"]}
+    assert kernel["grid"] == {"0": 5, "1": 1}
+    assert list(kernel["loops"].values()) == [5]
+    merged = merge({"a": record}) | {"version": "", "cases": {}}
+    gaps = [gap.removeprefix("interpreted._count: ") for gap in list_gaps(merged)]
+    assert gaps == [
+        "scale is always None", "MODE is never 1", "axis 1 has one program"
+    ]  # fmt: skip
+
+
+@cache
+def digests(library: str) -> dict[str, str]:
+    return {case.name: case.digest() for case in coverage_cases.quick_cases(library)}
+
+
+def stale_cases(recorded: dict[str, str], cases: dict[str, str]) -> list[str]:
+    """List the cases that are new, gone, or of another call than what was recorded."""
+    names = sorted(recorded.keys() | cases.keys())
+    return [name for name in names if recorded.get(name) != cases.get(name)]
+
+
+@pytest.mark.parametrize("library", coverage_cases.LIBRARIES)
+def test_the_record_is_of_the_cases_as_they_are(library):
+    assert stale_cases(RECORD[library]["cases"], digests(library)) == [], "run record_coverage.py"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "stale"),
+    [({"a": "1", "b": "2"}, []), ({"a": "0", "b": "2"}, ["a"]), ({"a": "1"}, ["b"]),
+     ({"a": "1", "b": "2", "c": "3"}, ["c"])],
+)  # fmt: skip
+def test_which_case_is_stale(recorded, stale):
+    assert stale_cases(recorded, {"a": "1", "b": "2"}) == stale
+
+
+@pytest.mark.parametrize("library", coverage_cases.LIBRARIES)
+def test_each_gap_has_a_reason(library):
+    assert new_gaps(library, RECORD[library]) == [], "add a case, or a reason"
+
+
+def test_each_reason_has_a_gap():
+    gaps = [f"{library}: {gap}" for library in RECORD for gap in list_gaps(RECORD[library])]
+    unused = [x for x in PATTERNS if not any(gap == x or fnmatchcase(gap, x) for gap in gaps)]
+    assert unused == []
+    assert all(len(entry["reason"]) > 20 for entry in REASONS)
+
+
+def owners(record: dict) -> set[str]:
+    """Return the cases that alone have something."""
+    names = {
+        owner
+        for parts in [*record["functions"].values(), *(k["flags"] for k in kernels_of(record))]
+        for values in parts.values()
+        for owner in values.values()
+    }
+    for kernel in kernels_of(record):
+        names |= {owner for part in ("grid", "loops") for _, owner in kernel[part].values()}
+    return names - {"", SEVERAL}
+
+
+def kernels_of(record: dict) -> list[dict]:
+    return list(record["kernels"].values())
+
+
+@pytest.mark.parametrize("library", coverage_cases.LIBRARIES)
+def test_the_record_names_its_own_cases(library):
+    assert owners(RECORD[library]) <= RECORD[library]["cases"].keys()
+
+
+#: A case, and a part of the gap that it leaves when it goes.
+REMOVED = {
+    ("fla", "gla-packed"): "chunk_gla_bwd_kernel_dA: IS_VARLEN is always False",
+    ("flash", "cache-prompt"): "_fwd_kernel_splitK: axis 0 has one program",
+    ("flash", "cache-full-rotary"): "flash_attn_with_kvcache: causal is always True",
+    ("gguf", "q2_k-5-512-40"): "q2_k_gemm_kernel: at most one trip of",
+    ("liger", "loss-sum"): "reduction is always mean",
+    ("sage", "packed-blocks"): "attn_qk_int8_block_varlen._attn_fwd: axis 0 has one program",
+    ("vllm", "conv1d-drafts"): "_causal_conv1d_update_kernel: IS_SPEC_DECODING is always False",
+    ("vllm", "logprobs-many"): "_topk_log_softmax_kernel: at most one trip of",
+    ("vllm", "prefill-pictures-window"): "MM_PREFIX_CLAMP_SW is always False",
+}
+
+
+@pytest.mark.parametrize(("library", "case"), REMOVED)
+def test_a_case_that_goes_leaves_a_gap(library, case):
+    gaps = new_gaps(library, without(RECORD[library], case))
+    assert any(REMOVED[library, case] in gap for gap in gaps)
+
+
+@pytest.mark.parametrize(
+    ("part", "gaps"),
+    [
+        ({"flags": {"CAUSAL": {"True": "a"}}}, ["k: CAUSAL is always True"]),
+        ({"flags": {"CAUSAL": {"True": "a", "False": SEVERAL}}}, []),
+        ({"flags": {"MODE": {"0": "a"}}, "compared": {"MODE": ["0", "2"]}}, ["k: MODE is never 2"]),
+        ({"grid": {"1": [1, ""]}}, ["k: axis 1 has one program"]),
+        ({"grid": {"1": [2, "a"]}, "loops": {"f+3 for i in range(n)": [9, "a"]}}, []),
+        ({"loops": {"f+3 for i in n": [1, ""]}}, ["k: at most one trip of f+3 for i in n"]),
+    ],
+)  # fmt: skip
+def test_what_of_a_kernel_is_a_gap(part, gaps):
+    kernel = {"flags": {}, "compared": {}, "grid": {}, "loops": {}} | part
+    assert list(list_gaps({"kernels": {"k": kernel}, "functions": {}})) == gaps
+
+
+@pytest.mark.parametrize(
+    ("values", "is_gap"),
+    [({"None": "a"}, True), ({"its default": "a"}, True), ({"a tensor": "a"}, False),
+     ({"its default": "a", "a number": "b"}, False), ({"a tensor": "a", "a number": ""}, True)],
+)  # fmt: skip
+def test_which_argument_is_a_gap(values, is_gap):
+    record = {"kernels": {}, "functions": {"f": {"x": values}}}
+    assert bool(list(list_gaps(record))) is is_gap
+
+
+def test_a_gap_that_has_no_reason_fails():
+    kernel = {"flags": {"NEW": {"True": SEVERAL}}, "compared": {}, "grid": {}, "loops": {}}
+    record = {"kernels": {"kernel": kernel}, "functions": {}}
+    assert new_gaps("vllm", record) == ["vllm: kernel: NEW is always True"]
