@@ -230,7 +230,7 @@ COMPUTED = {
     ),
     "prefill-chunked": Case(partial(masked, lengths=((40, 90),), window=32, lookback=0), _CHUNKED),
     "decode-chunked": Case(
-        partial(masked, lengths=((1, 90), (1, 33)), window=48, lookback=1), _CHUNKED
+        partial(masked, lengths=((1, 90), (1, 33)), window=40, lookback=1), _CHUNKED
     ),
     "prefill-causal-each": Case(
         partial(masked, lengths=((20, 60), (9, 50)), causal=(True, False)), _EACH
