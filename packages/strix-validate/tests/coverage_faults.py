@@ -204,12 +204,6 @@ PACKAGES = {
         "    off_z = tl.program_id(2) % 16\n",
         "flash-attn/interpreter/batch-17-float16",
     ),
-    "fla: a chunk behind whole ones": (
-        "fla/ops/common/chunk_delta_h.py",
-        "        NT = tl.cdiv(T, BT)\n",
-        "        NT = T // BT + 1\n",
-        "fla-gdn-packed-state",
-    ),
     "liger_kernel: positions of the first sequence": (
         "liger_kernel/ops/rope.py",
         "        cos_bs == 1,",
