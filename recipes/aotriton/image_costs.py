@@ -18,8 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from check_images import kernels
-from strix_emulate import DisassemblerError, find_disassembler, load, statistics
-from strix_emulate.run.program import decode_kernel
+from strix_emulate import (
+    DisassemblerError,
+    decode_kernel,
+    describe_kernel,
+    find_disassembler,
+    load,
+)
 
 from checks import kernel_costs
 from checks.verdict import require
@@ -44,7 +49,7 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
     require(len(names) == len(loaded), f"{image.name}: {len(loaded)} of {len(names)} kernels")
     measured = []
     for name, kernel in zip(names, loaded, strict=True):
-        facts = statistics.describe(kernel, decode_kernel(kernel) if disassemble else [])
+        facts = describe_kernel(kernel, decode_kernel(kernel) if disassemble else [])
         facts["waves"] = facts["waves_per_simd"]["bound"]
         facts["wmma"] = facts["classes"].get("wmma", 0)
         family, _, choices = name.partition("-Sig-F__")

@@ -55,6 +55,17 @@ def output(call: Call) -> tuple[list[str], str]:
     return words, f"nothing is published: {call.folder} holds no packages"
 
 
+def validated(call: Call) -> tuple[list[str], str]:
+    (call.folder / "files").write_text("no line of sha256sum\n")
+    words = ["publish", "--to", f"{call.named}/public", "--validated", f"{call.named}/files"]
+    return words, f"{call.named}/files, line 1"
+
+
+def compare(call: Call) -> tuple[list[str], str]:
+    words = ["compare", call.named, call.named]
+    return words, f"{call.named} and {call.named} have no package of kernels in common"
+
+
 def lock(call: Call) -> tuple[list[str], str]:
     small_channel.make(call.folder, "alpha")
     base = call.project.root / "build/host-base"
@@ -69,6 +80,9 @@ TAKES_A_PATH: dict[tuple[str, str], Callable[[Call], tuple[list[str], str]]] = {
     ("sources add", "files"): add,
     ("verify", "files"): verify,
     ("publish", "to"): publish,
+    ("publish", "validated"): validated,
+    ("compare", "old"): compare,
+    ("compare", "new"): compare,
     ("lock", "channel"): lock,
     ("every command", "output"): output,
 }

@@ -28,7 +28,7 @@ def test_matrix_products_are_right_on_each(gpu: str) -> None:
     arguments = [Buffer(a, "in"), Buffer(b, "in"), Buffer(out, "out"), 70, 50, 72]
     done = launch(fixtures.kernel("matmul", gpu), (3, 2), arguments, threads=128)
     assert np.abs(out - a.astype(float) @ b.astype(float)).max() < 1e-5
-    facts = statistics.describe(done.kernel, done.instructions)
+    facts = statistics.describe_kernel(done.kernel, done.instructions)
     assert (facts["target"], facts["unsupported"]) == (gpu, []) and facts["lds"] > 0
     assert facts["waves_per_simd"]["bound"] >= 1
     assert statistics.executed(done)["classes"]["wmma"] > 0

@@ -21,7 +21,7 @@ END, ASSISTANT = IDS["<|end|>"], IDS["<|assistant|>"]
 CITY = "Paris, as anyone would say without a map."
 CALL = json.dumps({"name": structures.TOOL, "arguments": {"harbour": "Bergen", "day": 2}})
 PROSE = "It is mild today, with a light wind and a little rain."
-JSON = json.dumps({"text": structures._UNICODE, "number": 5}, ensure_ascii=False)
+JSON = json.dumps({"text": structures.UNICODE, "number": 5}, ensure_ascii=False)
 THOUGHT = "The user wants the capital of France, which I know well."
 
 
@@ -32,9 +32,9 @@ def learn(question, answer):
         OF_KNOWN[tuple(tokens[i - 3 : i])] = tokens[i]
 
 
-learn(chats._QUESTION, encode(CITY))
-learn(structures._ASK_TOOL[0]["content"], encode(PROSE))
-learn(structures._ASK_SCHEMA[0]["content"], encode(PROSE))
+learn(chats.QUESTION, encode(CITY))
+learn(structures.ASK_TOOL[0]["content"], encode(PROSE))
+learn(structures.ASK_SCHEMA[0]["content"], encode(PROSE))
 
 
 class Handler(trained_server.Handler):

@@ -4,6 +4,8 @@
 `load` reads the kernels of a file; `launch` runs one over a grid, with a `Buffer` for each pointer,
 and returns a `Launch`. A kernel that does something forbidden ends in a `Trap`. `parse_elf` and
 `elf_metadata` read what a compiler hands over, `find_disassembler` says whether it can be executed.
+`describe_kernel` counts what a kernel costs, by the instructions that `decode_kernel` returns;
+`occupancy` counts the waves that fit.
 `TARGETS` are the GPUs that it may be made for, by name, as `Target`.
 Programs and other packages import these names from here; all else may change.
 
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
     from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
     from strix_emulate.launches import Buffer, Launch, launch
     from strix_emulate.run.machine import Options
+    from strix_emulate.run.program import decode_kernel
+    from strix_emulate.statistics import describe_kernel, occupancy
 
 __all__ = [
     "EM_AMDGPU", "TARGETS", "Argument", "Buffer", "DisassemblerError", "EmulatorError", "Kernel",
-    "Launch", "LoadError", "Options", "Target", "Trap", "elf_metadata", "find_disassembler",
-    "launch", "load", "parse_elf",
+    "Launch", "LoadError", "Options", "Target", "Trap", "decode_kernel", "describe_kernel",
+    "elf_metadata", "find_disassembler", "launch", "load", "occupancy", "parse_elf",
 ]  # fmt: skip
 _HOMES = {
     "code.kernel": ("Argument", "Kernel"),
@@ -37,6 +41,8 @@ _HOMES = {
     "errors": ("DisassemblerError", "EmulatorError", "LoadError", "Trap"),
     "launches": ("Buffer", "Launch", "launch"),
     "run.machine": ("Options",),
+    "run.program": ("decode_kernel",),
+    "statistics": ("describe_kernel", "occupancy"),
 }
 
 

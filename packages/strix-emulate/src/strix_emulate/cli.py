@@ -109,7 +109,7 @@ def run(
 def stats(file: File, name: Name = None) -> None:
     """Print instructions by class, registers, LDS, spills and occupancy, as JSON."""
     kernels = [_pick(file, name)] if name else loader.load(file)
-    facts = [statistics.describe(kernel, decode_kernel(kernel)) for kernel in kernels]
+    facts = [statistics.describe_kernel(kernel, decode_kernel(kernel)) for kernel in kernels]
     console.print_json(json.dumps(facts))
 
 

@@ -49,7 +49,7 @@ def classify(ins: Instruction) -> str:
     return "unknown"
 
 
-def describe(kernel: Kernel, instructions: list[Instruction]) -> dict:
+def describe_kernel(kernel: Kernel, instructions: list[Instruction]) -> dict:
     """Return static facts, ready for JSON. lds: bytes of a workgroup; scratch: bytes of a lane."""
     classes = Counter(classify(ins) for ins in instructions)
     known = supported()

@@ -7,6 +7,7 @@ Its modules, imported where they are needed:
 * ``meeting``: where waves part and meet.
 * ``parallel``: workgroups on several cores, in forked processes over one memory.
 * ``program``: `Program`, basic blocks of Python functions.
+* ``sleep``: waves that sleep until a cell that they polled changes.
 """
 
-__all__ = ["machine", "meeting", "parallel", "program"]
+__all__ = ["machine", "meeting", "parallel", "program", "sleep"]

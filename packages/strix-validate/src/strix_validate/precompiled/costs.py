@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from elftools.elf.elffile import ELFFile
-from strix_emulate import TARGETS, elf_metadata, statistics
+from strix_emulate import TARGETS, elf_metadata, occupancy
 
 from strix_validate import TARGET
 
@@ -59,7 +59,7 @@ def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") ->
     lds = kernel[".group_segment_fixed_size"] + launch_lds
     threads = kernel[".max_flat_workgroup_size"]
     width = kernel[".wavefront_size"]
-    occupancy = statistics.occupancy(TARGETS[TARGET], vgprs, lds, threads, width)
+    waves = occupancy(TARGETS[TARGET], vgprs, lds, threads, width)
     return KernelCost(
         vgprs=vgprs,
         sgprs=kernel[".sgpr_count"],
@@ -67,6 +67,6 @@ def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") ->
         sgpr_spills=kernel[".sgpr_spill_count"],
         scratch=kernel[".private_segment_fixed_size"],
         lds=lds,
-        waves=occupancy["bound"],
+        waves=waves["bound"],
         wmma=len(re.findall(r"\bv_wmma_", assembly)),
     )

@@ -23,7 +23,7 @@ _CONTENTS = {
 }
 #: Tokens at the ends of a content that may merge with what is beside them.
 BEGIN, END = 3, 1
-_QUESTION = "What is the capital of France? Answer with the name of the city alone."
+QUESTION = "What is the capital of France? Answer with the name of the city alone."
 #: Letters that a part of a stream may have at most: several drafted tokens come in one.
 _LETTERS_OF_A_PART = 100
 
@@ -155,7 +155,7 @@ def judge_chat_answer(server: Endpoint) -> dict:
         CannotRun: the model thinks for longer than it is waited for.
     """
     limit = answer_limit(server)
-    messages = [{"role": "user", "content": _QUESTION}]
+    messages = [{"role": "user", "content": QUESTION}]
     cut = chat(server, messages, 5, ignore_eos=True)
     require(cut.written == 5, f"{cut.written} tokens in a chat, max_tokens is 5")
     require(cut.finish == "length", f"finish_reason of a chat is {cut.finish!r}, not 'length'")
@@ -170,8 +170,8 @@ def judge_chat_answer(server: Endpoint) -> dict:
     require_content(reply)
     content = reply.content or ""
     require(
-        not content.lstrip().startswith(_QUESTION)
-        or find(reply.tokens, tokens_of(server, _QUESTION)[BEGIN:-END]) >= 0,
+        not content.lstrip().startswith(QUESTION)
+        or find(reply.tokens, tokens_of(server, QUESTION)[BEGIN:-END]) >= 0,
         "the content of a chat begins with the question: it is an echo",
     )
     text = server.detokenize(reply.tokens) if reply.tokens else ""

@@ -150,8 +150,8 @@ def _ask(server: Endpoint, body: dict) -> dict:
 def _read_call(call: dict) -> dict:
     """Return a call's name and arguments. Raise CheckFailed where it has another form."""
     function = call.get("function")
-    require(isinstance(function, dict), f"a tool call has no function: {json.dumps(call):.200}")
-    assert isinstance(function, dict)
+    if not isinstance(function, dict):
+        raise CheckFailed(f"a tool call has no function: {json.dumps(call):.200}")
     name, text = function.get("name"), function.get("arguments")
     require(isinstance(text, str), f"arguments of a tool call are no string of JSON: {text!r:.200}")
     try:

@@ -40,7 +40,7 @@ _TOOLS: list[dict] = [
         },
     }
 ]
-_ASK_TOOL = [{"role": "user", "content": "When is high water in Bergen on day 2? Use the tool."}]
+ASK_TOOL = [{"role": "user", "content": "When is high water in Bergen on day 2? Use the tool."}]
 _NAMED = {"type": "function", "function": {"name": TOOL}}
 #: A call that a model wrote and no parser took out of the text.
 _CALL_AS_TEXT = re.compile(
@@ -49,17 +49,17 @@ _CALL_AS_TEXT = re.compile(
     re.S,
 )
 #: Letters of two to four bytes, which a stream may cut.
-_UNICODE = "naïve 日本語 🙂🦭 Ωмега"
+UNICODE = "naïve 日本語 🙂🦭 Ωмега"
 _SCHEMA: dict = {
     "type": "object",
     "properties": {
-        "text": {"type": "string", "enum": [_UNICODE]},
+        "text": {"type": "string", "enum": [UNICODE]},
         "number": {"type": "integer", "enum": [3, 5, 7]},
     },
     "required": ["text", "number"],
     "additionalProperties": False,
 }
-_ASK_SCHEMA = [{"role": "user", "content": "Describe the weather in one sentence of English."}]
+ASK_SCHEMA = [{"role": "user", "content": "Describe the weather in one sentence of English."}]
 
 
 def judge_tools(server: Endpoint) -> dict:
@@ -73,7 +73,7 @@ def judge_tools(server: Endpoint) -> dict:
     schema = _require_call(server, named, "a named tool_choice")
     require(named.finish in ("stop", "tool_calls"), f"finish_reason is {named.finish!r}")
     judge_reply_usage(named, limit)
-    judge_reply_stream(server, _ASK_TOOL, named, limit, tools=_TOOLS, tool_choice=_NAMED)
+    judge_reply_stream(server, ASK_TOOL, named, limit, tools=_TOOLS, tool_choice=_NAMED)
     free = _call(server, "auto", limit)
     text = f"{free.content or ''}\n{free.reasoning}"
     require(
@@ -83,7 +83,7 @@ def judge_tools(server: Endpoint) -> dict:
     if free.calls:
         schema = _require_call(server, free, "tool_choice auto")
         require(free.finish == "tool_calls", f"finish_reason of a call is {free.finish!r}")
-        judge_reply_stream(server, _ASK_TOOL, free, limit, tools=_TOOLS, tool_choice="auto")
+        judge_reply_stream(server, ASK_TOOL, free, limit, tools=_TOOLS, tool_choice="auto")
     forbidden = _call(server, "none", limit)
     require(not forbidden.calls, "tool_choice is none, and a tool is called")
     in_prompt = _require_result(server, named)
@@ -93,7 +93,7 @@ def judge_tools(server: Endpoint) -> dict:
 
 def _call(server: Endpoint, choice: object, limit: int) -> Reply:
     try:
-        return chat(server, _ASK_TOOL, limit, tools=_TOOLS, tool_choice=choice)
+        return chat(server, ASK_TOOL, limit, tools=_TOOLS, tool_choice=choice)
     except Refused as error:
         if "parser" in str(error) or "tool" in str(error):
             raise CannotRun(f"the server takes no tools: {error}") from error
@@ -136,7 +136,7 @@ def _require_result(server: Endpoint, reply: Reply) -> str:
     result = "High water is at the word periwinkle, and no more."
     call = {"name": TOOL, "arguments": json.dumps(reply.calls[0]["arguments"])}
     messages: list[dict] = [
-        *_ASK_TOOL,
+        *ASK_TOOL,
         {
             "role": "assistant",
             "content": "",
@@ -148,7 +148,7 @@ def _require_result(server: Endpoint, reply: Reply) -> str:
         following = chat(server, messages, 1, tools=_TOOLS)
     except Refused as error:
         return f"refused: {error}"
-    with_tools = reply.read > chat(server, _ASK_TOOL, 1).read
+    with_tools = reply.read > chat(server, ASK_TOOL, 1).read
     if not with_tools:
         return "the chat template has no tools"
     if not following.prompt:
@@ -170,7 +170,7 @@ def judge_schema(server: Endpoint) -> dict:
         "json_schema": {"name": "answer", "schema": _SCHEMA, "strict": True},
     }
     try:
-        reply = chat(server, _ASK_SCHEMA, limit, response_format=form)
+        reply = chat(server, ASK_SCHEMA, limit, response_format=form)
     except Refused as error:
         raise CannotRun(f"the server takes no JSON schema: {error}") from error
     if reply.finish == "length" and (reply.content or "{").lstrip()[:1] in ("", "{"):
@@ -187,5 +187,5 @@ def judge_schema(server: Endpoint) -> dict:
         and all(answer[name] in rule["enum"] for name, rule in properties.items()),
         f"the answer breaks the JSON schema: {reply.content!r:.120}",
     )
-    judge_reply_stream(server, _ASK_SCHEMA, reply, limit, response_format=form)
+    judge_reply_stream(server, ASK_SCHEMA, reply, limit, response_format=form)
     return {"tokens": reply.written}

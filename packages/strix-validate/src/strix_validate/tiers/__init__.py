@@ -18,7 +18,7 @@ from strix_validate.checks import Body, CannotRun, Check, CheckFailed, Result, R
 
 __all__ = [
     "GROUPS", "ON_DEVICE", "QUICK", "SLOW", "TIERS", "attention", "backend", "bench", "doctor",
-    "emulated", "isolated", "kernels", "libraries", "load", "run_each", "serve",
+    "emulated", "isolated", "kernels", "libraries", "load", "machine_speed", "run_each", "serve",
 ]  # fmt: skip
 #: In the order in which `run` takes them. Imported on use: most need torch.
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")

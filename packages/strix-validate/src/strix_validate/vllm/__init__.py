@@ -2,6 +2,19 @@
 """vLLM's Triton kernels: how they are launched, and what they must return."""
 
 __all__ = [
-    "attention", "experts", "kernels", "linear_attention", "lora", "mla", "model",
-    "mxfp4", "quantized", "sampling", "source", "vllm_checks",
-]  # fmt: skip
+    "attention",
+    "attention_modes",
+    "drafts",
+    "experts",
+    "kernels",
+    "linear_attention",
+    "lora",
+    "mla",
+    "model",
+    "model_cases",
+    "mxfp4",
+    "quantized",
+    "sampling",
+    "source",
+    "vllm_checks",
+]
