@@ -21,6 +21,13 @@ from strix_validate.triton.stand_in import Lookup
 from strix_validate.vllm.experts import Experts, mixture
 from typer.testing import CliRunner
 
+#: As Triton 3.7.1 writes it.
+PRODUCT = (
+    "%4 = tt.dot %x, %y, %c : "
+    "tensor<16x16xf16, #ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 16}>> * "
+    "tensor<16x16xf16, #ttg.dot_op<{opIdx = 1, parent = #mma, kWidth = 16}>> -> "
+    "tensor<16x16xf32, #mma>\n"
+)
 META = {"extern_libs": [["ocml", "/build/lib/ocml.bc"]], "shared": 64}
 
 
@@ -33,6 +40,7 @@ def lookup(folder: Path, key: str = "KEY", compiled: bool = True) -> Lookup:
         "k.json": json.dumps(META).encode(),
         "k.amdgcn": b"v_wmma_f32_16x16x16_f16 v[0:7]",
         "k.ttir": b"module",
+        "k.ttgir": PRODUCT.encode(),
     }
     for name, content in files.items():
         (place / name).write_bytes(content)
@@ -54,6 +62,31 @@ def metadata(*_) -> dict:
         ".wavefront_size": 32,
     }
     return {"amdhsa.kernels": [kernel]}
+
+
+@pytest.mark.parametrize(
+    "layout, number, lost",
+    [
+        ("mma", "f16", []),
+        ("mma1", "bf16", []),
+        ("blocked", "f16", ["f16"]),
+        ("blocked2", "i8", ["i8"]),
+        ("blocked", "f32", []),  # the unit has none for float32
+    ],
+)
+def test_a_product_without_the_matrix_unit_is_found(layout: str, number: str, lost: list) -> None:
+    text = PRODUCT.replace("#mma", f"#{layout}").replace("xf16", f"x{number}")
+    assert costs.find_lost_products(text) == lost
+
+
+def test_a_kernel_that_lost_the_matrix_unit_is_not_packaged(tmp_path: Path) -> None:
+    found = lookup(tmp_path / "cache")
+    Path(found.files["k.ttgir"]).write_text(PRODUCT.replace("#mma", "#blocked"))
+    with pytest.raises(
+        kernel_packages.LostProduct, match="k BLOCK=64 num_warps=4: 1 products of f16"
+    ):
+        kernel_packages.write(tmp_path / "package", [found])
+    assert not (tmp_path / "package").exists()
 
 
 def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

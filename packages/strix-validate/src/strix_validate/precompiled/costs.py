@@ -14,6 +14,13 @@ from strix_emulate import TARGETS, elf_metadata, occupancy
 
 from strix_validate import TARGET
 
+#: A product in Triton's GPU dialect: the numbers of its left factor, and the layout of the result.
+_PRODUCT = re.compile(
+    r"tt\.dot .*?: tensor<[\dx]+x(\w+), #ttg\.dot_op<\{opIdx = 0, parent = #(\w+)"
+)
+#: Numbers that the matrix unit of gfx11 multiplies.
+_MATRIX_TYPES = ("f16", "bf16", "i8")
+
 
 @dataclass(frozen=True)
 class KernelCost:
@@ -70,3 +77,20 @@ def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") ->
         waves=waves["bound"],
         wmma=len(re.findall(r"\bv_wmma_", assembly)),
     )
+
+
+def find_lost_products(ttgir: str) -> list[str]:
+    """Return the number types of products that could use the matrix unit, and do not.
+
+    Triton prints "no matching matrix core intrinsic" where a tile is too small for the unit, goes
+    on, and multiplies with the vector unit, at a fraction of the speed.
+
+    Args:
+        ttgir: A kernel in Triton's GPU dialect, a stage of its compiler.
+    """
+    products = _PRODUCT.findall(ttgir)
+    return [
+        number
+        for number, layout in products
+        if number in _MATRIX_TYPES and not layout.startswith("mma")
+    ]

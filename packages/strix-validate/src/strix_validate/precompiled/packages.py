@@ -34,6 +34,11 @@ BATCH = 24
 #: Packages whose kernels are shipped. conch's are few, and vLLM calls them at its start.
 SHIPPING = (fla, liger, sage)
 
+
+class LostProduct(Exception):
+    """A kernel that is slow on every GPU; the message names it and its tile."""
+
+
 #: Told the answers to some calls, as they come.
 _Progress = Callable[[Sequence[CallAnswer]], None]
 
@@ -75,9 +80,14 @@ def look_up(
 
 
 def write(folder: Path, lookups: Iterable[Lookup]) -> int:
-    """Make a package's folder of these kernels; return how many there are."""
+    """Make a package's folder of these kernels; return how many there are.
+
+    Raises:
+        LostProduct: a kernel multiplies without the matrix unit what the unit could.
+    """
     kernels = {}
     for found in lookups:
+        _require_matrix_unit(found)
         files = {}
         for name, path in found.files.items():
             content = Path(path).read_bytes()
@@ -94,6 +104,19 @@ def write(folder: Path, lookups: Iterable[Lookup]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / LIST).write_text(json.dumps({"kernels": dict(sorted(kernels.items()))}, indent=1))
     return len(kernels)
+
+
+def _require_matrix_unit(lookup: Lookup) -> None:
+    stages = {Path(path).suffix: Path(path) for path in lookup.files.values()}
+    lost = costs.find_lost_products(stages[".ttgir"].read_text())
+    if lost:
+        constants = lookup.constants | lookup.options
+        tile = " ".join(f"{name}={value}" for name, value in constants.items())
+        numbers = ", ".join(sorted({*lost}))
+        raise LostProduct(
+            f"{lookup.name} {tile}: {len(lost)} products of {numbers} do not use the matrix unit: "
+            "a tile is too small for it"
+        )
 
 
 def measure_lookup(lookup: Lookup) -> costs.KernelCost:
@@ -150,7 +173,10 @@ def _make(library: str, name: str, folder: str, source: str = "") -> None:
         for call, answer in zip(calls, answers, strict=True):
             if answer.error:
                 raise SystemExit(f"{call.name}: {': '.join(answer.error)}")
-        number = write(Path(folder), (found for answer in answers for found in answer.lookups))
+        try:
+            number = write(Path(folder), (found for answer in answers for found in answer.lookups))
+        except LostProduct as error:
+            raise SystemExit(str(error)) from error
     print(f"{number} kernels")
 
 
