@@ -81,10 +81,10 @@ def library(torch) -> Path:
 
 def _patch(torch) -> None:
     """Let torch.cuda tell of one device, which is done with everything at once."""
-    from strix_emulate.code.target import named
+    from strix_emulate.code.target import DEFAULT, named
 
     stream = SimpleNamespace(cuda_stream=0, synchronize=_nothing, wait_stream=_nothing)
-    target = named(os.environ.get("STRIX_EMULATE_TARGET") or "gfx1151")
+    target = named(os.environ.get("STRIX_EMULATE_TARGET") or DEFAULT.name)
     properties = SimpleNamespace(
         name="AMD Radeon Graphics", gcnArchName=target.name, warp_size=32, major=11, minor=5,
         multi_processor_count=target.processors, total_memory=8 << 30,
