@@ -9,9 +9,6 @@ import io
 import re
 from dataclasses import dataclass
 
-from elftools.elf.elffile import ELFFile
-from strix_emulate import TARGETS, elf_metadata, occupancy
-
 from strix_validate import TARGET
 
 #: A product in Triton's GPU dialect: the numbers of its left factor, and the layout of the result.
@@ -61,6 +58,10 @@ def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") ->
         strix_emulate.errors.LoadError: The file has no AMDGPU metadata note.
         ValueError: The metadata does not describe exactly one kernel.
     """
+    # Only who measures kernels needs the two: `warm` and `compilations` work without them.
+    from elftools.elf.elffile import ELFFile
+    from strix_emulate import TARGETS, elf_metadata, occupancy
+
     (kernel,) = elf_metadata(ELFFile(io.BytesIO(elf)), name)["amdhsa.kernels"]
     vgprs = kernel[".vgpr_count"]
     lds = kernel[".group_segment_fixed_size"] + launch_lds
