@@ -26,8 +26,7 @@ FACTS = {
     "classes": {"wmma": 40, "valu": 900},
 }
 # what image_costs.py takes of the emulator; here the code of a kernel is what it says of it
-EMULATOR = {
-    "__init__.py": """\
+EMULATOR = """\
 import json, os
 from check_images import kernels
 class DisassemblerError(Exception):
@@ -37,23 +36,19 @@ def find_disassembler():
         raise DisassemblerError("install libLLVM")
 def load(path):
     return [json.loads(kernel.code) for kernel in kernels(path.read_bytes())]
-""",
-    "statistics.py": """\
-def describe(kernel, instructions):
+def decode_kernel(kernel):
+    return [kernel]
+def describe_kernel(kernel, instructions):
     return kernel if instructions else kernel | {"classes": {}}
-""",
-    "run/__init__.py": "",
-    "run/program.py": "def decode_kernel(kernel):\n    return [kernel]\n",
-}
+"""
 
 
 @pytest.fixture
 def emulator(tmp_path: Path) -> Path:
     """A folder with a stand-in for strix_emulate."""
-    for name, text in EMULATOR.items():
-        file = tmp_path / "stand-in/strix_emulate" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    file = tmp_path / "stand-in/strix_emulate.py"
+    file.parent.mkdir()
+    file.write_text(EMULATOR)
     return tmp_path / "stand-in"
 
 
