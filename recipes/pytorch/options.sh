@@ -70,7 +70,7 @@ LDFLAGS=${LDFLAGS//-Wl,--as-needed/}
 export LDFLAGS="${LDFLAGS//-Wl,-z,now/} -Wl,-z,lazy -Wl,-z,noexecstack"
 # FBGEMM and Kineto turn warnings into errors, and GCC 12 warns by mistake of values that AVX-512
 # intrinsics leave undefined. TheRock's build of torch has these three, conda-forge's the first. GCC
-# 14.4 gives none of them (evidence/2026-11-25-rehearsal-pytorch.md).
+# 14.4 gives none of them (docs/evidence/2026-11-25-rehearsal-pytorch.md).
 no_errors="-Wno-error=maybe-uninitialized -Wno-error=uninitialized -Wno-error=restrict"
 export CFLAGS="${CFLAGS:-} $no_errors"
 CXXFLAGS+=" $no_errors"

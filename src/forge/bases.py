@@ -114,7 +114,7 @@ def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None =
     A Python may be named by its number; `python_min` follows. Raises ForgeError if a variants file
     is not readable, `replaced` has a key that none has, or a Python that cannot be had.
     """
-    paths = [project.root / "variants.yaml", project.root / "bases" / name / "variants.yaml"]
+    paths = [project.root / "variants.yaml", project.recipes / "bases" / name / "variants.yaml"]
     files, folder, tag = [str(path) for path in paths], None, ""
     try:
         variants = VariantConfig.from_files([*files])

@@ -52,7 +52,7 @@ def _run(
     project: Project, flash_attn: Recipe, folder: Path, say: Say, progress: Progress
 ) -> dict[str, Any]:
     """Do what `run` does, with `folder` held."""
-    bases, cache = project.root / "bases" / "host", SourceCache(project)
+    bases, cache = project.recipes / "bases" / "host", SourceCache(project)
     wheels = {wheel.name: wheel for wheel in fetch_closure(project, bases / LOCK, cache, say)}
     say("demo: unpacks PyTorch and Triton")
     places = []

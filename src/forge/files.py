@@ -7,8 +7,9 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 from filelock import FileLock, Timeout
@@ -24,30 +25,51 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def digest_tree(path: Path, root: Path, follow: bool = True) -> str:
+def digest_tree(
+    path: Path,
+    root: Path,
+    follow: bool = True,
+    contents: Mapping[Path, bytes] = MappingProxyType({}),
+) -> str:
     """Hash the names, executable bits, link targets and bytes of a file or folder into one sha256.
 
-    What the .gitignore of ROOT lists, and git does not track, is not content: editors and tools
-    leave it there. A link that leads out of the folder counts with what it leads to.
+    Files that ROOT/.gitignore lists and git does not track are left out: editors and tools leave
+    them there.
+
+    Args:
+        path: The file or folder.
+        root: The checkout.
+        follow: Include the target of a link that leads out of the folder.
+        contents: Bytes to hash in place of those of a file.
     """
-    total, ignore = hashlib.sha256(), root / ".gitignore"
-    ignored = GitIgnoreSpec.from_lines(read_text(ignore).splitlines() if ignore.exists() else ())
+    ignore_file = root / ".gitignore"
+    patterns = read_text(ignore_file).splitlines() if ignore_file.exists() else []
+    ignored = GitIgnoreSpec.from_lines(patterns)
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    places = (f.relative_to(root if f.is_relative_to(root) else path) for f in files)
-    if junk := {f for f, place in zip(files, places, strict=True) if ignored.match_file(place)}:
+    skipped = set()
+    for file in files:
+        place = file.relative_to(root if file.is_relative_to(root) else path)
+        if ignored.match_file(place):
+            skipped.add(file)
+    if skipped:
         tracked = git(root, "ls-files", "-ciz", "--exclude-standard").split("\0")
-        junk -= {root / name for name in tracked}
-    for found in files:
-        if found in junk or not (found.is_symlink() or found.is_file()):
+        skipped -= {root / name for name in tracked}
+    digest = hashlib.sha256()
+    for file in files:
+        if file in skipped or not (file.is_symlink() or file.is_file()):
             continue
-        total.update(os.fsencode(found.relative_to(path)) + b" ")
-        if found.is_symlink():
-            total.update(b"link " + os.fsencode(found.readlink()))
-            if follow and found.is_dir() and not path.resolve().is_relative_to(found.resolve()):
-                total.update(digest_tree(found.resolve(), root, follow=False).encode())
-        if found.is_file():
-            total.update(f"{found.stat().st_mode & 0o100:o} {sha256_file(found)}\n".encode())
-    return total.hexdigest()
+        digest.update(os.fsencode(file.relative_to(path)) + b" ")
+        if file.is_symlink():
+            digest.update(b"link " + os.fsencode(file.readlink()))
+            if follow and file.is_dir() and not path.resolve().is_relative_to(file.resolve()):
+                digest.update(digest_tree(file.resolve(), root, follow=False).encode())
+        if file.is_file():
+            if file in contents:
+                sha256 = hashlib.sha256(contents[file]).hexdigest()
+            else:
+                sha256 = sha256_file(file)
+            digest.update(f"{file.stat().st_mode & 0o100:o} {sha256}\n".encode())
+    return digest.hexdigest()
 
 
 def git(root: Path, *arguments: str) -> str:

@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text in pages and manifests that repeats a fact from another file, and is generated from it.
+"""Generate text in pages and manifests from the one place where each fact stands.
 
-Manifests that users copy name our packages on PyPI (recipes/pypi-names.json): pixi reads no such
-list from another file. stacks/several.toml repeats the tables of three stacks for the same reason.
-docs/kernels.md sums up what packaged kernels cost.
+- The state, cost and notes of packages, and their names on PyPI, stand in `extra` of each recipe.
+  pixi reads no list of names from another file, so every manifest that users copy repeats them.
+- stacks/several.toml repeats the tables of three stacks for the same reason.
+- docs/kernels.md sums up recipes/*/kernels.tsv, which says what packaged kernels cost.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from forge import bases
+from forge.bases import BaseName
 from forge.conda import pypi
 from forge.errors import ForgeError
 from forge.files import read_text
+from forge.hostbase.base import HostBase
 from forge.project import Project
-from forge.recipes import kernel_tables
+from forge.recipes import kernel_tables, package_tables
+from forge.recipes.cost import read_costs
+from forge.recipes.plan import RecipeSet
 
 PAGES = ("README.md", "docs/*.md", "stacks/*/pixi.toml")
-# PyPI's packages that require a wheel for CUDA, and that none of ours replaces.
+STATE_PAGE = "README.md"
+COST_PAGE = "docs/build.md"
+SECTIONS_PAGE = "docs/packages.md"
+# Packages on PyPI that require a wheel for CUDA, and that no recipe of ours replaces.
 FOR_CUDA = ("unsloth", "xformers")
 BEFORE_PYPI = "1970-01-01"
 # The heading of a table, and its lines up to an empty one, the next table or the end of a block.
@@ -31,37 +40,66 @@ def outdated(project: Project) -> Iterator[tuple[Path, str]]:
 
     Raises ForgeError if a source cannot be read.
     """
-    listed = project.names.read_bytes() if project.names.exists() else None
-    names = pypi.parse(listed, project.names)
-    texts: dict[Path, str] = {}
-    for pattern in PAGES:
-        for path in sorted(project.root.glob(pattern)):
-            text = read_text(path)
-            texts[path] = with_names(text, names)
-            if path == project.root / kernel_tables.PAGE:
-                lists = sorted(project.root.glob("recipes/*/kernels.tsv"))
-                texts[path] = kernel_tables.with_tables(texts[path], lists)
-            if texts[path] != text:
-                yield path, texts[path]
-    paths = {name: project.root / f"stacks/{name}/pixi.toml" for name in TOGETHER}
-    if not all(path in texts for path in paths.values()):
-        return  # a project of its own, with other stacks
+    names = pypi.read_names(project.recipes)
+    pages = {
+        path: read_text(path) for pattern in PAGES for path in sorted(project.root.glob(pattern))
+    }
+    texts = {path: insert_names(text, names) for path, text in pages.items()}
+    insert_tables(texts, project)
+    for path, text in texts.items():
+        if text != pages[path]:
+            yield path, text
+    manifests = {name: project.root / f"stacks/{name}/pixi.toml" for name in TOGETHER}
+    if not all(path in texts for path in manifests.values()):
+        return  # another project, with other stacks
     several = project.root / SEVERAL
-    text = compose({name: texts[path] for name, path in paths.items()})
+    text = compose({name: texts[path] for name, path in manifests.items()})
     if not several.exists() or read_text(several) != text:
         yield several, text
 
 
-def with_names(text: str, names: pypi.Names) -> str:
-    """Return the text with the names of `names` in each of pixi's two tables of PyPI's names."""
-    provided = sorted((conda, name) for conda, name in names.items() if name)
-    renamed = [f'{_key(conda)} = "{name}"' for conda, name in provided if conda != name]
+def insert_tables(texts: dict[Path, str], project: Project) -> None:
+    """Replace the tables about packages and their kernels, in the pages that are there."""
+    root = project.root
+    kernels_page = root / kernel_tables.PAGE
+    if kernels_page in texts:
+        lists = sorted(project.recipes.glob("*/kernels.tsv"))
+        texts[kernels_page] = kernel_tables.with_tables(texts[kernels_page], lists)
+    if root / SECTIONS_PAGE not in texts:
+        return  # another project, without pages about its packages
+    base = bases.load(project, BaseName.CONDA_FORGE)
+    recipes = RecipeSet(project, base).recipes
+    costs = {"host base": HostBase(project, base).cost, **read_costs(recipes.values(), base)}
+    state, cost, sections = (root / page for page in (STATE_PAGE, COST_PAGE, SECTIONS_PAGE))
+    texts[state] = package_tables.replace_table(
+        texts[state],
+        package_tables.STATE_HEAD,
+        package_tables.make_state_table(recipes),
+        STATE_PAGE,
+    )
+    texts[cost] = package_tables.replace_table(
+        texts[cost],
+        package_tables.COST_HEAD,
+        package_tables.make_cost_table(costs),
+        COST_PAGE,
+    )
+    texts[sections] = package_tables.replace_sections(
+        texts[sections],
+        package_tables.make_sections(recipes),
+        SECTIONS_PAGE,
+    )
+
+
+def insert_names(text: str, names: pypi.Names) -> str:
+    """Return the text with our names in each of pixi's two tables of names on PyPI."""
+    provided = {conda: name for conda, name in sorted(names.items()) if name}
+    renamed = [f'{_key(conda)} = "{name}"' for conda, name in provided.items() if conda != name]
     mapping = (
         'mapping-mode = "replace"\n'
         f"mapping = {{ {', '.join(renamed)} }}\n"
         "same-name-heuristic = true\n"
     )
-    hidden = sorted({*(name for _, name in provided), *FOR_CUDA})
+    hidden = sorted({*provided.values(), *FOR_CUDA})
     dates = "".join(f'{_key(name)} = "{BEFORE_PYPI}"\n' for name in hidden)
     text = re.sub(TABLE.format("conda-pypi-map"), lambda table: table[1] + mapping, text)
     return re.sub(TABLE.format("pypi-exclude-newer"), lambda table: table[1] + dates, text)

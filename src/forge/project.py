@@ -31,7 +31,7 @@ class Project:
         self.root, self.channel, self.build = root, channel, build
         self.logs, self.sources = build / "logs", build / "sources"
         self.staging, self.cache = build / "staging", build / "cache"
-        self.names = root / "recipes" / "pypi-names.json"
+        self.recipes = root / "recipes"
 
     @staticmethod
     def default_root() -> Path:

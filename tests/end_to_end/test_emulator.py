@@ -38,7 +38,7 @@ for length in map(int, sys.argv[1:]):
 
 
 def test_a_reports_program_runs_on_the_device(emulated_stack: Path, tmp_path: Path) -> None:
-    program, script = tmp_path / "program.py", CHECKOUT / "upstream" / "emulated.py"
+    program, script = tmp_path / "program.py", CHECKOUT / "tools/emulate_report.py"
     program.write_text(PROGRAM)
 
     words = ["strix-emulate", "device", "--", "python", str(script), str(program)]

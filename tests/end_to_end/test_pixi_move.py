@@ -68,7 +68,7 @@ def world(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A conda-forge, our channel, and a PyPI; yields the addresses of each."""
     folder = tmp_path_factory.mktemp("world")
     torch, python = f"{SITE}/torch/__init__.py", [f"python {PYTHON}.*"]
-    ours = Source(folder / "ours", CHECKOUT / "recipes/pypi-names.json")
+    ours = Source(folder / "ours", CHECKOUT / "recipes")
     ours.make("libtorch", "2.13.0", "linux-64")
     needs = [*python, "libtorch 2.13.0"]
     ours.make("pytorch", "2.13.0", "linux-64", file=torch, text=module(OURS), depends=needs)

@@ -23,13 +23,13 @@ from support.static_channel import Source, without_purls
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.channel.publish import StaticChannel
+from forge.conda import pypi
 from forge.generated import FOR_CUDA
 
 pytestmark = pytest.mark.pixi
 
-NAMES = CHECKOUT / "recipes" / "pypi-names.json"
 # what of PyPI never comes over ours: the names of ours there, and what requires CUDA
-HIDDEN = {*filter(None, json.loads(NAMES.read_text()).values()), *FOR_CUDA}
+HIDDEN = {*filter(None, pypi.read_names(CHECKOUT / "recipes").values()), *FOR_CUDA}
 FROM_PYPI = re.compile(r"pypi: \S+?/(\w+)-([\d.]+)-py3")
 # the commands before and after `pixi add --pypi NAME`, in the orders in which people type them
 ORDERS = {
@@ -104,7 +104,7 @@ def table(name: str) -> str:
 def conda_packages(folder: Path, *names: str) -> Source:
     """Packages of one file that are called as ours and conda-forge's are."""
     versions = {"pytorch": "2.13.0", "triton": "3.7.1", "torchvision": "0.28.0", "python": "3.12.5"}
-    source = Source(folder, NAMES)
+    source = Source(folder, CHECKOUT / "recipes")
     for name in names:
         needs = [] if name == "python" else ["python >=3.12"]
         source.make(name, versions.get(name, "2.0"), "linux-64", depends=needs)

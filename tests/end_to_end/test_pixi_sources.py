@@ -88,7 +88,7 @@ class Workspace(Pixi):
     def __init__(self, folder: Path, mirrors: dict[str, str], root: Path, *recipes: str) -> None:
         super().__init__(folder / "home", mirrors)
         self.folder = folder
-        files = [str(root / "variants.yaml"), str(root / "bases/conda-forge/variants.yaml")]
+        files = [str(root / "variants.yaml"), str(root / "recipes/bases/conda-forge/variants.yaml")]
         lines = [
             "[workspace]", 'name = "mine"', 'platforms = ["linux-64"]', 'preview = ["pixi-build"]',
             f'channels = ["{PUBLISHED}", "conda-forge"]',

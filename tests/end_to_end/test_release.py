@@ -26,7 +26,8 @@ class User:
         stand_in.write_mirrors(self.home, release.mirrors)
         copy_stack("attention", self.home / "stacks")
         self.copy = self.home / "build" / "stacks" / "attention"
-        for name in ("bases", "variants.yaml"):
+        (self.home / "recipes").mkdir()
+        for name in ("recipes/bases", "variants.yaml"):
             (self.home / name).symlink_to(CHECKOUT / name)
         # the packages that the build has unpacked already
         cache = {"RATTLER_CACHE_DIR": str(release.cache)}

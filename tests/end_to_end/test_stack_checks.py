@@ -66,7 +66,7 @@ def test_finetune(built: Path, tmp_path: Path) -> None:
     found = checked("finetune", built, "-u", str(faults), str(tmp_path))
     status, said = found["whole"]
     assert status == 0 and said.count("correct  ") == 2 and "WRONG" not in said
-    # the host base has none; evidence/2026-11-23-bitsandbytes-by-hand.md has a run with PyPI's
+    # the host base has none; docs/evidence/2026-11-23-bitsandbytes-by-hand.md has a run with PyPI's
     assert "SKIPPED  NF4: bitsandbytes is not installed" in said
     assert found["check"].pop("none") == 0
     assert len(found["check"]) == 9 and {*found["check"].values()} == {1}, found["check"]

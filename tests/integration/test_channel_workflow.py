@@ -38,7 +38,8 @@ class User:
         stack.mkdir(parents=True)
         text = hosted.MANIFEST.format(name="mine", channel=hosted.ADDRESS)
         (stack / "pixi.toml").write_text(text)
-        for name in ("bases", "variants.yaml"):
+        (folder / "recipes").mkdir()
+        for name in ("recipes/bases", "variants.yaml"):
             (folder / name).symlink_to(CHECKOUT / name)
 
     def forge(self, *words: str) -> str:

@@ -17,7 +17,7 @@ from forge.conda.package import Package
 from forge.hostbase.wheels import CUDA_STUBS
 
 pytest.importorskip("elftools")
-stubs = module(CHECKOUT / "bases/host/stub_cuda_libraries.py")
+stubs = module(CHECKOUT / "recipes/bases/host/stub_cuda_libraries.py")
 
 # Libraries as NVIDIA's wheels have them: with versions, without versions, without any symbol used.
 NVIDIA = {
@@ -96,7 +96,7 @@ def make(lib: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     files = {f"torch/lib/{path.name}": path.read_bytes() for path in lib.iterdir()}
     wheel = write_wheel(folder.parent, "torch", files=files)
     pyelftools = Path(sys.modules["elftools"].__path__[0]).parent
-    program = CHECKOUT / "bases/host/stub_cuda_libraries.py"
+    program = CHECKOUT / "recipes/bases/host/stub_cuda_libraries.py"
     command = [sys.executable, "-I", program, wheel, pyelftools, folder]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

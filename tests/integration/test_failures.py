@@ -131,10 +131,9 @@ def test_finished_build_is_only_tested_again(project: MiniProject, tmp_path: Pat
 def test_a_package_test_that_hangs_costs_its_package(project: MiniProject) -> None:
     """Its processes are ended as well, and the next package is built."""
     hangs = "(trap '' TERM; sleep infinity) & sleep infinity"
-    project.recipe("alpha", test=f"true & {hangs}")
+    cost = {"download": 0, "disk": 0, "memory": 0.1, "cpu_hours": 1, "test_hours": 0.001}
+    project.recipe("alpha", test=f"true & {hangs}", extra={"cost": cost})
     project.recipe("beta")
-    cost = "{download: 0, disk: 0, memory: 0.1, cpu_hours: 1, test_hours: 0.001}"
-    (project.root / "recipes/costs.yaml").write_text(f"alpha: {cost}\n")
     done = project.forge("build-all", "--continue-on-failure", code=1)
     (package,) = (project.root / "build/staging/alpha").glob("noarch/*.conda")
     limit = f"alpha: test failed (test 1 of 1: {package.name}, limit 0.001 hours: it took longer)"

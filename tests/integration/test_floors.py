@@ -25,7 +25,7 @@ from forge.recipes.recipe import Recipe, package_name, sources_of
 from forge.sources.cache import SourceCache
 
 PROJECT = Project.at(CHECKOUT)
-NAMES = pypi.parse(PROJECT.names.read_bytes(), PROJECT.names)
+NAMES = pypi.read_names(PROJECT.recipes)
 # What vLLM requires where it is built for ROCm. Its metadata on PyPI is that of the CUDA build.
 FILES = {"vllm": ["requirements/common.txt", "requirements/rocm.txt"]}
 VARIABLES = {"python_version": "3.12", "platform_machine": "x86_64", "extra": ""}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""docs/night.py with the real driver: five recipes, two stacks, a conda-forge on loopback.
+"""tools/night.py with the real driver: five recipes, two stacks, a conda-forge on loopback.
 
 Stand-ins are the recipes, the validator, and conda-forge, which has one package. It is killed at
 fixed points: before the n-th change or command of the script, or in the middle of a package's
@@ -16,6 +16,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rattler.index import index_fs
@@ -41,7 +42,7 @@ echo '{{"summary": {{"passed": 7, "failed": 0, "skipped": 1}}}}' > "$3/record.js
 END
 chmod +x "$PREFIX/bin/strix-validate"
 """
-COSTS = "alpha: {download: 0, disk: 0.01, memory: 0.1, cpu_hours: 6}\n"
+COST = {"download": 0, "disk": 0.01, "memory": 0.1, "cpu_hours": 6}
 
 
 class Owner:
@@ -75,16 +76,15 @@ class Owner:
             tar.add(root / "LICENSE", "alpha/LICENSE")
         source = f"[{{url: {conda_forge}/{archive.name}, sha256: {sha256_file(archive)}}}]"
         building = f"sh {self.killing('alpha-builds')}\n{INSTALL}"
-        self.add("alpha", ["lib"], script=building, source=source)
+        self.add("alpha", ["lib"], script=building, source=source, extra={"cost": COST})
         self.add("beta", ["alpha"], script=INSTALL, test=f"sh {self.killing('beta-tests')}")
         self.add("broken", [], script='test -e "$RECIPE_DIR/mended" || exit 1\n' + INSTALL)
         self.add("lost", ["broken"], script=INSTALL)
         self.add("strix-validate", [], script=VALIDATOR % self.killing("validates"))
-        (self.root / "recipes/costs.yaml").write_text(COSTS)
         for stack, names in {"one": ["alpha", "beta"], "two": ["alpha", "lost"]}.items():
             self.project.stack(stack, *names, "strix-validate")
 
-    def add(self, name: str, run: list[str], **more: str) -> None:
+    def add(self, name: str, run: list[str], **more: Any) -> None:
         folder = self.project.recipe(name, run, **more)
         shutil.copy(CHECKOUT / "LICENSE", folder)
         recipe = folder / "recipe.yaml"
@@ -172,8 +172,8 @@ def test_a_night_that_is_killed_seven_times(owner: Owner) -> None:
 
 def test_a_machine_that_is_too_small(owner: Owner) -> None:
     """Before anything is spent; unit/test_night.py has a machine without a GPU."""
-    costs = owner.root / "recipes/costs.yaml"
-    costs.write_text(costs.read_text().replace("disk: 0.01", "disk: 9999999"))
+    recipe = owner.root / "recipes/alpha/recipe.yaml"
+    recipe.write_text(recipe.read_text().replace('"disk": 0.01', '"disk": 9999999'))
     assert owner.night().returncode == 1
     files = archived(owner.to)
     assert "not started: needs 9999999.0 GiB of disk in " in files["night/build.log"]

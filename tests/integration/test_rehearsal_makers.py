@@ -563,8 +563,8 @@ def test_a_night_is_that_of_the_copy(place: checkout.Place) -> None:
     """It knows the stand-in as conda-forge, has no GPU, and stays in the rehearsal's folder."""
     place.conda_forge.mkdir()
     (place.conda_forge / "who").write_text("theirs")
-    (place.root / "docs").mkdir(exist_ok=True)
-    script = place.root / "docs" / "night.py"
+    (place.root / "tools").mkdir(exist_ok=True)
+    script = place.root / "tools" / "night.py"
     script.write_text(READS.replace("sys.argv[1:]", f'["{CONDA_FORGE}"]') + "print(sys.argv[1:])\n")
     command = [sys.executable, CHECKOUT / "tests" / "rehearsal", "night", place.folder]
     run = {"capture_output": True, "text": True, "cwd": place.folder}

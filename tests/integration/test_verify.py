@@ -102,6 +102,17 @@ def test_a_package_is_as_its_recipe(app: MiniProject) -> None:
         assert "its recipe with recipes/alpha" in done.stdout
 
 
+def test_what_extra_states_is_not_compared(app: MiniProject, built: Path) -> None:
+    """It says what was done with earlier builds, and changes when a later one is tried."""
+    recipe = app.root / "recipes/alpha/recipe.yaml"
+    text = recipe.read_text()
+    try:
+        recipe.write_text(text.replace("extra: {}\n", "extra:\n  state: {ran: emulated}\n"))
+        assert ": as its recipe; compared: " in app.forge("verify", str(built)).stdout
+    finally:
+        recipe.write_text(text)
+
+
 EDITS: dict[str, tuple[str, str, str, str]] = {
     "a patch": ("patches/alpha/0001-more.patch", "+patched", "+other", "0001-more.patch"),
     "a local source": ("src/alpha/own", "own", "other", "src/alpha"),

@@ -56,7 +56,7 @@ def make(
     with place.noted("channel"):
         conda_forge.make(
             place.conda_forge, place.work, host,
-            copy / "bases" / "host" / "copy_interpreter.py",
+            copy / "recipes/bases/host" / "copy_interpreter.py",
             [*checkout.PYPI, *conda_forge.asked(copy)],
         )  # fmt: skip
     asked = ((torch, thin_torch), (vllm, thin_vllm))

@@ -32,7 +32,7 @@ ARCHIVE = f"therock-dist-linux-gfx1151-{VERSION}.tar.gz"
 COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
 # What is Debian's too, and required of PyPI by metadata or by AOTriton, which takes no CMake 4.
 PYPI = ["cmake<4", "ninja"]
-RECIPE, VARIANTS = "recipes/rocm-sdk/recipe.yaml", "bases/conda-forge/variants.yaml"
+RECIPE, VARIANTS = "recipes/rocm-sdk/recipe.yaml", "recipes/bases/conda-forge/variants.yaml"
 BASES, GATE = "src/forge/bases.py", "src/forge/channel/gate.py"
 TORCH = "recipes/pytorch/recipe.yaml"
 # The file by which a rehearsal knows the folders that it made, and alone may delete from.
@@ -212,9 +212,9 @@ class Place:
         return self._run([str(self.root / "src" / "forge"), *words], words)
 
     def night(self) -> int:
-        """Run the copy's docs/night.py on the stand-ins. Returns its exit code."""
+        """Run the copy's tools/night.py on the stand-ins. Returns its exit code."""
         to = str(self.folder / "night")
-        program = [str(self.root / "docs" / "night.py"), "--without-gpu", "--to", to]
+        program = [str(self.root / "tools" / "night.py"), "--without-gpu", "--to", to]
         return self._run(program, ["night"])
 
     def user(self, words: list[str]) -> int:
@@ -237,7 +237,8 @@ class Place:
         home.mkdir(exist_ok=True)
         if not (home / "stacks").exists():
             shutil.copytree(self.root / "stacks", home / "stacks", symlinks=True)
-            for name in ("bases", "variants.yaml"):
+            (home / "recipes").mkdir(exist_ok=True)
+            for name in ("recipes/bases", "variants.yaml"):
                 (home / name).unlink(missing_ok=True)  # stays where a person removed stacks/
                 (home / name).symlink_to(self.root / name)
         program = [sys.executable, str(self.root / "src" / "forge")]

@@ -78,7 +78,8 @@ def install(place: Place, hub: Hub, theirs: str, recipes: list[str]) -> int:
     stack.mkdir(parents=True)
     text = hosted.MANIFEST.format(name="mine", channel=hosted.ADDRESS).replace('vllm = "*"\n', "")
     (stack / "pixi.toml").write_text(text + "".join(f'{name} = "*"\n' for name in recipes))
-    for name in ("bases", "variants.yaml"):
+    (user / "recipes").mkdir()
+    for name in ("recipes/bases", "variants.yaml"):
         (user / name).symlink_to(place.root / name)
     with served(hub.folder, hosted.Assets) as github:
         mirrors = {CONDA_FORGE: theirs, hosted.ADDRESS: f"{github}/download/{hosted.NAME}"}

@@ -45,7 +45,7 @@ OTHER_ROCM = [
     for name in names
 ]
 PROJECT = Project.at(CHECKOUT)
-NAMES = pypi.parse(PROJECT.names.read_bytes(), PROJECT.names)
+NAMES = pypi.read_names(PROJECT.recipes)
 # What these records hold for a Python, but not beside the rest; not counted as solved either:
 # for 3.13 sentencepiece has an older protobuf, and tiktoken, and regex as transformers 5 wants it,
 # are for others alone

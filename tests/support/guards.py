@@ -168,7 +168,7 @@ GUARDS = [
         f"{T_REDIRECTS}::test_another_server_gets_no_key",
     ),
     Guard(
-        "upstream/links.py",
+        "tools/upstream_links.py",
         "        if made and server_of(made.full_url) != server_of(req.full_url):\n",
         "        if False:\n",
         f"{T_REDIRECTS}::test_another_server_gets_no_key",

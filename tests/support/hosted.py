@@ -100,7 +100,7 @@ def compile_stopped_clock(folder: Path) -> Path:
 
 def write_repository(folder: Path) -> None:
     """Write the files of the repository."""
-    for name in (".github", "bases"):
+    for name in (".github", "recipes/bases"):
         shutil.copytree(CHECKOUT / name, folder / name)
     shutil.copy(CHECKOUT / "variants.yaml", folder)
     (folder / "forge").write_text(FORGE)

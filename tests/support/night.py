@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A clone with docs/night.py that finds a mock machine, and what a night packed."""
+"""A clone with tools/night.py that finds a mock machine, and what a night packed."""
 
 import shutil
 import tarfile
@@ -13,9 +13,9 @@ class Machine:
 
     def __init__(self, root: Path) -> None:
         self.clone, self.gpus, self.device = root / "clone", root / "kfd", root / "device"
-        self.script = self.clone / "docs/night.py"
+        self.script = self.clone / "tools/night.py"
         self.script.parent.mkdir(parents=True)
-        shutil.copy(CHECKOUT / "docs/night.py", self.script)
+        shutil.copy(CHECKOUT / "tools/night.py", self.script)
         (self.clone / "src").symlink_to(CHECKOUT / "src")
         (self.gpus / "1").mkdir(parents=True)
         (self.gpus / "1/properties").write_text("gfx_target_version 110501\n")

@@ -7,7 +7,7 @@ from typing import Any
 from rattler_build import Stage0Recipe, VariantConfig
 from support.project import CHECKOUT
 
-VARIANTS = [CHECKOUT / "variants.yaml", CHECKOUT / "bases/conda-forge/variants.yaml"]
+VARIANTS = [CHECKOUT / "variants.yaml", CHECKOUT / "recipes/bases/conda-forge/variants.yaml"]
 
 
 def plain(path: Path) -> list[dict[str, Any]]:

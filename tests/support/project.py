@@ -12,10 +12,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from support.faults import Forks
@@ -68,8 +69,7 @@ class MiniProject:
         root.mkdir(exist_ok=True)
         for name in ("variants.yaml", ".gitignore"):
             shutil.copy(CHECKOUT / name, root)
-        shutil.copytree(CHECKOUT / "bases", root / "bases")
-        (root / "recipes").mkdir()
+        shutil.copytree(CHECKOUT / "recipes/bases", root / "recipes/bases")
         share_build(root)
 
     @property
@@ -83,13 +83,14 @@ class MiniProject:
         test: str = "test -n ok",
         script: str = SCRIPT,
         source: str = "[]",
+        extra: Mapping[str, object] = MappingProxyType({}),
     ) -> Path:
         """Write recipes/NAME: a noarch package of one file."""
         folder = self.root / "recipes" / name
         folder.mkdir(exist_ok=True)
-        (folder / "recipe.yaml").write_text(
-            NOARCH.format(name=name, run=json.dumps(run or []), test=[test], source=source)
-        )
+        text = NOARCH.format(name=name, run=json.dumps(run or []), test=[test], source=source)
+        text += f"extra: {json.dumps(dict(extra))}\n"
+        (folder / "recipe.yaml").write_text(text)
         (folder / "build.sh").write_text(script.format(name=name))
         return folder
 

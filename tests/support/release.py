@@ -25,7 +25,7 @@ RECIPES = ("flash-attn", "liger-kernel", "strix-emulate", "strix-validate")
 # An output of these that the host base builds and tests: C, for half a minute. The stand-in has it.
 OPTIONAL = "strix-emulate-native"
 OUTPUTS = (*RECIPES, "strix-emulate-hip")
-VARIANTS = Path("bases", "conda-forge", "variants.yaml")
+VARIANTS = Path("recipes/bases", "conda-forge", "variants.yaml")
 
 
 class Release:

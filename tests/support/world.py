@@ -45,7 +45,7 @@ class World:
     def _make(self) -> None:
         self.root.mkdir()
         shutil.copy(CHECKOUT / "variants.yaml", self.root)
-        shutil.copytree(CHECKOUT / "bases", self.root / "bases")
+        shutil.copytree(CHECKOUT / "recipes/bases", self.root / "recipes/bases")
         for name in ("recipes/alpha", "home", "tmp", "stacks/app"):
             (self.root / name).mkdir(parents=True)
         recipe = NOARCH.format(name="alpha", run=[], test=["true"], source=[])

@@ -17,7 +17,7 @@ from support.static_channel import BUILD, Source, require_whole
 from forge.channel import StaticChannel
 from forge.channel.publish import GENERATOR
 
-page = module(CHECKOUT / "docs/channel_page.py")
+page = module(CHECKOUT / "tools/channel_page.py")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
@@ -42,7 +42,7 @@ def copy(target: Path, tmp_path: Path) -> Path:
 
 
 def write(target: Path) -> None:
-    subprocess.run([sys.executable, CHECKOUT / "docs/channel_page.py", target], check=True)
+    subprocess.run([sys.executable, CHECKOUT / "tools/channel_page.py", target], check=True)
 
 
 def brightness(picture: Path) -> int:
@@ -83,12 +83,12 @@ def test_a_channel_that_no_gpu_has_run_says_so(
     assert warning in (copy / "index.html").read_text()
     records = json.loads((copy / "noarch/repodata.json").read_text())["packages.conda"].values()
     checkout = tmp_path / "checkout"
-    for name in ("evidence", "recipes", "stacks"):
+    for name in ("docs/evidence", "recipes", "stacks"):
         shutil.copytree(CHECKOUT / name, checkout / name)
     package = {"sha256": next(iter(records))["sha256"]}
     summary = {"passed": 279, "failed": 0}
     run = {"subject": "packages", "packages": [package], "summary": summary}
-    (checkout / "evidence/2027-01-01-gfx1151.json").write_text(json.dumps(run))
+    (checkout / "docs/evidence/2027-01-01-gfx1151.json").write_text(json.dumps(run))
     monkeypatch.setattr(page, "ROOT", checkout)
     assert warning not in page.page(copy)
     assert page.page(copy).count("checked on gfx1151: 279 passed, 0 failed") == 1
@@ -123,11 +123,11 @@ def test_a_page_that_cannot_be_made_is_one_line(copy: Path) -> None:
     (copy / "withdrawn.json").write_text('{"withdrawn": [{}]}')
     before = (copy / "index.html").read_bytes()
     done = subprocess.run(
-        [sys.executable, CHECKOUT / "docs/channel_page.py", copy],
+        [sys.executable, CHECKOUT / "tools/channel_page.py", copy],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == f"docs/channel_page.py: no page of {copy}: KeyError: 'file'\n"
+    assert done.stderr == f"tools/channel_page.py: no page of {copy}: KeyError: 'file'\n"
     assert (copy / "index.html").read_bytes() == before
 
 
@@ -168,8 +168,8 @@ def test_a_run_on_the_gpu_proves_the_file_that_it_had(
         "packages": [{"name": "triton", "sha256": "a" * 64}],
         "summary": {"passed": 7, "failed": 1},
     }
-    (tmp_path / "evidence").mkdir()
-    (tmp_path / "evidence/2026-12-01-gfx1151-packages.json").write_text(json.dumps(record))
+    (tmp_path / "docs/evidence").mkdir(parents=True)
+    (tmp_path / "docs/evidence/2026-12-01-gfx1151-packages.json").write_text(json.dumps(record))
     monkeypatch.setattr(page, "ROOT", tmp_path)
     said = page.ran_on_gpu("a" * 64)
     assert said.startswith("checked on gfx1151: 7 passed, 1 failed <small>2026-12-01-gfx1151")

@@ -41,7 +41,9 @@ def test_it_fetches_what_the_validator_needs_and_nothing_of_nvidia(
             purl = PackageURL("pypi", None, pin.name, "1.0", {"file_name": file.name})
             yield file, Source(f"{PYPI_URL}/{file.name}", "0" * 64, purl)
 
-    pins = {name: Pin(name, "1.0", ()) for name in read_pins(CHECKOUT / "bases/host" / LOCK)}
+    pins = {
+        name: Pin(name, "1.0", ()) for name in read_pins(CHECKOUT / "recipes/bases/host" / LOCK)
+    }
     pins["mp-math"] = Pin("mp-math", "1.0", ())
     monkeypatch.setattr(demo, "fetch_wheels", fetch)
     monkeypatch.setattr(demo, "read_pins", lambda _: pins)

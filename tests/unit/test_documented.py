@@ -27,7 +27,7 @@ PAGES = [
     CHECKOUT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 ]
 PAGES += [*CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("stacks/*/*.md")]
-PAGES += [*CHECKOUT.glob("packages/*/*.md"), CHECKOUT / "evidence/README.md"]
+PAGES += [*CHECKOUT.glob("packages/*/*.md"), CHECKOUT / "docs/evidence/README.md"]
 STACKS = sorted(path.parent for path in CHECKOUT.glob("stacks/*/pixi.toml"))
 ARE_PROGRAMS = {"python", "pip", "pre-commit", "strix-validate", "strix-emulate"}  # no tasks
 

@@ -19,7 +19,7 @@ from forge.conda import pypi
 from forge.errors import ForgeError
 from forge.project import Project
 
-NAMES: pypi.Names = json.loads((CHECKOUT / "recipes/pypi-names.json").read_text())
+NAMES = pypi.read_names(CHECKOUT / "recipes")
 HIDDEN = {name for name in NAMES.values() if name} | {"xformers", "unsloth"}
 COPIES = ["README.md", "docs/pypi.md", "docs/workspaces.md", generated.SEVERAL]
 COPIES += [f"stacks/{stack}/pixi.toml" for stack in STACKS]
@@ -28,10 +28,18 @@ COPIES += [f"stacks/{stack}/pixi.toml" for stack in STACKS]
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """The files that text is generated from, and those that have it."""
-    for name in ("variants.yaml", "recipes/pypi-names.json", *COPIES):
+    for name in ("variants.yaml", *COPIES):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, tmp_path / name)
+    state_names(tmp_path, NAMES)
     return tmp_path
+
+
+def state_names(root: Path, names: pypi.Names) -> None:
+    """Write a recipe that states names on PyPI, and nothing else."""
+    file = root / "recipes/all/recipe.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"extra": {"pypi": names}}))
 
 
 def stale(project: Path) -> list[str]:
@@ -87,8 +95,7 @@ def test_a_change_of_one_copy_is_seen(project: Path, name: str) -> None:
 
 
 def test_a_new_package_is_written_into_every_copy(project: Path) -> None:
-    names = json.dumps(NAMES | {"new-package": "its.name-there", "renamed-nowhere": None})
-    (project / "recipes/pypi-names.json").write_text(names)
+    state_names(project, NAMES | {"new-package": "its.name-there", "renamed-nowhere": None})
     assert stale(project) == sorted(COPIES)
     done = CliRunner(env={"FORGE_ROOT": str(project)}).invoke(app, ["generate"])
     assert done.exit_code == 0, done.output
@@ -125,8 +132,7 @@ def test_lint_names_what_is_stale(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mini = MiniProject(tmp_path / "mini")
-    mini.recipe("alpha")
-    shutil.copy(project / "recipes/pypi-names.json", mini.root / "recipes")
+    mini.recipe("alpha", extra={"pypi": NAMES})
     page = mini.root / "README.md"
     page.write_text('```toml\n[pypi-exclude-newer]\ntorch = "1970-01-01"\n```\n')
     run = subprocess.run

@@ -174,7 +174,7 @@ def test_debians_python_installs_into_its_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Its sysconfig is changed back, which is a package from Python 3.13 on; others stay."""
-    copier = module(CHECKOUT / "bases/host/copy_interpreter.py")
+    copier = module(CHECKOUT / "recipes/bases/host/copy_interpreter.py")
     stdlib = Path(copier.sysconfig.get_path("stdlib"))
     monkeypatch.setattr(copier.sysconfig, "__file__", str(stdlib / name))
     write_text(tmp_path / name, "")
@@ -278,7 +278,7 @@ def test_no_compiler(tmp_path: Path) -> None:
 
 def test_the_recipe_runs_programs_whose_paths_have_spaces() -> None:
     """A Python of the user's own may be in any folder."""
-    text = (CHECKOUT / "bases/host/recipe.yaml").read_text()
+    text = (CHECKOUT / "recipes/bases/host/recipe.yaml").read_text()
     replaced = re.sub(r"\$\{\{ env\.get\(\"(FORGE_\w+)\".*?\) \}\}", r"/my folder/\1", text)
     scripts = [output["build"].get("script", []) for output in yaml.safe_load(replaced)["outputs"]]
     lines = chain(*(script["content"] if "env" in script else script for script in scripts))

@@ -18,7 +18,7 @@ from forge.hostbase.lock import Pin, fetch_wheels, read_pins, require_pinned
 from forge.project import Project
 from forge.sources.cache import SourceCache
 
-OURS = CHECKOUT / "bases" / "host" / LOCK
+OURS = CHECKOUT / "recipes/bases/host" / LOCK
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 
 

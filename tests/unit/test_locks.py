@@ -264,7 +264,7 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
 def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None:
     """Its platform and the names of its kernels; what it is without --variant stays."""
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
-    shutil.copytree(CHECKOUT / "bases", tmp_path / "bases")
+    shutil.copytree(CHECKOUT / "recipes/bases", tmp_path / "recipes/bases")
     written = {}
     for gpu, asked in (("gfx1151", []), ("gfx1150", ["gpu_arch=gfx1150"])):
         for manifest in STACKS:
@@ -302,7 +302,7 @@ def test_an_old_pixi_is_named_with_the_way_around_it(
 ) -> None:
     """Before it is run: its own message does not know that the driver can do without it."""
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
-    shutil.copytree(CHECKOUT / "bases", tmp_path / "bases")
+    shutil.copytree(CHECKOUT / "recipes/bases", tmp_path / "recipes/bases")
     shutil.copytree(CHECKOUT / "stacks", tmp_path / "stacks")
     pixi = tmp_path / "pixi"
     pixi.write_text(f"#!/bin/sh\necho {printed}\n")

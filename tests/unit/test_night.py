@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""docs/night.py with a mock of `./forge`: whatever happens, there is an archive.
+"""tools/night.py with a mock of `./forge`: whatever happens, there is an archive.
 
 With the real driver, killed, it runs in tests/integration/test_night.py.
 """

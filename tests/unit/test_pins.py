@@ -20,7 +20,7 @@ from support.conda_forge import DATA
 from support.project import CHECKOUT
 
 PINS: dict[str, list[str]] = yaml.safe_load(
-    (CHECKOUT / "bases/conda-forge/variants.yaml").read_text()
+    (CHECKOUT / "recipes/bases/conda-forge/variants.yaml").read_text()
 )
 # conda-forge has no such key, or its value is a name that others need not depend on
 OURS = {"python_min", "pytorch_build", "sources_from", "c_compiler", "cxx_compiler", "c_stdlib"}

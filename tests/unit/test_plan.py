@@ -233,7 +233,9 @@ def test_one_bad_recipe_among_others(mini: MiniProject, how: str) -> None:
     assert len(recipes.plan(Channel(mini.channel))) == 2
 
 
-@pytest.mark.parametrize("edited", ["bases/host/activate-c.sh", "bases/host/requirements.in"])
+@pytest.mark.parametrize(
+    "edited", ["recipes/bases/host/activate-c.sh", "recipes/bases/host/requirements.in"]
+)
 def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> None:
     """Made from the base's inputs, so that it is the same before the base is made and after."""
     mini.recipe("alpha", run=["python"])
@@ -251,6 +253,24 @@ def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> No
     with (mini.root / edited).open("a") as stream:
         stream.write("# edited\n")
     assert decided() == {"alpha": "the host base changed", "beta": "up to date"}
+
+
+def test_what_extra_states_is_no_reason_to_build(mini: MiniProject) -> None:
+    """A new record of what a package was proven to do would compile PyTorch for a night."""
+    recipe = mini.recipe("alpha") / "recipe.yaml"
+    channel = Recorded(mini.channel)
+    channel.taken = recipes_of(mini).plan(channel)
+    text = recipe.read_text()
+    for extra, action in (
+        ("extra:\n  state: {ran: emulated}\n# and why\n\n  notes: |\n    a\n", UP_TO_DATE),
+        ('extra: {"a": 1}', UP_TO_DATE),
+        ("extra: {}\n# a comment behind it\n", UP_TO_DATE),
+        ("extra: {}\ncontext: {x: 1}\n", BUILD),
+        ("# extra: {}\n", BUILD),
+    ):
+        recipe.write_text(text.replace("extra: {}\n", extra))
+        (step,) = recipes_of(mini).plan(channel)
+        assert step.action == action, extra
 
 
 def test_a_variant_value_rebuilds_its_users_only(mini: MiniProject) -> None:

@@ -6,11 +6,13 @@ import re
 import shutil
 import threading
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 from support.project import CHECKOUT, RECIPES, MiniProject
 from typer.testing import CliRunner
@@ -32,23 +34,25 @@ from forge.cli.main import app
 from forge.errors import ForgeError
 from forge.hostbase.base import HostBase
 from forge.project import Project
+from forge.recipes.cost import Cost, parse_cost, read_costs
 from forge.recipes.plan import RecipeSet, Step
 
-COSTS = """\
-alpha: {download: 1.5, disk: 20, kept: 8, memory: 2, cpu_hours: 4}
-alpha pytorch=2.13.0: {cpu_hours: 3}
-alpha pytorch=1.0: {cpu_hours: 99}
-beta: {download: 0.5, disk: 13, memory: 4, cpu_hours: 1}
-"""
+ALPHA = {
+    "download": 1.5,
+    "disk": 20,
+    "kept": 8,
+    "memory": 2,
+    "cpu_hours": 3,
+}
+BETA = {"download": 0.5, "disk": 13, "memory": 4, "cpu_hours": 1}
 Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture
 def mini(tmp_path: Path) -> MiniProject:
     mini = MiniProject(tmp_path)
-    mini.recipe("alpha")
-    mini.recipe("beta")
-    (mini.root / "recipes" / "costs.yaml").write_text(COSTS)
+    mini.recipe("alpha", extra={"cost": ALPHA})
+    mini.recipe("beta", extra={"cost": BETA})
     return mini
 
 
@@ -72,10 +76,11 @@ def ran(mini: MiniProject, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def costs(root: Path = CHECKOUT, **variants: list[str]) -> dict[str, Any]:
-    """The figures of a project on the conda-forge base."""
+def costs(root: Path = CHECKOUT, **variants: list[str]) -> dict[str, Cost]:
+    """Return what recipes cost on the conda-forge base."""
     project = Project.at(root)
-    return preflight.costs(project, bases.load(project, "conda-forge", variants))
+    base = bases.load(project, "conda-forge", variants)
+    return read_costs(RecipeSet(project, base).recipes.values(), base)
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, disk: float, memory: float) -> None:
@@ -264,67 +269,65 @@ def test_the_host_base_counts_until_it_is_made(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORGE_ROOT", str(mini.root))
-    text = COSTS + "host base: {download: 3, disk: 7, memory: 1, cpu_hours: 1}\n"
-    (mini.root / "recipes" / "costs.yaml").write_text(text)
+    recipe = mini.root / "recipes/bases/host/recipe.yaml"
+    text = recipe.read_text()
+    cost = yaml.safe_load(text)["extra"]["cost"]
+    recipe.write_text(text.replace(f"download: {cost['download']}, ", "download: 3, "))
     mini.recipe("beta", run=["nowhere"])
     (mini.root / "build" / "host-base").unlink()
-    said = CliRunner().invoke(app, ["plan", "--base", "host"]).output
-    assert "host base: would be made first" in said and "host base: 3 GiB to download" in said
-    assert "in all: 4.5 GiB to download" in said, "beta cannot be built on this base"
-    (mini.root / "recipes" / "costs.yaml").write_text(
-        f"{text}host base with NVIDIA's wheels: {{download: 5, disk: 7, memory: 1, cpu_hours: 1}}\n"
-    )
+    output = CliRunner().invoke(app, ["plan", "--base", "host"]).output
+    assert "host base: would be made first" in output and "host base: 3 GiB to download" in output
+    assert "in all: 4.5 GiB to download" in output, "beta cannot be built on this base"
     monkeypatch.setenv("FORGE_NVIDIA_WHEELS", "1")
-    said = CliRunner().invoke(app, ["plan", "--base", "host"]).output
-    assert "host base with NVIDIA's wheels: 5 GiB to download" in said
+    output = CliRunner().invoke(app, ["plan", "--base", "host"]).output
+    with_wheels = yaml.safe_load(text)["extra"]["cost_with_nvidia_wheels"]["download"]
+    assert f"host base: {with_wheels} GiB to download" in output
 
 
 def test_every_recipe_has_its_figures() -> None:
     known = costs()
-    assert known.keys() == {*RECIPES, "host base", "host base with NVIDIA's wheels"}
-    for figures in known.values():
-        assert figures.keys() - {"kept"} == {"download", "disk", "memory", "cpu_hours"}
-        assert figures.get("kept", 0) <= figures["disk"] + figures["download"]
-    for kernels, hours in (("core", 1.2), ("sample", 0.3), ("upstream", 0.1)):
-        assert costs(aotriton_kernels=[kernels])["aotriton"]["cpu_hours"] == hours
+    assert known.keys() == {*RECIPES}
+    for cost in known.values():
+        assert cost.kept <= cost.disk + cost.download
+    assert costs(aotriton_kernels=["sample"])["aotriton"].cpu_hours == 0.3
 
 
 def test_each_further_python_costs(mini: MiniProject) -> None:
-    text = COSTS.replace("hours: 1}", "hours: 1, further_python: {disk: 5, cpu_hours: 0.5}}")
-    (mini.root / "recipes" / "costs.yaml").write_text(text)
+    further = {"further_python": {"disk": 5, "cpu_hours": 0.5}}
+    mini.recipe("beta", extra={"cost": BETA | further})
     for pythons, disk, hours in ((["3.13"], 13, 1), (["3.12", "3.13"], 18, 1.5)):
         known = costs(mini.root, python=pythons)
-        assert (known["beta"]["disk"], known["beta"]["cpu_hours"]) == (disk, hours)
-        assert known["alpha"]["disk"] == 20
+        assert (known["beta"].disk, known["beta"].cpu_hours) == (disk, hours)
+        assert known["alpha"].disk == 20
 
 
-def test_the_page_has_the_same_figures() -> None:
-    """Sums over the packages that a row names; of memory the largest."""
-    known = costs()
-    table = (CHECKOUT / "docs/build.md").read_text().partition("## What it costs\n")[2]
-    rows = [
-        line.strip("| ").split(" | ")
-        for line in table.partition("\n\nDownload,")[0].splitlines()[3:]
-    ]
-    named = [name for row in rows for name in row[0].split(", ")]
-    assert sorted(named) == sorted(known)
-    for names, *cells in rows:
-        figures = [known[name] for name in names.split(", ")]
-        says = [float(re.match(r"[\d.]+", cell)[0]) for cell in cells]
-        sums = [round(sum(f[key] for f in figures), 2) for key in ("download", "disk", "cpu_hours")]
-        assert says == [*sums[:2], max(f["memory"] for f in figures), sums[2]], names
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"disc": 1}, "extra.cost: disc is none of cpu_hours, disk"),
+        ({"disk": "much"}, "extra.cost: could not convert string to float: 'much'"),
+        ({"disk": None}, "extra.cost: float"),
+        ({"further_python": {"kept_there": 1}}, "extra.cost: 'kept_there'"),
+    ],
+)
+def test_a_malformed_cost_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ForgeError, match=re.escape(f"recipes/x/recipe.yaml: {message}")):
+        parse_cost(BETA | change, "recipes/x/recipe.yaml")
+    lacking = {key: value for key, value in BETA.items() if key != "memory"}
+    with pytest.raises(ForgeError, match="'memory'"):
+        parse_cost(lacking, "recipes/x/recipe.yaml")
 
 
 def test_memory_is_within_a_third_of_what_was_measured() -> None:
     """The rehearsal's record has the largest process of each build; 0.1 GiB is its precision."""
     known = costs()
-    text = (CHECKOUT / "evidence/2026-11-25-rehearsal.md").read_text()
+    text = (CHECKOUT / "docs/evidence/2026-11-25-rehearsal.md").read_text()
     table = text.partition("## The largest process\n")[2].partition("\n## ")[0]
     rows = re.findall(r"(?m)^\| ([\w-]+) \| ([\d.]+) \|", table)
     off = {
         name: (said, float(measured))
         for name, measured in rows
-        if abs((said := known[name]["memory"]) - float(measured)) > max(float(measured) / 3, 0.1)
+        if abs((said := known[name].memory) - float(measured)) > max(float(measured) / 3, 0.1)
     }
     assert len(rows) > 8 and not off
 
@@ -334,10 +337,9 @@ def test_disk_is_the_largest_build_beside_what_is_kept(
 ) -> None:
     """Its folder goes before the next build begins: the sum of all peaks asked for twice that."""
     machine(monkeypatch, 1000, 24)
-    project = Project.at(mini.root)
-    base = bases.load(project, "conda-forge")
+    project, known = Project.at(mini.root), costs(mini.root)
     for names, disk in ((["alpha", "beta"], "23.0"), (["beta", "alpha"], "22.0")):
-        lines, _ = preflight.preflight(project, base, names)
+        lines, _ = preflight.preflight(project, {name: known[name] for name in names})
         assert f"{disk} GiB of disk with it" in lines[-1]
 
 
@@ -352,8 +354,8 @@ def test_two_builds_share_memory_and_disk(
         ("ag", 20, 8, True), ("ag", 20, 7.9, False), ("g", 0, 4, True),
     ):  # fmt: skip
         machine(monkeypatch, disk=disk, memory=memory)
-        chosen = [{"a": "alpha", "b": "beta", "g": "gamma"}[letter] for letter in names]
-        assert preflight.fits(known, chosen, project) is fit, (names, disk, memory)
+        chosen = {"a": known["alpha"], "b": known["beta"], "g": preflight.UNKNOWN}
+        assert preflight.fits([chosen[letter] for letter in names], project) is fit
 
 
 @pytest.mark.parametrize("memory", [12, 11.9])
@@ -383,9 +385,8 @@ def test_time_left_is_at_the_pace_so_far() -> None:
     """Two CPU hours took 30 minutes, and eight are left; what failed takes none."""
     states = {"a": BUILT, "b": BUILT, "c": FETCHED, "d": FAILED}
     todo = {name: SimpleNamespace(state=state) for name, state in states.items()}
-    known = {
-        name: {"cpu_hours": hours} for name, hours in {"a": 0.5, "b": 1.5, "c": 8, "d": 9}.items()
-    }
+    hours = {"a": 0.5, "b": 1.5, "c": 8, "d": 9}
+    known = {name: replace(preflight.UNKNOWN, cpu_hours=cost) for name, cost in hours.items()}
     assert _time_left(todo, known, 1800) == ", about 2 h 0 min left"
-    assert _time_left(todo, known | {"c": {}}, 1800) == ""
-    assert _time_left(todo, {"c": {"cpu_hours": 8}}, 1800) == ""
+    assert _time_left(todo, known | {"c": preflight.UNKNOWN}, 1800) == ""
+    assert _time_left(todo, {"c": known["c"]}, 1800) == ""

@@ -580,7 +580,7 @@ def test_commands(
     said = publish()
     assert f"added noarch/{dist}.conda" in said and "1 packages added" in said
     assert "0 packages added" in publish(to=target.as_uri())
-    page = project.root / "docs/channel_page.py"  # both run it
+    page = project.root / "tools/channel_page.py"  # both run it
     page.parent.mkdir()
     mark = static.GENERATOR
     page.write_text(f"import sys\nopen(sys.argv[1] + '/index.html', 'a').write('{mark}\\n')\n")

@@ -29,7 +29,7 @@ GIVEN = {"Authorization": f"Bearer {KEY}", "Cookie": f"a={KEY}", "X-API-Key": KE
 
 
 def links_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("links", CHECKOUT / "upstream/links.py")
+    spec = importlib.util.spec_from_file_location("links", CHECKOUT / "tools/upstream_links.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

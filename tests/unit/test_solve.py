@@ -130,7 +130,7 @@ def test_a_stack_is_locked_for_a_python_by_its_number(tmp_path: Path, number: st
     """The newest release of that Python, and not the first."""
     root = tmp_path / "project"
     shutil.copytree(CHECKOUT / "stacks", root / "stacks")
-    shutil.copytree(CHECKOUT / "bases", root / "bases")
+    shutil.copytree(CHECKOUT / "recipes/bases", root / "recipes/bases")
     shutil.copy(CHECKOUT / "variants.yaml", root)
     solver = Solver(tmp_path / "records", Rendered({"python": [number]}, number))
     for name in STACKS:
@@ -185,7 +185,7 @@ def test_conda_forges_pins_are_ours(rendered: Rendered) -> None:
         for spec in wanted.specs
         if " " not in spec and spec not in rendered.outputs
     }
-    assert bare <= UNPINNED, "look these up in conda-forge-pinning: a pin goes into bases/"
+    assert bare <= UNPINNED, "look these up in conda-forge-pinning: a pin goes into recipes/bases/"
     assert rendered.pinned("pybind11-abi") == "pybind11-abi =11"
     assert rendered.pinned("libblas") == "libblas 3.9.* *netlib"
 

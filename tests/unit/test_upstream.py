@@ -17,10 +17,10 @@ from support.patches import GOOD as PATCH
 from support.project import CHECKOUT
 from support.servers import QuietHandler, served
 
-FOLDER = CHECKOUT / "upstream"
+FOLDER = CHECKOUT / "patches"
 KEYS = {"to", "title", "state", "patches", "seen"}
 STATE = re.compile(r"unsent|(sent|merged) https://\S+|moot \S.*")
-REPORTS = sorted(FOLDER.glob("*/*.md"))
+REPORTS = sorted(FOLDER.glob("*/*.report.md"))
 
 
 def patches_of(folder: Path) -> set[str]:
@@ -73,7 +73,7 @@ def test_each_patch_has_one_report() -> None:
         for path in REPORTS
         for p in yaml.safe_load(path.read_text()[4:].split("\n---\n")[0])["patches"]
     ]
-    assert sorted(named) == sorted(patches_of(CHECKOUT / "patches"))
+    assert sorted(named) == sorted(patches_of(FOLDER))
 
 
 GOOD = """---
@@ -157,7 +157,7 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
         patch = tmp_path / "alpha" / "0001-word.patch"
         patch.parent.mkdir(exist_ok=True)
         patch.write_text(PATCH.replace("Inappropriate (a test)", status))
-        words = [sys.executable, str(CHECKOUT / "upstream/links.py"), str(tmp_path)]
+        words = [sys.executable, str(CHECKOUT / "tools/upstream_links.py"), str(tmp_path)]
         environment = os.environ | {"GITHUB_API_URL": url or api.rstrip("/")}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert done.stderr == ""

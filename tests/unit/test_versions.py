@@ -335,8 +335,8 @@ def test_a_newest_release_that_cannot_be_read(world: World, how: str) -> None:
 
 
 def test_what_became_of_links_counts(world: World) -> None:
-    """The script is upstream/links.py's; of named packages it is not asked."""
-    script = world.root / "upstream/links.py"
+    """The script is tools/upstream_links.py's; of named packages it is not asked."""
+    script = world.root / "tools/upstream_links.py"
     script.parent.mkdir()
     script.write_text("open(__file__ + '.asked', 'w')")
     asked = script.with_name("links.py.asked")

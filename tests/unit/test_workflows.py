@@ -17,7 +17,7 @@ import yaml
 from support.commands import understood
 from support.project import CHECKOUT, RECIPES, STACKS, module
 
-from forge.building.preflight import costs
+from forge.recipes.cost import read_costs
 from forge.recipes.plan import RecipeSet
 
 GITHUB = CHECKOUT / ".github"
@@ -299,22 +299,22 @@ def test_plans_that_no_job_fits() -> None:
 
 
 def test_the_page_says_what_a_run_costs(recipes: RecipeSet) -> None:
-    """Hours on four cores, and disk, by recipes/costs.yaml; of a layer, the longest job's."""
+    """Hours on four cores, and disk, by the recipes' costs; of a layer, the longest job's."""
     rows = [
         {"recipe": name, "action": "build", "needs": sorted(recipes.direct_needs(name))}
         for name in recipes.recipes
     ]
-    known = costs(recipes.project, recipes.base)
+    known = read_costs(recipes.recipes.values(), recipes.base)
     page = (CHECKOUT / "docs/publishing.md").read_text()
     table = dict(re.findall(r"^\| `([a-z0-9-]+)`[^|]*\| (.* \| .* \| .*) \|$", page, re.M))
     hours = elapsed = 0.0
     for job, value in stages.sort_recipes(rows).items():
         is_layer = job.startswith("layer")
         names = json.loads(value) if is_layer else value.split()
-        each = [known[name]["cpu_hours"] / 4 for name in names]
+        each = [known[name].cpu_hours / 4 for name in names]
         longest = max(each) if is_layer else sum(each)
         hours, elapsed = hours + sum(each), elapsed + longest
-        disk = max(known[name]["disk"] for name in names)
+        disk = max(known[name].disk for name in names)
         row = table[{"pytorch": "pytorch-1"}.get(job, job.replace("layer", "layer-"))]
         assert row.endswith(f" | {longest:.1f} | {disk:.0f}"), (job, longest, disk)
         assert not is_layer or row.startswith(f"{len(names)} recipes "), row

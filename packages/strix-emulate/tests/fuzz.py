@@ -47,7 +47,8 @@ _FLOAT = ("({a} + {b})", "(MINUEND({a}) - {b})", "({a} * {b})", "({a} / {b})",
           "({a} != {b} ? {a} : {b} * 0.5)")  # fmt: skip
 #: LLVM's faults, by the operand of which LLVM must know nothing for code without the fault.
 FAULTS = {
-    "MINUEND": "SelectVOP3ModsImpl takes 0.0 - x for -x",  # upstream/llvm/fsub-zero-modifier.md
+    # patches/llvm/fsub-zero-modifier.report.md
+    "MINUEND": "SelectVOP3ModsImpl takes 0.0 - x for -x",
     # the other two are mended after LLVM 22: llvm-project#210077 and #196418
     "LESSER": "matchSelectPattern takes x < 0 ? x : 0 for a minimum, which is -0 where x is",
     "DIVIDEND": "LowerDIVREM24 takes unsigned numbers near 2**32 for small ones",

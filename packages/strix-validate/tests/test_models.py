@@ -2,7 +2,8 @@
 """strix-validate models: the table against vLLM's own code, the page against the table, bad input.
 
 Set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches, in an environment that has
-vLLM's requirements, to compare with its code; evidence/2026-11-23-models.md has the last result.
+vLLM's requirements, to compare with its code. The last result is in
+docs/evidence/2026-11-23-models.md.
 """
 
 import json
@@ -118,12 +119,12 @@ def test_architectures_are_those_that_are_compared() -> None:
 @pytest.mark.skipif(not (CHECKOUT / "docs").is_dir(), reason="not in the repository")
 def test_page_and_table_agree() -> None:
     written = (CHECKOUT / "docs" / "models.md").read_text()
-    page = runpy.run_path(str(CHECKOUT / "docs" / "models_page.py"))
-    assert written == page["render"](written, FOLDER), "docs/models_page.py writes it"
+    page = runpy.run_path(str(CHECKOUT / "tools/models_page.py"))
+    assert written == page["render"](written, FOLDER), "tools/models_page.py writes it"
     assert f"with vLLM {table.version()} and" in written
     assert f"leave {page['ROOM'] / GIB:.0f} for both" in written
     records = {row.record for row in table.rows()} - {""}
-    assert records and all((CHECKOUT / "evidence" / name).is_file() for name in records)
+    assert records and all((CHECKOUT / "docs/evidence" / name).is_file() for name in records)
 
 
 #: Of models of 2026, in billions of parameters: as the publisher says, and as transformers 5.24's
@@ -146,7 +147,7 @@ def test_no_model_of_2026_ends_the_command(name: str) -> None:
     assert name in PARAMETERS
     found = command.answer(SHAPES[name], None, None)
     said = "\n".join(command.describe("NAME", found, Tree()))
-    assert bool(found.refusal) == (name == "GLM-5")  # evidence/2026-11-26-vllm-by-hand.md
+    assert bool(found.refusal) == (name == "GLM-5")  # docs/evidence/2026-11-26-vllm-by-hand.md
     weights = f"{found.weights / 2**30:.1f} GiB of weights"
     assert (found.refusal or weights) in said and "at least" not in said
 

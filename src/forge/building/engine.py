@@ -29,7 +29,7 @@ from forge.recipes.render import build_recipes
 PR_SET_PDEATHSIG = 1
 SCRIPT_LOG = "conda_build.log"
 NOT_SET_UP = "failed to setup test environment"
-TEST_HOURS = 2  # limit of a test; the longest takes minutes. costs.yaml may give a recipe another
+TEST_HOURS = 2  # limit of a test; the longest takes minutes. `extra.cost` may give a recipe another
 
 
 def test(packages: list[str], channel: list[str], hours: float = TEST_HOURS) -> None:

@@ -1,65 +1,60 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Estimate what a build needs and check that this machine has it."""
+"""Check that this machine has what a build needs."""
 
 import shutil
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-import yaml
-
-from forge.bases import Base
-from forge.files import read_text
 from forge.processes import GIB_PER_JOB, max_jobs, memory_gib
 from forge.project import Project
+from forge.recipes.cost import Cost
+
+UNKNOWN = Cost(download=0, disk=0, memory=GIB_PER_JOB, cpu_hours=0)
 
 
-def costs(project: Project, base: Base) -> dict[str, dict[str, Any]]:
-    """Read the figures of recipes/costs.yaml by recipe, for the variants of a base."""
-    file = project.root / "recipes" / "costs.yaml"
-    result: dict[str, dict[str, Any]] = {}
-    for key, figures in (yaml.safe_load(read_text(file)) if file.exists() else {}).items():
-        name, _, variant = key.rpartition(" ") if "=" in key else (key, "", "")
-        wanted, _, value = variant.partition("=")
-        if not variant or base.variants[wanted][0] == value:
-            result[name] = result.get(name, {}) | figures
-    for figures in result.values():
-        for key, more in figures.pop("further_python", {}).items():
-            figures[key] += more * (len(base.variants["python"]) - 1)
-    return result
+def preflight(project: Project, costs: Mapping[str, Cost]) -> tuple[list[str], str]:
+    """Compare what builds cost with what this machine has.
 
+    Args:
+        project: The checkout, whose disk counts.
+        costs: By name, in the order of the builds.
 
-def preflight(project: Project, base: Base, names: list[str]) -> tuple[list[str], str]:
-    """List the costs, a line per recipe and one for all; and say what is lacking, or nothing."""
-    known = costs(project, base)
-    chosen = {name: known[name] for name in names if name in known}
-    if not chosen:
+    Returns:
+        A line for each name and one for all, and what the machine lacks, or "".
+    """
+    if not costs:
         return [], ""
     lines = [
-        f"{name}: {cost['download']:g} GiB to download, {cost['disk']:g} GiB of disk, "
-        f"{cost['memory']:g} GiB of memory per job, {cost['cpu_hours']:g} CPU hours"
-        for name, cost in chosen.items()
+        f"{name}: {cost.download:g} GiB to download, {cost.disk:g} GiB of disk, "
+        f"{cost.memory:g} GiB of memory per job, {cost.cpu_hours:g} CPU hours"
+        for name, cost in costs.items()
     ]
-    download, hours = (sum(c[key] for c in chosen.values()) for key in ("download", "cpu_hours"))
+    download = sum(cost.download for cost in costs.values())
+    cpu_hours = sum(cost.cpu_hours for cost in costs.values())
+    memory_per_job = max(cost.memory for cost in costs.values())
     disk = kept = 0.0  # a build's folder goes before the next begins; packages stay
-    for cost in chosen.values():
-        disk, kept = max(disk, kept + cost["disk"]), kept + cost.get("kept", 0)
+    for cost in costs.values():
+        disk = max(disk, kept + cost.disk)
+        kept += cost.kept
+    disk += download
     folder = project.build if project.build.exists() else project.root
-    free, memory = shutil.disk_usage(folder).free / 2**30, memory_gib()
-    job = max(cost["memory"] for cost in chosen.values())
+    free = shutil.disk_usage(folder).free / 2**30
+    memory = memory_gib()
     lines.append(
-        f"in all: {download:.1f} GiB to download, {download + disk:.1f} GiB of disk with it "
-        f"({free:.0f} free), {max_jobs()} jobs in {memory:.0f} GiB of memory, {hours:.1f} CPU hours"
+        f"in all: {download:.1f} GiB to download, {disk:.1f} GiB of disk with it "
+        f"({free:.0f} free), {max_jobs()} jobs in {memory:.0f} GiB of memory, "
+        f"{cpu_hours:.1f} CPU hours"
     )
-    if download + disk > free:
-        return lines, f"{download + disk:.1f} GiB of disk in {folder}; {free:.1f} GiB are free"
-    if job > memory:
-        return lines, f"{job:g} GiB of memory for one job; there are {memory:.1f}"
+    if disk > free:
+        return lines, f"{disk:.1f} GiB of disk in {folder}; {free:.1f} GiB are free"
+    if memory_per_job > memory:
+        return lines, f"{memory_per_job:g} GiB of memory for one job; there are {memory:.1f}"
     return lines, ""
 
 
-def fits(known: dict[str, Any], names: Iterable[str], project: Project) -> bool:
-    """Decide whether memory and disk suffice to build these side by side."""
-    chosen = [known.get(name, {"memory": GIB_PER_JOB, "disk": 0}) for name in names]
-    memory, disk = (sum(cost[key] for cost in chosen) for key in ("memory", "disk"))
+def fits(costs: Iterable[Cost], project: Project) -> bool:
+    """Return whether memory and disk suffice for builds side by side."""
+    chosen = list(costs)
+    memory = sum(cost.memory for cost in chosen) * max_jobs()
+    disk = sum(cost.disk for cost in chosen)
     free = shutil.disk_usage(project.build).free / 2**30
-    return bool(memory * max_jobs() <= memory_gib() and disk <= free)
+    return memory <= memory_gib() and disk <= free

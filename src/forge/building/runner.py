@@ -25,14 +25,15 @@ from rattler_build import Package
 from forge.bases import Base
 from forge.building.display import Display
 from forge.building.jobs import resume, run_job
-from forge.building.preflight import costs, fits
+from forge.building.preflight import UNKNOWN, fits
 from forge.conda.local import Channel
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import write_text
 from forge.processes import max_jobs
 from forge.project import MADE, Project
+from forge.recipes.cost import Cost, read_costs
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
-from forge.recipes.recipe import prepare, sources_of
+from forge.recipes.recipe import Recipe, prepare, sources_of
 from forge.sources.cache import SourceCache
 
 FETCHED, BUILT, CURRENT = "fetched", "built", "up to date"
@@ -55,7 +56,7 @@ class Builder:
 
     def __init__(self, project: Project, base: Base, display: Display, package_format: str) -> None:
         self.project, self.base, self.display = project, base, display
-        self.channel, self.sources = Channel(project.channel, project.names), SourceCache(project)
+        self.channel, self.sources = Channel(project.channel, project.recipes), SourceCache(project)
         self.package_format = package_format
         self.stop, self.adding = threading.Event(), threading.Lock()
         self.run_job = functools.partial(run_job, project, max_jobs(), display.line, self.stop)
@@ -93,11 +94,17 @@ class Builder:
                 self._fetch(result.step)
         self.display.phase("")
         fetched = {name: result for name, result in todo.items() if result.state == FETCHED}
-        known, begun, start = costs(self.project, self.base), itertools.count(1), time.monotonic()
+        costs = read_costs((result.step.recipe for result in fetched.values()), self.base)
+        begun, start = itertools.count(1), time.monotonic()
 
         def build(name: str, earlier: dict[str, Future[None]]) -> None:
             needs, result = recipes.direct_needs(name), fetched[name]
-            apart = [n for n in earlier if n in needs or not fits(known, [name, n], self.project)]
+            own_cost = costs.get(name, UNKNOWN)
+            apart = [
+                other
+                for other in earlier
+                if other in needs or not fits([own_cost, costs.get(other, UNKNOWN)], self.project)
+            ]
             wait([earlier[other] for other in apart])
             with self._attempt(result, BUILT, name):
                 failed = next((n for n, r in fetched.items() if r.state == FAILED), "")
@@ -108,7 +115,7 @@ class Builder:
                 self._build(result.step, label)
             self.display.phase("")
             if result.state == BUILT:
-                left = _time_left(fetched, known, time.monotonic() - start)
+                left = _time_left(fetched, costs, time.monotonic() - start)
                 self.display.say(f"{label}: built in {result.seconds:.0f} s{left}")
 
         futures: dict[str, Future[None]] = {}
@@ -134,7 +141,8 @@ class Builder:
                 self.display.phase(f"{name}: testing")
                 log = self.project.logs / f"{name}.test.log"
                 log.unlink(missing_ok=True)
-                self._test(name, [self.channel.path(output) for output in step.outputs], log)
+                packages = [self.channel.path(output) for output in step.outputs]
+                self._test(step.recipe, packages, log)
         return results
 
     @contextlib.contextmanager
@@ -179,7 +187,7 @@ class Builder:
         self.display.phase(f"{label}: testing")
         os.environ["TMPDIR"] = str(self.project.staging)  # rattler-build unpacks to count
         tests = {path: Package.from_file(path).test_count for path in expected}
-        self._test(name, expected, log, output.as_uri())
+        self._test(step.recipe, expected, log, output.as_uri())
         with self.adding:
             self.channel.add(tests, step.digest)
         shutil.rmtree(output, ignore_errors=True)
@@ -195,21 +203,25 @@ class Builder:
             write_text(_reason_file(self.project, step), f"{step.digest_value}\n{error}")
             raise
 
-    def _test(self, name: str, packages: list[Path], log: Path, *channels: str) -> None:
+    def _test(self, recipe: Recipe, packages: list[Path], log: Path, *channels: str) -> None:
         channel = [*channels, self.channel.folder.as_uri(), self.base.channel]
-        job = {"action": "test", "packages": [*map(str, packages)], "channel": channel}
-        cost = costs(self.project, self.base).get(name, {})
-        if "test_hours" in cost:
-            job["hours"] = cost["test_hours"]
+        job: dict[str, Any] = {
+            "action": "test",
+            "packages": [str(package) for package in packages],
+            "channel": channel,
+        }
+        cost = read_costs([recipe], self.base).get(recipe.name, UNKNOWN)
+        if cost.test_hours is not None:
+            job["hours"] = cost.test_hours
         self.run_job(job, log)
 
 
-def _time_left(fetched: dict[str, Result], known: dict[str, Any], elapsed: float) -> str:
-    """Estimate the rest at the pace so far, by costs.yaml; empty if nobody can say."""
+def _time_left(fetched: dict[str, Result], costs: dict[str, Cost], elapsed: float) -> str:
+    """Estimate the rest at the pace so far, by the recipes' costs; empty if nobody can say."""
     hours = {BUILT: 0.0, FETCHED: 0.0}
     for name, result in fetched.items():
         if result.state in hours:
-            hours[result.state] += known.get(name, {}).get("cpu_hours", 0)
+            hours[result.state] += costs.get(name, UNKNOWN).cpu_hours
     if not all(hours.values()):
         return ""
     minutes = max(1, round(elapsed * hours[FETCHED] / hours[BUILT] / 60))

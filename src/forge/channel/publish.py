@@ -105,7 +105,8 @@ class StaticChannel:
                 if sha256_file(self.folder / name) != record.sha256:
                     (self.folder / name).unlink()
                     raise Failed(f"{source.path(record)} changed while it was published")
-            self._complete(staging, gone, source.names)
+            names = {record.name: source.names.get(record.name) for record in source.records()}
+            self._complete(staging, gone, names)
         return sorted(added)
 
     def withdraw(self, builds: Iterable[str], reason: str) -> list[str]:

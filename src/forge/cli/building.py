@@ -27,6 +27,7 @@ from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted, redacted
 from forge.files import sha256_file, swept
 from forge.project import SUBDIRS
+from forge.recipes.cost import read_costs
 from forge.recipes.plan import BUILD, SKIPPED, UP_TO_DATE, Step
 from forge.recipes.recipe import sources_of
 
@@ -99,11 +100,13 @@ def _one_of(unsolved: dict[str, str], named: list[str] | None) -> str:
 def print_costs(ctx: Context, steps: list[Step], unsolved: dict[str, str]) -> str:
     """Print what building the steps costs; returns what this machine lacks, or nothing."""
     skipped = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False, unsolvable=unsolved)
-    names = [s.recipe.name for s in steps if s.action == BUILD and s.recipe.name not in skipped]
-    if names and ctx.hostbase and not ctx.hostbase.is_current():
+    recipes = [step.recipe for step in steps if step.action == BUILD]
+    recipes = [recipe for recipe in recipes if recipe.name not in skipped]
+    costs = read_costs(recipes, ctx.base)
+    if recipes and ctx.hostbase and not ctx.hostbase.is_current():
         out.print("host base: would be made first")
-        names.insert(0, ctx.hostbase.cost)
-    lines, lacks = preflight(ctx.project, ctx.base, names)
+        costs = {"host base": ctx.hostbase.cost, **costs}
+    lines, lacks = preflight(ctx.project, costs)
     for line in lines:
         out.print(line)
     return lacks

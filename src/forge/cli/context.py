@@ -79,7 +79,7 @@ class Context:
     @cached_property
     def channel(self) -> Channel:
         """The local channel."""
-        return Channel(self.project.channel, self.project.names)
+        return Channel(self.project.channel, self.project.recipes)
 
     @cached_property
     def hostbase(self) -> HostBase | None:

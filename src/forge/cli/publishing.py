@@ -88,7 +88,7 @@ def _remember(project: Project, folder: Path) -> None:
 
 def _write_page(project: Project, folder: Path) -> None:
     """Write the page of a published channel. Raises Failed if that does not succeed."""
-    page = project.root / "docs/channel_page.py"
+    page = project.root / "tools/channel_page.py"
     if page.exists() and subprocess.run([sys.executable, page, folder], check=False).returncode:
         raise Failed(f"{folder} is published, but its page is not: fix that, and publish again")
 

@@ -39,7 +39,7 @@ LINTERS = [
     # without the programs that it would call where they are installed: the same findings everywhere
     "actionlint -shellcheck= -pyflakes=",
     "zizmor --offline --no-progress --persona pedantic .github",
-    "shellcheck forge .ci/run .github/*.sh bases/**/*.sh recipes/**/*.sh",
+    "shellcheck forge .ci/run .github/*.sh recipes/**/*.sh",
     "clang-format --dry-run --Werror packages/**/*.[ch]",
     "codespell",
 ]
@@ -118,7 +118,7 @@ def outdated(ctx: Context, packages: Maybe = None) -> None:
         for line in versions.next_set(recipes, rows, display.download):
             display.say(line, always=True)
     codes = [{"newer": 1, "unreachable": 3}.get(row.state, 0) for row in rows]
-    if not packages and (links := ctx.project.root / "upstream/links.py").exists():
+    if not packages and (links := ctx.project.root / "tools/upstream_links.py").exists():
         codes.append(subprocess.run([sys.executable, links], check=False).returncode)
     raise gravest(codes)
 

@@ -85,14 +85,14 @@ def write_index(folder: Path, **options: Any) -> None:
 class Channel:
     """A conda channel in a folder, with one `forge/DIST.json` per package that the driver built."""
 
-    def __init__(self, folder: Path, names: Path | None = None) -> None:
-        self.folder, self._names = folder, names
+    def __init__(self, folder: Path, recipes: Path | None = None) -> None:
+        self.folder = folder
+        self._recipes = recipes
 
     @cached_property
     def names(self) -> Names:
-        """What its packages are called on PyPI."""
-        path = self._names
-        return pypi.parse(read_bytes(path) if path and path.exists() else None, path)
+        """The names on PyPI that the recipes of its packages state."""
+        return pypi.read_names(self._recipes) if self._recipes else {}
 
     def records(self) -> list[Record]:
         """List every package in the index. Raises ForgeError if an index file cannot be read."""

@@ -1,37 +1,67 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What conda packages are called on PyPI, so that pixi takes none of them from there as well.
+"""Names of conda packages on PyPI, so that pixi does not install the same package from there too.
 
-pixi assumes equal names for conda-forge alone. In any other channel a record says it by `purls`, or
-a workspace by `conda-pypi-map`, whose format is that of our table: {"pytorch": "torch", "x": null}.
+pixi assumes equal names for conda-forge alone. In any other channel a record states the name in
+`purls`, or a workspace does in `conda-pypi-map`. Our recipes state it in `extra.pypi`.
 """
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
+import yaml
 from packageurl import PackageURL
 
 from forge.errors import ForgeError
+from forge.files import read_text
 
+# The table in a published channel, in the format of conda-pypi-map: {"pytorch": "torch", "x": null}
 TABLE = "pypi-names.json"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-# conda name -> name on PyPI, or None for what is not there
+# Conda name to PyPI name, or to None for a package that is not on PyPI.
 Names = dict[str, str | None]
 
 
 def parse(text: bytes | None, where: object) -> Names:
-    """Parse a table from its file; without one it is empty. Raises ForgeError for anything else."""
+    """Parse a published table; None is an empty one. Raises ForgeError for any other content."""
     try:
         names = {} if text is None else json.loads(text)
-        whole = all(name is None or NAME.fullmatch(name) for name in names.values())
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        whole = False
-    if not whole:
+    except (ValueError, RecursionError):
+        names = None
+    return _require_names(names, where)
+
+
+def read_names(recipes: Path) -> Names:
+    """Collect `extra.pypi` of each recipe in a folder. Raises ForgeError for a malformed one."""
+    names: Names = {}
+    for path in sorted(recipes.glob("*/recipe.yaml")):
+        try:
+            extra = yaml.safe_load(read_text(path)).get("extra") or {}
+            stated = extra.get("pypi", {})
+        except (yaml.YAMLError, AttributeError, ForgeError):
+            continue  # RecipeSet reports a recipe that cannot be read, and others are still built
+        names |= _require_names(stated, f"{path}: extra.pypi")
+    return names
+
+
+def _require_names(names: Any, where: object) -> Names:
+    """Return `names` if it is a name table. Raises ForgeError otherwise."""
+    is_table = isinstance(names, dict) and all(
+        isinstance(conda_name, str)
+        and (pypi_name is None or (isinstance(pypi_name, str) and NAME.fullmatch(pypi_name)))
+        for conda_name, pypi_name in names.items()
+    )
+    if not is_table:
         raise ForgeError(f"{where} is not a name table; expected {{CONDA-NAME: PYPI-NAME or null}}")
     return names
 
 
 def purls(file: str, names: Names) -> list[str]:
     """Return the `purls` of a package file NAME-VERSION-BUILD.conda."""
-    name, version, _ = [*file.rsplit("-", 2), "", ""][:3]
-    known = names.get(name)
-    return [str(PackageURL("pypi", None, known, version))] if known else []
+    parts = file.rsplit("-", 2)
+    if len(parts) < 3:
+        return []
+    name, version, _ = parts
+    pypi_name = names.get(name)
+    return [str(PackageURL("pypi", None, pypi_name, version))] if pypi_name else []

@@ -20,6 +20,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -30,7 +31,8 @@ from forge.files import digest_tree, hold, move_whole, read_text, sha256_file, w
 from forge.hostbase.lock import fetch_wheels, read_pins, require_pinned
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel, is_nvidia
 from forge.project import Project
-from forge.recipes.recipe import packages_in
+from forge.recipes.cost import Cost, parse_cost
+from forge.recipes.recipe import packages_in, without_extra
 from forge.sources.cache import SourceCache
 
 Say = Callable[[str], None]
@@ -55,31 +57,45 @@ class HostBase:
     def __init__(self, project: Project, base: Base) -> None:
         self.project, self.base = project, base
         self.folder = base.folder or project.build / "host-base"
-        self.recipe = project.root / "bases" / "host"
+        self.recipe = project.recipes / "bases" / "host"
         self.output, self.log = project.staging / "host-base", project.logs / "host-base.log"
         self.python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
         self.has_nvidia_wheels = bool(os.environ.get(NVIDIA_WHEELS))
-        # as recipes/costs.yaml calls it
-        self.cost = "host base with NVIDIA's wheels" if self.has_nvidia_wheels else "host base"
+
+    @property
+    def cost(self) -> Cost:
+        """What making it takes, as its recipe states it. Raises ForgeError."""
+        path = self.recipe / "recipe.yaml"
+        extra = yaml.safe_load(read_text(path))["extra"]
+        key = "cost_with_nvidia_wheels" if self.has_nvidia_wheels else "cost"
+        return parse_cost(extra[key], path)
 
     @cached_property
     def key(self) -> str:
         """A digest of what the base is made from: equal keys, equal packages."""
+        recipe_file = self.recipe / "recipe.yaml"
+        contents = {recipe_file: without_extra(recipe_file.read_bytes())}
         inputs = [
-            digest_tree(self.recipe, self.project.root), CODE, self.requirements, sys.version,
-            version("py-rattler-build"), sha256_file(Path(self.python)), str(self._environment),
+            digest_tree(self.recipe, self.project.root, contents=contents),
+            CODE,
+            self.requirements,
+            sys.version,
+            version("py-rattler-build"),
+            sha256_file(Path(self.python)),
+            str(self._environment),
             f"{NVIDIA_WHEELS}: {self.has_nvidia_wheels}",
-        ]  # fmt: skip
+        ]
         return hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
 
     @cached_property
     def _environment(self) -> dict[str, str]:
         """What its recipe reads."""
         return {
-            "FORGE_PYTHON": self.python, "FORGE_PYTHON_VERSION": VERSION,
+            "FORGE_PYTHON": self.python,
+            "FORGE_PYTHON_VERSION": VERSION,
             "FORGE_GCC_VERSION": subprocess.getoutput("gcc -dumpfullversion 2>/dev/null") or "0",
             "FORGE_GLIBC_VERSION": platform.libc_ver()[1] or "0",
-        }  # fmt: skip
+        }
 
     @property
     def requirements(self) -> str:
@@ -164,7 +180,7 @@ class HostBase:
         # anew: it may be damaged, or name other bytes; rattler would hash them for half a minute
         for folder, entries in ((subdir, known), (self.folder / "noarch", {})):
             write_text(folder / "repodata.json", json.dumps({"packages.conda": entries}))
-        Channel(self.folder, self.project.names).index()
+        Channel(self.folder, self.project.recipes).index()
         record = [{"purl": wheel.purl, "sha256": wheel.sha256} for wheel in wheels.values()]
         self._write("base.json", packages=self._indexed(), wheels=record)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The wheels of the host base: pinned by sha256 in a lock, and fetched by pip with those hashes.
 
-The lock, bases/host/requirements.txt, is compiled from requirements.in: pyproject.toml says how.
+The lock, recipes/bases/host/requirements.txt, is compiled from requirements.in; pyproject.toml has
+the command.
 """
 
 import re

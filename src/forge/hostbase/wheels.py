@@ -39,7 +39,7 @@ CONDA_NAMES = {
     "msgpack": "msgpack-python",
     "typing-extensions": "typing_extensions",
 }
-# What stands for NVIDIA's wheels where they are left out; bases/host/recipe.yaml makes it.
+# What stands for NVIDIA's wheels where they are left out; recipes/bases/host/recipe.yaml makes it.
 CUDA_STUBS = "pytorch-cuda-stubs"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # The same inputs give the same bytes: no clock in the packages.

@@ -21,6 +21,8 @@ from forge.sources import patching
 from forge.sources.archives import unpack
 from forge.sources.cache import PYPI_URL, Source, SourceCache
 
+# The top-level key and all lines up to the next one, with the comments between them.
+EXTRA = re.compile(rb"(?m)^extra:.*(?:\n(?![^\s#]).*)*\n?")
 REQUIREMENT_KINDS = ("build", "host", "run")
 
 
@@ -33,7 +35,8 @@ class Recipe:
 
     `requirements` are its specs by kind, `needs` the names in them, `all_needs` those and what its
     tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
-    `content` is the digest of everything that it says and reads from this repository. Raises
+    `content` is the digest of everything that it reads from this repository, but for `extra`:
+    a new record of what a package was proven to do is no reason to build it again. Raises
     ForgeError if it does not render, has no digest or another build string, or lacks a file.
     """
 
@@ -75,8 +78,12 @@ class Recipe:
             if not os.path.exists(file):  # noqa: PTH110 (Path's raises where a name is too long)
                 raise ForgeError(f"{path} names {file}, which does not exist")
         root = path.parents[2]
-        digests = "".join(f"{f.name} {digest_tree(f, root)}\n" for f in self.files_read())
-        self.content = hashlib.sha256(digests.encode()).hexdigest()[:16]
+        contents = {path.parent.resolve() / path.name: without_extra(path.read_bytes())}
+        digests = [
+            f"{file.name} {digest_tree(file, root, contents=contents)}\n"
+            for file in self.files_read()
+        ]
+        self.content = hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
     def files_read(self) -> list[Path]:
         """List what the content digest covers: its folder, patches and local sources, each once."""
@@ -90,6 +97,11 @@ class Recipe:
             return [*patches, *((self.path.parent / name).resolve() for name in named)]
         except (ValueError, OSError) as error:  # a NUL in a name, or one that is too long
             raise ForgeError(f"{self.path}: a patch or path: {error!s:.200}") from None
+
+
+def without_extra(recipe: bytes) -> bytes:
+    """Return the text of a recipe.yaml without its `extra` section, which no build reads."""
+    return EXTRA.sub(b"", recipe)
 
 
 def packages_in(path: Path) -> set[str]:

@@ -21,7 +21,7 @@ from forge.conda.package import RENDERED, Package, Places, scratch
 from forge.errors import ForgeError, Refused, one_line
 from forge.files import git, require_file
 from forge.project import Project
-from forge.recipes.recipe import Recipe, packages_in
+from forge.recipes.recipe import Recipe, packages_in, without_extra
 from forge.recipes.render import render
 from forge.sources.git import environment
 
@@ -106,20 +106,26 @@ def _recipe_of(name: str, project: Project) -> Path | None:
 
 
 def _compare_files(package: Package, folder: Path) -> list[str]:
-    """Compare the recipe folder in a package with that of the project."""
+    """Compare the recipe folder in a package with that of the project, but for `extra`."""
     prefix = "recipe/"
     packed = {
-        name.removeprefix(prefix): hashlib.sha256(content).hexdigest()
+        name.removeprefix(prefix): _hash_recipe_file(name.removeprefix(prefix), content)
         for name, content in package.info.items()
         if name.startswith(prefix) and name not in ADDED
     }
     # rattler-build leaves out some files, of which the content digest tells
     present = {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        name: _hash_recipe_file(name, (folder / name).read_bytes())
         for name in packed
         if (folder / name).is_file()
     }
     return _compare(packed, present, folder.name)
+
+
+def _hash_recipe_file(name: str, content: bytes) -> str:
+    """Return the sha256 of a file of a recipe folder, as its content digest counts it."""
+    counted = without_extra(content) if name == "recipe.yaml" else content
+    return hashlib.sha256(counted).hexdigest()
 
 
 def _compare_recipe(package: Package, recipe_file: Path, project: Project) -> list[str]:
@@ -149,7 +155,8 @@ def _compare_recipe(package: Package, recipe_file: Path, project: Project) -> li
     if not outputs:
         return [*differences, f"{recipe_file.parent.name} yields no {name} in this variant"]
     same = [data for data in outputs if data["build"]["string"] == packed["build"]["string"]]
-    ours, theirs = _flatten(packed | {"variant": variant}), _flatten((same or outputs)[0])
+    ours = _flatten(packed | {"variant": variant, "extra": None})
+    theirs = _flatten((same or outputs)[0] | {"extra": None})
     return [*differences, *_compare(ours, theirs, "the recipe")]
 
 

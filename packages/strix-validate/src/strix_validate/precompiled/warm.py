@@ -24,7 +24,7 @@ from strix_validate.triton.call import Call
 from strix_validate.triton.modes import CallAnswer
 from strix_validate.vllm.experts import LAYERS as EXPERTS
 
-#: Of one core for a kernel: 594 took 29 minutes (evidence/2026-11-22-kernel-packages.md).
+#: Of one core for a kernel: 594 took 29 minutes (docs/evidence/2026-11-22-kernel-packages.md).
 _SECONDS = 3
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The record of a run: written by --json, read by `report`, kept in evidence/."""
+"""The record of a run: written by --json, read by `report`, kept in docs/evidence/."""
 
 import math
 import os
