@@ -107,7 +107,7 @@ def test_what_extra_states_is_not_compared(app: MiniProject, built: Path) -> Non
     recipe = app.root / "recipes/alpha/recipe.yaml"
     text = recipe.read_text()
     try:
-        recipe.write_text(text.replace("extra: {}\n", "extra:\n  state: {ran: emulated}\n"))
+        recipe.write_text(text + "extra:\n  state: {ran: emulated}\n")
         assert ": as its recipe; compared: " in app.forge("verify", str(built)).stdout
     finally:
         recipe.write_text(text)
@@ -174,7 +174,7 @@ def repeat_without_end(data: dict) -> None:
     values = ["x"] * 10
     for _ in range(7):
         values = [values] * 10
-    data["recipe"]["extra"] = values
+    data["recipe"]["about"]["more"] = values
 
 
 LIES: dict[str, tuple[Callable[[dict], object], str]] = {

@@ -89,7 +89,8 @@ class MiniProject:
         folder = self.root / "recipes" / name
         folder.mkdir(exist_ok=True)
         text = NOARCH.format(name=name, run=json.dumps(run or []), test=[test], source=source)
-        text += f"extra: {json.dumps(dict(extra))}\n"
+        if extra:
+            text += f"extra: {json.dumps(dict(extra))}\n"
         (folder / "recipe.yaml").write_text(text)
         (folder / "build.sh").write_text(script.format(name=name))
         return folder

@@ -46,7 +46,7 @@ class Release:
         copy_checkout(self.checkout, packages=False)
         one_python(self.checkout)
         for folder in (self.checkout / "recipes").iterdir():
-            if folder.is_dir() and folder.name not in (*RECIPES, "checks"):
+            if folder.is_dir() and folder.name not in (*RECIPES, "bases", "checks"):
                 shutil.rmtree(folder)
         for name in RECIPES:
             file = self.checkout / "recipes" / name / "recipe.yaml"

@@ -268,7 +268,7 @@ def test_what_extra_states_is_no_reason_to_build(mini: MiniProject) -> None:
         ("extra: {}\ncontext: {x: 1}\n", BUILD),
         ("# extra: {}\n", BUILD),
     ):
-        recipe.write_text(text.replace("extra: {}\n", extra))
+        recipe.write_text(text + extra)
         (step,) = recipes_of(mini).plan(channel)
         assert step.action == action, extra
 

@@ -19,8 +19,10 @@ PURLS = ["pkg:pypi/torch@1.0"]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
-    (tmp_path / "names.json").write_text(json.dumps(NAMES))
-    source = Source(tmp_path / "channel", tmp_path / "names.json")
+    recipe = tmp_path / "recipes/all/recipe.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text(json.dumps({"extra": {"pypi": {"alpha": "torch"}}}))
+    source = Source(tmp_path / "channel", tmp_path / "recipes")
     source.make("alpha")
     source.make("beta")
     return source

@@ -339,7 +339,7 @@ def test_what_became_of_links_counts(world: World) -> None:
     script = world.root / "tools/upstream_links.py"
     script.parent.mkdir()
     script.write_text("open(__file__ + '.asked', 'w')")
-    asked = script.with_name("links.py.asked")
+    asked = script.with_name(f"{script.name}.asked")
     assert world.forge("outdated", "engine").exit_code == 0 and not asked.exists()
     assert world.forge("outdated").exit_code in (1, 3) and asked.exists()
     script.write_text("raise SystemExit(1)")

@@ -10,7 +10,11 @@ libraries = {
     for path in Path(sysconfig.get_path("purelib"), "torch", "lib").iterdir()
 }
 runtime = libraries["libcudart"]
-assert runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int())) == 100, "not cudaErrorNoDevice"
+NO_DEVICE = 100
+status = runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))
+if status != NO_DEVICE:
+    raise SystemExit(f"cudaGetDeviceCount returned {status}, not cudaErrorNoDevice")
 runtime.cudaGetErrorString.restype = ctypes.c_char_p
-message = runtime.cudaGetErrorString(100)
-assert message and b"pytorch-cuda-stubs" in message, message
+message = runtime.cudaGetErrorString(NO_DEVICE)
+if b"pytorch-cuda-stubs" not in (message or b""):
+    raise SystemExit(f"cudaGetErrorString returned {message!r}")

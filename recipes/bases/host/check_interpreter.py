@@ -13,26 +13,42 @@ import tempfile
 import zlib
 
 prefix = os.path.realpath(os.environ["CONDA_PREFIX"])
+purelib = os.path.realpath(sysconfig.get_path("purelib"))
+
+
+def require(condition: object, message: str) -> None:
+    """End with a message unless the condition holds."""
+    if not condition:
+        raise SystemExit(message)
+
+
 for name, value in {
     "sys.prefix": sys.prefix,
     "sys.base_prefix": sys.base_prefix,
     "os": os.__file__,
-    "purelib": sysconfig.get_path("purelib"),
+    "purelib": purelib,
     "scripts": sysconfig.get_path("scripts"),
 }.items():
-    assert os.path.realpath(value).startswith(prefix), f"{name} is {value}, outside {prefix}"
-purelib = sysconfig.get_path("purelib")
-assert purelib.endswith("site-packages"), purelib
-assert os.path.realpath(purelib) in map(os.path.realpath, sys.path), sys.path
+    require(
+        os.path.realpath(value).startswith(prefix),
+        f"{name} is {value}, outside {prefix}",
+    )
+require(purelib.endswith("site-packages"), f"purelib is {purelib}")
+require(purelib in map(os.path.realpath, sys.path), f"{purelib} is not in {sys.path}")
 
-assert ssl.create_default_context() and ssl.OPENSSL_VERSION
-assert sqlite3.connect(":memory:").execute("select 6 * 7").fetchone() == (42,)
-assert ctypes.CDLL(None).getpid() == os.getpid()
-assert zlib.decompress(zlib.compress(b"x")) == b"x" and hashlib.blake2b(b"").digest_size == 64
+require(ssl.create_default_context(), "ssl has no context")
+answer = sqlite3.connect(":memory:").execute("select 6 * 7").fetchone()
+require(answer == (42,), f"sqlite3 returned {answer}")
+require(ctypes.CDLL(None).getpid() == os.getpid(), "ctypes calls another getpid")
+require(zlib.decompress(zlib.compress(b"x")) == b"x", "zlib changes what it compresses")
+require(hashlib.blake2b(b"").digest_size == 64, "hashlib has another blake2b")
 with tempfile.TemporaryDirectory() as folder:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     inside = subprocess.run(
         [f"{folder}/bin/python", "-c", "import sys; print(sys.base_prefix)"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-assert os.path.realpath(inside.stdout.strip()).startswith(prefix), inside.stdout
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+venv_base = os.path.realpath(inside.stdout.strip())
+require(venv_base.startswith(prefix), f"a venv has the base {venv_base}, outside {prefix}")
