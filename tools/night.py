@@ -10,7 +10,6 @@ The archive is written before the first step and after each. docs/owner.md says 
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import io
 import os
@@ -34,13 +33,7 @@ GFX1151 = "gfx_target_version 110501\n"  # as the kernel driver writes it
 BUILD = ["build-all", "--yes", "--continue-on-failure", "--package-format", "conda:19"]
 LOG_BYTES = 256 << 10  # of each log the archive has the end: an issue takes 25 MB
 ARCHIVE_BYTES = 16 << 20  # room on the disk that the archive keeps for itself
-PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent() -> None:
-    """Begin a session for a step, which the kernel ends if the night is killed."""
-    os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+END_WITH_NIGHT = ["setpriv", "--pdeathsig", "TERM"]  # also if it is killed
 
 
 def show(text: str) -> None:
@@ -97,7 +90,7 @@ class Night:
             make_way(log)
             with log.open("xb") as out, log.open("rb") as reader:
                 code = self.follow(words, out, reader)
-        except (OSError, subprocess.SubprocessError) as error:
+        except OSError as error:
             show(f"cannot run: {error}\n")
         last = read_end(log).strip().rpartition("\n")[2][:200].replace("|", "/")
         minutes = (time.monotonic() - start) / 60
@@ -109,15 +102,15 @@ class Night:
     def follow(self, words: tuple[str, ...], out: IO[bytes], log: IO[bytes]) -> int:
         """Run a command to its end; one that this script is interrupted in is ended."""
         environment = os.environ | {"FORGE_CHANNEL": str(self.channel)}
+        command = [*END_WITH_NIGHT, *words]
         process = subprocess.Popen(
-            words, env=environment, stdout=out, stderr=out, preexec_fn=end_with_parent
+            command, env=environment, stdout=out, stderr=out, start_new_session=True
         )
         try:
-            ended = False
-            while not ended:
+            while process.poll() is None:
                 time.sleep(0.1)
-                ended = process.poll() is not None
                 show(log.read().decode(errors="replace"))
+            show(log.read().decode(errors="replace"))
         finally:
             for kind in (signal.SIGTERM, signal.SIGKILL):
                 with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -157,19 +150,16 @@ class Night:
                 files[f"evidence/{stack}/{path.name}"] = path
         texts = {name: read_end(path).encode() for name, path in files.items()}
         texts["README.md"] = without_secrets(self.page, os.environ).encode()
-        data = io.BytesIO()
-        with tarfile.open(fileobj=data, mode="w:gz") as tar:
-            for name in filter(texts.get, sorted(texts)):
-                info = tarfile.TarInfo(f"night/{name}")
-                info.size, info.mtime = len(texts[name]), int(time.time())
-                tar.addfile(info, io.BytesIO(texts[name]))
         try:
             if self.partial.resolve() != self.partial or not self.partial.exists():
                 self.keep_room()
             with self.partial.open("r+b") as file:
-                file.write(data.getbuffer())
+                with tarfile.open(fileobj=file, mode="w:gz") as tar:
+                    for name in filter(texts.get, sorted(texts)):
+                        info = tarfile.TarInfo(f"night/{name}")
+                        info.size, info.mtime = len(texts[name]), int(time.time())
+                        tar.addfile(info, io.BytesIO(texts[name]))
                 file.truncate()
-                file.flush()
                 os.fsync(file.fileno())
             if self.archive.is_dir():
                 make_way(self.archive)
