@@ -192,7 +192,7 @@ def test_the_workflow_on_the_stand_ins(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(workflow, "DISK", hosted.DISK)
     own = checkout.Place.make(tmp_path / "rehearsal")
     hosted.write_repository(own.root)
-    (own.root / "src").symlink_to(CHECKOUT / "src")
+    shutil.copytree(CHECKOUT / "src", own.root / "src")  # with its package `channel`
     (own.root / "build/sources").mkdir(parents=True)
     hosted.make_conda_forge(own.conda_forge)
     assert workflow.run_channel(own, ["rocm-sdk", "aotriton"]) == 0

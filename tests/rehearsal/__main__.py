@@ -30,7 +30,7 @@ Folder = Annotated[Path, typer.Argument(help="The rehearsal's own folder, outsid
 def packages() -> None:
     """Print the Debian packages that a rehearsal needs."""
     parts = {name for part in conda_forge.PARTS.values() for name in part.debs}
-    tools = {"g++-14", "gcc-14", "gfortran-14", "binutils", "patchelf", "python3-venv"}
+    tools = {"g++-14", "gcc-14", "gfortran-14", "binutils", "patchelf", "python3-venv", "e2fsprogs"}
     print(*sorted({*therock.PACKAGES, *parts, *tools, "python3-dev", "git"}), sep="\n")
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from rehearsal.checkout import Place
+from rehearsal.checkout import MARK, Place
 from support import hosted
 from support.hub import Hub
 from support.servers import Revalidating, served
@@ -29,9 +29,13 @@ FORGE_ROOT=$PWD exec {python} src/forge "$@"
 
 def write_repository(place: Place, folder: Path, recipes: list[str]) -> None:
     """Write the repository: the copy of the checkout, with these recipes and sources at hand."""
-    ignored = shutil.ignore_patterns("build", "channel", ".rehearsal", "__pycache__")
+    made = {"build", "channel", MARK}  # by the copy's driver and the rehearsal, at the top alone
+
+    def ignore(parent: str, names: list[str]) -> set[str]:
+        return made.intersection(names) if Path(parent) == place.root else set()
+
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(place.root, folder, symlinks=True, ignore=ignored)
+    shutil.copytree(place.root, folder, symlinks=True, ignore=ignore)
     for recipe in folder.glob("recipes/*/recipe.yaml"):
         if recipe.parent.name not in recipes:
             shutil.rmtree(recipe.parent)
