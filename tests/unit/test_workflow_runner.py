@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The small runner of workflows does as GitHub does, and refuses what it does not know."""
 
+import os
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.expressions import Unsupported, fill, holds
 from support.hub import Hub
+from support.machine import Machine
 from support.project import processes_in
 from support.workflow_runner import CANCELLED, FAILURE, SKIPPED, SUCCESS, Run
 
@@ -207,6 +211,23 @@ def test_the_quota_where_nothing_is_mounted(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     test_a_disk_is_as_large_as_it_is(repository)
+
+
+def test_a_disk_gives_back_what_is_removed(tmp_path: Path) -> None:
+    """The file that it is does not keep the size of all that was ever written."""
+    with Machine(tmp_path / "machine", tmp_path / "hold", 64 << 20) as machine:
+        if not machine.is_mounted:
+            pytest.skip("nothing can be mounted here")
+        file, disk = machine.work / "file", machine.folder.with_suffix(".disk")
+        file.write_bytes(os.urandom(32 << 20))
+        subprocess.run(["sync", "-f", machine.work], check=True)
+        full = disk.stat().st_blocks * 512
+        file.unlink()
+        subprocess.run(["sync", "-f", machine.work], check=True)
+        end = time.monotonic() + 60  # the kernel does it a moment later
+        while disk.stat().st_blocks * 512 > full - (24 << 20) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert disk.stat().st_blocks * 512 <= full - (24 << 20)
 
 
 def save(key: str, size: int) -> str:
