@@ -17,9 +17,10 @@ from support.workflow_runner import SKIPPED, SUCCESS, Run
 
 from forge.bases import CONDA_FORGE
 
-# Those up to AOTriton, with its smallest set of kernels; its tests need the emulator.
+# Those up to AOTriton, whose tests need the emulator.
 RECIPES = ["rocm-sdk", "amdsmi", "triton", "strix-emulate", "aotriton"]
 DISK = 30 << 30  # bytes of a machine's, where it can be mounted
+RELEASE_FORMAT = "--package-format conda:19 "  # of the SDK, an hour or more on two busy cores
 FORGE = """\
 #!/bin/sh
 mkdir -p build && ln -sfn {sources} build/sources
@@ -28,7 +29,10 @@ FORGE_ROOT=$PWD exec {python} src/forge "$@"
 
 
 def write_repository(place: Place, folder: Path, recipes: list[str]) -> None:
-    """Write the repository: the copy of the checkout, with these recipes and sources at hand."""
+    """Write the repository: the copy of the checkout, with these recipes and sources at hand.
+
+    AOTriton has its smallest set of kernels, and packages are compressed as local work is.
+    """
     made = {"build", "channel", MARK}  # by the copy's driver and the rehearsal, at the top alone
 
     def ignore(parent: str, names: list[str]) -> set[str]:
@@ -43,6 +47,10 @@ def write_repository(place: Place, folder: Path, recipes: list[str]) -> None:
     text, times = re.subn(r"(?m)^  - full$", "  - sample", variants.read_text())
     assert times, "variants.yaml names no set of kernels"
     variants.write_text(text)
+    build = folder / ".github/workflows/build.yml"
+    text = build.read_text()
+    assert RELEASE_FORMAT in text, "build.yml names no package format"
+    build.write_text(text.replace(RELEASE_FORMAT, ""))
     launcher = FORGE.format(sources=place.root / "build/sources", python=sys.executable)
     (folder / "forge").write_text(launcher)
 
