@@ -20,7 +20,7 @@ from forge.bases import CONDA_FORGE
 # Those up to AOTriton, whose tests need the emulator.
 RECIPES = ["rocm-sdk", "amdsmi", "triton", "strix-emulate", "aotriton"]
 DISK = 30 << 30  # bytes of a machine's, where it can be mounted
-RELEASE_FORMAT = "--package-format conda:19 "  # of the SDK, an hour or more on two busy cores
+RELEASE_FORMAT = "--package-format conda:19 "  # its level takes many times longer
 FORGE = """\
 #!/bin/sh
 mkdir -p build && ln -sfn {sources} build/sources
