@@ -294,6 +294,50 @@ def test_a_server_that_is_not_there_costs_what_others_do():
     assert "as an example" in line
 
 
+def compare(server, plain):
+    """Run url-speculation with a second server."""
+    options = RunOptions(url=url_of(server), model="any", plain_url=url_of(plain))
+    (result,) = serve.run([SPECULATION], options)
+    return skips.judge(result, Device(type="cpu", architecture="x86_64"))
+
+
+def url_of(server):
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+SPECULATION = next(c for c in serve.checks() if c.id == "serve/url-speculation")
+
+
+@pytest.mark.parametrize("style", ["", "ties"])
+def test_a_server_is_compared_with_one_without_speculation(style):
+    """Which reads as many tokens as is said before."""
+    with serving(drafts=True, style=style) as server, serving(style=style) as plain:
+        result = compare(server, plain)
+        (_, said) = serve.announce(
+            [SPECULATION], RunOptions(url=url_of(server), model="any", plain_url=url_of(plain))
+        )
+    assert result.state is State.PASSED, result.reason
+    assert result.measured["without_speculation"]["answers"] == 12
+    assert f"{url_of(plain)} reads about {costs.PLAIN:,} tokens, and generates 12" in said
+    assert costs.PLAIN / 2 <= plain.read <= 2 * costs.PLAIN
+
+
+def test_drafts_that_the_servers_own_prefill_finds_likely_fail_against_another():
+    with serving(drafts=True, fault="drafts-alike") as server, serving() as plain:
+        alone = compare(server, server)
+        result = compare(server, plain)
+    assert alone.state is State.SKIPPED and "or the one at --plain-url with it" in alone.reason
+    assert result.state is State.FAILED
+    assert "compared with the server without speculation" in result.reason
+    assert "less likely" in result.reason
+
+
+def test_drafts_that_are_wrong_alike_pass_alone(judged):
+    assert judged({"speculation"}, drafts=True, fault="drafts-alike")["speculation"].state is (
+        State.PASSED
+    )
+
+
 def test_events_follow_the_standard():
     lines = [
         ":ping\n",

@@ -191,6 +191,7 @@ def test_wrong_reference_fails(monkeypatch):
     [
         (["--url", "http://x"], "--url needs --model"),
         (["--model", "nowhere"], "nowhere has no config.json"),
+        (["--plain-url", "http://x"], "--plain-url needs --url"),
         (["--questions", "9"], "--questions needs --model"),
         (["--questions", "51"], "50"),
         (["--seed", str(2**32)], "4294967295"),

@@ -86,8 +86,9 @@ class RunOptions:
     device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch. root: where
     the doctor looks for /proc, /sys, /etc and the like. weights: bytes of a model, for its flags.
     vllm: a source folder of vLLM to take instead of the installed one. url, model: a server that
-    runs already, and what it calls its model; without url a folder to serve. questions: how many of
-    50 it must answer, 0 asks none. seed: of random inputs.
+    runs already, and what it calls its model; without url a folder to serve. plain_url: a server of
+    the same model without speculation. questions: how many of 50 the first one must answer, 0 asks
+    none. seed: of random inputs.
     """
 
     device: str = "cpu"
@@ -97,6 +98,7 @@ class RunOptions:
     vllm: Path | None = None
     url: str = ""
     model: str = ""
+    plain_url: str = ""
     questions: int = 0
     seed: int = 0
 

@@ -144,7 +144,7 @@ _command(
     "Time torch's backends, flash-attn and vLLM's attention, forward and backward.", Size.FULL,
 )  # fmt: skip
 _command(
-    "serve", "url model questions evidence plots",
+    "serve", "url model plain_url questions evidence plots",
     """Generate and serve with vLLM and a small random model, made on the spot.
 
     With --model: whether that server, or one started for that folder, agrees with itself, applies
@@ -160,7 +160,7 @@ _command(
     """, run=_doctor,
 )  # fmt: skip
 _command(
-    "run", "device size tier evidence vllm url model questions quick seed",
+    "run", "device size tier evidence vllm url model plain_url questions quick seed",
     """Run every tier and write a record of evidence.
 
     With --quick: the tiers that need this machine, at their quickest, and a table of its speeds.

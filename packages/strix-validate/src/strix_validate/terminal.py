@@ -79,6 +79,10 @@ OPTIONS: dict[str, tuple[Any, object]] = {
         str, "", "What the server at --url calls its model; without --url, a model's folder to "
         "serve.", metavar="NAME",
     ),
+    "plain_url": _option(
+        str, "", "A server of the same model, under the same name, without speculation: compare "
+        "drafted tokens with it.", metavar="URL",
+    ),
     "questions": _option(
         int, 0, "Ask the model 50 questions in words; fewer than N right answers fail.",
         metavar="N", min=0, max=50,
@@ -115,6 +119,8 @@ def run_and_exit(  # noqa: C901 (usage, run, results)
         raise typer.BadParameter("--url needs --model: what the server calls its model")
     if model and not url and not Path(model, "config.json").is_file():
         raise typer.BadParameter(f"{model} has no config.json, and no --url is given")
+    if options.get("plain_url") and not url:
+        raise typer.BadParameter("--plain-url needs --url: the server that drafts tokens")
     if options.get("questions") and not model:
         raise typer.BadParameter("--questions needs --model: the tiny models know no words")
     if "doctor" in names and TARGET not in DEVICES:

@@ -39,6 +39,8 @@ _LAST, _COPY = 32, 1024
 _STEP, _LOGIT_BYTES, _LOGITS, _ANSWERED = 8192, 6, 4 << 30, 1 << 16
 #: Tokens of the passage that stands twice at the end, the second time to be completed.
 _PASSAGE = 96
+#: vLLM's counter of drafted tokens.
+_DRAFTED = "vllm:spec_decode_num_draft_tokens"
 #: Nats by which a token may be less likely at the end of the context than in a short prompt.
 _WORSE = 2.0
 
@@ -152,14 +154,17 @@ def judge_long_pairs(server: Endpoint, length: int = _SHARED) -> dict:
     return judge_pairs(server, answers, about=f"of several prompts of {length} tokens at once, ")
 
 
-def judge_speculation(server: Endpoint) -> dict:
+def judge_speculation(server: Endpoint, plain: Endpoint | None = None) -> dict:
     """Require that drafted tokens are those that the model finds likeliest without drafts.
 
+    Args:
+        plain: a second server, with the same model and without speculation. Its prefill judges the
+            answers too: in one server, a fault may change prefill and drafts alike.
+
     Raises:
-        CannotRun: the server counts its drafts, and made none.
+        CannotRun: the server counts its drafts, and made none, or the second one counts any.
     """
-    name = "vllm:spec_decode_num_draft_tokens"
-    before, counted = server.count(name) or 0.0, bool(server.metrics())
+    before, counted = server.count(_DRAFTED) or 0.0, bool(server.metrics())
     pages = Pages(server)
     repeated = pages.encode("The tide comes in, and the tide goes out. ") * 16
     prompts = [
@@ -179,10 +184,21 @@ def judge_speculation(server: Endpoint) -> dict:
     measured = judge_greedy(server, *answers, about=about)
     again = [server.generate(prompt, 64) for prompt in prompts]
     judge_greedy(server, *again, about=f"{about}after a cached prompt, ")
-    drafted = (server.count(name) or 0.0) - before
+    if plain:
+        measured["without_speculation"] = _judge_by_other(plain, [*answers, *again])
+    drafted = (server.count(_DRAFTED) or 0.0) - before
     if counted and not drafted:
         raise CannotRun("the server drafts no tokens: it was started without speculation")
     return measured | ({"drafted": drafted} if counted else {})
+
+
+def _judge_by_other(plain: Endpoint, answers: Sequence[Generation]) -> dict:
+    """Judge each token by the prefill of a server that was started without speculation."""
+    # vLLM counts drafts, from 0 on, only where it was started with it
+    if plain.count(_DRAFTED) is not None:
+        raise CannotRun(f"{plain.url} drafts tokens as well: it was started with speculation")
+    about = f"compared with the server without speculation at {plain.url}, "
+    return judge_greedy(plain, *answers, about=about) | {"answers": len(answers)}
 
 
 def judge_context(server: Endpoint) -> dict:

@@ -36,6 +36,8 @@ _COSTS = {
     "url-load-16": (400, 1_024),
     "url-bench": (16_000, 2_048),
 }
+#: Tokens that a second server, without speculation, reads.
+PLAIN = 7_000
 #: Tokens a second of a machine that has not been asked, read and generated.
 _USUAL = (500.0, 20.0)
 _PROBE = 32
@@ -109,3 +111,8 @@ def foretell(names: Sequence[str], endpoint: Endpoint | None) -> str:
         f"serve/{longest} reads most, {costs[longest][0]:,}: --skip serve/{longest} leaves it out"
         f"{context}"
     )
+
+
+def foretell_plain(url: str) -> str:
+    """Return in a line what the comparison with a server without speculation needs of it."""
+    return f"serve: the server at {url} reads about {PLAIN:,} tokens, and generates 12"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from strix_validate.checks import Check, CheckFailed, Result, RunOptions, described, named, require
 from strix_validate.limits import read_log
 from strix_validate.serving import judges
-from strix_validate.serving.costs import foretell
+from strix_validate.serving.costs import foretell, foretell_plain
 from strix_validate.serving.endpoint import Endpoint, Silent
 from strix_validate.serving.tiny_llama import OTHERS, PROMPT, TOKENS
 from strix_validate.serving.tiny_models import MODELS
@@ -75,6 +75,8 @@ def announce(wanted: list[Check], options: RunOptions) -> Iterator[str]:
     names = [check.id.removeprefix("serve/") for check in wanted if check.id in users_ids()]
     if options.model and names:
         yield foretell(names, Endpoint(options.url, options.model) if options.url else None)
+    if options.plain_url and "url-speculation" in names:
+        yield foretell_plain(options.plain_url)
 
 
 def users_ids() -> set[str]:
@@ -95,9 +97,8 @@ def _of_server(
         else:
             session.need_vllm()
             server = session.server.endpoint
-        more = [options.questions] if body is USERS["url-questions"] else []
         try:
-            measured = body(server, *more)
+            measured = body(server, *_more_arguments(body, options))
         except Silent as error:
             silences.append(error)
             raise
@@ -106,6 +107,15 @@ def _of_server(
         return measured
 
     return bound
+
+
+def _more_arguments(body: Callable[..., dict], options: RunOptions) -> list:
+    """Return what a check is given beside the server."""
+    if body is USERS["url-questions"]:
+        return [options.questions]
+    if body is USERS["url-speculation"] and options.plain_url:
+        return [Endpoint(options.plain_url, options.model)]
+    return []
 
 
 def name_of(model: str) -> str:
