@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Interpreted:
-    """Sums 0, 1 and 2 with counters of a loop, and calls three functions."""
+    """Sums 0, 1 and 2 with counters of a loop, calls three functions, and masks by a scalar."""
 
     dtype: torch.dtype = torch.float32
 
@@ -30,7 +30,9 @@ class Interpreted:
             total += libdevice.rsqrt(1 + value) + libdevice.log1p(value)
             for i in range(n):
                 total += i.to(tl.float32)
-            tl.store(out + place, total)
+            is_stored = (n < 4) & (place < SIZE - 1)
+            tl.store(out + place, total, mask=is_stored)
+            tl.store(out + place, tl.load(x + place, mask=is_stored, other=7.0), mask=place == 3)
 
         kernel.fn.__globals__["libdevice"] = libdevice
         x = torch.arange(4.0, device=device)

@@ -18,7 +18,7 @@ _AND_OR = re.compile(r"v_and_or_b32 \$0, \$1, \$2, (0x[0-9a-f]+)")
 
 
 def complete() -> None:
-    """Give the interpreter numbers and counters that are tensors, libdevice, and an instruction."""
+    """Give the interpreter numbers and counters that are tensors, masks of flags, and functions."""
     from triton import language
     from triton.language import float32, tensor
     from triton.language.extra import libdevice
@@ -58,3 +58,22 @@ def complete() -> None:
     interpreter.range = counted
     for name, function in _LIBDEVICE.items():
         setattr(libdevice, name, elementwise(function))
+    _take_scalars_in_masks(interpreter)
+
+
+def _take_scalars_in_masks(interpreter: Any) -> None:
+    """Make masks of flags: a scalar's condition is spread over a block as numbers.
+
+    Triton 3.9 refuses those.
+    """
+
+    def with_flags(method: Callable, place: int) -> Callable:
+        def apply(self: Any, *args: Any) -> Any:
+            mask = interpreter.TensorHandle(args[place].data.astype(bool), args[place].dtype)
+            return method(self, *args[:place], mask, *args[place + 1 :])
+
+        return apply
+
+    builder = interpreter.InterpreterBuilder
+    builder.create_masked_load = with_flags(builder.create_masked_load, 1)
+    builder.create_masked_store = with_flags(builder.create_masked_store, 2)
