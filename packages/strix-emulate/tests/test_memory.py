@@ -8,6 +8,8 @@ import pytest
 from selftest_memory import IN_LDS, TO_LDS, TO_SCRATCH, execute
 from single import LANE, run
 from strix_emulate.errors import Trap
+from strix_emulate.memory import shadow
+from strix_emulate.memory.shadow import Memory
 from test_checks import EXCHANGE, LOAD, STORE
 from test_checks import execute as launch
 
@@ -168,3 +170,20 @@ def test_append_counts_the_lanes_of_every_wave():
     assert (found == found[:, :1]).all() and sorted(found[:, 0]) == [100, 132]
     with pytest.raises(Trap, match=r"modifiers \['gds'\]"):
         run("ds_append v2 gds")
+
+
+def test_a_shadow_that_a_launch_left_is_used_again_and_clear(monkeypatch) -> None:
+    """Its pages: those that were touched are cleared, wherever they lie."""
+    monkeypatch.setattr(shadow, "_LEFT", {})
+    first = Memory("memory", (4 << 20) - 4)
+    address = first.written.ctypes.data
+    first.written[[0, 5000, -1]] = first.writers[[7, -1]] = 1
+    first.leave_tags()
+    second = Memory("memory", (4 << 20) - 64)
+    assert address in {second.written.ctypes.data, second.read.ctypes.data,
+                       second.swapped.ctypes.data}  # fmt: skip
+    for tags in (second.written, second.read, second.swapped, second.writers):
+        assert len(tags) == (1 << 20) - 15 and not tags.any()
+    # what is larger is not kept
+    Memory("memory", 1 << 26).leave_tags()
+    assert sum(size * len(left) for size, left in shadow._LEFT.items()) <= shadow._KEPT

@@ -141,6 +141,32 @@ def test_locks_and_counters_give_the_same_bits(checks):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("mirror", [False, True])
+def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch):
+    """Where each wave's cells lie behind those of the one before; numpy took most of the time.
+
+    Without the lock it is a race, as by numpy.
+    """
+    by_numpy = []
+    step = native_check.Step.execute
+    monkeypatch.setattr(native_check.Step, "execute", lambda self, g, checks: (
+        by_numpy.append(self.instruction.name), step(self, g, checks)))  # fmt: skip
+    constants = {"LOCK": True, "MIRROR": mirror, "BLOCK": 128}
+    for by_c in (True, False):
+        by_numpy.clear()
+        lock, out = np.zeros(1, np.int32), np.zeros(128, np.int32)
+        arguments = Buffer(lock), Buffer(out)
+        done = zoo.run(zoo.locked_tensor, (8,), constants, *arguments,
+                       options=Options(native=by_c, budget=1_000_000))  # fmt: skip
+        assert (out == 8).all() and done.notes == []
+        accesses = {name for name in by_numpy if name.startswith(("global_", "buffer_", "ds_"))}
+        # caches are emptied by numpy
+        assert (by_c and not mirror) == (accesses <= {"buffer_gl0_inv", "buffer_gl1_inv"})
+        with pytest.raises(Trap, match="race"):
+            zoo.run(zoo.locked_tensor, (8,), constants | {"LOCK": False}, *arguments,
+                    options=Options(native=by_c))  # fmt: skip
+
+
 @pytest.mark.parametrize("checks", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_kernels_give_the_same_bits(causal, checks):

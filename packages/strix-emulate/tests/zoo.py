@@ -96,6 +96,23 @@ def locked(lock, total, count, x, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def locked_tensor(lock, out, LOCK: tl.constexpr, MIRROR: tl.constexpr, BLOCK: tl.constexpr):
+    """A spin lock around an update of a tensor by all waves of a workgroup.
+
+    MIRROR: every other workgroup's waves update the parts that another wave of the others does.
+    """
+    at = tl.arange(0, BLOCK)
+    if MIRROR:
+        at = tl.where(tl.program_id(0) % 2 == 1, BLOCK - 1 - at, at)
+    if LOCK:
+        while tl.atomic_cas(lock, 0, 1) == 1:
+            pass
+    tl.store(out + at, tl.load(out + at) + 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock, 0)
+
+
+@triton.jit
 def scalar_atomics(out):
     """Of one cell by each workgroup: LLVM's loops of swaps begin with scalar loads."""
     number = tl.program_id(0).to(out.dtype.element_ty)

@@ -260,7 +260,10 @@ class _Merge:
         return self._near[key][1]
 
     def __call__(self, a: Clocks, b: Clocks) -> Clocks:
-        if a is b:
+        if len(a) < len(b):
+            # the loop below is over the smaller one
+            a, b = b, a
+        if a is b or not b:
             return a
         key = id(a), id(b)
         if key not in self._found:
@@ -279,5 +282,7 @@ class _Merge:
 
 def _later(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
     """Return the later clock of each wave."""
+    if len(a) < len(b):
+        a, b = b, a
     later = {wave: clock for wave, clock in b.items() if a.get(wave, -1) < clock}
     return a | later if later else a

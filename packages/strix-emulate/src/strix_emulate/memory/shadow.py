@@ -9,8 +9,8 @@ barrier is not ordered by it: its tag is moved behind the barrier (:meth:`Memory
 looks like a race may still be ordered by atomics (:mod:`strix_emulate.memory.happens_before`).
 """
 
-import contextlib
 import mmap
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -51,27 +51,41 @@ def shared_zeros(size: int) -> np.ndarray:
 _RELEASES = (1 << BARRIER) - (1 << RELEASE)
 #: MAP_NORESERVE of Linux, which Python 3.11 does not name.
 _NORESERVE = 0x4000
-#: Bytes of a shadow's array from which it is mapped, and up to which its pages are huge ones.
-_MAPPED, _HUGE = 1 << 20, 1 << 25
+#: Bytes of a shadow's array from which it is mapped, and of those that are kept for later launches.
+_MAPPED, _KEPT = 1 << 20, 1 << 26
+#: Pages of arrays that launches left, by their size, a power of two.
+_LEFT: dict[int, list[np.ndarray]] = {}
+_PAGE = mmap.PAGESIZE
 
 
-def _zeros(count: int, dtype) -> np.ndarray:
-    """Make zeros that cost nothing until they are touched.
+def _zeros(count: int, dtype) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return zeros that cost nothing until they are touched, and their pages if they are mapped.
 
-    A page fault costs more than a launch that touches much memory once does there, so arrays of
-    moderate size get huge pages. In larger ones a launch that touches few cells would clear
-    megabytes, which is why numpy does not make them: it asks for huge pages from 4 MiB on. Nor are
-    these counted as memory: behind the pool, where other processes' memory is, cells by the byte
-    are many times what a machine has.
+    A page fault costs more than a launch that touches much memory once does there, so pages that a
+    launch left are used again. Nor are mapped ones counted as memory: behind the pool, where other
+    processes' memory is, cells by the byte are many times what a machine has.
     """
     size = count * np.dtype(dtype).itemsize
     if size < _MAPPED or sys.platform != "linux":
-        return np.zeros(count, dtype)
-    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
-    if size <= _HUGE:
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, dtype, count)
+        return np.zeros(count, dtype), None
+    room = 1 << (size - 1).bit_length()
+    left = _LEFT.get(room)
+    if left:
+        pages = left.pop()
+        _clear(pages)
+    else:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        pages = np.frombuffer(mmap.mmap(-1, room, flags), np.uint8)
+    return pages[:size].view(dtype), pages
+
+
+def _clear(pages: np.ndarray) -> None:
+    """Clear the pages that were touched: /proc/self/pagemap has a word of each."""
+    count, first = len(pages) // _PAGE, pages.ctypes.data // _PAGE
+    with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        words = np.frombuffer(os.pread(file.fileno(), 8 * count, 8 * first), np.uint64)
+    # bits 62 and 63: swapped, present
+    pages.reshape(count, _PAGE)[np.flatnonzero(words >> np.uint64(62))] = 0
 
 
 class Memory:
@@ -97,6 +111,7 @@ class Memory:
         self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)} | {
             16: self.bytes.view("c16")
         }
+        self._pages: list[np.ndarray] = []
         #: what becomes of what is found
         self.findings = Findings()
         #: how atomics order waves, or None where nothing is checked
@@ -107,7 +122,7 @@ class Memory:
         self.copies: dict[int, set[int]] = {}
         #: by cell, where caches may hide what is stored, the instruction that did: its address in
         #: the kernel's code
-        self.places, self.code = _zeros(0, np.int32), dict[int, Instruction]()
+        self.places, self.code = np.zeros(0, np.int32), dict[int, Instruction]()
         #: whether a cell belongs to one workgroup alone, as in LDS and scratch, which have no cache
         self.one_workgroup = True
         self.clear_tags()
@@ -115,13 +130,29 @@ class Memory:
     def clear_tags(self) -> None:
         """Forget who wrote and read what."""
         cells = self.size // self.cell + 1 if self.checked else 0
-        self.written, self.read = _zeros(cells, np.int64), _zeros(cells, np.int64)
+        self.written, self.read = self._zeros(cells, np.int64), self._zeros(cells, np.int64)
         #: the tags in `written` that are of atomics
-        self.swapped = _zeros(cells, np.int64)
+        self.swapped = self._zeros(cells, np.int64)
         #: by cell, as bits: the waves of the last writer's workgroup that wrote what stands there
-        self.writers = _zeros(cells, np.uint32)
+        self.writers = self._zeros(cells, np.uint32)
         self._has_swaps = False
         self.copies.clear()
+
+    def _zeros(self, count: int, dtype) -> np.ndarray:
+        zeros, pages = _zeros(count, dtype)
+        if pages is not None:
+            self._pages.append(pages)
+        return zeros
+
+    def leave_tags(self) -> None:
+        """Leave the shadow's pages to later launches: this one has ended."""
+        self.written = self.read = self.swapped = np.zeros(0, np.int64)
+        self.writers, self.places = np.zeros(0, np.uint32), np.zeros(0, np.int32)
+        for pages in self._pages:
+            kept = sum(size * len(left) for size, left in _LEFT.items())
+            if kept + len(pages) <= _KEPT:
+                _LEFT.setdefault(len(pages), []).append(pages)
+        self._pages = []
 
     def clear_tags_in_place(self) -> None:
         """Forget the same where most of the memory is touched again: it needs no new pages."""
@@ -136,7 +167,7 @@ class Memory:
     def know(self, instructions: list[Instruction]) -> None:
         """Note from now on which of these, too, stores to a cell."""
         if not self.code:
-            self.places = _zeros(len(self.written), np.int32)
+            self.places = self._zeros(len(self.written), np.int32)
         self.code |= {ins.address: ins for ins in instructions}
 
     def _placed(self, cells) -> None:

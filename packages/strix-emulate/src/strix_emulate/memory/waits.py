@@ -238,6 +238,8 @@ def at_release(g: Waves) -> None:
 
 
 def _postpone(g: Waves, unit: int) -> None:
+    if g.queues.state is NOTHING:
+        return
     for queue, touched in zip(g.queues.state.queues, g.queues.touched, strict=True):
         for entry, touches in zip(queue, touched, strict=True):
             for touch in touches:

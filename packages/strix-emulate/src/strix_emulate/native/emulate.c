@@ -79,7 +79,7 @@ typedef struct {
   uint32_t *masks;                 // of each lane: all ones if it is active
   uint64_t *spare[8];              // one for each lane
   int64_t *log;                    // offsets and marks that outlive the run
-  int64_t full, readers;           // readers: whether others read the cells of the last load
+  int64_t full, readers, shared;   // readers: whether others read the cells of the last load
   Memory memory[3];
 } State;
 
@@ -160,11 +160,11 @@ static void *fetch(State *w, const Operand *o, void *temporary, long width) {
     if (width == 1 && o->bits == 32 && !modified) return (void *)row;
     for (long i = 0; i < waves; i++) {
       uint64_t value = row[i];
+      const long first = i * width, end = first + width;
       if (o->bits == 64) value |= (uint64_t)row[i + waves] << 32;
-      for (long l = i * width; l < (i + 1) * width; l++)
-        if (o->bits == 64) wide[l] = value;
-        else if (o->bits == 32) x[l] = (uint32_t)value;
-        else narrow[l] = (uint16_t)(value >> shift);
+      if (o->bits == 64) for (long l = first; l < end; l++) wide[l] = value;
+      else if (o->bits == 32) for (long l = first; l < end; l++) x[l] = (uint32_t)value;
+      else for (long l = first; l < end; l++) narrow[l] = (uint16_t)(value >> shift);
     }
   }
   if (modified) {

@@ -92,7 +92,7 @@ class CState(ctypes.Structure):
         ("order", _P), ("asked", _L * 2), ("answer", _L),
         *_fields(_P, "stored touched polled"), ("polled_memory", _L),
         ("masks", _P), ("spare", _P * 8), ("log", _P),
-        *_fields(_L, "full readers"), ("memory", CMemory * 3),
+        *_fields(_L, "full readers shared"), ("memory", CMemory * 3),
     ]  # fmt: skip
 
 

@@ -68,11 +68,13 @@ static int locate_near(const State *w, const Op *o, int64_t *at, const void *fir
   if (w->full) LANES outside |= (uint64_t)at[l] > (uint64_t)room;
   else LANES outside |= ((uint64_t)at[l] > (uint64_t)room) & w->masks[l];
   if (outside) return 0;
-  const int64_t step = o->memory == SCRATCH ? m->stride : 0;  // from lane to lane
+  const uint32_t step = o->memory == SCRATCH ? m->stride : 0;  // from lane to lane
   for (long i = 0; i < w->n; i++) {
     const int64_t row = o->memory == GLOBAL ? 0 : m->stride * m->slots[i];
     const int64_t base = o->memory == GLOBAL ? r->offset : step ? row * width : row;
-    for (long l = 0; l < width; l++) at[i * width + l] += base + step * l;
+    int64_t *mine = at + i * width;
+    if (!step) for (uint32_t l = 0; l < width; l++) mine[l] += base;
+    else for (uint32_t l = 0; l < width; l++) mine[l] += base + (int64_t)((uint64_t)step * l);
   }
   if (!w->full) LANES at[l] = w->masks[l] ? at[l] : IDLE;
   *changing |= o->memory != GLOBAL || r->mode != 1;
@@ -228,7 +230,10 @@ static int load(State *w, const Op *o, int64_t *log) {
     const int64_t count = cells(m, o->size), first = 0;
     if (!w->ordered && BY_COUNT(quiet, w, at, 0, private))
       note_all_loads(m, w, at, count, o->memory == GLOBAL);
-    else if (load_by_lane(m, w, at, count, private)) return 1;
+    else {
+      w->shared = w->ordered && meet(m, w, at, o->size);
+      if (load_by_lane(m, w, at, count, private)) return 1;
+    }
   }
   note_poll(w, o, at);
   uint32_t *row = w->v + o->target.index * n;
@@ -274,6 +279,7 @@ static int load_scalar(State *w, const Op *o) {
     if (at[i] < 0) return 1;
   }
   if (w->touched) w->touched[o->number] |= m->seen;
+  w->shared = n > 1;
   if (m->written && changing)
     for (long i = 0; i < n; i++)
       if (note_load(m, at[i] >> m->shift, cells(m, o->size), w, w->tags[i], 0)) return 1;
@@ -291,10 +297,14 @@ static inline void data_of(const Op *o, const uint32_t *row, long n, long lane, 
 INLINE int put(uint8_t *bytes, const int64_t *at, const uint32_t *row, long n, int size,
                int shift) {
   for (long l = 0; l < n; l++)
-    for (int i = 0; at[l] >= 0 && i < (size + 3) / 4; i++) {
-      const uint32_t x = row[i * n + l] >> shift;
-      memcpy(bytes + at[l] + 4 * i, &x, size < 4 ? size : 4);
-    }
+    if (size == 4 && !(l & 15) && at[l] != at[l + 1] && in_a_row(at + l, 4)) {
+      memcpy(bytes + at[l], row + l, 64);
+      l += 15;
+    } else
+      for (int i = 0; at[l] >= 0 && i < (size + 3) / 4; i++) {
+        const uint32_t x = row[i * n + l] >> shift;
+        memcpy(bytes + at[l] + 4 * i, &x, size < 4 ? size : 4);
+      }
   return 0;
 }
 
@@ -349,6 +359,7 @@ static int store(State *w, const Op *o, int64_t *log) {
   if (locate(w, o, at, 1, &changing)) return 1;
   if (m->written && o->memory != SCRATCH) {
     if (m->copies) return 1;
+    w->shared = w->ordered && meet(m, w, at, o->size);
     alone = !w->ordered && BY_COUNT(quiet, w, at, 1, 0);
     if (!alone && may_store_by_lane(m, w, o, at, row, count)) return 1;
   }

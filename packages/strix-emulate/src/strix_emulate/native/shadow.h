@@ -16,7 +16,8 @@ static inline int64_t several(int64_t a, int64_t b) {
 }
 
 // Whether they may, for all that atomics ordered. 2: numpy is to look at it, as what they ordered
-// for some of several waves decides which tags are left, or as a cache may hide what is ordered.
+// for some of several waves at one cell decides which tags are left, or as a cache may hide what is
+// ordered.
 static int may_swap(State *w, int64_t old, int64_t new) {
   if (!unordered(old, new)) return 0;
   if (!w->ordered) return 1;
@@ -24,13 +25,34 @@ static int may_swap(State *w, int64_t old, int64_t new) {
     w->answer = w->order(old, new);
     w->asked[0] = old, w->asked[1] = new;
   }
-  return !w->answer ? 1 : w->answer == 2 || w->n > 1 ? 2 : 0;
+  return !w->answer ? 1 : w->answer == 2 || w->shared ? 2 : 0;
+}
+
+// Whether waves may have a cell in common: all but where each lies behind the one before it.
+static inline int meet(const Memory *m, const State *w, const int64_t *at, int size) {
+  int64_t end = -1;
+  for (long i = 0; i < w->n; i++) {
+    const int64_t *mine = at + i * lanes(w);
+    int64_t first = INT64_MAX, last = -1;
+    for (long l = 0; l < lanes(w); l++) {
+      if (mine[l] < 0) continue;
+      first = mine[l] < first ? mine[l] : first;
+      last = mine[l] > last ? mine[l] : last;
+    }
+    if (last < 0) continue;
+    if (first >> m->shift <= end) return w->n > 1;
+    end = (last + size - 1) >> m->shift;
+  }
+  return 0;
 }
 
 static inline int64_t cells(const Memory *m, int size) {
   const int64_t count = size >> m->shift;
   return count ? count : 1;
 }
+
+// In memory of one workgroup: a tag below this one is of an access in front of the last barrier.
+static inline int64_t before_barrier(int64_t tag) { return tag & ~0x3fffffll; }
 
 static inline int wrote(const Memory *m, int64_t cell, int64_t mark) {
   return m->written[cell] >> 40 == mark >> 40 && m->writers[cell] >> (mark & 31) & 1;
@@ -109,10 +131,20 @@ static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t f
 
 // Whether sixteen lanes lie one behind the other, size bytes apart, or all at one place.
 static inline int in_a_row(const int64_t *at, int64_t size) {
+  // of 32 bits: a product of 64 takes three instructions of vector code
+  const uint32_t step = at[1] == at[0] ? 0 : size;
+#ifdef __AVX512F__
+  const __m512i number = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i low = _mm512_add_epi64(_mm512_set1_epi64(at[0]),
+                                       _mm512_mul_epu32(number, _mm512_set1_epi64(step)));
+  const __m512i high = _mm512_add_epi64(low, _mm512_set1_epi64(8ll * step));
+  return at[0] >= 0 && !(_mm512_cmpneq_epi64_mask(_mm512_loadu_si512(at), low) |
+                         _mm512_cmpneq_epi64_mask(_mm512_loadu_si512(at + 8), high));
+#else
   int64_t differ = at[0] < 0;
-  if (at[1] == at[0]) size = 0;
-  for (int l = 0; l < 16; l++) differ |= at[l] - at[0] - l * size;
+  for (uint32_t l = 0; l < 16; l++) differ |= at[l] - at[0] - (int64_t)((uint64_t)l * step);
   return !differ;
+#endif
 }
 
 // Executes what follows for each cell, of count by active lane, of a wave's lanes: long rows of
@@ -144,6 +176,12 @@ INLINE int quiet(const Memory *m, int64_t unused, int64_t count, State *w, const
                  int write, int private) {
   const int64_t *written = m->written, *read = m->read;
   int64_t found = 0, others = 0;
+  for (long i = 0; private && i < w->n; i++) {
+    const int64_t *mine = at + i * lanes(w);
+    const uint64_t before = before_barrier(w->tags[i]);
+    EACH_CELL(found |= (uint64_t)written[c] - 1 >= before - 1;)
+  }
+  if (private && !found) return 1;
   for (long i = 0; i < w->n; i++) {
     const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
     if (write) EACH_CELL(found |= unordered(written[c], mark) | unordered(read[c], mark);)
@@ -190,9 +228,14 @@ INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, 
       EACH_CELL(read[c] = mark;)
       continue;
     }
-    EACH_CELL(const int64_t seen = read[c], later = seen > mark ? seen : mark;
-              const int64_t near = how == NAMED ? several(seen, mark) : later | 0xff;
-              const int64_t both = seen >> 40 == mark >> 40 ? near : 1ll << 62;
+    if (how == UNNAMED) {
+      const int64_t before = before_barrier(mark);
+      EACH_CELL(const int64_t seen = read[c], later = seen > mark ? seen : mark;
+                read[c] = seen < before || !((seen ^ mark) & 0xff) ? mark : later | 0xff;)
+      continue;
+    }
+    EACH_CELL(const int64_t seen = read[c];
+              const int64_t both = seen >> 40 == mark >> 40 ? several(seen, mark) : 1ll << 62;
               read[c] = unordered(seen, mark) ? both : mark;)
   }
   int64_t shared = 0;

@@ -154,6 +154,8 @@ class Machine:
             # whoever keeps the program keeps no memory with it
             self.program.release()
             self.session = None
+            for memory in (self.arena, spaces.lds, spaces.scratch):
+                memory.leave_tags()
         if self.arena.doubts:
             self.arena.doubts.note()
         outcome.executed = self.executed

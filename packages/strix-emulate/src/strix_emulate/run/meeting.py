@@ -2,6 +2,7 @@
 """Where waves part and meet: sets of waves, barriers of a workgroup, barriers of the grid."""
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
@@ -24,9 +25,11 @@ class Barriers:
         cleared: called after the race shadow of global memory began anew."""
         self._first = int(start.workgroup[0])
         self._alive = np.full(int(start.workgroup[-1]) - self._first + 1, waves)
+        self._all_alive = start.n
         self._arena, self._findings, self._whole = arena, findings, whole
         self._cleared = cleared
-        self._waiting: list[Waves] = []
+        #: by the address behind the barrier
+        self._waiting: dict[int, _Gathered] = {}
         self._for_grid: list[Waves] = []
 
     @property
@@ -37,11 +40,17 @@ class Barriers:
     def end(self, g: Waves) -> list[Waves]:
         """Note waves that have ended; return those for whom that is enough to go on."""
         np.subtract.at(self._alive, g.workgroup - self._first, 1)
+        self._all_alive -= g.n
         return self._pass()
 
     def arrive(self, g: Waves) -> list[Waves]:
         """Let waves arrive at an S_BARRIER; return those that go on."""
-        _gather(self._waiting, g)
+        if g.n == self._all_alive:
+            self._go_on(g)
+            return [g]
+        if g.pc not in self._waiting:
+            self._waiting[g.pc] = _Gathered(self._first, len(self._alive))
+        self._waiting[g.pc].add(g)
         return self._pass()
 
     def arrive_for_grid(self, g: Waves) -> list[Waves]:
@@ -50,14 +59,18 @@ class Barriers:
             raise Trap(
                 "unknown", "grid.sync() in a launch that is not cooperative, or of too many waves"
             )
-        _gather(self._for_grid, g)
+        for other in [x for x in self._for_grid if x.pc == g.pc]:
+            self._for_grid.remove(other)
+            g = join(g, other)
+        self._for_grid.append(g)
         return self._pass()
 
     def stuck(self, where) -> list[Waves]:
         """Let waves at different barriers go on if no other can, a finding; return those that do.
         The hardware does not tell one barrier from another. where: the last instruction."""
-        g = (self._waiting or self._for_grid)[0]
-        places = sorted({hex(x.pc) for x in (*self._waiting, *self._for_grid)})
+        sets = [gathered.all() for gathered in self._waiting.values()] + self._for_grid
+        g = sets[0]
+        places = sorted({hex(x.pc) for x in sets})
         text = (
             f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} waits at a barrier "
             f"(before {', '.join(places)}) that not all living waves of its "
@@ -76,18 +89,15 @@ class Barriers:
         waves" (ISA, S_BARRIER). same: all have to stand at the same barrier, as HIP asks.
         """
         same &= self._findings is not None and self._findings.on("barrier")
-        groups = len(self._alive)
-        here = [np.bincount(g.workgroup - self._first, minlength=groups) for g in self._waiting]
-        if not same and here:
-            here = [sum(here)] * len(here)
-        passed, left = [], []
-        for g, count in zip(self._waiting, here, strict=True):
-            complete = (count == self._alive)[g.workgroup - self._first]
-            if not complete.all():
-                left.append(select(g, ~complete))
-            if complete.any():
-                passed.append(select(g, complete))
-        self._waiting = left
+        counts = [gathered.count for gathered in self._waiting.values()]
+        if not same and counts:
+            counts = [sum(counts)] * len(counts)
+        complete = [count == self._alive for count in counts]
+        passed = []
+        for gathered, groups in zip(list(self._waiting.values()), complete, strict=True):
+            passed += gathered.take(groups)
+            if not gathered.count.any():
+                del self._waiting[gathered.pc]
         for g in passed:
             self._go_on(g)
         if self._for_grid and sum(g.n for g in self._for_grid) == self._alive.sum():
@@ -106,11 +116,50 @@ class Barriers:
             self._arena.order.barrier(g.tags)
 
 
-def _gather(waiting: list[Waves], g: Waves) -> None:
-    for other in [x for x in waiting if x.pc == g.pc]:
-        waiting.remove(other)
-        g = join(g, other)
-    waiting.append(g)
+class _Gathered:
+    """Waves at one barrier. Those of one workgroup are copied when they go on, the others stay.
+
+    Attributes:
+        pc: The address behind the barrier.
+        count: By workgroup, how many waves wait.
+    """
+
+    def __init__(self, first: int, groups: int):
+        """Take first: the first workgroup's number; groups: how many there are."""
+        self._first = first
+        self.pc = -1
+        self.count = np.zeros(groups, np.int64)
+        #: with which of their waves still wait
+        self._sets: list[tuple[Waves, np.ndarray]] = []
+
+    def add(self, g: Waves) -> None:
+        """Add waves that arrive."""
+        self.pc = g.pc
+        self.count += np.bincount(g.workgroup - self._first, minlength=len(self.count))
+        self._sets.append((g, np.ones(g.n, bool)))
+
+    def all(self) -> Waves:
+        """Return all waves that wait."""
+        return reduce(join, [select(g, waiting) for g, waiting in self._sets])
+
+    def take(self, groups: np.ndarray) -> list[Waves]:
+        """Return the waves of these workgroups as one set, if there are any, and forget them."""
+        if not (groups & (self.count > 0)).any():
+            return []
+        taken, left = [], []
+        for g, waiting in self._sets:
+            chosen = waiting & groups[g.workgroup - self._first]
+            if chosen.any():
+                taken.append(select(g, chosen))
+                waiting &= ~chosen
+            count = np.count_nonzero(waiting)
+            if 0 < 2 * count < g.n:
+                left.append((select(g, waiting), np.ones(count, bool)))
+            elif count:
+                left.append((g, waiting))
+        self._sets = left
+        self.count[groups] = 0
+        return [reduce(join, taken)]
 
 
 def select(g: Waves, chosen) -> Waves:
