@@ -402,7 +402,7 @@ class Memory:
 
     def _cells(self, at, size: int, marks):
         count = max(1, size // self.cell)
-        cells = at // self.cell
+        cells = at >> (self.cell.bit_length() - 1)
         if count > 1:
             cells = (cells + np.arange(count)[:, None]).ravel()
             marks = np.broadcast_to(marks, (count, len(at))).ravel()

@@ -33,9 +33,12 @@ class Logged:
         self._memories, self._rows, self._row, self._tags, self._op = memories, rows, row, tags, op
 
     @cached_property
-    def _lanes(self) -> np.ndarray:
+    def _lanes(self) -> np.ndarray | slice:
         found, at = self._rows[self._row, 0], self._rows[self._row, 1:]
-        return np.flatnonzero(at >= 0) if found & 1 else np.zeros(0, np.int64)
+        if not found & 1:
+            return np.zeros(0, np.int64)
+        active = at >= 0
+        return slice(None) if active.all() else np.flatnonzero(active)
 
     @cached_property
     def at(self) -> np.ndarray:
@@ -45,7 +48,7 @@ class Logged:
     @cached_property
     def marks(self) -> np.ndarray:  # noqa: D102
         width = (self._rows.shape[1] - 1) // len(self._tags)
-        return self._tags[self._lanes // width]
+        return np.repeat(self._tags, width)[self._lanes]
 
     @property
     def memory(self) -> Memory:  # noqa: D102
