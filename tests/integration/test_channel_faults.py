@@ -10,6 +10,7 @@ from rehearsal import checkout, workflow
 from support import hosted
 from support.hosted import CODE, Hosting
 from support.hub import Hub
+from support.kills import needs_time
 from support.project import CHECKOUT
 from support.workflow_runner import CANCELLED, FAILURE, SKIPPED, SUCCESS, Run
 
@@ -24,6 +25,7 @@ def logs(hub: Hub) -> str:
     return "".join(log.read_text() for log in (hub.folder / "logs").iterdir())
 
 
+@needs_time
 def test_lost_in_each_part_of_the_chain(hosting: Hosting, whole: Hub) -> None:
     """While it builds, and while it hands on its cache and its packages: the files are the same."""
     hub = hosting.hub("chain-hub", hosting.copy_source("chain", CHAIN))
@@ -138,7 +140,14 @@ def test_a_file_that_never_arrived(part: str, hosting: Hosting, whole: Hub) -> N
     assert set(results.values()) == {SUCCESS, SKIPPED}, logs(hub)
 
 
-@pytest.mark.parametrize("fault", ["cut off", "missing", "note cut off"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "cut off",
+        pytest.param("missing", marks=needs_time),
+        pytest.param("note cut off", marks=needs_time),
+    ],
+)
 def test_an_artifact_that_is_damaged(fault: str, hosting: Hosting, whole: Hub) -> None:
     """It is named, and what is published is whole; the next run builds what is missing."""
     source = hosting.copy_source(f"artifact-{fault}", CHAIN)
@@ -171,6 +180,7 @@ def test_an_artifact_that_is_damaged(fault: str, hosting: Hosting, whole: Hub) -
     hosted.take_executed(hub)
 
 
+@needs_time
 def test_a_release_whose_machines_are_lost(hosting: Hosting, whole: Hub) -> None:
     """While it fetches, validates, hands on what it validated, and uploads."""
     hub = hosted.switch_release_on(hosting.hub("release-lost", after=whole))

@@ -16,6 +16,7 @@ import pytest
 from support import hosted
 from support.hosted import CODE, Hosting
 from support.hub import Hub
+from support.kills import needs_time
 from support.machine import GH
 from support.pixi import Pixi
 from support.project import CHECKOUT, driver, driver_environment
@@ -91,6 +92,7 @@ def test_pixi_installs_what_was_published(hosting: Hosting, whole: Hub, tmp_path
     assert {path.name for path in installed.iterdir()} == hosted.NEEDS.keys() - {"vllm"}
 
 
+@needs_time
 def test_interrupted_in_each_stage(hosting: Hosting, whole: Hub) -> None:
     """Machines are lost in each job, and pytorch's time is up thrice: the files are the same."""
     hub = hosting.hub("interrupted")

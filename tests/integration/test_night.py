@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from rattler.index import index_fs
 from support import small_channel, stand_in
+from support.kills import needs_time
 from support.night import KILLED, Machine, archived
 from support.project import CHECKOUT, MiniProject
 from support.servers import Revalidating, served
@@ -141,6 +142,7 @@ KILLS = {
 }
 
 
+@needs_time
 def test_a_night_that_is_killed_seven_times(owner: Owner) -> None:
     """It ends with the archive; a package that fails costs what needs it, and no more."""
     for when, before in KILLS.items():

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support import faults
+from support.kills import needs_time
 from support.night import KILLED, Machine, archived
 
 STACKS = ("attention", "vllm")
@@ -129,6 +130,7 @@ def test_a_step_that_fails(fails: str, steps: list[str], owner: Owner) -> None:
     assert "Traceback (most recent call last)" in archived(owner.to)["night/README.md"]
 
 
+@needs_time
 def test_thirty_kills(tmp_path: Path) -> None:
     """There is one before the first step, never half of one; and the next night goes on.
 

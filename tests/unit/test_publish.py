@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from support.conda_packages import file, link, package
+from support.kills import needs_time
 from support.project import MiniProject
 from support.servers import served
 from support.small_channel import workspace
@@ -515,6 +516,7 @@ def killed_before(rename: int) -> Iterator[None]:
         yield
 
 
+@needs_time
 def test_killed_at_every_step(source: Source, target: Path) -> None:
     """Stopped before each of its renames in turn: views stay whole, the next runs complete it."""
     first, done = source.make("alpha"), False
