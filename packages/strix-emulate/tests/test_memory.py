@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Memory beyond single accesses, which `selftest_memory` compares: ranges of buffers, apertures."""
 
+import os
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -172,8 +174,17 @@ def test_append_counts_the_lanes_of_every_wave():
         run("ds_append v2 gds")
 
 
-def test_a_shadow_that_a_launch_left_is_used_again_and_clear(monkeypatch) -> None:
+def hide(descriptor: int, count: int, offset: int) -> bytes:
+    raise PermissionError
+
+
+PAGEMAPS = {"whole": os.pread, "hidden": hide, "cut off": lambda *words: os.pread(*words)[:-8]}
+
+
+@pytest.mark.parametrize("pagemap", PAGEMAPS)
+def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatch) -> None:
     """Its pages: those that were touched are cleared, wherever they lie."""
+    monkeypatch.setattr(shadow, "os", SimpleNamespace(pread=PAGEMAPS[pagemap]))
     monkeypatch.setattr(shadow, "_LEFT", {})
     first = Memory("memory", (4 << 20) - 4)
     address = first.written.ctypes.data
