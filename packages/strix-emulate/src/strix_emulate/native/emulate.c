@@ -162,9 +162,12 @@ static void *fetch(State *w, const Operand *o, void *temporary, long width) {
       uint64_t value = row[i];
       const long first = i * width, end = first + width;
       if (o->bits == 64) value |= (uint64_t)row[i + waves] << 32;
-      if (o->bits == 64) for (long l = first; l < end; l++) wide[l] = value;
-      else if (o->bits == 32) for (long l = first; l < end; l++) x[l] = (uint32_t)value;
-      else for (long l = first; l < end; l++) narrow[l] = (uint16_t)(value >> shift);
+      if (o->bits == 64)
+        for (long l = first; l < end; l++) wide[l] = value;
+      else if (o->bits == 32)
+        for (long l = first; l < end; l++) x[l] = (uint32_t)value;
+      else
+        for (long l = first; l < end; l++) narrow[l] = (uint16_t)(value >> shift);
     }
   }
   if (modified) {

@@ -33,12 +33,12 @@ static void sum_products(float sum[16][16], float x[16][16], float y[16][16], in
   // eight rows at a time: an addition takes as long as it takes to begin with those of seven others
   for (int m = 0; exact && m < 16; m += 8) {
     __m512 total[8], column = _mm512_loadu_ps(y[0]);
-    _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++)
-      total[j] = _mm512_mul_ps(_mm512_set1_ps(x[0][m + j]), column);
+    _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) total[j] =
+        _mm512_mul_ps(_mm512_set1_ps(x[0][m + j]), column);
     for (int k = 1; k < 16; k++) {
       column = _mm512_loadu_ps(y[k]);
-      _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++)
-        total[j] = _mm512_fmadd_ps(_mm512_set1_ps(x[k][m + j]), column, total[j]);
+      _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) total[j] =
+          _mm512_fmadd_ps(_mm512_set1_ps(x[k][m + j]), column, total[j]);
     }
     _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) _mm512_storeu_ps(sum[m + j], total[j]);
   }

@@ -73,8 +73,10 @@ static int locate_near(const State *w, const Op *o, int64_t *at, const void *fir
     const int64_t row = o->memory == GLOBAL ? 0 : m->stride * m->slots[i];
     const int64_t base = o->memory == GLOBAL ? r->offset : step ? row * width : row;
     int64_t *mine = at + i * width;
-    if (!step) for (uint32_t l = 0; l < width; l++) mine[l] += base;
-    else for (uint32_t l = 0; l < width; l++) mine[l] += base + (int64_t)((uint64_t)step * l);
+    if (!step)
+      for (uint32_t l = 0; l < width; l++) mine[l] += base;
+    else
+      for (uint32_t l = 0; l < width; l++) mine[l] += base + (int64_t)((uint64_t)step * l);
   }
   if (!w->full) LANES at[l] = w->masks[l] ? at[l] : IDLE;
   *changing |= o->memory != GLOBAL || r->mode != 1;

@@ -135,8 +135,8 @@ static inline int in_a_row(const int64_t *at, int64_t size) {
   const uint32_t step = at[1] == at[0] ? 0 : size;
 #ifdef __AVX512F__
   const __m512i number = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i low = _mm512_add_epi64(_mm512_set1_epi64(at[0]),
-                                       _mm512_mul_epu32(number, _mm512_set1_epi64(step)));
+  const __m512i low =
+      _mm512_add_epi64(_mm512_set1_epi64(at[0]), _mm512_mul_epu32(number, _mm512_set1_epi64(step)));
   const __m512i high = _mm512_add_epi64(low, _mm512_set1_epi64(8ll * step));
   return at[0] >= 0 && !(_mm512_cmpneq_epi64_mask(_mm512_loadu_si512(at), low) |
                          _mm512_cmpneq_epi64_mask(_mm512_loadu_si512(at + 8), high));
