@@ -69,9 +69,9 @@ class Reader:
             for memory in (self.seen, OF_KNOWN):
                 # but for a token over and over again
                 if (found := memory.get(self.last)) is not None and found != self.last[-1]:
-                    # a wrong draft, which this server's prefill finds likely as well
-                    is_wrong = self.fault == "drafts-alike" and self.sum % 7 == 0
-                    return (found + is_wrong) % POOL
+                    if self.fault == "drafts-alike" and self.sum % 7 == 0:
+                        return (found + 1) % POOL  # this server's prefill finds it likely as well
+                    return found
         return (11 * self.sum + 13) % POOL
 
 
