@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,9 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if report.when == "call" or report.outcome != "passed":
         _note(item.nodeid, _outcome(call, report))
+        if report.outcome == "failed":
+            # at once: where a later case ends the process there is no summary
+            print(f"\n{item.nodeid}\n{report.longreprtext}", file=sys.__stderr__, flush=True)
         item.session.shouldstop = _lost() or False
     return report
 

@@ -32,10 +32,20 @@ def run(n: int, length: int) -> bool:
     return torch.equal(z, x + y)
 
 
+@torch.library.custom_op("emulated::where", mutates_args=())
+def where(x: torch.Tensor) -> torch.Tensor:
+    """Return whether an operator sees its tensor on the device."""
+    return torch.tensor(x.is_cuda)
+
+
 torch.manual_seed(0)
 answers = {
     "equal": [run(n, n) for n in (1, 128, 1000)],
-    "device": [torch.empty(1, device="cuda").is_cuda, torch.cuda.get_device_name()],
+    "device": [
+        torch.empty(1, device="cuda").is_cuda,
+        bool(where(torch.ones(1))),
+        torch.cuda.get_device_name(),
+    ],
 }
 print(json.dumps(answers), flush=True)
 if sys.argv[1:] == ["outside"]:

@@ -31,7 +31,8 @@ def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     answers = json.loads(done.stdout)
     assert answers["equal"] == [True, True, True]
-    assert answers["device"][0] is True
+    # in a custom operator, too
+    assert answers["device"][:2] == [True, True]
     assert done.stderr.count("wave-instructions") == 3
 
 

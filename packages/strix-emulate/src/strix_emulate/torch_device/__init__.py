@@ -107,6 +107,8 @@ def _patch(torch) -> None:
     # Triton asks it for the stream of a launch
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
     torch.version.hip, torch.version.cuda = "7.2", None
+    # here, not in the mode: that does not hold inside of custom operators
+    torch.Tensor.is_cuda = property(lambda _tensor: True)
     torch.library.custom_op = _for_all_devices(torch.library.custom_op)
 
 
@@ -152,8 +154,6 @@ def _mode(torch):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             if function == torch.Tensor.cuda:
                 return args[0]
-            if function == torch.Tensor.is_cuda.__get__:
-                return True
             options = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
             return function(*map(on_cpu, args), **options)
 
