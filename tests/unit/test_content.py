@@ -45,6 +45,26 @@ def test_junk_is_no_content(mini: MiniProject, name: str) -> None:
     assert content(mini) == before
 
 
+def test_a_report_beside_a_patch_is_no_content(mini: MiniProject) -> None:
+    """triton's source is a folder of patches; an edit of a report would build PyTorch anew."""
+    folder = mini.root / "patches/alpha"
+    folder.mkdir(parents=True)
+    mini.recipe("alpha", source="[{path: ../../patches/alpha}]")
+    (folder / "0001-more.patch").write_text("one")
+    (folder / "0001.report.md").write_text("one")
+    before = content(mini)
+    (folder / "0001.report.md").write_text("two")
+    assert content(mini) == before
+    (folder / "0001-more.patch").write_text("two")
+    edited = content(mini)
+    (folder / "0002-again.patch").write_text("one")
+    added = content(mini)
+    (folder / "text").write_text("one")
+    with_text = content(mini)
+    (folder / "text").write_text("two")
+    assert len({before, edited, added, with_text, content(mini)}) == 5
+
+
 @pytest.mark.parametrize("folder", ["packages/local", "recipes/alpha"])
 def test_what_git_tracks_is_content_whatever_gitignore_says(mini: MiniProject, folder: str) -> None:
     path = mini.root / folder / "x.egg-info" / "PKG-INFO"

@@ -90,11 +90,15 @@ class Recipe:
         return list(dict.fromkeys([self.path.parent.resolve(), *self.local_files()]))
 
     def local_files(self) -> list[Path]:
-        """List the patches and local sources that it names."""
-        named = [source["path"] for source in self.sources if "path" in source]
+        """List the patches and local sources that it names.
+
+        A folder of patches counts by these, so that an edit of a report builds nothing anew.
+        """
+        names = [source["path"] for source in self.sources if "path" in source]
         try:
-            patches = [file for source in self.sources for file in patches_of(self, source)]
-            return [*patches, *((self.path.parent / name).resolve() for name in named)]
+            files = [file for source in self.sources for file in patches_of(self, source)]
+            paths = [(self.path.parent / name).resolve() for name in names]
+            return [*files, *(path for path in paths if not is_patch_folder(path))]
         except (ValueError, OSError) as error:  # a NUL in a name, or one that is too long
             raise ForgeError(f"{self.path}: a patch or path: {error!s:.200}") from None
 
@@ -112,6 +116,14 @@ def packages_in(path: Path) -> set[str]:
         return {part["package"]["name"] for part in parts}
     except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
         raise ForgeError(f"{path} is not a recipe: {one_line(str(error))}") from None
+
+
+def is_patch_folder(path: Path) -> bool:
+    """Return whether a folder holds patches, and beside them nothing but their reports."""
+    names = [file.name for file in path.iterdir()] if path.is_dir() else []
+    patches = [name for name in names if name.endswith(".patch")]
+    reports = [name for name in names if name.endswith(".report.md")]
+    return bool(patches) and len(patches) + len(reports) == len(names)
 
 
 def patches_of(recipe: Recipe, source: dict[str, Any]) -> list[Path]:
