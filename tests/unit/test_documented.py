@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from strix_validate.cli import app as validate
 from support.commands import understood
-from support.project import CHECKOUT, copy_checkout
+from support.project import CHECKOUT, copy_checkout, tracked_files
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -194,6 +194,16 @@ def test_the_readme_says_how_to_get_the_repository() -> None:
     text = (CHECKOUT / "README.md").read_text()
     assert "git clone <this repository's address> strix-forge && cd strix-forge" in text
     assert "git init && git add -A" in text
+
+
+def test_the_readme_shows_every_folder() -> None:
+    """And none that is not there."""
+    layout = re.findall(r"(?m)^([\w/]+)/ {2,}\w", (CHECKOUT / "README.md").read_text())
+    tracked = {
+        path.relative_to(CHECKOUT).parts[0] for path in tracked_files() if path.parent != CHECKOUT
+    }
+    assert {folder.split("/")[0] for folder in layout} == {n for n in tracked if n[0] != "."}
+    assert all((CHECKOUT / folder).is_dir() for folder in layout)
 
 
 def test_an_unpacked_archive_is_enough_to_plan(tmp_path: Path) -> None:
