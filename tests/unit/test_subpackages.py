@@ -59,8 +59,10 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
                     modules[alias.asname or alias.name] = full
                 yield node.module, alias.name
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in modules:
-            yield modules[ast.unparse(node.value)], node.attr
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id)
+            if module:
+                yield module, node.attr
 
 
 def test_nothing_private_is_used_outside_its_room() -> None:
