@@ -151,16 +151,19 @@ class Machine:
                     for start in range(first, total, groups):
                         run_batch(start, min(start + groups, total))
         finally:
-            # whoever keeps the program keeps no memory with it
-            self.program.release()
-            self.session = None
-            for memory in (self.arena, spaces.lds, spaces.scratch):
-                memory.leave_tags()
+            self._release(spaces)
         if self.arena.doubts:
             self.arena.doubts.note()
         outcome.executed = self.executed
         outcome.notes = self.findings.notes if self.findings else []
         return outcome
+
+    def _release(self, spaces: Spaces) -> None:
+        """Release memory that the program or this machine would keep after the launch."""
+        self.program.release()
+        self.session = None
+        for memory in (self.arena, spaces.lds, spaces.scratch):
+            memory.leave_tags()
 
     def _doubt(self, waves: int) -> None:
         """Judge races by what loads are of use, where all of the code is known."""
