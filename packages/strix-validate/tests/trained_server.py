@@ -152,8 +152,11 @@ class Handler(BaseHTTPRequestHandler):
         # scheduler's choice and must not decide what is answered.
         if fault == "swapped" and WORDS[prompt[0]].isdigit() and number > 1:
             with LOCK:
-                server.numbered += 1
-                return before if server.numbered % 40 == 0 else prompt
+                server.numbered.append(prompt)
+                if len(server.numbered) % 40:
+                    return prompt
+                # each comes twice: the one before may be the same
+                return next(other for other in reversed(server.numbered) if other != prompt)
         if fault == "leak" and len(prompt) > 64:
             return shared
         if fault == "hybrid" and len(prompt) > HYBRID:
@@ -446,7 +449,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), handler)
         self.fault, self.style, self.delay, self.context = fault, style, delay, context
         self.block, self.drafts, self.patience = block, drafts, 200
-        self.busy = self.numbered = self.read = self.generated = self.drawn = 0
+        self.busy = self.read = self.generated = self.drawn = 0
+        self.numbered = []
         self.crowded, self.waiting = threading.Event(), threading.Condition()
         self.prompt, self.cache, self.left, self.long = [], {}, False, []
         self.states, self.sights, self.pairs = {}, Counter(), [[]]
