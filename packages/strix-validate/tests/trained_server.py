@@ -146,7 +146,6 @@ class Handler(BaseHTTPRequestHandler):
         """What is answered instead of the prompt."""
         server, fault = self.server, self.server.fault
         with LOCK:
-            before, server.prompt = server.prompt, prompt
             shared = server.cache.setdefault(tuple(prompt[:64]), prompt)
         # Of the numbered prompts, which come 32 at a time. Whether two are here at once is the
         # scheduler's choice and must not decide what is answered.
@@ -452,5 +451,5 @@ class Server(ThreadingHTTPServer):
         self.busy = self.read = self.generated = self.drawn = 0
         self.numbered = []
         self.crowded, self.waiting = threading.Event(), threading.Condition()
-        self.prompt, self.cache, self.left, self.long = [], {}, False, []
+        self.cache, self.left, self.long = {}, False, []
         self.states, self.sights, self.pairs = {}, Counter(), [[]]
