@@ -76,7 +76,7 @@ def test_a_build(environment: dict[str, str], tmp_path: Path) -> None:
     Then a stack of it, locked, installed and activated."""
     project = MiniProject(tmp_path)
     (project.root / "build" / "host-base").unlink()  # that of other bindings
-    host = project.recipes / "bases" / "host"
+    host = project.root / "recipes/bases/host"
     (host / "requirements.in").write_text("typer\n")
     pins = read_pins(host / LOCK)
     (host / LOCK).write_text("".join(f"{pins[name].line}\n" for name in TYPER))
