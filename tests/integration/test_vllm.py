@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's real sources with our patches, without installing it: detection, memory, metadata."""
+"""vLLM's real sources with our patches, without installing it: detection, memory, requirements."""
 
 import os
 import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -120,46 +121,79 @@ def test_other_counts_of_memory_are_wrong(
     assert done.returncode == 1 and "default fits: True, not False" in done.stdout
 
 
-def requirements(tree: Path, name: str = "rocm.txt") -> dict[str, SpecifierSet]:
-    """What setup.py will write into a ROCm build's metadata, for Python 3.12 on x86-64 Linux."""
-    found = {}
+def read_requirements(tree: Path, name: str = "rocm.txt") -> dict[str, SpecifierSet]:
+    """Return what upstream requires of a ROCm build, by conda name (Python 3.12, x86-64 Linux)."""
+    result: dict[str, SpecifierSet] = {}
     for line in (tree / "requirements" / name).read_text().splitlines():
         line = line.partition(" #")[0].strip()
         if line.startswith("-r "):
-            found |= requirements(tree, line.split()[1])
+            result |= read_requirements(tree, line.split()[1])
         elif line and not line.startswith("#"):
             requirement = Requirement(line)
-            where = {"python_version": "3.12", "platform_machine": "x86_64"}
-            if requirement.marker is None or requirement.marker.evaluate(where):
-                pypi = canonicalize_name(requirement.name)
-                found[CONDA_NAMES.get(pypi, pypi)] = requirement.specifier
-    return found
+            platform = {"python_version": "3.12", "platform_machine": "x86_64"}
+            if requirement.marker is None or requirement.marker.evaluate(platform):
+                pypi_name = canonicalize_name(requirement.name)
+                result[CONDA_NAMES.get(pypi_name, pypi_name)] = requirement.specifier
+    return result
 
 
-def differences(wanted: dict[str, SpecifierSet], recipe: list[str]) -> list[str]:
-    """Where the metadata and a recipe's run requirements do not say the same."""
-    run = dict((*spec.split(" "), "")[:2] for spec in recipe)
-    return [
-        f"{name} {specifier}: the recipe has {run.get(name)}"
-        for name, specifier in wanted.items()
-        if name not in run or SpecifierSet(run[name]) != specifier
+def find_differences(
+    upstream: dict[str, SpecifierSet], run_requirements: list[str], not_required: Iterable[str]
+) -> list[str]:
+    """Return upstream's requirements that a recipe neither has nor lists as not required.
+
+    A version that upstream pins may be a range in the recipe, if the range contains it.
+    """
+    versions = dict((*spec.split(" "), "")[:2] for spec in run_requirements)
+    result = []
+    for name, specifier in upstream.items():
+        if name in not_required:
+            continue
+        pins = [s.version for s in specifier if s.operator == "=="]
+        recipe = SpecifierSet(versions[name]) if name in versions else None
+        is_in_range = recipe is not None and pins != [] and recipe.contains(pins[0])
+        if recipe is None or (recipe != specifier and not is_in_range):
+            result.append(f"{name} {specifier}: the recipe has {versions.get(name)}")
+    result += [
+        f"{name}: upstream does not require it" for name in not_required if name not in upstream
     ]
+    return result
 
 
-def test_metadata_is_what_the_recipe_installs(recipes: RecipeSet, trees: tuple[Path, Path]) -> None:
-    """So that `pip check` is true: name by name, pin by pin, against the files setup.py reads."""
-    rendered = render(recipes.recipes["vllm"].path, recipes.base, "x")[0]["recipe"]
+def test_recipe_requires_what_upstream_does(recipes: RecipeSet, trees: tuple[Path, Path]) -> None:
+    vllm = recipes.recipes["vllm"]
+    rendered = render(vllm.path, recipes.base, "x")[0]["recipe"]
     run = rendered["requirements"]["run"]
-    wanted = requirements(trees[1])
-    assert len(wanted) > 50 and differences(wanted, run) == []
-    # it can fail: upstream's own files name what no conda channel has
-    assert any("oss-harmony" in line for line in differences(requirements(trees[0]), run))
-    assert differences({"lark": SpecifierSet("==1.2.3")}, run)
-    extra = {spec.split(" ")[0] for spec in run} - set(wanted)
-    assert extra == {
-        "python", "pytorch", "torchvision", "torchaudio", "triton", "amdsmi", "ninja",
-        "flash-attn", "amd-aiter",
-    }  # fmt: skip
+    not_required = vllm.extra["not_required"]
+    upstream = read_requirements(trees[0])
+    # rocm.txt narrows it for the build; common.txt has the bound of a run
+    upstream["setuptools"] = read_requirements(trees[0], "common.txt")["setuptools"]
+    assert len(upstream) > 60
+    assert find_differences(upstream, run, not_required) == []
+    additions = {spec.split(" ")[0] for spec in run} - set(upstream)
+    assert additions == {
+        "python",
+        "pytorch",
+        "torchvision",
+        "torchaudio",
+        "triton",
+        "amdsmi",
+        "flash-attn",
+        "amd-aiter",
+        "openai-harmony",
+    }
+
+
+def test_differences_from_upstream_are_reported() -> None:
+    upstream = {"lark": SpecifierSet("==1.2.2"), "peft": SpecifierSet("")}
+    assert find_differences(upstream, ["lark >=1.2.2,<2"], {"peft"}) == []
+    assert find_differences(upstream, ["lark >=1.2.3,<2"], {"peft"}) == [
+        "lark ==1.2.2: the recipe has >=1.2.3,<2"
+    ]
+    assert find_differences(upstream, ["lark ==1.2.2"], set()) == ["peft : the recipe has None"]
+    assert find_differences(upstream, ["lark ==1.2.2", "peft"], {"timm"}) == [
+        "timm: upstream does not require it"
+    ]
 
 
 def test_pins_are_those_that_amd_builds_with(recipes: RecipeSet, trees: tuple[Path, Path]) -> None:
