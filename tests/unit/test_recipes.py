@@ -61,7 +61,7 @@ def test_what_inherits_nothing_is_not_called_as_the_recipe(name: str) -> None:
         assert data["recipe"]["name"] not in others
 
 
-TOOLS = 0.15  # CPU hours of what only tests need: the emulator, the validator, Triton
+TOOLS = 0.2  # CPU hours of what only tests need: the emulator, the validator, Triton
 # its tests on a CPU need some torch; where ours is not built conda-forge's or PyPI's does
 ANY_TORCH = {"strix-validate"}
 
