@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,24 +12,48 @@ from strix_validate.checks import Check, Result, State
 from strix_validate.numerics.reference import TERMS, Precision
 
 #: Allowed error in units of the rounding error of a correct kernel; see :func:`bounds`.
-FACTORS = {torch.float32: 10.0, torch.float16: 4.0, torch.bfloat16: 4.0}
+FACTORS = {
+    torch.float32: 10.0,
+    torch.float16: 4.0,
+    torch.bfloat16: 4.0,
+}
 
 #: Allowed root mean square error in the same units; see :func:`rms_bounds`.
-RMS_FACTORS = {torch.float32: 10.0, torch.float16: 3.0, torch.bfloat16: 3.0}
+RMS_FACTORS = {
+    torch.float32: 10.0,
+    torch.float16: 3.0,
+    torch.bfloat16: 3.0,
+}
 
-#: Allowed mean signed error in the same units; in float32 no less than the root mean square error.
-DRIFT_FACTORS = {torch.float32: 10.0, torch.float16: 0.5, torch.bfloat16: 0.5}
+#: Allowed mean signed error in the same units. In float32 it is as large as the allowed root mean
+#: square error.
+DRIFT_FACTORS = {
+    torch.float32: 10.0,
+    torch.float16: 0.5,
+    torch.bfloat16: 0.5,
+}
 
-#: Allowed error of an element in units of half the dtype's eps and of the size of its terms.
-LOCAL_FACTORS = {torch.float32: 100.0, torch.float16: 4.0, torch.bfloat16: 4.0}
+#: Allowed error of an element in units of half the dtype's eps, times the size of its terms.
+LOCAL_FACTORS = {
+    torch.float32: 100.0,
+    torch.float16: 4.0,
+    torch.bfloat16: 4.0,
+}
 
 
 def max_error(actual: Tensor, expected: Tensor) -> float:
     """Return the largest absolute difference; infinite for a NaN, an infinity or another shape."""
     if actual.shape != expected.shape:
         return float("inf")
-    error = (actual.detach().to(expected.device).double() - expected.double()).abs()
-    return error.max().item() if bool(error.isfinite().all()) else float("inf")
+    error = _subtract(actual, expected).abs()
+    if not bool(error.isfinite().all()):
+        return float("inf")
+    return error.max().item()
+
+
+def _subtract(actual: Tensor, expected: Tensor) -> Tensor:
+    """Return the error of each element, in float64 on the device of the expected tensor."""
+    return actual.detach().to(expected.device).double() - expected.double()
 
 
 def bounds(
@@ -38,69 +63,84 @@ def bounds(
     dtype: torch.dtype,
     factor: float | None = None,
 ) -> dict[str, float]:
-    """Return the largest error that each tensor may have, of :func:`max_error`.
+    """Return the largest error of :func:`max_error` that each tensor may have.
 
-    The yardstick is the error of a correct kernel of the dtype under test, on the same inputs: see
-    `attention`; docs/validate.md says why. In half precision a result may be 4 times as far off:
-    correct kernels came to 3.1 times (torch's on the CPU, grouped heads, bfloat16), and
+    The unit is the error of a correct kernel of the dtype under test on the same inputs, see
+    `attention`; docs/validate.md gives the reasons. In half precision a result may be 4 times as
+    far off: correct kernels came to 3.1 times (torch's on the CPU, grouped heads, bfloat16), and
     flash-attention's own tests allow 2 and 3 times the larger error of attention that rounds every
     intermediate (tests/test_flash_attn.py, test_flash_attn_output). In float32, where the kernels'
-    fast exp2 shows, they came to 4 times, hence 10.
+    fast exp2 shows, correct kernels came to 4 times; 10 times are allowed.
 
-    The floor, eps(dtype) / 2 * max|exact|, is the rounding of the result alone: the yardstick can
-    be exact by chance, for example with a single key. The gradients share their floor: over one key
-    those of q and k cancel to zero, and their terms, of the size of v's, do not. Where one of them
-    is computed alone, eps(float32) * max|terms| is left, the rounding of the sums.
+    The unit is at least eps(dtype) / 2 * max|exact|, the rounding of the result alone: the error of
+    a correct kernel can be zero by chance, for example with a single key. The gradients share this
+    minimum: over one key those of q and k cancel to zero, while their terms, of the size of v's, do
+    not. A gradient that is computed alone still has eps(float32) * max|terms|, the rounding of the
+    sums.
 
-    lse is stored in float32 in any dtype. Its error is that of the sum of weights in parts of the
-    sum: a kernel that rounds them first, or takes as good an exp as they need, is half an eps off.
+    lse is stored in float32 for any dtype. Its error is that of the sum of weights relative to the
+    sum: a kernel that rounds the weights first, or that takes an exp of just the precision they
+    need, is half an eps off.
 
     Args:
-        exact, rounded, terms: tensors of `attention` in float64, dtype, and of TERMS.
-        factor: instead of the dtype's in FACTORS.
+        exact: Results in float64.
+        rounded: Results of a correct kernel of the dtype.
+        terms: Sums of the magnitudes of the terms; see TERMS.
+        dtype: Dtype under test.
+        factor: Replaces the dtype's factor in FACTORS.
 
     Raises:
-        ValueError: the yardstick is not finite; every result would be within such a bound.
+        ValueError: The correct kernel's result is not finite, so every result would pass.
     """
-    half_ulp = torch.finfo(dtype).eps / 2
-    size = {name: value.abs().max().item() for name, value in exact.items()}
-    gradients = [name for name in ("dq", "dk", "dv") if name in exact]
-    size |= dict.fromkeys(gradients, max((size[name] for name in gradients), default=0.0))
-    found = {}
+    half_eps = torch.finfo(dtype).eps / 2
+    sizes = {name: value.abs().max().item() for name, value in exact.items()}
+    gradients: list[str] = [name for name in ("dq", "dk", "dv") if name in exact]
+    largest_gradient = max((sizes[name] for name in gradients), default=0.0)
+    for name in gradients:
+        sizes[name] = largest_gradient
+    if factor is None:
+        factor = FACTORS[dtype]
+    limits: dict[str, float] = {}
     for name, value in exact.items():
-        sums = torch.finfo(torch.float32).eps * terms[name].abs().max().item()
-        floor = max(half_ulp * size[name], sums)
-        found[name] = (factor or FACTORS[dtype]) * max(max_error(rounded[name], value), floor)
+        rounding_of_sums = torch.finfo(torch.float32).eps * terms[name].abs().max().item()
+        minimum = max(half_eps * sizes[name], rounding_of_sums)
+        limits[name] = factor * max(max_error(rounded[name], value), minimum)
     if "lse" in exact:
-        least = torch.finfo(torch.float32).eps / 2 * size["lse"]
-        float32 = FACTORS[torch.float32] * max(max_error(rounded["lse"], exact["lse"]), least)
-        found["lse"] = max(half_ulp, float32)
-    if not all(map(math.isfinite, found.values())):
+        minimum = torch.finfo(torch.float32).eps / 2 * sizes["lse"]
+        unit = max(max_error(rounded["lse"], exact["lse"]), minimum)
+        limits["lse"] = max(half_eps, FACTORS[torch.float32] * unit)
+    if not all(map(math.isfinite, limits.values())):
         raise ValueError("the reference is not finite in the dtype under test")
-    return found
+    return limits
 
 
 def rms(x: Tensor) -> float:
-    """Return the root mean square of the elements, 0 without elements."""
-    return x.detach().double().square().mean().sqrt().item() if x.numel() else 0.0
+    """Return the root mean square of the elements; 0 without elements."""
+    if not x.numel():
+        return 0.0
+    return x.detach().double().square().mean().sqrt().item()
 
 
 def rms_error(actual: Tensor, expected: Tensor) -> float:
     """Return the root mean square of the differences; infinite where :func:`max_error` is."""
-    error = actual.detach().to(expected.device).double() - expected.double()
-    return rms(error) if bool(error.isfinite().all()) else float("inf")
+    error = _subtract(actual, expected)
+    if not bool(error.isfinite().all()):
+        return float("inf")
+    return rms(error)
 
 
 def drift(actual: Tensor, expected: Tensor) -> float:
-    """Return the mean error, or the one towards zero if larger, each in absolute value.
+    """Return the mean error or, if larger, the mean error towards zero, in absolute value.
 
-    It shows rounding by truncation, whose errors have one sign; those of correct kernels cancel.
-    0 where :func:`max_error` is infinite.
+    It shows rounding by truncation, whose errors have one sign. Those of correct kernels cancel. It
+    is 0 where :func:`max_error` is infinite.
     """
-    error = actual.detach().to(expected.device).double() - expected.double()
-    if not (error.numel() and bool(error.isfinite().all())):
+    error = _subtract(actual, expected)
+    if not error.numel() or not bool(error.isfinite().all()):
         return 0.0
-    return max(abs(error.mean().item()), abs((error * expected.double().sign()).mean().item()))
+    mean = error.mean().item()
+    towards_zero = (error * expected.double().sign()).mean().item()
+    return max(abs(mean), abs(towards_zero))
 
 
 def rms_bounds(
@@ -109,37 +149,118 @@ def rms_bounds(
     terms: dict[str, Tensor],
     dtype: torch.dtype,
 ) -> dict[str, float]:
-    """Return the largest :func:`rms_error` that each tensor may have; docs/validate.md says why.
+    """Return the largest :func:`rms_error` that each tensor may have; see docs/validate.md.
 
-    The yardstick is the error of a correct kernel of the dtype, see `attention`; at least what
-    storing costs, eps / 2 * exact uniformly distributed, which is its root mean square divided by
-    sqrt(3); and at least eps(float32) of the terms, the rounding of the sums, which is all there is
-    where the exact value is zero.
+    The unit is the error of a correct kernel of the dtype, see `attention`, but at least that of
+    storing the result: errors uniformly distributed up to eps / 2 * exact, whose root mean square
+    is that divided by sqrt(3). It is also at least eps(float32) of the terms, the rounding of the
+    sums: nothing else counts where the exact value is zero.
 
     Args:
-        exact, rounded, terms: tensors of `attention` in float64, dtype, and of TERMS.
+        exact: Results in float64.
+        rounded: Results of a correct kernel of the dtype.
+        terms: Sums of the magnitudes of the terms; see TERMS.
+        dtype: Dtype under test.
     """
-    found = {}
+    limits = {}
     for name, value in exact.items():
-        stores = torch.finfo(dtype).eps / 2 * rms(value) / math.sqrt(3)
-        sums = torch.finfo(torch.float32).eps * rms(terms[name])
-        found[name] = RMS_FACTORS[dtype] * max(rms_error(rounded[name], value), stores, sums)
-    return found
+        storing = torch.finfo(dtype).eps / 2 * rms(value) / math.sqrt(3)
+        rounding_of_sums = torch.finfo(torch.float32).eps * rms(terms[name])
+        unit = max(rms_error(rounded[name], value), storing, rounding_of_sums)
+        limits[name] = RMS_FACTORS[dtype] * unit
+    return limits
 
 
 def local_error(actual: Tensor, expected: Tensor, terms: Tensor, dtype: torch.dtype) -> float:
-    """Return the largest error of an element.
+    """Return the largest error of an element, in units of half the dtype's eps times its terms.
 
-    Its unit is half the dtype's eps, times the size of the element's terms.
-
-    Correct kernels came to 2.4 in half precision and 31 in float32, where the scores' own rounding
-    counts, which is that of their size. Weights below fp16's smallest normal number, 6e-5, lose
-    more than half an eps; 8 steps of the subnormal numbers are allowed for them.
+    Correct kernels came to 2.4 in half precision. They came to 31 in float32, where the rounding of
+    the scores counts, which is in proportion to their size. Weights below fp16's smallest normal
+    number, 6e-5, lose more than half an eps; 8 steps of the subnormal numbers are allowed for them.
     """
-    error = (actual.detach().to(expected.device).double() - expected.double()).abs()
-    kind = torch.finfo(dtype)
-    unit = kind.eps / 2 * terms + 8 * kind.smallest_normal * kind.eps
+    error = _subtract(actual, expected).abs()
+    limits = torch.finfo(dtype)
+    unit = limits.eps / 2 * terms + 8 * limits.smallest_normal * limits.eps
     return (error / unit).max().item()
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """The errors of one tensor, and their bounds.
+
+    Attributes:
+        maximum: Largest error; infinite for a NaN, an infinity or another shape.
+        local: Largest error of an element in units of its own terms.
+        rms: Root mean square error.
+        drift: Mean signed error.
+        bound: Bound of maximum.
+        local_bound: Bound of local.
+        rms_bound: Bound of rms.
+        drift_bound: Bound of drift.
+    """
+
+    maximum: float
+    local: float
+    rms: float
+    drift: float
+    bound: float
+    local_bound: float
+    rms_bound: float
+    drift_bound: float
+
+    def are_within_bounds(self, *, of_elements_only: bool) -> bool:
+        """Return whether the errors are within their bounds.
+
+        Args:
+            of_elements_only: Ignore the bounds of the mean errors.
+        """
+        # "error <= bound", because "not error > bound" is true for NaN
+        if not (self.maximum <= self.bound and self.local <= self.local_bound):
+            return False
+        if of_elements_only:
+            return True
+        return self.rms <= self.rms_bound and self.drift <= self.drift_bound
+
+    def measured(self) -> dict:
+        """Return the numbers for a record; None stands for one that is not finite."""
+        return {
+            "error": self.maximum if math.isfinite(self.maximum) else None,
+            "bound": self.bound,
+            "local": self.local if math.isfinite(self.local) else None,
+            "rms": self.rms,
+            "rms_bound": self.rms_bound,
+            "drift": self.drift,
+        }
+
+
+def _measure(
+    actual: Tensor,
+    exact: Tensor,
+    terms: Tensor,
+    dtype: torch.dtype,
+    bound: float,
+    rms_bound: float,
+) -> _Errors:
+    maximum = max_error(actual, exact)
+    local = 0.0
+    mean_square = 0.0
+    signed = 0.0
+    if math.isfinite(maximum):
+        local = local_error(actual, exact, terms.abs(), dtype)
+        mean_square = rms_error(actual, exact)
+        signed = drift(actual, exact)
+    # the mean of a few elements can be off by chance
+    drift_factor = DRIFT_FACTORS[dtype] + 4 / math.sqrt(max(exact.numel(), 1))
+    return _Errors(
+        maximum=maximum,
+        local=local,
+        rms=mean_square,
+        drift=signed,
+        bound=bound,
+        local_bound=LOCAL_FACTORS[dtype],
+        rms_bound=rms_bound,
+        drift_bound=drift_factor * rms_bound / RMS_FACTORS[dtype],
+    )
 
 
 def compare(
@@ -151,41 +272,45 @@ def compare(
 ) -> Result:
     """Return a pass if every expected tensor is within its bounds, and every element.
 
-    The bounds of a tensor are :func:`bounds` and, unless a factor is given, :func:`rms_bounds`, of
-    which a part is also the bound of :func:`drift`, and more of a few elements. Those of an element
-    are LOCAL_FACTORS of its own terms: a small gradient may be missing altogether within the rest.
+    A tensor has the bounds of :func:`bounds` and, unless a factor is given, of :func:`rms_bounds`.
+    A part of the latter bounds :func:`drift`; a larger part where a tensor has few elements. An
+    element has the bound LOCAL_FACTORS of its own terms: otherwise a small gradient could be
+    missing altogether.
 
-    What is measured has the dtype and the size of the largest terms, from which the bounds follow.
+    What is measured includes the dtype and the size of the largest terms, from which the bounds
+    follow.
+
+    Args:
+        check: The check that the result is for.
+        actual: Tensors under test by name.
+        expected: Returns the correct tensors by name, in a precision.
+        dtype: Dtype under test.
+        factor: Replaces the dtype's factor in FACTORS.
     """
-    exact, terms = expected(torch.float64), expected(TERMS)
+    exact = expected(torch.float64)
+    terms = expected(TERMS)
     rounded = expected(dtype)
     limits = bounds(exact, rounded, terms, dtype, factor)
     rms_limits = rms_bounds(exact, rounded, terms, dtype)
     sizes = [x.abs().max().item() for x in (*exact.values(), *terms.values()) if x.numel()]
-    scale = {"dtype": str(dtype).removeprefix("torch."), "size": max(sizes, default=0.0)}
-    wrong, measured = [], {}
+    scale = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "size": max(sizes, default=0.0),
+    }
+    wrong_tensors = []
+    measured = {}
     for name, value in exact.items():
-        error, local, mean, signed = max_error(actual[name], value), 0.0, 0.0, 0.0
-        if math.isfinite(error):
-            local = local_error(actual[name], value, terms[name].abs(), dtype)
-            mean = rms_error(actual[name], value)
-            signed = drift(actual[name], value)
-        drifts = DRIFT_FACTORS[dtype] + 4 / math.sqrt(max(value.numel(), 1))
-        drift_limit = drifts * rms_limits[name] / RMS_FACTORS[dtype]
-        # not "error > limit", which is false for NaN
-        within = error <= limits[name] and local <= LOCAL_FACTORS[dtype]
-        straight = mean <= rms_limits[name] and signed <= drift_limit
-        if not (within and (factor is not None or straight)):
-            wrong.append(name)
-        measured[name] = {
-            "error": error if math.isfinite(error) else None,
-            "bound": limits[name],
-            "local": local if math.isfinite(local) else None,
-            "rms": mean,
-            "rms_bound": rms_limits[name],
-            "drift": signed,
-            **scale,
-        }
-    if wrong:
-        return Result(check, State.FAILED, f"wrong: {', '.join(wrong)}", measured)
+        errors = _measure(
+            actual[name],
+            value,
+            terms[name],
+            dtype,
+            limits[name],
+            rms_limits[name],
+        )
+        if not errors.are_within_bounds(of_elements_only=factor is not None):
+            wrong_tensors.append(name)
+        measured[name] = errors.measured() | scale
+    if wrong_tensors:
+        return Result(check, State.FAILED, f"wrong: {', '.join(wrong_tensors)}", measured)
     return Result(check, State.PASSED, "", measured)
