@@ -1,4 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What lies below attention: the checks of the tier libraries, each in its own process."""
+"""The libraries below attention: products, factors, convolutions, host memory, and torch.compile.
 
-__all__ = ["bitsandbytes_numerics", "convolution", "gemm", "host_memory", "inductor", "races"]
+Each module lists its checks with their functions. The tier `libraries` runs each module in its own
+process.
+"""
+
+__all__ = [
+    "bitsandbytes_numerics",
+    "convolution",
+    "gemm",
+    "host_memory",
+    "inductor",
+    "races",
+]

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""bitsandbytes: weights in NF4, layers of them, and optimisers whose states have 8 bits.
+"""bitsandbytes: weights in NF4, layers with them, and optimizers whose states have 8 bits.
 
-Tables and steps are computed here in float64, and nothing of bitsandbytes is taken for them. Codes
-must be the nearest; whatever is computed from codes is compared with float64 from the codes that
-the device holds, so that quantisation hides no error.
+Tables and steps are computed here in float64, without using bitsandbytes for them. Codes must be
+the nearest ones. What is computed from codes is compared with float64 from the codes that the
+device holds, so that quantisation hides no error.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,87 +21,115 @@ from strix_validate.numerics.reference import Precision, stored
 from strix_validate.triton.call import require as require_module
 
 MODULE = "bitsandbytes"
-#: Of a layer's weight: whole blocks of either size in a row.
-ROWS, COLUMNS = 37, 128
-#: The last block of a vector is short; of a matrix, rows end inside a block.
-_VECTOR, _MATRIX = (ROWS * COLUMNS + 38,), (ROWS, 96)
-#: Numbers of a block of quantised scales and of an optimiser's state.
+#: Size of a layer's weight: a row holds whole blocks of either size.
+ROWS = 37
+COLUMNS = 128
+#: A vector whose last block is short.
+_VECTOR = (ROWS * COLUMNS + 38,)
+#: A matrix whose rows end inside a block.
+_MATRIX = (ROWS, 96)
+#: Numbers in a block of quantised scales, and in one of an optimizer's state.
 _STATE_BLOCK = 256
-#: How much farther than the nearest entry of a table one may be: on a CPU bitsandbytes finds codes
-#: of 8 bits by a table of 65,536 numbers.
+#: How much farther a code may be than the nearest entry of its table: on a CPU bitsandbytes looks
+#: up codes of 8 bits in a table of 65,536 numbers.
 _SLACK = 4e-5
-_NF4 = "NF4 that is wrong on one GPU: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/2087"
+_NF4 = (
+    "NF4 that is wrong on one GPU: "
+    "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/2087"
+)
 _ROWS = "a scale of the next block where a row ends inside one (patches/bitsandbytes/0005)"
 _STEP = "a state of 8 bits with another block's scale: https://arxiv.org/abs/2110.02861"
+_BLOCK_SIZES = (64, 128)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def checks() -> dict[Check, Body]:
     """Return one check for each kind, block size and data type, with its function."""
-    found: dict[Check, Body] = {}
+    bodies: dict[Check, Body] = {}
 
-    def add(name: str, why: str, body: Callable[[str, RunOptions], dict | Result]) -> None:
-        check = Check(f"bitsandbytes/{name}", f"bitsandbytes: {name}", why)
-        found[check] = partial(body, check.id)
+    def add(
+        name: str,
+        catches: str,
+        body: Callable[[str, RunOptions], dict | Result],
+    ) -> None:
+        check = Check(f"bitsandbytes/{name}", f"bitsandbytes: {name}", catches)
+        bodies[check] = partial(body, check.id)
 
-    for block in (64, 128):
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            suffix = f"{block}-{str(dtype).removeprefix('torch.')}"
-            add(f"nf4-{suffix}", _NF4, partial(_quantised, _VECTOR, block, False, dtype))
-            add(f"nf4-nested-{suffix}", _NF4, partial(_quantised, _VECTOR, block, True, dtype))
-            add(f"nf4-rows-{suffix}", _ROWS, partial(_quantised, _MATRIX, block, False, dtype))
-            if dtype is not torch.float32:
-                add(f"linear-nf4-{suffix}", _NF4, partial(_linear, block, dtype))
-    for optimizer in _STEPS:
-        for dtype in (torch.float32, torch.bfloat16):
-            name = f"{optimizer.lower()}-{str(dtype).removeprefix('torch.')}"
-            add(name, _STEP, partial(_optimised, optimizer, dtype))
-    return found
+    for block, dtype in product(_BLOCK_SIZES, _DTYPES):
+        suffix = f"{block}-{_name_of(dtype)}"
+        add(f"nf4-{suffix}", _NF4, partial(_check_codes, _VECTOR, block, False, dtype))
+        add(f"nf4-nested-{suffix}", _NF4, partial(_check_codes, _VECTOR, block, True, dtype))
+        add(f"nf4-rows-{suffix}", _ROWS, partial(_check_codes, _MATRIX, block, False, dtype))
+        if dtype is not torch.float32:
+            add(f"linear-nf4-{suffix}", _NF4, partial(_check_layer, block, dtype))
+    for optimizer, dtype in product(_OPTIMIZERS, (torch.float32, torch.bfloat16)):
+        name = f"{optimizer.lower()}-{_name_of(dtype)}"
+        add(name, _STEP, partial(_check_optimizer, optimizer, dtype))
+    return bodies
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @cache
 def nf4_table() -> Tensor:
     """Return NF4's 16 numbers: quantiles of the normal distribution (QLoRA, appendix E)."""
     outermost = 0.9677083
-    upper, lower = (
-        torch.special.ndtri(torch.linspace(outermost, 0.5, n, dtype=torch.float64)[:-1])
-        for n in (9, 8)
-    )
-    table = torch.cat([upper, torch.zeros(1, dtype=torch.float64), -lower]).sort().values
+
+    def quantiles(count: int) -> Tensor:
+        shares = torch.linspace(outermost, 0.5, count, dtype=torch.float64)
+        return torch.special.ndtri(shares[:-1])
+
+    zero = torch.zeros(1, dtype=torch.float64)
+    table = torch.cat([quantiles(9), zero, -quantiles(8)]).sort().values
     return table / table.abs().max()
 
 
 @cache
 def dynamic_table(signed: bool) -> Tensor:
-    """Return the 256 numbers of dynamic quantisation: decades, each twice as fine as the lower."""
-    parts = []
+    """Return the 256 numbers of dynamic quantisation: each decade is twice as fine as the lower."""
+    decades = []
     for decade in range(7):
-        edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float64)
-        parts.append((edges[:-1] + edges[1:]) / 2 * 10.0 ** (decade - 6))
-    numbers = torch.cat(parts)
-    both = torch.cat([numbers, -numbers]) if signed else numbers
-    return torch.cat([both, torch.tensor([0.0, 1.0], dtype=torch.float64)]).sort().values
+        count = 2 ** (decade + (not signed))
+        edges = torch.linspace(0.1, 1, count + 1, dtype=torch.float64)
+        decades.append((edges[:-1] + edges[1:]) / 2 * 10.0 ** (decade - 6))
+    numbers = torch.cat(decades)
+    if signed:
+        numbers = torch.cat([numbers, -numbers])
+    ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    return torch.cat([numbers, ends]).sort().values
 
 
-def _blocks(values: Tensor, size: int) -> Tensor:
-    """Return (blocks, size) in float64, the last one filled up with zeros."""
+def _split_blocks(values: Tensor, size: int) -> Tensor:
+    """Return (blocks, size) in float64, with zeros after the end of the last block."""
     flat = values.detach().cpu().double().flatten()
     return torch.nn.functional.pad(flat, (0, -len(flat) % size)).view(-1, size)
 
 
-def _scaled(numbers: Tensor, scales: Tensor, size: int) -> Tensor:
+def _scale_blocks(numbers: Tensor, scales: Tensor, size: int) -> Tensor:
     """Multiply each block of numbers by its scale."""
-    return (_blocks(numbers, size) * scales.cpu().double()[:, None]).flatten()[: len(numbers)]
+    blocks = _split_blocks(numbers, size) * scales.cpu().double()[:, None]
+    return blocks.flatten()[: len(numbers)]
 
 
-def _unpacked(packed: Tensor, count: int) -> Tensor:
-    """Return codes of 4 bits, the first of a byte in its upper half."""
-    both = packed.detach().cpu().flatten().view(torch.uint8)
-    return torch.stack([both >> 4, both & 15], 1).flatten()[:count].long()
+def _unpack_codes(packed: Tensor, count: int) -> Tensor:
+    """Return codes of 4 bits; the first code of a byte is in its upper half."""
+    packed_bytes = packed.detach().cpu().flatten().view(torch.uint8)
+    halves = torch.stack([packed_bytes >> 4, packed_bytes & 15], 1)
+    return halves.flatten()[:count].long()
 
 
 @dataclass(frozen=True)
 class Codes:
-    """Numbers in codes: a table's entries times a scale for each block of so many."""
+    """Numbers in codes: entries of a table, times a scale for each block.
+
+    Attributes:
+        codes: Index into the table for each number.
+        scales: Scale of each block.
+        table: Numbers that a code stands for.
+        block: Numbers in a block.
+    """
 
     codes: Tensor
     scales: Tensor
@@ -109,185 +138,287 @@ class Codes:
 
     def values(self) -> Tensor:
         """Return the numbers in float64."""
-        return _scaled(self.table[self.codes], self.scales, self.block)
+        return _scale_blocks(self.table[self.codes], self.scales, self.block)
 
     def require_right(self, values: Tensor, what: str, *, keeps_sign: bool = False) -> None:
-        """Require scales that are the blocks' largest magnitudes, and codes that are the nearest.
+        """Require that scales are the blocks' largest magnitudes, and codes the nearest ones.
 
         Args:
-            values: what was quantised. In a block of zeros any code is right.
-            keeps_sign: a code may be the neighbour where the nearest has the other sign.
+            values: The numbers that were quantised. In a block of zeros any code is right.
+            what: Name in messages.
+            keeps_sign: Whether a code may be the neighbour if the nearest has the other sign.
+
+        Raises:
+            CheckFailed: A scale or a code is wrong.
         """
-        rows = _blocks(values, self.block)
-        largest = rows.abs().amax(1, keepdim=True)
+        blocks = _split_blocks(values, self.block)
+        largest = blocks.abs().amax(1, keepdim=True)
         divisor = largest.clamp(min=1e-30)
-        off = ((self.scales[:, None] - largest).abs() / divisor).max().item()
-        require(off <= 2e-5, f"{what}: a block's scale is {off:.2g} of itself off")
-        normal = (rows / divisor).flatten()[: len(self.codes)]
-        is_empty = (largest == 0).expand_as(rows).flatten()[: len(self.codes)]
-        distance = (self.table - normal[:, None]).abs()
+        error = ((self.scales[:, None] - largest).abs() / divisor).max().item()
+        require(error <= 2e-5, f"{what}: a block's scale is {error:.2g} of itself off")
+        count = len(self.codes)
+        normalized = (blocks / divisor).flatten()[:count]
+        is_zero_block = (largest == 0).expand_as(blocks).flatten()[:count]
+        distance = (self.table - normalized[:, None]).abs()
         excess = distance.gather(1, self.codes[:, None])[:, 0] - distance.amin(1)
-        excess[is_empty] = 0
+        excess[is_zero_block] = 0
         if keeps_sign:
             nearest = distance.argmin(1)
-            is_other = torch.signbit(self.table[nearest]) != torch.signbit(normal)
-            excess[is_other & ((self.codes - nearest).abs() == 1)] = 0
+            has_other_sign = torch.signbit(self.table[nearest]) != torch.signbit(normalized)
+            is_neighbour = (self.codes - nearest).abs() == 1
+            excess[has_other_sign & is_neighbour] = 0
         worst = excess.max().item()
         require(worst <= _SLACK, f"{what}: a code is {worst:.2g} farther than the nearest")
 
 
-def _weight(packed: Tensor, state: Any, values: Tensor) -> Tensor:
-    """Return the weight in float64 that codes and scales stand for; require that they are right."""
-    largest = _blocks(values, state.blocksize).abs().amax(1)
+def _read_weight(packed: Tensor, state: Any, values: Tensor) -> Tensor:
+    """Return the weight in float64 that codes and scales stand for; require that they are right.
+
+    Args:
+        packed: Codes as bitsandbytes packs them.
+        state: bitsandbytes' state of the quantised weight.
+        values: The weight before it was quantised.
+
+    Raises:
+        CheckFailed: A code, a scale or an offset is wrong.
+    """
+    largest = _split_blocks(values, state.blocksize).abs().amax(1)
     scales = state.absmax.cpu()
     if state.nested:
-        offset, mean = state.offset.cpu().double(), largest.mean()
-        require((offset - mean).abs() <= 1e-5 * mean, "the offset of the scales is not their mean")
-        inner = state.state2
-        quantised = Codes(
-            scales.long(), inner.absmax.cpu().double(), dynamic_table(signed=True), inner.blocksize
-        )
-        quantised.require_right(largest - offset, "a quantised scale")
-        scales = quantised.values() + offset
-    codes = _unpacked(packed, values.numel())
+        scales = _read_nested_scales(state, largest)
+    codes = _unpack_codes(packed, values.numel())
     weight = Codes(codes, scales.double(), nf4_table(), state.blocksize)
     # codes are chosen by the scales before these are quantised
-    chosen = replace(weight, scales=largest) if state.nested else weight
-    chosen.require_right(values, "NF4")
+    as_chosen = replace(weight, scales=largest) if state.nested else weight
+    as_chosen.require_right(values, "NF4")
     return weight.values().view(values.shape)
 
 
-def _draw(id_: str) -> Callable[..., Tensor]:
+def _read_nested_scales(state: Any, largest: Tensor) -> Tensor:
+    """Return scales that are themselves quantised; require that they are right.
+
+    Args:
+        state: bitsandbytes' state of the quantised weight.
+        largest: Largest magnitude of each block of the weight.
+    """
+    offset = state.offset.cpu().double()
+    mean = largest.mean()
+    is_mean = (offset - mean).abs() <= 1e-5 * mean
+    require(is_mean, "the offset of the scales is not their mean")
+    inner_state = state.state2
+    quantised = Codes(
+        state.absmax.cpu().long(),
+        inner_state.absmax.cpu().double(),
+        dynamic_table(signed=True),
+        inner_state.blocksize,
+    )
+    quantised.require_right(largest - offset, "a quantised scale")
+    return quantised.values() + offset
+
+
+def _make_randn(id_: str) -> Callable[..., Tensor]:
     generator = torch.Generator().manual_seed(seed_of(id_))
-    return lambda *size: torch.randn(size, generator=generator)
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator)
+
+    return randn
 
 
-def _quantised(
-    shape: tuple[int, ...], block: int, nested: bool, dtype: torch.dtype, id_: str,
+def _check_codes(
+    shape: tuple[int, ...],
+    block: int,
+    nested: bool,
+    dtype: torch.dtype,
+    id_: str,
     options: RunOptions,
-) -> Result:  # fmt: skip
+) -> Result:
     """Compare weights after quantisation with what their codes stand for."""
     require_module(MODULE)
     from bitsandbytes import functional
 
-    values = _draw(id_)(*shape).to(dtype)
+    values = _make_randn(id_)(*shape).to(dtype)
     values.view(-1)[block : 2 * block] = 0
     packed, state = functional.quantize_4bit(
-        values.to(options.device), blocksize=block, compress_statistics=nested, quant_type="nf4"
+        values.to(options.device),
+        blocksize=block,
+        compress_statistics=nested,
+        quant_type="nf4",
     )
     # on a CPU a vector comes back as a matrix of one row
     out = functional.dequantize_4bit(packed, state).cpu().reshape(shape)
-    weight = _weight(packed, state, values)
+    weight = _read_weight(packed, state, values)
 
     def expected(precision: Precision) -> dict[str, Tensor]:
-        size = weight.abs() if precision == reference.TERMS else weight
-        return {"out": stored(size.to(reference.working(precision)), precision)}
+        exact = weight.abs() if precision == reference.TERMS else weight
+        return {"out": stored(exact.to(reference.working(precision)), precision)}
 
     return comparison.compare(ANY, {"out": out}, expected, dtype)
 
 
-def _linear(block: int, dtype: torch.dtype, id_: str, options: RunOptions) -> Result:
-    """Compare a layer of one row, for which there is a kernel, and of nine, with its gradient."""
+def _check_layer(block: int, dtype: torch.dtype, id_: str, options: RunOptions) -> Result:
+    """Compare a layer's result for one row, which has a kernel, and for nine, with its gradient."""
     require_module(MODULE)
     import bitsandbytes
 
-    draw = _draw(id_)
+    randn = _make_randn(id_)
     layer = bitsandbytes.nn.Linear4bit(
-        COLUMNS, ROWS, bias=False, quant_type="nf4", compute_dtype=dtype, compress_statistics=True
+        COLUMNS,
+        ROWS,
+        bias=False,
+        quant_type="nf4",
+        compute_dtype=dtype,
+        compress_statistics=True,
     )
-    values = draw(ROWS, COLUMNS).to(dtype)
-    layer.weight.data, layer.weight.blocksize = values.clone(), block
+    values = randn(ROWS, COLUMNS).to(dtype)
+    layer.weight.data = values.clone()
+    layer.weight.blocksize = block
     layer = layer.to(options.device)
-    weight = _weight(layer.weight.data, layer.weight.quant_state, values)
-    inputs = {"one": draw(1, COLUMNS).to(dtype), "nine": draw(9, COLUMNS).to(dtype)}
-    grad = draw(9, ROWS).to(dtype)
-    leaves = {
-        name: x.to(options.device).requires_grad_(name == "nine") for name, x in inputs.items()
+    weight = _read_weight(layer.weight.data, layer.weight.quant_state, values)
+    one = randn(1, COLUMNS).to(dtype)
+    nine = randn(9, COLUMNS).to(dtype)
+    grad = randn(9, ROWS).to(dtype)
+    out_of_one = layer(one.to(options.device))
+    leaf = nine.to(options.device).requires_grad_()
+    out_of_nine = layer(leaf)
+    out_of_nine.backward(grad.to(options.device))
+    actual = {
+        "one": out_of_one.detach().cpu(),
+        "nine": out_of_nine.detach().cpu(),
+        "dnine": leaf.grad.cpu(),
     }
-    outs = {name: layer(x) for name, x in leaves.items()}
-    outs["nine"].backward(grad.to(options.device))
-    actual = {name: out.detach().cpu() for name, out in outs.items()}
-    actual["dnine"] = leaves["nine"].grad.cpu()
 
     def expected(precision: Precision) -> dict[str, Tensor]:
-        # a layer of several rows rounds its weights
-        own = stored(weight.to(reference.working(precision)), precision)
-        found = {name: reference.product(x, own, precision) for name, x in inputs.items()}
-        found["dnine"] = reference.product(grad, own.T, precision)
-        return {name: stored(value, precision) for name, value in found.items()}
+        # with several rows, a layer rounds its weights first
+        rounded_weight = stored(weight.to(reference.working(precision)), precision)
+        results = {
+            "one": reference.product(one, rounded_weight, precision),
+            "nine": reference.product(nine, rounded_weight, precision),
+            "dnine": reference.product(grad, rounded_weight.T, precision),
+        }
+        return {name: stored(value, precision) for name, value in results.items()}
 
     return comparison.compare(ANY, actual, expected, dtype)
 
 
-#: By optimiser: its options, and which of its states have a sign.
-_STEPS: dict[str, tuple[dict, tuple[bool, ...]]] = {
-    "Adam8bit": ({"lr": 1e-2, "weight_decay": 0.1}, (True, False)),
-    "AdamW8bit": ({"lr": 1e-2, "weight_decay": 0.1}, (True, False)),
-    "Lion8bit": ({"lr": 1e-2, "weight_decay": 0.1}, (True,)),
-    "SGD8bit": ({"lr": 1e-2, "weight_decay": 0.1, "momentum": 0.9}, (True,)),
+@dataclass(frozen=True)
+class _Optimizer:
+    """An optimizer of bitsandbytes.
+
+    Attributes:
+        options: Its arguments.
+        signed: For each of its states, whether the state has a sign.
+    """
+
+    options: dict[str, float]
+    signed: tuple[bool, ...]
+
+
+_OPTIMIZERS = {
+    "Adam8bit": _Optimizer({"lr": 1e-2, "weight_decay": 0.1}, (True, False)),
+    "AdamW8bit": _Optimizer({"lr": 1e-2, "weight_decay": 0.1}, (True, False)),
+    "Lion8bit": _Optimizer({"lr": 1e-2, "weight_decay": 0.1}, (True,)),
+    "SGD8bit": _Optimizer({"lr": 1e-2, "weight_decay": 0.1, "momentum": 0.9}, (True,)),
 }
 
 
 def step(
-    name: str, p: Tensor, grad: Tensor, states: list[Tensor], number: int, group: dict
+    name: str,
+    p: Tensor,
+    grad: Tensor,
+    states: list[Tensor],
+    number: int,
+    group: dict,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Compute a parameter and an optimiser's states after a step, in float64."""
-    # as kernels have them: 0.999 is another number in float32
-    numbers = torch.tensor([group["lr"], group["eps"], group["weight_decay"], *group["betas"][:2]])
-    rate, eps, decay, first, second = numbers.tolist()
+    """Compute a parameter and an optimizer's states after a step, in float64.
+
+    Args:
+        name: Optimizer.
+        p: Parameter before the step.
+        grad: Gradient of the parameter.
+        states: States before the step.
+        number: Number of the step, from 1.
+        group: Options of the optimizer's group of parameters.
+    """
+    options = [group["lr"], group["eps"], group["weight_decay"], *group["betas"][:2]]
+    # as the kernels have them: 0.999 is another number in float32
+    lr, eps, decay, beta1, beta2 = torch.tensor(options).tolist()
     if name.startswith("Adam"):
-        mean = first * states[0] + (1 - first) * grad
-        square = second * states[1] + (1 - second) * grad.square()
-        root = square.sqrt() / (1 - second**number) ** 0.5 + eps
-        moved = p - rate * mean / (1 - first**number) / root
-        return moved * (1 - rate * decay), [mean, square]
+        mean = beta1 * states[0] + (1 - beta1) * grad
+        square = beta2 * states[1] + (1 - beta2) * grad.square()
+        root = square.sqrt() / (1 - beta2**number) ** 0.5 + eps
+        moved = p - lr * mean / (1 - beta1**number) / root
+        return moved * (1 - lr * decay), [mean, square]
     (state,) = states
     if name.startswith("Lion"):
-        moved = p * (1 - rate * decay) - rate * (first * state + (1 - first) * grad).sign()
-        return moved, [second * state + (1 - second) * grad]
+        direction = (beta1 * state + (1 - beta1) * grad).sign()
+        moved = p * (1 - lr * decay) - lr * direction
+        return moved, [beta2 * state + (1 - beta2) * grad]
     grad = grad + decay * p
-    state = grad if number == 1 else first * state + grad
-    return p - rate * state, [state]
+    state = grad if number == 1 else beta1 * state + grad
+    return p - lr * state, [state]
 
 
-def _held(state: dict, signs: tuple[bool, ...]) -> list[Codes]:
-    """Return an optimiser's states."""
-    parts = []
+def _read_states(state: dict, signs: tuple[bool, ...]) -> list[Codes]:
+    """Return an optimizer's states as the device holds them."""
+    states = []
     for number, signed in enumerate(signs, 1):
         table = dynamic_table(signed)
-        off = (state[f"qmap{number}"].cpu().double() - table).abs().max()
-        require(off <= 1e-6, f"the table of state {number} is not that of dynamic quantisation")
-        codes, scales = (state[f"{name}{number}"].cpu() for name in ("state", "absmax"))
-        parts.append(Codes(codes.long(), scales.double(), table, _STATE_BLOCK))
-    return parts
+        error = (state[f"qmap{number}"].cpu().double() - table).abs().max()
+        require(error <= 1e-6, f"the table of state {number} is not that of dynamic quantisation")
+        codes = state[f"state{number}"].cpu().long()
+        scales = state[f"absmax{number}"].cpu().double()
+        states.append(Codes(codes, scales, table, _STATE_BLOCK))
+    return states
 
 
-def _optimised(name: str, dtype: torch.dtype, id_: str, options: RunOptions) -> dict:
+def _check_optimizer(name: str, dtype: torch.dtype, id_: str, options: RunOptions) -> dict:
     """Judge three steps, each from the state that the device holds."""
     require_module(MODULE)
     import bitsandbytes
 
-    draw, (given, signs) = _draw(id_), _STEPS[name]
-    # a short last block
-    p = torch.nn.Parameter(draw(5 * _STATE_BLOCK + 77).to(options.device, dtype))
-    optimizer = getattr(bitsandbytes.optim, name)([p], min_8bit_size=1, **given)
+    randn = _make_randn(id_)
+    row = _OPTIMIZERS[name]
+    # the last block is short
+    p = torch.nn.Parameter(randn(5 * _STATE_BLOCK + 77).to(options.device, dtype))
+    optimizer = getattr(bitsandbytes.optim, name)([p], min_8bit_size=1, **row.options)
     group = optimizer.param_groups[0]
     optimizer.init_state(group, p, 0, 0)
-    eps, worst = torch.finfo(dtype).eps, 0.0
+    config = optimizer.get_config(0, 0, group)
+    worst = 0.0
     for number in (1, 2, 3):
-        p.grad = (draw(len(p)) / 8).to(options.device, dtype)
-        before = [held.values() for held in _held(optimizer.state[p], signs)]
-        start, grad = p.detach().cpu().double(), p.grad.cpu().double()
-        moved, states = step(name, start, grad, before, number, optimizer.get_config(0, 0, group))
+        p.grad = (randn(len(p)) / 8).to(options.device, dtype)
+        before = [codes.values() for codes in _read_states(optimizer.state[p], row.signed)]
+        start = p.detach().cpu().double()
+        expected, states = step(name, start, p.grad.cpu().double(), before, number, config)
         optimizer.step()
-        # weights decay before or after the step
-        decay = group["lr"] * group["weight_decay"]
-        size = (moved - start).abs() + decay * start.abs()
-        bound = 2 * eps * start.abs() + (max(1e-4, 2 * eps) + decay) * size
-        off = (p.detach().cpu().double() - moved).abs() / bound
-        require(off.max() <= 1, f"step {number}: a parameter is {off.max():.3g} of its bound off")
-        worst = max(worst, off.max().item())
-        after = _held(optimizer.state[p], signs)
-        for held, state in zip(after, states, strict=True):
-            held.require_right(state, f"step {number}, a state", keeps_sign=True)
+        bound = _bound_parameters(start, expected, group, dtype)
+        error = (p.detach().cpu().double() - expected).abs() / bound
+        largest = error.max().item()
+        require(largest <= 1, f"step {number}: a parameter is {largest:.3g} of its bound off")
+        worst = max(worst, largest)
+        after = _read_states(optimizer.state[p], row.signed)
+        for codes, state in zip(after, states, strict=True):
+            codes.require_right(state, f"step {number}, a state", keeps_sign=True)
     return {"parameter": {"error": worst, "bound": 1.0}}
+
+
+def _bound_parameters(
+    start: Tensor,
+    expected: Tensor,
+    group: dict,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the allowed error of each parameter after a step.
+
+    Args:
+        start: Parameters before the step.
+        expected: Parameters after it.
+        group: Options of the optimizer's group of parameters.
+        dtype: Dtype of the parameters.
+    """
+    eps = torch.finfo(dtype).eps
+    # weights decay before or after the step
+    decay = group["lr"] * group["weight_decay"]
+    change = (expected - start).abs() + decay * start.abs()
+    return 2 * eps * start.abs() + (max(1e-4, 2 * eps) + decay) * change

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convolutions, forward and backward, in each way that torch can ask MIOpen, against float64."""
+"""Convolutions, forward and backward, in each way that torch can call MIOpen, against float64."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from strix_validate.checks import ANY, Body, Check, Result, RunOptions, State, s
 from strix_validate.numerics import comparison, reference
 
 _ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
-#: The environment of each of MIOpen's ways to find a kernel, and torch's own kernels.
+#: Environment variables of each of MIOpen's find modes; "native" is torch's own kernels.
 MODES = {
     "default": {},
     "normal": {"MIOPEN_FIND_MODE": "NORMAL"},
@@ -24,8 +24,9 @@ MODES = {
     "dynamic-hybrid": {"MIOPEN_FIND_MODE": "DYNAMIC_HYBRID"},
     "native": {},
 }
-#: cuDNN's first choice for the gradient of 3x3 weights came to 23 times the error of a plain sum in
-#: float32, as an algorithm like Winograd's does; TF32 is still caught.
+#: Replaces factors of comparison.FACTORS. cuDNN's first choice for the gradient of 3x3 weights came
+#: to 23 times the error of a plain sum in float32, as an algorithm like Winograd's does. TF32 is
+#: still caught.
 FACTORS = {torch.float32: 100.0}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _FAST = "export MIOPEN_FIND_MODE=FAST"
@@ -34,7 +35,15 @@ _OFF = "torch.backends.cudnn.enabled = False"
 
 @dataclass(frozen=True)
 class ConvolutionShape:
-    """Sizes of a convolution: of the input and the weight, both with their channels."""
+    """The sizes of a convolution.
+
+    Attributes:
+        x: Shape of the input, (batch, channels, ...).
+        weight: Shape of the weight, (channels of the output, channels of a group, ...).
+        stride: Stride of the convolution.
+        padding: Padding of the input on each side.
+        groups: Number of groups of channels.
+    """
 
     x: tuple[int, ...]
     weight: tuple[int, ...]
@@ -44,14 +53,16 @@ class ConvolutionShape:
 
 
 _SHAPES = {
-    # of Whisper's encoder, of Mamba and GDN, of a vision encoder
+    # Whisper's encoder
     "1d-speech": ConvolutionShape((1, 80, 300), (96, 80, 3), stride=2, padding=1),
+    # Mamba and gated delta nets
     "1d-depthwise": ConvolutionShape((2, 64, 60), (64, 1, 4), padding=3, groups=64),
+    # a vision encoder
     "2d-patches": ConvolutionShape((1, 3, 56, 56), (96, 3, 14, 14), stride=14),
     "2d-same": ConvolutionShape((2, 32, 28, 28), (48, 32, 3, 3), padding=1),
-    # Qwen-VL; not more of them, because torch's own kernels add up samples in bfloat16
+    # Qwen-VL. The batch is small, because torch's own kernels add up samples in bfloat16.
     "3d-patches": ConvolutionShape((4, 3, 2, 14, 14), (96, 3, 2, 14, 14), stride=(2, 14, 14)),
-    # of a video's decoder
+    # a video decoder
     "3d-same": ConvolutionShape((1, 8, 6, 12, 12), (12, 8, 3, 3, 3), padding=1),
 }
 
@@ -60,16 +71,16 @@ _SHAPES = {
 def checks() -> dict[Check, Body]:
     """Return one check for each find mode, shape and data type, with its function.
 
-    It wants a process with the environment of its mode.
+    A check must run in a process with the environment of its mode.
     """
-    why = f"every solver of MIOpen failing, or wrong numbers: {_ISSUE}"
-    found: dict[Check, Body] = {}
+    catches = f"every solver of MIOpen failing, or wrong numbers: {_ISSUE}"
+    bodies: dict[Check, Body] = {}
     for mode, (name, shape), dtype in product(MODES, _SHAPES.items(), _DTYPES):
         case = f"{name}-{str(dtype).removeprefix('torch.')}"
         title = f"convolution, MIOpen's find mode {mode}: {case}"
-        check = Check(f"conv/{mode}/{case}", title, why)
-        found[check] = partial(_check, check.id, mode, shape, dtype)
-    return found
+        check = Check(f"conv/{mode}/{case}", title, catches)
+        bodies[check] = partial(_check, check.id, mode, shape, dtype)
+    return bodies
 
 
 def mode_of(check: Check) -> str:
@@ -78,61 +89,91 @@ def mode_of(check: Check) -> str:
 
 
 def with_remedy(result: Result) -> Result:
-    """Return the result; if MIOpen failed, with the known issue and what to do about it."""
+    """Return the result; if MIOpen failed, with the known issue and the command that helps."""
     mode = mode_of(result.check)
     if result.state is not State.FAILED or mode == "native" or not torch.version.hip:
         return result
-    fast = mode == "fast" or (mode == "default" and os.environ.get("MIOPEN_FIND_MODE") == "FAST")
-    fix = _OFF if fast else f"{_FAST}, or in Python {_OFF}"
+    is_fast = mode == "fast"
+    if mode == "default":
+        is_fast = os.environ.get("MIOPEN_FIND_MODE") == "FAST"
+    fix = _OFF if is_fast else f"{_FAST}, or in Python {_OFF}"
     reason = f"{result.reason}; convolution failing on gfx1151 is a known issue: {_ISSUE}"
     return replace(result, reason=reason, fix=fix)
 
 
 def _check(
-    id_: str, mode: str, shape: ConvolutionShape, dtype: torch.dtype, options: RunOptions
+    id_: str,
+    mode: str,
+    shape: ConvolutionShape,
+    dtype: torch.dtype,
+    options: RunOptions,
 ) -> Result:
     generator = torch.Generator().manual_seed(seed_of(id_))
 
     def randn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator).to(dtype)
 
-    x, weight, bias = randn(*shape.x), randn(*shape.weight), randn(shape.weight[0])
-    # fp16 gradients of a long sum would leave its range
+    x = randn(*shape.x)
+    weight = randn(*shape.weight)
+    bias = randn(shape.weight[0])
+    # Without this, fp16 gradients of a long sum would leave its range.
     weight = weight / weight[0].numel() ** 0.5
     with torch.no_grad():
-        grad_out = randn(*_right(shape, x.float(), weight.float(), bias.float()).shape)
-    inputs = x, weight, bias, grad_out
+        out = _convolve_by_torch(shape, x.float(), weight.float(), bias.float())
+    inputs = (x, weight, bias, randn(*out.shape))
     with torch.backends.cudnn.flags(
-        enabled=mode != "native", benchmark=mode != "default", allow_tf32=False
+        enabled=mode != "native",
+        benchmark=mode != "default",
+        allow_tf32=False,
     ):
-        found = _gradients(convolve, shape, *(t.to(options.device) for t in inputs))
+        actual = _differentiate(convolve, shape, *(t.to(options.device) for t in inputs))
 
     def expected(precision: reference.Precision) -> dict[str, Tensor]:
         tensors = [t.to(reference.working(precision)) for t in inputs]
-        if precision == reference.TERMS:  # bilinear: the sums of magnitudes are those of magnitudes
+        if precision == reference.TERMS:
+            # a convolution is bilinear: the sums of magnitudes are those of magnitudes
             tensors = [t.abs() for t in tensors]
         with torch.backends.mkldnn.flags(enabled=False):
-            right = _gradients(_right, shape, *tensors)
-        return {name: reference.stored(value, precision) for name, value in right.items()}
+            results = _differentiate(_convolve_by_torch, shape, *tensors)
+        return {name: reference.stored(value, precision) for name, value in results.items()}
 
-    return comparison.compare(ANY, found, expected, dtype, FACTORS.get(dtype))
+    return comparison.compare(ANY, actual, expected, dtype, FACTORS.get(dtype))
 
 
-def _gradients(
-    function: Callable[..., Tensor], shape: ConvolutionShape, *tensors: Tensor
+def _differentiate(
+    function: Callable[..., Tensor],
+    shape: ConvolutionShape,
+    *tensors: Tensor,
 ) -> dict[str, Tensor]:
-    *leaves, grad_out = (t.detach() for t in tensors)
-    leaves = [t.requires_grad_() for t in leaves]
+    """Return the output and the gradients of a convolution.
+
+    Args:
+        function: convolve or _convolve_by_torch.
+        shape: Sizes of the convolution.
+        tensors: x, weight, bias and the gradient of the output.
+    """
+    *inputs, grad_out = (t.detach() for t in tensors)
+    leaves = [t.requires_grad_() for t in inputs]
     out = function(shape, *leaves)
-    grads = torch.autograd.grad(out, leaves, grad_out)
-    return {"out": out.detach(), **dict(zip(("dx", "dweight", "dbias"), grads, strict=True))}
+    dx, dweight, dbias = torch.autograd.grad(out, leaves, grad_out)
+    return {
+        "out": out.detach(),
+        "dx": dx,
+        "dweight": dweight,
+        "dbias": dbias,
+    }
 
 
 def convolve(shape: ConvolutionShape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute what is under test, a convolution."""
-    return _right(shape, x, weight, bias)
+    """Compute a convolution, the function under test."""
+    return _convolve_by_torch(shape, x, weight, bias)
 
 
-def _right(shape: ConvolutionShape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _convolve_by_torch(
+    shape: ConvolutionShape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+) -> Tensor:
     function = getattr(functional, f"conv{x.ndim - 2}d")
     return function(x, weight, bias, shape.stride, shape.padding, 1, shape.groups)

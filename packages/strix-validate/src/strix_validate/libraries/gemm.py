@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Matrix products of language models, through each of torch's two libraries, against float64."""
+"""Matrix products of language models, by each of torch's two libraries, against float64."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from torch import Tensor
 from strix_validate.checks import ANY, Body, Check, Result, RunOptions, require, seed_of
 from strix_validate.numerics import comparison, reference
 
-#: As torch names them: rocBLAS and hipBLASLt, or NVIDIA's cuBLAS and cuBLASLt.
+#: Libraries by torch's names: rocBLAS and hipBLASLt, or NVIDIA's cuBLAS and cuBLASLt.
 _LIBRARIES = {"blas": "cublas", "blaslt": "cublaslt"}
 _NAMES = {"blas": "rocBLAS", "blaslt": "hipBLASLt"}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: On a CPU no dimension is larger: the harness is checked, no GPU's library.
+#: Largest dimension on a CPU, where the checks test the harness and no GPU's library.
 _CPU_LIMIT = 96
 
 
@@ -24,13 +24,19 @@ _CPU_LIMIT = 96
 class ProductShape:
     """The sizes of a product: out (tokens, rows) = x (tokens, columns) @ weight (rows, columns)^T.
 
-    plain: the weight is stored transposed, as (columns, rows). widen: bfloat16 gives float32.
+    Attributes:
+        tokens: Rows of x.
+        rows: Rows of the weight.
+        columns: Columns of x and of the weight.
+        catches: The bug that the product catches, with a link.
+        plain: Whether the weight is stored transposed, as (columns, rows).
+        widen: Whether bfloat16 inputs give a float32 result.
     """
 
     tokens: int
     rows: int
     columns: int
-    why: str
+    catches: str
     plain: bool = False
     widen: bool = False
 
@@ -43,6 +49,7 @@ _SVOD = (
     "hipBLASLt's illegal access on gfx1151 where the output is wide and the inner dimension small: "
     "https://github.com/npatsakula/svod/issues/108"
 )
+_HEAD = "a head of 248k tokens: its rows counted in 16 bits"
 _SHAPES = {
     "square": ProductShape(256, 256, 256, _SGEMM, plain=True),
     "thin-k64": ProductShape(2048, 4096, 64, _SVOD),
@@ -53,7 +60,7 @@ _SHAPES = {
     "decode": ProductShape(1, 4096, 4096, _LLM),
     "few": ProductShape(7, 4096, 4096, _LLM),
     "one-row": ProductShape(512, 1, 2048, _SGEMM),
-    "head": ProductShape(3, 248320, 1024, "a head of 248k tokens: its rows counted in 16 bits"),
+    "head": ProductShape(3, 248320, 1024, _HEAD),
     "thin-k64-widened": ProductShape(2048, 4096, 64, _SVOD, widen=True),
     "thin-k512-widened": ProductShape(1024, 3072, 512, _SVOD, widen=True),
 }
@@ -61,42 +68,48 @@ _SHAPES = {
 
 def checks() -> dict[Check, Body]:
     """Return one check for each library, shape and data type, with its function."""
-    found: dict[Check, Body] = {}
+    bodies: dict[Check, Body] = {}
     for library in _LIBRARIES:
         for name, shape in _SHAPES.items():
-            for dtype in (torch.bfloat16,) if shape.widen else _DTYPES:
+            dtypes = (torch.bfloat16,) if shape.widen else _DTYPES
+            for dtype in dtypes:
                 case = f"{name}-{str(dtype).removeprefix('torch.')}"
-                check = Check(f"gemm/{library}/{case}", f"{_NAMES[library]}: {case}", shape.why)
-                found[check] = partial(_check, check.id, library, shape, dtype)
-    return found
+                title = f"{_NAMES[library]}: {case}"
+                check = Check(f"gemm/{library}/{case}", title, shape.catches)
+                bodies[check] = partial(_check, check.id, library, shape, dtype)
+    return bodies
 
 
 def _check(
-    id_: str, library: str, shape: ProductShape, dtype: torch.dtype, options: RunOptions
+    id_: str,
+    library: str,
+    shape: ProductShape,
+    dtype: torch.dtype,
+    options: RunOptions,
 ) -> Result:
     device = options.device
-    tokens, rows, columns = (
-        size if device == "cuda" else min(size, _CPU_LIMIT)
-        for size in (shape.tokens, shape.rows, shape.columns)
-    )
+    sizes = [shape.tokens, shape.rows, shape.columns]
+    if device != "cuda":
+        sizes = [min(size, _CPU_LIMIT) for size in sizes]
+    tokens, rows, columns = sizes
     generator = torch.Generator(device).manual_seed(seed_of(id_))
 
     def randn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=device).to(dtype)
 
     x = randn(tokens, columns)
-    weight = randn(columns, rows) if shape.plain else randn(rows, columns)
+    weight = randn(columns, rows) if shape.plain else randn(rows, columns).T
     out_dtype = torch.float32 if shape.widen else dtype
-    # what a kernel leaves unwritten must not be an earlier result
+    # What a kernel leaves unwritten must not be an earlier result.
     out = torch.full((tokens, rows), float("nan"), dtype=out_dtype, device=device)
     with _preferred(library, device):
-        multiply(x, weight if shape.plain else weight.T, out)
-    expected = reference.layer(x.cpu(), (weight.T if shape.plain else weight).cpu())
+        multiply(x, weight, out)
+    expected = reference.layer(x.cpu(), weight.T.cpu())
     return comparison.compare(ANY, {"out": out.cpu()}, expected, out_dtype)
 
 
 def multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Compute out = x @ weight, what is under test; out may be wider than x."""
+    """Compute out = x @ weight, the function under test; out may have a wider dtype than x."""
     if out.dtype == x.dtype:
         torch.mm(x, weight, out=out)
     elif x.is_cuda:
@@ -107,20 +120,23 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 @contextlib.contextmanager
 def _preferred(library: str, device: str) -> Iterator[None]:
-    """Make torch take the library, and fail afterwards if it took the other one.
-    On a chip that torch does not list, it replaces hipBLASLt with a mere warning."""
+    """Make torch use a library, and fail afterwards if it used the other one.
+
+    On a chip that torch does not list, it replaces hipBLASLt with a mere warning.
+    """
     if device != "cuda":
         yield
         return
     before = torch.backends.cuda.preferred_blas_library()
     torch.backends.cuda.preferred_blas_library(_LIBRARIES[library])
-    asked = torch.backends.cuda.preferred_blas_library()
+    requested = torch.backends.cuda.preferred_blas_library()
     try:
         yield
         torch.cuda.synchronize()
         used = torch.backends.cuda.preferred_blas_library()
     finally:
         torch.backends.cuda.preferred_blas_library(before)
-    wanted = _LIBRARIES[library].removeprefix("cu")
-    name = str(used).rsplit(".", 1)[-1].lower().removeprefix("cu")
-    require(asked == used and name == wanted, f"torch used {used} instead of {_NAMES[library]}")
+    expected_name = _LIBRARIES[library].removeprefix("cu")
+    used_name = str(used).rsplit(".", 1)[-1].lower().removeprefix("cu")
+    is_right = requested == used and used_name == expected_name
+    require(is_right, f"torch used {used} instead of {_NAMES[library]}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from strix_validate.checks import ANY, Body, CannotRun, Check, Result, RunOptions, require
 from strix_validate.numerics import comparison, reference
 
-_WHY = (
+_CATCHES = (
     "Inductor that generates no kernel and runs eagerly, or a Triton that compiles a wrong one: "
     "https://github.com/vllm-project/vllm/issues/32180"
 )
@@ -20,12 +20,12 @@ _WHY = (
 
 def checks() -> dict[Check, Body]:
     """Return one check for each data type, with its function."""
-    return {
-        Check(f"compile/inductor-{name}", f"torch.compile with Inductor: {name}", _WHY): partial(
-            _check, getattr(torch, name)
-        )
-        for name in ("float32", "float16")
-    }
+    bodies: dict[Check, Body] = {}
+    for name in ("float32", "float16"):
+        title = f"torch.compile with Inductor: {name}"
+        check = Check(f"compile/inductor-{name}", title, _CATCHES)
+        bodies[check] = partial(_check, getattr(torch, name))
+    return bodies
 
 
 def normalise(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
@@ -40,19 +40,20 @@ def _check(dtype: torch.dtype, options: RunOptions) -> Result:
     if options.device == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
         raise CannotRun("torch.compile needs a C++ compiler on the CPU")
     generator = torch.Generator().manual_seed(4)
-    sizes = (70, 1000), (1000,), (70, 1000)
+    sizes = ((70, 1000), (1000,), (70, 1000))
     inputs = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
 
-    def widened(*tensors: Tensor) -> Tensor:
+    def normalise_in_float32(*tensors: Tensor) -> Tensor:
         return normalise(*(t.float() for t in tensors)).to(dtype)
 
     metrics.reset()
-    out = torch.compile(widened)(*(t.to(options.device) for t in inputs))
+    compiled = torch.compile(normalise_in_float32)
+    out = compiled(*(t.to(options.device) for t in inputs))
     require(metrics.generated_kernel_count, "Inductor generated no kernel")
 
     def expected(precision: reference.Precision) -> dict[str, Tensor]:
-        right = normalise(*(t.to(reference.working(precision)) for t in inputs))
-        return {"out": reference.stored(right, precision)}
+        exact = normalise(*(t.to(reference.working(precision)) for t in inputs))
+        return {"out": reference.stored(exact, precision)}
 
     result = comparison.compare(ANY, {"out": out.cpu()}, expected, dtype)
     measured = result.measured | {"kernels": metrics.generated_kernel_count}

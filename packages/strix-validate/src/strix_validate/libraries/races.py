@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is spoilt now and then, with nothing said, where a wave lags behind: in many rounds.
+"""Races that spoil a result now and then, without an error, where one wave is late.
 
-Factorisations of torch.linalg: their factors, multiplied in float64, are the matrix again. The
-gradient of an embedding: each row is the sum of what came for its token.
+Each check runs many rounds. It multiplies the factors of torch.linalg's factorisations in float64,
+which must give the matrix again, and compares the gradient of an embedding, whose rows are sums.
 """
 
 from functools import partial
@@ -15,52 +15,64 @@ from torch.linalg import cholesky, eigh, lu, qr, svd
 from strix_validate.checks import Body, Check, RunOptions, is_emulated, require
 
 _CHOLESKY = (
-    "rocSOLVER's Cholesky factors silently wrong, of a race in potf2: "
+    "rocSOLVER's Cholesky factors silently wrong, because of a race in potf2: "
     "https://github.com/ROCm/rocm-libraries/pull/10909"
 )
 _JACOBI = (
-    "rocSOLVER's eigenvectors silently wrong on gfx11, of a race in syevj: "
+    "rocSOLVER's eigenvectors silently wrong on gfx11, because of a race in syevj: "
     "https://github.com/ROCm/rocm-libraries/pull/12266"
 )
 _WAITS = (
     "waits that LLVM lost at the start of loops, as in rocSOLVER's getf2: "
     "https://github.com/llvm/llvm-project/pull/220357"
 )
-_WHY = {"cholesky": _CHOLESKY, "eigh": _JACOBI, "svd": _JACOBI, "lu": _WAITS, "qr": _WAITS}
+#: What the check of each factorisation catches.
+_CATCHES = {
+    "cholesky": _CHOLESKY,
+    "eigh": _JACOBI,
+    "svd": _JACOBI,
+    "lu": _WAITS,
+    "qr": _WAITS,
+}
 _SUMS = (
     "a summand that is lost where the compiler lost the wait for it, as clang 22 does in this "
     "kernel: https://github.com/llvm/llvm-project/pull/220357"
 )
-#: On a GPU; and where no wave lags behind now and then, two sizes of a batch.
-_MANY, _FEW = 50, 2
+_ROUNDS_ON_GPU = 50
+#: Rounds on a CPU or under emulation, where no wave is late by chance: two sizes of a batch.
+_ROUNDS_ELSEWHERE = 2
 #: Rows of a matrix: one wave's work, and blocks of the size at which the races were seen.
 _SIDES = (12, 48)
 #: Allowed error of an element in units of rows, eps and the largest element. LAPACK came to 2.5.
 _FACTOR = 20
-#: Up to 3072 tokens torch takes the kernel in which the waits were lost.
+#: Numbers of tokens. Up to 3072 of them, torch uses the kernel that the waits were lost in.
 _TOKENS = (48, 1024, 3000)
-#: Of an embedding's table.
-_ROWS, _WIDTH = 8, 96
+#: Rows and columns of the embedding.
+_ROWS = 8
+_WIDTH = 96
 
 
 def checks() -> dict[Check, Body]:
     """Return one check for each factorisation, or sum, and data type, with its function."""
-    found: dict[Check, Body] = {}
-    for kind, name in product(_WHY, ("float32", "float64")):
-        check = Check(f"factors/{kind}-{name}", f"torch.linalg: {kind}-{name}", _WHY[kind])
-        found[check] = partial(_check_factors, kind, getattr(torch, name))
+    bodies: dict[Check, Body] = {}
+    for kind, name in product(_CATCHES, ("float32", "float64")):
+        title = f"torch.linalg: {kind}-{name}"
+        check = Check(f"factors/{kind}-{name}", title, _CATCHES[kind])
+        bodies[check] = partial(_check_factors, kind, getattr(torch, name))
     for name in ("float32", "float16", "bfloat16"):
         check = Check(f"gradients/embedding-{name}", f"embedding's gradient: {name}", _SUMS)
-        found[check] = partial(_check_sums, getattr(torch, name))
-    return found
+        bodies[check] = partial(_check_sums, getattr(torch, name))
+    return bodies
 
 
-def _rounds(options: RunOptions) -> int:
-    return _FEW if options.device == "cpu" or is_emulated(options) else _MANY
+def _count_rounds(options: RunOptions) -> int:
+    if options.device == "cpu" or is_emulated(options):
+        return _ROUNDS_ELSEWHERE
+    return _ROUNDS_ON_GPU
 
 
 def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:
-    """Compute what is under test: factors, whose product is a."""
+    """Return factors whose product is a, by the function under test."""
     match kind:
         case "cholesky":
             lower = cholesky(a)
@@ -79,31 +91,48 @@ def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:
 
 def _check_factors(kind: str, dtype: torch.dtype, options: RunOptions) -> dict:
     generator = torch.Generator().manual_seed(7)
-    rounds, worst = _rounds(options), 0.0
-    for turn in range(rounds):
-        for rows in _SIDES:
-            x = torch.randn(1 + turn % 9 * 8, rows, rows, generator=generator, dtype=torch.float64)
-            if kind == "cholesky":
-                x = x @ x.mT + torch.eye(rows)
-            elif kind == "eigh":
-                x = x + x.mT
-            a = x.to(dtype)
-            first, *rest = (t.cpu().double() for t in factorise(kind, a.to(options.device)))
-            for factor in rest:
-                first = first @ factor
-            unit = rows * torch.finfo(dtype).eps * a.abs().max().double()
-            off = float((first - a.double()).abs().max() / unit)
-            require(
-                off <= _FACTOR,
-                f"round {turn}, {len(a)} matrices of {rows} rows: their factors give them back "
-                f"within {off:.3g} units of rounding, allowed {_FACTOR}",
-            )
-            worst = max(worst, off)
-    return {"units": worst, "rounds": rounds}
+    rounds = _count_rounds(options)
+    largest_error = 0.0
+    for turn, rows in product(range(rounds), _SIDES):
+        batch = 1 + turn % 9 * 8
+        a = _draw_matrices(kind, batch, rows, generator).to(dtype)
+        factors = factorise(kind, a.to(options.device))
+        error = _measure_factors(factors, a)
+        require(
+            error <= _FACTOR,
+            f"round {turn}, {batch} matrices of {rows} rows: their factors give them back "
+            f"within {error:.3g} units of rounding, allowed {_FACTOR}",
+        )
+        largest_error = max(largest_error, error)
+    return {"units": largest_error, "rounds": rounds}
+
+
+def _draw_matrices(kind: str, batch: int, rows: int, generator: torch.Generator) -> Tensor:
+    """Draw square matrices in float64 that the factorisation is defined for."""
+    x = torch.randn(batch, rows, rows, generator=generator, dtype=torch.float64)
+    if kind == "cholesky":
+        return x @ x.mT + torch.eye(rows)
+    if kind == "eigh":
+        return x + x.mT
+    return x
+
+
+def _measure_factors(factors: tuple[Tensor, ...], a: Tensor) -> float:
+    """Return the largest error of the product in units of rows, eps and a's largest element."""
+    product_of_factors, *others = (t.cpu().double() for t in factors)
+    for factor in others:
+        product_of_factors = product_of_factors @ factor
+    unit = a.shape[-1] * torch.finfo(a.dtype).eps * a.abs().max().double()
+    return float((product_of_factors - a.double()).abs().max() / unit)
 
 
 def gradient(tokens: Tensor, incoming: Tensor) -> Tensor:
-    """Compute what is under test: the gradient of a table of _ROWS by _WIDTH."""
+    """Return the gradient of an embedding, the function under test.
+
+    Args:
+        tokens: (count,), below _ROWS.
+        incoming: (count, _WIDTH), the gradient of each token's vector.
+    """
     table = torch.zeros(_ROWS, _WIDTH, dtype=incoming.dtype, device=incoming.device)
     torch.nn.functional.embedding(tokens, table.requires_grad_()).backward(incoming)
     return table.grad
@@ -111,20 +140,21 @@ def gradient(tokens: Tensor, incoming: Tensor) -> Tensor:
 
 def _check_sums(dtype: torch.dtype, options: RunOptions) -> dict:
     generator = torch.Generator().manual_seed(7)
-    rounds = _rounds(options)
-    for turn in range(rounds):
-        for count in _TOKENS:
-            tokens = torch.randint(_ROWS, (count,), generator=generator)
-            # whole numbers whose sums every type holds exactly, so that the order cannot matter
-            most = 256 // count + 1 if dtype is torch.bfloat16 else 2048 // count + 1
-            signs = torch.randint(-most, most + 1, (count, _WIDTH), generator=generator)
-            expected = torch.zeros(_ROWS, _WIDTH, dtype=signs.dtype).index_add_(0, tokens, signs)
-            given = signs.to(options.device, dtype)
-            found = gradient(tokens.to(options.device), given).cpu()
-            wrong = int((found.double() != expected).sum())
-            require(
-                not wrong,
-                f"round {turn}, {count} tokens of {_ROWS} rows: {wrong} of {found.numel()} sums of "
-                "whole numbers are wrong",
-            )
+    rounds = _count_rounds(options)
+    # Integers whose sums the type holds exactly, so that the order of summation cannot matter.
+    largest_sum = 256 if dtype is torch.bfloat16 else 2048
+    for turn, count in product(range(rounds), _TOKENS):
+        tokens = torch.randint(_ROWS, (count,), generator=generator)
+        limit = largest_sum // count + 1
+        integers = torch.randint(-limit, limit + 1, (count, _WIDTH), generator=generator)
+        expected = torch.zeros(_ROWS, _WIDTH, dtype=integers.dtype)
+        expected.index_add_(0, tokens, integers)
+        incoming = integers.to(options.device, dtype)
+        actual = gradient(tokens.to(options.device), incoming).cpu()
+        wrong = int((actual.double() != expected).sum())
+        require(
+            not wrong,
+            f"round {turn}, {count} tokens of {_ROWS} rows: {wrong} of {actual.numel()} sums of "
+            "whole numbers are wrong",
+        )
     return {"rounds": rounds}
