@@ -20,7 +20,7 @@ import torch
 from calls import skip_without
 from strix_validate import cli
 from strix_validate.attention import flash
-from strix_validate.layers.config import layers_in_table
+from strix_validate.layers.table import layers_in_table
 from strix_validate.precompiled.costs import KernelCost
 from strix_validate.reporting.record import Device
 from strix_validate.soak.processes import LineProcess

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What real layers look like: the one table that all tiers read, and config.json."""
+"""The layers of real models: the one table that all tiers read, and what config.json describes."""
 
-__all__ = ["config", "pairs", "table"]
+__all__ = ["config", "kinds", "pairs", "table"]

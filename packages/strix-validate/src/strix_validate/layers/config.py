@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The layers that a model's config.json names."""
+"""The layers that a model's config.json describes."""
 
 from dataclasses import dataclass, replace
 
 import torch
 
-from strix_validate.layers.table import MODELS, Attention, Experts, Latent, Linear
+from strix_validate.layers.kinds import Attention, Experts, Latent, Linear
 from strix_validate.models.parts import text_of
 
-_DTYPES = {"float16": torch.float16}  # any other: bfloat16
-#: Heads of a layer, and numbers of a head: more is no model.
-_MOST = 4096
+#: Data types by their names in config.json. Any other is taken for bfloat16.
+_DTYPES = {"float16": torch.float16}
+#: Largest number of heads, and largest size of a head. A larger value is an error in the file.
+_LIMIT = 4096
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
 class ModelLayers:
-    """What a config.json says: layers of each kind, sizes of the vocabulary, and the dtype."""
+    """The layers of a model.
+
+    Attributes:
+        attention: Kinds of attention layers with keys and values of their own.
+        experts: The layer of experts, if vLLM has Triton kernels for it.
+        linear: The layer of linear attention.
+        latent: The layer of latent attention.
+        vocabularies: The size of the vocabulary, if it is known.
+        dtype: Data type of the model.
+    """
 
     attention: list[Attention]
     experts: list[Experts]
@@ -25,141 +36,186 @@ class ModelLayers:
     dtype: torch.dtype
 
 
-def layers_in_table(name: str) -> ModelLayers | None:
-    """Return the layers of a model of the table, None if it has none of this name.
+def layers_of(config: dict) -> ModelLayers:
+    """Return the layers that a model's config.json for transformers describes.
 
     Args:
-        name: Also with a format of its experts' weights, "Qwen3-30B-A3B, AWQ".
-    """
-    model, _, kind = name.partition(", ")
-    row = MODELS.get(model)
-    if row is None or kind not in row.mixture() | {"": None}:
-        return None
-    experts = [layer for name, layer in row.mixture().items() if name == kind]
-    return ModelLayers(
-        row.attention(), experts, row.recurrent(), row.compressed(), [row.words], torch.bfloat16
-    )
-
-
-def layers_of(config: dict) -> ModelLayers:
-    """Return what a model's config.json for transformers says.
+        config: The file's content, or an entry of models.toml, which has the same keys.
 
     Raises:
-        ValueError: a number is missing, none, or none that a model has.
+        ValueError: A number is missing, is not a number, or is one that no model has.
     """
     try:
         text = text_of(config)
-        size = int(text.get("vocab_size") or 0)
-        if not 0 <= size <= _MOST**2:
-            raise ValueError(f"a vocabulary of {size} tokens")
-        name = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+        vocab_size = int(text.get("vocab_size") or 0)
+        if not 0 <= vocab_size <= _LIMIT**2:
+            raise ValueError(f"a vocabulary of {vocab_size} tokens")
+        dtype = text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")
+        name = str(dtype).removeprefix("torch.")
         return ModelLayers(
-            _attention(config, text), _experts(config, text), _linear(text), _latent(text),
-            [size] if size else [], _DTYPES.get(name.removeprefix("torch."), torch.bfloat16),
-        )  # fmt: skip
+            attention=_read_attention(config, text),
+            experts=_read_experts(config, text),
+            linear=_read_linear(text),
+            latent=_read_latent(text),
+            vocabularies=[vocab_size] if vocab_size else [],
+            dtype=_DTYPES.get(name, torch.bfloat16),
+        )
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"no layers can be read from it: {error!r:.200}") from error
 
 
-def _attention(config: dict, text: dict) -> list[Attention]:
-    """Return the kinds of attention layers with keys and values of their own."""
-    if text.get("kv_lora_rank"):  # MLA has kernels of its own
+def has_experts(config: dict) -> bool:
+    """Return whether the model has layers of experts, with kernels of vLLM's own or not."""
+    return _count_experts(text_of(config)) > 0
+
+
+def _count_experts(text: dict) -> int:
+    for name in _EXPERT_COUNTS:
+        if text.get(name):
+            return int(text[name])
+    return 0
+
+
+def _read_attention(config: dict, text: dict) -> list[Attention]:
+    if text.get("kv_lora_rank"):  # latent attention has kernels of its own
         return []
-    kind = str(text.get("model_type"))
+    model_type = str(text.get("model_type"))
     heads = int(text.get("num_attention_heads") or text["decoder_attention_heads"])
-    size = int(text.get("head_dim") or (text.get("hidden_size") or text["d_model"]) // heads)
     kv_heads = int(text.get("num_key_value_heads") or heads)
-    window = int(text.get("sliding_window") or 0) * bool(text.get("use_sliding_window", True))
-    # gemma's own files name no kinds of layers: some see all
-    both = {"sliding_attention", "full_attention"} if kind.startswith("gemma") else ()
-    kinds = text.get("layer_types") or both or {"sliding_attention"}
-    softcap = float(text.get("attn_logit_softcapping") or 0)
-    if not (0 < kv_heads <= heads <= _MOST and 0 < size <= _MOST and 0 <= window < 1 << 31):
-        raise ValueError(f"{heads} heads, {kv_heads} of keys, of {size} numbers")
+    head_dim = int(text.get("head_dim") or 0)
+    if not head_dim:
+        head_dim = int(text.get("hidden_size") or text["d_model"]) // heads
+    window = _read_window(text)
+    sizes_fit = 0 < kv_heads <= heads <= _LIMIT and 0 < head_dim <= _LIMIT
+    if not (sizes_fit and 0 <= window < 1 << 31):
+        raise ValueError(f"{heads} heads, {kv_heads} of keys, of {head_dim} numbers")
     layer = Attention(
-        heads, kv_heads, size, 0, softcap, kind == "gpt_oss", _block(text, kv_heads, size)
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        softcap=float(text.get("attn_logit_softcapping") or 0),
+        sinks=model_type == "gpt_oss",
+        block=_count_block_tokens(text, kv_heads, head_dim),
     )
+    layer_types = _read_layer_types(text)
     layers: list[Attention] = []
-    if not window or set(kinds) - {"sliding_attention"}:
-        layers.append(_global(text, layer))
-    if window and "sliding_attention" in kinds:
+    if not window or layer_types != {"sliding_attention"}:
+        layers.append(_widen_global(text, layer))
+    if window and "sliding_attention" in layer_types:
         layers.append(replace(layer, window=window))
     if config.get("is_encoder_decoder"):
         layers.append(replace(layer, causal=False))
     return layers
 
 
-def _global(text: dict, layer: Attention) -> Attention:
-    """Return the layers without a window, which in gemma4 have wider heads, and fewer of them.
+def _read_window(text: dict) -> int:
+    if not text.get("use_sliding_window", True):
+        return 0
+    return int(text.get("sliding_window") or 0)
 
-    Their blocks take as many bytes as those of the other layers.
+
+def _read_layer_types(text: dict) -> set[str]:
+    """Return the kinds of layers; without a list of them, a window is that of every layer."""
+    listed = text.get("layer_types")
+    if listed:
+        return set(listed)
+    # Gemma's own files list no kinds, although some of the layers see all keys.
+    if str(text.get("model_type")).startswith("gemma"):
+        return {"sliding_attention", "full_attention"}
+    return {"sliding_attention"}
+
+
+def _widen_global(text: dict, layer: Attention) -> Attention:
+    """Return the layer that sees all keys: in Gemma 4 its heads are fewer and wider.
+
+    A block of its cache takes as many bytes as one of the other layers.
     """
-    if not (size := int(text.get("global_head_dim") or 0)):
+    head_dim = int(text.get("global_head_dim") or 0)
+    if not head_dim:
         return layer
     kv_heads = int(text.get("num_global_key_value_heads") or layer.kv_heads)
-    block = layer.block * layer.kv_heads * layer.head_dim // (kv_heads * size)
-    return replace(layer, kv_heads=kv_heads, head_dim=size, block=max(block, layer.block))
-
-
-def _block(text: dict, kv_heads: int, size: int) -> int:
-    """Count the tokens of a block of the cache, in 16 bits.
-
-    Beside layers of linear attention it takes at least the bytes of their state: of the
-    convolution in 16 bits, and in float32 of each value head. Follow _align_hybrid_block_size of
-    vllm/platforms/interface.py.
-    """
-    state = sum(
-        2 * (x.width - 1) * (2 * x.heads + x.value_heads) * x.size + 4 * x.value_heads * x.size**2
-        for x in _linear(text)
+    block = layer.block * layer.kv_heads * layer.head_dim // (kv_heads * head_dim)
+    return replace(
+        layer,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block=max(block, layer.block),
     )
-    return 16 * max(1, -(-state // (16 * 4 * kv_heads * size)))
 
 
-def _linear(text: dict) -> list[Linear]:
-    """Return a model's layer of linear attention, whose keys are as wide as its values."""
-    if not (values := int(text.get("linear_num_value_heads") or 0)):
+def _count_block_tokens(text: dict, kv_heads: int, head_dim: int) -> int:
+    """Return the number of tokens in a block of the KV cache, whose numbers have 16 bits.
+
+    Beside layers of linear attention a block takes at least the bytes of their state: the
+    convolution's in 16 bits, and a matrix in float32 for each value head. This follows
+    _align_hybrid_block_size in vllm/platforms/interface.py.
+    """
+    state_bytes = 0
+    for layer in _read_linear(text):
+        channels = (2 * layer.heads + layer.value_heads) * layer.size
+        state_bytes += 2 * (layer.width - 1) * channels
+        state_bytes += 4 * layer.value_heads * layer.size**2
+    # 16 tokens, of a key and a value of two bytes for each lane
+    bytes_of_16_tokens = 16 * 4 * kv_heads * head_dim
+    return 16 * max(1, -(-state_bytes // bytes_of_16_tokens))
+
+
+def _read_linear(text: dict) -> list[Linear]:
+    """Return the layer of linear attention. Its keys must be as wide as its values."""
+    value_heads = int(text.get("linear_num_value_heads") or 0)
+    if not value_heads:
         return []
-    sizes = {int(text[f"linear_{name}_head_dim"]) for name in ("key", "value")}
-    heads, width = int(text["linear_num_key_heads"]), int(text["linear_conv_kernel_dim"])
-    if len(sizes) > 1 or not (0 < heads <= values <= _MOST and 0 < min(sizes) <= _MOST):
-        raise ValueError(f"{heads} and {values} heads of linear attention, of {sizes} numbers")
-    if not 2 <= width <= 4:  # what vLLM's convolution has
+    heads = int(text["linear_num_key_heads"])
+    width = int(text["linear_conv_kernel_dim"])
+    key_size = int(text["linear_key_head_dim"])
+    value_size = int(text["linear_value_head_dim"])
+    heads_fit = 0 < heads <= value_heads <= _LIMIT
+    if not (heads_fit and key_size == value_size and 0 < key_size <= _LIMIT):
+        sizes = {key_size, value_size}
+        raise ValueError(f"{heads} and {value_heads} heads of linear attention, of {sizes} numbers")
+    if not 2 <= width <= 4:  # vLLM's convolution has no others
         raise ValueError(f"a convolution of {width} tokens")
-    return [Linear(heads, values, sizes.pop(), width)]
+    return [Linear(heads, value_heads, key_size, width)]
 
 
-def _latent(text: dict) -> list[Latent]:
-    """Return a model's layer of MLA."""
-    if not (rank := int(text.get("kv_lora_rank") or 0)):
+def _read_latent(text: dict) -> list[Latent]:
+    rank = int(text.get("kv_lora_rank") or 0)
+    if not rank:
         return []
-    heads, rope = int(text["num_attention_heads"]), int(text["qk_rope_head_dim"])
-    if not (0 < heads <= _MOST and 0 < rank <= _MOST and 0 < rope <= _MOST):
+    heads = int(text["num_attention_heads"])
+    rope = int(text["qk_rope_head_dim"])
+    if not (0 < heads <= _LIMIT and 0 < rank <= _LIMIT and 0 < rope <= _LIMIT):
         raise ValueError(f"{heads} heads of MLA, of {rank} and {rope} numbers")
     return [Latent(heads, rank, rope)]
 
 
-def _experts(config: dict, text: dict) -> list[Experts]:
-    """Return a model's layer of experts, if vLLM multiplies them with its own Triton kernels.
+def _read_experts(config: dict, text: dict) -> list[Experts]:
+    """Return the layer of experts, if vLLM multiplies them with its own Triton kernels.
 
-    Those are for weights of 16 bits, of 4 in groups, and of FP8 in blocks; gpt-oss's have kernels
-    of their own.
+    Those kernels are for weights of 16 bits, of 4 bits in groups, and of FP8 in blocks. The experts
+    of gpt-oss have kernels of their own.
     """
-    quantized = config.get("quantization_config") or {}
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((int(text[name]) for name in names if text.get(name)), 0)
-    bits = int(quantized.get("bits") or 0)
-    block = int((quantized.get("weight_block_size") or [0])[0])
-    if not experts or bits != (4 if quantized and not block else 0):
+    experts = _count_experts(text)
+    if not experts:
         return []
-    return [
-        Experts(
-            experts,
-            int(text.get("top_k_experts") or text["num_experts_per_tok"]),
-            int(text["hidden_size"]),
-            int(text.get("moe_intermediate_size") or text["intermediate_size"]),
-            group=int(quantized["group_size"]) if bits else 0,
-            zeros=bool(quantized.get("zero_point", not quantized.get("sym", True))),
-            block=block,
-            first=str(text.get("model_type")).startswith("llama4"),
-        )
-    ]
+    quantized = config.get("quantization_config") or {}
+    bits = int(quantized.get("bits") or 0)
+    block_sizes = quantized.get("weight_block_size") or [0]
+    block = int(block_sizes[0])
+    expected_bits = 4 if quantized and not block else 0
+    if bits != expected_bits:
+        return []
+    top_k = text.get("top_k_experts") or text["num_experts_per_tok"]
+    inner = text.get("moe_intermediate_size") or text["intermediate_size"]
+    is_symmetric = quantized.get("sym", True)
+    layer = Experts(
+        experts=experts,
+        top_k=int(top_k),
+        hidden=int(text["hidden_size"]),
+        inner=int(inner),
+        group=int(quantized["group_size"]) if bits else 0,
+        zeros=bool(quantized.get("zero_point", not is_symmetric)),
+        block=block,
+        first=str(text.get("model_type")).startswith("llama4"),
+    )
+    return [layer]

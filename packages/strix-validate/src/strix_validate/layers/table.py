@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The models of models.toml, each with the layers that it has."""
+"""The models of models.toml, each with its layers."""
 
 import tomllib
 from dataclasses import dataclass, replace
@@ -7,85 +7,28 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import torch
 
-@dataclass(frozen=True)
-class Attention:
-    """A layer. window: keys that a query sees, 0 is all; block: tokens of a block of the cache."""
+from strix_validate.layers.config import ModelLayers, has_experts, layers_of
+from strix_validate.layers.kinds import Attention, Experts, Latent, Linear, Rope
 
-    heads: int
-    kv_heads: int
-    head_dim: int
-    window: int = 0
-    softcap: float = 0.0
-    sinks: bool = False
-    block: int = 16
-    causal: bool = True
+__all__ = [
+    "FORMATS",
+    "MODELS",
+    "OWN_WINDOW",
+    "PICTURES",
+    "Attention",
+    "Experts",
+    "Latent",
+    "Linear",
+    "Model",
+    "Rope",
+    "layers_in_table",
+    "plain_layers",
+    "small_layers",
+]
 
-    @property
-    def group(self) -> int:
-        """Query heads of a head of keys."""
-        return self.heads // self.kv_heads
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A layer. hidden: columns of a token; inner: of an expert; group: of int4 weights, 0 is none.
-
-    zeros: the weights have zero points, as AWQ's do. block: rows and columns of FP8 weights that
-    share a scale, 0 is none. first: the router weights what experts read, not what they answer.
-    """
-
-    experts: int
-    top_k: int
-    hidden: int
-    inner: int
-    group: int = 0
-    zeros: bool = False
-    block: int = 0
-    first: bool = False
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A layer of gated delta rule: heads of keys and of values, lanes of each, convolved tokens."""
-
-    heads: int
-    value_heads: int
-    size: int = 128
-    width: int = 4
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Angles of a position in time, height and width (mrope).
-
-    Attributes:
-        heads, kv_heads, head_dim: of the layer.
-        rotary: lanes that are turned.
-        sections: how many angles are of each of the three positions.
-        interleaved: the sections take turns.
-        adjacent: pairs of lanes are neighbours, otherwise halves.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rotary: int
-    sections: tuple[int, int, int]
-    interleaved: bool = False
-    adjacent: bool = False
-
-
-@dataclass(frozen=True)
-class Latent:
-    """A layer of MLA: heads of queries, lanes of the latent vector, and of rope behind them."""
-
-    heads: int
-    rank: int
-    rope: int
-
-
-#: Of weights, by a name that their publishers use.
+#: Fields of Experts by the format of the weights, as publishers call it; "" is 16 bits.
 FORMATS: dict[str, dict] = {
     "": {},
     "GPTQ": {"group": 128},
@@ -96,110 +39,209 @@ FORMATS: dict[str, dict] = {
 
 @dataclass(frozen=True)
 class Model:
-    """A row of the table; see models.toml."""
+    """An entry of models.toml.
 
-    hidden: int
-    heads: int
-    words: int
-    kv_heads: int = 0
-    head_dim: int = 0
-    inner: int = 0
-    window: int = 0
-    windows: int = 0
-    wide: tuple[int, int, int] = (0, 0, 0)
-    softcap: float = 0.0
-    sinks: bool = False
-    block: int = 16
-    across: bool = False
-    experts: tuple[int, int, int] = (0, 0, 0)
+    Attributes:
+        layers: Its layers, read from config.json's keys.
+        hidden_size: Size of a token's vector.
+        intermediate_size: Size between the products of its MLP; 0 where experts replace the MLP.
+        vocab_size: Number of tokens in the vocabulary.
+        num_attention_heads: Query heads.
+        formats: Formats of the experts' weights that are published beside the model's own.
+        rope: Rotary embedding of several positions, if the model or a variant of it has one.
+        liger: Norm of its training, where liger's kernels for it are shipped: "llama" or "gemma".
+    """
+
+    layers: ModelLayers
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    num_attention_heads: int
     formats: tuple[str, ...] = ()
-    first: bool = False
-    linear: tuple[int, int] = (0, 0)
-    latent: tuple[int, int] = (0, 0)
-    rotary: int = 0
-    sections: tuple[int, int, int] = (0, 0, 0)
-    interleaved: bool = False
-    adjacent: bool = False
+    rope: Rope | None = None
     liger: str = ""
 
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys and values; 0 with latent attention."""
+        return self.layers.attention[-1].kv_heads if self.layers.attention else 0
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head of keys; 0 with latent attention."""
+        return self.layers.attention[-1].head_dim if self.layers.attention else 0
+
+    @property
+    def softcap(self) -> float:
+        """Limit of the scores of attention; 0 is none."""
+        return self.layers.attention[-1].softcap if self.layers.attention else 0.0
+
+    @property
+    def hidden(self) -> int:
+        """The same as hidden_size, for callers with the former name."""
+        return self.hidden_size
+
+    @property
+    def inner(self) -> int:
+        """The same as intermediate_size, for callers with the former name."""
+        return self.intermediate_size
+
+    @property
+    def words(self) -> int:
+        """The same as vocab_size, for callers with the former name."""
+        return self.vocab_size
+
+    @property
+    def heads(self) -> int:
+        """The same as num_attention_heads, for callers with the former name."""
+        return self.num_attention_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """The same as num_key_value_heads, for callers with the former name."""
+        return self.num_key_value_heads
+
     def attention(self) -> list[Attention]:
-        """Return the kinds of attention layers with a cache of keys and values."""
-        if not self.kv_heads:
-            return []
-        layer = Attention(
-            self.heads, self.kv_heads, self.head_dim, self.window, self.softcap, self.sinks,
-            self.block,
-        )  # fmt: skip
-        if not self.windows:
-            return [layer, *([replace(layer, causal=False)] if self.across else [])]
-        kv_heads, head_dim, block = self.wide
-        wide = replace(layer, kv_heads=kv_heads, head_dim=head_dim, block=block)
-        return [wide if kv_heads else layer, replace(layer, window=self.windows)]
+        """Return the kinds of attention layers with keys and values of their own."""
+        return list(self.layers.attention)
 
     def mixture(self) -> dict[str, Experts]:
-        """Return the layer of experts by the format of its weights, "" is the model's own."""
-        if not self.experts[0]:
-            return {}
-        count, top_k, inner = self.experts
-        layer = Experts(count, top_k, self.hidden, inner, first=self.first)
-        if self.formats == ("FP8 alone",):
-            return {"": replace(layer, **FORMATS["FP8"])}
-        return {name: replace(layer, **FORMATS[name]) for name in ("", *self.formats)}
+        """Return the layer of experts by the format of its weights; "" is the model's own."""
+        layers: dict[str, Experts] = {}
+        for layer in self.layers.experts:
+            layers[""] = layer
+            for name in self.formats:
+                layers[name] = replace(layer, **FORMATS[name])
+        return layers
 
     def recurrent(self) -> list[Linear]:
         """Return the layer of linear attention."""
-        return [Linear(*self.linear)] if self.linear[0] else []
+        return list(self.layers.linear)
 
     def angles(self) -> list[Rope]:
-        """Return the layer's angles, where they are of several positions."""
-        if not self.sections[0]:
-            return []
-        shape = (self.heads, self.kv_heads, self.head_dim, self.rotary or self.head_dim)
-        return [Rope(*shape, self.sections, self.interleaved, self.adjacent)]
+        """Return the rotary embedding, if it is of several positions."""
+        return [self.rope] if self.rope else []
 
     def compressed(self) -> list[Latent]:
         """Return the layer of latent attention."""
-        return [Latent(self.heads, *self.latent)] if self.latent[0] else []
+        return list(self.layers.latent)
 
 
-def _read() -> tuple[dict[str, Model], dict[str, tuple[int, int]]]:
+def read_model(row: dict[str, Any]) -> Model:
+    """Return the model of an entry, which may have more of config.json's keys than it needs."""
+    layers = layers_of(row)
+    # Whisper's config.json has other names for these three.
+    hidden_size = row.get("hidden_size") or row["d_model"]
+    heads = row.get("num_attention_heads") or row["decoder_attention_heads"]
+    intermediate_size = row.get("intermediate_size") or row.get("decoder_ffn_dim", 0)
+    if has_experts(row):
+        intermediate_size = 0
+    return Model(
+        layers=layers,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        vocab_size=row["vocab_size"],
+        num_attention_heads=heads,
+        formats=tuple(row.get("formats", ())),
+        rope=_read_rope(row, layers),
+        liger=row.get("liger", ""),
+    )
+
+
+def _read_rope(row: dict[str, Any], layers: ModelLayers) -> Rope | None:
+    parameters = row.get("rope_parameters", {})
+    sections = parameters.get("mrope_section")
+    if not sections:
+        return None
+    layer = layers.attention[-1]
+    rotated_share = parameters.get("partial_rotary_factor", 1.0)
+    return Rope(
+        heads=layer.heads,
+        kv_heads=layer.kv_heads,
+        head_dim=layer.head_dim,
+        rotary=int(layer.head_dim * rotated_share),
+        sections=tuple(sections),
+        interleaved=parameters.get("mrope_interleaved", False),
+        adjacent=row.get("model_type") == "glm4",
+    )
+
+
+def _read_table() -> tuple[dict[str, Model], dict[str, tuple[int, int]]]:
     text = (files("strix_validate.layers") / "models.toml").read_text()
-    found = tomllib.loads(text)
-    models = {}
-    for name, row in found["text"].items():
-        values: dict[str, Any] = {k: tuple(x) if isinstance(x, list) else x for k, x in row.items()}
-        models[name] = Model(**values)
-    return models, {name: (x["heads"], x["head_dim"]) for name, x in found["pictures"].items()}
+    table = tomllib.loads(text)
+    models = {name: read_model(row) for name, row in table["text"].items()}
+    diffusion_models = {
+        name: (row["num_attention_heads"], row["attention_head_dim"])
+        for name, row in table["diffusion"].items()
+    }
+    return models, diffusion_models
 
 
-#: Text models; and of diffusion models heads and lanes of each. By a model that has them.
-MODELS, PICTURES = _read()
-#: vLLM asks for this window alone, which is Gemma 3's. Other long ones are checked as _LONG.
-OWN_WINDOW, _LONG = 1024, 256
+#: Text models by name; and the number and size of heads of diffusion models, by name.
+MODELS, PICTURES = _read_table()
+#: The longest window that is checked as it is: Gemma 3's, for which vLLM has a branch of its own.
+OWN_WINDOW = 1024
+#: The window that longer ones are replaced by, so that a check can fill it.
+_SHORT_WINDOW = 256
+
+
+def layers_in_table(name: str) -> ModelLayers | None:
+    """Return the layers of a model of the table, or None if the table has no such model.
+
+    Args:
+        name: A model, or a model and a format of its experts' weights: "Qwen3-30B-A3B, AWQ".
+    """
+    model_name, _, weights = name.partition(", ")
+    model = MODELS.get(model_name)
+    if model is None:
+        return None
+    experts = model.mixture()
+    if weights and weights not in experts:
+        return None
+    return ModelLayers(
+        attention=model.attention(),
+        experts=[experts[weights]] if experts else [],
+        linear=model.recurrent(),
+        latent=model.compressed(),
+        vocabularies=[model.vocab_size],
+        dtype=torch.bfloat16,
+    )
 
 
 @cache
 def small_layers() -> dict[str, Attention]:
-    """Return the attention layers of all models, each once, by a model that has it.
+    """Return the attention layers of all models, made small, by the first model that has each.
 
-    With two heads of keys at most, and a window that a check can fill.
+    A small layer has two heads of keys at most, and a window that a check can fill.
     """
-    found: dict[Attention, str] = {}
-    for model, row in MODELS.items():
-        for layer in row.attention():
+    names: dict[Attention, str] = {}
+    for model_name, model in MODELS.items():
+        for layer in model.attention():
             kv_heads = min(layer.kv_heads, 2)
-            window = layer.window if layer.window <= OWN_WINDOW else _LONG
-            few = replace(layer, heads=layer.group * kv_heads, kv_heads=kv_heads, window=window)
-            name = model + "-window" * bool(layer.window) + "-across" * (not layer.causal)
-            found.setdefault(few, name)
-    return {name: layer for layer, name in found.items()}
+            small = replace(
+                layer,
+                heads=layer.group * kv_heads,
+                kv_heads=kv_heads,
+                window=layer.window if layer.window <= OWN_WINDOW else _SHORT_WINDOW,
+            )
+            name = model_name
+            if layer.window:
+                name += "-window"
+            if not layer.causal:
+                name += "-across"
+            names.setdefault(small, name)
+    return {name: layer for layer, name in names.items()}
 
 
 @cache
 def plain_layers() -> dict[str, Attention]:
-    """Return of them what any library computes: heads and lanes, of 256 at most, and no more."""
-    found: dict[Attention, str] = {}
+    """Return the small layers without what only some libraries compute, each one once.
+
+    What is left of a layer are its heads and their size, which is 256 at most.
+    """
+    names: dict[Attention, str] = {}
     for name, layer in small_layers().items():
         if layer.head_dim <= 256:
-            found.setdefault(Attention(layer.heads, layer.kv_heads, layer.head_dim), name)
-    return {name: layer for layer, name in found.items()}
+            plain = Attention(layer.heads, layer.kv_heads, layer.head_dim)
+            names.setdefault(plain, name)
+    return {name: layer for layer, name in names.items()}

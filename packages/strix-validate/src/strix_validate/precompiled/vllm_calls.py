@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's attention and sampling as its server launches them: the cache's layout, scales, padding.
+"""vLLM's kernels as its server launches them: layout of the cache, scales, padding.
 
-With the recipe's patches, vLLM's attention is compiled for what a layer's LAYERS row has but the
-numbers of heads, of which only their ratio counts; linear and latent attention for a model's heads,
-sampling for its vocabulary. Of linear attention each candidate of an autotuner is called, because
-which one wins only the GPU can say.
+With the recipe's patches, vLLM's attention is compiled for everything in a layer's row in LAYERS
+except the numbers of heads, of which only the ratio counts. Linear and latent attention are
+compiled for a model's heads, and sampling for its vocabulary. For linear attention each candidate
+of an autotuner is called, because only the GPU can tell which one is fastest.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,24 +25,34 @@ from strix_validate.vllm import linear_attention, mla, quantized, sampling
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.source import VllmCall
 
-#: Beyond this, Triton addresses a cache with 64 bits, in another kernel.
+#: Bytes of a cache from which on Triton addresses it with 64 bits, in another kernel.
 _GIB_2 = 2**31
-#: Of sequences in a batch, for the kernels that are compiled anew for one and for multiples of 16.
+#: Sequences in a batch, for kernels that are compiled separately for 1 and for multiples of 16.
 _BATCHES = (1, 2, 16)
-#: Tokens of a step, for each tile of a product with FP8 in blocks.
+#: Tokens of a step, one for each tile of a product with FP8 in blocks.
 _FP8_TOKENS = (1, 5, 16, 17, 32)
-#: Of a token: their blocks of 128 are a multiple of 16, and none.
+#: Sizes of a token's vector whose number of blocks of 128 is a multiple of 16, and not.
 _FP8_SIZES = (4096, 2560)
 
 
 def step(
-    randn: Randn, *, layer: Attention, sequences: int, queries: int, keys: int = 300, **cache: bool
+    randn: Randn,
+    *,
+    layer: Attention,
+    sequences: int,
+    queries: int,
+    keys: int = 300,
+    **cache: bool,
 ) -> tuple[VllmCall, None]:
-    """Build a batch's step in a layer: its keys are written into the cache, and its queries attend.
+    """Build a step of a batch in a layer: it writes keys into the cache, and its queries attend.
 
     Args:
-        sequences: of the batch. queries: new tokens of each. keys: tokens of each, cached and new.
-        cache: fp8: of such numbers. huge: it exceeds 2 GiB.
+        randn: Draws normal numbers of a shape.
+        layer: The layer.
+        sequences: Sequences in the batch.
+        queries: New tokens of each sequence.
+        keys: Tokens of each sequence, cached and new.
+        cache: fp8, whether the cache holds numbers in FP8; huge, whether it exceeds 2 GiB.
     """
     rows = randn(sequences * queries, layer.heads + 2 * layer.kv_heads, layer.head_dim)
     options = {"layer": layer, "queries": queries, "keys": keys, **cache}
@@ -50,137 +60,203 @@ def step(
 
 
 def _step(
-    rows: Tensor, *, layer: Attention, queries: int, keys: int, fp8: bool = False,
+    rows: Tensor,
+    *,
+    layer: Attention,
+    queries: int,
+    keys: int,
+    fp8: bool = False,
     huge: bool = False,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Launch both kernels, on a cache that is made here; return nothing."""
-    count, place = len(rows) // queries, {"device": rows.device}
+) -> dict[str, Tensor]:
+    """Launch both kernels on a cache that is allocated here; return no results."""
+    count = len(rows) // queries
+    device = rows.device
     q, k, v = rows.split([layer.heads, layer.kv_heads, layer.kv_heads], 1)
     shape = (4, layer.kv_heads, layer.block, 2 * layer.head_dim)
-    cache = torch.empty(shape, dtype=vllm_attention.FP8 if fp8 else rows.dtype, **place)
+    cache_dtype = vllm_attention.FP8 if fp8 else rows.dtype
+    cache = torch.empty(shape, dtype=cache_dtype, device=device)
     caches = vllm_attention.halves(cache)
     for part in caches:
         part.ptr_range = lambda: _GIB_2 if huge else cache.nbytes
-    vllm_attention.store(k, v, caches, torch.zeros(len(k), dtype=torch.int64, **place))
+    slots = torch.zeros(len(k), dtype=torch.int64, device=device)
+    vllm_attention.store(k, v, caches, slots)
     vllm_attention.attend(
-        q, caches, layer, queries=queries, most=keys,
-        starts=queries * torch.arange(count + 1, dtype=torch.int32, **place),
-        keys=torch.full((count,), keys, dtype=torch.int32, **place),
+        q,
+        caches,
+        layer,
+        queries=queries,
+        most=keys,
+        starts=queries * torch.arange(count + 1, dtype=torch.int32, device=device),
+        keys=torch.full((count,), keys, dtype=torch.int32, device=device),
         # as wide as for the longest context: a multiple of 16
-        table=torch.zeros(count, 256, dtype=torch.int32, **place),
-        sinks=torch.empty(layer.heads, dtype=q.dtype, **place) if layer.sinks else None,
+        table=torch.zeros(count, 256, dtype=torch.int32, device=device),
+        sinks=torch.empty(layer.heads, dtype=q.dtype, device=device) if layer.sinks else None,
         fp8=(1.0, 1.0) if fp8 else None,
-    )  # fmt: skip
+    )
     return {}
 
 
-#: Attention layers of the table of models, by a model that has them.
-LAYERS = {
-    model
-    + ", windows" * bool(layer.window and row.windows)
-    + ", across" * (not layer.causal): layer
-    for model, row in MODELS.items()
-    for layer in row.attention()
+def _list_layers() -> dict[str, Attention]:
+    """Return the attention layers of the table, by a model that has them."""
+    layers = {}
+    for model_name, model in MODELS.items():
+        kinds = model.attention()
+        for layer in kinds:
+            name = model_name
+            if layer.window and len(kinds) > 1:
+                name += ", windows"
+            if not layer.causal:
+                name += ", across"
+            layers[name] = layer
+    return layers
+
+
+LAYERS = _list_layers()
+#: Layers of linear attention, by a model of the table that has them.
+LINEAR = {name: layer for name, model in MODELS.items() for layer in model.recurrent()}
+#: Sizes of vocabularies, by a model of the table that has them.
+VOCABULARIES = {name: model.vocab_size for name, model in MODELS.items()}
+#: The models whose attention layers are in a small set.
+_SET_LAYERS = {
+    "sample": ("Llama-3.1-8B",),
+    "core": ("Llama-3.1-8B", "Llama-3.2-1B"),
 }
-_SET_LAYERS = {"sample": ("Llama-3.1-8B",), "core": ("Llama-3.1-8B", "Llama-3.2-1B")}
 
 
 def attention_calls(
-    source: Path, layers: Iterable[Attention], dtypes: Iterable[torch.dtype],
-    *, fp8: Iterable[bool] = (False, True), huge: Iterable[bool] = (False, True),
-) -> Iterator[DeferredCall]:  # fmt: skip
-    """Yield prefill and decoding of these layers."""
+    source: Path,
+    layers: Iterable[Attention],
+    dtypes: Iterable[torch.dtype],
+    *,
+    fp8: Iterable[bool] = (False, True),
+    huge: Iterable[bool] = (False, True),
+) -> Iterator[DeferredCall]:
+    """Yield prefill and decoding of these layers.
+
+    Args:
+        source: vLLM's folder.
+        layers: The layers.
+        dtypes: Data types.
+        fp8: Whether the cache holds numbers in FP8.
+        huge: Whether the cache exceeds 2 GiB.
+    """
     for layer, dtype, is_fp8, is_huge, n in product(layers, dtypes, fp8, huge, (1, 100)):
         build = partial(step, layer=layer, sequences=2, queries=n, fp8=is_fp8, huge=is_huge)
         yield deferred(build, dtype, source=source)
 
 
 def experts_calls(
-    source: Path, layers: Iterable[Experts], dtypes: Iterable[torch.dtype],
+    source: Path,
+    layers: Iterable[Experts],
+    dtypes: Iterable[torch.dtype],
     tokens: Iterable[int] = vllm_experts.TOKENS,
-) -> Iterator[DeferredCall]:  # fmt: skip
-    """Yield both products of these layers of experts, for every kind of batch."""
+) -> Iterator[DeferredCall]:
+    """Yield both products of these layers of experts, for each number of tokens."""
     for layer, dtype, n in product(layers, dtypes, tokens):
-        yield deferred(partial(vllm_experts.mixture, layer=layer, tokens=n), dtype, source=source)
-
-
-#: Layers, and sizes of vocabularies, by a model of the table that has them.
-LINEAR = {model: layer for model, row in MODELS.items() for layer in row.recurrent()}
-VOCABULARIES = {model: row.words for model, row in MODELS.items()}
+        build = partial(vllm_experts.mixture, layer=layer, tokens=n)
+        yield deferred(build, dtype, source=source)
 
 
 def latent_calls(
-    source: Path, layers: Iterable[Latent], dtypes: Iterable[torch.dtype]
+    source: Path,
+    layers: Iterable[Latent],
+    dtypes: Iterable[torch.dtype],
 ) -> Iterator[DeferredCall]:
-    """Yield decoding by these layers of MLA."""
-    for layer, dtype, n in product(layers, dtypes, (1, 2, 16)):
-        shape: dict = {"heads": layer.heads, "rank": layer.rank, "rope": layer.rope}
-        yield deferred(partial(mla.latent, keys=(300,) * n, **shape), dtype, source=source)
+    """Yield decoding by these layers of latent attention."""
+    for layer, dtype, n in product(layers, dtypes, _BATCHES):
+        build = partial(
+            mla.latent,
+            keys=(300,) * n,
+            heads=layer.heads,
+            rank=layer.rank,
+            rope=layer.rope,
+        )
+        yield deferred(build, dtype, source=source)
 
 
 def linear_calls(
-    source: Path, layers: Iterable[Linear], dtypes: Iterable[torch.dtype],
-    *, prompts: tuple[int, ...] = (1, 64, 100),
-) -> Iterator[DeferredCall]:  # fmt: skip
-    """Yield decoding by these layers, and prompts of so many tokens."""
+    source: Path,
+    layers: Iterable[Linear],
+    dtypes: Iterable[torch.dtype],
+    *,
+    prompts: tuple[int, ...] = (1, 64, 100),
+) -> Iterator[DeferredCall]:
+    """Yield decoding by these layers, and prompts of some lengths in tokens."""
     for layer, dtype in product(layers, dtypes):
-        shape: dict = {"heads": layer.heads, "value_heads": layer.value_heads, "size": layer.size}
-        channels = (2 * layer.heads + layer.value_heads) * layer.size
-        delta = partial(linear_attention.delta_rule, **shape)
-        short = partial(linear_attention.convolution, channels=channels, width=layer.width)
-        builds = [partial(delta, lengths=(n,), kernel="chunks") for n in prompts]
-        builds += [partial(delta, lengths=(1,), kernel=kernel) for kernel in ("one", "several")]
-        builds += [partial(short, lengths=(1,) * n) for n in (1, 2, 16)]
-        for n in (1, 2, 100):
-            rows = n * layer.value_heads
-            builds.append(partial(linear_attention.gated_norm, rows=rows, columns=layer.size))
-        yield from (deferred(build, dtype, source=source) for build in builds)
+        for build in _linear_builds(layer, prompts):
+            yield deferred(build, dtype, source=source)
+
+
+def _linear_builds(layer: Linear, prompts: tuple[int, ...]) -> Iterator[partial]:
+    delta = partial(
+        linear_attention.delta_rule,
+        heads=layer.heads,
+        value_heads=layer.value_heads,
+        size=layer.size,
+    )
+    for n in prompts:
+        yield partial(delta, lengths=(n,), kernel="chunks")
+    for kernel in ("one", "several"):
+        yield partial(delta, lengths=(1,), kernel=kernel)
+    channels = (2 * layer.heads + layer.value_heads) * layer.size
+    convolution = partial(linear_attention.convolution, channels=channels, width=layer.width)
+    for n in _BATCHES:
+        yield partial(convolution, lengths=(1,) * n)
+    for n in (1, 2, 100):
+        rows = n * layer.value_heads
+        yield partial(linear_attention.gated_norm, rows=rows, columns=layer.size)
 
 
 def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[DeferredCall]:
     """Yield a step's choice of tokens: penalties, temperature, min-p, top-k, top-p, noise."""
     for size in vocabularies:
-        named: dict = {"vocabulary": size}
-        cut = partial(sampling.truncated, **named)
-        builds = [partial(sampling.penalized, **named), partial(sampling.scaled, **named)]
-        builds.append(partial(sampling.drawn, draws=1, greedy=1, **named))
-        for n, (k, p) in product((1, 2, 5), ((5, 0), (0, 5), (5, 5))):
-            builds.append(partial(cut, keys=(k,) * n, nuclei=(p,) * n))
-        yield from (deferred(build, torch.float32, source=source) for build in builds)
+        for build in _sampling_builds(size):
+            yield deferred(build, torch.float32, source=source)
+
+
+def _sampling_builds(vocabulary: int) -> Iterator[partial]:
+    yield partial(sampling.penalized, vocabulary=vocabulary)
+    yield partial(sampling.scaled, vocabulary=vocabulary)
+    yield partial(sampling.drawn, draws=1, greedy=1, vocabulary=vocabulary)
+    truncated = partial(sampling.truncated, vocabulary=vocabulary)
+    for n, (k, p) in product((1, 2, 5), ((5, 0), (0, 5), (5, 5))):
+        yield partial(truncated, keys=(k,) * n, nuclei=(p,) * n)
 
 
 def _other_calls(source: Path) -> Iterator[DeferredCall]:
     """Yield rope in sections, batch-invariant RMS norm, and products with FP8 in blocks."""
-    for dtype in (FP16, BF16):
-        plans = [
-            *(partial(vllm_kernels.rope, tokens=n, heads=32, kv_heads=8) for n in _BATCHES),
-            partial(vllm_kernels.rms_norm, columns=4096),
-            *(
-                partial(quantized.fp8_blocks, tokens=n, size=size, rows=512)
-                for n, size in product(_FP8_TOKENS, _FP8_SIZES)
-            ),
-        ]
-        yield from (deferred(build, dtype, source=source) for build in plans)
+    builds = [partial(vllm_kernels.rope, tokens=n, heads=32, kv_heads=8) for n in _BATCHES]
+    builds.append(partial(vllm_kernels.rms_norm, columns=4096))
+    for n, size in product(_FP8_TOKENS, _FP8_SIZES):
+        builds.append(partial(quantized.fp8_blocks, tokens=n, size=size, rows=512))
+    for dtype, build in product((FP16, BF16), builds):
+        yield deferred(build, dtype, source=source)
 
 
 def vllm_set(name: str, folder: Path | None) -> list[Call]:
-    """Return the calls of a set, from vLLM's source.
+    """Return the calls of a set, with vLLM's source.
+
+    Args:
+        name: "sample", "core", or any other name for all calls.
+        folder: vLLM's source; None is the installed one.
 
     Raises:
-        CannotRun: vLLM is not installed, and no folder was given.
+        CannotRun: vLLM is not installed, and there is no folder.
     """
     source = vllm_source.find(folder)
     if name in _SET_LAYERS:
         layers = [LAYERS[model] for model in _SET_LAYERS[name]]
         experts = [vllm_experts.LAYERS["Qwen3-30B-A3B"]]
+        linear = [LINEAR["Qwen3-Next-80B-A3B"]]
         return [
             *attention_calls(source, layers, (BF16,), fp8=(False,), huge=(False,)),
             *experts_calls(source, experts, (BF16,), tokens=(1, 2)),
-            *linear_calls(source, [LINEAR["Qwen3-Next-80B-A3B"]], (BF16,), prompts=()),
+            *linear_calls(source, linear, (BF16,), prompts=()),
             *sampling_calls(source, [VOCABULARIES["Llama-3.1-8B"]]),
         ]
     dtypes = (FP16, BF16)
-    latent = dict.fromkeys(layer for row in MODELS.values() for layer in row.compressed())
+    # each layer and vocabulary once, in the order of the table
+    latent = dict.fromkeys(layer for model in MODELS.values() for layer in model.compressed())
     return [
         *attention_calls(source, dict.fromkeys(LAYERS.values()), dtypes),
         *experts_calls(source, vllm_experts.LAYERS.values(), dtypes),

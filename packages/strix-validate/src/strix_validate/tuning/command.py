@@ -55,7 +55,8 @@ def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[
     Raises:
         ValueError: The model cannot be read. CannotRun: Nothing of it can be tuned here.
     """
-    from strix_validate.layers.config import layers_in_table, layers_of
+    from strix_validate.layers.config import layers_of
+    from strix_validate.layers.table import layers_in_table
     from strix_validate.models import reading
     from strix_validate.precompiled.flash_calls import has_aiter
     from strix_validate.precompiled.packages import has

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The kinds of layers that kernels are compiled for and checked with."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A layer of attention with keys and values of its own.
+
+    Attributes:
+        heads: Query heads.
+        kv_heads: Heads of keys and values.
+        head_dim: Size of a head.
+        window: Number of keys that a query sees; 0 is all.
+        softcap: Limit of the scores, applied by tanh; 0 is none.
+        sinks: Whether each head has a learned sink.
+        block: Tokens in a block of the KV cache.
+        causal: False where a decoder attends to an encoder's keys.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    block: int = 16
+    causal: bool = True
+
+    @property
+    def group(self) -> int:
+        """Number of query heads that share a head of keys."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A layer of experts.
+
+    Attributes:
+        experts: Number of experts.
+        top_k: Number of experts that a token is sent to.
+        hidden: Size of a token's vector (config.json's hidden_size).
+        inner: Size between an expert's two products (moe_intermediate_size).
+        group: Weights of 4 bits that share a scale; 0 for other weights.
+        zeros: Whether weights of 4 bits have zero points, as AWQ's do.
+        block: Rows and columns of FP8 weights that share a scale; 0 for other weights.
+        first: Whether the router's weight is applied to what an expert reads, not to its result.
+    """
+
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+    group: int = 0
+    zeros: bool = False
+    block: int = 0
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A layer of linear attention with the gated delta rule.
+
+    Attributes:
+        heads: Heads of keys.
+        value_heads: Heads of values.
+        size: Size of a head of keys or values.
+        width: Tokens that the convolution before it spans.
+    """
+
+    heads: int
+    value_heads: int
+    size: int = 128
+    width: int = 4
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A layer of multi-head latent attention (MLA).
+
+    Attributes:
+        heads: Query heads.
+        rank: Size of the latent vector (config.json's kv_lora_rank).
+        rope: Lanes with rotary position behind it (qk_rope_head_dim).
+    """
+
+    heads: int
+    rank: int
+    rope: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of positions in time, height and width (mrope).
+
+    Attributes:
+        heads: Query heads of the layer.
+        kv_heads: Heads of keys of the layer.
+        head_dim: Size of a head.
+        rotary: Lanes of a head that are rotated.
+        sections: Number of angles for time, height and width (mrope_section).
+        interleaved: Whether the three sections alternate.
+        adjacent: Whether neighbouring lanes form a pair; otherwise lane i and i + rotary / 2 do.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: int
+    sections: tuple[int, int, int]
+    interleaved: bool = False
+    adjacent: bool = False
