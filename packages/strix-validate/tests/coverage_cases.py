@@ -68,10 +68,10 @@ class QuickCase:
 def quick_cases(library: str) -> Iterator[QuickCase]:
     """Yield a library's quick checks; of those that come in two dtypes, the one in float16."""
     if library == "flash":
-        for spec in flash_cases.SPECS:
-            if spec.size is Size.QUICK:
-                case = Case(spec.build, spec.why, torch.float16)
-                yield QuickCase(spec.name, case, spec.refusals)
+        for flash_case in flash_cases.CASES:
+            if flash_case.size is Size.QUICK:
+                case = Case(flash_case.build, flash_case.catches, torch.float16)
+                yield QuickCase(flash_case.label, case, flash_case.refusals)
         return
     for name, case in _TABLES[library].items():
         is_for_cpu = library != "vllm" or vllm_checks.suits(name, "cpu")

@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 import torch
 from strix_validate.attention import behaviour, flash_cases, sdpa
-from strix_validate.attention.sdpa_shapes import SHAPES, Problem
+from strix_validate.attention.sdpa_cases import CASES
+from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics import comparison, reference
 from strix_validate.tiers import attention, run_each
@@ -134,7 +135,7 @@ def test_right_dropout_passes(monkeypatch):
 
 
 def test_silent_fall_back_to_math_is_caught():
-    problem = Problem(SHAPES[0], torch.bfloat16, "cpu")
+    problem = Problem(CASES[0], torch.bfloat16, "cpu")
     check = Check("sdpa/flash/full-bfloat16", "", "")
     result = sdpa.run_one(check, sdpa.ROUTES["math"], problem)
     assert result.state is State.FAILED

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The table of models, and the few of its rows that quick has."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 import torch
+from models import FILES
 from strix_validate.attention import flash_cases, sdpa, sdpa_pairs
-from strix_validate.attention.sdpa_shapes import SHAPES
+from strix_validate.attention.sdpa_cases import CASES
 from strix_validate.checks import Size
+from strix_validate.layers import table
 from strix_validate.layers.pairs import combine, pairwise
 from strix_validate.layers.table import MODELS, plain_layers
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
@@ -50,7 +53,7 @@ def test_a_pair_that_no_combination_has_is_left_out():
 
 def test_combined_shapes_hold_each_pair_that_fits():
     rows = combine(sdpa_pairs.COLUMNS, sdpa_pairs.fits)
-    assert len(rows) == len(sdpa_pairs.shapes()) == len({x.name for x in sdpa_pairs.shapes()})
+    assert len(rows) == len(sdpa_pairs.cases()) == len({x.name for x in sdpa_pairs.cases()})
     held = pairs(tuple(x.items()) for x in rows)
     columns = list(sdpa_pairs.COLUMNS.items())
     for (i, (a, xs)), (j, (b, ys)) in combinations(enumerate(columns), 2):
@@ -65,6 +68,16 @@ def test_each_model_has_layers(model):
     row = MODELS[model]
     assert row.attention() or row.compressed()
     assert all(layer.heads % layer.kv_heads == 0 for layer in row.attention())
+
+
+@pytest.mark.parametrize("model", sorted(MODELS.keys() & FILES.keys()))
+def test_a_config_can_be_pasted_into_the_table(model):
+    """With all of its keys it gives the layers and sizes of the entry, which has a few of them."""
+    pasted = table.read_model(FILES[model])
+    entry = MODELS[model]
+    for name in ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"):
+        assert getattr(pasted, name) == getattr(entry, name), name
+    assert replace(pasted.layers, dtype=torch.bfloat16) == entry.layers
 
 
 def keywords(cases) -> tuple[list, list]:
@@ -83,7 +96,7 @@ def test_quick_has_each_group_head_dim_and_block_of_the_table():
 
 def test_sdpa_and_flash_attn_have_the_heads_of_each_model():
     """SDPA each group at quick, prompts and decoding; flash-attn each model's decoding."""
-    quick = [x for x in SHAPES if x.name.startswith("layer-") and x.size is Size.QUICK]
+    quick = [x for x in CASES if x.name.startswith("layer-") and x.size is Size.QUICK]
     for queries in (1, 40):
         groups = {x.heads // x.kv_heads for x in quick if x.seqlen_q == queries}
         assert groups == {x.group for x in plain_layers().values()}
@@ -101,7 +114,7 @@ QUICK_HAS = {
     ("experts", "group"): {layer.group for layer in MIXTURES if layer.group},
     ("experts", "zeros"): {False, True},
     ("experts", "bits"): {4, 8, 16},
-    ("norm", "columns"): {row.hidden for row in MODELS.values()},
+    ("norm", "columns"): {row.hidden_size for row in MODELS.values()},
     ("rope", "heads"): {layer.heads for layer in ANGLES},
     ("rope", "kv_heads"): {layer.kv_heads for layer in ANGLES},
     ("rope", "sections"): {layer.sections for layer in ANGLES},
@@ -175,9 +188,9 @@ def test_packages_compute_what_models_have():
 
 
 def test_flash_attn_has_each_group_and_head_dim_in_packed_sequences():
-    specs = [x for x in flash_cases.SPECS if x.name.startswith("layer-") and x.size is Size.QUICK]
+    cases = [x for x in flash_cases.CASES if x.label.startswith("layer-") and x.size is Size.QUICK]
     layers = plain_layers().values()
     for kind in ("fixed", "varlen"):
-        shapes = [x.build.keywords for x in specs if x.build.func.__name__ == kind]
+        shapes = [x.build.keywords for x in cases if x.build.func.__name__ == kind]
         assert {x["heads"] // x["kv_heads"] for x in shapes} == {x.group for x in layers}
         assert {x["head_dim"] for x in shapes} == {x.head_dim for x in layers}

@@ -16,7 +16,8 @@ import pytest
 import tiled
 import torch
 from strix_validate.attention import behaviour, flash_cases, sdpa, sdpa_pairs
-from strix_validate.attention.sdpa_shapes import SHAPES, Problem
+from strix_validate.attention.sdpa_cases import CASES
+from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.checks import Check, Result, RunOptions, Size, State
 from strix_validate.tiers import attention, run_each
 from strix_validate.triton import modes as triton_modes
@@ -362,9 +363,11 @@ def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.CallAnswer:
 
 @cache
 def problems(size: Size) -> list[Problem]:
-    every = (*SHAPES, *sdpa_pairs.shapes())
-    shapes = [x for x in every if size.holds(x.size) and not x.on_device]
-    return [Problem(x, dtype, "cpu") for x in shapes for dtype in x.dtypes]
+    selected = []
+    for case in (*CASES, *sdpa_pairs.cases()):
+        if size.holds(case.size) and not case.on_device:
+            selected += [Problem(case, dtype, "cpu") for dtype in case.dtypes]
+    return selected
 
 
 @cache
@@ -383,7 +386,7 @@ def results(kernel: tiled.Kernel, size: Size, only: str = "") -> Iterator[Result
     """
     Attention.last = None
     for problem in problems(size):
-        name = f"{problem.shape.name}-{problem.dtype}"
+        name = f"{problem.case.name}-{problem.dtype}"
         if name.startswith(only):
             yield sdpa.run_one(Check(f"sdpa/default/{name}", "", ""), route(kernel), problem)
     bodies = behaviour.checks()

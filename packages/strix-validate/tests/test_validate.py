@@ -18,7 +18,7 @@ import wrong_reference
 from calls import skip_without
 from program import run
 from strix_validate import cli, tiers
-from strix_validate.attention import flash_cases, sdpa, sdpa_shapes
+from strix_validate.attention import flash_cases, sdpa, sdpa_cases, sdpa_problem
 from strix_validate.checks import (
     CannotRun,
     Check,
@@ -252,8 +252,8 @@ def built(build) -> dict:
 
 def test_a_name_says_what_is_computed():
     cases = {**flash_cases.COMPILED, **flash_cases.EMULATED, **vllm_checks.COMPUTED}
-    shapes = [(shape.name, vars(shape)) for shape in sdpa_shapes.SHAPES]
-    shapes += [(spec.name, built(spec.build)) for spec in flash_cases.SPECS]
+    shapes = [(case.name, vars(case)) for case in sdpa_cases.CASES]
+    shapes += [(case.label, built(case.build)) for case in flash_cases.CASES]
     shapes += [(name, built(case.build)) for name, case in cases.items()]
     for name, shape in shapes:
         words = name.split("-")
@@ -270,8 +270,8 @@ def test_a_name_says_what_is_computed():
 
 def test_a_whole_tile_of_keys_is_shut_out():
     """In the second sequence, by the smallest number; each sees its own past besides."""
-    (shape,) = (shape for shape in sdpa_shapes.SHAPES if shape.name == "least-mask")
-    mask = sdpa_shapes.mask_of(shape, torch.float16, torch.Generator())
+    (case,) = (case for case in sdpa_cases.CASES if case.name == "least-mask")
+    mask = sdpa_problem.mask_of(case, torch.float16, torch.Generator())
     shut = mask == torch.finfo(torch.float16).min
     assert shut[1, 0, :, :70].all() and not shut[0, 0, :, :70].any()
     assert shut[:, 0, 0, -1].all() and not shut[:, 0, -1, -1].any()
@@ -279,9 +279,9 @@ def test_a_whole_tile_of_keys_is_shut_out():
 
 def test_every_sequence_is_compared_unless_they_take_gigabytes():
     compared = {
-        shape.name: sdpa_shapes.Problem(shape, torch.float16, "cpu").compared
-        for shape in sdpa_shapes.SHAPES
-        if shape.name in ("full", "batch-9")
+        case.name: sdpa_problem.Problem(case, torch.float16, "cpu").compared
+        for case in sdpa_cases.CASES
+        if case.name in ("full", "batch-9")
     }
     assert compared == {"full": None, "batch-9": None}
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Properties of scaled_dot_product_attention that a single comparison cannot show."""
+"""Properties of scaled_dot_product_attention that a single comparison cannot show.
+
+The docstring of a check's function is the reason that reports give for the check.
+"""
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import product
 
@@ -11,7 +14,8 @@ import torch
 from torch import Tensor
 
 from strix_validate.attention import sdpa
-from strix_validate.attention.sdpa_shapes import Problem, SdpaShape
+from strix_validate.attention.sdpa_cases import SdpaCase
+from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.checks import (
     ANY,
     CannotRun,
@@ -29,25 +33,27 @@ from strix_validate.checks import (
 from strix_validate.numerics import comparison, reference
 
 HALF = torch.float16
-#: Of float16's largest number, and of both dtypes.
-OF_FLOAT16 = ("large", "finite")
+#: Checks that run in float16 only: of its largest number, and one that draws in both dtypes.
+_FLOAT16_ONLY = ("large", "finite")
 _SUFFIX = "-bfloat16"
 
 
 @cache
 def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
-    """Return one check for each kind of behaviour and route, with its function.
+    """Return one check for each kind of behaviour, route and data type, with its function.
 
-    A route that refuses raises CannotRun.
+    A function raises CannotRun if the route refuses.
     """
-    found: dict[Check, Callable[[RunOptions], dict | Result]] = {}
+    functions: dict[Check, Callable[[RunOptions], dict | Result]] = {}
     for name, body in BODIES.items():
-        for route in LSE if name == "lse" else sdpa.ROUTES:
-            for dtype in (HALF,) if name in OF_FLOAT16 else (HALF, torch.bfloat16):
-                id_ = f"{name}{_SUFFIX * (dtype is torch.bfloat16)}"
-                check = Check(f"sdpa/{route}/{id_}", f"torch SDPA {route}: {id_}", reason_of(body))
-                found[check] = partial(_by_route, body, route, dtype)
-    return found
+        routes = LSE if name == "lse" else sdpa.ROUTES
+        dtypes = (HALF,) if name in _FLOAT16_ONLY else (HALF, torch.bfloat16)
+        for route, dtype in product(routes, dtypes):
+            suffix = _SUFFIX if dtype is torch.bfloat16 else ""
+            id_ = f"{name}{suffix}"
+            check = Check(f"sdpa/{route}/{id_}", f"torch SDPA {route}: {id_}", reason_of(body))
+            functions[check] = partial(_check_route, body, route, dtype)
+    return functions
 
 
 def applies(check: Check, options: RunOptions) -> bool:
@@ -55,24 +61,36 @@ def applies(check: Check, options: RunOptions) -> bool:
     return options.device == "cuda" or not check.id.endswith(_SUFFIX)
 
 
-def _by_route(body: Callable, route: str, dtype: torch.dtype, options: RunOptions) -> dict | Result:
+def _check_route(
+    body: Callable,
+    route: str,
+    dtype: torch.dtype,
+    options: RunOptions,
+) -> dict | Result:
     return body(Watched(route, dtype), options)
 
 
 class Watched:
-    """A route; refusals raise CannotRun, and another backend than the named one fails.
+    """A route that fails if another backend runs than the one it is named after.
 
     Attributes:
-        name: of the route.
-        dtype: of the tensors that a check gives it.
-        unwatched: the route itself.
+        name: Name of the route.
+        dtype: Dtype of the tensors that a check passes.
+        unwatched: The route itself.
     """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
-        self.name, self.dtype, self.unwatched = name, dtype, sdpa.ROUTES[name]
+        self.name = name
+        self.dtype = dtype
+        self.unwatched = sdpa.ROUTES[name]
 
     def __call__(self, *args: Tensor, **options) -> Tensor:
-        """Compute by the route. Raise CheckFailed if another backend ran."""
+        """Compute attention by the route.
+
+        Raises:
+            CannotRun: The route refuses.
+            CheckFailed: Another backend ran.
+        """
         out, operators = sdpa.call(self.unwatched, *args, **options)
         fault = sdpa.wrong_operator(self.name, operators)
         require(not fault, fault)
@@ -80,119 +98,150 @@ class Watched:
 
 
 def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed_of(str(seed)))).to(
-        device, dtype
-    )
+    generator = torch.Generator().manual_seed(seed_of(str(seed)))
+    return torch.randn(size, generator=generator).to(device, dtype)
 
 
-def _draw_three(route: Watched, options: RunOptions, *size: int) -> list[Tensor]:
-    """Return q, k and v of a size, of the dtype that is checked."""
-    place: dict = {"device": options.device, "dtype": route.dtype}
-    return [_randn(*size, **place, seed=i) for i in range(3)]
+def _draw_inputs(route: Watched, options: RunOptions, *size: int) -> list[Tensor]:
+    """Draw q, k and v of a size, of the dtype under test."""
+    device = options.device
+    return [_randn(*size, device=device, dtype=route.dtype, seed=seed) for seed in range(3)]
+
+
+def _are_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(x.isfinite().all()) for x in tensors)
+
+
+def _differentiate(out: Tensor, leaves: list[Tensor], grad_out: Tensor) -> dict[str, Tensor]:
+    """Return out and the gradients of q, k and v, by name."""
+    dq, dk, dv = torch.autograd.grad(out, leaves, grad_out)
+    return {"out": out, "dq": dq, "dk": dk, "dv": dv}
 
 
 def large(route: sdpa.Route, options: RunOptions) -> dict:
-    """Scores above 65504, the largest fp16 number: NaN if the kernel accumulates q k^T in fp16.
-    Random data never gets there. https://github.com/ROCm/aotriton/pull/179"""
-    batch, heads, seqlen = (4, 8, 4096) if options.size.holds(Size.FULL) else (1, 2, 512)
-    q = torch.full((batch, heads, seqlen, 72), 260 / 72**0.5, dtype=HALF, device=options.device)
-    v = _randn(batch, heads, seqlen, 72, device=options.device)
+    """Check scores above 65504, the largest number of fp16, which random inputs do not reach.
+
+    A kernel that accumulates q k^T in fp16 gives NaN: https://github.com/ROCm/aotriton/pull/179
+    """
+    size = (1, 2, 512, 72)
+    if options.size.holds(Size.FULL):
+        size = (4, 8, 4096, 72)
+    q = torch.full(size, 260 / 72**0.5, dtype=HALF, device=options.device)
+    v = _randn(*size, device=options.device)
     leaves = [x.requires_grad_() for x in (q, q.clone(), v)]
     out = route(*leaves)
     grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
-    require(all(x.isfinite().all() for x in grads), "a gradient is not finite")
-    # equal scores: every weight is 1/seqlen, and 1 bit of rounding of the scores moves none
+    require(_are_finite(grads), "a gradient is not finite")
+    # All scores are equal, so every weight is 1/seqlen, and rounding of the scores changes none.
     exact = v.double().mean(-2, keepdim=True).expand_as(v)
-    error, bound = comparison.max_error(out, exact), 3 * 2**-11 * v.abs().max().item()
+    error = comparison.max_error(out, exact)
+    bound = 3 * 2**-11 * v.abs().max().item()
     require(error <= bound, f"error {error:.3g}, allowed {bound:.3g}")
     return {"out": {"error": error, "bound": bound}}
 
 
 def deterministic(route: Watched, options: RunOptions) -> dict:
-    """The same call gives the same bits; otherwise memory is read that nothing wrote, or there is
-    a race. The gradients may differ: they are summed atomically by some kernels.
-    https://github.com/ROCm/aotriton/issues/183"""
+    """Check that the same call gives the same bits.
+
+    Otherwise there is a race, or the kernel reads memory that nothing wrote. The gradients may
+    differ, because some kernels sum them with atomics:
+    https://github.com/ROCm/aotriton/issues/183
+    """
     repeats = {Size.QUICK: 5, Size.FULL: 100, Size.STRESS: 1000}[options.size]
-    q, k, v = _draw_three(route, options, 1, 4, 257, 80)
+    q, k, v = _draw_inputs(route, options, 1, 4, 257, 80)
     first = route(q, k, v, is_causal=True)
-    differing = sum(
-        not torch.equal(first, route(q, k, v, is_causal=True)) for _ in range(repeats - 1)
-    )
-    require(not differing, f"{differing} of {repeats - 1} repeats differ from the first call")
+    differing = 0
+    for _ in range(repeats - 1):
+        differing += not torch.equal(first, route(q, k, v, is_causal=True))
+    repeated = repeats - 1
+    require(not differing, f"{differing} of {repeated} repeats differ from the first call")
     return {"repeats": repeats}
 
 
 def finite(route: sdpa.Route, options: RunOptions) -> dict:
-    """No NaN or infinity in 100 calls with fresh inputs, forward and gradients: some races show in
-    one call of hundreds. https://github.com/ROCm/aotriton/issues/183"""
+    """Check that 100 calls with new inputs give no NaN or infinity, forward and in the gradients.
+
+    Some races show in one call of hundreds: https://github.com/ROCm/aotriton/issues/183
+    """
     repeats = 1000 if options.size is Size.STRESS else 100
     generator = torch.Generator(options.device).manual_seed(seed_of("finite"))
     for i in range(repeats):
-        size = (1, 2, 130, (72, 80)[i % 2])
-        leaves = [
-            torch.randn(size, generator=generator, device=options.device)
-            .to((torch.float16, torch.bfloat16)[i // 2 % 2])
-            .requires_grad_()
-            for _ in range(3)
-        ]
+        head_dim = (72, 80)[i % 2]
+        dtype = (torch.float16, torch.bfloat16)[i // 2 % 2]
+        leaves = []
+        for _ in range(3):
+            x = torch.randn((1, 2, 130, head_dim), generator=generator, device=options.device)
+            leaves.append(x.to(dtype).requires_grad_())
         out = route(*leaves, is_causal=i % 3 == 0)
-        tensors = [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
-        require(all(x.isfinite().all() for x in tensors), f"not finite in call {i + 1}")
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+        require(_are_finite([out, *grads]), f"not finite in call {i + 1}")
     return {"repeats": repeats}
 
 
 def masked_row(route: Watched, options: RunOptions) -> dict:
-    """A query that a Boolean mask shuts out of every key gives zeros, not NaN, which would spread
-    from a padded position through the whole model: https://github.com/pytorch/pytorch/issues/41508
+    """Check that a query gives zeros if a Boolean mask hides every key from it.
+
+    NaN would spread from a padded position through the whole model:
+    https://github.com/pytorch/pytorch/issues/41508
     """
-    q, k, v = _draw_three(route, options, 1, 2, 70, 64)
-    seen = torch.ones(70, 70, dtype=torch.bool, device=options.device)
-    seen[13] = False
+    q, k, v = _draw_inputs(route, options, 1, 2, 70, 64)
+    visible = torch.ones(70, 70, dtype=torch.bool, device=options.device)
+    visible[13] = False
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    out = route(*leaves, attn_mask=seen)
+    out = route(*leaves, attn_mask=visible)
     grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
-    require(all(x.isfinite().all() for x in (out, *grads)), "not finite")
+    require(_are_finite([out, *grads]), "not finite")
     shut_out = out[:, :, 13].abs().max().item()
     require(shut_out == 0, f"the shut-out query gives values up to {shut_out:.3g}, not zeros")
     return {"shut_out": shut_out}
 
 
 def nan(route: Watched, options: RunOptions) -> dict:
-    """NaN in q, k or v reaches the output and gradient of each query that uses it, and
-    no other head or sequence. A maximum that drops NaN makes a broken layer look plausible:
-    https://triton-lang.org/main/python-api/generated/triton.language.maximum.html"""
+    """Check that NaN in q, k or v reaches the output and gradient of each query that uses it.
+
+    It must reach no other head or sequence. A maximum that drops NaN makes a broken layer look
+    plausible: https://triton-lang.org/main/python-api/generated/triton.language.maximum.html
+    """
     for poisoned, causal in product(range(3), (False, True)):
-        leaves = _draw_three(route, options, 2, 2, 130, 64)
+        leaves = _draw_inputs(route, options, 2, 2, 130, 64)
         leaves[poisoned][1, 0, 70, 3] = float("nan")
         leaves = [x.requires_grad_() for x in leaves]
         out = route(*leaves, is_causal=causal)
-        found = (out, *torch.autograd.grad(out, leaves, torch.ones_like(out)))
-        # of a causal call only the queries that see the key: the others may get it times zero
-        queries = slice(70, 71) if poisoned == 0 else slice(70 if causal else 0, None)
+        results = _differentiate(out, leaves, torch.ones_like(out))
+        # In a causal call only the queries that see the key: others may multiply it by zero.
+        queries = slice(70 if causal else 0, None)
+        if poisoned == 0:
+            queries = slice(70, 71)
         columns = slice(3, 4) if poisoned == 2 else slice(None)
-        name = "qkv"[poisoned] + ", causal" * causal
-        # not dk and dv: CUDA's kernels take a row's logsumexp of NaN for that of no keys
-        require(out[1, 0, queries, columns].isnan().all(), f"NaN in {name} does not reach out")
-        require(found[1][1, 0, queries].isnan().all(), f"NaN in {name} does not reach dq")
-        finite = all(x[0].isfinite().all() and x[1, 1].isfinite().all() for x in found)
-        require(finite, f"NaN in {name} reaches another head or sequence")
+        name = "qkv"[poisoned] + (", causal" if causal else "")
+        # dk and dv are not judged: CUDA's kernels take a row's logsumexp of NaN for that of no keys
+        reaches_out = out[1, 0, queries, columns].isnan().all()
+        require(reaches_out, f"NaN in {name} does not reach out")
+        reaches_dq = results["dq"][1, 0, queries].isnan().all()
+        require(reaches_dq, f"NaN in {name} does not reach dq")
+        others = []
+        for x in results.values():
+            others += [x[0], x[1, 1]]
+        require(_are_finite(others), f"NaN in {name} reaches another head or sequence")
     return {"poisoned": "q, k, v"}
 
 
 def lse(route: Watched, options: RunOptions) -> Result:
-    """The logarithm of the sum of exp(scores) that the operator returns, in base e. The backward
-    pass undoes an error in it, and whoever merges partial results does not; it was off by ln 2:
-    https://github.com/pytorch/pytorch/issues/181645"""
+    """Check the logarithm of the sum of exp(scores) that the operator returns, in base e.
+
+    The backward pass cancels an error in it, but code that merges partial results does not. It was
+    off by ln 2: https://github.com/pytorch/pytorch/issues/181645
+    """
     if route.name == "efficient" and options.device == "cpu":
         raise CannotRun("No viable backend")
-    q, k, v = _draw_three(route, options, 2, 2, 130, 64)
-    found = LSE[route.name](q, k, v)[..., : q.shape[2]]
+    q, k, v = _draw_inputs(route, options, 2, 2, 130, 64)
+    actual = LSE[route.name](q, k, v)[..., : q.shape[2]]
 
-    def right(dtype: reference.Precision) -> dict[str, Tensor]:
-        exact = reference.attention(q, k, v, q, causal="top-left", lse=True, dtype=dtype)
-        return {"lse": exact["lse"]}
+    def expected(dtype: reference.Precision) -> dict[str, Tensor]:
+        results = reference.attention(q, k, v, q, causal="top-left", lse=True, dtype=dtype)
+        return {"lse": results["lse"]}
 
-    return comparison.compare(ANY, {"lse": found}, right, route.dtype)
+    return comparison.compare(ANY, {"lse": actual}, expected, route.dtype)
 
 
 def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -203,28 +252,36 @@ def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return the logarithms of a causal call, with rows padded to a multiple of 32."""
     operator = torch.ops.aten._scaled_dot_product_efficient_attention
     return operator(q, k, v, None, True, 0.0, True)[1]
 
 
-#: The operators of torch that return it; the rows of the second are padded to a multiple of 32.
+#: torch's operators that return the logarithms.
 LSE = {"flash": _flash_lse, "efficient": _efficient_lse}
 
 
 def dropout(route: Watched, options: RunOptions) -> dict:
-    """Dropout keeps the stated share of weights and scales them up, another choice in each call,
-    sequence, head, query and key, and the gradients follow the same choice, causal as well. aiter
-    0.1.20.post1 has a constant seed: the same positions in every layer and step
-    (patches/amd-aiter/0003-refuse-dropout.patch)"""
+    """Check that dropout keeps the stated share of weights, scales them up, and varies.
+
+    Each call, sequence, head, query and key drops other weights, and the gradients follow the same
+    choice, with and without a causal mask. aiter 0.1.20.post1 has a constant seed: it drops the
+    same positions in every layer and step (patches/amd-aiter/0003-refuse-dropout.patch)
+    """
     torch.manual_seed(seed_of("dropout"))
-    found: dict = {}
-    for n, causal in ((256, False), (96, True)):
-        found |= _dropped(route, n, causal, options.device)
-    return found
+    measured = _check_dropout(route, 256, causal=False, device=options.device)
+    return measured | _check_dropout(route, 96, causal=True, device=options.device)
 
 
-def _dropped(route: Watched, n: int, causal: bool, device: str, p: float = 0.2) -> dict:
-    """Check dropout in calls of n queries and keys."""
+def _check_dropout(
+    route: Watched,
+    n: int,
+    *,
+    causal: bool,
+    device: str,
+    p: float = 0.2,
+) -> dict:
+    """Check dropout with probability p in calls of n queries and keys."""
     # equal scores and v = 1: the output is the weights themselves
     q = torch.zeros(2, 4, n, n, dtype=route.dtype, device=device)
     k = _randn(2, 4, n, n, device=device, dtype=route.dtype, seed=1)
@@ -232,72 +289,96 @@ def _dropped(route: Watched, n: int, causal: bool, device: str, p: float = 0.2) 
     leaves = [x.requires_grad_() for x in (q, k, v)]
     call = partial(route, *leaves, dropout_p=p, is_causal=causal)
     out = call()
-    kept = out != 0
-    seen = torch.ones(n, n, dtype=torch.bool, device=device)
-    seen = seen.tril() if causal else seen
-    keep = kept.double()
-    share, expected = keep[..., seen].mean().item(), 1 - p
-    spread = (p * (1 - p) / keep[..., seen].numel()) ** 0.5
-    require(abs(share - expected) < 5 * spread, f"{share:.4f} of the weights kept, not {expected}")
-    value = (out.double() * seen.sum(-1, keepdim=True) * expected)[kept]
-    limit = 2.1 * torch.finfo(route.dtype).eps
-    require((value - 1).abs().max() < limit, "kept weights are not scaled by 1 / (1 - p)")
-    for axis, name in enumerate(("sequences", "heads", "queries", "keys") * (not causal)):
-        for apart in (1 << i for i in range(8) if 1 << i < kept.shape[axis]):
-            first, second = kept.narrow(axis, 0, apart), kept.narrow(axis, apart, apart)
-            # by chance two of three are alike; a pattern of the tile repeats whole
-            alike = (first == second).count_nonzero().item() / first.numel()
-            require(alike < 0.8, f"{name} {apart} apart drop the same weights")
+    visible = torch.ones(n, n, dtype=torch.bool, device=device)
+    if causal:
+        visible = visible.tril()
+    share = _check_kept_weights(out, visible, p)
+    if not causal:
+        _check_patterns(out != 0)
     grad_out = _randn(*out.shape, device=device, dtype=route.dtype, seed=2)
-    grads = torch.autograd.grad(out, leaves, grad_out)
-    actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    actual = _differentiate(out, leaves, grad_out)
     require(not torch.equal(call() != 0, out != 0), "two calls drop the same weights")
+    keep = (out != 0).double() / (1 - p)
+    corner: reference.Causal = "top-left" if causal else None
 
-    def right(dtype: reference.Precision) -> dict[str, Tensor]:
-        corner: reference.Causal = "top-left" if causal else None
-        return reference.attention(
-            q, k, v, grad_out, keep=keep / expected, causal=corner, dtype=dtype
-        )
+    def expected(dtype: reference.Precision) -> dict[str, Tensor]:
+        return reference.attention(q, k, v, grad_out, keep=keep, causal=corner, dtype=dtype)
 
-    found = comparison.compare(ANY, actual, right, route.dtype)
-    require(found.state is State.PASSED, f"{found.reason}{', causal' * causal}")
-    kind = "causal_" * causal
-    return {f"{kind}{name}": x for name, x in found.measured.items()} | {f"{kind}kept": share}
+    result = comparison.compare(ANY, actual, expected, route.dtype)
+    where = ", causal" if causal else ""
+    require(result.state is State.PASSED, f"{result.reason}{where}")
+    prefix = "causal_" if causal else ""
+    measured = {f"{prefix}{name}": x for name, x in result.measured.items()}
+    return measured | {f"{prefix}kept": share}
+
+
+def _check_kept_weights(out: Tensor, visible: Tensor, p: float) -> float:
+    """Check the number and the size of the weights that dropout kept; return their share."""
+    is_kept = out != 0
+    of_visible = is_kept.double()[..., visible]
+    share = of_visible.mean().item()
+    expected = 1 - p
+    deviation = (p * (1 - p) / of_visible.numel()) ** 0.5
+    is_expected = abs(share - expected) < 5 * deviation
+    require(is_expected, f"{share:.4f} of the weights kept, not {expected}")
+    # an equal weight is 1 / number of keys, divided by 1 - p
+    value = (out.double() * visible.sum(-1, keepdim=True) * expected)[is_kept]
+    limit = 2.1 * torch.finfo(out.dtype).eps
+    require((value - 1).abs().max() < limit, "kept weights are not scaled by 1 / (1 - p)")
+    return share
+
+
+def _check_patterns(is_kept: Tensor) -> None:
+    """Check that no two parts of an axis at a distance of a power of two drop the same weights."""
+    for axis, name in enumerate(("sequences", "heads", "queries", "keys")):
+        for distance in (1, 2, 4, 8, 16, 32, 64, 128):
+            if distance >= is_kept.shape[axis]:
+                break
+            first = is_kept.narrow(axis, 0, distance)
+            second = is_kept.narrow(axis, distance, distance)
+            # By chance two of three are equal; a pattern that repeats with a tile is equal whole.
+            equal = (first == second).count_nonzero().item() / first.numel()
+            require(equal < 0.8, f"{name} {distance} apart drop the same weights")
 
 
 def nested(route: Watched, options: RunOptions) -> dict | Result:
-    """Sequences of several lengths in one nested tensor, q, k and v of one product: keys of a
-    neighbour, or offsets of the padded length."""
+    """Check sequences of several lengths in one nested tensor, with q, k and v of one product.
+
+    It catches keys of a neighbouring sequence, and offsets computed from the padded length.
+    """
     need_gpu(options, "only a GPU has fused attention of nested tensors")
-    lengths = (70, 1, 133)
-    place: dict = {"device": options.device, "dtype": route.dtype}
-    rows = [_randn(n, 3 * 4 * 64, **place, seed=n) for n in lengths]
+    rows = []
+    for length in (70, 1, 133):
+        row = _randn(length, 3 * 4 * 64, device=options.device, dtype=route.dtype, seed=length)
+        rows.append(row)
     whole = torch.nested.nested_tensor(rows, layout=torch.jagged)
     q, k, v = (x.unflatten(-1, (4, 64)).transpose(1, 2) for x in whole.chunk(3, -1))
     out = route(q, k, v, is_causal=True).transpose(1, 2).values()
-    whole_rows = [row.view(-1, 3, 4, 64) for row in rows]
 
-    def right(dtype: reference.Precision) -> dict[str, Tensor]:
-        parts = [[x.transpose(0, 1)[None] for x in row.unbind(1)] for row in whole_rows]
-        found = [
-            reference.attention(q, k, v, q, causal="top-left", dtype=dtype)["out"]
-            for q, k, v in parts
-        ]
-        return {"out": torch.cat([x[0].transpose(0, 1) for x in found])}
+    def expected(dtype: reference.Precision) -> dict[str, Tensor]:
+        outs = []
+        for row in rows:
+            # (1, heads, tokens, head_dim) of each
+            q, k, v = (x.transpose(0, 1)[None] for x in row.view(-1, 3, 4, 64).unbind(1))
+            exact = reference.attention(q, k, v, q, causal="top-left", dtype=dtype)
+            outs.append(exact["out"][0].transpose(0, 1))
+        return {"out": torch.cat(outs)}
 
-    return comparison.compare(ANY, {"out": out}, right, route.dtype)
+    return comparison.compare(ANY, {"out": out}, expected, route.dtype)
 
 
 def captured(route: Watched, options: RunOptions) -> dict | Result:
-    """A captured graph computes with what its inputs hold when it is replayed: arguments of the
-    captured call, or memory of its scratch, that another call has taken:
-    https://github.com/vllm-project/vllm/issues/32180"""
+    """Check that a captured graph computes with what its inputs hold when it is replayed.
+
+    It catches arguments of the captured call, and scratch memory that another call has taken:
+    https://github.com/vllm-project/vllm/issues/32180
+    """
     need_gpu(options, "only a GPU captures graphs")
-    shape = SdpaShape("captured", "", causal=True, seqlen_q=113, seqlen_k=113)
-    problem = Problem(shape, route.dtype, options.device)
+    case = SdpaCase("captured", "", causal=True, seqlen_q=113, seqlen_k=113)
+    problem = Problem(case, route.dtype, options.device)
     *tensors, _ = problem.inputs
     inputs = [torch.zeros_like(x) for x in tensors]
-    route(*inputs, is_causal=True)  # a refusal shows without a graph already
+    route(*inputs, is_causal=True)  # shows a refusal before any graph
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
@@ -305,35 +386,47 @@ def captured(route: Watched, options: RunOptions) -> dict | Result:
     torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph), torch.no_grad():
         out = route.unwatched(*inputs, is_causal=True)
-    for mine, x in zip(inputs, tensors, strict=True):
-        mine.copy_(x)
+    for captured_input, x in zip(inputs, tensors, strict=True):
+        captured_input.copy_(x)
     graph.replay()
-    found = {"out": out.clone()}
-    return comparison.compare(
-        ANY, found, lambda dtype: {"out": problem.expected(dtype)["out"]}, route.dtype
-    )
+
+    def expected(dtype: reference.Precision) -> dict[str, Tensor]:
+        return {"out": problem.expected(dtype)["out"]}
+
+    return comparison.compare(ANY, {"out": out.clone()}, expected, route.dtype)
 
 
 def compiled(route: Watched, options: RunOptions) -> dict | Result:
-    """torch.compile gives what eager mode gives: the shapes that an operator announces to the
-    compiler were other ones than it returns, in flash-attn 2.8.3
-    (patches/flash-attn/0002-register-op-outputs.patch)"""
+    """Check that torch.compile gives what eager mode gives.
+
+    An operator of flash-attn 2.8.3 announced other shapes to the compiler than it returned
+    (patches/flash-attn/0002-register-op-outputs.patch)
+    """
+    uses_inductor = options.size.holds(Size.FULL)
     compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if options.size.holds(Size.FULL) and options.device == "cpu" and not compiler:
+    if uses_inductor and options.device == "cpu" and not compiler:
         raise CannotRun("torch.compile needs a C++ compiler on the CPU")
-    shape = SdpaShape("compiled", "", causal=True, seqlen_q=113, seqlen_k=113)
-    problem = Problem(shape, route.dtype, options.device)
-    backend = "inductor" if options.size.holds(Size.FULL) else "aot_eager"
+    case = SdpaCase("compiled", "", causal=True, seqlen_q=113, seqlen_k=113)
+    problem = Problem(case, route.dtype, options.device)
     *tensors, grad_out = problem.inputs
     leaves = [x.detach().requires_grad_() for x in tensors]
-    route(*leaves, is_causal=True)  # a refusal shows without the compiler already
+    route(*leaves, is_causal=True)  # shows a refusal before the compiler starts
     torch.compiler.reset()
+    backend = "inductor" if uses_inductor else "aot_eager"
     out = torch.compile(route.unwatched, backend=backend)(*leaves, is_causal=True)
-    grads = torch.autograd.grad(out, leaves, grad_out)
-    actual = {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    actual = _differentiate(out, leaves, grad_out)
     return comparison.compare(ANY, actual, problem.expected, route.dtype)
 
 
 BODIES = named(
-    large, deterministic, finite, masked_row, nan, lse, dropout, compiled, nested, captured
+    large,
+    deterministic,
+    finite,
+    masked_row,
+    nan,
+    lse,
+    dropout,
+    compiled,
+    nested,
+    captured,
 )

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,20 +14,32 @@ from strix_validate.numerics import reference
 from strix_validate.triton import stand_in
 from strix_validate.triton.call import move
 
-#: The first, a middle and the last sequence are empty; one has keys but no queries.
-NO_TOKENS = {"lengths_q": (0, 37, 0, 0, 64, 0), "lengths_k": (0, 64, 0, 20, 50, 0)}
-#: Those have queries but no keys, one of them more queries than a block of any kernel has.
-NO_KEYS = {"lengths_q": (5, 33, 140, 37, 160, 7), "lengths_k": (0, 70, 0, 64, 170, 0)}
+#: Lengths for varlen: the first, a middle and the last sequence are empty; one has keys but no
+#: queries.
+NO_TOKENS = {
+    "lengths_q": (0, 37, 0, 0, 64, 0),
+    "lengths_k": (0, 64, 0, 20, 50, 0),
+}
+#: The same sequences with queries but no keys; one has more queries than a block of any kernel.
+NO_KEYS = {
+    "lengths_q": (5, 33, 140, 37, 160, 7),
+    "lengths_k": (0, 70, 0, 64, 170, 0),
+}
 
 
 @dataclass(frozen=True)
 class FlashCall:
     """The call flash_attn.<name>(**tensors, **options).
 
-    Tensors have flash-attn's layout, (batch, seqlen, heads, head_dim) or (tokens, heads, head_dim).
-    With grad_out, shaped like the output, the gradients of q, k and v, or of the tensors that hold
-    them, are computed as well; with infers, the output again without gradients. With repeats above
-    1, the outputs of all calls are compared bit by bit.
+    Attributes:
+        name: Function of flash_attn.
+        tensors: Arguments in flash-attn's layout, (batch, seqlen, heads, head_dim) or (tokens,
+            heads, head_dim).
+        options: Other arguments.
+        grad_out: Gradient of the output. With it, the gradients of q, k and v are computed, or of
+            the tensors that hold them.
+        repeats: Number of calls; with more than 1, their outputs are compared bit by bit.
+        infers: Whether the output is also computed without gradients.
     """
 
     name: str
@@ -38,20 +51,23 @@ class FlashCall:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type of the tensors."""
+        """Data type of the tensors."""
         return next(iter(self.tensors.values())).dtype
 
     def prepare(self) -> str:
         """Make flash-attn take CPU tensors; return which kernels it uses."""
-        found = f"flash-attn's kernels: {backend()}"
+        kernels = f"flash-attn's kernels: {backend()}"
         stand_in.accept_cpu_tensors()
-        return found
+        return kernels
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """Make the call; return out with dq, dk, dv, or else with the arguments, maybe changed.
+        """Make the call on a device; exceptions of flash_attn pass through.
 
-        With repeats also "differing": how many calls returned another output than the first.
-        flash_attn's own exceptions pass through.
+        Returns:
+            out, and lse if the call returns it; with grad_out the gradients, "dq" for that of q,
+            otherwise the arguments, which the call may have changed. With infers also "inference",
+            the output without gradients. With repeats also "differing": how many calls returned
+            another output than the first.
         """
         import flash_attn
 
@@ -66,47 +82,76 @@ class FlashCall:
         leaves = [tensors[name].detach().requires_grad_() for name in names]
         tensors.update(zip(names, leaves, strict=True))
         out = function(**tensors, **self.options)
-        lse = {}
+        lse = None
         if self.options.get("return_attn_probs"):
-            out, lse["lse"], _ = out
+            out, lse, _ = out
         grads = torch.autograd.grad(out, leaves, move(self.grad_out, device))
-        grads = {f"d{name}": grad for name, grad in zip(names, grads, strict=True)}
-        found = {"out": out.detach(), **grads, **lse}
+        results = {"out": out.detach()}
+        for name, grad in zip(names, grads, strict=True):
+            results[f"d{name}"] = grad
+        if lse is not None:
+            results["lse"] = lse
         if self.infers:
             with torch.no_grad():
-                found["inference"] = function(**tensors, **self.options)
+                results["inference"] = function(**tensors, **self.options)
         if self.repeats > 1:
-            again = (function(**tensors, **self.options) for _ in range(self.repeats - 1))
-            found["differing"] = torch.tensor(float(sum(not torch.equal(out, x) for x in again)))
-        return found
+            differing = 0.0
+            for _ in range(self.repeats - 1):
+                differing += not torch.equal(out, function(**tensors, **self.options))
+            results["differing"] = torch.tensor(differing)
+        return results
 
 
 def backend() -> str:
     """Return the kernels that flash-attn uses: "aiter", "built-in", or "unknown" if not patched."""
-    import flash_attn  # noqa: F401
+    import flash_attn  # noqa: F401 (it loads the module below)
 
     return getattr(sys.modules["flash_attn.flash_attn_interface"], "BACKEND", "unknown")
 
 
-def fixed(  # noqa: PLR0913 (a case's options)
-    randn, *, batch=1, heads=2, kv_heads=2, seqlen_q=70, seqlen_k=70, head_dim=64, strided=False,
-    sink=None, alibi="", low=0.0, **options,
-):  # fmt: skip
+def fixed(  # noqa: PLR0913 (the options of a case)
+    randn,
+    *,
+    batch=1,
+    heads=2,
+    kv_heads=2,
+    seqlen_q=70,
+    seqlen_k=70,
+    head_dim=64,
+    strided=False,
+    sink=None,
+    alibi="",
+    low=0.0,
+    **options,
+):
     """Build a call of flash_attn_func with random tensors; see :func:`dense`.
 
-    strided: k and v are slices of one tensor, and the gradient is transposed. sink: see
-    reference.with_sink. low: if not 0, see reference.with_low_scores. alibi: "heads" for slopes by
-    head, "batch" for other ones in each sequence. options: of dense.
+    Args:
+        randn: Draws normal numbers of a shape; see triton.cases.Randn.
+        batch: Number of sequences.
+        heads: Query heads.
+        kv_heads: Heads of keys and values.
+        seqlen_q: Number of queries.
+        seqlen_k: Number of keys.
+        head_dim: Size of a head.
+        strided: Whether k and v are slices of one tensor, and the gradient is transposed.
+        sink: See reference.with_sink.
+        alibi: "heads" for slopes by head, "batch" for other slopes in each sequence.
+        low: Level of reference.with_low_scores; 0 for none.
+        options: Options of dense.
     """
     q = randn(batch, seqlen_q, heads, head_dim)
     kv = randn(batch, seqlen_k, 2, kv_heads, head_dim)
-    k, v = kv.unbind(2) if strided else (kv[:, :, 0].contiguous(), kv[:, :, 1].contiguous())
+    k, v = kv.unbind(2)
     grad_out = randn(batch, heads, seqlen_q, head_dim).transpose(1, 2)
-    grad_out = grad_out if strided else grad_out.contiguous()
+    if not strided:
+        k = k.contiguous()
+        v = v.contiguous()
+        grad_out = grad_out.contiguous()
     if sink:
         swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
-        found = reference.with_sink(*swapped, sink=sink)
-        q, k, v, grad_out = (x.transpose(1, 2).contiguous().to(q.dtype) for x in found)
+        inputs = reference.with_sink(*swapped, sink=sink)
+        q, k, v, grad_out = (x.transpose(1, 2).contiguous().to(q.dtype) for x in inputs)
     if low:
         q, k = reference.with_low_scores(q, k, low, head_dim**-0.5)
     if alibi:
@@ -115,185 +160,365 @@ def fixed(  # noqa: PLR0913 (a case's options)
     return dense(q, k, v, grad_out, **options)
 
 
-def dense(  # noqa: PLR0913 (a case's options)
-    q, k, v, grad_out, *, causal=False, window=(-1, -1), softcap=0.0, dropout=0.0, repeats=1,
-    lse=False, scale=None, alibi=None, pack="", infers=False,
-):  # fmt: skip
-    """Build a call of flash_attn_func with these tensors; lse and scale: see reference.attention.
-
-    With dropout, only one thing is expected: that a second call drops other weights. alibi: slopes,
-    (heads,) or (batch, heads). pack: "kv" or "qkv" passes these as one tensor.
-    """
-    options = _options(causal, window, lse, scale) | {"softcap": softcap, "dropout_p": dropout}
-    tensors = _packed({"q": q, "k": k, "v": v}, pack, 2)
-    function = function_of(fixed, pack)
-    more = {"alibi_slopes": alibi} if alibi is not None else {}
-    call = FlashCall(function, tensors | more, options, grad_out, repeats, infers)
-    corner = "bottom-right" if causal else None
-    bias = None
-    if alibi is not None:
-        # 0 at the query's own key, and less on both sides
-        own = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
-        bias = -alibi[..., None, None].double() * (own - torch.arange(k.shape[1])).abs()
-
-    def expected(dtype):
-        differing = {"differing": torch.tensor(float(repeats - 1 if dropout else 0))}
-        if dropout:
-            return differing
-        masks = {"causal": corner, "window": window, "softcap": softcap}
-        found = _attend(
-            q, k, v, grad_out, dtype=dtype, lse=lse, attn_mask=bias, scale=scale, **masks
-        )
-        found = _packed_gradients(found, pack, 2)
-        if infers:
-            found["inference"] = found["out"]
-        return found | (differing if repeats > 1 else {})
-
-    return call, expected
-
-
-def varlen(  # noqa: PLR0913 (a case's options)
-    randn, *, lengths_q=(37, 64, 10), lengths_k=(64, 64, 50), head_dim=64, causal=True,
-    window=(-1, -1), lse=False, heads=4, kv_heads=2, scale=None, pack="", low=0.0,
-):  # fmt: skip
-    """Build a call of flash_attn_varlen_func: sequences of these lengths, one after the other.
-
-    pack: see :func:`dense`. low: see :func:`fixed`.
-    """
-    q, grad_out = (randn(sum(lengths_q), heads, head_dim) for _ in range(2))
-    k, v = (randn(sum(lengths_k), kv_heads, head_dim) for _ in range(2))
-    if low:
-        q, k = reference.with_low_scores(q, k, low, scale or head_dim**-0.5)
-    starts = {
-        "cu_seqlens_q": torch.tensor([0, *accumulate(lengths_q)], dtype=torch.int32),
-        "cu_seqlens_k": torch.tensor([0, *accumulate(lengths_k)], dtype=torch.int32),
-    }
-    options = _options(causal, window, lse, scale)
-    options |= {"max_seqlen_q": max(lengths_q), "max_seqlen_k": max(lengths_k)}
-    function = function_of(varlen, pack)
-    if pack == "qkv":
-        starts = {"cu_seqlens": starts["cu_seqlens_q"]}
-        del options["max_seqlen_k"]
-        options["max_seqlen"] = options.pop("max_seqlen_q")
-    tensors = _packed({"q": q, "k": k, "v": v}, pack, 1)
-    call = FlashCall(function, tensors | starts, options, grad_out)
-    corner = "bottom-right" if causal else None
-
-    def expected(dtype):
-        lengths = (lengths_q, lengths_k, lengths_k, lengths_q)
-        sequences = [x.split(n) for x, n in zip((q, k, v, grad_out), lengths, strict=True)]
-        masks = {"causal": corner, "window": window, "lse": lse, "scale": scale}
-        parts = [
-            _attend(*(x[None] for x in tensors), dtype=dtype, **masks)
-            for tensors in zip(*sequences, strict=True)
-        ]
-        found = {
-            # the logarithms are (heads, tokens)
-            name: torch.cat([part[name][0] for part in parts], 1 if name == "lse" else 0)
-            for name in parts[0]
-        }
-        return _packed_gradients(found, pack, 1)
-
-    return call, expected
-
-
-def _options(causal: bool, window: tuple[int, int], lse: bool, scale: float | None) -> dict:
-    """Return what a call of flash-attn takes beside tensors."""
-    options = {"causal": causal, "window_size": window, "return_attn_probs": lse}
-    return options | ({"softmax_scale": scale} if scale is not None else {})
-
-
-def _packed(tensors: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
-    """Return the tensors, with those of the letters in pack stacked into one."""
-    alone = {name: x for name, x in tensors.items() if name not in pack}
-    return alone | ({pack: torch.stack([tensors[name] for name in pack], axis)} if pack else {})
-
-
-def _packed_gradients(found: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
-    """Return what was found, with the gradients of the letters in pack stacked into one."""
-    alone = {name: x for name, x in found.items() if name not in [f"d{n}" for n in pack]}
-    if pack:
-        alone[f"d{pack}"] = torch.stack([found[f"d{name}"] for name in pack], axis)
-    return alone
-
-
-def kv_cache(  # noqa: C901, PLR0913 (a case and what it should give)
-    randn, *, new=4, rows=None, leftpad=None, page=None, stale=False, lengths=(50, 77),
-    rotary="", scale=None, queries=4, heads=4, kv_heads=2, head_dim=64, capacity=100, batch=4,
-    window=(-1, -1), low=0.0, causal=True, lse=False, integer=False, strided=False,
-):  # fmt: skip
-    """Build a call of flash_attn_with_kvcache: a few queries for each sequence.
+def dense(  # noqa: PLR0913 (the options of a case)
+    q,
+    k,
+    v,
+    grad_out,
+    *,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    dropout=0.0,
+    repeats=1,
+    lse=False,
+    scale=None,
+    alibi=None,
+    pack="",
+    infers=False,
+):
+    """Build a call of flash_attn_func with these tensors.
 
     Args:
-        new: keys appended; rows: the row of the cache that each sequence has (cache_batch_idx);
-        leftpad: entries to leave out in front; page: size of a page of a paged cache; stale: the
-        cache holds NaN behind each sequence; lengths: entries in the cache before the call;
-        rotary: "neighbours" or "halves" of the first 32 lanes of q and k are turned; batch: rows of
-        the cache; capacity: entries of each, by default no multiple of a block of keys; low: see
-        :func:`fixed`; causal: otherwise all queries are turned as one at the cache's length;
-        lse: see reference.attention; integer: cache_seqlens is a number, the first length;
-        strided: keys and values of an entry lie side by side in one tensor.
+        q: Queries, (batch, seqlen_q, heads, head_dim).
+        k: Keys, (batch, seqlen_k, kv_heads, head_dim).
+        v: Values, like k.
+        grad_out: Gradient of the output, like q.
+        causal: Whether the last query sees all keys, and each query before it one key less.
+        window: See reference.mask.
+        softcap: See reference.attention.
+        dropout: Share of weights to drop. Nothing is then expected of the call, except that a
+            second one drops other weights.
+        repeats: See FlashCall.
+        lse: See reference.attention.
+        scale: See reference.attention.
+        alibi: Slopes, (heads,) or (batch, heads).
+        pack: "kv" or "qkv" to pass these as one tensor.
+        infers: See FlashCall.
+
+    Returns:
+        The call, and a function of the precision that gives the expected tensors by name.
     """
-    count, shape = len(lengths), (kv_heads, head_dim)
-    q = randn(count, queries, heads, head_dim)
-    k_cache, v_cache = (randn(batch, capacity, *shape) for _ in "kv")
-    k, v = (randn(count, new, *shape) for _ in "kv")
-    if low:
-        scores = (low, scale or head_dim**-0.5)
-        q, k_cache = reference.with_low_scores(q, k_cache, *scores)
-        _, k = reference.with_low_scores(q, k, *scores)
-    own_rows = list(rows or range(count))
-    angles: dict[str, Tensor] = {}
-    turned_q, new_k = q, k
-    if rotary:
-        angles, (turned_q, new_k) = _turned((q, k), lengths, capacity, rotary, causal)
-    filled_k, filled_v = k_cache[own_rows], v_cache[own_rows]
-    for i, length in enumerate(lengths):
-        filled_k[i, length : length + new], filled_v[i, length : length + new] = new_k[i], v[i]
-        if stale:
-            k_cache[own_rows[i], length:] = v_cache[own_rows[i], length:] = float("nan")
-    if rows is None:
-        k_cache, v_cache = k_cache[:count], v_cache[:count]
-    tensors = {"q": q} | _laid_out(k_cache, v_cache, page, strided)
-    if not integer:
-        tensors["cache_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
-    if new:
-        tensors |= {"k": k, "v": v}
-    for name, value in (("cache_batch_idx", rows), ("cache_leftpad", leftpad)):
-        if value:
-            tensors[name] = torch.tensor(value, dtype=torch.int32)
-    plain = {"rotary_interleaved": rotary == "neighbours" if rotary else None,
-        "return_softmax_lse": lse or None, "cache_seqlens": lengths[0] if integer else None,
-        "softmax_scale": scale, "window_size": None if window == (-1, -1) else window}  # fmt: skip
-    options = {"causal": causal} | {n: value for n, value in plain.items() if value is not None}
-    call = FlashCall(function_of(kv_cache), tensors | angles, options)
+    options = _make_options(causal, window, lse, scale)
+    options |= {"softcap": softcap, "dropout_p": dropout}
+    tensors = _pack({"q": q, "k": k, "v": v}, pack, 2)
+    bias = None
+    if alibi is not None:
+        tensors["alibi_slopes"] = alibi
+        bias = _alibi_bias(alibi, q.shape[1], k.shape[1])
+    function = function_of(fixed, pack)
+    call = FlashCall(function, tensors, options, grad_out, repeats, infers)
+    masks = {
+        "causal": "bottom-right" if causal else None,
+        "window": window,
+        "softcap": softcap,
+        "attn_mask": bias,
+    }
 
     def expected(dtype):
-        outs = []
-        for i, length in enumerate(lengths):
-            used = slice((leftpad or [0] * count)[i], length + new)
-            keys, values = filled_k[i : i + 1, used], filled_v[i : i + 1, used]
-            part = turned_q[i : i + 1]
-            masks = {"causal": "bottom-right" if causal else None, "scale": scale, "lse": lse}
-            outs.append(_attend(part, keys, values, part, dtype=dtype, window=window, **masks))
-        names = ("out", "lse") if lse else ("out",)
-        found = {name: torch.cat([own[name] for own in outs]) for name in names}
-        if not integer:
-            found["cache_seqlens"] = tensors["cache_seqlens"].clone()
-        if new and not page and not stale:
-            k_after, v_after = k_cache.clone(), v_cache.clone()
-            k_after[own_rows], v_after[own_rows] = filled_k, filled_v
-            found |= {"k_cache": k_after, "v_cache": v_after}
-        return found
+        if dropout:
+            return {"differing": torch.tensor(float(repeats - 1))}
+        results = _attend(q, k, v, grad_out, dtype=dtype, lse=lse, scale=scale, **masks)
+        results = _pack_gradients(results, pack, 2)
+        if infers:
+            results["inference"] = results["out"]
+        if repeats > 1:
+            results["differing"] = torch.tensor(0.0)
+        return results
 
     return call, expected
 
 
-def _laid_out(
-    k_cache: Tensor, v_cache: Tensor, page: int | None, strided: bool
+def _alibi_bias(slopes: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """Return the bias of ALiBi: 0 at the query's own key, and less on both sides."""
+    aligned_key = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
+    distance = (aligned_key - torch.arange(seqlen_k)).abs()
+    return -slopes[..., None, None].double() * distance
+
+
+def varlen(  # noqa: PLR0913 (the options of a case)
+    randn,
+    *,
+    lengths_q=(37, 64, 10),
+    lengths_k=(64, 64, 50),
+    head_dim=64,
+    causal=True,
+    window=(-1, -1),
+    lse=False,
+    heads=4,
+    kv_heads=2,
+    scale=None,
+    pack="",
+    low=0.0,
+):
+    """Build a call of flash_attn_varlen_func, of sequences one after the other in one tensor.
+
+    Args:
+        randn: See :func:`fixed`.
+        lengths_q: Number of queries of each sequence.
+        lengths_k: Number of keys of each sequence.
+        head_dim: Size of a head.
+        causal: See :func:`dense`.
+        window: See reference.mask.
+        lse: See reference.attention.
+        heads: Query heads.
+        kv_heads: Heads of keys and values.
+        scale: See reference.attention.
+        pack: See :func:`dense`.
+        low: See :func:`fixed`.
+
+    Returns:
+        See :func:`dense`.
+    """
+    q = randn(sum(lengths_q), heads, head_dim)
+    grad_out = randn(sum(lengths_q), heads, head_dim)
+    k = randn(sum(lengths_k), kv_heads, head_dim)
+    v = randn(sum(lengths_k), kv_heads, head_dim)
+    if low:
+        q, k = reference.with_low_scores(q, k, low, scale or head_dim**-0.5)
+    options = _make_options(causal, window, lse, scale)
+    starts_q = torch.tensor([0, *accumulate(lengths_q)], dtype=torch.int32)
+    starts_k = torch.tensor([0, *accumulate(lengths_k)], dtype=torch.int32)
+    if pack == "qkv":
+        starts = {"cu_seqlens": starts_q}
+        options["max_seqlen"] = max(lengths_q)
+    else:
+        starts = {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k}
+        options["max_seqlen_q"] = max(lengths_q)
+        options["max_seqlen_k"] = max(lengths_k)
+    tensors = _pack({"q": q, "k": k, "v": v}, pack, 1) | starts
+    call = FlashCall(function_of(varlen, pack), tensors, options, grad_out)
+    masks = {
+        "causal": "bottom-right" if causal else None,
+        "window": window,
+        "lse": lse,
+        "scale": scale,
+    }
+
+    def expected(dtype):
+        sequences = zip(
+            q.split(lengths_q),
+            k.split(lengths_k),
+            v.split(lengths_k),
+            grad_out.split(lengths_q),
+            strict=True,
+        )
+        parts = []
+        for tensors in sequences:
+            batch_of_one = (x[None] for x in tensors)
+            parts.append(_attend(*batch_of_one, dtype=dtype, **masks))
+        results = {}
+        for name in parts[0]:
+            # the logarithms are (heads, tokens)
+            axis = 1 if name == "lse" else 0
+            results[name] = torch.cat([part[name][0] for part in parts], axis)
+        return _pack_gradients(results, pack, 1)
+
+    return call, expected
+
+
+def _make_options(
+    causal: bool,
+    window: tuple[int, int],
+    lse: bool,
+    scale: float | None,
+) -> dict[str, Any]:
+    """Return the arguments of a call that are no tensors."""
+    options: dict[str, Any] = {
+        "causal": causal,
+        "window_size": window,
+        "return_attn_probs": lse,
+    }
+    if scale is not None:
+        options["softmax_scale"] = scale
+    return options
+
+
+def _pack(tensors: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
+    """Return the tensors with those of the letters in pack stacked into one."""
+    packed = {name: x for name, x in tensors.items() if name not in pack}
+    if pack:
+        packed[pack] = torch.stack([tensors[name] for name in pack], axis)
+    return packed
+
+
+def _pack_gradients(results: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
+    """Return the results with the gradients of the letters in pack stacked into one."""
+    gradients = [f"d{name}" for name in pack]
+    packed = {name: x for name, x in results.items() if name not in gradients}
+    if pack:
+        packed[f"d{pack}"] = torch.stack([results[name] for name in gradients], axis)
+    return packed
+
+
+def kv_cache(  # noqa: PLR0913 (the options of a case)
+    randn,
+    *,
+    new=4,
+    rows=None,
+    leftpad=None,
+    page=None,
+    stale=False,
+    lengths=(50, 77),
+    rotary="",
+    scale=None,
+    queries=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    capacity=100,
+    batch=4,
+    window=(-1, -1),
+    low=0.0,
+    causal=True,
+    lse=False,
+    integer=False,
+    strided=False,
+):
+    """Build a call of flash_attn_with_kvcache, of a few queries for each sequence.
+
+    Args:
+        randn: See :func:`fixed`.
+        new: Keys that the call appends to each sequence.
+        rows: Row of the cache that each sequence has (cache_batch_idx).
+        leftpad: Entries to leave out at the start of each sequence.
+        page: Size of a page of a paged cache.
+        stale: Whether the cache holds NaN after each sequence.
+        lengths: Entries in the cache before the call, for each sequence.
+        rotary: "neighbours" or "halves", the pairs of the first 32 lanes of q and k to rotate.
+        scale: See reference.attention.
+        queries: Queries of each sequence.
+        heads: Query heads.
+        kv_heads: Heads of keys and values.
+        head_dim: Size of a head.
+        capacity: Entries of a row of the cache, by default no multiple of a block of keys.
+        batch: Rows of the cache.
+        window: See reference.mask.
+        low: See :func:`fixed`.
+        causal: See :func:`dense`. Without it, all queries are rotated as one at the cache's length.
+        lse: See reference.attention.
+        integer: Whether cache_seqlens is a number, the first length.
+        strided: Whether keys and values of an entry lie side by side in one tensor.
+
+    Returns:
+        See :func:`dense`.
+    """
+    count = len(lengths)
+    q = randn(count, queries, heads, head_dim)
+    k_cache = randn(batch, capacity, kv_heads, head_dim)
+    v_cache = randn(batch, capacity, kv_heads, head_dim)
+    k = randn(count, new, kv_heads, head_dim)
+    v = randn(count, new, kv_heads, head_dim)
+    if low:
+        score_scale = scale or head_dim**-0.5
+        _, k = reference.with_low_scores(q, k, low, score_scale)
+        q, k_cache = reference.with_low_scores(q, k_cache, low, score_scale)
+    rotated_q = q
+    rotated_k = k
+    angles: dict[str, Tensor] = {}
+    if rotary:
+        angles = _make_angles(capacity, q.dtype)
+        rotated_q = _rotate(q, angles, lengths, rotary, queries if causal else 1)
+        rotated_k = _rotate(k, angles, lengths, rotary, new)
+    cache_rows = list(rows or range(count))
+    filled_k = _append(k_cache[cache_rows], rotated_k, lengths)
+    filled_v = _append(v_cache[cache_rows], v, lengths)
+    if stale:
+        _fill_with_nan(k_cache, cache_rows, lengths)
+        _fill_with_nan(v_cache, cache_rows, lengths)
+    if rows is None:
+        k_cache = k_cache[:count]
+        v_cache = v_cache[:count]
+    tensors = {"q": q} | _lay_out_cache(k_cache, v_cache, page, strided)
+    tensors |= _make_integers(cache_seqlens=None if integer else lengths)
+    if new:
+        tensors |= {"k": k, "v": v}
+    tensors |= _make_integers(cache_batch_idx=rows, cache_leftpad=leftpad)
+    options = {
+        "causal": causal,
+        "rotary_interleaved": rotary == "neighbours" if rotary else None,
+        "return_softmax_lse": lse or None,
+        "cache_seqlens": lengths[0] if integer else None,
+        "softmax_scale": scale,
+        "window_size": None if window == (-1, -1) else window,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    call = FlashCall(function_of(kv_cache), tensors | angles, options)
+    starts = leftpad or (0,) * count
+    masks = {
+        "causal": "bottom-right" if causal else None,
+        "window": window,
+        "scale": scale,
+        "lse": lse,
+    }
+
+    def expected(dtype):
+        used = [slice(start, n + new) for start, n in zip(starts, lengths, strict=True)]
+        results = _attend_to_cache(rotated_q, filled_k, filled_v, used, dtype=dtype, **masks)
+        if not integer:
+            results["cache_seqlens"] = tensors["cache_seqlens"].clone()
+        if new and not page and not stale:
+            results["k_cache"] = k_cache.clone()
+            results["v_cache"] = v_cache.clone()
+            results["k_cache"][cache_rows] = filled_k
+            results["v_cache"][cache_rows] = filled_v
+        return results
+
+    return call, expected
+
+
+def _append(cache: Tensor, new: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Write the new entries of each sequence after its length; return the cache.
+
+    Args:
+        cache: A copy of each sequence's row, (sequences, capacity, kv_heads, head_dim).
+        new: New entries, (sequences, tokens, kv_heads, head_dim).
+        lengths: Entries of each sequence.
+    """
+    count = new.shape[1]
+    for i, length in enumerate(lengths):
+        cache[i, length : length + count] = new[i]
+    return cache
+
+
+def _fill_with_nan(cache: Tensor, rows: list[int], lengths: tuple[int, ...]) -> None:
+    """Write NaN after the entries of each sequence, whose row of the cache is in rows."""
+    for row, length in zip(rows, lengths, strict=True):
+        cache[row, length:] = float("nan")
+
+
+def _make_integers(**values: tuple[int, ...] | None) -> dict[str, Tensor]:
+    """Return the values that are not None as tensors, by their names."""
+    return {name: torch.tensor(x, dtype=torch.int32) for name, x in values.items() if x}
+
+
+def _attend_to_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    used: list[slice],
+    **options,
+) -> dict[str, Tensor]:
+    """Return the output, and lse if it is requested, with the used entries of each sequence."""
+    parts = []
+    for i, entries in enumerate(used):
+        own_q = q[i : i + 1]
+        own_k = k_cache[i : i + 1, entries]
+        own_v = v_cache[i : i + 1, entries]
+        parts.append(_attend(own_q, own_k, own_v, own_q, **options))
+    names = ("out", "lse") if options["lse"] else ("out",)
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
+
+
+def _lay_out_cache(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page: int | None,
+    strided: bool,
 ) -> dict[str, Tensor]:
     """Return a cache as a call takes it; see :func:`kv_cache`."""
-    caches, table = {"k_cache": k_cache.clone(), "v_cache": v_cache.clone()}, {}
+    caches = {"k_cache": k_cache.clone(), "v_cache": v_cache.clone()}
+    table = {}
     if page:
         rows, capacity, *shape = k_cache.shape
         order = torch.arange(rows * (capacity // page)).flip(0)
@@ -301,44 +526,71 @@ def _laid_out(
             caches[name] = x.view(-1, page, *shape)[order].contiguous()
         table["block_table"] = order.view(rows, -1).int()
     if strided:
-        both = torch.stack(list(caches.values()), 2).unbind(2)
-        caches = dict(zip(caches, both, strict=True))
+        parts = torch.stack(list(caches.values()), 2).unbind(2)
+        caches = dict(zip(caches, parts, strict=True))
     return caches | table
 
 
 def function_of(build: Callable, pack: str = "") -> str:
-    """Return the name of the function that a builder's call takes; pack: see :func:`dense`."""
-    names = {fixed: "flash_attn_{}func", varlen: "flash_attn_varlen_{}func"}
-    return names.get(build, "flash_attn_with_kvcache").format(f"{pack}packed_" if pack else "")
+    """Return the name of the flash_attn function that a builder's call uses.
 
-
-def _turned(
-    both: tuple[Tensor, Tensor], lengths: tuple[int, ...], capacity: int, rotary: str, causal: bool
-) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Return angles of each entry of a cache, and what is turned by those behind each sequence.
-
-    both: queries, which all have the first angle if they are not causal, and keys.
+    Args:
+        build: fixed, varlen or kv_cache.
+        pack: See :func:`dense`.
     """
+    packed = f"{pack}packed_" if pack else ""
+    if build is fixed:
+        return f"flash_attn_{packed}func"
+    if build is varlen:
+        return f"flash_attn_varlen_{packed}func"
+    return "flash_attn_with_kvcache"
+
+
+def _make_angles(capacity: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return cosines and sines of each entry of a cache, (capacity, 16)."""
     angle = torch.arange(capacity)[:, None] * torch.exp2(-torch.arange(16.0) / 2)
-    angles = {f"rotary_{n}": getattr(angle, n)().to(both[0].dtype) for n in ("cos", "sin")}
+    return {
+        "rotary_cos": angle.cos().to(dtype),
+        "rotary_sin": angle.sin().to(dtype),
+    }
 
-    def turn(x: Tensor, start: int, count: int) -> Tensor:
-        cos, sin = (angles[f"rotary_{n}"][start : start + count, None] for n in ("cos", "sin"))
-        neighbours = rotary == "neighbours"
-        return reference.rotated(x, cos, sin, torch.float64, neighbours=neighbours).to(x.dtype)
 
-    counts = (both[0].shape[1] if causal else 1, both[1].shape[1])
-    return angles, [
-        torch.stack([turn(x[i], length, count) for i, length in enumerate(lengths)])
-        for x, count in zip(both, counts, strict=True)
-    ]
+def _rotate(
+    x: Tensor,
+    angles: dict[str, Tensor],
+    lengths: tuple[int, ...],
+    rotary: str,
+    count: int,
+) -> Tensor:
+    """Rotate x by the angles of the entries after each sequence.
+
+    Args:
+        x: (sequences, tokens, heads, head_dim).
+        angles: Those of _make_angles.
+        lengths: Entries of each sequence.
+        rotary: See :func:`kv_cache`.
+        count: Number of angles; 1 rotates all tokens alike.
+    """
+    parts = []
+    for i, length in enumerate(lengths):
+        positions = slice(length, length + count)
+        part = reference.rotated(
+            x[i],
+            angles["rotary_cos"][positions, None],
+            angles["rotary_sin"][positions, None],
+            torch.float64,
+            neighbours=rotary == "neighbours",
+        )
+        parts.append(part.to(x.dtype))
+    return torch.stack(parts)
 
 
 def _attend(q, k, v, grad_out, *, dtype, **options) -> dict[str, Tensor]:
     """Run reference.attention on tensors in flash-attn's layout."""
     swapped = (x.transpose(1, 2) for x in (q, k, v, grad_out))
-    found = reference.attention(*swapped, dtype=dtype, **options)
-    found.pop("dmask", None)
-    return {
-        name: tensor if name == "lse" else tensor.transpose(1, 2) for name, tensor in found.items()
-    }
+    results = reference.attention(*swapped, dtype=dtype, **options)
+    results.pop("dmask", None)
+    for name, x in results.items():
+        if name != "lse":
+            results[name] = x.transpose(1, 2)
+    return results
