@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Calls of flash-attn whose kernels are shipped or warmed up, by shape.
 
-Triton keys a kernel by what it is compiled for: head dimension, data type, mask and, of integer
-arguments, whether they are 1 or multiples of 16. Neither lengths, numbers of heads, scales nor
-windows are among that, so a call of each kind finds all kernels of its kind.
+Triton keys a kernel by what it is compiled for: head dim, data type, mask and, of integer
+arguments, whether they are 1 or multiples of 16. Lengths, numbers of heads, scales and windows are
+not part of that, so that one call of each kind finds all kernels of its kind.
 """
 
 import importlib.util
@@ -16,18 +16,20 @@ import torch
 from strix_validate.attention import flash
 from strix_validate.triton.call import BF16, FP16, DeferredCall, deferred
 
-#: A change of a call: without gradients.
+#: Changes a call to one without gradients.
 FORWARD = {"grad_out": None}
-#: In tokens, and no multiple of 16.
+#: A length in tokens that is no multiple of 16.
 _ODD = 100
-#: A window of flash-attn's: unbounded.
+#: flash-attn's window that sees all keys.
 _ALL = (-1, -1)
-#: Decoding splits a cache into up to 512 parts; how many it makes of these, for a batch of heads.
+#: Capacities of caches in tokens. Decoding splits a cache into up to 512 parts; the number depends
+#: on the capacity, the batch and the heads.
 _CAPACITIES = tuple(64 << n for n in range(10))
+_DECODE = partial(flash.kv_cache, queries=1, batch=1, lengths=(40,))
 
 
 def has_aiter() -> bool:
-    """Return whether flash-attn has aiter's kernels, which know windows and pages."""
+    """Return whether flash-attn has aiter's kernels, which support windows and pages."""
     try:
         return importlib.util.find_spec("aiter.ops.triton") is not None
     except ModuleNotFoundError:
@@ -41,46 +43,74 @@ def flash_calls(
     windowed: bool = False,
     capacities: Iterable[int] = _CAPACITIES,
 ) -> Iterator[DeferredCall]:
-    """Yield calls of flash-attn for these head dimensions, backward for those that are trained.
+    """Yield calls of flash-attn for some head dims.
 
-    windowed: with windows too, bounded to both sides and to the left; only aiter's kernels have
-    them. capacities: of the caches to decode from, in tokens.
+    Args:
+        head_dims: Head dims.
+        dtypes: Data types.
+        trained: Head dims that also get a backward pass.
+        windowed: Whether to add windows that are bounded on both sides and on the left; only
+            aiter's kernels have them.
+        capacities: Capacities in tokens of the caches to decode from.
     """
-    decode = partial(flash.kv_cache, queries=1, batch=1, lengths=(40,))
-    windows = (_ALL, (70, 70), (70, -1)) if windowed and has_aiter() else (_ALL,)
+    windows: tuple[tuple[int, int], ...] = (_ALL,)
+    if windowed and has_aiter():
+        windows = (_ALL, (70, 70), (70, -1))
     capacities = tuple(capacities)
-    for size, dtype in product(head_dims, dtypes):
-        for causal, window in product((False, True), windows):
-            plan = partial(_plan, dtype=dtype, gradients=size in trained)
-            mask: dict = {"causal": causal, "head_dim": size, "window": window}
-            yield plan(flash.fixed, seqlen_q=_ODD, seqlen_k=_ODD, **mask)
-            yield plan(flash.varlen, lengths_q=(_ODD, 3), lengths_k=(_ODD, 3), **mask)
-        plan = partial(_plan, dtype=dtype)
-        for heads, new, window in product((2, 4), (0, 1), windows):
-            shape: dict = {"heads": heads, "kv_heads": 2, "head_dim": size, "new": new}
-            yield plan(decode, capacity=_ODD, window=window, **shape)
-            if has_aiter():
-                yield plan(decode, capacity=512, page=256, window=window, **shape)
-        for capacity in capacities:
-            # numbers of parts that are powers of two, and such that are none: few and many
-            shape = {"kv_heads": 1, "head_dim": size, "new": 1}
-            yield plan(decode, heads=1, capacity=capacity, **shape)
-            yield plan(decode, heads=1, capacity=capacity * 3 // 4, **shape)
-            yield plan(decode, heads=5, capacity=capacity, **shape)
+    for head_dim, dtype in product(head_dims, dtypes):
+        change = {} if head_dim in trained else FORWARD
+        for build in _prompts(head_dim, windows):
+            yield deferred(build, dtype, **change)
+        for build in _decoding(head_dim, windows, capacities):
+            yield deferred(build, dtype, **FORWARD)
 
 
-def _plan(
-    build: Callable, *, dtype: torch.dtype, gradients: bool = False, **options
-) -> DeferredCall:
-    return deferred(partial(build, **options), dtype, **({} if gradients else FORWARD))
+def _prompts(head_dim: int, windows: Iterable[tuple[int, int]]) -> Iterator[partial]:
+    for causal, window in product((False, True), windows):
+        mask: dict = {"causal": causal, "head_dim": head_dim, "window": window}
+        yield partial(flash.fixed, seqlen_q=_ODD, seqlen_k=_ODD, **mask)
+        yield partial(flash.varlen, lengths_q=(_ODD, 3), lengths_k=(_ODD, 3), **mask)
 
 
-#: Of common models, vision encoders among them.
+def _decoding(
+    head_dim: int,
+    windows: Iterable[tuple[int, int]],
+    capacities: Iterable[int],
+) -> Iterator[partial]:
+    for heads, new, window in product((2, 4), (0, 1), windows):
+        shape: dict = {"heads": heads, "kv_heads": 2, "head_dim": head_dim, "new": new}
+        yield partial(_DECODE, capacity=_ODD, window=window, **shape)
+        if has_aiter():
+            yield partial(_DECODE, capacity=512, page=256, window=window, **shape)
+    for capacity in capacities:
+        # numbers of parts that are powers of two and others, with few heads and with many
+        shape = {"kv_heads": 1, "head_dim": head_dim, "new": 1}
+        yield partial(_DECODE, heads=1, capacity=capacity, **shape)
+        yield partial(_DECODE, heads=1, capacity=capacity * 3 // 4, **shape)
+        yield partial(_DECODE, heads=5, capacity=capacity, **shape)
+
+
+#: Head dims of common models, vision encoders among them.
 _HEAD_DIMS = (32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
-#: What the packages are made from. sample is enough to test one, and to see what the kernels cost;
-#: core is warmed up by default.
+#: The calls that packages are made from. sample is enough to test a package and to see what the
+#: kernels cost; core is warmed up by default.
 FLASH_SETS: dict[str, Callable[[], Iterator[DeferredCall]]] = {
-    "sample": partial(flash_calls, (64, 128), (BF16,), trained=(64, 128), capacities=(1024, 4096)),
-    "core": partial(flash_calls, (64, 128), capacities=(1024, 4096)),
-    "full": partial(flash_calls, _HEAD_DIMS, trained=_HEAD_DIMS, windowed=True),
+    "sample": partial(
+        flash_calls,
+        (64, 128),
+        (BF16,),
+        trained=(64, 128),
+        capacities=(1024, 4096),
+    ),
+    "core": partial(
+        flash_calls,
+        (64, 128),
+        capacities=(1024, 4096),
+    ),
+    "full": partial(
+        flash_calls,
+        _HEAD_DIMS,
+        trained=_HEAD_DIMS,
+        windowed=True,
+    ),
 }

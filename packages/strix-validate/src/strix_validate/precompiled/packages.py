@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Make a package of kernels; see doctor.kernel_lists for its form::
+"""Make a package of kernels; see doctor.kernel_lists for its format::
 
 python -m strix_validate.precompiled.packages flash-attn core FOLDER
 python -m strix_validate.precompiled.packages vllm core FOLDER VLLM_SOURCE
@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -29,9 +29,9 @@ from strix_validate.triton.modes import CallAnswer
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.triton_packages import fla, liger, sage
 
-#: Calls of one child process at most, which takes seconds to import torch.
+#: Largest number of calls for one child process, which takes seconds to import torch.
 BATCH = 24
-#: Packages whose kernels are shipped. conch's are few, and vLLM calls them at its start.
+#: Packages whose kernels are shipped. conch has few kernels, and vLLM calls them when it starts.
 SHIPPING = (fla, liger, sage)
 
 
@@ -39,12 +39,16 @@ class LostProduct(Exception):
     """A kernel that is slow on every GPU; the message names it and its tile."""
 
 
-#: Told the answers to some calls, as they come.
+#: Called with the answers to some calls as they arrive.
 _Progress = Callable[[Sequence[CallAnswer]], None]
 
 
+def _ignore(answers: Sequence[CallAnswer]) -> None:
+    pass
+
+
 def has(module: str) -> bool:
-    """Return whether a package can be imported."""
+    """Return whether a module can be imported."""
     return importlib.util.find_spec(module) is not None
 
 
@@ -52,58 +56,78 @@ def look_up(
     calls: Sequence[Call],
     cache: Path,
     jobs: int | None = None,
-    progress: _Progress = lambda _: None,
+    progress: _Progress = _ignore,
     whole: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> list[CallAnswer]:
-    """Find or compile the kernels of calls, those of one library; cache is Triton's.
+    """Find or compile the kernels of calls of one library.
 
-    jobs: processes at a time, by default one for each core. whole: all calls in one process, as a
-    program makes them. variables: of the environment, for the processes.
+    Args:
+        calls: The calls.
+        cache: Triton's cache.
+        jobs: Processes at a time; None is one for each core.
+        progress: Called with the answers as they arrive.
+        whole: Whether all calls are made in one process, as a program makes them.
+        variables: Environment variables for the processes.
+
+    Returns:
+        The answers in the order of the calls.
 
     Raises:
-        triton_modes.ChildError: a child process ended without an answer.
+        triton_modes.ChildError: A child process ended without an answer.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
-    size = max(1, len(calls) if whole else min(BATCH, math.ceil(len(calls) / jobs)))
-    count = math.ceil(len(calls) / size)
+    size = len(calls) if whole else min(BATCH, math.ceil(len(calls) / jobs))
+    count = math.ceil(len(calls) / max(1, size))
 
     def run(first: int) -> list[CallAnswer]:
-        # neighbours in different batches: autotuned calls, of a hundred kernels each, are such
+        # Neighbours go to different batches: autotuned calls, each of a hundred kernels, are
+        # neighbours.
         answers = triton_modes.run(calls[first::count], "look up", cache, variables).calls
         progress(answers)
         return answers
 
     with ThreadPoolExecutor(jobs) as pool:
-        found = list(pool.map(run, range(count)))
-    return [found[i % count][i // count] for i in range(len(calls))]
+        batches = list(pool.map(run, range(count)))
+    return [batches[i % count][i // count] for i in range(len(calls))]
 
 
 def write(folder: Path, lookups: Iterable[Lookup]) -> int:
-    """Make a package's folder of these kernels; return how many there are.
+    """Write a package's folder with these kernels; return the number of kernels.
 
     Raises:
-        LostProduct: a kernel multiplies without the matrix unit what the unit could.
+        LostProduct: A kernel has a product that could use the matrix unit, and does not.
     """
     kernels = {}
-    for found in lookups:
-        _require_matrix_unit(found)
-        files = {}
-        for name, path in found.files.items():
-            content = Path(path).read_bytes()
-            if name.endswith(".json"):
-                content = _without_paths(content)
-            elif not name.endswith(".hsaco"):
-                continue  # stages of the compiler, which nothing reads again
-            file = folder / found.key / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
-            files[name] = hashlib.sha256(content).hexdigest()
-        about = {name: getattr(found, name) for name in ("name", "types", "constants", "options")}
-        kernels[found.key] = about | {"cost": asdict(measure_lookup(found)), "files": files}
+    for lookup in lookups:
+        _require_matrix_unit(lookup)
+        kernels[lookup.key] = {
+            "name": lookup.name,
+            "types": lookup.types,
+            "constants": lookup.constants,
+            "options": lookup.options,
+            "cost": asdict(measure_lookup(lookup)),
+            "files": _write_files(folder / lookup.key, lookup),
+        }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / LIST).write_text(json.dumps({"kernels": dict(sorted(kernels.items()))}, indent=1))
+    contents = {"kernels": dict(sorted(kernels.items()))}
+    (folder / LIST).write_text(json.dumps(contents, indent=1))
     return len(kernels)
+
+
+def _write_files(folder: Path, lookup: Lookup) -> dict[str, str]:
+    """Write the files of a kernel that Triton reads again; return their sha256 by name."""
+    digests = {}
+    for name, path in lookup.files.items():
+        if not name.endswith((".json", ".hsaco")):
+            continue  # stages of the compiler, which nothing reads again
+        content = Path(path).read_bytes()
+        if name.endswith(".json"):
+            content = _remove_paths(content)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        digests[name] = hashlib.sha256(content).hexdigest()
+    return digests
 
 
 def _require_matrix_unit(lookup: Lookup) -> None:
@@ -120,48 +144,64 @@ def _require_matrix_unit(lookup: Lookup) -> None:
 
 
 def measure_lookup(lookup: Lookup) -> costs.KernelCost:
-    """Return what a kernel costs that was found or compiled for gfx1151."""
+    """Return the cost of a kernel that was found or compiled for gfx1151."""
     files = {Path(path).suffix: Path(path) for path in lookup.files.values()}
     metadata = json.loads(files[".json"].read_bytes())
-    code, assembly = files[".hsaco"].read_bytes(), files[".amdgcn"].read_text()
+    code = files[".hsaco"].read_bytes()
+    assembly = files[".amdgcn"].read_text()
     return costs.measure(code, assembly, metadata["shared"], lookup.name)
 
 
-def _without_paths(metadata: bytes) -> bytes:
-    """Return a kernel's metadata, with file names in place of the device libraries' paths."""
-    found = json.loads(metadata)
-    found["extern_libs"] = [[name, Path(path).name] for name, path in found["extern_libs"]]
-    return json.dumps(found).encode()
+def _remove_paths(content: bytes) -> bytes:
+    """Return a kernel's metadata with names of files instead of the device libraries' paths."""
+    metadata = json.loads(content)
+    metadata["extern_libs"] = [[name, Path(path).name] for name, path in metadata["extern_libs"]]
+    return json.dumps(metadata).encode()
 
 
 def origins(answers: Iterable[CallAnswer], prefix: Path) -> Counter[str]:
-    """Count the kernels that came from "packages", from the "cache", and were "compiled"."""
+    """Count the kernels that came from "packages" or the "cache", or that were "compiled"."""
     packages = str(prefix / FOLDER)
-    found: Counter[str] = Counter()
-    for lookup in (lookup for answer in answers for lookup in answer.lookups):
-        shipped = any(path.startswith(packages) for path in lookup.files.values())
-        found["compiled" if lookup.compiled else "packages" if shipped else "cache"] += 1
-    return found
+    counts: Counter[str] = Counter()
+    for answer in answers:
+        for lookup in answer.lookups:
+            if lookup.compiled:
+                counts["compiled"] += 1
+            elif any(path.startswith(packages) for path in lookup.files.values()):
+                counts["packages"] += 1
+            else:
+                counts["cache"] += 1
+    return counts
 
 
-def _shipped(name: str) -> Iterator[DeferredCall]:
-    """Yield a set of calls of the packages in triton_packages: what each one's SHIPPED has.
+def _list_shipped_calls(set_name: str) -> list[DeferredCall]:
+    """Return a set of calls of the packages in triton_packages, from their tables SHIPPED.
 
     Raises:
-        CannotRun: one of them is not installed.
+        CannotRun: One of the packages is not installed.
     """
+    calls = []
     for package in SHIPPING:
         require(package.MODULE)
-        yield from (deferred(build, dtype) for build, dtype in package.SHIPPED[name])
+        for build, dtype in package.SHIPPED[set_name]:
+            calls.append(deferred(build, dtype))
+    return calls
 
 
-def _make(library: str, name: str, folder: str, source: str = "") -> None:
-    sets: dict[str, Callable[[], Sequence[Call]]] = {
-        "flash-attn": lambda: list(FLASH_SETS[name]()),
-        "vllm": lambda: vllm_set(name, Path(source)),
-        "triton-packages": lambda: list(_shipped(name)),
-    }
-    calls, done = sets[library](), 0
+def _list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
+    """Return a set of calls; source is vLLM's folder."""
+    if library == "flash-attn":
+        return list(FLASH_SETS[set_name]())
+    if library == "vllm":
+        return vllm_set(set_name, Path(source))
+    if library == "triton-packages":
+        return _list_shipped_calls(set_name)
+    raise SystemExit(f"no calls of {library} are shipped")
+
+
+def _make_package(library: str, set_name: str, folder: str, source: str = "") -> None:
+    calls = _list_calls(library, set_name, source)
+    done = 0
 
     def progress(answers: Sequence[CallAnswer]) -> None:
         nonlocal done
@@ -170,15 +210,17 @@ def _make(library: str, name: str, folder: str, source: str = "") -> None:
 
     with tempfile.TemporaryDirectory() as cache:
         answers = look_up(calls, Path(cache), progress=progress)
+        lookups: list[Lookup] = []
         for call, answer in zip(calls, answers, strict=True):
             if answer.error:
                 raise SystemExit(f"{call.name}: {': '.join(answer.error)}")
+            lookups += answer.lookups
         try:
-            number = write(Path(folder), (found for answer in answers for found in answer.lookups))
+            number = write(Path(folder), lookups)
         except LostProduct as error:
             raise SystemExit(str(error)) from error
     print(f"{number} kernels")
 
 
 if __name__ == "__main__":
-    _make(*sys.argv[1:])
+    _make_package(*sys.argv[1:])

@@ -4,18 +4,18 @@
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from strix_validate.checks import CannotRun
 from strix_validate.json_file import json_object
 from strix_validate.layers.config import ModelLayers, layers_of
-from strix_validate.layers.table import MODELS, Attention
+from strix_validate.layers.table import MODELS, Attention, Latent
 from strix_validate.precompiled import packages, vllm_calls
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
 from strix_validate.precompiled.vllm_calls import LAYERS, LINEAR, VOCABULARIES
@@ -24,105 +24,150 @@ from strix_validate.triton.call import Call
 from strix_validate.triton.modes import CallAnswer
 from strix_validate.vllm.experts import LAYERS as EXPERTS
 
-#: Of one core for a kernel: 594 took 29 minutes (docs/evidence/2026-11-22-kernel-packages.md).
+#: Seconds that one core takes for a kernel: 594 kernels took 29 minutes
+#: (docs/evidence/2026-11-22-kernel-packages.md).
 _SECONDS = 3
 
 
 def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
-    """Return what to warm up, by library: a model's calls, or those of common ones.
+    """Return the calls to warm up, by library; a library that is not installed is left out.
 
-    A library that is not installed is left out.
+    Args:
+        file: A model's config.json; None for the calls of common models.
+        vllm: vLLM's source; None is the installed one.
 
     Raises:
-        CannotRun: neither library is there. ValueError: see layers_of.
+        CannotRun: Neither library is there.
+        ValueError: The file cannot be read; see layers_of.
     """
-    found: dict[str, list[Call]] = {}
+    by_library: dict[str, list[Call]] = {}
     model = layers_of(json_object(file)) if file else None
     if packages.has("flash_attn"):
-        own = FLASH_SETS["core"]()
-        if model:
-            sizes = {layer.head_dim for layer in model.attention}
-            windowed = any(layer.window for layer in model.attention)
-            own = flash_calls(sizes, [model.dtype], windowed=windowed)
-        found["flash-attn"] = list(own)
+        by_library["flash-attn"] = list(_list_flash_calls(model))
     try:
         source = vllm_calls.vllm_source.find(vllm)
-        found["vLLM"] = (
-            list(_of_vllm(source, model)) if model else vllm_calls.vllm_set("core", source)
-        )
     except CannotRun as reason:
-        if not found:
+        if not by_library:
             raise CannotRun(f"flash_attn is not installed; {reason}") from reason
-    return found
+        return by_library
+    if model:
+        by_library["vLLM"] = list(_list_vllm_calls(source, model))
+    else:
+        by_library["vLLM"] = vllm_calls.vllm_set("core", source)
+    return by_library
 
 
-def _of_vllm(source: Path, model: ModelLayers) -> Iterator[Call]:
-    yield from vllm_calls.attention_calls(source, model.attention, [model.dtype])
-    yield from vllm_calls.experts_calls(source, model.experts, [model.dtype])
-    yield from vllm_calls.linear_calls(source, model.linear, [model.dtype])
-    yield from vllm_calls.latent_calls(source, model.latent, [model.dtype])
+def _list_flash_calls(model: ModelLayers | None) -> Iterator[Call]:
+    if model is None:
+        return FLASH_SETS["core"]()
+    head_dims = {layer.head_dim for layer in model.attention}
+    has_windows = any(layer.window for layer in model.attention)
+    return flash_calls(head_dims, [model.dtype], windowed=has_windows)
+
+
+def _list_vllm_calls(source: Path, model: ModelLayers) -> Iterator[Call]:
+    dtypes = [model.dtype]
+    yield from vllm_calls.attention_calls(source, model.attention, dtypes)
+    yield from vllm_calls.experts_calls(source, model.experts, dtypes)
+    yield from vllm_calls.linear_calls(source, model.linear, dtypes)
+    yield from vllm_calls.latent_calls(source, model.latent, dtypes)
     yield from vllm_calls.sampling_calls(source, model.vocabularies)
 
 
-def _kind(layer: Attention) -> Attention:
+def _reduce_to_kernel(layer: Attention) -> Attention:
     """Return what vLLM's kernels are compiled for: the ratio of heads, and whether a window."""
     return replace(layer, heads=layer.group, kv_heads=1, window=int(layer.window > 0))
 
 
 def beyond_table(model: ModelLayers) -> ModelLayers:
-    """Return of a model what no model of the table has, and so no package its kernels."""
-    known = {_kind(layer) for layer in LAYERS.values()}
-    latent = [layer for row in MODELS.values() for layer in row.compressed()]
+    """Return the layers of a model that no model of the table has.
+
+    No package has kernels for them.
+    """
+    kernels = {_reduce_to_kernel(layer) for layer in LAYERS.values()}
+    latent: list[Latent] = []
+    for table_model in MODELS.values():
+        latent += table_model.compressed()
     return ModelLayers(
-        [layer for layer in model.attention if _kind(layer) not in known],
-        [layer for layer in model.experts if layer not in EXPERTS.values()],
-        [layer for layer in model.linear if layer not in LINEAR.values()],
-        [layer for layer in model.latent if layer not in latent],
-        [n for n in model.vocabularies if n not in VOCABULARIES.values()],
-        model.dtype,
+        attention=[x for x in model.attention if _reduce_to_kernel(x) not in kernels],
+        experts=[x for x in model.experts if x not in EXPERTS.values()],
+        linear=[x for x in model.linear if x not in LINEAR.values()],
+        latent=[x for x in model.latent if x not in latent],
+        vocabularies=[n for n in model.vocabularies if n not in VOCABULARIES.values()],
+        dtype=model.dtype,
     )
 
 
 def foretell(file: Path, vllm: Path | None, jobs: int | None) -> str:
-    """Say how many of vLLM's kernels no package has for a model, and how long they compile.
+    """Return how many of vLLM's kernels no package has for a model, and how long they compile.
 
-    Triton is asked, and compiles none. Raises: see :func:`calls`.
+    Triton only lists the kernels; it compiles none.
+
+    Args:
+        file: The model's config.json.
+        vllm: vLLM's source; None is the installed one.
+        jobs: Processes at a time; None is one for each core.
+
+    Raises:
+        CannotRun: vLLM is not installed.
+        ValueError: The file cannot be read; see layers_of.
     """
-    lacking = beyond_table(layers_of(json_object(file)))
-    wanted = list(_of_vllm(vllm_calls.vllm_source.find(vllm), lacking))
-    if not wanted:
+    unpackaged = beyond_table(layers_of(json_object(file)))
+    source = vllm_calls.vllm_source.find(vllm)
+    missing_calls = list(_list_vllm_calls(source, unpackaged))
+    if not missing_calls:
         return "vLLM's kernels for this model are all in vllm-kernels-gfx1151"
-    answers = triton_modes.run(wanted, "ask").calls
-    number = len({key for answer in answers for key in answer.asked})
-    minutes = math.ceil(number * _SECONDS / 60 / (jobs or len(os.sched_getaffinity(0))))
-    return f"{number} of vLLM's kernels for this model are in no package: about {minutes} min"
+    kernels: set[str] = set()
+    for answer in triton_modes.run(missing_calls, "ask").calls:
+        kernels.update(answer.asked)
+    jobs = jobs or len(os.sched_getaffinity(0))
+    minutes = math.ceil(len(kernels) * _SECONDS / 60 / jobs)
+    return f"{len(kernels)} of vLLM's kernels for this model are in no package: about {minutes} min"
 
 
-def fill(wanted: dict[str, list[Call]], jobs: int | None, console: Console) -> bool:
-    """Fill the user's cache, with progress; say what came from where, return whether a call failed.
+def _make_callback(bar: Progress, task: TaskID) -> Callable[[Sequence[CallAnswer]], None]:
+    """Return a function that advances a task by the number of answers it is called with."""
+
+    def advance(answers: Sequence[CallAnswer]) -> None:
+        bar.advance(task, len(answers))
+
+    return advance
+
+
+def fill(by_library: dict[str, list[Call]], jobs: int | None, console: Console) -> bool:
+    """Fill the user's cache, and print the progress and where the kernels came from.
+
+    Args:
+        by_library: Calls whose kernels are needed, by library.
+        jobs: Processes at a time; None is one for each core.
+        console: Where to print.
+
+    Returns:
+        Whether a call failed.
 
     Raises:
         ModuleNotFoundError: triton is not installed.
     """
     from triton import knobs
 
+    cache = Path(knobs.cache.dir)
     answers: list[CallAnswer] = []
     with Progress(console=console) as bar:
-        for library, part in wanted.items():
-            task = bar.add_task(library, total=len(part))
-            answers += packages.look_up(
-                part,
-                Path(knobs.cache.dir),
-                jobs,
-                lambda some, task=task: bar.advance(task, len(some)),  # type: ignore[misc]
-            )
-    names = [call.name for part in wanted.values() for call in part]
-    failures = [(n, a.error) for n, a in zip(names, answers, strict=True) if a.error]
-    for name, error in failures:
-        console.print(escape(f"{name}: {': '.join(error)}"))
-    found = packages.origins(answers, Path(sys.base_prefix))
+        for library, library_calls in by_library.items():
+            task = bar.add_task(library, total=len(library_calls))
+            advance = _make_callback(bar, task)
+            answers += packages.look_up(library_calls, cache, jobs, advance)
+    names: list[str] = []
+    for library_calls in by_library.values():
+        names += [call.name for call in library_calls]
+    has_failed = False
+    for name, answer in zip(names, answers, strict=True):
+        if answer.error:
+            has_failed = True
+            console.print(escape(f"{name}: {': '.join(answer.error)}"))
+    origins = packages.origins(answers, Path(sys.base_prefix))
     console.print(
-        f"{found.total()} kernels: {found['packages']} from packages, {found['cache']} were in the "
-        f"cache, {found['compiled']} compiled"
+        f"{origins.total()} kernels: {origins['packages']} from packages, "
+        f"{origins['cache']} were in the cache, {origins['compiled']} compiled"
     )
-    return bool(failures)
+    return has_failed

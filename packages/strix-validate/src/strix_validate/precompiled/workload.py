@@ -17,14 +17,14 @@ from strix_validate.precompiled.vllm_calls import LAYERS, LINEAR, VOCABULARIES
 from strix_validate.triton.call import BF16, FP16, Call, DeferredCall
 from strix_validate.triton_packages import fla, liger, sage
 
-#: In tokens: short and long ones, even and odd, multiples of 16 and none.
+#: Lengths in tokens: short and long ones, even and odd, multiples of 16 and others.
 LENGTHS = (
     *(1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 34, 48, 55, 64, 65, 89, 100, 127),
     *(128, 129, 144, 160, 200, 233, 255, 256, 300, 377, 400, 511, 512, 513, 610, 700, 777, 987),
     *(1000, 1024),
 )
 _CAPACITY = 4096
-#: Layers of attention, and their types, by a model that has them.
+#: Layers of attention and their data types, by a model that has them.
 SHAPES = {
     "Llama-3.1-8B": (LAYERS["Llama-3.1-8B"], BF16),
     "Qwen2.5-0.5B": (LAYERS["Qwen2.5-0.5B"], FP16),
@@ -32,114 +32,174 @@ SHAPES = {
     # no package has its kernels
     "head-dim-112": (Attention(8, 8, 112), FP16),
 }
+#: A call, and the group that it is counted in.
+_GroupedCall = tuple[str, Call]
 
 
-def flash_workload() -> Iterator[tuple[str, Call]]:
+def flash_workload() -> Iterator[_GroupedCall]:
     """Yield (MODEL/KIND, call): flash_attn_func, also with gradients, varlen, and a cache."""
-    for model, (shape, dtype) in SHAPES.items():
-        heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-        for n in LENGTHS:
-            fixed = partial(flash.fixed, seqlen_q=n, seqlen_k=n, causal=True, **heads)
-            packed = partial(
-                flash.varlen, lengths_q=(n, 3), lengths_k=(n, 3), head_dim=shape.head_dim
-            )
-            cache: dict = {"capacity": _CAPACITY, "lengths": (n - 1,), "batch": 1}
-            decode = partial(flash.kv_cache, queries=1, new=1, **cache, **heads)
-            for kind, build, change in (
-                ("forward", fixed, FORWARD),
-                ("backward", fixed, {}),
-                ("varlen", packed, FORWARD),
-                ("kvcache", decode, FORWARD),
-            ):
-                name = f"{model}/{kind}"
-                yield name, DeferredCall(f"{name}/{n}", build, dtype, change)
+    for (model, (layer, dtype)), n in product(SHAPES.items(), LENGTHS):
+        for kind, (build, change) in _flash_builds(layer, n).items():
+            group = f"{model}/{kind}"
+            yield group, DeferredCall(f"{group}/{n}", build, dtype, change)
 
 
-def vllm_workload(source: Path) -> Iterator[tuple[str, Call]]:
+def _flash_builds(layer: Attention, n: int) -> dict[str, tuple[partial, dict]]:
+    """Return builders of the calls of n tokens, and changes of the calls, by kind."""
+    heads = {
+        "heads": layer.heads,
+        "kv_heads": layer.kv_heads,
+        "head_dim": layer.head_dim,
+    }
+    fixed = partial(flash.fixed, seqlen_q=n, seqlen_k=n, causal=True, **heads)
+    varlen = partial(flash.varlen, lengths_q=(n, 3), lengths_k=(n, 3), head_dim=layer.head_dim)
+    decode = partial(
+        flash.kv_cache,
+        queries=1,
+        new=1,
+        capacity=_CAPACITY,
+        lengths=(n - 1,),
+        batch=1,
+        **heads,
+    )
+    return {
+        "forward": (fixed, FORWARD),
+        "backward": (fixed, {}),
+        "varlen": (varlen, FORWARD),
+        "kvcache": (decode, FORWARD),
+    }
+
+
+def vllm_workload(source: Path) -> Iterator[_GroupedCall]:
     """Yield (vllm-MODEL/KIND, call): a server prefills up to 3 prompts and decodes up to 20.
 
-    Beside attention: linear attention, and the choice of tokens.
+    Besides attention, it has linear attention and the choice of tokens.
     """
-    for model in LAYERS:
+    for model, layer in LAYERS.items():
         for i, n in enumerate(LENGTHS):
-            for count, queries in ((1 + i % 3, n), (1 + i // 2, 1)):
-                name = f"vllm-{model}/{'decode' if queries == 1 else 'prefill'}"
-                shape: dict = {"sequences": count, "queries": queries, "keys": n}
-                build = partial(vllm_calls.step, layer=LAYERS[model], **shape)
-                yield name, DeferredCall(f"{name}/{count}x{n}", build, BF16, {"source": source})
+            for kind, sequences, queries in (
+                ("decode" if n == 1 else "prefill", 1 + i % 3, n),
+                ("decode", 1 + i // 2, 1),
+            ):
+                group = f"vllm-{model}/{kind}"
+                build = partial(
+                    vllm_calls.step,
+                    layer=layer,
+                    sequences=sequences,
+                    queries=queries,
+                    keys=n,
+                )
+                name = f"{group}/{sequences}x{n}"
+                yield group, DeferredCall(name, build, BF16, {"source": source})
     for model, linear in LINEAR.items():
         for kind, prompts in (("linear", ()), ("linear-prefill", LENGTHS[::4])):
             for linear_call in vllm_calls.linear_calls(source, [linear], (BF16,), prompts=prompts):
                 yield f"vllm-{model}/{kind}", linear_call
     for model, size in VOCABULARIES.items():
-        for choice in vllm_calls.sampling_calls(source, [size]):
-            yield f"vllm-{model}/sampling", choice
+        for sampling_call in vllm_calls.sampling_calls(source, [size]):
+            yield f"vllm-{model}/sampling", sampling_call
 
 
-def package_workload() -> Iterator[tuple[str, Call]]:
-    """Yield (PACKAGE-MODEL/KIND, call): layers of linear attention, a training step, diffusion."""
-    delta = partial(fla.attention, heads=32, keys=128, values=128, normal=True)
-    for n in LENGTHS[::8]:
-        for kind, more in (("train", {"last": False}), ("prefill", {}), ("go-on", {"state": True})):
-            yield _planned("fla-Qwen3-Next-80B-A3B", kind, partial(delta, lengths=(n,), **more))
-        norm = partial(fla.gated_norm, rows=32 * n, columns=128)
-        yield _planned("fla-Qwen3-Next-80B-A3B", "norm", norm)
-    decode = partial(delta, lengths=(1,), decode=True, state=True)
-    yield _planned("fla-Qwen3-Next-80B-A3B", "decode", decode)
-    for model, (size, inner, heads, kv_heads, head_dim) in liger.MODELS.items():
-        turn = partial(liger.rope, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-        for batch, n in ((1, 333), (2, 512), (4, 77)):
-            for build in (
-                partial(liger.rms_norm, rows=batch * n, columns=size),
-                partial(liger.rms_norm, rows=batch * n * heads, columns=head_dim),
-                partial(turn, batch=batch, tokens=n),
-                partial(liger.swiglu, rows=batch * n, columns=inner),
-            ):
-                yield _planned(f"liger-{model}", "train", build)
-    for size, n in product((1024, 2560, 4096), (5, 34)):
-        loss = partial(liger.loss, tokens=n, size=size, words=liger.WORDS)
-        yield _planned("liger", f"loss-{size}", loss)
+def package_workload() -> Iterator[_GroupedCall]:
+    """Yield (PACKAGE-MODEL/KIND, call): linear attention, a training step, and diffusion."""
+    yield from _fla_workload()
+    yield from _liger_workload()
     for model, (heads, head_dim) in PICTURES.items():
         for n in (999, 1024, 4096):
-            build = partial(sage.attention, heads=heads, kv_heads=heads, head_dim=head_dim)
-            yield _planned(f"sage-{model}", "attention", partial(build, lengths=(n,)))
+            build = partial(
+                sage.attention,
+                heads=heads,
+                kv_heads=heads,
+                head_dim=head_dim,
+                lengths=(n,),
+            )
+            yield _group(f"sage-{model}", "attention", build)
 
 
-def _planned(model: str, kind: str, build: partial) -> tuple[str, Call]:
-    return f"{model}/{kind}", DeferredCall(f"{model}/{kind} {build.keywords}", build, BF16)
+def _fla_workload() -> Iterator[_GroupedCall]:
+    model = "fla-Qwen3-Next-80B-A3B"
+    delta = partial(fla.attention, heads=32, keys=128, values=128, normal=True)
+    for n in LENGTHS[::8]:
+        yield _group(model, "train", partial(delta, lengths=(n,), last=False))
+        yield _group(model, "prefill", partial(delta, lengths=(n,)))
+        yield _group(model, "go-on", partial(delta, lengths=(n,), state=True))
+        yield _group(model, "norm", partial(fla.gated_norm, rows=32 * n, columns=128))
+    decode = partial(delta, lengths=(1,), decode=True, state=True)
+    yield _group(model, "decode", decode)
+
+
+def _liger_workload() -> Iterator[_GroupedCall]:
+    for model, (size, inner, heads, kv_heads, head_dim) in liger.MODELS.items():
+        rope = partial(liger.rope, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        for batch, n in ((1, 333), (2, 512), (4, 77)):
+            builds = (
+                partial(liger.rms_norm, rows=batch * n, columns=size),
+                partial(liger.rms_norm, rows=batch * n * heads, columns=head_dim),
+                partial(rope, batch=batch, tokens=n),
+                partial(liger.swiglu, rows=batch * n, columns=inner),
+            )
+            for build in builds:
+                yield _group(f"liger-{model}", "train", build)
+    for size, n in product((1024, 2560, 4096), (5, 34)):
+        loss = partial(liger.loss, tokens=n, size=size, words=liger.WORDS)
+        yield _group("liger", f"loss-{size}", loss)
+
+
+def _group(model: str, kind: str, build: partial) -> _GroupedCall:
+    group = f"{model}/{kind}"
+    return group, DeferredCall(f"{group} {build.keywords}", build, BF16)
 
 
 def count(
-    prefix: Path, only: Sequence[str], vllm: Path | None, say: Callable[[str], None]
+    prefix: Path,
+    only: Sequence[str],
+    vllm: Path | None,
+    say: Callable[[str], None],
 ) -> dict[str, Counter[str]]:
-    """Count what each group of the workload needs, with an empty cache of the user's; see origins.
+    """Count what each group of the workload needs if the user's cache is empty.
+
+    Args:
+        prefix: Environment with the packages.
+        only: Groups to count, as in is_named; none is all.
+        vllm: vLLM's source; None is the installed one.
+        say: Called with messages.
+
+    Returns:
+        The counts of packages.origins by group.
 
     Raises:
-        CannotRun: nothing was selected, or no library has it. RuntimeError: a call failed.
+        CannotRun: No call was selected, or no library has it.
+        RuntimeError: A call failed.
     """
-    calls: dict[str, list[tuple[str, Call]]] = {}
+    selected: dict[str, list[_GroupedCall]] = {}
+    for library, grouped_calls in _list_workloads(vllm, say).items():
+        calls = [call for call in grouped_calls if not only or is_named(call[0], only)]
+        if calls:
+            selected[library] = calls
+    if not selected:
+        raise CannotRun("no call of the workload was selected")
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    with tempfile.TemporaryDirectory() as cache:
+        for library, grouped_calls in selected.items():
+            say(f"{len(grouped_calls)} calls of {library}")
+            calls_only = [call for _, call in grouped_calls]
+            answers = packages.look_up(calls_only, Path(cache), whole=True)
+            for (group, call), answer in zip(grouped_calls, answers, strict=True):
+                if answer.error:
+                    raise RuntimeError(f"{call.name}: {': '.join(answer.error)}")
+                counts[group] += packages.origins([answer], prefix)
+    return counts
+
+
+def _list_workloads(vllm: Path | None, say: Callable[[str], None]) -> dict[str, list[_GroupedCall]]:
+    """Return the calls of the workload by library; a library that is not installed is left out."""
+    workloads: dict[str, list[_GroupedCall]] = {}
     if packages.has("flash_attn"):
-        calls["flash-attn"] = list(flash_workload())
+        workloads["flash-attn"] = list(flash_workload())
     try:
-        calls["vLLM"] = list(vllm_workload(vllm_calls.vllm_source.find(vllm)))
+        workloads["vLLM"] = list(vllm_workload(vllm_calls.vllm_source.find(vllm)))
     except CannotRun as reason:
         say(str(reason))
     if all(packages.has(package.MODULE) for package in packages.SHIPPING):
-        calls["fla-core, liger-kernel and sageattention"] = list(package_workload())
-    chosen = {
-        library: wanted
-        for library, pairs in calls.items()
-        if (wanted := [pair for pair in pairs if not only or is_named(pair[0], only)])
-    }
-    if not chosen:
-        raise CannotRun("no call of the workload was selected")
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    with tempfile.TemporaryDirectory() as cache:
-        for library, pairs in chosen.items():
-            say(f"{len(pairs)} calls of {library}")
-            answers = packages.look_up([call for _, call in pairs], Path(cache), whole=True)
-            for (group, call), answer in zip(pairs, answers, strict=True):
-                if answer.error:
-                    raise RuntimeError(f"{call.name}: {': '.join(answer.error)}")
-                found[group] += packages.origins([answer], prefix)
-    return found
+        workloads["fla-core, liger-kernel and sageattention"] = list(package_workload())
+    return workloads
