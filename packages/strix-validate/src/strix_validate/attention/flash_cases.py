@@ -113,7 +113,7 @@ def _model_cases() -> Iterator[FlashCase]:
     builds = {}
     columns = []
     for model, layer in plain_layers().items():
-        # The kernel runs a program for each head, and a group of 8 or 16 has most: one group then.
+        # Each head is a program of the interpreter: a large group has one head of keys, for speed.
         kv_heads = 1 if layer.group in (8, 16) else layer.kv_heads
         shape = {
             "heads": layer.group * kv_heads,
@@ -486,7 +486,7 @@ CASES = (
             seqlen_q=40,
             seqlen_k=200,
         ),
-        "a second block of keys left out, which the smaller tests have not",
+        "a second block of keys left out; smaller cases have only one",
         half_only=True,
     ),
     FlashCase(
@@ -702,7 +702,7 @@ CASES = (
             lse=True,
         ),
         (
-            "queries that are turned one by one although they have one position, or a "
+            "queries that are rotated one by one although they have one position, or a "
             "causal mask where there is none; a logsumexp of the cache in base 2"
         ),
         half_only=True,

@@ -410,13 +410,13 @@ CASES = (
     *_low_score_cases(),
     SdpaCase(
         "scale",
-        "a scale of 1 / sqrt(head_dim), whatever is passed",
+        "a scale of 1 / sqrt(head_dim), whatever the call passes",
         scale=0.3,
         causal=True,
     ),
     SdpaCase(
         "padding-mask",
-        "the mask of the first sequence read for each: batches of padded prompts",
+        "the mask of the first sequence used for all (batches of padded prompts)",
         batch=3,
         seqlen_q=40,
         seqlen_k=133,
@@ -426,8 +426,8 @@ CASES = (
     SdpaCase(
         "least-mask",
         (
-            "NaN of a tile that a mask of the smallest number shuts out, in base 2 "
-            "its infinity: https://github.com/pytorch/pytorch/issues/110213"
+            "NaN where a mask of the smallest number hides a whole tile: in base 2 that "
+            "number is infinite: https://github.com/pytorch/pytorch/issues/110213"
         ),
         batch=2,
         seqlen_q=40,
@@ -437,7 +437,7 @@ CASES = (
     ),
     SdpaCase(
         "learned-mask",
-        "the gradient of a bias: scaled like q's, or one head's for all",
+        "the gradient of a bias scaled like q's, or one head's gradient for all heads",
         batch=2,
         heads=2,
         kv_heads=2,
@@ -476,7 +476,7 @@ CASES = (
     SdpaCase(
         "heads-65568",
         (
-            "batch and heads in a dimension of the grid, of which there are 65535: "
+            "batch times heads in one dimension of the grid, which ends at 65535: "
             "https://github.com/pytorch/pytorch/issues/142228"
         ),
         batch=2049,
@@ -535,7 +535,7 @@ CASES = (
     ),
     SdpaCase(
         "decode-4100",
-        "a split over keys that are merged wrongly, or of no more than 2048",
+        "parts of a split over keys merged wrongly, or only 2048 keys read",
         heads=2,
         kv_heads=2,
         seqlen_q=1,
@@ -554,8 +554,8 @@ CASES = (
     SdpaCase(
         "peaked",
         (
-            "exp of a score that no maximum was taken from, which overflows above 88, "
-            "in the backward pass alone"
+            "exp of a score from which no maximum was subtracted, which overflows "
+            "above 88, in the backward pass only"
         ),
         heads=2,
         kv_heads=2,
