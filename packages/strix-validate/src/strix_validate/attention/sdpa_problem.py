@@ -88,7 +88,7 @@ class Problem:
             mask = self._mask
             if mask is not None and mask.dim() == 4 and len(mask) > 1:
                 mask = mask[rows]
-            kept = None if keep is None else keep[rows]
+            keep_of_part = None if keep is None else keep[rows]
             q, k, v, grad_out = (x[rows] for x in self._reference_inputs)
             part = reference.attention(
                 q,
@@ -97,7 +97,7 @@ class Problem:
                 grad_out,
                 causal=causal,
                 attn_mask=mask,
-                keep=kept,
+                keep=keep_of_part,
                 scale=self.case.scale,
                 dtype=dtype,
             )
