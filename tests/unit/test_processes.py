@@ -187,7 +187,7 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
         for folder in (script.parent, copied.parent):
             folder.mkdir(parents=True)
         seen = list[str]()
-        follower = jobs._follow(output, log, seen.append)
+        follower = jobs.LogFollower(output, log, seen.append)
         for (kind, text), look in zip(moments, (*looks, True), strict=True):
             if kind == "copy" and not copied.exists():
                 copied.write_bytes(staging)
@@ -195,7 +195,7 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
                 script.unlink(missing_ok=True)
             script.write_bytes(text)
             if look:
-                next(follower)
+                follower.copy_new()
         # of an output that nobody looked at, the next one's has taken the place
         said = staging + (one if any(looks[3:6]) else b"") + two
         assert log.read_bytes() == said, looks
@@ -205,14 +205,14 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
 def test_what_an_output_leaves_goes_once_the_next_one_begins(tmp_path: Path) -> None:
     """With several outputs of gigabytes. Its log is read first; no name says the order."""
     log, seen = tmp_path / "log", list[str]()
-    follower = jobs._watch(tmp_path, log, seen.append)
+    follower = jobs.LogFollower(tmp_path, log, seen.append)
     folders = [tmp_path / "bld" / name for name in ("rattler-build_z_1", "rattler-build_a_1")]
     for folder in folders:
         for part in ("work", "host_env_placehold"):
             (folder / part).mkdir(parents=True)
             (folder / part / "large").write_text("large")
         (folder / "work/conda_build.log").write_text(f"+ {folder.name}\n")
-        next(follower)
+        follower.update()
         assert folder.is_dir()
     assert not folders[0].exists() and (folders[1] / "host_env_placehold/large").exists()
     assert seen == ["+ rattler-build_z_1", "+ rattler-build_a_1"]

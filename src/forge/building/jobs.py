@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One engine job in a child process, its output followed into a log."""
+"""Run one engine job in a child process and copy its output to a log."""
 
 import contextlib
 import itertools
@@ -10,92 +10,190 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from forge.errors import Failed
 from forge.limits import last_lines
-from forge.processes import POLL_SECONDS, SESSION, end_job, kill, left_behind, named_pipe
+from forge.processes import (
+    POLL_SECONDS,
+    SESSION,
+    end_job,
+    kill,
+    left_behind,
+    named_pipe,
+)
 from forge.project import DONE, FAILED, FORGE_CACHE, MADE, STOPPED, Project
 
-MARKS = "bld/*/work/.done-*"  # of recipes/checks/stages.sh
+# recipes/checks/stages.sh leaves one for each stage that it has finished.
+MARKS = "bld/*/work/.done-*"
+# Polls between two looks for processes that a script has left running.
 POLLS_OF_PATIENCE = 50
 TAIL_LINES = 40
-ENGINE_LOG, STAGED_LOG = "engine.log", "build_cache/*/work_dir/conda_build.log"
-FULL = 1 << 16  # bytes free on a full disk, at most
+ENGINE_LOG = "engine.log"
+SCRIPT_LOGS = "bld/*/work/conda_build.log"
+STAGED_LOGS = "build_cache/*/work_dir/conda_build.log"
+# A disk with fewer bytes free than this counts as full.
+FULL_DISK_BYTES = 1 << 16
+
+ShowLine = Callable[[str], None]
+Job = dict[str, Any]
 
 
-def run_job(  # noqa: C901 (a job from its start to its end)
-    project: Project, cpus: int, line: Callable[[str], None], stop: threading.Event,
-    job: dict[str, Any], log: Path,
-) -> None:  # fmt: skip
-    """Run an engine job with `cpus` compiler processes; `line` gets each line of its output.
+def run_job(
+    project: Project,
+    cpus: int,
+    show_line: ShowLine,
+    stop: threading.Event,
+    job: Job,
+    log: Path,
+) -> None:
+    """Run an engine job.
 
-    Raises Failed with the log's last lines and path, KeyboardInterrupt once `stop` is set.
+    Args:
+        project: The checkout, for its folders.
+        cpus: How many compiler processes the job may run.
+        show_line: Gets each line of the job's output.
+        stop: Ends the job once it is set.
+        job: The engine's arguments, among them `action`; see `forge.building.engine`. What it has
+            under `environment` is added to the engine's environment variables.
+        log: Gets the output; a build begins a new log, a test adds to that of its build.
+
+    Raises:
+        Failed: The job failed; the message has the last lines and the path of the log.
+        KeyboardInterrupt: `stop` was set.
     """
-    output = Path(job.get("output_dir", project.staging / f"_test-{log.stem}"))
-    if job["action"] == "test":  # environments that a killed run left there
+    action = job["action"]
+    test_folder = project.staging / f"_test-{log.stem}"
+    output = Path(job.get("output_dir", test_folder))
+    if action == "test":  # a killed run may have left environments there
         shutil.rmtree(output, ignore_errors=True)
-    if job["action"] == "build":
+    if action == "build":
         log.unlink(missing_ok=True)
-    for folder in (output, log.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    own = job.pop("environment", {}) | {
-        "CPU_COUNT": str(cpus), "TMPDIR": str(output), FORGE_CACHE: str(project.cache)
-    }  # fmt: skip
+    output.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
     file = output / "job.json"
-    file.write_text(json.dumps(job))
-    with (output / ENGINE_LOG).open("wb") as stream:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "forge.building.engine", str(file)],
-            stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
-            env=os.environ | own, start_new_session=True,
-        )  # fmt: skip
-    (output / SESSION).write_text(str(child.pid))
+    child = _start_engine(project, cpus, job, output, file)
     try:
-        follower, seen = _watch(output, log, line), set[int]()
-        for polls in itertools.count(1):
-            ended = child.poll() is not None
-            next(follower)
-            if ended:
-                break
-            if stop.wait(POLL_SECONDS):
-                end_job(child, output)
-                if any(chain(output.glob(MARKS), output.glob(f"{DONE}*"))):
-                    file.rename(output / STOPPED)
-                raise KeyboardInterrupt
-            if polls % POLLS_OF_PATIENCE == 0:
-                waited_for, before = left_behind(child.pid), seen
-                kill(before & (seen := waited_for or set()))
-                if waited_for is not None and (pipe := named_pipe(output)):
-                    raise Failed(f"its script made a named pipe, {pipe.name}: no package has one")
+        _wait(child, output, LogFollower(output, log, show_line), stop)
     finally:
         if child.poll() is None:
             end_job(child, output)
     if child.returncode == -signal.SIGALRM:
-        end_job(child, output)  # what the test waited for
+        end_job(child, output)  # the processes that the test was waiting for
     if child.returncode:
         file.rename(output / FAILED)
-        killed = f" (killed by signal {-child.returncode}; out of memory?)"
-        reason = killed if child.returncode < 0 else ""
-        if child.returncode == -signal.SIGALRM:
-            test = "".join(last_lines(log, 1)).removeprefix("== ")
-            reason = f" ({test}: it took longer)"
-        if shutil.disk_usage(output).free < FULL:  # and then the log may say nothing
-            reason = f" (No space left on device: {output})"
-        tail = "".join(f"  | {text}\n" for text in last_lines(log, TAIL_LINES))
-        failure = f"{job['action']} failed{reason}; the last lines of {log}:"
-        raise Failed(f"{failure}\n{tail}  work folder: {output}")
-    if job["action"] == "test":
+        raise Failed(_describe_failure(action, child.returncode, output, log))
+    if action == "test":
         shutil.rmtree(output, ignore_errors=True)
 
 
-def resume(output: Path, job: dict[str, Any]) -> None:
-    """Keep what a stopped run of the same job left in `output`: its packages and a script's tree.
+def _start_engine(
+    project: Project,
+    cpus: int,
+    job: Job,
+    output: Path,
+    file: Path,
+) -> subprocess.Popen[bytes]:
+    """Write the job's file and start the engine with it, in a session of its own."""
+    arguments = dict(job)
+    environment = os.environ | arguments.pop("environment", {})
+    environment["CPU_COUNT"] = str(cpus)
+    environment["TMPDIR"] = str(output)
+    environment[FORGE_CACHE] = str(project.cache)
+    file.write_text(json.dumps(arguments))
+    command = [sys.executable, "-P", "-m", "forge.building.engine", str(file)]
+    with (output / ENGINE_LOG).open("wb") as stream:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            start_new_session=True,
+        )
+    (output / SESSION).write_text(str(child.pid))
+    return child
 
-    recipes/checks/stages.sh goes on in that tree. Everything else is removed.
+
+def _wait(
+    child: subprocess.Popen[bytes],
+    output: Path,
+    follower: "LogFollower",
+    stop: threading.Event,
+) -> None:
+    """Follow the logs until the engine ends. Raises KeyboardInterrupt if it is stopped."""
+    holders: set[int] = set()
+    for polls in itertools.count(1):
+        has_ended = child.poll() is not None
+        follower.update()
+        if has_ended:
+            return
+        if stop.wait(POLL_SECONDS):
+            end_job(child, output)
+            _mark_stopped(output)
+            raise KeyboardInterrupt
+        if polls % POLLS_OF_PATIENCE == 0:
+            holders = _kill_holders(child.pid, output, holders)
+
+
+def _mark_stopped(output: Path) -> None:
+    """Keep the job's file as STOPPED if the next run can continue its work."""
+    marks = [*output.glob(MARKS), *output.glob(f"{DONE}*")]
+    if marks:
+        (output / "job.json").rename(output / STOPPED)
+
+
+def _kill_holders(engine: int, output: Path, earlier: set[int]) -> set[int]:
+    """Kill processes that hold the engine's output open though their script has ended.
+
+    The engine would wait for them. One that was not there at the check before may still end.
+
+    Args:
+        engine: The engine's process.
+        output: The job's output folder.
+        earlier: The processes that the check before has returned.
+
+    Returns:
+        The processes that hold it open now.
+
+    Raises:
+        Failed: The script made a named pipe, which the engine would read for ever.
+    """
+    holders = left_behind(engine)
+    if holders is None:  # the script is still running
+        return set()
+    kill(earlier & holders)
+    pipe = named_pipe(output)
+    if pipe:
+        raise Failed(f"its script made a named pipe, {pipe.name}: no package has one")
+    return holders
+
+
+def _describe_failure(action: str, returncode: int, output: Path, log: Path) -> str:
+    reason = ""
+    if returncode == -signal.SIGALRM:
+        test = "".join(last_lines(log, 1)).removeprefix("== ")
+        reason = f" ({test}: it took longer)"
+    elif returncode < 0:
+        reason = f" (killed by signal {-returncode}; out of memory?)"
+    # On a full disk the log may lack the error.
+    if shutil.disk_usage(output).free < FULL_DISK_BYTES:
+        reason = f" (No space left on device: {output})"
+    lines = [f"{action} failed{reason}; the last lines of {log}:"]
+    for line in last_lines(log, TAIL_LINES):
+        lines.append(f"  | {line}")
+    lines.append(f"  work folder: {output}")
+    return "\n".join(lines)
+
+
+def resume(output: Path, job: Job) -> None:
+    """Prepare a build folder: keep what a stopped run of the same job can continue.
+
+    That is the packages of the Pythons that it finished, and the tree of the script that it was
+    running: recipes/checks/stages.sh continues in that tree, moved to OUTPUT/stopped. Everything
+    else is removed.
     """
     trees = [mark.parent for mark in output.glob(MARKS)]
     stopped = output / STOPPED
@@ -105,63 +203,95 @@ def resume(output: Path, job: dict[str, Any]) -> None:
     stopped.unlink()
     if trees:
         trees[0].rename(output / "stopped")
-    for made in MADE:
-        shutil.rmtree(output / made, ignore_errors=True)
-    whole = {name for done in output.glob(f"{DONE}*") for name in done.read_text().splitlines()}
+    for name in MADE:
+        shutil.rmtree(output / name, ignore_errors=True)
+    complete: set[str] = set()
+    for done in output.glob(f"{DONE}*"):
+        complete.update(done.read_text().splitlines())
     for package in output.glob("*/*.conda"):
-        if str(package.relative_to(output)) not in whole:
+        if str(package.relative_to(output)) not in complete:
             package.unlink()
 
 
-def _follow(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[None]:
-    """Copy what is new in the scripts' logs, then the engine's, to `log`, and its lines to `line`.
+class LogFollower:
+    """Copies what the scripts and the engine write to the log of their job, as they write it.
 
-    In this order, so that the closing error stands last. A further output's log takes the place of
-    the one before and begins with a copy of its staging's: left out where that was read in time.
+    Attributes:
+        output: The job's output folder.
+        log: The file that gets everything.
+        show_line: Gets each line.
     """
-    streams: dict[tuple[Path, int], BinaryIO] = {}
-    log.touch()
-    while True:
-        logs = filter(Path.is_file, output.glob("bld/*/work/conda_build.log"))
-        for file in [*logs, output / ENGINE_LOG]:
-            with contextlib.suppress(FileNotFoundError):  # its output has ended
-                opened = file.open("rb")
-                if streams.setdefault((file, os.fstat(opened.fileno()).st_ino), opened) != opened:
-                    opened.close()
-        for _, stream in sorted(streams.items(), key=lambda i: i[0][0].name == ENGINE_LOG):
-            start, new = stream.tell(), stream.read()
-            for staged in output.glob(STAGED_LOG) if new and not start else ():
-                if (said := staged.read_bytes()) in log.read_bytes():
-                    if said.startswith(new):  # not copied to its end yet
-                        stream.seek(0)
-                    new = new.removeprefix(said[: len(new)])
-            try:
-                with log.open("ab") as out:
-                    out.write(new)
-            except OSError as error:
-                raise Failed(f"cannot write {log}: {error.strerror}. Make room") from None
-            for text in new.decode(errors="replace").splitlines():
-                line(text)
-        yield
 
+    def __init__(self, output: Path, log: Path, show_line: ShowLine) -> None:
+        self.output = output
+        self.log = log
+        self.show_line = show_line
+        # By path and inode: the log of a further output replaces the one before, at its path.
+        self._streams: dict[tuple[Path, int], BinaryIO] = {}
+        log.touch()
 
-def _watch(output: Path, log: Path, line: Callable[[str], None]) -> Iterator[None]:
-    """Follow the logs, and remove the folder of each output that is packed, once its log is read.
+    def update(self) -> None:
+        """Copy what is new, and remove the folder of each output that is packed.
 
-    rattler-build keeps them all, for the logs: gigabytes each with rocm-sdk.
-    """
-    follower = _follow(output, log, line)
-    while True:
-        packed = _packed(output)
-        next(follower)
+        rattler-build keeps these folders for their logs: gigabytes each with rocm-sdk.
+        """
+        packed = self._list_packed()
+        self.copy_new()
         for folder in packed:
             shutil.rmtree(folder, ignore_errors=True)
-        yield
 
+    def copy_new(self) -> None:
+        """Copy what is new in the scripts' logs, then in the engine's: its error comes last."""
+        self._open_logs()
+        engine_last = sorted(
+            self._streams,
+            key=lambda stream: stream[0].name == ENGINE_LOG,
+        )
+        for key in engine_last:
+            text = self._read_new(self._streams[key])
+            try:
+                with self.log.open("ab") as log:
+                    log.write(text)
+            except OSError as error:
+                raise Failed(f"cannot write {self.log}: {error.strerror}. Make room") from None
+            for line in text.decode(errors="replace").splitlines():
+                self.show_line(line)
 
-def _packed(output: Path) -> list[Path]:
-    """List the folders of all outputs but the one that was worked on last."""
-    with contextlib.suppress(FileNotFoundError):  # one of them is just made anew
-        works = sorted(output.glob("bld/*/work"), key=lambda work: work.stat().st_ctime_ns)
-        return [work.parent for work in works[:-1]]
-    return []
+    def _open_logs(self) -> None:
+        scripts = [path for path in self.output.glob(SCRIPT_LOGS) if path.is_file()]
+        for path in [*scripts, self.output / ENGINE_LOG]:
+            try:
+                stream = path.open("rb")
+            except FileNotFoundError:  # its output has ended meanwhile
+                continue
+            key = (path, os.fstat(stream.fileno()).st_ino)
+            if key in self._streams:
+                stream.close()
+            else:
+                self._streams[key] = stream
+
+    def _read_new(self, stream: BinaryIO) -> bytes:
+        """Return what is new in a log, without the part that its staging output has logged.
+
+        rattler-build begins the log of an output with a copy of its staging output's log.
+        """
+        start = stream.tell()
+        text = stream.read()
+        if start or not text:
+            return text
+        for staged in self.output.glob(STAGED_LOGS):
+            copied = staged.read_bytes()
+            if copied not in self.log.read_bytes():
+                continue
+            if copied.startswith(text):  # the copy may be incomplete: read it again
+                stream.seek(0)
+            text = text.removeprefix(copied[: len(text)])
+        return text
+
+    def _list_packed(self) -> list[Path]:
+        """List the folders of all outputs but the one that was worked on last."""
+        works = self.output.glob("bld/*/work")
+        with contextlib.suppress(FileNotFoundError):  # one of them is being replaced
+            by_time = sorted(works, key=lambda work: work.stat().st_ctime_ns)
+            return [work.parent for work in by_time[:-1]]
+        return []
