@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The child process that runs rattler-build: `python -m forge.building.engine JOB`.
 
-JOB is a file of JSON: {"action": "build", "test" or "convert", and its arguments}. A child of its
-own because rattler-build holds the GIL for hours and may abort.
+JOB is a JSON file with an object: `action` is one of build, convert and test, and the other members
+are the arguments of the function of that name. The driver starts a process for each job because
+rattler-build holds the GIL for hours and may abort.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rattler
 from rattler_build import Package
@@ -26,98 +27,164 @@ from forge.files import write_text
 from forge.project import DONE
 from forge.recipes.render import build_recipes
 
+if TYPE_CHECKING:
+    from forge.hostbase.wheels import Conversion
+
 PR_SET_PDEATHSIG = 1
 SCRIPT_LOG = "conda_build.log"
+# What rattler-build prints where the environment of a test does not solve.
 NOT_SET_UP = "failed to setup test environment"
-TEST_HOURS = 2  # limit of a test; the longest takes minutes. `extra.cost` may give a recipe another
+# Limit of a test; the longest takes minutes. A recipe's `extra.cost` may state another.
+TEST_HOURS = 2
 
 
-def test(packages: list[str], channel: list[str], hours: float = TEST_HOURS) -> None:
-    """Run the tests inside each package; raises RuntimeError that names those that failed.
+def test(
+    packages: list[str],
+    channel: list[str],
+    hours: float = TEST_HOURS,
+) -> None:
+    """Run the tests inside each package.
 
-    What passes is offered to the package cache, for the environments of what comes after it: not
-    before, since rattler-build unpacks the package that it tests in any case.
+    A package that passes is offered to the package cache, for the environments of the packages that
+    need it. An earlier offer would be useless: rattler-build unpacks the package that it tests in
+    any case.
 
-    A test that takes longer than `hours` ends this process by SIGALRM: rattler-build holds the GIL,
-    so that no handler would run. The line that names the test is then the log's last.
+    Args:
+        packages: Files, in the order of the tests: each may need those before it.
+        channel: Where the environments of the tests come from, by priority.
+        hours: Limit of each test. A test that takes longer ends this process by SIGALRM, since no
+            handler would run: rattler-build holds the GIL. The log's last line names the test.
+
+    Raises:
+        RuntimeError: Tests failed; the message names them.
     """
-    failed = list[str]()
-    for package in map(open_package, packages):
-        before = len(failed)
-        for index in range(package.test_count):
-            number = f"{index + 1} of {package.test_count}"
-            print(f"== test {number}: {package.filename}, limit {hours:g} hours", flush=True)
-            signal.setitimer(signal.ITIMER_REAL, hours * 3600)
-            try:
-                result = package.run_test(index, channel=channel)
-                passed, output = result.success, result.output
-            except Exception as error:
-                passed, output = False, [str(error)]
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            if any(NOT_SET_UP in line for line in output):
-                output = [*output, *unsolved(package, index, channel)]
-            print(*output, sep="\n", flush=True)
-            if not passed:
-                failed.append(f"{package.name} test {index + 1}")
-        if len(failed) == before:
+    failed = []
+    for path in packages:
+        package = open_package(path)
+        failed_tests = _run_tests(package, channel, hours)
+        failed += failed_tests
+        if not failed_tests:
             cache.offer(Path(package.path))
     if failed:
         raise RuntimeError(f"failed: {', '.join(failed)}")
 
 
-def open_package(path: str) -> Package:
-    """Open a package whose tests are read, and remove what rattler-build unpacks to read them.
+def _run_tests(
+    package: Package,
+    channel: list[str],
+    hours: float,
+) -> list[str]:
+    """Run the tests of one package; returns the names of those that failed."""
+    failed = []
+    count = package.test_count
+    for index in range(count):
+        number = index + 1
+        print(
+            f"== test {number} of {count}: {package.filename}, limit {hours:g} hours",
+            flush=True,
+        )
+        signal.setitimer(signal.ITIMER_REAL, hours * 3600)
+        try:
+            result = package.run_test(index, channel=channel)
+            passed = result.success
+            output = list(result.output)
+        except Exception as error:
+            passed = False
+            output = [str(error)]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if any(NOT_SET_UP in line for line in output):
+            output += _explain_unsolved(package, index, channel)
+        print(*output, sep="\n", flush=True)
+        if not passed:
+            failed.append(f"{package.name} test {number}")
+    return failed
 
-    It would keep the files, gigabytes with rocm-sdk, until the last test has ended.
+
+def open_package(path: str) -> Package:
+    """Open a package, read its tests, and remove the files that this unpacks.
+
+    rattler-build would keep these files, gigabytes with rocm-sdk, until the last test has ended.
     """
-    package, usual = Package.from_file(path), os.environ["TMPDIR"]
+    package = Package.from_file(path)
+    job_folder = os.environ["TMPDIR"]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = folder
         try:
-            _ = package.test_count  # reads the tests, once
+            _ = package.test_count  # unpacks the package and caches its tests
         finally:
-            os.environ["TMPDIR"] = usual
+            os.environ["TMPDIR"] = job_folder
     return package
 
 
-def unsolved(package: Package, index: int, channels: list[str]) -> list[str]:
-    """Give the solver's reason if a test's environment does not solve; rattler-build gives none."""
-    from forge.envs.solver import solve  # what few need is a third of each child's start
+def _explain_unsolved(
+    package: Package,
+    index: int,
+    channels: list[str],
+) -> list[str]:
+    """Return a line with the solver's reason if the environment of a test does not solve.
+
+    rattler-build does not print the reason.
+    """
+    # Imported only here: this takes a third of the time in which a child starts.
+    from forge.envs.solver import solve
 
     test = package.tests[index]
     specs = [f"{package.name} =={package.version} {package.build_string}"]
     specs += getattr(test, "requirements_run", [])
-    if python := test.to_dict().get("python_version"):
+    python = test.to_dict().get("python_version")
+    if python:
         specs += ["pip", f"python {python}"]
+    gateway = rattler.Gateway(client=network.for_indexes())
     try:
-        solve(channels, specs, rattler.Gateway(client=network.for_indexes()))
+        solve(channels, specs, gateway)
     except Exception as error:
         return [f"its environment ({', '.join(specs)}): {error}"]
     return []
 
 
-def convert(wheels: list[dict[str, Any]], subdir: str, output_dir: str) -> None:
-    """Convert wheels to packages in `subdir`, the largest first, one per core at a time."""
+def convert(
+    wheels: list[dict[str, Any]],
+    subdir: str,
+    output_dir: str,
+) -> None:
+    """Convert wheels to packages, the largest first, as many at a time as there are cores.
+
+    Args:
+        wheels: The fields of a `Conversion` for each.
+        subdir: The folder that gets the packages.
+        output_dir: Where the driver has put the job; nothing is written there.
+    """
     from forge.hostbase.wheels import Conversion
 
-    todo = sorted((Conversion(**wheel) for wheel in wheels), key=Conversion.size, reverse=True)
-    with futures.ProcessPoolExecutor(int(os.environ["CPU_COUNT"]), None, end_with_parent) as pool:
-        for made in pool.map(make, todo, [Path(subdir)] * len(todo)):
-            print(made.name, flush=True)
+    conversions = [Conversion(**wheel) for wheel in wheels]
+    conversions.sort(key=Conversion.size, reverse=True)
+    subdirs = [Path(subdir)] * len(conversions)
+    executor = futures.ProcessPoolExecutor(
+        max_workers=int(os.environ["CPU_COUNT"]),
+        initializer=end_with_parent,
+    )
+    with executor as pool:
+        for package in pool.map(_convert_wheel, conversions, subdirs):
+            print(package.name, flush=True)
 
 
-def make(wheel: Any, subdir: Path) -> Path:
-    """Convert a wheel. Raises RuntimeError, since not every exception crosses processes."""
+def _convert_wheel(conversion: "Conversion", subdir: Path) -> Path:
+    """Convert a wheel and offer the package to the cache; returns the package's file.
+
+    Raises:
+        RuntimeError: For any error, since some exceptions cannot be sent to another process.
+    """
     try:
-        made = wheel.make(subdir)
-        cache.offer(made)
-        return made
+        package = conversion.make(subdir)
+        cache.offer(package)
     except Exception as error:
-        raise RuntimeError(f"{Path(wheel.file).name}: {type(error).__name__}: {error}") from None
+        name = Path(conversion.file).name
+        raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
+    return package
 
 
 def end_with_parent() -> None:
-    """Let whatever ends the parent process end this one as well."""
+    """Have the kernel kill this process when its parent ends, however that ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -128,54 +195,75 @@ def build(
     pythons: Sequence[str] = (),
     **arguments: Any,
 ) -> None:
-    """Build the packages of a recipe in `output_dir`, for one of the Pythons after another.
+    """Build the packages of a recipe, for one Python after another.
 
-    In one call, rattler-build would stage the files for a Python in the prefix that still holds
-    those for the Python before: both would be packed, if the script did not fail. It would also
+    In one call for all Pythons, rattler-build would stage the files for a Python in the prefix that
+    still holds those for the Python before, and pack both if the script did not fail. It would also
     keep the trees of all Pythons until the end.
+
+    Args:
+        recipes: The recipe.
+        output_dir: The folder that gets the packages, and that rattler-build works in.
+        variant_overrides: Values that replace those of the variant files.
+        pythons: Values of the variant `python`; none if the packages are not made for a Python.
+        arguments: Further arguments of rattler-build's `build_recipes`.
     """
+    output = Path(output_dir)
     for number, python in enumerate(pythons or [""]):
-        done = Path(output_dir, f"{DONE}{number}")
-        if done.exists():  # built before the last run was stopped
+        done = output / f"{DONE}{number}"
+        if done.exists():  # built by a run that was stopped later
             continue
-        one = {"python": [python]} if python else {}
+        overrides = dict(variant_overrides)
+        if python:
+            overrides["python"] = [python]
         build_recipes(
             recipes,
             output_dir=output_dir,
-            variant_overrides=variant_overrides | one,
+            variant_overrides=overrides,
             test="skip",
-            keep_build=True,  # it has the log
-            no_build_id=True,  # a stopped run goes on with the same paths
+            keep_build=True,  # the log is in the build folder
+            no_build_id=True,  # a run that continues a stopped one needs the same paths
             **arguments,
         )
-        remove_trees(Path(output_dir))
-        packages = [
-            str(path.relative_to(output_dir)) for path in Path(output_dir).glob("*/*.conda")
-        ]
+        remove_trees(output)
+        packages = []
+        for path in output.glob("*/*.conda"):
+            packages.append(str(path.relative_to(output)))
         write_text(done, "\n".join(packages))
 
 
 def remove_trees(output: Path) -> None:
-    """Remove what rattler-build has built in, except for the logs, which the driver still reads."""
-    for folder in (output / "bld", output / "build_cache"):
-        for place, folders, files in os.walk(folder, topdown=False):
-            for path in [Path(place, name) for name in files + folders]:
-                with contextlib.suppress(OSError):  # a folder that holds a log
+    """Remove the folders that rattler-build has built in, but for the logs: the driver reads them.
+
+    Args:
+        output: The job's output folder.
+    """
+    for tree in (output / "bld", output / "build_cache"):
+        for folder, subfolders, files in os.walk(tree, topdown=False):
+            for name in files + subfolders:
+                path = Path(folder, name)
+                with contextlib.suppress(OSError):  # a folder that holds a log is not empty
                     if path.is_dir() and not path.is_symlink():
                         path.rmdir()
-                    elif path.name != SCRIPT_LOG:
+                    elif name != SCRIPT_LOG:
                         path.unlink()
 
 
-ACTIONS: dict[str, Callable[..., None]] = {"build": build, "convert": convert, "test": test}
+ACTIONS: dict[str, Callable[..., None]] = {
+    "build": build,
+    "convert": convert,
+    "test": test,
+}
 
 
 def main() -> None:
-    """Run the job and leave at once: the bindings sometimes abort while Python shuts down."""
+    """Run the job and exit at once: the bindings sometimes abort while Python shuts down."""
     end_with_parent()
-    job, status = json.loads(Path(sys.argv[1]).read_bytes()), 0
+    arguments = json.loads(Path(sys.argv[1]).read_bytes())
+    status = 0
     try:
-        ACTIONS[job.pop("action")](**job)
+        action = ACTIONS[arguments.pop("action")]
+        action(**arguments)
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
         status = 1
