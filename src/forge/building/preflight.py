@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Check that this machine has what a build needs."""
+"""Check that this machine has the disk and memory that a build needs."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -8,53 +8,80 @@ from forge.processes import GIB_PER_JOB, max_jobs, memory_gib
 from forge.project import Project
 from forge.recipes.cost import Cost
 
-UNKNOWN = Cost(download=0, disk=0, memory=GIB_PER_JOB, cpu_hours=0)
+# Of a recipe that states no cost.
+UNKNOWN = Cost(
+    download=0,
+    disk=0,
+    memory=GIB_PER_JOB,
+    cpu_hours=0,
+)
+GIB = 2**30
 
 
-def preflight(project: Project, costs: Mapping[str, Cost]) -> tuple[list[str], str]:
-    """Compare what builds cost with what this machine has.
+def preflight(
+    project: Project,
+    costs: Mapping[str, Cost],
+) -> tuple[list[str], str]:
+    """Compare the cost of builds with this machine.
 
     Args:
-        project: The checkout, whose disk counts.
-        costs: By name, in the order of the builds.
+        project: The checkout; the builds use its disk.
+        costs: By recipe, in the order of the builds.
 
     Returns:
-        A line for each name and one for all, and what the machine lacks, or "".
+        Lines to print, one per recipe and one for the sum; and what the machine lacks, or "".
     """
     if not costs:
         return [], ""
-    lines = [
-        f"{name}: {cost.download:g} GiB to download, {cost.disk:g} GiB of disk, "
-        f"{cost.memory:g} GiB of memory per job, {cost.cpu_hours:g} CPU hours"
-        for name, cost in costs.items()
-    ]
+    lines = []
+    for name, cost in costs.items():
+        lines.append(
+            f"{name}: {cost.download:g} GiB to download, "
+            f"{cost.disk:g} GiB of disk, "
+            f"{cost.memory:g} GiB of memory per job, "
+            f"{cost.cpu_hours:g} CPU hours"
+        )
     download = sum(cost.download for cost in costs.values())
     cpu_hours = sum(cost.cpu_hours for cost in costs.values())
     memory_per_job = max(cost.memory for cost in costs.values())
-    disk = kept = 0.0  # a build's folder goes before the next begins; packages stay
-    for cost in costs.values():
-        disk = max(disk, kept + cost.disk)
-        kept += cost.kept
-    disk += download
-    folder = project.build if project.build.exists() else project.root
-    free = shutil.disk_usage(folder).free / 2**30
+    disk = download + _peak_disk(costs.values())
+    # The build folder may be on another disk; before the first build it does not exist.
+    folder = project.build
+    if not folder.exists():
+        folder = project.root
+    free_disk = shutil.disk_usage(folder).free / GIB
     memory = memory_gib()
     lines.append(
-        f"in all: {download:.1f} GiB to download, {disk:.1f} GiB of disk with it "
-        f"({free:.0f} free), {max_jobs()} jobs in {memory:.0f} GiB of memory, "
+        f"in all: {download:.1f} GiB to download, "
+        f"{disk:.1f} GiB of disk with it ({free_disk:.0f} free), "
+        f"{max_jobs()} jobs in {memory:.0f} GiB of memory, "
         f"{cpu_hours:.1f} CPU hours"
     )
-    if disk > free:
-        return lines, f"{disk:.1f} GiB of disk in {folder}; {free:.1f} GiB are free"
-    if memory_per_job > memory:
-        return lines, f"{memory_per_job:g} GiB of memory for one job; there are {memory:.1f}"
-    return lines, ""
+    lacks = ""
+    if disk > free_disk:
+        lacks = f"{disk:.1f} GiB of disk in {folder}; {free_disk:.1f} GiB are free"
+    elif memory_per_job > memory:
+        lacks = f"{memory_per_job:g} GiB of memory for one job; there are {memory:.1f}"
+    return lines, lacks
+
+
+def _peak_disk(costs: Iterable[Cost]) -> float:
+    """Return the GiB of disk that builds take at most, one after another, without downloads.
+
+    The folder of a build is removed before the next build begins; its packages stay.
+    """
+    peak = 0.0
+    packages = 0.0
+    for cost in costs:
+        peak = max(peak, packages + cost.disk)
+        packages += cost.kept
+    return peak
 
 
 def fits(costs: Iterable[Cost], project: Project) -> bool:
     """Return whether memory and disk suffice for builds side by side."""
-    chosen = list(costs)
-    memory = sum(cost.memory for cost in chosen) * max_jobs()
-    disk = sum(cost.disk for cost in chosen)
-    free = shutil.disk_usage(project.build).free / 2**30
-    return memory <= memory_gib() and disk <= free
+    builds = list(costs)
+    memory = max_jobs() * sum(cost.memory for cost in builds)
+    disk = sum(cost.disk for cost in builds)
+    free_disk = shutil.disk_usage(project.build).free / GIB
+    return memory <= memory_gib() and disk <= free_disk
