@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What building a recipe takes, as its `extra.cost` states it."""
+"""The cost of building a recipe, as its `extra.cost` states it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -12,15 +12,17 @@ from forge.recipes.recipe import Recipe
 
 @dataclass(frozen=True)
 class Cost:
-    """What building a recipe takes. A wheel that the host base shares with a recipe counts there.
+    """The cost of building a recipe.
+
+    A wheel that a recipe shares with the host base counts as the host base's download.
 
     Attributes:
-        download: GiB.
+        download: GiB of sources and packages.
         disk: GiB while it is built.
         memory: GiB of the largest process.
-        cpu_hours: Summed over cores.
-        kept: GiB that stay taken: packages, and what the package cache unpacks.
-        test_hours: Limit of each package test; None for the engine's.
+        cpu_hours: Hours, summed over cores.
+        kept: GiB that stay on the disk: packages, and what the package cache unpacks.
+        test_hours: Limit of each package test; None for the engine's limit.
     """
 
     download: float
@@ -32,29 +34,42 @@ class Cost:
 
 
 def parse_cost(stated: Mapping[str, Any], where: object, pythons: int = 1) -> Cost:
-    """Parse an `extra.cost`, whose `further_python` is what each Python after the first adds.
+    """Parse an `extra.cost`.
 
-    Raises ForgeError for a figure that is missing, unknown or no number.
+    Args:
+        stated: The fields of a Cost, and `further_python`: the fields to which each Python after
+            the first adds something.
+        where: The file, for the message of an error.
+        pythons: The number of Pythons.
+
+    Raises:
+        ForgeError: A figure is missing, unknown or not a number.
     """
-    known = {field.name for field in fields(Cost)}
+    names = {field.name for field in fields(Cost)}
     try:
         figures = dict(stated)
         further = figures.pop("further_python", {})
-        costs = {key: float(value) for key, value in figures.items()}
-        for key, value in further.items():
-            costs[key] += float(value) * (pythons - 1)
-        if unknown := costs.keys() - known:
-            raise ValueError(f"{min(unknown)} is none of {', '.join(sorted(known))}")
+        costs = {name: float(value) for name, value in figures.items()}
+        for name, value in further.items():
+            costs[name] += float(value) * (pythons - 1)
+        unknown = costs.keys() - names
+        if unknown:
+            raise ValueError(f"{min(unknown)} is none of {', '.join(sorted(names))}")
         return Cost(**costs)
     except (TypeError, ValueError, KeyError) as error:
         raise ForgeError(f"{where}: extra.cost: {error}") from None
 
 
 def read_costs(recipes: Iterable[Recipe], base: Base) -> dict[str, Cost]:
-    """Read the costs of recipes by name, for the variants of a base. Raises ForgeError."""
+    """Return the costs of the recipes that state them, for the Pythons of a base.
+
+    Raises:
+        ForgeError: A cost is malformed.
+    """
     pythons = len(base.variants["python"])
-    return {
-        recipe.name: parse_cost(recipe.extra["cost"], recipe.path, pythons)
-        for recipe in recipes
-        if "cost" in recipe.extra
-    }
+    costs = {}
+    for recipe in recipes:
+        if "cost" in recipe.extra:
+            stated = recipe.extra["cost"]
+            costs[recipe.name] = parse_cost(stated, recipe.path, pythons)
+    return costs
