@@ -4,6 +4,7 @@
 import csv
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from forge.errors import ForgeError
@@ -20,54 +21,71 @@ _HEAD = (
     "waves per SIMD",
     "WMMA",
 )
+# Columns of a kernels.tsv, in the order of the table. Each cell has the range over a kernel's rows.
+_COSTS = ("vgprs", "vgpr_spills", "scratch", "lds", "waves", "wmma")
 
 
-def _line(cells: list[str]) -> str:
+def _format_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _span(values: list[int]) -> str:
-    """Return one number, or the smallest and the largest of several."""
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low} to {high}"
+def _format_range(values: list[int]) -> str:
+    """Return the smallest and the largest number, or the one number that all are."""
+    low = min(values)
+    high = max(values)
+    if low == high:
+        return str(low)
+    return f"{low} to {high}"
+
+
+def _read_kernels(file: Path) -> dict[str, list[dict[str, str]]]:
+    """Read the rows of a kernels.tsv, by the name of the kernel."""
+    kernels = defaultdict(list)
+    with file.open(newline="") as stream:
+        for row in csv.DictReader(stream, delimiter="\t"):
+            kernels[row["name"]].append(row)
+    return kernels
 
 
 def make_table(file: Path) -> str:
-    """Return the table of a list: one row for each kernel, with the range of its costs."""
-    rows = defaultdict(list)
-    with file.open(newline="") as stream:
-        for row in csv.DictReader(stream, delimiter="\t"):
-            rows[row["name"]].append(row)
-    lines = [_line(list(_HEAD)), _line(["---"] * len(_HEAD))]
-    for name, kernels in rows.items():
-        numbers = {
-            cost: [int(kernel[cost]) for kernel in kernels]
-            for cost in ("vgprs", "vgpr_spills", "scratch", "waves", "wmma", "lds")
-        }
+    """Return the table of a kernels.tsv: a row per kernel, with the range of its costs."""
+    lines = [
+        _format_row(_HEAD),
+        _format_row(["---"] * len(_HEAD)),
+    ]
+    for name, rows in _read_kernels(file).items():
+        configurations = {row["configuration"] for row in rows}
         cells = [
             f"`{name}`",
-            str(len({kernel["configuration"] for kernel in kernels})),
-            str(len(kernels)),
-            _span(numbers["vgprs"]),
-            _span(numbers["vgpr_spills"]),
-            _span(numbers["scratch"]),
-            _span([round(size / 1024) for size in numbers["lds"]]),
-            _span(numbers["waves"]),
-            _span(numbers["wmma"]),
+            str(len(configurations)),
+            str(len(rows)),
         ]
-        lines.append(_line(cells))
+        for cost in _COSTS:
+            values = [int(row[cost]) for row in rows]
+            if cost == "lds":  # the list has bytes, the table KiB
+                values = [round(size / 1024) for size in values]
+            cells.append(_format_range(values))
+        lines.append(_format_row(cells))
     return "\n".join(lines)
 
 
 def with_tables(page: str, lists: list[Path]) -> str:
-    """Return the page with the table of each list, below a heading `## PACKAGE`.
+    """Return the page with new tables, each below the heading `## PACKAGE`.
 
-    Raises ForgeError for a list whose package has no table on the page.
+    Args:
+        page: The text of docs/kernels.md.
+        lists: The recipes' kernels.tsv files.
+
+    Raises:
+        ForgeError: The page has no table for one of the packages.
     """
     for file in lists:
         heading = f"## {file.parent.name}"
-        table = re.search(rf"(?<={re.escape(heading)}\n\n)(\|.*\n)+", page)
+        pattern = rf"(?<={re.escape(heading)}\n\n)(\|.*\n)+"
+        table = re.search(pattern, page)
         if not table:
             raise ForgeError(f"{PAGE} has no table below {heading!r}: write one of two lines")
-        page = f"{page[: table.start()]}{make_table(file)}\n{page[table.end() :]}"
+        before = page[: table.start()]
+        after = page[table.end() :]
+        page = f"{before}{make_table(file)}\n{after}"
     return page
