@@ -9,32 +9,53 @@ from forge.errors import ForgeError
 from forge.recipes.cost import Cost
 from forge.recipes.recipe import Recipe
 
-# Words of each column of README's table, best first; docs/packages.md defines them.
+# The words of each column of README's table, best first; docs/packages.md defines them.
 STATES = {
     "built": ("yes", "rehearsed", "no"),
     "installed": ("yes", "rehearsed", "no"),
     "ran": ("emulated", "interpreted", "loads", "no"),
     "gfx1151": ("yes", "no"),
 }
-STATE_HEAD = ("Package", "Version", "Built", "Installed", "Ran", "On gfx1151")
-COST_HEAD = ("recipe", "download", "disk while building", "memory per job", "CPU hours")
-# What follows in docs/packages.md is generated.
+STATE_HEAD = (
+    "Package",
+    "Version",
+    "Built",
+    "Installed",
+    "Ran",
+    "On gfx1151",
+)
+COST_HEAD = (
+    "recipe",
+    "download",
+    "disk while building",
+    "memory per job",
+    "CPU hours",
+)
+# The part of docs/packages.md below this line is generated.
 SECTIONS = "<!-- The sections below are the `extra.notes` of the recipes; ./forge generate -->\n"
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    separator = ["---"] * len(head)
+    table = ""
+    for cells in (head, separator, *rows):
+        table += f"| {' | '.join(cells)} |\n"
+    return table
 
 
 def read_state(recipe: Recipe) -> dict[str, tuple[str, str]]:
-    """Return the word of each column, and the page that shows it or "".
+    """Read how far a recipe's package has come.
 
-    Raises ForgeError if `extra.state` lacks a column or has another word.
+    Returns:
+        By column of README's table, its word and the page that shows it, or "".
+
+    Raises:
+        ForgeError: `extra.state` lacks a column or has another word.
     """
     where = f"{recipe.path}: extra.state"
-    stated: dict[str, Any] = {"gfx1151": "no", **recipe.extra.get("state", {})}
+    stated: dict[str, Any] = {"gfx1151": "no"}
+    stated |= recipe.extra.get("state", {})
     if stated.keys() != STATES.keys():
         raise ForgeError(f"{where} has {', '.join(stated)}, and not {', '.join(STATES)}")
     state = {}
@@ -44,7 +65,8 @@ def read_state(recipe: Recipe) -> dict[str, tuple[str, str]]:
         if word not in words or len(pages) > 1:
             expected = f"one of {', '.join(words)}, or a list of it and a page"
             raise ForgeError(f"{where}.{column} is {value!r}; expected {expected}")
-        state[column] = (str(word), str(pages[0]) if pages else "")
+        page = str(pages[0]) if pages else ""
+        state[column] = (str(word), page)
     return state
 
 
@@ -52,7 +74,8 @@ def make_state_table(recipes: Mapping[str, Recipe]) -> str:
     """Return README's table: how far each package has come, with links to what shows it."""
     rows = []
     for name, recipe in sorted(recipes.items()):
-        cells = [f"[{name}](docs/packages.md#{name})", recipe.version]
+        link = f"[{name}](docs/packages.md#{name})"
+        cells = [link, recipe.version]
         for word, page in read_state(recipe).values():
             cells.append(f"[{word}]({page})" if page else word)
         rows.append(cells)
@@ -60,38 +83,71 @@ def make_state_table(recipes: Mapping[str, Recipe]) -> str:
 
 
 def make_cost_table(costs: Mapping[str, Cost]) -> str:
-    """Return the table of docs/build.md: what building each recipe takes."""
+    """Return the table of docs/build.md: the cost of building each recipe."""
     rows = []
     for name, cost in costs.items():
-        sizes = [f"{size:g} GiB" for size in (cost.download, cost.disk, cost.memory)]
-        rows.append([name, *sizes, f"{cost.cpu_hours:g}"])
+        rows.append(
+            [
+                name,
+                f"{cost.download:g} GiB",
+                f"{cost.disk:g} GiB",
+                f"{cost.memory:g} GiB",
+                f"{cost.cpu_hours:g}",
+            ]
+        )
     return format_table(COST_HEAD, rows)
 
 
 def make_sections(recipes: Mapping[str, Recipe]) -> str:
-    """Return the sections of docs/packages.md: the notes of each recipe."""
+    """Return the sections of docs/packages.md: the notes of each recipe.
+
+    Raises:
+        ForgeError: A recipe has no notes.
+    """
     sections = []
     for name, recipe in sorted(recipes.items()):
         notes = str(recipe.extra.get("notes", "")).strip()
         if not notes:
-            raise ForgeError(
-                f"{recipe.path}: extra.notes is missing: what does the package leave out?"
-            )
+            problem = "extra.notes is missing: what does the package leave out?"
+            raise ForgeError(f"{recipe.path}: {problem}")
         sections.append(f"## {name}\n{notes}\n")
     return SECTIONS + "\n" + "\n".join(sections)
 
 
-def replace_table(page: str, head: Sequence[str], table: str, where: object) -> str:
-    """Return a page with the table of this head replaced. Raises ForgeError unless it has one."""
-    line = re.escape(f"| {' | '.join(head)} |\n")
-    text, count = re.subn(rf"(?m)^{line}(?:\|.*\n)*", lambda _: table, page)
+def replace_table(
+    page: str,
+    head: Sequence[str],
+    table: str,
+    where: object,
+) -> str:
+    """Return a page with the table that has this head replaced.
+
+    Args:
+        page: The text of the page.
+        head: The cells of the table's first line.
+        table: The new table.
+        where: The page's name, for the message of an error.
+
+    Raises:
+        ForgeError: The page does not have exactly one such table.
+    """
+    first_line = re.escape(f"| {' | '.join(head)} |\n")
+    pattern = rf"(?m)^{first_line}(?:\|.*\n)*"
+    text, count = re.subn(pattern, lambda _: table, page)
     if count != 1:
         raise ForgeError(f"{where}: {count} tables begin with {' | '.join(head)}; expected one")
     return text
 
 
 def replace_sections(page: str, sections: str, where: object) -> str:
-    """Return docs/packages.md with its generated sections. Raises ForgeError without the mark."""
+    """Return docs/packages.md with new sections. Raises ForgeError if it lacks the SECTIONS line.
+
+    Args:
+        page: The text of the page.
+        sections: The new sections, which begin with that line.
+        where: The page's name, for the message of an error.
+    """
     if SECTIONS not in page:
         raise ForgeError(f"{where} lacks the line {SECTIONS.strip()}")
-    return page.partition(SECTIONS)[0] + sections
+    handwritten = page.partition(SECTIONS)[0]
+    return handwritten + sections
