@@ -1,30 +1,37 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The one way to rattler-build's `build_recipes`, for rendering and for building.
+"""The driver's only calls of rattler-build's `build_recipes`, to render and to build.
 
-It is deprecated, and prints what it renders to file descriptor 1, past sys.stdout. py-rattler-build
-still lacks a render that takes build_num and build_string_prefix and returns the outputs, and a
-build that runs the script of a staging output once: `run_build`, the announced successor, runs it
-once per output (0.73). With both, this module goes, and the limit on py-rattler-build's version.
+The function is deprecated, and prints what it renders to file descriptor 1, past sys.stdout. Two
+functions are missing in py-rattler-build that could replace it: a render that takes build_num and
+build_string_prefix and returns the outputs, and a build that runs the script of a staging output
+once. `run_build`, the announced successor, runs that script once per output (0.73). Once both
+exist, this module goes, and so does the limit on py-rattler-build's version.
 """
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rattler_build import Stage0Recipe, cli_api
 
 from forge.bases import Base
 from forge.errors import ForgeError
 
+STDOUT = 1
+STDERR = 2
+
 
 def build_recipes(recipes: list[str | Path], **arguments: Any) -> None:
-    """Call rattler-build's function without its warning; twice where nothing resolves.
+    """Call rattler-build's function of this name, without its warning.
 
-    Of two processes that unpack one package into a cold cache rattler fails in one, with no reason.
+    It is called again if dependencies do not resolve: of two processes that unpack the same package
+    into a cold cache, rattler fails in one, and states no reason.
     """
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         try:
@@ -35,28 +42,66 @@ def build_recipes(recipes: list[str | Path], **arguments: Any) -> None:
             cli_api.build_recipes(recipes, **arguments)
 
 
-def render(path: Path, base: Base, digest: str, number: int | None = None) -> list[dict[str, Any]]:
-    """Render the outputs of one recipe.yaml in every variant, as rattler-build would build them.
+def render(
+    path: Path,
+    base: Base,
+    digest: str,
+    number: int | None = None,
+) -> list[dict[str, Any]]:
+    """Render the outputs of a recipe in every variant, as rattler-build would build them.
 
-    Returns mappings with `recipe` (rendered) and `build_configuration`. `number` overrides the
-    recipe's build number, which an exact pin between outputs hashes too. Raises ForgeError.
+    Args:
+        path: The recipe.yaml.
+        base: Has the variants.
+        digest: The value of the content_digest variant.
+        number: Replaces the recipe's build number. It is part of the hash in the build string of an
+            output that another output pins exactly.
+
+    Returns:
+        A mapping per output: `recipe`, rendered, and `build_configuration`.
+
+    Raises:
+        ForgeError: The recipe does not render.
     """
-    sys.stdout.flush()
-    with tempfile.TemporaryFile() as capture, tempfile.TemporaryFile() as noise:
-        saved = {1: os.dup(1), 2: os.dup(2)}
-        os.dup2(capture.fileno(), 1)
-        os.dup2(noise.fileno(), 2)  # a panic of Rust prints its stack
+    with _captured_output() as capture:
         try:
-            # says where and why a recipe is invalid; build_recipes does not
+            # This states where and why a recipe is invalid, which build_recipes does not.
             Stage0Recipe.from_file(path).render(base.variants)
-            build_recipes([path], **base.arguments(digest, number), render_only=True)
+            build_recipes(
+                [path],
+                **base.arguments(digest, number),
+                render_only=True,
+            )
         except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            is_panic = type(error).__name__ == "PanicException"
+            if not isinstance(error, Exception) and not is_panic:
                 raise
             raise ForgeError(f"{path} does not render: {error!s:.1000}") from None
+        capture.seek(0)
+        outputs: list[dict[str, Any]] = json.load(capture)
+        return outputs
+
+
+@contextlib.contextmanager
+def _captured_output() -> Iterator[IO[bytes]]:
+    """Yield a file that gets what this process writes to its standard output meanwhile.
+
+    What it writes to standard error is dropped: a panic of Rust prints its stack there.
+    """
+    sys.stdout.flush()
+    with (
+        tempfile.TemporaryFile() as capture,
+        tempfile.TemporaryFile() as dropped,
+    ):
+        saved = {
+            STDOUT: os.dup(STDOUT),
+            STDERR: os.dup(STDERR),
+        }
+        os.dup2(capture.fileno(), STDOUT)
+        os.dup2(dropped.fileno(), STDERR)
+        try:
+            yield capture
         finally:
             for descriptor, copy in saved.items():
                 os.dup2(copy, descriptor)
                 os.close(copy)
-        capture.seek(0)
-        return json.load(capture)
