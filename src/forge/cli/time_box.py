@@ -12,7 +12,7 @@ from typer import Option
 from forge.errors import ForgeError
 
 NOT_FINISHED = 75  # EX_TEMPFAIL of sysexits.h: run the same command again
-UNITS = {"s": 1, "m": 60, "h": 3600}
+SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 StopAfter = Annotated[
     str | None,
@@ -30,15 +30,19 @@ def parse_duration(text: str) -> int:
     if not match:
         reason = f"--stop-after {text!r:.40} is not a duration"
         raise ForgeError(f"{reason}: write hours, minutes or seconds as 5h, 90m or 45s")
-    return int(match[1]) * UNITS[match[2]]
+    number, unit = match.groups()
+    return int(number) * SECONDS[unit]
 
 
 @contextlib.contextmanager
 def time_box(duration: str | None) -> Iterator[None]:
-    """Raise TimeUp in the block when the duration has passed; without one, never.
+    """Raise TimeUp in the block once the duration has passed; never without a duration.
+
+    Args:
+        duration: Such as 5h, 90m or 45s.
 
     Raises:
-        ForgeError: The text is not a duration.
+        ForgeError: It is not a duration.
     """
     if duration is None:
         yield
@@ -49,10 +53,10 @@ def time_box(duration: str | None) -> Iterator[None]:
         raise TimeUp(f"the time of --stop-after {duration} is up")
 
     seconds = parse_duration(duration)
-    earlier = signal.signal(signal.SIGALRM, end)
+    earlier_handler = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, earlier)
+        signal.signal(signal.SIGALRM, earlier_handler)
