@@ -6,15 +6,18 @@ import signal
 import sys
 from pathlib import Path
 
-# imports take a second, in which Ctrl-C would print where they are; forge.cli.main has its own way
+# The imports take a second, in which Ctrl-C would print a traceback. forge.cli.main handles it
+# later.
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 # `python src/forge` puts this folder first, where the package is not found. The driver's own child
-# processes find it by PYTHONPATH, before any other module of its name.
-sys.path[0] = str(Path(__file__).resolve().parents[1])
-before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys([sys.path[0], *before])))
+# processes find the package by PYTHONPATH, before any other module of its name.
+source_folder = str(Path(__file__).resolve().parents[1])
+sys.path[0] = source_folder
+python_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+unique = dict.fromkeys([source_folder, *python_path])
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, unique))
 
-from forge.cli.main import main  # noqa: E402
+from forge.cli.main import main  # noqa: E402 (sys.path has to be changed before)
 
 main()
