@@ -41,184 +41,275 @@ pre { background: var(--soft); padding: .8rem; white-space: pre-wrap; overflow-w
   td:first-child { font-weight: bold } td:first-child::before { content: none }
 }
 """.strip()
-WORDS = {
-    "emulated": "executed under emulation",
-    "interpreted": "run in Triton's interpreter", "loads": "loads",
-}  # fmt: skip
+# Columns whose cells are never broken.
 SHORT = {"size", "GPU", "Python", "date"}
+# A recipe's `extra.state.ran` in words.
+RAN = {
+    "emulated": "executed under emulation",
+    "interpreted": "run in Triton's interpreter",
+    "loads": "loads",
+}
 NOT_RUN = "not run on gfx1151"
+UNITS = ["B", "KiB", "MiB", "GiB"]
 
 
 class Newest(Version):
-    """A version of conda's, the newest of which sorts first."""
+    """A version of conda's that sorts the newest first."""
 
     def __lt__(self, other: Version) -> bool:
         return super().__gt__(other)
 
 
-def size(count: int) -> str:
-    """Write a number of bytes as people read it."""
-    amount, units = float(count), ["B", "KiB", "MiB", "GiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+def format_size(count: int) -> str:
+    """Return a number of bytes in the unit that people read it in."""
+    amount = float(count)
+    unit, *larger_units = UNITS
+    for larger_unit in larger_units:
+        if amount < 1024:
+            break
+        amount /= 1024
+        unit = larger_unit
+    if unit == "B":
+        return f"{amount:.0f} {unit}"
+    return f"{amount:.1f} {unit}"
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Make a table; cells are HTML already, those of columns in SHORT are never broken."""
-    labels = list(head)
-    first = "".join(f"<th>{escape(label)}</th>" for label in labels)
-    rest = ""
+def make_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table.
+
+    Args:
+        head: The labels of the columns.
+        rows: The cells, which are HTML.
+    """
+    labels = [escape(label) for label in head]
+    header = "".join(f"<th>{label}</th>" for label in labels)
+    body = ""
     for row in rows:
-        cells = (
-            f'<td data-label="{escape(label)}"{" class=short" * (label in SHORT)}>{cell}</td>'
-            for label, cell in zip(labels, row, strict=True)
-        )
-        rest += f"<tr>{''.join(cells)}</tr>\n"
-    return f'<div class="wide"><table><thead><tr>{first}</tr></thead>\n{rest}</table></div>'
+        cells = ""
+        for label, cell in zip(labels, row, strict=True):
+            short = " class=short" if label in SHORT else ""
+            cells += f'<td data-label="{label}"{short}>{cell}</td>'
+        body += f"<tr>{cells}</tr>\n"
+    return f'<div class="wide"><table><thead><tr>{header}</tr></thead>\n{body}</table></div>'
 
 
-def recipes() -> dict[str, str]:
-    """The recipe of each output, by the names in recipe.yaml."""
-    found = {}
+def find_recipes() -> dict[str, str]:
+    """Return the recipe of each output, by the names in each recipe.yaml."""
+    recipes = {}
     for path in sorted(ROOT.glob("recipes/*/recipe.yaml")):
-        for name in re.findall(r"^\s+name: ([\w.-]+)$", path.read_text(), re.M):
-            found.setdefault(name, path.parent.name)
-        found[path.parent.name] = path.parent.name
-    return found
+        recipe = path.parent.name
+        for output in re.findall(r"^\s+name: ([\w.-]+)$", path.read_text(), re.M):
+            recipes.setdefault(output, recipe)
+        recipes[recipe] = recipe
+    return recipes
 
 
-def proven(record: dict[str, Any]) -> str:
-    """What was done with this file, and what its recipe states that other builds did; lines."""
-    recipe = ROOT / "recipes" / recipes().get(record["name"], "") / "recipe.yaml"
-    claim = "no"
-    if recipe.is_file():
-        claim = yaml.safe_load(recipe.read_text())["extra"]["state"]["ran"]
-    word, *pages = [claim] if isinstance(claim, str) else claim
-    pages = [page.partition("#")[0].removesuffix(".md") for page in pages]
-    shown = "".join(f" <small>{escape(page)}</small>" for page in pages)
-    # publish takes no package whose tests did not pass
-    lines = ["built by its recipe, tests passed", ran_on_gpu(record["sha256"])]
-    if word != "no":
-        lines.append(f"other builds: {escape(WORDS[word])}{shown}")
+def describe_proof(record: dict[str, Any]) -> str:
+    """Return lines about what was done with a file, and with other builds of its recipe."""
+    lines = [
+        "built by its recipe, tests passed",  # publish takes no other package
+        describe_gpu_runs(record["sha256"]),
+    ]
+    recipe = find_recipes().get(record["name"], "")
+    path = ROOT / "recipes" / recipe / "recipe.yaml"
+    if path.is_file():
+        ran = yaml.safe_load(path.read_text())["extra"]["state"]["ran"]
+        word, *pages = [ran] if isinstance(ran, str) else ran
+        if word != "no":
+            line = f"other builds: {escape(RAN[word])}"
+            for page in pages:
+                name = page.partition("#")[0].removesuffix(".md")
+                line += f" <small>{escape(name)}</small>"
+            lines.append(line)
     return "<br>".join(lines)
 
 
-def ran_on_gpu(sha256: str) -> str:
-    """Name the runs on gfx1151 that had this very file installed, and what their checks said."""
-    found = []
+def describe_gpu_runs(sha256: str) -> str:
+    """Return lines about the runs on gfx1151 that had a file installed, with their results."""
+    lines = []
     for path in sorted((ROOT / "docs/evidence").glob("*.json")):
         run = json.loads(path.read_text())
+        if run.get("subject") != "packages":
+            continue
         hashes = {package["sha256"] for package in run.get("packages", ())}
-        if run.get("subject") == "packages" and sha256 in hashes:
-            counts = ", ".join(f"{run['summary'][key]} {key}" for key in ("passed", "failed"))
-            text = f"checked on gfx1151: {counts}"
-            found.append(f"{escape(text)} <small>{escape(path.stem)}</small>")
-    return "<br>".join(found) or NOT_RUN
+        if sha256 in hashes:
+            summary = run["summary"]
+            counts = f"{summary['passed']} passed, {summary['failed']} failed"
+            text = escape(f"checked on gfx1151: {counts}")
+            lines.append(f"{text} <small>{escape(path.stem)}</small>")
+    if not lines:
+        return NOT_RUN
+    return "<br>".join(lines)
 
 
-def python_of(record: dict[str, Any]) -> str:
-    """Name the Python that a record's build is for."""
+def find_python(record: dict[str, Any]) -> str:
+    """Return the Python that a record's build is for: its number, any or none."""
     match = re.search(r"py(\d)(\d+)", record["build"])
     if match:
         return f"{match[1]}.{match[2]}"
-    return "any" if any(d.split()[0] == "python" for d in record["depends"]) else "none"
+    required = [spec.split()[0] for spec in record["depends"]]
+    return "any" if "python" in required else "none"
 
 
-def gpu_of(record: dict[str, Any]) -> str:
-    """Name the GPU that a record states: in its name, build string or constraint."""
-    names = re.findall(r"gfx[0-9a-f]{3,4}(?![0-9a-z])", f"{record['name']} {record['build']}")
+def find_gpu(record: dict[str, Any]) -> str:
+    """Return the GPU that a record states: in its name, build string or constraint."""
+    text = f"{record['name']} {record['build']}"
+    named = re.search(r"gfx[0-9a-f]{3,4}(?![0-9a-z])", text)
+    if named:
+        return named[0]
     for spec in record.get("constrains", []):
-        if match := re.fullmatch(r"__amdgpu_arch ==(\d+)\.(\d+)\.(\w+)", spec):
-            names.append(f"gfx{match[1]}{match[2]}{match[3]}")
-    return names[0] if names else "not bound"
+        match = re.fullmatch(r"__amdgpu_arch ==(\d+)\.(\d+)\.(\w+)", spec)
+        if match:
+            return f"gfx{match[1]}{match[2]}{match[3]}"
+    return "not bound"
 
 
-def age(record: dict[str, Any]) -> tuple[Any, ...]:
-    """Sort newest versions first, then builds by number and date."""
-    return Newest(record["version"]), -record["build_number"], -record.get("timestamp", 0)
+def sort_key(record: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a key that sorts the newest version first, then builds by number and date."""
+    return (
+        Newest(record["version"]),
+        -record["build_number"],
+        -record.get("timestamp", 0),
+    )
 
 
 class Published:
-    """What a channel folder says of itself: its records by SUBDIR/FILE, and what was withdrawn."""
+    """The contents of a channel, by its own files.
+
+    Attributes:
+        records: By SUBDIR/FILE.
+        withdrawn: The entries of the list of withdrawn packages, oldest first.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.records: dict[str, dict[str, Any]] = {}
         for path in sorted(folder.glob("*/repodata.json")):
-            packages = json.loads(path.read_text())["packages.conda"]
-            self.records |= {f"{path.parent.name}/{file}": r for file, r in packages.items()}
+            subdir = path.parent.name
+            repodata = json.loads(path.read_text())
+            for file, record in repodata["packages.conda"].items():
+                self.records[f"{subdir}/{file}"] = record
         self.withdrawn = json.loads((folder / "withdrawn.json").read_text())["withdrawn"]
 
-    def newest(self) -> dict[str, dict[str, Any]]:
-        """By name, the record of the newest version."""
-        order = sorted(self.records.values(), key=age, reverse=True)
-        return {record["name"]: record for record in order}
+    def find_newest(self) -> dict[str, dict[str, Any]]:
+        """Return the record of the newest version of each package."""
+        newest = {}
+        for record in sorted(self.records.values(), key=sort_key):
+            newest.setdefault(record["name"], record)
+        return newest
 
 
-def dependencies(manifest: Path) -> dict[str, Any]:
-    """What the feature of a stack requires."""
-    feature = tomllib.loads(manifest.read_text())["feature"][manifest.parent.name]
+def read_dependencies(manifest: Path) -> dict[str, Any]:
+    """Return what the feature of a stack requires."""
+    data = tomllib.loads(manifest.read_text())
+    feature = data["feature"][manifest.parent.name]
     return feature["dependencies"]
 
 
-def stacks(published: Published) -> Iterator[list[str]]:
-    """Yield a row for each stack: what of it is here."""
-    newest = published.newest()
+def make_stack_rows(published: Published) -> Iterator[list[str]]:
+    """Yield a row for each stack: its packages that are here, and those that are missing."""
+    newest = published.find_newest()
+    recipes = find_recipes()
     for path in sorted(ROOT.glob("stacks/*/pixi.toml")):
-        wanted = sorted({*dependencies(path)} & {*recipes()})
-        here = ", ".join(escape(f"{n} {newest[n]['version']}") for n in wanted if n in newest)
-        missing = ", ".join(escape(n) for n in wanted if n not in newest)
-        yield [f"<b>{path.parent.name}</b>", here or "nothing", missing or "nothing"]
+        present = []
+        missing = []
+        ours = recipes.keys() & read_dependencies(path).keys()
+        for name in sorted(ours):
+            if name in newest:
+                present.append(escape(f"{name} {newest[name]['version']}"))
+            else:
+                missing.append(escape(name))
+        yield [
+            f"<b>{path.parent.name}</b>",
+            ", ".join(present) or "nothing",
+            ", ".join(missing) or "nothing",
+        ]
 
 
-def packages(published: Published) -> Iterator[list[str]]:
-    """Yield a row for each file, newest builds of a name first."""
-    by_name = sorted(
-        published.records.items(),
-        key=lambda item: (item[1]["name"], *age(item[1]), item[0]),
+def make_package_rows(published: Published) -> Iterator[list[str]]:
+    """Yield a row for each file, by name, newest builds first."""
+    files = sorted(
+        published.records,
+        key=lambda file: _order(file, published.records[file]),
     )
-    for file, record in by_name:
-        title = f'<a href="{escape(file)}">{escape(record["name"])}</a>'
-        build = f"{escape(record['version'])}<br><small>{escape(record['build'])}</small>"
-        yield [title, build, size(record["size"]), gpu_of(record), python_of(record),
-               proven(record)]  # fmt: skip
+    for file in files:
+        record = published.records[file]
+        name = escape(record["name"])
+        version = escape(record["version"])
+        build = escape(record["build"])
+        yield [
+            f'<a href="{escape(file)}">{name}</a>',
+            f"{version}<br><small>{build}</small>",
+            format_size(record["size"]),
+            find_gpu(record),
+            find_python(record),
+            describe_proof(record),
+        ]
 
 
-def withdrawals(published: Published) -> Iterator[list[str]]:
+def _order(file: str, record: dict[str, Any]) -> tuple[Any, ...]:
+    return record["name"], *sort_key(record), file
+
+
+def make_withdrawn_rows(published: Published) -> Iterator[list[str]]:
     """Yield a row for each withdrawn package, newest first."""
     for entry in reversed(published.withdrawn):
         yield [escape(str(entry[key])) for key in ("file", "date", "reason")]
 
 
-def install(published: Published, manifest: Path) -> str:
-    """The commands that install what a stack needs of this channel, or else all of it."""
-    here = published.newest()
-    names = [name for name in dependencies(manifest) if name in here] or sorted(here)
-    ours, *_ = tomllib.loads(manifest.read_text())["workspace"]["channels"]
-    init = f"pixi init mine --channel {ours} --channel conda-forge"
-    return escape(f"{init}\ncd mine\npixi add {' '.join(names)}") if names else "nothing is here"
+def make_commands(published: Published, manifest: Path) -> str:
+    """Return commands that install the packages that a stack needs of this channel, or else all.
+
+    Args:
+        published: The channel.
+        manifest: The stack's.
+    """
+    newest = published.find_newest()
+    names = [name for name in read_dependencies(manifest) if name in newest]
+    if not names:
+        names = sorted(newest)
+    if not names:
+        return "nothing is here"
+    workspace = tomllib.loads(manifest.read_text())["workspace"]
+    our_channel = workspace["channels"][0]
+    commands = [
+        f"pixi init mine --channel {our_channel} --channel conda-forge",
+        "cd mine",
+        f"pixi add {' '.join(names)}",
+    ]
+    return escape("\n".join(commands))
 
 
-def page(folder: Path) -> str:
-    """Make the page of the channel in `folder`."""
+def make_page(folder: Path) -> str:
+    """Return the page of the channel in `folder`."""
     published = Published(folder)
-    stack = ROOT / "stacks/attention/pixi.toml"
-    total = size(sum(record["size"] for record in published.records.values()))
-    runs = {ran_on_gpu(record["sha256"]) for record in published.records.values()}
-    warning = "<p><b>Untested: no package of this channel has run on a gfx1151 GPU.</b></p>"
+    body = "\n".join([*make_body(published), "</body></html>\n"])
+    generator = '<meta name="generator" content="strix-forge">'  # publish knows the page by it
+    viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    meta = f'<meta charset="utf-8">{generator}{viewport}'
+    head = f"{meta}<title>strix-forge</title><style>{STYLE}</style>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}'
+
+
+def make_body(published: Published) -> list[str]:
+    """Return the parts of the page's body."""
+    records = published.records.values()
+    total = format_size(sum(record["size"] for record in records))
     parts = [
         "<h1>strix-forge</h1>",
-        f"<p>Conda packages for AMD Strix Halo (gfx1151). {len(published.records)} packages, "
-        f"{total}.</p>",
-        *([warning] if runs <= {NOT_RUN} else []),
-        f"<h2>Install</h2><pre>{install(published, stack)}</pre>"
+        f"<p>Conda packages for AMD Strix Halo (gfx1151). {len(records)} packages, {total}.</p>",
+    ]
+    if all(describe_gpu_runs(record["sha256"]) == NOT_RUN for record in records):
+        parts.append("<p><b>Untested: no package of this channel has run on a gfx1151 GPU.</b></p>")
+    commands = make_commands(published, ROOT / "stacks/attention/pixi.toml")
+    parts += [
+        f"<h2>Install</h2><pre>{commands}</pre>"
         "<p>On another server, the folder of this page is the channel's address.</p>",
         "<h2>Stacks</h2>",
-        table(["stack", "here", "missing"], stacks(published)),
+        make_table(["stack", "here", "missing"], make_stack_rows(published)),
         "<h2>Packages</h2>",
-        table(
+        make_table(
             ["package", "version", "size", "GPU", "Python", "proven by"],
-            packages(published),
+            make_package_rows(published),
         ),
     ]
     if published.withdrawn:
@@ -226,22 +317,16 @@ def page(folder: Path) -> str:
             "<h2>Withdrawn</h2>",
             "<p>These packages are no longer here. A lock that names one fails to install it, "
             "unless it is in the package cache: run <code>pixi update</code>.</p>",
-            table(["package", "date", "reason"], withdrawals(published)),
+            make_table(["package", "date", "reason"], make_withdrawn_rows(published)),
         ]
-    generator = '<meta name="generator" content="strix-forge">'  # by which publish knows it
-    viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    meta = f'<meta charset="utf-8">{generator}{viewport}'
-    head = f"{meta}<title>strix-forge</title><style>{STYLE}</style>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(
-        [*parts, "</body></html>\n"]
-    )
+    return parts
 
 
 def main(folder: Path) -> None:
     """Write FOLDER/index.html by one rename; `forge clean` removes what a killed one left."""
     with FileLock(folder / ".lock", mode=0o644):
         partial = folder / ".index.html.partial"
-        partial.write_text(page(folder), encoding="utf-8")
+        partial.write_text(make_page(folder), encoding="utf-8")
         partial.chmod(0o644)
         partial.replace(folder / "index.html")
 
@@ -250,6 +335,5 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
     except Exception as error:  # the bindings have many
-        sys.exit(
-            f"tools/channel_page.py: no page of {sys.argv[1]}: {type(error).__name__}: {error}"
-        )
+        reason = f"{type(error).__name__}: {error}"
+        sys.exit(f"tools/channel_page.py: no page of {sys.argv[1]}: {reason}")

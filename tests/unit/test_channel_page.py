@@ -90,8 +90,8 @@ def test_a_channel_that_no_gpu_has_run_says_so(
     run = {"subject": "packages", "packages": [package], "summary": summary}
     (checkout / "docs/evidence/2027-01-01-gfx1151.json").write_text(json.dumps(run))
     monkeypatch.setattr(page, "ROOT", checkout)
-    assert warning not in page.page(copy)
-    assert page.page(copy).count("checked on gfx1151: 279 passed, 0 failed") == 1
+    assert warning not in page.make_page(copy)
+    assert page.make_page(copy).count("checked on gfx1151: 279 passed, 0 failed") == 1
 
 
 def test_a_channel_without_withdrawals_does_not_speak_of_them(copy: Path) -> None:
@@ -138,7 +138,7 @@ def test_newest_is_by_version_and_not_by_date() -> None:
         {"version": version, "build_number": number, "timestamp": time}
         for version, number, time in builds
     ]
-    order = sorted(records, key=page.age)
+    order = sorted(records, key=page.sort_key)
     assert [(r["version"], r["build_number"]) for r in order] == [
         ("1.10", 1),
         ("1.10", 0),
@@ -156,7 +156,7 @@ def test_newest_is_by_version_and_not_by_date() -> None:
     ],
 )
 def test_gpu(build: str, constrains: list[str], gpu: str) -> None:
-    assert page.gpu_of({"name": "a", "build": build, "constrains": constrains}) == gpu
+    assert page.find_gpu({"name": "a", "build": build, "constrains": constrains}) == gpu
 
 
 def test_a_run_on_the_gpu_proves_the_file_that_it_had(
@@ -171,9 +171,9 @@ def test_a_run_on_the_gpu_proves_the_file_that_it_had(
     (tmp_path / "docs/evidence").mkdir(parents=True)
     (tmp_path / "docs/evidence/2026-12-01-gfx1151-packages.json").write_text(json.dumps(record))
     monkeypatch.setattr(page, "ROOT", tmp_path)
-    said = page.ran_on_gpu("a" * 64)
+    said = page.describe_gpu_runs("a" * 64)
     assert said.startswith("checked on gfx1151: 7 passed, 1 failed <small>2026-12-01-gfx1151")
-    assert page.ran_on_gpu("b" * 64) == "not run on gfx1151"
+    assert page.describe_gpu_runs("b" * 64) == "not run on gfx1151"
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH: the page is not looked at")
