@@ -4,7 +4,7 @@
     strix-emulate device -- python tools/emulate_report.py PROGRAM [ARGUMENT...]
 
 Tensors of `cuda` are the CPU's, and registered with HIP while a kernel runs; Triton's driver and
-launcher are its own. Where VLLM_SOURCE names a source tree of vLLM, its kernels are that tree's.
+launcher are its own. If VLLM_SOURCE names a source tree of vLLM, its kernels are that tree's.
 """
 
 import ctypes
@@ -22,28 +22,37 @@ hip = ctypes.CDLL("libamdhip64.so.7")
 launch = HIPLauncher.__call__
 
 
-def registered(self, *arguments) -> None:
-    """Launch a kernel, with the memory of its tensors known to the device."""
-    storages = {a.untyped_storage().data_ptr(): a.untyped_storage().nbytes()
-                for a in arguments if isinstance(a, torch.Tensor)}  # fmt: skip
-    for address, size in storages.items():
-        called(hip.hipHostRegister, ctypes.c_void_p(address), ctypes.c_size_t(size), 0)
+def launch_registered(self, *arguments) -> None:
+    """Launch a kernel with the memory of its tensors registered, in place of HIPLauncher's."""
+    sizes = {}
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            storage = argument.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    for address, size in sizes.items():
+        call_hip(
+            hip.hipHostRegister,
+            ctypes.c_void_p(address),
+            ctypes.c_size_t(size),
+            0,
+        )
     try:
         launch(self, *arguments)
-        called(hip.hipDeviceSynchronize)
+        call_hip(hip.hipDeviceSynchronize)
     finally:
-        for address in storages:
+        for address in sizes:
             hip.hipHostUnregister(ctypes.c_void_p(address))
 
 
-def called(function, *arguments) -> None:
-    """Call HIP. Raises RuntimeError if it fails."""
-    if code := function(*arguments):
+def call_hip(function, *arguments) -> None:
+    """Call a function of HIP. Raises RuntimeError if it fails."""
+    code = function(*arguments)
+    if code:
         raise RuntimeError(f"{function.__name__}: HIP error {code}")
 
 
 class OnCpu(TorchFunctionMode):
-    """Makes on the CPU what is asked for on `cuda`."""
+    """Makes tensors of `cuda` on the CPU."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         named = dict(kwargs or {})
@@ -53,15 +62,17 @@ class OnCpu(TorchFunctionMode):
 
 
 def main(program: str) -> None:
-    """Become the program."""
+    """Run the program in this process."""
     torch.version.hip = "emulated"
     torch.Tensor.is_cuda = True  # some programs assert it
     driver = HIPDriver()
-    driver.get_current_device = lambda: 0  # they ask a torch that is not HIP's
+    # The driver's own functions ask torch, which here is not built for HIP.
+    driver.get_current_device = lambda: 0
     driver.get_current_stream = lambda device: 0
     triton.runtime.driver.set_active(driver)
-    HIPLauncher.__call__ = registered
-    if tree := os.environ.get("VLLM_SOURCE"):
+    HIPLauncher.__call__ = launch_registered
+    tree = os.environ.get("VLLM_SOURCE")
+    if tree:
         from strix_validate.vllm import source
 
         source.install(Path(tree))
