@@ -5,11 +5,15 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, UTILIZATION
 from strix_validate.models import model_memory, table
 from strix_validate.models.formats import format_of
 
+Config = dict[str, Any]
+
+# The title of each part of the validator's table.
 _TITLES = {
     "attention": "Attention while tokens are read and written",
     "prefill": "Latent attention of new tokens",
@@ -20,61 +24,118 @@ _TITLES = {
     "images": "Images, by diffusers",
 }
 _HEAD = ("of", "choice", "proven")
-#: What doctor lets weights and cache have of 96 GiB.
+# Parts that the tables of models leave out.
+_NOT_LISTED = ("linear", "experts", "prefill")
+# Bytes for weights and cache of 96 GiB, by doctor's rule.
 ROOM = UTILIZATION * 96 * GIB - OVERHEAD
 
 
-def _line(cells: Iterable[str]) -> str:
+def _format_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _parts() -> dict[str, list[str]]:
-    """The tables of what is chosen, by the line above each."""
-    tables = {part: [_line(_HEAD), _line(["---"] * len(_HEAD))] for part in _TITLES}
+def _make_part_tables() -> dict[str, list[str]]:
+    """Return the lines of the tables of choices, by the line above each table."""
+    tables = {}
+    for part in _TITLES:
+        tables[part] = [
+            _format_row(_HEAD),
+            _format_row(["---"] * len(_HEAD)),
+        ]
     for row in table.rows():
-        refused = f"refused: “{row.refused}”; take {row.instead}"
-        chosen = refused if row.refused else f"`{row.chosen}`"
-        tables[row.part].append(_line((row.of, chosen, row.proven)))
+        choice = f"`{row.chosen}`"
+        if row.refused:
+            choice = f"refused: “{row.refused}”; take {row.instead}"
+        tables[row.part].append(_format_row([row.of, choice, row.proven]))
     return {f"**{_TITLES[part]}**": lines for part, lines in tables.items()}
 
 
-def _models(configs: dict[str, dict], compared: bool) -> list[str]:
-    parted = "parts" if compared else "tiles of experts"
-    head = ("model", "format", parted, "weights, GiB", "cache of a token, KiB", "tokens in 96 GiB")
-    lines = [_line(head), _line(["---"] * 6)]
+def _make_model_table(configs: dict[str, Config], is_compared: bool) -> list[str]:
+    """Return the lines of a table of models.
+
+    Args:
+        configs: The config.json of each model, by its name.
+        is_compared: Whether the models were compared with vLLM, and not only counted.
+    """
+    head = [
+        "model",
+        "format",
+        "parts" if is_compared else "tiles of experts",
+        "weights, GiB",
+        "cache of a token, KiB",
+        "tokens in 96 GiB",
+    ]
+    lines = [
+        _format_row(head),
+        _format_row(["---"] * len(head)),
+    ]
     for name, config in configs.items():
-        size, token = model_memory.weights(config), model_memory.cache_of_token(config)
-        parts = [f"{row.part} ({row.of})" for row in table.rows_of(config)
-                 if row.part not in ("linear", "experts", "prefill")]  # fmt: skip
-        parts = parts if compared else [table.tiles_of(config) or "no table is read"]
-        room = int(ROOM - size)
-        tokens = f"{room // token:,}" if token else "no cache"
-        lines.append(_line((
-            name, format_of(config), ", ".join(parts), f"{size / GIB:.1f}",
-            f"{token / 1024:.0f}", "does not fit" if room < GIB else tokens,
-        )))  # fmt: skip
+        lines.append(_format_row(_make_model_row(name, config, is_compared)))
     return lines
 
 
+def _make_model_row(name: str, config: Config, is_compared: bool) -> list[str]:
+    weights = model_memory.weights(config)
+    cache_of_token = model_memory.cache_of_token(config)
+    parts = []
+    if is_compared:
+        for row in table.rows_of(config):
+            if row.part not in _NOT_LISTED:
+                parts.append(f"{row.part} ({row.of})")
+    else:
+        parts.append(table.tiles_of(config) or "no table is read")
+    room = int(ROOM - weights)
+    if room < GIB:
+        tokens = "does not fit"
+    elif cache_of_token:
+        tokens = f"{room // cache_of_token:,}"
+    else:
+        tokens = "no cache"
+    return [
+        name,
+        format_of(config),
+        ", ".join(parts),
+        f"{weights / GIB:.1f}",
+        f"{cache_of_token / 1024:.0f}",
+        tokens,
+    ]
+
+
+def _read_configs(folder: Path) -> dict[str, Config]:
+    """Read the models' configurations in a folder, by the name of the model."""
+    configs = {}
+    for file in sorted(folder.glob("*.json")):
+        if file.stem != "formats":
+            configs[file.stem] = json.loads(file.read_text())
+    return configs
+
+
 def render(page: str, folder: Path) -> str:
-    """Return the page with its tables as of now; the folder has the models' configurations."""
-    configs, counted = (
-        {f.stem: json.loads(f.read_text()) for f in sorted(place.glob("*.json"))
-         if f.stem != "formats"}
-        for place in (folder, folder.parent / "shapes")
-    )  # fmt: skip
-    tables = _parts()
-    tables["## Models that were compared"] = _models(configs, True)
-    tables["## Models that were counted"] = _models(counted, False)
+    """Return the page with its tables as of now.
+
+    Args:
+        page: The text of docs/models.md.
+        folder: Has the configurations of the models that were compared; those of the models that
+            were only counted are in `shapes` beside it.
+    """
+    compared = _read_configs(folder)
+    counted = _read_configs(folder.parent / "shapes")
+    tables = _make_part_tables()
+    tables["## Models that were compared"] = _make_model_table(compared, is_compared=True)
+    tables["## Models that were counted"] = _make_model_table(counted, is_compared=False)
     for title, lines in tables.items():
-        before, found, after = re.split(
-            rf"(?m)(^{re.escape(title)}\n(?:(?!\|).*\n)*)(?:\|.*\n)+", page
-        )
-        page = before + found + "\n".join(lines) + "\n" + after
+        pattern = rf"(?m)(^{re.escape(title)}\n(?:(?!\|).*\n)*)(?:\|.*\n)+"
+        before, heading, after = re.split(pattern, page)
+        text = "\n".join(lines)
+        page = f"{before}{heading}{text}\n{after}"
     return page
 
 
 if __name__ == "__main__":
-    home = Path(__file__).parents[1]
-    written = home / "docs/models.md"
-    written.write_text(render(written.read_text(), home / "packages/strix-validate/tests/configs"))
+    checkout = Path(__file__).parents[1]
+    models_page = checkout / "docs/models.md"
+    text = render(
+        models_page.read_text(),
+        checkout / "packages/strix-validate/tests/configs",
+    )
+    models_page.write_text(text)
