@@ -26,85 +26,152 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from forge.errors import without_secrets  # noqa: E402
+from forge.errors import without_secrets  # noqa: E402 (sys.path has to be changed before)
 
-NODES, DEVICE = Path("/sys/class/kfd/kfd/topology/nodes"), Path("/dev/kfd")
+NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+DEVICE = Path("/dev/kfd")
 GFX1151 = "gfx_target_version 110501\n"  # as the kernel driver writes it
-BUILD = ["build-all", "--yes", "--continue-on-failure", "--package-format", "conda:19"]
-LOG_BYTES = 256 << 10  # of each log the archive has the end: an issue takes 25 MB
-ARCHIVE_BYTES = 16 << 20  # room on the disk that the archive keeps for itself
-END_WITH_NIGHT = ["setpriv", "--pdeathsig", "TERM"]  # also if it is killed
+FORGE = [str(ROOT / "forge"), "--base", "conda-forge"]
+BUILD = [
+    "build-all",
+    "--yes",
+    "--continue-on-failure",
+    "--package-format",
+    "conda:19",
+]
+# The archive has the end of each log: an issue takes 25 MB.
+LOG_BYTES = 256 << 10
+# Room on the disk that is kept for the archive.
+ARCHIVE_BYTES = 16 << 20
+# The archive has the last records of each stack; there is one for each day.
+RECORDS = 5
+# Ends a step with this script, also if the script is killed.
+END_WITH_NIGHT = ["setpriv", "--pdeathsig", "TERM"]
+FAILED = 1
+NOT_STARTED = 3
 
 
 def show(text: str) -> None:
-    """Print, if there still is a terminal."""
+    """Print, if the terminal still exists."""
     with contextlib.suppress(OSError):
         print(text, end="", flush=True)
 
 
 def is_link(path: Path) -> bool:
-    """Return whether a path, or a file by another name, leads to somebody else's data."""
-    return path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)
+    """Return whether a path may lead to somebody else's data: a symbolic or a hard link."""
+    if path.is_symlink():
+        return True
+    return path.is_file() and path.stat().st_nlink > 1
 
 
 def read_end(path: Path) -> str:
-    """Return the end of a file of ours, without secrets, and nothing of a file behind a link."""
+    """Return the end of a file of ours, without secrets; nothing of a file behind a link."""
     try:
         if path.resolve() != path or is_link(path) or not path.is_file():
             return ""
         with path.open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            start = max(0, size - LOG_BYTES)
             file.seek(start)
             text = file.read(LOG_BYTES).decode(errors="replace")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         return f"cannot be read: {error}\n"
-    # a word that is cut may be the end of a secret
-    return without_secrets(re.sub(r"\A\S*", "", text) if start else text, os.environ)
+    if start:
+        # The first word is cut. What is left of it may be the end of a secret.
+        text = re.sub(r"\A\S*", "", text)
+    return without_secrets(text, os.environ)
 
 
 def make_way(path: Path) -> None:
-    """Remove a file or link, and move a folder aside, which may be somebody's."""
+    """Remove a file or link; move a folder aside, since it may be somebody's."""
     if path.is_dir() and not path.is_symlink():
         path.rename(path.with_name(f"{path.name}.{time.time_ns()}"))
     path.unlink(missing_ok=True)
 
 
 class Night:
-    """One run, and its folder."""
+    """One run of all steps.
+
+    Attributes:
+        folder: Gets the packages, channel, logs and records.
+        packages: The folder of the packages.
+        channel: The folder of the published channel.
+        archive: The file to send.
+        partial: The next archive, which keeps room on the disk until then.
+        stacks: The names of all stacks.
+        page: The text of the archive's README.md, with a table of the steps.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.channel = folder, folder / "channel"
-        self.archive, self.partial = folder / "night.tar.gz", folder / "night.partial"
-        self.stacks = sorted(path.parent.name for path in ROOT.glob("stacks/*/pixi.toml"))
-        self.page = f"# A night\n\nKernel {platform.release()}, {os.cpu_count()} CPUs\n\n"
-        self.page += "| step | exit code | minutes | last line |\n| --- | --- | --- | --- |\n"
+        self.folder = folder
+        self.packages = folder / "packages"
+        self.channel = folder / "channel"
+        self.archive = folder / "night.tar.gz"
+        self.partial = folder / "night.partial"
+        manifests = sorted(ROOT.glob("stacks/*/pixi.toml"))
+        self.stacks = [path.parent.name for path in manifests]
+        self.page = (
+            f"# A night\n\nKernel {platform.release()}, {os.cpu_count()} CPUs\n\n"
+            "| step | exit code | minutes | last line |\n"
+            "| --- | --- | --- | --- |\n"
+        )
 
     def step(self, name: str, *words: str) -> bool:
-        """Run a command with its output in a log and shown; returns whether it succeeded."""
+        """Run a command, show its output and write it to a log.
+
+        Args:
+            name: The step, which names the log.
+            words: The command.
+
+        Returns:
+            Whether the command succeeded.
+        """
         show(f"== {name}: {' '.join(words)}\n")
-        log, start, code = self.folder / f"{name}.log", time.monotonic(), -1
+        log = self.folder / f"{name}.log"
+        start = time.monotonic()
+        code = -1
         try:
-            for pattern in ("packages", "channel", "evidence-*", "evidence-*/*.json"):
-                for path in filter(is_link, [*self.folder.glob(pattern)]):
-                    path.unlink()  # no step writes through one
+            self.remove_links()
             make_way(log)
             with log.open("xb") as out, log.open("rb") as reader:
                 code = self.follow(words, out, reader)
         except OSError as error:
             show(f"cannot run: {error}\n")
-        last = read_end(log).strip().rpartition("\n")[2][:200].replace("|", "/")
+        lines = read_end(log).strip()
+        last_line = lines.rpartition("\n")[2][:200].replace("|", "/")
         minutes = (time.monotonic() - start) / 60
-        self.page += f"| {name} | {code} | {minutes:.0f} | {last} |\n"
-        show(f"== {name}: {'failed, the rest goes on' if code else 'done'}\n")
+        self.page += f"| {name} | {code} | {minutes:.0f} | {last_line} |\n"
+        result = "failed, the rest goes on" if code else "done"
+        show(f"== {name}: {result}\n")
         self.pack()
         return code == 0
 
+    def remove_links(self) -> None:
+        """Remove links that a step would write through."""
+        for pattern in ("packages", "channel", "evidence-*", "evidence-*/*.json"):
+            for path in list(self.folder.glob(pattern)):
+                if is_link(path):
+                    path.unlink()
+
     def follow(self, words: tuple[str, ...], out: IO[bytes], log: IO[bytes]) -> int:
-        """Run a command to its end; one that this script is interrupted in is ended."""
-        environment = os.environ | {"FORGE_CHANNEL": str(self.channel)}
-        command = [*END_WITH_NIGHT, *words]
+        """Run a command to its end, or end it if this script is interrupted.
+
+        Args:
+            words: The command.
+            out: Its log, to write.
+            log: Its log, to read and show.
+
+        Returns:
+            The exit code.
+        """
+        environment = dict(os.environ)
+        environment["FORGE_CHANNEL"] = str(self.channel)
         process = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, start_new_session=True
+            [*END_WITH_NIGHT, *words],
+            env=environment,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
         try:
             while process.poll() is None:
@@ -120,45 +187,55 @@ class Night:
         return process.returncode
 
     def run(self, gpu: bool) -> bool:
-        """Take every step; returns whether all succeeded. A stack that fails costs no other."""
-        packages = self.folder / "packages"
-        forge = [str(ROOT / "forge"), "--base", "conda-forge", "--output", str(packages)]
+        """Run every step. The failure of a stack does not keep the others from running.
+
+        Args:
+            gpu: Validate the stacks on the GPU.
+
+        Returns:
+            Whether all steps succeeded.
+        """
+        forge = [*FORGE, "--output", str(self.packages)]
         self.step("commit", "git", "-C", str(ROOT), "rev-parse", "HEAD")
-        whole = self.step("build", *forge, *BUILD)
-        if not any(packages.glob("*/*.conda")):
+        succeeded = [self.step("build", *forge, *BUILD)]
+        has_packages = any(self.packages.glob("*/*.conda"))
+        if not has_packages:
             return False
-        whole &= self.step("publish", *forge, "publish", "--to", str(self.channel))
+        succeeded.append(self.step("publish", *forge, "publish", "--to", str(self.channel)))
         for stack in self.stacks:
-            installed = self.step(f"lock-{stack}", *forge, "lock", stack)
-            installed = installed and self.step(f"install-{stack}", *forge, "install", stack)
-            whole &= installed
-            if installed and gpu:
-                records = str(self.folder / f"evidence-{stack}")
-                words = ["run", stack, "--", "strix-validate", "run", "--evidence", records]
-                whole &= self.step(f"validate-{stack}", *forge, *words)
-        return whole
+            succeeded.append(self.run_stack(stack, forge, gpu))
+        return all(succeeded)
+
+    def run_stack(self, stack: str, forge: list[str], gpu: bool) -> bool:
+        """Lock, install and validate a stack; returns whether all of that succeeded."""
+        if not self.step(f"lock-{stack}", *forge, "lock", stack):
+            return False
+        if not self.step(f"install-{stack}", *forge, "install", stack):
+            return False
+        if not gpu:
+            return True
+        records = str(self.folder / f"evidence-{stack}")
+        validator = ["strix-validate", "run", "--evidence", records]
+        return self.step(f"validate-{stack}", *forge, "run", stack, "--", *validator)
 
     def pack(self) -> None:
         """Write the archive of page, logs and records, by one rename."""
-        names = ["commit", "build", "publish"]
-        names += [f"{step}-{s}" for step in ("lock", "install", "validate") for s in self.stacks]
-        files = {f"{name}.log": self.folder / f"{name}.log" for name in names}
-        for recipe in sorted(path.parent.name for path in ROOT.glob("recipes/*/recipe.yaml")):
-            files[f"packages/{recipe}.log"] = (ROOT / "build").resolve() / f"logs/{recipe}.log"
-        for stack in self.stacks:  # a record for each day
-            for path in sorted(self.folder.glob(f"evidence-{stack}/*.json"))[-5:]:
-                files[f"evidence/{stack}/{path.name}"] = path
-        texts = {name: read_end(path).encode() for name, path in files.items()}
+        texts = {}
+        for name, path in self.list_files().items():
+            texts[name] = read_end(path).encode()
         texts["README.md"] = without_secrets(self.page, os.environ).encode()
         try:
             if self.partial.resolve() != self.partial or not self.partial.exists():
                 self.keep_room()
             with self.partial.open("r+b") as file:
                 with tarfile.open(fileobj=file, mode="w:gz") as tar:
-                    for name in filter(texts.get, sorted(texts)):
+                    for name, text in sorted(texts.items()):
+                        if not text:
+                            continue
                         info = tarfile.TarInfo(f"night/{name}")
-                        info.size, info.mtime = len(texts[name]), int(time.time())
-                        tar.addfile(info, io.BytesIO(texts[name]))
+                        info.size = len(text)
+                        info.mtime = int(time.time())
+                        tar.addfile(info, io.BytesIO(text))
                 file.truncate()
                 os.fsync(file.fileno())
             if self.archive.is_dir():
@@ -168,6 +245,24 @@ class Night:
         except OSError as error:
             show(f"night: cannot write {self.archive}: {error.strerror}. Make room for it\n")
 
+    def list_files(self) -> dict[str, Path]:
+        """Return the files to pack by their name in the archive, whether they exist or not."""
+        steps = ["commit", "build", "publish"]
+        for stack in self.stacks:
+            steps += [f"lock-{stack}", f"install-{stack}", f"validate-{stack}"]
+        files = {}
+        for step in steps:
+            files[f"{step}.log"] = self.folder / f"{step}.log"
+        build_logs = (ROOT / "build").resolve() / "logs"
+        for path in ROOT.glob("recipes/*/recipe.yaml"):
+            recipe = path.parent.name
+            files[f"packages/{recipe}.log"] = build_logs / f"{recipe}.log"
+        for stack in self.stacks:
+            records = sorted(self.folder.glob(f"evidence-{stack}/*.json"))
+            for path in records[-RECORDS:]:
+                files[f"evidence/{stack}/{path.name}"] = path
+        return files
+
     def keep_room(self) -> None:
         """Take the room on the disk that the next archive will need."""
         make_way(self.partial)
@@ -176,15 +271,25 @@ class Night:
 
 
 def find_obstacle(folder: Path, gpu: bool) -> str:
-    """Return what keeps the night from starting, or an empty string once its folder is locked."""
-    nodes = (path.read_text(errors="replace") for path in NODES.glob("*/properties"))
-    if gpu and not any(GFX1151 in text for text in nodes):
-        return "no gfx1151 GPU: the kernel lists none. --without-gpu builds without validating"
-    if gpu and not os.access(DEVICE, os.R_OK | os.W_OK):
-        return f"{DEVICE} is closed to you: join the groups render and video, log in again"
+    """Lock the folder of the night.
+
+    Args:
+        folder: The folder.
+        gpu: Require the GPU.
+
+    Returns:
+        What keeps the night from starting; empty if the folder is locked.
+    """
+    if gpu:
+        nodes = list(NODES.glob("*/properties"))
+        if not any(GFX1151 in path.read_text(errors="replace") for path in nodes):
+            return "no gfx1151 GPU: the kernel lists none. --without-gpu builds without validating"
+        if not os.access(DEVICE, os.R_OK | os.W_OK):
+            return f"{DEVICE} is closed to you: join the groups render and video, log in again"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         Night(folder.resolve()).keep_room()
     except BlockingIOError:
         return f"another one works in {folder}"
@@ -194,26 +299,34 @@ def find_obstacle(folder: Path, gpu: bool) -> str:
 
 
 def main() -> int:
-    """Run the night; exit 1 if a step failed, 3 if it cannot start."""
+    """Run the night; returns the exit code: 1 if a step failed, 3 if it cannot start."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--to", type=Path, default=ROOT / "build" / "night", metavar="FOLDER")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        default=ROOT / "build" / "night",
+        metavar="FOLDER",
+    )
     parser.add_argument("--without-gpu", action="store_true")
     options = parser.parse_args()
-    if obstacle := find_obstacle(options.to, not options.without_gpu):
+    gpu = not options.without_gpu
+    obstacle = find_obstacle(options.to, gpu)
+    if obstacle:
         print(f"night: not started: {obstacle}", file=sys.stderr)
-        return 3
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal ends no night
+        return NOT_STARTED
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the night goes on when the terminal closes
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    night, whole = Night(options.to.resolve()), False
+    night = Night(options.to.resolve())
+    has_succeeded = False
     try:
         night.pack()
-        whole = night.run(not options.without_gpu)
+        has_succeeded = night.run(gpu)
     except KeyboardInterrupt:
         show("night: interrupted; the same command goes on\n")
     finally:
         night.pack()
     show(f"\n{night.page}\n{night.archive}\nGive it: open an issue with the form `evidence`.\n")
-    return 0 if whole else 1
+    return 0 if has_succeeded else FAILED
 
 
 if __name__ == "__main__":
