@@ -169,7 +169,7 @@ GUARDS = [
     ),
     Guard(
         "tools/upstream_links.py",
-        "        if made and server_of(made.full_url) != server_of(req.full_url):\n",
+        "        if next_request and is_elsewhere(next_request.full_url, req.full_url):\n",
         "        if False:\n",
         f"{T_REDIRECTS}::test_another_server_gets_no_key",
     ),
