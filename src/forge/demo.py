@@ -24,7 +24,7 @@ from forge.hostbase.base import LOCK, require_compilers
 from forge.hostbase.lock import fetch_wheels, read_pins
 from forge.hostbase.wheels import Wheel, is_nvidia
 from forge.project import Project
-from forge.recipes.recipe import Recipe, patches_of, sources_of
+from forge.recipes.recipe import Recipe, list_patches, sources_of
 from forge.sources import patching
 from forge.sources.archives import unpack
 from forge.sources.cache import Progress, SourceCache
@@ -122,7 +122,7 @@ def patch_flash_attn(recipe: Recipe, cache: SourceCache, tree: Path, progress: P
     (source,) = sources_of(recipe)
     cache.fetch(source, progress)
     unpack(cache.path(source), tree)
-    fault = patching.apply_in_place(tree, patches_of(recipe, recipe.sources[0]))
+    fault = patching.apply_in_place(tree, list_patches(recipe, recipe.sources[0]))
     if fault:
         raise Failed(f"flash-attn: {fault}")
     return tree

@@ -18,7 +18,7 @@ from support.project import CHECKOUT, FILTER, MiniProject
 from forge import versions
 from forge.errors import NotAttempted
 from forge.recipes.plan import RecipeSet
-from forge.recipes.recipe import source_of
+from forge.recipes.recipe import parse_source
 from forge.recipes.render import render
 from forge.sources.cache import SourceCache
 
@@ -41,7 +41,7 @@ CONDA_NAMES = {
 def trees(recipes: RecipeSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """What our patches touch of vLLM's sdist: as upstream made it, and patched."""
     recipe = recipes.recipes["vllm"]
-    source = source_of(recipe, next(data for data in recipe.sources if "patches" in data))
+    source = parse_source(recipe, next(data for data in recipe.sources if "patches" in data))
     try:
         archive = SourceCache(recipes.project).fetch(source, lambda *_: None)
     except NotAttempted as error:

@@ -188,13 +188,13 @@ GUARDS = [
     # a hostile recipe
     Guard(
         RECIPE,
-        '    if "url" not in data or "sha256" not in data:\n',
-        '    if "url" not in data:\n',
+        '    if "url" not in source or "sha256" not in source:\n',
+        '    if "url" not in source:\n',
         f"{T_SOURCES}::test_source_without_what_pins_it",
     ),
     Guard(
         RECIPE,
-        """        if not re.fullmatch("[0-9a-f]{40}", str(data.get("rev", ""))):\n""",
+        """        if not re.fullmatch("[0-9a-f]{40}", commit):\n""",
         "        if False:\n",
         f"{T_SOURCES}::test_source_without_what_pins_it",
     ),

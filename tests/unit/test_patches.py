@@ -20,7 +20,7 @@ from forge.cli.upkeep import applied
 from forge.errors import ForgeError
 from forge.files import sha256_file
 from forge.project import Project
-from forge.recipes.plan import RecipeSet, every_source
+from forge.recipes.plan import RecipeSet, load_all_sources
 from forge.recipes.recipe import sources_of
 from forge.sources import patching
 from forge.sources.cache import SourceCache
@@ -61,7 +61,7 @@ class Patched:
         self.cached.add(archive, sources_of(self.recipes().recipes["alpha"]))
 
     def recipes(self) -> RecipeSet:
-        return every_source(self.project)
+        return load_all_sources(self.project)
 
     def lint(self) -> str:
         return "\n".join(lint(self.recipes()))

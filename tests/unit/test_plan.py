@@ -319,7 +319,7 @@ def test_what_the_host_base_has_is_known_before_it_is_made() -> None:
     base = bases.load(project, "host")
     host = HostBase(project, base)
     recipes = RecipeSet(project, base, host.names(), host.key)
-    ready = {name for name in recipes.recipes if not recipes.missing(name)}
+    ready = {name for name in recipes.recipes if not recipes.describe_missing(name)}
     assert ready == {"triton", "flash-attn", "amd-aiter", "strix-validate", "strix-emulate",
                      "model-hosting-container-standards", "amdsmi", "flash-attn-kernels-gfx1151",
                      "vllm-kernels-gfx1151", "conch-triton-kernels", "fla-core",

@@ -22,7 +22,7 @@ from forge.conda.local import CONTENT_HASH
 from forge.project import Project
 from forge.recipes.cost import read_costs
 from forge.recipes.plan import RecipeSet
-from forge.recipes.recipe import package_name, patches_of, purls_of, sources_of
+from forge.recipes.recipe import package_name, list_patches, purls_of, sources_of
 from forge.recipes.render import render
 from forge.sources.cache import PYPI_URL
 from forge.sources.patching import touched
@@ -91,7 +91,7 @@ def test_kernels_have_the_patches_of_their_source(recipes: RecipeSet) -> None:
         name: {
             path.name
             for source in recipes.recipes[name].sources
-            for path in patches_of(recipes.recipes[name], source)
+            for path in list_patches(recipes.recipes[name], source)
             if any(file.startswith(kernels) for file in touched(path.read_text()))
         }
         for name in ("vllm", "vllm-kernels-gfx1151")

@@ -53,7 +53,7 @@ def unsolvable(
         preview = Preview(Path(folder), recipes.base, channel, theirs, show)
         for number, step in enumerate(steps, 1):
             name = step.recipe.name
-            reason = recipes.missing(name, reasons.keys()) if step.action == BUILD else ""
+            reason = recipes.describe_missing(name, reasons.keys()) if step.action == BUILD else ""
             reason = reason or preview.examine(step, f"[{number}/{len(steps)}] {name}")
             if reason:
                 reasons[name] = reason

@@ -85,7 +85,7 @@ class Builder:
 
         def require(name: str) -> None:
             lost = {n for n, r in results.items() if r.state in (FAILED, NOT_ATTEMPTED)}
-            if reason := recipes.missing(name, lost | recipes.broken.keys()):
+            if reason := recipes.describe_missing(name, lost | recipes.broken.keys()):
                 raise NotAttempted(reason)
 
         for name, result in todo.items():  # all sources first, so that no build waits for a server
@@ -256,7 +256,7 @@ def skipped(
         with contextlib.suppress(OSError, ValueError):  # absent, or damaged and so unknown
             digest, _, last = file.read_text(encoding="utf-8").partition("\n")
         known = last if last_run and digest == step.digest_value else ""
-        reason = known or unsolvable.get(name) or recipes.missing(name, reasons.keys())
+        reason = known or unsolvable.get(name) or recipes.describe_missing(name, reasons.keys())
         if reason:
             reasons[name] = reason
     return reasons

@@ -286,7 +286,7 @@ def status_rows(ctx: Context, step: Step) -> Iterator[dict[str, Any]]:
     for output in step.outputs:
         row: dict[str, Any] = {key: getattr(output, key) for key in ("name", "version", "build")}
         row |= {"recipe": step.recipe.name, "reason": step.reason, "file": None, "sha256": None}
-        row |= {"state": "outdated" if step.superseded else "not built", "size": None}
+        row |= {"state": "outdated" if step.has_older_builds else "not built", "size": None}
         if isinstance(output, Record):
             file = ctx.channel.path(output)
             if file.exists():

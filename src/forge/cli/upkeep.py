@@ -17,8 +17,8 @@ from forge.conda.package import scratch
 from forge.errors import ForgeError, NotAttempted
 from forge.files import git, write_text
 from forge.processes import max_jobs
-from forge.recipes.plan import RecipeSet, every_source
-from forge.recipes.recipe import patched, patches_of, prepare, source_of, sources_of
+from forge.recipes.plan import RecipeSet, load_all_sources
+from forge.recipes.recipe import find_patched_source, list_patches, prepare, parse_source, sources_of
 from forge.sources.cache import Progress, Source, SourceCache
 
 app = typer.Typer()
@@ -49,7 +49,7 @@ def named(
     ctx: Context, packages: Iterable[str] | None = None, every: bool = False
 ) -> list[tuple[str, Source]]:
     """List recipe name and source, for each source of the named recipes (default: all)."""
-    recipes = every_source(ctx.project) if every else ctx.all_recipes
+    recipes = load_all_sources(ctx.project) if every else ctx.all_recipes
     wanted, found = ctx.select(packages, recipes), recipes.recipes.items()
     return [(name, source) for name, r in found if name in wanted for source in sources_of(r)]
 
@@ -109,7 +109,7 @@ def outdated(ctx: Context, packages: Maybe = None) -> None:
     """
     from forge import versions  # imports what downloads, which takes a fifth of a command's start
 
-    recipes = every_source(ctx.project)
+    recipes = load_all_sources(ctx.project)
     wanted = ctx.select(packages, recipes)
     rows = list(versions.outdated([r for r in recipes.recipes.values() if r.name in wanted]))
     for r in rows:
@@ -138,11 +138,11 @@ def applied(recipes: RecipeSet, progress: Progress) -> Iterator[tuple[str, str]]
     """Apply each recipe's patches to its fetched source as a build does; yields state and line."""
     cache = SourceCache(recipes.project)
     for name, recipe in recipes.recipes.items():
-        for data in (data for data in recipe.sources if patches_of(recipe, data)):
+        for data in (data for data in recipe.sources if list_patches(recipe, data)):
             state, detail = "fails", ""
             try:
-                if "path" not in (changed := patched(recipe, data)):
-                    cache.fetch(source_of(recipe, changed), progress)
+                if "path" not in (changed := find_patched_source(recipe, data)):
+                    cache.fetch(parse_source(recipe, changed), progress)
                 with scratch(cache.folder) as folder:
                     detail = prepare(recipe, data, cache, Path(folder), whole=False)
                 state = state if detail else "applies"
@@ -150,7 +150,7 @@ def applied(recipes: RecipeSet, progress: Progress) -> Iterator[tuple[str, str]]
                 state, detail = "not attempted", str(error)
             except (ForgeError, OSError) as error:
                 detail = str(error)
-            says = f"{name}: {len(patches_of(recipe, data))} patches: {state}"
+            says = f"{name}: {len(list_patches(recipe, data))} patches: {state}"
             yield state, f"{says}: {detail}" if detail else says
 
 
@@ -162,7 +162,7 @@ def demo(ctx: Context) -> None:
     """
     from forge import demo
 
-    flash_attn = every_source(ctx.project).recipes["flash-attn"]
+    flash_attn = load_all_sources(ctx.project).recipes["flash-attn"]
     with Display(err) as display:
         record = demo.run(ctx.project, flash_attn, display.say, display.download)
     for line in demo.describe(record):
@@ -231,7 +231,7 @@ def lint(ctx: Context) -> None:
         except FileNotFoundError:
             codes.append(3)
         out.print(f"{line}: {says[codes[-1]]}")
-    for finding in (findings := list(versions.conflicts(every_source(ctx.project)))):
+    for finding in (findings := list(versions.conflicts(load_all_sources(ctx.project)))):
         err.print(finding)
     codes.append(1 if findings else 0)
     out.print(f"versions: {says[codes[-1]]}")

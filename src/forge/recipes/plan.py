@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""All recipes: find them, order them, and decide by content what has to be built.
+"""All recipes: find them, order them, and decide by content which have to be built.
 
-rattler-build skips a package when one of the same name, version and build string exists, and its
-build string covers the variant only. So a `content_digest` variant is added: every recipe names it
-under `build.variant.use_keys`, and with it the digest enters the `h1234567` part of the build
-string that conda-forge's grammar already has.
+rattler-build skips a package if one of the same name, version and build string exists, and its
+build string covers the variant only. Therefore the driver adds a variant, `content_digest`, which
+every recipe names under `build.variant.use_keys`. The digest of a recipe's content thereby enters
+the `h1234567` part of the build string, which conda-forge's build strings have as well.
 """
 
 import graphlib
@@ -20,22 +20,35 @@ from forge.project import Project
 from forge.recipes.recipe import NoPackage, Recipe, packages_in
 from forge.recipes.render import render
 
-# What a plan says of a recipe. SKIPPED is what the run cannot attempt; see building.runner.skipped.
-BUILD, UP_TO_DATE, SKIPPED = "build", "up-to-date", "skipped"
-# A recipe may name another file for each Python that it is built for, and each place it comes from.
-EVERY = {
-    "python": ["3.11.* *_cpython", "3.12.* *_cpython", "3.13.* *_cp313", "3.14.* *_cp314"],
+# Actions of a plan. A run cannot attempt what is skipped; see building.runner.predict_skipped.
+BUILD = "build"
+UP_TO_DATE = "up-to-date"
+SKIPPED = "skipped"
+# A recipe may name another file for each Python that it is built for, and for each place that the
+# file comes from. With these values all of them are rendered.
+EVERY_SOURCE = {
+    "python": [
+        "3.11.* *_cpython",
+        "3.12.* *_cpython",
+        "3.13.* *_cp313",
+        "3.14.* *_cp314",
+    ],
     "sources_from": ["upstream", "pypi"],
 }
 
 
 @dataclass
 class Step:
-    """What `plan` decided for one recipe.
+    """The part of a plan that is about one recipe.
 
-    `digest` is what the content digest is made of. `outputs` are Records when up to date;
-    `superseded` says whether older builds are in the channel. `rendered` is a mapping of
-    rattler-build for each output.
+    Attributes:
+        recipe: The recipe.
+        digest: The parts of the content digest.
+        outputs: The packages that the recipe yields; Records if they are up to date.
+        action: BUILD or UP_TO_DATE.
+        reason: Why.
+        has_older_builds: Whether the channel has builds that this one replaces.
+        rendered: rattler-build's mapping for each output.
     """
 
     recipe: Recipe
@@ -43,7 +56,7 @@ class Step:
     outputs: Sequence[Output] = ()
     action: str = UP_TO_DATE
     reason: str = "up to date"
-    superseded: bool = False
+    has_older_builds: bool = False
     rendered: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -52,154 +65,290 @@ class Step:
 
         CONTENT is the recipe's own digest, with which `forge verify` compares a package.
         """
-        key = hashlib.sha256(repr(sorted(self.digest.items())).encode()).hexdigest()[:16]
+        parts = repr(sorted(self.digest.items()))
+        key = hashlib.sha256(parts.encode()).hexdigest()[:16]
         return f"{self.digest['base']}-{self.digest['content']}-{key}"
 
     def pythons(self) -> list[str]:
         """List the Pythons that the outputs are made for; none if an output serves several."""
-        variants = [output["build_configuration"]["variant"] for output in self.rendered]
-        if any("python" not in variant for variant in variants):
-            return []
-        return list(dict.fromkeys(variant["python"] for variant in variants))
+        pythons: list[str] = []
+        for output in self.rendered:
+            variant = output["build_configuration"]["variant"]
+            if "python" not in variant:
+                return []
+            if variant["python"] not in pythons:
+                pythons.append(variant["python"])
+        return pythons
 
 
 class RecipeSet:
     """All recipes of a project, rendered for one base, in build order.
 
-    A recipe of a name in `provided` is left out: the base provides that package. So is one that the
-    variants skip; `absent` says why. `base_key` says what a base on this machine is made of. Raises
-    ForgeError for a package of two recipes, a cycle, a skipped recipe that another needs, and one
-    that cannot be read; with `keep_going` the latter are noted in `broken` and left out.
+    Attributes:
+        project: The checkout.
+        base: The base.
+        base_names: The packages that the base provides. A recipe of such a name is left out.
+        base_key: A digest of what a base on this machine is made of; empty for conda-forge.
+        recipes: By name, each after those that it needs.
+        owner: The recipe that yields a package, by the package's name.
+        broken: The reason, by name, of recipes that cannot be read and were left out.
+        absent: The reason, by name, of recipes that are not built on this base.
     """
 
-    def __init__(  # noqa: C901 (reads, orders and checks)
-        self, project: Project, base: bases.Base, provided: Set[str] = frozenset(),
-        base_key: str = "", keep_going: bool = False,
-    ) -> None:  # fmt: skip
-        self.project, self.base = project, base
-        self.base_names, self.base_key = provided, base_key
+    def __init__(
+        self,
+        project: Project,
+        base: bases.Base,
+        provided: Set[str] = frozenset(),
+        base_key: str = "",
+        keep_going: bool = False,
+    ) -> None:
+        """Read and order the recipes.
+
+        Args:
+            project: The checkout.
+            base: The base.
+            provided: The packages that the base provides.
+            base_key: A digest of what a base on this machine is made of; empty for conda-forge.
+            keep_going: Leave out recipes that cannot be read, and note them in `broken`.
+
+        Raises:
+            ForgeError: A recipe cannot be read, two recipes yield the same package, recipes depend
+                on each other in a circle, or one needs another that the variants skip.
+        """
+        self.project = project
+        self.base = base
+        self.base_names = provided
+        self.base_key = base_key
         self.broken: dict[str, str] = {}
-        paths = {path.parent.name: path for path in project.root.glob("recipes/*/recipe.yaml")}
-        if not paths:
-            raise ForgeError(f"{project.root / 'recipes'} holds no recipe")
-        self.absent = dict.fromkeys(sorted(paths.keys() & provided), "provided by the base")
+        self.absent: dict[str, str] = {}
         self.recipes: dict[str, Recipe] = {}
         self.owner: dict[str, str] = {}
+        skipped = self._read_recipes(keep_going)
+        self._require_unskipped(skipped)
+        self._order_recipes()
+
+    def _read_recipes(self, keep_going: bool) -> dict[str, NoPackage]:
+        """Read all recipes; returns the packages that the variants skip, with the error of each."""
+        paths = {}
+        for path in self.project.root.glob("recipes/*/recipe.yaml"):
+            paths[path.parent.name] = path
+        if not paths:
+            raise ForgeError(f"{self.project.root / 'recipes'} holds no recipe")
         skipped: dict[str, NoPackage] = {}
-        for name in sorted(paths.keys() - provided):
+        for name in sorted(paths.keys() & self.base_names):
+            self.absent[name] = "provided by the base"
+        for name in sorted(paths.keys() - self.base_names):
+            packages = {name}
             try:
-                self.recipes[name] = Recipe(paths[name], base)
+                recipe = Recipe(paths[name], self.base)
+                self.recipes[name] = recipe
+                packages = recipe.output_names
             except NoPackage as error:
                 self.absent[name] = "no package with these variants"
-                skipped |= dict.fromkeys(packages_in(paths[name]), error)
+                for package in packages_in(paths[name]):
+                    skipped[package] = error
                 continue
             except (ForgeError, OSError) as error:
                 if not keep_going:
                     raise
                 self.broken[name] = str(error)
-            for output in [name] if name in self.broken else self.recipes[name].output_names:
-                if (other := self.owner.setdefault(output, name)) != name:
-                    raise ForgeError(f"recipes/{other} and recipes/{name} both yield {output}")
+            self._add_owner(packages, name)
+        return skipped
+
+    def _add_owner(self, packages: Set[str], name: str) -> None:
+        """Note the recipe that yields packages. Raises ForgeError if another one yields them."""
+        for package in packages:
+            other = self.owner.setdefault(package, name)
+            if other != name:
+                raise ForgeError(f"recipes/{other} and recipes/{name} both yield {package}")
+
+    def _require_unskipped(self, skipped: dict[str, NoPackage]) -> None:
+        """Raise ForgeError if a recipe needs a package that the variants skip."""
         for name, recipe in self.recipes.items():
-            for needed in sorted(recipe.all_needs & skipped.keys()):
-                raise ForgeError(f"{skipped[needed]}, and {name} needs {needed}")
+            for package in sorted(recipe.all_needs & skipped.keys()):
+                raise ForgeError(f"{skipped[package]}, and {name} needs {package}")
+
+    def _order_recipes(self) -> None:
+        """Put each recipe after those that it needs. Raises ForgeError for a circle."""
         graph = {name: sorted(self.direct_needs(name)) for name in self.recipes}
+        sorter = graphlib.TopologicalSorter(graph)
         try:
-            order = graphlib.TopologicalSorter(graph).static_order()
-            self.recipes = {name: self.recipes[name] for name in order if name in self.recipes}
+            order = list(sorter.static_order())
         except graphlib.CycleError as error:
             raise ForgeError(f"recipes depend on each other in a circle: {error.args[1]}") from None
+        # The order also has broken recipes that others need.
+        self.recipes = {name: self.recipes[name] for name in order if name in self.recipes}
 
-    def plan(self, channel: Channel, rebuild: frozenset[str] = frozenset()) -> list[Step]:
-        """Decide what each recipe would yield, and whether and why it has to be built.
+    def plan(
+        self,
+        channel: Channel,
+        rebuild: frozenset[str] = frozenset(),
+    ) -> list[Step]:
+        """Decide for each recipe what it would yield, and whether and why it has to be built.
 
-        A build is current when the channel's highest build number of its family has the content
-        hash of now. Otherwise it gets the next number: a new build always wins the solve over the
-        one it replaces, and no file name is ever used for two contents.
+        A recipe is up to date if the channel's highest build number of its family has the content
+        hash of now. Otherwise the build gets the next number. So the solver always prefers a new
+        build to the one that it replaces, and no file name is ever used for two contents.
+
+        Args:
+            channel: Has the packages that are built already.
+            rebuild: Recipes to build even if they are up to date.
         """
         records = channel.records()
         steps: dict[str, Step] = {}
         for name, recipe in self.recipes.items():
-            digest = {"base": self.base.name, "content": recipe.content}
+            digest = {
+                "base": self.base.name,
+                "content": recipe.content,
+            }
             if self.base_key and recipe.needs & self.base_names:
                 digest["base key"] = self.base_key
             for needed in sorted(recipe.needs):
-                if ours := steps.get(self.owner.get(needed, "")):
-                    digest |= {f"needs {output.dist}": "" for output in ours.outputs}
-            steps[name] = Step(recipe, digest)
-            self._decide(steps[name], records, channel, name in rebuild)
+                owner = self.owner.get(needed, "")
+                if owner in steps:
+                    for output in steps[owner].outputs:
+                        digest[f"needs {output.dist}"] = ""
+            step = Step(recipe, digest)
+            self._decide(step, records, channel, name in rebuild)
+            steps[name] = step
         return list(steps.values())
 
-    def _outputs(self, step: Step, number: int | None = None) -> list[Output]:
+    def _render_outputs(self, step: Step, number: int | None = None) -> list[Output]:
+        """Render a step with a build number, into `step.rendered`; returns its outputs.
+
+        Args:
+            step: The step.
+            number: The build number; None for the recipe's own.
+        """
+        step.rendered = render(
+            step.recipe.path,
+            self.base,
+            step.digest_value,
+            number,
+        )
         outputs = []
-        step.rendered = render(step.recipe.path, self.base, step.digest_value, number)
         for rendered in step.rendered:
-            data, subdir = rendered["recipe"], rendered["build_configuration"]["target_platform"]
-            package, build = data["package"], data["build"]["string"]
-            outputs.append(Output(package["name"], str(package["version"]), build, subdir))
+            package = rendered["recipe"]["package"]
+            outputs.append(
+                Output(
+                    package["name"],
+                    str(package["version"]),
+                    rendered["recipe"]["build"]["string"],
+                    rendered["build_configuration"]["target_platform"],
+                )
+            )
         return outputs
 
-    def _decide(self, step: Step, records: list[Record], channel: Channel, rebuild: bool) -> None:
-        outputs = self._outputs(step)
-        families = [[r for r in records if r.family == output.family] for output in outputs]
-        newest = [max(builds, key=lambda r: r.number) for builds in families if builds]
+    def _decide(
+        self,
+        step: Step,
+        records: list[Record],
+        channel: Channel,
+        rebuild: bool,
+    ) -> None:
+        """Decide on the action of a step, its reason and its outputs.
+
+        Args:
+            step: The step, with its recipe and digest.
+            records: All packages of the channel.
+            channel: The channel.
+            rebuild: Build it even if it is up to date.
+        """
+        outputs = self._render_outputs(step)
+        newest = []
+        for output in outputs:
+            builds = [record for record in records if record.family == output.family]
+            if builds:
+                newest.append(max(builds, key=lambda record: record.number))
         number = max((record.number for record in newest), default=-1)
-        if number >= 0 and number != outputs[0].number:
-            outputs = self._outputs(step, number)
-        if {output.dist for output in outputs} == {r.dist for r in newest} and not rebuild:
+        if newest and number != outputs[0].number:
+            # An exact pin between outputs puts the build number into the hash.
+            outputs = self._render_outputs(step, number)
+        planned = {output.dist for output in outputs}
+        is_current = planned == {record.dist for record in newest}
+        if is_current and not rebuild:
             step.outputs = newest
             return
-        step.outputs = self._outputs(step, number + 1) if newest else outputs
-        step.action, step.superseded = BUILD, bool(newest)
-        step.reason = "rebuild requested" if rebuild else "not in the channel"
-        if not rebuild and len(newest) == len(outputs):
-            step.reason = _difference(channel.digest_of(newest[0]), step.digest)
+        if newest:
+            outputs = self._render_outputs(step, number + 1)
+        step.outputs = outputs
+        step.action = BUILD
+        step.has_older_builds = bool(newest)
+        if rebuild:
+            step.reason = "rebuild requested"
+        elif len(newest) == len(outputs):
+            noted = channel.digest_of(newest[0])
+            step.reason = _describe_change(noted, step.digest)
+        else:
+            step.reason = "not in the channel"
 
     def direct_needs(self, name: str) -> set[str]:
-        """Find the recipes that one recipe builds, runs or is tested with."""
-        return {self.owner[n] for n in self.recipes[name].all_needs if n in self.owner}
+        """Return the recipes that one recipe builds with, runs with or is tested with."""
+        needs = self.recipes[name].all_needs
+        return {self.owner[package] for package in needs if package in self.owner}
 
-    def missing(self, name: str, lost: Set[str] = frozenset()) -> str:
-        """Say in one line what a recipe needs and will not get, or "".
+    def describe_missing(self, name: str, lost: Set[str] = frozenset()) -> str:
+        """Describe in one line what a recipe needs and cannot have; empty if it can have all.
 
-        That is what neither a recipe nor the base provides (of conda-forge only the solver knows
-        what it has), and recipes in `lost`.
+        It cannot have a package that neither a recipe nor the host base provides. For conda-forge,
+        only the solver can tell.
+
+        Args:
+            name: The recipe.
+            lost: Recipes whose packages it cannot have.
         """
-        missing = self.recipes[name].all_needs - self.owner.keys() - self.base_names
-        names = ", ".join(sorted(name for name in missing if not name.startswith("__")))
-        if names and self.base_key:
-            return f"the {self.base.name} base has no {names}"
-        needs = ", ".join(sorted(self.direct_needs(name) & lost))
-        return f"needs {needs}" if needs else ""
+        if self.base_key:
+            missing = self.recipes[name].all_needs - self.owner.keys() - self.base_names
+            packages = [package for package in missing if not package.startswith("__")]
+            if packages:
+                return f"the {self.base.name} base has no {', '.join(sorted(packages))}"
+        needs = sorted(self.direct_needs(name) & lost)
+        if needs:
+            return f"needs {', '.join(needs)}"
+        return ""
 
     def dependencies(self, names: set[str]) -> set[str]:
         """Return `names` and every recipe that they build, run or are tested with, transitively."""
         result = set(names)
         for name in reversed(self.recipes):
-            result |= self.direct_needs(name) if name in result else set()
+            if name in result:
+                result |= self.direct_needs(name)
         return result
 
     def dependents(self, names: set[str]) -> set[str]:
         """Return `names` and every recipe that builds or runs against one of them, transitively."""
         result = set(names)
         for name, recipe in self.recipes.items():
-            if any(self.owner.get(needed) in result for needed in recipe.needs):
+            needs = {self.owner.get(package) for package in recipe.needs}
+            if needs & result:
                 result.add(name)
         return result
 
 
-def every_source(project: Project) -> RecipeSet:
+def load_all_sources(project: Project) -> RecipeSet:
     """Load the recipes with the sources of every Python and place, whatever base builds them."""
-    return RecipeSet(project, bases.load(project, "conda-forge", EVERY))
+    base = bases.load(project, "conda-forge", EVERY_SOURCE)
+    return RecipeSet(project, base)
 
 
-def _difference(before: object, now: dict[str, str]) -> str:
-    """Say why the digest changed; `before` is what a note says, which may be damaged."""
+def _describe_change(before: object, now: dict[str, str]) -> str:
+    """Describe why the digest of a recipe changed.
+
+    Args:
+        before: The parts of the digest as noted beside the package; not a mapping if damaged.
+        now: The parts as of now.
+    """
     if not isinstance(before, dict):
         return "changed since the build in the channel"
     if before.get("content") != now["content"]:
         return "recipe, script, patch or local source changed"
     if before.get("base key") != now.get("base key"):
         return f"the {now['base']} base changed"
-    gained = [key.removeprefix("needs ").rsplit("-", 2)[0] for key in now.keys() - before.keys()]
-    return f"other {', '.join(sorted(gained))}" if gained else "variant values changed"
+    changed = []
+    for key in now.keys() - before.keys():
+        dist = key.removeprefix("needs ")
+        changed.append(dist.rsplit("-", 2)[0])
+    if changed:
+        return f"other {', '.join(sorted(changed))}"
+    return "variant values changed"

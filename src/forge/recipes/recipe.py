@@ -2,9 +2,9 @@
 """One recipe: what it requires, which sources and patches it reads, and a digest of them all."""
 
 import hashlib
-import itertools
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,86 +21,143 @@ from forge.sources import patching
 from forge.sources.archives import unpack
 from forge.sources.cache import PYPI_URL, Source, SourceCache
 
-# The top-level key and all lines up to the next one, with the comments between them.
+# The top-level key and all lines up to the next key, with the comments between them.
 EXTRA = re.compile(rb"(?m)^extra:.*(?:\n(?![^\s#]).*)*\n?")
 REQUIREMENT_KINDS = ("build", "host", "run")
 
+Data = dict[str, Any]
+
 
 class NoPackage(ForgeError):
-    """All that a recipe yields is skipped, by the variants."""
+    """The variants skip every output of a recipe."""
 
 
 class Recipe:
     """One recipe folder, rendered for a base.
 
-    `requirements` are its specs by kind, `needs` the names in them, `all_needs` those and what its
-    tests install. `sources` are rendered source mappings, `extra` the recipe's own section.
-    `content` is the digest of everything that it reads from this repository, but for `extra`:
-    a new record of what a package was proven to do is no reason to build it again. Raises
-    ForgeError if it does not render, has no digest or another build string, or lacks a file.
+    Attributes:
+        name: The name of the folder.
+        path: Its recipe.yaml.
+        version: The version of its first output.
+        extra: The recipe's `extra` section.
+        output_names: The names of its packages.
+        requirements: Match specs of all outputs and staging caches, by kind: build, host, run.
+        needs: The names of the packages in `requirements`, without its own.
+        all_needs: `needs`, and the names of the packages that its tests install.
+        sources: The rendered source mappings.
+        content: A digest of everything that it reads from this repository but `extra`: a new note
+            of what a package was proven to do is no reason to build it again.
+
+    Raises:
+        ForgeError: The recipe does not render, lacks a file, or does not have the build string and
+            the digest variant that every recipe has.
+        NoPackage: The variants skip every output.
     """
 
-    def __init__(self, path: Path, base: Base) -> None:  # noqa: C901 (reads and checks)
-        self.name, self.path = path.parent.name, path
+    def __init__(self, path: Path, base: Base) -> None:
+        self.path = path
+        self.name = path.parent.name
         require_file(path)
         outputs = [rendered["recipe"] for rendered in render(path, base, "none")]
         if not outputs:
             raise NoPackage(f"{path} yields no package on the {base.name} base")
         self.version = str(outputs[0]["package"]["version"])
-        self.extra: dict[str, Any] = outputs[0].get("extra", {})
-        self.output_names = {data["package"]["name"] for data in outputs}
+        self.extra: Data = outputs[0].get("extra", {})
+        self.output_names = {output["package"]["name"] for output in outputs}
         self.requirements: dict[str, list[str]] = {kind: [] for kind in REQUIREMENT_KINDS}
-        self.sources: list[dict[str, Any]] = []
-        tested_with: list[str] = []
-        for data in outputs:
-            for section in [data, *data.get("staging_caches", [])]:
-                for kind, specs in self.requirements.items():
-                    new = map(_match_spec, section.get("requirements", {}).get(kind, []))
-                    specs += [spec for spec in new if spec not in specs]
-                self.sources += [s for s in section.get("source", []) if s not in self.sources]
-            for test in data.get("tests", []):
-                wanted = itertools.chain(*test.get("requirements", {}).values())
-                tested_with += map(_match_spec, wanted)
-            if DIGEST_KEY not in data["build"].get("variant", {}).get("use_keys", []):
-                why = "without it an edited recipe would not be rebuilt"
-                raise ForgeError(f"{path}: add {DIGEST_KEY} to every build.variant.use_keys; {why}")
-            name, build = data["package"]["name"], data["build"]["string"]
-            if not (CONTENT_HASH.search(build) and build.startswith(base.base_tag)):
-                form = "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
-                raise ForgeError(f"{path}: {name}'s build string {build!r:.200} is not {form}")
-        built_with = itertools.chain(*self.requirements.values())
-        self.needs = set(map(package_name, built_with)) - self.output_names
-        self.all_needs = self.needs | (set(map(package_name, tested_with)) - self.output_names)
+        self.sources: list[Data] = []
+        self.needs: set[str] = set()
+        test_needs: set[str] = set()
+        for output in outputs:
+            for section in [output, *output.get("staging_caches", [])]:
+                self._add_section(section)
+            for test in output.get("tests", []):
+                for requirements in test.get("requirements", {}).values():
+                    test_needs |= _package_names(map(_match_spec, requirements))
+            self._require_build_string(output, base)
+        for specs in self.requirements.values():
+            self.needs |= _package_names(specs)
+        self.needs -= self.output_names
+        self.all_needs = self.needs | (test_needs - self.output_names)
+        self._require_sources()
+        self.content = self._digest_content()
+
+    def _add_section(self, section: Data) -> None:
+        """Add the requirements and sources of an output or a staging cache."""
+        requirements = section.get("requirements", {})
+        for kind, specs in self.requirements.items():
+            for requirement in requirements.get(kind, []):
+                spec = _match_spec(requirement)
+                if spec not in specs:
+                    specs.append(spec)
+        for source in section.get("source", []):
+            if source not in self.sources:
+                self.sources.append(source)
+
+    def _require_build_string(self, output: Data, base: Base) -> None:
+        """Raise ForgeError if an output lacks the digest variant or has another build string."""
+        name = output["package"]["name"]
+        build = output["build"]["string"]
+        use_keys = output["build"].get("variant", {}).get("use_keys", [])
+        if DIGEST_KEY not in use_keys:
+            reason = "without it an edited recipe would not be rebuilt"
+            raise ForgeError(
+                f"{self.path}: add {DIGEST_KEY} to every build.variant.use_keys; {reason}"
+            )
+        if not CONTENT_HASH.search(build) or not build.startswith(base.base_tag):
+            form = "${{ base_tag }}...h${{ hash }}_${{ build_number }}"
+            raise ForgeError(f"{self.path}: {name}'s build string {build!r:.200} is not {form}")
+
+    def _require_sources(self) -> None:
+        """Raise ForgeError if a source would leave its folder or a local file is missing."""
         for source in self.sources:
-            if not is_plain(target := str(source.get("target_directory") or "here")):
-                raise ForgeError(f"{path}: target_directory {target!a:.80} leads out of the source")
+            target = str(source.get("target_directory") or "here")
+            if not is_plain(target):
+                raise ForgeError(
+                    f"{self.path}: target_directory {target!a:.80} leads out of the source"
+                )
         for file in self.local_files():
-            if not os.path.exists(file):  # noqa: PTH110 (Path's raises where a name is too long)
-                raise ForgeError(f"{path} names {file}, which does not exist")
-        root = path.parents[2]
-        contents = {path.parent.resolve() / path.name: without_extra(path.read_bytes())}
-        digests = [
-            f"{file.name} {digest_tree(file, root, contents=contents)}\n"
-            for file in self.files_read()
-        ]
-        self.content = hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
+            # Path.exists raises an error where a name is too long.
+            if not os.path.exists(file):  # noqa: PTH110 (see above)
+                raise ForgeError(f"{self.path} names {file}, which does not exist")
+
+    def _digest_content(self) -> str:
+        root = self.path.parents[2]
+        recipe_file = self.path.parent.resolve() / self.path.name
+        contents = {recipe_file: without_extra(self.path.read_bytes())}
+        digest = hashlib.sha256()
+        for file in self.files_read():
+            tree = digest_tree(file, root, contents=contents)
+            digest.update(f"{file.name} {tree}\n".encode())
+        return digest.hexdigest()[:16]
 
     def files_read(self) -> list[Path]:
-        """List what the content digest covers: its folder, patches and local sources, each once."""
-        return list(dict.fromkeys([self.path.parent.resolve(), *self.local_files()]))
+        """List what the content digest covers: the folder, patches and local sources, each once."""
+        files = [self.path.parent.resolve(), *self.local_files()]
+        return list(dict.fromkeys(files))
 
     def local_files(self) -> list[Path]:
-        """List the patches and local sources that it names.
+        """List the patches and local sources that the recipe names.
 
-        A folder of patches counts by these, so that an edit of a report builds nothing anew.
+        Of a folder of patches, the patches are listed and not the folder: an edit of a report in it
+        does not change what is built.
+
+        Raises:
+            ForgeError: A name has a NUL or is too long.
         """
-        names = [source["path"] for source in self.sources if "path" in source]
+        patches: list[Path] = []
+        local: list[Path] = []
         try:
-            files = [file for source in self.sources for file in patches_of(self, source)]
-            paths = [(self.path.parent / name).resolve() for name in names]
-            return [*files, *(path for path in paths if not is_patch_folder(path))]
-        except (ValueError, OSError) as error:  # a NUL in a name, or one that is too long
+            for source in self.sources:
+                patches += list_patches(self, source)
+                if "path" not in source:
+                    continue
+                path = (self.path.parent / source["path"]).resolve()
+                if not _is_patch_folder(path):
+                    local.append(path)
+        except (ValueError, OSError) as error:
             raise ForgeError(f"{self.path}: a patch or path: {error!s:.200}") from None
+        return patches + local
 
 
 def without_extra(recipe: bytes) -> bytes:
@@ -109,98 +166,166 @@ def without_extra(recipe: bytes) -> bytes:
 
 
 def packages_in(path: Path) -> set[str]:
-    """List the packages that a recipe.yaml names, whatever is skipped. Raises ForgeError."""
+    """Return the names of the packages in a recipe.yaml, unrendered, whatever is skipped.
+
+    Raises:
+        ForgeError: The file is not a recipe.
+    """
     try:
         data = yaml.safe_load(read_text(path))
-        parts = [part for part in data.get("outputs", [data]) if "package" in part]
-        return {part["package"]["name"] for part in parts}
+        names = set()
+        for output in data.get("outputs", [data]):
+            if "package" in output:
+                names.add(output["package"]["name"])
+        return names
     except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
         raise ForgeError(f"{path} is not a recipe: {one_line(str(error))}") from None
 
 
-def is_patch_folder(path: Path) -> bool:
-    """Return whether a folder holds patches, and beside them nothing but their reports."""
-    names = [file.name for file in path.iterdir()] if path.is_dir() else []
-    patches = [name for name in names if name.endswith(".patch")]
-    reports = [name for name in names if name.endswith(".report.md")]
-    return bool(patches) and len(patches) + len(reports) == len(names)
+def _is_patch_folder(path: Path) -> bool:
+    """Return whether a path is a folder with patches, and beside them nothing but reports."""
+    if not path.is_dir():
+        return False
+    names = [file.name for file in path.iterdir()]
+    has_patches = any(name.endswith(".patch") for name in names)
+    return has_patches and all(name.endswith((".patch", ".report.md")) for name in names)
 
 
-def patches_of(recipe: Recipe, source: dict[str, Any]) -> list[Path]:
-    """List the patches of a rendered source mapping: those it names, or those in its folder."""
+def list_patches(recipe: Recipe, source: Data) -> list[Path]:
+    """List the patches of a rendered source: those that it names, or those in its folder."""
+    folder = recipe.path.parent
     names = source.get("patches", [])
-    found = (recipe.path.parent / source.get("path", "none")).glob("*.patch")
-    return [(recipe.path.parent / name).resolve() for name in names or sorted(found)]
+    if names:
+        return [(folder / name).resolve() for name in names]
+    local = folder / source.get("path", "none")
+    return [path.resolve() for path in sorted(local.glob("*.patch"))]
 
 
-def patched(recipe: Recipe, source: dict[str, Any]) -> dict[str, Any]:
-    """Find the source that `source`'s patches change: for a folder of patches, the recipe's wheel.
-    rattler-build does not unpack a wheel: the build script applies them to what it installed."""
-    if source.get("patches") or not patches_of(recipe, source):
+def find_patched_source(recipe: Recipe, source: Data) -> Data:
+    """Return the source that the patches of `source` change.
+
+    That is the source itself, except for a folder of patches: these change the recipe's wheel.
+    rattler-build does not unpack a wheel, so the build script applies them to what it installed.
+    """
+    if source.get("patches") or not list_patches(recipe, source):
         return source
-    return next(data for data in recipe.sources if str(data.get("url")).endswith(".whl"))
+    for other in recipe.sources:
+        if str(other.get("url")).endswith(".whl"):
+            return other
+    raise ForgeError(f"{recipe.path}: {source.get('path')} has patches, but no source is a wheel")
 
 
 def prepare(
-    recipe: Recipe, source: dict[str, Any], cache: SourceCache, folder: Path, whole: bool = True
+    recipe: Recipe,
+    source: Data,
+    cache: SourceCache,
+    folder: Path,
+    whole: bool = True,
 ) -> str:
-    """Put one fetched source where a build in `folder` finds it, and try its patches.
+    """Put a fetched source where a build finds it, and try its patches.
 
-    If not `whole`, only the files that these touch. Returns what is wrong with them, or nothing.
-    Raises ForgeError for a source that is unfit.
+    Args:
+        recipe: The recipe.
+        source: One of its rendered source mappings.
+        cache: Has the source.
+        folder: The build's folder for sources.
+        whole: Unpack everything, and not only the files that the patches change.
+
+    Returns:
+        What is wrong with the patches, or "".
+
+    Raises:
+        ForgeError: The source is unfit.
     """
-    files, changed = patches_of(recipe, source), patched(recipe, source)
-    names = patching.touched("\n".join(map(read_text, files)))
-    if changed is not source:
+    patches = list_patches(recipe, source)
+    patched_source = find_patched_source(recipe, source)
+    text = "\n".join(map(read_text, patches))
+    changed_files = patching.touched(text)
+    if patched_source is not source:
         tree = folder / "wheel"
-        unpack(cache.path(source_of(recipe, changed)), tree, names)
+        wheel = cache.path(parse_source(recipe, patched_source))
+        unpack(wheel, tree, changed_files)
     elif "path" in source:
         tree = recipe.path.parent / source["path"]
-        tree = tree if tree.is_dir() else tree.parent
+        if not tree.is_dir():
+            tree = tree.parent
     else:
-        packed = "file_name" in source  # rattler-build leaves an archive with a name as it is
-        tree = cache.prefill(source_of(recipe, source), folder, None if whole else names, packed)
-    return patching.apply(tree, files) if files else ""
+        tree = cache.prefill(
+            parse_source(recipe, source),
+            folder,
+            None if whole else changed_files,
+            "file_name" in source,  # rattler-build does not unpack an archive that has a name
+        )
+    if not patches:
+        return ""
+    return patching.apply(tree, patches)
 
 
 def _match_spec(requirement: Any) -> str:
-    """Turn a rendered requirement into a match spec: a pin mapping into the name that it pins."""
+    """Turn a rendered requirement into a match spec; a pin mapping into the name that it pins."""
     if isinstance(requirement, dict):
         requirement = next(iter(requirement.values()))
-    return str(requirement["name"] if isinstance(requirement, dict) else requirement)
+    if isinstance(requirement, dict):
+        requirement = requirement["name"]
+    return str(requirement)
 
 
 def package_name(spec: str) -> str:
     """Return the package name of a match spec."""
-    return re.split(r"[\s=<>!~\[]", spec.strip(), maxsplit=1)[0].rsplit("::", 1)[-1]
+    name = re.split(r"[\s=<>!~\[]", spec.strip(), maxsplit=1)[0]
+    return name.rsplit("::", 1)[-1]
+
+
+def _package_names(specs: Iterable[str]) -> set[str]:
+    return {package_name(spec) for spec in specs}
 
 
 def purls_of(recipe: Recipe) -> list[PackageURL]:
-    """Parse the package URLs in a recipe's extra section. Raises ForgeError for an invalid one."""
+    """Parse the package URLs in a recipe's `extra.purls`. Raises ForgeError for an invalid one."""
+    purls = recipe.extra.get("purls", [])
     try:
-        return [PackageURL.from_string(text) for text in recipe.extra.get("purls", [])]
+        return [PackageURL.from_string(purl) for purl in purls]
     except (ValueError, TypeError, AttributeError) as error:
         raise ForgeError(f"{recipe.path}: extra.purls: {error!s:.300}") from None
 
 
 def sources_of(recipe: Recipe) -> list[Source]:
-    """List a recipe's sources to fetch. Raises ForgeError for one without sha256 or package URL."""
-    return [source_of(recipe, data) for data in recipe.sources if "path" not in data]
+    """List a recipe's sources to fetch.
+
+    Raises:
+        ForgeError: One lacks a sha256, a full commit, or a package URL.
+    """
+    sources = []
+    for source in recipe.sources:
+        if "path" not in source:
+            sources.append(parse_source(recipe, source))
+    return sources
 
 
-def source_of(recipe: Recipe, data: dict[str, Any]) -> Source:
+def parse_source(recipe: Recipe, source: Data) -> Source:
     """Turn a rendered source mapping into a source to fetch. Raises ForgeError like sources_of."""
-    if "git" in data:
-        if not re.fullmatch("[0-9a-f]{40}", str(data.get("rev", ""))):
-            raise ForgeError(f"{recipe.path}: a git source needs rev, a full commit: {data!s:.200}")
-        return Source(data["git"], "", commit=data["rev"])
-    if "url" not in data or "sha256" not in data:
-        raise ForgeError(f"{recipe.path}: a source needs url and sha256: {data!s:.200}")
-    url, *mirrors = [data["url"]] if isinstance(data["url"], str) else data["url"]
-    by_file = {purl.qualifiers.get("file_name"): purl for purl in purls_of(recipe)}
-    source = Source(url, data["sha256"], by_file.get(url.rsplit("/", 1)[1]), tuple(mirrors))
-    if url.startswith(PYPI_URL) and source.purl is None:
-        raise ForgeError(
-            f"{recipe.path}: add pkg:pypi/NAME@VERSION?file_name={source.file_name} to extra.purls"
-        )
-    return source
+    if "git" in source:
+        commit = str(source.get("rev", ""))
+        if not re.fullmatch("[0-9a-f]{40}", commit):
+            raise ForgeError(
+                f"{recipe.path}: a git source needs rev, a full commit: {source!s:.200}"
+            )
+        return Source(source["git"], "", commit=commit)
+    if "url" not in source or "sha256" not in source:
+        raise ForgeError(f"{recipe.path}: a source needs url and sha256: {source!s:.200}")
+    urls = source["url"]
+    if isinstance(urls, str):
+        urls = [urls]
+    url, *mirrors = urls
+    purls = {purl.qualifiers.get("file_name"): purl for purl in purls_of(recipe)}
+    file_name = url.rsplit("/", 1)[1]
+    parsed = Source(
+        url,
+        source["sha256"],
+        purls.get(file_name),
+        tuple(mirrors),
+    )
+    if url.startswith(PYPI_URL) and parsed.purl is None:
+        purl = f"pkg:pypi/NAME@VERSION?file_name={parsed.file_name}"
+        raise ForgeError(f"{recipe.path}: add {purl} to extra.purls")
+    return parsed
