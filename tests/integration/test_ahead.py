@@ -16,7 +16,7 @@ from support.project import copy_checkout, drive
 from support.servers import QuietHandler, served
 
 from forge.bases import CONDA_FORGE
-from forge.building.environments import unsolvable
+from forge.building.environments import find_unsolvable
 from forge.conda.local import Channel
 from forge.recipes.plan import RecipeSet, Step
 from forge.recipes.recipe import package_name
@@ -76,7 +76,9 @@ def asked(
     def ask(packages: Packages) -> dict[str, str]:
         (tmp_path / "theirs").mkdir()
         folder = index(tmp_path / "theirs", packages)
-        return unsolvable(recipes, steps, Channel(tmp_path / "empty"), theirs=folder.as_uri())
+        return find_unsolvable(
+            recipes, steps, Channel(tmp_path / "empty"), conda_forge=folder.as_uri()
+        )
 
     return ask
 

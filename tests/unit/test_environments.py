@@ -17,7 +17,7 @@ from support.project import MiniProject
 from support.servers import served
 
 from forge import bases
-from forge.building.environments import unsolvable
+from forge.building.environments import find_unsolvable
 from forge.conda.local import Channel
 from forge.project import SUBDIRS, Project
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet
@@ -76,7 +76,7 @@ def solve(mini: MiniProject, tmp_path: Path) -> Solve:
         text = json.dumps({"packages": {}, "packages.conda": stated})
         (folder / "linux-64/run_exports.json.zst").write_bytes(zstandard.compress(text.encode()))
         with served(folder) as url:
-            return unsolvable(recipes, recipes.plan(channel), channel, show, url)
+            return find_unsolvable(recipes, recipes.plan(channel), channel, show, url)
 
     return ask
 

@@ -164,7 +164,7 @@ def unsolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What conda-forge cannot satisfy; it answers."""
     reasons = {"beta": "conda-forge has no gamma"}
     monkeypatch.setattr(bases, "unanswered", lambda: "")
-    monkeypatch.setattr(building, "unsolvable", lambda *_: reasons)
+    monkeypatch.setattr(building, "find_unsolvable", lambda *_: reasons)
     return reasons
 
 

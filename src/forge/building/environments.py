@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Solve every environment of a plan before anything is downloaded.
 
-These are the environments that rattler-build solves for a recipe: build, host, and those of its
-tests; and for each Python, the one in which the package is installed. Packages that are not built
-yet are records without files. They require what their recipe says, and what the packages of their
-build and host environments export.
+These are the environments that rattler-build solves for a recipe (build, host and those of its
+tests) and, for each Python, the one in which a user installs the package. Packages that are not
+built yet take part as records without files: they require what their recipe requires, and what the
+packages of their build and host environments export.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,154 +30,317 @@ from forge.recipes.plan import BUILD, RecipeSet, Step
 from forge.recipes.recipe import package_name
 
 Data = dict[str, Any]
+Records = list[rattler.RepoDataRecord]
 
 
-def unsolvable(
+def find_unsolvable(
     recipes: RecipeSet,
     steps: Sequence[Step],
     channel: Channel,
     show: Callable[[str], None] = lambda _: None,
-    theirs: str = CONDA_FORGE,
+    conda_forge: str = CONDA_FORGE,
 ) -> dict[str, str]:
-    """Return, by recipe, why it cannot be built with what conda-forge has; dependents included.
+    """Find the recipes that cannot be built with conda-forge's packages, and their dependents.
 
     Args:
-        channel: Where the packages of steps that are up to date are.
-        show: Gets a line for each environment that is about to be solved.
-        theirs: The address of conda-forge.
+        recipes: All recipes.
+        steps: The plan.
+        channel: Has the packages of steps that are up to date.
+        show: Gets a line for each environment before it is solved.
+        conda_forge: The address of conda-forge.
+
+    Returns:
+        The reason, by recipe.
 
     Raises:
         Exception: What the bindings raise if conda-forge does not answer.
     """
     reasons: dict[str, str] = {}
     with scratch(cache_folder()) as folder:
-        preview = Preview(Path(folder), recipes.base, channel, theirs, show)
+        preview = Preview(
+            Path(folder),
+            recipes.base,
+            channel,
+            conda_forge,
+            show,
+        )
         for number, step in enumerate(steps, 1):
             name = step.recipe.name
-            reason = recipes.describe_missing(name, reasons.keys()) if step.action == BUILD else ""
-            reason = reason or preview.examine(step, f"[{number}/{len(steps)}] {name}")
+            reason = ""
+            if step.action == BUILD:
+                reason = recipes.describe_missing(name, reasons.keys())
+            if not reason:
+                label = f"[{number}/{len(steps)}] {name}"
+                reason = preview.examine(step, label)
             if reason:
                 reasons[name] = reason
     return reasons
 
 
+@dataclass(frozen=True)
+class RenderedOutput:
+    """An output of a recipe in one variant.
+
+    Attributes:
+        rendered: The output as rattler-build renders it: `recipe` and `build_configuration`.
+        siblings: All rendered outputs of the recipe, with this one.
+    """
+
+    rendered: Data
+    siblings: Sequence[Data]
+
+    @property
+    def recipe(self) -> Data:
+        """The output's part of the rendered recipe."""
+        recipe: Data = self.rendered["recipe"]
+        return recipe
+
+    @property
+    def name(self) -> str:
+        """The package's name."""
+        return str(self.recipe["package"]["name"])
+
+    @property
+    def version(self) -> str:
+        """The package's version."""
+        return str(self.recipe["package"]["version"])
+
+    @property
+    def build(self) -> str:
+        """The build string."""
+        return str(self.recipe["build"]["string"])
+
+    @property
+    def subdir(self) -> str:
+        """The subdir of a channel that the package is for."""
+        return str(self.rendered["build_configuration"]["target_platform"])
+
+    @property
+    def file_name(self) -> str:
+        """The name of the package's file."""
+        return f"{self.name}-{self.version}-{self.build}.conda"
+
+    @property
+    def spec(self) -> str:
+        """The match spec of exactly this package."""
+        return f"{self.name} =={self.version} {self.build}"
+
+    @property
+    def variant(self) -> Data:
+        """The values of the variant keys."""
+        variant: Data = self.rendered["build_configuration"]["variant"]
+        return variant
+
+    @property
+    def python(self) -> str:
+        """The Python variant, such as `3.12.* *_cpython`; empty if the package serves all."""
+        return str(self.variant.get("python", ""))
+
+    @property
+    def is_noarch(self) -> bool:
+        """Whether the package is for any machine."""
+        return bool(self.recipe["build"].get("noarch"))
+
+    @property
+    def requirements(self) -> Data:
+        """Rendered requirements by kind."""
+        requirements: Data = self.recipe.get("requirements", {})
+        return requirements
+
+    def find_sibling(self, name: str) -> "RenderedOutput":
+        """Return the output of a name for the same Python, or else the first of that name."""
+        named = []
+        for rendered in self.siblings:
+            output = RenderedOutput(rendered, self.siblings)
+            if output.name == name:
+                named.append(output)
+        for output in named:
+            if _python_number(output.python) == _python_number(self.python):
+                return output
+        return named[0]
+
+
 class Unsolvable(Exception):
-    """An environment does not solve; the message says why.
+    """An environment does not solve; the message is the reason.
 
     Attributes:
         kind: Which environment it is: build, host, run or test.
-        python: The number of its Python; empty if any will do.
+        python: The number of its Python, such as 3.12; empty if any will do.
     """
 
     def __init__(self, reason: str, kind: str, python: str) -> None:
         super().__init__(reason)
-        self.kind, self.python = kind, python
+        self.kind = kind
+        self.python = python
 
 
 class Preview:
     """Our packages as they would be, and a solver that takes all others from conda-forge.
 
     Attributes:
+        folder: A folder for the index of our packages.
+        base: The base of the recipes.
+        channel: Has the packages of steps that are up to date.
+        conda_forge: The address of conda-forge.
+        show: Gets a line for each environment before it is solved.
         packages: Records of our packages by subdir and file name, as in a repodata.json.
         exports: The run exports of our packages, by file name.
         solved: The records of each environment that was solved, by its requirements.
     """
 
     def __init__(
-        self, folder: Path, base: Base, channel: Channel, theirs: str, show: Callable[[str], None]
+        self,
+        folder: Path,
+        base: Base,
+        channel: Channel,
+        conda_forge: str,
+        show: Callable[[str], None],
     ) -> None:
-        self.folder, self.base, self.channel = folder, base, channel
-        self.theirs, self.show = theirs, show
-        self.gateway = rattler.Gateway(client=network.for_indexes())
-        self.packages: dict[str, dict[str, Data]] = {subdir: {} for subdir in SUBDIRS}
+        self.folder = folder
+        self.base = base
+        self.channel = channel
+        self.conda_forge = conda_forge
+        self.show = show
+        self.packages: dict[str, dict[str, Data]] = {}
+        for subdir in SUBDIRS:
+            self.packages[subdir] = {}
         self.exports: dict[str, Exports] = {}
-        self.their_exports = RunExports(theirs)
-        self.solved: dict[frozenset[str], list[rattler.RepoDataRecord]] = {}
-        self.revision, self.is_written = 0, False
+        self.solved: dict[frozenset[str], Records] = {}
+        self._gateway = rattler.Gateway(client=network.for_indexes())
+        self._conda_forge_exports = RunExports(conda_forge)
+        self._revision = 0
+        self._is_written = False
 
     def examine(self, step: Step, label: str) -> str:
-        """Solve every environment of a step to build, and add its packages to ours.
+        """Solve every environment of a step that is to be built, and add its packages to ours.
 
-        Returns the requirement that cannot be satisfied, with the environment and the Pythons; an
-        empty string if all environments solve.
+        Args:
+            step: A step of the plan. If it is up to date, its packages are only added.
+            label: Names the recipe on the lines that are shown.
+
+        Returns:
+            The requirements that cannot be satisfied, each with its environment and Pythons; an
+            empty string if all environments solve.
         """
         if step.action != BUILD:
             self._add_built(step)
             return ""
-        every_python = list(self.base.variants["python"])
-        for examine in (self._add, self._install, self._test):
-            failures: dict[str, Unsolvable] = {}  # by variant of Python
-            for rendered in step.rendered:
-                own = rendered["build_configuration"]["variant"].get("python", "")
-                installs_anywhere = examine == self._install and not own
-                for python in every_python if installs_anywhere else [own]:
-                    if python not in failures:
-                        try:
-                            examine(label, rendered, step.rendered, python)
-                        except Unsolvable as error:
-                            failures[python] = error
+        outputs = [RenderedOutput(rendered, step.rendered) for rendered in step.rendered]
+        for solve_environments in (self._add, self._install, self._test):
+            failures: dict[str, Unsolvable] = {}
+            for output in outputs:
+                pythons = [output.python]
+                if solve_environments == self._install and not output.python:
+                    pythons = list(self.base.variants["python"])
+                for python in pythons:
+                    if python in failures:
+                        continue
+                    try:
+                        solve_environments(label, output, python)
+                    except Unsolvable as error:
+                        failures[python] = error
             if failures:
                 return _describe(list(failures.values()))
         return ""
 
     def _add_built(self, step: Step) -> None:
-        """Add the packages of a step that is up to date, as the channel has them."""
-        exports = {_file_name(r): _own_exports(r, step.rendered) for r in step.rendered}
-        for output in step.outputs:
-            index = self.channel.folder / output.subdir / "repodata.json"
-            records = json.loads(read_bytes(index, limits.INDEX))["packages.conda"]
-            self.packages[output.subdir][output.file_name] = records[output.file_name]
-            self.exports[output.file_name] = exports[output.file_name]
-        self.is_written = False
+        """Add the packages of a step that is up to date, with the records of the channel."""
+        exports = {}
+        for rendered in step.rendered:
+            output = RenderedOutput(rendered, step.rendered)
+            exports[output.file_name] = _stated_exports(output)
+        for package in step.outputs:
+            index = self.channel.folder / package.subdir / "repodata.json"
+            repodata = json.loads(read_bytes(index, limits.INDEX))
+            record = repodata["packages.conda"][package.file_name]
+            self.packages[package.subdir][package.file_name] = record
+            self.exports[package.file_name] = exports[package.file_name]
+        self._is_written = False
 
-    def _add(self, label: str, rendered: Data, outputs: Sequence[Data], python: str) -> None:
+    def _add(self, label: str, output: RenderedOutput, python: str) -> None:
         """Solve the build and host environments of an output, and add its package to ours."""
-        output = rendered["recipe"]
-        requirements = output.get("requirements", {})
         host: dict[str, rattler.RepoDataRecord] = {}
         exported: list[str] = []
-        for section in [*output.get("staging_caches", []), output]:
-            own = section.get("requirements", {})
-            ignored = [part.get("ignore_run_exports", {}) for part in (own, requirements)]
-            specs = _bare_pinned(_resolved(own.get("build", []), rendered, outputs), rendered)
-            build = self._solve(label, "build", _number(python), specs)
-            strong = self._exported(build, specs, ignored, ("strong",))
-            specs = _bare_pinned(_resolved(own.get("host", []), rendered, outputs), rendered)
-            if specs:
-                records = self._solve(label, "host", _number(python), [*specs, *strong])
-                host |= {record.name.normalized: record for record in records}
-                kinds = ("noarch",) if output["build"].get("noarch") else ("strong", "weak")
-                exported += self._exported(records, specs, ignored, kinds)
-            exported += [] if output["build"].get("noarch") else strong
-        run = _resolved(requirements.get("run", []), rendered, outputs, host)
-        constraints = requirements.get("run_constraints", [])
-        name, build_string = output["package"]["name"], output["build"]["string"]
-        subdir, file_name = rendered["build_configuration"]["target_platform"], _file_name(rendered)
-        self.packages[subdir][file_name] = {
-            "name": name,
-            "version": str(output["package"]["version"]),
-            "build": build_string,
-            "build_number": int(build_string.rsplit("_", 1)[1]),
-            "subdir": subdir,
+        staging_caches = output.recipe.get("staging_caches", [])
+        for section in [*staging_caches, output.recipe]:
+            records, specs = self._solve_section(label, output, section, python)
+            for record in records:
+                host[record.name.normalized] = record
+            exported += specs
+        run = _resolve(output.requirements.get("run", []), output, host)
+        constraints = output.requirements.get("run_constraints", [])
+        self.packages[output.subdir][output.file_name] = {
+            "name": output.name,
+            "version": output.version,
+            "build": output.build,
+            "build_number": int(output.build.rsplit("_", 1)[1]),
+            "subdir": output.subdir,
             "depends": list(dict.fromkeys([*run, *exported])),
-            "constrains": _resolved(constraints, rendered, outputs, host),
+            "constrains": _resolve(constraints, output, host),
         }
-        self.exports[file_name] = _own_exports(rendered, outputs)
-        self.is_written = False
+        self.exports[output.file_name] = _stated_exports(output)
+        self._is_written = False
 
-    def _install(self, label: str, rendered: Data, outputs: Sequence[Data], python: str) -> None:
-        """Solve the environment in which a user installs a package."""
-        subdir = rendered["build_configuration"]["target_platform"]
-        depends = self.packages[subdir][_file_name(rendered)]["depends"]
-        spec = f"python {python}"
-        specs = [spec, _exactly(rendered)]
-        self._solve(label, "run", _number(python), specs, instead=[spec, *depends])
+    def _solve_section(
+        self,
+        label: str,
+        output: RenderedOutput,
+        section: Data,
+        python: str,
+    ) -> tuple[Records, list[str]]:
+        """Solve the build and host environments of an output or of a staging cache of it.
 
-    def _test(self, label: str, rendered: Data, outputs: Sequence[Data], python: str) -> None:
-        """Solve the environments of a package's tests."""
-        for test in rendered["recipe"].get("tests", []):
-            for number, specs in _test_environments(test, rendered, outputs):
-                self._solve(label, "test", number or _number(python), specs)
+        Args:
+            label: Names the recipe.
+            output: The output.
+            section: The rendered section with the requirements: the output's or the cache's.
+            python: The Python variant.
+
+        Returns:
+            The records of the host environment, and what its packages and those of the build
+            environment export to the package.
+        """
+        requirements = section.get("requirements", {})
+        ignored = []
+        for part in (requirements, output.requirements):
+            ignored.append(part.get("ignore_run_exports", {}))
+        number = _python_number(python)
+
+        build_specs = _resolve(requirements.get("build", []), output)
+        build_specs = _pin_by_variant(build_specs, output)
+        build = self._solve(label, "build", number, build_specs)
+        strong = self._list_exported(build, build_specs, ignored, ["strong"])
+
+        host: Records = []
+        exported: list[str] = []
+        host_specs = _resolve(requirements.get("host", []), output)
+        host_specs = _pin_by_variant(host_specs, output)
+        if host_specs:
+            host = self._solve(label, "host", number, [*host_specs, *strong])
+            kinds = ["noarch"] if output.is_noarch else ["strong", "weak"]
+            exported = self._list_exported(host, host_specs, ignored, kinds)
+        if not output.is_noarch:
+            exported += strong
+        return host, exported
+
+    def _install(self, label: str, output: RenderedOutput, python: str) -> None:
+        """Solve the environment in which a user installs the package."""
+        record = self.packages[output.subdir][output.file_name]
+        python_spec = f"python {python}"
+        self._solve(
+            label,
+            "run",
+            _python_number(python),
+            [python_spec, output.spec],
+            blame=[python_spec, *record["depends"]],
+        )
+
+    def _test(self, label: str, output: RenderedOutput, python: str) -> None:
+        """Solve the environments of the package's tests."""
+        for test in output.recipe.get("tests", []):
+            for test_python, specs in _list_test_environments(test, output):
+                number = test_python or _python_number(python)
+                self._solve(label, "test", number, specs)
 
     def _solve(
         self,
@@ -184,147 +348,167 @@ class Preview:
         kind: str,
         python: str,
         specs: Sequence[str],
-        instead: Sequence[str] = (),
-    ) -> list[rattler.RepoDataRecord]:
-        """Solve an environment, or take what was solved before. Raises Unsolvable.
+        blame: Sequence[str] = (),
+    ) -> Records:
+        """Solve an environment, or return its records if it was solved before.
 
         Args:
-            label: The recipe whose environment it is, to be shown.
-            kind: Which of its environments: build, host, run or test.
-            python: The number of the Python that it has; empty if any will do.
+            label: Names the recipe.
+            kind: Which of its environments it is: build, host, run or test.
+            python: The number of its Python; empty if any will do.
             specs: What the environment requires.
-            instead: What to name a requirement of in the reason, if not of `specs`.
+            blame: The requirements to look for the reason among, if not `specs`.
+
+        Raises:
+            Unsolvable: It does not solve.
         """
         key = frozenset(specs)
         if not specs or key in self.solved:
             return self.solved.get(key, [])
-        self.show(f"{label}: {kind}{f', Python {python}' if python else ''}")
-        channels = [self._ours(), self.theirs]
+        with_python = f", Python {python}" if python else ""
+        self.show(f"{label}: {kind}{with_python}")
+        channels = [self._write_channel(), self.conda_forge]
         try:
-            self.solved[key] = solve(channels, specs, self.gateway)
+            records = solve(channels, specs, self._gateway)
         except SolverError as error:
-            missing = list_missing(channels, instead or specs, self.gateway)
-            reason = f"conda-forge has no {'; '.join(missing)}" if missing else ""
-            reason = reason or find_conflict(channels, instead or specs, self.gateway)
-            reason = reason or one_line(str(error))
+            reason = self._explain(channels, blame or specs) or one_line(str(error))
             raise Unsolvable(reason, kind, python) from None
-        return self.solved[key]
+        self.solved[key] = records
+        return records
 
-    def _ours(self) -> str:
-        """Return the address of a channel of our packages as they are now known."""
-        if not self.is_written:
-            self.revision += 1  # at another address, since solvers keep what they have read
+    def _explain(self, channels: list[str], specs: Sequence[str]) -> str:
+        """Name the requirements that keep an environment from being solved, or ""."""
+        missing = list_missing(channels, specs, self._gateway)
+        if missing:
+            return f"conda-forge has no {'; '.join(missing)}"
+        return find_conflict(channels, specs, self._gateway)
+
+    def _write_channel(self) -> str:
+        """Write the index of our packages if there are new ones; returns its address."""
+        if not self._is_written:
+            # Each index has an address of its own, since solvers keep what they have read.
+            self._revision += 1
             for subdir, packages in self.packages.items():
-                text = json.dumps({"packages": {}, "packages.conda": packages})
-                write_text(self.folder / str(self.revision) / subdir / "repodata.json", text)
-            self.is_written = True
-        return (self.folder / str(self.revision)).as_uri()
+                path = self.folder / str(self._revision) / subdir / "repodata.json"
+                repodata = {"packages": {}, "packages.conda": packages}
+                write_text(path, json.dumps(repodata))
+            self._is_written = True
+        return (self.folder / str(self._revision)).as_uri()
 
-    def _exported(
+    def _list_exported(
         self,
-        records: Sequence[rattler.RepoDataRecord],
+        records: Records,
         specs: Sequence[str],
         ignored: Sequence[Data],
         kinds: Sequence[str],
     ) -> list[str]:
-        """List what the packages that `specs` name export, unless the recipe ignores it."""
-        named = {package_name(spec) for spec in specs}
-        for ignore in ignored:
-            named -= {package_name(spec) for spec in ignore.get("from_package", [])}
-        unwanted = {package_name(s) for ignore in ignored for s in ignore.get("by_name", [])}
+        """List what the packages that `specs` name export, but for what the recipe ignores.
+
+        Args:
+            records: The packages of a solved environment.
+            specs: The requirements of that environment; other packages' exports do not count.
+            ignored: `ignore_run_exports` sections: packages and names of exports to ignore.
+            kinds: The kinds of run exports that count, such as weak.
+        """
+        required = {package_name(spec) for spec in specs}
+        ignored_names = set()
+        for section in ignored:
+            for spec in section.get("from_package", []):
+                required.discard(package_name(spec))
+            for spec in section.get("by_name", []):
+                ignored_names.add(package_name(spec))
         exported = []
         for record in records:
-            if record.name.normalized in named:
-                ours = self.exports.get(record.file_name)
-                exports = self.their_exports.of(record) if ours is None else ours
-                exported += [spec for kind in kinds for spec in exports.get(kind, [])]
-        return [spec for spec in exported if package_name(spec) not in unwanted]
+            if record.name.normalized not in required:
+                continue
+            exports = self.exports.get(record.file_name)
+            if exports is None:  # a package of conda-forge
+                exports = self._conda_forge_exports.read(record)
+            for kind in kinds:
+                exported += exports.get(kind, [])
+        return [spec for spec in exported if package_name(spec) not in ignored_names]
 
 
 def _describe(failures: Sequence[Unsolvable]) -> str:
-    """Say in one line what does not solve, in which environment and with which Pythons."""
+    """Describe in one line what does not solve, in which environments, with which Pythons."""
     pythons: dict[tuple[str, str], list[str]] = {}
     for failure in failures:
-        pythons.setdefault((str(failure), failure.kind), []).append(failure.python)
-    lines = []
+        key = (str(failure), failure.kind)
+        pythons.setdefault(key, []).append(failure.python)
+    descriptions = []
     for (reason, kind), numbers in pythons.items():
-        named = " and ".join(dict.fromkeys(filter(None, numbers)))
-        lines.append(f"{reason} ({kind} environment{f', Python {named}' if named else ''})")
-    return "; ".join(lines)
+        environment = f"{kind} environment"
+        named = dict.fromkeys(filter(None, numbers))
+        if named:
+            environment += f", Python {' and '.join(named)}"
+        descriptions.append(f"{reason} ({environment})")
+    return "; ".join(descriptions)
 
 
-def _exactly(rendered: Data) -> str:
-    """Return the match spec of an output."""
-    output = rendered["recipe"]
-    package, build = output["package"], output["build"]["string"]
-    return f"{package['name']} =={package['version']} {build}"
-
-
-def _python(rendered: Data) -> str:
-    """Return the number of the Python that an output is made for; empty if it serves all."""
-    return _number(rendered["build_configuration"]["variant"].get("python", ""))
-
-
-def _number(variant: str) -> str:
-    """Return 3.12 of a variant such as `3.12.* *_cpython`."""
+def _python_number(variant: str) -> str:
+    """Return the number of a Python variant: 3.12 of `3.12.* *_cpython`."""
     return variant.partition(".*")[0]
 
 
-def _file_name(rendered: Data) -> str:
-    package, build = rendered["recipe"]["package"], rendered["recipe"]["build"]["string"]
-    return f"{package['name']}-{package['version']}-{build}.conda"
-
-
-def _own_exports(rendered: Data, outputs: Sequence[Data]) -> Exports:
+def _stated_exports(output: RenderedOutput) -> Exports:
     """Return the run exports that a recipe states for an output."""
-    stated = rendered["recipe"].get("requirements", {}).get("run_exports", {})
-    kinds = stated if isinstance(stated, dict) else {"weak": stated}
-    return {kind: _resolved(specs, rendered, outputs) for kind, specs in kinds.items()}
+    stated = output.requirements.get("run_exports", {})
+    if not isinstance(stated, dict):  # a list without kinds
+        stated = {"weak": stated}
+    exports = {}
+    for kind, requirements in stated.items():
+        exports[kind] = _resolve(requirements, output)
+    return exports
 
 
-def _test_environments(
-    test: Data, rendered: Data, outputs: Sequence[Data]
+def _list_test_environments(
+    test: Data,
+    output: RenderedOutput,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield the Python, if it is given, and the requirements of each environment of a test."""
-    if "package_contents" in test:
+    """Yield each environment of a test: the number of its Python, or "", and its requirements."""
+    if "package_contents" in test:  # this test needs no environment
         return
-    required = test.get("requirements", {})
-    run = [_exactly(rendered), *_resolved(required.get("run", []), rendered, outputs)]
+    requirements = test.get("requirements", {})
+    run = [output.spec, *_resolve(requirements.get("run", []), output)]
+    versions: str | list[str] = []
     python = test.get("python")
     if python is not None:
-        run += ["pip"] if python.get("pip_check", True) else []
-    versions = (python or {}).get("python_version") or []
-    for version in [versions] if isinstance(versions, str) else versions:
-        yield _number(version), [*run, f"python {version}"]
+        if python.get("pip_check", True):
+            run.append("pip")
+        versions = python.get("python_version") or []
+    if isinstance(versions, str):
+        versions = [versions]
+    for version in versions:
+        yield _python_number(version), [*run, f"python {version}"]
     if not versions:
         yield "", run
-    yield "", _resolved(required.get("build", []), rendered, outputs)
+    yield "", _resolve(requirements.get("build", []), output)
 
 
-def _bare_pinned(specs: list[str], rendered: Data) -> list[str]:
-    """Give bare names the version that rattler-build gives them from the variants."""
-    variant = rendered["build_configuration"]["variant"]
-    result = []
+def _pin_by_variant(specs: list[str], output: RenderedOutput) -> list[str]:
+    """Add to bare names the version that rattler-build takes from the variant of that name."""
+    pinned = []
     for spec in specs:
-        value = str(variant.get(spec.replace("-", "_"), ""))
-        is_number = value.replace(".", "").isalnum()
-        result.append(f"{spec} {'=' if is_number else ''}{value}".strip())
-    return result
+        key = spec.replace("-", "_")
+        value = str(output.variant.get(key, ""))
+        is_version = value.replace(".", "").isalnum()
+        if is_version:
+            value = f"={value}"
+        pinned.append(f"{spec} {value}".strip())
+    return pinned
 
 
-def _resolved(
+def _resolve(
     requirements: Sequence[Any],
-    rendered: Data,
-    outputs: Sequence[Data],
+    output: RenderedOutput,
     host: dict[str, rattler.RepoDataRecord] | None = None,
 ) -> list[str]:
-    """Turn rendered requirements into match specs; a pin into what it pins to.
+    """Turn rendered requirements into match specs.
 
     Args:
         requirements: Match specs, and mappings of `pin_subpackage` and `pin_compatible`.
-        rendered: The output that requires them.
-        outputs: All outputs of its recipe.
-        host: The packages of its host environment by name.
+        output: The output that requires them.
+        host: The packages of its host environment by name, for `pin_compatible`.
     """
     specs = []
     for requirement in requirements:
@@ -332,38 +516,51 @@ def _resolved(
             specs.append(requirement)
         elif "pin_subpackage" in requirement:
             pin = requirement["pin_subpackage"]
-            output = _output(pin["name"], rendered, outputs)
-            version = str(output["package"]["version"])
-            specs.append(_pinned(pin, version, output["build"]["string"]))
+            sibling = output.find_sibling(pin["name"])
+            specs.append(_resolve_pin(pin, sibling.version, sibling.build))
         else:
             pin = requirement["pin_compatible"]
             record = (host or {}).get(pin["name"])
-            exact = record and _pinned(pin, str(record.version), str(record.build))
-            specs.append(exact or pin["name"])
+            if record:
+                spec = _resolve_pin(pin, str(record.version), str(record.build))
+            else:
+                spec = pin["name"]
+            specs.append(spec)
     return specs
 
 
-def _output(name: str, rendered: Data, outputs: Sequence[Data]) -> Data:
-    """Return the output of that name for the same Python, or for all."""
-    named = [other for other in outputs if other["recipe"]["package"]["name"] == name]
-    same = [other for other in named if _python(other) == _python(rendered)]
-    output: Data = (same or named)[0]["recipe"]
-    return output
+def _resolve_pin(pin: Data, version: str, build: str) -> str:
+    """Return the match spec of a pin.
 
-
-def _pinned(pin: Data, version: str, build: str) -> str:
-    """Return the match spec of a pin: exact, or from a lower to an upper bound such as `x.x`."""
+    Args:
+        pin: `name`, and either `exact` or `lower_bound` and `upper_bound`. A bound is a version, or
+            a pattern such as `x.x`: so many components of the version.
+        version: The version of the package that the pin refers to.
+        build: Its build string.
+    """
+    name = pin["name"]
     if pin.get("exact"):
-        return f"{pin['name']} =={version} {build}"
-    lower, upper = pin.get("lower_bound") or "", pin.get("upper_bound") or ""
+        return f"{name} =={version} {build}"
     bounds = []
+    lower = pin.get("lower_bound")
     if lower:
-        is_pattern = set(lower) <= {"x", "."}
-        count = lower.count("x")
-        bounds.append(f">={'.'.join(version.split('.')[:count]) if is_pattern else lower}")
+        if _is_pattern(lower):
+            lower = ".".join(_cut_version(version, lower))
+        bounds.append(f">={lower}")
+    upper = pin.get("upper_bound")
     if upper:
-        *kept, last = version.split(".")[: upper.count("x")] or [upper]
-        is_pattern = set(upper) <= {"x", "."}
-        following = ".".join([*kept, f"{int(last) + 1}.0a0"]) if is_pattern else upper
-        bounds.append(f"<{following}")
-    return f"{pin['name']} {','.join(bounds)}".strip()
+        if _is_pattern(upper):
+            *leading, last = _cut_version(version, upper)
+            upper = ".".join([*leading, f"{int(last) + 1}.0a0"])
+        bounds.append(f"<{upper}")
+    return f"{name} {','.join(bounds)}".strip()
+
+
+def _is_pattern(bound: str) -> bool:
+    """Return whether a bound of a pin is a pattern such as `x.x`."""
+    return set(bound) <= {"x", "."}
+
+
+def _cut_version(version: str, pattern: str) -> list[str]:
+    """Return as many components of a version as a pattern has."""
+    return version.split(".")[: pattern.count("x")]

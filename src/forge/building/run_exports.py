@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What conda-forge's packages export to what is built against them, from its run_exports.json."""
+"""Run exports of conda-forge's packages, from the run_exports.json of each subdir."""
 
 import io
 import json
@@ -13,35 +13,52 @@ from forge import limits, network
 from forge.limits import Limited
 from forge.project import SUBDIRS
 
-Exports = dict[str, list[str]]  # by kind: weak, strong, noarch
+Exports = dict[str, list[str]]  # match specs by kind: weak, strong, noarch
 
 
 class RunExports:
-    """The run exports of a channel's packages; none for packages of which it states none."""
+    """The run exports of a channel's packages.
+
+    Attributes:
+        channel: The channel's address.
+    """
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
 
-    def of(self, record: rattler.RepoDataRecord) -> Exports:
-        """Return the run exports of a package."""
-        return self._by_subdir.get(record.subdir, {}).get(record.file_name, {})
+    def read(self, record: rattler.RepoDataRecord) -> Exports:
+        """Return the run exports of a package; empty if the channel states none."""
+        by_file_name = self._by_subdir.get(record.subdir, {})
+        return by_file_name.get(record.file_name, {})
 
     @cached_property
     def _by_subdir(self) -> dict[str, dict[str, Exports]]:
-        address = f"{self.channel}/{{}}/run_exports.json.zst"
-        return {subdir: _read(address.format(subdir)) for subdir in SUBDIRS}
+        exports = {}
+        for subdir in SUBDIRS:
+            url = f"{self.channel}/{subdir}/run_exports.json.zst"
+            exports[subdir] = _download(url)
+        return exports
 
 
-def _read(url: str) -> dict[str, Exports]:
+def _download(url: str) -> dict[str, Exports]:
     """Return the run exports by file name; an empty mapping where the channel has no such file."""
-    packed = io.BytesIO()
-    limited = Limited(packed, limits.INDEX, f"{url} has more than {limits.INDEX} bytes")
+    compressed = io.BytesIO()
+    limited = Limited(
+        compressed,
+        limits.INDEX,
+        f"{url} has more than {limits.INDEX} bytes",
+    )
     try:
         network.download(network.client(), url, limited)
-    except RuntimeError:  # a channel need not have it: a requirement less is known
+    except RuntimeError:
+        # The file is optional. Without it, the preview lacks the requirements that it states.
         return {}
-    packed.seek(0)
-    with zstandard.ZstdDecompressor().stream_reader(packed) as stream:
+    compressed.seek(0)
+    decompressor = zstandard.ZstdDecompressor()
+    with decompressor.stream_reader(compressed) as stream:
         data: dict[str, Any] = json.loads(stream.read(limits.INDEX))
-    entries = {**data.get("packages", {}), **data.get("packages.conda", {})}
-    return {name: entry.get("run_exports", {}) for name, entry in entries.items()}
+    exports = {}
+    for key in ("packages", "packages.conda"):
+        for file_name, entry in data.get(key, {}).items():
+            exports[file_name] = entry.get("run_exports", {})
+    return exports

@@ -15,7 +15,7 @@ from typer import Option
 from forge import bases
 from forge.building import runner
 from forge.building.display import Display
-from forge.building.environments import unsolvable
+from forge.building.environments import find_unsolvable
 from forge.building.preflight import preflight
 from forge.building.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel import StaticChannel
@@ -124,7 +124,7 @@ def unsolved_of(ctx: Context, steps: list[Step]) -> dict[str, str]:
         if not reason:
             with Display(err) as display:
                 display.phase("solving every environment with what conda-forge has")
-                return unsolvable(ctx.recipes, steps, ctx.channel, display.line)
+                return find_unsolvable(ctx.recipes, steps, ctx.channel, display.line)
     except Exception as error:  # the bindings have many
         reason = redacted(error)
     reason = " ".join(reason.split())
