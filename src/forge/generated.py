@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Generate text in pages and manifests from the one place where each fact stands.
+"""Generate text in pages and manifests from the one file that states each fact.
 
-- The state, cost and notes of packages, and their names on PyPI, stand in `extra` of each recipe.
+- `extra` of each recipe states the state, cost and notes of its packages and their names on PyPI.
   pixi reads no list of names from another file, so every manifest that users copy repeats them.
 - stacks/several.toml repeats the tables of three stacks for the same reason.
-- docs/kernels.md sums up recipes/*/kernels.tsv, which says what packaged kernels cost.
+- docs/kernels.md sums up recipes/*/kernels.tsv, which lists the costs of packaged kernels.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from forge import bases
@@ -32,106 +32,171 @@ BEFORE_PYPI = "1970-01-01"
 # The heading of a table, and its lines up to an empty one, the next table or the end of a block.
 TABLE = r"(?m)^(\[[^\n]*\b{}[^\n]*\][^\n]*\n)(?:[^\n\[`][^\n]*\n)*"
 SEVERAL = "stacks/several.toml"
+# The stacks that it combines.
 TOGETHER = ("attention", "vllm", "finetune")
 
 
-def outdated(project: Project) -> Iterator[tuple[Path, str]]:
+def find_outdated(project: Project) -> Iterator[tuple[Path, str]]:
     """Yield each file that differs from what is generated, with its new text.
 
-    Raises ForgeError if a source cannot be read.
+    Raises:
+        ForgeError: A file that states the facts cannot be read.
     """
     names = pypi.read_names(project.recipes)
-    pages = {
-        path: read_text(path) for pattern in PAGES for path in sorted(project.root.glob(pattern))
-    }
-    texts = {path: insert_names(text, names) for path, text in pages.items()}
+    pages: dict[Path, str] = {}
+    texts: dict[Path, str] = {}
+    for pattern in PAGES:
+        for path in sorted(project.root.glob(pattern)):
+            pages[path] = read_text(path)
+            texts[path] = insert_names(pages[path], names)
     insert_tables(texts, project)
     for path, text in texts.items():
         if text != pages[path]:
             yield path, text
-    manifests = {name: project.root / f"stacks/{name}/pixi.toml" for name in TOGETHER}
-    if not all(path in texts for path in manifests.values()):
-        return  # another project, with other stacks
+    manifests: dict[str, str] = {}
+    for name in TOGETHER:
+        path = project.root / "stacks" / name / "pixi.toml"
+        if path not in texts:
+            return  # another project, with other stacks
+        manifests[name] = texts[path]
     several = project.root / SEVERAL
-    text = compose({name: texts[path] for name, path in manifests.items()})
+    text = compose(manifests)
     if not several.exists() or read_text(several) != text:
         yield several, text
 
 
 def insert_tables(texts: dict[Path, str], project: Project) -> None:
-    """Replace the tables about packages and their kernels, in the pages that are there."""
-    root = project.root
-    kernels_page = root / kernel_tables.PAGE
+    """Replace the tables about packages and their kernels.
+
+    Args:
+        texts: The text of each page; changed in place. A project may lack the pages.
+        project: The checkout.
+    """
+    kernels_page = project.root / kernel_tables.PAGE
     if kernels_page in texts:
         lists = sorted(project.recipes.glob("*/kernels.tsv"))
         texts[kernels_page] = kernel_tables.with_tables(texts[kernels_page], lists)
-    if root / SECTIONS_PAGE not in texts:
+    sections_page = project.root / SECTIONS_PAGE
+    if sections_page not in texts:
         return  # another project, without pages about its packages
     base = bases.load(project, BaseName.CONDA_FORGE)
     recipes = RecipeSet(project, base).recipes
-    costs = {"host base": HostBase(project, base).cost, **read_costs(recipes.values(), base)}
-    state, cost, sections = (root / page for page in (STATE_PAGE, COST_PAGE, SECTIONS_PAGE))
-    texts[state] = package_tables.replace_table(
-        texts[state],
+    costs = {"host base": HostBase(project, base).cost}
+    costs |= read_costs(recipes.values(), base)
+    state_page = project.root / STATE_PAGE
+    texts[state_page] = package_tables.replace_table(
+        texts[state_page],
         package_tables.STATE_HEAD,
         package_tables.make_state_table(recipes),
         STATE_PAGE,
     )
-    texts[cost] = package_tables.replace_table(
-        texts[cost],
+    cost_page = project.root / COST_PAGE
+    texts[cost_page] = package_tables.replace_table(
+        texts[cost_page],
         package_tables.COST_HEAD,
         package_tables.make_cost_table(costs),
         COST_PAGE,
     )
-    texts[sections] = package_tables.replace_sections(
-        texts[sections],
+    texts[sections_page] = package_tables.replace_sections(
+        texts[sections_page],
         package_tables.make_sections(recipes),
         SECTIONS_PAGE,
     )
 
 
 def insert_names(text: str, names: pypi.Names) -> str:
-    """Return the text with our names in each of pixi's two tables of names on PyPI."""
-    provided = {conda: name for conda, name in sorted(names.items()) if name}
-    renamed = [f'{_key(conda)} = "{name}"' for conda, name in provided.items() if conda != name]
+    """Return the text with our names in each of pixi's two tables of names on PyPI.
+
+    Args:
+        text: A page or a manifest.
+        names: The name on PyPI of each of our packages; None if it is not there.
+    """
+    renamed = []
+    hidden = set(FOR_CUDA)
+    for package, name in sorted(names.items()):
+        if not name:
+            continue
+        hidden.add(name)
+        if package != name:
+            renamed.append(f'{_toml_key(package)} = "{name}"')
     mapping = (
         'mapping-mode = "replace"\n'
         f"mapping = {{ {', '.join(renamed)} }}\n"
         "same-name-heuristic = true\n"
     )
-    hidden = sorted({*provided.values(), *FOR_CUDA})
-    dates = "".join(f'{_key(name)} = "{BEFORE_PYPI}"\n' for name in hidden)
-    text = re.sub(TABLE.format("conda-pypi-map"), lambda table: table[1] + mapping, text)
-    return re.sub(TABLE.format("pypi-exclude-newer"), lambda table: table[1] + dates, text)
+    dates = ""
+    for name in sorted(hidden):
+        dates += f'{_toml_key(name)} = "{BEFORE_PYPI}"\n'
+    text = _replace_table(text, "conda-pypi-map", mapping)
+    return _replace_table(text, "pypi-exclude-newer", dates)
 
 
-def _key(name: str) -> str:
-    """Return a name as a key of TOML, where a bare dot starts another table."""
-    return f'"{name}"' if "." in name else name
+def _replace_table(text: str, name: str, lines: str) -> str:
+    """Replace the lines of each TOML table whose heading has a name."""
+    pattern = TABLE.format(name)
+    return re.sub(pattern, lambda table: table[1] + lines, text)
+
+
+def _toml_key(name: str) -> str:
+    """Return a name as a key of TOML, where a bare dot would begin another table."""
+    if "." in name:
+        return f'"{name}"'
+    return name
 
 
 def compose(manifests: Mapping[str, str]) -> str:
-    """Return a workspace with the feature of each stack, by the text of the stacks' manifests.
+    """Return a workspace with the feature of each stack.
 
-    Raises ForgeError for a stack whose tables are not those of a feature.
+    Args:
+        manifests: The text of each stack's manifest, by name.
+
+    Raises:
+        ForgeError: A stack lacks the tables of its feature.
     """
-    blocks = {name: text.split("\n\n") for name, text in manifests.items()}
-    first, *others = manifests
-    head = [block for block in blocks[first] if re.search(r"(?m)^\[(workspace|pypi-)", block)]
-    _, workspace = head[0].split("[workspace]\n")
+    first = next(iter(manifests))
+    tables = []
+    for name, text in manifests.items():
+        feature = [block for block in text.split("\n\n") if _has_heading(block, f"feature.{name}.")]
+        if not feature:
+            raise ForgeError(f"stacks/{name}/pixi.toml has no [feature.{name}.dependencies]")
+        tables += feature
+    environments = _format_environments(manifests)
+    return "\n\n".join([*_compose_head(manifests[first], manifests), *tables, environments]) + "\n"
+
+
+def _compose_head(manifest: str, names: Iterable[str]) -> list[str]:
+    """Return the workspace table and the tables of names on PyPI, with a comment above.
+
+    Args:
+        manifest: The text of the first stack's manifest, from which they are taken.
+        names: The stacks.
+    """
+    stacks = list(names)
+    head = []
+    for block in manifest.split("\n\n"):
+        if _has_heading(block, "workspace") or _has_heading(block, "pypi-"):
+            head.append(block)
     comment = (
-        f"# The stacks {', '.join(manifests)} in one workspace, an environment for each: copy\n"
+        f"# The stacks {', '.join(stacks)} in one workspace, an environment for each: copy\n"
         "# this file as pixi.toml. `./forge generate` writes it from the stacks' own manifests.\n"
     )
-    name_line = f'name = "{first}"'
-    workspace = re.sub(r'\n    "linux-64",[^\n]*', "", workspace)  # it has no `emulated`
-    head[0] = comment + "[workspace]\n" + workspace.replace(name_line, 'name = "several"')
-    tables = []
-    for name, parts in blocks.items():
-        own = [part for part in parts if re.search(rf"(?m)^\[feature\.{name}\.", part)]
-        if not own:
-            raise ForgeError(f"stacks/{name}/pixi.toml has no [feature.{name}.dependencies]")
-        tables += own
-    environments = [f'default = ["{first}"]', *(f'{name} = ["{name}"]' for name in others)]
-    last = "\n".join(["[environments]", *environments])
-    return "\n\n".join([*head, *tables, last]) + "\n"
+    _, workspace = head[0].split("[workspace]\n")
+    # The composed workspace has no `emulated` platform.
+    workspace = re.sub(r'\n    "linux-64",[^\n]*', "", workspace)
+    workspace = workspace.replace(f'name = "{stacks[0]}"', 'name = "several"')
+    head[0] = f"{comment}[workspace]\n{workspace}"
+    return head
+
+
+def _format_environments(names: Iterable[str]) -> str:
+    """Return the table of environments: the first stack's is `default`."""
+    first, *others = names
+    lines = ["[environments]", f'default = ["{first}"]']
+    for name in others:
+        lines.append(f'{name} = ["{name}"]')
+    return "\n".join(lines)
+
+
+def _has_heading(block: str, beginning: str) -> bool:
+    """Return whether a block of TOML has the heading of a table that begins so."""
+    return re.search(rf"(?m)^\[{re.escape(beginning)}", block) is not None

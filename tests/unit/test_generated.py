@@ -44,7 +44,7 @@ def state_names(root: Path, names: pypi.Names) -> None:
 
 def stale(project: Path) -> list[str]:
     """The files that `forge generate` would write."""
-    files = generated.outdated(Project.at(project))
+    files = generated.find_outdated(Project.at(project))
     return sorted(str(path.relative_to(project)) for path, _ in files)
 
 
@@ -89,7 +89,7 @@ def test_a_change_of_one_copy_is_seen(project: Path, name: str) -> None:
         done = CliRunner(env={"FORGE_ROOT": str(project)}).invoke(app, ["generate", "--check"])
         assert done.exit_code == 1 and f"{name} is not what forge generate writes" in done.output
         assert file.read_text() == text.replace(old, new), "--check writes nothing"
-        for path, new in generated.outdated(Project.at(project)):
+        for path, new in generated.find_outdated(Project.at(project)):
             path.write_text(new)
         assert file.read_text() == text and stale(project) == []
 

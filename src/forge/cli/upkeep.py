@@ -204,7 +204,7 @@ def generate(
 
     With --check, name the files that differ, and exit 1 if any does.
     """
-    stale = list(generated.outdated(ctx.project))
+    stale = list(generated.find_outdated(ctx.project))
     for path, text in stale:
         name = path.relative_to(ctx.project.root)
         if check:
@@ -235,7 +235,7 @@ def lint(ctx: Context) -> None:
         err.print(finding)
     codes.append(1 if findings else 0)
     out.print(f"versions: {says[codes[-1]]}")
-    stale = [path.relative_to(root) for path, _ in generated.outdated(ctx.project)]
+    stale = [path.relative_to(root) for path, _ in generated.find_outdated(ctx.project)]
     for path in stale:
         err.print(f"{path} is not what forge generate writes: run it")
     codes.append(1 if stale else 0)
