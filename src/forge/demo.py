@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A first look: flash-attn's kernels, compiled for gfx1151 and executed on this machine's CPU.
 
-It takes the few wheels of the host base that the validator needs, and flash-attn's source with our
-patches, and makes no package. What it downloads stays in build/sources, for builds.
+The demo takes the few wheels of the host base that the validator needs, and flash-attn's source
+with our patches. It makes no package. Builds use what it has downloaded to build/sources.
 """
 
 import json
@@ -30,126 +30,229 @@ from forge.sources.archives import unpack
 from forge.sources.cache import Progress, SourceCache
 
 Say = Callable[[str], None]
-COMPILED, EXECUTED = "kernels/d64", "emulated/d64-causal-float16"
-ERRORS = {"out": "output", "dq": "gradient of q", "dk": "gradient of k", "dv": "gradient of v"}
+Record = dict[str, Any]
+# Checks of the validator.
+COMPILED = "kernels/d64"
+EXECUTED = "emulated/d64-causal-float16"
+# The results that the second one measures the error of.
+ERRORS = {
+    "out": "output",
+    "dq": "gradient of q",
+    "dk": "gradient of k",
+    "dv": "gradient of v",
+}
+ERROR_LINES = 9
 
 
-def run(project: Project, flash_attn: Recipe, say: Say, progress: Progress) -> dict[str, Any]:
-    """Compile and execute the kernels; returns the validator's record.
+def run(
+    project: Project,
+    flash_attn: Recipe,
+    say: Say,
+    progress: Progress,
+) -> Record:
+    """Compile and execute the kernels.
+
+    Args:
+        project: The checkout.
+        flash_attn: The recipe of flash-attn.
+        say: Gets a line for each stage.
+        progress: Gets the progress of downloads.
+
+    Returns:
+        The validator's record.
 
     Raises:
         NotAttempted: pip cannot fetch a wheel, or there is no compiler.
-        Refused: A file is not what its hash says.
+        Refused: A file does not have the hash that is stated for it.
         Failed: A patch does not apply, or the validator ends without a record.
     """
     require_compilers()
     folder = project.build / "demo"
     with hold(folder, "running the demo in", say):
-        return _run(project, flash_attn, folder, say, progress)
+        return _run_in(folder, project, flash_attn, say, progress)
 
 
-def _run(
-    project: Project, flash_attn: Recipe, folder: Path, say: Say, progress: Progress
-) -> dict[str, Any]:
-    """Do what `run` does, with `folder` held."""
-    bases, cache = project.recipes / "bases" / "host", SourceCache(project)
-    wheels = {wheel.name: wheel for wheel in fetch_closure(project, bases / LOCK, cache, say)}
+def _run_in(
+    folder: Path,
+    project: Project,
+    flash_attn: Recipe,
+    say: Say,
+    progress: Progress,
+) -> Record:
+    """Compile and execute the kernels in a folder that no other demo uses."""
+    host_base = project.recipes / "bases" / "host"
+    cache = SourceCache(project)
+    wheels = {}
+    for wheel in fetch_closure(project, host_base / LOCK, cache, say):
+        wheels[wheel.name] = wheel
     say("demo: unpacks PyTorch and Triton")
-    places = []
+    python_path = []
     for wheel in wheels.values():
-        place = folder / wheel.sha256
-        if not place.exists():
-            unpack(wheel.file, place)
-        places.append(place)
+        unpacked = folder / wheel.sha256
+        if not unpacked.exists():
+            unpack(wheel.file, unpacked)
+        python_path.append(unpacked)
     with scratch(folder) as name:
         work = Path(name)
-        program = bases / "stub_cuda_libraries.py"
+        program = host_base / "stub_cuda_libraries.py"
         stubs = stub_cuda(program, wheels, folder, work)
-        source = patch_flash_attn(flash_attn, cache, work / "flash-attn", progress)
-        places += [source, *(project.root / "packages").glob("*/src")]
+        tree = work / "flash-attn"
+        patch_flash_attn(flash_attn, cache, tree, progress)
+        python_path.append(tree)
+        python_path += (project.root / "packages").glob("*/src")
         say("demo: compiles and executes flash-attn's kernels")
-        return validate(places, stubs, work)
+        return validate(python_path, stubs, work)
 
 
-def fetch_closure(project: Project, lock: Path, cache: SourceCache, say: Say) -> Iterator[Wheel]:
-    """Yield the wheels of what both products and flash-attn require, without NVIDIA's."""
+def fetch_closure(
+    project: Project,
+    lock: Path,
+    cache: SourceCache,
+    say: Say,
+) -> Iterator[Wheel]:
+    """Yield the wheels that both products and flash-attn require, transitively, without NVIDIA's.
+
+    Args:
+        project: The checkout.
+        lock: The host base's list of pinned wheels.
+        cache: Gets the wheels.
+        say: Gets a line for each download.
+    """
     pins = read_pins(lock)
-    known: set[str] = set()
-    names = {canonicalize_name(r.name) for r in required(project)}
+    fetched: set[str] = set()
+    names = {canonicalize_name(requirement.name) for requirement in list_requirements(project)}
     while names:
-        known |= names
-        wheels = [
-            Wheel.read(path, source, "")
-            for path, source in fetch_wheels([pins[n] for n in sorted(names)], lock, cache, say)
-        ]
+        fetched |= names
+        chosen = [pins[name] for name in sorted(names)]
+        wheels = []
+        for path, source in fetch_wheels(chosen, lock, cache, say):
+            wheels.append(Wheel.read(path, source, ""))
         yield from wheels
-        requirements = [r for wheel in wheels for r in wheel.metadata.requires_dist or []]
-        names = {canonicalize_name(r.name) for r in requirements if applies(r)} - known
-        names = {name for name in names if not is_nvidia(name)}
+        names = set()
+        for wheel in wheels:
+            for requirement in wheel.metadata.requires_dist or []:
+                name = canonicalize_name(requirement.name)
+                is_new = name not in fetched and not is_nvidia(name)
+                if is_new and applies(requirement):
+                    names.add(name)
 
 
-def required(project: Project) -> Iterator[Requirement]:
+def list_requirements(project: Project) -> Iterator[Requirement]:
     """Yield what the validator, the emulator and flash-attn require of PyPI."""
-    for name in ("strix-validate", "strix-emulate"):
-        file = project.root / "packages" / name / "pyproject.toml"
-        data = tomllib.loads(read_text(file))["project"]
-        optional = data.get("optional-dependencies", {})
-        yield from map(Requirement, data["dependencies"] + optional.get("attention", []))
+    for product in ("strix-validate", "strix-emulate"):
+        file = project.root / "packages" / product / "pyproject.toml"
+        metadata = tomllib.loads(read_text(file))["project"]
+        optional = metadata.get("optional-dependencies", {})
+        for requirement in metadata["dependencies"] + optional.get("attention", []):
+            yield Requirement(requirement)
     yield Requirement("einops")
 
 
 def applies(requirement: Requirement) -> bool:
-    """Return whether a requirement holds here, without extras."""
-    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    """Return whether a requirement's marker holds here, without extras."""
+    marker = requirement.marker
+    return marker is None or marker.evaluate({"extra": ""})
 
 
-def stub_cuda(program: Path, wheels: dict[str, Wheel], folder: Path, work: Path) -> Path:
-    """Return the folder of stubs of CUDA's libraries for this torch, made once."""
-    torch, pyelftools = wheels["torch"], wheels["pyelftools"]
-    stubs = folder / f"stubs-{torch.sha256[:16]}-{sha256_file(program)[:16]}"
-    if not stubs.exists():
-        paths = (program, torch.file, pyelftools.file, work / "stubs")
-        command = [sys.executable, "-I", *map(str, paths)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Failed(f"{program} failed: {done.stderr.strip()}")
-        (work / "stubs").rename(stubs)
+def stub_cuda(
+    program: Path,
+    wheels: dict[str, Wheel],
+    folder: Path,
+    work: Path,
+) -> Path:
+    """Make stubs of CUDA's libraries for the wheel of torch, unless they are made.
+
+    Args:
+        program: Makes them.
+        wheels: By name; among them torch and pyelftools.
+        folder: Keeps the stubs.
+        work: A folder for temporary files on the same disk.
+
+    Returns:
+        The folder of the stubs.
+    """
+    torch = wheels["torch"]
+    pyelftools = wheels["pyelftools"]
+    key = f"{torch.sha256[:16]}-{sha256_file(program)[:16]}"
+    stubs = folder / f"stubs-{key}"
+    if stubs.exists():
+        return stubs
+    partial = work / "stubs"
+    arguments = (program, torch.file, pyelftools.file, partial)
+    result = subprocess.run(
+        [sys.executable, "-I", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        raise Failed(f"{program} failed: {result.stderr.strip()}")
+    partial.rename(stubs)
     return stubs
 
 
-def patch_flash_attn(recipe: Recipe, cache: SourceCache, tree: Path, progress: Progress) -> Path:
-    """Unpack flash-attn's source and apply the recipe's patches."""
+def patch_flash_attn(
+    recipe: Recipe,
+    cache: SourceCache,
+    tree: Path,
+    progress: Progress,
+) -> None:
+    """Unpack flash-attn's source to `tree` and apply the recipe's patches."""
     (source,) = sources_of(recipe)
     cache.fetch(source, progress)
     unpack(cache.path(source), tree)
-    fault = patching.apply_in_place(tree, list_patches(recipe, recipe.sources[0]))
-    if fault:
-        raise Failed(f"flash-attn: {fault}")
-    return tree
+    patches = list_patches(recipe, recipe.sources[0])
+    problem = patching.apply_in_place(tree, patches)
+    if problem:
+        raise Failed(f"flash-attn: {problem}")
 
 
-def validate(places: Iterable[Path], stubs: Path, work: Path) -> dict[str, Any]:
-    """Run two checks of the validator; returns its record. Raises Failed without one."""
-    command = [sys.executable, "-m", "strix_validate.cli", "run", "--json"]
-    command += ["--tier", "kernels", "--tier", "emulated", "--only", COMPILED, "--only", EXECUTED]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, places)),
-        "LD_LIBRARY_PATH": str(stubs),
-        "TRITON_CACHE_DIR": str(work / "triton"),
-    }
-    done = subprocess.run(
-        command, cwd=work, env=environment, capture_output=True, text=True, check=False
+def validate(
+    python_path: Iterable[Path],
+    stubs: Path,
+    work: Path,
+) -> Record:
+    """Run two checks of the validator.
+
+    Args:
+        python_path: Where Python finds the packages.
+        stubs: The folder of the stubs of CUDA's libraries.
+        work: A folder for temporary files.
+
+    Returns:
+        The validator's record.
+
+    Raises:
+        Failed: It ends without one.
+    """
+    command = [
+        *(sys.executable, "-m", "strix_validate.cli", "run", "--json"),
+        *("--tier", "kernels", "--tier", "emulated"),
+        *("--only", COMPILED, "--only", EXECUTED),
+    ]
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, python_path))
+    environment["LD_LIBRARY_PATH"] = str(stubs)
+    environment["TRITON_CACHE_DIR"] = str(work / "triton")
+    result = subprocess.run(
+        command,
+        cwd=work,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     try:
-        record: dict[str, Any] = json.loads(done.stdout)
+        record: Record = json.loads(result.stdout)
     except ValueError:
-        lines = "\n".join(done.stderr.strip().splitlines()[-9:])
-        raise Failed(f"strix-validate ended with {done.returncode}:\n{lines}") from None
+        lines = result.stderr.strip().splitlines()[-ERROR_LINES:]
+        reason = "\n".join(lines)
+        raise Failed(f"strix-validate ended with {result.returncode}:\n{reason}") from None
     return record
 
 
-def describe(record: dict[str, Any]) -> Iterator[str]:
-    """Yield what a record says, in words.
+def describe(record: Record) -> Iterator[str]:
+    """Yield the lines that describe a record.
 
     Raises:
         Failed: A check failed.
@@ -158,44 +261,51 @@ def describe(record: dict[str, Any]) -> Iterator[str]:
     checks = {check["id"]: check for check in record["checks"]}
     versions = record["versions"]
     yield (
-        f"flash-attn {versions['flash-attn']}, with our patches; Triton {versions['triton']}, "
-        f"PyTorch {versions['torch']}"
+        f"flash-attn {versions['flash-attn']}, with our patches; "
+        f"Triton {versions['triton']}, PyTorch {versions['torch']}"
     )
     yield from describe_compiled(require_passed(checks, COMPILED))
     yield from describe_executed(require_passed(checks, EXECUTED))
     yield "All results are right. No gfx1151 GPU took part: an emulator executed its instructions."
 
 
-def require_passed(checks: dict[str, Any], name: str) -> dict[str, Any]:
+def require_passed(checks: Record, name: str) -> Record:
     """Return what a check measured. Raises Failed or NotAttempted if it did not pass."""
-    check = checks.get(name, {"state": "absent", "reason": "the validator did not run it"})
+    absent = {"state": "absent", "reason": "the validator did not run it"}
+    check = checks.get(name, absent)
     if check["state"] == "passed":
-        measured: dict[str, Any] = check["measured"]
+        measured: Record = check["measured"]
         return measured
-    error = Failed if check["state"] == "failed" else NotAttempted
-    raise error(f"{name} {check['state']}: {check['reason']}")
+    message = f"{name} {check['state']}: {check['reason']}"
+    if check["state"] == "failed":
+        raise Failed(message)
+    raise NotAttempted(message)
 
 
-def describe_compiled(kernels: dict[str, Any]) -> Iterator[str]:
+def describe_compiled(kernels: Record) -> Iterator[str]:
     """Yield a line for each compiled kernel."""
     yield "\nCompiled for gfx1151, attention forward and backward, head dimension 64:"
     for name, facts in kernels.items():
+        kernel = name.partition("-")[2]
         spills = facts["vgpr_spills"] + facts["sgpr_spills"]
         yield (
-            f"  {name.partition('-')[2]:28} {facts['wmma']:3} matrix instructions (WMMA), "
-            f"{facts['vgprs']} vector registers, {spills} spilled, {facts['lds']} bytes of LDS"
+            f"  {kernel:28} {facts['wmma']:3} matrix instructions (WMMA), "
+            f"{facts['vgprs']} vector registers, {spills} spilled, "
+            f"{facts['lds']} bytes of LDS"
         )
 
 
-def describe_executed(measured: dict[str, Any]) -> Iterator[str]:
+def describe_executed(measured: Record) -> Iterator[str]:
     """Yield a line for each executed kernel, and one for each result."""
     yield "\nExecuted on this CPU by an emulator of gfx1151; causal attention, 70 tokens, float16:"
     for name, facts in measured["kernels"].items():
+        kernel = name.partition("-")[2]
         count = facts["wave_instructions"]
-        yield f"  {name.partition('-')[2]:28} {count:,} instructions of 32 lanes each"
+        yield f"  {kernel:28} {count:,} instructions of 32 lanes each"
     yield "  No data race, no missing wait, no access outside of an array."
     yield "\nCompared with attention in float64, computed by PyTorch on this CPU:"
-    for name, meaning in ERRORS.items():
-        error, bound = measured[name]["error"], measured[name]["bound"]
+    for key, meaning in ERRORS.items():
+        error = measured[key]["error"]
+        bound = measured[key]["bound"]
         yield f"  {meaning:28} largest error {error:.1e}, allowed {bound:.1e}"
     yield ""

@@ -49,7 +49,7 @@ def test_it_fetches_what_the_validator_needs_and_nothing_of_nvidia(
     monkeypatch.setattr(demo, "read_pins", lambda _: pins)
     project = Project.at(CHECKOUT)
     wheels = list(demo.fetch_closure(project, tmp_path / LOCK, SourceCache(project), print))
-    named = {canonicalize_name(requirement.name) for requirement in demo.required(project)}
+    named = {canonicalize_name(requirement.name) for requirement in demo.list_requirements(project)}
     assert {"torch", "numpy", "pyelftools", "einops"} < named
     assert sorted(asked) == sorted({wheel.name for wheel in wheels})
     assert set(asked) == named | {"sympy", "mp-math"}
