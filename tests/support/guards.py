@@ -422,8 +422,8 @@ GUARDS = [
     ),
     Guard(
         "src/forge/cli/building.py",
-        " if channel.is_ours()}",
-        "}",
+        "        if channel.is_ours():\n",
+        "        if True:\n",
         "tests/unit/test_leftovers.py::test_what_nobody_holds_goes",
     ),
     Guard(

@@ -43,7 +43,7 @@ def test_lint_says_what_each_linter_found(
     assert done.exit_code == code, done.output
     # patterns stand for files of the project
     lines = [
-        [name for word in line.split() for name in upkeep.expanded(word, project.root)]
+        [name for word in line.split() for name in upkeep.expand_pattern(word, project.root)]
         for line in upkeep.LINTERS
     ]
     assert ran == lines

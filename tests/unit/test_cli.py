@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from forge.bases import BaseName
 from forge.building.display import Display
 from forge.cli import main
-from forge.cli.context import Context, Maybe, command, takes_context
+from forge.cli.context import Context, ForgeCommand, ForgeGroup, OptionalPackages
 from forge.conda.location import Location
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
@@ -34,16 +34,15 @@ def no_base_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def contexts() -> tuple[typer.Typer, list[Context]]:
     """A command line like the real one, and the contexts that its one command received."""
-    app, received = typer.Typer(), []
+    app, received = typer.Typer(cls=ForgeGroup), []
 
     @app.callback()
-    @takes_context
-    def options(forge: Context) -> None:
+    def options() -> None:
         pass
 
-    @command(app)
-    def show(forge: Context, words: Maybe = None) -> None:
-        received.append(forge)
+    @app.command(cls=ForgeCommand)
+    def show(context: typer.Context, words: OptionalPackages = None) -> None:
+        received.append(context.obj)
 
     return app, received
 
@@ -211,10 +210,16 @@ def test_completion_of_a_shell() -> None:
     [([], "said\n"), (["--quiet"], ""), (["-v"], "said\na line of a build\n")],
 )
 def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], shown: str) -> None:
-    monkeypatch.setattr(Display, "verbosity", 0)
-    CliRunner().invoke(main.app, [*option, "publish", "--to", "https://h/c"])
-    console = Console(file=io.StringIO())
-    display = Display(console)
+    displays: list[Display] = []
+
+    def make(self: Context, console: Console) -> Display:
+        displays.append(Display(Console(file=io.StringIO()), self.verbosity))
+        raise ForgeError("it is not used")
+
+    monkeypatch.setattr(Context, "display", make)
+    CliRunner().invoke(main.app, [*option, "sources", "fetch"])
+    (display,) = displays
+    console = display.console
     display.say("said")
     display.line("a line of a build")
     display.say("failed", always=True)

@@ -136,7 +136,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What `plan` says of each recipe on the host base, with nothing built."""
     forge = Context(base_name=BaseName.HOST, root=CHECKOUT)
     steps = forge.recipes.plan(Channel(tmp_path_factory.mktemp("empty")))
-    skipped = runner.skipped(forge.project, forge.recipes, steps, last_run=False)
+    skipped = runner.predict_skipped(forge.recipes, steps)
     states = {step.recipe.name: step.action for step in steps} | dict.fromkeys(skipped, "skipped")
     return states | dict.fromkeys(forge.recipes.absent, "provided")
 

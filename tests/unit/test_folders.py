@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -17,6 +18,7 @@ from support.project import CHECKOUT, MiniProject
 from typer.testing import CliRunner
 
 from forge.cli import upkeep
+from forge.cli.context import SHARED_OPTIONS, ForgeCommand
 from forge.cli.main import app
 
 ARCHIVE = "https://upstream.invalid/a.tar.gz"
@@ -88,17 +90,21 @@ TAKES_A_PATH: dict[tuple[str, str], Callable[[Call], tuple[list[str], str]]] = {
 }
 
 
+def path_parameters(function: Callable[..., Any]) -> Iterator[str]:
+    """Yield each parameter that is a path, by its type or by what help calls it."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        options = getattr(parameter.annotation, "__metadata__", ())
+        is_named_so = any(option.metavar in ("DIR", "URL") for option in options)
+        if "Path" in str(parameter.annotation) or is_named_so:
+            yield name
+
+
 def takes_a_path(part: typer.Typer, group: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each command and parameter that is a path, by its type or by what help calls it."""
+    """Yield each command and parameter that is a path."""
     for command in part.registered_commands:
-        function = command.callback
-        assert function
-        for name, parameter in inspect.signature(function).parameters.items():
-            options = getattr(parameter.annotation, "__metadata__", ())
-            is_named_so = any(option.metavar in ("DIR", "URL") for option in options)
-            if "Path" in str(parameter.annotation) or is_named_so:
-                own = f"{group} {function.__name__}".strip()
-                yield "every command" if name == "output" else own, name
+        assert command.callback and issubclass(command.cls, ForgeCommand)
+        for name in path_parameters(command.callback):
+            yield f"{group} {command.callback.__name__}".strip(), name
     for inner in part.registered_groups:
         assert inner.typer_instance
         name = inner.name if isinstance(inner.name, str) else ""
@@ -106,7 +112,8 @@ def takes_a_path(part: typer.Typer, group: str = "") -> Iterator[tuple[str, str]
 
 
 def test_each_such_command_is_in_the_table() -> None:
-    assert set(takes_a_path(app)) == TAKES_A_PATH.keys()
+    shared = {("every command", name) for name in path_parameters(SHARED_OPTIONS.callback)}
+    assert shared | set(takes_a_path(app)) == TAKES_A_PATH.keys()
 
 
 @pytest.mark.parametrize("place", [".", "recipes", "build/deep/er", ".."])
@@ -179,9 +186,9 @@ def test_linters_read_what_git_tracks(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     pattern = "packages/**/*.[ch]"
     everything = ["packages/a/build/lib/x.c", "packages/a/new.h", "packages/a/src/x.c"]
-    assert sorted(upkeep.expanded(pattern, tmp_path)) == everything
+    assert sorted(upkeep.expand_pattern(pattern, tmp_path)) == everything
     (tmp_path / ".gitignore").write_text("/packages/*/build/\n")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     subprocess.run(["git", "add", "packages/a/src/x.c"], cwd=tmp_path, check=True)
-    assert sorted(upkeep.expanded(pattern, tmp_path)) == everything[1:]
-    assert upkeep.expanded("--strict", tmp_path) == ["--strict"]
+    assert sorted(upkeep.expand_pattern(pattern, tmp_path)) == everything[1:]
+    assert upkeep.expand_pattern("--strict", tmp_path) == ["--strict"]

@@ -16,7 +16,7 @@ from support.project import CHECKOUT, MiniProject
 
 from forge import bases
 from forge.bases import CONDA_FORGE
-from forge.building.runner import _reason_file, skipped
+from forge.building.runner import _locate_reason, predict_skipped, read_unfetched
 from forge.conda.local import Channel
 from forge.envs.manifest import Manifest
 from forge.envs.workspace import Workspace
@@ -173,7 +173,7 @@ def planned(mini: MiniProject) -> list[Step]:
     steps = recipes.plan(Channel(mini.channel))
     for step in steps:
         sources_of(step.recipe), purls_of(step.recipe)
-    skipped(project, recipes, steps)
+    predict_skipped(recipes, steps, read_unfetched(project, steps))
     return steps
 
 
@@ -213,15 +213,15 @@ def test_notes_of_what_was_not_attempted(mini: MiniProject, record_property: Rec
     tally, project = Tally("not-attempted", record_property), Project.at(mini.root)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
     steps = recipes.plan(Channel(mini.channel))
-    note = _reason_file(project, steps[0])
+    note = _locate_reason(project, steps[0])
     note.parent.mkdir(parents=True)
     why = "a host is down"
     valid = f"{steps[0].digest_value}\n{why}".encode()
     note.write_bytes(valid)
-    assert skipped(project, recipes, steps) == {"alpha": why}
+    assert read_unfetched(project, steps) == {"alpha": why}
     for text in texts(valid, 5, 60):
         note.write_bytes(text)
-        tally.give(lambda: skipped(project, recipes, steps), lambda f: set(f) <= {"alpha"}, text)
+        tally.give(lambda: read_unfetched(project, steps), lambda f: set(f) <= {"alpha"}, text)
     note.unlink()
     note.mkdir()
-    assert skipped(project, recipes, steps) == {}
+    assert read_unfetched(project, steps) == {}

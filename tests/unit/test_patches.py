@@ -16,7 +16,7 @@ from support.project import CHECKOUT, MiniProject, commit
 from typer.testing import CliRunner
 
 from forge.cli.main import app
-from forge.cli.upkeep import applied
+from forge.cli.upkeep import apply_patches
 from forge.errors import ForgeError
 from forge.files import sha256_file
 from forge.project import Project
@@ -67,8 +67,8 @@ class Patched:
         return "\n".join(lint(self.recipes()))
 
     def check(self) -> tuple[str, str]:
-        (found,) = applied(self.recipes(), lambda *_: None)
-        return found
+        (result,) = apply_patches(self.recipes(), lambda *_: None)
+        return result.state, result.line
 
 
 @pytest.fixture

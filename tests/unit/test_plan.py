@@ -10,7 +10,7 @@ from support.project import CHECKOUT, MiniProject
 
 from forge import bases
 from forge.bases import BaseName
-from forge.building.runner import Result, skipped, table
+from forge.building.runner import Result, format_table, predict_skipped
 from forge.cli.context import Context
 from forge.conda.local import Channel, Record
 from forge.errors import ForgeError
@@ -156,7 +156,7 @@ def test_what_will_be_skipped(mini: MiniProject) -> None:
     recipes = RecipeSet(project, bases.load(project, "conda-forge"), {"python"}, "key")
     steps = recipes.plan(Channel(mini.channel))
     assert {step.action for step in steps} == {BUILD}
-    assert skipped(recipes.project, recipes, steps) == {
+    assert predict_skipped(recipes, steps) == {
         "alpha": "the conda-forge base has no nowhere",
         "beta": "needs alpha",
     }
@@ -332,6 +332,6 @@ def test_the_closing_table_is_never_cut(mini: MiniProject) -> None:
     name = "a" * 90
     mini.recipe(name)
     (step,) = recipes_of(mini).plan(Channel(mini.channel))
-    head, row = table([Result(step, "built", "", 1.25)])
+    head, row = format_table([Result(step, "built", "", 1.25)])
     assert row.split() == [name, "1.0", step.outputs[0].build, "built", "1.2"]
     assert head.index("build") == row.index(step.outputs[0].build)

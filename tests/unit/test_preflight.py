@@ -27,7 +27,7 @@ from forge.building.runner import (
     NOT_ATTEMPTED,
     Builder,
     Result,
-    _time_left,
+    format_time_left,
 )
 from forge.cli import building
 from forge.cli.main import app
@@ -145,8 +145,7 @@ def test_a_failure_ends_the_run_unless_asked(
     machine(monkeypatch, 40, 24)
     for name, value in {"FORGE_ROOT": str(mini.root), "MAX_JOBS": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(building, "unsolved_of", lambda *_: {})
-    monkeypatch.setattr(Display, "verbosity", 0)
+    monkeypatch.setattr(building, "find_unsolved", lambda *_: {})
     tried: list[str] = []
 
     def build(_: Builder, step: Step, label: str) -> None:
@@ -387,6 +386,6 @@ def test_time_left_is_at_the_pace_so_far() -> None:
     todo = {name: SimpleNamespace(state=state) for name, state in states.items()}
     hours = {"a": 0.5, "b": 1.5, "c": 8, "d": 9}
     known = {name: replace(preflight.UNKNOWN, cpu_hours=cost) for name, cost in hours.items()}
-    assert _time_left(todo, known, 1800) == ", about 2 h 0 min left"
-    assert _time_left(todo, known | {"c": preflight.UNKNOWN}, 1800) == ""
-    assert _time_left(todo, {"c": known["c"]}, 1800) == ""
+    assert format_time_left(todo, known, 1800) == ", about 2 h 0 min left"
+    assert format_time_left(todo, known | {"c": preflight.UNKNOWN}, 1800) == ""
+    assert format_time_left(todo, {"c": known["c"]}, 1800) == ""

@@ -22,7 +22,7 @@ from forge.conda.local import CONTENT_HASH
 from forge.project import Project
 from forge.recipes.cost import read_costs
 from forge.recipes.plan import RecipeSet
-from forge.recipes.recipe import package_name, list_patches, purls_of, sources_of
+from forge.recipes.recipe import list_patches, package_name, purls_of, sources_of
 from forge.recipes.render import render
 from forge.sources.cache import PYPI_URL
 from forge.sources.patching import touched

@@ -16,11 +16,10 @@ from support.servers import served
 from typer.testing import CliRunner, Result
 
 from forge import versions
-from forge.building.display import Display
 from forge.cli.main import app
 from forge.files import write_text
 from forge.project import Project
-from forge.recipes.plan import RecipeSet, every_source
+from forge.recipes.plan import RecipeSet, load_all_sources
 from forge.sources import download, git
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
@@ -119,7 +118,7 @@ class World:
         path.write_text(text)
 
     def recipes(self) -> RecipeSet:
-        return every_source(Project.at(self.root))
+        return load_all_sources(Project.at(self.root))
 
     def forge(self, *words: str) -> Result:
         """Run a command; what these commands find --quiet leaves."""
@@ -140,7 +139,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     settings = {"index-url": (tmp_path / "hosts" / "simple").as_uri()}
     monkeypatch.setattr(download, "pip_settings", lambda: settings)
     monkeypatch.setenv(PYPI_SOURCES, PYPI_URL)
-    monkeypatch.setattr(Display, "verbosity", 0)
     made = World(tmp_path)
     monkeypatch.setenv("FORGE_ROOT", str(made.root))
     made.release("toy-1.0.tar.gz"), made.release("toy-1.2rc1.tar.gz")

@@ -1,53 +1,91 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a person sees of a run: a live line for each build on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live line for each build on a terminal, plain lines elsewhere."""
 
 from collections import defaultdict
 from threading import get_ident
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
-LARGE = 50 << 20  # bytes
+LARGE_BYTES = 50 << 20
 
 
 class Display(Progress):
-    """Phases of a run, and the last line of what runs; a context manager.
+    """The phases of a run and the last line of its output; a context manager.
 
-    `verbosity` is 1 to print every line of what runs, -1 to print none but the results.
+    Attributes:
+        verbosity: 1 prints every line of output, 0 only the phases and results, -1 only results.
     """
 
-    verbosity = 0
-
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, verbosity: int = 0) -> None:
         super().__init__(
-            SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(),
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
             TextColumn("{task.fields[line]}", style="dim", markup=False),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
-        self.lines = defaultdict[int, TaskID](lambda: self.add_task("", line=""))  # by thread
-        self.tenth = -1
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.verbosity = verbosity
+        self._task_by_thread = defaultdict[int, TaskID](self._add_empty_task)
+        self._last_tenth = -1
+
+    def _add_empty_task(self) -> TaskID:
+        return self.add_task("", line="")
 
     def say(self, text: str, always: bool = False) -> None:
-        """Print a line that stays; a result or an error `always`."""
+        """Print a line that stays.
+
+        Args:
+            text: The line.
+            always: Print it with `--quiet` as well: it is a result or an error.
+        """
         if always or self.verbosity >= 0:
             self.console.print(text, highlight=False, markup=False)
 
     def phase(self, name: str) -> None:
-        """Begin a phase, for example `[2/4] flash-attn 2.8.3: testing`, or end it with ""."""
-        self.reset(self.lines[get_ident()], description=name, line="", visible=bool(name))
+        """Begin a phase, for example `[2/4] flash-attn 2.8.3: testing`; "" ends the last one."""
+        self.reset(
+            self._task_by_thread[get_ident()],
+            description=name,
+            line="",
+            visible=bool(name),
+        )
         if self.disable and name:
             self.say(name)
 
     def line(self, text: str) -> None:
-        """Show the last line of the running log."""
+        """Show a line of output in place of the one before."""
         if self.verbosity > 0:
             self.say(text.rstrip())
-        self.update(self.lines[get_ident()], line=text.strip()[: max(20, self.console.width // 2)])
+        width = max(20, self.console.width // 2)
+        task = self._task_by_thread[get_ident()]
+        self.update(task, line=text.strip()[:width])
 
-    def download(self, name: str, have: int, total: int | None) -> None:
-        """Show the bytes of a download; every tenth of a large one where there is no terminal."""
-        self.line(f"{name} {have >> 20} of {(total or 0) >> 20 or '?'} MiB")
-        tenth = have * 10 // total if total else 0
-        if self.disable and total and total > LARGE and tenth != self.tenth:
-            self.say(f"  {name}: {have >> 20} of {total >> 20} MiB")
-        self.tenth = tenth
+    def download(self, name: str, received: int, total: int | None) -> None:
+        """Show how far a download is; without a terminal, every tenth of a large one.
+
+        Args:
+            name: The file.
+            received: Bytes so far.
+            total: Bytes of the whole file, if the server states them.
+        """
+        mebibytes = received >> 20
+        if not total:
+            self.line(f"{name} {mebibytes} of ? MiB")
+            self._last_tenth = 0
+            return
+        total_mebibytes = total >> 20
+        self.line(f"{name} {mebibytes} of {total_mebibytes or '?'} MiB")
+        tenth = received * 10 // total
+        is_news = tenth != self._last_tenth
+        if self.disable and total > LARGE_BYTES and is_news:
+            self.say(f"  {name}: {mebibytes} of {total_mebibytes} MiB")
+        self._last_tenth = tenth

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Carry out a plan: fetch, build and test packages, two side by side, and add them to the channel.
 
-A package is built in `build/staging/NAME` and enters the channel only when it is whole and its
-tests passed, by one rename. So a run may be interrupted or killed at any point: the next one keeps
-what is in the channel and does the rest.
+A package is built in `build/staging/NAME`. It enters the channel by one rename, once it is complete
+and its tests have passed. A run may therefore be interrupted or killed at any point: the next run
+keeps what is in the channel and does the rest.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,14 +36,29 @@ from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
 from forge.recipes.recipe import Recipe, prepare, sources_of
 from forge.sources.cache import SourceCache
 
-FETCHED, BUILT, CURRENT = "fetched", "built", "up to date"
-FAILED, NOT_ATTEMPTED = "failed", "not attempted"
-AT_ONCE = 2  # builds: scripts and tests seldom use more than one core
+# States of a result.
+FETCHED = "fetched"
+BUILT = "built"
+PASSED = "passed"
+CURRENT = "up to date"
+FAILED = "failed"
+NOT_ATTEMPTED = "not attempted"
+
+# Scripts and tests seldom use more than one core.
+PARALLEL_BUILDS = 2
+NO_REASONS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass
 class Result:
-    """What became of one recipe."""
+    """The result of one recipe in a run.
+
+    Attributes:
+        step: The recipe's step in the plan.
+        state: What became of it, such as BUILT.
+        detail: The reason if it was not attempted.
+        seconds: How long it took, with the fetching of its sources.
+    """
 
     step: Step
     state: str
@@ -51,15 +66,93 @@ class Result:
     seconds: float = 0.0
 
 
-class Builder:
-    """Carries out the steps of a plan, into the project's channel."""
+@dataclass
+class Run:
+    """The state of one run of a Builder.
 
-    def __init__(self, project: Project, base: Base, display: Display, package_format: str) -> None:
-        self.project, self.base, self.display = project, base, display
-        self.channel, self.sources = Channel(project.channel, project.recipes), SourceCache(project)
+    Attributes:
+        recipes: All recipes.
+        results: By recipe, in the order of the builds.
+        keep_going: Continue after a failure.
+        fetched: The results of the recipes whose sources were fetched, which are to be built.
+        costs: By recipe; none for a recipe that states none.
+        start: When the builds began, by time.monotonic.
+        numbers: Counts the builds that have begun.
+    """
+
+    recipes: RecipeSet
+    results: dict[str, Result]
+    keep_going: bool
+    fetched: dict[str, Result] = field(default_factory=dict)
+    costs: dict[str, Cost] = field(default_factory=dict)
+    start: float = 0.0
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def cost(self, name: str) -> Cost:
+        """Return the cost of a recipe, or that of one about which nothing is known."""
+        return self.costs.get(name, UNKNOWN)
+
+    def require_needs(self, name: str) -> None:
+        """Raise NotAttempted if a recipe needs a package that this run has not built."""
+        lost = set(self.recipes.broken)
+        for other, result in self.results.items():
+            if result.state in (FAILED, NOT_ATTEMPTED):
+                lost.add(other)
+        reason = self.recipes.describe_missing(name, lost)
+        if reason:
+            raise NotAttempted(reason)
+
+    def require_no_failure(self) -> None:
+        """Raise NotAttempted after a failure, unless the run keeps going."""
+        if self.keep_going:
+            return
+        for name, result in self.fetched.items():
+            if result.state == FAILED:
+                raise NotAttempted(f"{name} failed; --continue-on-failure goes on")
+
+    def estimate_time_left(self) -> str:
+        """Estimate the time that is left, as the end of a line; see `format_time_left`."""
+        elapsed = time.monotonic() - self.start
+        return format_time_left(self.fetched, self.costs, elapsed)
+
+
+class Builder:
+    """Carries out the steps of a plan and adds the packages to the project's channel.
+
+    Attributes:
+        project: The checkout.
+        base: What the packages are built on.
+        display: Shows the progress.
+        package_format: rattler-build's, such as `conda:19`.
+        channel: Gets the packages.
+        sources: The cache of source files.
+        stop: Set to end the jobs that are running.
+        adding: Held while packages are added to the channel.
+        run_job: Runs an engine job, given the job and its log.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        base: Base,
+        display: Display,
+        package_format: str,
+    ) -> None:
+        self.project = project
+        self.base = base
+        self.display = display
         self.package_format = package_format
-        self.stop, self.adding = threading.Event(), threading.Lock()
-        self.run_job = functools.partial(run_job, project, max_jobs(), display.line, self.stop)
+        self.channel = Channel(project.channel, project.recipes)
+        self.sources = SourceCache(project)
+        self.stop = threading.Event()
+        self.adding = threading.Lock()
+        self.run_job = functools.partial(
+            run_job,
+            project,
+            max_jobs(),
+            display.line,
+            self.stop,
+        )
 
     def run(
         self,
@@ -68,74 +161,101 @@ class Builder:
         keep_going: bool,
         unsolvable: Mapping[str, str],
     ) -> list[Result]:
-        """Fetch the sources of all `steps` to build, then build these in order, two side by side.
+        """Fetch the sources of all steps to build, then build them in order, two side by side.
 
-        A recipe whose dependency was not built is not attempted, and none of those that are known
-        to be `unsolvable`, which maps their names to the reason. After a failure what runs is
-        finished, and the rest is not attempted unless `keep_going`.
+        A recipe whose dependency was not built is not attempted.
+
+        Args:
+            recipes: All recipes.
+            steps: The plan, or a part of it.
+            keep_going: Continue after a failure. Without it, the builds that are running are
+                finished and the rest is not attempted.
+            unsolvable: Recipes that are not attempted, with the reason.
         """
-        results = {step.recipe.name: Result(step, CURRENT) for step in steps}
-        for name in results.keys() & unsolvable.keys():
-            results[name].state, results[name].detail = NOT_ATTEMPTED, unsolvable[name]
-        todo = {
-            name: result
-            for name, result in results.items()
-            if result.step.action == BUILD and name not in unsolvable
-        }
-
-        def require(name: str) -> None:
-            lost = {n for n, r in results.items() if r.state in (FAILED, NOT_ATTEMPTED)}
-            if reason := recipes.describe_missing(name, lost | recipes.broken.keys()):
-                raise NotAttempted(reason)
-
-        for name, result in todo.items():  # all sources first, so that no build waits for a server
-            with self._attempt(result, FETCHED, name):
-                require(name)
-                self._fetch(result.step)
-        self.display.phase("")
-        fetched = {name: result for name, result in todo.items() if result.state == FETCHED}
-        costs = read_costs((result.step.recipe for result in fetched.values()), self.base)
-        begun, start = itertools.count(1), time.monotonic()
-
-        def build(name: str, earlier: dict[str, Future[None]]) -> None:
-            needs, result = recipes.direct_needs(name), fetched[name]
-            own_cost = costs.get(name, UNKNOWN)
-            apart = [
-                other
-                for other in earlier
-                if other in needs or not fits([own_cost, costs.get(other, UNKNOWN)], self.project)
-            ]
-            wait([earlier[other] for other in apart])
-            with self._attempt(result, BUILT, name):
-                failed = next((n for n, r in fetched.items() if r.state == FAILED), "")
-                if failed and not keep_going:
-                    raise NotAttempted(f"{failed} failed; --continue-on-failure goes on")
-                require(name)
-                label = f"[{next(begun)}/{len(fetched)}] {name} {result.step.recipe.version}"
-                self._build(result.step, label)
-            self.display.phase("")
-            if result.state == BUILT:
-                left = _time_left(fetched, costs, time.monotonic() - start)
-                self.display.say(f"{label}: built in {result.seconds:.0f} s{left}")
-
-        futures: dict[str, Future[None]] = {}
-        with ThreadPoolExecutor(min(AT_ONCE, max_jobs())) as pool:
-            try:
-                for name in fetched:
-                    futures[name] = pool.submit(build, name, futures.copy())
-                for future in wait(futures.values(), return_when=FIRST_EXCEPTION).done:
-                    future.result()
-            finally:  # at Ctrl-C too, of which the other threads hear nothing
-                self.stop.set()
-                pool.shutdown(cancel_futures=True)
+        results = {}
+        for step in steps:
+            result = Result(step, CURRENT)
+            reason = unsolvable.get(step.recipe.name)
+            if reason is not None:
+                result.state = NOT_ATTEMPTED
+                result.detail = reason
+            results[step.recipe.name] = result
+        run = Run(recipes, results, keep_going)
+        self._fetch_all(run)
+        if run.fetched:
+            self._build_all(run)
         return list(results.values())
 
+    def _fetch_all(self, run: Run) -> None:
+        """Fetch the sources of everything before the first build: no build waits for a server."""
+        for name, result in run.results.items():
+            if result.step.action != BUILD or result.state == NOT_ATTEMPTED:
+                continue
+            with self._attempt(result, FETCHED, name):
+                run.require_needs(name)
+                self._fetch(result.step)
+            if result.state == FETCHED:
+                run.fetched[name] = result
+        self.display.phase("")
+
+    def _build_all(self, run: Run) -> None:
+        """Build what was fetched, in threads of which each waits for those that it needs."""
+        recipes = [result.step.recipe for result in run.fetched.values()]
+        run.costs = read_costs(recipes, self.base)
+        run.start = time.monotonic()
+        futures: dict[str, Future[None]] = {}
+        workers = min(PARALLEL_BUILDS, max_jobs())
+        with (
+            _temporary_files_in(self.project.staging),
+            ThreadPoolExecutor(workers) as pool,
+        ):
+            try:
+                for name in run.fetched:
+                    earlier = futures.copy()
+                    futures[name] = pool.submit(self._build_in_turn, run, name, earlier)
+                ended = wait(futures.values(), return_when=FIRST_EXCEPTION).done
+                for future in ended:
+                    future.result()
+            finally:
+                # Ctrl-C interrupts this thread alone: the others have to be told.
+                self.stop.set()
+                pool.shutdown(cancel_futures=True)
+
+    def _build_in_turn(
+        self,
+        run: Run,
+        name: str,
+        earlier: Mapping[str, Future[None]],
+    ) -> None:
+        """Build a recipe after the earlier ones that it needs or that it does not fit beside."""
+        needs = run.recipes.direct_needs(name)
+        awaited = []
+        for other, future in earlier.items():
+            costs = [run.cost(name), run.cost(other)]
+            if other in needs or not fits(costs, self.project):
+                awaited.append(future)
+        wait(awaited)
+        result = run.fetched[name]
+        with self._attempt(result, BUILT, name):
+            run.require_no_failure()
+            run.require_needs(name)
+            number = next(run.numbers)
+            version = result.step.recipe.version
+            label = f"[{number}/{len(run.fetched)}] {name} {version}"
+            self._build(result.step, label)
+        self.display.phase("")
+        if result.state == BUILT:
+            time_left = run.estimate_time_left()
+            self.display.say(f"{label}: built in {result.seconds:.0f} s{time_left}")
+
     def test_packages(self, steps: list[Step]) -> list[Result]:
-        """Run the tests inside the packages of the channel again, where these are up to date."""
-        results = [Result(step, NOT_ATTEMPTED) for step in steps]
-        for result in results:
-            step, name = result.step, result.step.recipe.name
-            with self._attempt(result, "passed", name):
+        """Run the tests inside packages of the channel again, where these are up to date."""
+        results = []
+        for step in steps:
+            name = step.recipe.name
+            result = Result(step, NOT_ATTEMPTED)
+            results.append(result)
+            with self._attempt(result, PASSED, name):
                 if step.action != UP_TO_DATE:
                     raise NotAttempted(f"{step.reason}; run: forge build {name}")
                 self.display.phase(f"{name}: testing")
@@ -147,7 +267,16 @@ class Builder:
 
     @contextlib.contextmanager
     def _attempt(self, result: Result, success: str, label: str) -> Iterator[None]:
-        """Put into `result` what came of the block; `success` is the word for no error."""
+        """Record in `result` how the block ends, and its time.
+
+        Args:
+            result: The result to change.
+            success: The state if the block raises nothing.
+            label: Names the recipe in the message of a failure.
+
+        Raises:
+            KeyboardInterrupt: The run has been stopped; the block is not entered.
+        """
         start = time.monotonic()
         if self.stop.is_set():
             raise KeyboardInterrupt
@@ -155,118 +284,229 @@ class Builder:
             yield
             result.state = success
         except NotAttempted as error:
-            result.state, result.detail = NOT_ATTEMPTED, str(error)
+            result.state = NOT_ATTEMPTED
+            result.detail = str(error)
         except (ForgeError, OSError) as error:
             self.display.say(f"{label}: {error}", always=True)
             result.state = FAILED
         result.seconds += time.monotonic() - start
 
     def _build(self, step: Step, label: str) -> None:
+        """Build and test the packages of a step and add them to the channel.
+
+        Args:
+            step: The step.
+            label: Begins the lines that are shown.
+        """
         name = step.recipe.name
-        output, log = self.project.staging / name, self.project.logs / f"{name}.log"
-        expected = [output / out.subdir / out.file_name for out in step.outputs]
-        # Names are content: what an earlier run built to the end only has to be tested.
-        whole = output / f"whole-{self.package_format}"
-        if not (whole.exists() and all(path.exists() for path in expected)):
+        output = self.project.staging / name
+        log = self.project.logs / f"{name}.log"
+        packages = [output / package.subdir / package.file_name for package in step.outputs]
+        # A file name has the digest of the content. So packages that an earlier run has built
+        # completely are the same as now, and only have to be tested.
+        mark = output / f"whole-{self.package_format}"
+        is_complete = mark.exists() and all(path.exists() for path in packages)
+        if not is_complete:
             self.display.phase(f"{label}: building ({step.reason})")
-            job = self.base.arguments(step.digest_value, step.outputs[0].number) | {
-                "action": "build", "recipes": [str(step.recipe.path)], "output_dir": str(output),
-                "channel": [self.channel.folder.as_uri(), self.base.channel],
-                "package_format": self.package_format, "pythons": step.pythons(),
-            }  # fmt: skip
-            resume(output, job)
-            for source in step.recipe.sources:
-                if wrong := prepare(step.recipe, source, self.sources, output / "src_cache"):
-                    raise Failed(f"{wrong}. Nothing was built")
-            self.run_job(job, log)
-            if (built := sorted(output.glob("*/*.conda"))) != sorted(expected):
-                raise Failed(f"built {built}, but the plan said {sorted(expected)}")
-            whole.touch()
-        for made in MADE:
-            shutil.rmtree(output / made, ignore_errors=True)
+            self._run_build(step, output, packages, log)
+            mark.touch()
+        for folder in MADE:
+            shutil.rmtree(output / folder, ignore_errors=True)
         self.display.phase(f"{label}: testing")
-        os.environ["TMPDIR"] = str(self.project.staging)  # rattler-build unpacks to count
-        tests = {path: Package.from_file(path).test_count for path in expected}
-        self._test(step.recipe, expected, log, output.as_uri())
+        test_counts = {}
+        for path in packages:
+            test_counts[path] = Package.from_file(path).test_count
+        self._test(step.recipe, packages, log, output.as_uri())
         with self.adding:
-            self.channel.add(tests, step.digest)
+            self.channel.add(test_counts, step.digest)
         shutil.rmtree(output, ignore_errors=True)
 
+    def _run_build(
+        self,
+        step: Step,
+        output: Path,
+        packages: list[Path],
+        log: Path,
+    ) -> None:
+        """Run rattler-build. Raises Failed unless it makes exactly the `packages` in `output`."""
+        number = step.outputs[0].number
+        job: dict[str, Any] = {
+            **self.base.arguments(step.digest_value, number),
+            "action": "build",
+            "recipes": [str(step.recipe.path)],
+            "output_dir": str(output),
+            "channel": [self.channel.folder.as_uri(), self.base.channel],
+            "package_format": self.package_format,
+            "pythons": step.pythons(),
+        }
+        resume(output, job)
+        for source in step.recipe.sources:
+            problem = prepare(step.recipe, source, self.sources, output / "src_cache")
+            if problem:
+                raise Failed(f"{problem}. Nothing was built")
+        self.run_job(job, log)
+        built = sorted(output.glob("*/*.conda"))
+        planned = sorted(packages)
+        if built != planned:
+            raise Failed(f"built {built}, but the plan said {planned}")
+
     def _fetch(self, step: Step) -> None:
+        """Fetch the sources of a step; the reason of one that cannot be had is kept in a file."""
+        reason_file = _locate_reason(self.project, step)
         try:
             for source in sources_of(step.recipe):
                 if not self.sources.path(source).exists():
                     self.display.phase(f"fetching {source.origin}")
                 self.sources.fetch(source, self.display.download)
-            _reason_file(self.project, step).unlink(missing_ok=True)
-        except NotAttempted as error:  # for `skipped`
-            write_text(_reason_file(self.project, step), f"{step.digest_value}\n{error}")
+        except NotAttempted as error:
+            write_text(reason_file, f"{step.digest_value}\n{error}")
             raise
+        reason_file.unlink(missing_ok=True)
 
-    def _test(self, recipe: Recipe, packages: list[Path], log: Path, *channels: str) -> None:
-        channel = [*channels, self.channel.folder.as_uri(), self.base.channel]
+    def _test(
+        self,
+        recipe: Recipe,
+        packages: list[Path],
+        log: Path,
+        *channels: str,
+    ) -> None:
+        """Run the tests inside packages.
+
+        Args:
+            recipe: Their recipe, which may state a time limit.
+            packages: Their files.
+            log: Gets the output, behind what it has.
+            channels: Channels to take packages from before those of the project and the base.
+        """
         job: dict[str, Any] = {
             "action": "test",
             "packages": [str(package) for package in packages],
-            "channel": channel,
+            "channel": [
+                *channels,
+                self.channel.folder.as_uri(),
+                self.base.channel,
+            ],
         }
-        cost = read_costs([recipe], self.base).get(recipe.name, UNKNOWN)
+        costs = read_costs([recipe], self.base)
+        cost = costs.get(recipe.name, UNKNOWN)
         if cost.test_hours is not None:
             job["hours"] = cost.test_hours
         self.run_job(job, log)
 
 
-def _time_left(fetched: dict[str, Result], costs: dict[str, Cost], elapsed: float) -> str:
-    """Estimate the rest at the pace so far, by the recipes' costs; empty if nobody can say."""
-    hours = {BUILT: 0.0, FETCHED: 0.0}
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Have rattler-build unpack packages in a folder; call it before there are other threads.
+
+    It unpacks each to count its tests: gigabytes, for which a usual /tmp has no room.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+
+
+def format_time_left(
+    fetched: Mapping[str, Result],
+    costs: Mapping[str, Cost],
+    elapsed: float,
+) -> str:
+    """Estimate the time that the rest of a run takes, at the pace so far.
+
+    Args:
+        fetched: The results of what was to be built.
+        costs: Of the recipes that state one.
+        elapsed: Seconds since the first build began.
+
+    Returns:
+        The end of a line, such as `, about 2 h 0 min left`; empty if the costs are unknown.
+    """
+    cpu_hours = {BUILT: 0.0, FETCHED: 0.0}
     for name, result in fetched.items():
-        if result.state in hours:
-            hours[result.state] += costs.get(name, UNKNOWN).cpu_hours
-    if not all(hours.values()):
+        if result.state in cpu_hours:
+            cost = costs.get(name, UNKNOWN)
+            cpu_hours[result.state] += cost.cpu_hours
+    if not all(cpu_hours.values()):
         return ""
-    minutes = max(1, round(elapsed * hours[FETCHED] / hours[BUILT] / 60))
-    return f", about {minutes // 60} h {minutes % 60} min left"
+    seconds = elapsed * cpu_hours[FETCHED] / cpu_hours[BUILT]
+    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
+    return f", about {hours} h {minutes} min left"
 
 
-def _reason_file(project: Project, step: Step) -> Path:
-    """Return the file for the content digest of a step that was not attempted, and why."""
+def _locate_reason(project: Project, step: Step) -> Path:
+    """Return the file with the digest of a step whose sources cannot be had, and the reason."""
     return project.build / "not-attempted" / step.recipe.name
 
 
-def skipped(
-    project: Project,
+def read_unfetched(project: Project, steps: list[Step]) -> dict[str, str]:
+    """Read which steps the last run could not fetch the sources of, unless they changed since.
+
+    Returns:
+        The reason, by recipe.
+    """
+    reasons = {}
+    for step in steps:
+        file = _locate_reason(project, step)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, ValueError):  # absent, or damaged and therefore unknown
+            continue
+        digest, _, reason = text.partition("\n")
+        if reason and digest == step.digest_value:
+            reasons[step.recipe.name] = reason
+    return reasons
+
+
+def predict_skipped(
     recipes: RecipeSet,
     steps: list[Step],
-    last_run: bool = True,
-    unsolvable: Mapping[str, str] = MappingProxyType({}),
+    excluded: Mapping[str, str] = NO_REASONS,
 ) -> dict[str, str]:
-    """Predict which recipes the next run skips, and why.
+    """Predict which steps a run does not attempt, and for which reason.
 
     Args:
-        project: The checkout.
         recipes: All recipes.
-        steps: The plan.
-        last_run: Skip also what the last run could not fetch.
-        unsolvable: Recipes whose environments do not solve, with the reason.
+        steps: The plan, or a part of it.
+        excluded: Recipes that the run leaves out, with the reason. Their dependents are skipped.
+
+    Returns:
+        The reason, by recipe; for steps to build alone.
     """
     reasons: dict[str, str] = {}
-    for step in (step for step in steps if step.action == BUILD):
-        name, file = step.recipe.name, _reason_file(project, step)
-        digest = last = ""
-        with contextlib.suppress(OSError, ValueError):  # absent, or damaged and so unknown
-            digest, _, last = file.read_text(encoding="utf-8").partition("\n")
-        known = last if last_run and digest == step.digest_value else ""
-        reason = known or unsolvable.get(name) or recipes.describe_missing(name, reasons.keys())
+    for step in steps:
+        if step.action != BUILD:
+            continue
+        name = step.recipe.name
+        reason = excluded.get(name) or recipes.describe_missing(name, reasons.keys())
         if reason:
             reasons[name] = reason
     return reasons
 
 
-def table(results: list[Result]) -> list[str]:
-    """Format the closing table of a run, a line per recipe, as wide as it has to be."""
+def format_table(results: list[Result]) -> list[str]:
+    """Format the closing table of a run: a line per recipe, columns as wide as needed."""
     rows = [("package", "version", "build", "state", "seconds")]
     for result in results:
-        name, first = result.step.recipe.name, result.step.outputs[0]
-        rows.append((name, first.version, first.build, result.state, f"{result.seconds:.1f}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        output = result.step.outputs[0]
+        rows.append(
+            (
+                result.step.recipe.name,
+                output.version,
+                output.build,
+                result.state,
+                f"{result.seconds:.1f}",
+            )
+        )
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for row in rows:
+        cells = map(str.ljust, row, widths)
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -3,9 +3,9 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +14,22 @@ from typer import Option
 
 from forge import bases
 from forge.building import runner
-from forge.building.display import Display
 from forge.building.environments import find_unsolvable
 from forge.building.preflight import preflight
 from forge.building.runner import FAILED, NOT_ATTEMPTED, Result
 from forge.channel import StaticChannel
-from forge.cli.context import LOCAL_FORMAT, Context, Json, Maybe, Packages, command, err, out
+from forge.cli.context import (
+    LOCAL_FORMAT,
+    Context,
+    ForgeCommand,
+    Json,
+    OptionalPackages,
+    Packages,
+    err,
+    out,
+)
 from forge.cli.time_box import StopAfter, time_box
-from forge.conda.local import Record
+from forge.conda.local import Output, Record
 from forge.conda.package import cache_folder, swept_cache
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted, redacted
@@ -33,75 +41,184 @@ from forge.recipes.recipe import sources_of
 
 app = typer.Typer()
 
-KeepGoing = Annotated[bool, Option("--continue-on-failure", help="Skip dependents of failures.")]
-EvenSo = Annotated[bool, Option("--even-so", help="Build where disk, memory or conda-forge lack.")]
-Format = Annotated[str, Option("--package-format", metavar="conda:LEVEL", help="19 for a release.")]
-Yes = Annotated[bool, Option("--yes", help="Do not ask before a build on conda-forge.")]
-Strict = Annotated[bool, Option("--strict", help="Exit 3 if something was not attempted.")]
-Dependents = Annotated[bool, Option("--with-dependents", help="Build their dependents as well.")]
-Only = Annotated[bool, Option("--only", help="Exit 3 if something that they need is not built.")]
+KeepGoing = Annotated[
+    bool,
+    Option("--continue-on-failure", help="Skip dependents of failures."),
+]
+EvenSo = Annotated[
+    bool,
+    Option("--even-so", help="Build where disk, memory or conda-forge lack."),
+]
+Format = Annotated[
+    str,
+    Option("--package-format", metavar="conda:LEVEL", help="19 for a release."),
+]
+Yes = Annotated[
+    bool,
+    Option("--yes", help="Do not ask before a build on conda-forge."),
+]
+Strict = Annotated[
+    bool,
+    Option("--strict", help="Exit 3 if something was not attempted."),
+]
+Dependents = Annotated[
+    bool,
+    Option("--with-dependents", help="Build their dependents as well."),
+]
+Only = Annotated[
+    bool,
+    Option("--only", help="Exit 3 if something that they need is not built."),
+]
 
 
-def run_build(  # noqa: PLR0913 (the options of four commands)
-    ctx: Context, packages: list[str] | None, keep_going: bool, even_so: bool, form: str,
-    rebuild: bool = False, with_dependents: bool = False, lenient: bool = False, asks: bool = False,
-    only: bool = False,
-) -> None:  # fmt: skip
-    """Build the named packages and what they need, or all. Ends as `report` does.
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a command that builds.
 
-    With `only`, raises NotAttempted if what they need is not built.
-
-    A recipe is skipped with its dependents if conda-forge cannot satisfy its requirements, unless
-    `even_so`. Before anything is fetched, raises NotAttempted if nothing else was named; if the
-    machine is too small, unless `even_so`; or if it asks a terminal, for conda-forge, and is told
-    no.
+    Attributes:
+        packages: The named recipes; None for all.
+        package_format: rattler-build's: conda:LEVEL.
+        keep_going: Continue after a failure.
+        even_so: Start even if conda-forge lacks a requirement, or this machine disk or memory.
+        rebuild: Build the recipes even if they are up to date.
+        with_dependents: Build their dependents as well.
+        only: Build nothing that is not named.
+        lenient: Exit with 0 even if a recipe does not solve or, on the host base, was not
+            attempted.
+        asks: Ask on a terminal before a build on conda-forge.
     """
-    ctx = replace(ctx, keep_going=keep_going)
-    wanted = ctx.select(packages)
-    wanted = ctx.recipes.dependents(wanted) if with_dependents else wanted
+
+    packages: list[str] | None
+    package_format: str
+    keep_going: bool
+    even_so: bool
+    rebuild: bool = False
+    with_dependents: bool = False
+    only: bool = False
+    lenient: bool = False
+    asks: bool = False
+
+
+def run_build(ctx: Context, request: Request) -> None:
+    """Build the requested recipes and what they need, and exit as `report` does.
+
+    A recipe is skipped with its dependents if conda-forge cannot satisfy its requirements.
+
+    Raises:
+        NotAttempted: Nothing was fetched or built: none of the recipes can be built, the machine is
+            too small, or the answer to the question was no.
+    """
+    ctx = replace(ctx, keep_going=request.keep_going)
+    requested = ctx.select(request.packages)
+    if request.with_dependents:
+        requested = ctx.recipes.dependents(requested)
     with ctx.project.lock():
         ctx.channel.reconcile()
         ctx.channel.require_base(ctx.base.base_tag)
-        needed = ctx.recipes.dependencies(wanted)
-        steps = ctx.recipes.plan(ctx.channel, frozenset(wanted if rebuild else ()))
-        steps = [step for step in steps if step.recipe.name in needed]
-        unnamed = {s.recipe.name for s in steps if s.action == BUILD} - wanted if only else set()
-        absent = dict.fromkeys(unnamed, "not named")
-        lost = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False, unsolvable=absent)
-        for name in sorted(lost.keys() & set(packages or ())):
-            advice = ", and --only builds no package that is not named" if absent else ""
-            raise NotAttempted(f"not started: {name}: {lost[name]}{advice}")
-        unsolved = {} if even_so else unsolved_of(ctx, steps)
+        steps = _plan_requested(ctx, requested, request.rebuild)
+        _require_named(ctx, request, steps, requested)
+        unsolved: dict[str, str] = {}
+        if not request.even_so:
+            unsolved = find_unsolved(ctx, steps)
         for name, reason in unsolved.items():
             out.print(f"skipped: {name}: {reason}")
-        if wanted <= unsolved.keys():
-            advice = "Name other packages, or try it --even-so"
-            raise NotAttempted(f"not started: {_one_of(unsolved, packages)}. {advice}")
-        needed = ctx.recipes.dependencies(wanted - unsolved.keys()) | unsolved.keys()
-        steps = [step for step in steps if step.recipe.name in needed]
-        if (lacks := print_costs(ctx, steps, unsolved)) and not even_so:
+        if requested <= unsolved.keys():
+            reason = _choose_reason(unsolved, request.packages)
+            raise NotAttempted(f"not started: {reason}. Name other packages, or try it --even-so")
+        needed = ctx.recipes.dependencies(requested - unsolved.keys())
+        steps = _select_steps(steps, needed | unsolved.keys())
+        skipped = runner.predict_skipped(ctx.recipes, steps, unsolved)
+        lacks = print_costs(ctx, steps, skipped)
+        if lacks and not request.even_so:
             raise NotAttempted(f"not started: needs {lacks}. Make room, build less, or --even-so")
-        asks &= not ctx.hostbase and any(step.action == BUILD for step in steps)
-        if asks and sys.stdin.isatty() and not typer.confirm("Build all of this?"):
-            raise NotAttempted("not started. `./forge build NAME` builds one; --yes does not ask")
-        builder = ctx.builder(form)
+        if request.asks:
+            _confirm(ctx, steps)
+        builder = ctx.builder(request.package_format)
         with builder.display:
-            results = builder.run(ctx.recipes, steps, keep_going, unsolved)
-    wanted -= unsolved.keys() if lenient else set()
-    report(ctx, results, wanted, lenient and ctx.hostbase is not None)
+            results = builder.run(
+                ctx.recipes,
+                steps,
+                request.keep_going,
+                unsolved,
+            )
+    required = requested
+    if request.lenient:
+        required = set() if ctx.hostbase else requested - unsolved.keys()
+    report(ctx, results, required)
 
 
-def _one_of(unsolved: dict[str, str], named: list[str] | None) -> str:
-    """Return why one of the named recipes is skipped, or without names the first of all."""
+def _plan_requested(ctx: Context, requested: set[str], rebuild: bool) -> list[Step]:
+    """Return the steps of the requested recipes and of what they need."""
+    rebuilt = requested if rebuild else set()
+    steps = ctx.recipes.plan(ctx.channel, frozenset(rebuilt))
+    needed = ctx.recipes.dependencies(requested)
+    return _select_steps(steps, needed)
+
+
+def _select_steps(steps: list[Step], names: set[str]) -> list[Step]:
+    return [step for step in steps if step.recipe.name in names]
+
+
+def _is_anything_built(steps: list[Step]) -> bool:
+    return any(step.action == BUILD for step in steps)
+
+
+def _require_named(
+    ctx: Context,
+    request: Request,
+    steps: list[Step],
+    requested: set[str],
+) -> None:
+    """Raise NotAttempted if a named recipe cannot be built because of what it needs."""
+    excluded = {}
+    if request.only:
+        for step in steps:
+            name = step.recipe.name
+            if step.action == BUILD and name not in requested:
+                excluded[name] = "not named"
+    skipped = runner.predict_skipped(ctx.recipes, steps, excluded)
+    for name in sorted(request.packages or []):
+        if name not in skipped:
+            continue
+        message = f"not started: {name}: {skipped[name]}"
+        if excluded:
+            message += ", and --only builds no package that is not named"
+        raise NotAttempted(message)
+
+
+def _choose_reason(unsolved: Mapping[str, str], named: list[str] | None) -> str:
+    """Return why the first of the named recipes does not solve; of all, if none is named."""
     name = next(name for name in unsolved if not named or name in named)
     return f"{name}: {unsolved[name]}"
 
 
-def print_costs(ctx: Context, steps: list[Step], unsolved: dict[str, str]) -> str:
-    """Print what building the steps costs; returns what this machine lacks, or nothing."""
-    skipped = runner.skipped(ctx.project, ctx.recipes, steps, last_run=False, unsolvable=unsolved)
-    recipes = [step.recipe for step in steps if step.action == BUILD]
-    recipes = [recipe for recipe in recipes if recipe.name not in skipped]
+def _confirm(ctx: Context, steps: list[Step]) -> None:
+    """Ask on a terminal whether to build on conda-forge. Raises NotAttempted for a no."""
+    if ctx.hostbase or not _is_anything_built(steps) or not sys.stdin.isatty():
+        return
+    if not typer.confirm("Build all of this?"):
+        raise NotAttempted("not started. `./forge build NAME` builds one; --yes does not ask")
+
+
+def print_costs(
+    ctx: Context,
+    steps: list[Step],
+    skipped: Mapping[str, str],
+) -> str:
+    """Print the cost of building the steps.
+
+    Args:
+        ctx: The context.
+        steps: The plan, or a part of it.
+        skipped: Recipes that are not built.
+
+    Returns:
+        What this machine lacks, or "".
+    """
+    recipes = []
+    for step in steps:
+        if step.action == BUILD and step.recipe.name not in skipped:
+            recipes.append(step.recipe)
     costs = read_costs(recipes, ctx.base)
     if recipes and ctx.hostbase and not ctx.hostbase.is_current():
         out.print("host base: would be made first")
@@ -112,19 +229,27 @@ def print_costs(ctx: Context, steps: list[Step], unsolved: dict[str, str]) -> st
     return lacks
 
 
-def unsolved_of(ctx: Context, steps: list[Step]) -> dict[str, str]:
-    """Return the recipes that conda-forge cannot satisfy, and why, if it is the base and answers.
+def find_unsolved(ctx: Context, steps: list[Step]) -> dict[str, str]:
+    """Find the recipes that conda-forge cannot satisfy, if it is the base and answers.
 
     Every environment is solved, which takes a minute or two.
+
+    Returns:
+        The reason, by recipe.
     """
-    if ctx.hostbase or not any(step.action == BUILD for step in steps):
+    if ctx.hostbase or not _is_anything_built(steps):
         return {}
     try:
         reason = bases.unanswered()
         if not reason:
-            with Display(err) as display:
+            with ctx.display(err) as display:
                 display.phase("solving every environment with what conda-forge has")
-                return find_unsolvable(ctx.recipes, steps, ctx.channel, display.line)
+                return find_unsolvable(
+                    ctx.recipes,
+                    steps,
+                    ctx.channel,
+                    display.line,
+                )
     except Exception as error:  # the bindings have many
         reason = redacted(error)
     reason = " ".join(reason.split())
@@ -132,165 +257,299 @@ def unsolved_of(ctx: Context, steps: list[Step]) -> dict[str, str]:
     return {}
 
 
-def report(ctx: Context, results: list[Result], wanted: set[str], lenient: bool) -> None:
-    """Print the closing table and exit: 1 if one failed, 3 if a wanted one was not attempted."""
-    out.print("\n".join(runner.table(results)))
+def report(ctx: Context, results: list[Result], required: set[str]) -> None:
+    """Print the closing table and exit: 1 after a failure, 3 if a required one was not attempted.
+
+    Args:
+        ctx: The context.
+        results: The results of the run.
+        required: The recipes that have to be attempted.
+
+    Raises:
+        typer.Exit: Always.
+    """
+    out.print("\n".join(runner.format_table(results)))
     if ctx.project.logs.is_dir():
         out.print(f"logs: {ctx.project.logs}")
-    skipped = {r.step.recipe.name: r.detail for r in results if r.state == NOT_ATTEMPTED}
-    for name, detail in skipped.items():
-        err.print(f"not attempted: {name}: {detail}")
+    not_attempted = set()
+    has_failed = bool(ctx.recipes.broken)
+    for result in results:
+        name = result.step.recipe.name
+        if result.state == NOT_ATTEMPTED:
+            not_attempted.add(name)
+            err.print(f"not attempted: {name}: {result.detail}")
+        if result.state == FAILED:
+            has_failed = True
     for name, reason in ctx.recipes.broken.items():
         err.print(f"failed: {name}: {reason}")
-    if ctx.recipes.broken or any(result.state == FAILED for result in results):
+    if has_failed:
         raise typer.Exit(1)
-    raise typer.Exit(3 if skipped.keys() & wanted and not lenient else 0)
+    if not_attempted & required:
+        raise typer.Exit(NotAttempted.exit_code)
+    raise typer.Exit(0)
 
 
-@command(app)
+@app.command(cls=ForgeCommand)
 def build_all(
-    ctx: Context, keep_going: KeepGoing = False, even_so: EvenSo = False,
-    form: Format = LOCAL_FORMAT, strict: Strict = False, yes: Yes = False,
+    context: typer.Context,
+    keep_going: KeepGoing = False,
+    even_so: EvenSo = False,
+    package_format: Format = LOCAL_FORMAT,
+    strict: Strict = False,
+    yes: Yes = False,
     stop_after: StopAfter = None,
-) -> None:  # fmt: skip
+) -> None:
     """Build every package that is not up to date. Interrupt it at any time: the next run resumes.
 
     On the host base, packages whose sources only other hosts than PyPI have are reported as not
     attempted without failing the run, unless --strict.
     """
+    request = Request(
+        None,
+        package_format,
+        keep_going,
+        even_so,
+        lenient=not strict,
+        asks=not yes,
+    )
     with time_box(stop_after):
-        run_build(ctx, None, keep_going, even_so, form, lenient=not strict, asks=not yes)
+        run_build(context.obj, request)
 
 
-@command(app)
+@app.command(cls=ForgeCommand)
 def build(
-    ctx: Context, packages: Packages, with_dependents: Dependents = False,
-    keep_going: KeepGoing = False, even_so: EvenSo = False, form: Format = LOCAL_FORMAT,
-    stop_after: StopAfter = None, only: Only = False,
-) -> None:  # fmt: skip
+    context: typer.Context,
+    packages: Packages,
+    with_dependents: Dependents = False,
+    keep_going: KeepGoing = False,
+    even_so: EvenSo = False,
+    package_format: Format = LOCAL_FORMAT,
+    stop_after: StopAfter = None,
+    only: Only = False,
+) -> None:
     """Build the named packages and their dependencies, where they are not up to date."""
+    request = Request(
+        packages,
+        package_format,
+        keep_going,
+        even_so,
+        with_dependents=with_dependents,
+        only=only,
+    )
     with time_box(stop_after):
-        run_build(
-            ctx, packages, keep_going, even_so, form, with_dependents=with_dependents, only=only
-        )
+        run_build(context.obj, request)
 
 
-@command(app)
+@app.command(cls=ForgeCommand)
 def rebuild(
-    ctx: Context, packages: Packages, keep_going: KeepGoing = False, even_so: EvenSo = False,
-    form: Format = LOCAL_FORMAT,
-) -> None:  # fmt: skip
+    context: typer.Context,
+    packages: Packages,
+    keep_going: KeepGoing = False,
+    even_so: EvenSo = False,
+    package_format: Format = LOCAL_FORMAT,
+) -> None:
     """Build the named packages again, up to date or not, under the next build number."""
-    run_build(ctx, packages, keep_going, even_so, form, rebuild=True)
+    request = Request(
+        packages,
+        package_format,
+        keep_going,
+        even_so,
+        rebuild=True,
+    )
+    run_build(context.obj, request)
 
 
-@command(app)
-def test_packages(ctx: Context, packages: Maybe = None) -> None:
+@app.command(cls=ForgeCommand)
+def test_packages(context: typer.Context, packages: OptionalPackages = None) -> None:
     """Run the tests inside the built packages again, against the channel as it is."""
-    wanted = ctx.select(packages)
+    ctx: Context = context.obj
+    requested = ctx.select(packages)
     with ctx.project.lock():
-        steps = [s for s in ctx.recipes.plan(ctx.channel) if s.recipe.name in wanted]
-        builder = ctx.builder(on_base=any(step.action == UP_TO_DATE for step in steps))
+        steps = _select_steps(ctx.recipes.plan(ctx.channel), requested)
+        has_packages = any(step.action == UP_TO_DATE for step in steps)
+        builder = ctx.builder(needs_base=has_packages)
         with builder.display:
             results = builder.test_packages(steps)
-    report(ctx, results, wanted, lenient=packages is None and bool(ctx.hostbase))
+    required = requested
+    if packages is None and ctx.hostbase:
+        required = set()
+    report(ctx, results, required)
 
 
-@command(app)
-def plan(ctx: Context, as_json: Json = False, strict: Strict = False) -> None:
+@app.command(cls=ForgeCommand)
+def plan(context: typer.Context, as_json: Json = False, strict: Strict = False) -> None:
     """Print the build order, and why each package would be built, or is up to date or skipped.
 
-    Skipped is what the last run could not attempt, what needs what the base lacks, and what
-    conda-forge, which --json does not ask, cannot satisfy today; the next run tries again.
+    A package is skipped if the last run could not attempt it, if the base lacks a requirement, or
+    if conda-forge cannot satisfy one today; --json does not ask conda-forge. The next run tries
+    again.
     """
+    ctx: Context = context.obj
     steps = ctx.recipes.plan(ctx.channel)
-    unsolved = {} if as_json else unsolved_of(ctx, steps)
-    rows = list(plan_rows(ctx, steps, unsolved))
+    unsolved: dict[str, str] = {}
+    if not as_json:
+        unsolved = find_unsolved(ctx, steps)
+    unfetched = runner.read_unfetched(ctx.project, steps)
+    skipped = runner.predict_skipped(ctx.recipes, steps, {**unsolved, **unfetched})
+    rows = list(plan_rows(ctx, steps, skipped))
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     for number, row in enumerate(rows, 1):
         for dist in row["outputs"]:
             out.print(f"{number:2} {row['action']:10} {dist}: {row['reason']}")
-    lacking = {row["recipe"]: f"lacks {row['lacks']}" for row in rows if row["lacks"]}
-    for name, why in (ctx.recipes.absent | lacking).items():
-        out.print(f"   {name}: {why}")
-    lacks = print_costs(ctx, steps, unsolved)
+    notes = dict(ctx.recipes.absent)
+    for row in rows:
+        if row["lacks"]:
+            notes[row["recipe"]] = f"lacks {row['lacks']}"
+    for name, note in notes.items():
+        out.print(f"   {name}: {note}")
+    # The next run tries to fetch again what the last one could not.
+    unbuildable = runner.predict_skipped(ctx.recipes, steps, unsolved)
+    lacks = print_costs(ctx, steps, unbuildable)
     if lacks:
         out.print(f"a build would not start: it needs {lacks}")
     if strict and any(row["action"] == SKIPPED for row in rows):
-        raise typer.Exit(3)
+        raise typer.Exit(NotAttempted.exit_code)
 
 
 def plan_rows(
-    ctx: Context, steps: list[Step], unsolved: dict[str, str]
+    ctx: Context,
+    steps: list[Step],
+    skipped: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per recipe, in build order."""
-    skipped = runner.skipped(ctx.project, ctx.recipes, steps, unsolvable=unsolved)
+    """Yield a row of `plan` per recipe, in build order.
+
+    Args:
+        ctx: The context.
+        steps: The plan.
+        skipped: Recipes that are skipped, with the reason.
+    """
     for step in steps:
-        name = step.recipe.name
+        recipe = step.recipe
+        action = step.action
+        reason = step.reason
+        if recipe.name in skipped:
+            action = SKIPPED
+            reason = skipped[recipe.name]
+        sources = []
+        for source in sources_of(recipe):
+            sources.append({"origin": source.origin, source.kind: source.digest})
         yield {
-            "recipe": name,
-            "action": SKIPPED if name in skipped else step.action,
-            "reason": skipped.get(name, step.reason),
-            "version": step.recipe.version,
-            "lacks": step.recipe.extra.get("lacks", ""),
+            "recipe": recipe.name,
+            "action": action,
+            "reason": reason,
+            "version": recipe.version,
+            "lacks": recipe.extra.get("lacks", ""),
             "outputs": [output.dist for output in step.outputs],
-            "needs": sorted(ctx.recipes.direct_needs(name)),
-            "requirements": step.recipe.requirements,
-            "sources": [{"origin": s.origin, s.kind: s.digest} for s in sources_of(step.recipe)],
+            "needs": sorted(ctx.recipes.direct_needs(recipe.name)),
+            "requirements": recipe.requirements,
+            "sources": sources,
         }
 
 
-@command(app)
-def status(ctx: Context, as_json: Json = False) -> None:
+@app.command(cls=ForgeCommand)
+def status(context: typer.Context, as_json: Json = False) -> None:
     """List every package: version, build string, state on this base, file, sha256, size."""
-    rows = [row for step in ctx.recipes.plan(ctx.channel) for row in status_rows(ctx, step)]
+    ctx: Context = context.obj
+    rows = []
+    for step in ctx.recipes.plan(ctx.channel):
+        for output in step.outputs:
+            rows.append(status_row(ctx, step, output))
     if as_json:
         print(json.dumps({"base": ctx.base.name, "packages": rows}, indent=2))
         return
     for row in rows:
-        details = f", {row['size']} bytes, sha256 {row['sha256']}" if row["sha256"] else ""
-        out.print(f"{row['name']} {row['version']} {row['build']}: {row['state']}{details}")
+        line = f"{row['name']} {row['version']} {row['build']}: {row['state']}"
+        if row["sha256"]:
+            line += f", {row['size']} bytes, sha256 {row['sha256']}"
+        out.print(line)
 
 
-@command(app)
-def clean(ctx: Context) -> None:
+def status_row(ctx: Context, step: Step, output: Output) -> dict[str, Any]:
+    """Return the row of `status` for an output.
+
+    Its `state` is one of built, outdated, not built, and damaged: the file differs from the index.
+    """
+    row: dict[str, Any] = {
+        "name": output.name,
+        "version": output.version,
+        "build": output.build,
+        "recipe": step.recipe.name,
+        "reason": step.reason,
+        "file": None,
+        "sha256": None,
+        "state": "outdated" if step.has_older_builds else "not built",
+        "size": None,
+    }
+    if not isinstance(output, Record):
+        return row
+    row["file"] = f"{output.subdir}/{output.file_name}"
+    file = ctx.channel.path(output)
+    if file.exists():
+        row["sha256"] = sha256_file(file)
+        row["size"] = file.stat().st_size
+    row["state"] = "built" if row["sha256"] == output.sha256 else "damaged"
+    return row
+
+
+@app.command(cls=ForgeCommand)
+def clean(context: typer.Context) -> None:
     """Remove what killed commands left: here, where they published, and in rattler's cache."""
-    for path in remove_leftovers(ctx):
+    for path in remove_leftovers(context.obj):
         out.print(f"removed {path}")
 
 
 def remove_leftovers(ctx: Context) -> list[Path]:
-    """Remove what killed commands left, each under the lock that its users hold; return it."""
-    build, gone = ctx.project.build, swept_cache(cache_folder())
+    """Remove what killed commands left; returns the paths.
+
+    Each folder is cleaned under the lock that its users hold, and not if somebody holds it.
+    """
+    build = ctx.project.build
+    removed = swept_cache(cache_folder())
     if (build / ".lock").exists():
-        with suppress(ForgeError), ctx.project.lock() as left:
-            gone += left
+        with suppress(ForgeError), ctx.project.lock() as leftovers:
+            removed += leftovers
             ctx.channel.reconcile()
-    named = [StaticChannel(link.resolve()) for link in build.glob("published/*")]
-    # publish refused the others, or their folder has become something else
-    published = {channel.folder: channel.withdrawn_folder for channel in named if channel.is_ours()}
+    published = _find_published(build)
     for folder in (build, build / "host-base", ctx.project.sources, *published):
-        partial = [*folder.glob(".index.html.partial"), *folder.glob(".partial-*")]
-        for place in {folder, published.get(folder, folder)}:
-            partial += [path for d in SUBDIRS for path in place.glob(f"{d}/.partial-*")]
-        gone += [*swept(folder / ".lock", partial), *swept_cache(folder)]
+        withdrawn = published.get(folder, folder)
+        partial = _list_partial(folder, withdrawn)
+        removed += swept(folder / ".lock", partial)
+        removed += swept_cache(folder)
     for stack in build.glob("stacks/*"):
-        gone += swept(stack / ".pixi/.lock", Workspace(stack.name, stack).left())
-    return gone
+        workspace = Workspace(stack.name, stack)
+        # An iterator: `swept` lists the files once nobody holds the lock.
+        removed += swept(stack / ".pixi/.lock", workspace.left())
+    return removed
 
 
-def status_rows(ctx: Context, step: Step) -> Iterator[dict[str, Any]]:
-    """Yield a row per output. `state`: built, outdated, not built, damaged (differs from index)."""
-    for output in step.outputs:
-        row: dict[str, Any] = {key: getattr(output, key) for key in ("name", "version", "build")}
-        row |= {"recipe": step.recipe.name, "reason": step.reason, "file": None, "sha256": None}
-        row |= {"state": "outdated" if step.has_older_builds else "not built", "size": None}
-        if isinstance(output, Record):
-            file = ctx.channel.path(output)
-            if file.exists():
-                row |= {"sha256": sha256_file(file), "size": file.stat().st_size}
-            row["state"] = "built" if row["sha256"] == output.sha256 else "damaged"
-            row["file"] = f"{output.subdir}/{output.file_name}"
-        yield row
+def _find_published(build: Path) -> dict[Path, Path]:
+    """Return the folders that `publish` has written, each with that of its withdrawn packages.
+
+    A folder that is no channel of ours is left out: publish refused it, or it has become something
+    else since.
+    """
+    published = {}
+    for link in build.glob("published/*"):
+        channel = StaticChannel(link.resolve())
+        if channel.is_ours():
+            published[channel.folder] = channel.withdrawn_folder
+    return published
+
+
+def _list_partial(folder: Path, withdrawn: Path) -> list[Path]:
+    """List the partial files of a channel or of a folder of downloads.
+
+    Args:
+        folder: The folder.
+        withdrawn: The folder of a channel's withdrawn packages, or `folder` again.
+    """
+    partial = [
+        *folder.glob(".index.html.partial"),
+        *folder.glob(".partial-*"),
+    ]
+    for place in {folder, withdrawn}:
+        for subdir in SUBDIRS:
+            partial += place.glob(f"{subdir}/.partial-*")
+    return partial

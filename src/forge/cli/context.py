@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a command works on: project, base, recipes and channel; and the options of every command."""
+"""What a command works on: project, base, recipes and channel; and the options of all commands."""
 
 import functools
-import inspect
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -15,6 +14,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from forge import bases
 from forge.bases import BaseName
@@ -26,31 +27,69 @@ from forge.hostbase.base import HostBase
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
-# a low zstd level for local work; a release pays the time for a high one
+# A low level of zstd for local work. A release takes the time for a high one.
 LOCAL_FORMAT = "conda:3"
+# The levels of zstd: -7 to 22.
+PACKAGE_FORMAT = re.compile(r"conda:(-?[1-7]|[89]|1\d|2[0-2])")
 
-_terminal = functools.partial(Console, soft_wrap=True, highlight=False, markup=False)
-out, err = _terminal(), _terminal(stderr=True)
+_console = functools.partial(
+    Console,
+    soft_wrap=True,
+    highlight=False,
+    markup=False,
+)
+out = _console()
+err = _console(stderr=True)
 
-Base = Annotated[BaseName | None, Option(help="Base to build on.")]
-Output = Annotated[Path | None, Option(metavar="DIR", help="Channel folder, if not channel/.")]
-Variants = Annotated[
-    list[str] | None, Option(metavar="KEY=VALUE", help="Override variants.yaml; repeatable.")
+Base = Annotated[
+    BaseName | None,
+    Option(help="Base to build on."),
 ]
-Packages = Annotated[list[str], Argument(help="Recipe names.")]
-Maybe = Annotated[list[str] | None, Argument(help="Recipe names (default: all).")]
-Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Output = Annotated[
+    Path | None,
+    Option(metavar="DIR", help="Channel folder, if not channel/."),
+]
+Variants = Annotated[
+    list[str] | None,
+    Option(metavar="KEY=VALUE", help="Override variants.yaml; repeatable."),
+]
+Packages = Annotated[
+    list[str],
+    Argument(help="Recipe names."),
+]
+OptionalPackages = Annotated[
+    list[str] | None,
+    Argument(help="Recipe names (default: all)."),
+]
+Json = Annotated[
+    bool,
+    Option("--json", help="Print JSON."),
+]
+
+
+def _base_from_environment() -> BaseName:
+    return BaseName(os.getenv("FORGE_BASE") or "auto")
 
 
 @dataclass
 class Context:
-    """The project, base and channel that a command works on, each made when first asked for."""
+    """The project, base and channel that a command works on, each made when it is first needed.
 
-    base_name: BaseName = field(default_factory=lambda: BaseName(os.getenv("FORGE_BASE") or "auto"))
+    Attributes:
+        base_name: The base to build on; AUTO chooses one.
+        output: The channel's folder, if it is not channel/.
+        variants: KEY=VALUE words that override variants.yaml.
+        keep_going: Leave out recipes that cannot be read.
+        root: The checkout.
+        verbosity: That of the Display.
+    """
+
+    base_name: BaseName = field(default_factory=_base_from_environment)
     output: Path | None = None
     variants: list[str] = field(default_factory=list)
-    keep_going: bool = False  # past recipes that cannot be read
+    keep_going: bool = False
     root: Path = field(default_factory=Project.default_root)
+    verbosity: int = 0
 
     @cached_property
     def project(self) -> Project:
@@ -59,21 +98,28 @@ class Context:
 
     @cached_property
     def base(self) -> bases.Base:
-        """The base to build on, chosen when it is first needed."""
+        """The base to build on; the choice is printed."""
         name, line = bases.choose(self.base_name, self.channel.is_host_bound())
         err.print(line)
-        return bases.load(self.project, name, bases.parse_overrides(self.variants))
+        overrides = bases.parse_overrides(self.variants)
+        return bases.load(self.project, name, overrides)
 
     @cached_property
     def recipes(self) -> RecipeSet:
         """The recipes that are built on this base."""
-        host = self.hostbase
-        provided = (host.names(), host.key) if host else (frozenset(), "")
-        return RecipeSet(self.project, self.base, *provided, self.keep_going)
+        if not self.hostbase:
+            return RecipeSet(self.project, self.base, keep_going=self.keep_going)
+        return RecipeSet(
+            self.project,
+            self.base,
+            self.hostbase.names(),
+            self.hostbase.key,
+            self.keep_going,
+        )
 
     @cached_property
     def all_recipes(self) -> RecipeSet:
-        """All recipes, including those of packages that the base provides."""
+        """All recipes, with those of packages that the base provides."""
         return RecipeSet(self.project, self.base)
 
     @cached_property
@@ -84,67 +130,130 @@ class Context:
     @cached_property
     def hostbase(self) -> HostBase | None:
         """The host base, if that is the base."""
-        return HostBase(self.project, self.base) if self.base.folder else None
+        if not self.base.folder:
+            return None
+        return HostBase(self.project, self.base)
 
-    def select(self, names: Iterable[str] | None, among: RecipeSet | None = None) -> set[str]:
-        """Select the named recipes, or all. Raises ForgeError for an unknown name."""
-        among = among or self.recipes
-        wanted = set(names or among.recipes)
-        unknown = wanted - among.recipes.keys() - among.broken.keys()
-        for name in sorted(unknown & among.absent.keys()):
-            raise ForgeError(f"{name} is not built here: {among.absent[name]}")
+    def display(self, console: Console) -> Display:
+        """Make a display of progress, as verbose as the command line says."""
+        return Display(console, self.verbosity)
+
+    def select(
+        self,
+        names: Iterable[str] | None,
+        recipe_set: RecipeSet | None = None,
+    ) -> set[str]:
+        """Return the named recipes, or all.
+
+        Args:
+            names: Recipe names; none for all.
+            recipe_set: Where to look for them, if not in `recipes`.
+
+        Raises:
+            ForgeError: A recipe does not exist, or is not built on this base.
+        """
+        recipe_set = recipe_set or self.recipes
+        existing = recipe_set.recipes
+        selected = set(names or existing)
+        unknown = selected - existing.keys() - recipe_set.broken.keys()
+        for name in sorted(unknown & recipe_set.absent.keys()):
+            raise ForgeError(f"{name} is not built here: {recipe_set.absent[name]}")
         if unknown:
-            names, asked = list(among.recipes), ", ".join(sorted(unknown))
-            close = [f"did you mean {n}? " for n in get_close_matches(min(unknown), names, 1)]
-            raise ForgeError(f"no recipe {asked}; {''.join(close)}there are: {', '.join(names)}")
-        return wanted
+            hint = ""
+            for name in get_close_matches(min(unknown), list(existing), n=1):
+                hint = f"did you mean {name}? "
+            wrong = ", ".join(sorted(unknown))
+            raise ForgeError(f"no recipe {wrong}; {hint}there are: {', '.join(existing)}")
+        return selected
 
-    def builder(self, package_format: str = LOCAL_FORMAT, on_base: bool = True) -> Builder:
-        """Make a builder; `on_base` makes the host base now if it is not current."""
-        if not re.fullmatch(r"conda:(-?[1-7]|[89]|1\d|2[0-2])", package_format):
+    def builder(
+        self,
+        package_format: str = LOCAL_FORMAT,
+        needs_base: bool = True,
+    ) -> Builder:
+        """Make a builder.
+
+        Args:
+            package_format: rattler-build's: conda:LEVEL.
+            needs_base: Make the host base first, if that is the base and it is not current.
+
+        Raises:
+            ForgeError: The package format is another one.
+        """
+        if not PACKAGE_FORMAT.fullmatch(package_format):
             raise ForgeError(f"--package-format {package_format!r} is not conda:LEVEL, -7 to 22")
-        builder = Builder(self.project, self.base, Display(out), package_format)
-        if self.hostbase and on_base:
+        builder = Builder(
+            self.project,
+            self.base,
+            self.display(out),
+            package_format,
+        )
+        if self.hostbase and needs_base:
             with builder.display as display:
                 self.hostbase.make(display.say, builder.run_job)
         return builder
 
 
-def takes_context(function: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command, or a group's callback, whose first parameter is the Context.
-
-    Adds the shared options, because click takes those of a group only before a command's name.
-    """
-
-    def run(
-        context: typer.Context, base: Base, output: Output, variant: Variants, **own: Any
-    ) -> None:
-        ctx = context.obj or Context()
-        variants = [*ctx.variants, *(variant or ())]
-        base, output = base or ctx.base_name, output or ctx.output
-        context.obj = replace(ctx, base_name=base, output=output, variants=variants)
-        function(context.obj, **own)
-
-    *shared, _ = inspect.signature(run, eval_str=True).parameters.values()
-    _, *own = inspect.signature(function, eval_str=True).parameters.values()
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
-    parameters += [p.replace(kind=p.KEYWORD_ONLY, default=None) for p in shared]
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
+_shared_options = typer.Typer(add_completion=False)
 
 
-def command(app: typer.Typer, name: str | None = None, **settings: Any) -> Callable[..., Any]:
-    """Register a function whose first parameter is the Context as a command of `app`."""
+@_shared_options.command()
+def _apply_shared_options(
+    context: typer.Context,
+    base: Base = None,
+    output: Output = None,
+    variant: Variants = None,
+) -> None:
+    """Put the values of the shared options into the Context, `context.obj`."""
+    ctx = context.obj or Context()
+    context.obj = replace(
+        ctx,
+        base_name=base or ctx.base_name,
+        output=output or ctx.output,
+        variants=[*ctx.variants, *(variant or ())],
+    )
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        app.command(name, **settings)(takes_context(function))
-        return function
 
-    return register
+# click takes the options of a group only before the command's name. To be taken after it as well,
+# the shared options are added to the group and to each command.
+SHARED_OPTIONS = get_command(_shared_options)
 
 
-def gravest(codes: Iterable[int]) -> typer.Exit:
-    """Choose the gravest exit, to raise when all is done: 1 if anything failed, then 2, then 3."""
-    return typer.Exit(min(filter(None, codes), default=0))
+def _take_shared_options(context: Any) -> None:
+    """Take the values of the shared options out of a command's parameters, and apply them."""
+    values = {}
+    for option in SHARED_OPTIONS.params:
+        values[option.name] = context.params.pop(option.name)
+    SHARED_OPTIONS.callback(**values)  # type: ignore[misc]
+
+
+class ForgeCommand(TyperCommand):
+    """A command with the shared options; `context.obj` is the Context that they make."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params = [*self.params, *SHARED_OPTIONS.params]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Apply the shared options and run the command."""
+        _take_shared_options(ctx)
+        return super().invoke(ctx)
+
+
+class ForgeGroup(TyperGroup):
+    """A group of commands that takes the shared options before the name of a command."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params = [*self.params, *SHARED_OPTIONS.params]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Apply the shared options and run the command that follows."""
+        _take_shared_options(ctx)
+        return super().invoke(ctx)
+
+
+def make_exit(codes: Iterable[int]) -> typer.Exit:
+    """Return the exit to raise at the end: 1 if anything failed, else 2, 3 or 0."""
+    failures = [code for code in codes if code]
+    return typer.Exit(min(failures, default=0))

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The command line: `./forge CMD`, and `pixi run CMD` for what people type daily.
+"""The command line: `./forge CMD`, and `pixi run CMD` for the most frequent commands.
 
-Exit codes: 0 everything wanted exists, 1 a build, test or installation failed, 2 usage or
-configuration, 3 something wanted could not be attempted, 75 the time of --stop-after is up, 130
-interrupted. Whoever closes the output early, as `head` does, has read enough.
+Exit codes:
+    0: Everything that was requested exists. Also if the reader of the output ends early, as `head`
+        does.
+    1: A build, test or installation failed.
+    2: Usage or configuration.
+    3: Something that was requested could not be attempted.
+    75: The time of --stop-after is up.
+    130: Interrupted.
 """
 
 import contextlib
@@ -18,32 +23,45 @@ import typer
 from typer import Option
 from typer.core import TyperArgument
 
-from forge.building.display import Display
 from forge.cli import building, publishing, stacks, upkeep
-from forge.cli.context import Context, err, takes_context
+from forge.cli.context import Context, ForgeGroup, err
 from forge.cli.time_box import NOT_FINISHED, TimeUp
 from forge.errors import ForgeError, one_line, redacted
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 INTERRUPTED = 130
 
-# the usage line names the arguments; typer adds their types in Python
+# The usage line names the arguments. Typer would add their types in Python.
 TyperArgument.display_type_rich = lambda *_, **__: None  # type: ignore[method-assign]
 app = typer.Typer(
-    no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    cls=ForgeGroup,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-for part in (building, stacks, publishing, upkeep):
-    app.add_typer(part.app)
+for module in (building, stacks, publishing, upkeep):
+    app.add_typer(module.app)
 
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Print what builds print.")]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors alone.")]
+Verbose = Annotated[
+    bool,
+    Option("--verbose", "-v", help="Print what builds print."),
+]
+Quiet = Annotated[
+    bool,
+    Option("--quiet", "-q", help="Print results and errors alone."),
+]
 
 
 @app.callback()
-@takes_context
-def options(ctx: Context, verbose: Verbose = False, quiet: Quiet = False) -> None:
+def options(
+    context: typer.Context,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
     """Build, lock, install and check the strix-forge packages."""
-    Display.verbosity = verbose - quiet
+    ctx: Context = context.obj
+    ctx.verbosity = int(verbose) - int(quiet)
 
 
 class Interrupted(BaseException):
@@ -56,35 +74,54 @@ def interrupt(*_: object) -> None:
 
 
 def run() -> int:
-    """Run the command line; every foreseen error is one message and an exit code."""
+    """Run the command line; returns the exit code. Each foreseen error is one message."""
     try:
-        # one that exists: unlike Python, rattler fails where TMPDIR names none
-        os.environ["TMPDIR"] = tempfile.gettempdir()
-        os.environ.setdefault("RUST_BACKTRACE", "0")  # a panic is a line of ours
-        os.environ.pop("TOKIO_WORKER_THREADS", None)  # at 0 rattler panics
+        _prepare_environment()
         sys.exit(app(prog_name="forge"))
     except SystemExit as stop:
-        closed = isinstance(stop.__context__, BrokenPipeError)  # click and rich make 1 of it
-        return 0 if closed else int(stop.code or 0)
+        # click and rich exit with 1 where nobody reads the output any more.
+        is_closed_pipe = isinstance(stop.__context__, BrokenPipeError)
+        return 0 if is_closed_pipe else int(stop.code or 0)
     except Interrupted:
         err.print("interrupted; run the same command again to go on")
         return INTERRUPTED
-    except TimeUp as reason:
-        err.print(f"not finished: {reason}; run the same command again to go on")
+    except TimeUp as error:
+        err.print(f"not finished: {error}; run the same command again to go on")
         return NOT_FINISHED
     except ForgeError as error:
         err.print(f"error: {error}")
         return error.exit_code
     except OSError as error:  # a full or failing disk, wherever it shows first
         where = f"{error.filename}: " if error.filename else ""
-        err.print(f"error: {where}{error.strerror or error}; fix that and run the command again")
+        reason = error.strerror or str(error)
+        err.print(f"error: {where}{reason}; fix that and run the command again")
         return 1
-    except BaseException as error:  # what nobody foresaw; a panic of Rust is no Exception
-        with tempfile.NamedTemporaryFile("w", prefix="forge-", suffix=".log", delete=False) as log:
-            log.write(redacted(traceback.format_exc()))
-        says = one_line(f"{type(error).__name__}: {error}")
-        err.print(f"error: {says}; a fault of forge: report it with {log.name}")
+    except BaseException as error:  # nobody foresaw this one; a panic of Rust is no Exception
+        _report_fault(error)
         return 1
+
+
+def _prepare_environment() -> None:
+    """Set the environment variables that the bindings of rattler read."""
+    # Unlike Python, rattler fails where TMPDIR names a folder that does not exist.
+    os.environ["TMPDIR"] = tempfile.gettempdir()
+    # A panic shall be one line, which this module prints.
+    os.environ.setdefault("RUST_BACKTRACE", "0")
+    # rattler panics where it is 0.
+    os.environ.pop("TOKIO_WORKER_THREADS", None)
+
+
+def _report_fault(error: BaseException) -> None:
+    """Write the traceback of an unforeseen error to a file and print a line that names it."""
+    with tempfile.NamedTemporaryFile(
+        "w",
+        prefix="forge-",
+        suffix=".log",
+        delete=False,
+    ) as log:
+        log.write(redacted(traceback.format_exc()))
+    description = one_line(f"{type(error).__name__}: {error}")
+    err.print(f"error: {description}; a fault of forge: report it with {log.name}")
 
 
 def main() -> None:
@@ -92,9 +129,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
     os.environ[PYPI_SOURCES] = PYPI_URL
-    os.environ.pop("INIT_CWD", None)  # pixi's; a ./forge that this starts would go there
+    # pixi sets it. A ./forge that this one starts would change to that folder.
+    os.environ.pop("INIT_CWD", None)
     code = run()
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
-    # py-rattler sometimes aborts while Python shuts down, after the work is done
+    # py-rattler sometimes aborts while Python shuts down, after the work is done.
     os._exit(code)

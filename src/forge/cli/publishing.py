@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from forge.channel import StaticChannel, read_validated, require_untested_name
-from forge.cli.context import Context, command, gravest, out
+from forge.cli.context import Context, ForgeCommand, make_exit, out
 from forge.conda.location import Location
 from forge.conda.package import Package, Places, require_confined
 from forge.errors import Failed, ForgeError, NotAttempted
@@ -22,26 +22,43 @@ from forge.recipes.verify import verify as verify_package
 
 app = typer.Typer()
 
-To = Annotated[str, Option(metavar="DIR", help="Folder of the published channel.")]
+To = Annotated[
+    str,
+    Option(metavar="DIR", help="Folder of the published channel."),
+]
 Withdraw = Annotated[
     list[str] | None,
     Option(metavar="NAME-VERSION-BUILD", help="Take this build out instead; repeatable."),
 ]
-Reason = Annotated[str, Option(metavar="TEXT", help="Why it is withdrawn, for the page.")]
+Reason = Annotated[
+    str,
+    Option(metavar="TEXT", help="Why it is withdrawn, for the page."),
+]
 Untested = Annotated[
-    bool, Option("--untested", help="No GPU ran them: the name of DIR has to say untested.")
+    bool,
+    Option("--untested", help="No GPU ran them: the name of DIR has to say untested."),
 ]
 Validated = Annotated[
-    Path | None, Option(metavar="FILE", help="Publish only files whose sha256 FILE has.")
+    Path | None,
+    Option(metavar="FILE", help="Publish only files whose sha256 FILE has."),
 ]
-Files = Annotated[list[Path], Argument(exists=True, dir_okay=False)]
-Channels = Annotated[Path, Argument(exists=True, file_okay=False, help="Folder of a channel.")]
-Commit = Annotated[str, Option(metavar="REV", help="Compare with the recipes of this commit.")]
+Files = Annotated[
+    list[Path],
+    Argument(exists=True, dir_okay=False),
+]
+Channels = Annotated[
+    Path,
+    Argument(exists=True, file_okay=False, help="Folder of a channel."),
+]
+Commit = Annotated[
+    str,
+    Option(metavar="REV", help="Compare with the recipes of this commit."),
+]
 
 
-@command(app)
+@app.command(cls=ForgeCommand)
 def publish(
-    ctx: Context,
+    context: typer.Context,
     to: To,
     withdraw: Withdraw = None,
     reason: Reason = "",
@@ -49,10 +66,12 @@ def publish(
     validated: Validated = None,
 ) -> None:
     """Publish all packages of the channel, or none; or withdraw builds that are published."""
+    ctx: Context = context.obj
     folder = Location(to).folder
     if not folder:
         raise ForgeError(f"--to {to} is not a directory: publish to one (docs/publishing.md)")
-    if untested + (validated is not None) + bool(withdraw) > 1:
+    modes = [untested, validated is not None, bool(withdraw)]
+    if modes.count(True) > 1:
         raise ForgeError("--untested, --validated and --withdraw exclude each other: give one")
     if untested:
         require_untested_name(folder)
@@ -67,95 +86,144 @@ def publish(
         for name in StaticChannel(folder).withdraw(withdraw, reason):
             out.print(f"{folder}: withdrew {name}")
     else:
-        with ctx.project.lock():
-            if not ctx.channel.is_indexed():  # packages that came from other machines
-                ctx.channel.index()
-            added = StaticChannel(folder).publish(ctx.channel, digests)
-        for name in added:
-            out.print(f"{folder}: added {name}")
-        state = ", untested: no GPU ran them" if untested else ""
-        out.print(f"{folder}: {len(added)} packages added{state}")
+        _publish_all(ctx, folder, digests, untested)
     _write_page(ctx.project, folder)
 
 
+def _publish_all(
+    ctx: Context,
+    folder: Path,
+    digests: set[str] | None,
+    untested: bool,
+) -> None:
+    """Publish the packages of the channel and print what was added.
+
+    Args:
+        ctx: The context.
+        folder: The published channel.
+        digests: Publish only files with one of these sha256, if given.
+        untested: Whether no GPU has run the packages.
+    """
+    with ctx.project.lock():
+        if not ctx.channel.is_indexed():  # packages that came from other machines
+            ctx.channel.index()
+        added = StaticChannel(folder).publish(ctx.channel, digests)
+    for name in added:
+        out.print(f"{folder}: added {name}")
+    note = ", untested: no GPU ran them" if untested else ""
+    out.print(f"{folder}: {len(added)} packages added{note}")
+
+
 def _remember(project: Project, folder: Path) -> None:
-    """Note a published folder, where `clean` then looks for what killed commands left."""
-    known = project.build / "published"
-    with suppress(OSError):  # it is there already
-        known.mkdir(parents=True, exist_ok=True)
-        (known / sha256(bytes(folder)).hexdigest()).symlink_to(folder)
+    """Note a published folder, for `clean` to look there for leftovers of killed commands."""
+    links = project.build / "published"
+    link = links / sha256(bytes(folder)).hexdigest()
+    with suppress(OSError):  # it exists already
+        links.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder)
 
 
 def _write_page(project: Project, folder: Path) -> None:
     """Write the page of a published channel. Raises Failed if that does not succeed."""
-    page = project.root / "tools/channel_page.py"
-    if page.exists() and subprocess.run([sys.executable, page, folder], check=False).returncode:
+    program = project.root / "tools/channel_page.py"
+    if not program.exists():
+        return
+    result = subprocess.run([sys.executable, program, folder], check=False)
+    if result.returncode:
         raise Failed(f"{folder} is published, but its page is not: fix that, and publish again")
 
 
-@command(app)
-def verify(ctx: Context, files: Files, commit: Commit = "") -> None:
+@app.command(cls=ForgeCommand)
+def verify(context: typer.Context, files: Files, commit: Commit = "") -> None:
     """Compare package files with their recipes in this checkout, themselves and each other.
 
     Exit 1 for any difference, 3 for a package of no recipe: then only the files inside it are
     compared, with its own list. No network is needed.
     """
+    ctx: Context = context.obj
     places: list[Places] = []
-    with project_at(ctx.project, commit) if commit else nullcontext(ctx.project) as project:
-        codes = [_verify_one(file, project, places) for file in files]
+    codes = []
+    checkout = nullcontext(ctx.project)
+    with project_at(ctx.project, commit) if commit else checkout as project:
+        for file in files:
+            codes.append(_verify_one(file, project, places))
     require_confined(places)
-    raise gravest(codes)
+    raise make_exit(codes)
 
 
 def _verify_one(file: Path, project: Project, places: list[Places]) -> int:
-    """Print what was compared and each difference; returns the exit code."""
+    """Compare a package and print the differences.
+
+    Args:
+        file: The package.
+        project: Has the recipes.
+        places: Where the package is installed is appended, to compare packages with each other.
+
+    Returns:
+        The exit code.
+    """
     verdict = verify_package(file, project)
     places += verdict.places
     for line in verdict.differences:
         out.print(f"{file.name}: {line}")
-    result = "differs" if verdict.differences else "as its recipe"
-    if verdict.not_compared and not verdict.differences:
-        result = verdict.not_compared
-    out.print(f"{file.name}: {result}; compared: {', '.join(verdict.compared)}")
+    result = "as its recipe"
+    code = 0
     if verdict.differences:
-        return 1
-    return NotAttempted.exit_code if verdict.not_compared else 0
+        result = "differs"
+        code = Failed.exit_code
+    elif verdict.not_compared:
+        result = verdict.not_compared
+        code = NotAttempted.exit_code
+    out.print(f"{file.name}: {result}; compared: {', '.join(verdict.compared)}")
+    return code
 
 
-@command(app)
-def compare(ctx: Context, old: Channels, new: Channels) -> None:
+@app.command(cls=ForgeCommand)
+def compare(context: typer.Context, old: Channels, new: Channels) -> None:
     """Print which kernels of a channel cost more than those of another one.
 
     Registers, scratch, LDS, waves and matrix instructions of each package of kernels that both
     have: what a new compiler or patch did to them. Exit 1 if one costs more or is gone.
     """
-    before, after = _kernel_packages(old), _kernel_packages(new)
+    ctx: Context = context.obj
+    program = ctx.project.root / "recipes/checks/kernel_costs.py"
+    before = _find_kernel_packages(old)
+    after = _find_kernel_packages(new)
     common = sorted(before.keys() & after.keys())
     if not common:
         raise ForgeError(f"{old} and {new} have no package of kernels in common")
     costs_more = False
     for name in common:
-        lists = [_kernel_list(packages[name]) for packages in (before, after)]
-        program = ctx.project.root / "recipes/checks/kernel_costs.py"
         out.print(f"{name}: {before[name].path.name} and {after[name].path.name}")
-        done = subprocess.run([sys.executable, program, "compare", *lists], check=False)
-        if done.returncode not in (0, 1):
+        command = [
+            sys.executable,
+            str(program),
+            "compare",
+            str(_unpack_kernel_list(before[name])),
+            str(_unpack_kernel_list(after[name])),
+        ]
+        result = subprocess.run(command, check=False)
+        if result.returncode not in (0, 1):
             raise Failed(f"{name} of {old} and of {new} cannot be compared")
-        costs_more |= done.returncode == 1
+        if result.returncode == 1:
+            costs_more = True
     raise typer.Exit(int(costs_more))
 
 
-def _kernel_packages(channel: Path) -> dict[str, Package]:
+def _find_kernel_packages(channel: Path) -> dict[str, Package]:
     """Return the packages of kernels in a channel's folder by name, the newest file of each."""
-    files = sorted(channel.glob("*/*-kernels-*.conda"), key=lambda file: file.stat().st_mtime)
-    packages = [Package(file) for file in files]
-    return {str(package.index["name"]): package for package in packages}
+    files = list(channel.glob("*/*-kernels-*.conda"))
+    files.sort(key=lambda file: file.stat().st_mtime)
+    packages = {}
+    for file in files:
+        package = Package(file)
+        packages[str(package.index["name"])] = package
+    return packages
 
 
-def _kernel_list(package: Package) -> Path:
-    """Return the unpacked list of a package's kernels. Raises Failed if it has none."""
-    name = package.index["name"]
-    listed = f"share/triton-kernels/{name}/kernels.json"
-    if package.payload.get(listed, "") is not None:
-        raise Failed(f"{package.path} has no {listed}")
-    return package.folder / listed
+def _unpack_kernel_list(package: Package) -> Path:
+    """Unpack a package and return its list of kernels. Raises Failed if it has none."""
+    name = f"share/triton-kernels/{package.index['name']}/kernels.json"
+    if package.payload.get(name, "") is not None:
+        raise Failed(f"{package.path} has no {name}")
+    return package.folder / name

@@ -4,240 +4,409 @@
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from forge import generated
-from forge.building.display import Display
-from forge.cli.context import Context, Maybe, command, err, gravest, out
+from forge.cli.context import Context, ForgeCommand, OptionalPackages, err, make_exit, out
 from forge.conda.package import scratch
-from forge.errors import ForgeError, NotAttempted
+from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import git, write_text
 from forge.processes import max_jobs
 from forge.recipes.plan import RecipeSet, load_all_sources
-from forge.recipes.recipe import find_patched_source, list_patches, prepare, parse_source, sources_of
+from forge.recipes.recipe import (
+    Recipe,
+    find_patched_source,
+    list_patches,
+    parse_source,
+    prepare,
+    sources_of,
+)
 from forge.sources.cache import Progress, Source, SourceCache
 
 app = typer.Typer()
-sources_app = typer.Typer(help="The source files that recipes name.", no_args_is_help=True)
-patches_app = typer.Typer(help="The patches that recipes name.", no_args_is_help=True)
+sources_app = typer.Typer(
+    help="The source files that recipes name.",
+    no_args_is_help=True,
+)
+patches_app = typer.Typer(
+    help="The patches that recipes name.",
+    no_args_is_help=True,
+)
 app.add_typer(sources_app, name="sources")
 app.add_typer(patches_app, name="patches")
 
-Every = Annotated[bool, Option("--every", help="Files for every Python and base.")]
-Words = Annotated[list[str] | None, Argument(metavar="ARGS...")]
-Strict = Annotated[bool, Option("--strict", help="Exit 3 for an unreachable source.")]
-# a file's tests share a worker, because they share what their fixtures made
+Every = Annotated[
+    bool,
+    Option("--every", help="Files for every Python and base."),
+]
+Arguments = Annotated[
+    list[str] | None,
+    Argument(metavar="ARGS..."),
+]
+SourcePaths = Annotated[
+    list[Path],
+    Argument(exists=True),
+]
+Strict = Annotated[
+    bool,
+    Option("--strict", help="Exit 3 for an unreachable source."),
+]
+Check = Annotated[
+    bool,
+    Option("--check", help="Write nothing."),
+]
+# The tests of a file share a worker, because they share what their fixtures have made.
 PYTEST = ["pytest", "--dist", "loadgroup", "--no-loadscope-reorder"]
 LINTERS = [
     "ruff format --check .",
     "ruff check .",
     "mypy",
-    # without the programs that it would call where they are installed: the same findings everywhere
+    # It would call these two where they are installed: without them the findings are the same
+    # everywhere.
     "actionlint -shellcheck= -pyflakes=",
     "zizmor --offline --no-progress --persona pedantic .github",
     "shellcheck forge .ci/run .github/*.sh recipes/**/*.sh",
     "clang-format --dry-run --Werror packages/**/*.[ch]",
     "codespell",
 ]
+# Results of a linter by exit code.
+LINT_RESULTS = {
+    0: "clean",
+    Failed.exit_code: "findings",
+    NotAttempted.exit_code: "not run: not installed",
+}
 
 
-def named(
-    ctx: Context, packages: Iterable[str] | None = None, every: bool = False
+def list_sources(
+    ctx: Context,
+    packages: Iterable[str] | None = None,
+    every: bool = False,
 ) -> list[tuple[str, Source]]:
-    """List recipe name and source, for each source of the named recipes (default: all)."""
-    recipes = load_all_sources(ctx.project) if every else ctx.all_recipes
-    wanted, found = ctx.select(packages, recipes), recipes.recipes.items()
-    return [(name, source) for name, r in found if name in wanted for source in sources_of(r)]
+    """List the sources of recipes, each with its recipe's name.
+
+    Args:
+        ctx: The context.
+        packages: Recipe names; none for all.
+        every: With the sources for every Python and base.
+    """
+    recipe_set = load_all_sources(ctx.project) if every else ctx.all_recipes
+    selected = ctx.select(packages, recipe_set)
+    sources = []
+    for name, recipe in recipe_set.recipes.items():
+        if name in selected:
+            for source in sources_of(recipe):
+                sources.append((name, source))
+    return sources
 
 
-@command(sources_app)
-def fetch(ctx: Context, packages: Maybe = None, every: Every = False) -> None:
+@sources_app.command(cls=ForgeCommand)
+def fetch(
+    context: typer.Context,
+    packages: OptionalPackages = None,
+    every: Every = False,
+) -> None:
     """Download the sources of recipes into the cache, so that they can be built offline.
 
-    Of a file with another sha256 than the recipe's it says whether to write that one there.
+    If a file has another sha256 than the recipe states, the message says whether to write the new
+    one into the recipe.
     """
-    cache, codes = SourceCache(ctx.project), []
-    with Display(out) as display:
-        for name, source in named(ctx, packages, every):
+    ctx: Context = context.obj
+    cache = SourceCache(ctx.project)
+    codes = []
+    with ctx.display(out) as display:
+        for name, source in list_sources(ctx, packages, every):
             try:
-                display.say(f"{name}: {cache.fetch(source, display.download)}", always=True)
+                path = cache.fetch(source, display.download)
             except ForgeError as error:
                 err.print(f"{name}: {error}")
                 codes.append(error.exit_code)
-    raise gravest(codes)
+                continue
+            display.say(f"{name}: {path}", always=True)
+    raise make_exit(codes)
 
 
-@command(sources_app)
-def add(ctx: Context, files: Annotated[list[Path], Argument(exists=True)]) -> None:
+@sources_app.command(cls=ForgeCommand)
+def add(context: typer.Context, files: SourcePaths) -> None:
     """Take files, git repositories and copies of a folder build/sources into the cache.
 
     A file is recognized by its sha256, a repository by its commit; others are refused.
     """
-    cache, known, codes = SourceCache(ctx.project), [source for _, source in named(ctx)], []
-    for given in files:
-        repository = (given / ".git").exists() or (given / "HEAD").exists()
-        for file in (not repository and sorted(given.glob("*/[!.]*"))) or [given]:
+    ctx: Context = context.obj
+    cache = SourceCache(ctx.project)
+    sources = [source for _, source in list_sources(ctx)]
+    codes = []
+    for path in files:
+        for file in _list_source_files(path):
             try:
-                out.print(f"{file} is {cache.add(file, known).origin}")
+                source = cache.add(file, sources)
             except ForgeError as error:
                 err.print(f"refused: {error}")
                 codes.append(error.exit_code)
-    raise gravest(codes)
+                continue
+            out.print(f"{file} is {source.origin}")
+    raise make_exit(codes)
 
 
-@command(sources_app)
-def verify(ctx: Context, packages: Maybe = None) -> None:
+def _list_source_files(path: Path) -> list[Path]:
+    """List the files in a copy of build/sources; of anything else, the path itself."""
+    is_repository = (path / ".git").exists() or (path / "HEAD").exists()
+    if is_repository:
+        return [path]
+    cached = sorted(path.glob("*/[!.]*"))
+    return cached or [path]
+
+
+@sources_app.command(cls=ForgeCommand)
+def verify(context: typer.Context, packages: OptionalPackages = None) -> None:
     """List every source and hash what is cached. Exit 1 for a changed file, 3 for an absent one."""
-    cache, codes = SourceCache(ctx.project), []
-    for name, source in named(ctx, packages):
+    ctx: Context = context.obj
+    cache = SourceCache(ctx.project)
+    code_by_state = {"whole": 0, "changed": Failed.exit_code}
+    codes = []
+    for name, source in list_sources(ctx, packages):
         state = cache.state(source)
-        codes.append({"whole": 0, "changed": 1}.get(state, 3))
+        codes.append(code_by_state.get(state, NotAttempted.exit_code))
         out.print(f"{name}: {state}: {source.origin} {source.kind} {source.digest}")
-    raise gravest(codes)
+    raise make_exit(codes)
 
 
-@command(app)
-def outdated(ctx: Context, packages: Maybe = None) -> None:
+@app.command(cls=ForgeCommand)
+def outdated(context: typer.Context, packages: OptionalPackages = None) -> None:
     """List the newest release of every package, where upstream publishes a list.
 
-    Then what upstream builds the newest releases with, and what became of what patches name. Exit 1
-    if something is newer or merged, 3 if nothing is but some upstreams were unreachable.
+    Then list what upstream builds the newest releases with, and what became of the issues and pull
+    requests that patches name. Exit 1 if something is newer or merged, 3 if nothing is but some
+    upstreams were unreachable.
     """
-    from forge import versions  # imports what downloads, which takes a fifth of a command's start
+    # Imported only here: it imports what downloads, a fifth of the time in which a command starts.
+    from forge import versions
 
-    recipes = load_all_sources(ctx.project)
-    wanted = ctx.select(packages, recipes)
-    rows = list(versions.outdated([r for r in recipes.recipes.values() if r.name in wanted]))
-    for r in rows:
-        out.print(f"{r.recipe.name:34} {r.recipe.version:14} {r.newest:14} {r.state:11} {r.note}")
-    with Display(out) as display:
-        for line in versions.next_set(recipes, rows, display.download):
+    ctx: Context = context.obj
+    recipe_set = load_all_sources(ctx.project)
+    selected = ctx.select(packages, recipe_set)
+    recipes = [recipe for name, recipe in recipe_set.recipes.items() if name in selected]
+    rows = list(versions.outdated(recipes))
+    codes = []
+    code_by_state = {"newer": 1, "unreachable": NotAttempted.exit_code}
+    for row in rows:
+        codes.append(code_by_state.get(row.state, 0))
+        out.print(
+            f"{row.recipe.name:34} {row.recipe.version:14} "
+            f"{row.newest:14} {row.state:11} {row.note}"
+        )
+    with ctx.display(out) as display:
+        for line in versions.next_set(recipe_set, rows, display.download):
             display.say(line, always=True)
-    codes = [{"newer": 1, "unreachable": 3}.get(row.state, 0) for row in rows]
-    if not packages and (links := ctx.project.root / "tools/upstream_links.py").exists():
-        codes.append(subprocess.run([sys.executable, links], check=False).returncode)
-    raise gravest(codes)
+    links = ctx.project.root / "tools/upstream_links.py"
+    if not packages and links.exists():
+        result = subprocess.run([sys.executable, links], check=False)
+        codes.append(result.returncode)
+    raise make_exit(codes)
 
 
-@command(patches_app)
-def check(ctx: Context, strict: Strict = False) -> None:
+@dataclass(frozen=True)
+class PatchResult:
+    """The result of applying the patches of a source.
+
+    Attributes:
+        state: applies, fails or not attempted.
+        line: The result as a line for people.
+    """
+
+    state: str
+    line: str
+
+
+@patches_app.command(cls=ForgeCommand)
+def check(context: typer.Context, strict: Strict = False) -> None:
     """Apply every patch to its source, without fuzz. Unfetchable sources are reported."""
-    codes, worth = [], {"fails": 1, "not attempted": 3 if strict else 0}
-    with Display(out) as display:
-        for state, says in applied(ctx.all_recipes, display.download):
-            codes.append(worth.get(state, 0))
-            display.say(says, always=True)
-    raise gravest(codes)
+    ctx: Context = context.obj
+    code_by_state = {"fails": Failed.exit_code}
+    if strict:
+        code_by_state["not attempted"] = NotAttempted.exit_code
+    codes = []
+    with ctx.display(out) as display:
+        for result in apply_patches(ctx.all_recipes, display.download):
+            codes.append(code_by_state.get(result.state, 0))
+            display.say(result.line, always=True)
+    raise make_exit(codes)
 
 
-def applied(recipes: RecipeSet, progress: Progress) -> Iterator[tuple[str, str]]:
-    """Apply each recipe's patches to its fetched source as a build does; yields state and line."""
+def apply_patches(recipes: RecipeSet, progress: Progress) -> Iterator[PatchResult]:
+    """Apply the patches of each recipe to its sources, as a build does; fetches the sources."""
     cache = SourceCache(recipes.project)
-    for name, recipe in recipes.recipes.items():
-        for data in (data for data in recipe.sources if list_patches(recipe, data)):
-            state, detail = "fails", ""
-            try:
-                if "path" not in (changed := find_patched_source(recipe, data)):
-                    cache.fetch(parse_source(recipe, changed), progress)
-                with scratch(cache.folder) as folder:
-                    detail = prepare(recipe, data, cache, Path(folder), whole=False)
-                state = state if detail else "applies"
-            except NotAttempted as error:
-                state, detail = "not attempted", str(error)
-            except (ForgeError, OSError) as error:
-                detail = str(error)
-            says = f"{name}: {len(list_patches(recipe, data))} patches: {state}"
-            yield state, f"{says}: {detail}" if detail else says
+    for recipe in recipes.recipes.values():
+        for source in recipe.sources:
+            if list_patches(recipe, source):
+                yield _apply_to(recipe, source, cache, progress)
 
 
-@command(app)
-def demo(ctx: Context) -> None:
+def _apply_to(
+    recipe: Recipe,
+    source: dict[str, Any],
+    cache: SourceCache,
+    progress: Progress,
+) -> PatchResult:
+    """Apply the patches of one rendered source."""
+    state = "fails"
+    try:
+        patched_source = find_patched_source(recipe, source)
+        if "path" not in patched_source:
+            cache.fetch(parse_source(recipe, patched_source), progress)
+        with scratch(cache.folder) as folder:
+            detail = prepare(recipe, source, cache, Path(folder), whole=False)
+        if not detail:
+            state = "applies"
+    except NotAttempted as error:
+        state = "not attempted"
+        detail = str(error)
+    except (ForgeError, OSError) as error:
+        detail = str(error)
+    count = len(list_patches(recipe, source))
+    line = f"{recipe.name}: {count} patches: {state}"
+    if detail:
+        line += f": {detail}"
+    return PatchResult(state, line)
+
+
+@app.command(cls=ForgeCommand)
+def demo(context: typer.Context) -> None:
     """Compile flash-attn's kernels for gfx1151, execute them on the CPU, and compare with float64.
 
     Makes no package. Needs what the host base needs; what it downloads, a build does not again.
     """
     from forge import demo
 
+    ctx: Context = context.obj
     flash_attn = load_all_sources(ctx.project).recipes["flash-attn"]
-    with Display(err) as display:
-        record = demo.run(ctx.project, flash_attn, display.say, display.download)
+    with ctx.display(err) as display:
+        record = demo.run(
+            ctx.project,
+            flash_attn,
+            display.say,
+            display.download,
+        )
     for line in demo.describe(record):
         out.print(line)
 
 
-@command(app, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def test(ctx: Context, words: Words = None) -> None:
+PASS_ON = {
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+}
+
+
+@app.command(cls=ForgeCommand, context_settings=PASS_ON)
+def test(context: typer.Context, arguments: Arguments = None) -> None:
     """Run the tests of this repository; ARGS go to pytest. Paths are relative to where you are."""
-    root, words = ctx.project.root, words or []
-    # one more than there are cores: some tests wait, for servers that stay silent
-    tests = [sys.executable, "-m", *PYTEST, "-n", f"{max_jobs() + 1}"]
-    tests += ["-c", str(root / "pyproject.toml"), "--rootdir", str(root), *words]
-    # without a path pytest takes the configuration's, if it is started in the root
-    folder = Path.cwd() if any(map(names_a_path, words)) else root
-    raise typer.Exit(subprocess.run(tests, cwd=folder, check=False).returncode)
+    ctx: Context = context.obj
+    root = ctx.project.root
+    arguments = arguments or []
+    # One more than there are cores: some tests wait for servers that stay silent.
+    workers = max_jobs() + 1
+    command = [
+        *(sys.executable, "-m", *PYTEST),
+        *("-n", str(workers)),
+        *("-c", str(root / "pyproject.toml")),
+        *("--rootdir", str(root)),
+        *arguments,
+    ]
+    # Without a path, pytest takes the paths of its configuration only if it is started in the root.
+    has_path = any(names_a_path(argument) for argument in arguments)
+    folder = Path.cwd() if has_path else root
+    result = subprocess.run(command, cwd=folder, check=False)
+    raise typer.Exit(result.returncode)
 
 
-def expanded(word: str, root: Path) -> list[str]:
-    """Return the tracked files that a pattern names, or the word itself if it is none."""
+def expand_pattern(word: str, root: Path) -> list[str]:
+    """Return the files of the repository that a pattern names; a word without `*` as it is."""
     if "*" not in word:
         return [word]
-    tracked = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
-    names = [str(path.relative_to(root)) for path in root.glob(word)]
-    return [name for name in names if tracked == [""] or name in tracked]  # "": an archive
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    names = []
+    for path in root.glob(word):
+        names.append(str(path.relative_to(root)))
+    if not listed:  # an unpacked archive of the repository: there is nothing to ignore
+        return names
+    tracked = set(listed.split("\0"))
+    return [name for name in names if name in tracked]
 
 
-def names_a_path(word: str) -> bool:
-    """Return whether an argument of pytest names something here: PATH, PATH::TEST, --x=PATH."""
-    path = word.partition("=")[2] if word.startswith("-") else word.partition("::")[0]
+def names_a_path(argument: str) -> bool:
+    """Return whether an argument of pytest names a file here: PATH, PATH::TEST, --x=PATH."""
+    path = argument.partition("::")[0]
+    if argument.startswith("-"):
+        path = argument.partition("=")[2]
     return bool(path) and Path(path).exists()
 
 
-@command(app)
-def generate(
-    ctx: Context, check: Annotated[bool, Option("--check", help="Write nothing.")] = False
-) -> None:
+@app.command(cls=ForgeCommand)
+def generate(context: typer.Context, check: Check = False) -> None:
     """Write what pages and manifests repeat from other files: names, stacks, kernel costs.
 
     With --check, name the files that differ, and exit 1 if any does.
     """
-    stale = list(generated.find_outdated(ctx.project))
-    for path, text in stale:
+    ctx: Context = context.obj
+    codes = []
+    for path, text in list(generated.find_outdated(ctx.project)):
         name = path.relative_to(ctx.project.root)
         if check:
-            err.print(f"{name} is not what forge generate writes: run it")
+            _print_stale(name)
+            codes.append(Failed.exit_code)
         else:
             write_text(path, text)
             out.print(f"{name}: written")
-    raise gravest([int(check and bool(stale))])
+    raise make_exit(codes)
 
 
-@command(app)
-def lint(ctx: Context) -> None:
+def _print_stale(name: Path) -> None:
+    err.print(f"{name} is not what forge generate writes: run it")
+
+
+@app.command(cls=ForgeCommand)
+def lint(context: typer.Context) -> None:
     """Lint code, types, workflows, versions and generated text.
 
     Exit 1 for findings, 3 for a missing linter.
     """
     from forge import versions
 
-    says, codes, root = ["clean", "findings", "", "not run: not installed"], [], ctx.project.root
+    ctx: Context = context.obj
+    root = ctx.project.root
+    codes = []
     for line in LINTERS:
-        words = [name for word in line.split() for name in expanded(word, root)]
-        try:
-            codes.append(int(subprocess.run(words, cwd=root, check=False).returncode != 0))
-        except FileNotFoundError:
-            codes.append(3)
-        out.print(f"{line}: {says[codes[-1]]}")
-    for finding in (findings := list(versions.conflicts(load_all_sources(ctx.project)))):
+        code = _run_linter(line, root)
+        codes.append(code)
+        out.print(f"{line}: {LINT_RESULTS[code]}")
+
+    findings = list(versions.conflicts(load_all_sources(ctx.project)))
+    for finding in findings:
         err.print(finding)
-    codes.append(1 if findings else 0)
-    out.print(f"versions: {says[codes[-1]]}")
-    stale = [path.relative_to(root) for path, _ in generated.find_outdated(ctx.project)]
-    for path in stale:
-        err.print(f"{path} is not what forge generate writes: run it")
-    codes.append(1 if stale else 0)
-    out.print(f"generated text: {says[codes[-1]]}")
-    raise gravest(codes)
+    code = Failed.exit_code if findings else 0
+    codes.append(code)
+    out.print(f"versions: {LINT_RESULTS[code]}")
+
+    stale = list(generated.find_outdated(ctx.project))
+    for path, _ in stale:
+        _print_stale(path.relative_to(root))
+    code = Failed.exit_code if stale else 0
+    codes.append(code)
+    out.print(f"generated text: {LINT_RESULTS[code]}")
+    raise make_exit(codes)
+
+
+def _run_linter(line: str, root: Path) -> int:
+    """Run a linter; returns the exit code of its result, see LINT_RESULTS."""
+    command = []
+    for word in line.split():
+        command += expand_pattern(word, root)
+    try:
+        result = subprocess.run(command, cwd=root, check=False)
+    except FileNotFoundError:
+        return NotAttempted.exit_code
+    return Failed.exit_code if result.returncode else 0
