@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The strix-forge driver: recipes in, channel and locked environments out.
+"""The strix-forge driver: it builds recipes into a channel and installs locked environments.
 
-A thin layer over py-rattler-build (render, build, test) and py-rattler (index, solve, lock,
-install). From the ground up: errors, files, locks, processes, project and network; conda and
-sources; bases and recipes; envs; channel; hostbase; building; versions; and cli on top.
+It is a thin layer over py-rattler-build (render, build, test) and py-rattler (index, solve, lock,
+install). A module imports only from the layers before its own: errors, limits, files, processes,
+project and network; conda and sources; bases and recipes; envs; channel; hostbase; building;
+versions; cli.
 """

@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What goes wrong, and the exit code of each."""
+"""Errors with the exit code of each, and texts without secrets."""
 
 import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-# Credentials in URLs. From each character of a word to its end takes minutes: hence the limits.
-SECRETS = ((r"(\w:/{1,2})[^/\s]+(@|%40)", r"\1"),
-           (r"(?<![^\s/'\"]):*[^\s/:'\"]+:[^\s/@]{1,4000}(@|%40)(?=[\w[])", ""),
-           (r"(/|%2F)(t|%74)\1[^/\s)]+", "/t/***"), (r";\w{,40}(token|key|auth)\w*=[^\s/)]+", ""),
-           (r"(\w:/[^\s)?#]{1,4000})[?#]\S*[^\s),.:;'\"]", r"\1"))  # fmt: skip
-LONG = re.compile(r"(\S{300})\S{100,}")
-# Names of environment variables whose values are secrets, and what secrets look like in a text.
+# Credentials in URLs: patterns, and what takes the place of a match. A part of unlimited length
+# would be tried from each character of a word to its end, which takes minutes; hence the limits.
+SECRETS = (
+    # https://USER:PASSWORD@HOST
+    (r"(\w:/{1,2})[^/\s]+(@|%40)", r"\1"),
+    # USER:PASSWORD@HOST
+    (r"(?<![^\s/'\"]):*[^\s/:'\"]+:[^\s/@]{1,4000}(@|%40)(?=[\w[])", ""),
+    # /t/TOKEN/, as in URLs of conda channels
+    (r"(/|%2F)(t|%74)\1[^/\s)]+", "/t/***"),
+    # ;token=TOKEN
+    (r";\w{,40}(token|key|auth)\w*=[^\s/)]+", ""),
+    # a query or a fragment
+    (r"(\w:/[^\s)?#]{1,4000})[?#]\S*[^\s),.:;'\"]", r"\1"),
+)
+LONG_WORD = re.compile(r"(\S{300})\S{100,}")
+# Names of environment variables whose values are secrets.
 SECRET_NAME = re.compile(
     r"token|secret|passw|passphrase|credential|cookie|(api|access|private)_?key"
     r"|(^|_)(auth|key|pass|pat|pwd)(_|$)",
     re.I,
 )
+# Secrets in a text: after a word such as `token=`, in a header, by a known prefix, private keys.
 SECRET_TEXT = re.compile(
     r"((?:passwo?r?d|passphrase|secret|token|(?:api|access|private)[-_]?key)[\"']?\s?[:=]\s?[\"']?"
     r"|\bpassword\s)(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^\s\"']+)"
@@ -25,50 +35,70 @@ SECRET_TEXT = re.compile(
     r"|-----BEGIN [A-Z ]{,30}PRIVATE KEY-----.*?(?:-----END|\Z)",
     re.I | re.S,
 )
-SHORTEST = 4  # characters of a secret; shorter values stand everywhere
+SHORTEST_SECRET = 4  # characters; shorter values occur in every text
+LONGEST_LINE = 600  # characters
 
 
 def redacted(error: object) -> str:
-    """Strip the credentials from the URLs in a text."""
+    """Return a text without the credentials in its URLs."""
     text = str(error)
-    for pattern, public in SECRETS:
-        text = re.sub(pattern, public, text, flags=re.I)
+    for pattern, replacement in SECRETS:
+        text = re.sub(pattern, replacement, text, flags=re.I)
     return text
 
 
 def without_secrets(text: str, environment: Mapping[str, str]) -> str:
-    """Return what strangers may read of a log: no URL's credentials, and no secret.
+    """Return a log without secrets and without the credentials in URLs, fit for strangers.
 
     Args:
         text: A log that other programs wrote.
-        environment: Their environment. Values of variables that are named like a secret are taken
-            out wherever they stand, also folded by a terminal's width.
+        environment: Their environment. Values of variables that are named like a secret are removed
+            wherever they occur, also where a terminal's width broke them into lines.
     """
     secrets = set[str]()
     for name, value in environment.items():
         if SECRET_NAME.search(name):
             secrets.update([value, *value.split()])
         for user in re.findall(r"://([^/\s]+)@", value):
-            secrets.add(user.partition(":")[2] or user)
+            password = user.partition(":")[2]
+            secrets.add(password or user)
     secrets.update([quote(secret, safe="") for secret in secrets])
     for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= SHORTEST:
-            text = re.sub(r"\n?".join(map(re.escape, secret)), "***", text)
-    return SECRET_TEXT.sub(lambda match: f"{match[1] or match[2] or ''}***", redacted(text))
+        if len(secret) >= SHORTEST_SECRET:
+            characters = map(re.escape, secret)
+            text = re.sub(r"\n?".join(characters), "***", text)
+    return SECRET_TEXT.sub(_mask, redacted(text))
+
+
+def _mask(secret: re.Match[str]) -> str:
+    """Replace what SECRET_TEXT matches, but for the word that introduces it."""
+    introduction = secret[1] or secret[2] or ""
+    return f"{introduction}***"
 
 
 class ForgeError(Exception):
-    """A usage or configuration error: what, where, what to do, in words that may be logged."""
+    """A usage or configuration error.
+
+    The message says what is wrong, where, and what to do. It has no secrets and may be logged.
+    """
 
     exit_code = 2
 
     def __init__(self, message: object) -> None:
-        text = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in redacted(message))
-        super().__init__(LONG.sub(r"\1...", "".join(text)))
+        """Remove credentials, control characters and the ends of endless words from the message."""
+        text = "".join(_escape(character) for character in redacted(message))
+        super().__init__(LONG_WORD.sub(r"\1...", text))
+
+
+def _escape(character: str) -> str:
+    """Return a character as it is, or its escape sequence if a terminal would not print it."""
+    if character.isprintable() or character in "\n\t":
+        return character
+    return ascii(character)[1:-1]
 
 
 class Failed(ForgeError):
-    """What was asked for did not succeed: a build, a test, an installation, a write."""
+    """A build, a test, an installation or a write did not succeed."""
 
     exit_code = 1
 
@@ -86,5 +116,6 @@ class NotAttempted(ForgeError):
 
 
 def one_line(text: str) -> str:
-    """Turn foreign text into one short line that every terminal and log takes."""
-    return " ".join(ascii(redacted(text))[1:-1].split())[:600]
+    """Return foreign text as one short line of ASCII, which every terminal and log takes."""
+    plain = ascii(redacted(text))[1:-1]
+    return " ".join(plain.split())[:LONGEST_LINE]

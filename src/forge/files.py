@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files: hashed, read as text, written so that nobody sees half of one; and locks on folders."""
+"""Files: hash them, read them as text, replace them in one step; and locks on folders."""
 
 import contextlib
 import fcntl
@@ -33,8 +33,8 @@ def digest_tree(
 ) -> str:
     """Hash the names, executable bits, link targets and bytes of a file or folder into one sha256.
 
-    Files that ROOT/.gitignore lists and git does not track are left out: editors and tools leave
-    them there.
+    Files that ROOT/.gitignore lists and git does not track are left out, because editors and tools
+    leave such files behind.
 
     Args:
         path: The file or folder.
@@ -42,46 +42,63 @@ def digest_tree(
         follow: Include the target of a link that leads out of the folder.
         contents: Bytes to hash in place of those of a file.
     """
-    ignore_file = root / ".gitignore"
-    patterns = read_text(ignore_file).splitlines() if ignore_file.exists() else []
-    ignored = GitIgnoreSpec.from_lines(patterns)
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    skipped = set()
-    for file in files:
-        place = file.relative_to(root if file.is_relative_to(root) else path)
-        if ignored.match_file(place):
-            skipped.add(file)
-    if skipped:
-        tracked = git(root, "ls-files", "-ciz", "--exclude-standard").split("\0")
-        skipped -= {root / name for name in tracked}
+    skipped = _select_ignored(files, path, root)
     digest = hashlib.sha256()
     for file in files:
-        if file in skipped or not (file.is_symlink() or file.is_file()):
+        is_link = file.is_symlink()
+        if file in skipped or not (is_link or file.is_file()):
             continue
         digest.update(os.fsencode(file.relative_to(path)) + b" ")
-        if file.is_symlink():
+        if is_link:
             digest.update(b"link " + os.fsencode(file.readlink()))
-            if follow and file.is_dir() and not path.resolve().is_relative_to(file.resolve()):
-                digest.update(digest_tree(file.resolve(), root, follow=False).encode())
-        if file.is_file():
-            if file in contents:
-                sha256 = hashlib.sha256(contents[file]).hexdigest()
-            else:
-                sha256 = sha256_file(file)
-            digest.update(f"{file.stat().st_mode & 0o100:o} {sha256}\n".encode())
+            leads_out = file.is_dir() and not path.resolve().is_relative_to(file.resolve())
+            if follow and leads_out:
+                target = digest_tree(file.resolve(), root, follow=False)
+                digest.update(target.encode())
+        if not file.is_file():
+            continue
+        if file in contents:
+            sha256 = hashlib.sha256(contents[file]).hexdigest()
+        else:
+            sha256 = sha256_file(file)
+        executable = file.stat().st_mode & 0o100
+        digest.update(f"{executable:o} {sha256}\n".encode())
     return digest.hexdigest()
 
 
+def _select_ignored(files: Iterable[Path], folder: Path, root: Path) -> set[Path]:
+    """Return the files that ROOT/.gitignore lists and git does not track."""
+    ignore_file = root / ".gitignore"
+    if not ignore_file.exists():
+        return set()
+    patterns = GitIgnoreSpec.from_lines(read_text(ignore_file).splitlines())
+    ignored = set()
+    for file in files:
+        start = root if file.is_relative_to(root) else folder
+        if patterns.match_file(file.relative_to(start)):
+            ignored.add(file)
+    if not ignored:
+        return ignored
+    tracked = git(root, "ls-files", "-ciz", "--exclude-standard").split("\0")
+    return ignored - {root / name for name in tracked}
+
+
 def git(root: Path, *arguments: str) -> str:
-    """Return what git says of the repository at `root`, not of one around it; or nothing."""
+    """Run git in the repository at `root`, and not in one around it.
+
+    Returns:
+        What git prints; an empty string if it fails or is not installed.
+    """
     command = ["git", "--git-dir", ".git", *arguments]
     with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
-        return os.fsdecode(subprocess.check_output(command, cwd=root, stderr=subprocess.DEVNULL))
+        output = subprocess.check_output(command, cwd=root, stderr=subprocess.DEVNULL)
+        return os.fsdecode(output)
     return ""
 
 
 def require_file(path: Path) -> Path:
-    """Return the path. Raises ForgeError for a pipe or a device, which would be read for ever."""
+    """Return the path. Raises ForgeError for a pipe or a device, which a reader would wait for."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ForgeError(f"{path} is not a file, but a pipe or a device")
     return path
@@ -97,16 +114,17 @@ def read_text(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def written(target: Path) -> Iterator[BinaryIO]:
-    """Open a file to write that becomes `target`, whole and on the disk, when the block ends.
+def open_whole(target: Path) -> Iterator[BinaryIO]:
+    """Open a file to write. It becomes `target` when the block ends, and is then on the disk.
 
-    Raises Failed when there is no room or no permission; `target` is then as it was.
+    Raises:
+        Failed: There is no room or no permission. `target` is then unchanged.
     """
     partial = target.with_name(f".partial-{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)  # of a killed process
-        with partial.open("xb") as out:  # never through a link that somebody left
+        partial.unlink(missing_ok=True)  # a killed process may have left it
+        with partial.open("xb") as out:  # "x", so as never to write through a link
             yield out
             out.flush()
             os.fsync(out.fileno())
@@ -121,60 +139,105 @@ def written(target: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is never seen half written. Raises Failed."""
-    with written(path) as out:
+    """Write a small file in one step, so that nobody reads half of it. Raises Failed."""
+    with open_whole(path) as out:
         out.write(text.encode())
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file to `target`, never seen half written. Raises Failed."""
-    with source.open("rb") as stream, written(target) as out:
+    """Copy a file in one step, so that nobody reads half of it. Raises Failed."""
+    with source.open("rb") as stream, open_whole(target) as out:
         shutil.copyfileobj(stream, out)
 
 
 def move_whole(source: Path, target: Path) -> None:
-    """Move a file to `target`, never seen half written. Raises Failed and then keeps it."""
+    """Move a file in one step. Raises Failed, and leaves the file where it is."""
     copy_whole(source, target)
     source.unlink()
 
 
-def swept(lock: Path, left: Iterable[Path]) -> list[Path]:
-    """Remove and return what killed processes left, listed when nobody holds their lock."""
-    with contextlib.suppress(OSError), lock.open("rb") as file:
-        # filelock may empty the file, which may be rattler's or pixi's and say something
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return removed(left)
+def swept(lock: Path, leftovers: Iterable[Path]) -> list[Path]:
+    """Remove what killed processes left behind, unless a process holds their lock.
+
+    Args:
+        lock: The lock file. Nothing is removed if it does not exist.
+        leftovers: Files and folders to remove. They are listed with the lock held.
+
+    Returns:
+        What was removed.
+    """
+    with contextlib.suppress(OSError), lock_if_free(lock) as is_locked:
+        if is_locked:
+            return removed(leftovers)
     return []
 
 
+@contextlib.contextmanager
+def lock_if_free(path: Path) -> Iterator[bool]:
+    """Lock an existing file while the block runs, unless another process holds its lock.
+
+    Yields:
+        Whether the file is locked. It is not if it does not exist.
+    """
+    try:
+        file = path.open("rb")
+    except OSError:
+        yield False
+        return
+    with file:
+        try:
+            # Not with FileLock, which may empty the file: rattler's and pixi's have content.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
+
+
 def removed(paths: Iterable[Path]) -> list[Path]:
-    """Remove files and folders, as far as that can be; returns what is gone."""
-    for path in (every := list(paths)):
+    """Remove files and folders as far as possible; return those that no longer exist."""
+    paths = list(paths)
+    for path in paths:
         with contextlib.suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    return [path for path in every if not path.exists()]
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    return [path for path in paths if not path.exists()]
 
 
 @contextlib.contextmanager
-def hold(folder: Path, doing: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Be the only one who is `doing` something to FOLDER, by a kernel lock on FOLDER/.lock.
+def hold(
+    folder: Path,
+    doing: str,
+    say: Callable[[str], None] | None = None,
+) -> Iterator[None]:
+    """Hold the kernel's lock on FOLDER/.lock while the block runs.
 
-    While another is, say so and wait; without `say` raises ForgeError, as for one not writable.
+    Args:
+        folder: The folder. It is made if it does not exist.
+        doing: What the block does to the folder, such as "publishing to".
+        say: Prints that another process holds the lock; then this one waits.
+
+    Raises:
+        ForgeError: The folder is not writable, or without `say` another process holds the lock.
     """
-    lock = FileLock(path := folder / ".lock", mode=0o644)
+    path = folder / ".lock"
+    lock = FileLock(path, mode=0o644)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            held = lock.acquire(blocking=False)
+            acquired = lock.acquire(blocking=False)
         except Timeout:
-            holder = f"process {path.read_text().strip() or 'unknown'} is {doing} {folder}."
+            process = path.read_text().strip() or "unknown"
+            holder = f"process {process} is {doing} {folder}."
             if say is None:
                 raise ForgeError(f"{holder} Wait for it, or choose another folder") from None
             say(f"{holder} Waiting for it")
-            held = lock.acquire()
+            acquired = lock.acquire()
         path.write_text(f"{os.getpid()}\n")
     except OSError as error:
-        why = f"cannot write to {error.filename or folder}: {error.strerror}"
-        raise ForgeError(f"{why}. Make it writable or choose another folder") from None
-    with held:
+        reason = f"cannot write to {error.filename or folder}: {error.strerror}"
+        raise ForgeError(f"{reason}. Make it writable or choose another folder") from None
+    with acquired:
         yield

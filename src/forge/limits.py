@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How much of each kind of foreign input is read, and the readers that keep to it."""
+"""Limits on what is read from files and servers that others made, and readers that keep to them."""
 
 import os
 from pathlib import Path
@@ -9,24 +9,36 @@ from forge.errors import Failed, ForgeError
 
 # Bytes of a text: a manifest, lock, recipe, patch or note.
 TEXT = 1 << 26
-# Bytes of an index, also unpacked; conda-forge's has less than half of it.
+# Bytes of an index, packed or unpacked. conda-forge's has less than half of that.
 INDEX = 1 << 29
 # Bytes of a page of pip's index, unpacked.
 PAGE = 1 << 28
-# Bytes of a source; AMD's SDK has some GiB.
+# Bytes of a source. AMD's SDK has some GiB.
 SOURCE = 1 << 36
-# Bytes at the end of a log that are shown.
+# Bytes at the end of a log that are read to show its last lines.
 LOG = 1 << 16
-# Bytes of a package's `info`, which is kept in memory, and its files.
-INFO, FILES = 1 << 28, 1_000_000
+# Bytes of a package's folder `info`, which is kept in memory.
+INFO = 1 << 28
+# Files in a package.
+FILES = 1_000_000
 # Values in a rendered recipe.
 VALUES = 10_000
-# Sources shrink to a tenth, so one that grows beyond both is made to fill a disk.
-ARCHIVE_RATIO, ARCHIVE = 100, 256 << 20
+# An archive may unpack to ARCHIVE bytes, or to ARCHIVE_RATIO times its size if that is more.
+# Sources shrink to a tenth, so an archive that grows beyond both was made to fill a disk.
+ARCHIVE = 256 << 20
+ARCHIVE_RATIO = 100
 
 
 def read_bytes(path: Path, limit: int = 0) -> bytes:
-    """Read a file. Raises ForgeError for one with more bytes than the limit, or than TEXT."""
+    """Read a file.
+
+    Args:
+        path: The file.
+        limit: The most bytes that it may have; 0 stands for TEXT.
+
+    Raises:
+        ForgeError: The file has more bytes.
+    """
     limit = limit or TEXT
     with path.open("rb") as file:
         data = file.read(limit + 1)
@@ -36,24 +48,35 @@ def read_bytes(path: Path, limit: int = 0) -> bytes:
 
 
 def last_lines(path: Path, number: int) -> list[str]:
-    """Return the last lines of a log, of its last LOG bytes; none where there is no log."""
+    """Return the last lines of a log; none if it does not exist. Only its last LOG bytes count."""
     if not path.exists():
         return []
     with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG))
-        return file.read(LOG).decode(errors="replace").splitlines()[-number:]
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LOG))
+        text = file.read(LOG).decode(errors="replace")
+    return text.splitlines()[-number:]
 
 
 class Limited:
-    """Writes no more than `size` bytes to `out`: a server may send without an end."""
+    """A writer that takes a limited number of bytes, because a server may send without an end."""
 
     def __init__(self, out: Any, size: int, excess: str) -> None:
-        self.out, self.left, self.excess = out, size, excess
+        """Limit a writer.
+
+        Args:
+            out: Where the bytes are written.
+            size: The most bytes that are written.
+            excess: The message of the error for more bytes.
+        """
+        self.out = out
+        self.remaining = size
+        self.excess = excess
 
     def write(self, data: bytes) -> int:
-        """Write; raises Failed, with `excess` as its message, if that is too much."""
-        self.left -= len(data)
-        if self.left < 0:
+        """Write `data` and return its length. Raises Failed if that exceeds the limit."""
+        self.remaining -= len(data)
+        if self.remaining < 0:
             raise Failed(self.excess)
         self.out.write(data)
         return len(data)
