@@ -45,11 +45,18 @@ class BaseName(StrEnum):
 class Base:
     """A base channel with the variant values that belong to it.
 
-    `channel` is the address for rattler-build, which through its bindings reads no [mirrors].
+    Attributes:
+        name: One of BaseName, but for `auto`.
+        channel_url: The address for rattler-build, which through its bindings reads no [mirrors].
+        folder: The folder of the channel; None for a server's.
+        variants: The values of each variant key, with `overrides`.
+        variant_files: The files that `variants` was read from.
+        overrides: Values that take the place of those in the files.
+        base_tag: What build strings of packages on this base begin with; may be empty.
     """
 
     name: str
-    channel: str
+    channel_url: str
     folder: Path | None
     variants: VariantConfig
     variant_files: list[str]
@@ -57,7 +64,12 @@ class Base:
     base_tag: str
 
     def arguments(self, digest: str, number: int | None) -> dict[str, Any]:
-        """Return the arguments of build_recipes, to render and to build: both must be the same."""
+        """Return arguments of build_recipes, which have to be the same to render and to build.
+
+        Args:
+            digest: The value of DIGEST_KEY.
+            number: The build number, if it is not the recipe's.
+        """
         return {
             "variant_config": self.variant_files,
             "variant_overrides": self.overrides | {DIGEST_KEY: [digest]},
@@ -68,23 +80,33 @@ class Base:
 
 
 def unanswered() -> str:
-    """Return why conda-forge cannot be asked now, or nothing."""
-    return redacted(network.unanswered(f"{CONDA_FORGE}/noarch/repodata.json.zst", PROBE_SECONDS))
+    """Return why conda-forge cannot be reached now; empty if it answers."""
+    url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
+    return redacted(network.unanswered(url, PROBE_SECONDS))
 
 
 def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
-    """Resolve `auto`; returns the base's name and one line that says which and why.
+    """Choose the base that `auto` stands for.
 
-    A channel stays on its base (`host_bound`, None without packages): with conda-forge out of reach
-    for a moment, or in reach for once, all that was built would count as not built.
+    A channel stays on its base. Otherwise, when conda-forge is out of reach for a moment, or in
+    reach for once, all packages that were built would count as not built.
+
+    Args:
+        name: The value of --base.
+        host_bound: Whether the packages in the channel are the host base's; None without packages.
+
+    Returns:
+        The name of the base, and a line that names it with the reason.
     """
     if name is not BaseName.AUTO:
         return name.value, f"base: {name.value} (requested)"
     if host_bound is not None:
-        kept = BaseName.HOST if host_bound else BaseName.CONDA_FORGE
-        return kept.value, f"base: {kept.value} (that of the packages in the channel; or --base)"
-    if why := unanswered():
-        return BaseName.HOST.value, f"base: host (conda-forge does not answer: {why})"
+        current = BaseName.HOST if host_bound else BaseName.CONDA_FORGE
+        origin = "that of the packages in the channel; or --base"
+        return current.value, f"base: {current.value} ({origin})"
+    reason = unanswered()
+    if reason:
+        return BaseName.HOST.value, f"base: host (conda-forge does not answer: {reason})"
     return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"
 
 
@@ -99,47 +121,89 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
     return values
 
 
-def _expand_python(python: str, variants: VariantConfig) -> str:
-    """Return a variants file's Python, or any build, for a number such as 3.13; else `python`."""
-    if not re.fullmatch(r"\d+\.\d+", python):
-        return python
-    listed = variants.get("python") or []
-    any_build = f"{python}.*"  # the number alone is the release N.M.0
-    return next((value for value in listed if value.startswith(any_build)), any_build)
+def load(
+    project: Project,
+    name: str,
+    replaced: Mapping[str, list[str]] | None = None,
+) -> Base:
+    """Load a base with its variants.
 
+    Args:
+        project: The checkout.
+        name: The name of the base.
+        replaced: Values that take the place of those in the variants files. A Python may be named
+            by its number; `python_min` follows the lowest one.
 
-def load(project: Project, name: str, replaced: Mapping[str, list[str]] | None = None) -> Base:
-    """Load the base `name` with its variants; `replaced` values stand for those of the files.
-
-    A Python may be named by its number; `python_min` follows. Raises ForgeError if a variants file
-    is not readable, `replaced` has a key that none has, or a Python that cannot be had.
+    Raises:
+        ForgeError: A variants file is not readable, none has a key of `replaced`, or the base does
+            not have such a Python.
     """
-    paths = [project.root / "variants.yaml", project.recipes / "bases" / name / "variants.yaml"]
-    files, folder, tag = [str(path) for path in paths], None, ""
+    replaced = dict(replaced or {})
+    files = [
+        str(project.root / "variants.yaml"),
+        str(project.recipes / "bases" / name / "variants.yaml"),
+    ]
     try:
         variants = VariantConfig.from_files([*files])
     except Exception as error:
         raise ForgeError(f"{' or '.join(files)} is not readable: {error}") from None
-    overrides = dict(replaced or {})
-    pythons = [_expand_python(value, variants) for value in overrides.get("python", [])]
-    if name == BaseName.HOST.value:
-        folder, tag = project.build / "host-base", HOST_BOUND
-        # it has exactly one Python: the one that runs this
-        major, minor = sys.version_info[:2]
-        if pythons:
-            why = f"the host base has the Python that runs this, {major}.{minor}"
-            raise ForgeError(f"--variant python: {why}; FORGE_PYTHON_BIN names another")
-        pythons = [f"{major}.{minor}.* *_cpython"]
-    if pythons:  # noarch packages are built and tested with the oldest
-        try:
-            oldest = min((value.split(".*")[0] for value in pythons), key=Version)
-        except ValueError as error:
-            raise ForgeError(f"--variant python: {error}; write python=3.13") from None
+    is_host = name == BaseName.HOST.value
+    pythons = _choose_pythons(replaced.get("python", []), variants, is_host)
+    overrides = dict(replaced)
+    if pythons:
+        oldest = _find_oldest(pythons)
         overrides = {"python_min": [oldest], **overrides, "python": pythons}
-    if unknown := set(replaced or {}) - set(variants):
+    unknown = replaced.keys() - set(variants)
+    if unknown:
         raise ForgeError(f"--variant: no variants file has the key {', '.join(sorted(unknown))}")
+    tag = HOST_BOUND if is_host else ""
     overrides = {"base_tag": [tag], **overrides}
-    variants = variants.merge(VariantConfig(overrides))
-    channel = folder.as_uri() if folder else network.mirrored(CONDA_FORGE)
-    refuse_credentials(channel)  # it would be in every package's rendered recipe
-    return Base(name, channel, folder, variants, files, overrides, tag)
+    folder = project.build / "host-base" if is_host else None
+    url = folder.as_uri() if folder else network.mirrored(CONDA_FORGE)
+    refuse_credentials(url)  # it would be in every package's rendered recipe
+    return Base(
+        name=name,
+        channel_url=url,
+        folder=folder,
+        variants=variants.merge(VariantConfig(overrides)),
+        variant_files=files,
+        overrides=overrides,
+        base_tag=tag,
+    )
+
+
+def _choose_pythons(requested: list[str], variants: VariantConfig, is_host: bool) -> list[str]:
+    """Return the values of the variant `python` that take the place of those in the files.
+
+    Args:
+        requested: The values of --variant python.
+        variants: The variants files.
+        is_host: The base is the host base, which has one Python: the one that runs this.
+    """
+    if not is_host:
+        return [_expand_python(value, variants) for value in requested]
+    major, minor = sys.version_info[:2]
+    if requested:
+        reason = f"the host base has the Python that runs this, {major}.{minor}"
+        raise ForgeError(f"--variant python: {reason}; FORGE_PYTHON_BIN names another")
+    return [f"{major}.{minor}.* *_cpython"]
+
+
+def _expand_python(python: str, variants: VariantConfig) -> str:
+    """Turn a number such as 3.13 into a variants file's value for it, or that of any build."""
+    if not re.fullmatch(r"\d+\.\d+", python):
+        return python
+    any_build = f"{python}.*"  # the number alone is the release N.M.0
+    for value in variants.get("python") or []:
+        if value.startswith(any_build):
+            return value
+    return any_build
+
+
+def _find_oldest(pythons: list[str]) -> str:
+    """Return the number of the oldest Python. noarch packages are built and tested with it."""
+    numbers = [value.split(".*")[0] for value in pythons]
+    try:
+        return min(numbers, key=Version)
+    except ValueError as error:
+        raise ForgeError(f"--variant python: {error}; write python=3.13") from None

@@ -17,7 +17,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from forge.conda.package import scratch
+from forge.conda.scratch import scratch
 from forge.errors import Failed, NotAttempted
 from forge.files import hold, read_text, sha256_file
 from forge.hostbase.base import LOCK, require_compilers

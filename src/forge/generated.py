@@ -16,7 +16,7 @@ from forge.bases import BaseName
 from forge.conda import pypi
 from forge.errors import ForgeError
 from forge.files import read_text
-from forge.hostbase.base import HostBase
+from forge.hostbase.base import HostBaseMaker
 from forge.project import Project
 from forge.recipes import kernel_tables, package_tables
 from forge.recipes.cost import read_costs
@@ -81,7 +81,7 @@ def insert_tables(texts: dict[Path, str], project: Project) -> None:
         return  # another project, without pages about its packages
     base = bases.load(project, BaseName.CONDA_FORGE)
     recipes = RecipeSet(project, base).recipes
-    costs = {"host base": HostBase(project, base).cost}
+    costs = {"host base": HostBaseMaker(project, base).cost}
     costs |= read_costs(recipes.values(), base)
     state_page = project.root / STATE_PAGE
     texts[state_page] = package_tables.replace_table(

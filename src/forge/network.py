@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The network as pixi's configuration has it, mirrors and credentials, and how long it may take.
+"""The network with pixi's configuration (mirrors, credentials), and limits on waiting.
 
-A server that says nothing, or a byte a second, would otherwise hold a command for ever.
+A server that sends nothing, or a byte a second, would otherwise hold a command for ever.
 py-rattler 0.27 reads that configuration itself (rattler.Config, Client.from_config): once
-conda-forge's records hold it, `_mirrors` and `client` go.
+conda-forge's records hold it, `_read_mirrors` and `client` can go.
 """
 
 import asyncio
@@ -22,11 +22,14 @@ from forge.files import read_text, require_file
 from forge.project import Project
 
 AUTH_FILE = "RATTLER_AUTH_FILE"
-LOWEST = 1000  # bytes a second
+LOWEST_RATE = 1000  # bytes a second
 
 
 def patience() -> int:
-    """Return the seconds a server may take for an index, or send a file at less than LOWEST."""
+    """Return how many seconds a server may take to answer, or send at less than LOWEST_RATE.
+
+    The environment variable FORGE_TIMEOUT sets the number.
+    """
     text = os.environ.get("FORGE_TIMEOUT") or "60"
     if not text.isdecimal() or len(text) > 9 or not int(text):
         raise ForgeError(f"FORGE_TIMEOUT={text:.40} is not a number of seconds")
@@ -34,120 +37,170 @@ def patience() -> int:
 
 
 class Pace:
-    """Counts what a server sends; `behind` says in words if it takes too long."""
+    """The pace at which a server sends a file.
+
+    Attributes:
+        host: The server, without credentials.
+        start: When the current interval began, by time.monotonic().
+        bytes: The bytes since then. Whoever receives them adds them.
+    """
 
     def __init__(self, url: str) -> None:
         self.host = urlsplit(url).netloc.rpartition("@")[2]
-        self.start, self.bytes = time.monotonic(), 0
+        self.start = time.monotonic()
+        self.bytes = 0
 
-    def behind(self) -> str:
-        """Say if it was too slow over the last `patience()` seconds, or nothing; call it often."""
-        passed, seconds = time.monotonic() - self.start, patience()
-        if passed < seconds:
+    def check(self) -> str:
+        """Return a message if the last `patience()` seconds were too slow, else an empty string.
+
+        Call it often: the first call after that many seconds begins a new interval.
+        """
+        elapsed = time.monotonic() - self.start
+        seconds = patience()
+        if elapsed < seconds:
             return ""
-        if self.bytes < LOWEST * passed:
-            says = f"{self.host} sent {self.bytes} bytes in {passed:.0f} s"
-            return f"{says}; FORGE_TIMEOUT={seconds} may be too short"
-        self.start, self.bytes = time.monotonic(), 0
+        if self.bytes < LOWEST_RATE * elapsed:
+            return (
+                f"{self.host} sent {self.bytes} bytes in {elapsed:.0f} s; "
+                f"FORGE_TIMEOUT={seconds} may be too short"
+            )
+        self.start = time.monotonic()
+        self.bytes = 0
         return ""
 
 
-def _mirrors() -> dict[str, list[str]]:
-    """Read pixi's [mirrors], a slash at the end of each URL; a later file wins, as in pixi."""
+def _read_mirrors() -> dict[str, list[str]]:
+    """Read pixi's [mirrors]; as in pixi, a later file wins. Each URL ends in a slash.
+
+    Also sets AUTH_FILE where a file names another store of credentials.
+    """
     user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "pixi")
     home = Path(os.environ.get("PIXI_HOME") or Path.home() / ".pixi")
-    folders = [Path("/etc/pixi"), user, home, Project.default_root() / ".pixi"]
+    project = Project.default_root() / ".pixi"
     mirrors: dict[str, list[str]] = {}
-    for path in filter(Path.is_file, (folder / "config.toml" for folder in folders)):
+    for folder in (Path("/etc/pixi"), user, home, project):
+        path = folder / "config.toml"
+        if not path.is_file():
+            continue
         try:
             data: dict[str, Any] = tomllib.loads(read_text(path))
-            for url, others in data.get("mirrors", {}).items():
-                mirrors[_slashed(url)] = [_slashed(other) for other in others]
-            if kept := data.get("authentication-override-file"):
-                os.environ.setdefault(AUTH_FILE, str(Path(kept).expanduser()))
+            for url, urls in data.get("mirrors", {}).items():
+                mirrors[_with_slash(url)] = [_with_slash(mirror) for mirror in urls]
+            auth_file = data.get("authentication-override-file")
+            if auth_file:
+                os.environ.setdefault(AUTH_FILE, str(Path(auth_file).expanduser()))
         except (ValueError, TypeError, AttributeError) as error:
             raise ForgeError(f"{path} is not a pixi configuration: {error}") from None
     return mirrors
 
 
-def _slashed(url: str) -> str:
+def _with_slash(url: str) -> str:
     if urlsplit(url).scheme not in ("http", "https", "oci"):
         raise ValueError(f"mirrors: {url!r} is not an http(s) or oci URL")
     return f"{url.rstrip('/')}/"
 
 
 def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
-    """Make the client of every request, in the order of pixi's own: a retry takes another mirror.
+    """Make an HTTP client with pixi's middleware in pixi's order: a retry takes another mirror.
 
-    `seconds` bound each request. Raises ForgeError for unreadable configuration or credentials.
+    Args:
+        retries: How often a request is repeated.
+        seconds: The limit of each request, if it has one.
+
+    Raises:
+        ForgeError: The configuration or the credentials cannot be read.
     """
-    mirrors = networking.MirrorMiddleware(_mirrors())  # first: it may say where credentials are
-    rest = networking.AuthenticationMiddleware(), networking.OciMiddleware()
+    # The mirrors come before AUTH_FILE is read, because their configuration may set it.
+    mirrors = networking.MirrorMiddleware(_read_mirrors())
+    authentication = networking.AuthenticationMiddleware()
+    oci = networking.OciMiddleware()
     retry = networking.RetryMiddleware(retries)
     require_file(Path(os.environ.get(AUTH_FILE, "")))
     try:
-        return networking.Client([retry, mirrors, *rest], timeout=seconds)
-    except Exception as error:  # AuthenticationStorageError is nowhere to be imported from
-        why = " ".join(str(error).split())
-        raise ForgeError(f"credentials ({AUTH_FILE}, or in HOME): {why}") from None
+        return networking.Client([retry, mirrors, authentication, oci], timeout=seconds)
+    except Exception as error:  # AuthenticationStorageError cannot be imported
+        reason = " ".join(str(error).split())
+        raise ForgeError(f"credentials ({AUTH_FILE}, or in HOME): {reason}") from None
 
 
 def for_indexes() -> networking.Client:
-    """Make the client of solvers, which tell nobody how far a download is."""
-    return client(1, patience())
+    """Make the client for solvers, with a limit, since they report no progress of a download."""
+    return client(retries=1, seconds=patience())
 
 
 def mirrored(url: str) -> str:
-    """Choose the address to ask for `url`, for what reads no [mirrors], such as rattler-build."""
-    mirrors = _mirrors()
+    """Return the first mirror's address of a URL, for programs that read no [mirrors].
+
+    rattler-build, through its bindings, is one.
+    """
+    mirrors = _read_mirrors()
     for prefix in sorted(mirrors, key=len, reverse=True):
-        if _slashed(url).startswith(prefix) and mirrors[prefix]:
-            return _slashed(url).replace(prefix, mirrors[prefix][0], 1).rstrip("/")
+        if _with_slash(url).startswith(prefix) and mirrors[prefix]:
+            mirror = mirrors[prefix][0]
+            return _with_slash(url).replace(prefix, mirror, 1).rstrip("/")
     return url
 
 
-def download(client: networking.Client, url: str, out: Any) -> None:
-    """Write a file to `out` in chunks. Raises RuntimeError where the server does not give it.
+class _CountingWriter:
+    """Writes what a server sends, and counts it."""
 
-    The bindings have an OSError for what breaks off in the middle, which lacks a number.
+    def __init__(self, out: Any, pace: Pace) -> None:
+        self.out = out
+        self.pace = pace
+
+    def write(self, data: bytes) -> None:
+        self.pace.bytes += len(data)
+        self.out.write(data)
+
+
+def download(client: networking.Client, url: str, out: Any) -> None:
+    """Write a file to `out` in chunks.
+
+    Raises:
+        RuntimeError: The server does not send the file, or too slowly.
+        OSError: This machine cannot write it.
     """
     pace = Pace(mirrored(url))
+    writer = _CountingWriter(out, pace)
 
-    class Counted:
-        @staticmethod
-        def write(data: bytes) -> None:
-            pace.bytes += len(data)
-            out.write(data)
-
-    async def run() -> None:  # the bindings need a running loop
-        task = asyncio.ensure_future(download_to_writer(client, url, Counted))
-        while not (await asyncio.wait([task], timeout=1))[0]:
-            if why := pace.behind():
+    async def receive() -> None:  # the bindings need a running loop
+        task = asyncio.ensure_future(download_to_writer(client, url, writer))
+        while True:
+            done, _ = await asyncio.wait([task], timeout=1)
+            if done:
+                break
+            delay = pace.check()
+            if delay:
                 task.cancel()
-                raise RuntimeError(why)
+                raise RuntimeError(delay)
         await task
 
     try:
-        asyncio.run(run())
+        asyncio.run(receive())
     except (RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # of this machine: a full disk
+        # Where a connection breaks, the bindings raise OSError without a number. One with a number
+        # is this machine's, for example a full disk.
+        if isinstance(error, OSError) and error.errno:
             raise
         host = "" if pace.host in str(error) else f"{pace.host}: "
         raise RuntimeError(f"{host}{error}") from None
 
 
 class _Answered(Exception):
-    """The first bytes came."""
+    """Ends a download, because its first bytes came."""
 
-    @staticmethod
-    def write(_: bytes) -> None:
+
+class _EndingWriter:
+    """Ends a download at its first bytes."""
+
+    def write(self, _: bytes) -> None:
         raise _Answered
 
 
 def unanswered(url: str, seconds: int) -> str:
-    """Return why a file cannot be read; empty when its first bytes come in time."""
+    """Return why a file cannot be read; empty if its first bytes come within some seconds."""
     try:
-        download(client(0, seconds), url, _Answered)
+        download(client(retries=0, seconds=seconds), url, _EndingWriter())
     except _Answered:
         return ""
     except RuntimeError as error:

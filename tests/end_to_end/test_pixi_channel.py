@@ -9,7 +9,7 @@ from support.pixi import Pixi
 from support.servers import Revalidating, served
 from support.static_channel import BUILD, Source
 
-from forge.channel.publish import StaticChannel
+from forge.channel.publish import PublishedChannel
 
 pytestmark = pytest.mark.pixi
 
@@ -20,9 +20,9 @@ def published(tmp_path: Path) -> Path:
     source, target = Source(tmp_path / "local"), tmp_path / "published"
     source.make("alpha")
     source.make("beta", depends=["alpha"])
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     source.make("alpha", version="2.0")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     return target
 
 
@@ -60,7 +60,7 @@ def test_install_withdraw_update(published: Path, url: str, tmp_path: Path) -> N
     workspace("install")
     assert workspace.installed() == {f"alpha-2.0-{BUILD}", f"beta-1.0-{BUILD}"}
     assert (tmp_path / ".pixi/envs/default/alpha").read_text() == "alpha"
-    StaticChannel(published).withdraw([f"alpha-2.0-{BUILD}"], "wrong numbers")
+    PublishedChannel(published).withdraw([f"alpha-2.0-{BUILD}"], "wrong numbers")
     workspace("clean")
     workspace("install", "--locked")
     assert f"alpha-2.0-{BUILD}" in workspace.installed()

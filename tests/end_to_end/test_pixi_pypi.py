@@ -22,7 +22,7 @@ from support.stand_in import MAPPING, write_mapping, write_repodata
 from support.static_channel import Source, without_purls
 
 from forge.bases import CONDA_FORGE, PUBLISHED
-from forge.channel.publish import StaticChannel
+from forge.channel.publish import PublishedChannel
 from forge.conda import pypi
 from forge.generated import FOR_CUDA
 
@@ -124,7 +124,7 @@ def channels(
     """A folder, the mirrors of a user, and the tables that the workspace needs."""
     folder = tmp_path_factory.mktemp("channels")
     ours = conda_packages(folder / "local" / "ours", "pytorch", "triton", "torchvision")
-    StaticChannel(folder / "ours").publish(ours)
+    PublishedChannel(folder / "ours").publish(ours)
     # some of its records say what they are on PyPI, as those of the committed records do: pixi asks
     # for no names where it finds one
     conda_packages(folder / "theirs", "python", "numpy", "safetensors")

@@ -17,7 +17,7 @@ from support.servers import QuietHandler, served
 
 from forge.bases import CONDA_FORGE
 from forge.building.environments import find_unsolvable
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.recipes.plan import RecipeSet, Step
 from forge.recipes.recipe import package_name
 
@@ -32,7 +32,7 @@ def package(name: str, version: str, build: str = "0", depends: tuple[str, ...] 
 
 @pytest.fixture
 def steps(recipes: RecipeSet, tmp_path: Path) -> list[Step]:
-    return recipes.plan(Channel(tmp_path / "empty"))
+    return recipes.plan(LocalChannel(tmp_path / "empty"))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def asked(
         (tmp_path / "theirs").mkdir()
         folder = index(tmp_path / "theirs", packages)
         return find_unsolvable(
-            recipes, steps, Channel(tmp_path / "empty"), conda_forge=folder.as_uri()
+            recipes, steps, LocalChannel(tmp_path / "empty"), conda_forge=folder.as_uri()
         )
 
     return ask

@@ -12,7 +12,7 @@ import pytest
 from support.project import CHECKOUT, MiniProject, module
 from support.wheels import write_wheel
 
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.conda.package import Package
 from forge.hostbase.wheels import CUDA_STUBS
 
@@ -187,7 +187,7 @@ print("torch", torch.__version__, "is right")
 
 def test_pypis_torch_works_beside_them(project: MiniProject) -> None:
     """On the host base, which has no library of NVIDIA; and its metadata asks for none."""
-    base = Channel(project.root / "build" / "host-base")
+    base = LocalChannel(project.root / "build" / "host-base")
     names = {record.name for record in base.records()}
     assert CUDA_STUBS in names and not [n for n in names if re.match("nvidia-|cuda-", n)]
     (torch,) = [base.path(record) for record in base.records() if record.name == "pytorch"]
@@ -208,7 +208,7 @@ def test_they_are_never_published(project: MiniProject, tmp_path: Path) -> None:
     offered = tmp_path / "offered"
     (offered / "linux-64").mkdir(parents=True)
     shutil.copy(stub, offered / "linux-64")
-    Channel(offered).index()
+    LocalChannel(offered).index()
     words = ("publish", "--output", str(offered), "--to", str(tmp_path / "public"))
     refusal = project.forge(*words, code=1).stderr
     assert f"{offered / 'linux-64' / stub.name} is host-bound" in refusal

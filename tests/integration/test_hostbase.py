@@ -7,12 +7,12 @@ import subprocess
 
 from support.project import MiniProject
 
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 
 
 def test_base_channel_is_host_bound_and_recorded(project: MiniProject) -> None:
     folder = project.root / "build" / "host-base"
-    records = Channel(folder).records()
+    records = LocalChannel(folder).records()
     names = {"python", "python_abi", "pytorch", "pytorch-cuda-stubs", "hostgcc_linux-64", "numpy"}
     assert names <= {record.name for record in records}
     assert all(record.build.startswith("hostbound_") for record in records)

@@ -18,7 +18,7 @@ from support.static_channel import Source
 
 from forge.bases import BaseName
 from forge.cli.context import Context
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.recipes.plan import Step
 from forge.recipes.render import render
 
@@ -74,7 +74,7 @@ def test_each_python_has_its_own_files(tmp_path: Path) -> None:
 def test_what_is_built_for_each_python_is_what_was_planned(tmp_path: Path) -> None:
     """Every recipe of ours: rendered for one Python after the other it has the same outputs."""
     ctx = Context(base_name=BaseName.CONDA_FORGE, root=CHECKOUT)
-    steps = ctx.recipes.plan(Channel(tmp_path / "channel", ctx.project.recipes))
+    steps = ctx.recipes.plan(LocalChannel(tmp_path / "channel", ctx.project.recipes))
     several = {step.recipe.name: step for step in steps if len(step.pythons()) > 1}
     assert {"pytorch", "vllm", "torchvision"} <= several.keys() and "flash-attn" not in several
     for step in several.values():

@@ -27,7 +27,7 @@ from support.recipe_checks import RECIPES
 from support.static_channel import Source, view
 from support.world import World
 
-from forge.channel.publish import StaticChannel
+from forge.channel.publish import PublishedChannel
 from forge.cli.time_box import NOT_FINISHED
 
 # FORGE_KILLS=60 draws sixty in all, of each command with pixi and without
@@ -189,7 +189,7 @@ def stack_template(world: World, command: str, own: dict[str, str]) -> None:
         assert world.run(word, **own).code == 0
     source = Source(world.root / "channel")
     source.make("beta", "2.0")
-    StaticChannel(world.public).publish(source)
+    PublishedChannel(world.public).publish(source)
     if command == "install":
         assert world.run("lock", **own).code == 0
 

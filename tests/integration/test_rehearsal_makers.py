@@ -371,7 +371,8 @@ def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
     check = module(place.root / thin_torch.CHECK)
     off = {name for name in check.SUMMARY if f" {name}=OFF" in added}
     assert len(off) == 4 and {check.SUMMARY[name] for name in off} == {"OFF"}
-    assert not [reason for reason in check.wrong("", "", "/p", "gfx1151") if "Kineto" in reason]
+    faults = check.find_faults("", "", "/p", "gfx1151")
+    assert not [fault for fault in faults if "Kineto" in fault]
 
 
 def test_device_code_for_the_files_that_are_named(

@@ -163,7 +163,7 @@ class Place:
             # the archive's hash, of the release that is built
             (RECIPE, r'(?<=\n)( +sha256: )[^\n]*"4feabd9f[^\n]*', rf"\g<1>{pinned}"),
             # so that no package of a rehearsal can be taken for a real one
-            (BASES, r'(files, folder, tag = [^\n]*), ""', rf'\1, "{REHEARSED}"'),
+            (BASES, r'(tag = HOST_BOUND if is_host else) ""', rf'\1 "{REHEARSED}"'),
             # the copy publishes these and no others; the checkout's own gate refuses them
             (GATE, r"if build\.startswith\(REHEARSED\)", "if not build.startswith(REHEARSED)"),
             # Debian's Python, and sources that PyPI has

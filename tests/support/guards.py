@@ -61,8 +61,8 @@ GUARDS = [
     # a mirror, a network, a server
     Guard(
         CACHE,
-        "            _require_same(archive, record)\n",
-        "            pass\n",
+        "        _require_same(archive, record)\n",
+        "        pass\n",
         "tests/integration/test_served.py::test_every_flipped_byte_is_found",
     ),
     Guard(
@@ -73,37 +73,33 @@ GUARDS = [
     ),
     Guard(
         LIMITS,
-        "        if self.left < 0:\n",
+        "        if self.remaining < 0:\n",
         "        if False:\n",
         f"{T_LIMITS}::test_a_package",
     ),
     Guard(
         CACHE,
-        "mark.read_bytes()[len(REVISION) :] == sha256 and ",
-        "",
+        "    if mark.read_bytes()[len(REVISION) :] != sha256:\n",
+        "    if False:\n",
         f"{T_CACHE}::test_what_lies_in_the_cache_is_taken_as_it_is",
     ),
     Guard(
         LOCK,
-        """--require-hashes --no-deps --only-binary :all: --progress-bar off"
-    missing = folder / file.name
-    missing.write_text("".join(f"{pin.line}\\n" for pin in pins))
-""",
-        """--no-deps --only-binary :all: --progress-bar off"
-    missing = folder / file.name
-    missing.write_text("".join(f"{pin.name}=={pin.version}\\n" for pin in pins))
-""",
+        """    requirements.write_text("".join(f"{pin.line}\\n" for pin in pins))
+    options = "--require-hashes --no-deps""",
+        """    requirements.write_text("".join(f"{pin.name}=={pin.version}\\n" for pin in pins))
+    options = "--no-deps""",
         "tests/unit/test_host_lock.py::test_a_tampered_wheel_is_refused",
     ),
     Guard(
         SOURCES,
-        "if source.sha256 and (found := sha256_file(partial)) != source.sha256:",
-        "if (found := sha256_file(partial)) and False:",
+        "                if sha256 != source.sha256:\n",
+        "                if False:\n",
         f"{T_SOURCES}::test_nobody_states_the_sha256",
     ),
     Guard(
         NETWORK,
-        "        if self.bytes < LOWEST * passed:\n",
+        "        if self.bytes < LOWEST_RATE * elapsed:\n",
         "        if False:\n",
         "tests/unit/test_slow_servers.py::test_a_file_that_comes_fast_enough_is_not_cut",
     ),
@@ -115,14 +111,14 @@ GUARDS = [
     ),
     Guard(
         INDEX,
-        "isinstance(sha256, str) and SHA256.fullmatch(sha256) and ",
-        "",
+        "    if not (has_sha256 and has_size):\n",
+        "    if not has_size:\n",
         f"{T_NAMES}::test_the_cache_takes_no_such_record",
     ),
     Guard(
         INDEX,
-        '        part in ("", ".", "..") or not part.isprintable()',
-        "        not part.isprintable()",
+        '    if part in ("", ".", ".."):\n',
+        "    if False:\n",
         f"{T_NAMES}::test_a_url_that_readers_could_take_for_another",
     ),
     Guard(
@@ -133,13 +129,13 @@ GUARDS = [
     ),
     Guard(
         LOCKFILE,
-        "not any(is_of(record.url, c) for c in channels)",
-        "False",
+        "any(is_of(record.url, channel_url) for channel_url in channel_urls)",
+        "True",
         "tests/integration/test_hostile.py::test_what_the_lock_does_not_state_is_not_installed",
     ),
     Guard(
         LOCKFILE,
-        "> DEEPEST:",
+        "> MAX_DEPTH:",
         "> 10**9:",
         f"{T_LOCKS}::test_a_deep_lock_is_not_parsed_for_ever",
     ),
@@ -151,14 +147,14 @@ GUARDS = [
     ),
     Guard(
         DOWNLOAD,
-        "                        if len(body) > limits.PAGE:\n",
-        "                        if False:\n",
+        "            if len(body) > limits.PAGE:\n",
+        "            if False:\n",
         f"{T_LIMITS}::test_a_page_of_an_index",
     ),
     Guard(
         DOWNLOAD,
-        "                        if have > limits.SOURCE:\n",
-        "                        if False:\n",
+        "            if size > limits.SOURCE:\n",
+        "            if False:\n",
         f"{T_LIMITS}::test_a_source",
     ),
     Guard(
@@ -181,8 +177,8 @@ GUARDS = [
     ),
     Guard(
         "src/forge/envs/manifest.py",
-        "                refuse_credentials(channel)\n",
-        "                pass\n",
+        "            refuse_credentials(channel)\n",
+        "            pass\n",
         "tests/unit/test_credentials.py::test_manifests",
     ),
     # a hostile recipe
@@ -206,37 +202,37 @@ GUARDS = [
     ),
     Guard(
         PATCHING,
-        "        if UNSAFE.search(plain) or len(plain) > LONGEST:\n",
+        "        if UNSAFE.search(path) or len(path) > LONGEST:\n",
         "        if False:\n",
         f"{T_PATCHES}::test_patch_that_leaves_the_source",
     ),
     Guard(
         PATCHING,
-        "if LINK.search(text) else",
-        "if False else",
+        "    if LINK.search(text):\n",
+        "    if False:\n",
         f"{T_PATCHES}::test_patch_that_leaves_the_source",
     ),
     Guard(
         PATCHING,
-        "                if not found.is_relative_to(os.path.realpath(tree)):\n",
+        "                if not source.is_relative_to(root):\n",
         "                if False:\n",
         f"{T_PATCHES}::test_source_whose_link_leads_out",
     ),
     Guard(
         ARCHIVES,
-        """            if ".." in Path(name).parts or not place.is_relative_to(inside):\n""",
+        """            if ".." in Path(name).parts or not path.is_relative_to(self._folder):\n""",
         "            if False:\n",
         f"{T_ARCHIVES}::test_hostile_members",
     ),
     Guard(
         ARCHIVES,
-        "if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):",
+        "if not (is_plain or is_link):",
         "if False:",
         f"{T_ARCHIVES}::test_hostile_members",
     ),
     Guard(
         ARCHIVES,
-        "        if left < 0:\n",
+        "        if self._remaining < 0:\n",
         "        if False:\n",
         f"{T_ARCHIVES}::test_content_out_of_proportion",
     ),
@@ -255,19 +251,19 @@ GUARDS = [
     # a hostile package
     Guard(
         PACKAGE,
-        """if not is_plain(name) or name.split("/")[0] == "info" or name in files:\n""",
-        "if False:\n",
+        """            if not is_plain(name) or name.split("/")[0] == "info":\n""",
+        "            if False:\n",
         f"{T_SAFETY}::test_list_that_is_not_of_the_members",
     ),
     Guard(
         PACKAGE,
-        "        if differs := sorted(self.payload.keys() ^ self.listed.keys()):\n",
-        "        if differs := []:\n",
+        "        differing = sorted(self.payload.keys() ^ self.listed.keys())\n",
+        "        differing = []\n",
         f"{T_SAFETY}::test_hostile_info",
     ),
     Guard(
         PACKAGE,
-        """            if (link is not None) != (self.listed[name] == "a link"):\n""",
+        "            if is_link != is_listed_as_link:\n",
         "            if False:\n",
         f"{T_SAFETY}::test_list_that_is_not_of_the_members",
     ),
@@ -279,8 +275,8 @@ GUARDS = [
     ),
     Guard(
         PACKAGE,
-        "        if contents and (wrong := sorted(self.held.items() - self.listed.items())):\n",
-        "        if wrong := []:\n",
+        "            changed = sorted(self.held.items() - self.listed.items())\n",
+        "            changed = []\n",
         f"{T_SAFETY}::test_list_that_is_not_of_the_members",
     ),
     Guard(
@@ -291,13 +287,13 @@ GUARDS = [
     ),
     Guard(
         PACKAGE,
-        '            if (top := where.split("/")[0]) in INSTALLERS:\n',
-        '            if (top := where.split("/")[0]) in ():\n',
+        "            if top in INSTALLERS:\n",
+        "            if False:\n",
         f"{T_PLACES}::test_installed_by_us",
     ),
     Guard(
         PACKAGE,
-        "                if package.beside(taken, where):\n",
+        "                if self.select_coinstalled(landings, landing):\n",
         "                if False:\n",
         f"{T_PLACES}::test_installed_by_us",
     ),
@@ -368,8 +364,8 @@ GUARDS = [
     ),
     Guard(
         GATE,
-        " if name not in withdrawn}",
-        "}",
+        "        if name not in withdrawn:\n",
+        "        if True:\n",
         f"{T_PUBLISH}::test_a_withdrawn_build_stays_out",
     ),
     Guard(
@@ -404,14 +400,14 @@ GUARDS = [
     ),
     Guard(
         PUBLISH,
-        "                if not fault(file, record):\n",
-        "                if True:\n",
+        " and not find_fault(file, record):\n",
+        ":\n",
         f"{T_PUBLISH}::test_an_index_that_names_what_is_outside",
     ),
     Guard(
         PUBLISH,
-        "if package.exists() and kept.exists() and sha256_file(package) != sha256_file(kept):",
-        "if False:",
+        "            if sha256_file(package) != sha256_file(target):\n",
+        "            if False:\n",
         f"{T_PUBLISH}::test_withdrawn_packages_replace_nothing",
     ),
     Guard(

@@ -33,7 +33,7 @@ from packaging.utils import parse_wheel_filename
 from rattler_build import assemble_package
 from support.project import CHECKOUT
 
-from forge.conda.local import HOST_BOUND, Channel
+from forge.conda.local import HOST_BOUND, LocalChannel
 from forge.files import sha256_file
 from forge.hostbase import wheels
 from forge.sources.cache import PYPI_URL, Source
@@ -143,7 +143,7 @@ def _packages() -> dict[str, dict[str, Any]]:
         # keeps its name, so nothing else is kept
         known = {file.name: _renamed(record, file) for file, record in renamed.items()}
         write_repodata(PACKAGES.parent, "linux-64", known)
-        Channel(PACKAGES.parent).index()
+        LocalChannel(PACKAGES.parent).index()
         made_of.write_text(json.dumps(inputs))
     return json.loads((PACKAGES / "repodata.json").read_bytes())["packages.conda"]
 
@@ -217,7 +217,7 @@ def _convert(scratch: Path, lists: list[Path]) -> Iterator[Path]:
         source = Source(f"{PYPI_URL}/{file.name}", sha256_file(file), purl)
         found[name] = wheels.Wheel.read(file, source, "")
     for wheel in (wheel for name, wheel in found.items() if name not in LINTERS):
-        yield wheel.conversion(found).make(scratch)
+        yield wheel.plan_conversion(found).make(scratch)
 
 
 def _stubs(scratch: Path, folder: Path) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from rattler import Gateway, SourceConfig, VirtualPackage
 from rattler_build import assemble_package
 from support.conda_packages import repacked
 
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.files import sha256_file
 from forge.project import SUBDIRS
 
@@ -32,7 +32,7 @@ system_tools: {rattler-build: 0.73.0}
 """
 
 
-class Source(Channel):
+class Source(LocalChannel):
     """A channel as the driver leaves it, with packages that are bound to no host."""
 
     def make(

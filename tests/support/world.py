@@ -11,7 +11,7 @@ from support.small_channel import MANIFEST
 from support.static_channel import Source, view
 from support.static_channel import require_whole as require_whole_channel
 
-from forge.channel.publish import StaticChannel
+from forge.channel.publish import PublishedChannel
 
 ALPHA = "alpha-1.0-h1234567_0"
 COMMANDS = {
@@ -57,7 +57,7 @@ class World:
         source = Source(self.root / "channel")
         for name in ("alpha", "beta"):
             source.make(name)
-        StaticChannel(self.public).publish(source)
+        PublishedChannel(self.public).publish(source)
         source.make("gamma")
 
     def run(self, command: str, fault: str = "", **environment: str) -> Ended:

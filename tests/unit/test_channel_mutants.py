@@ -12,9 +12,9 @@ from support.mutants import Tally, texts, trees
 from support.static_channel import BUILD, Source, require_whole
 
 from forge.channel import publish
-from forge.channel.publish import StaticChannel, Withdrawal
+from forge.channel.publish import PublishedChannel, Withdrawal
 from forge.conda import pypi
-from forge.conda.local import Channel, Record
+from forge.conda.local import LocalChannel, Record
 from forge.conda.package import Package
 from forge.errors import ForgeError
 
@@ -28,8 +28,8 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Source(root / "channel")
     source.make("alpha", depends=["beta"])
     source.make("beta")
-    StaticChannel(root / "out").publish(source)
-    StaticChannel(root / "out").withdraw([f"beta-1.0-{BUILD}"], "broken")
+    PublishedChannel(root / "out").publish(source)
+    PublishedChannel(root / "out").withdraw([f"beta-1.0-{BUILD}"], "broken")
     return root
 
 
@@ -44,7 +44,7 @@ def test_published_index(channel: Path, record_property: Property) -> None:
     whole, source = path.read_bytes(), Source(channel / "channel")
 
     def publish_again() -> bool:
-        StaticChannel(target).publish(source)
+        PublishedChannel(target).publish(source)
         require_whole(target)
         return True
 
@@ -65,13 +65,13 @@ def test_withdrawals(channel: Path, record_property: Property) -> None:
 
     for mutant in [*map(dumps, trees(json.loads(whole), 9, 80)), *texts(whole, 10, 40)]:
         path.write_bytes(mutant)
-        tally.give(StaticChannel(channel / "out").withdrawals, are_names, mutant)
+        tally.give(PublishedChannel(channel / "out").withdrawals, are_names, mutant)
     path.write_bytes(whole)
 
 
 def test_local_index(channel: Path, tmp_path: Path, record_property: Property) -> None:
     tally, valid = Tally("local index", record_property), channel / "channel/noarch/repodata.json"
-    path, local = tmp_path / "noarch/repodata.json", Channel(tmp_path)
+    path, local = tmp_path / "noarch/repodata.json", LocalChannel(tmp_path)
     path.parent.mkdir()
     whole = valid.read_bytes()
     for mutant in [*map(dumps, trees(json.loads(whole), 5, 80)), *texts(whole, 6, 40)]:
@@ -96,7 +96,7 @@ def test_note(tmp_path: Path, record_property: Property) -> None:
     valid = {"digest": {"recipe": "x"}, "tests": 1, "sha256": record.sha256}
     for mutant in [*map(dumps, trees(valid, 7, 60)), *texts(dumps(valid), 8, 40)]:
         path.write_bytes(mutant)
-        local = Channel(tmp_path)
+        local = LocalChannel(tmp_path)
         tally.give(
             lambda local=local: (local.digest_of(record), local.tests_of(record)),
             lambda r: isinstance(r[0], dict | None) and isinstance(r[1], int | None),

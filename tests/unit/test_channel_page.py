@@ -14,7 +14,7 @@ import pytest
 from support.project import CHECKOUT, module
 from support.static_channel import BUILD, Source, require_whole
 
-from forge.channel import StaticChannel
+from forge.channel import PublishedChannel
 from forge.channel.publish import GENERATOR
 
 page = module(CHECKOUT / "tools/channel_page.py")
@@ -30,8 +30,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     old = source.make("flash-attn", "2.8.3.post2")
     long = "rocm1000_gfx1151_py312h1234567_0"
     source.make("a-package-with-a-long-name-for-the-narrow-screen", "1.0", build=long)
-    StaticChannel(target).publish(source)
-    StaticChannel(target).withdraw([old], "gives <wrong> numbers")
+    PublishedChannel(target).publish(source)
+    PublishedChannel(target).withdraw([old], "gives <wrong> numbers")
     write(target)
     return target
 

@@ -16,7 +16,7 @@ from support.servers import QuietHandler, served
 from support.small_channel import workspace
 
 from forge import bases, network
-from forge.conda.local import Channel, Record
+from forge.conda.local import LocalChannel, Record
 from forge.envs import lockfile
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted
@@ -137,7 +137,7 @@ def test_a_forge_of_somebody_else_is_not_imported(tmp_path: Path) -> None:
     ("tests", "known"), [(3, 3), (0, 0), (-1, None), (True, None), ("3", None)]
 )
 def test_numbers_of_tests_in_a_note(tests: Any, known: int | None, tmp_path: Path) -> None:
-    channel = Channel(tmp_path)
+    channel = LocalChannel(tmp_path)
     record = Record("alpha", "1.0", "h1234567_0", "noarch", "0" * 64, 1)
     (tmp_path / "forge").mkdir()
     note = {"sha256": record.sha256, "tests": tests}

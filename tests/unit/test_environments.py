@@ -18,7 +18,7 @@ from support.servers import served
 
 from forge import bases
 from forge.building.environments import find_unsolvable
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.project import SUBDIRS, Project
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet
 
@@ -65,7 +65,7 @@ def solve(mini: MiniProject, tmp_path: Path) -> Solve:
     ) -> dict[str, str]:
         project = Project.at(mini.root)
         recipes = RecipeSet(project, bases.load(project, "conda-forge"))
-        channel = Channel(project.channel)
+        channel = LocalChannel(project.output_folder)
         folder = tmp_path / "conda-forge"
         folder.mkdir()
         both = records([*PYTHONS, *packages])
@@ -277,7 +277,7 @@ def test_what_is_built_is_taken_as_it_is(
     recipe(mini, "beta", run=["alpha", "gamma"])
     planned = RecipeSet.plan
 
-    def plan(self: RecipeSet, channel: Channel) -> Any:
+    def plan(self: RecipeSet, channel: LocalChannel) -> Any:
         steps = planned(self, channel)
         output = steps[0].outputs[0]
         built = (output.name, output.version, output.build, ["gamma <2"])

@@ -16,7 +16,7 @@ from forge.bases import BaseName
 from forge.building import runner
 from forge.building.preflight import preflight
 from forge.cli.context import Context
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.errors import ForgeError
 from forge.recipes import package_tables
 from forge.recipes.cost import read_costs
@@ -135,7 +135,7 @@ def test_a_dead_link_is_reported(tmp_path: Path) -> None:
 def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What `plan` says of each recipe on the host base, with nothing built."""
     forge = Context(base_name=BaseName.HOST, root=CHECKOUT)
-    steps = forge.recipes.plan(Channel(tmp_path_factory.mktemp("empty")))
+    steps = forge.recipes.plan(LocalChannel(tmp_path_factory.mktemp("empty")))
     skipped = runner.predict_skipped(forge.recipes, steps)
     states = {step.recipe.name: step.action for step in steps} | dict.fromkeys(skipped, "skipped")
     return states | dict.fromkeys(forge.recipes.absent, "provided")

@@ -241,7 +241,7 @@ def test_a_url_of_another_kind(hostile: Hostile, url: str, monkeypatch: pytest.M
     with pytest.raises(NotAttempted):
         git.fetch(address, hostile.commit, hostile.folder / "got")
     with pytest.raises(NotAttempted):
-        git.tags(address)
+        git.list_tags(address)
     assert not hostile.canary.exists()
 
 
@@ -325,7 +325,7 @@ def test_what_is_no_commit(hostile: Hostile) -> None:
     git_says(hostile.repository, "-c", "user.name=a", "-c", "user.email=a@b", "tag", "-m", "x", "v")
     for name in ("v", "HEAD^{tree}"):
         digest = git_says(hostile.repository, "rev-parse", name)
-        assert not git.holds(hostile.repository, digest)
+        assert not git.has_commit(hostile.repository, digest)
         with pytest.raises(NotAttempted, match="is not a commit"):
             git.fetch(hostile.repository.as_uri(), digest, hostile.folder / "got")
 
@@ -340,7 +340,7 @@ def test_a_server(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
         monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{url}/.insteadOf")
         monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://upstream.invalid/")
-        assert git.tags(URL) == ["v1"]
+        assert git.list_tags(URL) == ["v1"]
         monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{bare.parent}/.insteadOf")
         with pytest.raises(NotAttempted, match="transport 'file' not allowed"):
-            git.tags(URL)
+            git.list_tags(URL)

@@ -35,13 +35,13 @@ from support.wheels import write_wheel
 
 from forge import bases
 from forge.building.jobs import run_job
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.errors import Failed, ForgeError
 from forge.files import hold, move_whole, sha256_file, write_text
 from forge.hostbase import base as hostbase
 from forge.hostbase import wheels
-from forge.hostbase.base import LOCK, HostBase
-from forge.hostbase.wheels import PYTHON, Conversion, Wheel, depends, match_spec, unpack_wheel
+from forge.hostbase.base import LOCK, HostBaseMaker
+from forge.hostbase.wheels import PYTHON, Conversion, Wheel, list_depends, match_spec, unpack_wheel
 from forge.project import Project
 from forge.sources.cache import PYPI_URL, Source
 
@@ -81,8 +81,8 @@ def test_markers_and_extras() -> None:
         "app", "web[tls]>=1", 'win-only; sys_platform == "win32"', 'dev-only; extra == "dev"',
         f'here; python_version == "{PYTHON}"',
     )  # fmt: skip
-    assert depends(asks.metadata, others) == ["here", "tls-lib >=2", "web >=1"]
-    assert depends(others["web"].metadata, others) == ["core"]
+    assert list_depends(asks.metadata, others) == ["here", "tls-lib >=2", "web >=1"]
+    assert list_depends(others["web"].metadata, others) == ["core"]
 
 
 NEEDS = ("core", 'cuda-toolkit[cublas]==13; platform_system == "Linux"', "Nvidia_NCCL.cu13==2.29")
@@ -93,11 +93,11 @@ def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
     file = write_wheel(tmp_path, "torch", requires=NEEDS)
     purl = PackageURL("pypi", None, "torch", "1.0", {"file_name": file.name})
     torch = Wheel.read(file, Source(f"{PYPI_URL}/{file.name}", "0" * 64, purl), "")
-    alone = torch.conversion({})
+    alone = torch.plan_conversion({})
     assert alone.depends == [f"python {PYTHON}.*", "core", wheels.CUDA_STUBS]
     assert alone.left_out == ["cuda-toolkit", "nvidia-nccl-cu13"]
     others = {name: wheel_metadata(name) for name in ("cuda-toolkit", "nvidia-nccl-cu13")}
-    beside = torch.conversion(others)
+    beside = torch.plan_conversion(others)
     assert beside.depends[1:] == ["core", "cuda-toolkit ==13", "nvidia-nccl-cu13 ==2.29"]
     assert not beside.left_out and beside.build != alone.build
 
@@ -115,7 +115,7 @@ def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["", "1"])
 def test_nvidias_wheels_are_fetched_only_if_asked_for(
-    machine: HostBase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
+    machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
 ) -> None:
     """By FORGE_NVIDIA_WHEELS, with which it is another base; or by a line of requirements.in."""
     names = ("torch", "triton", "nvidia-cublas", "cuda-bindings", "nvidia-ml-py")
@@ -123,15 +123,15 @@ def test_nvidias_wheels_are_fetched_only_if_asked_for(
     (machine.recipe / LOCK).write_text("".join(lines))
     (machine.recipe / "requirements.in").write_text("torch\nnvidia_ml.py\n")
     monkeypatch.delenv("FORGE_NVIDIA_WHEELS", raising=False)
-    plain = HostBase(machine.project, machine.base)
+    plain = HostBaseMaker(machine.project, machine.base)
     monkeypatch.setenv("FORGE_NVIDIA_WHEELS", setting)
-    host = HostBase(machine.project, machine.base)
+    host = HostBaseMaker(machine.project, machine.base)
     assert (host.key == plain.key) == (not setting)
     asked: list[str] = []
     monkeypatch.setattr(
         hostbase, "fetch_wheels", lambda pins, *_: asked.extend(pin.name for pin in pins) or []
     )
-    assert not list(host._wheels(print))
+    assert not list(host._fetch_wheels(print))
     left_out = {"nvidia-cublas", "cuda-bindings"}
     assert set(asked) == set(names) - (set() if setting else left_out)
 
@@ -190,17 +190,17 @@ def test_debians_python_installs_into_its_prefix(
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostBase:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostBaseMaker:
     """A host base that is not made, on a machine that seems to have compilers."""
     project = MiniProject(tmp_path)
     (tmp_path / "build" / "host-base").unlink()
     monkeypatch.setattr(hostbase.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(hostbase.subprocess, "getoutput", lambda _: "14")
     checkout = Project.at(project.root)
-    return HostBase(checkout, bases.load(checkout, "host"))
+    return HostBaseMaker(checkout, bases.load(checkout, "host"))
 
 
-def pin(machine: HostBase, *wheels: Path) -> None:
+def pin(machine: HostBaseMaker, *wheels: Path) -> None:
     """Write requirements and lock of the base anew, for these wheels and no other."""
     pins = [(*file.name.split("-")[:2], sha256_file(file)) for file in wheels]
     lines = [f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in pins]
@@ -209,7 +209,7 @@ def pin(machine: HostBase, *wheels: Path) -> None:
 
 
 def test_two_checkouts_that_share_a_host_base(
-    machine: HostBase, monkeypatch: pytest.MonkeyPatch
+    machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second waits for the first and says so, then has nothing to do."""
     said: list[str] = []
@@ -222,12 +222,12 @@ def test_two_checkouts_that_share_a_host_base(
     def make(*_: object) -> None:
         pytest.fail("the base was made twice")
 
-    monkeypatch.setattr(HostBase, "_make", make)
+    monkeypatch.setattr(HostBaseMaker, "_make", make)
     with hold(machine.folder, "making the host base in"):
         second = threading.Thread(target=machine.make, args=(say, None))
         second.start()
         assert waits.wait(300), "the second does not see the first"
-        machine._write("base.json", packages={})
+        machine._write_sealed("base.json", packages={})
     second.join(300)
     assert not second.is_alive()
     assert said == [f"process {os.getpid()} is making the host base in {machine.folder}. "
@@ -235,21 +235,21 @@ def test_two_checkouts_that_share_a_host_base(
 
 
 def test_an_interrupted_host_base_is_made_by_the_next(
-    machine: HostBase, monkeypatch: pytest.MonkeyPatch
+    machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    monkeypatch.setattr(HostBase, "_make", lambda *_: made.append("made"))
+    monkeypatch.setattr(HostBaseMaker, "_make", lambda *_: made.append("made"))
     machine.make(print, None)
     assert made == ["made"] and not machine.is_current()
-    machine._write("base.json", packages={})
+    machine._write_sealed("base.json", packages={})
     machine.make(print, None)
     assert made == ["made"]
     with monkeypatch.context() as patch:
         patch.setattr(hostbase.subprocess, "getoutput", lambda _: "15")
-        again = HostBase(machine.project, machine.base)
+        again = HostBaseMaker(machine.project, machine.base)
         assert not again.is_current(), "another compiler is another base"
     (machine.recipe / "requirements.in").write_text("torch==${pytorch}\n")
-    again = HostBase(machine.project, machine.base)
+    again = HostBaseMaker(machine.project, machine.base)
     assert not again.is_current(), "other requirements are another base"
 
 
@@ -259,12 +259,12 @@ def test_only_the_code_that_makes_packages_names_them() -> None:
     assert "assemble_package" not in Path(hostbase.__file__).read_text()
 
 
-def test_a_lock_that_is_older_than_the_requirements(machine: HostBase, tmp_path: Path) -> None:
+def test_a_lock_that_is_older_than_the_requirements(machine: HostBaseMaker, tmp_path: Path) -> None:
     """Refused before anything is fetched or built."""
     pin(machine, write_wheel(tmp_path, "alpha"))
     (machine.recipe / "requirements.in").write_text("alpha>=2\n")
     with pytest.raises(ForgeError, match=r"pins alpha 1\.0, and alpha>=2 is required: compile it"):
-        HostBase(machine.project, machine.base).make(print, None)
+        HostBaseMaker(machine.project, machine.base).make(print, None)
 
 
 def test_no_compiler(tmp_path: Path) -> None:
@@ -288,10 +288,10 @@ def test_the_recipe_runs_programs_whose_paths_have_spaces() -> None:
 
 
 @pytest.fixture
-def small(machine: HostBase, monkeypatch: pytest.MonkeyPatch) -> HostBase:
+def small(machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch) -> HostBaseMaker:
     """A finished host base of one package, whose bytes differ each time it is made."""
 
-    def build(self: HostBase, *_: object) -> set[str]:
+    def build(self: HostBaseMaker, *_: object) -> set[str]:
         scratch = self.project.build / "scratch"
         (scratch / "tree").mkdir(parents=True, exist_ok=True)
         (scratch / "tree" / "text").write_bytes(os.urandom(999))
@@ -301,10 +301,10 @@ def small(machine: HostBase, monkeypatch: pytest.MonkeyPatch) -> HostBase:
         move_whole(made.path, self.folder / "linux-64" / made.path.name)
         return {made.path.name}
 
-    monkeypatch.setattr(HostBase, "_build_recipe", build)
+    monkeypatch.setattr(HostBaseMaker, "_build_recipe", build)
     pin(machine)
     machine.make(lambda _: None, None)
-    assert HostBase(machine.project, machine.base).is_current(), "for the next command"
+    assert HostBaseMaker(machine.project, machine.base).is_current(), "for the next command"
     return machine
 
 
@@ -327,19 +327,19 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_base_is_found_and_made_anew(small: HostBase, how: str) -> None:
+def test_a_damaged_base_is_found_and_made_anew(small: HostBaseMaker, how: str) -> None:
     name, damage = DAMAGE[how]
     damage(small.folder / name)
     assert not small.is_current()
     small.make(lambda _: None, None)
     assert small.is_current()
-    (record,) = Channel(small.folder).records()
-    assert record.sha256 == sha256_file(Channel(small.folder).path(record))
+    (record,) = LocalChannel(small.folder).records()
+    assert record.sha256 == sha256_file(LocalChannel(small.folder).path(record))
 
 
-def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_become_packages(machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Side by side. After a failure, those that were made are kept, and the error names the log."""
-    monkeypatch.setattr(HostBase, "_build_recipe", lambda *_: set())
+    monkeypatch.setattr(HostBaseMaker, "_build_recipe", lambda *_: set())
     monkeypatch.setenv("PYTHONPATH", str(CHECKOUT / "src"))
     run = functools.partial(run_job, machine.project, 2, lambda _: None, threading.Event())
 
@@ -348,7 +348,7 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
             (folder := machine.project.sources / sha256_file(wheel)).mkdir(exist_ok=True)
             shutil.copy(wheel, folder)
         pin(machine, *wheels)
-        again = HostBase(machine.project, machine.base)
+        again = HostBaseMaker(machine.project, machine.base)
         again.make(lambda _: None, run)
         assert again.is_current()
 
@@ -362,11 +362,11 @@ def test_wheels_become_packages(machine: HostBase, monkeypatch: pytest.MonkeyPat
     made = first.stat().st_ino
     make(alpha, write_wheel(folder, "beta", files={"beta.py": ""}))
     assert first.stat().st_ino == made
-    assert {r.name for r in Channel(machine.folder).records()} == {"alpha", "beta"}
+    assert {r.name for r in LocalChannel(machine.folder).records()} == {"alpha", "beta"}
     index = machine.folder / "linux-64" / "repodata.json"
     written = json.loads(index.read_bytes())["packages.conda"]
     index.unlink()
-    Channel(machine.folder).index()
+    LocalChannel(machine.folder).index()
     for name, read in json.loads(index.read_bytes())["packages.conda"].items():
         assert written[name].items() <= read.items(), "rattler reads something else in the package"
         assert {"depends", "sha256", "size"} <= written[name].keys()
@@ -401,7 +401,7 @@ def wait_until(true: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Signals) -> None:
+def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, how: signal.Signals) -> None:
     """No process and no part of a package is left; the next one makes what is missing."""
     subdir, output = tmp_path / "linux-64", tmp_path / "out"
     made = [
@@ -437,29 +437,29 @@ def test_a_killed_conversion(machine: HostBase, tmp_path: Path, how: signal.Sign
 
 
 def test_mutants_of_what_a_run_left(
-    small: HostBase, record_property: Callable[[str, object], None]
+    small: HostBaseMaker, record_property: Callable[[str, object], None]
 ) -> None:
     """Whatever is not what this driver wrote is nothing."""
     name = "base.json"
     file, tally = small.folder / name, Tally(name, record_property)
-    valid, whole = file.read_bytes(), small._read(name)
+    valid, whole = file.read_bytes(), small._read_sealed(name)
     assert whole
     right = (whole, {})
     for data in texts(valid, 8, 70):
         file.write_bytes(data)
-        tally.give(lambda: small._read(name), lambda found: found in right, data)
+        tally.give(lambda: small._read_sealed(name), lambda found: found in right, data)
     for tree in trees(json.loads(valid), 8, 70):
         file.write_text(json.dumps(tree))
-        tally.give(lambda: small._read(name), lambda found: found in right, tree)
+        tally.give(lambda: small._read_sealed(name), lambda found: found in right, tree)
     file.write_bytes(valid)
-    assert small._read(name) == whole
+    assert small._read_sealed(name) == whole
 
 
 def test_to_name_a_base_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a compiler nor a change of the environment comes of asking what it provides."""
     project, before = Project.at(MiniProject(tmp_path).root), dict(os.environ)
     monkeypatch.setattr(hostbase.subprocess, "run", None)
-    names = HostBase(project, bases.load(project, "host")).names()
+    names = HostBaseMaker(project, bases.load(project, "host")).names()
     assert {"pytorch", "numpy", "python", "hostgcc_linux-64"} <= names
     assert dict(os.environ) == before
 
@@ -468,7 +468,7 @@ def test_extras_of_other_wheels_count() -> None:
     """What `name[extra]` asks for is in the metadata of the other wheel."""
     asks = wheel_metadata("app", "web[tls]")
     others = [{"web": wheel_metadata("web", f'{n}; extra == "tls"')} for n in ("one", "two")]
-    assert len({asks.conversion(wheels).file_name for wheels in others}) == 2
+    assert len({asks.plan_conversion(wheels).file_name for wheels in others}) == 2
 
 
 def test_a_file_that_is_no_wheel(tmp_path: Path) -> None:

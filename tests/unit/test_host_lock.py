@@ -13,7 +13,7 @@ from support.wheels import write_wheel
 from forge import bases
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
-from forge.hostbase.base import LOCK, HostBase
+from forge.hostbase.base import LOCK, HostBaseMaker
 from forge.hostbase.lock import Pin, fetch_wheels, read_pins, require_pinned
 from forge.project import Project
 from forge.sources.cache import SourceCache
@@ -29,7 +29,7 @@ def python(version: str) -> dict[str, str]:
 @pytest.mark.parametrize("version", PYTHONS)
 def test_the_lock_has_what_is_required(version: str) -> None:
     project = Project.at(CHECKOUT)
-    host = HostBase(project, bases.load(project, "host"))
+    host = HostBaseMaker(project, bases.load(project, "host"))
     pins = read_pins(OURS, python(version))
     require_pinned(host.requirements, pins, OURS)
     assert len(pins) > 100 and "colorama" not in pins, "it is for Windows"

@@ -12,7 +12,7 @@ from support.small_channel import workspace
 
 from forge import limits
 from forge.conda import cache
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.envs import lockfile
 from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted
@@ -80,7 +80,7 @@ def test_a_page_of_an_index(endless: str, monkeypatch: pytest.MonkeyPatch) -> No
 def large_index(folder: Path) -> None:
     (folder / "noarch").mkdir()
     (folder / "noarch/repodata.json").write_bytes(b" " * (2 << 20))
-    Channel(folder).records()
+    LocalChannel(folder).records()
 
 
 def large_lock(folder: Path) -> None:

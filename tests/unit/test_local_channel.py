@@ -8,13 +8,13 @@ import pytest
 from support.conda_packages import file, package
 from support.static_channel import Source
 
-from forge.conda.local import HOST_BOUND, Channel
+from forge.conda.local import HOST_BOUND, LocalChannel
 from forge.errors import ForgeError
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"packages.conda": {"x.conda": {}}}', "{}"])
 def test_index_of_another_shape(tmp_path: Path, text: str) -> None:
-    channel = Channel(tmp_path)
+    channel = LocalChannel(tmp_path)
     (tmp_path / "noarch").mkdir()
     (tmp_path / "noarch" / "repodata.json").write_text(text)
     with pytest.raises(ForgeError, match=r"repodata.json is damaged"):
@@ -25,7 +25,7 @@ def test_what_is_added_can_be_served(tmp_path: Path) -> None:
     """Made by rattler-build with mode 0600; a web server runs as another user."""
     made = package(tmp_path / "noarch", [file("share/a")])
     made.chmod(0o600)
-    Channel(tmp_path / "channel").add({made: 1}, {})
+    LocalChannel(tmp_path / "channel").add({made: 1}, {})
     assert (tmp_path / "channel/noarch" / made.name).stat().st_mode & 0o777 == 0o644
 
 
@@ -62,7 +62,7 @@ def test_a_killed_build_leaves_nothing_that_stays(
 def test_a_folder_without_both_indexes_is_no_channel(source: Source) -> None:
     assert source.is_indexed()
     (source.folder / "linux-64/repodata.json").unlink()
-    assert not source.is_indexed() and not Channel(source.folder / "none").is_indexed()
+    assert not source.is_indexed() and not LocalChannel(source.folder / "none").is_indexed()
 
 
 def test_a_channel_holds_packages_of_one_base(source: Source, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from support.project import CHECKOUT
 from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
 from forge.cli.context import Context
 from forge.cli.stacks import Stack
+from forge.conda.solve import virtual_packages
 from forge.envs import lockfile
 from forge.envs.manifest import Manifest, match_spec
-from forge.envs.solver import virtual_packages
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
 

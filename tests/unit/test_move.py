@@ -16,8 +16,8 @@ from rattler.exceptions import SolverError
 from support.conda_forge import records_of_both
 from support.project import CHECKOUT
 
+from forge.conda.solve import solve as solve_environment
 from forge.envs.manifest import match_spec
-from forge.envs.solver import solve as solve_environment
 
 PAGE = (CHECKOUT / "docs/move.md").read_text()
 SECTION = PAGE.split("## From conda-forge's PyTorch\n")[1]

@@ -17,7 +17,7 @@ from support.project import CHECKOUT, MiniProject
 from forge import bases
 from forge.bases import CONDA_FORGE
 from forge.building.runner import _locate_reason, predict_skipped, read_unfetched
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.envs.manifest import Manifest
 from forge.envs.workspace import Workspace
 from forge.project import Project
@@ -170,7 +170,7 @@ def mini(tmp_path: Path) -> MiniProject:
 def planned(mini: MiniProject) -> list[Step]:
     project = Project.at(mini.root)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
-    steps = recipes.plan(Channel(mini.channel))
+    steps = recipes.plan(LocalChannel(mini.channel))
     for step in steps:
         sources_of(step.recipe), purls_of(step.recipe)
     predict_skipped(recipes, steps, read_unfetched(project, steps))
@@ -212,7 +212,7 @@ def test_variants(mini: MiniProject, record_property: Record) -> None:
 def test_notes_of_what_was_not_attempted(mini: MiniProject, record_property: Record) -> None:
     tally, project = Tally("not-attempted", record_property), Project.at(mini.root)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
-    steps = recipes.plan(Channel(mini.channel))
+    steps = recipes.plan(LocalChannel(mini.channel))
     note = _locate_reason(project, steps[0])
     note.parent.mkdir(parents=True)
     why = "a host is down"

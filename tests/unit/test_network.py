@@ -100,7 +100,7 @@ def test_conda_forge_is_probed_at_its_mirror(
         "conda-forge",
         "base: conda-forge (its repodata answers)",
     )
-    assert bases.load(Project.at(CHECKOUT), BaseName.CONDA_FORGE).channel == url
+    assert bases.load(Project.at(CHECKOUT), BaseName.CONDA_FORGE).channel_url == url
     configure(
         home / ".config/pixi/config.toml", mirrors("https://user:word@x.invalid/y", CONDA_FORGE)
     )

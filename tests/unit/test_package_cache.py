@@ -17,7 +17,8 @@ from support.project import CHECKOUT, python_files
 from support.small_channel import workspace
 
 from forge.conda import cache
-from forge.conda.package import Package, cache_folder, scratch
+from forge.conda.package import Package
+from forge.conda.scratch import cache_folder, scratch
 from forge.errors import Failed
 from forge.files import sha256_file
 from forge.sources import patching
@@ -62,7 +63,7 @@ def test_what_cannot_be_removed_ends_no_command(
 
 def test_what_a_killed_process_left_goes(made: Path) -> None:
     """At once, but not what a live one is at work in."""
-    script = "import sys; from forge.conda.package import *; made = scratch(cache_folder())"
+    script = "import sys; from forge.conda.scratch import *; made = scratch(cache_folder())"
     child = subprocess.Popen(
         [sys.executable, "-c", f"{script}; print(made.name, flush=True); sys.stdin.read()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -82,10 +83,10 @@ def test_what_a_killed_check_of_patches_left_goes(made: Path, tmp_path: Path) ->
     """There is one kind of temporary folder; those of wheels.py and engine.py are in a job's."""
     (left := cache_folder() / ".forge-left").mkdir(parents=True)
     assert patching.apply(tmp_path, []) == "" and not left.exists()
-    makers = re.compile(r"TemporaryDirectory\(|mkdtemp")
+    makers = re.compile(r"TemporaryDirectory[\[(]|mkdtemp")
     files = python_files("src")
     found = {f.name for f in files if makers.search(f.read_text())}
-    assert found == {"package.py", "wheels.py", "engine.py"}
+    assert found == {"scratch.py", "wheels.py", "engine.py"}
 
 
 def test_what_is_there_is_not_unpacked_again(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +196,9 @@ def test_only_files_for_every_python_are_moved(noarch: str, tmp_path: Path) -> N
     (folder / "info").mkdir()
     index = {"name": "a", "version": "1", "build": "0", "noarch": noarch}
     (folder / "info/index.json").write_text(json.dumps(index))
-    placed = Package(tmp_path / "a-1-0.conda", folder).places.placed("lib/python3.13/site-packages")
+    placed = Package(tmp_path / "a-1-0.conda", folder).places.map_targets(
+        "lib/python3.13/site-packages"
+    )
     moved = {"lib/python3.13/site-packages/a.py", "bin/a", "share/a"}
     stay = {"site-packages/a.py", "python-scripts/a", "share/a"}
     assert placed.keys() == (moved if noarch == "python" else stay)

@@ -22,7 +22,7 @@ from support.recipe_checks import RECIPES, load, run
 
 pytest.importorskip("elftools", reason="the package checks read ELF files with pyelftools")
 from checks import elf, gpu, offload
-from checks.gpu import why_skipped
+from checks.gpu import find_skip_reason
 from checks.loaded_from import foreign, libraries
 from checks.verdict import CheckFailed, require
 
@@ -253,7 +253,7 @@ def test_gfx1151_alone(tmp_path: Path, nodes: list[str], device: bool, reason: s
         file.write_text(text)
     if device:
         (tmp_path / "kfd").touch()
-    said = why_skipped(tmp_path / "nodes", tmp_path / "kfd")
+    said = find_skip_reason(tmp_path / "nodes", tmp_path / "kfd")
     assert reason in said and bool(reason) == bool(said)
 
 
@@ -261,11 +261,11 @@ def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """It is one whatever KFD says, and the GPU that `strix-emulate device` was asked for."""
     nowhere = tmp_path / "none"
     monkeypatch.setenv("STRIX_EMULATE_TARGET", "gfx1151")
-    assert not why_skipped(nowhere, nowhere)
+    assert not find_skip_reason(nowhere, nowhere)
     monkeypatch.setattr(gpu, "ARCH", "gfx1150")
-    assert "is a gfx1151, not a gfx1150" in why_skipped(nowhere, nowhere)
+    assert "is a gfx1151, not a gfx1150" in find_skip_reason(nowhere, nowhere)
     monkeypatch.setenv("STRIX_EMULATE_TARGET", "gfx1150")
-    assert not why_skipped(nowhere, nowhere)
+    assert not find_skip_reason(nowhere, nowhere)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 )  # fmt: skip
 def test_package_tests_ask_kfd(program: str) -> None:
     text = (RECIPES / f"{program}.py").read_text()
-    assert "if reason := why_skipped():" in text
+    assert "reason = find_skip_reason()" in text
     assert "conv2d" not in text, "MIOpen's open fault would cost a build of hours"
 
 

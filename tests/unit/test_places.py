@@ -13,9 +13,9 @@ from support.small_channel import workspace
 from support.static_channel import Source, tree
 from typer.testing import CliRunner
 
-from forge.channel import StaticChannel
+from forge.channel import PublishedChannel
 from forge.cli.main import app
-from forge.conda.package import OUTSIDE, Places, landings, require_confined
+from forge.conda.package import OUTSIDE, Places, follow_links, require_confined
 from forge.errors import Failed, ForgeError, Refused
 from forge.files import write_text
 
@@ -49,10 +49,10 @@ def test_what_two_packages_do_together_is_not_published(tmp_path: Path) -> None:
         (files / "share").symlink_to("/usr/share")
         source.make("alpha", version)
     source.make("alpha", "3.0", file="share/zone")
-    StaticChannel(tmp_path / "apart").publish(source)
+    PublishedChannel(tmp_path / "apart").publish(source)
     source.make("beta", file="share/zone")
     with pytest.raises(Refused, match=r"beta-1.0.*'share/zone' leads out of the prefix"):
-        StaticChannel(tmp_path / "together").publish(source)
+        PublishedChannel(tmp_path / "together").publish(source)
 
 
 def test_links_of_two_packages() -> None:
@@ -99,7 +99,7 @@ def test_there_are_fifty() -> None:
     ],
 )
 def test_landings(path: str, links: dict[str, list[str]], where: set[str]) -> None:
-    assert set(landings(path, lambda at: links.get(at, []))) == where
+    assert set(follow_links(path, lambda at: links.get(at, []))) == where
 
 
 def test_of_one_name_there_is_one() -> None:

@@ -12,9 +12,9 @@ from forge import bases
 from forge.bases import BaseName
 from forge.building.runner import Result, format_table, predict_skipped
 from forge.cli.context import Context
-from forge.conda.local import Channel, Record
+from forge.conda.local import LocalChannel, Record
 from forge.errors import ForgeError
-from forge.hostbase.base import HostBase
+from forge.hostbase.base import HostBaseMaker
 from forge.project import Project
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
 from forge.recipes.render import build_recipes, cli_api, render
@@ -25,7 +25,7 @@ def mini(tmp_path: Path) -> MiniProject:
     return MiniProject(tmp_path)
 
 
-class Recorded(Channel):
+class Recorded(LocalChannel):
     """A channel in which everything that a plan named was built, and something else."""
 
     taken: Sequence[Step] = ()
@@ -88,7 +88,7 @@ def test_environment_does_not_enter_the_hash(
 
 def test_a_first_build_has_the_recipes_number(mini: MiniProject, tmp_path: Path) -> None:
     mini.recipe("alpha")
-    (step,) = recipes_of(mini).plan(Channel(tmp_path / "empty"))
+    (step,) = recipes_of(mini).plan(LocalChannel(tmp_path / "empty"))
     assert [output.number for output in step.outputs] == [0] and step.reason == "not in the channel"
 
 
@@ -154,7 +154,7 @@ def test_what_will_be_skipped(mini: MiniProject) -> None:
     mini.recipe("gamma", run=["python"])
     project = Project.at(mini.root)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"), {"python"}, "key")
-    steps = recipes.plan(Channel(mini.channel))
+    steps = recipes.plan(LocalChannel(mini.channel))
     assert {step.action for step in steps} == {BUILD}
     assert predict_skipped(recipes, steps) == {
         "alpha": "the conda-forge base has no nowhere",
@@ -230,7 +230,7 @@ def test_one_bad_recipe_among_others(mini: MiniProject, how: str) -> None:
     recipes = RecipeSet(project, bases.load(project, "conda-forge"), keep_going=True)
     assert set(recipes.recipes) == {"beta", "gamma"} and "recipe.yaml" in recipes.broken["alpha"]
     assert recipes.direct_needs("beta") == {"alpha"}
-    assert len(recipes.plan(Channel(mini.channel))) == 2
+    assert len(recipes.plan(LocalChannel(mini.channel))) == 2
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_an_explicit_build_string_carries_the_tag(mini: MiniProject) -> None:
     recipe.write_text(text.replace("number: 0", string))
     for base, begin in (("host", "hostbound_rocm_h"), ("conda-forge", "rocm_h")):
         recipes = RecipeSet(project, bases.load(project, base))
-        (step,) = recipes.plan(Channel(mini.channel))
+        (step,) = recipes.plan(LocalChannel(mini.channel))
         assert step.outputs[0].build.startswith(begin)
     recipe.write_text(text.replace("number: 0", string.replace("${{ base_tag }}", "")))
     with pytest.raises(ForgeError, match="base_tag"):
@@ -317,7 +317,7 @@ def test_what_the_host_base_has_is_known_before_it_is_made() -> None:
     """Each recipe's direct needs stand in requirements.in: a plan needs no resolution."""
     project = Project.at(CHECKOUT)
     base = bases.load(project, "host")
-    host = HostBase(project, base)
+    host = HostBaseMaker(project, base)
     recipes = RecipeSet(project, base, host.names(), host.key)
     ready = {name for name in recipes.recipes if not recipes.describe_missing(name)}
     assert ready == {"triton", "flash-attn", "amd-aiter", "strix-validate", "strix-emulate",
@@ -331,7 +331,7 @@ def test_what_the_host_base_has_is_known_before_it_is_made() -> None:
 def test_the_closing_table_is_never_cut(mini: MiniProject) -> None:
     name = "a" * 90
     mini.recipe(name)
-    (step,) = recipes_of(mini).plan(Channel(mini.channel))
+    (step,) = recipes_of(mini).plan(LocalChannel(mini.channel))
     head, row = format_table([Result(step, "built", "", 1.25)])
     assert row.split() == [name, "1.0", step.outputs[0].build, "built", "1.2"]
     assert head.index("build") == row.index(step.outputs[0].build)

@@ -32,7 +32,7 @@ from forge.building.runner import (
 from forge.cli import building
 from forge.cli.main import app
 from forge.errors import ForgeError
-from forge.hostbase.base import HostBase
+from forge.hostbase.base import HostBaseMaker
 from forge.project import Project
 from forge.recipes.cost import Cost, parse_cost, read_costs
 from forge.recipes.plan import RecipeSet, Step
@@ -245,7 +245,7 @@ def test_build_all_asks_a_terminal_before_it_starts(
 ) -> None:  # fmt: skip
     """On conda-forge, after it has said what it costs."""
     machine(monkeypatch, 40, 24)
-    monkeypatch.setattr(HostBase, "make", lambda *_: None)  # a stale one would be made anew
+    monkeypatch.setattr(HostBaseMaker, "make", lambda *_: None)  # a stale one would be made anew
     monkeypatch.setattr(
         "forge.cli.building.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: terminal))
     )

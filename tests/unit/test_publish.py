@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from forge.channel import publish as static
 from forge.channel import read_validated
-from forge.channel.publish import StaticChannel
+from forge.channel.publish import PublishedChannel
 from forge.cli import main
 from forge.errors import Failed, ForgeError, Refused
 from forge.files import hold
@@ -32,7 +32,7 @@ def test_folder(source: Source, target: Path) -> None:
     source.make("beta", subdir="linux-64", depends=["alpha"])
     before = os.umask(0o077)
     try:
-        first = StaticChannel(target).publish(source)
+        first = PublishedChannel(target).publish(source)
     finally:
         os.umask(before)
     assert first == [f"linux-64/beta-1.0-{BUILD}.conda", f"noarch/alpha-1.0-{BUILD}.conda"]
@@ -41,11 +41,11 @@ def test_folder(source: Source, target: Path) -> None:
             assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
     require_whole(target)
     unchanged = tree(target)
-    assert StaticChannel(target).publish(source) == []
+    assert PublishedChannel(target).publish(source) == []
     changed = {name for name, data in tree(target).items() if unchanged.get(name) != data}
     assert changed <= {f"{subdir}/{static.FORMS[0]}" for subdir in ("noarch", "linux-64")}, "time"
     source.make("alpha", "2.0")
-    assert StaticChannel(target).publish(source) == [f"noarch/alpha-2.0-{BUILD}.conda"]
+    assert PublishedChannel(target).publish(source) == [f"noarch/alpha-2.0-{BUILD}.conda"]
     require_whole(target)
     packages = {name: data for name, data in unchanged.items() if name.endswith(".conda")}
     assert tree(target).items() >= packages.items()
@@ -91,7 +91,7 @@ def test_gate(case: str, source: Source, target: Path) -> None:
     break_it, message = GATES[case]
     break_it(source)
     with pytest.raises(ForgeError, match="nothing is published") as error:
-        StaticChannel(target).publish(source)
+        PublishedChannel(target).publish(source)
     assert message in str(error.value) and "bad-1.0" in str(error.value)
     assert "good-1.0" not in str(error.value) and not list(target.glob("*/*"))
 
@@ -103,10 +103,10 @@ def test_only_validated_files_are_published(source: Source, target: Path) -> Non
     digests = {record.sha256 for record in source.records()}
     for validated in (set(), {min(digests)}, {"0" * 64}):
         with pytest.raises(ForgeError, match="was not validated on the GPU") as error:
-            StaticChannel(target).publish(source, validated)
+            PublishedChannel(target).publish(source, validated)
         count = len(digests - validated)
         assert str(error.value).count("was not validated") == count and not list(target.glob("*/*"))
-    assert len(StaticChannel(target).publish(source, digests)) == 2
+    assert len(PublishedChannel(target).publish(source, digests)) == 2
 
 
 DAMAGED = {
@@ -156,12 +156,12 @@ def test_an_untested_channel_is_called_so(project: MiniProject, source: Source) 
 
 def test_a_gpl_library_under_its_licence_is_admitted(source: Source, target: Path) -> None:
     source.make("good", file="lib/libcholmod.so.5", license="MIT AND GPL-2.0-or-later")
-    assert StaticChannel(target).publish(source)
+    assert PublishedChannel(target).publish(source)
 
 
 def test_nothing_to_publish(source: Source, target: Path) -> None:
     with pytest.raises(ForgeError, match="holds no packages"):
-        StaticChannel(target).publish(source)
+        PublishedChannel(target).publish(source)
 
 
 @pytest.mark.parametrize("held", ["thesis.tex", "noarch/omega-1.0-0.conda"])
@@ -171,7 +171,7 @@ def test_folder_of_something_else_is_left_alone(held: str, source: Source, targe
     (target / held).parent.mkdir(parents=True)
     (target / held).write_text("years of work")
     for folder, other in ((target, "thesis|noarch"), (source.folder, "forge")):
-        channel = StaticChannel(folder)
+        channel = PublishedChannel(folder)
         with pytest.raises(ForgeError, match=f"is not a published .* but ({other})"):
             channel.publish(source)
         with pytest.raises(ForgeError, match=f"is not a published .* but ({other})"):
@@ -202,7 +202,7 @@ STRANGERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_what_is_no_plain_file_is_refused(case: str, source: Source, target: Path) -> None:
     """A publish would write through a link, wait for a pipe, or replace what is not its own."""
     dist = source.make("alpha")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     (elsewhere := target.parent / "elsewhere").write_text("of somebody else")
     name, put, message = STRANGERS[case]
     (target / "linux-64/shards").mkdir(exist_ok=True)
@@ -211,8 +211,8 @@ def test_what_is_no_plain_file_is_refused(case: str, source: Source, target: Pat
     put(target / name)
     source.make("beta")
     for change in (
-        lambda: StaticChannel(target).publish(source),
-        lambda: StaticChannel(target).withdraw([dist], "broken"),
+        lambda: PublishedChannel(target).publish(source),
+        lambda: PublishedChannel(target).withdraw([dist], "broken"),
     ):
         with pytest.raises(ForgeError, match=message) as error:
             change()
@@ -223,9 +223,9 @@ def test_what_is_no_plain_file_is_refused(case: str, source: Source, target: Pat
 
 def test_a_page_of_ours_is_written_anew(source: Source, target: Path) -> None:
     source.make("alpha")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     (target / static.PAGE).write_text(static.GENERATOR)
-    assert StaticChannel(target).publish(source) == []
+    assert PublishedChannel(target).publish(source) == []
 
 
 def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
     """
     old, new = source.make("alpha"), source.make("alpha", "2.0")
     source.make("beta", depends=["alpha"])
-    channel = StaticChannel(target)
+    channel = PublishedChannel(target)
     channel.publish(source)
     forms = [{}, {"sharded": False}, {"sharded": False, "zst": False}]
     with served(target) as url:
@@ -260,7 +260,7 @@ def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
 def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Path) -> None:
     """Though the local channel still has it, somebody puts it back, or another has its name."""
     dist = source.make("alpha", text="one")
-    channel = StaticChannel(target)
+    channel = PublishedChannel(target)
     channel.publish(source)
     channel.withdraw([dist], "broken")
     source.make("beta")
@@ -279,7 +279,7 @@ def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Pat
 def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> None:
     """Neither somebody else's file of that name, nor what was withdrawn before; through no link."""
     dist = source.make("alpha")
-    channel = StaticChannel(target)
+    channel = PublishedChannel(target)
     channel.publish(source)
     package, kept = (
         folder / f"noarch/{dist}.conda" for folder in (target, channel.withdrawn_folder)
@@ -313,7 +313,7 @@ def test_a_build_is_withdrawn_from_both_folders(
     """It was for every platform in one checkout, and for Linux in another."""
     dist, other = source.make("alpha"), Source(tmp_path / "elsewhere" / "channel")
     other.make("alpha", subdir="linux-64")
-    channel = StaticChannel(target)
+    channel = PublishedChannel(target)
     channel.publish(source)
     channel.publish(other)
     both = [f"linux-64/{dist}.conda", f"noarch/{dist}.conda"]
@@ -325,16 +325,16 @@ def test_a_build_is_withdrawn_from_both_folders(
 @pytest.mark.parametrize("builds", [["nosuch-1-0"], [f"alpha-1.0-{BUILD}", "nosuch-1-0"], ["../x"]])
 def test_withdraw_of_what_is_not_there(builds: list[str], source: Source, target: Path) -> None:
     source.make("alpha")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     before = tree(target)
     with pytest.raises(ForgeError, match=f"no such build .*; there are: alpha-1.0-{BUILD}"):
-        StaticChannel(target).withdraw(builds, "broken")
+        PublishedChannel(target).withdraw(builds, "broken")
     assert tree(target) == before
 
 
 def test_withdraw_from_nothing_makes_no_channel(target: Path) -> None:
     with pytest.raises(ForgeError, match="is not a published channel"):
-        StaticChannel(target).withdraw(["alpha-1.0-0"], "broken")
+        PublishedChannel(target).withdraw(["alpha-1.0-0"], "broken")
     assert not target.exists()
 
 
@@ -343,42 +343,42 @@ def test_a_published_file_that_is_lost(damage: str, source: Source, target: Path
     """It is named before anything changes; withdrawing it is a way on."""
     dist = source.make("alpha")
     source.make("beta")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     path = target / f"noarch/{dist}.conda"
     flip(path) if damage == "changed" else path.unlink()
     source.make("gamma")
     before = tree(target)
     with pytest.raises(Failed, match=r"alpha.*(restore|withdraw)"):
-        StaticChannel(target).publish(source)
+        PublishedChannel(target).publish(source)
     assert tree(target) == before
-    StaticChannel(target).withdraw([dist], "lost")
-    assert StaticChannel(target).publish(source) == [f"noarch/gamma-1.0-{BUILD}.conda"]
+    PublishedChannel(target).withdraw([dist], "lost")
+    assert PublishedChannel(target).publish(source) == [f"noarch/gamma-1.0-{BUILD}.conda"]
     require_whole(target)
 
 
 def test_a_damaged_index_is_made_anew(source: Source, target: Path) -> None:
     source.make("alpha")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     whole = (target / "noarch/repodata.json").read_bytes()
     for text in (b"", b"{", b"[]", whole[:-20]):
         (target / "noarch/repodata.json").write_bytes(text)
-        assert StaticChannel(target).publish(source) == []
+        assert PublishedChannel(target).publish(source) == []
         require_whole(target)
 
 
 def test_an_index_that_names_what_is_outside(source: Source, target: Path) -> None:
     """It is made anew; nothing outside is withdrawn, though the maintainer names it."""
     source.make("alpha")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     (elsewhere := target.parent / "elsewhere.conda").write_text("of somebody else")
     path = target / "noarch/repodata.json"
     data = json.loads(path.read_text())
     data["packages.conda"]["../../elsewhere.conda"] = {"sha256": "0" * 64, "size": 1}
     path.write_text(json.dumps(data))
     with pytest.raises(ForgeError, match=f"no such build .*; there are: alpha-1.0-{BUILD}$"):
-        StaticChannel(target).withdraw(["../../elsewhere"], "broken")
+        PublishedChannel(target).withdraw(["../../elsewhere"], "broken")
     assert elsewhere.read_text() == "of somebody else"
-    assert StaticChannel(target).publish(source) == []
+    assert PublishedChannel(target).publish(source) == []
     require_whole(target)
 
 
@@ -394,12 +394,12 @@ LISTS = [
 def test_a_damaged_list_of_withdrawals(text: str, source: Source, target: Path) -> None:
     """It is not taken for an empty one, and no name in it becomes a path."""
     dist = source.make("alpha")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     (target / static.WITHDRAWN).write_text(text)
     before = tree(target)
     for change in (
-        lambda: StaticChannel(target).publish(source),
-        lambda: StaticChannel(target).withdraw([dist], "broken"),
+        lambda: PublishedChannel(target).publish(source),
+        lambda: PublishedChannel(target).withdraw([dist], "broken"),
     ):
         with pytest.raises(ForgeError, match=r"withdrawn.json is damaged; restore it"):
             change()
@@ -409,10 +409,10 @@ def test_a_damaged_list_of_withdrawals(text: str, source: Source, target: Path) 
 @pytest.mark.parametrize("name", ["\udc80", " ", "/", "", 5])
 def test_a_table_of_names_that_pypi_cannot_have(name: object, source: Source, target: Path) -> None:
     source.make("alpha")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     (target / "pypi-names.json").write_text(json.dumps({"alpha": name}))
     with pytest.raises(ForgeError, match="pypi-names.json is not a name table"):
-        StaticChannel(target).publish(source)
+        PublishedChannel(target).publish(source)
     require_whole(target)
 
 
@@ -430,7 +430,7 @@ def test_two_checkouts_publish_what_only_together_leads_out(target: Path, tmp_pa
         source.add({built: 1}, {"content": name})
         sources.append(source)
     for number, (first, second) in enumerate((sources, sources[::-1])):
-        channel = StaticChannel(target / str(number))
+        channel = PublishedChannel(target / str(number))
         assert len(channel.publish(first)) == 1
         with pytest.raises(Refused, match="'share/data/escaped' leads out of the prefix"):
             channel.publish(second)
@@ -447,7 +447,7 @@ def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -
     for text in ('{"content": "alpha"}', "{", original.replace(record.sha256, "0" * 64)):
         note.write_text(text)
         with pytest.raises(ForgeError, match=r"alpha.*no note of passed tests"):
-            StaticChannel(target).publish(source)
+            PublishedChannel(target).publish(source)
     note.write_text('{"content": "alpha"}')
     assert source.digest_of(record) is None
     note.write_text(original)
@@ -455,35 +455,35 @@ def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -
     for bit in range(8):  # its sha256 is then above or below the right one
         package.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
         with pytest.raises(ForgeError, match="differs from its record"):
-            StaticChannel(target).publish(source)
+            PublishedChannel(target).publish(source)
     package.unlink()
     with pytest.raises(ForgeError, match="is missing or differs"):
-        StaticChannel(target).publish(source)
+        PublishedChannel(target).publish(source)
     package.write_bytes(whole)
-    assert StaticChannel(target).publish(source)
+    assert PublishedChannel(target).publish(source)
 
 
 def test_published_name_keeps_its_bytes(source: Source, target: Path, tmp_path: Path) -> None:
     """Also where the first publish was killed before its index named the file."""
     source.make("alpha", text="one")
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     before = tree(target)
     other = Source(tmp_path / "elsewhere" / "channel")
     other.make("alpha", text="two")
     with pytest.raises(ForgeError, match=r"alpha.*already published with other content"):
-        StaticChannel(target).publish(other)
+        PublishedChannel(target).publish(other)
     assert tree(target) == before
     gamma = other.make("gamma", text="one")
     (target / f"noarch/{gamma}.conda").write_bytes(b"of a killed publish")
     with pytest.raises(ForgeError, match=r"gamma.*already published with other content"):
-        StaticChannel(target).publish(other)
+        PublishedChannel(target).publish(other)
 
 
 def test_one_publisher_at_a_time(source: Source, target: Path) -> None:
     source.make("alpha")
     with hold(target, "publishing to"), pytest.raises(ForgeError, match="is publishing to"):
-        StaticChannel(target).publish(source)
-    assert StaticChannel(target).publish(source)
+        PublishedChannel(target).publish(source)
+    assert PublishedChannel(target).publish(source)
 
 
 def test_a_target_that_cannot_be_written(source: Source, tmp_path: Path) -> None:
@@ -491,7 +491,7 @@ def test_a_target_that_cannot_be_written(source: Source, tmp_path: Path) -> None
     source.make("alpha")
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ForgeError, match="cannot write"):
-        StaticChannel(tmp_path / "file" / "out").publish(source)
+        PublishedChannel(tmp_path / "file" / "out").publish(source)
 
 
 class Killed(BaseException):
@@ -520,7 +520,7 @@ def killed_before(rename: int) -> Iterator[None]:
 def test_killed_at_every_step(source: Source, target: Path) -> None:
     """Stopped before each of its renames in turn: views stay whole, the next runs complete it."""
     first, done = source.make("alpha"), False
-    channel = StaticChannel(target)
+    channel = PublishedChannel(target)
     channel.publish(source)
     for at in range(60):
         dist = source.make("beta", f"{at}.0")
@@ -554,9 +554,9 @@ def test_first_publish_killed(at: int, source: Source, target: Path) -> None:
     """A folder that has no index yet is known again."""
     source.make("alpha")
     with killed_before(at):
-        StaticChannel(target).publish(source)
+        PublishedChannel(target).publish(source)
         pytest.fail("it was not killed")
-    assert StaticChannel(target).publish(source) in ([], [f"noarch/alpha-1.0-{BUILD}.conda"])
+    assert PublishedChannel(target).publish(source) in ([], [f"noarch/alpha-1.0-{BUILD}.conda"])
     require_whole(target)
 
 

@@ -72,8 +72,8 @@ def test_layout_sees_a_path_of_the_build(installed: tuple[Path, Path]) -> None:
 
 
 def test_right_pin() -> None:
-    assert pin.wrong(PINNED, COMMIT) == ""
-    assert pin.wrong(f"set(__AOTRITON_CI_COMMIT {COMMIT})\n", COMMIT) == ""
+    assert pin.find_fault(PINNED, COMMIT) == ""
+    assert pin.find_fault(f"set(__AOTRITON_CI_COMMIT {COMMIT})\n", COMMIT) == ""
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_right_pin() -> None:
     ],
 )
 def test_wrong_pin(text: str, why: str) -> None:
-    assert why in pin.wrong(text, COMMIT)
+    assert why in pin.find_fault(text, COMMIT)
 
 
 def test_pin_without_its_file(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_pin_without_its_file(tmp_path: Path) -> None:
 
 
 def test_right_configuration() -> None:
-    assert configuration.wrong(NINJA, LOG, "/env", "gfx1151") == []
+    assert configuration.find_faults(NINJA, LOG, "/env", "gfx1151") == []
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_right_configuration() -> None:
 def test_wrong_configuration(old: str, new: str, why: str) -> None:
     ninja, log = NINJA.replace(old, new), LOG.replace(old, new)
     assert (ninja, log) != (NINJA, LOG)
-    (reason,) = configuration.wrong(ninja, log, "/env", "gfx1151")
+    (reason,) = configuration.find_faults(ninja, log, "/env", "gfx1151")
     assert why in reason
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.static_channel import Source, require_whole, unzstd
 
 from forge.channel import publish
-from forge.channel.publish import StaticChannel
+from forge.channel.publish import PublishedChannel
 from forge.conda import pypi
 from forge.conda.index import is_of
 
@@ -48,12 +48,12 @@ def purls(records: dict[str, dict]) -> dict[str, list[str]]:
 def test_names_on_pypi(source: Source, target: Path) -> None:
     """In every form of the index, in the local channel's, and as the table that pixi reads."""
     local = json.loads((source.folder / "noarch/repodata.json").read_text())["packages.conda"]
-    StaticChannel(target).publish(source)
+    PublishedChannel(target).publish(source)
     for records in (local, *forms(target)):
         assert purls(records) == {"alpha": PURLS, "beta": []}
     assert json.loads((target / pypi.TABLE).read_text()) == NAMES
     # a withdrawal, which has no source, keeps both
-    StaticChannel(target).withdraw(["beta-1.0-h1234567_0"], "broken")
+    PublishedChannel(target).withdraw(["beta-1.0-h1234567_0"], "broken")
     assert json.loads((target / pypi.TABLE).read_text()) == NAMES
     assert all(purls(records) == {"alpha": PURLS} for records in forms(target))
     require_whole(target)
@@ -70,10 +70,10 @@ def test_older_local_channel_gets_names(source: Source) -> None:
 
 def test_older_channel_gets_all_of_it(source: Source, target: Path) -> None:
     """One published without names and headers, at its next publish."""
-    StaticChannel(target).publish(Source(source.folder))
+    PublishedChannel(target).publish(Source(source.folder))
     for name in (pypi.TABLE, publish.HEADERS):
         (target / name).unlink()
-    assert StaticChannel(target).publish(source) == []
+    assert PublishedChannel(target).publish(source) == []
     assert all(purls(records)["alpha"] == PURLS for records in forms(target))
     assert (target / publish.HEADERS).read_text() == publish.headers()
 

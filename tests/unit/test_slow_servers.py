@@ -102,11 +102,11 @@ def test_a_file_that_comes_fast_enough_is_not_cut(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(network.time, "monotonic", lambda: next(clock))
     pace = network.Pace("https://host.invalid/x")
     for _ in range(30):
-        pace.bytes += network.LOWEST * 11
-        assert not pace.behind()
-    assert "host.invalid sent 0 bytes" in [pace.behind() for _ in range(10)][-1]
+        pace.bytes += network.LOWEST_RATE * 11
+        assert not pace.check()
+    assert "host.invalid sent 0 bytes" in [pace.check() for _ in range(10)][-1]
     silent = network.Pace("https://host.invalid/x")
-    *before, says = [silent.behind() for _ in range(6)]
+    *before, says = [silent.check() for _ in range(6)]
     assert not any(before) and says.startswith("host.invalid sent 0 bytes in 60 s; FORGE_TIMEOUT=")
 
 

@@ -126,7 +126,7 @@ def _explain_unsolved(
     rattler-build does not print the reason.
     """
     # Imported only here: this takes a third of the time in which a child starts.
-    from forge.envs.solver import solve
+    from forge.conda.solve import solve
 
     test = package.tests[index]
     specs = [f"{package.name} =={package.version} {package.build_string}"]

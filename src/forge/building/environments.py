@@ -19,9 +19,9 @@ from rattler.exceptions import SolverError
 from forge import limits, network
 from forge.bases import CONDA_FORGE, Base
 from forge.building.run_exports import Exports, RunExports
-from forge.conda.local import Channel
-from forge.conda.package import cache_folder, scratch
-from forge.envs.solver import find_conflict, list_missing, solve
+from forge.conda.local import LocalChannel
+from forge.conda.scratch import cache_folder, scratch
+from forge.conda.solve import find_conflict, list_missing, solve
 from forge.errors import one_line
 from forge.files import write_text
 from forge.limits import read_bytes
@@ -36,7 +36,7 @@ Records = list[rattler.RepoDataRecord]
 def find_unsolvable(
     recipes: RecipeSet,
     steps: Sequence[Step],
-    channel: Channel,
+    channel: LocalChannel,
     show: Callable[[str], None] = lambda _: None,
     conda_forge: str = CONDA_FORGE,
 ) -> dict[str, str]:
@@ -192,7 +192,7 @@ class Preview:
         self,
         folder: Path,
         base: Base,
-        channel: Channel,
+        channel: LocalChannel,
         conda_forge: str,
         show: Callable[[str], None],
     ) -> None:

@@ -26,7 +26,7 @@ from forge.bases import Base
 from forge.building.display import Display
 from forge.building.jobs import resume, run_job
 from forge.building.preflight import UNKNOWN, fits
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import write_text
 from forge.processes import max_jobs
@@ -142,7 +142,7 @@ class Builder:
         self.base = base
         self.display = display
         self.package_format = package_format
-        self.channel = Channel(project.channel, project.recipes)
+        self.channel = LocalChannel(project.output_folder, project.recipes)
         self.sources = SourceCache(project)
         self.stop = threading.Event()
         self.adding = threading.Lock()
@@ -335,7 +335,7 @@ class Builder:
             "action": "build",
             "recipes": [str(step.recipe.path)],
             "output_dir": str(output),
-            "channel": [self.channel.folder.as_uri(), self.base.channel],
+            "channel": [self.channel.folder.as_uri(), self.base.channel_url],
             "package_format": self.package_format,
             "pythons": step.pythons(),
         }
@@ -384,7 +384,7 @@ class Builder:
             "channel": [
                 *channels,
                 self.channel.folder.as_uri(),
-                self.base.channel,
+                self.base.channel_url,
             ],
         }
         costs = read_costs([recipe], self.base)

@@ -2,6 +2,6 @@
 """The published channel, a folder that any web server serves: what others may import."""
 
 from forge.channel.gate import read_validated, require_untested_name
-from forge.channel.publish import StaticChannel
+from forge.channel.publish import PublishedChannel
 
-__all__ = ["StaticChannel", "read_validated", "require_untested_name"]
+__all__ = ["PublishedChannel", "read_validated", "require_untested_name"]

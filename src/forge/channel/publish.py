@@ -2,8 +2,8 @@
 """A channel in a folder that any static web server, mirror or bucket can serve.
 
 The packages in the folder are the channel, and `withdrawn.json` lists what was taken out of it.
-A change copies packages first; then come the shards, then each index file, each by one rename. So
-no index ever names a missing file, and the next command completes one that was killed.
+A change copies packages first. Then come the shards, then each index file, each by one rename. So
+no index ever names a missing file, and the next command completes the work of a killed one.
 """
 
 import json
@@ -23,9 +23,9 @@ from rattler_build import assemble_package
 
 from forge.channel import gate
 from forge.conda import pypi
-from forge.conda.index import FILE_NAME, fault, parse, records
-from forge.conda.local import Channel, write_index
-from forge.conda.package import scratch
+from forge.conda.index import FILE_NAME, find_fault, parse, records
+from forge.conda.local import LocalChannel, write_index
+from forge.conda.scratch import scratch
 from forge.errors import Failed, ForgeError, Refused
 from forge.files import copy_whole, hold, move_whole, read_text, sha256_file, write_text
 from forge.project import SUBDIRS
@@ -42,7 +42,20 @@ FORMS = (
     "repodata.json.zst",
     "repodata.json",
 )
-INDEX_FILES = [f"{subdir}/{form}" for form in FORMS for subdir in SUBDIRS]
+
+
+def _list_index_files() -> list[str]:
+    names = []
+    for form in FORMS:
+        names += [f"{subdir}/{form}" for subdir in SUBDIRS]
+    return names
+
+
+INDEX_FILES = _list_index_files()
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 @dataclass(frozen=True)
@@ -51,30 +64,33 @@ class Withdrawal:
 
     Attributes:
         file: SUBDIR/FILE, a name that is never published again.
-        sha256: Of the file.
-        reason: In one line, for the channel's page.
+        sha256: The sha256 of the file.
+        reason: One line for the channel's page.
         date: ISO 8601, UTC.
     """
 
     file: str
     sha256: str
     reason: str
-    date: str = field(default_factory=lambda: datetime.now(UTC).date().isoformat())
+    date: str = field(default_factory=_today)
 
     def is_valid(self) -> bool:
-        """Return whether the values are those that `withdraw` writes."""
+        """Return whether the values are of the form that `withdraw` writes."""
         subdir, _, name = self.file.partition("/")
-        texts = (self.sha256, self.reason, self.date)
-        is_name = subdir in SUBDIRS and FILE_NAME.fullmatch(name) is not None
-        return is_name and all(isinstance(text, str) for text in texts)
+        if subdir not in SUBDIRS or not FILE_NAME.fullmatch(name):
+            return False
+        return all(isinstance(text, str) for text in (self.sha256, self.reason, self.date))
 
 
-class StaticChannel:
-    """The publishing side of a channel folder.
+class PublishedChannel:
+    """A channel in a folder that a web server serves, as its publisher sees it.
 
     Every method raises ForgeError for a folder of something else and for another publisher at
     work, Refused for what the gate refuses, and Failed where the folder cannot be written or is not
     as it was published.
+
+    Attributes:
+        folder: The folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,56 +98,68 @@ class StaticChannel:
 
     @property
     def withdrawn_folder(self) -> Path:
-        """Where withdrawn packages go: beside the channel, so that no web server serves them."""
+        """The folder of withdrawn packages: beside the channel, so that no server serves them."""
         return self.folder.with_name(f"{self.folder.name}-withdrawn")
 
-    def publish(self, source: Channel, validated: Set[str] | None = None) -> list[str]:
-        """Add the packages of `source` that are not published; returns them as SUBDIR/FILE.
+    def publish(self, source: LocalChannel, validated: Set[str] | None = None) -> list[str]:
+        """Add the packages of a local channel that are not published.
 
         Args:
-            source: The channel of a checkout.
+            source: The local channel.
             validated: The sha256 of each file that passed on the GPU; None to add others too.
+
+        Returns:
+            The added packages as SUBDIR/FILE.
         """
         with self._changing(may_be_new=True) as staging:
             withdrawals = self.withdrawals()
-            gone = {withdrawal.file for withdrawal in withdrawals}
-            published = {name: path for name, path in self._packages().items() if name not in gone}
-            self._require_as_published(published, gone)
-            self._require_room(gone)
-            added = gate.select_packages(source, published, gone, validated)
+            withdrawn = {withdrawal.file for withdrawal in withdrawals}
+            published = self._list_published(withdrawn)
+            self._require_as_published(published, withdrawn)
+            self._require_room(withdrawn)
+            added = gate.select_packages(source, published, withdrawn, validated)
             self._write_withdrawals(withdrawals)
             for name, record in sorted(added.items()):
-                copy_whole(source.path(record), self.folder / name)
-                if sha256_file(self.folder / name) != record.sha256:
-                    (self.folder / name).unlink()
+                target = self.folder / name
+                copy_whole(source.path(record), target)
+                if sha256_file(target) != record.sha256:
+                    target.unlink()
                     raise Failed(f"{source.path(record)} changed while it was published")
             names = {record.name: source.names.get(record.name) for record in source.records()}
-            self._complete(staging, gone, names)
+            self._complete(staging, withdrawn, names)
         return sorted(added)
 
     def withdraw(self, builds: Iterable[str], reason: str) -> list[str]:
-        """Take builds NAME-VERSION-BUILD out of the channel; returns them as SUBDIR/FILE.
+        """Take builds out of the channel.
 
-        The files move to `withdrawn_folder`, and the index no longer names them. Of builds that are
-        withdrawn already, a killed command's work is completed, and the first reason stays.
+        The files move to `withdrawn_folder`, and the index no longer names them. Of a build that is
+        withdrawn already, the work of a killed command is completed, and the first reason stays.
+
+        Args:
+            builds: The builds as NAME-VERSION-BUILD.
+            reason: One line for the channel's page.
+
+        Returns:
+            The withdrawn packages as SUBDIR/FILE.
         """
         with self._changing() as staging:
             withdrawals = self.withdrawals()
-            gone = {withdrawal.file for withdrawal in withdrawals}
-            published = {name: path for name, path in self._packages().items() if name not in gone}
-            indexed = {name: sha for name, sha in self._indexed().items() if name not in gone}
-            names = _select_builds(set(builds), published.keys() | indexed.keys() | gone)
-            self._require_as_published(published, gone | names)
-            self._require_room(gone | names)
-            for name in sorted(names - gone):
+            before = {withdrawal.file for withdrawal in withdrawals}
+            published = self._list_published(before)
+            indexed = self._read_indexed(before)
+            names = _select_builds(set(builds), published.keys() | indexed.keys() | before)
+            withdrawn = before | names
+            self._require_as_published(published, withdrawn)
+            self._require_room(withdrawn)
+            for name in sorted(names - before):
                 sha256 = indexed.get(name) or sha256_file(published[name])
                 withdrawals.append(Withdrawal(name, sha256, reason))
             self._write_withdrawals(withdrawals)
-            self._complete(staging, gone | names, {})
+            self._complete(staging, withdrawn, {})
         return sorted(names)
 
     def withdrawals(self) -> list[Withdrawal]:
-        """Read what was withdrawn, oldest first. Raises ForgeError if the file is damaged."""
+        """Read the withdrawals, the oldest first. Raises ForgeError if the file is damaged."""
         path = self.folder / WITHDRAWN
         if not path.exists():
             return []
@@ -150,7 +178,11 @@ class StaticChannel:
 
     @contextmanager
     def _changing(self, may_be_new: bool = False) -> Iterator[Path]:
-        """Be the only publisher of a folder that is fit; yields a folder for new index files."""
+        """Be the only publisher of the folder while the block runs, if the folder is fit.
+
+        Yields:
+            A folder for new index files.
+        """
         self._require_ours(may_be_new)
         self._require_plain()
         umask = os.umask(0o022)  # the web server runs as another user
@@ -163,17 +195,17 @@ class StaticChannel:
             raise Failed(f"{reason}. {advice}") from None
         finally:
             os.umask(umask)
-            os.environ["TMPDIR"] = tempfile.gettempdir()
 
     def _require_ours(self, may_be_new: bool) -> None:
         """Raise ForgeError for a folder that holds something else than a published channel."""
         if (self.folder / WITHDRAWN).is_file():
             return
         others = sorted(path.name for path in self.folder.glob("[!.]*"))
-        if others or not may_be_new:
-            reason = f"{self.folder} is not a published channel: it has no {WITHDRAWN}"
-            but = f", but {others[0]}. Publish to a new folder" if others else ""
-            raise ForgeError(f"{reason}{but}")
+        reason = f"{self.folder} is not a published channel: it has no {WITHDRAWN}"
+        if others:
+            raise ForgeError(f"{reason}, but {others[0]}. Publish to a new folder")
+        if not may_be_new:
+            raise ForgeError(reason)
 
     def _require_plain(self) -> None:
         """Raise Refused for a link, a pipe, or a page that is not ours."""
@@ -188,27 +220,31 @@ class StaticChannel:
             reason = f"{page} is a page of somebody else; nothing was written"
             raise Refused(f"{reason}. Move it away: publish writes that file")
 
-    def _packages(self) -> dict[str, Path]:
-        """Map SUBDIR/FILE to each package in the folder."""
-        paths = (path for subdir in SUBDIRS for path in (self.folder / subdir).glob("[!.]*.conda"))
-        return {f"{path.parent.name}/{path.name}": path for path in sorted(paths)}
+    def _list_published(self, withdrawn: Set[str]) -> dict[str, Path]:
+        """Map SUBDIR/FILE to each package in the folder, but for withdrawn ones."""
+        packages = {}
+        for subdir in sorted(SUBDIRS):
+            for path in sorted((self.folder / subdir).glob("[!.]*.conda")):
+                name = f"{subdir}/{path.name}"
+                if name not in withdrawn:
+                    packages[name] = path
+        return packages
 
-    def _indexed(self) -> dict[str, str]:
-        """Map SUBDIR/FILE to the sha256 that the index gives; without what it gives wrongly."""
+    def _read_indexed(self, withdrawn: Set[str]) -> dict[str, str]:
+        """Map SUBDIR/FILE to the sha256 in the index, but for withdrawn and wrong entries."""
         digests = {}
         for subdir in SUBDIRS:
             path = self.folder / subdir / "repodata.json"
             data = parse(path.read_bytes()) if path.exists() else {}
             for file, record in records(data).items():
-                if not fault(file, record):
-                    digests[f"{subdir}/{file}"] = record["sha256"]
+                name = f"{subdir}/{file}"
+                if name not in withdrawn and not find_fault(file, record):
+                    digests[name] = record["sha256"]
         return digests
 
-    def _require_as_published(self, published: dict[str, Path], gone: set[str]) -> None:
+    def _require_as_published(self, published: dict[str, Path], withdrawn: Set[str]) -> None:
         """Raise Failed for a file that the index names and that is missing or another one."""
-        for name, sha256 in sorted(self._indexed().items()):
-            if name in gone:
-                continue
+        for name, sha256 in sorted(self._read_indexed(withdrawn).items()):
             path = self.folder / name
             if name not in published:
                 raise Failed(f"{path} was published, and is missing: restore a copy or withdraw it")
@@ -216,80 +252,137 @@ class StaticChannel:
                 reason = f"{path} is not what was published (sha256 {sha256})"
                 raise Failed(f"{reason}: restore it from a copy, or withdraw it; locks name it")
 
-    def _require_room(self, gone: set[str]) -> None:
+    def _require_room(self, withdrawn: Set[str]) -> None:
         """Raise Refused where a withdrawn package would replace another file."""
-        for name in sorted(gone):
-            package, kept = self.folder / name, self.withdrawn_folder / name
-            if package.exists() and kept.exists() and sha256_file(package) != sha256_file(kept):
-                raise Refused(f"{kept} is not {package}; nothing was written. Move one away")
+        for name in sorted(withdrawn):
+            package = self.folder / name
+            target = self.withdrawn_folder / name
+            if not (package.exists() and target.exists()):
+                continue
+            if sha256_file(package) != sha256_file(target):
+                raise Refused(f"{target} is not {package}; nothing was written. Move one away")
 
     def _write_withdrawals(self, withdrawals: list[Withdrawal]) -> None:
         entries = [asdict(withdrawal) for withdrawal in withdrawals]
         text = json.dumps({"withdrawn": entries}, indent=1) + "\n"
         write_text(self.folder / WITHDRAWN, text)
 
-    def _complete(self, staging: Path, gone: set[str], names: pypi.Names) -> None:
-        """Make the index for what is there without what is `gone`, and move that away."""
-        table = self.folder / pypi.TABLE
-        text = table.read_bytes() if table.exists() else None
-        names = pypi.parse(text, table) | names
-        write_text(table, json.dumps(names, indent=1, sort_keys=True) + "\n")
+    def _complete(self, staging: Path, withdrawn: Set[str], names: pypi.Names) -> None:
+        """Index the packages in the folder, and then move the withdrawn ones away.
+
+        Args:
+            staging: A folder for new index files.
+            withdrawn: The withdrawn packages as SUBDIR/FILE.
+            names: Names on PyPI, in addition to those in the channel's table.
+        """
+        names = self._update_names(names)
         write_text(self.folder / HEADERS, headers())
-        files = [name for name in self._packages() if name not in gone]
+        files = list(self._list_published(withdrawn))
+        self._stage(staging, files)
+        patch = _assemble_patch(staging, files, names)
+        write_index(staging, repodata_patch=patch, force=True)
+        # Shards are named by their content. Old ones stay for clients that have an old index.
         for subdir in SUBDIRS:
-            (staging / subdir).mkdir(parents=True)
-            # says when each package was first indexed, by which clients leave out newer ones
-            before = self.folder / subdir / UNPATCHED
-            if before.exists() and parse(before.read_bytes()):
-                shutil.copy(before, staging / subdir)
-        for name in files:
-            os.link(self.folder / name, staging / name)
-        write_index(staging, repodata_patch=_assemble_patch(staging, files, names), force=True)
-        for (
-            subdir
-        ) in SUBDIRS:  # named by their content; old ones stay for clients with an old index
             for shard in (staging / subdir).glob("shards/*"):
                 _rename(shard, self.folder / subdir / "shards" / shard.name)
         for name in INDEX_FILES:
             _rename(staging / name, self.folder / name)
-        for name in gone:
+        for name in withdrawn:
             if (self.folder / name).exists():
                 move_whole(self.folder / name, self.withdrawn_folder / name)
 
+    def _update_names(self, names: pypi.Names) -> pypi.Names:
+        """Add names on PyPI to the channel's table; return the whole table."""
+        table = self.folder / pypi.TABLE
+        text = table.read_bytes() if table.exists() else None
+        updated = pypi.parse(text, table) | names
+        write_text(table, json.dumps(updated, indent=1, sort_keys=True) + "\n")
+        return updated
+
+    def _stage(self, staging: Path, files: list[str]) -> None:
+        """Link packages and the former index into the folder that is indexed.
+
+        The index says when each package was first indexed, by which clients leave out newer ones.
+        """
+        for subdir in SUBDIRS:
+            (staging / subdir).mkdir(parents=True)
+            index = self.folder / subdir / UNPATCHED
+            if index.exists() and parse(index.read_bytes()):
+                shutil.copy(index, staging / subdir)
+        for name in files:
+            os.link(self.folder / name, staging / name)
+
 
 def headers() -> str:
-    """Return what Netlify and Cloudflare Pages read in a site's root: they join what overlaps."""
+    """Return the text of the file in a site's root in which Netlify and Cloudflare Pages read them.
+
+    Both join the headers of rules that overlap, so each file is in one rule.
+    """
     rules = {f"/{file}": "no-cache" for file in (WITHDRAWN, pypi.TABLE, *INDEX_FILES)}
-    # shards are named by their content
-    rules |= {f"/{d}/shards/*": "public, max-age=31536000, immutable" for d in SUBDIRS}
+    for subdir in SUBDIRS:  # shards are named by their content
+        rules[f"/{subdir}/shards/*"] = "public, max-age=31536000, immutable"
     return "".join(f"{path}\n  Cache-Control: {value}\n" for path, value in rules.items())
 
 
 def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
-    """Make the repodata patch package that gives each record its name on PyPI; returns its path."""
+    """Make the repodata patch package that gives each record its name on PyPI.
+
+    Args:
+        staging: The folder that is indexed.
+        files: The packages as SUBDIR/FILE.
+        names: The names on PyPI.
+
+    Returns:
+        The path of the patch package, relative to its subdir.
+    """
     content = staging / "patch"
     for subdir in SUBDIRS:
-        own = [name.partition("/")[2] for name in files if name.startswith(f"{subdir}/")]
-        patched = {file: {"purls": pypi.purls(file, names)} for file in own}
-        patch = {"patch_instructions_version": 1, "packages.conda": patched, "remove": []}
+        changes = {}
+        for name in files:
+            file_subdir, _, file = name.partition("/")
+            if file_subdir == subdir:
+                changes[file] = {"purls": pypi.purls(file, names)}
+        patch = {
+            "patch_instructions_version": 1,
+            "packages.conda": changes,
+            "remove": [],
+        }
         write_text(content / subdir / "patch_instructions.json", json.dumps(patch))
-    folder = staging / "noarch" / "patch"  # which the indexer does not look into
+    folder = staging / "noarch" / "patch"  # the indexer does not look into it
     folder.mkdir()
-    os.environ["TMPDIR"] = str(folder)  # else what a killed process assembled stays
+    # rattler-build assembles in TMPDIR. In the scratch folder, a killed process leaves nothing.
+    os.environ["TMPDIR"] = str(folder)
     try:
         package = assemble_package(
-            "patch", "0", "noarch", "0", folder, files_dir=content, noarch="generic"
+            "patch",
+            "0",
+            "noarch",
+            "0",
+            folder,
+            files_dir=content,
+            noarch="generic",
         )
     except Exception as error:  # a disk that fails; the bindings have no type for it
         raise Failed(f"cannot write {folder}: {error}. Publish again") from None
+    finally:
+        os.environ["TMPDIR"] = tempfile.gettempdir()
     return f"patch/{package.path.name}"
 
 
 def _select_builds(builds: set[str], names: Iterable[str]) -> set[str]:
-    """Return the files of builds NAME-VERSION-BUILD. Raises ForgeError for an unknown build."""
+    """Return the files of builds.
+
+    Args:
+        builds: The builds as NAME-VERSION-BUILD.
+        names: The files in the channel as SUBDIR/FILE.
+
+    Raises:
+        ForgeError: The channel has no such build.
+    """
     by_build = defaultdict(set)
     for name in names:
-        by_build[re.sub(r"\.(conda|tar\.bz2)$", "", name.partition("/")[2])].add(name)
+        file = name.partition("/")[2]
+        by_build[re.sub(r"\.(conda|tar\.bz2)$", "", file)].add(name)
     unknown = sorted(builds - by_build.keys())
     if unknown:
         present = ", ".join(sorted(by_build)) or "none"

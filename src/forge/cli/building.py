@@ -17,7 +17,7 @@ from forge.building import runner
 from forge.building.environments import find_unsolvable
 from forge.building.preflight import preflight
 from forge.building.runner import FAILED, NOT_ATTEMPTED, Result
-from forge.channel import StaticChannel
+from forge.channel import PublishedChannel
 from forge.cli.context import (
     LOCAL_FORMAT,
     Context,
@@ -30,7 +30,7 @@ from forge.cli.context import (
 )
 from forge.cli.time_box import StopAfter, time_box
 from forge.conda.local import Output, Record
-from forge.conda.package import cache_folder, swept_cache
+from forge.conda.scratch import cache_folder, swept_cache
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted, redacted
 from forge.files import sha256_file, swept
@@ -532,7 +532,7 @@ def _find_published(build: Path) -> dict[Path, Path]:
     """
     published = {}
     for link in build.glob("published/*"):
-        channel = StaticChannel(link.resolve())
+        channel = PublishedChannel(link.resolve())
         if channel.is_ours():
             published[channel.folder] = channel.withdrawn_folder
     return published

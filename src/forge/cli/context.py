@@ -21,9 +21,9 @@ from forge import bases
 from forge.bases import BaseName
 from forge.building.display import Display
 from forge.building.runner import Builder
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.errors import ForgeError
-from forge.hostbase.base import HostBase
+from forge.hostbase.base import HostBaseMaker
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
@@ -123,16 +123,16 @@ class Context:
         return RecipeSet(self.project, self.base)
 
     @cached_property
-    def channel(self) -> Channel:
+    def channel(self) -> LocalChannel:
         """The local channel."""
-        return Channel(self.project.channel, self.project.recipes)
+        return LocalChannel(self.project.output_folder, self.project.recipes)
 
     @cached_property
-    def hostbase(self) -> HostBase | None:
+    def hostbase(self) -> HostBaseMaker | None:
         """The host base, if that is the base."""
         if not self.base.folder:
             return None
-        return HostBase(self.project, self.base)
+        return HostBaseMaker(self.project, self.base)
 
     def display(self, console: Console) -> Display:
         """Make a display of progress, as verbose as the command line says."""

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from forge.channel import StaticChannel, read_validated, require_untested_name
+from forge.channel import PublishedChannel, read_validated, require_untested_name
 from forge.cli.context import Context, ForgeCommand, make_exit, out
 from forge.conda.location import Location
 from forge.conda.package import Package, Places, require_confined
@@ -83,7 +83,7 @@ def publish(
         raise ForgeError(f"--reason has a character that cannot be printed: {reason!a:.200}")
     _remember(ctx.project, folder)
     if withdraw:
-        for name in StaticChannel(folder).withdraw(withdraw, reason):
+        for name in PublishedChannel(folder).withdraw(withdraw, reason):
             out.print(f"{folder}: withdrew {name}")
     else:
         _publish_all(ctx, folder, digests, untested)
@@ -107,7 +107,7 @@ def _publish_all(
     with ctx.project.lock():
         if not ctx.channel.is_indexed():  # packages that came from other machines
             ctx.channel.index()
-        added = StaticChannel(folder).publish(ctx.channel, digests)
+        added = PublishedChannel(folder).publish(ctx.channel, digests)
     for name in added:
         out.print(f"{folder}: added {name}")
     note = ", untested: no GPU ran them" if untested else ""

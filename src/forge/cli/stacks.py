@@ -21,7 +21,7 @@ from typer import Argument, Option
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.cli.context import Context, ForgeCommand, err, make_exit, out
 from forge.conda.location import Location
-from forge.conda.package import cache_folder, scratch
+from forge.conda.scratch import cache_folder, scratch
 from forge.envs.manifest import Manifest
 from forge.envs.workspace import LockedInPart, Workspace
 from forge.errors import ForgeError
@@ -90,9 +90,9 @@ class Stack:
             our_channel = Location(channel).url
             unbuilt: set[str] = set()
         else:
-            our_channel = ctx.project.channel.as_uri()
+            our_channel = ctx.project.output_folder.as_uri()
             unbuilt = self._find_unbuilt()
-        base_channel = ctx.base.channel if ctx.hostbase else CONDA_FORGE
+        base_channel = ctx.base.channel_url if ctx.hostbase else CONDA_FORGE
         channels = {
             PUBLISHED: our_channel,
             "conda-forge": base_channel,

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from forge import generated
 from forge.cli.context import Context, ForgeCommand, OptionalPackages, err, make_exit, out
-from forge.conda.package import scratch
+from forge.conda.scratch import scratch
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import git, write_text
 from forge.processes import max_jobs

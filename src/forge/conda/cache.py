@@ -2,7 +2,7 @@
 """rattler's package cache, filled with checked packages alone.
 
 rattler links what info/paths.json names wherever that leads, and takes a folder in its cache for
-the right package. So each is fetched, checked and unpacked here before anything is linked.
+the right package. So each package is fetched, checked and unpacked here before it is linked.
 """
 
 import shutil
@@ -14,103 +14,131 @@ from pathlib import Path
 from filelock import FileLock
 from rattler import RepoDataRecord
 
-from forge.conda.index import file_of
+from forge.conda.index import locate_file
 from forge.conda.location import Location
-from forge.conda.package import Package, cache_folder, require_confined, scratch, stem, unpack
+from forge.conda.package import Package, require_confined, stem, unpack
+from forge.conda.scratch import cache_folder, scratch
 from forge.errors import Failed, ForgeError, NotAttempted, Refused
 from forge.files import sha256_file
 from forge.limits import Limited
 
-AT_ONCE = 8
+THREADS = 8
 TRIES = 3
-LARGE = 4 << 20  # bytes; unpacked in a tenth of a second
-REVISION = bytes(8)  # of an entry, which rattler writes to NAME.lock before the archive's sha256
+LARGE = 4 << 20  # bytes; smaller packages are unpacked in a tenth of a second
+# A mark is a file NAME.lock beside the folder NAME of a cached package. rattler writes it: the
+# revision of the entry, then the sha256 of the archive.
+REVISION = bytes(8)
 
 
 def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
-    """Have every package in the cache, and all of them together safe to link.
+    """Put packages into a cache, and require that all of them together are safe to link.
 
-    Raises Failed for one that cannot be fetched or is not its record's, Refused for a hostile one.
+    Args:
+        cache: A folder like cache_folder().
+        records: The packages.
+
+    Raises:
+        Failed: A package cannot be fetched, or is not that of its record.
+        Refused: A package is hostile.
     """
-    scratch(cache).cleanup()  # what killed processes left goes, though nothing is to be unpacked
+    scratch(cache).cleanup()  # removes leftovers of killed processes even if nothing is unpacked
 
-    def have(record: RepoDataRecord) -> Package:
+    def ensure(record: RepoDataRecord) -> Package:
         try:
-            return _have(cache, record)
+            return _ensure_cached(cache, record)
         except (ForgeError, RuntimeError) as error:  # the bindings raise RuntimeError
             kind = type(error) if isinstance(error, ForgeError) else Failed
-            raise kind(f"{record.url}: {'; '.join(str(error).splitlines())}") from None
+            reason = "; ".join(str(error).splitlines())
+            raise kind(f"{record.url}: {reason}") from None
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         try:
-            packages = list(pool.map(have, records))
-        finally:  # the first that fails ends it
+            packages = list(pool.map(ensure, records))
+        finally:  # after the first error, those that have not begun are left out
             pool.shutdown(cancel_futures=True)
-    python = next((record for record in records if record.name.normalized == "python"), None)
+    pythons = [record for record in records if record.name.normalized == "python"]
+    python = pythons[0] if pythons else None
     require_confined([package.places for package in packages], python)
 
 
 def offer(archive: Path) -> None:
-    """Have rattler's own cache hold a large package that passed its tests, if there is room for it.
+    """Put a large package that passed its tests into rattler's own cache, if there is room for it.
 
-    Otherwise rattler-build unpacks it again for each test of another package, gigabytes with
-    pytorch: it fills the cache for builds alone.
+    rattler-build fills that cache for builds only. For each test of another package it would unpack
+    this one again, which is gigabytes with pytorch.
     """
     if archive.stat().st_size < LARGE:
         return
     with suppress(OSError, ForgeError):
-        sha256, cache = bytes.fromhex(sha256_file(archive)), cache_folder()
-        if not _valid(archive, sha256, cache):
+        cache = cache_folder()
+        sha256 = bytes.fromhex(sha256_file(archive))
+        if not _find_valid(archive, sha256, cache):
             _put(archive, sha256, cache)
 
 
 def _put(archive: Path, sha256: bytes, cache: Path) -> Package:
-    """Unpack a package and judge it, into the cache, where what is valid is never replaced."""
+    """Unpack a package, check it and move it into the cache. A valid entry is never replaced."""
     with scratch(cache) as work:
-        made = Path(work, "package")
-        unpack(archive, made)
-        Package(archive, made).require_safe()
+        unpacked = Path(work, "package")
+        unpack(archive, unpacked)
+        Package(archive, unpacked).require_safe()
         with FileLock(cache / ".cache.lock"):  # as rattler does
-            if there := _valid(archive, sha256, cache):
-                return there
+            cached = _find_valid(archive, sha256, cache)
+            if cached:
+                return cached
             folder = cache / stem(archive)
             shutil.rmtree(folder, ignore_errors=True)
-            made.rename(folder)
-            Path(f"{folder}.lock").write_bytes(REVISION + sha256)
+            unpacked.rename(folder)
+            _mark_of(folder).write_bytes(REVISION + sha256)
     return Package(archive, folder)
 
 
-def _valid(archive: Path, sha256: bytes, cache: Path) -> Package | None:
-    """Return the package in the cache, if it is that of this sha256 and holds what it lists."""
+def _mark_of(folder: Path) -> Path:
+    return Path(f"{folder}.lock")
+
+
+def _find_valid(archive: Path, sha256: bytes, cache: Path) -> Package | None:
+    """Return a package in the cache if it has this sha256 and holds what it lists, else None."""
     folder = cache / stem(archive)
-    mark = Path(f"{folder}.lock")
-    # rattler takes one without a mark for the right one; rattler-build leaves a test's script in it
-    if mark.is_file() and mark.read_bytes()[len(REVISION) :] == sha256 and folder.is_dir():
-        package = Package(archive, folder)
-        with suppress(Refused, Failed):
-            package.require_safe(contents=False)
-            return package
+    mark = _mark_of(folder)
+    # rattler takes a folder without a mark for the right package
+    if not (mark.is_file() and folder.is_dir()):
+        return None
+    if mark.read_bytes()[len(REVISION) :] != sha256:
+        return None
+    package = Package(archive, folder)
+    # rattler-build leaves the script of a test in such a folder
+    with suppress(Refused, Failed):
+        package.require_safe(contents=False)
+        return package
     return None
 
 
-def _have(cache: Path, record: RepoDataRecord) -> Package:
-    folder, name = file_of(record)
-    sha256, source = record.sha256 or b"", Location(folder)
+def _ensure_cached(cache: Path, record: RepoDataRecord) -> Package:
+    """Return the package of a record in the cache; fetch it if the cache does not have it."""
+    folder, name = locate_file(record)
+    sha256 = record.sha256 or b""
+    source = Location(folder)
     if source.folder:
         _require_same(source.folder / name, record)
-    if there := _valid(Path(name), sha256, cache):
-        return there
+    cached = _find_valid(Path(name), sha256, cache)
+    if cached:
+        return cached
+    if source.folder:
+        return _put(source.folder / name, sha256, cache)
     with scratch(cache) as work:
-        archive = Path(source.folder or work, name)
-        if not source.folder:
-            _download(source, record, archive)
-            _require_same(archive, record)
+        archive = Path(work, name)
+        _download(source, record, archive)
+        _require_same(archive, record)
         return _put(archive, sha256, cache)
 
 
 def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
-    """Fetch a package; again where it broke off in the middle: rattler repeats requests alone."""
-    for left in reversed(range(TRIES)):
+    """Fetch a package.
+
+    A download that breaks off in the middle is repeated: rattler repeats requests only.
+    """
+    for attempt in range(1, TRIES + 1):
         with archive.open("wb") as file:
             limited = Limited(file, record.size or 0, "is larger than its record says")
             try:
@@ -118,12 +146,15 @@ def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
                     return
                 raise Failed("the server has no such file (404)")
             except NotAttempted:
-                if not (left and file.tell()):
+                has_begun = file.tell() > 0
+                if attempt == TRIES or not has_begun:
                     raise
 
 
 def _require_same(path: Path, record: RepoDataRecord) -> None:
+    """Raise Failed if a file is not the one that a record is about."""
     if not path.is_file():
         raise Failed("is locked but missing: lock again")
-    if (path.stat().st_size, sha256_file(path)) != (record.size, (record.sha256 or b"").hex()):
+    expected = (record.size, (record.sha256 or b"").hex())
+    if (path.stat().st_size, sha256_file(path)) != expected:
         raise Failed("differs from its lock. If it was rebuilt lock again; else tampered with")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reading an index, repodata.json, and what is wrong with what it says."""
+"""The index of a channel, repodata.json, and faults in what it states."""
 
 import json
 import re
@@ -13,21 +13,27 @@ from forge.errors import ForgeError
 
 SHA256 = re.compile("[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.+!*-]*(\.conda|\.tar\.bz2)", re.ASCII)
+TABLES = ("packages", "packages.conda")
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """Parse repodata.json; returns {} for anything of another shape."""
+    """Parse repodata.json; returns an empty mapping for anything of another shape."""
     try:
         data = json.loads(raw)
-        packages = [data.get(key, {}) for key in ("packages", "packages.conda")]
-        whole = (
-            all(isinstance(key, str) for table in packages for key in {**table})
-            and all(isinstance(record, dict) for table in packages for record in table.values())
-            and not {*packages[0]} & {*packages[1]}  # solvers read both
-        )
+        tables = [data.get(key, {}) for key in TABLES]
+        is_index = all(_is_table(table) for table in tables)
+        # A file name in both tables would have two records, and solvers read both.
+        is_index = is_index and not set(tables[0]) & set(tables[1])
     except (ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         return {}
-    return data if whole else {}
+    return data if is_index else {}
+
+
+def _is_table(table: Any) -> bool:
+    """Return whether a value maps file names to records."""
+    if not isinstance(table, dict):
+        return False
+    return all(isinstance(record, dict) for record in table.values())
 
 
 def records(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -35,33 +41,48 @@ def records(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {**data.get("packages", {}), **data.get("packages.conda", {})}
 
 
-def fault(file: str, record: dict[str, Any]) -> str:
-    """Name the fault of a record, or "": with it a file is taken for another, or not checked."""
+def find_fault(file: str, record: dict[str, Any]) -> str:
+    """Return what is wrong with a record; empty if nothing is.
+
+    With a wrong record, a file would be taken for another one, or could not be checked.
+
+    Args:
+        file: The name of the package file.
+        record: Its record in the index.
+    """
     if not FILE_NAME.fullmatch(file):
         return "is not the name of a package file"
-    sha256, size = record.get("sha256"), record.get("size")
-    if not (isinstance(sha256, str) and SHA256.fullmatch(sha256) and type(size) is int):
+    sha256 = record.get("sha256")
+    has_sha256 = isinstance(sha256, str) and SHA256.fullmatch(sha256)
+    has_size = type(record.get("size")) is int
+    if not (has_sha256 and has_size):
         return "its record has no sha256 or no size, so it cannot be checked"
     if not is_plain(str(record.get("python_site_packages_path") or "lib")):
         return "its record puts Python's packages outside a prefix"
-    parts = [record.get(key) for key in ("name", "version", "build")]
-    says = "-".join(part if isinstance(part, str) else "?" for part in parts)
-    stem, dot, _ = file.rpartition(".conda" if file.endswith(".conda") else ".tar.bz2")
-    if says != stem:
-        return f"calls itself {ascii(says)[1:-1]:.200}{dot}: it was renamed"
+    parts = []
+    for key in ("name", "version", "build"):
+        value = record.get(key)
+        parts.append(value if isinstance(value, str) else "?")
+    stated = "-".join(parts)
+    extension = ".conda" if file.endswith(".conda") else ".tar.bz2"
+    if stated != file.removesuffix(extension):
+        return f"calls itself {ascii(stated)[1:-1]:.200}{extension}: it was renamed"
     return ""
 
 
-def file_of(record: RepoDataRecord) -> tuple[str, str]:
+def locate_file(record: RepoDataRecord) -> tuple[str, str]:
     """Return the URL of the folder that holds a record's file, and the name of that file.
 
-    Whatever is written or read for a record is named by this: `file_name` and other fields are what
-    a lock or an index claims. Raises ForgeError for a record that contradicts its URL or has no
-    hash.
+    Name by this whatever is read or written for a record: `file_name` and other fields are only
+    what a lock or an index claims.
+
+    Raises:
+        ForgeError: The record contradicts its URL, or has no hash.
     """
     try:
-        subdir, name = split_url(record.url)[1][-2:]
-        reason = fault(name, json.loads(record.to_json()))
+        _, path = split_url(record.url)
+        subdir, name = path[-2:]
+        reason = find_fault(name, json.loads(record.to_json()))
         if not reason and record.file_name != name:
             reason = f"calls its file {record.file_name!a:.200}, which is not the name in its URL"
         if not reason and record.subdir != subdir:
@@ -71,31 +92,38 @@ def file_of(record: RepoDataRecord) -> tuple[str, str]:
     if reason:
         advice = "Lock again; if that is refused too, the channel's index is wrong"
         raise ForgeError(f"{record.url} {reason}. {advice}")
-    return record.url.rpartition("/")[0], name
+    folder = record.url.rpartition("/")[0]
+    return folder, name
 
 
 def split_url(url: str) -> tuple[str, list[str]]:
     """Return the server of a URL, with its scheme, and the parts of its path.
 
-    Raises ValueError unless every reader takes the URL for the same file.
+    Raises:
+        ValueError: Readers could take the URL for different files.
     """
     parts = urlsplit(url)
     path = [unquote(part) for part in parts.path.split("/")[1:]]
-    if parts.query or parts.fragment or "?" in url or "#" in url or not url.isprintable():
+    has_query = parts.query or parts.fragment or "?" in url or "#" in url
+    if has_query or not url.isprintable():
         raise ValueError("has a query, a fragment or a control character in its URL")
-    if len(path) < 2 or any(
-        part in ("", ".", "..") or not part.isprintable() or "/" in part or "\\" in part
-        for part in path
-    ):
+    if len(path) < 2 or not all(map(_is_plain_part, path)):
         raise ValueError("is no plain URL: its path has an empty part, a dot, or a slash in a part")
     return f"{parts.scheme}://{parts.netloc}", path
 
 
-def is_of(url: str, channel: str) -> bool:
+def _is_plain_part(part: str) -> bool:
+    """Return whether every reader takes a part of a path for the same name."""
+    if part in ("", ".", ".."):
+        return False
+    return part.isprintable() and "/" not in part and "\\" not in part
+
+
+def is_of(url: str, channel_url: str) -> bool:
     """Return whether a URL is SUBDIR/FILE of a channel."""
     try:
         server, path = split_url(url)
-        channel_server, channel_path = split_url(f"{channel.rstrip('/')}/SUBDIR/FILE")
+        channel_server, channel_path = split_url(f"{channel_url.rstrip('/')}/SUBDIR/FILE")
     except ValueError:
         return False
-    return (server, path[:-2]) == (channel_server, channel_path[:-2])
+    return server == channel_server and path[:-2] == channel_path[:-2]

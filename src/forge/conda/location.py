@@ -15,37 +15,60 @@ HOST = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?")
 
 
 class Location:
-    """A channel to read. Its files are named by their path in the channel.
+    """A channel to read.
 
-    `folder` is None for a URL. Raises ForgeError for an empty name, and for a URL that is malformed
-    or carries a credential. Reading raises NotAttempted for any answer but the file and 404.
+    Attributes:
+        folder: The folder of the channel; None if it is on a server.
+        url: The URL of the channel, without a slash at its end.
     """
 
     def __init__(self, channel: str | Path, retries: int = 3) -> None:
+        """Name a channel.
+
+        Args:
+            channel: A folder or a URL.
+            retries: How often a request is repeated.
+
+        Raises:
+            ForgeError: The name is empty, or a URL is malformed or carries a credential.
+        """
         text = str(channel)
         refuse_credentials(text)
         self.folder = folder_of(text)
-        if not self.folder and not text.startswith(("http://", "https://")):
+        if self.folder:
+            self.url = self.folder.as_uri()
+        elif text.startswith(("http://", "https://")):
+            self.url = text.rstrip("/")
+        else:
             raise ForgeError(f"{text} is neither a folder nor an http(s) URL")
-        self.url = self.folder.as_uri() if self.folder else text.rstrip("/")
         self._client = network.client(retries)
 
     def __str__(self) -> str:
         return str(self.folder or self.url)
 
     def stream(self, name: str, out: Any) -> bool:
-        """Write a file to `out` in chunks. Returns False if there is no such file.
+        """Write a file of the channel to `out` in chunks.
 
-        Raises ForgeError for a name that leads out of the channel.
+        Args:
+            name: The file's path in the channel.
+            out: A writer.
+
+        Returns:
+            Whether the channel has such a file.
+
+        Raises:
+            ForgeError: The name leads out of the channel.
+            NotAttempted: The server answers neither with the file nor with 404.
         """
         if not is_plain(name):
             raise ForgeError(f"{name!a:.200} is not the name of a file in {self}: nothing is read")
         if self.folder:
             path = self.folder / name
-            if path.is_file():
-                with path.open("rb") as file:
-                    shutil.copyfileobj(file, out)
-            return path.is_file()
+            if not path.is_file():
+                return False
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, out)
+            return True
         try:
             network.download(self._client, f"{self.url}/{name}", out)
         except RuntimeError as error:
@@ -56,9 +79,10 @@ class Location:
 
 
 def folder_of(url: str) -> Path | None:
-    """Return the folder or file of this machine that a `file:` URL or a bare path names.
+    """Return the folder or file that a `file:` URL or a bare path names; None for other URLs.
 
-    Raises ForgeError for what no path may be.
+    Raises:
+        ForgeError: The text cannot be a path.
     """
     if "://" not in url:
         try:
@@ -70,18 +94,24 @@ def folder_of(url: str) -> Path | None:
 
 
 def refuse_credentials(channel: str) -> None:
-    """Raise ForgeError, without repeating a URL, if it has a password, a token or a query."""
+    """Raise ForgeError if a channel URL has a password, a token or a query.
+
+    The message does not repeat a URL that may have a secret.
+    """
     if not channel:
         raise ForgeError("the channel's name is empty: give a folder or a URL")
     if "://" not in channel and not channel.startswith(("http:", "https:")):
         return
     try:
         parts = urlsplit(channel)
-        _ = parts.port  # in https://user:password/x the password stands where a port would
-    except ValueError:  # not echoed: it may contain a secret
+        _ = parts.port  # raises for https://user:password/x, whose password is taken for the port
+    except ValueError:
         raise ForgeError("malformed channel URL") from None
-    token = parts.scheme != "file" and ("/t/" in unquote(f"{parts.path}/") or ";" in parts.path)
-    if "@" in unquote(parts.netloc) or token or parts.query or parts.fragment:
+    has_user = "@" in unquote(parts.netloc)
+    has_token = "/t/" in unquote(f"{parts.path}/") or ";" in parts.path
+    if parts.scheme == "file":  # a folder may have such a name
+        has_token = False
+    if has_user or has_token or parts.query or parts.fragment:
         raise ForgeError(
             "the channel URL carries a credential (a password, a token or a query), which "
             "command lines, logs and locks would expose. Give the plain URL, and store the "

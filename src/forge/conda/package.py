@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A conda package as rattler unpacks it: what it says about itself, and where it would write.
+"""A conda package as rattler unpacks it: what it states about itself, and where it would write.
 
-The folder that is judged is made by the code that an installation unpacks with, or is the very one
-that `forge install` without pixi links: nothing is judged by one content and installed by another.
+A package is judged by the files that are installed: by those that the installer's own code unpacks,
+or by the very folder that `forge install` links without pixi.
 """
 
 import json
@@ -10,169 +10,177 @@ import os
 import posixpath
 import re
 import struct
-import tempfile
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import yaml
-from filelock import FileLock
 from rattler import IndexJson, PackageRecord, PathsJson
 from rattler.package_streaming import extract
 
 from forge import limits
+from forge.conda.scratch import cache_folder, scratch
 from forge.errors import Failed, Refused
-from forge.files import sha256_file, swept
+from forge.files import sha256_file
 
 RENDERED = "recipe/rendered_recipe.yaml"
 LINKS_LIMIT = 40  # as many as Linux follows in one path
-OUTSIDE = ".."  # of a prefix
-# what an installer writes itself, through a link if a package left one there
+OUTSIDE = ".."  # stands for every place outside of a prefix
+A_LINK = "a link"  # takes the place of a link's sha256
+# Names at the top of a prefix that an installer writes itself. It would write through a link that a
+# package put there.
 INSTALLERS = ("conda-meta", "__clobbers__", "CACHEDIR.TAG", ".trash")
 PYTHON = re.compile("^lib/python[^/]+")
-Tree = defaultdict[str, list[tuple["Places", str]]]  # by place: whose, and a name or target
-# what an index takes from info/index.json
-INDEXED = ("name", "version", "build", "build_number", "subdir", "noarch", "depends", "constrains",
-           "license", "python_site_packages_path", "track_features", "timestamp")  # fmt: skip
-
-
-def cache_folder() -> Path:
-    """Return where rattler unpacks packages unless it is told otherwise."""
-    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("RATTLER_CACHE_DIR") or Path(user, "rattler", "cache"), "pkgs")
-
-
-def scratch(cache: Path) -> tempfile.TemporaryDirectory[str]:
-    """Make a folder to unpack in, locked while its process lives; what killed ones left goes."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / ".forge.lock"):
-        list(_ours(cache))
-        made = tempfile.TemporaryDirectory(None, ".forge-", cache, ignore_cleanup_errors=True)
-        lock = FileLock(Path(made.name, ".lock"), thread_local=False)
-        made.lock = lock.acquire()  # type: ignore[attr-defined]
-    return made
-
-
-def _ours(cache: Path) -> Iterator[Path]:
-    for left in cache.glob(".forge-*"):  # also where rattler wrote on after its error
-        with suppress(OSError):  # its process may just end
-            (left / ".lock").touch()
-            yield from swept(left / ".lock", [left])
-
-
-def swept_cache(cache: Path) -> list[Path]:
-    """Remove the folders in which killed processes unpacked, ours and rattler's; return them."""
-    # rattler unpacks NAME into .NAMExxxxxx, and holds NAME.lock meanwhile, or the whole cache's
-    theirs = (path for path in cache.glob(".*-*-*") if path.is_dir())
-    dead = (swept(cache / f"{path.name[1:-6]}.lock", [path]) for path in theirs)
-    both = swept(cache / ".cache.lock", chain.from_iterable(dead))
-    return [*swept(cache / ".forge.lock", _ours(cache)), *both]
+# Maps a path in a prefix to the packages that have a link or a file there, each with the target of
+# the link or the name of the file.
+Tree = defaultdict[str, list[tuple["Places", str]]]
+# The fields that an index takes from info/index.json.
+INDEXED = (
+    "name",
+    "version",
+    "build",
+    "build_number",
+    "subdir",
+    "noarch",
+    "depends",
+    "constrains",
+    "license",
+    "python_site_packages_path",
+    "track_features",
+    "timestamp",
+)
+# The header before each member of a zip archive, without version and time.
+ZIP_HEADER = struct.Struct("<4s2xHH4xIIIHH")
+ZIP_HEADER_SIGNATURE = b"PK\3\4"
+ZIP_END_SIGNATURE = b"PK\5\6"
+ZIP_END_SIZE = 22
+IN_EXTRA = 0xFFFFFFFF  # as a size: it has more than 32 bits and is in the header's extra field
 
 
 def is_plain(name: str) -> bool:
     """Return whether a name is a relative path in its shortest form that does not lead upwards."""
-    plain = posixpath.normpath(name) == name and "\0" not in name
-    return plain and name != "." and not f"{name}/".startswith(("/", "../"))
+    if "\0" in name or name == "." or posixpath.normpath(name) != name:
+        return False
+    return not f"{name}/".startswith(("/", "../"))
 
 
 class Package:
-    """A .conda or .tar.bz2 file, unpacked when it is first read into a folder that goes with this.
+    """A .conda or .tar.bz2 file. It is unpacked when it is first read.
 
-    `folder` is one that it was unpacked to already. Reading raises Failed if the package is
-    damaged, Refused if it holds what no package may.
+    Reading raises Failed if the package is damaged, and Refused if it holds what no package may.
+
+    Attributes:
+        path: The file.
+        folder: Its files as they are linked into environments, and the folder `info`.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
+        """Name a package.
+
+        Args:
+            path: The file.
+            folder: A folder to which it is unpacked already. Without it, the package is unpacked to
+                a scratch folder, which is removed together with this object.
+        """
         self.path = path
         if folder:
             self.folder = folder
 
     @cached_property
     def folder(self) -> Path:
-        """Its files, as they are linked into environments, and `info`."""
+        """Its files as they are linked into environments, and the folder `info`."""
         self._scratch = scratch(cache_folder())
         folder = Path(self._scratch.name, "package")
         unpack(self.path, folder)
         try:
-            inside = IndexJson.from_path(folder / "info" / "index.json")
-            found = IndexJson.from_package_archive(self.path), inside
+            unpacked = IndexJson.from_path(folder / "info" / "index.json")
+            archived = IndexJson.from_package_archive(self.path)
         except Exception as error:
-            self._damaged("index.json", error)
-        first, second = ([getattr(i, key, None) for key in INDEXED] for i in found)
-        if list(map(str, first)) != list(map(str, second)):
+            self._raise_damaged("index.json", error)
+        if _indexed_values(archived) != _indexed_values(unpacked):
             _refuse(self.path, "info/index.json", "is there twice, with other contents")
         return folder
 
     @cached_property
     def payload(self) -> dict[str, str | None]:
-        """The files to install: name -> where a symbolic link leads, None for a file."""
-        found: dict[str, str | None] = {}
+        """The files to install: maps names to the targets of symbolic links, or to None."""
+        payload: dict[str, str | None] = {}
         for place, folders, files in os.walk(self.folder):
             for name in [*folders, *files]:
                 path = Path(place, name)
-                below = path.relative_to(self.folder).as_posix()
-                link = path.is_symlink()
-                if not link and not path.is_file() and not path.is_dir():
-                    _refuse(self.path, below, "is not a file, directory or link")
-                if below.split("/")[0] == "info":
-                    if link:
-                        _refuse(self.path, below, "is a link")
-                elif link or path.is_file():
-                    found[below] = str(path.readlink()) if link else None
-            if len(found) > limits.FILES:
+                relative = path.relative_to(self.folder).as_posix()
+                is_link = path.is_symlink()
+                is_file = not is_link and path.is_file()
+                if not (is_link or is_file or path.is_dir()):
+                    _refuse(self.path, relative, "is not a file, directory or link")
+                if relative.split("/")[0] == "info":
+                    if is_link:
+                        _refuse(self.path, relative, "is a link")
+                elif is_link:
+                    payload[relative] = str(path.readlink())
+                elif is_file:
+                    payload[relative] = None
+            if len(payload) > limits.FILES:
                 _refuse(self.path, place, f"is one of more than {limits.FILES} files")
-        return found
+        return payload
 
     @cached_property
     def held(self) -> dict[str, str]:
-        """Name -> sha256 of each file to install, or "a link"."""
-        return {
-            name: sha256_file(self.folder / name) if link is None else "a link"
-            for name, link in self.payload.items()
-        }
+        """Maps the name of each file to install to its sha256, or to A_LINK."""
+        digests = {}
+        for name, target in self.payload.items():
+            if target is None:
+                digests[name] = sha256_file(self.folder / name)
+            else:
+                digests[name] = A_LINK
+        return digests
 
     @cached_property
     def info(self) -> dict[str, bytes]:
-        """Name -> content of the files in `info`, without that prefix."""
-        _ = self.payload  # no links
-        files = [path for path in (self.folder / "info").rglob("*") if path.is_file()]
-        if sum(path.stat().st_size for path in files) > limits.INFO:
+        """Maps the names of the files in `info`, without that prefix, to their contents."""
+        _ = self.payload  # refuses links
+        folder = self.folder / "info"
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        if size > limits.INFO:
             _refuse(self.path, "info", f"has more than {limits.INFO} bytes")
-        return {str(path.relative_to(self.folder / "info")): path.read_bytes() for path in files}
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
-    def parsed(self, name: str) -> dict[str, Any]:
+    def _parse(self, name: str) -> dict[str, Any]:
         """Parse info/NAME, a JSON or YAML file that holds a mapping."""
         try:
             if name.endswith(".json"):
                 data = json.loads(self.info[name])
-            else:  # the C loader: a rendered recipe of hundreds of packages takes seconds otherwise
+            else:
+                # The C loader: a rendered recipe of hundreds of packages takes seconds otherwise.
                 data = yaml.load(self.info[name], yaml.CSafeLoader)
             if not isinstance(data, dict):
                 raise ValueError(f"it holds no mapping but {type(data).__name__}")
         except (KeyError, ValueError, RecursionError, yaml.YAMLError) as error:
-            self._damaged(name, error)
+            self._raise_damaged(name, error)
         return data
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """What the package says about itself. Raises Failed if its file is called otherwise."""
-        data = self.parsed("index.json")
-        says = "-".join(str(data.get(key)) for key in ("name", "version", "build"))
-        if says != stem(self.path):
-            raise Failed(f"{self.path} calls itself {says!a:.200}; was it renamed?")
+        """The package's info/index.json. Raises Failed if the package file has another name."""
+        data = self._parse("index.json")
+        stated = "-".join(str(data.get(key)) for key in ("name", "version", "build"))
+        if stated != stem(self.path):
+            raise Failed(f"{self.path} calls itself {stated!a:.200}; was it renamed?")
         return data
 
-    rendered = cached_property(lambda self: self.parsed(RENDERED))  # its recipe
+    @cached_property
+    def rendered(self) -> dict[str, Any]:
+        """The rendered recipe that it was built from."""
+        return self._parse(RENDERED)
 
     @cached_property
     def listed(self) -> dict[str, str]:
-        """Name -> sha256, or "a link", of the files in info/paths.json, as the installer reads it.
+        """Maps each file in info/paths.json, as the installer reads it, to its sha256 or A_LINK.
 
         Raises Refused for a name that leads out of the prefix, or that is listed twice.
         """
@@ -183,131 +191,252 @@ class Package:
             raise Failed(f"{self.path}: info/paths.json is not a list: {error!a:.200}") from None
         files = {}
         for path in paths:
-            name, kind = str(path.relative_path), path.path_type
-            if not is_plain(name) or name.split("/")[0] == "info" or name in files:
-                where = "twice" if name in files else "which is not a plain path below a prefix"
-                raise Refused(f"{self.path} lists {name!a:.200}, {where}: install nothing of it")
-            if not kind.directory:
-                files[name] = "a link" if kind.softlink else (path.sha256 or b"").hex()
+            name = str(path.relative_path)
+            if name in files:
+                self._refuse_listed(name, "twice")
+            if not is_plain(name) or name.split("/")[0] == "info":
+                self._refuse_listed(name, "which is not a plain path below a prefix")
+            if path.path_type.directory:
+                continue
+            if path.path_type.softlink:
+                files[name] = A_LINK
+            else:
+                files[name] = (path.sha256 or b"").hex()
         return files
 
-    def require_safe(self, contents: bool = True) -> "Places":
-        """Return its places. Raises Refused if it could write outside, or is not what it lists.
+    def _refuse_listed(self, name: str, reason: str) -> NoReturn:
+        raise Refused(f"{self.path} lists {name!a:.200}, {reason}: install nothing of it")
 
-        rattler links what info/paths.json names wherever that leads; see SECURITY.md. Without
-        `contents` the files are not hashed.
+    def require_safe(self, contents: bool = True) -> "Places":
+        """Require that the package can only write inside its prefix, and is what it lists.
+
+        rattler links what info/paths.json names wherever that leads; see SECURITY.md.
+
+        Args:
+            contents: Compare the sha256 of each file, too.
+
+        Returns:
+            Where the package writes.
+
+        Raises:
+            Refused: The package could write outside, or is not what it lists.
         """
-        _ = self.index
-        if differs := sorted(self.payload.keys() ^ self.listed.keys()):
-            which = "not in" if differs[0] in self.payload else "only in"
-            _refuse(self.path, differs[0], f"is {which} info/paths.json")
-        for name, link in self.payload.items():
-            if (link is not None) != (self.listed[name] == "a link"):
+        _ = self.index  # raises Failed for a renamed package
+        differing = sorted(self.payload.keys() ^ self.listed.keys())
+        if differing:
+            which = "not in" if differing[0] in self.payload else "only in"
+            _refuse(self.path, differing[0], f"is {which} info/paths.json")
+        for name, target in self.payload.items():
+            is_link = target is not None
+            is_listed_as_link = self.listed[name] == A_LINK
+            if is_link != is_listed_as_link:
                 _refuse(self.path, name, "is a link, or is listed as one, but not both")
         require_confined([self.places])
-        if contents and (wrong := sorted(self.held.items() - self.listed.items())):
-            _refuse(self.path, wrong[0][0], "has another sha256 than info/paths.json says")
+        if contents:
+            changed = sorted(self.held.items() - self.listed.items())
+            if changed:
+                name, _ = changed[0]
+                _refuse(self.path, name, "has another sha256 than info/paths.json says")
         return self.places
 
     @cached_property
     def places(self) -> "Places":
-        """What of it comes into a prefix, which is known after its folder went."""
-        made = self.parsed("link.json").get("noarch") if "link.json" in self.info else None
-        points = made.get("entry_points") if isinstance(made, dict) else None
-        scripts = [str(point).partition("=")[0].strip() for point in points or ()]
-        for name in scripts:
+        """Where the package writes. It stays known when the package's folder is removed."""
+        link_json = self._parse("link.json") if "link.json" in self.info else {}
+        noarch = link_json.get("noarch")
+        entry_points = noarch.get("entry_points") if isinstance(noarch, dict) else None
+        scripts = []
+        for entry_point in entry_points or ():
+            name = str(entry_point).partition("=")[0].strip()
             if posixpath.basename(name) != name or name in ("", ".", ".."):
                 _refuse(self.path, name, "is a console script, but no plain file name")
-        name, every = str(self.index["name"]), self.index.get("noarch") == "python"
-        return Places(self.path, name, every, self.payload, scripts)
+            scripts.append(name)
+        return Places(
+            path=self.path,
+            name=str(self.index["name"]),
+            is_noarch_python=self.index.get("noarch") == "python",
+            payload=self.payload,
+            scripts=scripts,
+        )
 
-    def _damaged(self, name: str, error: Exception) -> NoReturn:
+    def _raise_damaged(self, name: str, error: Exception) -> NoReturn:
         raise Failed(f"{self.path}: info/{name} is missing or unreadable: {error!r:.200}") from None
 
 
-def _refuse(package: Path, name: str, why: str) -> NoReturn:
-    raise Refused(f"{package}: {name!a:.200} {why}: install nothing of it")
+def _indexed_values(index: IndexJson) -> list[str]:
+    """Return as text what an index takes from an info/index.json."""
+    return [str(getattr(index, key, None)) for key in INDEXED]
+
+
+def _refuse(package: Path, name: str, reason: str) -> NoReturn:
+    raise Refused(f"{package}: {name!a:.200} {reason}: install nothing of it")
 
 
 @dataclass(frozen=True)
 class Places:
-    """What of a package comes into a prefix: files, links and where they lead, console scripts."""
+    """Where a package writes in a prefix.
+
+    Attributes:
+        path: The package file.
+        name: The name of the package.
+        is_noarch_python: Its modules and scripts go where the prefix's Python looks for them.
+        payload: Maps the names of its files to the targets of symbolic links, or to None.
+        scripts: The names of console scripts that the installer makes in `bin`.
+    """
 
     path: Path
     name: str
-    every_python: bool
+    is_noarch_python: bool
     payload: Mapping[str, str | None]
     scripts: Sequence[str]
 
-    def placed(self, site: str) -> dict[str, str | None]:
-        """Map where its files are linked (of every Python: at `site`) to links' targets."""
-        moved = {"site-packages": site, "python-scripts": "bin"} if self.every_python else {}
-        parts = ((name.partition("/"), link) for name, link in self.payload.items())
-        return {f"{moved.get(top, top)}{slash}{rest}": link for (top, slash, rest), link in parts}
+    def map_targets(self, site_packages: str) -> dict[str, str | None]:
+        """Map the path of each of its files in a prefix to the target of a link, or to None.
 
-    def beside(self, tree: Tree, place: str) -> Iterable[str]:
-        """Pick what is its own or another package's: of one name there is one in a prefix."""
-        return dict.fromkeys(w for p, w in tree.get(place, ()) if p is self or p.name != self.name)
+        Args:
+            site_packages: The folder for modules, relative to the prefix.
+        """
+        folders = {}
+        if self.is_noarch_python:
+            folders = {"site-packages": site_packages, "python-scripts": "bin"}
+        targets = {}
+        for name, target in self.payload.items():
+            top, slash, rest = name.partition("/")
+            targets[f"{folders.get(top, top)}{slash}{rest}"] = target
+        return targets
 
-    def lands(self, place: str, link: str | None, tree: Tree) -> set[str]:
-        """Return where it may land; a link may name a system's file. Raises Refused for outside."""
-        links, (folder, name) = partial(self.beside, tree), posixpath.split(place)
-        found = {posixpath.join(parent, name) for parent in landings(folder, links)}
-        reached = found if (link or "").startswith("/") else set(landings(place, links))
-        for where in sorted(found | reached):
-            if f"{where}/".startswith(f"{OUTSIDE}/"):
+    def select_coinstalled(self, tree: Tree, place: str) -> list[str]:
+        """Return the entries at a place that packages have which this one may be installed with.
+
+        They are its own and those of packages with other names, because a prefix has one package of
+        each name.
+        """
+        entries = []
+        for package, entry in tree.get(place, ()):
+            if package is self or package.name != self.name:
+                entries.append(entry)
+        return list(dict.fromkeys(entries))
+
+    def find_landings(self, place: str, target: str | None, links: Tree) -> set[str]:
+        """Return where in the prefix one of its files may be written.
+
+        Args:
+            place: The path of the file in the prefix.
+            target: The target of a symbolic link; None for a file.
+            links: The links of all packages.
+
+        Raises:
+            Refused: It may be written outside of the prefix, or in place of the installer's files.
+        """
+
+        def targets_of(path: str) -> list[str]:
+            return self.select_coinstalled(links, path)
+
+        folder, name = posixpath.split(place)
+        unfollowed = {posixpath.join(parent, name) for parent in follow_links(folder, targets_of)}
+        if target is not None and target.startswith("/"):
+            followed = unfollowed  # a link may name a file of the system
+        else:
+            followed = set(follow_links(place, targets_of))
+        for landing in sorted(unfollowed | followed):
+            if f"{landing}/".startswith(f"{OUTSIDE}/"):
                 _refuse(self.path, place, "leads out of the prefix through a link")
-            if (top := where.split("/")[0]) in INSTALLERS:
+            top = landing.split("/")[0]
+            if top in INSTALLERS:
                 _refuse(self.path, place, f"lands in {top}, which is the installer's own")
-        return found if link is not None else reached
+        return followed if target is None else unfollowed
+
+    def require_own_scripts(self, links: Tree, landings: Tree) -> None:
+        """Raise Refused if one of its console scripts would be written through a packaged file.
+
+        rattler writes a script through what is there, and a packaged file is there as a hard link
+        to a file of its cache.
+
+        Args:
+            links: The links of all packages.
+            landings: The files of all packages, by where they may be written.
+        """
+        for script in self.scripts:
+            for landing in self.find_landings(f"bin/{script}", None, links):
+                if self.select_coinstalled(landings, landing):
+                    _refuse(self.path, script, "is a console script in place of a packaged file")
 
 
 def require_confined(packages: Sequence[Places], python: PackageRecord | None = None) -> None:
-    """Raise Refused unless packages stay inside their prefix, whichever are installed together.
+    """Require that packages stay inside their prefix, whichever of them are installed together.
 
-    `python` is the record that places files for every Python; else any Python's links count.
+    Args:
+        packages: Where they write.
+        python: The record of the Python that they are installed for. Without it, links of every
+            Python count.
+
+    Raises:
+        Refused: A package could write outside.
     """
-    version = ".".join(str(python.version if python else "3").split(".")[:2])
-    site = (python and python.python_site_packages_path) or f"lib/python{version}/site-packages"
-    if not is_plain(site):
-        raise Refused(f"python's record puts packages at {site!a:.200}, outside a prefix")
-    every = [(p, *item) for p in packages for item in p.placed(site).items()]
-    links, taken = Tree(list), Tree(list)
-    for package, name, link in every:
-        for at in {name, name if python else PYTHON.sub("lib/python3", name)} if link else ():
-            links[at].append((package, str(link)))
-    for package, name, link in every:
-        for where in package.lands(name, link, links):
-            taken[where].append((package, name))
+    site_packages = _find_site_packages(python)
+    files = []
     for package in packages:
-        for script in package.scripts:
-            for where in package.lands(f"bin/{script}", None, links):
-                # rattler writes it through what is there: a hard link to a file of its cache
-                if package.beside(taken, where):
-                    _refuse(package.path, script, "is a console script in place of a packaged file")
+        for place, target in package.map_targets(site_packages).items():
+            files.append((package, place, target))
+    links = Tree(list)
+    for package, place, target in files:
+        if target is None:
+            continue
+        links[place].append((package, target))
+        any_python = PYTHON.sub("lib/python3", place)
+        if not python and any_python != place:
+            links[any_python].append((package, target))
+    landings = Tree(list)
+    for package, place, target in files:
+        for landing in package.find_landings(place, target, links):
+            landings[landing].append((package, place))
+    for package in packages:
+        package.require_own_scripts(links, landings)
 
 
-def landings(path: str, links: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """Yield where a path may lead, in a prefix or OUTSIDE; `links` says what a place links to."""
-    ways = [("", path)]
+def _find_site_packages(python: PackageRecord | None) -> str:
+    """Return the folder for modules, relative to the prefix; without a Python any name of it."""
+    if python and python.python_site_packages_path:
+        site_packages = python.python_site_packages_path
+    else:
+        version = str(python.version) if python else "3"
+        short = ".".join(version.split(".")[:2])
+        site_packages = f"lib/python{short}/site-packages"
+    if not is_plain(site_packages):
+        raise Refused(f"python's record puts packages at {site_packages!a:.200}, outside a prefix")
+    return site_packages
+
+
+def follow_links(path: str, targets_of: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Yield where a path in a prefix may lead: other paths in the prefix, or OUTSIDE.
+
+    Args:
+        path: A path in the prefix.
+        targets_of: Returns the targets of the links at a path; none if no package has one there.
+    """
+    pending = [("", path)]  # the part whose links are followed, and the rest
     for _ in range(LINKS_LIMIT):
-        if not ways:
+        if not pending:
             return
-        done, rest = ways.pop()
-        while rest and done != OUTSIDE:
+        resolved, rest = pending.pop()
+        while rest and resolved != OUTSIDE:
             part, _, rest = rest.partition("/")
+            if part in ("", "."):
+                continue
             if part == "..":
-                done = posixpath.dirname(done) if done else OUTSIDE
-            elif part not in ("", "."):
-                done = posixpath.join(done, part)
-                if targets := links(done):
-                    for target in targets:
-                        start = OUTSIDE if target.startswith("/") else posixpath.dirname(done)
-                        ways.append((start, f"{target}/{rest}"))
-                    break
+                resolved = posixpath.dirname(resolved) if resolved else OUTSIDE
+                continue
+            resolved = posixpath.join(resolved, part)
+            targets = targets_of(resolved)
+            if not targets:
+                continue
+            for target in targets:
+                start = OUTSIDE if target.startswith("/") else posixpath.dirname(resolved)
+                pending.append((start, f"{target}/{rest}"))
+            break
         else:
-            yield done
-    if ways:
+            yield resolved
+    if pending:
         yield OUTSIDE
 
 
@@ -317,7 +446,12 @@ def stem(package: Path) -> str:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a package. Raises Failed if it is damaged, Refused if readers could differ in it."""
+    """Unpack a package.
+
+    Raises:
+        Failed: The package is damaged.
+        Refused: Readers could see different contents in it.
+    """
     try:
         if archive.name.endswith(".conda"):
             _require_one_reading(archive)
@@ -325,35 +459,73 @@ def unpack(archive: Path, folder: Path) -> None:
     except Refused as error:
         raise Refused(f"{archive} holds {error}: install nothing of it") from None
     except Exception as error:  # zipfile's, struct's, and what the bindings raise
-        says = "; ".join(str(error).splitlines()) or "truncated"
-        raise Failed(f"{archive} cannot be read: {says:.500}") from None
+        reason = "; ".join(str(error).splitlines()) or "truncated"
+        raise Failed(f"{archive} cannot be read: {reason:.500}") from None
 
 
 def _require_one_reading(archive: Path) -> None:
-    """Raise Refused unless a .conda is what its name says, stored, in order, and nothing else.
+    """Raise Refused unless a .conda has the members of its name, stored in order, and nothing else.
 
-    Some readers take the central directory, others the headers before each member.
+    Some readers take the central directory of a zip archive, others the header before each member.
     """
-    names = ["metadata.json", *(f"{kind}-{stem(archive)}.tar.zst" for kind in ("info", "pkg"))]
-    with archive.open("rb") as file, zipfile.ZipFile(file) as listing:
-        members, end = listing.infolist(), 0
-        if sorted(member.filename for member in members) != sorted(names):
-            what = "other members than metadata.json and two archives of its name"
-            raise Refused(f"{what}; was it renamed?")
+    name = stem(archive)
+    expected = ["metadata.json", f"info-{name}.tar.zst", f"pkg-{name}.tar.zst"]
+    with archive.open("rb") as file, zipfile.ZipFile(file) as directory:
+        members = directory.infolist()
+        if sorted(member.filename for member in members) != sorted(expected):
+            contents = "other members than metadata.json and two archives of its name"
+            raise Refused(f"{contents}; was it renamed?")
+        end = 0
         for member in members:
-            file.seek(end)
-            header = struct.unpack("<4s2xHH4xIIIHH", file.read(30))
-            signature, flags, method, crc, packed, size, name, extra = header
-            says, more = file.read(name), file.read(extra)
-            if extra and size == packed == 0xFFFFFFFF:  # more than 32 bits of size
-                size, packed = struct.unpack("<4xQQ", more[:20])
-            fields = (signature, flags, method, crc, says.decode(), packed, size)
-            if (end, *fields) != (
-                member.header_offset, b"PK\3\4", member.flag_bits, member.compress_type, member.CRC,
-                member.filename, member.compress_size, member.file_size,
-            ) or (flags, method) != (0, zipfile.ZIP_STORED):  # fmt: skip
-                raise Refused("a member that is not stored, or headers that differ")
-            end += 30 + name + extra + size
-        file.seek(-22, os.SEEK_END)  # where the last record of a zip archive is
-        if end != listing.start_dir or listing.comment or file.read(4) != b"PK\5\6":
+            end = _require_same_header(file, end, member)
+        file.seek(-ZIP_END_SIZE, os.SEEK_END)
+        is_end = file.read(4) == ZIP_END_SIGNATURE
+        if end != directory.start_dir or directory.comment or not is_end:
             raise Refused("data beside the members of its zip archive")
+
+
+def _require_same_header(file: BinaryIO, start: int, member: zipfile.ZipInfo) -> int:
+    """Compare the header before a member with the central directory.
+
+    Args:
+        file: The archive.
+        start: Where the member before ends.
+        member: The member as the central directory describes it.
+
+    Returns:
+        Where the member ends.
+
+    Raises:
+        Refused: They differ, or the member is compressed.
+    """
+    file.seek(start)
+    header = ZIP_HEADER.unpack(file.read(ZIP_HEADER.size))
+    signature, flags, method, crc, packed, size, name_length, extra_length = header
+    name = file.read(name_length)
+    extra = file.read(extra_length)
+    if extra_length and size == packed == IN_EXTRA:
+        size, packed = struct.unpack("<4xQQ", extra[:20])
+    stated = (
+        start,
+        signature,
+        flags,
+        method,
+        crc,
+        name.decode(),
+        packed,
+        size,
+    )
+    listed = (
+        member.header_offset,
+        ZIP_HEADER_SIGNATURE,
+        member.flag_bits,
+        member.compress_type,
+        member.CRC,
+        member.filename,
+        member.compress_size,
+        member.file_size,
+    )
+    is_stored = flags == 0 and method == zipfile.ZIP_STORED
+    if stated != listed or not is_stored:
+        raise Refused("a member that is not stored, or headers that differ")
+    return start + ZIP_HEADER.size + name_length + extra_length + size

@@ -19,14 +19,24 @@ from forge.files import read_text
 # The table in a published channel, in the format of conda-pypi-map: {"pytorch": "torch", "x": null}
 TABLE = "pypi-names.json"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-# Conda name to PyPI name, or to None for a package that is not on PyPI.
+# Maps the name of a conda package to its name on PyPI, or to None if it is not on PyPI.
 Names = dict[str, str | None]
 
 
 def parse(text: bytes | None, where: object) -> Names:
-    """Parse a published table; None is an empty one. Raises ForgeError for any other content."""
+    """Parse the table of a published channel.
+
+    Args:
+        text: The table; None for a channel that has none yet.
+        where: Its place, for the message of an error.
+
+    Raises:
+        ForgeError: The text is not such a table.
+    """
+    if text is None:
+        return {}
     try:
-        names = {} if text is None else json.loads(text)
+        names = json.loads(text)
     except (ValueError, RecursionError):
         names = None
     return _require_names(names, where)
@@ -40,28 +50,43 @@ def read_names(recipes: Path) -> Names:
             extra = yaml.safe_load(read_text(path)).get("extra") or {}
             stated = extra.get("pypi", {})
         except (yaml.YAMLError, AttributeError, ForgeError):
-            continue  # RecipeSet reports a recipe that cannot be read, and others are still built
+            # RecipeSet reports a recipe that cannot be read, and the others are still built.
+            continue
         names |= _require_names(stated, f"{path}: extra.pypi")
     return names
 
 
 def _require_names(names: Any, where: object) -> Names:
     """Return `names` if it is a name table. Raises ForgeError otherwise."""
-    is_table = isinstance(names, dict) and all(
-        isinstance(conda_name, str)
-        and (pypi_name is None or (isinstance(pypi_name, str) and NAME.fullmatch(pypi_name)))
-        for conda_name, pypi_name in names.items()
-    )
+    is_table = isinstance(names, dict)
+    if is_table:
+        is_table = all(_is_entry(conda_name, name) for conda_name, name in names.items())
     if not is_table:
         raise ForgeError(f"{where} is not a name table; expected {{CONDA-NAME: PYPI-NAME or null}}")
     return names
 
 
+def _is_entry(conda_name: Any, pypi_name: Any) -> bool:
+    """Return whether a name table may map one name to the other."""
+    if not isinstance(conda_name, str):
+        return False
+    if pypi_name is None:
+        return True
+    return isinstance(pypi_name, str) and NAME.fullmatch(pypi_name) is not None
+
+
 def purls(file: str, names: Names) -> list[str]:
-    """Return the `purls` of a package file NAME-VERSION-BUILD.conda."""
+    """Return the `purls` of a record: package URLs that say what its package is on PyPI.
+
+    Args:
+        file: The package file, NAME-VERSION-BUILD.conda.
+        names: The names on PyPI.
+    """
     parts = file.rsplit("-", 2)
     if len(parts) < 3:
         return []
     name, version, _ = parts
     pypi_name = names.get(name)
-    return [str(PackageURL("pypi", None, pypi_name, version))] if pypi_name else []
+    if not pypi_name:
+        return []
+    return [str(PackageURL("pypi", None, pypi_name, version))]

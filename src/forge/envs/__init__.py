@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Environments of stacks where no pixi is, by py-rattler; where it is, see forge.cli.stacks."""
+"""Environments of stacks without pixi, by py-rattler. With pixi, forge.cli.stacks runs it."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The base made from this machine: CPython, its compilers, and wheels as conda packages."""
+"""The host base, made from this machine: CPython, its compilers, and wheels as conda packages."""

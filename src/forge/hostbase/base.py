@@ -25,21 +25,25 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from forge.bases import Base
-from forge.conda.local import Channel
+from forge.conda.local import LocalChannel
 from forge.errors import ForgeError, NotAttempted
 from forge.files import digest_tree, hold, move_whole, read_text, sha256_file, write_text
 from forge.hostbase.lock import fetch_wheels, read_pins, require_pinned
-from forge.hostbase.wheels import CODE, CONDA_NAMES, Wheel, is_nvidia
+from forge.hostbase.wheels import CODE, CONDA_NAMES, Conversion, Wheel, is_nvidia
 from forge.project import Project
 from forge.recipes.cost import Cost, parse_cost
 from forge.recipes.recipe import packages_in, without_extra
 from forge.sources.cache import SourceCache
 
 Say = Callable[[str], None]
+# Runs a job of the engine: its arguments, and its log.
 RunJob = Callable[[dict[str, Any], Path], None]
 VERSION = platform.python_version()
 LOCK = "requirements.txt"
-# Set, the base has NVIDIA's own libraries, for a machine with an NVIDIA GPU, and no stubs of them.
+SUBDIR = "linux-64"
+RECORD = "base.json"  # of a finished base: its packages and wheels
+# An environment variable. If it is set, the base has NVIDIA's own libraries, for a machine with an
+# NVIDIA GPU, in place of stubs of them.
 NVIDIA_WHEELS = "FORGE_NVIDIA_WHEELS"
 
 
@@ -51,20 +55,35 @@ def require_compilers() -> None:
         raise NotAttempted(f"the host base needs {' and '.join(missing)}, {advice}")
 
 
-class HostBase:
-    """Makes `build/host-base` and keeps it current. Interrupted, it goes on where it was."""
+class HostBaseMaker:
+    """Makes the host base and keeps it current. After an interruption it goes on where it was.
+
+    Attributes:
+        project: The checkout.
+        base: The host base with its variants.
+        folder: The folder of the channel.
+        recipe: The folder of the recipe and the requirements that it is made from.
+        output: The engine's output folder.
+        log: The log of its jobs.
+        python: The executable of the CPython that is packaged.
+        has_nvidia_wheels: The value of NVIDIA_WHEELS.
+    """
 
     def __init__(self, project: Project, base: Base) -> None:
-        self.project, self.base = project, base
+        self.project = project
+        self.base = base
         self.folder = base.folder or project.build / "host-base"
         self.recipe = project.recipes / "bases" / "host"
-        self.output, self.log = project.staging / "host-base", project.logs / "host-base.log"
-        self.python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+        self.output = project.staging / "host-base"
+        self.log = project.logs / "host-base.log"
+        # outside of a virtual environment
+        executable = getattr(sys, "_base_executable", "") or sys.executable
+        self.python = os.path.realpath(executable)
         self.has_nvidia_wheels = bool(os.environ.get(NVIDIA_WHEELS))
 
     @property
     def cost(self) -> Cost:
-        """What making it takes, as its recipe states it. Raises ForgeError."""
+        """The cost of making it, as its recipe states it. Raises ForgeError."""
         path = self.recipe / "recipe.yaml"
         extra = yaml.safe_load(read_text(path))["extra"]
         key = "cost_with_nvidia_wheels" if self.has_nvidia_wheels else "cost"
@@ -72,7 +91,7 @@ class HostBase:
 
     @cached_property
     def key(self) -> str:
-        """A digest of what the base is made from: equal keys, equal packages."""
+        """A digest of all inputs: equal keys, equal packages."""
         recipe_file = self.recipe / "recipe.yaml"
         contents = {recipe_file: without_extra(recipe_file.read_bytes())}
         inputs = [
@@ -89,60 +108,74 @@ class HostBase:
 
     @cached_property
     def _environment(self) -> dict[str, str]:
-        """What its recipe reads."""
+        """The environment variables that its recipe reads."""
+        gcc = subprocess.getoutput("gcc -dumpfullversion 2>/dev/null")
         return {
             "FORGE_PYTHON": self.python,
             "FORGE_PYTHON_VERSION": VERSION,
-            "FORGE_GCC_VERSION": subprocess.getoutput("gcc -dumpfullversion 2>/dev/null") or "0",
+            "FORGE_GCC_VERSION": gcc or "0",
             "FORGE_GLIBC_VERSION": platform.libc_ver()[1] or "0",
         }
 
     @property
     def requirements(self) -> str:
-        """What recipes and stacks need of PyPI, with the pins of variants.yaml filled in."""
-        values = {key: values[0] for key, values in self.base.variants.items() if values}
-        return Template(read_text(self.recipe / "requirements.in")).substitute(values)
+        """What recipes and stacks require of PyPI, with the pins of variants.yaml filled in."""
+        pins = {key: values[0] for key, values in self.base.variants.items() if values}
+        return Template(read_text(self.recipe / "requirements.in")).substitute(pins)
 
     def names(self) -> frozenset[str]:
-        """List the packages that recipes may need of it: what its requirements and recipe name."""
-        own = packages_in(self.recipe / "recipe.yaml")
-        return frozenset(own.union(CONDA_NAMES.get(name, name) for name in self._required()))
+        """Return the packages that recipes may require of it, whatever those require in turn."""
+        names = packages_in(self.recipe / "recipe.yaml")
+        for project in self._list_required():
+            names.add(CONDA_NAMES.get(project, project))
+        return frozenset(names)
 
-    def _required(self) -> set[str]:
-        """Return the projects that its requirements name."""
-        lines = [line for line in self.requirements.splitlines() if line and line[0] != "#"]
-        return {canonicalize_name(Requirement(line).name) for line in lines}
+    def _list_required(self) -> set[str]:
+        """Return the canonical names of the projects in its requirements."""
+        projects = set()
+        for line in self.requirements.splitlines():
+            if line and not line.startswith("#"):
+                projects.add(canonicalize_name(Requirement(line).name))
+        return projects
 
     def _seal(self, data: dict[str, Any]) -> str:
+        """Return a digest that shows whether data is whole and was made from the same inputs."""
         return hashlib.sha256(f"{self.key} {json.dumps(data)}".encode()).hexdigest()
 
-    def _read(self, name: str) -> dict[str, Any]:
-        """Read a JSON file of an earlier run, if whole and of these very inputs; else nothing."""
+    def _read_sealed(self, name: str) -> dict[str, Any]:
+        """Read a JSON file of an earlier run; empty if it is damaged or of other inputs."""
         try:
             data = json.loads((self.folder / name).read_bytes())
             return data if data.pop("key") == self._seal(data) else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
 
-    def _write(self, name: str, **data: Any) -> None:
-        write_text(self.folder / name, json.dumps({"key": self._seal(data), **data}, indent=1))
+    def _write_sealed(self, name: str, **data: Any) -> None:
+        text = json.dumps({"key": self._seal(data), **data}, indent=1)
+        write_text(self.folder / name, text)
 
     def is_current(self) -> bool:
-        """Return whether it was finished from exactly these inputs, and nothing was lost since."""
-        there = {f.name: f.stat().st_size for f in self.folder.glob("linux-64/*.conda")}
-        return self._read("base.json").get("packages") == self._indexed() == there
+        """Return whether it was finished from the same inputs, and nothing was lost since."""
+        recorded = self._read_sealed(RECORD).get("packages")
+        sizes = {file.name: file.stat().st_size for file in self.folder.glob(f"{SUBDIR}/*.conda")}
+        return recorded == self._read_indexed_sizes() == sizes
 
-    def _indexed(self) -> dict[str, int]:
-        """Return the sizes of its packages; nothing where the index is damaged."""
+    def _read_indexed_sizes(self) -> dict[str, int]:
+        """Return the sizes of its packages by file name; empty if the index is damaged."""
         try:
-            return {r.file_name: r.size for r in Channel(self.folder).records()}
+            records = LocalChannel(self.folder).records()
         except ForgeError:
             return {}
+        return {record.file_name: record.size for record in records}
 
     def make(self, say: Say, run: RunJob) -> None:
-        """Make the base if it is not current. `run(job, log)` runs an engine job.
+        """Make the base if it is not current.
 
         Two checkouts may share the folder by a link: the second waits for the first.
+
+        Args:
+            say: Prints a line.
+            run: Runs a job of the engine.
 
         Raises:
             NotAttempted: pip cannot fetch a wheel, or there is no compiler.
@@ -157,70 +190,133 @@ class HostBase:
                 self._make(say, run)
 
     def _make(self, say: Say, run: RunJob) -> None:
-        subdir = self.folder / "linux-64"
-        indexed = self._indexed()
-        for package in subdir.glob("*.conda"):  # a cut one would be kept for its name
-            if indexed.get(package.name, size := package.stat().st_size) != size:
-                package.unlink()
-        wheels = {wheel.name: wheel for wheel in self._wheels(say)}
-        packages = self._build_recipe(say, run, wheels)
-        wanted = {c.file_name: c for c in (w.conversion(wheels) for w in wheels.values())}
-        if todo := [asdict(c) for name, c in wanted.items() if not (subdir / name).exists()]:
-            say(f"host base: {len(todo)} wheels become packages")
-            job = {"action": "convert", "wheels": todo, "subdir": str(subdir)}
-            run(job | {"output_dir": str(self.output)}, self.log)
-            shutil.rmtree(self.output)
-        for name in {file.name for file in subdir.glob("*.conda")} - packages - wanted.keys():
+        """Make the base, with its lock held."""
+        subdir = self.folder / SUBDIR
+        self._remove_damaged()
+        wheels = {wheel.name: wheel for wheel in self._fetch_wheels(say)}
+        built = self._build_recipe(say, run, wheels)
+        conversions = {}
+        for wheel in wheels.values():
+            conversion = wheel.plan_conversion(wheels)
+            conversions[conversion.file_name] = conversion
+        self._convert(conversions, say, run)
+        present = {file.name for file in subdir.glob("*.conda")}
+        for name in present - built - conversions.keys():
             (subdir / name).unlink()
-        known = {
-            name: asdict(wheel) | {"build_number": 0, "subdir": subdir.name}
-            | {"size": (subdir / name).stat().st_size, "sha256": sha256_file(subdir / name)}
-            for name, wheel in wanted.items()
-        }  # fmt: skip
-        # anew: it may be damaged, or name other bytes; rattler would hash them for half a minute
-        for folder, entries in ((subdir, known), (self.folder / "noarch", {})):
-            write_text(folder / "repodata.json", json.dumps({"packages.conda": entries}))
-        Channel(self.folder, self.project.recipes).index()
+        self._write_repodata(conversions)
+        LocalChannel(self.folder, self.project.recipes).index()
         record = [{"purl": wheel.purl, "sha256": wheel.sha256} for wheel in wheels.values()]
-        self._write("base.json", packages=self._indexed(), wheels=record)
+        self._write_sealed(RECORD, packages=self._read_indexed_sizes(), wheels=record)
 
-    def _wheels(self, say: Say) -> Iterator[Wheel]:
-        """Yield the wheels of the lock, which has what the requirements ask for.
+    def _remove_damaged(self) -> None:
+        """Remove packages of another size than the index says.
 
-        Without those of NVIDIA that no requirement names, unless they are asked for.
+        A package that was cut off would otherwise count as made, by its name.
+        """
+        indexed = self._read_indexed_sizes()
+        for package in self.folder.glob(f"{SUBDIR}/*.conda"):
+            size = package.stat().st_size
+            if indexed.get(package.name, size) != size:
+                package.unlink()
+
+    def _convert(self, conversions: dict[str, Conversion], say: Say, run: RunJob) -> None:
+        """Convert wheels to packages, if the base does not have these.
+
+        Args:
+            conversions: The conversions by the file names of the packages.
+            say: Prints a line.
+            run: Runs a job of the engine.
+        """
+        subdir = self.folder / SUBDIR
+        missing = []
+        for name, conversion in conversions.items():
+            if not (subdir / name).exists():
+                missing.append(asdict(conversion))
+        if not missing:
+            return
+        say(f"host base: {len(missing)} wheels become packages")
+        job = {
+            "action": "convert",
+            "wheels": missing,
+            "subdir": str(subdir),
+            "output_dir": str(self.output),
+        }
+        run(job, self.log)
+        shutil.rmtree(self.output)
+
+    def _write_repodata(self, conversions: dict[str, Conversion]) -> None:
+        """Write an index of the converted packages; the other packages are added when indexing.
+
+        It is written anew, because an old one may be damaged or name other bytes. Without it,
+        rattler would hash all packages, for half a minute.
+
+        Args:
+            conversions: The conversions by the file names of the packages.
+        """
+        entries = {}
+        for name, conversion in conversions.items():
+            package = self.folder / SUBDIR / name
+            entries[name] = asdict(conversion) | {
+                "build_number": 0,
+                "subdir": SUBDIR,
+                "size": package.stat().st_size,
+                "sha256": sha256_file(package),
+            }
+        for subdir, records in ((SUBDIR, entries), ("noarch", {})):
+            text = json.dumps({"packages.conda": records})
+            write_text(self.folder / subdir / "repodata.json", text)
+
+    def _fetch_wheels(self, say: Say) -> Iterator[Wheel]:
+        """Yield the wheels of the lock.
+
+        NVIDIA's are left out unless a requirement names them, or NVIDIA_WHEELS is set.
         """
         file = self.recipe / LOCK
         pins = read_pins(file)
         require_pinned(self.requirements, pins, file)
         if not self.has_nvidia_wheels:
-            named = self._required()
-            pins = {name: p for name, p in pins.items() if name in named or not is_nvidia(name)}
-        for path, source in fetch_wheels(pins.values(), file, SourceCache(self.project), say):
-            local = parse_wheel_filename(path.name)[1].local
-            yield Wheel.read(path, source, f"{local.split('.')[0]}_" if local else "")
+            required = self._list_required()
+            for name in list(pins):
+                if is_nvidia(name) and name not in required:
+                    del pins[name]
+        cache = SourceCache(self.project)
+        for path, source in fetch_wheels(pins.values(), file, cache, say):
+            local_version = parse_wheel_filename(path.name)[1].local
+            tag = f"{local_version.split('.')[0]}_" if local_version else ""
+            yield Wheel.read(path, source, tag)
 
     def _build_recipe(self, say: Say, run: RunJob, wheels: dict[str, Wheel]) -> set[str]:
-        """Build Python, the compilers and stubs, by rattler-build like any recipe, and test them.
+        """Build and test Python, the compilers and the stubs of CUDA's libraries.
 
-        The stubs are made from the wheel of torch, unless NVIDIA's wheels are there.
+        rattler-build does both, as for any recipe. The stubs are made from the wheel of torch,
+        unless NVIDIA's wheels are there.
+
+        Returns:
+            The file names of the packages.
         """
         say(f"host base: CPython {VERSION} and the compilers")
         environment = dict(self._environment)
         if "torch" in wheels and not self.has_nvidia_wheels:
             environment["FORGE_TORCH"] = str(wheels["torch"].file)
             environment["FORGE_PYELFTOOLS"] = str(wheels["pyelftools"].file)
-        output = self.output
-        shutil.rmtree(output, ignore_errors=True)
-        job = {
-            "action": "build", "recipes": [str(self.recipe / "recipe.yaml")], "channel": [],
-            "output_dir": str(output), "package_format": "conda:1",
+        shutil.rmtree(self.output, ignore_errors=True)
+        build = {
+            "action": "build",
+            "recipes": [str(self.recipe / "recipe.yaml")],
+            "channel": [],
+            "output_dir": str(self.output),
+            "package_format": "conda:1",
             "environment": environment,
-        }  # fmt: skip
-        run(job | self.base.arguments(f"host-{self.key}", None), self.log)
-        made = sorted(output.glob("linux-64/*.conda"))
-        job = {"action": "test", "packages": [*map(str, made)], "channel": [output.as_uri()]}
-        run(job, self.log)
-        for package in made:
-            move_whole(package, self.folder / "linux-64" / package.name)
-        shutil.rmtree(output)
-        return {package.name for package in made}
+        }
+        run(build | self.base.arguments(f"host-{self.key}", None), self.log)
+        packages = sorted(self.output.glob(f"{SUBDIR}/*.conda"))
+        test = {
+            "action": "test",
+            "packages": [str(package) for package in packages],
+            "channel": [self.output.as_uri()],
+        }
+        run(test, self.log)
+        for package in packages:
+            move_whole(package, self.folder / SUBDIR / package.name)
+        shutil.rmtree(self.output)
+        return {package.name for package in packages}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """From a wheel to a conda package: files laid out, requirements as match specs.
 
-What such a package holds is decided here alone, so an edit here makes the host base again.
+The contents of such a package are decided in this module alone, and a change of the module makes
+the host base again.
 """
 
 import base64
@@ -31,7 +32,7 @@ from forge.files import move_whole, sha256_file
 from forge.sources.archives import DAMAGED
 from forge.sources.cache import Source
 
-# PyPI names that conda-forge spells differently, as far as recipes and stacks meet them.
+# Names on PyPI that conda-forge spells differently, as far as recipes and stacks have them.
 CONDA_NAMES = {
     # conda-forge's matplotlib adds a GUI toolkit
     "matplotlib": "matplotlib-base",
@@ -39,10 +40,10 @@ CONDA_NAMES = {
     "msgpack": "msgpack-python",
     "typing-extensions": "typing_extensions",
 }
-# What stands for NVIDIA's wheels where they are left out; recipes/bases/host/recipe.yaml makes it.
+# The package that takes the place of NVIDIA's wheels; recipes/bases/host/recipe.yaml builds it.
 CUDA_STUBS = "pytorch-cuda-stubs"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# The same inputs give the same bytes: no clock in the packages.
+# The time in every package, so that the same inputs give the same bytes.
 TIMESTAMP = datetime(2026, 1, 1, tzinfo=UTC)
 CODE = sha256_file(Path(__file__))
 # Console scripts find their Python beside themselves, wherever the prefix is.
@@ -55,9 +56,17 @@ SHEBANG = b"""#!/bin/sh
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conda package to make from the wheel `file`; what it consists of is plain JSON.
+    """A conda package to make from a wheel. All values are plain JSON.
 
-    `left_out` names projects that its metadata requires and the package does not.
+    Attributes:
+        file: The wheel.
+        name: The name of the package.
+        version: Its version.
+        build: Its build string.
+        depends: The match specs that it requires.
+        license: Its license, if the wheel states one.
+        summary: What it is.
+        left_out: Projects that the wheel's metadata requires and the package does not.
     """
 
     file: str
@@ -79,25 +88,41 @@ class Conversion:
         return Path(self.file).stat().st_size
 
     def make(self, subdir: Path) -> Path:
-        """Make the package in `subdir`; returns its file."""
-        with tempfile.TemporaryDirectory() as scratch:
-            unpack_wheel(Path(self.file), Path(scratch, "tree"), self.left_out)
-            made = assemble_package(
-                self.name, self.version, "linux-64", self.build, scratch,
-                files_dir=Path(scratch, "tree"),
+        """Make the package in `subdir`; return its file."""
+        with tempfile.TemporaryDirectory() as folder:
+            tree = Path(folder, "tree")
+            unpack_wheel(Path(self.file), tree, self.left_out)
+            package = assemble_package(
+                self.name,
+                self.version,
+                "linux-64",
+                self.build,
+                folder,
+                files_dir=tree,
                 depends=self.depends,
                 license=self.license,
                 summary=self.summary,
                 compression_level=1,
                 timestamp=TIMESTAMP,
-            )  # fmt: skip
-            move_whole(made.path, subdir / self.file_name)
-        return subdir / self.file_name
+            )
+            target = subdir / self.file_name
+            move_whole(package.path, target)
+        return target
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel on this machine. `tag` comes first in the build string, such as `cpu_`."""
+    """A wheel on this machine.
+
+    Attributes:
+        name: The canonical name of its project.
+        file: The file.
+        sha256: The sha256 of the file.
+        purl: Its package URL.
+        version: Its version.
+        tag: How the build string of its package begins after HOST_BOUND, such as `cpu_`.
+        metadata: Its METADATA.
+    """
 
     name: str
     file: Path
@@ -109,31 +134,59 @@ class Wheel:
 
     @classmethod
     def read(cls, file: Path, source: Source, tag: str) -> "Wheel":
-        """Read the wheel that was fetched from `source`, a file of PyPI."""
+        """Read a wheel.
+
+        Args:
+            file: The file.
+            source: What it was fetched from, a file of PyPI.
+            tag: The value of `tag`.
+
+        Raises:
+            ForgeError: The file is not a wheel.
+        """
         try:
             with WheelFile.open(file) as archive:
-                metadata = Metadata.from_email(archive.read_dist_info("METADATA"), validate=False)
+                text = archive.read_dist_info("METADATA")
+            metadata = Metadata.from_email(text, validate=False)
             name, version, *_ = parse_wheel_filename(source.file_name)
         except (*DAMAGED, KeyError) as error:
             raise ForgeError(f"{file} is not a wheel: {error!r:.300}") from None
-        return cls(name, file, source.sha256, str(source.purl), version, tag, metadata)
+        return cls(
+            name=name,
+            file=file,
+            sha256=source.sha256,
+            purl=str(source.purl),
+            version=version,
+            tag=tag,
+            metadata=metadata,
+        )
 
-    def conversion(self, wheels: dict[str, "Wheel"]) -> Conversion:
-        """Describe the conda package to make of it; `wheels` has its extras'."""
-        needs = [f"python {PYTHON}.*", *depends(self.metadata, wheels)]
-        left_out: list[str] = [
-            canonicalize_name(requirement.name)
-            for requirement in self.metadata.requires_dist or []
-            if is_stubbed(requirement, wheels)
-        ]
-        inputs = f"{self.sha256} {CODE} {needs} {left_out}"
-        content = hashlib.sha256(inputs.encode()).hexdigest()[:7]
-        build = f"{HOST_BOUND}{self.tag}py{PYTHON.replace('.', '')}h{content}_0"
-        data, name = self.metadata, CONDA_NAMES.get(self.name, self.name)
-        terms = data.license_expression or data.license or None
-        summary = f"{data.summary or name} (host-bound, from {self.purl})"
-        public = self.version.public
-        return Conversion(str(self.file), name, public, build, needs, terms, summary, left_out)
+    def plan_conversion(self, wheels: dict[str, "Wheel"]) -> Conversion:
+        """Describe the conda package to make from the wheel.
+
+        Args:
+            wheels: All wheels by name, among them those of its extras.
+        """
+        metadata = self.metadata
+        depends = [f"python {PYTHON}.*", *list_depends(metadata, wheels)]
+        left_out: list[str] = []
+        for requirement in metadata.requires_dist or []:
+            if is_stubbed(requirement, wheels):
+                left_out.append(canonicalize_name(requirement.name))
+        inputs = f"{self.sha256} {CODE} {depends} {left_out}"
+        content_hash = hashlib.sha256(inputs.encode()).hexdigest()[:7]
+        name = CONDA_NAMES.get(self.name, self.name)
+        python = PYTHON.replace(".", "")
+        return Conversion(
+            file=str(self.file),
+            name=name,
+            version=self.version.public,
+            build=f"{HOST_BOUND}{self.tag}py{python}h{content_hash}_0",
+            depends=depends,
+            license=metadata.license_expression or metadata.license or None,
+            summary=f"{metadata.summary or name} (host-bound, from {self.purl})",
+            left_out=left_out,
+        )
 
 
 def is_nvidia(name: str) -> bool:
@@ -142,7 +195,12 @@ def is_nvidia(name: str) -> bool:
 
 
 def is_stubbed(requirement: Requirement, wheels: dict[str, Wheel]) -> bool:
-    """Return whether CUDA_STUBS satisfies a requirement: the wheel is NVIDIA's and left out."""
+    """Return whether CUDA_STUBS satisfies a requirement: it is on NVIDIA's, and no wheel is there.
+
+    Args:
+        requirement: A requirement of a wheel.
+        wheels: All wheels by name.
+    """
     name = canonicalize_name(requirement.name)
     return is_nvidia(name) and name not in wheels
 
@@ -150,68 +208,91 @@ def is_stubbed(requirement: Requirement, wheels: dict[str, Wheel]) -> bool:
 def unpack_wheel(file: Path, prefix: Path, left_out: Sequence[str] = ()) -> None:
     """Lay a wheel out as conda packages are: scripts in bin, modules in lib/pythonX.Y.
 
-    Console scripts and `.data` trees go where PEP 427 says; byte code is made here once, because
-    every environment would otherwise make it again at first import. Nobody imports a wheel's tests.
-    Requirements on the projects `left_out` are removed from its metadata.
+    Console scripts and `.data` trees go where PEP 427 says. Byte code is compiled once, here,
+    because every environment would otherwise compile it at the first import; but not that of tests,
+    which nobody imports.
+
+    Args:
+        file: The wheel.
+        prefix: The folder to write to.
+        left_out: Projects whose requirements are removed from the metadata.
     """
     modules = prefix / "lib" / f"python{PYTHON}" / "site-packages"
+    scripts = prefix / "bin"
     scheme = {
-        "purelib": str(modules), "platlib": str(modules),
-        "scripts": str(prefix / "bin"), "data": str(prefix),
+        "purelib": str(modules),
+        "platlib": str(modules),
+        "scripts": str(scripts),
+        "data": str(prefix),
         "headers": str(prefix / "include" / f"python{PYTHON}"),
-    }  # fmt: skip
+    }
     destination = SchemeDictionaryDestination(scheme, interpreter=PLACEHOLDER, script_kind="posix")
     with WheelFile.open(file) as source:
         install(source, destination, additional_metadata={"INSTALLER": b"conda"})
         dist_info = modules / source.dist_info_dir
     if left_out:
         drop_requirements(dist_info, left_out)
-    for script in (prefix / "bin").glob("*"):
-        first, _, rest = script.read_bytes().partition(b"\n")
-        if first.startswith(f"#!{PLACEHOLDER}".encode()):
+    for script in scripts.glob("*"):
+        first_line, _, rest = script.read_bytes().partition(b"\n")
+        if first_line.startswith(f"#!{PLACEHOLDER}".encode()):
             script.write_bytes(SHEBANG + rest)
             script.chmod(0o755)
     compileall.compile_dir(
-        modules, quiet=2, stripdir=str(prefix), rx=re.compile("/site-packages/.*/tests?/"),
+        modules,
+        quiet=2,
+        stripdir=str(prefix),
+        rx=re.compile("/site-packages/.*/tests?/"),
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-    )  # fmt: skip
+    )
 
 
 def drop_requirements(dist_info: Path, names: Sequence[str]) -> None:
-    """Remove requirements on these projects from METADATA, and correct its line in RECORD.
+    """Remove requirements on projects from METADATA, and correct its line in RECORD.
 
-    `pip check`, which package tests run, would otherwise miss them.
+    `pip check`, which package tests run, would otherwise miss these projects.
+
+    Args:
+        dist_info: The folder of METADATA and RECORD.
+        names: The canonical names of the projects.
     """
-    metadata, record = dist_info / "METADATA", dist_info / "RECORD"
+    metadata = dist_info / "METADATA"
     head, blank, description = metadata.read_bytes().partition(b"\n\n")
-    kept = []
+    lines = []
     for line in head.splitlines(keepends=True):
         key, _, value = line.decode().partition(":")
-        is_requirement = key.lower() == "requires-dist"
-        if not is_requirement or canonicalize_name(Requirement(value.strip()).name) not in names:
-            kept.append(line)
-    content = b"".join(kept) + blank + description
+        if key.lower() == "requires-dist":
+            requirement = Requirement(value.strip())
+            if canonicalize_name(requirement.name) in names:
+                continue
+        lines.append(line)
+    content = b"".join(lines) + blank + description
     metadata.write_bytes(content)
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    place = f"{dist_info.name}/METADATA"
-    lines = [
-        f"{place},sha256={digest},{len(content)}" if line.startswith(f"{place},") else line
-        for line in record.read_text().splitlines()
-    ]
-    record.write_text("\n".join([*lines, ""]))
+    sha256 = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+    entry = f"{dist_info.name}/METADATA,"
+    record = dist_info / "RECORD"
+    entries = []
+    for line in record.read_text().splitlines():
+        if line.startswith(entry):
+            line = f"{entry}sha256={sha256.rstrip(b'=').decode()},{len(content)}"
+        entries.append(f"{line}\n")
+    record.write_text("".join(entries))
 
 
-def depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
-    """Turn Requires-Dist into conda match specs: markers evaluated here, extras spelled out.
+def list_depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
+    """Turn Requires-Dist into conda match specs, with markers evaluated for this machine.
 
-    conda knows no extras, so `name[extra]` becomes `name` plus what that extra asks for. What is
-    left out of NVIDIA's becomes CUDA_STUBS.
+    conda knows no extras, so `name[extra]` becomes `name` and what that extra requires. NVIDIA's
+    projects that have no wheel become CUDA_STUBS.
+
+    Args:
+        metadata: The metadata of a wheel.
+        wheels: All wheels by name.
     """
     specs: set[str] = set()
-    todo = [(r, "") for r in metadata.requires_dist or []]
-    seen: set[tuple[str, str]] = set()
-    while todo:
-        requirement, extra = todo.pop()
+    pending = [(requirement, "") for requirement in metadata.requires_dist or []]
+    visited: set[tuple[str, str]] = set()
+    while pending:
+        requirement, extra = pending.pop()
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             continue
         if is_stubbed(requirement, wheels):
@@ -219,11 +300,13 @@ def depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
             continue
         specs.add(match_spec(requirement))
         name = canonicalize_name(requirement.name)
-        for asked in requirement.extras:
-            if (name, asked) not in seen and name in wheels:
-                seen.add((name, asked))
-                inner = wheels[name].metadata.requires_dist or []
-                todo += [(r, asked) for r in inner if r.marker and "extra" in str(r.marker)]
+        for required_extra in requirement.extras:
+            if (name, required_extra) in visited or name not in wheels:
+                continue
+            visited.add((name, required_extra))
+            for inner in wheels[name].metadata.requires_dist or []:
+                if inner.marker and "extra" in str(inner.marker):
+                    pending.append((inner, required_extra))
     return sorted(specs)
 
 

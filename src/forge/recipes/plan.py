@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge import bases
-from forge.conda.local import Channel, Output, Record
+from forge.conda.local import LocalChannel, Output, Record
 from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.recipe import NoPackage, Recipe, packages_in
@@ -182,7 +182,7 @@ class RecipeSet:
 
     def plan(
         self,
-        channel: Channel,
+        channel: LocalChannel,
         rebuild: frozenset[str] = frozenset(),
     ) -> list[Step]:
         """Decide for each recipe what it would yield, and whether and why it has to be built.
@@ -244,7 +244,7 @@ class RecipeSet:
         self,
         step: Step,
         records: list[Record],
-        channel: Channel,
+        channel: LocalChannel,
         rebuild: bool,
     ) -> None:
         """Decide on the action of a step, its reason and its outputs.

@@ -14,6 +14,7 @@ from packageurl import PackageURL
 from forge.bases import DIGEST_KEY, Base
 from forge.conda.local import CONTENT_HASH
 from forge.conda.package import is_plain
+from forge.conda.solve import package_name
 from forge.errors import ForgeError, one_line
 from forge.files import digest_tree, read_text, require_file
 from forge.recipes.render import render
@@ -268,12 +269,6 @@ def _match_spec(requirement: Any) -> str:
     if isinstance(requirement, dict):
         requirement = requirement["name"]
     return str(requirement)
-
-
-def package_name(spec: str) -> str:
-    """Return the package name of a match spec."""
-    name = re.split(r"[\s=<>!~\[]", spec.strip(), maxsplit=1)[0]
-    return name.rsplit("::", 1)[-1]
 
 
 def _package_names(specs: Iterable[str]) -> set[str]:

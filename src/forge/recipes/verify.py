@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from forge import bases, limits
-from forge.conda.package import RENDERED, Package, Places, scratch
+from forge.conda.package import RENDERED, Package, Places
+from forge.conda.scratch import scratch
 from forge.errors import ForgeError, Refused, one_line
 from forge.files import git, require_file
 from forge.project import Project

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sources are fetched first, verified and kept, so that a build never downloads.
+"""The cache of sources. They are fetched and verified first, so that a build never downloads.
 
-`url: ${{ pypi }}/FILE` is a file of PyPI whose package URL is in `extra.purls`, found on the index
-that pip is configured for: a mirror or a wheel folder will do.
+`url: ${{ pypi }}/FILE` is a file of PyPI whose package URL is in `extra.purls`. It is fetched from
+the index that pip is configured for, which may be a mirror or a folder of wheels.
 """
 
 import functools
@@ -19,7 +19,7 @@ import siphash24
 from filelock import FileLock
 from packageurl import PackageURL
 
-from forge.conda.package import scratch
+from forge.conda.scratch import scratch
 from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import sha256_file, write_text
 from forge.project import Project
@@ -30,18 +30,26 @@ if TYPE_CHECKING:
     from forge.sources.download import Downloader
 
 PYPI_SOURCES = "PYPI_SOURCES"
-# Where rendered recipes see PyPI's files; our builds find them in rattler-build's cache instead.
+# The address of PyPI's files in rendered recipes. Our builds find them in rattler-build's cache.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
 DIGEST = re.compile("[0-9a-f]{64}|[0-9a-f]{40}")
 FILE_NAME = re.compile(r"[^./\\\x00-\x20\x7f][^/\\\x00-\x20\x7f]{0,199}")
-Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, in all if known
+# Shows a download: the name of the file, its bytes so far, and all its bytes if that is known.
+Progress = Callable[[str, int, int | None], None]
+# What rattler-build writes for an entry of its cache. It removes old entries, but not during a run.
+ENTRY_TIME = "2026-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that a recipe names (of PyPI: with `purl`), or a git commit (with an empty `sha256`).
+    """A file or a git commit that a recipe names.
 
-    `mirrors` are further URLs of the same bytes, tried in turn.
+    Attributes:
+        url: Where the file or the repository is.
+        sha256: The digest of the file; empty for a git commit.
+        purl: The package URL, for a file of PyPI.
+        mirrors: Further URLs of the same bytes, which are tried in turn.
+        commit: The full hash of a git commit; empty for a file.
     """
 
     url: str
@@ -70,7 +78,7 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """What the digest is."""
+        """What `digest` is: "sha256" or "commit"."""
         return "commit" if self.commit else "sha256"
 
     @property
@@ -80,14 +88,19 @@ class Source:
 
 
 class SourceCache:
-    """Complete sources by content: `build/sources/SHA256/FILE` or `COMMIT/NAME.git`."""
+    """Complete sources by their content: `build/sources/SHA256/FILE` or `COMMIT/NAME.git`.
+
+    Attributes:
+        folder: The folder of the cache.
+    """
 
     def __init__(self, project: Project) -> None:
         self.folder = project.sources
 
     @cached_property
     def _downloader(self) -> "Downloader":
-        from forge.sources.download import Downloader  # unearth, which most commands do without
+        # Imported when it is needed: it loads unearth, which most commands do without.
+        from forge.sources.download import Downloader
 
         return Downloader()
 
@@ -96,88 +109,134 @@ class SourceCache:
         return self.folder / source.digest / source.file_name
 
     def fetch(self, source: Source, progress: Progress) -> Path:
-        """Fetch a source, or the rest of it. Raises NotAttempted, Refused for another sha256."""
-        return self._keep(source, lambda partial: self._download(source, partial, progress))
+        """Fetch a source, or the rest of it; return its path.
+
+        Raises:
+            NotAttempted: No server sends it.
+            Refused: It has another sha256 than the recipe says.
+        """
+        return self._store(source, lambda partial: self._download(source, partial, progress))
 
     def take(self, file: Path, source: Source) -> Path:
-        """Move a file into the cache. Raises Refused for another sha256."""
-        return self._keep(source, file.replace)
+        """Move a file into the cache; return its path. Raises Refused for another sha256."""
+        return self._store(source, file.replace)
 
-    def _keep(self, source: Source, bring: Callable[[Path], object]) -> Path:
-        """Have a source in the cache: `bring` writes it to a path where it is missing."""
+    def _store(self, source: Source, write: Callable[[Path], object]) -> Path:
+        """Return the path of a source in the cache, where `write` writes it if it is not there."""
         path = self.path(source)
         path.parent.mkdir(parents=True, exist_ok=True)
         # `sources fetch` beside a build would write into the same partial file
         with FileLock(path.parent / ".lock"):
             if self.state(source) == "whole":
                 return path
-            bring(partial := _partial(path))
-            if source.sha256 and (found := sha256_file(partial)) != source.sha256:
-                raise Refused(self._another(source, partial, found))
-            # a cut or damaged copy
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            partial = _partial_of(path)
+            write(partial)
+            if source.sha256:
+                sha256 = sha256_file(partial)
+                if sha256 != source.sha256:
+                    raise Refused(self._describe_difference(source, partial, sha256))
+            # What is there is cut off or damaged.
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
             return partial.replace(path)
 
-    def _another(self, source: Source, file: Path, found: str) -> str:
-        """Say why a file is not the recipe's, and whether its sha256 may be written there.
+    def _describe_difference(self, source: Source, file: Path, sha256: str) -> str:
+        """Say how a file differs from the recipe's, and whether the recipe may be changed.
 
-        One that may is kept under that sha256; any other is deleted.
+        The file is deleted if it is damaged. Otherwise it is moved to where the cache has it for a
+        recipe with its sha256.
+
+        Args:
+            source: The source as the recipe names it.
+            file: The file that was fetched for it.
+            sha256: The sha256 of that file.
         """
-        wrong = f"{source.origin} has sha256 {found}, the recipe says {source.sha256}"
+        difference = f"{source.origin} has sha256 {sha256}, the recipe says {source.sha256}"
         link = self._downloader.locate(source.url, source.purl)
         stated = (link.hash_option or {}).get("sha256", [])
         try:
-            if stated and found not in stated:
+            if stated and sha256 not in stated:
                 raise Refused(f"pip's index states {stated[0]}: damaged in transit, or forged")
             if source.file_name.endswith((*ARCHIVES, ".whl")):
                 with scratch(self.folder) as folder:
-                    unpack(file, Path(folder, "tree"), ())
+                    unpack(file, Path(folder, "tree"), only=())
         except Refused as error:
             file.unlink()
-            return f"{wrong}. It was deleted: {error}"
-        kept = self.path(replace(source, sha256=found))
-        kept.parent.mkdir(exist_ok=True)
-        file.replace(kept)
-        says = "pip's index states the same" if stated else "no index states it: ask upstream"
-        move = "If the recipe has just moved to this release, write that sha256 into it"
-        return f"{wrong}; {says}. {move}; if not, upstream replaced the file: find out why"
+            return f"{difference}. It was deleted: {error}"
+        path = self.path(replace(source, sha256=sha256))
+        path.parent.mkdir(exist_ok=True)
+        file.replace(path)
+        if stated:
+            confirmation = "pip's index states the same"
+        else:
+            confirmation = "no index states it: ask upstream"
+        return (
+            f"{difference}; {confirmation}. If the recipe has just moved to this release, write "
+            "that sha256 into it; if not, upstream replaced the file: find out why"
+        )
 
     def _download(self, source: Source, partial: Path, progress: Progress) -> None:
-        """Download from the first URL that answers."""
+        """Download a source from the first URL that answers."""
         reasons = []
         for url in (source.url, *source.mirrors):
             try:
                 if source.commit:
-                    return git.fetch(url, source.commit, partial)
-                link = self._downloader.locate(url, source.purl)
-                return self._downloader.download(link, partial, progress)
+                    git.fetch(url, source.commit, partial)
+                else:
+                    link = self._downloader.locate(url, source.purl)
+                    self._downloader.download(link, partial, progress)
+                return
             except NotAttempted as error:
                 reasons.append(f"{url}: {error}" if source.mirrors else str(error))
-        hint = f"; get {source.kind} {source.digest} elsewhere and run: forge sources add FILE"
-        raise NotAttempted(f"{source.origin} cannot be reached ({'; '.join(reasons)}){hint}")
+        raise NotAttempted(
+            f"{source.origin} cannot be reached ({'; '.join(reasons)}); "
+            f"get {source.kind} {source.digest} elsewhere and run: forge sources add FILE"
+        )
 
     def add(self, file: Path, sources: list[Source]) -> Source:
-        """Take a file, or a repository's commit. Raises ForgeError if no recipe names it."""
-        digest = "" if file.is_dir() else sha256_file(file)
+        """Add a file, or a repository's commit, to the cache.
+
+        Args:
+            file: A file or a git repository.
+            sources: The sources that recipes name.
+
+        Returns:
+            The source that it is.
+
+        Raises:
+            ForgeError: No recipe names it.
+        """
+        sha256 = "" if file.is_dir() else sha256_file(file)
         for source in sources:
-            if git.holds(file, source.commit) if source.commit else digest == source.sha256:
-                copy = functools.partial(shutil.copyfile, file)
-                clone = functools.partial(git.fetch, file.absolute().as_uri(), source.commit)
-                self._keep(source, clone if source.commit else copy)
+            if source.commit:
+                if git.has_commit(file, source.commit):
+                    url = file.absolute().as_uri()
+                    self._store(source, functools.partial(git.fetch, url, source.commit))
+                    return source
+            elif source.sha256 == sha256:
+                self._store(source, functools.partial(shutil.copyfile, file))
                 return source
-        named = [source.digest for source in sources if source.file_name == file.name]
-        hint = f"; a recipe names a {file.name} with {named[0]}" if named else ""
-        what = f"has sha256 {digest}, which" if digest else "has no commit that"
-        raise ForgeError(f"{file} {what} no recipe names{hint}")
+        content = f"has sha256 {sha256}, which" if sha256 else "has no commit that"
+        digests = [source.digest for source in sources if source.file_name == file.name]
+        hint = f"; a recipe names a {file.name} with {digests[0]}" if digests else ""
+        raise ForgeError(f"{file} {content} no recipe names{hint}")
 
     def state(self, source: Source) -> str:
-        """Say `absent`, `partial`, `whole`, or `changed`: its bytes are no longer the recipe's."""
+        """Return the state of a source in the cache.
+
+        Returns:
+            "absent", "partial", "whole", or "changed" if its bytes are no longer the recipe's.
+        """
         path = self.path(source)
-        if path.exists():
-            if source.commit:
-                return "whole" if git.holds(path, source.commit, intact=True) else "changed"
-            return "whole" if sha256_file(path) == source.sha256 else "changed"
-        return "partial" if _partial(path).exists() else "absent"
+        if not path.exists():
+            return "partial" if _partial_of(path).exists() else "absent"
+        if source.commit:
+            is_whole = git.has_commit(path, source.commit, intact=True)
+        else:
+            is_whole = sha256_file(path) == source.sha256
+        return "whole" if is_whole else "changed"
 
     def prefill(
         self,
@@ -186,40 +245,61 @@ class SourceCache:
         only: Collection[str] | None = None,
         packed: bool = False,
     ) -> Path:
-        """Put a source where rattler-build 0.73 looks before it downloads (`OUTPUT/src_cache`).
+        """Put a source where rattler-build 0.73 looks before it downloads.
 
-        Returns the folder of its files; `only` is for `unpack`, which a `packed` source is spared.
-        The layout: its crate rattler_build_source_cache; times only serve its clean-up. Raises
-        Refused as `unpack` does.
+        The layout is that of its crate rattler_build_source_cache.
+
+        Args:
+            source: A source that the cache has.
+            folder: The folder of rattler-build's cache: OUTPUT/src_cache.
+            only: The paths of the files to unpack of an archive; None for all.
+            packed: Leave an archive packed.
+
+        Returns:
+            The folder with the source's files.
+
+        Raises:
+            ForgeError: The source is not whole any more.
+            Refused: The archive is unfit; see `unpack`.
         """
-        path, key = self.path(source), cache_key(source.url, source.digest)
+        path = self.path(source)
         if self.state(source) != "whole":
             raise ForgeError(f"{path} was changed since it was fetched: run the same command again")
-        entry = dict.fromkeys(("last_accessed", "created"), "2026-01-01T00:00:00Z")
-        tree, name = path.parent, f"{key}_{source.file_name}"
+        key = cache_key(source.url, source.digest)
         folder.mkdir(parents=True, exist_ok=True)
+        entry = {"last_accessed": ENTRY_TIME, "created": ENTRY_TIME}
         if source.commit:
             key = f"git_{key}"
             tree = folder / key
             git.check_out(path, source.commit, tree)
-            entry |= {"source_type": "git", "cache_path": key, "git_commit": source.commit}
+            entry["source_type"] = "git"
+            entry["cache_path"] = key
+            entry["git_commit"] = source.commit
         else:
+            tree = path.parent
+            name = f"{key}_{source.file_name}"
             (folder / name).symlink_to(path.resolve())
-            entry |= {"source_type": "url", "cache_path": name}
+            entry["source_type"] = "url"
+            entry["cache_path"] = name
             if name.endswith(ARCHIVES) and not packed:
                 tree = folder / f"{key}_extracted"
                 unpack(path, tree, only)
                 entry["extracted_path"] = tree.name
-        write_text(folder / ".metadata" / f"{key}.json", json.dumps(entry | {"url": source.url}))
+        entry["url"] = source.url
+        write_text(folder / ".metadata" / f"{key}.json", json.dumps(entry))
         return tree
 
 
-def _partial(path: Path) -> Path:
+def _partial_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
 def cache_key(url: str, digest: str) -> str:
-    """Make rattler-build's name for a source: SipHash-1-3 of url and digest, each ended by 0xff."""
+    """Return rattler-build's name for a source.
+
+    It is the SipHash-1-3 of its URL and digest, each followed by 0xff.
+    """
     parts = b"".join(text.encode() + b"\xff" for text in (url, digest))
-    # its own intdigest() is signed
-    return f"{int.from_bytes(siphash24.siphash13(parts, key=bytes(16)).digest(), 'little'):x}"
+    hashed = siphash24.siphash13(parts, key=bytes(16)).digest()
+    number = int.from_bytes(hashed, "little")  # its own intdigest() is signed
+    return f"{number:x}"

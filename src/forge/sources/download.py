@@ -29,23 +29,34 @@ from forge.errors import Failed, ForgeError, NotAttempted
 CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
 # unearth 0.19 is built on httpx2, 0.18 on httpx
 HTTPX = importlib.import_module(PyPIClient.__base__.__module__)
-# what is no page of an index
-UNREADABLE = (HTTPX.HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+# What a page raises that is not one of an index.
+UNREADABLE = (
+    HTTPX.HTTPError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
+TRUE = ("1", "t", "true", "y", "yes", "on")  # for pip
 
 
-class Paced(HTTPX.SyncByteStream):  # type: ignore[name-defined]
-    """The body of an answer, as long as it comes fast enough."""
+class PacedBody(HTTPX.SyncByteStream):  # type: ignore[name-defined]
+    """The body of a response. Reading it raises ReadTimeout if the server is too slow."""
 
     def __init__(self, response: Any) -> None:
-        self.stream, self.pace = response.stream, network.Pace(str(response.url))
+        """Take the place of a response's body."""
+        self.stream = response.stream
+        self.pace = network.Pace(str(response.url))
         response.stream = self
 
     def __iter__(self) -> Iterator[bytes]:
         for data in self.stream:
             self.pace.bytes += len(data)
             yield data
-            if why := self.pace.behind():
-                raise HTTPX.ReadTimeout(why)
+            delay = self.pace.check()
+            if delay:
+                raise HTTPX.ReadTimeout(delay)
 
     def close(self) -> None:
         """Close the body."""
@@ -53,32 +64,53 @@ class Paced(HTTPX.SyncByteStream):  # type: ignore[name-defined]
 
 
 class Client(CLIENT):
-    """Gives a server `network.patience()` seconds to answer; one that takes more is asked once."""
+    """A client that gives a server `network.patience()` seconds to answer.
+
+    Attributes:
+        slow_hosts: Servers that took longer. They are not asked again.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(timeout=network.patience(), **settings)
-        self.slow: set[str] = set()
+        self.slow_hosts = set[str]()
 
     def send(self, request: Any, *, stream: bool = False, **settings: Any) -> Any:
-        """Get an answer; its body too unless `stream`. Raises ReadTimeout that names the server."""
+        """Send a request and return the response.
+
+        Args:
+            request: The request.
+            stream: Leave the body unread.
+            settings: Those of httpx.
+
+        Raises:
+            ReadTimeout: The server took too long. The message names it.
+        """
         host = request.url.netloc.decode().rpartition("@")[2]
+        seconds = network.patience()
         try:
-            if host not in self.slow:  # httpx counts from byte to byte alone, so a thread waits
-                send = ThreadPoolExecutor(1).submit(super().send, request, stream=True, **settings)
-                response = send.result(network.patience())
-                if not stream:  # a page of an index; httpx reads it without an end
-                    body, excess = bytearray(), f"{host} sent more than {limits.PAGE} bytes"
-                    for data in response.iter_bytes():
-                        body += data
-                        if len(body) > limits.PAGE:
-                            response.close()
-                            raise HTTPX.DecodingError(excess)
-                    response._content = bytes(body)
+            if host not in self.slow_hosts:
+                # httpx only limits the time from byte to byte, so a thread waits for the response.
+                thread = ThreadPoolExecutor(1)
+                future = thread.submit(super().send, request, stream=True, **settings)
+                response = future.result(seconds)
+                if not stream:
+                    self._read_page(response, host)
                 return response
         except (TimeoutError, HTTPX.TimeoutException):
-            self.slow.add(host)
-        says = f"{host} took more than {network.patience()} s (FORGE_TIMEOUT)"
-        raise HTTPX.ReadTimeout(says) from None
+            self.slow_hosts.add(host)
+        message = f"{host} took more than {seconds} s (FORGE_TIMEOUT)"
+        raise HTTPX.ReadTimeout(message) from None
+
+    @staticmethod
+    def _read_page(response: Any, host: str) -> None:
+        """Read the body of a response, a page of an index. httpx would read it without an end."""
+        body = bytearray()
+        for data in response.iter_bytes():
+            body += data
+            if len(body) > limits.PAGE:
+                response.close()
+                raise HTTPX.DecodingError(f"{host} sent more than {limits.PAGE} bytes")
+        response._content = bytes(body)
 
 
 @functools.cache
@@ -90,45 +122,52 @@ def pip_settings() -> dict[str, str]:
         raise ForgeError(f"pip cannot read its configuration: {done.stderr.strip()}")
     sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for section, key, value in re.findall(r"^(.+?)\.([\w-]+)=(.*)$", done.stdout, re.M):
-        sections.get(section, {})[key] = ast.literal_eval(value)
+        if section in sections:
+            sections[section][key] = ast.literal_eval(value)
     return sections["global"] | sections["install"] | sections[":env:"]
 
 
 class Downloader:
-    """Finds and downloads files with the indexes, credentials, proxy and certificates of pip."""
+    """Finds and downloads files with the indexes, credentials, proxy and certificates of pip.
+
+    Attributes:
+        client: The HTTP client.
+    """
 
     def __init__(self) -> None:
-        pip = pip_settings()
-        words = {key: value.split() for key, value in pip.items()}
-        index, extra = words.get("index-url", []), words.get("extra-index-url", [])
-        bundle = pip.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE")
-        try:
-            verify = ssl.create_default_context(cafile=bundle) if bundle else True
-        except OSError as error:
-            raise ForgeError(f"cannot read pip's certificates {bundle}: {error}") from None
+        settings = pip_settings()
+        words = {key: value.split() for key, value in settings.items()}
+        index_urls = words.get("index-url", [])
+        extra_urls = words.get("extra-index-url", [])
         self.client = Client(
             trusted_hosts=words.get("trusted-host", []),
-            verify=verify,
-            cert=pip.get("client-cert"),
-            proxy=pip.get("proxy"),
-            auth=MultiDomainBasicAuth(prompting=False, index_urls=[*index, *extra]),
+            verify=_load_certificates(settings),
+            cert=settings.get("client-cert"),
+            proxy=settings.get("proxy"),
+            auth=MultiDomainBasicAuth(prompting=False, index_urls=[*index_urls, *extra_urls]),
             follow_redirects=True,
-            event_hooks={"response": [Paced]},
+            event_hooks={"response": [PacedBody]},
         )
         # without an index, unearth takes PyPI
-        self._finder = PackageFinder(self.client, index_urls=index, ignore_compatibility=True)
-        for url in extra:
+        self._finder = PackageFinder(
+            self.client,
+            index_urls=index_urls,
+            ignore_compatibility=True,
+        )
+        for url in extra_urls:
             self._finder.add_index_url(url)
-        if pip.get("no-index", "").lower() in ("1", "t", "true", "y", "yes", "on"):
+        if settings.get("no-index", "").lower() in TRUE:
             self._finder.sources.clear()
-        for folder in map(os.path.expanduser, words.get("find-links", [])):
-            if "://" in folder or Path(folder).exists():  # as pip, which only warns
+        for place in words.get("find-links", []):
+            folder = os.path.expanduser(place)  # noqa: PTH111 (it may be a URL)
+            # pip only warns of a folder that does not exist
+            if "://" in folder or Path(folder).exists():
                 self._finder.add_find_links(folder)
         self._indexes = list(self._finder.sources)
 
     def files_of(self, project: str) -> list[Package]:
         """List a project's files, yanked or not. Raises NotAttempted with each index's reason."""
-        found: list[Package] = []
+        files: list[Package] = []
         reasons: list[str] = []
 
         def collect(record: logging.LogRecord) -> bool:
@@ -137,18 +176,26 @@ class Downloader:
 
         # unearth only logs why it passes over an index
         logging.getLogger("unearth.collector").filters[:] = [collect]
-        for index in self._indexes:  # one that is down hides nothing that another has
+        for index in self._indexes:  # one by one, so that one that is down hides no other's files
             self._finder.sources = [index]
             try:
-                found += self._finder.find_all_packages(project, allow_yanked=True)
+                files += self._finder.find_all_packages(project, allow_yanked=True)
             except UNREADABLE as error:
                 reasons.append(f"{Link(index['url']).redacted}: {error!r:.300}")
-        if not found:
+        if not files:
             raise NotAttempted(f"pip's index offers no {project} ({'; '.join(reasons)})")
-        return found
+        return files
 
     def locate(self, url: str, purl: PackageURL | None) -> Link:
-        """Find the link to a file: its URL or, with a package URL, pip's. Raises NotAttempted."""
+        """Return the link to a file.
+
+        Args:
+            url: The file's URL. Only its last part counts if there is a package URL.
+            purl: The package URL of a file of PyPI, which pip's index is asked for.
+
+        Raises:
+            NotAttempted: The index does not have the file.
+        """
         if not purl:
             return Link(url)
         for file in self.files_of(purl.name):
@@ -157,29 +204,73 @@ class Downloader:
         raise NotAttempted("pip's index does not offer it")
 
     def download(self, link: Link, partial: Path, progress: Callable[..., None]) -> None:
-        """Download a file from where `partial` ends. Raises NotAttempted, or Failed at a write."""
-        have = partial.stat().st_size if partial.exists() else 0
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+        """Download a file, or the rest of it.
+
+        Args:
+            link: The file.
+            partial: Where it is written. What is there already is not downloaded again.
+            progress: As Progress of sources.cache.
+
+        Raises:
+            NotAttempted: The server does not send the file.
+            Failed: The file cannot be written.
+        """
+        size = partial.stat().st_size if partial.exists() else 0
+        headers = {"Accept-Encoding": "identity"}
+        if size:
+            headers["Range"] = f"bytes={size}-"
+        url = link.url_without_fragment
         try:
-            with self.client.stream("GET", link.url_without_fragment, headers=headers) as response:
+            with self.client.stream("GET", url, headers=headers) as response:
                 if response.status_code == 416:  # nothing is missing
                     return
                 if response.status_code >= 400:
                     raise NotAttempted(f"HTTP {response.status_code}")
-                resumed = response.status_code == 206
-                have = have if resumed else 0
-                length = response.headers.get("content-length")
-                total = have + int(length) if length else None
-                with partial.open("ab" if resumed else "wb") as out:
-                    # as sent: no buffer whose content a broken connection would lose
-                    for chunk in response.iter_raw():
-                        have += out.write(chunk)
-                        if have > limits.SOURCE:
-                            excess = f"sent more than {limits.SOURCE} bytes, which no source has"
-                            raise NotAttempted(f"{link.redacted} {excess}")
-                        progress(link.filename, have, total)
+                _write_body(response, link, partial, size, progress)
         except HTTPX.HTTPError as error:
             raise NotAttempted(str(error) or repr(error)) from None
-        except OSError as error:  # a full disk stays full with what is there
+        except OSError as error:
+            # A full disk would stay full with the file.
             partial.unlink(missing_ok=True)
             raise Failed(f"cannot write {partial}: {error.strerror}. Make room") from None
+
+
+def _load_certificates(settings: dict[str, str]) -> ssl.SSLContext | bool:
+    """Return pip's certificates as httpx takes them; True if it has none of its own."""
+    bundle = settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE")
+    if not bundle:
+        return True
+    try:
+        return ssl.create_default_context(cafile=bundle)
+    except OSError as error:
+        raise ForgeError(f"cannot read pip's certificates {bundle}: {error}") from None
+
+
+def _write_body(
+    response: Any,
+    link: Link,
+    partial: Path,
+    start: int,
+    progress: Callable[..., None],
+) -> None:
+    """Write the body of a response to a file.
+
+    Args:
+        response: The response. With status 206 it has the rest of the file.
+        link: The link to the file.
+        partial: Where it is written.
+        start: The bytes that are there already.
+        progress: As Progress of sources.cache.
+    """
+    is_resumed = response.status_code == 206
+    size = start if is_resumed else 0
+    length = response.headers.get("content-length")
+    total = size + int(length) if length else None
+    with partial.open("ab" if is_resumed else "wb") as out:
+        # as it is sent: no buffer, whose content a broken connection would lose
+        for chunk in response.iter_raw():
+            size += out.write(chunk)
+            if size > limits.SOURCE:
+                excess = f"sent more than {limits.SOURCE} bytes, which no source has"
+                raise NotAttempted(f"{link.redacted} {excess}")
+            progress(link.filename, size, total)

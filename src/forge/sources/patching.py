@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Patches on a source: applied by git, which takes no fuzz, and never beyond the source.
+"""Patches on a source: applied by git, without fuzz, and never outside the source.
 
 rattler-build's own patcher silently takes fuzz 2, and writes wherever a patch says.
 """
@@ -10,77 +10,102 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from forge.conda.package import cache_folder, scratch
+from forge.conda.scratch import cache_folder, scratch
 from forge.files import read_text
 from forge.sources import git
 
 HEADER = re.compile(r"^(?:---|\+\+\+|(?:rename|copy) (?:from|to)|diff --git) (.+)", re.M)
-# `..` and absolute, also after the first part; and what git writes in quotes
+# An absolute path, `..`, or characters that git writes in quotes; also after a path's first part.
 UNSAFE = re.compile(r"(^|[ /])/|(^|[ /])\.\.(?![^/\s])|[\x00-\x1f\"\\]")
-LONGEST = 500  # two paths on the line `diff --git`
-# links and submodules, made or changed
+LONGEST = 500  # characters of a header; the line `diff --git` has two paths
+# Links and submodules that are made or changed.
 LINK = re.compile(r"^(?:(?:new|old|deleted)(?: file)? mode|index \S+) 1[26]0000", re.M)
 
 
 def touched(text: str) -> set[str]:
-    """List the paths a patch reads or writes, without the first part (`a/`, `b/`), as written."""
-    headers = re.findall(r"^--- ([^\t\n]+).*\n\+\+\+ ([^\t\n]+)", text, re.M)
-    moves = re.findall(r"^(?:rename|copy) (?:from|to) (.+)$", text, re.M)
-    sides = {side for pair in headers for side in pair} - {"/dev/null"}
-    return {side.partition("/")[2] for side in sides} | set(moves)
+    """Return the paths that a patch reads or writes, without their first part (`a/`, `b/`)."""
+    paths = set(re.findall(r"^(?:rename|copy) (?:from|to) (.+)$", text, re.M))
+    for old, new in re.findall(r"^--- ([^\t\n]+).*\n\+\+\+ ([^\t\n]+)", text, re.M):
+        for side in (old, new):
+            if side != "/dev/null":
+                paths.add(side.partition("/")[2])
+    return paths
 
 
-def fault(text: str) -> str:
-    """Say why no source may get this patch: any line that a patcher takes for a header counts."""
-    for name in HEADER.findall(text):
-        plain = name.partition("\t")[0].replace("/dev/null", "")
-        if UNSAFE.search(plain) or len(plain) > LONGEST:
-            return f"it names {name!r:.200}, which may lie outside of the source"
-    return "it makes or changes a link" if LINK.search(text) else ""
+def find_fault(text: str) -> str:
+    """Return why a patch must not be applied to any source; empty if it may.
 
-
-def apply(tree: Path, files: list[Path]) -> str:
-    """Apply patches, in order, to a copy of what they touch in `tree`.
-
-    Returns what is wrong with the first that does not apply, or nothing. Raises as read_text does.
+    Every line counts that some patcher takes for a header.
     """
-    with scratch(cache_folder()) as folder:
-        for path in files:
-            text = read_text(path)
-            if wrong := fault(text):
-                return f"{path.name}: {wrong}"
-            for name in touched(text):
-                found, copy = Path(os.path.realpath(tree / name)), Path(folder, name)
-                if not found.is_relative_to(os.path.realpath(tree)):
-                    return f"{path.name}: the source's {name} is a link to {found}"
-                if found.is_file() and not copy.exists():
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(found, copy)
-        for path in files:
-            wrong = _git_apply(Path(folder), path)
-            if wrong:
-                return wrong
+    for name in HEADER.findall(text):
+        path = name.partition("\t")[0].replace("/dev/null", "")
+        if UNSAFE.search(path) or len(path) > LONGEST:
+            return f"it names {name!r:.200}, which may lie outside of the source"
+    if LINK.search(text):
+        return "it makes or changes a link"
     return ""
 
 
-def apply_in_place(tree: Path, files: list[Path]) -> str:
-    """Apply patches, in order, to `tree` itself, if all apply to a copy.
+def apply(tree: Path, files: list[Path]) -> str:
+    """Apply patches, in order, to a copy of what they touch in a source.
 
-    Returns what is wrong with the first that does not apply, or nothing. Raises as read_text does.
+    Args:
+        tree: The source.
+        files: The patches.
+
+    Returns:
+        What is wrong with the first that does not apply; empty if all do.
+
+    Raises:
+        ForgeError: A patch cannot be read as a text.
     """
-    wrong = apply(tree, files)
-    for path in files:
-        wrong = wrong or _git_apply(tree, path)
-    return wrong
+    root = os.path.realpath(tree)
+    with scratch(cache_folder()) as folder:
+        for patch in files:
+            text = read_text(patch)
+            reason = find_fault(text)
+            if reason:
+                return f"{patch.name}: {reason}"
+            for name in touched(text):
+                source = Path(os.path.realpath(tree / name))
+                if not source.is_relative_to(root):
+                    return f"{patch.name}: the source's {name} is a link to {source}"
+                copy = Path(folder, name)
+                if source.is_file() and not copy.exists():
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(source, copy)
+        return _apply_all(Path(folder), files)
 
 
-def _git_apply(folder: Path, path: Path) -> str:
-    """Apply a patch to a folder; returns what is wrong with it, or nothing."""
-    alone = git.environment() | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
-    command = ["git", "-C", str(folder), "apply", "-p1", str(path)]
-    done = subprocess.run(command, text=True, capture_output=True, env=alone)
+def apply_in_place(tree: Path, files: list[Path]) -> str:
+    """Apply patches, in order, to a source itself, if all of them apply to a copy.
+
+    Takes, returns and raises the same as `apply`.
+    """
+    return apply(tree, files) or _apply_all(tree, files)
+
+
+def _apply_all(folder: Path, files: list[Path]) -> str:
+    """Apply patches until one does not apply; return what is wrong with that."""
+    for patch in files:
+        reason = _git_apply(folder, patch)
+        if reason:
+            return reason
+    return ""
+
+
+def _git_apply(folder: Path, patch: Path) -> str:
+    """Apply a patch to a folder; return what is wrong with it, or an empty string."""
+    # the folder may lie in a repository, with whose configuration git would work
+    environment = git.environment() | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    command = ["git", "-C", str(folder), "apply", "-p1", str(patch)]
+    done = subprocess.run(command, text=True, capture_output=True, env=environment)
     if not done.returncode:
         return ""
-    back = subprocess.run([*command, "--reverse", "--check"], capture_output=True, env=alone)
-    why = done.stderr.strip() if back.returncode else "upstream has it: drop this patch"
-    return f"{path.name}: {why:.1000}"
+    reverse = [*command, "--reverse", "--check"]
+    reversed_patch = subprocess.run(reverse, capture_output=True, env=environment)
+    if reversed_patch.returncode:
+        reason = done.stderr.strip()
+    else:
+        reason = "upstream has it: drop this patch"
+    return f"{patch.name}: {reason:.1000}"
