@@ -10,7 +10,7 @@ object for the GPU in checks.target.
 
 import argparse
 import importlib.util
-from itertools import filterfalse
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from checks import elf, offload
@@ -20,88 +20,157 @@ from checks.verdict import CheckFailed, require
 
 # Folders of packages that are only installed to build others.
 BUILD_ONLY = ["opt/aotriton"]
+AOTRITON = "libaotriton_v2.so."
 
 
-def folder(text: str, path: Path, prefix: Path) -> Path:
-    """The folder that an RPATH entry of `path` names. Raises CheckFailed for a forbidden one."""
-    if not text.startswith("$ORIGIN"):
-        raise CheckFailed(f"RPATH {text!r} is a path of the build machine")
-    found = Path(text.replace("$ORIGIN", str(path.parent))).resolve()
-    if not found.is_relative_to(prefix):
-        raise CheckFailed(f"RPATH {text!r} leads out of the environment")
+@dataclass
+class Findings:
+    """What was read of ELF files and of the libraries that they need.
+
+    Attributes:
+        faults: One line for each fault of a checked file.
+        images: The number of device images in the checked files.
+        followed: The files that were read.
+        libraries: Where a library was found, by its name.
+        missing: Files, and the name of a library that their RPATHs do not find.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    images: int = 0
+    followed: set[Path] = field(default_factory=set)
+    libraries: dict[str, Path] = field(default_factory=dict)
+    missing: list[tuple[Path, str]] = field(default_factory=list)
+
+
+def resolve_rpath(entry: str, path: Path, prefix: Path) -> Path:
+    """Return the folder that an RPATH entry names.
+
+    Args:
+        entry: The entry.
+        path: The file that has it.
+        prefix: The environment.
+
+    Raises:
+        CheckFailed: No package may have such an entry.
+    """
+    if not entry.startswith("$ORIGIN"):
+        raise CheckFailed(f"RPATH {entry!r} is a path of the build machine")
+    folder = Path(entry.replace("$ORIGIN", str(path.parent))).resolve()
+    if not folder.is_relative_to(prefix):
+        raise CheckFailed(f"RPATH {entry!r} leads out of the environment")
     for name in BUILD_ONLY:
-        if found.is_relative_to(prefix / name):
-            raise CheckFailed(f"RPATH {text!r} leads into {name}, which is only there in builds")
-    return found
+        if folder.is_relative_to(prefix / name):
+            raise CheckFailed(f"RPATH {entry!r} leads into {name}, which is only there in builds")
+    return folder
 
 
-def searched(rpaths: list[str], path: Path, prefix: Path, strict: bool) -> list[Path]:
-    """The folders that `path`'s RPATH entries name. If `strict`, raises as `folder` does."""
-    found = []
-    for text in rpaths:
+def list_folders(entries: list[str], path: Path, prefix: Path, strict: bool) -> list[Path]:
+    """Return the folders that the RPATH entries of a file name.
+
+    Args:
+        entries: The entries.
+        path: The file that has them.
+        prefix: The environment.
+        strict: Raise CheckFailed for an entry that no package may have; else it is left out.
+    """
+    folders = []
+    for entry in entries:
         try:
-            found.append(folder(text, path, prefix))
+            folders.append(resolve_rpath(entry, path, prefix))
         except CheckFailed:
             if strict:
                 raise
-    return found
+    return folders
 
 
-def check(files: list[Path], prefix: Path, least: int, aotriton: bool) -> list[str]:
-    """What is wrong with `files`, one line each; together they need `least` device images.
+def follow(files: set[Path], prefix: Path) -> Findings:
+    """Read ELF files, and the libraries that they need, directly or through others.
+
+    Args:
+        files: The files to check. Only theirs are the faults and images.
+        prefix: The environment.
+    """
+    findings = Findings()
+    pending = set(files)
+    while pending:
+        path = pending.pop()
+        findings.followed.add(path)
+        is_checked = path in files
+        try:
+            dynamic = elf.dynamic(path)
+            if is_checked:
+                findings.images += offload.count_images(elf.section(path, offload.SECTION))
+            folders = list_folders(dynamic.search_path, path, prefix, strict=is_checked)
+        except CheckFailed as error:
+            findings.faults.append(f"{path}: {error}")
+            continue
+        for name in dynamic.needed:
+            if is_glibc(name):
+                continue
+            libraries = [folder / name for folder in folders if (folder / name).exists()]
+            if not libraries:
+                findings.missing.append((path, name))
+                continue
+            findings.libraries.setdefault(name, libraries[0])
+            library = libraries[0].resolve()
+            if library not in findings.followed:
+                pending.add(library)
+    return findings
+
+
+def check(files: list[Path], prefix: Path, min_images: int, aotriton: bool) -> list[str]:
+    """Return what is wrong with ELF files, one line each.
 
     Their own RPATHs must be right. Libraries of other packages are only followed, and one that
     their RPATHs miss may have been loaded for another file: the loader knows libraries by name.
+
+    Args:
+        files: The files.
+        prefix: The environment.
+        min_images: The least number of device images that they have together.
+        aotriton: One of them must need AOTriton's library.
     """
-    wrong, images = [], 0
-    waiting = {path.resolve() for path in files}
-    ours, seen = frozenset(waiting), set()
-    found: dict[str, Path] = {}
-    missing: list[tuple[Path, str]] = []
-    while waiting:
-        path = waiting.pop()
-        seen.add(path)
-        try:
-            dynamic = elf.dynamic(path)
-            if path in ours:
-                images += offload.count_images(elf.section(path, offload.SECTION))
-            folders = searched(dynamic.search_path, path, prefix, strict=path in ours)
-        except CheckFailed as error:
-            wrong.append(f"{path}: {error}")
-            continue
-        for name in filterfalse(is_glibc, dynamic.needed):
-            hits = [place / name for place in folders if (place / name).exists()]
-            if hits:
-                found.setdefault(name, hits[0])
-                waiting |= {hits[0].resolve()} - seen
-            else:
-                missing.append((path, name))
-    wrong += [
-        f"{path}: needs {name}, which its RPATH does not find"
-        for path, name in missing
-        if path in ours or name not in found
-    ]
-    if images < least and not wrong:
-        wrong.append(f"{images} device images in all, expected at least {least}")
-    libraries = [at for name, at in found.items() if name.startswith("libaotriton_v2.so.")]
-    if aotriton and [at.parent for at in libraries] != [prefix / "lib"]:
-        wrong.append(f"no file needs libaotriton_v2.so.VERSION of {prefix / 'lib'}")
-    if not wrong:
-        print(f"{len(ours)} files, {images} images for {ARCH}, {len(seen)} ELF files followed")
-    return wrong
+    checked = {path.resolve() for path in files}
+    findings = follow(checked, prefix)
+    faults = findings.faults
+    for path, name in findings.missing:
+        if path in checked or name not in findings.libraries:
+            faults.append(f"{path}: needs {name}, which its RPATH does not find")
+    images = findings.images
+    if images < min_images and not faults:
+        faults.append(f"{images} device images in all, expected at least {min_images}")
+    folders = []
+    for name, library in findings.libraries.items():
+        if name.startswith(AOTRITON):
+            folders.append(library.parent)
+    if aotriton and folders != [prefix / "lib"]:
+        faults.append(f"no file needs {AOTRITON}VERSION of {prefix / 'lib'}")
+    if not faults:
+        followed = len(findings.followed)
+        print(f"{len(checked)} files, {images} images for {ARCH}, {followed} ELF files followed")
+    return faults
 
 
-def files_of(name: str) -> list[Path]:
-    """`name` itself if it has a slash, else the shared libraries of that installed package.
+def list_files(name: str) -> list[Path]:
+    """Return a file by its path, or the shared libraries of an installed package by its name.
 
-    The package is not imported. Raises CheckFailed if it is not installed.
+    The package is not imported.
+
+    Args:
+        name: A path if it has a slash, else the name of a package.
+
+    Raises:
+        CheckFailed: The package is not installed.
     """
     if "/" in name:
         return [Path(name)]
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise CheckFailed(f"{name} is neither a file nor an installed package")
-    return sorted(f for d in spec.submodule_search_locations for f in Path(d).rglob("*.so*"))
+    files = []
+    for folder in spec.submodule_search_locations:
+        files += Path(folder).rglob("*.so*")
+    return sorted(files)
 
 
 def main() -> None:
@@ -111,9 +180,11 @@ def main() -> None:
     parser.add_argument("--least", type=int, default=0, help="minimum number of device images")
     parser.add_argument("--aotriton", action="store_true", help="a file must need libaotriton_v2")
     options = parser.parse_args()
-    files = [file for name in options.files for file in files_of(name)]
-    wrong = check(files, options.prefix.resolve(), options.least, options.aotriton)
-    require(not wrong, "\n".join(wrong))
+    files = []
+    for name in options.files:
+        files += list_files(name)
+    faults = check(files, options.prefix.resolve(), options.least, options.aotriton)
+    require(not faults, "\n".join(faults))
 
 
 if __name__ == "__main__":

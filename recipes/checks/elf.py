@@ -18,7 +18,13 @@ EF_AMDGPU_MACH = 0xFF
 
 
 class Dynamic(NamedTuple):
-    """A file's dynamic section: SONAME, DT_NEEDED, and the entries of DT_RPATH and DT_RUNPATH."""
+    """A file's dynamic section.
+
+    Attributes:
+        soname: SONAME; empty if it has none.
+        needed: The entries of DT_NEEDED.
+        search_path: The entries of DT_RPATH and DT_RUNPATH.
+    """
 
     soname: str
     needed: list[str]
@@ -26,47 +32,58 @@ class Dynamic(NamedTuple):
 
 
 def fault(code: bytes) -> str:
-    """What keeps `code` from being a 64-bit HSA code object for the GPU, or an empty string."""
+    """Return why bytes are no 64-bit HSA code object for the GPU; empty if they are one."""
     try:
         elf = ELFFile(io.BytesIO(code))
     except ELFError as error:
         return f"is not an ELF file ({error})"
-    machine, processor = elf.header["e_machine"], elf.header["e_flags"] & EF_AMDGPU_MACH
+    machine = elf.header["e_machine"]
     if machine not in ("EM_AMDGPU", EM_AMDGPU):
         return f"is for {machine}, not AMDGPU"
     if elf.elfclass != 64 or code[7] != ELFOSABI_AMDGPU_HSA:
         return "is not a 64-bit HSA code object"
+    processor = elf.header["e_flags"] & EF_AMDGPU_MACH
     if processor != PROCESSOR:
         return f"is for processor {processor:#x}, not {ARCH} ({PROCESSOR:#x})"
     return ""
 
 
 def dynamic(path: Path) -> Dynamic:
-    """The dynamic section of an ELF file. Raises CheckFailed for a file that cannot be read."""
-    soname, needed, paths = "", [], []
+    """Read the dynamic section of an ELF file. Raises CheckFailed if it cannot be read."""
+    soname = ""
+    needed = []
+    search_path = []
     try:
         with path.open("rb") as stream:
-            found = ELFFile(stream).get_section_by_name(".dynamic")
-            for tag in found.iter_tags() if found else ():
+            dynamic_section = ELFFile(stream).get_section_by_name(".dynamic")
+            tags = list(dynamic_section.iter_tags()) if dynamic_section else []
+            for tag in tags:
                 match tag.entry.d_tag:
                     case "DT_SONAME":
                         soname = tag.soname
                     case "DT_NEEDED":
                         needed.append(tag.needed)
                     case "DT_RPATH":
-                        paths += tag.rpath.split(":")
+                        search_path += tag.rpath.split(":")
                     case "DT_RUNPATH":
-                        paths += tag.runpath.split(":")
+                        search_path += tag.runpath.split(":")
     except (ELFError, OSError) as error:
         raise CheckFailed(f"{path.name} is not a readable ELF file: {error}") from None
-    return Dynamic(soname, needed, paths)
+    return Dynamic(soname, needed, search_path)
 
 
 def section(path: Path, name: str) -> bytes:
-    """One section of an ELF file; empty if it has none of that name. Raises like `dynamic`."""
+    """Read a section of an ELF file.
+
+    Returns:
+        Its bytes; none if the file has no such section.
+
+    Raises:
+        CheckFailed: The file cannot be read.
+    """
     try:
         with path.open("rb") as stream:
-            found = ELFFile(stream).get_section_by_name(name)
-            return found.data() if found else b""
+            named = ELFFile(stream).get_section_by_name(name)
+            return named.data() if named else b""
     except (ELFError, OSError) as error:
         raise CheckFailed(f"{path.name} is not a readable ELF file: {error}") from None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The cost of packaged kernels against a committed list: a kernel may not become more expensive.
+"""Compare the cost of packaged kernels with a committed list: no kernel may cost more.
 
 A row of the list is a kernel, the problem that it is compiled for, its configuration (tile, warps,
 stages), and its cost: registers, spills, scratch, LDS, waves per SIMD, matrix instructions. The
-costs come from the package's kernels.json; strix_validate.precompiled.costs says what each is.
+costs are those in the package's kernels.json; strix_validate.precompiled.costs describes each.
 
     python kernel_costs.py check LIST PACKAGE
     python kernel_costs.py write LIST PACKAGE
@@ -23,14 +23,30 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-# Constants that choose a tile, and not what is computed.
+# Names of constants that choose a tile, and not what is computed.
 _TILE = re.compile(
     r"BLOCK_(SIZE_)?[A-Z]\d?|BLOCK(_SIZE|_ROW|_Q)?|BLK_SLICE_FACTOR|TILE(_SIZE)?(_[A-Z]+)?|"
     r"GROUP_SIZE_M|SPLIT_K|PRE_LOAD_V|NUM_SEGMENTS_PER_SEQ|B[A-Z]"
 )
-_MORE_IS_WORSE = ("scratch", "vgpr_spills", "sgpr_spills", "vgprs", "sgprs", "lds")
+_MORE_IS_WORSE = (
+    "scratch",
+    "vgpr_spills",
+    "sgpr_spills",
+    "vgprs",
+    "sgprs",
+    "lds",
+)
 _LESS_IS_WORSE = ("waves", "wmma")
-COSTS = ("vgprs", "sgprs", "vgpr_spills", "sgpr_spills", "scratch", "lds", "waves", "wmma")
+COSTS = (
+    "vgprs",
+    "sgprs",
+    "vgpr_spills",
+    "sgpr_spills",
+    "scratch",
+    "lds",
+    "waves",
+    "wmma",
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -59,27 +75,32 @@ def read_package(package: str) -> list[Kernel]:
     file = Path(package)
     if file.suffix != ".json":
         file = Path(sys.base_prefix, "share/triton-kernels", package, "kernels.json")
-    listed = json.loads(file.read_text())["kernels"].values()
-    return sorted({_describe(entry) for entry in listed})
+    entries = json.loads(file.read_text())["kernels"].values()
+    return sorted({_describe(entry) for entry in entries})
 
 
 def _describe(entry: dict) -> Kernel:
-    constants = entry["constants"]
-    tile = {name: value for name, value in constants.items() if _TILE.fullmatch(name)}
-    rest = {name: value for name, value in constants.items() if name not in tile}
-    digest = hashlib.sha256(json.dumps([entry["types"], rest], sort_keys=True).encode())
-    # strides of 1 and arguments that are off say nothing to a reader; the digest has them
-    shown = [
-        f"{name}={value}"
-        for name, value in sorted(rest.items())
-        if value not in ("None", "False") and "stride" not in name.lower()
-    ]
-    chosen = sorted((tile | entry["options"]).items())
+    """Return the kernel of an entry of kernels.json."""
+    tile = {}
+    constants = {}
+    for name, value in entry["constants"].items():
+        if _TILE.fullmatch(name):
+            tile[name] = value
+        else:
+            constants[name] = value
+    inputs = json.dumps([entry["types"], constants], sort_keys=True)
+    digest = hashlib.sha256(inputs.encode()).hexdigest()[:8]
+    # Strides of 1 and arguments that are off tell a reader nothing. They are in the digest.
+    words = []
+    for name, value in sorted(constants.items()):
+        if value not in ("None", "False") and "stride" not in name.lower():
+            words.append(f"{name}={value}")
+    options = sorted((tile | entry["options"]).items())
     return Kernel(
-        entry["name"],
-        " ".join([*shown, digest.hexdigest()[:8]]),
-        " ".join(f"{name}={value}" for name, value in chosen),
-        tuple(entry["cost"][name] for name in COSTS),
+        name=entry["name"],
+        problem=" ".join([*words, digest]),
+        configuration=" ".join(f"{name}={value}" for name, value in options),
+        costs=tuple(entry["cost"][name] for name in COSTS),
     )
 
 
@@ -112,19 +133,22 @@ def find_growth(old: Iterable[Kernel], new: Iterable[Kernel]) -> list[str]:
     A kernel whose configuration changed is compared with the worst old configuration of its
     problem. Problems that `old` lacks are not compared.
     """
-    before, after = _by_problem(old), _by_problem(new)
+    new_kernels = _by_problem(new)
     lines = []
-    for (name, problem), known in before.items():
-        present = after.get((name, problem), [])
-        if not present:
+    for (name, problem), old_kernels in _by_problem(old).items():
+        if (name, problem) not in new_kernels:
             lines.append(f"{name}: no kernel for {problem}")
-        for kernel in present:
-            same = [k for k in known if k.configuration == kernel.configuration]
-            growth = _compare(same or known, kernel)
-            if growth:
-                tiles = ", ".join(sorted({k.configuration for k in same or known}))
-                change = "" if same else f" (listed: {tiles})"
-                lines.append(f"{name} {kernel.configuration}{change}: {growth}; for {problem}")
+            continue
+        for kernel in new_kernels[name, problem]:
+            configuration = kernel.configuration
+            same = [other for other in old_kernels if other.configuration == configuration]
+            growth = _describe_growth(same or old_kernels, kernel)
+            if not growth:
+                continue
+            if not same:
+                listed = sorted({other.configuration for other in old_kernels})
+                configuration += f" (listed: {', '.join(listed)})"
+            lines.append(f"{name} {configuration}: {growth}; for {problem}")
     return lines
 
 
@@ -135,15 +159,15 @@ def _by_problem(kernels: Iterable[Kernel]) -> dict[tuple[str, str], list[Kernel]
     return groups
 
 
-def _compare(known: list[Kernel], kernel: Kernel) -> str:
-    """Say which costs of a kernel are worse than the worst of the known ones."""
+def _describe_growth(old_kernels: list[Kernel], kernel: Kernel) -> str:
+    """Name the costs of a kernel that are worse than the worst of others; empty if none is."""
     changes = []
     for name in _MORE_IS_WORSE:
-        limit = max(k.cost(name) for k in known)
+        limit = max(old.cost(name) for old in old_kernels)
         if kernel.cost(name) > limit:
             changes.append(f"{name} {limit} -> {kernel.cost(name)}")
     for name in _LESS_IS_WORSE:
-        limit = min(k.cost(name) for k in known)
+        limit = min(old.cost(name) for old in old_kernels)
         if kernel.cost(name) < limit:
             changes.append(f"{name} {limit} -> {kernel.cost(name)}")
     return ", ".join(changes)
@@ -151,8 +175,8 @@ def _compare(known: list[Kernel], kernel: Kernel) -> str:
 
 def count_unlisted(listed: Iterable[Kernel], kernels: Iterable[Kernel]) -> int:
     """Count the kernels whose problem no row of the list has."""
-    known = _by_problem(listed)
-    return sum((kernel.name, kernel.problem) not in known for kernel in kernels)
+    problems = _by_problem(listed)
+    return sum((kernel.name, kernel.problem) not in problems for kernel in kernels)
 
 
 def main(action: str, first: str, second: str) -> int:

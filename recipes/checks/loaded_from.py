@@ -20,25 +20,32 @@ GLIBC = re.compile(
 
 
 def is_glibc(name: str) -> bool:
-    """Whether a shared library's file name is one of glibc's."""
+    """Return whether a shared library's file name is one of glibc's."""
     return GLIBC.fullmatch(name) is not None
 
 
 def libraries(maps: str) -> list[Path]:
-    """The shared libraries in the text of a /proc/PID/maps."""
-    files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line}
+    """Return the shared libraries in the text of a /proc/PID/maps."""
+    files = set()
+    for line in maps.splitlines():
+        if "/" in line:
+            files.add(line.split(maxsplit=5)[5])
     return [Path(file) for file in sorted(files) if re.search(r"\.so(\.|$)", file)]
 
 
 def loaded() -> list[Path]:
-    """The shared libraries that this process has loaded."""
+    """Return the shared libraries that this process has loaded."""
     return libraries(Path("/proc/self/maps").read_text())
 
 
 def foreign(files: list[Path], prefix: Path) -> list[Path]:
-    """Those of `files` that are neither below `prefix` nor glibc's."""
-    home = prefix.resolve()
-    return [f for f in files if not (f.resolve().is_relative_to(home) or is_glibc(f.name))]
+    """Return the libraries that are neither below a prefix nor glibc's."""
+    root = prefix.resolve()
+    outside = []
+    for file in files:
+        if not file.resolve().is_relative_to(root) and not is_glibc(file.name):
+            outside.append(file)
+    return outside
 
 
 def main(modules: list[str]) -> None:

@@ -15,76 +15,92 @@ from checks.target import ARCH
 from checks.verdict import CheckFailed
 
 SECTION = ".hip_fatbin"
-MAGIC, COMPRESSED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
+MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
+COMPRESSED = b"CCOB"
+COUNT_SIZE = 8
+ENTRY_SIZE = 24
+# The header of a compressed bundle, by its version: the format of the sizes behind version and
+# method, and the size of the header.
+HEADERS = {2: ("<II", 24), 3: ("<QQ", 32)}
+ZSTANDARD = 1
 
 
 def count_images(data: bytes) -> int:
-    """The number of device images in a .hip_fatbin section.
+    """Count the device images in a .hip_fatbin section.
 
-    Raises CheckFailed for damaged bundles and for an image for another GPU.
+    Raises:
+        CheckFailed: A bundle is damaged, or an image is for another GPU.
     """
     count = 0
     for bundle in bundles(data):
         for target, offset, size in entries(bundle):
             if target.startswith("host"):
                 continue
-            if target.split(":")[0].rsplit("-", 1)[1] != ARCH:
+            arch = target.split(":")[0].rsplit("-", 1)[1]
+            if arch != ARCH:
                 raise CheckFailed(f"a device image for {target}, expected {ARCH} only")
-            if fault := elf.fault(bundle[offset : offset + size]):
+            fault = elf.fault(bundle[offset : offset + size])
+            if fault:
                 raise CheckFailed(f"the device image for {target} ({size} bytes) {fault}")
             count += 1
     return count
 
 
 def bundles(data: bytes) -> Iterator[bytes]:
-    """The bundles of a .hip_fatbin section, uncompressed.
+    """Yield the bundles of a .hip_fatbin section, uncompressed.
 
-    Bundles follow each other; raises CheckFailed for anything but zeros between them.
+    Raises:
+        CheckFailed: There is anything but zeros between bundles.
     """
-    at = 0
+    position = 0
     while True:
-        while at < len(data) and data[at] == 0:
-            at += 1
-        if at == len(data):
+        while position < len(data) and data[position] == 0:
+            position += 1
+        if position == len(data):
             return
-        if data.startswith(MAGIC, at):
-            size = _bundle_size(data[at:])
-            yield data[at : at + size]
-        elif data.startswith(COMPRESSED, at):
-            size, bundle = _decompress(data[at:])
+        if data.startswith(MAGIC, position):
+            size = _bundle_size(data[position:])
+            yield data[position : position + size]
+        elif data.startswith(COMPRESSED, position):
+            size, bundle = _decompress(data[position:])
             yield bundle
         else:
-            found = data[at : at + 8]
-            raise CheckFailed(f"no offload bundle at byte {at} of {SECTION}: {found!r}")
-        at += size
+            start = data[position : position + 8]
+            raise CheckFailed(f"no offload bundle at byte {position} of {SECTION}: {start!r}")
+        position += size
 
 
 def entries(bundle: bytes) -> Iterator[tuple[str, int, int]]:
-    """(target ID, offset, size) of each entry of an uncompressed bundle."""
+    """Yield target ID, offset and size of each entry of an uncompressed bundle."""
     if not bundle.startswith(MAGIC):
         raise CheckFailed("a compressed bundle does not contain a bundle")
-    (count,) = struct.unpack_from("<Q", bundle, len(MAGIC))
-    at = len(MAGIC) + 8
+    position = len(MAGIC)
+    (count,) = struct.unpack_from("<Q", bundle, position)
+    position += COUNT_SIZE
     for _ in range(count):
-        offset, size, length = struct.unpack_from("<QQQ", bundle, at)
-        yield bundle[at + 24 : at + 24 + length].decode(), offset, size
-        at += 24 + length
+        offset, size, length = struct.unpack_from("<QQQ", bundle, position)
+        position += ENTRY_SIZE
+        target = bundle[position : position + length].decode()
+        position += length
+        yield target, offset, size
 
 
 def _bundle_size(data: bytes) -> int:
-    return max((offset + size for _, offset, size in entries(data)), default=len(MAGIC) + 8)
+    ends = [offset + size for _, offset, size in entries(data)]
+    return max(ends, default=len(MAGIC) + COUNT_SIZE)
 
 
 def _decompress(data: bytes) -> tuple[int, bytes]:
-    """The size of a compressed bundle, header included, and its content."""
+    """Return the size of a compressed bundle with its header, and its content."""
     version, method = struct.unpack_from("<HH", data, 4)
-    if version not in (2, 3):
+    if version not in HEADERS:
         raise CheckFailed(f"a compressed bundle of version {version}; this check reads 2 and 3")
-    size, unpacked = struct.unpack_from("<II" if version == 2 else "<QQ", data, 8)
-    body = data[24 if version == 2 else 32 : size]
+    sizes, header_size = HEADERS[version]
+    size, unpacked_size = struct.unpack_from(sizes, data, 8)
+    body = data[header_size:size]
     try:
-        if method == 1:
-            return size, zstandard.decompress(body, max_output_size=unpacked)
+        if method == ZSTANDARD:
+            return size, zstandard.decompress(body, max_output_size=unpacked_size)
         return size, zlib.decompress(body)
     except (zlib.error, zstandard.ZstdError) as error:
         raise CheckFailed(f"a compressed bundle does not decompress: {error}") from None

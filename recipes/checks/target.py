@@ -6,10 +6,15 @@ import os
 from checks.verdict import require
 
 # LLVM, "User Guide for AMDGPU Backend", section "AMDGPU Embedding e_flags"
-PROCESSORS = {"gfx1150": 0x43, "gfx1151": 0x4A, "gfx1152": 0x55, "gfx1153": 0x58}
-# packages that are for no GPU are tested with the last
+PROCESSORS = {
+    "gfx1150": 0x43,
+    "gfx1151": 0x4A,
+    "gfx1152": 0x55,
+    "gfx1153": 0x58,
+}
+# The default is for tests of packages that are for no GPU.
 ARCH = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name)
 require(ARCH in PROCESSORS, f"gpu_arch is {ARCH}; the checks know {', '.join(PROCESSORS)}")
 PROCESSOR = PROCESSORS[ARCH]
-# as KFD has it: major * 10000 + minor * 100 + stepping
-KFD_VERSION = int(ARCH[3:-2]) * 10000 + int(ARCH[-2]) * 100 + int(ARCH[-1])
+_MAJOR, _MINOR, _STEPPING = int(ARCH[3:-2]), int(ARCH[-2]), int(ARCH[-1])
+KFD_VERSION = _MAJOR * 10000 + _MINOR * 100 + _STEPPING  # gfx_target_version
