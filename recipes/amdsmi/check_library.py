@@ -5,23 +5,25 @@ import sys
 from pathlib import Path
 
 from amdsmi import AmdSmiException, amdsmi_get_processor_handles, amdsmi_init, amdsmi_shut_down
-from checks.gpu import why_skipped
+from checks.gpu import find_skip_reason
 from checks.loaded_from import foreign, loaded
 from checks.verdict import require
 
-found = [file for file in loaded() if "libamd_smi" in file.name]
-print("loaded:", *found)
-require(found, "libamd_smi is not loaded")
-outside = foreign(found, Path(sys.prefix))
+libraries = [file for file in loaded() if "libamd_smi" in file.name]
+print("loaded:", *libraries)
+require(libraries, "libamd_smi is not loaded")
+outside = foreign(libraries, Path(sys.prefix))
 require(not outside, f"libamd_smi is not from this environment: {outside}")
 
-if reason := why_skipped():
+reason = find_skip_reason()
+if reason:
     print(f"SKIPPED: GPU query, because {reason}; nothing ran on gfx1151")
 else:
     try:
         amdsmi_init()
         # An APU may be missing from the list; vLLM's patch 0001 is for that case.
-        print(f"AMD SMI lists {len(amdsmi_get_processor_handles())} GPUs")
+        gpus = amdsmi_get_processor_handles()
+        print(f"AMD SMI lists {len(gpus)} GPUs")
         amdsmi_shut_down()
     except AmdSmiException as error:
         sys.exit(f"AMD SMI does not initialise: {error}")
