@@ -24,11 +24,21 @@ from checks.target import ARCH
 from checks.verdict import CheckFailed, require
 
 LDS_BYTES = 65536
-FORWARD, BACKWARD = "attn_fwd", ("bwd_kernel_dk_dv", "bwd_kernel_dq", "bwd_preprocess")
+HEADER_SIZE = 16
+ENTRY = struct.Struct("<5I")
+FORWARD = "attn_fwd"
+BACKWARD = ("bwd_kernel_dk_dv", "bwd_kernel_dq", "bwd_preprocess")
 
 
 class Kernel(NamedTuple):
-    """One code object of an image."""
+    """One code object of an image.
+
+    Attributes:
+        name: The name in the directory.
+        lds: The bytes of LDS that it needs.
+        threads: The number of threads per workgroup.
+        code: The code object.
+    """
 
     name: str
     lds: int
@@ -37,28 +47,29 @@ class Kernel(NamedTuple):
 
 
 def kernels(image: bytes) -> Iterator[Kernel]:
-    """The code objects of an AKS2 image. Raises CheckFailed for anything else."""
-    require(len(image) >= 16 and image[:4] == b"AKS2", "not an AKS2 image")
-    size, count, directory = struct.unpack("<3I", image[4:16])
+    """Yield the code objects of an AKS2 image. Raises CheckFailed for anything else."""
+    require(len(image) >= HEADER_SIZE and image[:4] == b"AKS2", "not an AKS2 image")
+    size, count, directory = struct.unpack("<3I", image[4:HEADER_SIZE])
     try:
-        data = lzma.decompress(image[16:])
+        data = lzma.decompress(image[HEADER_SIZE:])
     except lzma.LZMAError as error:
         raise CheckFailed(f"damaged ({error})") from None
     sizes = f"{len(data)} bytes uncompressed, {directory} of them directory; header: {size} bytes"
     require(len(data) == size and directory <= size, sizes)
     position = 0
     for _ in range(count):
-        require(position + 20 <= directory, "the directory is too short")
-        lds, threads, offset, length, name = struct.unpack_from("<5I", data, position)
-        text = data[position + 20 : position + 20 + name - 1].decode()
-        position += 20 + name
+        require(position + ENTRY.size <= directory, "the directory is too short")
+        lds, threads, offset, length, name_size = ENTRY.unpack_from(data, position)
+        position += ENTRY.size
+        name = data[position : position + name_size - 1].decode()  # a zero follows
+        position += name_size
         start = directory + offset
-        require(start + length <= size, f"{text} lies outside the image")
-        yield Kernel(text, lds, threads, data[start : start + length])
+        require(start + length <= size, f"{name} lies outside the image")
+        yield Kernel(name, lds, threads, data[start : start + length])
 
 
 def fault(kernel: Kernel) -> str:
-    """What is wrong with one code object, or an empty string."""
+    """Return what is wrong with a code object; empty if nothing is."""
     if not kernel.code:
         return "is empty: upstream gave up compiling it"
     if kernel.lds > LDS_BYTES:
@@ -66,34 +77,50 @@ def fault(kernel: Kernel) -> str:
     return elf.fault(kernel.code)
 
 
+def list_missing(counts: Counter) -> list[str]:
+    """Return a line for each backward kernel that a dtype with a forward kernel lacks."""
+    lines = []
+    for dtype in sorted(dtype for family, dtype in counts if family == FORWARD):
+        for family in BACKWARD:
+            if not counts[family, dtype]:
+                lines.append(f"no {family} kernel for {dtype}")
+    return lines
+
+
 def check(folder: Path, expected: int | None) -> Counter:
-    """The number of kernels by (family, dtype). Raises CheckFailed with every fault."""
-    faults, found = [], Counter()
+    """Count the kernels in images by (family, dtype).
+
+    Args:
+        folder: The folder aotriton.images.
+        expected: The number of all kernels, if it is known.
+
+    Raises:
+        CheckFailed: An image or a kernel is wrong or missing. The message has every fault.
+    """
+    faults = []
+    counts = Counter()
     for path in sorted(folder.rglob("*.aks2")):
-        dtype = re.search(r"\uff0a(\w+?)@", path.name)
+        match = re.search(r"\uff0a(\w+?)@", path.name)
+        dtype = match[1] if match else ""
+        family = path.parent.name
         try:
             for kernel in kernels(path.read_bytes()):
-                found[path.parent.name, dtype[1] if dtype else ""] += 1
-                if what := fault(kernel):
-                    faults.append(f"{path.name}: {kernel.name} {what}")
+                counts[family, dtype] += 1
+                reason = fault(kernel)
+                if reason:
+                    faults.append(f"{path.name}: {kernel.name} {reason}")
         except CheckFailed as error:
             faults.append(f"{path.name}: {error}")
-    total = sum(found.values())
+    total = sum(counts.values())
     if expected is not None and total != expected:
         faults.append(f"{total} kernels in {folder}, expected {expected}")
-    dtypes = {dtype for family, dtype in found if family == FORWARD}
-    if not dtypes:
+    if not any(family == FORWARD for family, _ in counts):
         faults.append(f"no {FORWARD} kernel in {folder}")
-    faults += [
-        f"no {family} kernel for {dtype}"
-        for dtype in sorted(dtypes)
-        for family in BACKWARD
-        if not found[family, dtype]
-    ]
+    faults += list_missing(counts)
     if not list(folder.glob("*/__signature__")):
         faults.append(f"no __signature__ below {folder}")
     require(not faults, "\n".join([*faults, f"{len(faults)} faults"]))
-    return found
+    return counts
 
 
 def main() -> None:
@@ -101,10 +128,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kernels", type=int, help="expected number of kernels")
     options = parser.parse_args()
-    found = check(options.folder, options.kernels)
-    for (family, dtype), count in sorted(found.items()):
+    counts = check(options.folder, options.kernels)
+    for (family, dtype), count in sorted(counts.items()):
         print(f"{count:6} {family} {dtype}")
-    print(f"{sum(found.values()):6} kernels, all for {ARCH}")
+    print(f"{sum(counts.values()):6} kernels, all for {ARCH}")
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from checks.verdict import require
 
 
 def main() -> None:
-    version, prefix = sys.argv[1], Path(os.environ["PREFIX"])
+    version = sys.argv[1]
+    prefix = Path(os.environ["PREFIX"])
     path = prefix / "lib" / f"libaotriton_v2.so.{version}"
-    dynamic, comment = elf.dynamic(path), elf.section(path, ".comment")
+    dynamic = elf.dynamic(path)
+    comment = elf.section(path, ".comment")
     require(dynamic.soname == path.name, f"SONAME is {dynamic.soname!r}, expected {path.name}")
-    absent = {"libamdhip64.so.7", "liblzma.so.5"} - set(dynamic.needed)
-    require(not absent, f"{sorted(absent)} missing from DT_NEEDED: {dynamic.needed}")
+    missing = {"libamdhip64.so.7", "liblzma.so.5"} - set(dynamic.needed)
+    require(not missing, f"{sorted(missing)} missing from DT_NEEDED: {dynamic.needed}")
     folders = [entry.rstrip("/") for entry in dynamic.search_path]
     require("$ORIGIN/../opt/rocm/lib" in folders, f"the ROCm SDK is not in RPATH: {folders}")
     absolute = [entry for entry in folders if not entry.startswith("$ORIGIN")]

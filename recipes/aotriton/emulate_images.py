@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: executes some of the shipped attention kernels under emulation, against float64.
+"""Package test: execute some of the shipped attention kernels under emulation, against float64.
 
     emulate_images.py FOLDER
 
 FOLDER is aotriton.images. Runs one kernel of each image of head dim 64, fp16, causal or not,
 without padding, dropout and bias: forward, then the backward kernels. Without a disassembler it
-executes nothing and says so.
+executes nothing and prints the reason.
 """
 
 import sys
@@ -15,34 +15,63 @@ import emulated_kernels
 import numpy as np
 from strix_emulate import DisassemblerError, Kernel, find_disassembler, load
 
-ROWS, WIDTH, SCALE = 70, 64, 0.125
+SHAPE = (1, 2, 70, 64)  # batch, heads, rows, head dim
+SCALE = 0.125
 # fp16 attention is off by about 1e-3; a wrong row, scale or mask by 0.1 or more
 BOUND = 5e-3
 CAUSAL_TYPES = {False: "0", True: "3"}
 
 
-def kernel(folder: Path, name: str, fields: str) -> Kernel:
-    """The first code object of one image. Raises SystemExit if there is no such image."""
-    found = sorted(folder.rglob(f"{name}/FONLY__\uff0afp16@16_{WIDTH}_{fields}__*.aks2"))
-    if not found:
-        raise SystemExit(f"no image of {name} for fp16, head dimension {WIDTH}, {fields}")
-    return load(found[0])[0]
+def load_kernel(folder: Path, name: str, fields: str) -> Kernel:
+    """Return the first code object of an image. Raises SystemExit if there is no such image.
+
+    Args:
+        folder: The folder aotriton.images.
+        name: The name of the kernel.
+        fields: The middle of the image's name: the choices of the kernel's source.
+    """
+    head_dim = SHAPE[-1]
+    images = sorted(folder.rglob(f"{name}/FONLY__\uff0afp16@16_{head_dim}_{fields}__*.aks2"))
+    if not images:
+        raise SystemExit(f"no image of {name} for fp16, head dimension {head_dim}, {fields}")
+    return load(images[0])[0]
 
 
-def reference(q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
-    """Output, logsumexp and gradients in float64; the first query sees the first key."""
+def compute_reference(q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
+    """Return output, logsumexp and gradients in float64; the first query sees the first key."""
     q, k, v, grad = (x.astype(np.float64) for x in (q, k, v, grad))
     scores = SCALE * q @ k.swapaxes(-1, -2)
     if causal:
-        scores[..., ~np.tri(ROWS, dtype=bool)] = -np.inf
+        rows = q.shape[-2]
+        scores[..., ~np.tri(rows, dtype=bool)] = -np.inf
     lse = np.log(np.exp(scores).sum(-1))
     p = np.exp(scores - lse[..., None])
     out = p @ v
-    ds = SCALE * p * (grad @ v.swapaxes(-1, -2) - (grad * out).sum(-1, keepdims=True))
+    delta = (grad * out).sum(-1, keepdims=True)
+    ds = SCALE * p * (grad @ v.swapaxes(-1, -2) - delta)
     return {
-        "out": out, "lse": lse, "dq": ds @ k, "dk": ds.swapaxes(-1, -2) @ q,
+        "out": out,
+        "lse": lse,
+        "dq": ds @ k,
+        "dk": ds.swapaxes(-1, -2) @ q,
         "dv": p.swapaxes(-1, -2) @ grad,
-    }  # fmt: skip
+    }
+
+
+def execute(folder: Path, q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
+    """Return output, logsumexp and gradients of the shipped kernels."""
+    kind = CAUSAL_TYPES[causal]
+    # the fields of a name stand in another order forward and backward
+    forward = load_kernel(folder, "attn_fwd", f"F_F_{kind}_0")
+    preprocess = load_kernel(folder, "bwd_preprocess", "F")
+    backward_dk_dv = load_kernel(folder, "bwd_kernel_dk_dv", f"{kind}_F_F_0")
+    backward_dq = load_kernel(folder, "bwd_kernel_dq", f"{kind}_F_F_0")
+    out, lse, _ = emulated_kernels.forward(forward, q, k, v, causal, SCALE)
+    delta, _ = emulated_kernels.preprocess(preprocess, out, grad)
+    inputs = (q, k, v, grad, lse, delta, causal, SCALE)
+    (dk, dv), _ = emulated_kernels.backward(backward_dk_dv, *inputs)
+    (dq,), _ = emulated_kernels.backward(backward_dq, *inputs)
+    return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
 
 def main() -> None:
@@ -53,20 +82,12 @@ def main() -> None:
         print(f"SKIPPED, nothing was executed: {error}")
         return
     random = np.random.default_rng(1)
-    q, k, v, grad = (random.standard_normal((1, 2, ROWS, WIDTH)).astype("f2") for _ in range(4))
+    inputs = [random.standard_normal(SHAPE).astype("f2") for _ in range(4)]
     worst = 0.0
-    for causal, kind in CAUSAL_TYPES.items():
-        # the fields of a name stand in another order forward and backward
-        forward = kernel(folder, "attn_fwd", f"F_F_{kind}_0")
-        out, lse, _ = emulated_kernels.forward(forward, q, k, v, causal, SCALE)
-        delta, _ = emulated_kernels.preprocess(kernel(folder, "bwd_preprocess", "F"), out, grad)
-        got = {"out": out, "lse": lse}
-        for name, gradients in (("bwd_kernel_dk_dv", ("dk", "dv")), ("bwd_kernel_dq", ("dq",))):
-            code = kernel(folder, name, f"{kind}_F_F_0")
-            made, _ = emulated_kernels.backward(code, q, k, v, grad, lse, delta, causal, SCALE)
-            got |= dict(zip(gradients, made, strict=True))
-        for name, right in reference(q, k, v, grad, causal).items():
-            error = float(np.abs(got[name] - right).max())
+    for causal in CAUSAL_TYPES:
+        results = execute(folder, *inputs, causal)
+        for name, expected in compute_reference(*inputs, causal).items():
+            error = float(np.abs(results[name] - expected).max())
             if not error <= BOUND:
                 raise SystemExit(f"{name}, causal {causal}: off by {error:.1e}, bound {BOUND}")
             worst = max(worst, error)

@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs AOTriton's attention kernels (0.12) under emulation: argument layouts and launches.
+"""Run AOTriton's attention kernels (0.12) under emulation: argument layouts and launches.
 
 Triton folds arguments that are constant for a functional, so the same kernel has several layouts.
 The order is that of AOTriton's tritonsrc; the sizes and kinds in a code object's own metadata show
 which optional groups it has.
 """
 
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
 from strix_emulate import Buffer, EmulatorError, Kernel, Launch, launch
 
-#: flash.h: WindowValue::TopLeftAligned
+# flash.h: WindowValue::TopLeftAligned
 TOP_LEFT = -2147483647
-#: Rows per workgroup: the smallest tuned block; surplus workgroups of other kernels do nothing.
+# Rows per workgroup: the smallest tuned block. Surplus workgroups of other kernels do nothing.
 SMALLEST_BLOCK = 16
 _SHAPE = "Num_head_q:i Num_head_k:i {seqlens}cu_q:p cu_k:p {between}Max_q:i Max_k:i ss_q:p ss_k:p"
 _FORWARD_SHAPE = _SHAPE.format(seqlens="Num_seqlens:i ", between="")
 _BACKWARD_SHAPE = _SHAPE.format(seqlens="", between="Num_seqlens:i ")
 _RANDOM = "[dropout_p:f seed:p offset1:p offset2:l"
 _WINDOW = "[Window_left:i Window_right:i]"
-#: Groups in brackets are optional; p, f, i, l: pointer, float32, int32, int64.
+# The arguments of each kernel. Groups in brackets are optional; p, f, i, l stand for pointer,
+# float32, int32, int64.
 LAYOUTS = {
     "attn_fwd": "Q:p K:p V:p Sm_scale:f L:p Out:p qz:l qh:l qm:l kz:l kh:l kn:l vz:l vh:l vk:l "
     f"oz:l oh:l om:l {_FORWARD_SHAPE} [Hdim_qk:i Hdim_vo:i] {_RANDOM} seed_out:p offset_out:p] "
@@ -34,47 +36,105 @@ LAYOUTS = {
     "kh:l kn:l vz:l vh:l vk:l doz:l doh:l dom:l dqz:l dqh:l dqm:l "
     f"{_BACKWARD_SHAPE} Hdim_qk:i Hdim_vo:i {_RANDOM}] {_WINDOW}",
 }
-_KINDS = {("global_buffer", 8): "p", ("by_value", 4): "4", ("by_value", 8): "l"}
+# The letter of an argument by its kind and size in a code object; 4 for four bytes of any type.
+_KINDS = {
+    ("global_buffer", 8): "p",
+    ("by_value", 4): "4",
+    ("by_value", 8): "l",
+}
+_SCRATCH_POINTERS = 2  # that Triton appends to the arguments
+# The letter for rows in the name of a tensor's stride.
+_ROW_LETTERS = {
+    "q": "m",
+    "o": "m",
+    "do": "m",
+    "dq": "m",
+    "k": "n",
+    "dk": "n",
+    "v": "k",
+    "dv": "k",
+}
 
 
 def arguments(kernel: Kernel, values: dict, causal: bool) -> list:
-    """The values, by name, in the order that this code object expects.
+    """Return the arguments in the order that a code object expects.
+
+    Args:
+        kernel: The code object.
+        values: The arguments by name. Pointers that are missing are null.
+        causal: Whether the kernel has the arguments of a window.
 
     Raises:
-        EmulatorError: no known layout fits, as with a bias.
+        EmulatorError: No known layout fits, as with a bias.
     """
     if kernel.name not in LAYOUTS:
         raise EmulatorError(f"{kernel.name}: not one of {', '.join(LAYOUTS)}")
-    parts = LAYOUTS[kernel.name].replace("[", "|[").replace("]", "|").split("|")
-    groups = [(part.startswith("["), part.strip("[ ").split()) for part in parts if part.strip()]
-    optional = [i for i, (may_lack, _) in enumerate(groups) if may_lack]
-    # Triton appends two scratch pointers, LLVM the hidden arguments
-    visible = [a for a in kernel.arguments if not a.kind.startswith("hidden")][:-2]
-    declared = [_KINDS.get((a.kind, a.size), "?") for a in visible]
-    for count in range(len(optional), -1, -1):
-        for present in combinations(optional, count):
-            names = [
-                x for i, (o, group) in enumerate(groups) if not o or i in present for x in group
-            ]
-            if ("Window_left:i" in names) != (causal and _WINDOW in LAYOUTS[kernel.name]):
-                continue
-            if [n[-1] if n[-1] in "pl" else "4" for n in names] == declared:
-                return [
-                    values.get(name[:-2]) if name[-1] == "p" else values[name[:-2]]
-                    for name in names
-                ]
+    has_window = causal and _WINDOW in LAYOUTS[kernel.name]
+    # LLVM appends hidden arguments
+    visible = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
+    declared = [_KINDS.get((a.kind, a.size), "?") for a in visible[:-_SCRATCH_POINTERS]]
+    for names in _list_layouts(kernel.name):
+        if ("Window_left:i" in names) != has_window:
+            continue
+        if [_letter_of(name) for name in names] != declared:
+            continue
+        ordered = []
+        for name in names:
+            key, kind = name.split(":")
+            ordered.append(values.get(key) if kind == "p" else values[key])
+        return ordered
     raise EmulatorError(f"{kernel.name}: its {len(declared)} arguments fit no known layout")
 
 
-def _values(q, k, v, causal: bool, scale: float) -> dict:
-    batch, heads, queries, width = q.shape
+def _list_layouts(name: str) -> Iterator[list[str]]:
+    """Yield the arguments of a kernel with some of the optional groups, the most groups first."""
+    groups = []
+    optional = []
+    for part in LAYOUTS[name].replace("[", "|[").replace("]", "|").split("|"):
+        if not part.strip():
+            continue
+        if part.startswith("["):
+            optional.append(len(groups))
+        groups.append(part.strip("[ ").split())
+    for count in range(len(optional), -1, -1):
+        for present in combinations(optional, count):
+            names = []
+            for index, group in enumerate(groups):
+                if index not in optional or index in present:
+                    names += group
+            yield names
+
+
+def _letter_of(name: str) -> str:
+    """Return the letter of an argument as _KINDS has it."""
+    kind = name[-1]
+    return kind if kind in "pl" else "4"
+
+
+def _make_values(q, k, v, causal: bool, scale: float) -> dict:
+    """Return the arguments that forward and backward kernels have in common."""
+    batch, num_heads, max_seqlen_q, head_dim = q.shape
+    _, num_kv_heads, max_seqlen_k, _ = k.shape
     values = {
-        "Q": Buffer(q, "in"), "K": Buffer(k, "in"), "V": Buffer(v, "in"), "Sm_scale": float(scale),
-        "Num_head_q": heads, "Num_head_k": k.shape[1], "Num_seqlens": 0, "Max_q": queries,
-        "Max_k": k.shape[2], "Hdim_qk": width, "Hdim_vo": width, "dropout_p": 0.0, "offset2": 0,
-        "Num_CU": 2, "Batch": batch, "counter": Buffer(np.zeros(1, np.int32)),
-        **dict.fromkeys(("seed", "offset1", "seed_out", "offset_out")),
-    }  # fmt: skip
+        "Q": Buffer(q, "in"),
+        "K": Buffer(k, "in"),
+        "V": Buffer(v, "in"),
+        "Sm_scale": float(scale),
+        "Num_head_q": num_heads,
+        "Num_head_k": num_kv_heads,
+        "Num_seqlens": 0,
+        "Max_q": max_seqlen_q,
+        "Max_k": max_seqlen_k,
+        "Hdim_qk": head_dim,
+        "Hdim_vo": head_dim,
+        "dropout_p": 0.0,
+        "offset2": 0,
+        "Num_CU": 2,
+        "Batch": batch,
+        "counter": Buffer(np.zeros(1, np.int32)),
+        "seed_out": None,
+        "offset_out": None,
+    }
     if causal:
         values |= {"Window_left": TOP_LEFT, "Window_right": TOP_LEFT}
     # 64-bit words that a kernel with dropout reads; its probability is zero
@@ -84,50 +144,91 @@ def _values(q, k, v, causal: bool, scale: float) -> dict:
 
 
 def _strides(name: str, array) -> dict:
-    """Strides in elements; the names of rows differ from kernel to kernel."""
-    z, h, m = (x // array.itemsize for x in array.strides[:3])
-    row = {"q": "m", "o": "m", "do": "m", "dq": "m", "k": "n", "dk": "n", "v": "k", "dv": "k"}[name]
+    """Return the strides of a tensor in elements, by the names of the arguments."""
+    z, h, m = (stride // array.itemsize for stride in array.strides[:3])
+    row = _ROW_LETTERS[name]
     return {f"{name}z": z, f"{name}h": h, f"{name}{row}": m}
 
 
 def forward(kernel: Kernel, q, k, v, causal: bool, scale: float):
-    """attn_fwd: q, k, v as (batch, heads, rows, width); float16, or bfloat16 as uint16.
+    """Run attn_fwd.
+
+    Args:
+        kernel: The code object.
+        q, k, v: (batch, heads, rows, head_dim); float16, or bfloat16 as uint16.
+        causal: Whether the first query sees the first key only.
+        scale: The factor of the scores.
 
     Returns:
-        out like q, logsumexp float32 (batch, heads, rows), the launch.
+        The output, like q; the logsumexp, float32 (batch, heads, rows); and the launch.
     """
-    out, lse = np.zeros_like(q), np.zeros(q.shape[:3], np.float32)
-    values = _values(q, k, v, causal, scale) | _strides("o", out)
+    out = np.zeros_like(q)
+    lse = np.zeros(q.shape[:3], np.float32)
+    values = _make_values(q, k, v, causal, scale) | _strides("o", out)
     values |= {"Out": Buffer(out, "out"), "L": Buffer(lse, "out")}
-    given = arguments(kernel, values, causal)
+    ordered = arguments(kernel, values, causal)
     # persistent kernels take their tiles from a counter
-    takes_tiles = any(x is values["counter"] for x in given)
-    grid = (4,) if takes_tiles else _grid(q.shape)
-    return out, lse, launch(kernel, grid, given)
+    is_persistent = any(value is values["counter"] for value in ordered)
+    grid = (4,) if is_persistent else _grid(q.shape)
+    return out, lse, launch(kernel, grid, ordered)
 
 
 def preprocess(kernel: Kernel, out, grad) -> tuple[np.ndarray, Launch]:
-    """bwd_preprocess: the sum over the width of out * grad, float32 (batch, heads, rows)."""
+    """Run bwd_preprocess.
+
+    Returns:
+        The sum of out * grad over head_dim, float32 (batch, heads, rows); and the launch.
+    """
     delta = np.zeros(out.shape[:3], np.float32)
-    values = {"Out": Buffer(out, "in"), "DO": Buffer(grad, "in"), "D": Buffer(delta, "out")}
-    values |= {"Num_seqlens": 0, "Max_q": out.shape[2], "Hdim_vo": out.shape[3]}
-    given = arguments(kernel, values | _strides("o", out) | _strides("do", grad), False)
-    return delta, launch(kernel, _grid(out.shape), given)
+    values = {
+        "Out": Buffer(out, "in"),
+        "DO": Buffer(grad, "in"),
+        "D": Buffer(delta, "out"),
+        "Num_seqlens": 0,
+        "Max_q": out.shape[2],
+        "Hdim_vo": out.shape[3],
+    }
+    values |= _strides("o", out) | _strides("do", grad)
+    ordered = arguments(kernel, values, causal=False)
+    return delta, launch(kernel, _grid(out.shape), ordered)
 
 
 def backward(  # noqa: PLR0913 (what the kernel takes)
-    kernel: Kernel, q, k, v, grad, lse, delta, causal: bool, scale: float
+    kernel: Kernel,
+    q,
+    k,
+    v,
+    grad,
+    lse,
+    delta,
+    causal: bool,
+    scale: float,
 ):
-    """bwd_kernel_dk_dv or bwd_kernel_dq: ((dk, dv) or (dq,), the launch)."""
-    values = _values(q, k, v, causal, scale) | _strides("do", grad)
-    values |= {"DO": Buffer(grad, "in"), "L": Buffer(lse, "in"), "D": Buffer(delta, "in")}
-    of_keys = kernel.name == "bwd_kernel_dk_dv"
-    made = {"dk": np.zeros_like(k), "dv": np.zeros_like(v)} if of_keys else {"dq": np.zeros_like(q)}
-    for name, array in made.items():
+    """Run bwd_kernel_dk_dv or bwd_kernel_dq.
+
+    Returns:
+        The gradients, (dk, dv) or (dq,); and the launch.
+    """
+    values = _make_values(q, k, v, causal, scale) | _strides("do", grad)
+    values |= {
+        "DO": Buffer(grad, "in"),
+        "L": Buffer(lse, "in"),
+        "D": Buffer(delta, "in"),
+    }
+    if kernel.name == "bwd_kernel_dk_dv":
+        gradients = {"dk": np.zeros_like(k), "dv": np.zeros_like(v)}
+        num_heads, rows = k.shape[1:3]
+    else:
+        gradients = {"dq": np.zeros_like(q)}
+        num_heads, rows = q.shape[1:3]
+    for name, array in gradients.items():
         values |= {name.upper(): Buffer(array, "out")} | _strides(name, array)
-    shape = (*q.shape[:1], (k if of_keys else q).shape[1], (k if of_keys else q).shape[2])
-    return tuple(made.values()), launch(kernel, _grid(shape), arguments(kernel, values, causal))
+    grid = _grid((q.shape[0], num_heads, rows))
+    ordered = arguments(kernel, values, causal)
+    return tuple(gradients.values()), launch(kernel, grid, ordered)
 
 
 def _grid(shape) -> tuple[int, int, int]:
-    return (-(-shape[2] // SMALLEST_BLOCK), shape[1], shape[0])
+    """Return the number of workgroups for tensors of (batch, heads, rows, ...)."""
+    batch, num_heads, rows = shape[:3]
+    return (-(-rows // SMALLEST_BLOCK), num_heads, batch)

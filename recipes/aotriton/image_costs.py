@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: what AOTriton's images cost on the GPU, against a committed list.
+"""Package test: compare the cost of AOTriton's kernels on the GPU with a committed list.
 
     python image_costs.py check LIST FOLDER
     python image_costs.py write LIST FOLDER
@@ -9,7 +9,7 @@ dimension, and the choices of the kernel's source in their order), a configurati
 other constants in their order, with waves per SIMD, warps and stages. Only images whose problem is
 in LIST are counted by `check`: a kernel takes a tenth of a CPU second, and there are up to 19,148.
 It exits with status 1 if a kernel costs more than listed. Without a disassembler it compares all
-but the matrix instructions, and says so.
+but the matrix instructions, and prints the reason.
 """
 
 import sys
@@ -29,7 +29,7 @@ from strix_emulate import (
 from checks import kernel_costs
 from checks.verdict import require
 
-# what upstream writes for the * of a pointer
+# Upstream writes this for the * of a pointer.
 _TENSOR = "\uff0a"
 
 
@@ -49,27 +49,33 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
     require(len(names) == len(loaded), f"{image.name}: {len(loaded)} of {len(names)} kernels")
     measured = []
     for name, kernel in zip(names, loaded, strict=True):
-        facts = describe_kernel(kernel, decode_kernel(kernel) if disassemble else [])
+        instructions = decode_kernel(kernel) if disassemble else []
+        facts = describe_kernel(kernel, instructions)
         facts["waves"] = facts["waves_per_simd"]["bound"]
         facts["wmma"] = facts["classes"].get("wmma", 0)
         family, _, choices = name.partition("-Sig-F__")
         problem, _, tile = choices.removeprefix(_TENSOR).partition("__P__")
-        configuration = tile.partition("--Arch_")[0].replace("__CO__", " ")
-        costs = tuple(facts[cost] for cost in kernel_costs.COSTS)
-        # a row of docs/kernels.md for each head dimension
-        title = f"{family} D{problem.split('_')[1]}"
-        measured.append(kernel_costs.Kernel(title, problem, configuration, costs))
+        head_dim = problem.split("_")[1]
+        measured.append(
+            kernel_costs.Kernel(
+                # docs/kernels.md has a row for each of these
+                name=f"{family} D{head_dim}",
+                problem=problem,
+                configuration=tile.partition("--Arch_")[0].replace("__CO__", " "),
+                costs=tuple(facts[cost] for cost in kernel_costs.COSTS),
+            )
+        )
     return measured
 
 
 def select(folder: Path, listed: Iterable[kernel_costs.Kernel]) -> list[Path]:
     """Return the images of listed problems."""
     problems = {(kernel.name.split()[0], kernel.problem) for kernel in listed}
-    return [
-        image
-        for image in sorted(folder.rglob("*.aks2"))
-        if (image.parent.name, _problem(image)) in problems
-    ]
+    images = []
+    for image in sorted(folder.rglob("*.aks2")):
+        if (image.parent.name, _problem(image)) in problems:
+            images.append(image)
+    return images
 
 
 def _problem(image: Path) -> str:
@@ -83,8 +89,9 @@ def _without_wmma(kernel: kernel_costs.Kernel) -> kernel_costs.Kernel:
 
 def write(file: Path, folder: Path) -> None:
     """Write the list of all images. Raises DisassemblerError without a disassembler."""
-    images = sorted(folder.rglob("*.aks2"))
-    measured = [kernel for image in images for kernel in measure(image, disassemble=True)]
+    measured = []
+    for image in sorted(folder.rglob("*.aks2")):
+        measured += measure(image, disassemble=True)
     kernel_costs.write_list(file, sorted(measured))
 
 
@@ -99,7 +106,9 @@ def check(file: Path, folder: Path) -> int:
         print(f"SKIPPED, matrix instructions were not counted: {error}")
         disassemble = False
         listed = [_without_wmma(kernel) for kernel in listed]
-    measured = [kernel for image in images for kernel in measure(image, disassemble)]
+    measured = []
+    for image in images:
+        measured += measure(image, disassemble)
     growth = kernel_costs.find_growth(listed, measured)
     for line in growth:
         print(line)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Takes one GPU's kernels out of AMD's own images, which are for four processors.
+"""Select one GPU's kernels from AMD's own images, which are for four processors.
 
     select_images.py SOURCE TARGET COMMIT
 
-Both are aotriton.images; SOURCE is of AMD's archive of AOTriton at COMMIT. The code objects and
-their directory entries stay as they are. The package test counts them.
+Both folders are aotriton.images; SOURCE is from AMD's archive of AOTriton at COMMIT. The code
+objects and their directory entries stay as they are. The package test counts them.
 """
 
 import lzma
@@ -13,43 +13,67 @@ import struct
 import sys
 from pathlib import Path
 
-from check_images import Kernel, kernels
+from check_images import ENTRY, Kernel, kernels
 
 from checks import elf
 from checks.target import ARCH
 from checks.verdict import require
 
 
-def image(chosen: list[Kernel]) -> bytes:
-    """An AKS2 image, as upstream's v3python/aks2.py writes it."""
-    directory = code = b""
-    for kernel in chosen:
+def make_image(selected: list[Kernel]) -> bytes:
+    """Return an AKS2 image, as upstream's v3python/aks2.py writes it."""
+    directory = b""
+    code = b""
+    for kernel in selected:
         name = kernel.name.encode() + b"\0"
-        sizes = kernel.lds, kernel.threads, len(code), len(kernel.code), len(name)
-        directory += struct.pack("<5I", *sizes) + name
+        directory += ENTRY.pack(
+            kernel.lds,
+            kernel.threads,
+            len(code),
+            len(kernel.code),
+            len(name),
+        )
+        directory += name
         code += kernel.code
-    head = struct.pack("<3I", len(directory) + len(code), len(chosen), len(directory))
-    return b"AKS2" + head + lzma.compress(directory + code)
+    size = len(directory) + len(code)
+    header = struct.pack("<3I", size, len(selected), len(directory))
+    return b"AKS2" + header + lzma.compress(directory + code)
 
 
 def select(source: Path, target: Path, commit: str) -> int:
-    """Writes TARGET; returns the number of kernels. Raises CheckFailed for another AOTriton's."""
+    """Write images with the kernels for the GPU.
+
+    Args:
+        source: The folder aotriton.images of AMD's archive.
+        target: The folder to write.
+        commit: The commit of AOTriton.
+
+    Returns:
+        The number of kernels.
+
+    Raises:
+        CheckFailed: The images are of another AOTriton.
+    """
     signatures = [path.read_text() for path in source.glob("*/__signature__")]
-    require(
-        signatures and all(commit in text for text in signatures),
-        f"{source} is not of AOTriton {commit}: {signatures or 'no __signature__'}",
-    )
+    is_of_commit = signatures and all(commit in text for text in signatures)
+    content = signatures or "no __signature__"
+    require(is_of_commit, f"{source} is not of AOTriton {commit}: {content}")
     count = 0
-    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+    for path in sorted(source.rglob("*")):
+        if not path.is_file():
+            continue
         out = target / path.relative_to(source)
         out.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix != ".aks2":
             shutil.copyfile(path, out)
             continue
-        chosen = [kernel for kernel in kernels(path.read_bytes()) if not elf.fault(kernel.code)]
-        count += len(chosen)
-        if chosen:
-            out.write_bytes(image(chosen))
+        selected = []
+        for kernel in kernels(path.read_bytes()):
+            if not elf.fault(kernel.code):
+                selected.append(kernel)
+        count += len(selected)
+        if selected:
+            out.write_bytes(make_image(selected))
     return count
 
 
