@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the stubs of CUDA's libraries must do: load, and say that there is no GPU."""
+"""Package test: the stubs of CUDA's libraries load, and report that there is no GPU."""
 
 import ctypes
 import sysconfig
 from pathlib import Path
 
-libraries = {
-    path.name.split(".")[0]: ctypes.CDLL(str(path))
-    for path in Path(sysconfig.get_path("purelib"), "torch", "lib").iterdir()
-}
+folder = Path(sysconfig.get_path("purelib"), "torch", "lib")
+libraries = {}
+for path in folder.iterdir():
+    libraries[path.name.split(".")[0]] = ctypes.CDLL(str(path))
 runtime = libraries["libcudart"]
 NO_DEVICE = 100
 status = runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the repackaged CPython must be able to do from a prefix that it was not made for."""
+"""Package test: the repackaged CPython works in a prefix that it was not made for."""
 
 import ctypes
 import hashlib
@@ -22,17 +22,16 @@ def require(condition: object, message: str) -> None:
         raise SystemExit(message)
 
 
-for name, value in {
+paths = {
     "sys.prefix": sys.prefix,
     "sys.base_prefix": sys.base_prefix,
     "os": os.__file__,
     "purelib": purelib,
     "scripts": sysconfig.get_path("scripts"),
-}.items():
-    require(
-        os.path.realpath(value).startswith(prefix),
-        f"{name} is {value}, outside {prefix}",
-    )
+}
+for name, path in paths.items():
+    is_inside = os.path.realpath(path).startswith(prefix)
+    require(is_inside, f"{name} is {path}, outside {prefix}")
 require(purelib.endswith("site-packages"), f"purelib is {purelib}")
 require(purelib in map(os.path.realpath, sys.path), f"{purelib} is not in {sys.path}")
 

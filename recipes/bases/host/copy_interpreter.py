@@ -15,27 +15,38 @@ import sysconfig
 from pathlib import Path
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-# Not the standard library's, not needed at run time, or tied to a screen.
+# Files that are not of the standard library, not needed at run time, or tied to a screen.
 LEFT_OUT = shutil.ignore_patterns(
-    "site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo", "tkinter",
-    "__pycache__", "_tkinter*.so", "libpython*.a", "EXTERNALLY-MANAGED",
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "turtledemo",
+    "tkinter",
+    "__pycache__",
+    "_tkinter*.so",
+    "libpython*.a",
+    "EXTERNALLY-MANAGED",
     # Debian's hook that sends distutils installations to /usr/local
     "_distutils_system_mod.py",
-)  # fmt: skip
+)
 
 
 def copy(prefix: Path) -> None:
     """Lay out bin, lib and include below `prefix`."""
-    executable = Path(os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable))
-    (prefix / "bin").mkdir(parents=True, exist_ok=True)
-    shutil.copy2(executable, prefix / "bin" / f"python{VERSION}")
+    executable = getattr(sys, "_base_executable", "") or sys.executable
+    binaries = prefix / "bin"
+    binaries.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(os.path.realpath(executable), binaries / f"python{VERSION}")
     for alias in ("python", "python3"):
-        (prefix / "bin" / alias).symlink_to(f"python{VERSION}")
+        (binaries / alias).symlink_to(f"python{VERSION}")
 
     library = prefix / "lib" / f"python{VERSION}"
     shutil.copytree(sysconfig.get_path("stdlib"), library, symlinks=False, ignore=LEFT_OUT)
-    (library / "site-packages").mkdir()
-    (library / "site-packages" / "README.txt").write_text("Packages of this environment.\n")
+    site_packages = library / "site-packages"
+    site_packages.mkdir()
+    (site_packages / "README.txt").write_text("Packages of this environment.\n")
 
     headers = Path(sysconfig.get_path("include"))
     if headers.is_dir():
@@ -43,8 +54,9 @@ def copy(prefix: Path) -> None:
 
     for line in Path("/proc/self/maps").read_text().splitlines():
         shared = Path(line.split(maxsplit=5)[-1])
-        if shared.name.startswith("libpython") and not (prefix / "lib" / shared.name).exists():
-            shutil.copy2(shared, prefix / "lib" / shared.name)
+        target = prefix / "lib" / shared.name
+        if shared.name.startswith("libpython") and not target.exists():
+            shutil.copy2(shared, target)
 
 
 def undo_debian(library: Path) -> None:
@@ -68,13 +80,17 @@ def undo_debian(library: Path) -> None:
 
 def rewrite_prefix(prefix: Path) -> None:
     """Replace the interpreter's own prefix by `prefix` in text files."""
-    old = sys.base_prefix
-    if old == "/usr":  # a system Python names /usr/bin/gcc and the like: those stay right
+    if sys.base_prefix == "/usr":  # a system Python names /usr/bin/gcc and the like: those stay
         return
-    for file in (path for path in prefix.rglob("*") if path.is_file() and not path.is_symlink()):
-        data = file.read_bytes()
-        if old.encode() in data and b"\0" not in data:
-            file.write_bytes(data.replace(old.encode(), str(prefix).encode()))
+    old = sys.base_prefix.encode()
+    new = str(prefix).encode()
+    for path in prefix.rglob("*"):
+        if path.is_symlink() or not path.is_file():
+            continue
+        data = path.read_bytes()
+        is_binary = b"\0" in data
+        if old in data and not is_binary:
+            path.write_bytes(data.replace(old, new))
 
 
 def main() -> None:
@@ -83,12 +99,15 @@ def main() -> None:
     copy(prefix)
     undo_debian(library)
     rewrite_prefix(prefix)
-    for binary in [*prefix.glob("lib/libpython*.so*")]:
+    for binary in list(prefix.glob("lib/libpython*.so*")):
         subprocess.run(["strip", "--strip-unneeded", binary], check=False, capture_output=True)
     compileall.compile_dir(
-        library, quiet=1, workers=0, stripdir=str(prefix),
+        library,
+        quiet=1,
+        workers=0,
+        stripdir=str(prefix),
         invalidation_mode=compileall.py_compile.PycInvalidationMode.UNCHECKED_HASH,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":  # compileall's worker processes import this file again

@@ -30,11 +30,11 @@ OBJECT_SIZE = 4096  # an undefined symbol does not state its size
 
 @dataclass
 class Stub:
-    """What a library must define.
+    """What a stub of a library must define.
 
     Attributes:
-        functions: The version of each function by its name; empty if it has none.
-        objects: The same of data.
+        functions: Maps each function to its symbol version, which is empty if it has none.
+        objects: The same for data.
     """
 
     functions: dict[str, str] = field(default_factory=dict)
@@ -43,13 +43,13 @@ class Stub:
 
 @dataclass
 class Library:
-    """What an ELF file says of its symbols.
+    """The dynamic symbols of an ELF file.
 
     Attributes:
         needed: The sonames of the libraries that it is linked with.
         defined: The names of the symbols that it defines.
-        required: Name, type, library and version of those that it requires. The library and the
-            version are empty if the file does not state them.
+        required: Name, type, library and version of each symbol that it requires. The library and
+            the version are empty if the file does not state them.
     """
 
     needed: list[str]
@@ -63,22 +63,32 @@ def read_library(path: Path) -> Library:
 
     with path.open("rb") as file:
         elf = ELFFile(file)
-        dynamic, symbols = elf.get_section_by_name(".dynamic"), elf.get_section_by_name(".dynsym")
+        dynamic = elf.get_section_by_name(".dynamic")
+        symbols = elf.get_section_by_name(".dynsym")
         numbers = elf.get_section_by_name(".gnu.version")
-        requirements = elf.get_section_by_name(".gnu.version_r")
-        versions = {}
-        for library, entries in requirements.iter_versions() if requirements else ():
-            for entry in entries:
-                versions[entry["vna_other"]] = (library.name, entry.name)
-        result = Library([tag.needed for tag in dynamic.iter_tags("DT_NEEDED")], set(), [])
+        versions = _read_versions(elf)
+        needed = [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]
+        result = Library(needed, set(), [])
         for index, symbol in enumerate(symbols.iter_symbols()):
             if symbol["st_shndx"] != "SHN_UNDEF":
                 result.defined.add(symbol.name)
             elif symbol["st_info"]["bind"] == "STB_GLOBAL":
                 number = numbers.get_symbol(index)["ndx"] if numbers else None
+                library, version = versions.get(number, ("", ""))
                 kind = symbol["st_info"]["type"].removeprefix("STT_")
-                result.required.append((symbol.name, kind, *versions.get(number, ("", ""))))
+                result.required.append((symbol.name, kind, library, version))
         return result
+
+
+def _read_versions(elf) -> dict[int, tuple[str, str]]:
+    """Return the library and the name of each symbol version that an ELF file requires."""
+    versions = {}
+    requirements = elf.get_section_by_name(".gnu.version_r")
+    if requirements:
+        for library, entries in requirements.iter_versions():
+            for entry in entries:
+                versions[entry["vna_other"]] = (library.name, entry.name)
+    return versions
 
 
 def is_stubbed(soname: str) -> bool:
@@ -87,26 +97,31 @@ def is_stubbed(soname: str) -> bool:
 
 
 def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
-    """Return what each library of CUDA that is needed, and is not among `libraries`, must define.
+    """Return the stub of each library of CUDA that is needed.
 
     A symbol without a version belongs to one of the libraries that are needed without versions. The
-    file does not say which, so each gets it, unless C++, Python or POSIX threads define it.
+    file does not state which, so each stub defines it, unless C++, Python or POSIX threads do.
+
+    Args:
+        libraries: The libraries that there are, by soname. They get no stub.
     """
     defined = set().union(*(library.defined for library in libraries.values()))
     outside = re.compile(r"_Z|_?Py|__cxa_|__gxx_|pthread_")
     stubs: dict[str, Stub] = defaultdict(Stub)
     for library in libraries.values():
-        others = [name for name in library.needed if name not in libraries]
-        own = [name for name in others if is_stubbed(name)]
+        missing = [name for name in library.needed if name not in libraries]
+        stubbed = [name for name in missing if is_stubbed(name)]
         versioned = {source for _, _, source, _ in library.required}
-        unversioned = [name for name in own if name not in versioned]
-        for name in own:
-            stubs[name]  # one without symbols must exist, too
+        unversioned = [name for name in stubbed if name not in versioned]
+        for name in stubbed:
+            stubs[name]  # makes the stub, also of a library without symbols
         for name, kind, source, version in library.required:
-            if source:
-                targets = [source] if source in own else []
+            if source in stubbed:
+                targets = [source]
+            elif source or name in defined or outside.match(name):
+                targets = []
             else:
-                targets = [] if name in defined or outside.match(name) else unversioned
+                targets = unversioned
             for target in targets:
                 add_symbol(target, stubs[target], name, kind, version)
     return dict(stubs)
@@ -126,25 +141,27 @@ def compile_stub(soname: str, stub: Stub, folder: Path) -> None:
     message = f"{soname} is a stub, of the package pytorch-cuda-stubs"
     lines = [f'static const char text[] = "{message}";']
     for name in stub.functions:
-        is_text = TEXT.fullmatch(name)
-        lines.append(
-            f"const char *{name}(void) {{ return text; }}"
-            if is_text
-            else f"long {name}(void) {{ return {NO_DEVICE}; }}"
-        )
+        if TEXT.fullmatch(name):
+            lines.append(f"const char *{name}(void) {{ return text; }}")
+        else:
+            lines.append(f"long {name}(void) {{ return {NO_DEVICE}; }}")
     lines += [f"char {name}[{OBJECT_SIZE}] __attribute__((aligned(64)));" for name in stub.objects]
-    nodes: dict[str, list[str]] = defaultdict(list)
+    names_by_version: dict[str, list[str]] = defaultdict(list)
     for name, version in (stub.functions | stub.objects).items():
         if version:
-            nodes[version].append(name)
-    script = [f"{version} {{ {'; '.join(names)}; }};" for version, names in nodes.items()]
+            names_by_version[version].append(name)
+    script = []
+    for version, names in names_by_version.items():
+        script.append(f"{version} {{ {'; '.join(names)}; }};")
     with tempfile.TemporaryDirectory() as scratch:
-        source, versions = Path(scratch, "stub.c"), Path(scratch, "versions")
+        source = Path(scratch, "stub.c")
+        versions = Path(scratch, "versions")
         source.write_text("\n".join([*lines, ""]))
         versions.write_text("\n".join([*script, ""]))
         command = ["gcc", "-shared", "-fPIC", "-nostdlib", "-s", "-fno-builtin", "-w"]
         command += [f"-Wl,-soname,{soname}", "-Wl,--build-id=none", "-Wl,-z,noexecstack"]
-        command += [f"-Wl,--version-script={versions}"] if script else []
+        if script:
+            command.append(f"-Wl,--version-script={versions}")
         subprocess.run([*command, "-o", folder / soname, source], check=True)
 
 
