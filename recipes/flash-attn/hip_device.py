@@ -2,8 +2,8 @@
 """Package test: flash-attn through Triton's own AMD driver, on an emulated gfx1151 device.
 
 `strix-emulate device -- python hip_device.py`. The driver, its C launcher and the HIP calls are
-those of a machine with a GPU; the runtime behind them is strix-emulate-hip. torch has no ROCm here:
-its CPU tensors are put into device memory, which the host can read.
+those of a machine with a GPU; the runtime behind them is strix-emulate-hip. torch has no ROCm here,
+so its CPU tensors are put into device memory, which the host can read.
 """
 
 import ctypes
@@ -16,47 +16,64 @@ from torch.utils._pytree import tree_map_only
 from triton.backends.amd.driver import HIPDriver
 
 hip = ctypes.CDLL("libamdhip64.so.7")
-TOKENS, HEADS, HEAD_DIM = 70, 2, 64
+SHAPE = (1, 70, 2, 64)  # batch, tokens, heads, head_dim
 
 
 class DeviceMemory(TorchDispatchMode):
-    """New tensors get device memory, which is never freed: pointers of others would be refused."""
+    """A mode in which new tensors get device memory. Kernels refuse pointers to other memory.
+
+    The memory is never freed.
+
+    Attributes:
+        buffers: The memory of the tensors.
+        pointers: The addresses of that memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: list[ctypes.Array] = []
-        self.places: set[int] = set()
+        self.buffers: list[ctypes.Array] = []
+        self.pointers: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return tree_map_only(torch.Tensor, self.place, func(*args, **(kwargs or {})))
+        result = func(*args, **(kwargs or {}))
+        return tree_map_only(torch.Tensor, self.to_device, result)
 
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with the same content in device memory."""
         storage = tensor.untyped_storage()
-        if storage.data_ptr() in self.places or not storage.nbytes():
+        size = storage.nbytes()
+        if storage.data_ptr() in self.pointers or not size:
             return tensor
         pointer = ctypes.c_void_p()
-        if hip.hipMalloc(ctypes.byref(pointer), ctypes.c_size_t(storage.nbytes())):
+        if hip.hipMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)):
             raise MemoryError("hipMalloc")
-        raw = (ctypes.c_uint8 * storage.nbytes()).from_address(pointer.value)
-        self.kept.append(raw)
-        self.places.add(pointer.value)
-        whole = torch.frombuffer(raw, dtype=torch.uint8)
-        whole.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
-        return whole.view(tensor.dtype).as_strided(
-            tensor.size(), tensor.stride(), tensor.storage_offset()
+        buffer = (ctypes.c_uint8 * size).from_address(pointer.value)
+        self.buffers.append(buffer)
+        self.pointers.add(pointer.value)
+        content = torch.frombuffer(buffer, dtype=torch.uint8)
+        content.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
+        return content.view(tensor.dtype).as_strided(
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),
         )
 
 
-def without_custom_operators(interface) -> None:
-    """flash-attn's functions call each other without torch's dispatcher: no mode sees what is
-    allocated inside of a custom operator."""
+def bypass_custom_operators(interface) -> None:
+    """Let flash-attn's functions call each other without torch's dispatcher.
+
+    A mode does not see what is allocated inside of a custom operator.
+
+    Args:
+        interface: The module flash_attn_interface.
+    """
     for name in ("forward", "backward"):
         function = getattr(interface, f"_flash_attn_{name}")._init_fn
         setattr(interface, f"_wrapped_flash_attn_{name}", function)
 
 
 def use_tritons_driver() -> HIPDriver:
-    """Makes Triton's driver the active one; torch.cuda, which has no device, only names it."""
+    """Make Triton's driver the active one; torch.cuda, which has no device, only names it."""
     testing.stand_in()
     driver = HIPDriver()
     driver.get_current_device = lambda: 0
@@ -72,15 +89,13 @@ def main() -> None:
 
     if (target.backend, target.arch) != ("hip", "gfx1151"):
         raise SystemExit(f"the device is {target}")
-    without_custom_operators(flash_attn_interface)
+    bypass_custom_operators(flash_attn_interface)
     with DeviceMemory():
         generator = torch.Generator().manual_seed(1)
-        tensors = [
-            torch.randn(1, TOKENS, HEADS, HEAD_DIM, generator=generator).half() for _ in range(4)
-        ]
+        tensors = [torch.randn(SHAPE, generator=generator).half() for _ in range(4)]
         call, expected = testing.flash_attention(*tensors, causal=True)
-        found = call.execute("cpu")
-    fault, measured = testing.flash_fault(call, found, expected)
+        results = call.execute("cpu")
+    fault, measured = testing.flash_fault(call, results, expected)
     print(flash_attn_interface.BACKEND, measured)
     if fault:
         raise SystemExit(f"wrong on the emulated device: {fault}")

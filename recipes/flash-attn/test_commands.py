@@ -10,21 +10,23 @@ COMPILED = ("d128-causal-gqa", "d80", "varlen", "decode")
 EMULATED = ("d64-causal-float16", "varlen-bfloat16", "varlen-no-keys-d72")
 
 
-def only(tier: str, names: tuple[str, ...]) -> str:
-    return f"strix-validate {tier} " + " ".join(f"--only {tier}/{name}" for name in names)
+def select_checks(tier: str, names: tuple[str, ...]) -> str:
+    """Return the command that runs some checks of a tier."""
+    options = " ".join(f"--only {tier}/{name}" for name in names)
+    return f"strix-validate {tier} {options}"
 
 
 COMMANDS = {
     # forward and backward for gfx1151 from the real call path, read back from the code objects
-    "compiled": only("kernels", COMPILED),
+    "compiled": select_checks("kernels", COMPILED),
     # the same code objects through Triton's driver and a HIP runtime, as on a machine with a GPU
     "on a device": "strix-emulate device -- python hip_device.py",
-    # other tiles are taken
+    # other tiles take effect
     "tuned": "strix-validate tune Llama-3.2-1B --dry-run --only *forward*",
     # numbers of the same kernels in Triton's interpreter; refusals of what would be wrong
     "interpreted": "strix-validate attention --only flash-attn",
     # and executed under emulation
-    "emulated": only("emulated", EMULATED),
+    "emulated": select_checks("emulated", EMULATED),
 }
 
 
