@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Package test: a tiny random Gated DeltaNet in Triton's interpreter, against float64.
 
-Its loss, the gradient of every weight, and its words one by one from a cache. The reference is
-written out below, token by token. It needs no GPU: run with TRITON_INTERPRET=1.
+Compared are its loss, the gradient of every weight, its logits, and those of token after token with
+a cache. The reference below computes token by token. It needs no GPU: run with TRITON_INTERPRET=1.
 """
 
 import os
@@ -20,109 +20,163 @@ testing.stand_in()
 testing.complete_interpreter()
 warnings.simplefilter("ignore")  # exp2 of a masked number overflows; fla warns of the loss below
 
-from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM  # noqa: E402
+from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM  # noqa: E402 (after the stand-in)
 
-HEADS, LANES, HIDDEN, WORDS, LENGTH = 2, 16, 32, 48, 70  # two chunks, the second not full
-#: Of the root mean square of what is correct. Four seeds came to 8e-5.
+NUM_HEADS = 2
+HEAD_DIM = 16
+HIDDEN_SIZE = 32
+VOCAB_SIZE = 48
+LENGTH = 70  # tokens: two chunks, the second not full
+# The largest error, as a part of the root mean square of the reference. Four seeds came to 8e-5.
 BOUND = 1e-3
-#: What the reference leaves out to show that the bound would find it.
+# What the reference leaves out, to show that the bound would detect it.
 FAULTS = ("decay", "share", "gate", "convolution", "norm")
+ATTENTION = "model.layers.0.attn"
+MLP = "model.layers.0.mlp"
 
 
-def model() -> GatedDeltaNetForCausalLM:
-    """One layer, with convolutions, gates and fused norms, in float32."""
+def make_model() -> GatedDeltaNetForCausalLM:
+    """Return a model of one layer, with convolutions, gates and fused norms, in float32."""
     torch.manual_seed(0)
-    made = GatedDeltaNetForCausalLM(
-        GatedDeltaNetConfig(
-            hidden_size=HIDDEN, head_dim=LANES, num_heads=HEADS, expand_v=1.0, vocab_size=WORDS,
-            num_hidden_layers=1, intermediate_size=HIDDEN, initializer_range=0.3,
-            fuse_cross_entropy=False, fuse_linear_cross_entropy=True,
-        )
-    )  # fmt: skip
+    config = GatedDeltaNetConfig(
+        hidden_size=HIDDEN_SIZE,
+        head_dim=HEAD_DIM,
+        num_heads=NUM_HEADS,
+        expand_v=1.0,
+        vocab_size=VOCAB_SIZE,
+        num_hidden_layers=1,
+        intermediate_size=HIDDEN_SIZE,
+        initializer_range=0.3,
+        fuse_cross_entropy=False,
+        fuse_linear_cross_entropy=True,
+    )
+    model = GatedDeltaNetForCausalLM(config)
     with torch.no_grad():  # ones would hide a norm's weight that is left out
-        for name, weight in made.named_parameters():
+        for name, weight in model.named_parameters():
             if "norm" in name:
                 weight.copy_(1 + 0.2 * torch.randn_like(weight))
-    return made.eval()
+    return model.eval()
 
 
-def logits_of(weights: dict[str, Tensor], words: Tensor, without: str = "") -> Tensor:
-    """The model as its paper and its configuration have it, for one sequence; without: a fault."""
+class Reference:
+    """The model as its paper and its configuration have it, for one sequence.
 
-    def norm(x: Tensor, name: str, eps: float = 1e-6) -> Tensor:
-        return weights[f"{name}.weight"] * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    Attributes:
+        weights: The weights by name, in float64.
+        fault: One of FAULTS, which is left out; or empty.
+    """
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return x @ weights[f"{name}.weight"].T
+    def __init__(self, weights: dict[str, Tensor], fault: str = "") -> None:
+        self.weights = weights
+        self.fault = fault
 
-    def mixed(x: Tensor, name: str) -> Tensor:
-        kernel = weights[f"{layer}.{name}_conv1d.weight"]
-        wide = linear(x, f"{layer}.{name}_proj").T[None]
-        if without != "convolution":
-            wide = conv1d(pad(wide, (kernel.shape[-1] - 1, 0)), kernel, groups=len(kernel))
-        return silu(wide)[0].T.unflatten(-1, (HEADS, LANES))
+    def norm(self, x: Tensor, name: str, eps: float = 1e-6) -> Tensor:
+        mean_square = x.square().mean(-1, keepdim=True)
+        return self.weights[f"{name}.weight"] * x / (mean_square + eps).sqrt()
 
-    x, layer = weights["model.embeddings.weight"][words], "model.layers.0.attn"
-    y = norm(x, "model.layers.0.attn_norm")
-    q, k = (mixed(y, name) for name in "qk")
-    if without != "norm":
-        q, k = normalize(q, dim=-1), normalize(k, dim=-1)
-    v, share = mixed(y, "v"), linear(y, f"{layer}.b_proj").sigmoid()
-    rate = softplus(linear(y, f"{layer}.a_proj") + weights[f"{layer}.dt_bias"])
-    keep = (-weights[f"{layer}.A_log"].exp() * rate).exp()
-    state, rows = torch.zeros(HEADS, LANES, LANES, dtype=x.dtype), []
-    for t in range(len(words)):
-        state = state * (1 if without == "decay" else keep[t][:, None, None])
-        new = (1 if without == "share" else share[t][:, None]) * (
-            v[t] - (state * k[t][..., None]).sum(-2)
-        )
-        state = state + k[t][..., None] * new[:, None]
-        rows.append((state * q[t][..., None]).sum(-2) * LANES**-0.5)
-    gate = linear(y, f"{layer}.g_proj").unflatten(-1, (HEADS, LANES))
-    seen = norm(torch.stack(rows), f"{layer}.o_norm") * (1 if without == "gate" else silu(gate))
-    x = x + linear(seen.flatten(-2), f"{layer}.o_proj")
-    y, mlp = norm(x, "model.layers.0.mlp_norm"), "model.layers.0.mlp"
-    y = silu(linear(y, f"{mlp}.gate_proj")) * linear(y, f"{mlp}.up_proj")
-    x = x + linear(y, f"{mlp}.down_proj")
-    return linear(norm(x, "model.norm"), "lm_head")
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return x @ self.weights[f"{name}.weight"].T
+
+    def project(self, x: Tensor, name: str) -> Tensor:
+        """Return q, k or v of each head: projected, convolved along the sequence, activated."""
+        projected = self.linear(x, f"{ATTENTION}.{name}_proj").T[None]
+        if self.fault != "convolution":
+            kernel = self.weights[f"{ATTENTION}.{name}_conv1d.weight"]
+            padded = pad(projected, (kernel.shape[-1] - 1, 0))
+            projected = conv1d(padded, kernel, groups=len(kernel))
+        return silu(projected)[0].T.unflatten(-1, (NUM_HEADS, HEAD_DIM))
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Return the gated delta rule's output, (tokens, heads, head_dim)."""
+        q = self.project(x, "q")
+        k = self.project(x, "k")
+        v = self.project(x, "v")
+        if self.fault != "norm":
+            q = normalize(q, dim=-1)
+            k = normalize(k, dim=-1)
+        share = self.linear(x, f"{ATTENTION}.b_proj").sigmoid()
+        bias = self.weights[f"{ATTENTION}.dt_bias"]
+        rate = softplus(self.linear(x, f"{ATTENTION}.a_proj") + bias)
+        decay = (-self.weights[f"{ATTENTION}.A_log"].exp() * rate).exp()
+        if self.fault == "share":
+            share = torch.ones_like(share)
+        if self.fault == "decay":
+            decay = torch.ones_like(decay)
+        state = torch.zeros(NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype=x.dtype)
+        outputs = []
+        for t in range(len(x)):
+            key = k[t][..., None]
+            state = state * decay[t][:, None, None]
+            recalled = (state * key).sum(-2)
+            update = share[t][:, None] * (v[t] - recalled)
+            state = state + key * update[:, None]
+            query = q[t][..., None]
+            outputs.append((state * query).sum(-2) * HEAD_DIM**-0.5)
+        return torch.stack(outputs)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Return the logits of each token."""
+        hidden = self.weights["model.embeddings.weight"][tokens]
+        x = self.norm(hidden, "model.layers.0.attn_norm")
+        output = self.norm(self.attention(x), f"{ATTENTION}.o_norm")
+        if self.fault != "gate":
+            gate = self.linear(x, f"{ATTENTION}.g_proj")
+            output = output * silu(gate.unflatten(-1, (NUM_HEADS, HEAD_DIM)))
+        hidden = hidden + self.linear(output.flatten(-2), f"{ATTENTION}.o_proj")
+        x = self.norm(hidden, "model.layers.0.mlp_norm")
+        x = silu(self.linear(x, f"{MLP}.gate_proj")) * self.linear(x, f"{MLP}.up_proj")
+        hidden = hidden + self.linear(x, f"{MLP}.down_proj")
+        return self.linear(self.norm(hidden, "model.norm"), "lm_head")
 
 
-def off(got: Tensor, want: Tensor) -> float:
-    """The largest error, as part of the root mean square of what is correct."""
-    return ((got.double() - want).abs().max() / want.square().mean().sqrt()).item()
+def relative_error(result: Tensor, expected: Tensor) -> float:
+    """Return the largest error, as a part of the root mean square of the expected values."""
+    largest = (result.double() - expected).abs().max()
+    return (largest / expected.square().mean().sqrt()).item()
+
+
+def generate(model: GatedDeltaNetForCausalLM, tokens: Tensor) -> Tensor:
+    """Return the logits of tokens that the model gets one by one, with its cache."""
+    cache = None
+    logits = []
+    for token in tokens:
+        output = model(input_ids=token[None, None], past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        logits.append(output.logits[0, -1])
+    return torch.stack(logits)
 
 
 def main() -> None:
-    """Compare; the first wrong number ends it."""
-    made, words = model(), torch.randint(WORDS, (LENGTH,))
-    exact = {
-        name: weight.detach().double().requires_grad_() for name, weight in made.named_parameters()
-    }
-    want = logits_of(exact, words)
-    loss = cross_entropy(want[:-1], words[1:])
-    loss.backward()
-    found = made.train()(input_ids=words[None], labels=words[None])
-    found.loss.backward()
-    errors = {"loss": off(found.loss.detach(), loss.detach())}
-    errors |= {name: off(weight.grad, exact[name].grad) for name, weight in made.named_parameters()}
-    made.eval()
+    """Compare the results; the first wrong one ends the program."""
+    model = make_model()
+    tokens = torch.randint(VOCAB_SIZE, (LENGTH,))
+    weights = {}
+    for name, weight in model.named_parameters():
+        weights[name] = weight.detach().double().requires_grad_()
+    expected = Reference(weights).logits(tokens)
+    expected_loss = cross_entropy(expected[:-1], tokens[1:])
+    expected_loss.backward()
+    output = model.train()(input_ids=tokens[None], labels=tokens[None])
+    output.loss.backward()
+    errors = {"loss": relative_error(output.loss.detach(), expected_loss.detach())}
+    for name, weight in model.named_parameters():
+        errors[name] = relative_error(weight.grad, weights[name].grad)
+    model.eval()
     with torch.no_grad():
-        got = made(input_ids=words[None]).logits[0]
-        errors["words"] = off(got, want)
-        missed = {name: off(got, logits_of(exact, words, without=name)) for name in FAULTS}
-        past, last = None, []
-        for word in words[:8]:
-            answer = made(input_ids=word[None, None], past_key_values=past, use_cache=True)
-            past = answer.past_key_values
-            last.append(answer.logits[0, -1])
-        errors["words one by one"] = off(torch.stack(last), want[:8])
+        logits = model(input_ids=tokens[None]).logits[0]
+        errors["words"] = relative_error(logits, expected)
+        fault_errors = {}
+        for fault in FAULTS:
+            wrong = Reference(weights, fault).logits(tokens)
+            fault_errors[fault] = relative_error(logits, wrong)
+        errors["words one by one"] = relative_error(generate(model, tokens[:8]), expected[:8])
     for name, error in errors.items():
         require(error <= BOUND, f"{name}: off by {error:.1e}, at most {BOUND:.0e}")
-    for name, error in missed.items():
+    for name, error in fault_errors.items():
         require(error > BOUND, f"{name}: left out of the reference, and the model agrees")
     print(
         f"{len(errors)} results are correct; the furthest off by {max(errors.values()):.1e}, "
-        f"with a fault by {min(missed.values()):.1e} and more"
+        f"with a fault by {min(fault_errors.values()):.1e} and more"
     )
 
 
