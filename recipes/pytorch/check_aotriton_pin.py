@@ -11,19 +11,26 @@ import re
 import sys
 from pathlib import Path
 
+COMMIT = re.compile("[0-9a-f]{40}")
 PIN = re.compile(r'^\s*set\(\s*__AOTRITON_CI_COMMIT\s+"?([^"\s)]+)"?\s*\)', re.M)
 
 
-def wrong(text: str, commit: str) -> str:
-    """What is wrong with the pin in `text`, the content of aotriton.cmake, or an empty string."""
+def find_fault(text: str, commit: str) -> str:
+    """Return what is wrong with torch's pin; empty if nothing is.
+
+    Args:
+        text: The content of aotriton.cmake.
+        commit: The commit that our package is built from.
+    """
     pins = [pin for pin in PIN.findall(text) if not pin.startswith("$ENV{")]
     if len(pins) != 1:
         return f"has {len(pins)} lines set(__AOTRITON_CI_COMMIT ...) with a commit, expected one"
-    if not re.fullmatch("[0-9a-f]{40}", pins[0]):
-        return f"pins {pins[0]!r}, which is not a full commit"
-    if pins[0] != commit:
+    pin = pins[0]
+    if not COMMIT.fullmatch(pin):
+        return f"pins {pin!r}, which is not a full commit"
+    if pin != commit:
         return (
-            f"pins AOTriton {pins[0]}, but recipes/aotriton builds {commit}: see `aotriton` and "
+            f"pins AOTriton {pin}, but recipes/aotriton builds {commit}: see `aotriton` and "
             "`aotriton_commit` in variants.yaml"
         )
     return ""
@@ -32,9 +39,11 @@ def wrong(text: str, commit: str) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__.split("\n\n")[1])
-    path, commit = Path(sys.argv[1]), sys.argv[2]
+    path = Path(sys.argv[1])
+    commit = sys.argv[2]
     if not path.is_file():
         sys.exit(f"{path} does not exist: torch has moved it")
-    if reason := wrong(path.read_text(), commit):
-        sys.exit(f"{path} {reason}")
+    fault = find_fault(path.read_text(), commit)
+    if fault:
+        sys.exit(f"{path} {fault}")
     print(f"{path} pins AOTriton {commit}")

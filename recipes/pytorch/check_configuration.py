@@ -23,7 +23,7 @@ SUMMARY = {
     "USE_NCCL": "ON",
     "USE_GLOO": "ON",
     "USE_KINETO": "ON",
-    # torch turns these off by itself where it finds something wanting
+    # torch turns these off by itself where it lacks something
     "USE_BLAS": "ON",
     "USE_LAPACK": "ON",
     "USE_OPENMP": "ON",
@@ -35,64 +35,85 @@ SUMMARY = {
 TRUE = {"ON", "1", "YES", "TRUE", "Y"}
 
 
-def wrong(ninja: str, log: str, prefix: str, gpu: str) -> list[str]:
-    """What is wrong, by build.ninja, CMake's output, the host prefix and the GPU."""
-    found = []
+def find_faults(ninja: str, log: str, prefix: str, gpu: str) -> list[str]:
+    """Return what is wrong with torch's configuration, one line each.
+
+    Args:
+        ninja: The text of build.ninja and the files that it includes.
+        log: The output of CMake.
+        prefix: The host prefix.
+        gpu: The architecture of the GPU.
+    """
+    faults = []
     summary = dict(re.findall(r"^--\s+(\w+)\s*: *(\S*)$", log, re.M))
     for name, expected in SUMMARY.items():
         value = summary.get(name, "not in the summary")
-        if name not in summary or (value.upper() in TRUE) != (expected == "ON"):
-            found.append(f"{name} is {value}, expected {expected}")
+        is_on = value.upper() in TRUE
+        if name not in summary or is_on != (expected == "ON"):
+            faults.append(f"{name} is {value}, expected {expected}")
     if "Using Preinstalled AOTriton at" not in log:
-        found.append(
+        faults.append(
             "AOTriton does not come from our package (no line 'Using Preinstalled AOTriton')"
         )
     if "Using Kineto with Roctracer support" not in log or "-DHAS_ROCTRACER" not in ninja:
-        found.append("Kineto, the profiler's library, is built for the CPU alone")
+        faults.append("Kineto, the profiler's library, is built for the CPU alone")
     if "Found system Eigen at" not in log:
-        found.append("Eigen does not come from the environment, so it would be cloned")
-    return found + wrong_rules(ninja, prefix, gpu)
+        faults.append("Eigen does not come from the environment, so it would be cloned")
+    return [
+        *faults,
+        *find_rule_faults(ninja, gpu),
+        *find_foreign_parts(ninja, prefix),
+    ]
 
 
-def wrong_rules(ninja: str, prefix: str, gpu: str) -> list[str]:
-    """What is wrong by build.ninja alone."""
-    found = []
+def find_rule_faults(ninja: str, gpu: str) -> list[str]:
+    """Return what is wrong with what will be compiled, one line each."""
+    faults = []
     architectures = set(re.findall(r"--offload-arch=(\w+)", ninja))
     if architectures != {gpu}:
-        found.append(f"device code for {sorted(architectures) or 'nothing'}, expected {gpu} only")
-    macros = ("USE_FLASH_ATTENTION", "USE_MEM_EFF_ATTENTION")
-    found += [f"nothing is compiled with -D{m}" for m in macros if f"-D{m}" not in ninja]
+        names = sorted(architectures) or "nothing"
+        faults.append(f"device code for {names}, expected {gpu} only")
+    for macro in ("USE_FLASH_ATTENTION", "USE_MEM_EFF_ATTENTION"):
+        if f"-D{macro}" not in ninja:
+            faults.append(f"nothing is compiled with -D{macro}")
     if "libaotriton_v2.so" not in ninja:
-        found.append("nothing is linked with libaotriton_v2.so")
+        faults.append("nothing is linked with libaotriton_v2.so")
     if "--gcc-install-dir=" not in ninja:
-        found.append("HIP files are not compiled against conda's GCC (no --gcc-install-dir)")
-    found += [
-        f"{name} is built, and has no kernel for {gpu}"
-        for name in ("fbgemm_genai", "mslk")
-        if re.search(rf"\b(lib)?{name}\.(a|so)\b|/{name}\.dir/", ninja)
-    ]
+        faults.append("HIP files are not compiled against conda's GCC (no --gcc-install-dir)")
+    for name in ("fbgemm_genai", "mslk"):
+        if re.search(rf"\b(lib)?{name}\.(a|so)\b|/{name}\.dir/", ninja):
+            faults.append(f"{name} is built, and has no kernel for {gpu}")
+    return faults
+
+
+def find_foreign_parts(ninja: str, prefix: str) -> list[str]:
+    """Return what is not from the environment, one line each."""
+    faults = []
     # ExternalProject marks each of its downloads with a stamp
-    stamps = sorted(set(re.findall(r"\S*-stamp/([\w.+-]+)-download\b", ninja)))
-    found += [f"{stamp} would be downloaded during the build" for stamp in stamps]
-    ours = f"{prefix}/opt/rocm"
-    if outside := re.search(r"\S*/opt/rocm\S*", ninja.replace(ours, "")):
-        found.append(f"a ROCm outside the environment is used: {outside[0]}")
-    if f"{ours}/lib/llvm/bin/clang++" not in ninja:
-        found.append(f"the HIP compiler is not the one of {ours}")
-    return found
+    stamps = set(re.findall(r"\S*-stamp/([\w.+-]+)-download\b", ninja))
+    for stamp in sorted(stamps):
+        faults.append(f"{stamp} would be downloaded during the build")
+    rocm = f"{prefix}/opt/rocm"
+    outside = re.search(r"\S*/opt/rocm\S*", ninja.replace(rocm, ""))
+    if outside:
+        faults.append(f"a ROCm outside the environment is used: {outside[0]}")
+    if f"{rocm}/lib/llvm/bin/clang++" not in ninja:
+        faults.append(f"the HIP compiler is not the one of {rocm}")
+    return faults
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 5:
         sys.exit(__doc__.split("\n\n")[1])
+    folder, log_file, prefix, gpu = sys.argv[1:]
     # CMake divides build.ninja: rules.ninja holds the compilers
-    parts = [*Path(sys.argv[1]).glob("*.ninja"), *Path(sys.argv[1]).glob("CMakeFiles/*.ninja")]
+    parts = [*Path(folder).glob("*.ninja"), *Path(folder).glob("CMakeFiles/*.ninja")]
     if not parts:
-        sys.exit(f"{sys.argv[1]} has no build.ninja: CMake did not finish")
-    text = "\n".join(part.read_text() for part in parts)
-    reasons = wrong(text, Path(sys.argv[2]).read_text(), *sys.argv[3:])
-    for reason in reasons:
-        print(f"configuration: {reason}", file=sys.stderr)
-    if reasons:
+        sys.exit(f"{folder} has no build.ninja: CMake did not finish")
+    ninja = "\n".join(part.read_text() for part in parts)
+    faults = find_faults(ninja, Path(log_file).read_text(), prefix, gpu)
+    for fault in faults:
+        print(f"configuration: {fault}", file=sys.stderr)
+    if faults:
         sys.exit(1)
-    print(f"configuration: {sys.argv[4]} only, with our AOTriton, nothing to download")
+    print(f"configuration: {gpu} only, with our AOTriton, nothing to download")

@@ -20,20 +20,28 @@ PARTS = {
     "lib": ["*.so"],
     "share/cmake": ["ATen", "Caffe2", "Tensorpipe", "Torch"],
 }
-# What torch's build copied from the aotriton package, with wildcards to find dangling links too.
+# Copies that torch's build made of the aotriton package; with wildcards to find dangling links too.
 COPIES = ["lib/libaotriton*", "lib/aotriton*", "include/aotriton*"]
 
 
 def lay_out(torch: Path, prefix: Path, source_tree: Path) -> None:
-    """Raises SystemExit for a missing part, a file in the way, or a path of the build in a text."""
-    for path in (path for pattern in COPIES for path in torch.glob(pattern)):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    """Lay out an installed torch.
+
+    Args:
+        torch: The folder site-packages/torch.
+        prefix: The prefix.
+        source_tree: The folder of the build.
+
+    Raises:
+        SystemExit: A part is missing, a file is in the way, or a text names the source tree.
+    """
+    _remove_copies(torch)
     for folder, patterns in PARTS.items():
         for pattern in patterns:
-            found = sorted((torch / folder).glob(pattern))
-            if not found:
+            paths = sorted((torch / folder).glob(pattern))
+            if not paths:
                 sys.exit(f"{torch / folder} has no {pattern}: torch installs something else now")
-            for path in found:
+            for path in paths:
                 _move(path, prefix / folder / path.name)
     # bundled static libraries and tools, which no extension uses, go with the folders
     for folder in ("bin", "lib", "share"):
@@ -45,6 +53,15 @@ def lay_out(torch: Path, prefix: Path, source_tree: Path) -> None:
     for path in texts:
         if str(source_tree).encode() in path.read_bytes():
             sys.exit(f"{path} names the folder of this build, {source_tree}")
+
+
+def _remove_copies(torch: Path) -> None:
+    for pattern in COPIES:
+        for path in list(torch.glob(pattern)):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _move(path: Path, target: Path) -> None:

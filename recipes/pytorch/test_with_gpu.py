@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention and a matrix product on the GPU, against fp64 on the CPU; skipped on any other GPU.
+"""Package test: attention and a matrix product on the GPU, against fp64 on the CPU.
+
+It is skipped without a GPU, and on any other one.
 
 Attention is checked in full by `strix-validate attention`. It is a test of strix-validate, which
 needs pytorch and so cannot be a test of it. No convolution: MIOpen of ROCm 10.0 fails there
@@ -12,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from checks.gpu import why_skipped
+from checks.gpu import find_skip_reason
 from checks.target import ARCH
 from checks.verdict import CheckFailed, require
 
-if reason := why_skipped():
+reason = find_skip_reason()
+if reason:
     print(f"SKIPPED: {reason}; nothing ran on {ARCH}")
     sys.exit()
 require(torch.cuda.is_available(), f"KFD names a {ARCH}, but torch sees no GPU")
@@ -24,59 +27,62 @@ properties = torch.cuda.get_device_properties(0)
 arch = properties.gcnArchName
 require(arch.split(":")[0] == ARCH, f"this GPU is {arch}, and the package is for {ARCH}")
 
-# relative error, five eps of the type
-BOUND = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
-SINGLE = 1e-3
+# The largest relative error, five eps of the type.
+BOUNDS = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
+FLOAT32_BOUND = 1e-3
+BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 
-def error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative error in the maximum norm; NaN counts as infinite."""
-    difference = (got.cpu().double() - expected).abs().max() / expected.abs().max()
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the relative error in the maximum norm; NaN counts as infinite."""
+    difference = (result.cpu().double() - expected).abs().max() / expected.abs().max()
     return float(torch.nan_to_num(difference, nan=torch.inf))
 
 
 def attention(inputs, backend, device, dtype):
-    """Output and gradients of causal attention."""
-    q, k, v = (x.to(device, dtype).detach().requires_grad_() for x in inputs)
+    """Return output and gradients of causal attention."""
+    tensors = [x.to(device, dtype).detach().requires_grad_() for x in inputs]
     with sdpa_kernel(backend):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = F.scaled_dot_product_attention(*tensors, is_causal=True)
     out.sum().backward()
-    return out.detach(), q.grad, k.grad, v.grad
+    return [out.detach(), *(x.grad for x in tensors)]
 
 
 torch.manual_seed(0)
-for dim in (64, 128):
-    inputs = [torch.randn(2, 4, 333, dim, dtype=torch.float64) for _ in range(3)]
-    for dtype, bound in BOUND.items():
+for head_dim in (64, 128):
+    inputs = [torch.randn(2, 4, 333, head_dim, dtype=torch.float64) for _ in range(3)]
+    for dtype, bound in BOUNDS.items():
         rounded = [x.to(dtype).double() for x in inputs]
         expected = attention(rounded, SDPBackend.MATH, "cpu", torch.float64)
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
-            got = attention(inputs, backend, "cuda", dtype)
-            errors = [error(*pair) for pair in zip(got, expected, strict=True)]
-            case = f"{backend.name} {dtype} head dim {dim}: {max(errors):.2e}"
-            require(max(errors) < bound, f"{case}, bound {bound}")
+        for backend in BACKENDS:
+            results = attention(inputs, backend, "cuda", dtype)
+            error = max(map(relative_error, results, expected))
+            case = f"{backend.name} {dtype} head dim {head_dim}: {error:.2e}"
+            require(error < bound, f"{case}, bound {bound}")
             print(case)
 
 # gfx11 has no such kernel: torch must refuse, not return whatever is in memory
 wide = [torch.randn(1, 1, 64, 512, device="cuda", dtype=torch.float16) for _ in range(3)]
-for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+for backend in BACKENDS:
     try:
         with sdpa_kernel(backend):
             F.scaled_dot_product_attention(*wide)
     except RuntimeError:
         continue
     raise CheckFailed(f"{backend.name} accepts head dim 512")
-# asked past that choice, AOTriton refuses, and torch must say so; a wrong argument is another error
+# Called without torch's choice of a backend, AOTriton refuses, and torch must report that. A wrong
+# argument would be another error.
 try:
     torch.ops.aten._efficient_attention_forward(*wide, *[None] * 5, 0.0, 0)
 except torch.AcceleratorError:
     pass
 else:
-    raise CheckFailed("what AOTriton returns is passed over")
+    raise CheckFailed("torch ignores the error that AOTriton returns")
 
-a, b = torch.randn(256, 512), torch.randn(512, 128)
-off = error(a.cuda() @ b.cuda(), a.double() @ b.double())
-require(off < SINGLE, f"matrix product: {off:.2e}, bound {SINGLE}")
+a = torch.randn(256, 512)
+b = torch.randn(512, 128)
+error = relative_error(a.cuda() @ b.cuda(), a.double() @ b.double())
+require(error < FLOAT32_BOUND, f"matrix product: {error:.2e}, bound {FLOAT32_BOUND}")
 blas = torch.backends.cuda.preferred_blas_library()
 require(blas == torch._C._BlasBackend.Cublaslt, f"the default BLAS is {blas}, not hipBLASLt")
 print(f"on {properties.name}, {arch}: all passed")

@@ -27,15 +27,16 @@ require(torch.backends.cuda.is_flash_attention_available(), "built without flash
 require(torch.distributed.is_nccl_available(), "built without NCCL (RCCL)")
 require(torch.distributed.is_gloo_available(), "built without Gloo")
 
-found = [file for file in loaded() if file.name.startswith("libaotriton_v2.so")]
-folders = [file.parent for file in found]
+libraries = [file for file in loaded() if file.name.startswith("libaotriton_v2.so")]
+folders = [file.parent for file in libraries]
 require(folders == [PREFIX / "lib"], f"libaotriton_v2 is loaded from {folders}, not {PREFIX}/lib")
 images = PREFIX / "lib" / "aotriton.images" / "amd-gfx115x"
 require(any(images.rglob("*")), f"{images} is empty: attention would have no kernels")
 
 # BLAS libraries return complex dot products in different ways; a wrong guess gives zero.
 z = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128)
-dot, expected = torch.dot(z, z).item(), (1 + 2j) ** 2 + (3 - 1j) ** 2
+dot = torch.dot(z, z).item()
+expected = (1 + 2j) ** 2 + (3 - 1j) ** 2
 require(dot == expected, f"complex dot product is {dot}, expected {expected}")
 total = torch.from_numpy(np.arange(3.0)).numpy().sum()
 require(total == 3, f"a NumPy array comes back changed: its sum is {total}, expected 3")
