@@ -16,5 +16,6 @@ images = offload.count_images(elf.section(program, offload.SECTION))
 require(images == 1, f"{program} holds {images} device images, expected one for {ARCH}")
 needed = elf.dynamic(program).needed
 for library in ("libamdhip64.so", "libstdc++.so"):
-    require(any(name.startswith(library) for name in needed), f"{program} does not need {library}")
+    is_needed = any(name.startswith(library) for name in needed)
+    require(is_needed, f"{program} does not need {library}")
 print(f"{program.name}: one image for {ARCH}; needs {', '.join(needed)}")

@@ -16,22 +16,25 @@ PARTS = {"core": 1, "libraries": 2, "devel": 3, "all": 3}
 
 
 def main() -> None:
-    """The argument is the package that is installed, with those that it needs."""
+    """Check the package that the argument names, with those that it needs."""
     prefix = Path(os.environ["PREFIX"])
     tree = prefix / ROOT
-    here = files_below(tree)
+    files = files_below(tree)
     parts = ("core", "libraries", "devel")[: PARTS[sys.argv[1]]]
-    sums = dict(reversed(line.split("  ", 1)) for line in (tree / SUMS).read_text().splitlines())
+    sums = {}
+    for line in (tree / SUMS).read_text().splitlines():
+        digest, name = line.split("  ", 1)
+        sums[name] = digest
     expected = {name for name in sums if part_of(name, False) in parts}
-    present = {n for n, p in here.items() if not p.is_symlink()} - {SUMS}
+    present = {name for name, path in files.items() if not path.is_symlink()} - {SUMS}
     differences = f"missing {expected - present}, unexpected {present - expected}"
     require(present == expected, differences)
     for name in sorted(expected):
-        require(sha256(here[name]) == sums[name], f"{name} is not the file that was staged")
+        require(sha256(files[name]) == sums[name], f"{name} is not the file that was staged")
     for name in RUNTIME_LINKS:
         require((tree / name).is_file(), f"{name} is a dangling link")
-    warnings = require_loadable(here)
-    links = [name for name, path in here.items() if path.is_symlink() and not path.exists()]
+    warnings = require_loadable(files)
+    links = [name for name, path in files.items() if path.is_symlink() and not path.exists()]
     require(not links, f"dangling links: {links}")
     print(*warnings, f"{len(expected)} files as staged, nothing missing", sep="\n")
 
