@@ -4,14 +4,16 @@
 import torch
 from torchaudio.functional import forced_align, lfilter, melscale_fbanks
 
-from checks.gpu import why_skipped
+from checks.gpu import find_skip_reason
 from checks.verdict import require
 
 torch.manual_seed(0)
 wave = torch.rand(1, 1000) - 0.5
-a, b = torch.tensor([1.0, -0.5]), torch.tensor([0.5, 0.0])
+a = torch.tensor([1.0, -0.5])
+b = torch.tensor([0.5, 0.0])
 filtered = lfilter(wave, a, b)
-expected, last = [], 0.0
+expected = []
+last = 0.0
 for sample in wave[0].tolist():
     last = 0.5 * sample + 0.5 * last
     expected.append(last)
@@ -20,13 +22,14 @@ torch.testing.assert_close(filtered[0], torch.tensor(expected), rtol=1e-4, atol=
 log_probs = torch.rand(1, 20, 5).log_softmax(-1)
 targets = torch.tensor([[1, 2, 3]])
 aligned, _ = forced_align(log_probs, targets)
-tokens = [int(t) for t in aligned[0].unique_consecutive() if t]
+tokens = [int(token) for token in aligned[0].unique_consecutive() if token]
 require(tokens == [1, 2, 3], f"forced_align gives {tokens}, expected [1, 2, 3]")
 shape = tuple(melscale_fbanks(201, 0.0, 8000.0, 80, 16000).shape)
 require(shape == (201, 80), f"melscale_fbanks gives {shape}, expected (201, 80)")
 print("CPU: lfilter, forced_align and melscale_fbanks")
 
-if reason := why_skipped():
+reason = find_skip_reason()
+if reason:
     print(f"SKIPPED: GPU half, because {reason}; nothing ran on it")
 else:
     on_gpu = lfilter(wave.cuda(), a.cuda(), b.cuda()).cpu()
