@@ -11,9 +11,12 @@ from torchcodec.encoders import AudioEncoder
 
 from checks.verdict import require
 
-RATE, STEP = 16000, 2**-15  # WAV and FLAC have 16 bits
+RATE = 16000
+STEP = 2**-15  # WAV and FLAC have 16 bits
+FREQUENCY = 440
 
-wave = torch.sin(torch.arange(RATE) * (440 * 2 * torch.pi / RATE))[None] * 0.5
+phase = torch.arange(RATE) * (FREQUENCY * 2 * torch.pi / RATE)
+wave = torch.sin(phase)[None] * 0.5
 AudioEncoder(wave, sample_rate=RATE).to_file("own.flac")
 samples = AudioDecoder("own.flac").get_all_samples()
 require(samples.sample_rate == RATE, f"{samples.sample_rate} samples per second, not {RATE}")
@@ -21,13 +24,16 @@ torch.testing.assert_close(samples.data, wave, rtol=0, atol=2 * STEP)
 
 torchaudio.save("torchaudio.wav", wave, RATE)
 loaded, rate = torchaudio.load("torchaudio.wav")
-require(rate == RATE and Path("torchaudio.wav").stat().st_size > RATE, f"torchaudio.load: {rate}")
+size = Path("torchaudio.wav").stat().st_size
+require(rate == RATE and size > RATE, f"torchaudio.load: {rate}")
 torch.testing.assert_close(loaded, wave, rtol=0, atol=2 * STEP)
 print("audio: FLAC by torchcodec, WAV by torchaudio, both as written")
 
 frames = VideoDecoder(sys.argv[1])
 require(len(frames) == 10, f"{len(frames)} frames of 10")
-first, last = frames[0], frames[9]
-require(tuple(first.shape) == (3, 48, 64), f"a frame of {tuple(first.shape)}, not (3, 48, 64)")
+first = frames[0]
+last = frames[9]
+shape = tuple(first.shape)
+require(shape == (3, 48, 64), f"a frame of {shape}, not (3, 48, 64)")
 require(not torch.equal(first, last), "the last frame is the first")
 print("video: ten frames")
