@@ -8,7 +8,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.ops import nms, roi_align
 
-from checks.gpu import why_skipped
+from checks.gpu import find_skip_reason
 from checks.verdict import require
 
 # setup.py only warns about a codec that it does not find
@@ -16,10 +16,12 @@ for codec, bound in {"PNG": 0, "JPEG": 8, "WEBP": 0}.items():
     pixels = Image.new("RGB", (16, 8), (200, 100, 50))
     data = io.BytesIO()
     pixels.save(data, codec, lossless=True)
-    packed = torch.frombuffer(bytearray(data.getvalue()), dtype=torch.uint8)
-    decoded = decode_image(packed, ImageReadMode.RGB).int()
-    off = (decoded - torch.tensor([200, 100, 50]).view(3, 1, 1)).abs().max()
-    require(decoded.shape == (3, 8, 16) and off <= bound, f"{codec}: {decoded.shape}, off by {off}")
+    encoded = torch.frombuffer(bytearray(data.getvalue()), dtype=torch.uint8)
+    decoded = decode_image(encoded, ImageReadMode.RGB).int()
+    expected = torch.tensor([200, 100, 50]).view(3, 1, 1)
+    error = (decoded - expected).abs().max()
+    is_right = decoded.shape == (3, 8, 16) and error <= bound
+    require(is_right, f"{codec}: {decoded.shape}, off by {error}")
 print("decodes PNG, JPEG and WebP")
 
 torch.manual_seed(0)
@@ -29,16 +31,20 @@ scores = torch.rand(64)
 image = torch.rand(1, 3, 80, 80)
 rois = torch.cat([torch.zeros(64, 1), boxes], dim=1)
 
-kept, pooled = nms(boxes, scores, 0.5), roi_align(image, rois, (7, 7))
-require(0 < len(kept) < 64, f"nms keeps {len(kept)} of 64 boxes")
+selected = nms(boxes, scores, 0.5)
+count = len(selected)
+require(0 < count < 64, f"nms keeps {count} of 64 boxes")
+pooled = roi_align(image, rois, (7, 7))
 shape = tuple(pooled.shape)
 require(shape == (64, 3, 7, 7), f"roi_align gives {shape}, expected (64, 3, 7, 7)")
-print(f"CPU: nms keeps {len(kept)} of 64, roi_align gives {shape}")
+print(f"CPU: nms keeps {count} of 64, roi_align gives {shape}")
 
-if reason := why_skipped():
+reason = find_skip_reason()
+if reason:
     print(f"SKIPPED: GPU half, because {reason}; nothing ran on gfx1151")
 else:
-    torch.testing.assert_close(nms(boxes.cuda(), scores.cuda(), 0.5).cpu(), kept)
+    selected_on_gpu = nms(boxes.cuda(), scores.cuda(), 0.5).cpu()
+    torch.testing.assert_close(selected_on_gpu, selected)
     on_gpu = roi_align(image.cuda(), rois.cuda(), (7, 7)).cpu()
     torch.testing.assert_close(on_gpu, pooled, rtol=1e-4, atol=1e-4)
     print(f"{torch.cuda.get_device_name()}: nms and roi_align agree with the CPU")
