@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Applies patches to installed files: ``python apply_patches.py FOLDER PATCH...``
+"""Apply patches to installed files: ``python apply_patches.py FOLDER PATCH...``
 
-Without fuzz or offset: the lines that a hunk names must be what it expects. Files are changed, not
-made, renamed or removed.
+Without fuzz or offset: a hunk's lines must be in the file at the numbers that it has. Files are
+changed, not made, renamed or removed.
 """
 
 import re
@@ -14,18 +14,27 @@ HUNK = re.compile(r"^@@ -(\d+)\S* \+\S+ @@.*\n((?:[ +-].*\n)+)", re.M)
 
 
 def apply(folder: Path, patch: str) -> None:
-    """Raises ValueError for a hunk that does not apply."""
+    """Apply a patch to the files in a folder. Raises ValueError for a hunk that does not apply.
+
+    Args:
+        folder: The folder.
+        patch: The text of the patch.
+    """
     _, *parts = FILE.split(patch)
     for name, hunks in zip(parts[::2], parts[1::2], strict=True):
-        lines = (folder / name).read_text().splitlines(keepends=True)
-        for start, body in reversed(HUNK.findall(hunks)):  # from the end: line numbers stay right
+        file = folder / name
+        lines = file.read_text().splitlines(keepends=True)
+        # from the last to the first, so that line numbers stay right
+        for number, body in reversed(HUNK.findall(hunks)):
             changes = body.splitlines(keepends=True)
             old = [line[1:] for line in changes if line[0] in " -"]
-            place = slice(int(start) - 1, int(start) - 1 + len(old))
-            if lines[place] != old:
-                raise ValueError(f"{name}: the hunk at line {start} does not apply")
-            lines[place] = [line[1:] for line in changes if line[0] in " +"]
-        (folder / name).write_text("".join(lines))
+            new = [line[1:] for line in changes if line[0] in " +"]
+            start = int(number) - 1
+            end = start + len(old)
+            if lines[start:end] != old:
+                raise ValueError(f"{name}: the hunk at line {number} does not apply")
+            lines[start:end] = new
+        file.write_text("".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: a kernel from a package is found, and nothing else is ever taken for it.
+"""Package test: Triton finds a kernel in a package, and takes nothing else for it.
 
 Each compilation is a process of its own, with an empty cache of the user's.
 """
@@ -51,42 +51,77 @@ print(json.dumps({
 
 
 class Bench:
-    """An environment's prefix without kernels, and a module with one."""
+    """An environment's prefix without packaged kernels, and a module with a kernel.
+
+    Attributes:
+        folder: The folder of both.
+        prefix: The prefix.
+        module: The file of the module.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.prefix = folder, folder / "prefix"
+        self.folder = folder
+        self.prefix = folder / "prefix"
         self.module = folder / "made_here" / "kernels.py"
         self.module.parent.mkdir(parents=True)
         self.module.write_text(MODULE)
-        # the same files by another path: what a second environment is
+        # the same files by another path, as a second environment has them
         (folder / "triton").symlink_to(Path(triton.__file__).parent)
 
     def compile(self, version: str = triton.__version__) -> dict:
-        """What a new process gets; it must end well and say nothing."""
+        """Return what COMPILE prints in a new process. The process must not print an error.
+
+        Args:
+            version: The version that Triton takes itself for.
+        """
         with tempfile.TemporaryDirectory(dir=self.folder) as cache:
             environment = os.environ | {"TRITON_CACHE_DIR": cache, "PYTHONPATH": str(self.folder)}
             command = [sys.executable, "-c", COMPILE, str(self.prefix), version]
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
             require(done.returncode == 0 and not done.stderr, f"a child said: {done.stderr}")
-            found = json.loads(done.stdout)
-            self.kept = {Path(path).name: Path(path) for path in found["files"].values()}
-            if found["compiled"]:
-                shutil.rmtree(self.folder / "compiled", ignore_errors=True)
-                shutil.copytree(next(iter(self.kept.values())).parent, self.folder / "compiled")
-        return found
+            result = json.loads(done.stdout)
+            if result["compiled"]:
+                compiled = self.folder / "compiled"
+                shutil.rmtree(compiled, ignore_errors=True)
+                file = next(iter(result["files"].values()))
+                shutil.copytree(Path(file).parent, compiled)
+        return result
 
     def package(self, key: str) -> Path:
-        """Puts the kernel that was compiled last into a package of the prefix."""
+        """Put the kernel that was compiled last into a package of the prefix.
+
+        Args:
+            key: Triton's key of the kernel.
+
+        Returns:
+            The folder of the package.
+        """
         package = self.prefix / "share" / "triton-kernels" / "made-here"
         shutil.rmtree(package, ignore_errors=True)
-        (package / key).mkdir(parents=True)
+        kernel = package / key
+        kernel.mkdir(parents=True)
         files = {}
         for name in ("scaled_exp.json", "scaled_exp.hsaco"):
             content = (self.folder / "compiled" / name).read_bytes()
-            (package / key / name).write_bytes(content)
+            (kernel / name).write_bytes(content)
             files[name] = hashlib.sha256(content).hexdigest()
-        (package / "kernels.json").write_text(json.dumps({"kernels": {key: {"files": files}}}))
+        write_list(package, {key: {"files": files}})
         return package
+
+
+def write_list(package: Path, kernels: dict) -> None:
+    (package / "kernels.json").write_text(json.dumps({"kernels": kernels}))
+
+
+# Each function damages the package in a folder, which has one kernel.
+
+
+def flip_code(package: Path) -> None:
+    flip(next(package.glob("*/scaled_exp.hsaco")))
+
+
+def flip_metadata(package: Path) -> None:
+    flip(next(package.glob("*/scaled_exp.json")))
 
 
 def flip(file: Path) -> None:
@@ -95,42 +130,67 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+def remove_code(package: Path) -> None:
+    next(package.glob("*/scaled_exp.hsaco")).unlink()
+
+
+def replace_code_by_folder(package: Path) -> None:
+    code = next(package.glob("*/scaled_exp.hsaco"))
+    code.unlink()
+    code.mkdir()
+
+
+def cut_list(package: Path) -> None:
+    os.truncate(package / "kernels.json", 40)
+
+
+def replace_list(package: Path) -> None:
+    (package / "kernels.json").write_text("[]")
+
+
+def replace_files(package: Path) -> None:
+    (kernel,) = (path.name for path in package.iterdir() if path.is_dir())
+    write_list(package, {kernel: {"files": ["scaled_exp.hsaco"]}})
+
+
+DAMAGES = {
+    "code with a flipped bit": flip_code,
+    "metadata with a flipped bit": flip_metadata,
+    "no code": remove_code,
+    "a folder for code": replace_code_by_folder,
+    "half a list": cut_list,
+    "a list of another form": replace_list,
+    "files of another form": replace_files,
+}
+
 with tempfile.TemporaryDirectory() as folder:
-    first, second = Bench(Path(folder, "first")), Bench(Path(folder, "second"))
-    here, there = first.compile(), second.compile()
-    require(here["compiled"] and there["compiled"], "an empty cache had the kernel")
-    require(here["key"] == there["key"], "the key names a path of its environment")
-    require(here["code"] == there["code"], "the kernel names a path of its environment")
+    bench = Bench(Path(folder, "first"))
+    first = bench.compile()
+    second = Bench(Path(folder, "second")).compile()
+    require(first["compiled"] and second["compiled"], "an empty cache had the kernel")
+    require(first["key"] == second["key"], "the key names a path of its environment")
+    require(first["code"] == second["code"], "the kernel names a path of its environment")
 
-    first.package(here["key"])
-    found = first.compile()
-    require(not found["compiled"] and found["code"] == here["code"], "the package was not read")
-    require(all(str(first.prefix) in path for path in found["files"].values()), "from where?")
+    bench.package(first["key"])
+    packaged = bench.compile()
+    is_packaged = not packaged["compiled"] and packaged["code"] == first["code"]
+    require(is_packaged, "the package was not read")
+    is_in_prefix = all(str(bench.prefix) in path for path in packaged["files"].values())
+    require(is_in_prefix, "the kernel is from elsewhere than the prefix")
 
-    require(first.compile(version="0.0.0")["compiled"], "a kernel of another Triton was taken")
-    first.module.write_text(MODULE.replace("* 2.0", "* 3.0"))
-    changed = first.compile()
-    require(changed["compiled"] and changed["code"] != here["code"], "of another source")
-    first.module.write_text(MODULE)
-    first.compile(version="0.0.0")  # what package() takes
+    other_version = bench.compile(version="0.0.0")
+    require(other_version["compiled"], "a kernel of another Triton was taken")
+    bench.module.write_text(MODULE.replace("* 2.0", "* 3.0"))
+    changed = bench.compile()
+    is_compiled = changed["compiled"] and changed["code"] != first["code"]
+    require(is_compiled, "a kernel of another source was taken")
+    bench.module.write_text(MODULE)
+    bench.compile(version="0.0.0")  # package() takes the kernel that was compiled last
 
-    damages = {
-        "code with a flipped bit": lambda at: flip(at / here["key"] / "scaled_exp.hsaco"),
-        "metadata with a flipped bit": lambda at: flip(at / here["key"] / "scaled_exp.json"),
-        "no code": lambda at: (at / here["key"] / "scaled_exp.hsaco").unlink(),
-        "a folder for code": lambda at: (
-            (at / here["key"] / "scaled_exp.hsaco").unlink(),
-            (at / here["key"] / "scaled_exp.hsaco").mkdir(),
-        ),
-        "half a list": lambda at: os.truncate(at / "kernels.json", 40),
-        "a list of another form": lambda at: (at / "kernels.json").write_text("[]"),
-        "files of another form": lambda at: (at / "kernels.json").write_text(
-            json.dumps({"kernels": {here["key"]: {"files": ["scaled_exp.hsaco"]}}})
-        ),
-    }
-    for name, damage in damages.items():
-        damage(first.package(here["key"]))
-        found = first.compile()
-        require(found["compiled"] and found["code"] == here["code"], f"{name}: taken")
+    for name, damage in DAMAGES.items():
+        damage(bench.package(first["key"]))
+        result = bench.compile()
+        is_compiled = result["compiled"] and result["code"] == first["code"]
+        require(is_compiled, f"{name}: taken")
         print(f"{name}: compiled anew")
 print("the same kernel from two environments, found in a package, and compiled when in doubt")

@@ -2,7 +2,8 @@
 """Package test: compile a kernel for gfx1151 without a GPU, and check its code object.
 
 Catches a Triton without the AMDGPU target or lld, one without device libraries, and an AMD backend
-that falls back to another architecture. A type that gfx11 has no instructions for is an exception.
+that falls back to another architecture. For a type that gfx11 has no instructions for, Triton must
+raise an exception.
 """
 
 import triton
@@ -17,7 +18,7 @@ from checks.verdict import require
 
 @triton.jit
 def scaled_exp(x, y, n, BLOCK: tl.constexpr):
-    """Calls a device library function, so that a missing ocml.bc shows."""
+    """Call a function of the device libraries, so that a missing ocml.bc is noticed."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offsets, mask=offsets < n)
     tl.store(y + offsets, tl.extra.hip.libdevice.expm1(value) * 2.0, mask=offsets < n)
