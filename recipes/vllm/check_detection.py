@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What vLLM chooses for a GPU, with mock kernel drivers (KFD) and AMD SMI modules.
+"""Package test: what vLLM chooses for a GPU, with mock kernel drivers (KFD) and AMD SMI modules.
 
-The platform, the attention backend, the kernel of rms_norm and the tuned tables of MoE kernels.
+Checked are the platform, the attention backend, the kernel of rms_norm and the tuned tables of MoE
+kernels.
 
     python check_detection.py [--source DIR] [CASE...]
 
@@ -21,57 +22,90 @@ import re
 import sys
 import tempfile
 import types
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-CPU, STRIX_HALO, NAVI31, MI300 = (f"gfx_target_version {n}\n" for n in (0, 110501, 110000, 90402))
-FOLDER = None  # a properties entry that cannot be read, also by root
-ROCM, NONE = "RocmPlatform", "UnspecifiedPlatform"
-GFX1151 = {"platform": ROCM, "arch": "gfx1151", "capability": [11, 5], "name": "AMD_Radeon_8060S"}
+# Nodes of KFD, by what their `properties` hold.
+CPU = "gfx_target_version 0\n"
+STRIX_HALO = "gfx_target_version 110501\n"
+NAVI31 = "gfx_target_version 110000\n"
+MI300 = "gfx_target_version 90402\n"
+FOLDER = None  # a properties entry that cannot be read, not even by root
+ROCM = "RocmPlatform"
+NONE = "UnspecifiedPlatform"
+GFX1151 = {
+    "platform": ROCM,
+    "arch": "gfx1151",
+    "capability": [11, 5],
+    "name": "AMD_Radeon_8060S",
+}
 TRITON_FIRST = {"first": "TRITON_ATTN", "rocm_attn_stays": True}
 NO_AITER_NORM = {"rms_norm": ["native"]}
-#: Tables by their names' ends; "as default": from how many tokens on one equals vLLM's default.
-#: "fp8 depth": the deepest tile of experts in FP8, per tensor and in blocks (patch 0009).
 TABLES = {
-    "tables": {"": True, ",dtype=int4_w4a16": True}, "as default": 33, "fp8 depth": 32,
-}  # fmt: skip
-#: what is seen: (KFD nodes, the amdsmi module, torch is a ROCm build, what vLLM must say)
+    # by the ends of their names
+    "tables": {"": True, ",dtype=int4_w4a16": True},
+    # from so many tokens on, a table equals vLLM's default
+    "as default": 33,
+    # the deepest tile of experts in FP8, per tensor and in blocks (patch 0009)
+    "fp8 depth": 32,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A machine, and what vLLM must choose on it.
+
+    Attributes:
+        nodes: The nodes of KFD.
+        expected: What vLLM must choose; further choices are not compared.
+        amdsmi: The kind of the amdsmi module; see `fake_amdsmi`.
+        is_rocm: torch is a ROCm build.
+    """
+
+    nodes: list[str | None]
+    expected: dict
+    amdsmi: str = "absent"
+    is_rocm: bool = True
+
+
 CASES = {
-    "no driver": ([], "absent", True, {"platform": NONE}),
-    "a node without GPU": ([CPU], "absent", True, {"platform": NONE}),
-    "unreadable": ([FOLDER], "absent", True, {"platform": NONE}),
-    "no number": (["gfx_target_version x\n"], "absent", True, {"platform": NONE}),
-    "torch without ROCm": ([CPU, STRIX_HALO], "absent", False, {"platform": NONE}),
-    "no amdsmi": (
+    "no driver": Case([], {"platform": NONE}),
+    "a node without GPU": Case([CPU], {"platform": NONE}),
+    "unreadable": Case([FOLDER], {"platform": NONE}),
+    "no number": Case(["gfx_target_version x\n"], {"platform": NONE}),
+    "torch without ROCm": Case([CPU, STRIX_HALO], {"platform": NONE}, is_rocm=False),
+    "no amdsmi": Case(
         [CPU, STRIX_HALO],
-        "absent",
-        True,
         GFX1151 | TRITON_FIRST | NO_AITER_NORM | TABLES,
     ),
-    "one node unreadable": ([FOLDER, STRIX_HALO], "absent", True, GFX1151),
-    "amdsmi lists nothing": ([CPU, STRIX_HALO], "empty", True, GFX1151),
-    "amdsmi without library": ([CPU, STRIX_HALO], "broken", True, GFX1151),
-    "amdsmi lists it": ([], "lists", True, GFX1151 | TRITON_FIRST | TABLES),
-    "gfx1100": (
+    "one node unreadable": Case([FOLDER, STRIX_HALO], GFX1151),
+    "amdsmi lists nothing": Case([CPU, STRIX_HALO], GFX1151, amdsmi="empty"),
+    "amdsmi without library": Case([CPU, STRIX_HALO], GFX1151, amdsmi="broken"),
+    "amdsmi lists it": Case([], GFX1151 | TRITON_FIRST | TABLES, amdsmi="lists"),
+    "gfx1100": Case(
         [CPU, NAVI31],
-        "absent",
-        True,
         {"platform": ROCM, "arch": "gfx1100"} | TRITON_FIRST | NO_AITER_NORM,
     ),
-    "gfx942": (
+    "gfx942": Case(
         [CPU, MI300],
-        "absent",
-        True,
         {"arch": "gfx942", "first": "ROCM_ATTN", "rms_norm": ["aiter", "native"]},
     ),
 }
 COMMAND = "vllm --version"
-INSTALLED = {COMMAND: ([CPU, STRIX_HALO], "absent", True, GFX1151)}
+INSTALLED = {COMMAND: Case([CPU, STRIX_HALO], GFX1151)}
 
 
 def fake_amdsmi(kind: str) -> types.ModuleType | None:
-    """An amdsmi module of one kind; None makes its import fail."""
+    """Return a mock of the amdsmi module.
+
+    Args:
+        kind: "lists" (one GPU), "empty" (lists none), "broken" (its library is missing), "absent".
+
+    Returns:
+        The mock; None, which makes its import fail, for "absent".
+    """
     if kind == "absent":
         return None
     module = types.ModuleType("amdsmi")
@@ -84,12 +118,14 @@ def fake_amdsmi(kind: str) -> types.ModuleType | None:
     module.amdsmi_get_processor_handles = lambda: handles
     module.amdsmi_get_gpu_asic_info = lambda _: asic
     module.amdsmi_shut_down = lambda: None
-    module.amdsmi_init = (lambda: {}["libamd_smi.so"]) if kind == "broken" else lambda: None
+    module.amdsmi_init = lambda: None
+    if kind == "broken":
+        module.amdsmi_init = lambda: {}["libamd_smi.so"]  # raises KeyError, as AMD's does
     return module
 
 
 def load_source(folder: Path) -> None:
-    """Stand in for an installed vLLM: its tree, its version, and what its platforms do not need."""
+    """Make vLLM's source importable, with mocks of what its platforms import and do not need."""
     package = types.ModuleType("vllm")
     package.__path__ = [str(folder / "vllm")]
     sys.modules |= {"vllm": package, "regex": re}
@@ -111,20 +147,24 @@ def load_source(folder: Path) -> None:
 
 
 def functions(module: str, names: set[str], **globals_: object) -> types.SimpleNamespace:
-    """Functions of one of vLLM's modules, without what else its import loads."""
+    """Return functions of one of vLLM's modules, without importing it.
+
+    Args:
+        module: The path of the module below vllm, without `.py`.
+        names: The names of the functions.
+        globals_: What the functions refer to.
+    """
     file = Path(sys.modules["vllm"].__path__[0], f"{module}.py")
-    wanted = [
-        node
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name in names
-    ]
-    future = "from __future__ import annotations\n"
-    exec(future + "\n".join(map(ast.unparse, wanted)), globals_)
+    lines = ["from __future__ import annotations"]
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            lines.append(ast.unparse(node))
+    exec("\n".join(lines), globals_)
     return types.SimpleNamespace(**{name: globals_[name] for name in names})
 
 
 def rms_norm_order(platform: object) -> list[str]:
-    """The implementations of rms_norm in vLLM's order, where AITER is wanted and graphs are on."""
+    """Return the implementations of rms_norm in vLLM's order, with AITER and graphs enabled."""
     os.environ["VLLM_ROCM_USE_AITER"] = "1"
     compilation = types.SimpleNamespace(backend="inductor", mode=1, cudagraph_mode=1)
     config = types.SimpleNamespace(compilation_config=compilation)
@@ -132,7 +172,7 @@ def rms_norm_order(platform: object) -> list[str]:
 
 
 def moe_tables(platform: object) -> dict:
-    """Which tables for Qwen3-30B-A3B are found by name, and from where one is the default."""
+    """Return what vLLM takes from the tuned tables for Qwen3-30B-A3B, as TABLES has it."""
     moe = functions(
         "model_executor/layers/fused_moe/fused_moe",
         {"get_config_file_name", "get_default_config"},
@@ -141,29 +181,40 @@ def moe_tables(platform: object) -> dict:
         current_platform=platform,
     )
     folder = Path(sys.modules["vllm"].__path__[0], "model_executor/layers/fused_moe/configs")
-    files = {
-        dtype: folder / moe.get_config_file_name(128, 768, dtype) for dtype in (None, "int4_w4a16")
-    }
-    said = {"tables": {f",dtype={d}" if d else "": file.exists() for d, file in files.items()}}
-    if files[None].exists():
-        table = {int(key): value for key, value in json.loads(files[None].read_text()).items()}
-        nearest = {m: table[min(table, key=lambda key: abs(key - m))] for m in range(1, 20000)}
-        other = [m for m, entry in nearest.items()
-                 if entry != moe.get_default_config(m, 128, 768, 2048, 8, None)]  # fmt: skip
-        said["as default"] = max(other) + 1
-    depths = [
-        moe.get_default_config(m, 128, 768, 2048, 8, "fp8_w8a8", block)["BLOCK_SIZE_K"]
-        for m in (1, 64, 65, 4096) for block in (None, [128, 128])
-    ]  # fmt: skip
-    return said | {"fp8 depth": max(depths)}
+    table = folder / moe.get_config_file_name(128, 768, None)
+    int4_table = folder / moe.get_config_file_name(128, 768, "int4_w4a16")
+    result = {"tables": {"": table.exists(), ",dtype=int4_w4a16": int4_table.exists()}}
+    if table.exists():
+        entries = json.loads(table.read_text())
+        configs = {int(tokens): config for tokens, config in entries.items()}
+        last_other = 0
+        for tokens in range(1, 20000):
+            nearest = min(configs, key=lambda listed, tokens=tokens: abs(listed - tokens))
+            default = moe.get_default_config(tokens, 128, 768, 2048, 8, None)
+            if configs[nearest] != default:
+                last_other = tokens
+        result["as default"] = last_other + 1
+    depths = []
+    for tokens in (1, 64, 65, 4096):
+        for block in (None, [128, 128]):
+            config = moe.get_default_config(tokens, 128, 768, 2048, 8, "fp8_w8a8", block)
+            depths.append(config["BLOCK_SIZE_K"])
+    return result | {"fp8 depth": max(depths)}
 
 
-def select_platform(sys_class: str, amdsmi: str, hip: bool, source: Path | None) -> object:
-    """vLLM's choice in this process, with `sys_class` for /sys/class."""
+def select_platform(sys_class: str, amdsmi: str, is_rocm: bool, source: Path | None) -> object:
+    """Return the platform that vLLM chooses in this process.
+
+    Args:
+        sys_class: A folder in place of /sys/class.
+        amdsmi: The kind of the amdsmi module.
+        is_rocm: torch is a ROCm build.
+        source: The unpacked sdist of vLLM; None if vLLM is installed.
+    """
     if source:
         load_source(source)
     sys.modules["amdsmi"] = fake_amdsmi(amdsmi)
-    torch.version.hip = (torch.version.hip or "7.15") if hip else None
+    torch.version.hip = (torch.version.hip or "7.15") if is_rocm else None
     from vllm.platforms import interface
 
     interface.in_wsl = lambda: False
@@ -173,32 +224,42 @@ def select_platform(sys_class: str, amdsmi: str, hip: bool, source: Path | None)
     return platforms.current_platform
 
 
-def detect(case: str, sys_class: str, source: Path | None) -> dict:
-    """What vLLM says in this process, with `sys_class` for /sys/class."""
-    _, amdsmi, hip, _ = (CASES | INSTALLED)[case]
-    platform = select_platform(sys_class, amdsmi, hip, source)
-    said = {"platform": type(platform).__name__}
-    if said["platform"] == ROCM:
+def detect(name: str, sys_class: str, source: Path | None) -> dict:
+    """Return what vLLM chooses in this process.
+
+    Args:
+        name: The name of the case.
+        sys_class: A folder in place of /sys/class.
+        source: The unpacked sdist of vLLM; None if vLLM is installed.
+    """
+    case = (CASES | INSTALLED)[name]
+    platform = select_platform(sys_class, case.amdsmi, case.is_rocm, source)
+    choices = {"platform": type(platform).__name__}
+    if choices["platform"] == ROCM:
         from vllm.platforms import rocm
 
-        order = [b.name for b in rocm._get_backend_priorities(use_mla=False, use_sparse=False)]
+        backends = rocm._get_backend_priorities(use_mla=False, use_sparse=False)
+        order = [backend.name for backend in backends]
         capability = platform.get_device_capability()
-        said |= {"arch": rocm._GCN_ARCH, "capability": [capability.major, capability.minor]}
-        said |= {"first": order[0], "rocm_attn_stays": "ROCM_ATTN" in order}
+        choices["arch"] = rocm._GCN_ARCH
+        choices["capability"] = [capability.major, capability.minor]
+        choices["first"] = order[0]
+        choices["rocm_attn_stays"] = "ROCM_ATTN" in order
         if rocm._GCN_ARCH == "gfx1151":
-            said["name"] = platform.get_device_name()
-            said |= moe_tables(platform)
-        said["rms_norm"] = rms_norm_order(platform)
-    if case == COMMAND:
+            choices["name"] = platform.get_device_name()
+            choices |= moe_tables(platform)
+        choices["rms_norm"] = rms_norm_order(platform)
+    if name == COMMAND:
         from vllm.entrypoints.cli.main import main as command
 
         sys.argv = COMMAND.split()
         with contextlib.suppress(SystemExit):
             command()
-    return said
+    return choices
 
 
 def make_nodes(sys_class: Path, nodes: list[str | None]) -> None:
+    """Make KFD's nodes in a folder in place of /sys/class."""
     for number, text in enumerate(nodes):
         properties = sys_class / "kfd/kfd/topology/nodes" / str(number) / "properties"
         if text is FOLDER:
@@ -214,19 +275,22 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE")
     options = parser.parse_args()
     os.environ.pop("VLLM_TARGET_DEVICE", None)
-    known = CASES | ({} if options.source else INSTALLED)
+    cases = CASES if options.source else CASES | INSTALLED
     failed = 0
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        for case in options.cases or known:
-            nodes, _, _, wanted = known[case]
+        for name in options.cases or cases:
+            case = cases[name]
             with tempfile.TemporaryDirectory() as folder:
-                make_nodes(Path(folder), nodes)
+                make_nodes(Path(folder), case.nodes)
                 try:
-                    said = pool.apply(detect, (case, folder, options.source))
+                    choices = pool.apply(detect, (name, folder, options.source))
                 except Exception as error:
-                    said = {"platform": f"{type(error).__name__}: {error}"}
-            wrong = {key: said.get(key) for key, value in wanted.items() if said.get(key) != value}
-            print(f"{case}: {'says ' + str(wrong) if wrong else 'ok'}", flush=True)
+                    choices = {"platform": f"{type(error).__name__}: {error}"}
+            wrong = {}
+            for key, expected in case.expected.items():
+                if choices.get(key) != expected:
+                    wrong[key] = choices.get(key)
+            print(f"{name}: says {wrong}" if wrong else f"{name}: ok", flush=True)
             failed += bool(wrong)
     return int(failed > 0)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's own count of an APU's memory, and whether the flags that the doctor prints fit it.
+"""Package test: vLLM's own count of an APU's memory, and the flags that the doctor prints for it.
 
     python check_memory.py [--source DIR] [CASE...]
 
@@ -29,16 +29,29 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
-    """A machine in GiB, and what vLLM must make of it."""
+    """A machine, and what vLLM must make of it. Sizes are in GiB.
+
+    Attributes:
+        carve_out: The memory that the firmware reserves for the GPU.
+        gtt: The system memory that the GPU may use.
+        pages: TTM's limit.
+        memory: The system memory.
+        available: The part of it that is available.
+        hip: Free and total memory, as HIP counts them.
+        free: The free memory that vLLM must count.
+        default_fits: vLLM's default utilization is accepted.
+        weights: The size of a model.
+        model_fits: The doctor prints flags for the model.
+    """
 
     carve_out: float
     gtt: float
-    pages: float  # TTM's limit
+    pages: float
     memory: float
     available: float
-    hip: tuple[float, float]  # free and total
-    free: float  # as vLLM must count it
-    default_fits: bool  # vLLM's default utilization
+    hip: tuple[float, float]
+    free: float
+    default_fits: bool
     weights: int
     model_fits: bool = True
 
@@ -48,18 +61,69 @@ class Case:
 
 
 CASES = {
-    "512 MiB and 96 GiB of GTT": Case(0.5, 96, 96, 125, 118, (96, 96), 96, True, 40),
+    "512 MiB and 96 GiB of GTT": Case(
+        carve_out=0.5,
+        gtt=96,
+        pages=96,
+        memory=125,
+        available=118,
+        hip=(96, 96),
+        free=96,
+        default_fits=True,
+        weights=40,
+    ),
     # the carve-out is not the system's: 55 available GiB say nothing about it
-    "64 GiB carved out": Case(64, 31, 31, 62, 55, (63, 64), 63, True, 40),
-    "GTT below the model": Case(0.5, 62, 62, 125, 118, (62, 62), 62, True, 70, False),
-    "the system uses most": Case(0.5, 120, 120, 125, 40, (119, 120), 40, False, 20),
-    # seen with amdgpu.gttsize raised and ttm.pages_limit not: more free than in all
-    "page limit below GTT": Case(0.5, 128, 62, 125, 118, (120, 62), 62, True, 40),
+    "64 GiB carved out": Case(
+        carve_out=64,
+        gtt=31,
+        pages=31,
+        memory=62,
+        available=55,
+        hip=(63, 64),
+        free=63,
+        default_fits=True,
+        weights=40,
+    ),
+    "GTT below the model": Case(
+        carve_out=0.5,
+        gtt=62,
+        pages=62,
+        memory=125,
+        available=118,
+        hip=(62, 62),
+        free=62,
+        default_fits=True,
+        weights=70,
+        model_fits=False,
+    ),
+    "the system uses most": Case(
+        carve_out=0.5,
+        gtt=120,
+        pages=120,
+        memory=125,
+        available=40,
+        hip=(119, 120),
+        free=40,
+        default_fits=False,
+        weights=20,
+    ),
+    # observed with amdgpu.gttsize raised and ttm.pages_limit not: more is free than there is
+    "page limit below GTT": Case(
+        carve_out=0.5,
+        gtt=128,
+        pages=62,
+        memory=125,
+        available=118,
+        hip=(120, 62),
+        free=62,
+        default_fits=True,
+        weights=40,
+    ),
 }
 
 
 def make_host(root: Path, case: Case) -> None:
-    """The files that vLLM's platform and the doctor read."""
+    """Make the files that vLLM's platform and the doctor read."""
     make_nodes(root / "sys/class", [STRIX_HALO + "simd_count 80\ndrm_render_minor 128\n"])
     for card in ("card1", "renderD128"):
         device = root / "sys/class/drm" / card / "device"
@@ -76,7 +140,7 @@ def make_host(root: Path, case: Case) -> None:
 
 
 def fake_machine(case: Case) -> None:
-    """HIP's and psutil's answers."""
+    """Replace what HIP and psutil return."""
     free, total = (int(gib * GIB) for gib in case.hip)
     torch.accelerator.get_memory_info = lambda device: (free, total)
     torch.accelerator.memory_stats = lambda device: {}
@@ -86,21 +150,33 @@ def fake_machine(case: Case) -> None:
 
 
 def measure(name: str, root: str, source: Path | None) -> list[str]:
-    """What is wrong in this process, with `root` for the machine's files."""
+    """Return what is wrong in this process, one line each.
+
+    Args:
+        name: The name of the case.
+        root: A folder in place of the machine's files.
+        source: The unpacked sdist of vLLM; None if vLLM is installed.
+    """
     case = CASES[name]
     platform = select_platform(f"{root}/sys/class", "lists", True, source)
     if type(platform).__name__ != ROCM:
         return [f"the platform is {platform}"]
     opened = []
     properties = types.SimpleNamespace(is_integrated=1, total_memory=0)
-    torch.cuda.get_device_properties = lambda device: opened.append(device) or properties
+
+    def get_device_properties(device: object) -> object:
+        opened.append(device)
+        return properties
+
+    torch.cuda.get_device_properties = get_device_properties
     total = platform.get_device_total_memory()
-    wrong = ["HIP is opened for the total"] if opened else []
+    faults = ["HIP is opened for the total"] if opened else []
     fake_machine(case)
     from vllm.utils import mem_utils
 
     snapshot = mem_utils.MemorySnapshot(device="cuda:0")
-    said = {
+    # each value, and the expected one
+    comparisons = {
         "total": (total, max(case.carve_out, case.gtt) * GIB),
         "integrated": (platform.is_integrated_gpu(0), case.is_shared),
         "free": (snapshot.free_memory, case.free * GIB),
@@ -108,35 +184,50 @@ def measure(name: str, root: str, source: Path | None) -> list[str]:
         "capability": (platform.is_device_capability((11, 5)), True),
         "default fits": (fits(snapshot, 0.92, mem_utils), case.default_fits),
     }
-    wrong += [f"{what}: {found}, not {right}" for what, (found, right) in said.items()
-              if found != right]  # fmt: skip
-    found = testing.memory_of(Path(root))
-    if found is None or found.total != snapshot.total_memory:
-        return [*wrong, f"the doctor reads {found}, HIP's total is {snapshot.total_memory}"]
-    flags = found.flags(case.weights * GIB)
+    for name, (value, expected) in comparisons.items():
+        if value != expected:
+            faults.append(f"{name}: {value}, not {expected}")
+    memory = testing.memory_of(Path(root))
+    if memory is None or memory.total != snapshot.total_memory:
+        return [*faults, f"the doctor reads {memory}, HIP's total is {snapshot.total_memory}"]
+    flags = memory.flags(case.weights * GIB)
     if bool(flags) != case.model_fits:
-        return [*wrong, f"the doctor's flags for a model of {case.weights} GiB: {flags}"]
+        return [*faults, f"the doctor's flags for a model of {case.weights} GiB: {flags}"]
     if flags:
-        wrong += refused(flags, snapshot, case.weights * GIB, mem_utils)
-    return wrong
+        faults += find_flag_faults(flags, snapshot, case.weights * GIB, mem_utils)
+    return faults
 
 
-def refused(
-    flags: str, snapshot: object, weights: int, mem_utils: types.ModuleType
+def find_flag_faults(
+    flags: str,
+    snapshot: object,
+    weights: int,
+    mem_utils: types.ModuleType,
 ) -> Iterator[str]:
-    """Which of the doctor's flags vLLM does not accept, or cannot keep."""
+    """Yield a line for each of the doctor's flags that vLLM does not accept, or cannot keep.
+
+    Args:
+        flags: The doctor's flags.
+        snapshot: vLLM's count of the memory.
+        weights: The size of the model, in bytes.
+        mem_utils: vLLM's module of that name.
+    """
     parse = functions(
-        "utils/argparse_utils", {"human_readable_int"}, re=re, argparse=argparse
+        "utils/argparse_utils",
+        {"human_readable_int"},
+        re=re,
+        argparse=argparse,
     ).human_readable_int
     _, utilization, _, cache = flags.split()
     if not fits(snapshot, float(utilization), mem_utils):
         yield f"the doctor's --gpu-memory-utilization {utilization} is refused"
-    if weights + parse(cache) + testing.OVERHEAD > snapshot.total_memory * float(utilization):
+    required = weights + parse(cache) + testing.OVERHEAD
+    if required > snapshot.total_memory * float(utilization):
         yield f"the doctor's --kv-cache-memory-bytes {cache} is more than vLLM would take"
 
 
 def fits(snapshot: object, utilization: float, mem_utils: types.ModuleType) -> bool:
-    """Whether vLLM's start accepts a utilization."""
+    """Return whether vLLM accepts a utilization when it starts."""
     worker = functions(
         "v1/worker/utils",
         {"request_memory"},
@@ -144,8 +235,9 @@ def fits(snapshot: object, utilization: float, mem_utils: types.ModuleType) -> b
         format_gib=mem_utils.format_gib,
         logger=logging.getLogger(),
     )
+    config = types.SimpleNamespace(gpu_memory_utilization=utilization)
     try:
-        worker.request_memory(snapshot, types.SimpleNamespace(gpu_memory_utilization=utilization))
+        worker.request_memory(snapshot, config)
     except ValueError:
         return False
     return True
@@ -158,15 +250,15 @@ def main() -> int:
     options = parser.parse_args()
     failed = 0
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        for case in options.cases or CASES:
+        for name in options.cases or CASES:
             with tempfile.TemporaryDirectory() as root:
-                make_host(Path(root), CASES[case])
+                make_host(Path(root), CASES[name])
                 try:
-                    wrong = pool.apply(measure, (case, root, options.source))
+                    faults = pool.apply(measure, (name, root, options.source))
                 except Exception as error:
-                    wrong = [f"{type(error).__name__}: {error}"]
-            print(f"{case}: {'; '.join(wrong) or 'ok'}", flush=True)
-            failed += bool(wrong)
+                    faults = [f"{type(error).__name__}: {error}"]
+            print(f"{name}: {'; '.join(faults) or 'ok'}", flush=True)
+            failed += bool(faults)
     return int(failed > 0)
 
 
