@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Names and rows of a GGUF file's weights, as the patches have them; vLLM's modules are mocks."""
+"""Package test: names and rows of a GGUF file's weights, with the patches.
+
+vLLM's modules are mocks.
+"""
 
 import importlib.abc
 import importlib.machinery
@@ -16,11 +19,14 @@ class Mock(ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        made = {"__init__": lambda self, *args, **options: None}
-        return type(name, (), made) if name[0].isupper() else MagicMock()
+        if not name[0].isupper():
+            return MagicMock()
+        return type(name, (), {"__init__": lambda self, *args, **options: None})
 
 
 class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a mock for vllm and each of its modules."""
+
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "vllm":
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -35,8 +41,8 @@ class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, Mocks())
 torch.ops.vllm = MagicMock()  # what the plugin registers through vLLM
-from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig  # noqa: E402
-from vllm_gguf_plugin.weights_adapter import get_weights_adapter  # noqa: E402
+from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig  # noqa: E402 (after the mocks)
+from vllm_gguf_plugin.weights_adapter import get_weights_adapter  # noqa: E402 (after the mocks)
 
 
 def require(holds, fault: str) -> None:
@@ -45,32 +51,45 @@ def require(holds, fault: str) -> None:
         sys.exit(fault)
 
 
-def loaded(config, name: str, weight: torch.Tensor) -> torch.Tensor:
-    """Return what vLLM gets for a tensor of layer 0 of the file."""
+def load(config, name: str, weight: torch.Tensor) -> torch.Tensor:
+    """Return what vLLM gets for a tensor of layer 0 of the file.
+
+    Args:
+        config: The model's configuration.
+        name: The tensor's name, below `self_attn`.
+        weight: The tensor in the file.
+    """
     named = [(f"model.layers.0.self_attn.{name}", weight)]
-    ((_, found),) = get_weights_adapter(config).map_weights(named)
-    return found
+    ((_, mapped),) = get_weights_adapter(config).map_weights(named)
+    return mapped
 
 
-def stored(weight: torch.Tensor, heads: int) -> torch.Tensor:
+def permute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Return the rows in the order of a file: LlamaModel.permute of convert_hf_to_gguf.py."""
-    rows = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2)
+    rows = weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2)
     return rows.reshape(weight.shape)
 
 
-HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-for heads, name in ((4, "q_proj"), (2, "k_proj")):
+HEADS = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LLAMA = LlamaConfig(**HEADS)
+QWEN = Qwen3Config(**HEADS)
+for num_heads, projection in ((4, "q_proj"), (2, "k_proj")):
     for suffix in ("weight", "qweight"):  # qweight: the bytes of packed rows
-        weight = torch.randint(0, 256, (16 * heads, 36), dtype=torch.uint8)
-        found = loaded(LlamaConfig(**HEADS), f"{name}.{suffix}", stored(weight, heads))
-        require(torch.equal(found, weight), f"Llama's {name}.{suffix} is in the order of its file")
-        found = loaded(Qwen3Config(**HEADS), f"{name}.{suffix}", weight)
-        require(torch.equal(found, weight), f"Qwen's {name}.{suffix} is not as in its file")
-weight, kind = torch.randn(32, 64), torch.tensor(12)
-found = loaded(LlamaConfig(**HEADS), "v_proj.weight", weight)
-require(torch.equal(found, weight), "Llama's v_proj.weight is not as in its file")
-found = loaded(LlamaConfig(**HEADS), "q_proj.qweight_type", kind)
-require(found == 12, "the type of Llama's q_proj is another")
+        name = f"{projection}.{suffix}"
+        weight = torch.randint(0, 256, (16 * num_heads, 36), dtype=torch.uint8)
+        mapped = load(LLAMA, name, permute(weight, num_heads))
+        require(torch.equal(mapped, weight), f"Llama's {name} is in the order of its file")
+        mapped = load(QWEN, name, weight)
+        require(torch.equal(mapped, weight), f"Qwen's {name} is not as in its file")
+weight = torch.randn(32, 64)
+mapped = load(LLAMA, "v_proj.weight", weight)
+require(torch.equal(mapped, weight), "Llama's v_proj.weight is not as in its file")
+mapped = load(LLAMA, "q_proj.qweight_type", torch.tensor(12))
+require(mapped == 12, "the type of Llama's q_proj is another")
 
 config = Qwen3MoeConfig(num_hidden_layers=2, num_experts=4, architectures=["Qwen3MoeForCausalLM"])
 names = get_weights_adapter(config).build_name_map(
@@ -78,6 +97,6 @@ names = get_weights_adapter(config).build_name_map(
 )
 for part in ("gate", "up", "down"):
     expected = f"model.layers.1.mlp.experts.0.{part}_proj.weight"
-    found = names[f"blk.1.ffn_{part}_exps.weight"]
-    require(found == expected, f"Qwen3-MoE's {part} is named {found}")
+    name = names[f"blk.1.ffn_{part}_exps.weight"]
+    require(name == expected, f"Qwen3-MoE's {part} is named {name}")
 print("weights of Llama, Qwen and Qwen3-MoE are named and ordered as their models want them")
