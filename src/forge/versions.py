@@ -220,7 +220,7 @@ def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> It
 
 def conflicts(recipes: RecipeSet) -> Iterator[str]:
     """Yield a line for each requirement of recipes and stacks that our versions do not satisfy."""
-    versions = {}
+    versions: dict[str, str] = {}
     for recipe in recipes.recipes.values():
         versions |= dict.fromkeys(recipe.output_names, recipe.version)
     requirements = set()

@@ -124,7 +124,7 @@ class LocalChannel:
 
     def records(self) -> list[Record]:
         """List every package in the index. Raises ForgeError if an index file cannot be read."""
-        records = []
+        records: list[Record] = []
         for subdir in SUBDIRS:
             records += self._read_index(subdir)
         return records

@@ -132,7 +132,7 @@ class HostBaseMaker:
 
     def _list_required(self) -> set[str]:
         """Return the canonical names of the projects in its requirements."""
-        projects = set()
+        projects: set[str] = set()
         for line in self.requirements.splitlines():
             if line and not line.startswith("#"):
                 projects.add(canonicalize_name(Requirement(line).name))

@@ -271,10 +271,10 @@ def drop_requirements(dist_info: Path, names: Sequence[str]) -> None:
     entry = f"{dist_info.name}/METADATA,"
     record = dist_info / "RECORD"
     entries = []
-    for line in record.read_text().splitlines():
-        if line.startswith(entry):
-            line = f"{entry}sha256={sha256.rstrip(b'=').decode()},{len(content)}"
-        entries.append(f"{line}\n")
+    for text in record.read_text().splitlines():
+        if text.startswith(entry):
+            text = f"{entry}sha256={sha256.rstrip(b'=').decode()},{len(content)}"
+        entries.append(f"{text}\n")
     record.write_text("".join(entries))
 
 
