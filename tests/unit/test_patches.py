@@ -229,8 +229,8 @@ def test_patch_that_leaves_the_source(patched: Patched, how: str) -> None:
 
 
 def test_the_longest_name_in_a_patch() -> None:
-    assert not patching.fault(NEW.format("b/" + "x" * 498))
-    assert patching.fault(NEW.format("b/" + "x" * 499))
+    assert not patching.find_fault(NEW.format("b/" + "x" * 498))
+    assert patching.find_fault(NEW.format("b/" + "x" * 499))
 
 
 @pytest.mark.parametrize("text", ["", "no patch at all\n", "--- a/text\n+++ b/text\n"])
