@@ -10,8 +10,6 @@ those of upstream's path.
 Finished kernels stay in Triton's own cache, TRITON_CACHE_DIR: a killed build goes on from there.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

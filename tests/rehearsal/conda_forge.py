@@ -301,7 +301,7 @@ def from_pypi(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]
     subprocess.run([*download, *(f"{name}=={v}" for name, v in chosen.items())], check=True)
     found = wheels_of(chosen, cache)
     for wheel in found.values():
-        made = wheel.conversion(found)
+        made = wheel.plan_conversion(found)
         depends = [*made.depends, *NEEDS_MORE.get(made.name, ())]
         build = f"{MARK}_{made.build.rsplit('_', 2)[-2]}_0"
         made = dataclasses.replace(made, build=build, depends=depends)
