@@ -26,7 +26,7 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from forge.errors import without_secrets  # noqa: E402 (sys.path has to be changed before)
+from forge.errors import remove_secrets  # noqa: E402 (sys.path has to be changed before)
 
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 DEVICE = Path("/dev/kfd")
@@ -79,7 +79,7 @@ def read_end(path: Path) -> str:
     if start:
         # The first word is cut. What is left of it may be the end of a secret.
         text = re.sub(r"\A\S*", "", text)
-    return without_secrets(text, os.environ)
+    return remove_secrets(text, os.environ)
 
 
 def make_way(path: Path) -> None:
@@ -223,7 +223,7 @@ class Night:
         texts = {}
         for name, path in self.list_files().items():
             texts[name] = read_end(path).encode()
-        texts["README.md"] = without_secrets(self.page, os.environ).encode()
+        texts["README.md"] = remove_secrets(self.page, os.environ).encode()
         try:
             if self.partial.resolve() != self.partial or not self.partial.exists():
                 self.keep_room()

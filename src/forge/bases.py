@@ -18,7 +18,7 @@ from rattler_build import VariantConfig
 from forge import network
 from forge.conda.local import HOST_BOUND
 from forge.conda.location import refuse_credentials
-from forge.errors import ForgeError, redacted
+from forge.errors import ForgeError, redact
 from forge.project import Project
 
 CONDA_FORGE = "https://conda.anaconda.org/conda-forge"
@@ -79,10 +79,10 @@ class Base:
         }
 
 
-def unanswered() -> str:
+def find_outage() -> str:
     """Return why conda-forge cannot be reached now; empty if it answers."""
     url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
-    return redacted(network.unanswered(url, PROBE_SECONDS))
+    return redact(network.find_outage(url, PROBE_SECONDS))
 
 
 def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
@@ -104,7 +104,7 @@ def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
         current = BaseName.HOST if host_bound else BaseName.CONDA_FORGE
         origin = "that of the packages in the channel; or --base"
         return current.value, f"base: {current.value} ({origin})"
-    reason = unanswered()
+    reason = find_outage()
     if reason:
         return BaseName.HOST.value, f"base: host (conda-forge does not answer: {reason})"
     return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"

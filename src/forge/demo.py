@@ -24,7 +24,7 @@ from forge.hostbase.base import LOCK, require_compilers
 from forge.hostbase.lock import fetch_wheels, read_pins
 from forge.hostbase.wheels import Wheel, is_nvidia
 from forge.project import Project
-from forge.recipes.recipe import Recipe, list_patches, sources_of
+from forge.recipes.recipe import Recipe, list_patches, list_sources
 from forge.sources import patching
 from forge.sources.archives import unpack
 from forge.sources.cache import Progress, SourceCache
@@ -198,7 +198,7 @@ def patch_flash_attn(
     progress: Progress,
 ) -> None:
     """Unpack flash-attn's source to `tree` and apply the recipe's patches."""
-    (source,) = sources_of(recipe)
+    (source,) = list_sources(recipe)
     cache.fetch(source, progress)
     unpack(cache.path(source), tree)
     patches = list_patches(recipe, recipe.sources[0])

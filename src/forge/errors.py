@@ -39,7 +39,7 @@ SHORTEST_SECRET = 4  # characters; shorter values occur in every text
 LONGEST_LINE = 600  # characters
 
 
-def redacted(error: object) -> str:
+def redact(error: object) -> str:
     """Return a text without the credentials in its URLs."""
     text = str(error)
     for pattern, replacement in SECRETS:
@@ -47,7 +47,7 @@ def redacted(error: object) -> str:
     return text
 
 
-def without_secrets(text: str, environment: Mapping[str, str]) -> str:
+def remove_secrets(text: str, environment: Mapping[str, str]) -> str:
     """Return a log without secrets and without the credentials in URLs, fit for strangers.
 
     Args:
@@ -67,7 +67,7 @@ def without_secrets(text: str, environment: Mapping[str, str]) -> str:
         if len(secret) >= SHORTEST_SECRET:
             characters = map(re.escape, secret)
             text = re.sub(r"\n?".join(characters), "***", text)
-    return SECRET_TEXT.sub(_mask, redacted(text))
+    return SECRET_TEXT.sub(_mask, redact(text))
 
 
 def _mask(secret: re.Match[str]) -> str:
@@ -86,7 +86,7 @@ class ForgeError(Exception):
 
     def __init__(self, message: object) -> None:
         """Remove credentials, control characters and the ends of endless words from the message."""
-        text = "".join(_escape(character) for character in redacted(message))
+        text = "".join(_escape(character) for character in redact(message))
         super().__init__(LONG_WORD.sub(r"\1...", text))
 
 
@@ -117,5 +117,5 @@ class NotAttempted(ForgeError):
 
 def one_line(text: str) -> str:
     """Return foreign text as one short line of ASCII, which every terminal and log takes."""
-    plain = ascii(redacted(text))[1:-1]
+    plain = ascii(redact(text))[1:-1]
     return " ".join(plain.split())[:LONGEST_LINE]

@@ -123,7 +123,7 @@ def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
         raise ForgeError(f"credentials ({AUTH_FILE}, or in HOME): {reason}") from None
 
 
-def for_indexes() -> networking.Client:
+def make_solver_client() -> networking.Client:
     """Make the client for solvers, with a limit, since they report no progress of a download."""
     return client(retries=1, seconds=patience())
 
@@ -197,7 +197,7 @@ class _EndingWriter:
         raise _Answered
 
 
-def unanswered(url: str, seconds: int) -> str:
+def find_outage(url: str, seconds: int) -> str:
     """Return why a file cannot be read; empty if its first bytes come within some seconds."""
     try:
         download(client(retries=0, seconds=seconds), url, _EndingWriter())

@@ -103,7 +103,7 @@ def job_processes(session: int, output: Path) -> Iterator[int]:
                 yield process
 
 
-def left_behind(job: int) -> set[int] | None:
+def find_output_holders(job: int) -> set[int] | None:
     """Return the processes that hold a job's output open after its script has ended.
 
     Args:
@@ -135,7 +135,7 @@ def _read_state(entry: Path) -> tuple[str, int]:
     return fields[0], int(fields[1])
 
 
-def named_pipe(output: Path) -> Path | None:
+def find_named_pipe(output: Path) -> Path | None:
     """Return a named pipe among the files that a script installed, if there is one.
 
     rattler-build would wait for ever for somebody to write to it.

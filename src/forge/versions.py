@@ -16,12 +16,12 @@ from rattler import Version as CondaVersion
 from unearth import Link
 
 from forge.conda.scratch import cache_folder, scratch
-from forge.conda.solve import package_name
+from forge.conda.solve import parse_package_name
 from forge.envs.manifest import Manifest
 from forge.errors import ForgeError, NotAttempted
 from forge.files import read_text
 from forge.recipes.plan import RecipeSet
-from forge.recipes.recipe import Recipe, purls_of, sources_of
+from forge.recipes.recipe import Recipe, list_sources, parse_purls
 from forge.sources import git
 from forge.sources.archives import unpack
 from forge.sources.cache import Progress
@@ -83,7 +83,7 @@ def listed_at(recipe: Recipe) -> str:
     Returns:
         "PyPI", or the URL of a repository.
     """
-    purls = purls_of(recipe)
+    purls = parse_purls(recipe)
     if not purls:
         return ""
     purl = purls[0]
@@ -116,7 +116,7 @@ def _list_files(downloader: Downloader, recipe: Recipe) -> Iterator[tuple[str, s
     place = listed_at(recipe)
     if not place:
         return
-    purl = purls_of(recipe)[0]
+    purl = parse_purls(recipe)[0]
     if place == "PyPI":
         for file in downloader.files_of(purl.name):
             yield file.version or "", _yank_reason(file.link)
@@ -187,7 +187,7 @@ def _unpack_release(recipe: Recipe, release: str, tree: Path, progress: Progress
 
     No hash is compared, because no build uses them.
     """
-    source = sources_of(recipe)[0]
+    source = list_sources(recipe)[0]
     url = source.url.replace(recipe.version, release)
     archive = tree.with_name("archive")
     downloader = Downloader()
@@ -231,7 +231,7 @@ def conflicts(recipes: RecipeSet) -> Iterator[str]:
         for specs in Manifest.load(path).environments.values():
             requirements |= {(f"stacks/{path.parent.name}", spec) for spec in specs}
     for dependent, spec in sorted(requirements):
-        version = versions.get(package_name(spec))
+        version = versions.get(parse_package_name(spec))
         required = MatchSpec(spec).version
         if not version or not required:
             continue

@@ -19,7 +19,7 @@ from forge.bases import CONDA_FORGE
 from forge.building.environments import find_unsolvable
 from forge.conda.local import LocalChannel
 from forge.recipes.plan import RecipeSet, Step
-from forge.recipes.recipe import package_name
+from forge.recipes.recipe import parse_package_name
 
 Packages = dict[str, dict[str, Any]]
 
@@ -52,7 +52,7 @@ def complete(recipes: RecipeSet, steps: list[Step]) -> Packages:
     ]
     sections = [step.recipe.requirements for step in steps] + tests
     for spec in {"pip", *chain.from_iterable(chain(*map(dict.values, sections)))}:
-        name = package_name(spec)
+        name = parse_package_name(spec)
         if name in recipes.owner or name.startswith("__") or name == "python":
             continue
         spec = f"{spec} {variants.get(spec.replace('-', '_'), '')}"  # what rattler-build asks for

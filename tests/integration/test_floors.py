@@ -21,7 +21,7 @@ from forge.conda import pypi
 from forge.errors import NotAttempted
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
-from forge.recipes.recipe import Recipe, package_name, sources_of
+from forge.recipes.recipe import Recipe, list_sources, parse_package_name
 from forge.sources.cache import SourceCache
 
 PROJECT = Project.at(CHECKOUT)
@@ -36,7 +36,7 @@ def sdists() -> list[tuple[Recipe, str]]:
     """Recipes whose source is an sdist of their own on PyPI, with its file name."""
     base = bases.load(PROJECT, "conda-forge", {"sources_from": ["pypi"]})
     recipes = RecipeSet(PROJECT, base).recipes.values()
-    named = [(recipe, source.purl) for recipe in recipes for source in sources_of(recipe)]
+    named = [(recipe, source.purl) for recipe in recipes for source in list_sources(recipe)]
     return [
         (recipe, purl.qualifiers["file_name"])
         for recipe, purl in named
@@ -84,7 +84,7 @@ def unexplained(requirements: list[str], upstream: Bounds, text: str) -> list[st
     result = []
     for spec in requirements:
         name, _, version = spec.partition(" ")
-        name = package_name(name)
+        name = parse_package_name(name)
         bound = lower_bound(SpecifierSet(version)) if re.match("[<>=!~]", version) else None
         known = upstream.get(canonicalize_name(NAMES.get(name) or name))
         reason = re.search(rf"# .*{re.escape(str(bound))}.*\n *- {re.escape(spec)}\n", text)
@@ -96,7 +96,7 @@ def unexplained(requirements: list[str], upstream: Bounds, text: str) -> list[st
 @pytest.mark.parametrize(("recipe", "file"), sdists(), ids=lambda value: getattr(value, "name", ""))
 def test_no_lower_bound_is_above_upstreams(recipe: Recipe, file: str) -> None:
     source = next(
-        s for s in sources_of(recipe) if s.purl and s.purl.qualifiers["file_name"] == file
+        s for s in list_sources(recipe) if s.purl and s.purl.qualifiers["file_name"] == file
     )
     try:
         archive = SourceCache(PROJECT).fetch(source, lambda *_: None)

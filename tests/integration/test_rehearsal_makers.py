@@ -24,7 +24,7 @@ from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.conda.local import write_index
 from forge.conda.package import Package
 from forge.hostbase.wheels import Conversion
-from forge.recipes.recipe import package_name, packages_in
+from forge.recipes.recipe import list_packages, parse_package_name
 from forge.recipes.render import build_recipes
 
 TARGETS = """\
@@ -194,8 +194,8 @@ tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }
     assert conda_forge.asked(tmp_path) == wheels
     real = conda_forge.asked(CHECKOUT)
     assert {"huggingface_hub>=1.31.0", "pyelftools", "accelerate"} < {*real}
-    own = {name for file in CHECKOUT.glob("recipes/*/recipe.yaml") for name in packages_in(file)}
-    assert not own & {*map(package_name, real)}
+    own = {name for file in CHECKOUT.glob("recipes/*/recipe.yaml") for name in list_packages(file)}
+    assert not own & {*map(parse_package_name, real)}
     assert not [name for name in real if "gfx1151" in name]
 
 

@@ -30,7 +30,7 @@ from rehearsal import compilers, debian, trees
 from forge.conda.local import write_index
 from forge.files import move_whole, sha256_file
 from forge.hostbase import wheels
-from forge.recipes.recipe import package_name, packages_in
+from forge.recipes.recipe import list_packages, parse_package_name
 from forge.recipes.render import build_recipes
 from forge.sources.cache import PYPI_URL, Source
 
@@ -166,7 +166,7 @@ def asked(root: Path) -> list[str]:
     own, specs = {*PARTS, "python", "gcc"}, set[str]()
     for recipe in root.glob("recipes/*/recipe.yaml"):
         # a name may have the GPU in it
-        own |= {re.sub(r"\$\{\{.*?\}\}", "*", name) for name in packages_in(recipe)}
+        own |= {re.sub(r"\$\{\{.*?\}\}", "*", name) for name in list_packages(recipe)}
         data = yaml.safe_load(recipe.read_text())
         for part in [data, *data.get("outputs", [])]:
             tests = [test.get("requirements") for test in part.get("tests", [])]
@@ -286,7 +286,7 @@ def build(parts: list[dict[str, Any]], work: Path, subdir: Path) -> None:
 def from_pypi(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]:
     """Wheels as packages: what pip resolves `specs` to, but what is built here from source."""
     specs = [*specs, *itertools.chain(*NEEDS_MORE.values())]
-    names = {spec: package_name(spec) for spec in specs}
+    names = {spec: parse_package_name(spec) for spec in specs}
     wanted = [spec.replace(name, PYPI_NAMES.get(name, name), 1) for spec, name in names.items()]
     cache.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]

@@ -15,7 +15,7 @@ from forge.building.jobs import run_job
 from forge.cli.context import LOCAL_FORMAT, Context
 from forge.errors import Failed, ForgeError
 from forge.processes import kill_leftovers, max_jobs
-from forge.recipes.recipe import prepare, sources_of
+from forge.recipes.recipe import list_sources, prepare
 from forge.sources.cache import SourceCache
 
 
@@ -26,7 +26,7 @@ def build(ctx: Context, name: str, folder: Path) -> list[Path]:
     sources = SourceCache(ctx.project)
     kill_leftovers(folder.parent)  # compilers of a build that was killed
     shutil.rmtree(folder, ignore_errors=True)
-    for source in sources_of(step.recipe):
+    for source in list_sources(step.recipe):
         sources.fetch(source, lambda *_: None)
     for raw in step.recipe.sources:
         if wrong := prepare(step.recipe, raw, sources, folder / "src_cache"):

@@ -31,7 +31,7 @@ from forge import bases
 from forge.conda import pypi
 from forge.project import SUBDIRS, Project
 from forge.recipes.plan import RecipeSet
-from forge.recipes.recipe import package_name
+from forge.recipes.recipe import parse_package_name
 from forge.recipes.render import render
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
@@ -127,7 +127,7 @@ class Rendered:
             own = section.get("requirements", {})
             unbound = output["build"].get("noarch") or own.get("ignore_run_exports")
             for host in own.get("host", []):
-                name = package_name(spec_of(host, self.outputs))
+                name = parse_package_name(spec_of(host, self.outputs))
                 if name == "python" and not unbound:
                     number = self.python.split()[1].removesuffix(".*")
                     specs.append(f"python_abi {number}.* *_cp{number.replace('.', '')}")
@@ -172,8 +172,8 @@ class Rendered:
                     "name": name, "version": version, "build": build, "subdir": subdir,
                     "build_number": 0, "sha256": "0" * 64, "size": 1,
                     "depends": [
-                        d for d in self.run(output) if package_name(d) not in self.lacks[name]
-                        and (package_name(d) in self.outputs or theirs(d))
+                        d for d in self.run(output) if parse_package_name(d) not in self.lacks[name]
+                        and (parse_package_name(d) in self.outputs or theirs(d))
                     ],
                     "constrains": [spec_of(c, self.outputs) for c in constrains],
                     "purls": pypi.purls(f"{name}-{version}-{build}.conda", NAMES),
@@ -221,10 +221,10 @@ class Solver:
 
     def lacking(self, specs: list[str]) -> set[str]:
         """The names of which no record is as asked."""
-        return {package_name(spec) for spec in specs if not self._has(spec)}
+        return {parse_package_name(spec) for spec in specs if not self._has(spec)}
 
     def _has(self, spec: str) -> bool:
-        name, wanted = package_name(spec), MatchSpec(spec)
+        name, wanted = parse_package_name(spec), MatchSpec(spec)
         if name.startswith("__"):
             return True
         return name in self.names and any(
@@ -239,7 +239,7 @@ class Solver:
             GenericVirtualPackage(PackageName(name), Version(version), BuildString("0"))
             for name, version in machine.items()
         ]
-        specs = [spec for spec in specs if package_name(spec) not in self.lacking(specs)]
+        specs = [spec for spec in specs if parse_package_name(spec) not in self.lacking(specs)]
         return asyncio.run(solve_with_sparse_repodata(specs, self.data, virtual_packages=virtual))
 
     def solve(self, specs: list[str], machine: dict[str, str] = MACHINE) -> set[str]:

@@ -171,7 +171,7 @@ GUARDS = [
     ),
     Guard(
         ERRORS,
-        "in redacted(message))",
+        "in redact(message))",
         "in str(message))",
         "tests/unit/test_credentials.py::test_sources_that_do_not_answer",
     ),

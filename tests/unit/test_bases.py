@@ -25,11 +25,11 @@ PROJECT = Project.at(CHECKOUT)
     [("", "conda-forge", "its repodata answers"), ("busy", "host", "does not answer: busy")],
 )
 def test_auto(monkeypatch: pytest.MonkeyPatch, error: str, name: str, why: str) -> None:
-    def unanswered(url: str, _: int) -> str:
+    def find_outage(url: str, _: int) -> str:
         assert url.startswith(bases.CONDA_FORGE)
         return error
 
-    monkeypatch.setattr(bases.network, "unanswered", unanswered)
+    monkeypatch.setattr(bases.network, "find_outage", find_outage)
     chosen, line = bases.choose(BaseName.AUTO)
     assert chosen == name and why in line and "\n" not in line
 
@@ -39,7 +39,7 @@ def test_a_channel_stays_on_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_bound: bool, name: str
 ) -> None:
     """Whether conda-forge answers now or not; one that is named is taken."""
-    monkeypatch.setattr(bases.network, "unanswered", lambda *_: "no" if name != "host" else "")
+    monkeypatch.setattr(bases.network, "find_outage", lambda *_: "no" if name != "host" else "")
     monkeypatch.delenv("FORGE_BASE", raising=False)
     project = MiniProject(tmp_path)
     source = Source(project.channel)
@@ -53,7 +53,7 @@ def test_a_channel_stays_on_its_base(
 
 
 def test_a_named_base_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bases.network, "unanswered", None)
+    monkeypatch.setattr(bases.network, "find_outage", None)
     assert bases.choose(BaseName.CONDA_FORGE)[0] == "conda-forge"
 
 

@@ -98,7 +98,7 @@ def test_note(tmp_path: Path, record_property: Property) -> None:
         path.write_bytes(mutant)
         local = LocalChannel(tmp_path)
         tally.give(
-            lambda local=local: (local.digest_of(record), local.tests_of(record)),
+            lambda local=local: (local.read_digest(record), local.read_test_count(record)),
             lambda r: isinstance(r[0], dict | None) and isinstance(r[1], int | None),
             mutant,
         )

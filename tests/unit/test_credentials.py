@@ -17,7 +17,7 @@ from forge import network
 from forge.cli.main import app
 from forge.conda.location import Location
 from forge.envs.manifest import Manifest, match_spec
-from forge.errors import ForgeError, NotAttempted, one_line, redacted, without_secrets
+from forge.errors import ForgeError, NotAttempted, one_line, redact, remove_secrets
 from forge.project import Project
 from forge.sources.cache import Source, SourceCache
 
@@ -140,7 +140,7 @@ def test_mirrors(mirror: str, says: str, tmp_path: Path, monkeypatch: pytest.Mon
     said = told(lambda: read(Location("https://conda.invalid/x", retries=0), "a"))
     assert SECRET not in said and said and says in said
     if not says:
-        assert SECRET not in redacted(network.unanswered("https://conda.invalid/x", 1))
+        assert SECRET not in redact(network.find_outage("https://conda.invalid/x", 1))
 
 
 def test_token_of_the_store_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,16 +161,16 @@ def test_token_of_the_store_is_not_told(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 def test_the_rule_itself(url: str) -> None:
     for text in (url, f"see {url}/noarch/a.conda (404)", f"'{url}', and {url}", f"403 ({url})"):
-        for shown in (str(ForgeError(text)), one_line(text), redacted(text)):
+        for shown in (str(ForgeError(text)), one_line(text), redact(text)):
             assert SECRET not in shown and "127.0.0.1:9" in shown
     assert SECRET in url, "or nothing was tested"
 
 
 def test_what_is_no_credential_stays() -> None:
     for text in ("https://a.invalid/b/noarch/x-1-0.conda", "a@b.c wrote /t/x", "1/t/ 2; token"):
-        assert redacted(text).startswith(text[:10])
-    assert redacted("https://a.invalid/b/noarch/x-1-0.conda: 404").endswith("x-1-0.conda: 404")
-    shown = redacted(f"403 for url (https://h.invalid/t/{SECRET}/c/x.conda)")
+        assert redact(text).startswith(text[:10])
+    assert redact("https://a.invalid/b/noarch/x-1-0.conda: 404").endswith("x-1-0.conda: 404")
+    shown = redact(f"403 for url (https://h.invalid/t/{SECRET}/c/x.conda)")
     assert shown == "403 for url (https://h.invalid/t/***/c/x.conda)"
     assert Location("file:///srv/t/channel").folder == Path("/srv/t/channel")
 
@@ -213,9 +213,9 @@ def test_no_secret_is_in_a_log_for_strangers(text: str) -> None:
         "OTHER": "https://token-as-user@h/",
         "HOME": "/home/ann",
     }
-    assert without_secrets("plain", environment) == "plain"
-    assert without_secrets("/home/ann: 3 tokens", environment) == "/home/ann: 3 tokens"
-    left = without_secrets(f"before {text} after", environment)
+    assert remove_secrets("plain", environment) == "plain"
+    assert remove_secrets("/home/ann: 3 tokens", environment) == "/home/ann: 3 tokens"
+    left = remove_secrets(f"before {text} after", environment)
     assert left.startswith("before ") and ("*" in left or "GET http://h/x" in left)
     secrets = ["hunter", SECRET, "s3c", "words", "p%20w", "sesame", "token-as-user"]
     assert not [secret for secret in secrets if secret in left]

@@ -142,7 +142,7 @@ def test_numbers_of_tests_in_a_note(tests: Any, known: int | None, tmp_path: Pat
     (tmp_path / "forge").mkdir()
     note = {"sha256": record.sha256, "tests": tests}
     (tmp_path / "forge/alpha-1.0-h1234567_0.json").write_text(json.dumps(note))
-    assert channel.tests_of(record) == known
+    assert channel.read_test_count(record) == known
 
 
 @pytest.mark.parametrize("part", ["x", "a:", "a:/", "'a:", ";key"])

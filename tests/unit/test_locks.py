@@ -165,7 +165,7 @@ def test_a_copy_asks_pypi_for_nothing(tmp_path: Path) -> None:
     torch = 'pypi-dependencies]\ntorch = "*"\n'
     file.write_text(f'[workspace]\nchannels = ["x"]\n[{torch}[feature.a.{torch}')
     assert Manifest.load(file).environments == {"default": []}
-    text = Manifest.load(file).localized({}, set())
+    text = Manifest.load(file).localize({}, set())
     assert "pypi-dependencies" not in tomllib.loads(text)
 
 
@@ -174,14 +174,14 @@ def test_a_copy_asks_pypi_for_nothing(tmp_path: Path) -> None:
 def test_a_channel_is_replaced_however_it_is_written(tmp_path: Path, form: str, other: str) -> None:
     file = tmp_path / "pixi.toml"
     file.write_text(FORMS[form])
-    text = Manifest.load(file).localized({OURS: other}, set())
+    text = Manifest.load(file).localize({OURS: other}, set())
     assert tomllib.loads(text)["workspace"] == {"channels": [other, "conda-forge"]}
 
 
 def test_tables_by_channel_follow_their_channel(tmp_path: Path) -> None:
     file = tmp_path / "pixi.toml"
     file.write_text(f"{FORMS['basic']}\nconda-pypi-map.'{OURS}'.mapping-mode = 'replace'\n")
-    file.write_text(Manifest.load(file).localized({OURS: "file:///b"}, set()))
+    file.write_text(Manifest.load(file).localize({OURS: "file:///b"}, set()))
     names = tomllib.loads(file.read_text())["workspace"]["conda-pypi-map"]
     assert names == {"file:///b": {"mapping-mode": "replace"}}
 
@@ -196,7 +196,7 @@ def test_requirements_are_left_out_and_nothing_else(tmp_path: Path) -> None:
         "[feature.more]\ndependencies.python = '*'\ndependencies.alpha = '*'\n[feature.none]\n"
     )
     before = tomllib.loads(file.read_text())
-    after = tomllib.loads(Manifest.load(file).localized({}, {"alpha", "never"}, "3.13.*"))
+    after = tomllib.loads(Manifest.load(file).localize({}, {"alpha", "never"}, "3.13.*"))
     assert after.pop("dependencies") == {"beta": "*", "python": "3.13.*"}
     needs = {name: table["dependencies"] for name, table in after.pop("feature").items()}
     assert needs == {"more": {"python": "3.13.*"}, "none": {}}

@@ -22,7 +22,7 @@ from forge.envs.manifest import Manifest
 from forge.envs.workspace import Workspace
 from forge.project import Project
 from forge.recipes.plan import RecipeSet, Step
-from forge.recipes.recipe import purls_of, sources_of
+from forge.recipes.recipe import list_sources, parse_purls
 
 MANIFEST = """\
 [workspace]
@@ -172,7 +172,7 @@ def planned(mini: MiniProject) -> list[Step]:
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
     steps = recipes.plan(LocalChannel(mini.channel))
     for step in steps:
-        sources_of(step.recipe), purls_of(step.recipe)
+        list_sources(step.recipe), parse_purls(step.recipe)
     predict_skipped(recipes, steps, read_unfetched(project, steps))
     return steps
 

@@ -113,9 +113,9 @@ def test_what_does_not_answer_is_said_in_one_line(
     home: Path, url: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(network.AUTH_FILE, str(credentials(home, url)))
-    why = network.unanswered(f"{url}/{path}", 1)
+    why = network.find_outage(f"{url}/{path}", 1)
     assert why and "\n" not in why
-    assert not network.unanswered(f"{url}/file", 300)
+    assert not network.find_outage(f"{url}/file", 300)
 
 
 def test_the_later_file_and_the_longer_prefix_win(home: Path) -> None:
@@ -165,5 +165,5 @@ def test_a_solver_asks_an_index_twice(home: Path) -> None:
             self.send_error(503)
 
     with served(home, Busy) as address, pytest.raises(RuntimeError, match="503"):
-        network.download(network.for_indexes(), f"{address}/repodata.json", io.BytesIO())
+        network.download(network.make_solver_client(), f"{address}/repodata.json", io.BytesIO())
     assert len(asked) == 2

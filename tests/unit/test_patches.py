@@ -21,7 +21,7 @@ from forge.errors import ForgeError
 from forge.files import sha256_file
 from forge.project import Project
 from forge.recipes.plan import RecipeSet, load_all_sources
-from forge.recipes.recipe import sources_of
+from forge.recipes.recipe import list_sources
 from forge.sources import patching
 from forge.sources.cache import SourceCache
 
@@ -58,7 +58,7 @@ class Patched:
         self.recipe = mini.recipe("alpha", source=named) / "recipe.yaml"
         self.project = Project.at(mini.root)
         self.cached = SourceCache(self.project)
-        self.cached.add(archive, sources_of(self.recipes().recipes["alpha"]))
+        self.cached.add(archive, list_sources(self.recipes().recipes["alpha"]))
 
     def recipes(self) -> RecipeSet:
         return load_all_sources(self.project)

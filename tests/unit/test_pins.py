@@ -60,7 +60,7 @@ def selected(key: str, value: str, records: list[dict[str, Any]]) -> Iterator[Pa
                 yield record
 
 
-def left_behind(
+def find_output_holders(
     pins: Mapping[str, list[str]], records: list[dict[str, Any]]
 ) -> dict[str, set[str]]:
     """Pins `KEY VALUE` that hardly a record of the last DAYS is built with -> what those need."""
@@ -100,14 +100,14 @@ def test_no_pin_of_a_recipe_is_left_behind(records: list[dict[str, Any]]) -> Non
     pins = pins_in_recipes()
     assert pins["ffmpeg"] == [">=8,<10 lgpl_*"]
     versions = {name: [value.split()[0] for value in values] for name, values in pins.items()}
-    assert left_behind(versions, records) == {}
-    assert left_behind({"ffmpeg": ["2.*"]}, records)
+    assert find_output_holders(versions, records) == {}
+    assert find_output_holders({"ffmpeg": ["2.*"]}, records)
 
 
 def test_no_pin_is_left_behind(records: list[dict[str, Any]]) -> None:
     pins = {key: values for key, values in PINS.items() if key not in OURS}
     assert len(pins) > 10
-    assert left_behind(pins, records) == {}
+    assert find_output_holders(pins, records) == {}
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_a_pin_that_was_left_behind_is_found(
     records: list[dict[str, Any]], key: str, value: str
 ) -> None:
     """pybind11_abi was 4 here for three months after conda-forge's torch had 11."""
-    assert left_behind({key: [value]}, records)
+    assert find_output_holders({key: [value]}, records)

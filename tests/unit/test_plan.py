@@ -34,7 +34,7 @@ class Recorded(LocalChannel):
         made = [Record(*vars(o).values(), "", 0) for step in self.taken for o in step.outputs]
         return [*made, Record("zeta", "9", "h1234567_7", "noarch", "", 0)]
 
-    def digest_of(self, record: Record) -> dict[str, str] | None:
+    def read_digest(self, record: Record) -> dict[str, str] | None:
         return next(s.digest for s in self.taken if record.name in s.recipe.output_names)
 
 
@@ -111,7 +111,7 @@ def test_what_is_in_the_channel_is_up_to_date(mini: MiniProject) -> None:
         (changed[1].digest, "variant values changed"),
         (None, "changed since the build in the channel"),
     ):
-        channel.digest_of = lambda r, d=digest: d if r.name == "beta" else alpha.digest
+        channel.read_digest = lambda r, d=digest: d if r.name == "beta" else alpha.digest
         assert recipes_of(mini).plan(channel)[1].reason == reason
 
 
@@ -308,7 +308,7 @@ def test_a_damaged_note_only_loses_the_reason(mini: MiniProject, note: object) -
     channel = Recorded(mini.channel)
     channel.taken = recipes_of(mini).plan(channel)
     (mini.root / "recipes" / "alpha" / "more").touch()
-    channel.digest_of = lambda _: note
+    channel.read_digest = lambda _: note
     (step,) = recipes_of(mini).plan(channel)
     assert step.action == BUILD and step.reason
 

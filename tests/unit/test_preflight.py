@@ -162,7 +162,7 @@ def test_a_failure_ends_the_run_unless_asked(
 def unsolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What conda-forge cannot satisfy; it answers."""
     reasons = {"beta": "conda-forge has no gamma"}
-    monkeypatch.setattr(bases, "unanswered", lambda: "")
+    monkeypatch.setattr(bases, "find_outage", lambda: "")
     monkeypatch.setattr(building, "find_unsolvable", lambda *_: reasons)
     return reasons
 

@@ -17,7 +17,14 @@ import pytest
 from forge import processes
 from forge.building import jobs
 from forge.errors import Failed, ForgeError
-from forge.processes import SESSION, end_job, job_processes, kill_leftovers, left_behind, max_jobs
+from forge.processes import (
+    SESSION,
+    end_job,
+    find_output_holders,
+    job_processes,
+    kill_leftovers,
+    max_jobs,
+)
 from forge.project import Project
 
 
@@ -57,7 +64,7 @@ def test_what_a_script_leaves_behind(how: str) -> None:
     """It holds the output that the engine reads to its end, whatever session or folder it is in."""
     job = subprocess.Popen([sys.executable, "-c", WAITS, how])
     try:
-        while not (found := left_behind(job.pid)):
+        while not (found := find_output_holders(job.pid)):
             assert job.poll() is None, "not found"
             time.sleep(0.05)
         (process,) = found
@@ -74,7 +81,7 @@ def test_a_script_that_runs_is_left_alone() -> None:
     job = subprocess.Popen([sys.executable, "-c", WAITS, script], stdin=subprocess.PIPE)
     while job.poll() is None and Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text() == "":
         time.sleep(0.05)
-    assert left_behind(job.pid) is None
+    assert find_output_holders(job.pid) is None
     job.communicate(b"\n")
     assert job.returncode == 0
 

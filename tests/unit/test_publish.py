@@ -443,13 +443,15 @@ def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -
     note, package = source.folder / f"forge/{dist}.json", source.folder / f"noarch/{dist}.conda"
     original = note.read_text()
     (record,) = source.records()
-    assert source.digest_of(record) == {"content": "alpha"} and source.tests_of(record) == 1
+    assert (
+        source.read_digest(record) == {"content": "alpha"} and source.read_test_count(record) == 1
+    )
     for text in ('{"content": "alpha"}', "{", original.replace(record.sha256, "0" * 64)):
         note.write_text(text)
         with pytest.raises(ForgeError, match=r"alpha.*no note of passed tests"):
             PublishedChannel(target).publish(source)
     note.write_text('{"content": "alpha"}')
-    assert source.digest_of(record) is None
+    assert source.read_digest(record) is None
     note.write_text(original)
     whole = package.read_bytes()
     for bit in range(8):  # its sha256 is then above or below the right one

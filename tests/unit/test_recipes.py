@@ -22,7 +22,7 @@ from forge.conda.local import CONTENT_HASH
 from forge.project import Project
 from forge.recipes.cost import read_costs
 from forge.recipes.plan import RecipeSet
-from forge.recipes.recipe import list_patches, package_name, purls_of, sources_of
+from forge.recipes.recipe import list_patches, list_sources, parse_package_name, parse_purls
 from forge.recipes.render import render
 from forge.sources.cache import PYPI_URL
 from forge.sources.patching import touched
@@ -47,7 +47,7 @@ def test_renders(either: RecipeSet, name: str) -> None:
         assert data["tests"], "a package without a test"
         assert CONTENT_HASH.search(data["build"]["string"])
         assert data["build"]["string"].startswith(either.base.base_tag)
-    for source in sources_of(recipe):
+    for source in list_sources(recipe):
         assert re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", source.digest)
 
 
@@ -140,7 +140,7 @@ def test_one_late_package_of_conda_forge_does_not_stop_vllm(recipes: RecipeSet) 
     from_conda_forge = [
         spec
         for spec in recipes.recipes["vllm"].requirements["run"]
-        if package_name(spec) not in recipes.owner
+        if parse_package_name(spec) not in recipes.owner
     ]
     assert len(from_conda_forge) > 50
     assert [spec for spec in from_conda_forge if "==" in spec] == []
@@ -191,8 +191,8 @@ def test_amds_own_kernels_of_aotriton() -> None:
         output["recipe"]["build"]["string"].startswith("gfx1151_upstream_h")
         for output in render(path, fast.base, "x")
     )
-    (added,) = {s.url for s in sources_of(fast.recipes[name])} - {
-        s.url for s in sources_of(ours.recipes[name])
+    (added,) = {s.url for s in list_sources(fast.recipes[name])} - {
+        s.url for s in list_sources(ours.recipes[name])
     }
     assert added.endswith("/0.12b/aotriton-0.12b-images-amd-gfx115x.tar.gz")
 
@@ -292,7 +292,7 @@ def test_tests_of_packages_know_their_gpu() -> None:
 
 def test_no_archive_of_another_gpu_is_taken_for_ours() -> None:
     (source,) = [
-        s for s in sources_of(for_gpu("gfx1150").recipes["rocm-sdk"]) if "therock" in s.origin
+        s for s in list_sources(for_gpu("gfx1150").recipes["rocm-sdk"]) if "therock" in s.origin
     ]
     assert "gfx1150" in source.origin and set(source.digest) == {"0"}
 
@@ -315,7 +315,7 @@ def test_what_pypi_has_is_named(either: RecipeSet) -> None:
     assert names["pytorch"] == "torch" and "libtorch" not in names
     assert names.keys() <= {*either.owner, *either.absent}
     for recipe in either.recipes.values():
-        on_pypi = {purl.name for purl in purls_of(recipe) if purl.type == "pypi"}
+        on_pypi = {purl.name for purl in parse_purls(recipe) if purl.type == "pypi"}
         assert on_pypi <= {*names.values()}, f"{recipe.name}: extra.pypi lacks a name"
 
 
@@ -332,7 +332,9 @@ def test_vllm_runs_the_checks_of_its_kernels(either: RecipeSet) -> None:
         "strix-validate serve || test $? -eq 3",
     ]
     assert "strix-validate" in test["requirements"]["run"]
-    assert {"pytorch", "triton"} <= {package_name(spec) for spec in recipe.requirements["run"]}
+    assert {"pytorch", "triton"} <= {
+        parse_package_name(spec) for spec in recipe.requirements["run"]
+    }
 
 
 def test_doctor_comes_with_few_packages(tmp_path: Path) -> None:

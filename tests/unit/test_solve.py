@@ -22,7 +22,7 @@ from forge.cli.stacks import Stack
 from forge.envs.manifest import Manifest
 from forge.errors import ForgeError
 from forge.generated import compose
-from forge.recipes.recipe import package_name
+from forge.recipes.recipe import parse_package_name
 
 CORE = {"python": ["3.13"], "aotriton_kernels": ["core"]}
 NEXT = {"python": ["3.14.* *_cp314"]}
@@ -50,14 +50,14 @@ def test_requirements_solve(rendered: Rendered, solver: Solver, recipe: str) -> 
     lacking, listed = set(), set(LACKS.get(recipe, []))
     apart = rendered.apart(recipe)
     for wanted in rendered.environments(recipe):
-        there = [s for s in wanted.specs if package_name(s) not in listed | apart]
+        there = [s for s in wanted.specs if parse_package_name(s) not in listed | apart]
         try:
             solver.solve(there)
         except SolverError as error:
             pytest.fail(f"{wanted.what} does not solve: {error}"[:2000])
         lacking |= solver.lacking(there)
         for spec in set(wanted.specs) - set(there):
-            if package_name(spec) in apart:
+            if parse_package_name(spec) in apart:
                 with pytest.raises(SolverError):
                     solver.solve([*there, spec])
                 continue
@@ -76,8 +76,8 @@ def test_stacks_solve(rendered: Rendered, solver: Solver, stack: str) -> None:
     """
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
     for specs in manifest.environments.values():
-        specs = [rendered.python if package_name(s) == "python" else s for s in specs]
-        lacking, names = solver.lacking(specs), {package_name(spec) for spec in specs}
+        specs = [rendered.python if parse_package_name(s) == "python" else s for s in specs]
+        lacking, names = solver.lacking(specs), {parse_package_name(spec) for spec in specs}
         assert lacking == names & {*LACKS.get(f"stacks/{stack}", [])}
         assert names - lacking <= solver.solve(specs, STRIX_HALO)
         with pytest.raises(SolverError):
@@ -99,7 +99,7 @@ def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, py
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
     for specs in manifest.environments.values():
         lacking = LACKS.get(f"stacks/{stack}", [])
-        there = [spec for spec in specs if package_name(spec) not in lacking]
+        there = [spec for spec in specs if parse_package_name(spec) not in lacking]
         records = both.records([*there, f"python {python}.*"], STRIX_HALO)
         ours = [record for record in records if "/ours/" in record.url]
         tags = {found[0] for r in ours if (found := re.search(r"py3\d+(?=h)", str(r.build)))}
@@ -120,9 +120,9 @@ def test_two_stacks_solve_in_one_workspace(
     environments = Manifest.load(file).environments
     assert environments.keys() == {"default", pair[1], "both"}
     for specs in environments.values():
-        there = [spec for spec in specs if package_name(spec) not in lacking]
+        there = [spec for spec in specs if parse_package_name(spec) not in lacking]
         names = both.solve([*there, f"python {python}.*"], STRIX_HALO)
-        assert {package_name(spec) for spec in there} <= names
+        assert {parse_package_name(spec) for spec in there} <= names
 
 
 @pytest.mark.parametrize("number", ["3.11", "3.12", "3.13", "3.14"])
@@ -138,7 +138,7 @@ def test_a_stack_is_locked_for_a_python_by_its_number(tmp_path: Path, number: st
         stack = Stack(ctx, name)
         stack.write(PUBLISHED)
         specs = stack.copy.manifest.environments["default"]
-        (asked,) = [spec for spec in specs if package_name(spec) == "python"]
+        (asked,) = [spec for spec in specs if parse_package_name(spec) == "python"]
         assert asked.startswith(f"python {number}.*")
         # the records have no optree for 3.11, which torch needs
         records = solver.records([asked] if number == "3.11" else specs, STRIX_HALO)
@@ -205,7 +205,7 @@ def unknown_constraints(constraints: dict[str, list[str]], known: set[str]) -> s
         f"{output}: {spec}"
         for output, specs in constraints.items()
         for spec in specs
-        if not spec.startswith("__") and package_name(spec) not in known
+        if not spec.startswith("__") and parse_package_name(spec) not in known
     }
 
 
@@ -218,7 +218,7 @@ def test_each_constraint_is_on_a_package_that_exists(rendered: Rendered, solver:
     }
     assert {"rocm-sdk-core", "pytorch", "flash-attn"} <= constraints.keys()
     known = {*rendered.outputs, *solver.names}
-    assert {*OTHER_ROCM} <= {package_name(spec) for spec in constraints["rocm-sdk-core"]}
+    assert {*OTHER_ROCM} <= {parse_package_name(spec) for spec in constraints["rocm-sdk-core"]}
     assert unknown_constraints(constraints, known) == set()
     assert unknown_constraints({"a": ["hip <0.0.0a0", "__cuda"]}, known) == {"a: hip <0.0.0a0"}
 

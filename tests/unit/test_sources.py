@@ -27,7 +27,7 @@ from forge.errors import ForgeError, NotAttempted, Refused
 from forge.files import sha256_file, write_text
 from forge.project import Project
 from forge.recipes.plan import load_all_sources
-from forge.recipes.recipe import prepare, sources_of
+from forge.recipes.recipe import list_sources, prepare
 from forge.sources import cache, download
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL, Source, SourceCache
 
@@ -57,7 +57,7 @@ def test_source_without_what_pins_it(tmp_path: Path, source: str, wrong: str) ->
     project = MiniProject(tmp_path)
     project.recipe("alpha", source=f"[{source}]")
     with pytest.raises(ForgeError, match=rf"alpha.*{wrong}"):
-        sources_of(load_all_sources(Project.at(project.root)).recipes["alpha"])
+        list_sources(load_all_sources(Project.at(project.root)).recipes["alpha"])
 
 
 def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

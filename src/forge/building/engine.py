@@ -134,7 +134,7 @@ def _explain_unsolved(
     python = test.to_dict().get("python_version")
     if python:
         specs += ["pip", f"python {python}"]
-    gateway = rattler.Gateway(client=network.for_indexes())
+    gateway = rattler.Gateway(client=network.make_solver_client())
     try:
         solve(channels, specs, gateway)
     except Exception as error:

@@ -27,7 +27,7 @@ from forge.files import write_text
 from forge.limits import read_bytes
 from forge.project import SUBDIRS
 from forge.recipes.plan import BUILD, RecipeSet, Step
-from forge.recipes.recipe import package_name
+from forge.recipes.recipe import parse_package_name
 
 Data = dict[str, Any]
 Records = list[rattler.RepoDataRecord]
@@ -206,7 +206,7 @@ class Preview:
             self.packages[subdir] = {}
         self.exports: dict[str, Exports] = {}
         self.solved: dict[frozenset[str], Records] = {}
-        self._gateway = rattler.Gateway(client=network.for_indexes())
+        self._gateway = rattler.Gateway(client=network.make_solver_client())
         self._conda_forge_exports = RunExports(conda_forge)
         self._revision = 0
         self._is_written = False
@@ -410,13 +410,13 @@ class Preview:
             ignored: `ignore_run_exports` sections: packages and names of exports to ignore.
             kinds: The kinds of run exports that count, such as weak.
         """
-        required = {package_name(spec) for spec in specs}
+        required = {parse_package_name(spec) for spec in specs}
         ignored_names = set()
         for section in ignored:
             for spec in section.get("from_package", []):
-                required.discard(package_name(spec))
+                required.discard(parse_package_name(spec))
             for spec in section.get("by_name", []):
-                ignored_names.add(package_name(spec))
+                ignored_names.add(parse_package_name(spec))
         exported = []
         for record in records:
             if record.name.normalized not in required:
@@ -426,7 +426,7 @@ class Preview:
                 exports = self._conda_forge_exports.read(record)
             for kind in kinds:
                 exported += exports.get(kind, [])
-        return [spec for spec in exported if package_name(spec) not in ignored_names]
+        return [spec for spec in exported if parse_package_name(spec) not in ignored_names]
 
 
 def _describe(failures: Sequence[Unsolvable]) -> str:

@@ -20,9 +20,9 @@ from forge.processes import (
     POLL_SECONDS,
     SESSION,
     end_job,
+    find_named_pipe,
+    find_output_holders,
     kill,
-    left_behind,
-    named_pipe,
 )
 from forge.project import DONE, FAILED, FORGE_CACHE, MADE, STOPPED, Project
 
@@ -161,11 +161,11 @@ def _kill_holders(engine: int, output: Path, earlier: set[int]) -> set[int]:
     Raises:
         Failed: The script made a named pipe, which the engine would read for ever.
     """
-    holders = left_behind(engine)
+    holders = find_output_holders(engine)
     if holders is None:  # the script is still running
         return set()
     kill(earlier & holders)
-    pipe = named_pipe(output)
+    pipe = find_named_pipe(output)
     if pipe:
         raise Failed(f"its script made a named pipe, {pipe.name}: no package has one")
     return holders

@@ -33,7 +33,7 @@ from forge.processes import max_jobs
 from forge.project import MADE, Project
 from forge.recipes.cost import Cost, read_costs
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
-from forge.recipes.recipe import Recipe, prepare, sources_of
+from forge.recipes.recipe import Recipe, list_sources, prepare
 from forge.sources.cache import SourceCache
 
 # States of a result.
@@ -354,7 +354,7 @@ class Builder:
         """Fetch the sources of a step; the reason of one that cannot be had is kept in a file."""
         reason_file = _locate_reason(self.project, step)
         try:
-            for source in sources_of(step.recipe):
+            for source in list_sources(step.recipe):
                 if not self.sources.path(source).exists():
                     self.display.phase(f"fetching {source.origin}")
                 self.sources.fetch(source, self.display.download)

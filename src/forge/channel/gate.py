@@ -99,7 +99,7 @@ def _build_faults(channel: LocalChannel, record: Record) -> Iterator[str]:
     if not path.is_file() or sha256_file(path) != record.sha256:
         yield "is missing or differs from its record in the index; ./forge rebuild its recipe"
         return
-    tests = channel.tests_of(record)
+    tests = channel.read_test_count(record)
     if tests is None:
         yield "has no note of passed tests for these bytes; ./forge rebuild its recipe"
     elif tests == 0:

@@ -30,14 +30,14 @@ from forge.cli.context import (
 )
 from forge.cli.time_box import StopAfter, time_box
 from forge.conda.local import Output, Record
-from forge.conda.scratch import cache_folder, swept_cache
+from forge.conda.scratch import cache_folder, remove_cache_leftovers
 from forge.envs.workspace import Workspace
-from forge.errors import ForgeError, NotAttempted, redacted
+from forge.errors import ForgeError, NotAttempted, redact
 from forge.files import sha256_file, swept
 from forge.project import SUBDIRS
 from forge.recipes.cost import read_costs
 from forge.recipes.plan import BUILD, SKIPPED, UP_TO_DATE, Step
-from forge.recipes.recipe import sources_of
+from forge.recipes.recipe import list_sources
 
 app = typer.Typer()
 
@@ -240,7 +240,7 @@ def find_unsolved(ctx: Context, steps: list[Step]) -> dict[str, str]:
     if ctx.hostbase or not _is_anything_built(steps):
         return {}
     try:
-        reason = bases.unanswered()
+        reason = bases.find_outage()
         if not reason:
             with ctx.display(err) as display:
                 display.phase("solving every environment with what conda-forge has")
@@ -251,7 +251,7 @@ def find_unsolved(ctx: Context, steps: list[Step]) -> dict[str, str]:
                     display.line,
                 )
     except Exception as error:  # the bindings have many
-        reason = redacted(error)
+        reason = redact(error)
     reason = " ".join(reason.split())
     err.print(f"whether conda-forge has all that is needed is not known: {reason}")
     return {}
@@ -433,7 +433,7 @@ def plan_rows(
             action = SKIPPED
             reason = skipped[recipe.name]
         sources = []
-        for source in sources_of(recipe):
+        for source in list_sources(recipe):
             sources.append({"origin": source.origin, source.kind: source.digest})
         yield {
             "recipe": recipe.name,
@@ -506,7 +506,7 @@ def remove_leftovers(ctx: Context) -> list[Path]:
     Each folder is cleaned under the lock that its users hold, and not if somebody holds it.
     """
     build = ctx.project.build
-    removed = swept_cache(cache_folder())
+    removed = remove_cache_leftovers(cache_folder())
     if (build / ".lock").exists():
         with suppress(ForgeError), ctx.project.lock() as leftovers:
             removed += leftovers
@@ -516,7 +516,7 @@ def remove_leftovers(ctx: Context) -> list[Path]:
         withdrawn = published.get(folder, folder)
         partial = _list_partial(folder, withdrawn)
         removed += swept(folder / ".lock", partial)
-        removed += swept_cache(folder)
+        removed += remove_cache_leftovers(folder)
     for stack in build.glob("stacks/*"):
         workspace = Workspace(stack.name, stack)
         # An iterator: `swept` lists the files once nobody holds the lock.

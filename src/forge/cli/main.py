@@ -26,7 +26,7 @@ from typer.core import TyperArgument
 from forge.cli import building, publishing, stacks, upkeep
 from forge.cli.context import Context, ForgeGroup, err
 from forge.cli.time_box import NOT_FINISHED, TimeUp
-from forge.errors import ForgeError, one_line, redacted
+from forge.errors import ForgeError, one_line, redact
 from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 INTERRUPTED = 130
@@ -119,7 +119,7 @@ def _report_fault(error: BaseException) -> None:
         suffix=".log",
         delete=False,
     ) as log:
-        log.write(redacted(traceback.format_exc()))
+        log.write(redact(traceback.format_exc()))
     description = one_line(f"{type(error).__name__}: {error}")
     err.print(f"error: {description}; a fault of forge: report it with {log.name}")
 

@@ -26,7 +26,7 @@ from forge.envs.manifest import Manifest
 from forge.envs.workspace import LockedInPart, Workspace
 from forge.errors import ForgeError
 from forge.files import hold, move_whole, write_text
-from forge.recipes.recipe import package_name
+from forge.recipes.recipe import parse_package_name
 
 app = typer.Typer()
 
@@ -100,7 +100,7 @@ class Stack:
         }
         python = ctx.base.overrides.get("python", [""])[0]
         gpu_arch = ctx.base.overrides.get("gpu_arch", ["gfx1151"])[0]
-        text = self.manifest.localized(channels, unbuilt, python)
+        text = self.manifest.localize(channels, unbuilt, python)
         text = text.replace("gfx1151", gpu_arch)
         write_text(self.copy.folder / "pixi.toml", text)
         self.print_left_out()
@@ -176,7 +176,7 @@ def _list_packages(manifest: Manifest) -> set[str]:
     names = set()
     for specs in manifest.environments.values():
         for spec in specs:
-            names.add(package_name(spec))
+            names.add(parse_package_name(spec))
     return names
 
 

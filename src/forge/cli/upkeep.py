@@ -22,9 +22,9 @@ from forge.recipes.recipe import (
     Recipe,
     find_patched_source,
     list_patches,
+    list_sources,
     parse_source,
     prepare,
-    sources_of,
 )
 from forge.sources.cache import Progress, Source, SourceCache
 
@@ -82,7 +82,7 @@ LINT_RESULTS = {
 }
 
 
-def list_sources(
+def select_sources(
     ctx: Context,
     packages: Iterable[str] | None = None,
     every: bool = False,
@@ -99,7 +99,7 @@ def list_sources(
     sources = []
     for name, recipe in recipe_set.recipes.items():
         if name in selected:
-            for source in sources_of(recipe):
+            for source in list_sources(recipe):
                 sources.append((name, source))
     return sources
 
@@ -119,7 +119,7 @@ def fetch(
     cache = SourceCache(ctx.project)
     codes = []
     with ctx.display(out) as display:
-        for name, source in list_sources(ctx, packages, every):
+        for name, source in select_sources(ctx, packages, every):
             try:
                 path = cache.fetch(source, display.download)
             except ForgeError as error:
@@ -138,7 +138,7 @@ def add(context: typer.Context, files: SourcePaths) -> None:
     """
     ctx: Context = context.obj
     cache = SourceCache(ctx.project)
-    sources = [source for _, source in list_sources(ctx)]
+    sources = [source for _, source in select_sources(ctx)]
     codes = []
     for path in files:
         for file in _list_source_files(path):
@@ -168,7 +168,7 @@ def verify(context: typer.Context, packages: OptionalPackages = None) -> None:
     cache = SourceCache(ctx.project)
     code_by_state = {"whole": 0, "changed": Failed.exit_code}
     codes = []
-    for name, source in list_sources(ctx, packages):
+    for name, source in select_sources(ctx, packages):
         state = cache.state(source)
         codes.append(code_by_state.get(state, NotAttempted.exit_code))
         out.print(f"{name}: {state}: {source.origin} {source.kind} {source.digest}")

@@ -241,12 +241,12 @@ class LocalChannel:
             move_whole(package, targets[package])
         self.index()
 
-    def digest_of(self, record: Record) -> dict[str, str] | None:
+    def read_digest(self, record: Record) -> dict[str, str] | None:
         """Return what the content digest of a package was made of; None if that is unknown."""
         digest = self._read_note(record).get("digest")
         return digest if isinstance(digest, dict) else None
 
-    def tests_of(self, record: Record) -> int | None:
+    def read_test_count(self, record: Record) -> int | None:
         """Return how many tests a package's bytes passed before it was added; None if unknown."""
         note = self._read_note(record)
         if note.get("sha256") != record.sha256:

@@ -49,7 +49,7 @@ def _remove_abandoned(parent: Path) -> list[Path]:
     return abandoned
 
 
-def swept_cache(cache: Path) -> list[Path]:
+def remove_cache_leftovers(cache: Path) -> list[Path]:
     """Remove the folders in which killed processes unpacked packages; return them.
 
     They are our scratch folders and those of rattler.

@@ -18,7 +18,7 @@ from forge.errors import one_line
 from forge.project import SUBDIRS
 
 
-def package_name(spec: str) -> str:
+def parse_package_name(spec: str) -> str:
     """Return the package name of a match spec."""
     words = re.split(r"[\s=<>!~\[]", spec.strip(), maxsplit=1)
     return words[0].rsplit("::", 1)[-1]
@@ -59,7 +59,7 @@ def list_missing(
     gateway: rattler.Gateway,
 ) -> list[str]:
     """List the match specs that no package satisfies, with the newest version of each package."""
-    names = {spec: package_name(spec) for spec in specs if not spec.startswith("__")}
+    names = {spec: parse_package_name(spec) for spec in specs if not spec.startswith("__")}
     builds = _query(channel_urls, set(names.values()), gateway)
     missing = []
     for spec, name in names.items():

@@ -15,7 +15,7 @@ import tomli_w
 from rattler import MatchSpec, VersionSpec
 
 from forge.conda.location import refuse_credentials
-from forge.errors import ForgeError, redacted
+from forge.errors import ForgeError, redact
 from forge.files import read_text
 
 # The keys that are read, and those that do not change what is solved or installed here: platforms
@@ -91,7 +91,7 @@ class Manifest:
     @classmethod
     def _parse(cls, path: Path, data: dict[str, Any]) -> "Manifest":
         require_table(data, TOP_LEVEL_KEYS, "top level")
-        tomli_w.dumps(data)  # raises if it is nested so deeply that `localized` could not write it
+        tomli_w.dumps(data)  # raises if it is nested so deeply that `localize` could not write it
         workspace = require_table(data.get("workspace"), WORKSPACE_KEYS, "workspace")
         if workspace.get("channel-priority", "strict") != "strict":
             raise ForgeError("channel-priority is not strict; nothing else is supported")
@@ -105,7 +105,7 @@ class Manifest:
             raise ForgeError(f"requires-pixi {requires_pixi!r:.40}: {error!s:.200}") from None
         return cls(path, channels, _read_environments(data), requires_pixi)
 
-    def localized(
+    def localize(
         self,
         replacements: Mapping[str, str],
         excluded: Set[str],
@@ -249,7 +249,7 @@ def match_spec(package: str, value: Any) -> str:
     Raises:
         ForgeError: It is not a valid requirement.
     """
-    where = redacted(f"{package:.40} = {value!r}")[:120]
+    where = redact(f"{package:.40} = {value!r}")[:120]
     table = {"version": value} if isinstance(value, str) else value
     table = require_table(table, DEPENDENCY_KEYS, where)
     try:

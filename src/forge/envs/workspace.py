@@ -228,7 +228,7 @@ def _make_gateway(channel_urls: list[str]) -> rattler.Gateway:
     """
     whole = SourceConfig(sharded_enabled=False)
     config = {url: whole for url in channel_urls if url != CONDA_FORGE}
-    return rattler.Gateway(per_channel_config=config, client=network.for_indexes())
+    return rattler.Gateway(per_channel_config=config, client=network.make_solver_client())
 
 
 def _make_error(failure: str, error: Exception, channel_urls: list[str]) -> ForgeError:

@@ -32,7 +32,7 @@ from forge.hostbase.lock import fetch_wheels, read_pins, require_pinned
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Conversion, Wheel, is_nvidia
 from forge.project import Project
 from forge.recipes.cost import Cost, parse_cost
-from forge.recipes.recipe import packages_in, without_extra
+from forge.recipes.recipe import list_packages, remove_extra
 from forge.sources.cache import SourceCache
 
 Say = Callable[[str], None]
@@ -93,7 +93,7 @@ class HostBaseMaker:
     def key(self) -> str:
         """A digest of all inputs: equal keys, equal packages."""
         recipe_file = self.recipe / "recipe.yaml"
-        contents = {recipe_file: without_extra(recipe_file.read_bytes())}
+        contents = {recipe_file: remove_extra(recipe_file.read_bytes())}
         inputs = [
             digest_tree(self.recipe, self.project.root, contents=contents),
             CODE,
@@ -125,7 +125,7 @@ class HostBaseMaker:
 
     def names(self) -> frozenset[str]:
         """Return the packages that recipes may require of it, whatever those require in turn."""
-        names = packages_in(self.recipe / "recipe.yaml")
+        names = list_packages(self.recipe / "recipe.yaml")
         for project in self._list_required():
             names.add(CONDA_NAMES.get(project, project))
         return frozenset(names)

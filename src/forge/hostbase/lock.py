@@ -18,7 +18,7 @@ from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from forge.conda.scratch import scratch
-from forge.errors import ForgeError, NotAttempted, Refused, redacted
+from forge.errors import ForgeError, NotAttempted, Refused, redact
 from forge.files import read_text, sha256_file
 from forge.sources.cache import PYPI_URL, Source, SourceCache
 
@@ -203,10 +203,10 @@ def _download(pins: list[Pin], file: Path, folder: Path, say: Callable[[str], No
             lines.append(line)
             if line.lstrip().startswith("Downloading "):
                 url = line.split(maxsplit=1)[1].strip()
-                say(f"host base: {redacted(url.rpartition('/')[2])}")
+                say(f"host base: {redact(url.rpartition('/')[2])}")
     if not process.returncode:
         return
-    output = redacted("".join(lines))
+    output = redact("".join(lines))
     mismatch = MISMATCH.search(output)
     if mismatch:
         raise Refused(

@@ -17,7 +17,7 @@ from forge import bases
 from forge.conda.local import LocalChannel, Output, Record
 from forge.errors import ForgeError
 from forge.project import Project
-from forge.recipes.recipe import NoPackage, Recipe, packages_in
+from forge.recipes.recipe import NoPackage, Recipe, list_packages
 from forge.recipes.render import render
 
 # Actions of a plan. A run cannot attempt what is skipped; see building.runner.predict_skipped.
@@ -146,7 +146,7 @@ class RecipeSet:
                 packages = recipe.output_names
             except NoPackage as error:
                 self.absent[name] = "no package with these variants"
-                for package in packages_in(paths[name]):
+                for package in list_packages(paths[name]):
                     skipped[package] = error
                 continue
             except (ForgeError, OSError) as error:
@@ -278,7 +278,7 @@ class RecipeSet:
         if rebuild:
             step.reason = "rebuild requested"
         elif len(newest) == len(outputs):
-            noted = channel.digest_of(newest[0])
+            noted = channel.read_digest(newest[0])
             step.reason = _describe_change(noted, step.digest)
         else:
             step.reason = "not in the channel"

@@ -14,7 +14,7 @@ from packageurl import PackageURL
 from forge.bases import DIGEST_KEY, Base
 from forge.conda.local import CONTENT_HASH
 from forge.conda.package import is_plain
-from forge.conda.solve import package_name
+from forge.conda.solve import parse_package_name
 from forge.errors import ForgeError, one_line
 from forge.files import digest_tree, read_text, require_file
 from forge.recipes.render import render
@@ -125,7 +125,7 @@ class Recipe:
     def _digest_content(self) -> str:
         root = self.path.parents[2]
         recipe_file = self.path.parent.resolve() / self.path.name
-        contents = {recipe_file: without_extra(self.path.read_bytes())}
+        contents = {recipe_file: remove_extra(self.path.read_bytes())}
         digest = hashlib.sha256()
         for file in self.files_read():
             tree = digest_tree(file, root, contents=contents)
@@ -161,12 +161,12 @@ class Recipe:
         return patches + local
 
 
-def without_extra(recipe: bytes) -> bytes:
+def remove_extra(recipe: bytes) -> bytes:
     """Return the text of a recipe.yaml without its `extra` section, which no build reads."""
     return EXTRA.sub(b"", recipe)
 
 
-def packages_in(path: Path) -> set[str]:
+def list_packages(path: Path) -> set[str]:
     """Return the names of the packages in a recipe.yaml, unrendered, whatever is skipped.
 
     Raises:
@@ -272,10 +272,10 @@ def _match_spec(requirement: Any) -> str:
 
 
 def _package_names(specs: Iterable[str]) -> set[str]:
-    return {package_name(spec) for spec in specs}
+    return {parse_package_name(spec) for spec in specs}
 
 
-def purls_of(recipe: Recipe) -> list[PackageURL]:
+def parse_purls(recipe: Recipe) -> list[PackageURL]:
     """Parse the package URLs in a recipe's `extra.purls`. Raises ForgeError for an invalid one."""
     purls = recipe.extra.get("purls", [])
     try:
@@ -284,7 +284,7 @@ def purls_of(recipe: Recipe) -> list[PackageURL]:
         raise ForgeError(f"{recipe.path}: extra.purls: {error!s:.300}") from None
 
 
-def sources_of(recipe: Recipe) -> list[Source]:
+def list_sources(recipe: Recipe) -> list[Source]:
     """List a recipe's sources to fetch.
 
     Raises:
@@ -298,7 +298,7 @@ def sources_of(recipe: Recipe) -> list[Source]:
 
 
 def parse_source(recipe: Recipe, source: Data) -> Source:
-    """Turn a rendered source mapping into a source to fetch. Raises ForgeError like sources_of."""
+    """Make a source to fetch of a rendered source mapping. Raises ForgeError like list_sources."""
     if "git" in source:
         commit = str(source.get("rev", ""))
         if not re.fullmatch("[0-9a-f]{40}", commit):
@@ -312,7 +312,7 @@ def parse_source(recipe: Recipe, source: Data) -> Source:
     if isinstance(urls, str):
         urls = [urls]
     url, *mirrors = urls
-    purls = {purl.qualifiers.get("file_name"): purl for purl in purls_of(recipe)}
+    purls = {purl.qualifiers.get("file_name"): purl for purl in parse_purls(recipe)}
     file_name = url.rsplit("/", 1)[1]
     parsed = Source(
         url,

@@ -23,7 +23,7 @@ from forge.conda.scratch import scratch
 from forge.errors import ForgeError, Refused, one_line
 from forge.files import git, require_file
 from forge.project import Project
-from forge.recipes.recipe import Recipe, packages_in, without_extra
+from forge.recipes.recipe import Recipe, list_packages, remove_extra
 from forge.recipes.render import render
 from forge.sources.git import environment
 
@@ -128,7 +128,7 @@ def project_at(project: Project, commit: str) -> Iterator[Project]:
 def _find_recipe(package: str, project: Project) -> Path | None:
     """Return the recipe.yaml that yields a package, by the package's name."""
     for path in sorted(project.root.glob("recipes/*/recipe.yaml")):
-        for name in packages_in(path):
+        for name in list_packages(path):
             pattern = EXPRESSION.sub("*", name)
             if fnmatchcase(package, pattern):
                 return path
@@ -156,7 +156,7 @@ def _compare_files(package: Package, folder: Path) -> list[str]:
 def _hash_recipe_file(name: str, content: bytes) -> str:
     """Return the sha256 of a file of a recipe folder, of recipe.yaml without its `extra`."""
     if name == "recipe.yaml":
-        content = without_extra(content)
+        content = remove_extra(content)
     return hashlib.sha256(content).hexdigest()
 
 
