@@ -19,7 +19,7 @@ sys.path.append(str(CHECKOUT / "packages/strix-validate/tests"))
 
 import hosts
 from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.virtual_packages import VARIABLES, detected
+from strix_validate.doctor.virtual_packages import VARIABLES, detect
 
 DETECT = """\
 import json
@@ -66,7 +66,7 @@ def test_recorded_machines(machine: str, tmp_path: Path) -> None:
     files, expected = hosts.MACHINES[machine]
     root = hosts.make(tmp_path, files)
     assert rattler_sees(root) == expected
-    assert detected(Tree(root)) == expected
+    assert detect(Tree(root)) == expected
 
 
 @pytest.mark.parametrize(("variable", "value"), hosts.REFUSED)

@@ -266,7 +266,7 @@ def test_lists_of_kernels(tmp_path: Path, damage) -> None:
 @pytest.mark.parametrize("reader", [
     host.packages,
     lambda prefix: [interpreter.conda_record(prefix, "pytorch")],
-    lambda prefix: list(environment.requirements(prefix, "pytorch")),
+    lambda prefix: list(environment.find_exact_requirements(prefix, "pytorch")),
 ], ids=["packages", "record", "requirements"])  # fmt: skip
 def test_conda_meta(reader, tmp_path: Path, damage) -> None:
     file = tmp_path / "conda-meta/pytorch-2.13.0-h1_0.json"

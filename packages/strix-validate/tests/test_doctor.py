@@ -14,7 +14,7 @@ from strix_validate.checks import Severity, State
 from strix_validate.cli import app
 from strix_validate.doctor import cluster_machine, environment
 from strix_validate.doctor.tree import Node, Tree
-from strix_validate.doctor.virtual_packages import detected
+from strix_validate.doctor.virtual_packages import detect
 from strix_validate.reporting.record import Device
 from strix_validate.tiers import doctor
 from typer.testing import CliRunner
@@ -66,12 +66,12 @@ def cable(monkeypatch):
     limits = (cluster_machine.FILES, cluster_machine.FILES)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
     link = cluster_machine.Link("10.77.0.1", "thunderbolt0")
-    monkeypatch.setattr(cluster_machine, "interfaces", lambda: [link])
+    monkeypatch.setattr(cluster_machine, "list_links", lambda: [link])
 
 
 def test_a_machine_of_two_prints_its_packages_and_addresses(with_ray, cable):
     result = examine(with_ray)["two-machines"]
-    digest = cluster_machine.digest_of_packages(with_ray / "home/user/env")
+    digest = cluster_machine.hash_packages(with_ray / "home/user/env")
     assert result.state is State.PASSED and result.severity is Severity.INFO
     assert result.reason == f"packages {digest}, addresses thunderbolt0 10.77.0.1"
     assert "the same packages" in result.fix and "ulimit" not in result.fix
@@ -79,14 +79,14 @@ def test_a_machine_of_two_prints_its_packages_and_addresses(with_ray, cable):
 
 def test_another_package_is_another_digest(with_ray):
     prefix = with_ray / "home/user/env"
-    digest = cluster_machine.digest_of_packages(prefix)
+    digest = cluster_machine.hash_packages(prefix)
     record = prefix / "conda-meta/ray-core-2.60.0-h1_0.json"
     record.write_text(record.read_text().replace("2.60.0", "2.61.0"))
-    assert cluster_machine.digest_of_packages(prefix) != digest
+    assert cluster_machine.hash_packages(prefix) != digest
 
 
 def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch):
-    monkeypatch.setattr(cluster_machine, "interfaces", list)
+    monkeypatch.setattr(cluster_machine, "list_links", list)
     result = examine(with_ray)["two-machines"]
     assert result.state is State.FAILED and result.reason == "no network but loopback"
     assert "give the cable's interface an address" in result.fix
@@ -178,7 +178,7 @@ def test_ubuntu_24_04_has_the_fixes_in_older_kernels(release, tmp_path):
 def test_what_pixi_detects(machine, tmp_path):
     """tests/integration/test_detection.py has py-rattler's word for it."""
     files, expected = hosts.MACHINES[machine]
-    assert detected(Tree(hosts.make(tmp_path, files))) == expected
+    assert detect(Tree(hosts.make(tmp_path, files))) == expected
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_what_pixi_detects(machine, tmp_path):
 )
 def test_what_pixi_is_told(changes, variables, expected, tmp_path):
     tree = hosts.make(tmp_path, changes | hosts.environ(**variables))
-    assert detected(Tree(tree)) == expected
+    assert detect(Tree(tree)) == expected
 
 
 @pytest.mark.parametrize(("variable", "value"), hosts.REFUSED)

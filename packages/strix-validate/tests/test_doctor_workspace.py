@@ -42,7 +42,7 @@ MANIFESTS = {
 def test_channels_of_an_environment(name, tmp_path):
     channels, rest, expected = MANIFESTS[name]
     (tmp_path / "pixi.toml").write_text(f"[workspace]\n{channels}\n{rest}")
-    assert workspace.channels(tmp_path / ".pixi/envs/mine") == expected
+    assert workspace.read_channels(tmp_path / ".pixi/envs/mine") == expected
 
 
 def test_channels_of_a_pyproject(tmp_path):
@@ -51,5 +51,5 @@ def test_channels_of_a_pyproject(tmp_path):
         f'[tool.pixi.workspace]\nchannels = ["conda-forge"]\n{text}'
         '[tool.pixi.environments]\nmine = ["amd"]\n'
     )
-    assert workspace.channels(tmp_path / ".pixi/envs/mine") == [OURS, "conda-forge"]
-    assert workspace.channels(tmp_path / "venv") == []
+    assert workspace.read_channels(tmp_path / ".pixi/envs/mine") == [OURS, "conda-forge"]
+    assert workspace.read_channels(tmp_path / "venv") == []

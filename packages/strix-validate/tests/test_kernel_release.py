@@ -4,11 +4,11 @@
 import pytest
 from strix_validate.doctor import kernel_release
 from strix_validate.doctor.kernel_release import (
-    fault_of,
+    find_fault,
+    find_faulty_nightly,
+    find_misfit,
     first_fixed,
     is_fixed,
-    misfit_of,
-    nightly_of,
     parse,
 )
 
@@ -74,12 +74,12 @@ def test_what_is_no_release(text):
 def test_rows_are_half_open():
     """A row holds its first build and not the one after its last; each has a link."""
     tails = {"ubuntu": "-generic", "ubuntu-oem": "-oem", "upstream": ""}
-    for row in kernel_release.table().faulty:
+    for row in kernel_release.read_table().faulty:
         assert row.source.startswith("https://")
         tail = tails[row.kernel]
-        assert fault_of(parse(row.from_ + tail)) == row, row
-        assert fault_of(parse(row.to + tail)) is None, row
-    for row in kernel_release.table().fixed:
+        assert find_fault(parse(row.from_ + tail)) == row, row
+        assert find_fault(parse(row.to + tail)) is None, row
+    for row in kernel_release.read_table().fixed:
         assert is_fixed(parse(row.from_ + tails[row.kernel])), row
 
 
@@ -101,8 +101,8 @@ def test_kernels_without_the_fixes(text, bound):
 
 def test_another_vendors_numbers_are_not_upstreams():
     """Ubuntu's 7.1.0 may have the fix of 7.1.1: only its own rows can tell."""
-    assert fault_of(parse("7.1.0-5-generic")) is None
-    assert fault_of(parse("7.1.0")) is not None
+    assert find_fault(parse("7.1.0-5-generic")) is None
+    assert find_fault(parse("7.1.0")) is not None
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_another_vendors_numbers_are_not_upstreams():
     ],
 )
 def test_runtimes(runtime, fits):
-    assert (misfit_of(runtime) is None) == fits
+    assert (find_misfit(runtime) is None) == fits
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,4 @@ def test_runtimes(runtime, fits):
     ],
 )
 def test_nightlies(runtime, is_faulty):
-    assert (nightly_of(runtime) is not None) == is_faulty
+    assert (find_faulty_nightly(runtime) is not None) == is_faulty

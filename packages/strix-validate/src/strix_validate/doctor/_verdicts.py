@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a check of the doctor finds, as a result."""
+"""The results that the doctor's checks return."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from strix_validate.checks import ANY, CannotRun, Result, Severity, State
 from strix_validate.doctor.tree import Tree
+
+_Value = TypeVar("_Value")
+#: The most severe first.
+_SEVERITIES: tuple[Severity | None, ...] = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 @dataclass(frozen=True)
@@ -13,7 +18,7 @@ class Fix:
 
     Attributes:
         text: A command where there is one, otherwise an instruction.
-        needs_reboot: Whether it takes effect at the next start of the machine only.
+        needs_reboot: Whether it takes effect only at the next start of the machine.
     """
 
     text: str
@@ -21,64 +26,76 @@ class Fix:
 
 
 def fine(**measured) -> Result:
-    """Return a pass."""
+    """Return a pass without a remark."""
     return Result(ANY, State.PASSED, "", measured)
 
 
 def error(message: str, fix: Fix | str, source: str = "", /, **measured) -> Result:
-    """Return a failure and what fixes it; source replaces the link of the check's docstring."""
-    return _result(State.FAILED, Severity.ERROR, message, fix, source, measured)
+    """Return a failure.
+
+    Args:
+        message: What is wrong.
+        fix: What to do about it.
+        source: Links that replace the one in the check's docstring.
+        measured: Numbers and words behind the verdict, by name.
+    """
+    result = Result(ANY, State.FAILED, message, measured, Severity.ERROR)
+    return _add_fix(result, fix, source)
 
 
 def warning(message: str, fix: Fix | str, source: str = "", /, **measured) -> Result:
-    """Return a pass that costs speed, memory or stability, and what fixes it."""
-    return _result(State.PASSED, Severity.WARNING, message, fix, source, measured)
+    """Return a pass that costs speed, memory or stability; the arguments are those of error."""
+    result = Result(ANY, State.PASSED, message, measured, Severity.WARNING)
+    return _add_fix(result, fix, source)
 
 
 def remark(message: str, fix: Fix | str = "", source: str = "", /, **measured) -> Result:
-    """Return a pass with something worth knowing that is no fault."""
-    return _result(State.PASSED, Severity.INFO, message, fix, source, measured)
+    """Return a pass with information that is no fault; the arguments are those of error."""
+    result = Result(ANY, State.PASSED, message, measured, Severity.INFO)
+    return _add_fix(result, fix, source)
 
 
-def _result(
-    state: State, severity: Severity, message: str, fix: Fix | str, source: str, measured: dict
-) -> Result:
-    mend = fix if isinstance(fix, Fix) else Fix(fix)
-    return Result(
-        ANY,
-        state,
-        message,
-        measured,
-        severity,
-        mend.text,
-        needs_reboot=mend.needs_reboot,
+def _add_fix(result: Result, fix: Fix | str, source: str) -> Result:
+    if isinstance(fix, str):
+        fix = Fix(fix)
+    return replace(
+        result,
+        fix=fix.text,
+        needs_reboot=fix.needs_reboot,
         source=source,
     )
 
 
-def worst(results: list[Result], **measured) -> Result:
-    """Return one result for several: the worst first, with the messages and fixes of all."""
+def combine(results: list[Result], **measured) -> Result:
+    """Return one result for several.
+
+    Its state and severity are those of the most severe result. It has the messages, fixes, sources
+    and measured values of all of them, the most severe first.
+    """
     for result in results:
         measured = result.measured | measured
-    order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
-    bad = [result for severity in order for result in results if result.severity is severity]
-    if not bad:
+    findings = [result for result in results if result.severity in _SEVERITIES]
+    findings.sort(key=lambda result: _SEVERITIES.index(result.severity))
+    if not findings:
         return fine(**measured)
-    first = bad[0]
-    return Result(
-        ANY,
-        first.state,
-        "; ".join(result.reason for result in bad),
-        measured,
-        first.severity,
-        "; ".join(dict.fromkeys(result.fix for result in bad if result.fix)),
-        needs_reboot=any(result.needs_reboot for result in bad),
-        source=" ".join(dict.fromkeys(result.source for result in bad if result.source)),
+    fixes = [result.fix for result in findings if result.fix]
+    sources = [result.source for result in findings if result.source]
+    return replace(
+        findings[0],
+        reason="; ".join(result.reason for result in findings),
+        measured=measured,
+        fix="; ".join(dict.fromkeys(fixes)),
+        needs_reboot=any(result.needs_reboot for result in findings),
+        source=" ".join(dict.fromkeys(sources)),
     )
 
 
-def known(value, name: str):
-    """Return the value. Raise CannotRun if it is None."""
+def need_value(value: _Value | None, name: str) -> _Value:
+    """Return the value.
+
+    Raises:
+        CannotRun: It is None, that is, it could not be read.
+    """
     if value is None:
         raise CannotRun(f"{name} cannot be read")
     return value
@@ -86,5 +103,5 @@ def known(value, name: str):
 
 def need_gpu(tree: Tree) -> None:
     """Raise CannotRun if the machine has no AMD GPU."""
-    if not tree.gpus and not tree.has_ours:
+    if not tree.gpus and not tree.has_target_gpu:
         raise CannotRun("there is no AMD GPU")

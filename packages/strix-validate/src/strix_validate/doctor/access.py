@@ -6,10 +6,12 @@ import re
 
 from strix_validate.checks import Result
 from strix_validate.doctor import containers, hardware
-from strix_validate.doctor._verdicts import error, fine, known, need_gpu, warning
+from strix_validate.doctor._verdicts import error, fine, need_gpu, need_value, warning
 from strix_validate.doctor.tree import DeviceFile, Tree
 
 _JOIN = "sudo usermod -aG {},video $USER, then log in again"
+#: How each kind of container gets the devices, and a group that may open them. "" is any other
+#: kind.
 _PASS = {
     "lxc": "on the host: dev0: /dev/kfd,gid=GID and dev1: /dev/dri/renderD128,gid=GID in "
     "/etc/pve/lxc/ID.conf, with GID of render in the container, then pct reboot ID; with Incus: "
@@ -22,16 +24,16 @@ _PASS = {
     "--device=dri is enough",
     "": "recreate the container with --device /dev/kfd --device /dev/dri --group-add keep-groups",
 }
-#: The number that a user namespace shows for owners that it does not map.
+#: The group that a user namespace shows for owners that it does not map.
 _UNMAPPED = 65534
 _LXC = "https://github.com/Hal0ai/hal0/issues/420"
 _STALE = "https://github.com/ROCm/legacy-rocm-build/issues/5379"
 _NUMBERS = "https://github.com/kyuz0/amd-strix-halo-vllm-toolboxes/issues/6"
 
 
-def _pass_devices(kind: str) -> str:
+def _suggest_devices(container: str) -> str:
     """Return how a container gets the devices, and a group that may open them."""
-    return _PASS.get(kind, _PASS[""])
+    return _PASS.get(container, _PASS[""])
 
 
 def kfd(tree: Tree) -> Result:
@@ -46,15 +48,17 @@ def render(tree: Tree) -> Result:
     """The GPU's render node opens for reading and writing; ROCm needs it as well as /dev/kfd:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     need_gpu(tree)
-    return _open(tree, _render_node(tree))
+    return _open(tree, _find_render_node(tree))
 
 
-def _render_node(tree: Tree) -> str:
-    """Return the render node of the GPU; where KFD does not tell it, the first one."""
-    gpus = [tree.ours, *tree.gpus] if tree.ours else tree.gpus
-    minors = [node.render_minor for node in gpus if node.render_minor >= 128]
-    if minors:
-        return f"dev/dri/renderD{minors[0]}"
+def _find_render_node(tree: Tree) -> str:
+    """Return the render node of the GPU; the first one if KFD names none."""
+    gpus = tree.gpus
+    if tree.target_gpu:
+        gpus = [tree.target_gpu, *gpus]
+    for gpu in gpus:
+        if gpu.render_minor >= 128:
+            return f"dev/dri/renderD{gpu.render_minor}"
     nodes = tree.glob("dev/dri/renderD*")
     return f"dev/dri/{nodes[0].name}" if nodes else "dev/dri/renderD128"
 
@@ -64,132 +68,168 @@ def groups(tree: Tree) -> Result:
     only root can:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     need_gpu(tree)
-    names = known(tree.groups, "the user's groups")
-    listed = ", ".join(sorted(names))
-    devices = [tree.read_device(tree.path(name)) for name in ("dev/kfd", _render_node(tree))]
-    may_open = all(device and _may_open(tree, device) for device in devices)
-    if may_open or names & {"render", "root"}:
-        return fine(groups=listed)
+    names = need_value(tree.groups, "the user's groups")
+    measured = {"groups": ", ".join(sorted(names))}
+    if names & {"render", "root"}:
+        return fine(**measured)
+    files = ("dev/kfd", _find_render_node(tree))
+    devices = [tree.read_device(tree.path(file)) for file in files]
+    if all(device and _may_open(tree, device) for device in devices):
+        return fine(**measured)
     message = "the user is not in the group render"
-    if containers.kind(tree):
-        return warning(message, _pass_devices(containers.kind(tree)), _NUMBERS, groups=listed)
-    return warning(message, _JOIN.format("render"), groups=listed)
+    container = containers.detect(tree)
+    if container:
+        return warning(message, _suggest_devices(container), _NUMBERS, **measured)
+    return warning(message, _JOIN.format("render"), **measured)
 
 
 def _may_open(tree: Tree, device: DeviceFile) -> bool:
     """Return whether mode bits let the user read and write a device."""
+    if device.mode & 0o006 == 0o006:
+        return True
     is_member = device.group in (tree.group_ids or ())
-    return device.mode & 0o006 == 0o006 or (is_member and device.mode & 0o060 == 0o060)
+    return is_member and device.mode & 0o060 == 0o060
 
 
 def _open(tree: Tree, name: str) -> Result:
+    """Open a device file, and judge the failure if there is one."""
     try:
         tree.open_device(tree.path(name))
     except FileNotFoundError:
-        return _missing(tree, name)
+        return _judge_missing(tree, name)
     except PermissionError as failure:
         if failure.errno == errno.EPERM:
-            return _forbidden(tree, name)
-        return _denied(tree, name)
+            return _judge_forbidden(tree, name)
+        return _judge_denied(tree, name)
     except OSError as failure:
-        return _unusable(tree, name, failure)
+        return _judge_unusable(tree, name, failure)
     return fine(opened=f"/{name}")
 
 
-def _missing(tree: Tree, name: str) -> Result:
-    message, kind = f"/{name} does not exist", containers.kind(tree)
-    if kind:
-        return error(f"{message} in this container ({kind})", _pass_devices(kind))
-    if tree.driver_of_ours == "vfio-pci":
+def _judge_missing(tree: Tree, name: str) -> Result:
+    message = f"/{name} does not exist"
+    container = containers.detect(tree)
+    if container:
+        message += f" in this container ({container})"
+        return error(message, _suggest_devices(container))
+    if tree.target_driver == "vfio-pci":
         return error(f"{message}: the GPU is bound to vfio-pci", "see doctor/gpu")
-    if not tree.path("sys/module/amdgpu").is_dir() and hardware.find_obstacle(tree):
-        return error(f"{message}: amdgpu is not loaded", "see doctor/gpu")
-    if not tree.path("sys/module/amdgpu").is_dir():
+    if tree.path("sys/module/amdgpu").is_dir():
         return error(
-            message,
-            "sudo modprobe amdgpu; in a container: --device /dev/kfd --device /dev/dri",
+            f"{message}, though amdgpu is loaded",
+            "sudo dmesg | grep -i -e amdgpu -e kfd; in a container: --device /dev/kfd --device "
+            "/dev/dri",
         )
+    if hardware.find_obstacle(tree):
+        return error(f"{message}: amdgpu is not loaded", "see doctor/gpu")
     return error(
-        f"{message}, though amdgpu is loaded",
-        "sudo dmesg | grep -i -e amdgpu -e kfd; in a container: --device /dev/kfd --device "
-        "/dev/dri",
+        message,
+        "sudo modprobe amdgpu; in a container: --device /dev/kfd --device /dev/dri",
     )
 
 
-def _forbidden(tree: Tree, name: str) -> Result:
-    """EPERM: the control group of a container forbids the device, whoever owns it."""
-    kind = containers.kind(tree)
+def _judge_forbidden(tree: Tree, name: str) -> Result:
+    """Judge EPERM: the control group of a container forbids the device, whoever owns it."""
+    container = containers.detect(tree)
     message = f"/{name}: operation not permitted: the control group's device rules forbid it"
-    if kind == "lxc":
+    if container == "lxc":
         fix = (
             "on the host: lxc.cgroup2.devices.allow: c MAJOR:* rwm for kfd and 226, with MAJOR of "
             "grep kfd /proc/devices; or dev0: /dev/kfd in /etc/pve/lxc/ID.conf"
         )
         return error(message, fix, _LXC)
-    if not kind:
-        fix = "in a systemd service: DeviceAllow=/dev/kfd rw, DeviceAllow=char-drm rw, and no "
-        return error(message, fix + "PrivateDevices")
-    return error(message, _pass_devices(kind))
-
-
-def _denied(tree: Tree, name: str) -> Result:
-    """EACCES: the node's group, its mode or SELinux keeps the user out."""
-    device, kind = tree.read_device(tree.path(name)), containers.kind(tree)
-    ids, message = tree.group_ids or set(), f"/{name}: permission denied"
-    if device is None:
-        return _denied_unseen(tree, message, kind)
-    owner = tree.group_names.get(device.group, str(device.group))
-    if _may_open(tree, device):
-        if (tree.read("sys/fs/selinux/enforce") or "") == "1" or kind in ("podman", "toolbox"):
-            return error(
-                f"{message}, although the group {owner} may open it: SELinux forbids it",
-                "sudo setsebool -P container_use_devices=true, or --security-opt label=disable",
-            )
-        return error(
-            f"{message}, although the user is in its group {owner}",
-            "ls -lZ /dev/kfd /dev/dri; id; a sandbox or another user namespace forbids it",
+    if not container:
+        fix = (
+            "in a systemd service: DeviceAllow=/dev/kfd rw, DeviceAllow=char-drm rw, and no "
+            "PrivateDevices"
         )
+        return error(message, fix)
+    return error(message, _suggest_devices(container))
+
+
+def _judge_denied(tree: Tree, name: str) -> Result:
+    """Judge EACCES: the device's group, its mode or SELinux denies access."""
+    message = f"/{name}: permission denied"
+    container = containers.detect(tree)
+    device = tree.read_device(tree.path(name))
+    if device is None:
+        return _judge_denied_without_owner(tree, message, container)
+    group = tree.group_names.get(device.group, str(device.group))
+    if _may_open(tree, device):
+        return _judge_denied_member(tree, message, container, group)
     if device.group == 0:
         message += ": it belongs to root:root, so that no group helps"
-        if kind:
-            return error(message, _pass_devices(kind), _LXC)
+        if container:
+            return error(message, _suggest_devices(container), _LXC)
         rule = 'KERNEL=="kfd|renderD*", GROUP="render", MODE="0660"'
         file = "/etc/udev/rules.d/70-kfd.rules"
         return error(message, f"echo '{rule}' | sudo tee {file} && sudo udevadm trigger")
-    if kind and (device.group == _UNMAPPED or device.group not in ids):
-        named = f" ({owner})" if device.group in tree.group_names else ""
-        message += f": its group is {device.group}{named}, and the user is in "
-        message += ", ".join(map(str, sorted(ids))) or "none"
-        return error(message, _pass_devices(kind), _NUMBERS)
-    return error(f"{message}: only the group {owner} may open it", _JOIN.format(owner))
+    ids = tree.group_ids or set()
+    if container and (device.group == _UNMAPPED or device.group not in ids):
+        label = str(device.group)
+        if device.group in tree.group_names:
+            label += f" ({group})"
+        listed = ", ".join(map(str, sorted(ids))) or "none"
+        message += f": its group is {label}, and the user is in {listed}"
+        return error(message, _suggest_devices(container), _NUMBERS)
+    return error(f"{message}: only the group {group} may open it", _JOIN.format(group))
 
 
-def _denied_unseen(tree: Tree, message: str, kind: str) -> Result:
-    """Judge a denial where the node's owner is not known, as in a copy of a machine."""
-    if "render" not in (tree.groups or ()) and not kind:
-        return error(message, f"{_JOIN.format('render')}; in a container: --group-add keep-groups")
-    where = f"in this container ({kind})" if kind else "in LXC often root:root, in other containers"
-    message += f": the node's group is not one of the user's ({where} the host's number)"
-    fix = _pass_devices(kind) if kind else f"compare ls -ln /dev/kfd with id; {_PASS['lxc']}; else "
-    return error(message, fix if kind else fix + _PASS[""], _NUMBERS)
+def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -> Result:
+    """Judge a denial although the mode bits let the user open the device."""
+    enforces_selinux = tree.read("sys/fs/selinux/enforce") == "1"
+    if enforces_selinux or container in ("podman", "toolbox"):
+        return error(
+            f"{message}, although the group {group} may open it: SELinux forbids it",
+            "sudo setsebool -P container_use_devices=true, or --security-opt label=disable",
+        )
+    return error(
+        f"{message}, although the user is in its group {group}",
+        "ls -lZ /dev/kfd /dev/dri; id; a sandbox or another user namespace forbids it",
+    )
 
 
-def _unusable(tree: Tree, name: str, failure: OSError) -> Result:
-    """Judge EINVAL and the like: another driver's number, or a KFD that did not start."""
-    message, kind = f"/{name} cannot be opened: {failure.strerror}", containers.kind(tree)
+def _judge_denied_without_owner(tree: Tree, message: str, container: str) -> Result:
+    """Judge a denial where the device's owner is unknown, as in a copy of a machine."""
+    if container:
+        message += (
+            f": the node's group is not one of the user's (in this container ({container}) the "
+            "host's number)"
+        )
+        return error(message, _suggest_devices(container), _NUMBERS)
+    if "render" not in (tree.groups or ()):
+        fix = f"{_JOIN.format('render')}; in a container: --group-add keep-groups"
+        return error(message, fix)
+    message += (
+        ": the node's group is not one of the user's (in LXC often root:root, in other containers "
+        "the host's number)"
+    )
+    fix = f"compare ls -ln /dev/kfd with id; {_PASS['lxc']}; else {_PASS['']}"
+    return error(message, fix, _NUMBERS)
+
+
+def _judge_unusable(tree: Tree, name: str, failure: OSError) -> Result:
+    """Judge EINVAL and the like: the number is another driver's, or KFD did not start."""
+    message = f"/{name} cannot be opened: {failure.strerror}"
+    dmesg = "sudo dmesg | grep -i kfd"
+    if name != "dev/kfd":
+        return error(message, dmesg)
+    container = containers.detect(tree)
     device = tree.read_device(tree.path(name))
     majors = re.findall(r"^ *(\d+) kfd$", tree.read("proc/devices") or "", re.M)
-    if name == "dev/kfd" and device and majors and str(device.major) != majors[0]:
+    if device and majors and str(device.major) != majors[0]:
         message += f": its major number is {device.major}, but KFD's is {majors[0]}"
-        return error(message, _stale_node(kind), _STALE)
-    if name == "dev/kfd" and kind and device is None:
+        return error(message, _suggest_new_node(container), _STALE)
+    if container and device is None:
         message += ": in a container often a stale major number, which changes with the kernel"
-        fix = f"compare ls -l /dev/kfd with grep kfd /proc/devices; {_stale_node(kind)}"
+        new_node = _suggest_new_node(container)
+        fix = f"compare ls -l /dev/kfd with grep kfd /proc/devices; {new_node}"
         return error(message, fix, _STALE)
-    return error(message, "sudo dmesg | grep -i kfd")
+    return error(message, dmesg)
 
 
-def _stale_node(kind: str) -> str:
-    if kind == "lxc":
+def _suggest_new_node(container: str) -> str:
+    """Return how a container gets a device file with the present number of the driver."""
+    if container == "lxc":
         return f"{_PASS['lxc']}, in place of mknod and lxc.mount.entry"
     return "recreate the node or the container: --device /dev/kfd takes the host's numbers"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from strix_validate.doctor import host
 
-#: Open files: Ray's processes hold sockets to each other, and it fails late at the usual 1024.
+#: Number of open files that Ray needs. Its processes hold sockets to each other, and it fails late
+#: at the usual 1024.
 FILES = 8192
 
 
@@ -22,28 +23,39 @@ class Link:
     interface: str
 
 
-def interfaces() -> list[Link]:
+def list_links() -> list[Link]:
     """Return the machine's IPv4 addresses, except loopback."""
-    done = subprocess.run(["ip", "-brief", "-4", "address"], capture_output=True, text=True)
+    process = subprocess.run(
+        ["ip", "-brief", "-4", "address"],
+        capture_output=True,
+        text=True,
+    )
     links = []
-    for name, _, *addresses in (line.split() for line in done.stdout.splitlines()):
-        for address in addresses:
-            own = address.partition("/")[0]
-            if not ipaddress.ip_address(own).is_loopback:
-                links.append(Link(own, name.partition("@")[0]))
+    for line in process.stdout.splitlines():
+        interface, _, *networks = line.split()
+        # A virtual interface is listed as NAME@PARENT.
+        name = interface.partition("@")[0]
+        for network in networks:
+            address = network.partition("/")[0]
+            if not ipaddress.ip_address(address).is_loopback:
+                links.append(Link(address, name))
     return links
 
 
-def digest_of_packages(prefix: Path) -> str:
+def hash_packages(prefix: Path) -> str:
     """Return one hash of all conda packages of an environment, as a lock has them."""
-    names = sorted(f"{p.name} {p.version} {p.build} {p.sha256}" for p in host.packages(prefix))
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    lines = []
+    for package in host.packages(prefix):
+        lines.append(f"{package.name} {package.version} {package.build} {package.sha256}")
+    lines.sort()
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def open_files() -> tuple[int, int]:
-    """Return the soft and the hard limit of open files; no limit counts as what Ray needs."""
+def read_file_limits() -> tuple[int, int]:
+    """Return the soft and the hard limit of open files; FILES stands for no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        FILES if soft == resource.RLIM_INFINITY else soft,
-        FILES if hard == resource.RLIM_INFINITY else hard,
-    )
+    if soft == resource.RLIM_INFINITY:
+        soft = FILES
+    if hard == resource.RLIM_INFINITY:
+        hard = FILES
+    return soft, hard

@@ -1,82 +1,145 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether this is a container, and what its limits are: kernel and devices are then the host's."""
+"""Containers: whether this is one, and its limits. Its kernel and devices are the host's."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from strix_validate.doctor.tree import Tree
 
 #: Files that a container's manager writes, by manager; the first that exists counts.
-_MARKS = {"toolbox": "run/.toolboxenv", "podman": "run/.containerenv", "docker": ".dockerenv"}
-#: Of versions 2 and 1 of control groups: the line of /proc/self/cgroup that names a process' own,
-#: where groups are, the files of their limit and use, and which part of the use is given back.
+_MARKS = {
+    "toolbox": "run/.toolboxenv",
+    "podman": "run/.containerenv",
+    "docker": ".dockerenv",
+}
+#: Parts of the path of process 1's control group that name a manager.
+_GROUP_NAMES = ("lxc", "docker", "kubepods", "libpod")
+#: Version 1 of control groups writes nearly 2**63 bytes where there is no limit.
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True)
+class _GroupVersion:
+    """Where a version of control groups keeps the limits of memory.
+
+    Attributes:
+        line: Pattern of the line of /proc/self/cgroup that names the process' own group.
+        root: The folder of the groups.
+        limit_file: The file of a group's limit in bytes.
+        use_file: The file of a group's use in bytes.
+        reclaimable: The key in memory.stat of the part of the use that the kernel gives back.
+    """
+
+    line: str
+    root: str
+    limit_file: str
+    use_file: str
+    reclaimable: str
+
+
 _VERSIONS = (
-    (r"^0::/(\S*)$", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    (
-        r"^\d+:(?:\S+,)?memory(?:,\S+)?:/(\S*)$",
-        "sys/fs/cgroup/memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
+    _GroupVersion(
+        line=r"^0::/(\S*)$",
+        root="sys/fs/cgroup",
+        limit_file="memory.max",
+        use_file="memory.current",
+        reclaimable="inactive_file",
+    ),
+    _GroupVersion(
+        line=r"^\d+:(?:\S+,)?memory(?:,\S+)?:/(\S*)$",
+        root="sys/fs/cgroup/memory",
+        limit_file="memory.limit_in_bytes",
+        use_file="memory.usage_in_bytes",
+        reclaimable="total_inactive_file",
     ),
 )
 
 
-def kind(tree: Tree) -> str:
-    """Return "lxc", "toolbox", "podman", "docker", another manager's name, or "" on a host."""
+def detect(tree: Tree) -> str:
+    """Return the kind of container that this is.
+
+    Returns:
+        "lxc", "toolbox", "distrobox", "podman", "docker", another manager's name, or "" on a host.
+    """
     for name, file in _MARKS.items():
-        if tree.path(file).exists():
-            is_distrobox = name == "podman" and "DISTROBOX_ENTER_PATH" in tree.environ
-            return "distrobox" if is_distrobox else name
-    own = tree.environ.get("container") or tree.read("run/systemd/container")
-    if own:
-        return own
-    pairs = (tree.read("proc/1/environ") or "").split("\0")
-    own = next((pair[10:] for pair in pairs if pair.startswith("container=")), "")
-    if own:
-        return own
+        if not tree.path(file).exists():
+            continue
+        if name == "podman" and "DISTROBOX_ENTER_PATH" in tree.environ:
+            return "distrobox"
+        return name
+    manager = (
+        tree.environ.get("container")
+        or tree.read("run/systemd/container")
+        or _read_manager_of_init(tree)
+    )
+    if manager:
+        return manager
     if re.search(r"^lxcfs ", tree.read("proc/mounts") or "", re.M):
         return "lxc"
-    groups = tree.read("proc/1/cgroup") or ""
-    return next((name for name in ("lxc", "docker", "kubepods", "libpod") if name in groups), "")
+    group = tree.read("proc/1/cgroup") or ""
+    return next((name for name in _GROUP_NAMES if name in group), "")
 
 
-def memory_limit(tree: Tree) -> int | None:
+def _read_manager_of_init(tree: Tree) -> str:
+    """Return the variable `container` of process 1, or "" if it has none."""
+    pairs = (tree.read("proc/1/environ") or "").split("\0")
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name == "container" and value:
+            return value
+    return ""
+
+
+def read_memory_limit(tree: Tree) -> int | None:
     """Return the bytes that this process' control groups may use, or None without a limit."""
-    return min((limit for limit, _ in _memory_groups(tree)), default=None)
+    limits = [limit for limit, _ in _read_memory_groups(tree)]
+    return min(limits, default=None)
 
 
-def available_memory(tree: Tree) -> int | None:
-    """Return the bytes that this process can use without swapping, or None if it is not known.
+def read_available_memory(tree: Tree) -> int | None:
+    """Return the bytes that this process can use without swapping, or None if unknown.
 
     That is what the machine has available, and no more than its control groups leave.
     """
-    left = [max(limit - used, 0) for limit, used in _memory_groups(tree)]
-    return None if tree.available is None else min([tree.available, *left])
+    if tree.available is None:
+        return None
+    available = tree.available
+    for limit, used in _read_memory_groups(tree):
+        available = min(available, max(limit - used, 0))
+    return available
 
 
-def _memory_groups(tree: Tree) -> Iterator[tuple[int, int]]:
-    """Yield limit and use in bytes of each control group of this process that limits memory."""
-    for line, root, limit_file, use_file, reclaimable in _VERSIONS:
-        own = re.search(line, tree.read("proc/self/cgroup") or "", re.M)
-        parts = own[1].split("/") if own else []
-        # outside of this namespace of groups, where only its root can be read
-        parts = [] if ".." in parts else parts
+def _read_memory_groups(tree: Tree) -> Iterator[tuple[int, int]]:
+    """Yield the limit and the use in bytes of each control group that limits this process."""
+    groups = tree.read("proc/self/cgroup") or ""
+    for version in _VERSIONS:
+        match = re.search(version.line, groups, re.M)
+        parts = match[1].split("/") if match else []
+        if ".." in parts:
+            # The group is outside of this namespace of groups, where only the root can be read.
+            parts = []
         for depth in range(len(parts) + 1):
-            group = "/".join([root, *parts[:depth]])
-            limit = tree.number(f"{group}/{limit_file}")
-            # version 1 writes nearly 2**63 for no limit
-            if limit and limit < 1 << 60:
-                statistics = tree.read(f"{group}/memory.stat") or ""
-                cache = re.search(rf"^{reclaimable} (\d{{1,15}})$", statistics, re.M)
-                used = tree.number(f"{group}/{use_file}") or 0
-                yield limit, used - (int(cache[1]) if cache else 0)
+            folder = "/".join([version.root, *parts[:depth]])
+            limit = tree.number(f"{folder}/{version.limit_file}")
+            if limit and limit < _NO_LIMIT:
+                yield limit, _read_memory_use(tree, folder, version)
 
 
-def shared_memory(tree: Tree) -> int | None:
+def _read_memory_use(tree: Tree, folder: str, version: _GroupVersion) -> int:
+    """Return the bytes that a control group uses, without those that the kernel gives back."""
+    statistics = tree.read(f"{folder}/memory.stat") or ""
+    line = rf"^{version.reclaimable} (\d{{1,15}})$"
+    cache = re.search(line, statistics, re.M)
+    used = tree.number(f"{folder}/{version.use_file}") or 0
+    return used - int(cache[1]) if cache else used
+
+
+def read_shared_memory(tree: Tree) -> int | None:
     """Return the bytes of /dev/shm, or None if its mount names no size."""
     mount = r"^\S+ /dev/shm tmpfs \S*\bsize=(\d{1,15})([kmg]?)"
     size = re.search(mount, tree.read("proc/mounts") or "", re.M)
     if not size:
         return None
-    return int(size[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[size[2]]
+    shifts = {"": 0, "k": 10, "m": 20, "g": 30}
+    return int(size[1]) << shifts[size[2]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The doctor's check of the rate of copies to the GPU, by which an unknown kernel shows itself."""
+"""The doctor's check of the rate of copies to the GPU, which reveals faulty kernels."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import copy_rate, hardware
 from strix_validate.doctor._verdicts import Fix, fine, need_gpu, warning
-from strix_validate.doctor.interpreter import interpreter
+from strix_validate.doctor.interpreter import find_interpreter
 from strix_validate.doctor.tree import Tree
 
 #: GB/s below which a copy is slow. From a writable mapping, kernels without the fault gave 1.1 to
@@ -21,33 +21,46 @@ TIMEOUT = 90
 
 
 class NotMeasured(Exception):
-    """Why no rate was measured."""
+    """No rate was measured; the message is the reason."""
 
 
 def measure(library: Path) -> dict[str, float]:
-    """Return bytes per second by kind of source, measured in a process of its own.
+    """Measure the rate of copies in a process of its own.
+
+    Args:
+        library: libamdhip64.so.
+
+    Returns:
+        Bytes per second by kind of source.
 
     Raises:
         NotMeasured: HIP does not work there, or the process crashed.
     """
     command = [sys.executable, "-I", copy_rate.__file__, str(library)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        process = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return {"writable": copy_rate.SIZE / TIMEOUT}
     except OSError as error:
         raise NotMeasured(str(error)) from error
     try:
-        measured = json.loads(done.stdout.splitlines()[-1])
-        return {kind: float(rate) for kind, rate in measured.items()}
+        rates = json.loads(process.stdout.splitlines()[-1])
+        return {kind: float(rate) for kind, rate in rates.items()}
     except (ValueError, IndexError, AttributeError, TypeError):
-        lines = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()
-        raise NotMeasured(f"{library.name}: {lines[-1]:.200}") from None
+        output = process.stderr.strip() or f"exit status {process.returncode}"
+        last_line = output.splitlines()[-1]
+        raise NotMeasured(f"{library.name}: {last_line:.200}") from None
 
 
-def hip_libraries(tree: Tree) -> Iterator[Path]:
+def find_hip_libraries(tree: Tree) -> Iterator[Path]:
     """Yield the HIP libraries of the environment, then those of the system."""
-    python = interpreter(tree)
+    python = find_interpreter(tree)
     if python:
         for place in python.places:
             for folder in ("torch/lib", "_rocm_sdk_core/lib"):
@@ -63,22 +76,32 @@ def copies(tree: Tree) -> Result:
     per 2 MiB of a writable mapping, and models take minutes to load:
     https://github.com/ROCm/legacy-rocm-build/issues/6523"""
     need_gpu(tree)
-    if not (tree.is_live or tree.measure_copies):
-        raise CannotRun("copies were not measured: this is a copy of a machine")
-    library = next(hip_libraries(tree), None)
-    if library is None:
-        raise CannotRun("copies were not measured: no libamdhip64.so is installed")
-    try:
-        rates = (tree.measure_copies or measure)(library)
-    except NotMeasured as reason:
-        raise CannotRun(f"copies were not measured: {reason}") from reason
+    rates = _measure_copies(tree)
     measured = {f"{kind}_gbps": round(rate / 1e9, 3) for kind, rate in rates.items()}
     slowest = min(rates.values()) / 1e9
     if slowest >= SLOW:
         return fine(**measured)
     message = f"copies to the GPU run at {slowest:.3f} GB/s, and 1 to 12 are usual"
-    if hardware.known_fault(tree):
+    if hardware.find_kernel_fault(tree):
         return warning(f"{message}, as doctor/kernel says", "see doctor/kernel", **measured)
     message += f": the kernel {tree.release} stalls in them, and is not in doctor's table"
     fix = "start another kernel; until then load models without mmap"
     return warning(message, Fix(fix, needs_reboot=True), **measured)
+
+
+def _measure_copies(tree: Tree) -> dict[str, float]:
+    """Return bytes per second by kind of source.
+
+    Raises:
+        CannotRun: They cannot be measured here.
+    """
+    measure_copies = tree.measure_copies or measure
+    if not (tree.is_live or tree.measure_copies):
+        raise CannotRun("copies were not measured: this is a copy of a machine")
+    library = next(find_hip_libraries(tree), None)
+    if library is None:
+        raise CannotRun("copies were not measured: no libamdhip64.so is installed")
+    try:
+        return measure_copies(library)
+    except NotMeasured as reason:
+        raise CannotRun(f"copies were not measured: {reason}") from reason

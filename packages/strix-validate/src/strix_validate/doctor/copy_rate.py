@@ -18,8 +18,8 @@ from time import perf_counter
 
 #: Bytes of a copy. A kernel that stalls needs a second for each 2 MiB.
 SIZE = 16 << 20
-_TO_DEVICE = 1  # hipMemcpyHostToDevice
-_FAILED = ctypes.c_void_p(-1).value
+_HOST_TO_DEVICE = 1  # hipMemcpyHostToDevice
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def _require(status: int, call: str) -> None:
@@ -31,9 +31,16 @@ def _map(file: int, protection: int) -> int:
     """Return the address of a private mapping of a file, with all of its pages in use."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
     address = libc.mmap(None, SIZE, protection, mmap.MAP_PRIVATE, file, 0)
-    if address == _FAILED:
+    if address == _MAP_FAILED:
         raise SystemExit("mmap failed")
     view = (ctypes.c_char * SIZE).from_address(address)
     for offset in range(0, SIZE, mmap.PAGESIZE):
@@ -41,29 +48,42 @@ def _map(file: int, protection: int) -> int:
     return address
 
 
-def rates(library: str) -> dict[str, float]:
-    """Return bytes per second by kind of source."""
+def _load_hip(library: str) -> ctypes.CDLL:
     hip = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     hip.hipMalloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    hip.hipMemcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    hip.hipMemcpy.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+    ]
+    return hip
+
+
+def measure_rates(library: str) -> dict[str, float]:
+    """Return bytes per second by kind of source."""
+    hip = _load_hip(library)
     device = ctypes.c_void_p()
     _require(hip.hipMalloc(ctypes.byref(device), SIZE), "hipMalloc")
-    kinds = {"read_only": mmap.PROT_READ, "writable": mmap.PROT_READ | mmap.PROT_WRITE}
-    measured = {}
+    protections = {
+        "read_only": mmap.PROT_READ,
+        "writable": mmap.PROT_READ | mmap.PROT_WRITE,
+    }
+    rates = {}
     with tempfile.TemporaryFile() as file:
         file.write(bytes(SIZE))
         file.flush()
-        # the first copy starts the runtime
-        first = _map(file.fileno(), mmap.PROT_READ)
-        _require(hip.hipMemcpy(device, first, SIZE, _TO_DEVICE), "hipMemcpy")
-        for kind, protection in kinds.items():
+        # The first copy starts HIP's runtime, and is not measured.
+        source = _map(file.fileno(), mmap.PROT_READ)
+        _require(hip.hipMemcpy(device, source, SIZE, _HOST_TO_DEVICE), "hipMemcpy")
+        for kind, protection in protections.items():
             source = _map(file.fileno(), protection)
             begin = perf_counter()
-            _require(hip.hipMemcpy(device, source, SIZE, _TO_DEVICE), "hipMemcpy")
+            _require(hip.hipMemcpy(device, source, SIZE, _HOST_TO_DEVICE), "hipMemcpy")
             _require(hip.hipDeviceSynchronize(), "hipDeviceSynchronize")
-            measured[kind] = SIZE / (perf_counter() - begin)
-    return measured
+            rates[kind] = SIZE / (perf_counter() - begin)
+    return rates
 
 
 if __name__ == "__main__":
-    print(json.dumps(rates(sys.argv[1])))
+    print(json.dumps(measure_rates(sys.argv[1])))

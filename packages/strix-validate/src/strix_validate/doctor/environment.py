@@ -9,21 +9,32 @@ from shutil import disk_usage
 
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import cluster_machine, kernel_lists
-from strix_validate.doctor._verdicts import Fix, error, fine, known, remark, warning, worst
-from strix_validate.doctor.interpreter import interpreter
+from strix_validate.doctor._verdicts import (
+    Fix,
+    combine,
+    error,
+    fine,
+    need_value,
+    remark,
+    warning,
+)
+from strix_validate.doctor.interpreter import find_interpreter
 from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.virtual_packages import WANTED
+from strix_validate.doctor.virtual_packages import REQUIRED
 from strix_validate.json_file import json_object, small_text
 
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
-#: What activating rocm-sdk-core sets: docs/rocm.md says why.
-_ACTIVATION = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
-#: Packages whose updates make compiled kernels stale, as conda and as wheels are named.
+#: Variables that the activation of rocm-sdk-core sets; docs/rocm.md has the reasons.
+_ACTIVATION = {
+    "ROCPROFILER_QUEUE_INTERPOSITION": "0",
+    "MIOPEN_FIND_MODE": "FAST",
+}
+#: Packages whose updates make compiled kernels stale: conda's, wheels, and those of distributions.
 _COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
-_COMPILING_WHEELS = ("rocm", "rocm_sdk_core", "triton", "pytorch_triton_rocm", "torch")
-_COMPILING_PACKAGES = ("rocm-core", "amdrocm", "hip-runtime-amd", "comgr", "libamdhip64")
-#: Variables for looking for faults, which wait for each kernel or print each call.
+_COMPILER_WHEELS = ("rocm", "rocm_sdk_core", "triton", "pytorch_triton_rocm", "torch")
+_COMPILER_PACKAGES = ("rocm-core", "amdrocm", "hip-runtime-amd", "comgr", "libamdhip64")
+#: Variables for debugging, which wait for each kernel or print each call.
 _DEBUGGING = (
     "AMD_SERIALIZE_KERNEL",
     "AMD_SERIALIZE_COPY",
@@ -33,100 +44,162 @@ _DEBUGGING = (
     "PYTORCH_NO_HIP_MEMORY_CACHING",
 )
 _DEBUGGING_SOURCE = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html"
+#: Variables that may point programs to another ROCm.
+_PATHS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH")
+#: Folders of caches in the user's folder, and variables that name others.
+_CACHE_FOLDERS = (
+    ".cache/comgr",
+    ".cache/miopen",
+    ".config/miopen",
+    ".triton/cache",
+    ".cache/vllm/torch_compile_cache",
+)
+_CACHE_VARIABLES = (
+    "TRITON_CACHE_DIR",
+    "AMD_COMGR_CACHE_DIR",
+    "MIOPEN_CUSTOM_CACHE_DIR",
+)
 
 
 def environment(tree: Tree) -> Result:
     """No variable disguises the GPU or loads another ROCm. HSA_OVERRIDE_GFX_VERSION causes memory
     faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
-    names = ["HSA_OVERRIDE_GFX_VERSION"]
-    if tree.ours:
-        # the number is that of the node in KFD's topology
-        names.append(f"HSA_OVERRIDE_GFX_VERSION_{tree.ours.number}")
-    overrides = {name: tree.environ[name] for name in names if tree.environ.get(name)}
+    overrides = _read_overrides(tree)
     if overrides:
-        listed = ", ".join(f"{name}={value}" for name, value in overrides.items())
-        fix = f"unset {' '.join(overrides)}, and remove it from the shell's startup files"
-        if {*overrides.values()} == {WANTED["__amdgpu_arch"]}:
-            return remark(f"{listed} names this GPU, and changes nothing", fix)
-        return error(f"{listed}: libraries take the GPU for another one", fix)
-    own = tuple(tree.environ.get(n) or "no environment" for n in ("CONDA_PREFIX", "VIRTUAL_ENV"))
-    foreign = [
-        name
-        for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH")
-        for part in tree.environ.get(name, "").split(":")
-        if "rocm" in part.lower() and not part.startswith(own)
-    ]
-    if not foreign or _uses_system(tree):
-        return worst([_activation(tree), _debugging(tree)])
-    listed = " ".join(dict.fromkeys(foreign))
+        return _judge_overrides(overrides)
+    foreign = _find_foreign_variables(tree)
+    if not foreign or _uses_system_rocm(tree):
+        return combine([_judge_activation(tree), _judge_debugging(tree)])
+    names = " ".join(dict.fromkeys(foreign))
+    fix = f"unset {names}"
     if any(name.startswith("LD_") for name in foreign):
-        what = f"{listed}: another ROCm's libraries are loaded first"
-        return error(what, f"unset {listed}", variables=listed)
-    return warning(f"{listed}: points to another ROCm", f"unset {listed}", variables=listed)
+        message = f"{names}: another ROCm's libraries are loaded first"
+        return error(message, fix, variables=names)
+    return warning(f"{names}: points to another ROCm", fix, variables=names)
 
 
-def _uses_system(tree: Tree) -> bool:
-    """Return whether the system's Python has torch: the system's ROCm is then the one to load."""
-    python = interpreter(tree)
-    return python is not None and python.kind == "system" and bool(python.distributions("torch"))
+def _read_overrides(tree: Tree) -> dict[str, str]:
+    """Return the variables by which libraries take the GPU for another one."""
+    names = ["HSA_OVERRIDE_GFX_VERSION"]
+    if tree.target_gpu:
+        # The number is that of the node in KFD's topology.
+        names.append(f"HSA_OVERRIDE_GFX_VERSION_{tree.target_gpu.number}")
+    return {name: tree.environ[name] for name in names if tree.environ.get(name)}
 
 
-def _debugging(tree: Tree) -> Result:
-    """Warn of variables that make every kernel wait, as guides against faults set them."""
+def _judge_overrides(overrides: dict[str, str]) -> Result:
+    listed = _format_variables(overrides)
+    names = " ".join(overrides)
+    fix = f"unset {names}, and remove it from the shell's startup files"
+    if set(overrides.values()) == {REQUIRED["__amdgpu_arch"]}:
+        return remark(f"{listed} names this GPU, and changes nothing", fix)
+    return error(f"{listed}: libraries take the GPU for another one", fix)
+
+
+def _format_variables(variables: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def _find_foreign_variables(tree: Tree) -> list[str]:
+    """Return the variables that name a ROCm outside of the active environment."""
+    prefixes = []
+    for name in ("CONDA_PREFIX", "VIRTUAL_ENV"):
+        prefix = tree.environ.get(name)
+        if prefix:
+            prefixes.append(prefix)
+    foreign = []
+    for name in _PATHS:
+        for part in tree.environ.get(name, "").split(":"):
+            if "rocm" in part.lower() and not part.startswith(tuple(prefixes)):
+                foreign.append(name)
+    return foreign
+
+
+def _uses_system_rocm(tree: Tree) -> bool:
+    """Return whether the system's Python has torch, which then loads the system's ROCm."""
+    python = find_interpreter(tree)
+    if python is None or python.kind != "system":
+        return False
+    return bool(python.find_distributions("torch"))
+
+
+def _judge_debugging(tree: Tree) -> Result:
+    """Warn of variables that make every kernel wait; guides for debugging set them."""
     names = [name for name in _DEBUGGING if tree.environ.get(name, "0") != "0"]
     if not names:
         return fine()
-    listed = ", ".join(f"{name}={tree.environ[name]}" for name in names)
+    listed = _format_variables({name: tree.environ[name] for name in names})
     message = f"{listed}: for debugging; it slows every kernel"
     return warning(message, f"unset {' '.join(names)}", _DEBUGGING_SOURCE)
 
 
-def _activation(tree: Tree) -> Result:
-    """Warn if variables without which programs hang or fail lack values that activation sets."""
+def _judge_activation(tree: Tree) -> Result:
+    """Warn if variables lack the values of the activation, without which programs may hang."""
     if not tree.prefix or not any(tree.prefix.glob("conda-meta/rocm-sdk-core-*.json")):
         return fine()
-    seen = {name: tree.environ.get(name, "unset") for name in _ACTIVATION}
-    other = {name: value for name, value in seen.items() if value != _ACTIVATION[name]}
-    if not other:
-        return fine(**seen)
-    what = f"{', '.join(f'{k} is {v}' for k, v in other.items())}: programs may hang (docs/rocm.md)"
-    return warning(what, f"export {' '.join(f'{k}={_ACTIVATION[k]}' for k in other)}", **seen)
+    values = {name: tree.environ.get(name, "unset") for name in _ACTIVATION}
+    wrong = [name for name in values if values[name] != _ACTIVATION[name]]
+    if not wrong:
+        return fine(**values)
+    listed = ", ".join(f"{name} is {values[name]}" for name in wrong)
+    assignments = " ".join(f"{name}={_ACTIVATION[name]}" for name in wrong)
+    message = f"{listed}: programs may hang (docs/rocm.md)"
+    return warning(message, f"export {assignments}", **values)
 
 
 def stray_rocm(tree: Tree) -> Result:
     """No other ROCm is on the loader's path. Two versions in one process crash, and these packages
     bring their own: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
-    files = [f for f in tree.glob("etc/ld.so.conf.d/*.conf") if "rocm" in (tree.read_at(f) or "")]
-    installed = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
-    if files and not _uses_system(tree):
-        name = f"/{files[0].relative_to(tree.root)}"
-        what = f"{name} puts the system's ROCm on the loader's path"
-        return warning(what, f"sudo rm {name} && sudo ldconfig", installed=", ".join(installed))
-    return fine(installed=", ".join(installed))
+    folders = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
+    installed = ", ".join(folders)
+    for file in tree.glob("etc/ld.so.conf.d/*.conf"):
+        if "rocm" not in (tree.read_at(file) or ""):
+            continue
+        if _uses_system_rocm(tree):
+            break
+        name = f"/{file.relative_to(tree.root)}"
+        message = f"{name} puts the system's ROCm on the loader's path"
+        return warning(message, f"sudo rm {name} && sudo ldconfig", installed=installed)
+    return fine(installed=installed)
 
 
 def kernels(tree: Tree) -> Result:
     """The kernels that packages install are those of the installed versions. Triton finds a kernel
     by its source, so another build of flash-attn or vLLM compiles at its first call:
     docs/validate.md"""
-    prefix = tree.prefix or Path()
-    lists = kernel_lists.installed(prefix) if tree.prefix else {}
-    found, missed = {}, []
-    for package, kernels in lists.items():
-        found[package] = f"{len(kernels)} kernels"
-        for name, version, build in requirements(prefix, package):
-            there = [file.stem for file in prefix.glob(f"conda-meta/{name}-[0-9]*.json")]
-            wanted = f"{name}-{version}-{build}"
-            if there and not any(fnmatchcase(each, wanted) for each in there):
-                found[package] = f"0 of {len(kernels)} kernels"
-                missed.append(f"{package}: {found[package]} are for the installed {there[0]}")
-    if missed:
-        return warning("; ".join(missed), f"pixi update {' '.join(lists)}", **found)
-    return fine(**found)
+    if not tree.prefix:
+        return fine()
+    lists = kernel_lists.installed(tree.prefix)
+    measured = {}
+    messages = []
+    for package, package_kernels in lists.items():
+        number = len(package_kernels)
+        measured[package] = f"{number} kernels"
+        for other in _find_mismatches(tree.prefix, package):
+            measured[package] = f"0 of {number} kernels"
+            messages.append(f"{package}: 0 of {number} kernels are for the installed {other}")
+    if messages:
+        fix = f"pixi update {' '.join(lists)}"
+        return warning("; ".join(messages), fix, **measured)
+    return fine(**measured)
 
 
-def requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, version and build (a pattern) of what a package fits in one version alone."""
+def _find_mismatches(prefix: Path, package: str) -> Iterator[str]:
+    """Yield the installed packages whose version a package of kernels does not fit."""
+    for name, version, build in find_exact_requirements(prefix, package):
+        files = prefix.glob(f"conda-meta/{name}-[0-9]*.json")
+        installed = [file.stem for file in files]
+        pattern = f"{name}-{version}-{build}"
+        if installed and not any(fnmatchcase(stem, pattern) for stem in installed):
+            yield installed[0]
+
+
+def find_exact_requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
+    """Yield what an installed package requires in exactly one version.
+
+    Yields:
+        A name, a version, and a pattern of build strings.
+    """
     for file in prefix.glob(f"conda-meta/{package}-[0-9]*.json"):
         try:
             record = json_object(file)
@@ -142,83 +215,82 @@ def requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
 def caches(tree: Tree) -> Result:
     """No cache of compiled kernels is older than the installed ROCm and Triton. comgr, MIOpen and
     Triton reuse stale kernels: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
-    installed = _last_installation(tree)
+    installed = _find_last_installation(tree)
     if installed is None:
         raise CannotRun("the age of an installed ROCm or Triton cannot be read")
     stale = []
-    for name, folder in _cache_folders(tree).items():
+    for name, folder in _find_cache_folders(tree).items():
         try:
-            newest = max((file.stat().st_mtime for file in folder.iterdir()), default=installed)
+            times = [file.stat().st_mtime for file in folder.iterdir()]
         except OSError:
             continue
-        if newest < installed:
+        if times and max(times) < installed:
             stale.append(name)
     if not stale:
         return fine()
     listed = " ".join(stale)
-    return warning(f"older than the installed ROCm and Triton: {listed}", f"rm -r {listed}")
+    message = f"older than the installed ROCm and Triton: {listed}"
+    return warning(message, f"rm -r {listed}")
 
 
-def _last_installation(tree: Tree) -> float | None:
-    """Return when a compiler or a library that compiles was installed last; None if none is."""
-    files = []
+def _find_last_installation(tree: Tree) -> float | None:
+    """Return the time of the newest compiler or library with compiled code; None without any."""
+    files: list[Path] = []
     if tree.prefix and (tree.prefix / "conda-meta").is_dir():
         meta = tree.prefix / "conda-meta"
-        files = [file for name in _COMPILERS for file in meta.glob(f"{name}-*.json")] or [meta]
-    python = interpreter(tree)
+        for name in _COMPILERS:
+            files += meta.glob(f"{name}-*.json")
+        files = files or [meta]
+    python = find_interpreter(tree)
     for place in python.places if python else ():
-        for name in _COMPILING_WHEELS:
-            wheels = place.path.glob(f"{name}-*.dist-info")
-            files += [wheel for wheel in wheels if small_text(wheel / "INSTALLER") != "conda"]
-    # package managers keep the times of files, but write their own lists when they install
-    for name in _COMPILING_PACKAGES:
+        for name in _COMPILER_WHEELS:
+            for wheel in place.path.glob(f"{name}-*.dist-info"):
+                if small_text(wheel / "INSTALLER") != "conda":
+                    files.append(wheel)
+    # Package managers preserve the times of files, but write their own lists when they install.
+    for name in _COMPILER_PACKAGES:
         files += tree.glob(f"var/lib/dpkg/info/{name}*.list")
         files += tree.glob(f"var/lib/pacman/local/{name}-*/desc")
     files += tree.glob("opt/rocm*/.info/version")
-    return max((file.stat().st_mtime for file in files if file.exists()), default=None)
+    times = [file.stat().st_mtime for file in files if file.exists()]
+    return max(times, default=None)
 
 
-def _cache_folders(tree: Tree) -> dict[str, Path]:
+def _find_cache_folders(tree: Tree) -> dict[str, Path]:
     """Return the folders of caches by the names that a user knows them by."""
-    folders = {
-        "~/.cache/comgr": tree.home / ".cache/comgr",
-        "~/.cache/miopen": tree.home / ".cache/miopen",
-        "~/.config/miopen": tree.home / ".config/miopen",
-        "~/.triton/cache": tree.home / ".triton/cache",
-        "~/.cache/vllm/torch_compile_cache": tree.home / ".cache/vllm/torch_compile_cache",
-    }
-    for name in ("TRITON_CACHE_DIR", "AMD_COMGR_CACHE_DIR", "MIOPEN_CUSTOM_CACHE_DIR"):
-        value = tree.environ.get(name)
-        if value:
-            folders[value] = tree.path(value)
+    folders = {f"~/{name}": tree.home / name for name in _CACHE_FOLDERS}
+    for variable in _CACHE_VARIABLES:
+        name = tree.environ.get(variable)
+        if name:
+            folders[name] = tree.path(name)
     return folders
 
 
 def two_machines(tree: Tree) -> Result:
     """Where Ray is installed, what two machines need of this one: open files, a network, and the
     hash of all packages, which must be the other machine's: docs/cluster.md"""
-    if not (tree.prefix and any(tree.prefix.glob("conda-meta/ray-core-*.json"))):
+    if not tree.prefix or not any(tree.prefix.glob("conda-meta/ray-core-*.json")):
         return fine()
     needed = cluster_machine.FILES
-    soft, hard = cluster_machine.open_files()
+    soft, hard = cluster_machine.read_file_limits()
     if hard < needed:
-        limits = f"add `* hard nofile {needed}` to /etc/security/limits.conf and log in again"
-        return error(f"at most {hard} open files, and a cluster needs {needed}", limits)
-    links = cluster_machine.interfaces()
+        fix = f"add `* hard nofile {needed}` to /etc/security/limits.conf and log in again"
+        return error(f"at most {hard} open files, and a cluster needs {needed}", fix)
+    links = cluster_machine.list_links()
     if not links:
         return error("no network but loopback", "give the cable's interface an address")
     addresses = ", ".join(f"{link.interface} {link.address}" for link in links)
-    what = f"packages {cluster_machine.digest_of_packages(tree.prefix)}, addresses {addresses}"
+    digest = cluster_machine.hash_packages(tree.prefix)
     advice = "the other machine's doctor must print the same packages"
     if soft < needed:
         advice += f"; before `ray start`, run: ulimit -n {needed}"
-    return remark(what, advice)
+    return remark(f"packages {digest}, addresses {addresses}", advice)
 
 
 def glibc(tree: Tree) -> Result:
     """glibc is 2.28 or newer, which ROCm's libraries require:
     https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
-    version = known(tree.glibc, "glibc's version")
+    version = need_value(tree.glibc, "glibc's version")
     text = ".".join(map(str, version))
     if version < (2, 28):
         fix = Fix("upgrade the distribution", needs_reboot=True)
@@ -229,8 +301,12 @@ def glibc(tree: Tree) -> Result:
 def disk(tree: Tree) -> Result:
     """20 GB are free where environments are installed; ROCm's libraries alone take 9:
     https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
-    place = tree.prefix or tree.root
-    gb = round(disk_usage(place).free / 1e9, 1)
+    folder = tree.prefix or tree.root
+    gb = round(disk_usage(folder).free / 1e9, 1)
     if gb * 1e9 < DISK:
-        return warning(f"{gb} GB are free", "pixi clean cache, or: conda clean --all", free_gb=gb)
+        return warning(
+            f"{gb} GB are free",
+            "pixi clean cache, or: conda clean --all",
+            free_gb=gb,
+        )
     return fine(free_gb=gb)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What `strix-validate doctor --json` prints; docs/validate.md describes it to its readers."""
+"""The output of `strix-validate doctor --json`, which docs/validate.md describes to its readers."""
 
 import re
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from strix_validate.checks import Severity, State
 from strix_validate.reporting.record import CheckRecord, Record
 
 Status = Literal["ok", "info", "warning", "error", "skipped"]
+#: From the best to the worst.
 _ORDER: list[Status] = ["skipped", "ok", "info", "warning", "error"]
 
 
@@ -19,16 +20,16 @@ class _Model(BaseModel):
 
 
 class Finding(_Model):
-    """A check of the doctor and what it found.
+    """The result of one check.
 
     Attributes:
         id: The check, such as doctor/gtt; ids are stable.
-        status: ok; info, worth knowing and no fault; warning, costs speed, memory or stability;
+        status: ok; info, information that is no fault; warning, costs speed, memory or stability;
             error, keeps the GPU from working; skipped, could not be checked.
-        message: What was found, in words. If status is ok: empty, or a note such as the flags of
+        message: The result in words. If status is ok: empty, or a note such as the flags of
             `vllm serve`; if it is skipped: what is missing.
         fix: A command, or an instruction where there is none; empty if there is nothing to do.
-        needs_reboot: Whether the fix takes effect at the next start of the machine only.
+        needs_reboot: Whether the fix takes effect only at the next start of the machine.
         source: Links to where the advice comes from, separated by blanks.
         measured: Numbers and words behind the status, by name. Their names are not stable.
     """
@@ -63,45 +64,48 @@ class Findings(_Model):
     findings: list[Finding]
 
 
-def _status(check: CheckRecord) -> Status:
+def _find_status(check: CheckRecord) -> Status:
     if check.state is State.SKIPPED:
         return "skipped"
     if check.severity is Severity.INFO:
         return "info"
     if check.severity is Severity.WARNING:
         return "warning"
-    return "error" if check.state is State.FAILED else "ok"
+    if check.state is State.FAILED:
+        return "error"
+    return "ok"
 
 
-def _source(check: CheckRecord) -> str:
-    """Return the finding's own links, or that of the check."""
-    links = re.findall(r"https://\S+|docs/\S+\.md", check.why)
-    return check.source or (links[0] if links else "")
+def _find_source(check: CheckRecord) -> str:
+    """Return the links of the result; without any, the one of the check."""
+    if check.source:
+        return check.source
+    link = re.search(r"https://\S+|docs/\S+\.md", check.why)
+    return link[0] if link else ""
 
 
-def _message(check: CheckRecord) -> str:
-    """Return the check's own words; a skipped one's reason is the table's, and its own beside."""
-    return str(check.measured.get("said") or check.reason)
+def _make_finding(check: CheckRecord) -> Finding:
+    # The reason of a skipped check comes from skips.toml; its own message is in measured["said"].
+    message = str(check.measured.get("said") or check.reason)
+    return Finding(
+        id=check.id,
+        status=_find_status(check),
+        message=message,
+        fix=check.fix,
+        needs_reboot=check.needs_reboot,
+        source=_find_source(check),
+        measured=check.measured,
+    )
 
 
-def of_record(record: Record) -> Findings:
-    """Return the findings that a record of the doctor holds."""
-    findings = [
-        Finding(
-            id=check.id,
-            status=_status(check),
-            message=_message(check),
-            fix=check.fix,
-            needs_reboot=check.needs_reboot,
-            source=_source(check),
-            measured=check.measured,
-        )
-        for check in record.checks
-    ]
+def make_findings(record: Record) -> Findings:
+    """Return the findings of a record of the doctor."""
+    findings = [_make_finding(check) for check in record.checks]
+    statuses = [finding.status for finding in findings]
     return Findings(
         version=record.versions.get("strix-validate") or "unknown",
         gpu_arch=TARGET,
-        status=max((f.status for f in findings), key=_ORDER.index, default="skipped"),
+        status=max(statuses, key=_ORDER.index, default="skipped"),
         needs_reboot=any(finding.needs_reboot for finding in findings),
         findings=findings,
     )
@@ -109,4 +113,4 @@ def of_record(record: Record) -> Findings:
 
 def dump(record: Record) -> str:
     """Return the findings of a record as JSON."""
-    return of_record(record).model_dump_json(indent=1)
+    return make_findings(record).model_dump_json(indent=1)

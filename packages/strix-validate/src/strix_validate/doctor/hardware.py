@@ -4,150 +4,222 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun, Result
-from strix_validate.doctor import _distribution, containers, kernel_release, parameters
-from strix_validate.doctor._verdicts import Fix, error, fine, known, need_gpu, remark, warning
+from strix_validate.doctor import (
+    _distribution,
+    containers,
+    kernel_release,
+    parameters,
+    virtual_packages,
+)
+from strix_validate.doctor._verdicts import (
+    Fix,
+    error,
+    fine,
+    need_gpu,
+    need_value,
+    remark,
+    warning,
+)
 from strix_validate.doctor.host import kernel_version
-from strix_validate.doctor.tree import DEVICES, Tree
-from strix_validate.doctor.virtual_packages import VARIABLES, WANTED, detected, refused
+from strix_validate.doctor.tree import DEVICES, Node, Tree
+from strix_validate.doctor.virtual_packages import REQUIRED, VARIABLES
 
-#: Upstream's first kernel with the fixes for KFD's queue and memory limits.
-KERNEL = kernel_release.version_of(kernel_release.upstream_fixed())
+#: linux-firmware of this date has the bad MES.
 _BAD_FIRMWARE = "20251125"
+#: The first date of linux-firmware after the bad MES was withdrawn.
 _GOOD_FIRMWARE = "20260110"
+#: Versions of MES, the GPU's scheduler: one that hangs compute, and one that a machine hung with.
 _BAD_MES = 0x83
 _SUSPECT_MES = 0x86
 _SUSPECT = "https://github.com/ROCm/legacy-rocm-build/issues/6165"
 _LEFT_BEHIND = "https://github.com/ROCm/legacy-rocm-build/issues/5991"
 _PASSTHROUGH = "https://github.com/isc30/ryzen-gpu-passthrough-proxmox/issues/139"
+#: Arguments of the kernel that list modules not to load.
+_BLACKLISTS = (
+    "modprobe.blacklist",
+    "module_blacklist",
+    "rd.driver.blacklist",
+)
 
 
-def _hiding(tree: Tree) -> list[str]:
-    """List the variables that name the GPUs to show, in the order in which libraries apply them.
-    HIP counts those that ROCr left, and reads CUDA's variable where its own is not set."""
-    hip = "HIP" if tree.environ.get("HIP_VISIBLE_DEVICES") else "CUDA"
-    return ["ROCR_VISIBLE_DEVICES", f"{hip}_VISIBLE_DEVICES"]
+def _list_visibility_variables(tree: Tree) -> list[str]:
+    """Return the variables that name the visible GPUs, in the order in which libraries apply them.
+
+    HIP counts the GPUs that ROCr shows. It reads CUDA's variable if its own is not set.
+    """
+    hip = "HIP_VISIBLE_DEVICES"
+    if not tree.environ.get(hip):
+        hip = "CUDA_VISIBLE_DEVICES"
+    return ["ROCR_VISIBLE_DEVICES", hip]
 
 
-def _chosen(gpus: list[int], listed: str) -> list[int]:
-    """Select the GPUs that a variable shows; all if it is empty, or names one by its UUID."""
-    if not listed or "GPU-" in listed:
+def _select_visible(gpus: list[int], value: str) -> list[int]:
+    """Return the GPUs that a variable shows.
+
+    Args:
+        gpus: The GPUs that it can name, by their position.
+        value: Numbers, separated by commas. If it is empty or has a UUID, all GPUs are returned.
+    """
+    if not value or "GPU-" in value:
         return gpus
-    found = []
-    for part in listed.split(","):
-        # the first that does not exist ends the list
+    selected = []
+    for part in value.split(","):
+        # The first number that does not exist ends the list.
         if not part.strip().isdecimal() or int(part) >= len(gpus):
             break
-        found.append(gpus[int(part)])
-    return found
+        selected.append(gpus[int(part)])
+    return selected
 
 
 def gpu(tree: Tree) -> Result:
     """KFD, the compute part of the amdgpu driver, shows the GPU. gfx1150 (Strix Point) looks like
     gfx1151 and needs other kernels: https://github.com/ROCm/aotriton/issues/183"""
+    gpus = [f"{node.name} ({node.units} units)" for node in tree.gpus]
+    measured = {"gpus": ", ".join(gpus)}
+    if tree.target_gpu:
+        return _judge_visibility(tree, tree.target_gpu, measured)
     names = list(dict.fromkeys(node.name for node in tree.gpus))
-    measured = {"gpus": ", ".join(f"{node.name} ({node.units} units)" for node in tree.gpus)}
-    if tree.ours:
-        index = tree.gpus.index(tree.ours)
-        others = ", ".join(name for name in names if name != tree.ours.name)
-        seen = list(range(len(tree.gpus)))
-        for variable in _hiding(tree):
-            listed = tree.environ.get(variable, "")
-            before, seen = seen, _chosen(seen, listed)
-            if variable == "ROCR_VISIBLE_DEVICES" and tree.environ.get(variable) == "":
-                # ROCr asks whether it is set: an empty list shows no GPU, unlike HIP's
-                seen = []
-            if index in before and index not in seen:
-                what = f"{variable}={listed} hides the GPU, whose number is {before.index(index)}"
-                fix = f"export {variable}={before.index(index)}" if others else f"unset {variable}"
-                return error(what, fix, **measured)
-        if others and seen != [index]:
-            what = f"{others} is beside {TARGET}, the one GPU that these packages have kernels for"
-            return warning(what, f"export ROCR_VISIBLE_DEVICES={index}", **measured)
-        return fine(**measured)
     if names:
-        what = f"the GPU is {', '.join(names)}, and these packages are compiled for {TARGET}"
-        mine = next((f"; gpu_arch={n} has doctor examine it" for n in names if n in DEVICES), "")
-        return error(what, f"use packages built for this GPU{mine}", **measured)
-    if tree.has_ours:
-        return _without_kfd(tree)
+        message = f"the GPU is {', '.join(names)}, and these packages are compiled for {TARGET}"
+        fix = "use packages built for this GPU"
+        supported = [name for name in names if name in DEVICES]
+        if supported:
+            fix += f"; gpu_arch={supported[0]} has doctor examine it"
+        return error(message, fix, **measured)
+    if tree.has_target_gpu:
+        return _judge_without_kfd(tree)
     if tree.is_wsl:
-        what = "this is WSL, whose kernel has no KFD: Windows owns the GPU"
-        return error(what, "boot Linux itself, or take AMD's own packages for WSL")
-    return _absent(tree)
+        message = "this is WSL, whose kernel has no KFD: Windows owns the GPU"
+        return error(message, "boot Linux itself, or take AMD's own packages for WSL")
+    return _judge_absent(tree)
 
 
-def _without_kfd(tree: Tree) -> Result:
+def _judge_visibility(tree: Tree, target: Node, measured: dict[str, str]) -> Result:
+    """Judge whether variables hide the GPU, or show others beside it."""
+    names = list(dict.fromkeys(node.name for node in tree.gpus))
+    others = ", ".join(name for name in names if name != target.name)
+    index = tree.gpus.index(target)
+    visible = list(range(len(tree.gpus)))
+    for variable in _list_visibility_variables(tree):
+        value = tree.environ.get(variable, "")
+        candidates = visible
+        visible = _select_visible(candidates, value)
+        if variable == "ROCR_VISIBLE_DEVICES" and tree.environ.get(variable) == "":
+            # ROCr tests whether the variable is set: an empty list shows no GPU, unlike HIP's.
+            visible = []
+        if index in candidates and index not in visible:
+            number = candidates.index(index)
+            message = f"{variable}={value} hides the GPU, whose number is {number}"
+            fix = f"export {variable}={number}" if others else f"unset {variable}"
+            return error(message, fix, **measured)
+    if others and visible != [index]:
+        message = f"{others} is beside {TARGET}, the one GPU that these packages have kernels for"
+        return warning(message, f"export ROCR_VISIBLE_DEVICES={index}", **measured)
+    return fine(**measured)
+
+
+def _judge_without_kfd(tree: Tree) -> Result:
     """Judge a GPU on the PCI bus that KFD does not list, by the driver that it has."""
     message = f"the {TARGET} is on the PCI bus, but KFD does not list it"
-    if tree.driver_of_ours == "vfio-pci":
+    log = "sudo dmesg | grep -i -e amdgpu -e kfd"
+    if tree.target_driver == "vfio-pci":
         message = f"the {TARGET} is bound to vfio-pci, for a virtual machine: only that can use it"
-        steps = (
+        fix = (
             f"use the GPU in that machine, or take 1002:{DEVICES[TARGET][2:]} out of vfio-pci.ids "
             "(grep -rn -e vfio -e blacklist /etc/modprobe.d /proc/cmdline) and rebuild the "
             "initramfs"
         )
-        return error(message, Fix(steps, needs_reboot=True), _PASSTHROUGH)
-    if tree.driver_of_ours == "amdgpu":
+        return error(message, Fix(fix, needs_reboot=True), _PASSTHROUGH)
+    if tree.target_driver == "amdgpu":
         message += ", though it has the driver amdgpu: the kernel lacks KFD, or KFD did not start"
-        return error(message, "sudo dmesg | grep -i -e amdgpu -e kfd")
-    cause = find_obstacle(tree)
-    if cause:
-        return error(f"{message}: {cause.reason}", Fix(cause.fix, cause.needs_reboot), cause.source)
-    log = "sudo dmesg | grep -i -e amdgpu -e kfd"
+        return error(message, log)
+    obstacle = find_obstacle(tree)
+    if obstacle:
+        fix_obstacle = Fix(obstacle.fix, obstacle.needs_reboot)
+        return error(f"{message}: {obstacle.reason}", fix_obstacle, obstacle.source)
     if tree.path("sys/module/amdgpu").is_dir():
         return error(f"{message}: amdgpu is loaded, and did not take the GPU", log)
     return error(message, f"sudo modprobe amdgpu && {log}")
 
 
 def find_obstacle(tree: Tree) -> Result | None:
-    """Return what keeps the driver amdgpu from being loaded, as far as files tell."""
-    for word in parameters.arguments(tree):
-        name, _, value = word.partition("=")
-        lists = name in ("modprobe.blacklist", "module_blacklist", "rd.driver.blacklist")
-        if word == "nomodeset" or (lists and "amdgpu" in value.split(",")):
-            fix = Fix(_distribution.without_arguments(tree, word), needs_reboot=True)
-            return error(f"{word} on the kernel's command line keeps amdgpu out", fix)
-    for file in tree.glob("etc/modprobe.d/*.conf"):
-        line = r"(?m)^\s*(blacklist\s+amdgpu\b|install\s+amdgpu\s+/bin/(false|true))"
-        if re.search(line, tree.read_at(file) or ""):
-            name = f"/{file.relative_to(tree.root)}"
-            lines = ["/^ *blacklist *amdgpu/d", "/^ *install *amdgpu/d"]
-            steps = _distribution.edit_modprobe(tree, name, lines, "amdgpu")
-            return error(f"{name} keeps amdgpu out", Fix(steps, needs_reboot=True))
-    secure = [(tree.read_at(f) or "") for f in tree.glob("sys/firmware/efi/efivars/SecureBoot-*")]
-    if _has_dkms(tree) and any(text.endswith("\x01") for text in secure):
-        steps = "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, or sudo amdgpu-install "
-        return error(
-            "Secure Boot is on, and rejects a driver of DKMS whose key is not enrolled",
-            Fix(f"{steps}--uninstall", needs_reboot=True),
-            "https://github.com/ROCm/legacy-rocm-build/issues/4328",
-        )
-    folders = [tree.path(name) for name in ("lib/firmware", "usr/lib/firmware")]
-    if any(folder.is_dir() for folder in folders) and not _firmware_files(tree):
-        package = _distribution.firmware_package(tree)
-        steps = f"install {package} (Debian: of the component non-free-firmware)"
-        return error(f"no firmware of {TARGET} is installed", Fix(steps, needs_reboot=True))
+    """Return what prevents the driver amdgpu from being loaded, as far as files tell."""
+    return (
+        _find_obstacle_on_command_line(tree)
+        or _find_obstacle_in_files(tree)
+        or _find_unsigned_driver(tree)
+        or _find_missing_firmware(tree)
+    )
+
+
+def _find_obstacle_on_command_line(tree: Tree) -> Result | None:
+    for argument in parameters.read_arguments(tree):
+        name, _, value = argument.partition("=")
+        is_blacklisted = name in _BLACKLISTS and "amdgpu" in value.split(",")
+        if argument == "nomodeset" or is_blacklisted:
+            command = _distribution.suggest_removing_arguments(tree, argument)
+            message = f"{argument} on the kernel's command line keeps amdgpu out"
+            return error(message, Fix(command, needs_reboot=True))
     return None
 
 
-def _firmware_files(tree: Tree) -> list[Path]:
-    """Return the files of the GPU's firmware; other GPUs' names are not known here."""
+def _find_obstacle_in_files(tree: Tree) -> Result | None:
+    line = r"(?m)^\s*(blacklist\s+amdgpu\b|install\s+amdgpu\s+/bin/(false|true))"
+    expressions = ["/^ *blacklist *amdgpu/d", "/^ *install *amdgpu/d"]
+    for file in tree.glob("etc/modprobe.d/*.conf"):
+        if re.search(line, tree.read_at(file) or ""):
+            name = f"/{file.relative_to(tree.root)}"
+            command = _distribution.suggest_modprobe_edit(tree, name, expressions, "amdgpu")
+            return error(f"{name} keeps amdgpu out", Fix(command, needs_reboot=True))
+    return None
+
+
+def _find_unsigned_driver(tree: Tree) -> Result | None:
+    if not _has_dkms(tree):
+        return None
+    for file in tree.glob("sys/firmware/efi/efivars/SecureBoot-*"):
+        if (tree.read_at(file) or "").endswith("\x01"):
+            command = (
+                "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, or sudo amdgpu-install "
+                "--uninstall"
+            )
+            return error(
+                "Secure Boot is on, and rejects a driver of DKMS whose key is not enrolled",
+                Fix(command, needs_reboot=True),
+                "https://github.com/ROCm/legacy-rocm-build/issues/4328",
+            )
+    return None
+
+
+def _find_missing_firmware(tree: Tree) -> Result | None:
+    folders = [tree.path("lib/firmware"), tree.path("usr/lib/firmware")]
+    if not any(folder.is_dir() for folder in folders) or _has_firmware(tree):
+        return None
+    package = _distribution.get_firmware_package(tree)
+    fix = f"install {package} (Debian: of the component non-free-firmware)"
+    return error(f"no firmware of {TARGET} is installed", Fix(fix, needs_reboot=True))
+
+
+def _has_firmware(tree: Tree) -> bool:
+    """Return whether the GPU's firmware is installed; True for other GPUs than gfx1151.
+
+    The names of their files are not known here.
+    """
     if TARGET != "gfx1151":
-        return [tree.root]
+        return True
     folders = ("lib/firmware", "usr/lib/firmware", "lib/firmware/updates")
-    return [file for f in folders for file in tree.glob(f"{f}/amdgpu/gc_11_5_1_*")]
+    return any(tree.glob(f"{folder}/amdgpu/gc_11_5_1_*") for folder in folders)
 
 
 def _has_dkms(tree: Tree) -> bool:
-    """Return whether a driver of AMD's was built by DKMS."""
+    """Return whether DKMS built a driver of AMD's."""
     return tree.path("var/lib/dkms/amdgpu").is_dir() or "amdgpu-dkms" in tree.packages
 
 
-def _absent(tree: Tree) -> Result:
+def _judge_absent(tree: Tree) -> Result:
     """Judge a machine without an AMD GPU, by its processor."""
     cpu = tree.read("proc/cpuinfo") or ""
     if TARGET == "gfx1151" and re.search(r"(?mi)^model name.*\bAI MAX\b", cpu):
@@ -168,22 +240,28 @@ def pixi(tree: Tree) -> Result:
     """pixi takes this machine for one with the GPU. Of several it goes by the one with the most
     compute units; where it sees another, `pixi exec` and `pixi global` find no solution, and where
     it sees none, each `pixi run` of a stack warns: https://github.com/conda/ceps/pull/189"""
-    if wrong := refused(tree):
-        said = " and ".join(f"{VARIABLES[name]}={value}" for name, value in wrong.items())
-        return error(f"{said} is not a version, and ends pixi", _export(wrong), **wrong)
-    found = detected(tree)
-    if found == WANTED:
-        return fine(**found)
-    if (tree.gpus and not tree.ours) or tree.is_wsl:
-        # an override would make pixi install kernels of another GPU
+    invalid = virtual_packages.find_invalid_overrides(tree)
+    if invalid:
+        assignments = [f"{VARIABLES[name]}={value}" for name, value in invalid.items()]
+        message = f"{' and '.join(assignments)} is not a version, and ends pixi"
+        return error(message, _suggest_export(invalid), **invalid)
+    detected = virtual_packages.detect(tree)
+    if detected == REQUIRED:
+        return fine(**detected)
+    if (tree.gpus and not tree.target_gpu) or tree.is_wsl:
+        # An override would make pixi install kernels of another GPU.
         raise CannotRun(f"there is no {TARGET}")
-    said = ", ".join(f"{name}={version}" for name, version in found.items()) or "no AMD GPU"
-    missing = [name for name, version in WANTED.items() if found.get(name) != version]
-    return warning(f"pixi sees {said}; the stacks are for {TARGET}", _export(missing), **found)
+    packages = [f"{name}={version}" for name, version in detected.items()]
+    listed = ", ".join(packages) or "no AMD GPU"
+    missing = [name for name in REQUIRED if detected.get(name) != REQUIRED[name]]
+    message = f"pixi sees {listed}; the stacks are for {TARGET}"
+    return warning(message, _suggest_export(missing), **detected)
 
 
-def _export(names: Iterable[str]) -> str:
-    return "export " + " ".join(f"{VARIABLES[name]}={WANTED[name]}" for name in names)
+def _suggest_export(names: Iterable[str]) -> str:
+    """Return the command that overrides virtual packages with the required versions."""
+    assignments = [f"{VARIABLES[name]}={REQUIRED[name]}" for name in names]
+    return f"export {' '.join(assignments)}"
 
 
 def _need_gfx1151() -> None:
@@ -196,11 +274,11 @@ def driver(tree: Tree) -> Result:
     new kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     need_gpu(tree)
     if not tree.path("sys/module/amdgpu").is_dir():
-        if tree.driver_of_ours == "vfio-pci":
+        if tree.target_driver == "vfio-pci":
             return error("amdgpu is not loaded: the GPU is bound to vfio-pci", "see doctor/gpu")
-        cause = find_obstacle(tree)
-        if cause:
-            return replace(cause, reason=f"amdgpu is not loaded: {cause.reason}")
+        obstacle = find_obstacle(tree)
+        if obstacle:
+            return replace(obstacle, reason=f"amdgpu is not loaded: {obstacle.reason}")
         return error("amdgpu is not loaded", "sudo modprobe amdgpu")
     version = tree.read("sys/module/amdgpu/version")
     if version:
@@ -216,52 +294,59 @@ def kernel(tree: Tree) -> Result:
     faults. Nor is it one of the builds that are known to be faulty (doctor/kernels.toml):
     https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"""
     _need_gfx1151()
-    text = known(tree.release, "the kernel's release")
+    text = need_value(tree.release, "the kernel's release")
     release = kernel_release.parse(text)
     if release is None:
         raise CannotRun(f"the kernel's release cannot be read: {text!r}")
     name = kernel_version(text)
     if tree.is_wsl:
         raise CannotRun(f"{name} is WSL's kernel, which comes with Windows")
-    installed = _better_kernel(tree)
-    fix = _distribution.kernel_fix(tree)
-    if installed:
-        fix = Fix(f"start {installed}, which is installed already", needs_reboot=True)
     if not has_fixes(tree, release):
         bound = kernel_release.first_fixed(release)
         message = f"{text} is older than {bound}, the first with the fixes for gfx1151"
-        return error(message, fix, release=name)
-    fault = kernel_release.fault_of(release)
+        return error(message, _suggest_kernel(tree), release=name)
+    fault = kernel_release.find_fault(release)
     if fault is None:
         return fine(release=name)
     message = f"{text}: {fault.symptom}; {fault.fix}"
-    judge = warning if fault.is_reported else remark
-    return judge(message, fix, fault.source, release=name)
+    verdict = warning if fault.is_reported else remark
+    return verdict(message, _suggest_kernel(tree), fault.source, release=name)
 
 
-def _better_kernel(tree: Tree) -> str | None:
+def _suggest_kernel(tree: Tree) -> Fix:
+    """Return how to start a better kernel: one that is installed, or else a newer one."""
+    installed = _find_better_kernel(tree)
+    if installed:
+        return Fix(f"start {installed}, which is installed already", needs_reboot=True)
+    return _distribution.suggest_new_kernel(tree)
+
+
+def _find_better_kernel(tree: Tree) -> str | None:
     """Return the newest installed kernel that has the fixes and no known fault, if any is."""
-    if containers.kind(tree):
+    if containers.detect(tree):
         return None
-    files = [*tree.glob("lib/modules/*"), *tree.glob("usr/lib/modules/*")]
-    releases = [kernel_release.parse(file.name) for file in files]
-    good = [
-        release
-        for release in releases
-        if release and kernel_release.is_fixed(release) and not kernel_release.fault_of(release)
-    ]
-    return max(good, key=lambda r: (r.version, r.candidate, r.build)).text if good else None
+    candidates = []
+    for folder in [*tree.glob("lib/modules/*"), *tree.glob("usr/lib/modules/*")]:
+        release = kernel_release.parse(folder.name)
+        if release is None or not kernel_release.is_fixed(release):
+            continue
+        if kernel_release.find_fault(release) is None:
+            candidates.append(release)
+    if not candidates:
+        return None
+    newest = max(candidates, key=lambda each: (each.version, each.candidate, each.build))
+    return newest.text
 
 
 def has_fixes(tree: Tree, release: kernel_release.Release) -> bool:
     """Return whether the kernel has the fixes for KFD's limits."""
-    return kernel_release.is_fixed(release) or any(gpu.exports_cwsr for gpu in tree.gpus)
+    return kernel_release.is_fixed(release) or any(node.exports_cwsr for node in tree.gpus)
 
 
-def known_fault(tree: Tree) -> kernel_release.Faulty | None:
-    """Return the row of the table that says what is wrong with the kernel, if one does."""
+def find_kernel_fault(tree: Tree) -> kernel_release.Faulty | None:
+    """Return the known fault of the running kernel, if it has one."""
     release = kernel_release.parse(tree.release or "")
-    return kernel_release.fault_of(release) if release else None
+    return kernel_release.find_fault(release) if release else None
 
 
 def firmware(tree: Tree) -> Result:
@@ -269,61 +354,86 @@ def firmware(tree: Tree) -> Result:
     AMD's driver replaces it: https://github.com/ROCm/legacy-rocm-build/issues/5724"""
     need_gpu(tree)
     _need_gfx1151()
-    mes, version, override = _loaded_mes(tree), tree.firmware, _overriding_firmware(tree)
+    mes = _read_loaded_mes(tree)
+    version = tree.firmware
+    override = _find_overriding_firmware(tree)
     if version is None and mes is None and override is None:
         raise CannotRun("linux-firmware's version cannot be read")
-    measured = {"version": version, "mes": hex(mes) if mes is not None else None}
-    if override is not None:
-        place, fix = override
-        message = f"{place} comes before linux-firmware, so that an update changes nothing"
-        if mes is None or mes == _BAD_MES:
-            known_bad = "may be the bad MES 0x83" if mes is None else "is the bad MES 0x83"
-            judge = error if mes == _BAD_MES else warning
-            return judge(f"{message}, and {known_bad}", fix, _LEFT_BEHIND, **measured)
-        if mes != _SUSPECT_MES:
-            return remark(message, fix, _LEFT_BEHIND, **measured)
-    is_bad = bool(version and _BAD_FIRMWARE in version)
-    if is_bad or mes == _BAD_MES:
-        name = f"linux-firmware {version}" if is_bad else f"the loaded MES {measured['mes']}"
-        fix = _distribution.firmware_fix(tree)
-        if not is_bad and _is_good_firmware(version):
-            name += f", older than the installed linux-firmware {version},"
-            fix = _distribution.new_initramfs(tree)
-        return error(f"{name} is known bad", fix, **measured)
+    measured = {
+        "version": version,
+        "mes": None if mes is None else hex(mes),
+    }
+    if override is not None and mes != _SUSPECT_MES:
+        return _judge_override(mes, override, measured)
+    if version and _BAD_FIRMWARE in version:
+        fix = _distribution.suggest_new_firmware(tree)
+        return error(f"linux-firmware {version} is known bad", fix, **measured)
+    if mes == _BAD_MES:
+        return _judge_bad_mes(tree, mes, version, measured)
     if mes == _SUSPECT_MES:
         message = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
-        update = Fix("if this machine hangs, install a newer linux-firmware", needs_reboot=True)
-        return warning(message, override[1] if override else update, _SUSPECT, **measured)
+        fix = Fix("if this machine hangs, install a newer linux-firmware", needs_reboot=True)
+        if override:
+            _, fix = override
+        return warning(message, fix, _SUSPECT, **measured)
     return fine(**measured)
 
 
+def _judge_override(mes: int | None, override: tuple[str, Fix], measured: dict) -> Result:
+    """Judge firmware that the kernel loads in the place of linux-firmware's."""
+    source, fix = override
+    message = f"{source} comes before linux-firmware, so that an update changes nothing"
+    if mes is None:
+        message += ", and may be the bad MES 0x83"
+        return warning(message, fix, _LEFT_BEHIND, **measured)
+    if mes == _BAD_MES:
+        message += ", and is the bad MES 0x83"
+        return error(message, fix, _LEFT_BEHIND, **measured)
+    return remark(message, fix, _LEFT_BEHIND, **measured)
+
+
+def _judge_bad_mes(tree: Tree, mes: int, version: str | None, measured: dict) -> Result:
+    """Judge a bad MES that is loaded, while the installed package is another or unknown."""
+    name = f"the loaded MES {hex(mes)}"
+    fix = _distribution.suggest_new_firmware(tree)
+    if _is_good_firmware(version):
+        name += f", older than the installed linux-firmware {version},"
+        fix = _distribution.suggest_new_initramfs(tree)
+    return error(f"{name} is known bad", fix, **measured)
+
+
 def _is_good_firmware(version: str | None) -> bool:
-    """Return whether a package of firmware is of a date after the bad one was taken back."""
+    """Return whether a package of firmware has a date after the bad MES was withdrawn."""
     date = re.match(r"(?:\d+:)?(\d{8})", version or "")
     return date is not None and date[1] >= _GOOD_FIRMWARE
 
 
-def _loaded_mes(tree: Tree) -> int | None:
+def _read_loaded_mes(tree: Tree) -> int | None:
     """Return the version of the loaded scheduler; None without debugfs, which only root reads."""
     mes = None
+    line = r"^MES feature version: \d+, firmware version: (0x[0-9a-f]+)"
     for file in tree.glob("sys/kernel/debug/dri/*/amdgpu_firmware_info"):
-        line = r"^MES feature version: \d+, firmware version: (0x[0-9a-f]+)"
         version = re.search(line, tree.read_at(file) or "", re.M)
-        mes = int(version.group(1), 16) & 0xFF if version else mes
+        if version:
+            mes = int(version[1], 16) & 0xFF
     return mes
 
 
-def _overriding_firmware(tree: Tree) -> tuple[str, Fix] | None:
-    """Return what the kernel loads firmware from before linux-firmware, and how to remove it."""
-    if "amdgpu-dkms-firmware" in tree.packages:
-        step = "sudo apt autoremove --purge amdgpu-dkms-firmware && sudo apt install --reinstall "
-        step += _distribution.firmware_package(tree)
-        fix = Fix(_distribution.with_new_initramfs(tree, step), needs_reboot=True)
-        return f"amdgpu-dkms-firmware {tree.packages['amdgpu-dkms-firmware']}", fix
+def _find_overriding_firmware(tree: Tree) -> tuple[str, Fix] | None:
+    """Return firmware that the kernel prefers to linux-firmware's, and how to remove it."""
+    version = tree.packages.get("amdgpu-dkms-firmware")
+    if version is not None:
+        package = _distribution.get_firmware_package(tree)
+        command = (
+            "sudo apt autoremove --purge amdgpu-dkms-firmware && sudo apt install --reinstall "
+            f"{package}"
+        )
+        fix = Fix(_distribution.add_initramfs_build(tree, command), needs_reboot=True)
+        return f"amdgpu-dkms-firmware {version}", fix
     for folder in ("lib/firmware/updates/amdgpu", "usr/lib/firmware/updates/amdgpu"):
-        files = [file.name for file in tree.glob(f"{folder}/gc_11_5_1_mes*")]
+        files = tree.glob(f"{folder}/gc_11_5_1_mes*")
         if files:
-            step = f"sudo rm /{folder}/gc_11_5_1_*"
-            fix = Fix(_distribution.with_new_initramfs(tree, step), needs_reboot=True)
-            return f"/{folder}/{files[0]}", fix
+            command = f"sudo rm /{folder}/gc_11_5_1_*"
+            fix = Fix(_distribution.add_initramfs_build(tree, command), needs_reboot=True)
+            return f"/{folder}/{files[0].name}", fix
     return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The machine and the environment, as far as a record of evidence describes them.
 
-No host or user names and no paths: $PREFIX stands for the environment.
+Records have no host or user names and no paths: $PREFIX stands for the environment.
 """
 
 import importlib.metadata
@@ -14,46 +14,69 @@ from pathlib import Path
 from strix_validate.json_file import json_object
 from strix_validate.reporting.record import Device, Host, Package
 
-_PACKAGES = ("strix-validate", "torch", "triton", "flash-attn", "amd-aiter", "vllm", "transformers")
+#: The distributions of Python whose versions a record has.
+_PACKAGES = (
+    "strix-validate",
+    "torch",
+    "triton",
+    "flash-attn",
+    "amd-aiter",
+    "vllm",
+    "transformers",
+)
 _GIB = 2**30
 
 
 def versions() -> dict[str, str | None]:
-    """Return the version of each package that matters, None if it is not installed."""
-    found: dict[str, str | None] = {}
+    """Return the version of each package in _PACKAGES, or None if it is not installed."""
+    installed: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
-    """Return the environment's conda packages, by name; empty outside a conda environment.
+    """Return the environment's conda packages, sorted by name.
 
-    One whose entry cannot be read is named after its file, of the version "unreadable".
+    The list is empty outside of a conda environment. A package whose entry cannot be read is named
+    after the entry's file, and has the version "unreadable".
     """
-    found = []
+    result = []
     for file in sorted((prefix / "conda-meta").glob("*.json")):
         try:
-            entry = json_object(file)
-            keys = ("name", "version", "build", "sha256")
-            found.append(Package(**{key: entry.get(key) for key in keys}))
+            result.append(_read_package(file))
         except ValueError:
-            found.append(Package(name=file.stem, version="unreadable", build="unreadable"))
-    return found
+            result.append(
+                Package(
+                    name=file.stem,
+                    version="unreadable",
+                    build="unreadable",
+                )
+            )
+    return result
+
+
+def _read_package(file: Path) -> Package:
+    entry = json_object(file)
+    keys = ("name", "version", "build", "sha256")
+    return Package(**{key: entry.get(key) for key in keys})
 
 
 def describe_host() -> Host:
     """Describe the running machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
+    distribution = "unknown"
+    if Path("/etc/os-release").exists():
+        release = platform.freedesktop_os_release()
+        distribution = release.get("PRETTY_NAME", distribution)
     return Host(
         kernel=kernel_version(platform.release()),
-        distribution=release.get("PRETTY_NAME", "unknown"),
+        distribution=distribution,
         glibc=platform.libc_ver()[1],
-        cpu=_cpu(),
+        cpu=_read_cpu(),
         cores=os.cpu_count() or 0,
         memory_gib=round(memory / _GIB, 1),
         python=platform.python_version(),
@@ -61,18 +84,18 @@ def describe_host() -> Host:
 
 
 def kernel_version(release: str) -> str:
-    """Return the release without a custom kernel's own name.
+    """Return a kernel's release without the name of a custom kernel.
 
     A distribution's build number stays: 6.17.0-19-generic, 6.18.9-200.fc43.x86_64.
     """
-    found = re.match(r"\d+\.\d+(\.\d+)?(-\d[\w.~-]*)?", release)
-    return found.group() if found else "unknown"
+    match = re.match(r"\d+\.\d+(\.\d+)?(-\d[\w.~-]*)?", release)
+    return match[0] if match else "unknown"
 
 
-def device_for(asked: str) -> str:
-    """Return "cuda" or "cpu" for "auto", "cpu" without torch, and any other request as it is."""
-    if asked != "auto":
-        return asked
+def device_for(device: str) -> str:
+    """Return the device that --device names: "auto" is "cuda", or "cpu" where torch has none."""
+    if device != "auto":
+        return device
     try:
         import torch
     except ModuleNotFoundError:
@@ -81,46 +104,70 @@ def device_for(asked: str) -> str:
 
 
 def describe_device(device: str) -> Device:
-    """Describe the device that checks ran on. For "none", torch is not imported."""
-    nothing = Device(type="none", architecture=platform.machine())
+    """Describe the device that checks run on.
+
+    Args:
+        device: "cuda", "cpu" or "none", for which torch is not imported.
+    """
+    no_device = Device(type="none", architecture=platform.machine())
     if device == "none":
-        return nothing
+        return no_device
     try:
         import torch
     except ModuleNotFoundError:
-        return nothing
-    hip = torch.version.hip
-    build = "rocm" if hip else "cuda" if torch.version.cuda else "cpu"
-    toolkit = hip or torch.version.cuda or ""
+        return no_device
     if device == "cuda" and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        arch = getattr(properties, "gcnArchName", None)
-        if not hip:
-            arch = f"sm_{properties.major}{properties.minor}"
-        return Device(
-            type="gpu",
-            name=properties.name,
-            architecture=arch,
-            build=build,
-            toolkit=toolkit,
-            units=properties.multi_processor_count,
-            clock_mhz=getattr(properties, "clock_rate", 0) // 1000,
-            memory_gib=round(properties.total_memory / _GIB, 1),
-        )
-    # requested, but absent
-    kind = "none" if device == "cuda" else "cpu"
-    return Device(type=kind, architecture=platform.machine(), build=build, toolkit=toolkit)
+        return _describe_gpu()
+    return Device(
+        # "none": a GPU was requested, but is absent.
+        type="none" if device == "cuda" else "cpu",
+        architecture=platform.machine(),
+        **_describe_build(),
+    )
+
+
+def _describe_build() -> dict:
+    """Return the fields build and toolkit of Device, for the installed torch."""
+    import torch
+
+    if torch.version.hip:
+        return {"build": "rocm", "toolkit": torch.version.hip}
+    if torch.version.cuda:
+        return {"build": "cuda", "toolkit": torch.version.cuda}
+    return {"build": "cpu", "toolkit": ""}
+
+
+def _describe_gpu() -> Device:
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    architecture = getattr(properties, "gcnArchName", None)
+    if not torch.version.hip:
+        architecture = f"sm_{properties.major}{properties.minor}"
+    return Device(
+        type="gpu",
+        name=properties.name,
+        architecture=architecture,
+        units=properties.multi_processor_count,
+        clock_mhz=getattr(properties, "clock_rate", 0) // 1000,
+        memory_gib=round(properties.total_memory / _GIB, 1),
+        **_describe_build(),
+    )
 
 
 def shorten(text: str) -> str:
     """Return the text with $PREFIX and ~ for the paths of this environment and user."""
-    return text.replace(sys.prefix, "$PREFIX").replace(str(Path.home()), "~")
+    text = text.replace(sys.prefix, "$PREFIX")
+    return text.replace(str(Path.home()), "~")
 
 
-def _cpu() -> str:
+def _read_cpu() -> str:
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The Python of the environment that is examined: where it looks for modules, and what it finds.
+"""The Python of the environment that is examined: its folders of modules, and what is in them.
 
-The order is that of the module site: PYTHONPATH; in a virtual environment its own folder, and the
-others only if pyvenv.cfg includes them; the user's folder; the interpreter's. Folders that .pth
-files name come after the folder that the file is in.
+The order of folders is that of the module site: PYTHONPATH; in a virtual environment its own
+folder, and the others only if pyvenv.cfg includes them; the user's folder; the interpreter's.
+Folders that .pth files name come after the folder that the file is in.
 """
 
 import os
@@ -16,20 +16,34 @@ from pathlib import Path
 from strix_validate.doctor.tree import Tree
 from strix_validate.json_file import json_object, small_text
 
-#: Distribution, as its dist-info folder is named, to our conda package.
-CONDA_NAMES = {"torch": "pytorch", "triton": "triton", "torchvision": "torchvision"}
+#: The name of the channel's conda package, by the name of the distribution's dist-info folder.
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "triton": "triton",
+    "torchvision": "torchvision",
+}
+_UNKNOWN_TOOL = "an unknown tool"
+#: Longer lines of .pth files are no path.
+_LONGEST_PATH = 1000
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of sys.path, and how it came there.
+    """A folder of sys.path.
 
     Attributes:
-        label: "the environment", "PYTHONPATH", "the user's folder", "the system" or a .pth file.
+        path: The folder.
+        label: Where it comes from: "the environment", "PYTHONPATH", "the user's folder",
+            "the system" or the name of a .pth file.
     """
 
     path: Path
     label: str
+
+    @property
+    def is_in_environment(self) -> bool:
+        """Whether it is the environment's own folder."""
+        return self.label == "the environment"
 
 
 @dataclass(frozen=True)
@@ -37,15 +51,17 @@ class Distribution:
     """An installed distribution of Python.
 
     Attributes:
-        by: The program that installed it; "conda" for pixi's conda packages too.
-        place: Where it lies; the first place of sys.path that has it is loaded.
-        build: "rocm", "cuda", "cpu", "xpu", or "" if nothing tells.
+        name: Its name.
+        version: Its version.
+        installer: The program that installed it; "conda" for pixi's conda packages too.
+        place: The folder that it is in. Python loads it from the first place that has it.
+        build: "rocm", "cuda", "cpu", "xpu", or "" if unknown.
         runtime: The version of HIP or ROCm that it was built for, or "".
     """
 
     name: str
     version: str
-    by: str
+    installer: str
     place: Place
     build: str = ""
     runtime: str = ""
@@ -53,9 +69,12 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python: its prefix, what kind of environment that is, and its places in order.
+    """A Python.
 
     Attributes:
+        prefix: The folder of its environment.
+        kind: "conda", "venv" or "system".
+        places: Its folders of modules, in the order of precedence.
         base: The prefix of the interpreter that a virtual environment was made from; else prefix.
     """
 
@@ -64,162 +83,216 @@ class Interpreter:
     places: tuple[Place, ...]
     base: Path
 
-    def distributions(self, name: str) -> list[Distribution]:
-        """Return the distributions of a name, the one that is loaded first."""
-        return [each for place in self.places for each in _read(place, name)]
+    def find_distributions(self, name: str) -> list[Distribution]:
+        """Return the distributions of a name, the one that Python loads first."""
+        distributions: list[Distribution] = []
+        for place in self.places:
+            distributions += _read_distributions(place, name)
+        return distributions
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of all distributions."""
-        folders = [f for place in self.places for f in sorted(place.path.glob("*.dist-info"))]
-        return [folder.name.split("-")[0] for folder in folders]
-
-    @property
-    def program(self) -> Path:
-        """The interpreter itself."""
-        return self.prefix / "bin/python"
+        names = []
+        for place in self.places:
+            for folder in sorted(place.path.glob("*.dist-info")):
+                names.append(folder.name.split("-")[0])
+        return names
 
 
-def interpreter(tree: Tree) -> Interpreter | None:
+def find_interpreter(tree: Tree) -> Interpreter | None:
     """Return the Python of the active environment; without one, the first on PATH.
 
-    On the machine itself this process' own environment comes first if it has torch: the validator
-    may be installed beside it, without activation.
+    On the machine itself this process' own environment takes precedence if it has torch: the
+    validator may be installed beside it, without activation.
     """
-    own = _at(tree, Path(sys.prefix)) if tree.is_live else None
-    if own and own.distributions("torch"):
-        return own
-    environ = tree.environ
-    active = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
-    folders = environ.get("PATH", "").split(":")
-    # of two active environments, the one that was activated last comes first on PATH
-    active.sort(key=lambda name: _position(f"{name}/bin", folders))
-    for prefix in [*map(tree.path, active), *_prefixes(tree, folders), tree.path("usr")]:
-        # the validator's own environment, as uvx and pixi exec make it, is not what is examined
-        candidate = _at(tree, prefix) if own is None or prefix != own.prefix else None
+    running = None
+    if tree.is_live:
+        running = _read_interpreter(tree, Path(sys.prefix))
+    if running and running.find_distributions("torch"):
+        return running
+    for prefix in _list_prefixes(tree):
+        # The validator's own environment, as uvx and pixi exec make it, is not what is examined.
+        if running and prefix == running.prefix:
+            continue
+        candidate = _read_interpreter(tree, prefix)
         if candidate:
             return candidate
-    return own
+    return running
 
 
-def _position(folder: str, folders: list[str]) -> int:
+def _list_prefixes(tree: Tree) -> Iterator[Path]:
+    """Yield the active environments, the prefixes of folders of PATH, and the system's prefix."""
+    folders = tree.environ.get("PATH", "").split(":")
+    active = []
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if tree.environ.get(name):
+            active.append(tree.environ[name])
+    # Of two active environments, the one that was activated last comes first on PATH.
+    active.sort(key=lambda prefix: _find_position(f"{prefix}/bin", folders))
+    yield from map(tree.path, active)
+    for folder in folders:
+        prefix = tree.path(folder).parent
+        is_of_prefix = folder.endswith("/bin") and folder != "/bin"
+        if is_of_prefix and _has_python(prefix):
+            yield prefix
+    yield tree.path("usr")
+
+
+def _find_position(folder: str, folders: list[str]) -> int:
     return folders.index(folder) if folder in folders else len(folders)
 
 
-def _prefixes(tree: Tree, folders: list[str]) -> Iterator[Path]:
-    """Yield the prefixes of the folders of PATH that have a Python."""
-    for folder in folders:
-        prefix = tree.path(folder).parent
-        has_python = any(os.path.lexists(prefix / "bin" / n) for n in ("python3", "python"))
-        if folder.endswith("/bin") and folder != "/bin" and has_python:
-            yield prefix
+def _has_python(prefix: Path) -> bool:
+    names = ("python3", "python")
+    return any(os.path.lexists(prefix / "bin" / name) for name in names)
 
 
-def _at(tree: Tree, prefix: Path) -> Interpreter | None:
+def _is_folder(path: Path) -> bool:
+    # Path.is_dir raises OSError for a name that is too long.
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def _read_interpreter(tree: Tree, prefix: Path) -> Interpreter | None:
     """Return the Python of a prefix, or None if there is none."""
-    # Path.is_dir raises OSError for a name that is too long
-    if not os.path.isdir(prefix):  # noqa: PTH112
+    if not _is_folder(prefix):
         return None
-    versions = sorted(prefix.glob("lib*/python3*"), key=_minor)
+    versions = sorted(prefix.glob("lib*/python3*"), key=_parse_minor)
     if not versions:
         return None
-    version, config = versions[-1].name, small_text(prefix / "pyvenv.cfg")
-    kind = "system"
+    version = versions[-1].name
+    config = small_text(prefix / "pyvenv.cfg")
     if config is not None:
+        base = _find_base(tree, config)
+        places = _list_venv_places(tree, prefix, base, version, config)
         kind = "venv"
     elif (prefix / "conda-meta").is_dir():
+        base = prefix
+        places = _list_conda_places(tree, prefix, version)
         kind = "conda"
-    home = re.search(r"(?m)^home\s*=\s*(\S+)", config or "")
-    base = prefix
-    if kind == "venv":
-        base = tree.path(home[1]).parent if home else tree.path("usr")
-    places = [*_python_path(tree), *_own(tree, prefix, base, kind, config or "", version)]
-    return Interpreter(prefix, kind, tuple(_with_pth(tree, places)), base)
+    else:
+        base = prefix
+        places = _list_system_places(tree, prefix, version)
+        kind = "system"
+    names = tree.environ.get("PYTHONPATH", "").split(":")
+    first = [Place(tree.path(name), "PYTHONPATH") for name in names if name]
+    return Interpreter(prefix, kind, tuple(_add_pth_folders(tree, first + places)), base)
 
 
-def _minor(folder: Path) -> int:
+def _parse_minor(folder: Path) -> int:
+    """Return the minor version of a folder such as python3.12, or -1."""
     number = re.fullmatch(r"python3\.(\d{1,4})", folder.name)
     return int(number[1]) if number else -1
 
 
-def _python_path(tree: Tree) -> list[Place]:
-    names = tree.environ.get("PYTHONPATH", "").split(":")
-    return [Place(tree.path(name), "PYTHONPATH") for name in names if name]
+def _find_base(tree: Tree, config: str) -> Path:
+    """Return the prefix of the interpreter that a virtual environment was made from."""
+    home = re.search(r"(?m)^home\s*=\s*(\S+)", config)
+    return tree.path(home[1]).parent if home else tree.path("usr")
 
 
-def _own(
-    tree: Tree, prefix: Path, base: Path, kind: str, config: str, version: str
-) -> Iterator[Place]:
-    """Yield the places of an interpreter, without PYTHONPATH's."""
-    user = Place(tree.home / ".local/lib" / version / "site-packages", "the user's folder")
-    sees_user = not tree.environ.get("PYTHONNOUSERSITE")
-    if kind == "venv":
-        yield Place(prefix / "lib" / version / "site-packages", "the environment")
-        if not re.search(r"(?mi)^include-system-site-packages\s*=\s*true", config):
-            return
-    if sees_user:
-        yield user
-    if kind == "conda":
-        yield Place(prefix / "lib" / version / "site-packages", "the environment")
-        return
-    for folder in (
+def _list_venv_places(
+    tree: Tree,
+    prefix: Path,
+    base: Path,
+    version: str,
+    config: str,
+) -> list[Place]:
+    places = [_get_environment_place(prefix, version)]
+    if re.search(r"(?mi)^include-system-site-packages\s*=\s*true", config):
+        places += _list_system_places(tree, base, version)
+    return places
+
+
+def _list_conda_places(tree: Tree, prefix: Path, version: str) -> list[Place]:
+    return [*_list_user_places(tree, version), _get_environment_place(prefix, version)]
+
+
+def _list_system_places(tree: Tree, prefix: Path, version: str) -> list[Place]:
+    places = _list_user_places(tree, version)
+    for name in (
         f"local/lib/{version}/dist-packages",
         f"lib64/{version}/site-packages",
         f"lib/{version}/site-packages",
         "lib/python3/dist-packages",
     ):
-        # lib64 is often a link to lib
-        if not (base / folder).parents[1].is_symlink():
-            yield Place(base / folder, "the system")
+        folder = prefix / name
+        # lib64 is often a link to lib.
+        if not folder.parents[1].is_symlink():
+            places.append(Place(folder, "the system"))
+    return places
 
 
-def _with_pth(tree: Tree, places: list[Place]) -> Iterator[Place]:
-    """Yield places, each with the folders that its .pth files name."""
+def _get_environment_place(prefix: Path, version: str) -> Place:
+    return Place(prefix / "lib" / version / "site-packages", "the environment")
+
+
+def _list_user_places(tree: Tree, version: str) -> list[Place]:
+    if tree.environ.get("PYTHONNOUSERSITE"):
+        return []
+    folder = tree.home / ".local/lib" / version / "site-packages"
+    return [Place(folder, "the user's folder")]
+
+
+def _add_pth_folders(tree: Tree, places: list[Place]) -> Iterator[Place]:
+    """Yield places, each followed by the folders that its .pth files name."""
     for place in places:
         yield place
         if place.label == "PYTHONPATH" or not place.path.is_dir():
             continue
         for file in sorted(place.path.glob("*.pth")):
-            for line in (small_text(file) or "").splitlines():
-                name = line.strip()
-                if not name or name.startswith(("#", "import ", "import\t")) or len(name) > 1000:
-                    continue
-                folder = tree.path(name) if name.startswith("/") else place.path / name
-                if os.path.isdir(folder):  # noqa: PTH112
-                    yield Place(folder, file.name)
+            yield from _read_pth(tree, file)
 
 
-def _read(place: Place, name: str) -> Iterator[Distribution]:
-    """Yield the distributions of a name in a folder; two where one was put over the other."""
-    facts = _torch_facts(place.path) if name == "torch" else {}
+def _read_pth(tree: Tree, file: Path) -> Iterator[Place]:
+    """Yield the folders that a .pth file names."""
+    for line in (small_text(file) or "").splitlines():
+        name = line.strip()
+        is_code = name.startswith(("#", "import ", "import\t"))
+        if not name or is_code or len(name) > _LONGEST_PATH:
+            continue
+        folder = tree.path(name) if name.startswith("/") else file.parent / name
+        if _is_folder(folder):
+            yield Place(folder, file.name)
+
+
+def _read_distributions(place: Place, name: str) -> Iterator[Distribution]:
+    """Yield the distributions of a name in a folder; two if one was installed over the other."""
+    facts = _read_torch_facts(place.path) if name == "torch" else {}
     folders = sorted(place.path.glob(f"{name}-*.dist-info"))
     for folder in folders:
         version = folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
-        by = small_text(folder / "INSTALLER") or "an unknown tool"
-        build, runtime = _build_of(version, facts if len(folders) == 1 else {})
-        yield Distribution(name, version, by, place, build, runtime)
-    if name == "torch" and facts and not folders:
-        # a build from source, or a package of a distribution
-        build, runtime = _build_of(facts.get("__version__", ""), facts)
+        installer = small_text(folder / "INSTALLER") or _UNKNOWN_TOOL
+        # Of two, version.py does not tell which one it belongs to.
+        build, runtime = _find_build(version, facts if len(folders) == 1 else {})
+        yield Distribution(name, version, installer, place, build, runtime)
+    if facts and not folders:
+        # A build from source, or a package of a Linux distribution.
+        build, runtime = _find_build(facts.get("__version__", ""), facts)
         version = facts.get("__version__", "of an unknown version")
-        yield Distribution(name, version, "an unknown tool", place, build, runtime)
+        yield Distribution(name, version, _UNKNOWN_TOOL, place, build, runtime)
 
 
-def _torch_facts(folder: Path) -> dict[str, str]:
-    """Return what torch/version.py says: __version__, cuda, hip, rocm."""
+def _read_torch_facts(folder: Path) -> dict[str, str]:
+    """Return the values of __version__, cuda, hip and rocm in torch/version.py."""
     text = small_text(folder / "torch/version.py") or ""
     line = r"""(?m)^(__version__|cuda|hip|rocm)\b[^=\n]*= *(?:['"]([^'"]*)['"]|None)"""
     return dict(re.findall(line, text))
 
 
-def _build_of(version: str, facts: dict[str, str]) -> tuple[str, str]:
-    """Return the kind of build and its runtime, by version.py or by the local version."""
+def _find_build(version: str, facts: dict[str, str]) -> tuple[str, str]:
+    """Return the kind of a build and its runtime.
+
+    Args:
+        version: The version of the distribution, whose local part may tell both.
+        facts: The values of torch/version.py.
+    """
     local = version.partition("+")[2]
     # rocm10.0.0, rocmsdk20250801, rocm7.14.0a20260612, rocm7.1.0.lw.git351ff442
     rocm = re.match(r"rocm(?:sdk)?(\d+(?:\.\d+)*(?:a\d{8})?)", local)
-    if facts.get("hip"):
-        return "rocm", rocm[1] if rocm else facts.get("rocm") or facts["hip"]
     if rocm:
         return "rocm", rocm[1]
+    if facts.get("hip"):
+        return "rocm", facts.get("rocm") or facts["hip"]
     if facts.get("cuda") or local.startswith("cu"):
         return "cuda", facts.get("cuda", "") or local[2:]
     if local.startswith("xpu"):
@@ -241,10 +314,12 @@ def conda_record(prefix: Path, package: str) -> dict | None:
     return None
 
 
-def is_ours(record: dict | None) -> bool:
-    """Return whether a record is of a package that this repository builds: of its channel, or of a
-    channel that is a folder."""
-    return is_our_channel(str((record or {}).get("channel", "")))
+def is_from_our_channel(record: dict | None) -> bool:
+    """Return whether a conda record is of a package that this repository builds.
+
+    That is one of its channel, or of a channel that is a folder.
+    """
+    return record is not None and is_our_channel(str(record.get("channel", "")))
 
 
 def is_our_channel(channel: str) -> bool:

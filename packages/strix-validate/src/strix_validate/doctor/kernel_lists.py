@@ -11,13 +11,20 @@ from pydantic import BaseModel, ConfigDict
 
 from strix_validate.json_file import small_file
 
-#: In an environment; recipes/triton patches Triton to look here.
+#: The folder in an environment; recipes/triton patches Triton to look here.
 FOLDER = Path("share", "triton-kernels")
 LIST = "kernels.json"
 
 
-class Listed(BaseModel):
-    """A kernel of a list: its name; types of arguments, constants and options by name."""
+class _Kernel(BaseModel):
+    """A kernel of a list.
+
+    Attributes:
+        name: The name of its function.
+        types: Types of arguments by name.
+        constants: Constants by name.
+        options: Options of the compiler by name.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -27,30 +34,34 @@ class Listed(BaseModel):
     options: dict[str, int]
 
 
-class List(BaseModel):
-    """The file kernels.json: what a package holds, by key."""
+class _List(BaseModel):
+    """The file kernels.json.
 
-    kernels: dict[str, Listed]
+    Attributes:
+        kernels: The kernels of a package by key.
+    """
+
+    kernels: dict[str, _Kernel]
 
 
 def installed(prefix: Path) -> dict[str, dict[str, dict]]:
-    """Return the lists of an environment's packages: kernels by key, by package.
+    """Return the kernels of an environment, by package and by key.
 
     A list that cannot be read is left out: Triton finds nothing there either.
     """
     lists = {}
     for file in sorted((prefix / FOLDER).glob(f"*/{LIST}")):
         try:
-            found = List.model_validate_json(small_file(file), strict=True)
-            lists[file.parent.name] = found.model_dump()["kernels"]
+            listed = _List.model_validate_json(small_file(file), strict=True)
         except (OSError, ValueError):
             continue
+        lists[file.parent.name] = listed.model_dump()["kernels"]
     return lists
 
 
 def describe(kernel: dict) -> str:
     """Describe a listed kernel in one line: name(argument types) constants."""
     types = ", ".join(kernel["types"].values())
-    given = kernel["constants"] | kernel["options"]
-    constants = " ".join(f"{name}={value}" for name, value in given.items() if value != "None")
-    return f"{kernel['name']}({types}) {constants}"
+    values = kernel["constants"] | kernel["options"]
+    assignments = [f"{name}={value}" for name, value in values.items() if value != "None"]
+    return f"{kernel['name']}({types}) {' '.join(assignments)}"

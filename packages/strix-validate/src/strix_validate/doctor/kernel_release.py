@@ -9,11 +9,11 @@ from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict
 
-#: A final release sorts after each of its candidates.
+#: The candidate number of a final release, which sorts after each of its candidates.
 _FINAL = 1 << 30
-#: The first of TheRock's nightlies with the fix.
+#: The date of TheRock's first nightly build with the fix.
 _FIXED_NIGHTLY = 20251219
-#: Patterns of releases, by who built the kernel. The first that fits counts.
+#: Patterns of releases, by who built the kernel. The first that matches counts.
 _ORIGINS = {
     "wsl": r"microsoft",
     "proxmox": r"-pve\b",
@@ -28,7 +28,7 @@ _ORIGINS = {
     "arch": r"arch\d|-zen|cachyos|-lts$|-hardened|manjaro",
     "opensuse": r"-(default|longterm)$",
 }
-#: Who numbers kernels x.y.0-BUILD, whatever upstream's stable release they contain.
+#: Origins that number kernels x.y.0-BUILD, whatever stable release of upstream they contain.
 _OWN_NUMBERS = ("ubuntu", "ubuntu-oem", "ubuntu-other", "rhel")
 
 
@@ -54,13 +54,19 @@ class Release:
     def has_upstream_version(self) -> bool:
         """Whether the version tells which stable release of upstream the kernel contains."""
         if self.origin == "debian":
-            # 6.1.0-13-amd64 is Debian 12's numbering; later releases name upstream's version
+            # 6.1.0-13-amd64 is Debian 12's numbering; later releases name upstream's version.
             return not re.match(r"\d+\.\d+\.0-\d+-amd64", self.text)
         return self.origin not in _OWN_NUMBERS
 
 
 class Fixed(BaseModel):
-    """A row of [[fixed]]."""
+    """A row of [[fixed]] in kernels.toml: the first build with the fixes.
+
+    Attributes:
+        kernel: The kernel whose numbers the row compares; kernels.toml lists them.
+        from_: The first build.
+        source: Link.
+    """
 
     model_config = ConfigDict(extra="forbid")
     kernel: str
@@ -69,7 +75,14 @@ class Fixed(BaseModel):
 
 
 class Faulty(Fixed):
-    """A row of [[faulty]]."""
+    """A row of [[faulty]]: builds with a fault.
+
+    Attributes:
+        to: The first build after the faulty ones.
+        symptom: What the fault does.
+        fix: Which build has the fix.
+        is_reported: Whether owners met the fault with these builds.
+    """
 
     to: str
     symptom: str
@@ -78,7 +91,13 @@ class Faulty(Fixed):
 
 
 class Runtime(BaseModel):
-    """A row of [[runtime]]."""
+    """A row of [[runtime]]: versions of ROCm that do not fit the fixed kernels.
+
+    Attributes:
+        from_: The first version.
+        to: The first version after them.
+        source: Link.
+    """
 
     model_config = ConfigDict(extra="forbid")
     from_: str
@@ -87,7 +106,14 @@ class Runtime(BaseModel):
 
 
 class Nightly(BaseModel):
-    """A row of [[nightly]]: dates as 20260609."""
+    """A row of [[nightly]]: faulty nightly builds of ROCm.
+
+    Attributes:
+        from_: The date of the first one, such as 20260609.
+        to: The date of the first one after them.
+        symptom: What the fault does.
+        source: Link.
+    """
 
     model_config = ConfigDict(extra="forbid")
     from_: int
@@ -97,7 +123,7 @@ class Nightly(BaseModel):
 
 
 class Table(BaseModel):
-    """The file kernels.toml."""
+    """The file kernels.toml, which describes its own sections."""
 
     model_config = ConfigDict(extra="forbid")
     fixed: list[Fixed]
@@ -107,12 +133,15 @@ class Table(BaseModel):
 
 
 @cache
-def table() -> Table:
+def read_table() -> Table:
     """Return the table of known kernels and runtimes."""
-    rows = tomllib.loads((files(__package__) / "kernels.toml").read_text())
-    for row in (row for group in rows.values() for row in group):
-        row["from_"] = row.pop("from")
-    return Table.model_validate(rows)
+    text = (files(__package__) / "kernels.toml").read_text()
+    sections = tomllib.loads(text)
+    for rows in sections.values():
+        for row in rows:
+            # "from" is a keyword of Python.
+            row["from_"] = row.pop("from")
+    return Table.model_validate(sections)
 
 
 def parse(text: str) -> Release | None:
@@ -121,95 +150,107 @@ def parse(text: str) -> Release | None:
     if not numbers:
         return None
     major, minor, patch = (int(number or 0) for number in numbers.groups())
-    origin = next((name for name, form in _ORIGINS.items() if re.search(form, text)), "")
     # 7.1.0-rc6-arch1-1, 7.1-rc6, 7.1.0-0.rc6.fc45, 7.1~rc6, 7.1.0-070100rc6-generic
     candidate = re.search(r"(?:[-~.]|-\d{6})rc(\d{1,4})", text)
     build = re.match(r"[\d.]+-(\d{1,5})(?![\d])", text)
     return Release(
-        text,
-        origin,
-        (major, minor, patch),
-        int(candidate[1]) if candidate else _FINAL,
-        int(build[1]) if build else 0,
+        text=text,
+        origin=_find_origin(text),
+        version=(major, minor, patch),
+        candidate=int(candidate[1]) if candidate else _FINAL,
+        build=int(build[1]) if build else 0,
     )
 
 
+def _find_origin(text: str) -> str:
+    """Return a key of _ORIGINS, or "" if the release does not show who built it."""
+    for origin, pattern in _ORIGINS.items():
+        if re.search(pattern, text):
+            return origin
+    return ""
+
+
 def sort_key(release: Release, kernel: str) -> tuple[int, ...]:
-    """Return what sorts a release among those that a row's numbers compare."""
+    """Return the key that sorts a release among those of a row's kernel."""
     key = (*release.version, release.candidate)
     return key if kernel == "upstream" else (*key, release.build)
 
 
-def _applies(row: Fixed, release: Release) -> bool:
+def _is_at_least(release: Release, bound: str, kernel: str) -> bool:
+    limit = parse(bound)
+    return limit is not None and sort_key(release, kernel) >= sort_key(limit, kernel)
+
+
+def first_fixed(release: Release) -> str:
+    """Return the first build with the fixes, in the numbers of the release's kernel."""
+    return _find_fixed_row(release).from_
+
+
+def is_fixed(release: Release) -> bool:
+    """Return whether a release has the fixes for KFD's limits, by its numbers alone."""
+    row = _find_fixed_row(release)
+    return _is_at_least(release, row.from_, row.kernel)
+
+
+def _find_fixed_row(release: Release) -> Fixed:
+    """Return the row of the release's own kernel, or upstream's."""
+    rows = {row.kernel: row for row in read_table().fixed}
+    return rows.get(release.origin, rows["upstream"])
+
+
+def find_fault(release: Release) -> Faulty | None:
+    """Return the known fault of a release, if it has one."""
+    for row in read_table().faulty:
+        if _is_comparable(row, release) and _is_inside(row, release):
+            return row
+    return None
+
+
+def _is_comparable(row: Fixed, release: Release) -> bool:
     """Return whether a row compares numbers that the release has."""
     if row.kernel == "upstream":
         return release.has_upstream_version
     return row.kernel == release.origin
 
 
-def _at_least(release: Release, bound: str, kernel: str) -> bool:
-    limit = parse(bound)
-    return limit is not None and sort_key(release, kernel) >= sort_key(limit, kernel)
+def _is_inside(row: Faulty, release: Release) -> bool:
+    if not _is_at_least(release, row.from_, row.kernel):
+        return False
+    return not _is_at_least(release, row.to, row.kernel)
 
 
-def upstream_fixed() -> str:
-    """Return upstream's first version with the fixes."""
-    return next(row.from_ for row in table().fixed if row.kernel == "upstream")
-
-
-def first_fixed(release: Release) -> str:
-    """Return the first build with the fixes, in the numbers of the release's kernel."""
-    return _fixed_row(release).from_
-
-
-def is_fixed(release: Release) -> bool:
-    """Return whether a release has the fixes for KFD's limits, going by its numbers alone."""
-    row = _fixed_row(release)
-    return _at_least(release, row.from_, row.kernel)
-
-
-def _fixed_row(release: Release) -> Fixed:
-    """Return the row of the release's own kernel, or upstream's."""
-    rows = {row.kernel: row for row in table().fixed}
-    return rows.get(release.origin, rows["upstream"])
-
-
-def fault_of(release: Release) -> Faulty | None:
-    """Return the row of the table that says what is wrong with a release, if one does."""
-    for row in table().faulty:
-        is_inside = _at_least(release, row.from_, row.kernel) and not _at_least(
-            release, row.to, row.kernel
-        )
-        if _applies(row, release) and is_inside:
-            return row
-    return None
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    """Return the numbers that a version of ROCm begins with: (7, 2) for 7.2.53150 or 7.2."""
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numbers that a version of ROCm begins with: (7, 2, 53150) for 7.2.53150."""
     numbers = re.match(r"\d{1,9}(\.\d{1,9})*", text)
-    return tuple(map(int, numbers.group().split("."))) if numbers else ()
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
-def date_of(runtime: str) -> int:
+def _parse_nightly_date(runtime: str) -> int:
     """Return the date of a nightly build of ROCm, 20260612 for 7.14.0a20260612, or 0."""
     date = re.search(r"(?:^|a)(20\d{6})$", runtime)
     return int(date[1]) if date else 0
 
 
-def nightly_of(runtime: str) -> Nightly | None:
+def find_faulty_nightly(runtime: str) -> Nightly | None:
     """Return the row of a faulty nightly build of ROCm, if a runtime is one."""
-    return next((r for r in table().nightly if r.from_ <= date_of(runtime) < r.to), None)
+    date = _parse_nightly_date(runtime)
+    for row in read_table().nightly:
+        if row.from_ <= date < row.to:
+            return row
+    return None
 
 
-def misfit_of(runtime: str) -> Runtime | None:
+def find_misfit(runtime: str) -> Runtime | None:
     """Return the row of a ROCm runtime that page-faults on the fixed kernels, if there is one."""
-    date = date_of(runtime)
+    rows = read_table().runtime
+    date = _parse_nightly_date(runtime)
     if date:
-        # TheRock's nightlies have the fix from a date on, whatever version they are of
-        return None if date >= _FIXED_NIGHTLY else table().runtime[-1]
-    version = version_of(runtime)[:2]
-    for row in table().runtime:
-        if version and version_of(row.from_) <= version < version_of(row.to):
+        # TheRock's nightly builds have the fix from a date on, whatever their version.
+        return None if date >= _FIXED_NIGHTLY else rows[-1]
+    version = parse_version(runtime)[:2]
+    if not version:
+        return None
+    for row in rows:
+        if parse_version(row.from_) <= version < parse_version(row.to):
             return row
     return None

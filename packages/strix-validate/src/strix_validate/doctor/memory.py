@@ -8,23 +8,32 @@ from strix_validate.checks import Result, RunOptions
 from strix_validate.doctor import _distribution, containers, parameters
 from strix_validate.doctor._verdicts import (
     Fix,
+    combine,
     fine,
-    known,
     need_gpu,
+    need_value,
     remark,
     warning,
-    worst,
 )
 from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, PAGE, SPARE, UTILIZATION, memory_of
+from strix_validate.doctor.vllm_memory import (
+    GIB,
+    OVERHEAD,
+    PAGE,
+    SPARE,
+    UTILIZATION,
+    memory_of,
+)
 
 #: Bytes reserved by the BIOS above which the memory is worth getting back first.
 _LARGE_CARVE_OUT = 4 * GIB
+#: Share of the memory below which a limit is worth raising.
+_LOW_SHARE = 0.75
 #: Bytes of /dev/shm below which programs of several processes fail; Docker gives 64 MiB.
 _SHARED_MEMORY = GIB
 _GTTSIZE = "https://github.com/noamsto/nix-amd-ai/pull/96"
 _TWO_MODULES = "https://github.com/ROCm/legacy-rocm-build/issues/5595"
-#: Names that guides have for gttsize and pages_limit, and no driver, by module.
+#: Names in guides for gttsize and pages_limit that no driver has, by module.
 _MISSPELT = {
     "amdgpu": ("gtt_size", "ggtsize", "gtt"),
     "ttm": ("page_limit", "pages_limits", "page_limits"),
@@ -36,47 +45,61 @@ def carve_out(tree: Tree) -> Result:
     BIOS carves out is lost to everything else:
     https://github.com/ROCm/legacy-rocm-build/issues/5444"""
     need_gpu(tree)
-    name = known(tree.gpu_folder, "the GPU's memory")
-    size = known(tree.number(f"{name}/mem_info_vram_total"), "the GPU's memory")
-    measured = {"gib": round(size / GIB, 1)}
-    if size > _LARGE_CARVE_OUT:
-        fix = (
-            "set the UMA frame buffer size to 512 MB in the BIOS, or to the least that it offers, "
-            "and run doctor again: the limit of GTT depends on the memory that is there then"
-        )
-        message = f"the BIOS reserves {size / GIB:.0f} GiB for the GPU"
-        return warning(message, Fix(fix, needs_reboot=True), **measured)
-    return fine(**measured)
+    need_value(tree.gpu_folder, "the GPU's memory")
+    size = need_value(_read_carve_out(tree), "the GPU's memory")
+    gib = size / GIB
+    if size <= _LARGE_CARVE_OUT:
+        return fine(gib=round(gib, 1))
+    fix = (
+        "set the UMA frame buffer size to 512 MB in the BIOS, or to the least that it offers, "
+        "and run doctor again: the limit of GTT depends on the memory that is there then"
+    )
+    message = f"the BIOS reserves {gib:.0f} GiB for the GPU"
+    return warning(message, Fix(fix, needs_reboot=True), gib=round(gib, 1))
 
 
-def _ttm_modules(tree: Tree) -> list[str]:
+def _read_carve_out(tree: Tree) -> int | None:
+    return tree.number(f"{tree.gpu_folder}/mem_info_vram_total")
+
+
+def _list_ttm_modules(tree: Tree) -> list[str]:
     """Return the modules that may limit GTT: a driver of DKMS brings amdttm beside ttm."""
-    return ["amdttm", "ttm"] if tree.path("sys/module/amdttm").is_dir() else ["ttm"]
+    if tree.path("sys/module/amdttm").is_dir():
+        return ["amdttm", "ttm"]
+    return ["ttm"]
 
 
-def _pages_limit(tree: Tree) -> int | None:
+def _read_pages_limit(tree: Tree) -> int | None:
     """Return TTM's limit in pages, of the module that the loaded driver uses."""
-    return tree.number(f"sys/module/{_ttm_modules(tree)[0]}/parameters/pages_limit")
+    module = _list_ttm_modules(tree)[0]
+    return tree.number(f"sys/module/{module}/parameters/pages_limit")
 
 
-def _raise_gtt(tree: Tree, memory: int) -> Fix:
+def _suggest_gtt_limit(tree: Tree, memory: int) -> Fix:
+    """Return the commands that let the GPU map all memory but SPARE.
+
+    Args:
+        tree: The machine.
+        memory: Bytes of its memory.
+    """
     pages = (memory - SPARE) // PAGE
-    modules = _ttm_modules(tree)
     limits = {"pages_limit": pages, "page_pool_size": pages}
-    # what other files and the command line say would come after the file that is written here
-    others = [
-        each
-        for module in modules
-        for each in parameters.settings(tree, module)
-        if each.name in limits and each.place != f"/etc/modprobe.d/{module}.conf"
-    ]
-    on_command_line = any(each.place == parameters.COMMAND_LINE for each in others)
-    fix = _distribution.module_options(tree, modules, limits, on_command_line)
+    modules = _list_ttm_modules(tree)
+    others = []
+    for module in modules:
+        file = f"/etc/modprobe.d/{module}.conf"
+        for setting in parameters.read_settings(tree, module):
+            # Other files and the command line would override the file that is written here.
+            if setting.name in limits and setting.place != file:
+                others.append(setting)
+    on_command_line = any(setting.place == parameters.COMMAND_LINE for setting in others)
+    fix = _distribution.suggest_module_options(tree, modules, limits, on_command_line)
     if others:
-        fix = replace(fix, text=f"{parameters.removal(tree, *others).text}; {fix.text}")
+        removal = parameters.suggest_removal(tree, *others)
+        fix = replace(fix, text=f"{removal.text}; {fix.text}")
     if len(modules) > 1:
         text = f"{fix.text}; or remove the driver of DKMS: sudo amdgpu-install --uninstall"
-        return replace(fix, text=text)
+        fix = replace(fix, text=text)
     return fix
 
 
@@ -84,52 +107,77 @@ def gtt(tree: Tree) -> Result:
     """The GPU may map most of the memory, but not all. The default limit is half of it, and models
     that would fit run out of memory: https://github.com/ROCm/TheRock/issues/519"""
     need_gpu(tree)
-    memory = known(tree.memory, "the size of the memory")
-    pages = _pages_limit(tree)
-    size = tree.number(f"{tree.gpu_folder}/mem_info_gtt_total") if tree.gpu_folder else None
-    limits = [pages * PAGE if pages else None, size]
-    limit = known(min((x for x in limits if x), default=None), "the limit of GTT")
-    measured = {"gtt_gib": round(limit / GIB, 1), "memory_gib": round(memory / GIB, 1)}
-    if (tree.number(f"{tree.gpu_folder}/mem_info_vram_total") or 0) > _LARGE_CARVE_OUT:
-        # a limit computed from what the BIOS left would be wrong once it is given back
+    memory = need_value(tree.memory, "the size of the memory")
+    pages = _read_pages_limit(tree)
+    limit = need_value(_read_gtt_limit(tree, pages), "the limit of GTT")
+    measured = {
+        "gtt_gib": round(limit / GIB, 1),
+        "memory_gib": round(memory / GIB, 1),
+    }
+    if (_read_carve_out(tree) or 0) > _LARGE_CARVE_OUT:
+        # A limit computed from what the BIOS left would be wrong once it is given back.
         return remark("doctor/carve-out comes first", **measured)
-    results = [_gttsize(tree, pages), _misspelt(tree)]
-    if containers.kind(tree) == "lxc":
-        # /proc/meminfo is then the container's share, and the limit the host's
-        return worst(results, **measured)
-    source = _TWO_MODULES if len(_ttm_modules(tree)) > 1 else ""
+    results = [_judge_gttsize(tree, pages), _judge_misspelt_options(tree)]
+    # In LXC, /proc/meminfo is the container's share, and the limit is the host's.
+    if containers.detect(tree) != "lxc":
+        results.append(_judge_gtt_limit(tree, limit, memory, pages))
+    return combine(results, **measured)
+
+
+def _read_gtt_limit(tree: Tree, pages: int | None) -> int | None:
+    """Return the bytes that the GPU may map: the smaller of TTM's limit and the driver's."""
+    limits = []
+    if pages:
+        limits.append(pages * PAGE)
+    if tree.gpu_folder:
+        size = tree.number(f"{tree.gpu_folder}/mem_info_gtt_total")
+        if size:
+            limits.append(size)
+    return min(limits, default=None)
+
+
+def _judge_gtt_limit(tree: Tree, limit: int, memory: int, pages: int | None) -> Result:
+    """Judge the bytes that the GPU may map beside those of the memory."""
+    has_two_modules = len(_list_ttm_modules(tree)) > 1
+    source = _TWO_MODULES if has_two_modules else ""
+    sizes = f"{limit / GIB:.0f} of {memory / GIB:.0f} GiB"
     if limit > memory - SPARE // 2:
-        message = f"the GPU may take {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
-        results.append(warning(f"{message}: the system may swap", _raise_gtt(tree, memory), source))
-    elif limit < 0.75 * memory and not _is_capped(tree, pages):
-        message = f"the GPU may map {limit / GIB:.0f} of {memory / GIB:.0f} GiB"
-        if limit < GIB:
-            message += ": ttm.pages_limit is a number of pages, of 4 KiB each"
-        if len(_ttm_modules(tree)) > 1:
-            message += ": the driver of DKMS takes the limit of amdttm, not that of ttm"
-        results.append(warning(message, _raise_gtt(tree, memory), source))
-    return worst(results, **measured)
+        message = f"the GPU may take {sizes}: the system may swap"
+        return warning(message, _suggest_gtt_limit(tree, memory), source)
+    if limit >= _LOW_SHARE * memory or _is_capped(tree, pages):
+        return fine()
+    message = f"the GPU may map {sizes}"
+    if limit < GIB:
+        message += ": ttm.pages_limit is a number of pages, of 4 KiB each"
+    if has_two_modules:
+        message += ": the driver of DKMS takes the limit of amdttm, not that of ttm"
+    return warning(message, _suggest_gtt_limit(tree, memory), source)
 
 
-def _gttsize_mib(tree: Tree) -> int | None:
-    value = parameters.value_of(tree, "amdgpu", "gttsize") or ""
+def _read_gttsize(tree: Tree) -> int | None:
+    """Return amdgpu.gttsize in MiB, or None if it has its default."""
+    value = parameters.read_value(tree, "amdgpu", "gttsize") or ""
     return int(value) if re.fullmatch(r"\d{1,9}", value) else None
 
 
 def _is_capped(tree: Tree, pages: int | None) -> bool:
-    """Return whether amdgpu.gttsize keeps GTT below what TTM's limit allows."""
-    mib = _gttsize_mib(tree)
-    return bool(mib is not None and pages and mib << 20 < pages * PAGE)
+    """Return whether amdgpu.gttsize limits GTT to less than TTM's limit allows."""
+    mib = _read_gttsize(tree)
+    if mib is None or not pages:
+        return False
+    return mib << 20 < pages * PAGE
 
 
-def _gttsize(tree: Tree, pages: int | None) -> Result:
+def _judge_gttsize(tree: Tree, pages: int | None) -> Result:
     """Judge amdgpu.gttsize, which is deprecated and caps GTT whatever TTM's limit is."""
-    mib, own = _gttsize_mib(tree), parameters.setting(tree, "amdgpu", "gttsize")
+    mib = _read_gttsize(tree)
     if mib is None:
         return fine()
-    fix: Fix | str = "find who sets it: grep -rn gttsize /etc/modprobe.d /proc/cmdline"
-    if own:
-        fix = parameters.removal(tree, own)
+    setting = parameters.find_setting(tree, "amdgpu", "gttsize")
+    if setting:
+        fix = parameters.suggest_removal(tree, setting)
+    else:
+        fix = Fix("find who sets it: grep -rn gttsize /etc/modprobe.d /proc/cmdline")
     if pages is None:
         return remark("amdgpu.gttsize is deprecated: TTM's pages_limit replaces it", fix, _GTTSIZE)
     allowed = f"ttm.pages_limit allows {pages * PAGE / GIB:.0f}"
@@ -140,46 +188,60 @@ def _gttsize(tree: Tree, pages: int | None) -> Result:
     return remark(message, fix, _GTTSIZE)
 
 
-def _misspelt(tree: Tree) -> Result:
-    """Warn of an option that no driver has: the kernel ignores it without a word on the screen."""
+def _judge_misspelt_options(tree: Tree) -> Result:
+    """Warn of options that no driver has: the kernel ignores them without a message."""
     for module, names in _MISSPELT.items():
-        for own in parameters.settings(tree, module):
-            if own.name in names:
-                message = f"{own.argument}: the driver has no such option, and ignores it"
-                return warning(message, parameters.removal(tree, own), _TWO_MODULES)
-    unused = parameters.settings(tree, "amdttm")
-    if unused and not tree.path("sys/module/amdttm").is_dir():
-        message = (
-            "amdttm is not loaded, so that its options do nothing: the kernel's driver uses ttm"
-        )
-        return warning(message, parameters.removal(tree, *unused), _TWO_MODULES)
-    return fine()
+        for setting in parameters.read_settings(tree, module):
+            if setting.name in names:
+                message = f"{setting.argument}: the driver has no such option, and ignores it"
+                fix = parameters.suggest_removal(tree, setting)
+                return warning(message, fix, _TWO_MODULES)
+    unused = parameters.read_settings(tree, "amdttm")
+    if not unused or tree.path("sys/module/amdttm").is_dir():
+        return fine()
+    message = "amdttm is not loaded, so that its options do nothing: the kernel's driver uses ttm"
+    return warning(message, parameters.suggest_removal(tree, *unused), _TWO_MODULES)
 
 
 def container(tree: Tree) -> Result:
     """A container's control group leaves the memory that models need, and /dev/shm is large enough
     for programs of several processes: https://docs.vllm.ai/en/latest/deployment/docker.html"""
-    kind, results = containers.kind(tree), []
-    limit, total = containers.memory_limit(tree), tree.memory
-    if limit is not None and (total is None or limit < 0.75 * total):
-        message = f"the control group may use {limit / GIB:.0f} GiB"
-        message += f" of {total / GIB:.0f}" if total else ""
-        fix = "raise MemoryMax of the service or slice: systemctl show -p MemoryMax"
-        if kind:
-            fix = "start the container without --memory, or with more"
-        results.append(warning(message, fix))
-    shared = containers.shared_memory(tree)
-    if kind and shared is not None and shared < _SHARED_MEMORY:
-        message = f"/dev/shm has {shared >> 20} MiB: programs of several processes fail"
-        results.append(warning(message, "recreate the container with --ipc=host or --shm-size 8g"))
-    return worst(results, container=kind or "none")
+    kind = containers.detect(tree)
+    results = [_judge_group_limit(tree, kind)]
+    if kind:
+        results.append(_judge_shared_memory(tree))
+    return combine(results, container=kind or "none")
+
+
+def _judge_group_limit(tree: Tree, kind: str) -> Result:
+    """Judge the memory that the control groups of this process allow."""
+    limit = containers.read_memory_limit(tree)
+    total = tree.memory
+    if limit is None or (total is not None and limit >= _LOW_SHARE * total):
+        return fine()
+    message = f"the control group may use {limit / GIB:.0f} GiB"
+    if total:
+        message += f" of {total / GIB:.0f}"
+    fix = "raise MemoryMax of the service or slice: systemctl show -p MemoryMax"
+    if kind:
+        fix = "start the container without --memory, or with more"
+    return warning(message, fix)
+
+
+def _judge_shared_memory(tree: Tree) -> Result:
+    """Judge the size of a container's /dev/shm."""
+    size = containers.read_shared_memory(tree)
+    if size is None or size >= _SHARED_MEMORY:
+        return fine()
+    message = f"/dev/shm has {size >> 20} MiB: programs of several processes fail"
+    return warning(message, "recreate the container with --ipc=host or --shm-size 8g")
 
 
 def vllm_memory(tree: Tree, options: RunOptions) -> Result:
     """vLLM is told how much memory the GPU may use now. By default it takes 92 % of HIP's total,
     whatever the system uses of that: https://github.com/vllm-project/vllm/pull/54776"""
     need_gpu(tree)
-    budget = known(memory_of(tree), "the GPU's memory or the system's available memory")
+    budget = need_value(memory_of(tree), "the GPU's memory or the system's available memory")
     measured = {
         "usable_gib": round(budget.usable / GIB, 1),
         "hip_total_gib": round(budget.total / GIB, 1),
@@ -188,12 +250,13 @@ def vllm_memory(tree: Tree, options: RunOptions) -> Result:
     flags = budget.flags(options.weights)
     if flags:
         return replace(fine(**measured), reason=f"vllm serve MODEL {flags}")
-    usable = f"{budget.usable / GIB:.0f} GiB are usable"
-    model = f"a model of {options.weights / GIB:.0f} GiB" if options.weights else "a model"
-    message = f"{model} does not fit: {usable}"
+    model = "a model"
+    if options.weights:
+        model = f"a model of {options.weights / GIB:.0f} GiB"
+    message = f"{model} does not fit: {budget.usable / GIB:.0f} GiB are usable"
     needed = (options.weights + OVERHEAD + GIB) / UTILIZATION + SPARE
-    available = containers.available_memory(tree) or 0
+    available = containers.read_available_memory(tree) or 0
     if budget.is_shared and tree.memory and needed < min(tree.memory, available):
-        return warning(message, _raise_gtt(tree, tree.memory), **measured)
+        return warning(message, _suggest_gtt_limit(tree, tree.memory), **measured)
     fix = "free memory, or take a smaller or more strongly quantized model"
     return warning(message, fix, **measured)

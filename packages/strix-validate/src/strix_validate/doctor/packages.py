@@ -2,19 +2,20 @@
 """The doctor's checks of the installed torch: whose build it is, what it shadows, what it needs."""
 
 import re
+from typing import Any
 
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import hardware, kernel_release, workspace
-from strix_validate.doctor._verdicts import error, fine, remark, warning, worst
+from strix_validate.doctor._verdicts import combine, error, fine, remark, warning
 from strix_validate.doctor.interpreter import (
     CONDA_NAMES,
     Distribution,
     Interpreter,
     conda_record,
-    interpreter,
+    find_interpreter,
+    is_from_our_channel,
     is_our_channel,
-    is_ours,
 )
 from strix_validate.doctor.tree import Tree
 from strix_validate.installing import is_of_pixi
@@ -22,32 +23,42 @@ from strix_validate.installing import is_of_pixi
 _AMD = "https://github.com/ROCm/TheRock/blob/main/RELEASES.md"
 _WITHOUT_KERNELS = "https://github.com/ROCm/TheRock/issues/7839"
 _WRONG_BUILD = "https://github.com/gpustack/gpustack/issues/3786"
-#: How to come to our packages from another torch.
+#: The page on how to move to our packages from another torch.
 _MOVE = "docs/move.md"
 _SHADOW = "https://docs.python.org/3/library/site.html"
 _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimization/rdna3-5.html"
-#: A runtime that one project's images have with the fix.
-_MENDED = (6, 4, 4)
-#: What installs from PyPI, whose torch for Linux is the build for CUDA.
+#: A version of ROCm that one project's images have with the fix.
+_PATCHED_VERSION = (6, 4, 4)
+#: Programs that install from PyPI, whose torch for Linux is the build for CUDA.
 _PIP = ("pip", "uv", "uv-pixi", "poetry", "pdm")
-_OTHER_BUILDS = {"cuda": "CUDA", "cpu": "CPUs", "xpu": "Intel's GPUs"}
+#: Builds of torch that see no AMD GPU, in words.
+_OTHER_BUILDS = {
+    "cuda": "CUDA",
+    "cpu": "CPUs",
+    "xpu": "Intel's GPUs",
+}
 #: Names of dist-info folders of AMD's wheels with kernels: rocm_sdk_device_gfx1151,
 #: amd_torch_device_gfx115x, and before ROCm 10 rocm_sdk_libraries_gfx120x_all.
 _WHEEL_OF_GPU = r"(?:rocm_sdk_(?:device|libraries)|amd_torch_device)_(gfx[0-9a-fx]+)(?:_\w+)?"
 
+#: conda-meta's record of a package.
+_CondaRecord = dict[str, Any]
+#: Distributions by name, each list in the order in which Python looks for them.
+_Installed = dict[str, list[Distribution]]
+
 
 def install_command(python: Interpreter, torch: Distribution) -> str:
     """Return the command that installs AMD's wheels for the GPU, with the tool that is in use."""
-    if any(map(is_our_channel, workspace.channels(python.prefix))):
+    if any(map(is_our_channel, workspace.read_channels(python.prefix))):
         return f"take torch from our channel, which the workspace names: {_MOVE}"
-    if torch.by == "uv-pixi":
-        # pixi would undo what another tool installs
+    if torch.installer == "uv-pixi":
+        # pixi would undo what another tool installs.
         return "in pixi.toml, take torch from AMD's index: docs/pypi.md has the four lines"
     install = "python -m pip install --force-reinstall"
     if python.kind == "system":
-        # distributions refuse pip outside of an environment (PEP 668)
+        # Distributions refuse pip outside of an environment (PEP 668).
         install = "python3 -m venv ENV && ENV/bin/python -m pip install"
-    elif torch.by.startswith("uv"):
+    elif torch.installer.startswith("uv"):
         install = "uv pip install --reinstall"
     return (
         f"{install} --index-url https://stable.repo.amd.com/rocm/whl-next/ "
@@ -59,110 +70,179 @@ def packages(tree: Tree) -> Result:
     """The torch that Python loads is built for this GPU: our channel's, or AMD's wheels. What
     PyPI's packages require is taken from PyPI, over ours, unless pixi knows our names there:
     https://pixi.prefix.dev/latest/reference/pixi_manifest/#conda-pypi-map-optional"""
-    python = interpreter(tree)
-    loaded = {} if python is None else _loaded(python)
-    records = {} if python is None else _records(python)
-    if python is None or not (loaded or records):
+    python = find_interpreter(tree)
+    if python is None:
         raise CannotRun("torch is not installed")
-    measured = {name: each[0].version for name, each in loaded.items()}
-    measured |= {n: str(r.get("version")) for n, r in records.items() if n not in measured}
-    results = [_conda_packages(python, loaded, records)]
-    results += [_shadowed(installed) for installed in loaded.values()]
-    if loaded.get("torch"):
-        # the environment's own is what is used after the fix of a shadow
-        own = [each for each in loaded["torch"] if each.place.label == "the environment"]
-        torch = (own or loaded["torch"])[0]
-        results.append(_hidden_environment(tree, python, torch))
-        results.append(_torch(tree, python, torch, records))
-        results.append(_torchvision(python, torch, loaded.get("torchvision", [])))
-    return worst(results, **measured, environment=python.kind)
-
-
-def _loaded(python: Interpreter) -> dict[str, list[Distribution]]:
-    """Return the distributions of each name that is installed."""
-    pairs = {name: python.distributions(name) for name in CONDA_NAMES}
-    return {name: each for name, each in pairs.items() if each}
-
-
-def _records(python: Interpreter) -> dict[str, dict]:
-    """Return conda-meta's records by the name of the distribution."""
-    pairs = {name: conda_record(python.prefix, conda) for name, conda in CONDA_NAMES.items()}
-    return {name: record for name, record in pairs.items() if record}
-
-
-def _conda_packages(
-    python: Interpreter, loaded: dict[str, list[Distribution]], records: dict[str, dict]
-) -> Result:
-    """Judge conda's packages: whether another channel's was taken, or pip wrote over ours."""
+    installed = _find_installed(python)
+    records = _read_records(python)
+    if not installed and not records:
+        raise CannotRun("torch is not installed")
+    measured = {name: distributions[0].version for name, distributions in installed.items()}
     for name, record in records.items():
-        package, version = CONDA_NAMES[name], record.get("version")
-        own = [each for each in loaded.get(name, []) if each.place.label == "the environment"]
-        over = [each for each in own if each.by != "conda"]
-        if is_ours(record) and over:
-            message = f"{name} {over[0].version} was installed by {over[0].by}, over our channel's"
-            # pixi does not notice that the files changed, not even when it locks ours again
-            fix = "pixi clean && pixi install"
-            if over[0].by == "uv-pixi":
-                names = " ".join(n for n in loaded if any(e.by == "uv-pixi" for e in loaded[n]))
-                tables = "put the tables of PyPI's names into pixi.toml"
-                fix = f"{tables}; then pixi update --no-install {names} && {fix}"
-            elif not is_of_pixi(python.prefix):
-                fix += f"; in a conda environment: conda install --force-reinstall {package}"
+        measured.setdefault(name, str(record.get("version")))
+    results = [_judge_conda_packages(python, installed, records)]
+    for distributions in installed.values():
+        results.append(_judge_shadow(distributions))
+    if "torch" in installed:
+        torch = _select_torch(installed["torch"])
+        visions = installed.get("torchvision", [])
+        results.append(_judge_hidden_environment(tree, python, torch))
+        results.append(_judge_torch(tree, python, torch, records))
+        results.append(_judge_torchvision(python, torch, visions))
+    return combine(results, **measured, environment=python.kind)
+
+
+def _find_installed(python: Interpreter) -> _Installed:
+    """Return the distributions of each name that is installed."""
+    installed = {}
+    for name in CONDA_NAMES:
+        distributions = python.find_distributions(name)
+        if distributions:
+            installed[name] = distributions
+    return installed
+
+
+def _read_records(python: Interpreter) -> dict[str, _CondaRecord]:
+    """Return conda-meta's records by the name of the distribution."""
+    records = {}
+    for name, package in CONDA_NAMES.items():
+        record = conda_record(python.prefix, package)
+        if record:
+            records[name] = record
+    return records
+
+
+def _select_torch(distributions: list[Distribution]) -> Distribution:
+    """Return the environment's own torch, which is used once shadows are removed; or the first."""
+    for distribution in distributions:
+        if distribution.place.is_in_environment:
+            return distribution
+    return distributions[0]
+
+
+def _is_from_conda_forge(record: _CondaRecord) -> bool:
+    return "conda-forge" in str(record.get("channel"))
+
+
+def _is_of_pip(distribution: Distribution) -> bool:
+    """Return whether a program that uses PyPI installed the distribution."""
+    return distribution.installer.split(" ")[0] in _PIP
+
+
+def _judge_conda_packages(
+    python: Interpreter,
+    installed: _Installed,
+    records: dict[str, _CondaRecord],
+) -> Result:
+    """Judge conda's packages: are they another channel's, and did pip overwrite them?"""
+    for name, record in records.items():
+        package = CONDA_NAMES[name]
+        overwriting = [
+            distribution
+            for distribution in installed.get(name, [])
+            if distribution.place.is_in_environment and distribution.installer != "conda"
+        ]
+        if not overwriting:
+            if _is_from_conda_forge(record):
+                return _judge_conda_forge(python, package, record)
+            continue
+        other = overwriting[0]
+        if is_from_our_channel(record):
+            message = (
+                f"{name} {other.version} was installed by {other.installer}, over our channel's"
+            )
+            fix = _suggest_reinstall(python, package, other, installed)
             return error(message, f"{fix}; {_MOVE} has more")
-        if "conda-forge" in str(record.get("channel")) and not over:
-            return _conda_forges(python, package, record)
-        if over and name == "torch":
-            message = f"{over[0].by} installed {name} {over[0].version} over conda's {version}"
-            install = install_command(python, over[0])
+        if name == "torch":
+            version = record.get("version")
+            message = (
+                f"{other.installer} installed {name} {other.version} over conda's {version}: files "
+                "of both lie in one folder"
+            )
+            install = install_command(python, other)
             fix = f"pixi remove {package}, or conda remove {package}; then {install}"
-            return warning(f"{message}: files of both lie in one folder", fix)
+            return warning(message, fix)
     return fine()
 
 
-def _conda_forges(python: Interpreter, package: str, record: dict) -> Result:
-    """Judge a package of conda-forge's, where ours has the same name."""
-    build = str(record.get("build"))
-    kind = "CUDA" if "cuda" in build else "CPUs" if build.startswith("cpu") else ""
+def _suggest_reinstall(
+    python: Interpreter,
+    package: str,
+    other: Distribution,
+    installed: _Installed,
+) -> str:
+    """Return how to restore the channel's package that another program overwrote."""
+    # pixi does not notice that the files changed, not even when it locks the same package again.
+    fix = "pixi clean && pixi install"
+    if other.installer == "uv-pixi":
+        names = []
+        for name, distributions in installed.items():
+            if any(each.installer == "uv-pixi" for each in distributions):
+                names.append(name)
+        tables = "put the tables of PyPI's names into pixi.toml"
+        return f"{tables}; then pixi update --no-install {' '.join(names)} && {fix}"
+    if not is_of_pixi(python.prefix):
+        fix += f"; in a conda environment: conda install --force-reinstall {package}"
+    return fix
+
+
+def _judge_conda_forge(python: Interpreter, package: str, record: _CondaRecord) -> Result:
+    """Judge a package of conda-forge's where our channel has one of the same name."""
     message = f"{package} {record.get('version')} is conda-forge's"
-    message += f" build for {kind}, and sees no AMD GPU" if kind else ", which has no ROCm"
-    channels = workspace.channels(python.prefix)
-    ours = [channel for channel in channels if is_our_channel(channel)]
-    fix = f'name our channel first, and channel-priority = "strict"; {_MOVE} says how'
-    if ours and is_our_channel(channels[0]):
-        # pixi takes a version that the first channel lacks from the next, strict or not
+    build = str(record.get("build"))
+    if "cuda" in build:
+        message += " build for CUDA, and sees no AMD GPU"
+    elif build.startswith("cpu"):
+        message += " build for CPUs, and sees no AMD GPU"
+    else:
+        message += ", which has no ROCm"
+    channels = workspace.read_channels(python.prefix)
+    our_channels = [channel for channel in channels if is_our_channel(channel)]
+    if not our_channels:
+        fix = f'name our channel first, and channel-priority = "strict"; {_MOVE} says how'
+    elif is_our_channel(channels[0]):
+        # pixi takes a version that the first channel lacks from the next, strict or not.
         fix = f"ask for a version of {package} that our channel has; {_MOVE} has more"
-    elif ours:
+    else:
         message += f": the workspace asks our channel after {channels[0]}"
+        channel = our_channels[0]
         command = "pixi workspace channel"
-        fix = f"{command} remove {ours[0]} && {command} add --prepend {ours[0]}; {_MOVE} has more"
+        fix = f"{command} remove {channel} && {command} add --prepend {channel}; {_MOVE} has more"
     return error(message, fix)
 
 
-def _shadowed(installed: list[Distribution]) -> Result:
+def _judge_shadow(distributions: list[Distribution]) -> Result:
     """Judge whether another distribution is loaded before the environment's own."""
-    first = installed[0]
-    behind = [each for each in installed if each.place.label == "the environment"]
-    if first.place.label == "the environment" or not behind:
+    first = distributions[0]
+    label = first.place.label
+    shadowed = [each for each in distributions if each.place.is_in_environment]
+    if first.place.is_in_environment or not shadowed:
         return fine()
-    name = f"{first.name} {first.version} of {first.place.label}"
-    message = f"{name} is loaded before {behind[0].version}, the environment's own"
+    message = (
+        f"{first.name} {first.version} of {label} is loaded before {shadowed[0].version}, the "
+        "environment's own"
+    )
     uninstall = f"python3 -m pip uninstall {first.name}"
     fixes = {
         "PYTHONPATH": "unset PYTHONPATH",
         "the user's folder": f"export PYTHONNOUSERSITE=1, or {uninstall}; {_MOVE} has more",
     }
-    remove = f"remove {first.place.label}, which names {first.place.path}"
-    return error(message, fixes.get(first.place.label, remove), _SHADOW)
+    remove = f"remove {label}, which names {first.place.path}"
+    return error(message, fixes.get(label, remove), _SHADOW)
 
 
-def _hidden_environment(tree: Tree, python: Interpreter, torch: Distribution) -> Result:
+def _judge_hidden_environment(tree: Tree, python: Interpreter, torch: Distribution) -> Result:
     """Judge whether a virtual environment's torch is used in the place of our channel's."""
+    if python.kind != "venv":
+        return fine()
+    prefixes = [python.base]
     active = tree.environ.get("CONDA_PREFIX")
-    prefixes = [tree.path(active), python.base] if active else [python.base]
+    if active:
+        prefixes.insert(0, tree.path(active))
     for prefix in prefixes:
         record = conda_record(prefix, CONDA_NAMES["torch"])
         is_loaded = torch.place.path.is_relative_to(prefix)
-        if python.kind != "venv" or record is None or not is_ours(record) or is_loaded:
+        if record is None or not is_from_our_channel(record) or is_loaded:
             continue
         message = (
             f"torch {torch.version} of the virtual environment is loaded, and not "
@@ -173,75 +253,95 @@ def _hidden_environment(tree: Tree, python: Interpreter, torch: Distribution) ->
     return fine()
 
 
-def _torch(
-    tree: Tree, python: Interpreter, torch: Distribution, records: dict[str, dict]
+def _judge_torch(
+    tree: Tree,
+    python: Interpreter,
+    torch: Distribution,
+    records: dict[str, _CondaRecord],
 ) -> Result:
     """Judge the build of torch that is loaded."""
-    in_place = torch.place.label == "the environment"
-    record = records.get("torch", {}) if torch.by == "conda" and in_place else {}
-    if is_ours(record) and "+rocm" in torch.version:
+    record: _CondaRecord = {}
+    if torch.installer == "conda" and torch.place.is_in_environment:
+        record = records.get("torch", {})
+    if is_from_our_channel(record) and "+rocm" in torch.version:
         message = f"torch {torch.version} is AMD's build: head dims above 256 give wrong values"
         return error(message, "take the channel's own build: ./forge build pytorch")
-    if is_ours(record) or "conda-forge" in str(record.get("channel")):
-        # what there is to say of conda-forge's, _conda_packages says
+    if is_from_our_channel(record) or _is_from_conda_forge(record):
+        # _judge_conda_packages judges conda-forge's.
         return fine()
-    by_pip = torch.by.split(" ")[0] in _PIP
-    is_of_pypi = by_pip and torch.build == "" and "+" not in torch.version
-    build = "cuda" if is_of_pypi else torch.build
+    build = torch.build
+    if _is_of_pip(torch) and build == "" and "+" not in torch.version:
+        # PyPI's own torch
+        build = "cuda"
     if build in _OTHER_BUILDS:
-        message = f"torch {torch.version} is the build for {_OTHER_BUILDS[build]}"
-        return error(
-            f"{message}, and sees no AMD GPU", install_command(python, torch), _WRONG_BUILD
+        message = (
+            f"torch {torch.version} is the build for {_OTHER_BUILDS[build]}, and sees no AMD GPU"
         )
-    return worst([_runtime(tree, python, torch), _kernels_of(python, torch)])
+        return error(message, install_command(python, torch), _WRONG_BUILD)
+    return combine([_judge_runtime(tree, python, torch), _judge_kernels(python, torch)])
 
 
-def _runtime(tree: Tree, python: Interpreter, torch: Distribution) -> Result:
+def _judge_runtime(tree: Tree, python: Interpreter, torch: Distribution) -> Result:
     """Judge the age of torch's ROCm: those before 7.2 and 7.11 do not fit the fixed kernels."""
-    nightly = kernel_release.nightly_of(torch.runtime)
-    if nightly and TARGET == "gfx1151":
-        message = f"torch {torch.version} brings a nightly build of ROCm that {nightly.symptom}"
-        return error(message, install_command(python, torch), nightly.source)
-    row = kernel_release.misfit_of(torch.runtime)
-    # distributions mend the runtimes that they package
-    is_wheel = torch.place.label != "the system" or torch.by.split(" ")[0] in _PIP
-    if torch.build != "rocm" or row is None or TARGET != "gfx1151" or not is_wheel:
+    if TARGET != "gfx1151":
         return fine()
+    fix = install_command(python, torch)
+    nightly = kernel_release.find_faulty_nightly(torch.runtime)
+    if nightly:
+        message = f"torch {torch.version} brings a nightly build of ROCm that {nightly.symptom}"
+        return error(message, fix, nightly.source)
+    misfit = kernel_release.find_misfit(torch.runtime)
+    # Linux distributions patch the runtimes that they package.
+    is_wheel = torch.place.label != "the system" or _is_of_pip(torch)
+    if torch.build != "rocm" or misfit is None or not is_wheel:
+        return fine()
+    source = f"{misfit.source} {_MISFIT}"
     release = kernel_release.parse(tree.release or "")
     message = f"torch {torch.version} brings ROCm {torch.runtime}"
-    fix = install_command(python, torch)
     if release is None or not hardware.has_fixes(tree, release):
         message += ", whose support of gfx1151 is unstable; it is stable from 7.2 and 7.11 on"
-        return warning(message, fix, f"{row.source} {_MISFIT}")
-    message += f", which page-faults on kernels with the fixes for gfx1151 ({release.text})"
-    return error(f"{message}: 7.2 and 7.11 are the first that fit", fix, f"{row.source} {_MISFIT}")
+        return warning(message, fix, source)
+    message += (
+        f", which page-faults on kernels with the fixes for gfx1151 ({release.text}): 7.2 and 7.11 "
+        "are the first that fit"
+    )
+    return error(message, fix, source)
 
 
-def _kernels_of(python: Interpreter, torch: Distribution) -> Result:
+def _judge_kernels(python: Interpreter, torch: Distribution) -> Result:
     """Judge whether the installed wheels have kernels for this GPU."""
-    names = [name.lower() for name in python.names()]
-    matches = [re.fullmatch(_WHEEL_OF_GPU, name) for name in names]
-    gpus = sorted({match[1] for match in matches if match})
+    names = [name.lower() for name in python.list_names()]
+    fix = install_command(python, torch)
+    gpus = set()
+    for name in names:
+        match = re.fullmatch(_WHEEL_OF_GPU, name)
+        if match:
+            gpus.add(match[1])
     if "rocm_sdk_core" in names and not gpus:
         message = "AMD's wheels are installed without the ones that have the kernels of a GPU"
-        return error(message, install_command(python, torch), _WITHOUT_KERNELS)
+        return error(message, fix, _WITHOUT_KERNELS)
     if gpus and not any(map(_is_for_target, gpus)):
-        message = f"AMD's wheels for {', '.join(gpus)} are installed, without kernels for {TARGET}"
-        return error(message, install_command(python, torch), _AMD)
+        listed = ", ".join(sorted(gpus))
+        message = f"AMD's wheels for {listed} are installed, without kernels for {TARGET}"
+        return error(message, fix, _AMD)
     library = torch.place.path / "torch/lib/rocblas/library"
     if library.is_dir() and not any(library.glob(f"*{TARGET}*")):
         message = f"torch {torch.version} has no kernels for {TARGET}: its rocBLAS has none"
-        return error(message, install_command(python, torch), _AMD)
+        return error(message, fix, _AMD)
     return fine()
 
 
 def _is_for_target(gpu: str) -> bool:
-    """Return whether a GPU of a wheel's name is ours; gfx115x is a family, x any digit."""
+    """Return whether a GPU of a wheel's name is the target; gfx115x is a family, x any digit."""
     digits = gpu.removeprefix("gfx").replace("x", "[0-9a-f]")
     return re.fullmatch(f"gfx{digits}", TARGET) is not None
 
 
-def _torchvision(python: Interpreter, torch: Distribution, visions: list[Distribution]) -> Result:
+def _judge_torchvision(
+    python: Interpreter,
+    torch: Distribution,
+    visions: list[Distribution],
+) -> Result:
     """Warn of a torchvision of another build: its operators do not load."""
     if torch.build != "rocm" or not visions or visions[0].build in ("", "rocm"):
         return fine()
@@ -255,23 +355,35 @@ def runtime(tree: Tree) -> Result:
     https://github.com/ROCm/TheRock/issues/2991"""
     names = [tree.distribution["ID"], *tree.distribution.get("ID_LIKE", "").split()]
     if "arch" in names:
-        # its packages in /opt/rocm have the fix, whatever their version
+        # Arch's packages in /opt/rocm have the fix, whatever their version.
         return fine()
-    versions = [tree.read_at(file) or "" for file in tree.glob("opt/rocm*/.info/version")]
-    versions = list(dict.fromkeys(version for version in versions if version))
+    texts = [tree.read_at(file) for file in tree.glob("opt/rocm*/.info/version")]
+    versions = list(dict.fromkeys(text for text in texts if text))
+    if not versions:
+        return fine()
+    measured = {"rocm": ", ".join(versions)}
+    misfits = [version for version in versions if kernel_release.find_misfit(version)]
     release = kernel_release.parse(tree.release or "")
-    measured = {"rocm": ", ".join(versions)} if versions else {}
-    old = [version for version in versions if kernel_release.misfit_of(version)]
-    if not old or TARGET != "gfx1151" or release is None or not hardware.has_fixes(tree, release):
+    if not misfits or TARGET != "gfx1151":
+        return fine(**measured)
+    if release is None or not hardware.has_fixes(tree, release):
         return fine(**measured)
     message = (
-        f"/opt/rocm has ROCm {', '.join(old)}, which page-faults on kernels with the fixes for "
+        f"/opt/rocm has ROCm {', '.join(misfits)}, which page-faults on kernels with the fixes for "
         f"gfx1151 ({release.text}): 7.2 and 7.11 are the first that fit"
     )
     fix = "install ROCm 7.2.1 or newer"
-    python = interpreter(tree)
-    if all(kernel_release.version_of(version)[:3] == _MENDED for version in old):
+    numbers = {kernel_release.parse_version(version)[:3] for version in misfits}
+    if numbers == {_PATCHED_VERSION}:
         return remark(f"{message}; kyuz0's toolbox has a 6.4.4 with the fix", fix, **measured)
-    if python and any(torch.build == "rocm" for torch in python.distributions("torch")[:1]):
+    if _loads_rocm_torch(tree):
         return remark(f"{message}; torch brings its own", fix, **measured)
     return warning(message, fix, **measured)
+
+
+def _loads_rocm_torch(tree: Tree) -> bool:
+    python = find_interpreter(tree)
+    if python is None:
+        return False
+    distributions = python.find_distributions("torch")
+    return bool(distributions) and distributions[0].build == "rocm"

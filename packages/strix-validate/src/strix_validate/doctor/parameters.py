@@ -3,21 +3,29 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from strix_validate.doctor import _distribution
 from strix_validate.doctor._verdicts import Fix
 from strix_validate.doctor.tree import Tree
 
 COMMAND_LINE = "the kernel's command line"
-_FOLDERS = ("etc/modprobe.d", "run/modprobe.d", "usr/lib/modprobe.d", "lib/modprobe.d")
+_FOLDERS = (
+    "etc/modprobe.d",
+    "run/modprobe.d",
+    "usr/lib/modprobe.d",
+    "lib/modprobe.d",
+)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """An option that someone set.
+    """An option of a module that someone set.
 
     Attributes:
-        value: The value in force; where the module does not tell it, the one that was set.
+        module: The kernel module.
+        name: The option.
+        value: The value in force; the written one if the module does not show it.
         place: COMMAND_LINE, or the path of a file of modprobe.d.
         written: The value as that place has it.
     """
@@ -34,53 +42,75 @@ class Setting:
         return f"{self.module}.{self.name}={self.written}"
 
 
-def arguments(tree: Tree) -> list[str]:
-    """Return the kernel's command line in words; empty if it cannot be read."""
+def read_arguments(tree: Tree) -> list[str]:
+    """Return the words of the kernel's command line; empty if it cannot be read."""
     return (tree.read("proc/cmdline") or "").split()
 
 
-def settings(tree: Tree, module: str) -> list[Setting]:
+def read_settings(tree: Tree, module: str) -> list[Setting]:
     """Return the options that files and the command line set, in the order of precedence."""
-    places = [
-        (COMMAND_LINE, match[1], match[2])
-        for argument in arguments(tree)
-        if (match := re.fullmatch(rf"{module}\.(\w+)=(\S*)", argument))
-    ]
+    places = []
+    for argument in read_arguments(tree):
+        match = re.fullmatch(rf"{module}\.(\w+)=(\S*)", argument)
+        if match:
+            places.append((COMMAND_LINE, match[1], match[2]))
     for folder in _FOLDERS:
         for file in tree.glob(f"{folder}/*.conf"):
             place = f"/{file.relative_to(tree.root)}"
-            for line in re.findall(rf"(?m)^\s*options\s+{module}\s+(.*)", tree.read_at(file) or ""):
-                pairs = (word.split("=", 1) for word in line.split() if "=" in word)
-                places += [(place, name, value) for name, value in pairs]
-    return [
-        Setting(module, name, tree.read(_file(module, name)) or value, place, value)
-        for place, name, value in places
-    ]
+            for name, value in _read_options(tree, file, module):
+                places.append((place, name, value))
+    settings = []
+    for place, name, written in places:
+        value = tree.read(_parameter_file(module, name)) or written
+        settings.append(Setting(module, name, value, place, written))
+    return settings
 
 
-def setting(tree: Tree, module: str, name: str) -> Setting | None:
+def _read_options(tree: Tree, file: Path, module: str) -> list[tuple[str, str]]:
+    """Return the names and values that a file of modprobe.d has for a module."""
+    text = tree.read_at(file) or ""
+    options = []
+    for line in re.findall(rf"(?m)^\s*options\s+{module}\s+(.*)", text):
+        for word in line.split():
+            name, separator, value = word.partition("=")
+            if separator:
+                options.append((name, value))
+    return options
+
+
+def find_setting(tree: Tree, module: str, name: str) -> Setting | None:
     """Return an option that someone set, or None if it has its default."""
-    return next((each for each in settings(tree, module) if each.name == name), None)
+    for setting in read_settings(tree, module):
+        if setting.name == name:
+            return setting
+    return None
 
 
-def value_of(tree: Tree, module: str, name: str) -> str | None:
-    """Return an option's value: the one in force, else the one that was set."""
-    own = setting(tree, module, name)
-    return tree.read(_file(module, name)) or (own.value if own else None)
+def read_value(tree: Tree, module: str, name: str) -> str | None:
+    """Return an option's value in force; if the module does not show it, the one that was set."""
+    value = tree.read(_parameter_file(module, name))
+    if value:
+        return value
+    setting = find_setting(tree, module, name)
+    return setting.value if setting else None
 
 
-def _file(module: str, name: str) -> str:
+def _parameter_file(module: str, name: str) -> str:
     return f"sys/module/{module}/parameters/{name}"
 
 
-def removal(tree: Tree, *removed: Setting) -> Fix:
-    """Return how to take options back, wherever each of them is set."""
-    arguments = [each.argument for each in removed if each.place == COMMAND_LINE]
-    steps = [_distribution.without_arguments(tree, *arguments)] if arguments else []
-    for place in dict.fromkeys(each.place for each in removed):
-        here = [each for each in removed if each.place == place != COMMAND_LINE]
-        expressions = [f"/^ *options *{s.module} /s/ {s.name}=[^ ]*//" for s in here]
-        change = " and ".join(f"{s.name}={s.written}" for s in here)
-        if here:
-            steps.append(_distribution.edit_modprobe(tree, place, expressions, change))
+def suggest_removal(tree: Tree, *settings: Setting) -> Fix:
+    """Return the commands that remove options from wherever each of them is set."""
+    steps = []
+    arguments = [setting.argument for setting in settings if setting.place == COMMAND_LINE]
+    if arguments:
+        steps.append(_distribution.suggest_removing_arguments(tree, *arguments))
+    by_file: dict[str, list[Setting]] = {}
+    for setting in settings:
+        if setting.place != COMMAND_LINE:
+            by_file.setdefault(setting.place, []).append(setting)
+    for file, in_file in by_file.items():
+        expressions = [f"/^ *options *{s.module} /s/ {s.name}=[^ ]*//" for s in in_file]
+        change = " and ".join(f"{s.name}={s.written}" for s in in_file)
+        steps.append(_distribution.suggest_modprobe_edit(tree, file, expressions, change))
     return Fix("; ".join(steps), needs_reboot=True)

@@ -16,24 +16,37 @@ from pathlib import Path
 from strix_validate import TARGET
 from strix_validate.json_file import small_text
 
-#: PCI's id of AMD, and of the devices that doctor may be about (libdrm's amdgpu.ids).
+#: AMD's vendor id on the PCI bus.
 AMD = "0x1002"
-DEVICES = {"gfx1151": "0x1586", "gfx1150": "0x150e", "gfx1152": "0x1114", "gfx1153": "0x1902"}
+#: PCI device ids of the GPUs that the doctor can look for (libdrm's amdgpu.ids).
+DEVICES = {
+    "gfx1151": "0x1586",
+    "gfx1150": "0x150e",
+    "gfx1152": "0x1114",
+    "gfx1153": "0x1902",
+}
 
-#: Packages that have the firmware of AMD's GPUs, the more special first.
+#: dpkg's packages that may have the firmware of AMD's GPUs, the most specific first.
 _FIRMWARE_PACKAGES = (
     "linux-firmware-amd-graphics",
     "firmware-amd-graphics",
     "pve-firmware",
     "linux-firmware",
 )
-#: The same of rpm's distributions: Fedora's, openSUSE's, and those that do not split it.
-_FIRMWARE_RPMS = ("amd-gpu-firmware", "kernel-firmware-amdgpu", "linux-firmware")
+#: The same for rpm: Fedora's, openSUSE's, and that of distributions that do not split it.
+_FIRMWARE_RPMS = (
+    "amd-gpu-firmware",
+    "kernel-firmware-amdgpu",
+    "linux-firmware",
+)
 
 
 def first_version(output: str) -> str | None:
-    """Return the first version that rpm prints, which says in words what is not installed."""
-    return next((line for line in output.splitlines() if line[:1].isdecimal()), None)
+    """Return the first version in rpm's output, which has a sentence for each missing package."""
+    for line in output.splitlines():
+        if line[:1].isdecimal():
+            return line
+    return None
 
 
 def open_device(path: Path) -> None:
@@ -43,7 +56,13 @@ def open_device(path: Path) -> None:
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """Who may open a device: its group's number and its mode bits; and its driver's number."""
+    """What a device file says about who may open it.
+
+    Attributes:
+        group: The number of its group.
+        mode: Its mode bits.
+        major: The number of its driver.
+    """
 
     group: int
     mode: int
@@ -51,49 +70,71 @@ class DeviceFile:
 
 
 def read_device(path: Path) -> DeviceFile | None:
-    """Return what a device file tells; None of a copy's plain file, which tells nothing."""
+    """Return what a device file says, or None for a plain file, as a copy of a machine has."""
     try:
         status = path.stat()
     except OSError:
         return None
     if not stat.S_ISCHR(status.st_mode):
         return None
-    return DeviceFile(status.st_gid, stat.S_IMODE(status.st_mode), os.major(status.st_rdev))
+    return DeviceFile(
+        group=status.st_gid,
+        mode=stat.S_IMODE(status.st_mode),
+        major=os.major(status.st_rdev),
+    )
 
 
 @dataclass(frozen=True)
 class Node:
-    """A GPU in KFD's topology; version as 110501 for gfx1151, units None if they are not known."""
+    """A GPU in KFD's topology.
+
+    Attributes:
+        version: KFD's gfx_target_version, such as 110501 for gfx1151.
+        render_minor: The minor number of its render node.
+        units: Number of compute units, or None if unknown.
+        exports_cwsr: Whether KFD exports the size of the context save area (CWSR), as kernels do
+            that have its fix.
+        number: Its number among KFD's nodes, CPUs included.
+    """
 
     version: int
     render_minor: int
     units: int | None = None
-    #: Kernels with the fixed size of the context save area (CWSR) tell it.
     exports_cwsr: bool = False
-    #: Its number among KFD's nodes, CPUs included.
     number: int = 0
 
     @property
     def name(self) -> str:
         """The name in LLVM: the major version in decimal, minor and stepping in hexadecimal."""
-        major, minor, step = self.version // 10000, self.version // 100 % 100, self.version % 100
+        major = self.version // 10000
+        minor = self.version // 100 % 100
+        step = self.version % 100
         return f"gfx{major}{minor:x}{step:x}"
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A machine below root. In a copy, the environment comes from /proc/self/environ and the user's
-    groups from /proc/self/status, and no program runs."""
+    """A machine, or a copy of its files.
+
+    In a copy, the environment comes from /proc/self/environ, the user's groups come from
+    /proc/self/status, and no program runs.
+
+    Attributes:
+        root: The folder that the machine's files are below.
+        open_device: Opens a device file; raises OSError if it cannot.
+        read_device: Reads a device file's owner.
+        measure_copies: Measures copies with a HIP library, in bytes per second by kind of source.
+            None: as doctor.copies does, on this machine only.
+    """
 
     root: Path = Path("/")
     open_device: Callable[[Path], None] = field(default=open_device)
     read_device: Callable[[Path], DeviceFile | None] = field(default=read_device)
-    #: Measures copies with a HIP library; None for the way of doctor.copies, on this machine only.
     measure_copies: Callable[[Path], dict[str, float]] | None = None
 
     @property
     def is_live(self) -> bool:
-        """Whether this is the machine itself, not a recorded tree."""
+        """Whether this is the machine itself, not a copy."""
         return self.root.resolve() == Path("/")
 
     def path(self, name: str) -> Path:
@@ -105,11 +146,11 @@ class Tree:
         return small_text(self.path(name))
 
     def read_at(self, file: Path) -> str | None:
-        """Return the text of a file that glob found."""
+        """Return the text of a file that glob returned."""
         return self.read(str(file.relative_to(self.root)))
 
     def link(self, file: Path) -> str | None:
-        """Return the last part of what a symbolic link names."""
+        """Return the last part of a symbolic link's target."""
         try:
             return file.readlink().name
         except OSError:
@@ -118,7 +159,9 @@ class Tree:
     def number(self, name: str) -> int | None:
         """Return the integer in a file."""
         text = self.read(name)
-        return int(text) if text and re.fullmatch(r"-?\d{1,20}", text) else None
+        if text and re.fullmatch(r"-?\d{1,20}", text):
+            return int(text)
+        return None
 
     def glob(self, pattern: str) -> list[Path]:
         """Return files below root, sorted; the pattern has no leading slash."""
@@ -137,15 +180,18 @@ class Tree:
 
     @cached_property
     def release(self) -> str | None:
-        """The kernel release, as `uname -r` prints it."""
+        """The kernel's release, as `uname -r` prints it."""
         return self.read("proc/sys/kernel/osrelease")
 
     @cached_property
     def distribution(self) -> dict[str, str]:
-        """/etc/os-release; ID is "unknown" without one."""
-        lines = (self.read("etc/os-release") or "").splitlines()
-        pairs = (line.split("=", 1) for line in lines if "=" in line)
-        return {"ID": "unknown"} | {key: value.strip("\"'") for key, value in pairs}
+        """The variables of /etc/os-release; ID is "unknown" without one."""
+        variables = {"ID": "unknown"}
+        for line in (self.read("etc/os-release") or "").splitlines():
+            key, separator, value = line.partition("=")
+            if separator:
+                variables[key] = value.strip("\"'")
+        return variables
 
     @property
     def is_wsl(self) -> bool:
@@ -155,111 +201,142 @@ class Tree:
     @cached_property
     def memory(self) -> int | None:
         """MemTotal in bytes, without what the BIOS reserves for the GPU."""
-        return self._meminfo("MemTotal")
+        return self._read_meminfo("MemTotal")
 
     @cached_property
     def available(self) -> int | None:
         """MemAvailable in bytes: what can be used without swapping."""
-        return self._meminfo("MemAvailable")
+        return self._read_meminfo("MemAvailable")
 
-    def _meminfo(self, name: str) -> int | None:
-        found = re.search(rf"^{name}:\s+(\d{{1,15}}) kB", self.read("proc/meminfo") or "", re.M)
-        return int(found.group(1)) * 1024 if found else None
+    def _read_meminfo(self, name: str) -> int | None:
+        text = self.read("proc/meminfo") or ""
+        match = re.search(rf"^{name}:\s+(\d{{1,15}}) kB", text, re.M)
+        return int(match[1]) * 1024 if match else None
 
     @cached_property
     def gpus(self) -> list[Node]:
-        """GPUs in KFD's topology, without CPUs and malformed nodes.
+        """The GPUs in KFD's topology, without CPUs and malformed nodes.
 
-        Their order is that of the nodes, by which ROCR_VISIBLE_DEVICES counts.
+        They are in the order of the nodes, by which ROCR_VISIBLE_DEVICES counts.
         """
-        found = []
         files = self.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
-        for file in sorted(files, key=lambda file: (len(file.parent.name), file)):
-            lines = re.findall(r"^(\w+) (\d{1,20})$", self.read_at(file) or "", re.M)
-            values = {key: int(value) for key, value in lines}
-            if version := values.get("gfx_target_version", 0):
-                simds, per_unit = values.get("simd_count"), values.get("simd_per_cu")
-                units = simds // per_unit if simds is not None and per_unit else None
-                minor, size = values.get("drm_render_minor", 0), values.get("cwsr_size", 0)
-                number = int(file.parent.name) if file.parent.name.isdecimal() else 0
-                found.append(Node(version, minor, units, size > 0, number))
-        return found
+        files.sort(key=lambda file: (len(file.parent.name), file))
+        nodes = []
+        for file in files:
+            node = self._read_node(file)
+            if node:
+                nodes.append(node)
+        return nodes
+
+    def _read_node(self, file: Path) -> Node | None:
+        """Return the GPU of a properties file, or None if the node is no GPU."""
+        lines = re.findall(r"^(\w+) (\d{1,20})$", self.read_at(file) or "", re.M)
+        properties = {key: int(value) for key, value in lines}
+        version = properties.get("gfx_target_version", 0)
+        if not version:
+            return None
+        simds = properties.get("simd_count")
+        simds_per_unit = properties.get("simd_per_cu")
+        units = None
+        if simds is not None and simds_per_unit:
+            units = simds // simds_per_unit
+        number = file.parent.name
+        return Node(
+            version,
+            properties.get("drm_render_minor", 0),
+            units,
+            exports_cwsr=properties.get("cwsr_size", 0) > 0,
+            number=int(number) if number.isdecimal() else 0,
+        )
 
     @property
-    def ours(self) -> Node | None:
-        """The first GPU in KFD's topology that the packages are for."""
-        return next((node for node in self.gpus if node.name == TARGET), None)
+    def target_gpu(self) -> Node | None:
+        """The first GPU in KFD's topology that the packages are built for."""
+        for node in self.gpus:
+            if node.name == TARGET:
+                return node
+        return None
 
     @cached_property
-    def has_ours(self) -> bool:
-        """Whether a PCI device has that GPU's id, with or without a driver."""
-        return any(map(self._is_ours, self.glob("sys/bus/pci/devices/*")))
+    def has_target_gpu(self) -> bool:
+        """Whether a PCI device has the id of that GPU, with or without a driver."""
+        return any(map(self._is_target, self.glob("sys/bus/pci/devices/*")))
 
-    def _is_ours(self, folder: Path) -> bool:
+    def _is_target(self, folder: Path) -> bool:
         """Return whether the sysfs folder of a PCI device has the GPU's id."""
-        found = [self.read_at(folder / name) for name in ("vendor", "device")]
-        return found == [AMD, DEVICES.get(TARGET)]
+        vendor = self.read_at(folder / "vendor")
+        device = self.read_at(folder / "device")
+        return vendor == AMD and device == DEVICES.get(TARGET)
 
     @cached_property
-    def driver_of_ours(self) -> str | None:
-        """The driver that is bound to the GPU on the PCI bus: amdgpu, vfio-pci; None without."""
-        folders = self.glob("sys/bus/pci/devices/*")
-        return next((self.link(f / "driver") for f in folders if self._is_ours(f)), None)
+    def target_driver(self) -> str | None:
+        """The driver that is bound to that GPU: amdgpu or vfio-pci, for example; None without."""
+        for folder in self.glob("sys/bus/pci/devices/*"):
+            if self._is_target(folder):
+                return self.link(folder / "driver")
+        return None
 
     @cached_property
     def gpu_folder(self) -> str | None:
-        """The sysfs folder with the sizes of that GPU's memory, or of the first GPU's.
+        """The sysfs folder, relative to root, that has the sizes of the GPU's memory.
 
-        Relative to root.
+        Without the GPU that the packages are built for, it is that of the first GPU.
         """
         files = self.glob("sys/class/drm/card*/device/mem_info_vram_total")
-        folders = sorted((file.parent for file in files), key=self._is_ours, reverse=True)
+        folders = [file.parent for file in files]
+        folders.sort(key=self._is_target, reverse=True)
         return str(folders[0].relative_to(self.root)) if folders else None
 
     @cached_property
     def group_ids(self) -> set[int] | None:
-        """Numbers of the user's groups."""
+        """The numbers of the user's groups."""
         status = self.read("proc/self/status") or ""
-        ids = re.search(r"^Groups:(.*)$", status, re.M)
-        if not ids:
+        groups = re.search(r"^Groups:(.*)$", status, re.M)
+        if not groups:
             return None
-        words = [*ids.group(1).split(), *re.findall(r"^Gid:\s+(\d+)", status, re.M)]
-        return {int(word) for word in words if re.fullmatch(r"\d{1,10}", word)}
+        ids = [*groups[1].split(), *re.findall(r"^Gid:\s+(\d+)", status, re.M)]
+        return {int(id_) for id_ in ids if re.fullmatch(r"\d{1,10}", id_)}
 
     @cached_property
     def group_names(self) -> dict[int, str]:
-        """Names of groups by number."""
-        lines = (line.split(":") for line in (self.read("etc/group") or "").splitlines())
-        pairs = [line for line in lines if len(line) > 2 and re.fullmatch(r"\d{1,10}", line[2])]
-        return {int(line[2]): line[0] for line in pairs}
+        """The names of groups by number."""
+        names = {}
+        for line in (self.read("etc/group") or "").splitlines():
+            fields = line.split(":")
+            if len(fields) > 2 and re.fullmatch(r"\d{1,10}", fields[2]):
+                names[int(fields[2])] = fields[0]
+        return names
 
     @property
     def is_root(self) -> bool:
         """Whether the effective user is the superuser."""
-        return bool(re.search(r"^Uid:\s+\d+\s+0\b", self.read("proc/self/status") or "", re.M))
+        status = self.read("proc/self/status") or ""
+        return re.search(r"^Uid:\s+\d+\s+0\b", status, re.M) is not None
 
     @cached_property
     def groups(self) -> set[str] | None:
-        """Names of the user's groups; "root" is among them for the superuser."""
+        """The names of the user's groups; "root" is among them for the superuser."""
         if self.group_ids is None:
             return None
         names = {name for number, name in self.group_names.items() if number in self.group_ids}
-        return names | ({"root"} if self.is_root else set())
+        if self.is_root:
+            names.add("root")
+        return names
 
     @cached_property
     def packages(self) -> dict[str, str]:
-        """Versions of dpkg's installed packages by name."""
+        """The versions of dpkg's installed packages by name."""
         versions = {}
         for entry in (self.read("var/lib/dpkg/status") or "").split("\n\n"):
-            lines = dict(re.findall(r"^(\w+): (.*)$", entry, re.M))
-            is_installed = "deinstall" not in lines.get("Status", "")
-            if is_installed and "Package" in lines and "Version" in lines:
-                versions[lines["Package"]] = lines["Version"]
+            fields = dict(re.findall(r"^(\w+): (.*)$", entry, re.M))
+            is_installed = "deinstall" not in fields.get("Status", "")
+            if is_installed and "Package" in fields and "Version" in fields:
+                versions[fields["Package"]] = fields["Version"]
         return versions
 
     @cached_property
     def firmware(self) -> str | None:
-        """Version of the GPU's firmware package, according to dpkg, pacman or rpm."""
+        """The version of the GPU's firmware package, according to dpkg, pacman or rpm."""
         for name in _FIRMWARE_PACKAGES:
             if name in self.packages:
                 return self.packages[name]
@@ -270,22 +347,30 @@ class Tree:
             return None
         command = ["/usr/bin/rpm", "-q", "--qf", "%{VERSION}\\n", *_FIRMWARE_RPMS]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+            process = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=20,
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return first_version(done.stdout)
+        return first_version(process.stdout)
 
     @cached_property
     def glibc(self) -> tuple[int, ...] | None:
         """The version of the C library, or None."""
+        match = re.search(r"(?:glibc|release version) (\d+)\.(\d+)", self._read_libc_version())
+        return tuple(map(int, match.groups())) if match else None
+
+    def _read_libc_version(self) -> str:
+        """Return a text that has the version: glibc's own answer, or the file of the library."""
         if self.is_live:
-            text = os.confstr("CS_GNU_LIBC_VERSION") or ""
-        else:
-            folders = ("lib*", "lib*/*", "usr/lib*", "usr/lib/*")
-            files = [file for folder in folders for file in self.glob(f"{folder}/libc.so.6")]
-            text = self.read(str(files[0].relative_to(self.root))) or "" if files else ""
-        found = re.search(r"(?:glibc|release version) (\d+)\.(\d+)", text)
-        return tuple(map(int, found.groups())) if found else None
+            return os.confstr("CS_GNU_LIBC_VERSION") or ""
+        for folder in ("lib*", "lib*/*", "usr/lib*", "usr/lib/*"):
+            for file in self.glob(f"{folder}/libc.so.6"):
+                return self.read_at(file) or ""
+        return ""
 
     @cached_property
     def home(self) -> Path:
@@ -296,6 +381,9 @@ class Tree:
     def prefix(self) -> Path | None:
         """The active conda environment, if there is a folder of that name."""
         name = self.environ.get("CONDA_PREFIX")
-        place = self.path(name or "")
-        # Path.is_dir raises OSError for a name that is too long
-        return place if name and os.path.isdir(place) else None  # noqa: PTH112
+        if not name:
+            return None
+        prefix = self.path(name)
+        # Path.is_dir raises OSError for a name that is too long.
+        is_folder = os.path.isdir(prefix)  # noqa: PTH112
+        return prefix if is_folder else None

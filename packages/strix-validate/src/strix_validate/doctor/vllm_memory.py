@@ -8,58 +8,80 @@ system's memory up to TTM's limit of pages (amdgpu_ttm_init, amdgpu_amdkfd_get_l
 import math
 from dataclasses import dataclass
 
-from strix_validate.doctor.containers import available_memory
+from strix_validate.doctor.containers import read_available_memory
 from strix_validate.doctor.tree import Tree
 
 GIB = 2**30
+#: Bytes of a page of memory.
 PAGE = 4096
 #: Bytes of the system's memory to keep from the GPU.
 SPARE = 4 * GIB
-#: Bytes beside weights and KV cache: activations, graphs, HIP's own. vLLM prints what it measures.
+#: Bytes beside weights and KV cache: activations, graphs, and HIP's own use. vLLM prints what it
+#: measures.
 OVERHEAD = 4 * GIB
-#: vLLM's default for --gpu-memory-utilization, kept as the upper bound.
+#: vLLM's default for --gpu-memory-utilization; no larger share is suggested.
 UTILIZATION = 0.92
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes: what HIP calls its total, and how much of it vLLM may take now."""
+    """The memory that vLLM may use.
+
+    Attributes:
+        total: Bytes that HIP reports as the GPU's total.
+        usable: Bytes of the total that vLLM may take now.
+        is_shared: Whether it is the system's memory rather than a carve-out.
+    """
 
     total: int
     usable: int
-    is_shared: bool  # the system's memory, not a carve-out
+    is_shared: bool
 
     @property
     def utilization(self) -> float:
-        """--gpu-memory-utilization: of the total, rounded down to hundredths."""
-        return min(UTILIZATION, math.floor(100 * self.usable / self.total) / 100)
+        """The value of --gpu-memory-utilization: a share of the total, rounded down to 0.01."""
+        hundredths = math.floor(100 * self.usable / self.total)
+        return min(UTILIZATION, hundredths / 100)
 
     def cache_gib(self, weights: int) -> int:
-        """Return whole GiB of KV cache beside a model of so many bytes; below 1: no room."""
-        return math.floor((self.total * self.utilization - weights - OVERHEAD) / GIB)
+        """Return the whole GiB of KV cache that fit beside a model.
+
+        Args:
+            weights: Bytes of the model's weights.
+
+        Returns:
+            The size; less than 1 if there is no room for a cache.
+        """
+        cache = self.total * self.utilization - weights - OVERHEAD
+        return math.floor(cache / GIB)
 
     def flags(self, weights: int) -> str:
-        """Return flags for a model of so many bytes (0: unknown), or nothing if it does not fit."""
-        if (cache := self.cache_gib(weights)) < 1:
+        """Return the flags of `vllm serve` for a model, or "" if it does not fit.
+
+        Args:
+            weights: Bytes of the model's weights, or 0 if unknown.
+        """
+        cache = self.cache_gib(weights)
+        if cache < 1:
             return ""
-        known = f"--kv-cache-memory-bytes {cache}G"
-        unknown = "(--model-gib adds --kv-cache-memory-bytes)"
-        return f"--gpu-memory-utilization {self.utilization:.2f} {known if weights else unknown}"
+        share = f"--gpu-memory-utilization {self.utilization:.2f}"
+        if weights:
+            return f"{share} --kv-cache-memory-bytes {cache}G"
+        return f"{share} (--model-gib adds --kv-cache-memory-bytes)"
 
 
 def memory_of(tree: Tree) -> MemoryBudget | None:
-    """Return what the tree's GPU may use; None if a number cannot be read."""
-    carve_out, gtt = (
-        tree.number(f"{tree.gpu_folder}/mem_info_{pool}_total") for pool in ("vram", "gtt")
-    )
-    available = available_memory(tree)
+    """Return the memory that the tree's GPU may use, or None if a number cannot be read."""
+    carve_out = tree.number(f"{tree.gpu_folder}/mem_info_vram_total")
+    gtt = tree.number(f"{tree.gpu_folder}/mem_info_gtt_total")
+    available = read_available_memory(tree)
     if carve_out is None or gtt is None or available is None:
         return None
-    pool = "gtt" if carve_out < gtt else "vram"
-    used = tree.number(f"{tree.gpu_folder}/mem_info_{pool}_used") or 0
-    if pool == "vram":
-        return MemoryBudget(carve_out, max(carve_out - used, 0), False)
+    if carve_out >= gtt:
+        used = tree.number(f"{tree.gpu_folder}/mem_info_vram_used") or 0
+        return MemoryBudget(carve_out, max(carve_out - used, 0), is_shared=False)
+    used = tree.number(f"{tree.gpu_folder}/mem_info_gtt_used") or 0
     pages = tree.number("sys/module/ttm/parameters/pages_limit")
     total = pages * PAGE if pages else gtt
     usable = min(min(total, gtt) - used, available - SPARE)
-    return MemoryBudget(total, max(usable, 0), True)
+    return MemoryBudget(total, max(usable, 0), is_shared=True)

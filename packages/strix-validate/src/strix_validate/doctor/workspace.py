@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pixi workspace that an environment belongs to, as far as its manifest says where it looks."""
+"""The pixi workspace that an environment belongs to, and the channels that its manifest names."""
 
 import tomllib
 from pathlib import Path
@@ -7,60 +7,69 @@ from typing import Any
 
 from strix_validate.json_file import small_text
 
+#: A channel's name and its priority.
+_Channel = tuple[str, int]
 
-def channels(prefix: Path) -> list[str]:
-    """Return the channels of a pixi environment, the first to be asked first.
 
-    Empty for an environment of something else than pixi, and for a manifest that cannot be read.
+def read_channels(prefix: Path) -> list[str]:
+    """Return the channels of a pixi environment, the one with the highest priority first.
+
+    The list is empty for an environment that is not pixi's, and for a manifest that cannot be
+    read.
     """
     if prefix.parent.name != "envs" or prefix.parents[1].name != ".pixi":
         return []
     folder = prefix.parents[2]
-    manifest = _toml(folder / "pixi.toml")
-    if not _workspace(manifest):
-        manifest = _table(_table(_toml(folder / "pyproject.toml"), "tool"), "pixi")
-    own = _channels_of(_workspace(manifest))
-    listed: list[tuple[str, int]] = []
-    for feature in _features(manifest, prefix.name):
-        listed += _channels_of(feature) or own
-    by_priority = sorted(listed + own, key=lambda channel: -channel[1])
-    return list(dict.fromkeys(name for name, _ in by_priority))
+    manifest = _read_toml(folder / "pixi.toml")
+    if not _get_workspace(manifest):
+        tools = _get_table(_read_toml(folder / "pyproject.toml"), "tool")
+        manifest = _get_table(tools, "pixi")
+    of_workspace = _list_channels(_get_workspace(manifest))
+    channels: list[_Channel] = []
+    for feature in _list_features(manifest, prefix.name):
+        channels += _list_channels(feature) or of_workspace
+    channels += of_workspace
+    channels.sort(key=lambda channel: -channel[1])
+    return list(dict.fromkeys(name for name, _ in channels))
 
 
-def _features(manifest: dict[str, Any], environment: str) -> list[dict[str, Any]]:
+def _list_features(manifest: dict[str, Any], environment: str) -> list[dict[str, Any]]:
     """Return the tables of an environment's features, without the default one."""
-    listed = _table(manifest, "environments").get(environment)
-    names = listed.get("features") if isinstance(listed, dict) else listed
-    tables = _table(manifest, "feature")
-    return [_table(tables, str(name)) for name in _list(names)]
+    names = _get_table(manifest, "environments").get(environment)
+    if isinstance(names, dict):
+        names = names.get("features")
+    tables = _get_table(manifest, "feature")
+    return [_get_table(tables, str(name)) for name in _as_list(names)]
 
 
-def _channels_of(table: dict[str, Any]) -> list[tuple[str, int]]:
+def _list_channels(table: dict[str, Any]) -> list[_Channel]:
     """Return the channels that a table names, and their priorities."""
-    listed = _list(table.get("channels"))
-    entries = [entry if isinstance(entry, dict) else {"channel": entry} for entry in listed]
-    return [(str(e.get("channel", "")), _number(e.get("priority"))) for e in entries]
+    channels = []
+    for entry in _as_list(table.get("channels")):
+        if not isinstance(entry, dict):
+            entry = {"channel": entry}
+        priority = entry.get("priority")
+        if not isinstance(priority, int):
+            priority = 0
+        channels.append((str(entry.get("channel", "")), priority))
+    return channels
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+def _get_workspace(manifest: dict[str, Any]) -> dict[str, Any]:
+    # Older manifests call the table "project".
+    return _get_table(manifest, "workspace") or _get_table(manifest, "project")
 
 
-def _workspace(manifest: dict[str, Any]) -> dict[str, Any]:
-    # older manifests call it project
-    return _table(manifest, "workspace") or _table(manifest, "project")
-
-
-def _table(data: dict[str, Any], key: str) -> dict[str, Any]:
+def _get_table(data: dict[str, Any], key: str) -> dict[str, Any]:
     value = data.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def _toml(file: Path) -> dict[str, Any]:
+def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(small_text(file) or "")
     except (ValueError, RecursionError):
