@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks, their results, and which ones are wanted."""
+"""Checks, their results, and the options of a run."""
 
 import os
 import zlib
@@ -9,22 +9,31 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-#: The variable that --seed sets: child processes draw inputs as well.
+#: The variable that --seed sets, for child processes, which draw inputs as well.
 SEED = "STRIX_VALIDATE_SEED"
 
 
 class State(StrEnum):
-    """The outcome of a check."""
+    """The outcome of a check.
+
+    Attributes:
+        PASSED: What was checked is right.
+        FAILED: What was checked is wrong.
+        SKIPPED: The check could not run: it neither passed nor failed.
+    """
 
     PASSED = "passed"
     FAILED = "failed"
-    SKIPPED = "skipped"  # could not run: neither passed nor failed
+    SKIPPED = "skipped"
 
 
 class Severity(StrEnum):
-    """How grave a doctor's finding is. A warning costs speed or memory; the check passes.
+    """The severity of a doctor's finding.
 
-    Information, which is for the user to weigh, does so too.
+    Attributes:
+        ERROR: The check fails.
+        WARNING: It costs speed or memory; the check passes.
+        INFO: Information for the user to weigh; the check passes.
     """
 
     ERROR = "error"
@@ -47,25 +56,38 @@ class Size(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """What is checked, and why: the bug that it would catch, with a link. Ids are unique."""
+    """A check.
+
+    Attributes:
+        id: Its unique id.
+        title: What it checks.
+        why: The bug that it would catch, with a link.
+    """
 
     id: str
     title: str = field(default="", compare=False)
     why: str = field(default="", compare=False)
 
 
-#: Of a result that tiers.run_each gives its check.
+#: The check of a result to which tiers.run_each gives its real check.
 ANY = Check("")
 
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of a check.
+    """The outcome of a check.
 
-    reason: why it was skipped or failed, or a remark on a pass. measured: the numbers behind the
-    state, in JSON types; None stands for a number that is not finite. severity and fix, the command
-    that solves the problem, belong to findings of the doctor; so do needs_reboot, of the fix, and
-    source, the links that replace the check's.
+    Attributes:
+        check: The check.
+        state: The outcome.
+        reason: Why it was skipped or failed, or a remark on a pass.
+        measured: The numbers behind the state, in JSON types. None stands for a number that is not
+            finite.
+        severity: The severity of a finding of the doctor.
+        fix: The command that solves the problem of a finding.
+        seconds: How long the check took.
+        needs_reboot: Whether the fix takes effect only at the next start of the machine.
+        source: Links that replace the check's.
     """
 
     check: Check
@@ -83,12 +105,17 @@ class Result:
 class RunOptions:
     """Options of a run.
 
-    device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch. root: where
-    the doctor looks for /proc, /sys, /etc and the like. weights: bytes of a model, for its flags.
-    vllm: a source folder of vLLM to take instead of the installed one. url, model: a server that
-    runs already, and what it calls its model; without url a folder to serve. plain_url: a server of
-    the same model without speculation. questions: how many of 50 the first one must answer, 0 asks
-    none. seed: of random inputs.
+    Attributes:
+        device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch.
+        size: How much of each tier runs.
+        root: The folder in which the doctor looks for /proc, /sys, /etc and the like.
+        weights: Bytes of a model's weights, for which the doctor prints vLLM's flags.
+        vllm: A source folder of vLLM to use instead of the installed one.
+        url: A server of vLLM that runs already.
+        model: The server's name for its model; without url, a model's folder to serve.
+        plain_url: A server of the same model without speculation.
+        questions: How many of 50 questions the model must answer; 0 asks none.
+        seed: The seed of random inputs.
     """
 
     device: str = "cpu"
@@ -111,8 +138,12 @@ class CannotRun(Exception):
     """A check has nothing to judge here; the message is the reason for the skip."""
 
 
+class CheckFailed(Exception):
+    """A check fails; the message says what is wrong."""
+
+
 def need_gpu(options: RunOptions, reason: str) -> None:
-    """Raise CannotRun without a GPU."""
+    """Raise CannotRun with the reason if there is no GPU."""
     if options.device != "cuda":
         raise CannotRun(reason)
 
@@ -126,12 +157,8 @@ def is_emulated(options: RunOptions) -> bool:
     return "(emulated)" in torch.cuda.get_device_name()
 
 
-class CheckFailed(Exception):
-    """The verdict of a check: what is wrong, in words."""
-
-
 def seed_of(name: str) -> int:
-    """Return the seed of the inputs of this name: the same in every run, others with --seed."""
+    """Return the seed of the inputs of this name: the same in each run with the same --seed."""
     return zlib.crc32(name.encode(), int(os.environ.get(SEED, "0")))
 
 
@@ -145,8 +172,9 @@ def require(condition: object, message: str) -> None:
 
 
 def judged(check: Check, faults: Sequence[str], measured: dict) -> Result:
-    """Return the verdict of a check that has measured, and names every fault that it found."""
-    return Result(check, State.FAILED if faults else State.PASSED, "; ".join(faults), measured)
+    """Return the result of a check: failed if there are faults, with all of them as its reason."""
+    state = State.FAILED if faults else State.PASSED
+    return Result(check, state, "; ".join(faults), measured)
 
 
 def is_named(id_: str, names: Iterable[str]) -> bool:
@@ -160,10 +188,10 @@ def is_named(id_: str, names: Iterable[str]) -> bool:
 
 def exit_code(states: Iterable[State]) -> int:
     """Return 0 if every check that ran passed, 1 if one failed, 3 if nothing could be checked."""
-    seen = set(states)
-    if State.FAILED in seen:
+    distinct = set(states)
+    if State.FAILED in distinct:
         return 1
-    return 0 if State.PASSED in seen else 3
+    return 0 if State.PASSED in distinct else 3
 
 
 def reason_of(body: Callable) -> str:
@@ -172,13 +200,22 @@ def reason_of(body: Callable) -> str:
 
 
 def named(*bodies: Callable) -> dict[str, Callable]:
-    """Return functions by their names, as ids have them."""
+    """Return functions by their names, with hyphens as in ids."""
     return {body.__name__.replace("_", "-"): body for body in bodies}
 
 
 def described(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Callable]:
-    """Return the checks GROUP/NAME, entitled by the first sentence of what each one catches."""
-    return {
-        Check(f"{group}/{name}", reason_of(body).split(". ")[0], reason_of(body)): body
-        for name, body in bodies.items()
-    }
+    """Return the checks GROUP/NAME of functions.
+
+    The title of a check is the first sentence of its function's docstring.
+
+    Args:
+        group: The part of the ids before the slash.
+        bodies: Functions by name.
+    """
+    checks: dict[Check, Callable] = {}
+    for name, body in bodies.items():
+        reason = reason_of(body)
+        title = reason.split(". ")[0]
+        checks[Check(f"{group}/{name}", title, reason)] = body
+    return checks
