@@ -9,9 +9,13 @@ from strix_validate import TARGET
 from strix_validate.json_file import small_text
 
 #: Names of packages in conda channels, where they differ from PyPI's.
-_CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
-#: What pip takes in the place of a name: strix-emulate is not on PyPI, whose torch is for CUDA.
-_PIP_WORDS = {
+_CONDA_NAMES = {
+    "torch": "pytorch",
+    "matplotlib": "matplotlib-base",
+}
+#: pip's arguments, where they are not the name: strix-emulate is not on PyPI, whose torch is the
+#: build for CUDA.
+_PIP_ARGUMENTS = {
     "strix-emulate": "./packages/strix-emulate",
     "torch": f"--index-url https://stable.repo.amd.com/rocm/whl-next/ 'torch[device-{TARGET}]'",
 }
@@ -22,31 +26,46 @@ def install_advice(name: str, prefix: Path | None = None) -> str:
     """Return the command that adds a package to an environment, or what to do instead.
 
     Args:
-        name: As it is called on PyPI.
-        prefix: The environment's; without one that of the running Python.
+        name: The package's name on PyPI.
+        prefix: The environment; by default that of the running Python.
     """
     prefix = prefix or Path(sys.prefix)
-    folders = prefix.parts
-    conda, pip = _CONDA_NAMES.get(name, name), _PIP_WORDS.get(name, name)
-    is_of_uv = "\nuv = " in f"\n{small_text(prefix / 'pyvenv.cfg') or ''}"
-    is_isolated = "pipx" in folders or (is_of_uv and {"archive-v0", "tools"} & {*folders})
-    if "cached-envs-v0" in folders:
-        return f"pixi exec --with {conda} strix-validate ..."
+    return _advise_conda(name, prefix) or _advise_pip(name, prefix)
+
+
+def _advise_conda(name: str, prefix: Path) -> str:
+    """Return the command for an environment of pixi or conda, or "" for another one."""
+    package = _CONDA_NAMES.get(name, name)
+    if "cached-envs-v0" in prefix.parts:
+        return f"pixi exec --with {package} strix-validate ..."
     if prefix.parent == _pixi_home() / "envs":
-        return f"pixi global add --environment {prefix.name} {conda}"
+        return f"pixi global add --environment {prefix.name} {package}"
     if is_of_pixi(prefix):
-        return f"pixi add {conda}"
+        return f"pixi add {package}"
     if (prefix / "conda-meta").is_dir():
-        return f"conda install {conda}"
-    if name == "torch" and is_isolated:
+        return f"conda install {package}"
+    return ""
+
+
+def _advise_pip(name: str, prefix: Path) -> str:
+    """Return the command for an environment of pipx, uv or venv."""
+    arguments = _PIP_ARGUMENTS.get(name, name)
+    config = small_text(prefix / "pyvenv.cfg") or ""
+    is_of_pipx = "pipx" in prefix.parts
+    is_of_uv = "\nuv = " in f"\n{config}"
+    is_of_uvx = is_of_uv and "archive-v0" in prefix.parts
+    is_tool_of_uv = is_of_uv and "tools" in prefix.parts
+    if name == "torch" and (is_of_pipx or is_of_uvx or is_tool_of_uv):
         return _BESIDE_TORCH
-    if "pipx" in folders:
-        return f"pipx inject strix-validate {pip}"
-    if is_of_uv and "archive-v0" in folders:
-        return f"uvx --from ./packages/strix-validate --with {pip} strix-validate ..."
-    if is_of_uv and "tools" in folders:
-        return f"uv tool install ./packages/strix-validate --with {pip}"
-    return f"{'uv pip' if is_of_uv else 'python -m pip'} install {pip}"
+    if is_of_pipx:
+        return f"pipx inject strix-validate {arguments}"
+    if is_of_uvx:
+        return f"uvx --from ./packages/strix-validate --with {arguments} strix-validate ..."
+    if is_tool_of_uv:
+        return f"uv tool install ./packages/strix-validate --with {arguments}"
+    if is_of_uv:
+        return f"uv pip install {arguments}"
+    return f"python -m pip install {arguments}"
 
 
 def is_of_pixi(prefix: Path) -> bool:
