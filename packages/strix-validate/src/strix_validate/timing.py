@@ -11,15 +11,23 @@ from torch import Tensor
 
 from strix_validate.triton import launches
 
+#: Least and largest number of timed calls.
+_FEWEST = 5
+_MOST = 500
+#: Bytes that are overwritten before each call on a GPU, more than its cache has.
+_CACHE_BYTES = 256 * 2**20
+
 
 @dataclass(frozen=True)
 class Timing:
     """The times of repeated calls.
 
     Attributes:
-        median, low, high: Milliseconds: the median, the 10th and the 90th percentile.
+        median: The median, in milliseconds.
+        low: The 10th percentile, in milliseconds.
+        high: The 90th percentile, in milliseconds.
         repeats: Number of calls.
-        kernels: What ran, see :func:`launches.describe`; empty on a CPU.
+        kernels: The kernels that ran, see :func:`launches.describe`; empty on a CPU.
     """
 
     median: float
@@ -29,59 +37,83 @@ class Timing:
     kernels: str = ""
 
     def pack(self) -> dict[str, Tensor]:
-        """Return the fields as tensors, as what a call in a child process returns."""
+        """Return the fields as tensors, the form in which a child process returns results."""
+        numbers = [self.median, self.low, self.high, self.repeats]
+        kernels = list(self.kernels.encode())
         return {
-            "timing": torch.tensor([self.median, self.low, self.high, self.repeats]),
-            "kernels": torch.tensor(list(self.kernels.encode()), dtype=torch.uint8),
+            "timing": torch.tensor(numbers),
+            "kernels": torch.tensor(kernels, dtype=torch.uint8),
         }
 
     @classmethod
     def unpack(cls, tensors: dict[str, Tensor]) -> "Timing":
-        """Return what was packed."""
+        """Return the timing that pack turned into tensors."""
         median, low, high, repeats = tensors["timing"].tolist()
         kernels = bytes(tensors["kernels"].tolist()).decode()
         return cls(median, low, high, int(repeats), kernels)
 
 
 def timed(
-    function: Callable[[], object], device: str, budget_ms: float = 300, named: bool = True
+    function: Callable[[], object],
+    device: str,
+    budget_ms: float = 300,
+    named: bool = True,
 ) -> Timing:
     """Time one call, over as many calls as the budget allows, at least 5, after a warm-up.
 
-    A GPU is timed with its own events. Each call follows an overwriting of the cache, so that data
-    come from memory and the launch is hidden.
+    A GPU is timed with its own events. Before each call the cache is overwritten, so that data come
+    from memory and the launch is hidden.
 
     Args:
-        named: Find out which kernels ran, which takes the profiler a second.
+        function: The call.
+        device: "cpu", or torch's name of a GPU.
+        budget_ms: The time that all calls may take, in milliseconds.
+        named: Whether to name the kernels that ran, which takes the profiler a second.
     """
     if device == "cpu":
-        function()
-        times: list[float] = []
-        while len(times) < 5 or sum(times) < budget_ms:
-            begin = time.perf_counter()
-            function()
-            times.append((time.perf_counter() - begin) * 1e3)
-        return _timing(times)
-    cache_filler = torch.empty(64 * 2**20, dtype=torch.int32, device=device)
-
-    def times_of(number: int) -> list[float]:
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(number)]
-        for begin, end in events:
-            cache_filler.zero_()
-            begin.record()
-            function()
-            end.record()
-        torch.cuda.synchronize()
-        return [begin.elapsed_time(end) for begin, end in events]
-
+        return _summarise(_time_on_cpu(function, budget_ms))
     kernels = launches.describe(function) if named else ""
-    estimate = statistics.median(times_of(5))
-    repeats = max(5, min(500, int(budget_ms / max(estimate, 1e-3))))
-    times_of(max(3, repeats // 4))
-    return replace(_timing(times_of(repeats)), kernels=kernels)
+    cache_filler = torch.empty(_CACHE_BYTES // 4, dtype=torch.int32, device=device)
+    estimate = statistics.median(_time_on_gpu(function, _FEWEST, cache_filler))
+    repeats = int(budget_ms / max(estimate, 1e-3))
+    repeats = max(_FEWEST, min(_MOST, repeats))
+    _time_on_gpu(function, max(3, repeats // 4), cache_filler)
+    times = _time_on_gpu(function, repeats, cache_filler)
+    return replace(_summarise(times), kernels=kernels)
 
 
-def _timing(times: list[float]) -> Timing:
-    # inclusive: of few repeats the other method gives times below the least one
+def _time_on_cpu(function: Callable[[], object], budget_ms: float) -> list[float]:
+    """Return the times of calls in milliseconds."""
+    function()
+    times: list[float] = []
+    while len(times) < _FEWEST or sum(times) < budget_ms:
+        begin = time.perf_counter()
+        function()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times
+
+
+def _time_on_gpu(
+    function: Callable[[], object],
+    repeats: int,
+    cache_filler: Tensor,
+) -> list[float]:
+    """Return the times of calls in milliseconds; the cache filler is overwritten before each."""
+    events = []
+    for _ in range(repeats):
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        events.append((begin, end))
+    for begin, end in events:
+        cache_filler.zero_()
+        begin.record()
+        function()
+        end.record()
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) for begin, end in events]
+
+
+def _summarise(times: list[float]) -> Timing:
+    # Of few repeats, the exclusive method gives times below the shortest one.
     low, *_, high = statistics.quantiles(times, n=10, method="inclusive")
     return Timing(statistics.median(times), low, high, len(times))
