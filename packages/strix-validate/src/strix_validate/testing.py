@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What tests of other packages need of the validator; all else may change between its releases.
+"""The functions that tests of other packages use; all else may change between releases.
 
 For a Triton kernel without a GPU: :func:`stand_in`, before its library is imported, and in Triton's
 interpreter :func:`complete_interpreter`. Needs torch.
@@ -24,14 +24,28 @@ from strix_validate.triton.interpreter import complete as complete_interpreter
 from strix_validate.triton.stand_in import install as stand_in
 
 __all__ = [
-    "OVERHEAD", "compile_sample", "complete_interpreter", "flash_attention", "flash_fault",
-    "memory_of", "packaged_kernels", "stand_in",
-]  # fmt: skip
+    "OVERHEAD",
+    "compile_sample",
+    "complete_interpreter",
+    "flash_attention",
+    "flash_fault",
+    "memory_of",
+    "packaged_kernels",
+    "stand_in",
+]
 
 
-def flash_fault(call: FlashCall, found: dict[str, Tensor], expected: Expected) -> tuple[str, dict]:
-    """Return what is wrong with what a call returned, or "", and what was measured."""
-    result = compare(ANY, found, expected, call.dtype)
+def flash_fault(
+    call: FlashCall,
+    actual: dict[str, Tensor],
+    expected: Expected,
+) -> tuple[str, dict]:
+    """Compare the results of a call with the expected ones.
+
+    Returns:
+        What is wrong, or "", and what was measured.
+    """
+    result = compare(ANY, actual, expected, call.dtype)
     return result.reason, result.measured
 
 
@@ -39,29 +53,39 @@ def packaged_kernels(package: str) -> tuple[Path, dict[str, dict]]:
     """Return the folder of a package's kernels in this environment, and its list, by key.
 
     Raises:
-        KeyError: the package has no list, or none that can be read.
+        KeyError: The package has no list, or none that can be read.
     """
     prefix = Path(sys.base_prefix)
-    return prefix / kernel_lists.FOLDER / package, kernel_lists.installed(prefix)[package]
+    folder = prefix / kernel_lists.FOLDER / package
+    return folder, kernel_lists.installed(prefix)[package]
 
 
 def compile_sample(number: int) -> list[modes.CompiledKernel]:
-    """Compile the kernels of so many of the calls that flash-attn's sample of kernels is made from.
+    """Compile kernels of flash-attn's sample.
+
+    Args:
+        number: How many of the sample's calls to compile.
 
     Raises:
-        RuntimeError: a call failed, or the process that made it.
+        RuntimeError: A call failed, or the process that made it.
     """
     calls = list(FLASH_SETS["sample"]())
-    answers = modes.run(calls[:: max(1, len(calls) // number)][:number], "compile").calls
+    step = max(1, len(calls) // number)
+    answers = modes.run(calls[::step][:number], "compile").calls
+    kernels: list[modes.CompiledKernel] = []
     for answer in answers:
         if answer.error:
             raise RuntimeError(f"a call failed: {answer.error}")
-    return [kernel for answer in answers for kernel in answer.kernels]
+        kernels += answer.kernels
+    return kernels
 
 
 def memory_of(root: Path) -> MemoryBudget | None:
-    """Return what vLLM may use of the memory of the machine whose files are below root.
+    """Return the memory that vLLM may use on the machine whose files are below root.
 
-    None if a number cannot be read. Of a model, flags() says which flags of `vllm serve` fit.
+    Its method flags returns the flags of `vllm serve` that fit a model.
+
+    Returns:
+        The memory, or None if a number cannot be read.
     """
     return vllm_memory.memory_of(Tree(root))
