@@ -4,9 +4,8 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
-from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from strix_validate import GPUS, TARGET, tiers
-from strix_validate.checks import CannotRun, Size
+from strix_validate.checks import CannotRun, Check, Size
 from strix_validate.doctor import findings
 from strix_validate.doctor.kernel_lists import describe, installed
 from strix_validate.models import command as models_command
@@ -24,10 +23,23 @@ from strix_validate.runner import NoSuchCheck, select
 from strix_validate.soak import command as soak_command
 from strix_validate.soak.verdicts import CHECKS as SOAK_CHECKS
 from strix_validate.terminal import (
-    OPTIONS,
     DeviceName,
+    DeviceOption,
+    EvidenceOption,
     JsonOption,
+    ModelGibOption,
+    ModelOption,
     OnlyOption,
+    PlainUrlOption,
+    PlotsOption,
+    QuestionsOption,
+    QuickOption,
+    RootOption,
+    SeedOption,
+    SizeOption,
+    SkipOption,
+    TierOption,
+    UrlOption,
     VllmOption,
     run_and_exit,
 )
@@ -45,8 +57,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"strix-validate {version('strix-validate')}")
         raise typer.Exit
 
@@ -56,7 +68,10 @@ def main_options(
     version_: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
         ),
     ] = False,
 ) -> None:
@@ -65,120 +80,257 @@ def main_options(
         raise typer.BadParameter(f"the variable gpu_arch is {TARGET!a:.40}, not {', '.join(GPUS)}")
 
 
-def _command(
-    name: str, options: str, words: str, size: Size = Size.QUICK, run: Callable | None = None
+@app.command()
+def backend(
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    device: DeviceOption = DeviceName.AUTO,
 ) -> None:
-    """Add a command that runs checks with these options; size: by default.
-
-    run: instead of the tier of that name. One without a device has the CPU, and serve, which only a
-    GPU can, the GPU.
-    """
-
-    def run_checks(**given) -> None:
-        if run:
-            return run(**given)
-        given.setdefault("device", DeviceName.AUTO if name == "serve" else DeviceName.CPU)
-        return run_and_exit([name], **given)
-
-    run_checks.__doc__ = words
-    parameters = [
-        Parameter(
-            each, Parameter.KEYWORD_ONLY, annotation=kind,
-            default=size if each == "size" else default,
-        )
-        for each, (kind, default) in OPTIONS.items()
-        if each in f"as_json only skip {options}".split()
-    ]  # fmt: skip
-    run_checks.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    app.command(name)(run_checks)
+    """Report which attention backends this torch has, and execute each one alone."""
+    run_and_exit(
+        ["backend"],
+        as_json=as_json,
+        only=only,
+        skip=skip,
+        device=device,
+    )
 
 
-def _doctor(root: Path, model_gib: float, **given) -> None:
-    if not root.is_dir():
-        raise typer.BadParameter(f"{root} is not a folder")
-    weights = int(model_gib * 2**30)
-    run_and_exit(["doctor"], root=root, weights=weights, dump=findings.dump, **given)
-
-
-def _run(tier: list[str] | None, skip: list[str] | None, quick: bool, size: Size, **given) -> None:
-    unknown = [name for name in tier or [] if name not in tiers.TIERS]
-    if unknown:
-        raise typer.BadParameter(f"unknown tier {unknown[0]}; tiers: {', '.join(tiers.TIERS)}")
-    if quick:
-        tier, size = tier or list(tiers.QUICK), Size.QUICK
-        skip = [*(skip or []), *(tiers.SLOW if "libraries" in tier else ())]
-    run_and_exit(tier or list(tiers.TIERS), skip=skip, size=size, **given)
-
-
-_command(
-    "backend", "device",
-    "Report which attention backends this torch has, and execute each one alone.",
-)  # fmt: skip
-_command(
-    "libraries", "device seed",
+@app.command()
+def libraries(
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    device: DeviceOption = DeviceName.AUTO,
+    seed: SeedOption = 0,
+) -> None:
     """Check products, factors, gradients, convolutions, host memory and torch.compile on the GPU.
 
     On a CPU, this checks only the checks themselves.
-    """,
-)  # fmt: skip
-_command(
-    "attention", "device size vllm seed",
+    """
+    run_and_exit(
+        ["libraries"],
+        as_json=as_json,
+        only=only,
+        skip=skip,
+        device=device,
+        seed=seed,
+    )
+
+
+@app.command()
+def attention(
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    device: DeviceOption = DeviceName.AUTO,
+    size: SizeOption = Size.QUICK,
+    vllm: VllmOption = None,
+    seed: SeedOption = 0,
+) -> None:
     """Compare torch's SDPA backends, flash-attn and vLLM's kernels with attention in float64.
 
     Without a GPU, the kernels of flash-attn and vLLM run in Triton's interpreter.
-    """,
-)  # fmt: skip
-_command(
-    "kernels", "vllm",
-    "Compile the kernels of flash-attn and vLLM for gfx1151, without a GPU, and inspect them.",
-)  # fmt: skip
-_command(
-    "emulated", "vllm",
+    """
+    run_and_exit(
+        ["attention"],
+        as_json=as_json,
+        only=only,
+        skip=skip,
+        device=device,
+        size=size,
+        vllm=vllm,
+        seed=seed,
+    )
+
+
+@app.command()
+def kernels(
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    vllm: VllmOption = None,
+) -> None:
+    """Compile the kernels of flash-attn and vLLM for gfx1151, without a GPU, and inspect them."""
+    run_and_exit(
+        ["kernels"],
+        as_json=as_json,
+        only=only,
+        skip=skip,
+        device=DeviceName.CPU,
+        vllm=vllm,
+    )
+
+
+@app.command()
+def emulated(
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    vllm: VllmOption = None,
+) -> None:
     """Execute gfx1151 code objects of flash-attn and vLLM under emulation; compare with float64.
 
     Needs libLLVM 22 or newer; without it, exits with status 3.
-    """,
-)  # fmt: skip
-_command(
-    "bench", "device size plots vllm",
-    "Time torch's backends, flash-attn and vLLM's attention, forward and backward.", Size.FULL,
-)  # fmt: skip
-_command(
-    "serve", "url model plain_url questions evidence plots",
+    """
+    run_and_exit(
+        ["emulated"],
+        as_json=as_json,
+        only=only,
+        skip=skip,
+        device=DeviceName.CPU,
+        vllm=vllm,
+    )
+
+
+@app.command()
+def bench(
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    device: DeviceOption = DeviceName.AUTO,
+    size: SizeOption = Size.FULL,
+    plots: PlotsOption = None,
+    vllm: VllmOption = None,
+) -> None:
+    """Time torch's backends, flash-attn and vLLM's attention, forward and backward."""
+    run_and_exit(
+        ["bench"],
+        as_json=as_json,
+        only=only,
+        skip=skip,
+        device=device,
+        size=size,
+        plots=plots,
+        vllm=vllm,
+    )
+
+
+@app.command()
+def serve(  # noqa: PLR0913 (each argument is an option of the command)
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    evidence: EvidenceOption = None,
+    plots: PlotsOption = None,
+    url: UrlOption = "",
+    model: ModelOption = "",
+    plain_url: PlainUrlOption = "",
+    questions: QuestionsOption = 0,
+) -> None:
     """Generate and serve with vLLM and a small random model, made on the spot.
 
     With --model: whether that server, or one started for that folder, agrees with itself, applies
     templates, tools and sampling parameters, is right up to the end of its context, and how fast it
     is. It prints first how many tokens that takes.
-    """,
-)  # fmt: skip
-_command(
-    "doctor", "root model_gib",
+    """
+    run_and_exit(
+        ["serve"],
+        as_json=as_json,
+        only=only,
+        skip=skip,
+        evidence=evidence,
+        plots=plots,
+        url=url,
+        model=model,
+        plain_url=plain_url,
+        questions=questions,
+    )
+
+
+@app.command()
+def doctor(
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    root: RootOption = Path("/"),
+    model_gib: ModelGibOption = 0,
+) -> None:
     """Find out what keeps this machine from running on the GPU, with the command that fixes it.
 
     Needs no torch. The GPU is gfx1151, or what the variable gpu_arch names.
-    """, run=_doctor,
-)  # fmt: skip
-_command(
-    "run", "device size tier evidence vllm url model plain_url questions quick seed",
+    """
+    if not root.is_dir():
+        raise typer.BadParameter(f"{root} is not a folder")
+    run_and_exit(
+        ["doctor"],
+        as_json=as_json,
+        only=only,
+        skip=skip,
+        root=root,
+        weights=int(model_gib * 2**30),
+        dump=findings.dump,
+    )
+
+
+@app.command()
+def run(  # noqa: PLR0913 (each argument is an option of the command)
+    as_json: JsonOption = False,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    device: DeviceOption = DeviceName.AUTO,
+    size: SizeOption = Size.FULL,
+    tier: TierOption = None,
+    evidence: EvidenceOption = None,
+    vllm: VllmOption = None,
+    url: UrlOption = "",
+    model: ModelOption = "",
+    plain_url: PlainUrlOption = "",
+    questions: QuestionsOption = 0,
+    quick: QuickOption = False,
+    seed: SeedOption = 0,
+) -> None:
     """Run every tier and write a record of evidence.
 
     With --quick: the tiers that need this machine, at their quickest, and a table of its speeds.
-    """, Size.FULL, _run,
-)  # fmt: skip
+    """
+    names = tier or []
+    for name in names:
+        if name not in tiers.TIERS:
+            raise typer.BadParameter(f"unknown tier {name}; tiers: {', '.join(tiers.TIERS)}")
+    if quick:
+        names = names or list(tiers.QUICK)
+        size = Size.QUICK
+        if "libraries" in names:
+            skip = [*(skip or []), *tiers.SLOW]
+    run_and_exit(
+        names or list(tiers.TIERS),
+        as_json=as_json,
+        only=only,
+        skip=skip,
+        device=device,
+        size=size,
+        evidence=evidence,
+        vllm=vllm,
+        url=url,
+        model=model,
+        plain_url=plain_url,
+        questions=questions,
+        seed=seed,
+    )
+
+
 app.command()(models_command.models)
 app.command()(soak_command.soak)
 app.command()(tune_command.tune)
 
 
 @contextlib.contextmanager
-def _unless_missing(what: str) -> Iterator[Console]:
-    """End a command with status 3 where a library is not installed, or has nothing for it."""
+def _exit_if_missing(purpose: str) -> Iterator[Console]:
+    """End a command with status 3 if a library is not installed, or has nothing for it.
+
+    Args:
+        purpose: What the command cannot do then, as a verb.
+
+    Yields:
+        A console on standard error.
+    """
     console = Console(stderr=True, highlight=False)
     try:
         yield console
     except (CannotRun, ModuleNotFoundError) as reason:
-        console.print(f"{escape(str(reason))}: nothing to {what}")
+        console.print(f"{escape(str(reason))}: nothing to {purpose}")
         raise typer.Exit(3) from reason
 
 
@@ -188,7 +340,10 @@ def warm(
         Path | None,
         typer.Option(metavar="CONFIG.json", help="Compile what this model needs, not common ones."),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes; default: the cores."),
+    ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
     """Compile the attention kernels that no package installed, before the first request.
@@ -196,17 +351,17 @@ def warm(
     Fills Triton's cache of this user for gfx1151, and needs no GPU. With --model it says first how
     many kernels are in no package, and for how long they compile.
     """
-    with _unless_missing("compile") as console:
+    with _exit_if_missing("compile") as console:
         from strix_validate.precompiled.warm import calls, fill, foretell
 
         try:
-            wanted = calls(model, vllm_source)
-            if model and "vLLM" in wanted:
+            kernel_calls = calls(model, vllm_source)
+            if model and "vLLM" in kernel_calls:
                 console.print(foretell(model, vllm_source, jobs))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
-        failed = fill(wanted, jobs, console)
-    raise typer.Exit(int(failed))
+        failures = fill(kernel_calls, jobs, console)
+    raise typer.Exit(int(failures))
 
 
 @app.command()
@@ -214,23 +369,25 @@ def compilations(
     as_json: JsonOption = False,
     only: OnlyOption = None,
     most: Annotated[
-        int | None, typer.Option(min=0, help="Fail if more kernels than this are compiled.")
+        int | None,
+        typer.Option(min=0, help="Fail if more kernels than this are compiled."),
     ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
     """Count what calls of 40 lengths compile when the user's cache is empty. Needs no GPU."""
-    with _unless_missing("count") as console:
+    with _exit_if_missing("count") as console:
         from strix_validate.precompiled.workload import count
 
-        found = count(Path(sys.base_prefix), only or [], vllm_source, console.print)
-    total = sum(origins["compiled"] for origins in found.values())
+        counts = count(Path(sys.base_prefix), only or [], vllm_source, console.print)
+    total = sum(origins["compiled"] for origins in counts.values())
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(counts, indent=1))
     else:
-        for group, origins in found.items():
+        for group, origins in counts.items():
             typer.echo(f"{origins['compiled']:5} compiled {origins['packages']:5} shipped  {group}")
         typer.echo(f"{total:5} compiled")
-    raise typer.Exit(int(most is not None and total > most))
+    is_exceeded = most is not None and total > most
+    raise typer.Exit(int(is_exceeded))
 
 
 def _list_kernels(as_json: bool) -> None:
@@ -239,9 +396,10 @@ def _list_kernels(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(lists, indent=1))
     else:
-        for package, kernels in lists.items():
-            typer.echo(f"{package}: {len(kernels)} kernels")
-            typer.echo("\n".join(sorted(f"    {describe(each)}" for each in kernels.values())))
+        for package, package_kernels in lists.items():
+            typer.echo(f"{package}: {len(package_kernels)} kernels")
+            lines = sorted(f"    {describe(kernel)}" for kernel in package_kernels.values())
+            typer.echo("\n".join(lines))
     raise typer.Exit(0 if lists else 3)
 
 
@@ -250,52 +408,69 @@ def list_checks(
     as_json: JsonOption = False,
     only: OnlyOption = None,
     kernels: Annotated[
-        bool, typer.Option("--kernels", help="List the kernels that packages installed instead.")
+        bool,
+        typer.Option("--kernels", help="List the kernels that packages installed instead."),
     ] = False,
 ) -> None:
     """List every check with the bug that it would catch."""
     if kernels:
         _list_kernels(as_json)
-
-    known, absent = {}, []
+    by_tier: dict[str, list[Check]] = {}
+    unlisted = []
     for name in tiers.TIERS:
         try:
-            known[name] = tiers.load(name).checks()
+            by_tier[name] = list(tiers.load(name).checks())
         except ModuleNotFoundError as error:
-            absent.append(f"tier {name} is not listed: {error.name} is not installed")
-    known["soak"] = SOAK_CHECKS
+            unlisted.append(f"tier {name} is not listed: {error.name} is not installed")
+    by_tier["soak"] = SOAK_CHECKS
     try:
-        found = [check for checks in select(known, only or []).values() for check in checks]
+        selected = select(by_tier, only or [])
     except NoSuchCheck as error:
         raise typer.BadParameter(str(error)) from error
+    checks: list[Check] = []
+    for tier_checks in selected.values():
+        checks += tier_checks
     if as_json:
-        typer.echo(json.dumps([vars(check) for check in found], indent=1))
+        typer.echo(json.dumps([vars(check) for check in checks], indent=1))
     else:
-        for check in found:
-            told = check.why.startswith(check.title)  # the first sentence of the same text
-            catches = check.why if told else f"{check.title}\n    catches: {check.why}"
-            typer.echo(f"{check.id}\n    {catches}")
-    for line in absent:
+        for check in checks:
+            typer.echo(f"{check.id}\n    {_describe_check(check)}")
+    for line in unlisted:
         typer.echo(line, err=True)
+
+
+def _describe_check(check: Check) -> str:
+    """Return a check's title and what it catches."""
+    if check.why.startswith(check.title):
+        # The title is the first sentence of the same text.
+        return check.why
+    return f"{check.title}\n    catches: {check.why}"
 
 
 @app.command()
 def report(
-    records: Annotated[list[Path], typer.Argument(help="Records that --json or run wrote.")],
+    records: Annotated[
+        list[Path],
+        typer.Argument(help="Records that --json or run wrote."),
+    ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Write the page to this file.")
+        Path,
+        typer.Option("--output", "-o", help="Write the page to this file."),
     ] = Path("report.html"),
 ) -> None:
     """Make one self-contained HTML page from records."""
     from strix_validate.reporting.page import render
 
     try:
-        page = render([record.load(file) for file in records], [file.stem for file in records])
+        loaded = [record.load(file) for file in records]
+        page = render(loaded, [file.stem for file in records])
     except record.BadRecord as error:
         raise typer.BadParameter(str(error)) from error
-    except Exception as error:  # the schema leaves open what a check measures
-        says = f"measured values that no check writes ({error!r:.200})"
-        raise typer.BadParameter(f"{', '.join(map(str, records))}: {says}") from error
+    except Exception as error:
+        # The schema does not describe what a check measures, so that anything may be in there.
+        files = ", ".join(map(str, records))
+        message = f"{files}: measured values that no check writes ({error!r:.200})"
+        raise typer.BadParameter(message) from error
     output.write_text(page, errors="backslashreplace")
     typer.echo(f"wrote {output}", err=True)
 

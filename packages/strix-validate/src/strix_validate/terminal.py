@@ -2,7 +2,8 @@
 """A run on the terminal: its options, its progress, the record as it grows, the exit status."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from strix_validate import TARGET
 from strix_validate.checks import RunOptions, Size, exit_code
@@ -23,7 +30,7 @@ from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
 from strix_validate.tiers import TIERS
 
-#: A record has megabytes, and a killed run loses no more than this.
+#: Seconds between two writes of a growing record, which has megabytes: a killed run loses no more.
 SECONDS_BETWEEN_WRITES = 5.0
 
 
@@ -35,7 +42,12 @@ class DeviceName(StrEnum):
     CUDA = "cuda"
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Write only the record, as JSON.")]
+# The options of commands that run checks; each command has its own defaults.
+
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Write only the record, as JSON."),
+]
 OnlyOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,6 +57,30 @@ OnlyOption = Annotated[
         "sdpa/flash or 'kernels/vllm-*'. Repeatable.",
     ),
 ]
+SkipOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID", help="Skip these checks, named likewise."),
+]
+DeviceOption = Annotated[
+    DeviceName,
+    typer.Option(help="Where checks run. As in torch, cuda includes ROCm GPUs."),
+]
+SizeOption = Annotated[
+    Size,
+    typer.Option(help="How much to check; quick suits a CPU."),
+]
+TierOption = Annotated[
+    list[str] | None,
+    typer.Option(help=f"Any of {', '.join(TIERS)}. Default: all."),
+]
+EvidenceOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write the record to this folder."),
+]
+PlotsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Draw plots here, as PNG and SVG; needs matplotlib."),
+]
 VllmOption = Annotated[
     Path | None,
     typer.Option(
@@ -53,52 +89,53 @@ VllmOption = Annotated[
         help="Take vLLM's kernels from this source folder, not from the installed vLLM.",
     ),
 ]
+UrlOption = Annotated[
+    str,
+    typer.Option(metavar="URL", help="Look at this server of vLLM; needs no torch."),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What the server at --url calls its model; without --url, a model's folder to serve.",
+    ),
+]
+PlainUrlOption = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="A server of the same model, under the same name, without speculation: compare "
+        "drafted tokens with it.",
+    ),
+]
+QuestionsOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=50,
+        help="Ask the model 50 questions in words; fewer than N right answers fail.",
+    ),
+]
+QuickOption = Annotated[
+    bool,
+    typer.Option("--quick", help="What ten minutes of a GPU say of this machine."),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option(min=0, max=2**32 - 1, help="Draw other random inputs."),
+]
+RootOption = Annotated[
+    Path,
+    typer.Option(metavar="DIR", help="Examine a machine whose /proc, /sys and /etc are here."),
+]
+ModelGibOption = Annotated[
+    float,
+    typer.Option(min=0, help="Weights of a model in GiB: print vLLM's flags for it."),
+]
 
 
-def _option(kind: Any, default: object, words: str, *flags: str, **more) -> tuple[Any, object]:
-    return Annotated[kind, typer.Option(*flags, help=words, **more)], default
-
-
-#: Options of commands that run checks, each with its default, by the names of parameters.
-OPTIONS: dict[str, tuple[Any, object]] = {
-    "as_json": (JsonOption, False),
-    "only": (OnlyOption, None),
-    "skip": _option(list[str] | None, None, "Skip these checks, named likewise.", metavar="ID"),
-    "device": _option(
-        DeviceName, DeviceName.AUTO, "Where checks run. As in torch, cuda includes ROCm GPUs."
-    ),
-    "size": _option(Size, Size.QUICK, "How much to check; quick suits a CPU."),
-    "tier": _option(list[str] | None, None, f"Any of {', '.join(TIERS)}. Default: all."),
-    "evidence": _option(Path | None, None, "Write the record to this folder.", metavar="DIR"),
-    "plots": _option(
-        Path | None, None, "Draw plots here, as PNG and SVG; needs matplotlib.", metavar="DIR"
-    ),
-    "vllm": (VllmOption, None),
-    "url": _option(str, "", "Look at this server of vLLM; needs no torch.", metavar="URL"),
-    "model": _option(
-        str, "", "What the server at --url calls its model; without --url, a model's folder to "
-        "serve.", metavar="NAME",
-    ),
-    "plain_url": _option(
-        str, "", "A server of the same model, under the same name, without speculation: compare "
-        "drafted tokens with it.", metavar="URL",
-    ),
-    "questions": _option(
-        int, 0, "Ask the model 50 questions in words; fewer than N right answers fail.",
-        metavar="N", min=0, max=50,
-    ),
-    "quick": _option(bool, False, "What ten minutes of a GPU say of this machine.", "--quick"),
-    "seed": _option(int, 0, "Draw other random inputs.", min=0, max=2**32 - 1),
-    "root": _option(
-        Path, Path("/"), "Examine a machine whose /proc, /sys and /etc are here.", metavar="DIR"
-    ),
-    "model_gib": _option(
-        float, 0, "Weights of a model in GiB: print vLLM's flags for it.", min=0
-    ),
-}  # fmt: skip
-
-
-def run_and_exit(  # noqa: C901 (usage, run, results)
+def run_and_exit(
     names: list[str],
     *,
     as_json: bool,
@@ -108,13 +145,59 @@ def run_and_exit(  # noqa: C901 (usage, run, results)
     evidence: Path | None = None,
     plots: Path | None = None,
     dump: Callable[[Record], str] = Record.dump,
-    **options,
+    **options: Any,
 ) -> None:
     """Run tiers, write the record where requested, and exit with its status.
 
-    dump: what --json prints of the record. options: of RunOptions.
+    Args:
+        names: The tiers.
+        as_json: Whether to print the record instead of its table.
+        only: The checks to run, see runner.select.
+        skip: The checks to leave out.
+        device: The device of the checks.
+        evidence: The folder to which the record is written.
+        plots: The folder to which plots are written.
+        dump: Returns what --json prints of the record.
+        options: Fields of RunOptions.
     """
-    url, model = options.get("url"), options.get("model")
+    _check_options(names, plots, options)
+    console = Console(stderr=True, highlight=False)
+    for folder in (evidence, plots):
+        if folder:
+            # A folder that cannot be made fails now, not after an hour of checks.
+            folder.mkdir(parents=True, exist_ok=True)
+    with _report_errors(console):
+        refuse_misspelt(names, [*(only or []), *(skip or [])])
+        needs_torch = names != ["doctor"] and not (options.get("url") and names == ["serve"])
+        torch_device = host.device_for(device.value) if needs_torch else "none"
+        with _make_progress(console) as progress:
+            record = run(
+                names,
+                RunOptions(torch_device, **options),
+                only or [],
+                skip or [],
+                progress.console.print,
+                _make_keeper(progress, evidence),
+            )
+    if evidence:
+        file = evidence / evidence_name(record)
+        record.write(file)
+        console.print(f"wrote {file}")
+    if plots:
+        _write_plots(record, plots, console)
+    if as_json:
+        typer.echo(dump(record))
+    else:
+        show(record, Console())
+    if record.unfinished:
+        raise typer.Exit(130)
+    raise typer.Exit(exit_code(check.state for check in record.checks))
+
+
+def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]) -> None:
+    """Raise BadParameter if options do not fit each other or this environment."""
+    url = options.get("url")
+    model = options.get("model")
     if url and not model:
         raise typer.BadParameter("--url needs --model: what the server calls its model")
     if model and not url and not Path(model, "config.json").is_file():
@@ -125,70 +208,70 @@ def run_and_exit(  # noqa: C901 (usage, run, results)
         raise typer.BadParameter("--questions needs --model: the tiny models know no words")
     if "doctor" in names and TARGET not in DEVICES:
         raise typer.BadParameter(f"gpu_arch is {TARGET}; doctor knows {', '.join(DEVICES)}")
-    console = Console(stderr=True, highlight=False)
     if plots and not find_spec("matplotlib"):
         raise typer.BadParameter(f"--plots needs matplotlib: {install_advice('matplotlib')}")
-    for folder in filter(None, (evidence, plots)):
-        folder.mkdir(parents=True, exist_ok=True)  # now, not after an hour of checks
+
+
+@contextmanager
+def _report_errors(console: Console) -> Iterator[None]:
+    """Turn a misspelt check into a usage error, and a missing package into status 3."""
     try:
-        refuse_misspelt(names, [*(only or []), *(skip or [])])
-        torchless = names == ["doctor"] or (url and names == ["serve"])
-        where = "none" if torchless else host.device_for(device.value)
-        with _progress(console) as bar:
-            keep = _keep(bar, evidence)
-            wanted = (RunOptions(where, **options), only or [], skip or [])
-            found = run(names, *wanted, bar.console.print, keep)
+        yield
     except NoSuchCheck as error:
         raise typer.BadParameter(str(error)) from error
     except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0].replace("_", "-")
-        what = f"{name} is not installed here: nothing could be checked"
-        console.print(f"{what}: {install_advice(name)}", markup=False, soft_wrap=True)
+        module = (error.name or "").partition(".")[0]
+        name = module.replace("_", "-")
+        message = f"{name} is not installed here: nothing could be checked: {install_advice(name)}"
+        console.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(3) from error
-    if evidence:
-        file = evidence / evidence_name(found)
-        found.write(file)
+
+
+def _write_plots(record: Record, folder: Path, console: Console) -> None:
+    # matplotlib is optional.
+    from strix_validate.reporting.plots import write
+
+    for file in write(record, folder):
         console.print(f"wrote {file}")
-    if plots:
-        from strix_validate.reporting.plots import write
-
-        for file in write(found, plots):
-            console.print(f"wrote {file}")
-    if as_json:
-        typer.echo(dump(found))
-    else:
-        show(found, Console())
-    if found.unfinished:
-        raise typer.Exit(130)
-    raise typer.Exit(exit_code(check.state for check in found.checks))
 
 
-def _progress(console: Console) -> Progress:
-    """Make a bar that shows how many checks are done, and nothing where nobody looks."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+def _make_progress(console: Console) -> Progress:
+    """Return a bar that shows how many checks are done; it is hidden unless on a terminal."""
     return Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True,
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
         disable=not console.is_terminal,
-    )  # fmt: skip
+    )
 
 
-def _keep(bar: Progress, evidence: Path | None) -> Callable[[Record], None]:
-    """Return what shows progress and writes the growing record, every few seconds at most."""
-    task, written = bar.add_task("checks", total=None), monotonic()
+def _make_keeper(progress: Progress, evidence: Path | None) -> Callable[[Record], None]:
+    """Return a function that shows progress, and writes the growing record every few seconds."""
+    task = progress.add_task("checks", total=None)
+    last_write = monotonic()
 
-    def keep(found: Record) -> None:
-        nonlocal written
-        done = len(found.checks)
-        last = found.checks[-1].id if done else "checks"
-        bar.update(task, description=last, completed=done, total=done + found.unfinished)
-        if evidence and (not done or monotonic() - written > SECONDS_BETWEEN_WRITES):
-            found.write(evidence / evidence_name(found))
-            written = monotonic()
+    def keep(record: Record) -> None:
+        nonlocal last_write
+        number = len(record.checks)
+        progress.update(
+            task,
+            description=record.checks[-1].id if number else "checks",
+            completed=number,
+            total=number + record.unfinished,
+        )
+        is_due = not number or monotonic() - last_write > SECONDS_BETWEEN_WRITES
+        if evidence and is_due:
+            record.write(evidence / evidence_name(record))
+            last_write = monotonic()
 
     return keep
 
 
-def evidence_name(found: Record) -> str:
-    """Return DATE-ARCHITECTURE-SUBJECT.json."""
-    arch = re.sub(r"[^\w]", "-", found.device.architecture.split(":")[0])
-    return f"{found.created:%Y-%m-%d}-{arch}-{found.subject}.json"
+def evidence_name(record: Record) -> str:
+    """Return the name of a record's file, DATE-ARCHITECTURE-SUBJECT.json."""
+    architecture = record.device.architecture.split(":")[0]
+    architecture = re.sub(r"[^\w]", "-", architecture)
+    return f"{record.created:%Y-%m-%d}-{architecture}-{record.subject}.json"
