@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run the wanted checks of the named tiers, and make their record."""
+"""Run the selected checks of the named tiers, and make their record."""
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -23,40 +23,55 @@ class NoSuchCheck(ValueError):
 
 
 def select(
-    known: Mapping[str, Sequence[Check]], only: Sequence[str] = (), skip: Sequence[str] = ()
+    available: Mapping[str, Sequence[Check]],
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
 ) -> dict[str, list[Check]]:
-    """Return by tier the checks named in only, or all, without those named in skip.
+    """Return the checks that are named in only and not in skip, by tier.
 
-    A name means the same everywhere: a tier, all of it, or else what :func:`checks.is_named` says:
-    an id, its prefix up to a slash, or a pattern.
+    A name means the same in both: a tier, or else an id, its prefix up to a slash, or a pattern, as
+    :func:`checks.is_named` has it.
+
+    Args:
+        available: All checks by tier.
+        only: Names; without any, all checks are selected.
+        skip: Names.
 
     Raises:
-        NoSuchCheck: a misspelt name; it would otherwise run nothing, or everything, and look fine.
+        NoSuchCheck: A name is misspelt; it would otherwise run nothing, or everything, and look
+            fine.
     """
 
-    def named(tier: str, check: Check, names: Sequence[str]) -> bool:
-        # "attention" is the tier, not only its checks attention/vllm-*
-        return tier in names or is_named(check.id, [name for name in names if name not in known])
+    def is_selected(tier: str, check: Check, names: Sequence[str]) -> bool:
+        # "attention" is the tier, not only its checks attention/vllm-*.
+        if tier in names:
+            return True
+        ids = [name for name in names if name not in available]
+        return is_named(check.id, ids)
 
+    matched: set[str] = set()
+    selected: dict[str, list[Check]] = {}
+    for tier, checks in available.items():
+        selected[tier] = []
+        for check in checks:
+            matched.update(name for name in (*only, *skip) if is_selected(tier, check, [name]))
+            is_wanted = not only or is_selected(tier, check, only)
+            if is_wanted and not is_selected(tier, check, skip):
+                selected[tier].append(check)
     for name in (*only, *skip):
-        if not any(named(tier, check, [name]) for tier in known for check in known[tier]):
-            raise NoSuchCheck(f"no check of {', '.join(known)} is called {name}")
-    return {
-        tier: [
-            check
-            for check in checks
-            if (not only or named(tier, check, only)) and not named(tier, check, skip)
-        ]
-        for tier, checks in known.items()
-    }
+        if name not in matched:
+            raise NoSuchCheck(f"no check of {', '.join(available)} is called {name}")
+    return selected
 
 
 def refuse_misspelt(tiers_: Sequence[str], names: Sequence[str]) -> None:
-    """Raise NoSuchCheck for a name that cannot fit, before torch is imported.
+    """Raise NoSuchCheck for a name that cannot match, before torch is imported.
 
-    The groups of ids are known without the tiers' modules; :func:`select` knows the ids as well.
+    The groups of ids are known without the tiers' modules; :func:`select` compares the ids too.
     """
-    groups = {group for tier in tiers_ for group in tiers.GROUPS.get(tier, (tier,))}
+    groups: list[str] = []
+    for tier in tiers_:
+        groups += tiers.GROUPS.get(tier, (tier,))
     for name in names:
         first = name.split("/")[0]
         if name not in tiers_ and not any(fnmatchcase(group, first) for group in groups):
@@ -71,40 +86,94 @@ def run(
     say: Callable[[str], None] = lambda line: None,
     keep: Callable[[Record], None] = lambda record: None,
 ) -> Record:
-    """Run the wanted checks of the named tiers, and return their record.
+    """Run the selected checks of the named tiers, and return their record.
 
     Ctrl-C ends the run and keeps what was measured: Record.unfinished then counts the other checks.
 
     Args:
-        say: called with a line when a tier begins.
-        keep: called with the record before the first check, and when another result is in it.
+        names: The tiers.
+        options: Options of the checks.
+        only: The checks to run, see :func:`select`.
+        skip: The checks to leave out.
+        say: Called with a line when a tier begins.
+        keep: Called with the record before the first check, and after each result.
 
     Raises:
-        NoSuchCheck: see :func:`select`.
-        ModuleNotFoundError: a named tier needs a package that is not installed.
+        NoSuchCheck: See :func:`select`.
+        ModuleNotFoundError: A named tier needs a package that is not installed.
     """
     refuse_misspelt(names, [*only, *skip])
     os.environ[SEED] = str(options.seed)
-    began, begin = datetime.now(UTC), perf_counter()
+    created = datetime.now(UTC)
+    begin = perf_counter()
     modules = {name: tiers.load(name) for name in names}
-    known = {name: module.checks() for name, module in modules.items()}
-    wanted = select(known, only, skip)
-    applies = {
-        n: getattr(module, "applies", lambda check, options: True) for n, module in modules.items()
+    selected = _select_applicable(modules, options, only, skip)
+    report = _begin_record(names, options, created)
+    report.unfinished = sum(map(len, selected.values()))
+    keep(report)
+    # Libraries print; standard output belongs to the record.
+    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(KeyboardInterrupt):
+        for name, module in modules.items():
+            for line in _announce(name, module, selected[name], options):
+                say(line)
+            for result in _run_tier(name, module, selected[name], options, report):
+                short = replace(result, reason=host.shorten(result.reason))
+                judged = skips.judge(short, report.device)
+                report.checks.append(record.of_result(name, judged))
+                report.unfinished -= 1
+                report.seconds = round(perf_counter() - begin, 1)
+                report.summary = record.summarise(report.checks)
+                keep(report)
+    return report
+
+
+def _select_applicable(
+    modules: Mapping[str, ModuleType],
+    options: RunOptions,
+    only: Sequence[str],
+    skip: Sequence[str],
+) -> dict[str, list[Check]]:
+    """Return the selected checks that apply to the size and the kind of device, by tier.
+
+    Raises:
+        NoSuchCheck: See :func:`select`; or no check of a name in only applies.
+    """
+    available = {name: list(module.checks()) for name, module in modules.items()}
+    selected = select(available, only, skip)
+    applicable = {
+        name: _list_applicable(modules[name], checks, options) for name, checks in available.items()
     }
-    possible = {name: [c for c in known[name] if applies[name](c, options)] for name in modules}
     for name in only:
-        if not any(set(checks) & set(possible[t]) for t, checks in select(known, [name]).items()):
+        named = select(available, [name])
+        if not any(set(named[tier]) & set(applicable[tier]) for tier in available):
             raise NoSuchCheck(f"{name} needs another size or kind of device")
-    chosen = {name: [c for c in possible[name] if c in set(wanted[name])] for name in modules}
+    return {
+        name: [check for check in checks if check in selected[name]]
+        for name, checks in applicable.items()
+    }
+
+
+def _list_applicable(
+    module: ModuleType,
+    checks: Sequence[Check],
+    options: RunOptions,
+) -> list[Check]:
+    """Return the checks of a tier that apply; all of them if it has no function applies."""
+    if not hasattr(module, "applies"):
+        return list(checks)
+    return [check for check in checks if module.applies(check, options)]
+
+
+def _begin_record(names: Sequence[str], options: RunOptions, created: datetime) -> Record:
+    """Return the record of a run before its first check."""
     device = host.describe_device(options.device)
-    gpu_is_ours = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
-    found = Record(
-        created=began,
+    is_target = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
+    return Record(
+        created=created,
         command=list(names),
         size=options.size.value,
         seed=options.seed,
-        subject="packages" if gpu_is_ours else "harness",
+        subject="packages" if is_target else "harness",
         versions=host.versions(),
         packages=host.packages(),
         host=host.describe_host(),
@@ -112,42 +181,47 @@ def run(
         checks=[],
         summary=record.summarise([]),
         seconds=0,
-        unfinished=sum(map(len, chosen.values())),
     )
-    keep(found)
-    # libraries print; stdout belongs to the record
-    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(KeyboardInterrupt):
-        for name, module in modules.items():
-            if chosen[name]:
-                say(f"{name}: {len(chosen[name])} checks")
-                for line in _announce(module, chosen[name], options):
-                    say(line)
-            results = module.run(chosen[name], options)
-            if name in tiers.ON_DEVICE and (options.device, device.type) == ("cuda", "none"):
-                results = (Result(c, State.SKIPPED, "torch sees no GPU") for c in chosen[name])
-            for result in _complete(chosen[name], results):
-                said = replace(result, reason=host.shorten(result.reason))
-                found.checks.append(record.of_result(name, skips.judge(said, device)))
-                found.unfinished -= 1
-                found.seconds = round(perf_counter() - begin, 1)
-                found.summary = record.summarise(found.checks)
-                keep(found)
-    return found
 
 
-def _announce(module: ModuleType, chosen: list[Check], options: RunOptions) -> Iterator[str]:
-    """Yield what a tier has to say before it begins, such as what it costs."""
+def _announce(
+    name: str,
+    module: ModuleType,
+    selected: list[Check],
+    options: RunOptions,
+) -> Iterator[str]:
+    """Yield the lines to print before a tier begins, such as what it costs."""
+    if not selected:
+        return
+    yield f"{name}: {len(selected)} checks"
     announce = getattr(module, "announce", None)
     if announce:
-        yield from announce(chosen, options)
+        yield from announce(selected, options)
 
 
-def _complete(chosen: list[Check], results):
-    """Yield the results, plus a failure for each check the tier left out: not run is not passed.
+def _run_tier(
+    name: str,
+    module: ModuleType,
+    selected: list[Check],
+    options: RunOptions,
+    report: Record,
+) -> Iterator[Result]:
+    """Yield a result for each selected check of a tier."""
+    is_without_gpu = options.device == "cuda" and report.device.type == "none"
+    if name in tiers.ON_DEVICE and is_without_gpu:
+        for check in selected:
+            yield Result(check, State.SKIPPED, "torch sees no GPU")
+        return
+    yield from _complete(selected, module.run(selected, options))
 
-    A fault of the GPU comes up wherever its memory is read next, and ends the tier.
+
+def _complete(selected: list[Check], results: Iterable[Result]) -> Iterator[Result]:
+    """Yield the results, and a failure for each check that has none: not run is not passed.
+
+    A fault of the GPU is reported wherever its memory is read next, and ends the tier.
     """
-    missing, reason = dict.fromkeys(chosen), "the tier gave no result for it"
+    missing = dict.fromkeys(selected)
+    reason = "the tier gave no result for it"
     try:
         for result in results:
             missing.pop(result.check, None)
