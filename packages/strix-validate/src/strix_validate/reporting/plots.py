@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from strix_validate.reporting.record import Record
 
-#: Replaced by the page's own text colour, so that the plot can be read on dark and light.
+#: A colour that the page's own text colour replaces, so that plots can be read on dark and light.
 _INK = "#010203"
 COLOURS = {
     "flash": "#2a7de1",
@@ -28,69 +28,15 @@ _STYLE = {
     "svg.hashsalt": "strix-validate",
     "font.family": "sans-serif",
     "font.size": 11,
-    **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), _INK
-    ),
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.edgecolor": _INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-
-
-def figures(record: Record) -> Iterator[Figure]:
-    """Draw a soak; a server under load; rates by size and backend, both directions; speed-up.
-
-    None of what was not measured.
-    """
-    rates = {
-        tuple(check.id.split("/")[1:]): check.measured
-        for check in record.checks
-        if "forward_tflops" in check.measured and check.measured.get("forward_ms")
-    }
-    loads = [check.measured for check in record.checks if "tokens_per_second" in check.measured]
-    speedups = {
-        check.id.split("/")[2]: check.measured
-        for check in record.checks
-        if check.id.startswith("bench/speedup/") and "forward" in check.measured
-    }
-    soaks = [check.measured["series"] for check in record.checks if "series" in check.measured]
-    with matplotlib.rc_context(_STYLE):
-        for series in soaks:
-            yield _soak(series)
-        if loads:
-            yield _loads(loads)
-        for direction in ("forward", "backward") if rates else ():
-            yield _rates(rates, direction)
-        if rates and speedups:
-            yield _speedups(speedups)
-
-
-def svg(figure: Figure) -> str:
-    """Return the figure as an SVG element to stand in a page."""
-    stream = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
-    text = stream.getvalue()
-    tag, _, rest = text[text.index("<svg") :].partition(">")
-    tag = re.sub(r' (width|height)="[^"]*"', "", tag)  # the page sets the size
-    label = f'<svg role="img" aria-label="{figure.get_label()}" '
-    return f"{tag.replace('<svg ', label)}>{rest}".replace(_INK, "currentColor")
-
-
-def write(record: Record, folder: Path, stem: str = "bench") -> list[Path]:
-    """Write PNG and SVG files of the figures, for use elsewhere, on white; return their paths.
-
-    They are called STEM-1.svg and so on.
-    """
-    files = []
-    with matplotlib.rc_context(_STYLE):
-        for number, figure in enumerate(figures(record), 1):
-            for suffix in ("svg", "png"):
-                files.append(folder / f"{stem}-{number}.{suffix}")
-                figure.savefig(files[-1], dpi=150, facecolor="white", metadata={})
-    return files
-
-
-#: Panels of a soak: a column of its series, and the words beside its axis.
+#: The panels of a soak: a column of its series, and the label of its axis.
 _PANELS = {
     "temperature_c": "°C",
     "clock_mhz": "MHz",
@@ -101,82 +47,196 @@ _PANELS = {
 }
 
 
-def _soak(series: dict[str, list]) -> Figure:
+def figures(record: Record) -> Iterator[Figure]:
+    """Draw what a record measured.
+
+    Yields:
+        A soak; a server under load; rates by size and backend, forward and backward; speed-ups.
+        What was not measured is left out.
+    """
+    rates = {}
+    speedups = {}
+    servers = []
+    soaks = []
+    for check in record.checks:
+        parts = check.id.split("/")
+        measured = check.measured
+        if "forward_tflops" in measured and measured.get("forward_ms"):
+            rates[tuple(parts[1:])] = measured
+        if check.id.startswith("bench/speedup/") and "forward" in measured:
+            speedups[parts[2]] = measured
+        if "tokens_per_second" in measured:
+            servers.append(measured)
+        if "series" in measured:
+            soaks.append(measured["series"])
+    with matplotlib.rc_context(_STYLE):
+        for series in soaks:
+            yield _draw_soak(series)
+        if servers:
+            yield _draw_server(servers)
+        if rates:
+            yield _draw_rates(rates, "forward")
+            yield _draw_rates(rates, "backward")
+        if rates and speedups:
+            yield _draw_speedups(speedups)
+
+
+def svg(figure: Figure) -> str:
+    """Return the figure as an SVG element to stand in a page."""
+    stream = io.StringIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    text = stream.getvalue()
+    tag, _, body = text[text.index("<svg") :].partition(">")
+    # The page sets the size.
+    tag = re.sub(r' (width|height)="[^"]*"', "", tag)
+    label = f'<svg role="img" aria-label="{figure.get_label()}" '
+    tag = tag.replace("<svg ", label)
+    return f"{tag}>{body}".replace(_INK, "currentColor")
+
+
+def write(record: Record, folder: Path, stem: str = "bench") -> list[Path]:
+    """Write the figures on white as PNG and SVG, for use elsewhere; return their paths.
+
+    They are called STEM-1.svg, STEM-1.png and so on.
+    """
+    files = []
+    with matplotlib.rc_context(_STYLE):
+        for number, figure in enumerate(figures(record), 1):
+            for suffix in ("svg", "png"):
+                file = folder / f"{stem}-{number}.{suffix}"
+                figure.savefig(file, dpi=150, facecolor="white", metadata={})
+                files.append(file)
+    return files
+
+
+def _draw_soak(series: dict[str, list]) -> Figure:
     """Draw the course of a soak: a panel for each quantity that was read, over minutes.
 
-    A span has the colour of its load; a dashed line is an event, such as a wrong result.
+    The points of a load have its colour. A dashed line is an event, such as a wrong result.
     """
     shown = [name for name in _PANELS if any(value is not None for value in series[name])]
     number = max(1, len(shown))
-    figure = Figure(figsize=(8, 0.6 + 1.1 * number), layout="constrained", label="a soak")
+    figure = Figure(
+        figsize=(8, 0.6 + 1.1 * number),
+        layout="constrained",
+        label="a soak",
+    )
     panels = figure.subplots(number, 1, sharex=True, squeeze=False)[:, 0]
-    colours = dict(zip(dict.fromkeys(series["load"]), COLOURS.values(), strict=False))
     for name, axes in zip(shown, panels, strict=False):
-        values = [float("nan") if value is None else value for value in series[name]]
-        axes.plot(series["minutes"], values, color=_INK, linewidth=0.8)
-        for load, colour in colours.items():
-            points = [
-                (minute, value)
-                for minute, value, at in zip(series["minutes"], values, series["load"], strict=True)
-                if at == load
-            ]
-            axes.scatter(*zip(*points, strict=True), s=5, color=colour, label=load or "start")
-        for minute in series["events"]:
-            axes.axvline(minute, color=COLOURS["vllm"], linestyle="--", linewidth=0.8)
-        axes.set_ylabel(_PANELS[name], fontsize=9)
+        _draw_panel(axes, name, series)
     if shown:
-        panels[0].legend(frameon=False, labelcolor=_INK, ncols=5, fontsize=8, loc="lower right")
+        panels[0].legend(
+            frameon=False,
+            labelcolor=_INK,
+            ncols=5,
+            fontsize=8,
+            loc="lower right",
+        )
     panels[-1].set_xlabel("minutes")
     return figure
 
 
-def _loads(loads: list[dict]) -> Figure:
-    """Draw a server's tokens a second and time to the first one, by requests at a time."""
+def _draw_panel(axes, name: str, series: dict[str, list]) -> None:
+    """Draw a quantity of a soak.
+
+    Args:
+        axes: matplotlib's axes.
+        name: A column of the series.
+        series: The columns.
+    """
+    minutes = series["minutes"]
+    values = [float("nan") if value is None else value for value in series[name]]
+    axes.plot(minutes, values, color=_INK, linewidth=0.8)
+    loads = dict.fromkeys(series["load"])
+    for load, colour in zip(loads, COLOURS.values(), strict=False):
+        rows = [row for row, running in enumerate(series["load"]) if running == load]
+        axes.scatter(
+            [minutes[row] for row in rows],
+            [values[row] for row in rows],
+            s=5,
+            color=colour,
+            label=load or "start",
+        )
+    for minute in series["events"]:
+        axes.axvline(minute, color=COLOURS["vllm"], linestyle="--", linewidth=0.8)
+    axes.set_ylabel(_PANELS[name], fontsize=9)
+
+
+def _draw_server(loads: list[dict]) -> Figure:
+    """Draw a server's tokens per second and time to the first one, by concurrent requests."""
     figure = Figure(figsize=(8, 3), layout="constrained", label="a server under load")
     requests = [str(load["requests"]) for load in loads]
-    for place, (name, words) in enumerate(
-        (("tokens_per_second", "tokens / s"), ("first_token_ms", "ms to the first token")), 1
-    ):
-        axes = figure.add_subplot(1, 2, place)
-        axes.bar(requests, [load[name] for load in loads], 0.6, color=COLOURS["vllm"])
+    labels = {
+        "tokens_per_second": "tokens / s",
+        "first_token_ms": "ms to the first token",
+    }
+    for column, (name, label) in enumerate(labels.items(), 1):
+        axes = figure.add_subplot(1, 2, column)
+        heights = [load[name] for load in loads]
+        axes.bar(requests, heights, 0.6, color=COLOURS["vllm"])
         axes.set_xlabel("requests at a time")
-        axes.set_ylabel(words)
+        axes.set_ylabel(label)
     return figure
 
 
-def _rates(rates: dict, direction: str) -> Figure:
-    sizes = list(dict.fromkeys(case.rsplit("-", 1)[0] for _, case in rates))
+def _draw_rates(rates: dict[tuple[str, ...], dict], direction: str) -> Figure:
+    """Draw the rates of backends by size.
+
+    Args:
+        rates: What was measured, by backend and case; a case is SIZE-MASK.
+        direction: "forward" or "backward".
+    """
+    cases = [case for _, case in rates]
+    sizes = list(dict.fromkeys(case.rsplit("-", 1)[0] for case in cases))
+    measured_routes = {route for route, _ in rates}
+    routes = [route for route in COLOURS if route in measured_routes]
+    width = 0.8 / len(routes)
+    first_offset = (1 - len(routes)) / 2
     figure = Figure(figsize=(8, 3.4), layout="constrained", label=f"{direction} rates")
-    left = None
-    shown = [route for route in COLOURS if route in {route for route, _ in rates}]
-    width = 0.8 / len(shown)
-    for number, mask in enumerate(("causal", "full"), 1):
-        axes = left = figure.add_subplot(1, 2, number, sharey=left)
-        for offset, route in enumerate(shown):
-            found = [rates.get((route, f"{size}-{mask}"), {}) for size in sizes]
-            heights = [x.get(f"{direction}_tflops", 0) for x in found]
-            first = (1 - len(shown)) / 2
-            places = [place + (first + offset) * width for place in range(len(sizes))]
+    axes = None
+    for column, mask in enumerate(("causal", "full"), 1):
+        axes = figure.add_subplot(1, 2, column, sharey=axes)
+        for number, route in enumerate(routes):
+            offset = (first_offset + number) * width
+            places = [place + offset for place in range(len(sizes))]
+            heights = []
+            for size in sizes:
+                measured = rates.get((route, f"{size}-{mask}"), {})
+                heights.append(measured.get(f"{direction}_tflops", 0))
             axes.bar(places, heights, 0.9 * width, color=COLOURS[route], label=route)
         axes.set_xticks(range(len(sizes)), sizes)
         axes.set_title(f"{direction}, {mask}", fontsize=11)
-        if number == 1:
+        if column == 1:
             axes.set_ylabel("TFLOP/s")
             axes.legend(frameon=False, labelcolor=_INK)
     return figure
 
 
-def _speedups(speedups: dict) -> Figure:
+def _draw_speedups(speedups: dict[str, dict]) -> Figure:
+    """Draw the speed-up of flash over math by case, forward and backward."""
     cases = list(speedups)
-    figure = Figure(figsize=(8, 3), layout="constrained", label="speed-up of flash over math")
+    title = "speed-up of flash over math"
+    figure = Figure(figsize=(8, 3), layout="constrained", label=title)
     axes = figure.add_subplot()
-    for offset, direction, alpha in ((-0.2, "forward", 1.0), (0.2, "backward", 0.5)):
+    for offset, direction, alpha in (
+        (-0.2, "forward", 1.0),
+        (0.2, "backward", 0.5),
+    ):
         places = [place + offset for place in range(len(cases))]
         heights = [speedups[case].get(direction, 0) for case in cases]
-        axes.bar(places, heights, 0.38, color=COLOURS["flash"], alpha=alpha, label=direction)
+        axes.bar(
+            places,
+            heights,
+            0.38,
+            color=COLOURS["flash"],
+            alpha=alpha,
+            label=direction,
+        )
     axes.axhline(1, color=_INK, linewidth=0.8)
-    axes.set_xticks(range(len(cases)), [case.replace("-", "\n") for case in cases])
+    labels = [case.replace("-", "\n") for case in cases]
+    axes.set_xticks(range(len(cases)), labels)
     axes.set_ylabel("times math")
-    axes.set_title("speed-up of flash over math", fontsize=11)
+    axes.set_title(title, fontsize=11)
     axes.legend(frameon=False, labelcolor=_INK)
     return figure

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The record of a run: written by --json, read by `report`, kept in docs/evidence/."""
+"""The record of a run: written by --json, read by `report`, stored in docs/evidence/."""
 
 import math
 import os
@@ -16,33 +16,44 @@ from strix_validate import TARGET
 from strix_validate.checks import Result, Severity, State
 from strix_validate.json_file import small_file
 
-#: Raised when a field changes its meaning or goes away.
+#: The version of the schema. It is raised when a field changes its meaning or is removed.
 SCHEMA = 2
-#: What a run must have compared, and at which sizes, before it proves that packages run.
-_PROVING = {"doctor", "backend", "libraries", "attention"}
-_SIZES, _COMPARISONS = ("full", "stress"), 1000
+#: The tiers, the sizes and the number of compared tensors that a run needs before it proves that
+#: packages run.
+_PROVING_TIERS = {"doctor", "backend", "libraries", "attention"}
+_PROVING_SIZES = ("full", "stress")
+_PROVING_COMPARISONS = 1000
 #: The largest bound by dtype, as a share of the size of the largest terms: several times that of
 #: any check. It comes to 4 times half an eps in 16 bits, in float32 to 173 (convolutions).
-_LOOSEST = {"float32": 1000 * 2**-24, "float16": 16 * 2**-11, "bfloat16": 16 * 2**-8}
-#: Beyond the size of what any check sums up.
+_LOOSEST = {
+    "float32": 1000 * 2**-24,
+    "float16": 16 * 2**-11,
+    "bfloat16": 16 * 2**-8,
+}
+#: The largest size of terms; no check sums up larger ones.
 _LARGEST_SIZE = 2**20
 #: The largest bound of what has no dtype: probabilities, and comparisons of earlier records.
 _LARGEST_BOUND = 64
+#: The numbers of a comparison, all of which must be finite.
 _NUMBERS = ("error", "bound", "local", "rms", "rms_bound", "drift", "size")
 
 
 class BadRecord(ValueError):
-    """A file that is not a valid record; the message says which file, and why."""
+    """A file is not a valid record; the message says which file, and why."""
 
 
 class StrictModel(BaseModel):
-    """A part of a record; a key that it does not know is an error."""
+    """A part of a record; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class CheckRecord(StrictModel):
-    """A result; see strix_validate.checks.Check and Result for the fields."""
+    """A result; see strix_validate.checks.Check and Result for the fields.
+
+    Attributes:
+        tier: The tier that ran the check.
+    """
 
     id: str
     tier: str
@@ -59,7 +70,14 @@ class CheckRecord(StrictModel):
 
 
 class Package(StrictModel):
-    """An installed conda package; sha256 of its archive, if conda-meta has it."""
+    """An installed conda package.
+
+    Attributes:
+        name: Its name.
+        version: Its version.
+        build: Its build string.
+        sha256: The hash of its archive, if conda-meta has it.
+    """
 
     name: str
     version: str
@@ -68,7 +86,17 @@ class Package(StrictModel):
 
 
 class Host(StrictModel):
-    """The machine that checks ran on."""
+    """The machine that checks ran on.
+
+    Attributes:
+        kernel: The release of Linux.
+        distribution: Its name and version.
+        glibc: The version of the C library.
+        cpu: The name of the processor.
+        cores: Number of cores.
+        memory_gib: Its memory in GiB.
+        python: The version of Python.
+    """
 
     kernel: str
     distribution: str
@@ -82,8 +110,15 @@ class Host(StrictModel):
 class Device(StrictModel):
     """The device of a run.
 
-    type: "gpu", "cpu", or "none" without torch or without the requested GPU; units: compute units
-    or multiprocessors; toolkit: version of HIP or CUDA that torch was built with.
+    Attributes:
+        type: "gpu", "cpu", or "none" without torch or without the requested GPU.
+        architecture: The name of a GPU in LLVM, or the processor's architecture.
+        name: The name of a GPU.
+        build: What torch was built for.
+        toolkit: The version of HIP or CUDA that torch was built with.
+        units: Number of compute units or multiprocessors.
+        clock_mhz: The clock in MHz.
+        memory_gib: The GPU's memory in GiB.
     """
 
     type: Literal["gpu", "cpu", "none"]
@@ -99,8 +134,22 @@ class Device(StrictModel):
 class Record(StrictModel):
     """A run.
 
-    subject: what it is evidence for; "packages" on gfx1151, otherwise "harness", the validator
-    itself. unfinished: how many checks an interrupted run did not get to.
+    Attributes:
+        schema_version: SCHEMA; the key is "schema".
+        created: When it began.
+        command: The tiers that ran.
+        size: The size of the run.
+        seed: The seed of random inputs.
+        subject: What it is evidence for: "packages" on gfx1151, otherwise "harness", the validator
+            itself.
+        versions: Versions of packages of Python by name, None if not installed.
+        packages: The conda packages of the environment.
+        host: The machine.
+        device: The device.
+        checks: The results.
+        summary: Number of checks by state, and of compared tensors ("comparisons").
+        seconds: How long it took.
+        unfinished: Number of checks that did not run because the run was interrupted.
     """
 
     schema_version: Literal[2] = Field(SCHEMA, alias="schema")
@@ -120,21 +169,24 @@ class Record(StrictModel):
     unfinished: int = 0
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> "Record":
-        """Refuse what no run writes: counts, verdicts or a subject that the rest contradicts."""
-        ids = Counter(check.id for check in self.checks)
-        passed = [check for check in self.checks if check.state is State.PASSED]
-        unsound = next(filter(None, (unsound_pass(check.measured) for check in passed)), "")
-        ours = self.device.build == "rocm" and self.device.architecture.split(":")[0] == TARGET
-        for wrong, what in (
-            (self.summary != summarise(self.checks), "the summary is not that of the checks"),
-            (max(ids.values(), default=1) > 1, "a check is listed twice"),
-            (self.unfinished < 0, "fewer than no check is unfinished"),
-            (self.subject == "packages" and not ours, "packages are proven on gfx1151 alone"),
-            (unsound, f"a check passed {unsound}"),
-        ):
-            if wrong:
-                raise ValueError(what)
+    def _refuse_contradictions(self) -> "Record":
+        """Refuse what no run writes: counts, verdicts or a subject that contradict the rest."""
+        if self.summary != summarise(self.checks):
+            raise ValueError("the summary is not that of the checks")
+        ids = {check.id for check in self.checks}
+        if len(ids) < len(self.checks):
+            raise ValueError("a check is listed twice")
+        if self.unfinished < 0:
+            raise ValueError("fewer than no check is unfinished")
+        architecture = self.device.architecture.split(":")[0]
+        is_target = self.device.build == "rocm" and architecture == TARGET
+        if self.subject == "packages" and not is_target:
+            raise ValueError("packages are proven on gfx1151 alone")
+        for check in self.checks:
+            if check.state is State.PASSED:
+                reason = unsound_pass(check.measured)
+                if reason:
+                    raise ValueError(f"a check passed {reason}")
         return self
 
     def proves(self, package: str) -> bool:
@@ -143,28 +195,36 @@ class Record(StrictModel):
         It lists the package, compared enough in full, failed nowhere and was not interrupted; and a
         check that is named after the package, where it has any, passed.
         """
-        own = [check for check in self.checks if package in check.id.split("/")]
-        compared = sum("dtype" in found for c in self.checks for found in _comparisons(c.measured))
-        return (
-            self.subject == "packages"
-            and self.device.type == "gpu"
-            and package in {found.name for found in self.packages}
-            and self.size in _SIZES
-            and {check.tier for check in self.checks if check.state is State.PASSED} >= _PROVING
-            and compared >= _COMPARISONS
-            and not self.summary[State.FAILED.value]
-            and not self.unfinished
-            and (not own or any(check.state is State.PASSED for check in own))
-        )
+        if self.subject != "packages" or self.device.type != "gpu":
+            return False
+        if self.summary[State.FAILED.value] or self.unfinished:
+            return False
+        if package not in {installed.name for installed in self.packages}:
+            return False
+        tiers = {check.tier for check in self.checks if check.state is State.PASSED}
+        if self.size not in _PROVING_SIZES or not tiers >= _PROVING_TIERS:
+            return False
+        if self._count_typed_comparisons() < _PROVING_COMPARISONS:
+            return False
+        named = [check for check in self.checks if package in check.id.split("/")]
+        return not named or any(check.state is State.PASSED for check in named)
+
+    def _count_typed_comparisons(self) -> int:
+        """Return the number of comparisons that have a dtype."""
+        number = 0
+        for check in self.checks:
+            number += sum("dtype" in comparison for comparison in _comparisons(check.measured))
+        return number
 
     def dump(self) -> str:
         """Return the record as JSON."""
         return self.model_dump_json(indent=1, by_alias=True)
 
     def write(self, file: Path) -> None:
-        """Replace the file whole: a run that is killed in between leaves the one before.
+        """Replace the file as a whole.
 
-        So does a machine that ends in between: the disk has the text before the file gets its name.
+        If the run is killed or the machine stops in between, the previous file remains: the disk
+        has the text before the file gets its name.
         """
         part = file.with_suffix(".part")
         with part.open("w") as stream:
@@ -195,6 +255,7 @@ def unsound_pass(measured: dict[str, Any]) -> str:
 
 
 def _is_finite(value: Any) -> bool:
+    """Return whether a value is a number that is finite and not negative."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value >= 0
 
@@ -203,23 +264,35 @@ def _largest_bound(comparison: dict[str, Any]) -> float:
     """Return the largest bound that follows from a comparison's dtype and size."""
     if "dtype" not in comparison:
         return _LARGEST_BOUND
-    size, share = comparison.get("size", math.inf), _LOOSEST.get(str(comparison["dtype"]), 0.0)
-    return share * max(size, 1.0) if size <= _LARGEST_SIZE else 0.0
+    size = comparison.get("size", math.inf)
+    if size > _LARGEST_SIZE:
+        return 0.0
+    share = _LOOSEST.get(str(comparison["dtype"]), 0.0)
+    return share * max(size, 1.0)
 
 
 def summarise(checks: list[CheckRecord]) -> dict[str, int]:
-    """Count the checks in each state, and the compared tensors."""
-    count = Counter(check.state for check in checks)
-    compared = sum(1 for check in checks for _ in _comparisons(check.measured))
-    return {**{state.value: count[state] for state in State}, "comparisons": compared}
+    """Return the number of checks in each state, and of compared tensors."""
+    states = Counter(check.state for check in checks)
+    summary = {state.value: states[state] for state in State}
+    summary["comparisons"] = 0
+    for check in checks:
+        summary["comparisons"] += len(list(_comparisons(check.measured)))
+    return summary
 
 
 def of_result(tier: str, result: Result) -> CheckRecord:
-    """Return a result as records have it; failed if it passed by what proves nothing."""
-    unsound = unsound_pass(result.measured) if result.state is State.PASSED else ""
-    if unsound:
-        result = replace(result, state=State.FAILED, reason=f"passed {unsound}. {result.reason}")
-    fields = vars(result) | vars(result.check) | {"seconds": round(result.seconds, 3)}
+    """Return the record of a result.
+
+    A pass becomes a failure if what it measured does not prove it.
+    """
+    if result.state is State.PASSED:
+        reason = unsound_pass(result.measured)
+        if reason:
+            reason = f"passed {reason}. {result.reason}"
+            result = replace(result, state=State.FAILED, reason=reason)
+    fields = vars(result) | vars(result.check)
+    fields["seconds"] = round(result.seconds, 3)
     del fields["check"]
     return CheckRecord(tier=tier, **fields)
 
@@ -228,7 +301,7 @@ def load(file: Path) -> Record:
     """Read the record in a file.
 
     Raises:
-        BadRecord: the file cannot be read, or is not a record of this schema.
+        BadRecord: The file cannot be read, or is not a record of this schema.
     """
     try:
         return Record.model_validate_json(small_file(file))
@@ -236,7 +309,6 @@ def load(file: Path) -> Record:
         raise BadRecord(f"{file}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadRecord(
-            f"{file} is not a record of schema {SCHEMA}: {where:.100} {first['msg']:.200}"
-        ) from error
+        place = ".".join(map(str, first["loc"]))
+        message = f"{place:.100} {first['msg']:.200}"
+        raise BadRecord(f"{file} is not a record of schema {SCHEMA}: {message}") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What was measured beside what is expected of gfx1151, by speeds.toml."""
+"""Measured speeds beside those that speeds.toml expects of gfx1151."""
 
 import math
 import re
@@ -19,11 +19,23 @@ from strix_validate.reporting.record import CheckRecord, Record, StrictModel
 
 
 class BadSpeeds(ValueError):
-    """A table of speeds that cannot be read; the message says which row, and why."""
+    """A table of speeds cannot be read; the message says which row, and why."""
 
 
 class Speed(StrictModel):
-    """A row of speeds.toml, which says what its fields are."""
+    """A row of speeds.toml.
+
+    Attributes:
+        what: What was measured, in words; {} stands for the last word of the check's id.
+        check: A pattern of ids of checks.
+        measured: The name of the measured value.
+        unit: Its unit.
+        model: A pattern of names of models, in lower case.
+        bounds: The slowest speed that is no fault, and what the hardware allows; None if unknown.
+        published: What owners measured, and with what.
+        cause: The usual cause of a slower speed.
+        source: Links.
+    """
 
     what: str
     check: str
@@ -36,25 +48,27 @@ class Speed(StrictModel):
     source: str = ""
 
     @model_validator(mode="after")
-    def _is_complete(self) -> "Speed":
-        """Refuse a range that is none, or that says neither why nor where from."""
+    def _refuse_incomplete(self) -> "Speed":
+        """Refuse a range that is none, or that has no cause or source."""
         if self.bounds is None:
             return self
         low, high = self.bounds
         if not 0 < low <= high:
             raise ValueError(f"range {low:g} to {high:g} is no range of speeds")
-        missing = [name for name in ("published", "cause", "source") if not getattr(self, name)]
+        required = ("published", "cause", "source")
+        missing = [name for name in required if not getattr(self, name)]
         if missing:
             raise ValueError(f"a range needs {' and '.join(missing)}")
         return self
 
     def applies_to(self, check: CheckRecord) -> bool:
-        """Return whether the row is about what a check measured, and of this model."""
-        name = str(check.measured.get("model", "")).lower()
+        """Return whether a check measured what the row is about, of the row's model."""
+        model = str(check.measured.get("model", "")).lower()
+        value = check.measured.get(self.measured)
         return (
-            isinstance(check.measured.get(self.measured), int | float)
+            isinstance(value, int | float)
             and fnmatchcase(check.id, self.check)
-            and fnmatchcase(name, self.model)
+            and fnmatchcase(model, self.model)
         )
 
 
@@ -66,7 +80,7 @@ class Comparison:
         name: What was measured, in words.
         here: The speed, in the row's unit.
         speed: The row.
-        kernels: What ran on the GPU, with its configuration; empty if not recorded.
+        kernels: The kernels that ran on the GPU, with their configuration; empty if not recorded.
     """
 
     name: str
@@ -76,8 +90,10 @@ class Comparison:
 
     @property
     def share(self) -> float:
-        """The speed as a part of the range's lower end; infinite where no range is known."""
-        return self.here / self.speed.bounds[0] if self.speed.bounds else math.inf
+        """The speed as a share of the range's lower end; infinite if no range is known."""
+        if self.speed.bounds is None:
+            return math.inf
+        return self.here / self.speed.bounds[0]
 
     @property
     def expected(self) -> str:
@@ -89,18 +105,20 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """ "slow", "too fast" or "as expected"; nothing where no range is known."""
+        """The word "slow", "too fast" or "as expected"; empty if no range is known."""
         if self.speed.bounds is None:
             return ""
         low, high = self.speed.bounds
         if self.here < low:
             return "slow"
-        return "too fast" if self.here > high else "as expected"
+        if self.here > high:
+            return "too fast"
+        return "as expected"
 
     def explain(self) -> str:
         """Return what is off and its usual cause, for a verdict that is not as expected."""
-        speed, unit = self.speed, self.speed.unit
-        measured = f"{self.name}: {self.here:.3g} {unit}, expected {self.expected}"
+        speed = self.speed
+        measured = f"{self.name}: {self.here:.3g} {speed.unit}, expected {self.expected}"
         if self.verdict == "too fast":
             return (
                 f"{measured}: more than the hardware can, so the measurement is wrong, or the GPU "
@@ -117,7 +135,7 @@ def load(text: str | None = None) -> list[Speed]:
     """Read the rows of speeds.toml, or of a text in its form.
 
     Raises:
-        BadSpeeds: it is no TOML, or a row of it is malformed.
+        BadSpeeds: It is no TOML, or a row of it is malformed.
     """
     if text is None:
         text = (files(__package__) / "speeds.toml").read_text()
@@ -135,50 +153,59 @@ def _read_row(row: Any, number: int) -> Speed:
         return Speed.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the row"
+        place = ".".join(map(str, first["loc"])) or "the row"
         name = row.get("what", "") if isinstance(row, dict) else ""
-        raise BadSpeeds(
-            f"speeds.toml, row {number} ({name}): {where}: {first['msg']:.200}"
-        ) from error
+        message = f"{place}: {first['msg']:.200}"
+        raise BadSpeeds(f"speeds.toml, row {number} ({name}): {message}") from error
 
 
 def compare(record: Record, speeds: list[Speed]) -> Iterator[Comparison]:
-    """Put each measured speed beside the first row that is about it, in the order of the rows."""
-    seen = set()
+    """Yield each measured speed with the first row that is about it, in the order of the rows."""
+    compared = set()
     for speed in speeds:
         for check in record.checks:
             key = (check.id, speed.measured)
-            if key in seen or not speed.applies_to(check):
-                continue
-            seen.add(key)
-            name = speed.what.replace("{}", re.split("[/-]", check.id)[-1])
-            direction = speed.measured.partition("_")[0]
-            kernels = check.measured.get(f"{direction}_kernels", check.measured.get("kernels", ""))
-            yield Comparison(name, check.measured[speed.measured], speed, kernels)
+            if key not in compared and speed.applies_to(check):
+                compared.add(key)
+                yield _compare_check(check, speed)
+
+
+def _compare_check(check: CheckRecord, speed: Speed) -> Comparison:
+    last_word = re.split("[/-]", check.id)[-1]
+    direction = speed.measured.partition("_")[0]
+    kernels = check.measured.get("kernels", "")
+    return Comparison(
+        name=speed.what.replace("{}", last_word),
+        here=check.measured[speed.measured],
+        speed=speed,
+        kernels=check.measured.get(f"{direction}_kernels", kernels),
+    )
 
 
 def table(record: Record) -> tuple[Table, list[str]]:
-    """Return the table of speeds, and what is off in it, the one farthest below its range first.
+    """Return the table of speeds, and explanations of those that are off.
 
-    On another GPU than gfx1151 nothing is off.
+    The speed that is farthest below its range comes first. On another GPU than gfx1151 none is off.
 
     Raises:
-        BadSpeeds: see :func:`load`.
+        BadSpeeds: See :func:`load`.
     """
-    is_ours = record.device.architecture.startswith(TARGET)
+    is_target = record.device.architecture.startswith(TARGET)
     rows = Table("speed", "here", "on gfx1151", "", box=None)
     off = []
-    for each in compare(record, load()):
-        verdict = each.verdict if is_ours else ""
+    for comparison in compare(record, load()):
+        verdict = comparison.verdict if is_target else ""
         rows.add_row(
-            escape(each.name), f"{each.here:.4g} {each.speed.unit}", each.expected, verdict
+            escape(comparison.name),
+            f"{comparison.here:.4g} {comparison.speed.unit}",
+            comparison.expected,
+            verdict,
         )
         if verdict in ("slow", "too fast"):
-            off.append(each)
-    off.sort(key=lambda each: each.share)
-    explanations = [each.explain() for each in off]
+            off.append(comparison)
+    off.sort(key=lambda comparison: comparison.share)
+    explanations = [comparison.explain() for comparison in off]
     if off and off[0].verdict == "slow":
-        explanations[0] = (
-            f"Farthest below its range, at {off[0].share:.0%} of it: {explanations[0]}"
-        )
+        lead = f"Farthest below its range, at {off[0].share:.0%} of it"
+        explanations[0] = f"{lead}: {explanations[0]}"
     return rows, explanations

@@ -19,43 +19,43 @@ _COLOUR = {
     Severity.WARNING: "yellow",
     Severity.INFO: "cyan",
 }
+#: Units by the last part of a measured value's name.
+_UNITS = {
+    "ms": "ms",
+    "gbps": "GB/s",
+    "tflops": "TFLOP/s",
+    "mib": "MiB",
+    "gib": "GiB",
+    "gb": "GB",
+    "mhz": "MHz",
+}
 
 
-def show(record: Record, console: Console) -> None:  # noqa: C901 (its parts in order)
+def show(record: Record, console: Console) -> None:
     """Print a row for each check that ran, then the reasons, each once, fixes and totals."""
-    table = Table("check", "state", "measured", box=None)
     timed = [check for check in record.checks if "forward_ms" in check.measured]
+    table = Table("check", "state", "measured", box=None)
     for check in record.checks:
         if check.state is not State.SKIPPED and check not in timed:
-            table.add_row(check.id, _coloured(_verdict(check)), escape(summary(check.measured)))
+            verdict = _colour(_find_verdict(check))
+            table.add_row(check.id, verdict, escape(summary(check.measured)))
     if table.row_count:
         console.print(table)
     if timed:
-        console.print(_speed_table(timed))
+        console.print(_make_speed_table(timed))
     _show_expected(record, console)
-    reasons: dict[tuple[State | Severity, str], list[str]] = {}
-    for check in record.checks:
-        if check.reason:
-            reasons.setdefault((_verdict(check), check.reason), []).append(check.id)
-    for (verdict, reason), ids in reasons.items():
-        # the table has the others
-        skipped = verdict is State.SKIPPED
-        names = f" ({textwrap.shorten(', '.join(ids), 240, placeholder=' …')})" if skipped else ""
-        console.print(f"{_coloured(verdict, len(ids))}{escape(names)}: {escape(reason)}")
-    for check in record.checks:
-        if check.fix:
-            after = "then reboot" if check.needs_reboot else "no reboot"
-            line = f"{escape(check.id)}: [bold]{escape(check.fix)}[/]   # {after}"
-            console.print(line, soft_wrap=True)
-    console.print(", ".join(f"{number} {name}" for name, number in record.summary.items()))
+    _show_reasons(record, console)
+    _show_fixes(record, console)
+    totals = [f"{number} {name}" for name, number in record.summary.items()]
+    console.print(", ".join(totals))
     if record.unfinished:
         console.print(f"[red]interrupted[/]: {record.unfinished} checks did not run")
 
 
 def _show_expected(record: Record, console: Console) -> None:
-    """Print speeds beside what is expected of gfx1151, and the usual cause of each one that is off.
+    """Print speeds beside those expected of gfx1151, and the usual causes of those that are off.
 
-    A table of expectations that cannot be read costs these lines and no others.
+    If the table of expectations cannot be read, only these lines are missing.
     """
     try:
         table, explanations = speeds.table(record)
@@ -68,87 +68,138 @@ def _show_expected(record: Record, console: Console) -> None:
         console.print(f"[yellow]off[/]: {escape(line)}", soft_wrap=True)
 
 
-def _verdict(check: CheckRecord) -> State | Severity:
+def _show_reasons(record: Record, console: Console) -> None:
+    """Print each reason once, with the number of its checks."""
+    reasons: dict[tuple[State | Severity, str], list[str]] = {}
+    for check in record.checks:
+        if check.reason:
+            key = (_find_verdict(check), check.reason)
+            reasons.setdefault(key, []).append(check.id)
+    for (verdict, reason), ids in reasons.items():
+        names = ""
+        if verdict is State.SKIPPED:
+            # The table has the names of all other checks.
+            listed = textwrap.shorten(", ".join(ids), 240, placeholder=" …")
+            names = f" ({listed})"
+        label = _colour(verdict, len(ids))
+        console.print(f"{label}{escape(names)}: {escape(reason)}")
+
+
+def _show_fixes(record: Record, console: Console) -> None:
+    for check in record.checks:
+        if check.fix:
+            after = "then reboot" if check.needs_reboot else "no reboot"
+            line = f"{escape(check.id)}: [bold]{escape(check.fix)}[/]   # {after}"
+            console.print(line, soft_wrap=True)
+
+
+def _find_verdict(check: CheckRecord) -> State | Severity:
     """Return a check's state; if it passed with a finding, the finding's severity."""
-    return check.severity if check.state is State.PASSED and check.severity else check.state
+    if check.state is State.PASSED and check.severity:
+        return check.severity
+    return check.state
 
 
-def _coloured(verdict: State | Severity, number: int | None = None) -> str:
-    words = verdict.value if number is None else f"{number} {verdict.value}"
+def _colour(verdict: State | Severity, number: int | None = None) -> str:
+    """Return the word of a verdict in its colour, after a number if there is one."""
+    words = verdict.value
+    if number is not None:
+        words = f"{number} {words}"
     return f"[{_COLOUR[verdict]}]{words}[/]"
 
 
-def _speed_table(checks: list[CheckRecord]) -> Table:
-    """Tabulate milliseconds: median, 10th and 90th percentile; decoding has no backward pass."""
-    head = ["forward ms", "TFLOP/s", "backward ms", "TFLOP/s", "of peak", "MiB"]
-    decodes = any("cache_gbps" in check.measured for check in checks)
-    table = Table("benchmark", *head, *["GB/s"] * decodes, box=None)
+def _make_speed_table(checks: list[CheckRecord]) -> Table:
+    """Return the table of benchmarks; decoding has no backward pass."""
+    columns = [
+        "benchmark",
+        "forward ms",
+        "TFLOP/s",
+        "backward ms",
+        "TFLOP/s",
+        "of peak",
+        "MiB",
+    ]
+    has_cache_rate = any("cache_gbps" in check.measured for check in checks)
+    if has_cache_rate:
+        columns.append("GB/s")
+    table = Table(*columns, box=None)
     for check in checks:
-        found = check.measured
-        cells = []
-        for direction in ("forward", "backward"):
-            if f"{direction}_ms" not in found:
-                cells += ["", ""]
-                continue
-            low, median, high = (found[f"{direction}_{part}ms"] for part in ("low_", "", "high_"))
-            cells += [
-                f"{median:.4g} ({low:.4g} to {high:.4g})",
-                f"{found[f'{direction}_tflops']:.3g}",
-            ]
-        peak = found.get("forward_of_peak")
-        cells += [f"{peak:.0%}" if peak else "", f"{found.get('memory_mib', 0):.0f}"]
-        cells.append(f"{found['cache_gbps']:.0f}" if "cache_gbps" in found else "")
-        table.add_row(check.id.removeprefix("bench/"), *cells[: len(table.columns) - 1])
+        measured = check.measured
+        peak = measured.get("forward_of_peak")
+        cells = [
+            check.id.removeprefix("bench/"),
+            *_format_times(measured, "forward"),
+            *_format_times(measured, "backward"),
+            f"{peak:.0%}" if peak else "",
+            f"{measured.get('memory_mib', 0):.0f}",
+        ]
+        if "cache_gbps" in measured:
+            cells.append(f"{measured['cache_gbps']:.0f}")
+        table.add_row(*cells)
     return table
 
 
-#: By the last part of what a measured value is called.
-_UNITS = {
-    "ms": "ms",
-    "gbps": "GB/s",
-    "tflops": "TFLOP/s",
-    "mib": "MiB",
-    "gib": "GiB",
-    "gb": "GB",
-    "mhz": "MHz",
-}
+def _format_times(measured: dict, direction: str) -> tuple[str, str]:
+    """Return the times in milliseconds (median, 10th and 90th percentile) and the rate."""
+    if f"{direction}_ms" not in measured:
+        return "", ""
+    median = measured[f"{direction}_ms"]
+    low = measured[f"{direction}_low_ms"]
+    high = measured[f"{direction}_high_ms"]
+    rate = measured[f"{direction}_tflops"]
+    return f"{median:.4g} ({low:.4g} to {high:.4g})", f"{rate:.3g}"
 
 
 def summary(measured: dict) -> str:
     """Return the largest error as a fraction of its bound; without errors, the plain values."""
-    pairs = [value for value in measured.values() if _is_pair(value)]
-    if any(pair["error"] is None for pair in pairs):
+    comparisons = [value for value in measured.values() if _is_comparison(value)]
+    if any(comparison["error"] is None for comparison in comparisons):
         return "not finite"
-    if pairs:
+    if comparisons:
         return f"error {worst(measured):.2f} of the bound"
-    plain = {
-        name: value
-        for name, value in measured.items()
-        # the spread of repeats is the benchmarks' own table's
-        if isinstance(value, int | float | str) and not re.search("_(low|high|repeats)", name)
-    }
-    return textwrap.shorten(", ".join(map(_worded, plain, plain.values())), 160, placeholder=" …")
+    words = []
+    for name, value in measured.items():
+        # The table of benchmarks has the spread of repeats.
+        is_spread = re.search("_(low|high|repeats)", name)
+        if isinstance(value, int | float | str) and not is_spread:
+            words.append(_format_value(name, value))
+    return textwrap.shorten(", ".join(words), 160, placeholder=" …")
 
 
 def worst(measured: dict) -> float | None:
     """Return the largest error as a fraction of its bound; None if nothing finite was compared."""
-    pairs = [(m["error"], m["bound"]) for m in measured.values() if _is_pair(m)]
-    if not pairs or any(error is None for error, _ in pairs):
+    comparisons = [value for value in measured.values() if _is_comparison(value)]
+    if not comparisons:
         return None
-    pairs += [(m["rms"], m["rms_bound"]) for m in measured.values() if _is_pair(m) and "rms" in m]
-    return max(e / b if b else float(e > 0) for e, b in pairs)
+    fractions = []
+    for comparison in comparisons:
+        if comparison["error"] is None:
+            return None
+        fractions.append(_divide(comparison["error"], comparison["bound"]))
+        if "rms" in comparison:
+            fractions.append(_divide(comparison["rms"], comparison["rms_bound"]))
+    return max(fractions)
 
 
-def _is_pair(value: object) -> bool:
+def _divide(error: float, bound: float) -> float:
+    """Return an error as a fraction of its bound; with a bound of 0, 0 or 1."""
+    return error / bound if bound else float(error > 0)
+
+
+def _is_comparison(value: object) -> bool:
     return isinstance(value, dict) and {"error", "bound"} <= value.keys()
 
 
-def _worded(name: str, value: int | float | str) -> str:
-    """Put a value after its name, and add its unit: "forward 1.2 ms" for "forward_ms"."""
-    number = f"{value:.4g}" if isinstance(value, float) else str(value)
-    if isinstance(value, float) and name.endswith("_of_peak"):
+def _format_value(name: str, value: int | float | str) -> str:
+    """Return a value after its name, with its unit: "forward 1.2 ms" for "forward_ms"."""
+    if not isinstance(value, float):
+        number = str(value)
+    elif name.endswith("_of_peak"):
         number = f"{value:.1%}"
-    rest, _, unit = name.rpartition("_")
-    has_unit = rest and unit in _UNITS
-    words = (rest if has_unit else name).replace("_", " ")  # not the value: x86_64
-    return f"{words} {number} {_UNITS[unit]}" if has_unit else f"{words} {number}"
+    else:
+        number = f"{value:.4g}"
+    # Only the name: a value such as x86_64 keeps its underscores.
+    label, _, suffix = name.rpartition("_")
+    if label and suffix in _UNITS:
+        return f"{label.replace('_', ' ')} {number} {_UNITS[suffix]}"
+    return f"{name.replace('_', ' ')} {number}"
