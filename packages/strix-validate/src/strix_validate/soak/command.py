@@ -32,12 +32,14 @@ from strix_validate.soak.story import Story
 from strix_validate.soak.verdicts import judge
 from strix_validate.terminal import SECONDS_BETWEEN_WRITES, DeviceName, JsonOption
 
-WORKER, SENSORS = "strix_validate.soak.worker", "strix_validate.soak.telemetry"
-#: Seconds of a turn, and how often each load is to have one at least.
-TURN, _LEAST_TURNS = 15.0, 3
-#: Lines on the terminal come so many seconds apart.
+WORKER = "strix_validate.soak.worker"
+SENSORS = "strix_validate.soak.telemetry"
+#: Seconds of a turn; turns are shorter if a load would have fewer than _FEWEST_TURNS.
+TURN = 15.0
+_FEWEST_TURNS = 3
+#: Seconds between two lines on the terminal.
 _LINE = 60.0
-#: Of the tiny model's server, as many sequences as requests; see vllm_server._TINY.
+#: The flags of the tiny model's server; it runs as many sequences as there are requests.
 _SERVER_FLAGS = (
     "--dtype",
     "float16",
@@ -49,92 +51,109 @@ _SERVER_FLAGS = (
     str(256 << 20),
 )
 
+#: Prints a line on the terminal.
+_Say = Callable[[str], None]
+
 
 class SoakRecord:
     """The files of a soak: a record and a table, written as it goes, a log, and a plot at the end.
 
     Args:
-        folder: Where they are written.
-        story: What is recorded.
+        folder: The folder to which they are written.
+        story: The course of the soak.
+
+    Attributes:
+        log: The file of the log.
+        file: The file of the record.
     """
 
     def __init__(self, folder: Path, story: Story) -> None:
-        self._story, self._began, self._begin = story, datetime.now(UTC), time.monotonic()
-        self._stem = folder / f"soak-{self._began:%Y-%m-%d-%H%M%S}"
-        self.log, self.file = self._name("log"), self._name("json")
-        self._table = Table(self._name("csv"))
-        self._described = {
-            "versions": host.versions(),
-            "packages": host.packages(),
-            "host": host.describe_host(),
-        }
-        self._written = float("-inf")
+        self._story = story
+        self._created = datetime.now(UTC)
+        self._begin = time.monotonic()
+        self._stem = folder / f"soak-{self._created:%Y-%m-%d-%H%M%S}"
+        self.log = self._make_path("log")
+        self.file = self._make_path("json")
+        self._table = Table(self._make_path("csv"))
+        self._versions = host.versions()
+        self._packages = host.packages()
+        self._host = host.describe_host()
+        self._last_write = float("-inf")
 
-    def _name(self, suffix: str) -> Path:
+    def _make_path(self, suffix: str) -> Path:
         return self._stem.with_name(f"{self._stem.name}.{suffix}")
 
     def make(self) -> Record:
-        """Make the record of what the story has so far; without its end, one check is missing."""
-        results = judge(self._story)
-        checks = [record.of_result("soak", result) for result in results]
-        for check in checks:
+        """Return the record of the story so far; before its end, one check is missing."""
+        checks = []
+        for result in judge(self._story):
+            check = record.of_result("soak", result)
             check.reason = host.shorten(check.reason)
+            checks.append(check)
         device = self._story.device
-        is_ours = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
+        is_target = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
         return Record(
-            created=self._began,
+            created=self._created,
             command=["soak"],
             seed=0,
-            subject="packages" if is_ours else "harness",
+            subject="packages" if is_target else "harness",
+            versions=self._versions,
+            packages=self._packages,
+            host=self._host,
             device=device,
             checks=checks,
             summary=record.summarise(checks),
             seconds=round(time.monotonic() - self._begin, 1),
             unfinished=int(not self._story.is_over),
-            **self._described,
         )
 
     def keep(self, row: dict) -> None:
         """Write a second's row, and every few seconds the record."""
         self._table.add(row)
-        if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
+        if time.monotonic() - self._last_write > SECONDS_BETWEEN_WRITES:
             self.make().write(self.file)
-            self._written = time.monotonic()
+            self._last_write = time.monotonic()
 
-    def close(self, say: Callable[[str], None]) -> Record:
+    def close(self, say: _Say) -> Record:
         """Write the record and its plot, name the files, and return the record."""
         self._table.close()
-        whole = self.make()
-        whole.write(self.file)
-        say(f"wrote {self.file} and {self._name('csv')}")
+        report = self.make()
+        report.write(self.file)
+        say(f"wrote {self.file} and {self._make_path('csv')}")
         if self.log.exists() and not self.log.stat().st_size:
             self.log.unlink()
         if not find_spec("matplotlib"):
             say(f"no plot, since matplotlib is not installed: {install_advice('matplotlib')}")
-            return whole
+            return report
         from strix_validate.reporting.plots import write
 
-        for file in write(whole, self._stem.parent, self._stem.name):
+        for file in write(report, self._stem.parent, self._stem.name):
             say(f"wrote {file}")
-        return whole
+        return report
 
 
 @contextlib.contextmanager
 def _interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
     """Let these signals interrupt as Ctrl-C does, so that the record is written."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    handlers = {}
+    for number in numbers:
+        handlers[number] = signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def open_device(device: str, limit: float = PREPARE_LIMIT) -> str:
-    """Return torch's name of the device that it opens in a process of its own.
+    """Open a device in a process of its own, and return torch's name of it.
+
+    Args:
+        device: auto, cpu or cuda.
+        limit: Seconds in which it must open.
 
     Raises:
-        CheckFailed: it does not within the limit in seconds, or the process ends.
+        CheckFailed: It does not open within the limit, or the process ends.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
@@ -146,24 +165,34 @@ def open_device(device: str, limit: float = PREPARE_LIMIT) -> str:
         finally:
             process.stop(5)
         if not lines:
-            last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            end = describe_status(process.status() or 0)
-            raise CheckFailed(f"torch does not open the GPU: its process ended {end}: {last}")
+            last_line = log.read_text(errors="replace").strip().splitlines()[-1:]
+            status = describe_status(process.status() or 0)
+            raise CheckFailed(
+                f"torch does not open the GPU: its process ended {status}: {last_line}"
+            )
     return json.loads(lines[0])["name"]
 
 
 @contextlib.contextmanager
-def serve_tiny_model(device: str, say: Callable[[str], None]) -> Iterator[tuple[str, str, str]]:
-    """Start a server of a tiny model; yield its URL and model, or "" twice and the reason."""
+def serve_tiny_model(device: str, say: _Say) -> Iterator[tuple[str, str, str]]:
+    """Start a server of a tiny model.
+
+    Yields:
+        Its URL, the name of its model, and "" as reason; or "" twice and the reason why it does
+        not run.
+    """
     with ServerSession("cuda", flags=_SERVER_FLAGS) as session:
-        url = model = reason = ""
+        url = ""
+        model = ""
+        reason = ""
         try:
             session.need_vllm()
             session.device = open_device(device)
             session.need_vllm()
             say("vllm serve starts with a tiny model; this may take minutes")
             endpoint = session.server.endpoint
-            url, model = endpoint.url, endpoint.model
+            url = endpoint.url
+            model = endpoint.model
         except (CannotRun, CheckFailed) as error:
             reason = str(error)
         yield url, model, reason
@@ -175,24 +204,30 @@ def run(
     device: str,
     seconds: float,
     hang_after: float,
-    say: Callable[[str], None],
+    say: _Say,
     worker: Sequence[str] = ("-m", WORKER),
     clock: Clock | None = None,
 ) -> None:
     """Load the GPU and record it; Ctrl-C and SIGTERM leave the story as far as it has come.
 
     Args:
+        story: The story, to which everything is added.
+        files: The files of the soak.
         device: auto, cpu or cuda.
-        worker: arguments of Python that start the loads.
+        seconds: How long the loads run.
+        hang_after: Seconds without progress after which the worker hangs.
+        say: Prints a line on the terminal.
+        worker: Arguments of Python that start the loads.
+        clock: The clock.
     """
     with serve_tiny_model(device, say) as (url, model, reason), contextlib.ExitStack() as stack:
         if reason:
             story.absent["server"] = reason
             say(f"the load server does not run: {reason}")
-        loads = 4 if url else 3
+        number_of_loads = 4 if url else 3
         options = {
             "device": device,
-            "turn_seconds": min(TURN, seconds / loads / _LEAST_TURNS),
+            "turn_seconds": min(TURN, seconds / number_of_loads / _FEWEST_TURNS),
             "url": url,
             "model": model,
         }
@@ -204,29 +239,47 @@ def run(
         stack.callback(sensors.stop, 0)
         child = LineProcess([*worker, json.dumps(options)], files.log)
         stack.callback(child.stop)
-        shown = float("-inf")
-
-        def keep(row: dict) -> None:
-            nonlocal shown
-            files.keep(row)
-            if row["event"] or row["seconds"] - shown >= _LINE:
-                shown = row["seconds"]
-                say(f"{story.summary()} {row['event']}".rstrip())
-
-        recorder = Recorder(story, child, sensors, kernel_log.faults, keep, clock)
+        recorder = Recorder(
+            story,
+            child,
+            sensors,
+            kernel_log.faults,
+            _make_keeper(story, files, say),
+            clock,
+        )
         recorder.run(seconds, hang_after)
 
 
+def _make_keeper(story: Story, files: SoakRecord, say: _Say) -> Callable[[dict], None]:
+    """Return a function that writes a row, and prints events and a line each minute."""
+    last_line = float("-inf")
+
+    def keep(row: dict) -> None:
+        nonlocal last_line
+        files.keep(row)
+        if row["event"] or row["seconds"] - last_line >= _LINE:
+            last_line = row["seconds"]
+            say(f"{story.summary()} {row['event']}".rstrip())
+
+    return keep
+
+
 def soak(
-    minutes: Annotated[float, typer.Option(min=0.1, max=1440, help="How long the loads run.")] = 60,
+    minutes: Annotated[
+        float,
+        typer.Option(min=0.1, max=1440, help="How long the loads run."),
+    ] = 60,
     evidence: Annotated[
-        Path, typer.Option(metavar="DIR", help="Write record, table and plot to this folder.")
+        Path,
+        typer.Option(metavar="DIR", help="Write record, table and plot to this folder."),
     ] = Path("records"),
     device: Annotated[
-        DeviceName, typer.Option(help="As in torch, cuda includes ROCm GPUs.")
+        DeviceName,
+        typer.Option(help="As in torch, cuda includes ROCm GPUs."),
     ] = DeviceName.AUTO,
     hang_after: Annotated[
-        float, typer.Option(metavar="SECONDS", min=5, help="Without progress, it hangs.")
+        float,
+        typer.Option(metavar="SECONDS", min=5, help="Without progress, it hangs."),
     ] = 120,
     as_json: JsonOption = False,
 ) -> None:
@@ -241,8 +294,8 @@ def soak(
         console.print(line, markup=False)
 
     if not find_spec("torch"):
-        what = "torch is not installed here: nothing could be loaded"
-        say(f"{what}: {install_advice('torch')}")
+        advice = install_advice("torch")
+        say(f"torch is not installed here: nothing could be loaded: {advice}")
         raise typer.Exit(3)
     try:
         evidence.mkdir(parents=True, exist_ok=True)
@@ -250,21 +303,21 @@ def soak(
         files = SoakRecord(evidence, story)
     except OSError as error:
         raise typer.BadParameter(f"--evidence {evidence}: {error.strerror}") from error
-    error_of_files = None
+    has_write_error = False
     try:
         with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
             run(story, files, device.value, minutes * 60, hang_after, say)
-        whole = files.close(say)
+        report = files.close(say)
     except OSError as error:
-        error_of_files = error
+        has_write_error = True
         say(f"{evidence}: {error}: nothing more is recorded")
-        whole = files.make()
+        report = files.make()
     if as_json:
-        typer.echo(whole.dump())
+        typer.echo(report.dump())
     else:
-        show(whole, Console())
-    if error_of_files:
+        show(report, Console())
+    if has_write_error:
         raise typer.Exit(1)
-    if whole.unfinished:
+    if report.unfinished:
         raise typer.Exit(130)
-    raise typer.Exit(exit_code(check.state for check in whole.checks))
+    raise typer.Exit(exit_code(check.state for check in report.checks))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the GPU is loaded with, and how each result is compared.
+"""The loads of the GPU, and how each result is compared.
 
 Inputs stay the same, so that a result that changes is a fault. A tensor is judged twice: against
 float64, computed on the CPU before the first step, within the bound of a correct kernel; and bit
@@ -22,12 +22,13 @@ from strix_validate.numerics import comparison, reference
 from strix_validate.serving import judges
 from strix_validate.serving.endpoint import Endpoint
 
-#: Seconds that a step takes: hangs are noticed, and the next load begins, only between steps.
+#: Seconds that a step takes. Hangs are noticed, and the next load begins, only between steps.
 STEP_SECONDS = 0.5
-#: Results that must be equal for a tensor to be compared bit for bit.
+#: Number of results that must be equal for a tensor to be compared bit for bit.
 _PROBES = 8
-#: Requests at a time, and the tokens that each gets.
-REQUESTS, _TOKENS = 32, 24
+#: Number of concurrent requests, and the tokens that each gets.
+REQUESTS = 32
+_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Step:
 
     Attributes:
         work: Operations, bytes or requests.
-        results: How many were compared.
-        changed: How many differ from the first one; None where no tensor is compared bit for bit.
+        results: Number of results that were compared.
+        changed: Number of results that differ from the first one; None if no tensor is compared
+            bit for bit.
         error: The largest error as a share of its bound; None for a NaN or an infinity.
         fault: What is wrong, where a share does not tell it.
     """
@@ -50,7 +52,14 @@ class Step:
 
 
 class Load(Protocol):
-    """A load. unit: of its rate, of which a step's work has `scale` in a second."""
+    """A load.
+
+    Attributes:
+        name: Its name.
+        what: Its description.
+        unit: The unit of its rate.
+        scale: The work of a step that is one unit, if it takes a second.
+    """
 
     name: str
     what: str
@@ -65,62 +74,82 @@ class Load(Protocol):
 
 
 class TensorLoad:
-    """A call with fixed inputs whose results have a reference in float64."""
+    """A call with fixed inputs whose results have a reference in float64.
 
-    unit, scale = "tflops", 1e12
+    Args:
+        device: torch's name of the device.
+        name: See Load.
+        what: See Load.
+        work: The operations of a call.
+    """
+
+    unit = "tflops"
+    scale = 1e12
 
     def __init__(self, device: str, name: str, what: str, work: float) -> None:
-        self.device, self.name, self.what, self._work = device, name, what, work
+        self.device = device
+        self.name = name
+        self.what = what
+        self._work = work
 
     def inputs(self) -> None:
         """Draw the inputs."""
         raise NotImplementedError
 
     def call(self) -> dict[str, Tensor]:
-        """Compute the results, on the device."""
+        """Return the results, computed on the device."""
         raise NotImplementedError
 
     def expected(self, dtype: reference.Precision) -> dict[str, Tensor]:
-        """Return the results in a precision, on the CPU."""
+        """Return the results, computed in a precision on the CPU."""
         raise NotImplementedError
 
     def prepare(self) -> None:
         """See Load."""
         self.inputs()
         exact = self.expected(torch.float64)
-        rounded, terms = self.expected(torch.float16), self.expected(reference.TERMS)
+        rounded = self.expected(torch.float16)
+        terms = self.expected(reference.TERMS)
         self._bounds = comparison.bounds(exact, rounded, terms, torch.float16)
-        self._exact = {name: x.to(self.device) for name, x in exact.items()}
+        self._exact = {name: tensor.to(self.device) for name, tensor in exact.items()}
         self._first = self.call()
         self._repeats = _count_repeats(self.call, self.device)
         probes = [self.call() for _ in range(_PROBES)]
         #: Names of tensors that are the same each time. NVIDIA's dq is a sum in any order.
-        self._fixed = [
-            name for name in exact if not any(self._differs(probe, [name]) for probe in probes)
-        ]
+        self._fixed = []
+        for name in exact:
+            if not any(self._differs(probe, [name]) for probe in probes):
+                self._fixed.append(name)
         self._names = cycle(exact)
 
     def _differs(self, results: dict[str, Tensor], names: list[str]) -> Tensor:
         """Return whether one of these results differs from the first one, on the device."""
-        return torch.stack([(results[name] != self._first[name]).any() for name in names]).any()
+        differences = [(results[name] != self._first[name]).any() for name in names]
+        return torch.stack(differences).any()
 
     def _error(self, results: dict[str, Tensor], names: Iterable[str]) -> Tensor:
-        """Return the largest error as a share of its bound, on the device; a NaN stays one."""
-        shares = [
-            (results[name].double() - self._exact[name]).abs().amax() / self._bounds[name]
-            for name in names
-        ]
+        """Return the largest error as a share of its bound, on the device.
+
+        A NaN stays one.
+        """
+        shares = []
+        for name in names:
+            errors = (results[name].double() - self._exact[name]).abs()
+            shares.append(errors.amax() / self._bounds[name])
         return torch.stack(shares).amax()
 
     def step(self) -> Step:
         """See Load.
 
-        Tensors that are not the same each time have each result compared with float64, the others
-        the last one of the step. One of the last ones, in turn, is compared on the CPU as well,
-        without trust in the GPU. Results are overwritten: a kernel that writes nothing into memory
-        that the next call gets would otherwise leave the right numbers there.
+        Each result of a tensor that is not the same each time is compared with float64; of the
+        other tensors, the last result of the step is. In turn, one of the last results is compared
+        on the CPU as well, which does not trust the GPU.
+
+        Results are overwritten: a kernel that writes nothing into memory that the next call gets
+        would otherwise leave the right numbers there.
         """
-        changes, errors = [], []
+        changes = []
+        errors = []
         loose = [name for name in self._exact if name not in self._fixed]
         for _ in range(self._repeats):
             results = self.call()
@@ -133,14 +162,22 @@ class TensorLoad:
         results = self.call()
         errors.append(self._error(results, self._exact))
         shares = torch.stack(errors).tolist()
-        name = next(self._names)
-        exact = self._exact[name].cpu().expand_as(results[name])
-        error = comparison.max_error(results[name].cpu(), exact)
-        shares.append(error / self._bounds[name])
+        shares.append(self._compare_on_cpu(results))
         is_finite = all(map(math.isfinite, shares))
-        changed = sum(change.item() for change in changes) if self._fixed else None
         number = self._repeats + 1
-        return Step(self._work * number, number, changed, max(shares) if is_finite else None)
+        return Step(
+            work=self._work * number,
+            results=number,
+            changed=sum(change.item() for change in changes) if self._fixed else None,
+            error=max(shares) if is_finite else None,
+        )
+
+    def _compare_on_cpu(self, results: dict[str, Tensor]) -> float:
+        """Return the error of the next tensor in turn as a share of its bound."""
+        name = next(self._names)
+        result = results[name].cpu()
+        exact = self._exact[name].cpu().expand_as(result)
+        return comparison.max_error(result, exact) / self._bounds[name]
 
 
 def _count_repeats(call: Callable, device: str) -> int:
@@ -151,41 +188,49 @@ def _count_repeats(call: Callable, device: str) -> int:
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / _PROBES
-    return max(1, min(1000, int(STEP_SECONDS / max(seconds, 1e-6))))
+    repeats = int(STEP_SECONDS / max(seconds, 1e-6))
+    return max(1, min(1000, repeats))
 
 
 class AttentionLoad(TensorLoad):
     """Causal attention, forward and backward, by the kernels that torch picks.
 
-    One sequence stands many times in the batch, so that its reference is computed once.
+    One sequence is repeated in the batch, so that its reference is computed once.
     """
 
     def __init__(self, device: str) -> None:
-        self._copies, heads, length, lanes = 32, 4, 2048, 64
         if device == "cpu":
-            self._copies, heads, length, lanes = 2, 2, 64, 16
-        self._shape = (1, heads, length, lanes)
-        pairs = length * (length + 1) // 2
-        # two products forward and five backward, of two operations each
-        work = 14 * self._copies * heads * lanes * pairs
-        q = (self._copies, *self._shape[1:])
-        what = f"causal attention in float16, forward and backward, q {q}"
+            self._copies = 2
+            num_heads = 2
+            seqlen = 64
+            head_dim = 16
+        else:
+            self._copies = 32
+            num_heads = 4
+            seqlen = 2048
+            head_dim = 64
+        self._shape = (1, num_heads, seqlen, head_dim)
+        pairs = seqlen * (seqlen + 1) // 2
+        # Two products forward and five backward, of two operations each.
+        work = 14 * self._copies * num_heads * head_dim * pairs
+        q_shape = (self._copies, *self._shape[1:])
+        what = f"causal attention in float16, forward and backward, q {q_shape}"
         super().__init__(device, "attention", what, work)
 
     def inputs(self) -> None:
         """See TensorLoad."""
         generator = torch.Generator().manual_seed(0)
         self._inputs = [torch.randn(self._shape, generator=generator).half() for _ in range(4)]
-        copies = [x.to(self.device).repeat(self._copies, 1, 1, 1) for x in self._inputs]
-        *self._leaves, self._grad_out = copies
+        batches = [x.to(self.device).repeat(self._copies, 1, 1, 1) for x in self._inputs]
+        *self._leaves, self._grad_out = batches
         for leaf in self._leaves:
             leaf.requires_grad_()
 
     def call(self) -> dict[str, Tensor]:
         """See TensorLoad."""
         out = sdpa.ROUTES["default"](*self._leaves, is_causal=True)
-        gradients = torch.autograd.grad(out, self._leaves, self._grad_out)
-        return {"out": out.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
+        dq, dk, dv = torch.autograd.grad(out, self._leaves, self._grad_out)
+        return {"out": out.detach(), "dq": dq, "dk": dk, "dv": dv}
 
     def expected(self, dtype: reference.Precision) -> dict[str, Tensor]:
         """See TensorLoad."""
@@ -203,9 +248,8 @@ class ProductLoad(TensorLoad):
     def inputs(self) -> None:
         """See TensorLoad."""
         generator = torch.Generator().manual_seed(0)
-        self._inputs = [
-            torch.randn((self._size, self._size), generator=generator).half() for _ in range(2)
-        ]
+        shape = (self._size, self._size)
+        self._inputs = [torch.randn(shape, generator=generator).half() for _ in range(2)]
         self._x, self._weight = (x.to(self.device) for x in self._inputs)
 
     def call(self) -> dict[str, Tensor]:
@@ -220,22 +264,30 @@ class ProductLoad(TensorLoad):
 class CopyLoad:
     """Copies from the host's memory to the GPU, within it, and back, compared bit for bit."""
 
-    name, unit, scale = "copy", "gbps", 1e9
+    name = "copy"
+    unit = "gbps"
+    scale = 1e9
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self._numbers = (64 if device == "cuda" else 1) * 2**20
-        self.what = f"copies of {4 * self._numbers // 2**20} MiB: host to GPU, within it, and back"
+        mib = 256 if device == "cuda" else 4
+        self._numbers = mib * 2**20 // 4
+        self.what = f"copies of {mib} MiB: host to GPU, within it, and back"
 
     def prepare(self) -> None:
         """See Load."""
         generator = torch.Generator().manual_seed(0)
         self._origin = torch.randint(
-            -(2**31), 2**31 - 1, (self._numbers,), generator=generator, dtype=torch.int32
+            -(2**31),
+            2**31 - 1,
+            (self._numbers,),
+            generator=generator,
+            dtype=torch.int32,
         )
         self._back = torch.zeros_like(self._origin)
         if self.device == "cuda":
-            self._origin, self._back = self._origin.pin_memory(), self._back.pin_memory()
+            self._origin = self._origin.pin_memory()
+            self._back = self._back.pin_memory()
         self._source = self._origin.to(self.device, copy=True)
         self._target = torch.zeros_like(self._source)
         self._repeats = _count_repeats(lambda: self._target.copy_(self._source), self.device)
@@ -251,23 +303,27 @@ class CopyLoad:
             differences.append((self._target != self._source).any())
         self._back.zero_()
         self._back.copy_(self._target)
-        changed = sum(each.item() for each in differences)
+        changed = sum(difference.item() for difference in differences)
         changed += not torch.equal(self._back, self._origin)
         results = self._repeats + 2
-        return Step(8 * self._numbers * results, results, changed, 0.0)
+        # Each copy reads and writes four bytes per number.
+        return Step(8 * self._numbers * results, results, changed, error=0.0)
 
 
 class ServerLoad:
-    """Requests to a server of a tiny model, all at a time, compared with its own prefill.
+    """Concurrent requests to a server of a tiny model, compared with its own prefill.
 
     Another token at a near tie is no fault: the rows of a batch are summed in other orders.
     """
 
-    name, unit, scale = "server", "requests_per_s", 1.0
+    name = "server"
+    unit = "requests_per_s"
+    scale = 1.0
 
     def __init__(self, url: str, model: str) -> None:
         self.what = f"vllm serve, a tiny model, {REQUESTS} requests at a time"
-        self._server, self._prompts = Endpoint(url, model), server_prompts()
+        self._server = Endpoint(url, model)
+        self._prompts = server_prompts()
 
     def prepare(self) -> None:
         """See Load."""
@@ -279,13 +335,20 @@ class ServerLoad:
             measured = judges.judge_together(self._server, self._prompts, REQUESTS, _TOKENS)
         except CheckFailed as error:
             return Step(REQUESTS, REQUESTS, None, None, str(error))
-        pairs = [value for value in measured.values() if isinstance(value, dict)]
-        return Step(REQUESTS, REQUESTS, None, max(pair["error"] / pair["bound"] for pair in pairs))
+        shares = []
+        for value in measured.values():
+            if isinstance(value, dict):
+                shares.append(value["error"] / value["bound"])
+        return Step(REQUESTS, REQUESTS, None, max(shares))
 
 
 def server_prompts() -> list[list[int]]:
     """Return prompts of tokens of the tiny model, which all differ and have several lengths."""
-    return [[29 + 13 * i, *range(3, 35 + 2 * i), 5 + i] for i in range(REQUESTS)]
+    prompts = []
+    for number in range(REQUESTS):
+        middle = range(3, 35 + 2 * number)
+        prompts.append([29 + 13 * number, *middle, 5 + number])
+    return prompts
 
 
 def make_loads(device: str, url: str = "", model: str = "") -> list[Load]:
@@ -297,6 +360,9 @@ def make_loads(device: str, url: str = "", model: str = "") -> list[Load]:
 
 
 def need_gpu_memory(device: str, gib: float = 8) -> None:
-    """Raise CannotRun where the loads do not fit."""
-    if device == "cuda" and torch.cuda.mem_get_info()[0] < gib * 2**30:
+    """Raise CannotRun if the loads do not fit the free memory of the GPU."""
+    if device != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info()
+    if free < gib * 2**30:
         raise CannotRun(f"the loads need {gib:.0f} GiB of free GPU memory")

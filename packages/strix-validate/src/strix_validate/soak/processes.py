@@ -19,11 +19,17 @@ class LineProcess:
     """
 
     def __init__(self, arguments: Sequence[str | Path], log: Path) -> None:
-        """Start `python ARGUMENTS`, with standard error appended to the log."""
+        """Start Python.
+
+        Args:
+            arguments: Its arguments.
+            log: The file to which standard error is appended.
+        """
+        path = os.pathsep.join(filter(None, sys.path))
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=os.environ | {"PYTHONPATH": path},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,
@@ -32,7 +38,7 @@ class LineProcess:
         self._output = self._process.stdout.fileno()  # type: ignore[union-attr]
         os.set_blocking(self._output, False)
         self.pid = self._process.pid
-        self._rest = b""
+        self._incomplete = b""
 
     def lines(self) -> list[str]:
         """Return the whole lines that were written since the last call."""
@@ -43,15 +49,18 @@ class LineProcess:
                 break
             if not part:
                 break
-            self._rest += part
-        *whole, self._rest = self._rest.split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
+            self._incomplete += part
+        *lines, self._incomplete = self._incomplete.split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
 
     def wait_for_lines(self, limit: float) -> list[str]:
         """Return lines as soon as there are any; none if the process closes its output.
 
+        Args:
+            limit: Seconds to wait.
+
         Raises:
-            TimeoutError: there are none within the limit in seconds.
+            TimeoutError: There are none within the limit.
         """
         ready, _, _ = select.select([self._output], [], [], limit)
         if not ready:
@@ -61,8 +70,11 @@ class LineProcess:
     def lines_until_end(self, limit: float) -> Iterator[str]:
         """Yield the whole lines that are written until the process ends.
 
+        Args:
+            limit: Seconds to wait for a line.
+
         Raises:
-            TimeoutError: nothing is written for limit seconds.
+            TimeoutError: Nothing is written for so long.
         """
         while True:
             is_over = self.status() is not None
@@ -70,7 +82,8 @@ class LineProcess:
             yield from lines
             if is_over and not lines:
                 return
-            if not lines:  # half a line, or the end of the output before that of the process
+            if not lines:
+                # There is half a line, or the output ended before the process.
                 time.sleep(0.05)
 
     def status(self) -> int | None:
@@ -78,19 +91,23 @@ class LineProcess:
         return self._process.poll()
 
     def kernel_state(self) -> str:
-        """Return where the process is, as /proc has it: "D in amdgpu_fence_wait", for example."""
+        """Return the state of the process, as /proc has it: "D in amdgpu_fence_wait", say."""
         folder = Path("/proc", str(self.pid))
         try:
-            letter = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            place = (folder / "wchan").read_text().strip("0\n")
+            fields = (folder / "stat").read_text().rpartition(")")[2]
+            letter = fields.split()[0]
+            function = (folder / "wchan").read_text().strip("0\n")
         except (OSError, IndexError):
             return ""
-        return f"{letter} in {place}" if place else letter
+        return f"{letter} in {function}" if function else letter
 
     def stop(self, limit: float = 10.0) -> bool:
         """End the process and its children; return False if it cannot be killed.
 
-        A process that waits inside a driver ignores even SIGKILL, so nothing here waits for it.
+        A process that waits inside a driver ignores even SIGKILL; it is not waited for.
+
+        Args:
+            limit: Seconds in which it may end by itself.
         """
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]

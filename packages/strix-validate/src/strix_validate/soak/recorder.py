@@ -16,8 +16,8 @@ from strix_validate.soak.telemetry import COLUMNS, resident_mib
 
 #: Seconds after which a reading is too old to stand for the present.
 _STALE = 5.0
-#: Seconds without progress before the first turn: torch is imported, kernels are compiled, and the
-#: references are computed on the CPU.
+#: Seconds without progress that are allowed before the first turn: torch is imported, kernels are
+#: compiled, and the references are computed on the CPU.
 PREPARE_LIMIT = 600.0
 #: The columns of the table, one row each second.
 TABLE = (
@@ -31,10 +31,17 @@ TABLE = (
     "available_mib",
     "event",
 )
+#: Meanings of signals that end a process.
+_SIGNALS = {
+    6: "abort",
+    7: "bus error",
+    9: "killed, from outside or for memory",
+    11: "crash",
+}
 
 
 class Clock:
-    """The machine's clock. Tests drive one of their own."""
+    """The machine's clock; tests use one of their own."""
 
     def now(self) -> float:
         """Return seconds since some moment."""
@@ -46,7 +53,7 @@ class Clock:
 
 
 class Table:
-    """A CSV file that keeps each row, also when the machine ends in the next second."""
+    """A CSV file that has each row on the disk, in case the machine ends in the next second."""
 
     def __init__(self, file: Path) -> None:
         self._stream = file.open("x", newline="")
@@ -57,7 +64,8 @@ class Table:
         """Write a row to the disk."""
         self._writer.writerow(row)
         self._stream.flush()
-        with suppress(OSError):  # a pipe, or a file system that cannot
+        # A pipe cannot be synchronised, nor can files of some file systems.
+        with suppress(OSError):
             os.fsync(self._stream.fileno())
 
     def close(self) -> None:
@@ -66,13 +74,16 @@ class Table:
 
 
 class Recorder:
-    """Watches the worker until the time is over, or it hangs or ends.
+    """Watches the worker until the time is over, or until it hangs or ends.
 
     Args:
-        story: What is added to.
-        worker, sensors: The child processes.
+        story: What is recorded is added to it.
+        worker: The child process that loads the GPU.
+        sensors: The child process that reads the sensors.
         kernel_faults: Returns the kernel's messages of faults since its last call.
-        keep: Called with each second's row, when the story has it.
+        keep: Called with each second's row, after it was added to the story.
+        clock: The clock.
+        tree: The machine.
     """
 
     def __init__(
@@ -85,90 +96,118 @@ class Recorder:
         clock: Clock | None = None,
         tree: Tree | None = None,
     ) -> None:
-        self._story, self._worker, self._sensors = story, worker, sensors
-        self._kernel_faults, self._keep = kernel_faults, keep
-        self._clock, self._tree = clock or Clock(), tree or Tree()
+        self._story = story
+        self._worker = worker
+        self._sensors = sensors
+        self._kernel_faults = kernel_faults
+        self._keep = keep
+        self._clock = clock or Clock()
+        self._tree = tree or Tree()
         self._reading: dict = {}
         self._read_at = 0.0
 
     def run(self, seconds: float, hang_after: float) -> None:
-        """Record for so many seconds, or until the worker makes no progress for hang_after."""
+        """Record until the time is over, or until the worker hangs or ends.
+
+        Args:
+            seconds: The time.
+            hang_after: Seconds without progress after which the worker hangs.
+        """
+        story = self._story
         begin = self._clock.now()
         second = 0
         while True:
             at = self._clock.now() - begin
-            event = self._look(at)
-            self._story.ending = self._describe_end(at, hang_after)
-            # a load that hangs at the end has made no progress after it
-            self._story.is_whole = self._story.progress_at >= seconds and not self._story.ending
-            if self._story.ending:
-                event = f"{event}; {self._story.ending}".removeprefix("; ")
+            event = self._read_children(at)
+            story.ending = self._describe_end(at, hang_after)
+            # A load that hangs at the end has made no progress after the time was over.
+            story.is_whole = story.progress_at >= seconds and not story.ending
+            if story.ending:
+                event = f"{event}; {story.ending}".removeprefix("; ")
             self._keep(self._add_row(at, event))
-            if self._story.is_over:
+            if story.is_over:
                 return
-            second = max(second + 1, int(at) + 1)
+            second = max(second, int(at)) + 1
             self._clock.wait_until(begin + second)
 
-    def _look(self, at: float) -> str:
-        """Take what the children and the kernel wrote; return what of it is an event."""
+    def _read_children(self, at: float) -> str:
+        """Add what the children and the kernel wrote to the story; return the events in it."""
         story = self._story
-        faults = story.number_of_faults
+        faults_before = story.number_of_faults
         for line in self._worker.lines():
-            story.take(line, at)
+            story.add_line(line, at)
         for line in self._sensors.lines():
             with suppress(ValueError):
-                self._reading, self._read_at = json.loads(line), at
+                self._reading = json.loads(line)
+                self._read_at = at
         story.sensors_absent = self._reading.get("absent", "")
-        events = [f"kernel: {message}" for message in self._kernel_faults()]
-        story.kernel += [(at, event.removeprefix("kernel: ")) for event in events]
-        if story.number_of_faults > faults:
+        events = []
+        for message in self._kernel_faults():
+            story.kernel.append((at, message))
+            events.append(f"kernel: {message}")
+        if story.number_of_faults > faults_before:
             events.append(f"wrong results of {story.load}")
         return "; ".join(events)
 
     def _describe_end(self, at: float, hang_after: float) -> str:
-        """Say how the worker came to its end, if it did: a failure, an exit, or a hang."""
-        story, status = self._story, self._worker.status()
+        """Return how the worker failed, exited or hung, or "" if it did not."""
+        status = self._worker.status()
         if status is not None:
-            for line in self._worker.lines():  # written between the last look and the end
-                story.take(line, at)
-            if story.unable:
-                return ""
-            how = story.failure or f"it ended {describe_status(status)}"
-            minutes = f"{at / 60:.1f} minutes"
-            return f"the worker process failed after {minutes} in {story.running}: {how}"
-        limit = hang_after if story.prepared_at is not None else max(hang_after, PREPARE_LIMIT)
-        silent = at - story.progress_at
-        if silent <= limit:
+            return self._describe_exit(status, at)
+        return self._describe_hang(at, hang_after)
+
+    def _describe_exit(self, status: int, at: float) -> str:
+        story = self._story
+        # Lines may have been written between the last reading and the end.
+        for line in self._worker.lines():
+            story.add_line(line, at)
+        if story.unable:
             return ""
-        state = self._worker.kernel_state()
-        place = f"; the process is in state {state}" if state else ""
+        cause = story.failure or f"it ended {describe_status(status)}"
+        minutes = f"{at / 60:.1f} minutes"
+        return f"the worker process failed after {minutes} in {story.running}: {cause}"
+
+    def _describe_hang(self, at: float, hang_after: float) -> str:
+        story = self._story
+        limit = hang_after
+        if story.prepared_at is None:
+            limit = max(hang_after, PREPARE_LIMIT)
+        silence = at - story.progress_at
+        if silence <= limit:
+            return ""
         minutes = f"{story.progress_at / 60:.1f} minutes"
-        return (
-            f"no progress for {silent:.0f} s, {minutes} after the begin, in {story.running}{place}"
-        )
+        text = f"no progress for {silence:.0f} s, {minutes} after the begin, in {story.running}"
+        state = self._worker.kernel_state()
+        if state:
+            text += f"; the process is in state {state}"
+        return text
 
     def _add_row(self, at: float, event: str) -> dict:
+        """Add the row of a second to the story, and return it."""
         story = self._story
         reading = self._reading if at - self._read_at <= _STALE else {}
-        available = Tree(self._tree.root).available  # a tree keeps what it read
+        # A tree caches what it read, so that each second needs a new one.
+        available = Tree(self._tree.root).available
         row = {
             "seconds": round(at, 1),
             "load": story.load,
             "turn": story.turn,
             "steps": story.number_of_steps,
-            **{name: reading.get(name) for name in (*COLUMNS, "limited_by")},
-            "process_mib": resident_mib(self._tree, self._worker.pid),
-            "available_mib": None if available is None else available // 2**20,
-            "event": event,
         }
+        for name in (*COLUMNS, "limited_by"):
+            row[name] = reading.get(name)
+        row["process_mib"] = resident_mib(self._tree, self._worker.pid)
+        row["available_mib"] = None if available is None else available // 2**20
+        row["event"] = event
         story.samples.append(row)
         return row
 
 
 def describe_status(status: int) -> str:
-    """Return an exit status in words: "by signal 9 (killed from outside, or out of memory)"."""
+    """Return an exit status in words, such as "by signal 11 (crash)"."""
     if status >= 0:
         return f"with status {status}"
-    meanings = {6: "abort", 7: "bus error", 9: "killed, from outside or for memory", 11: "crash"}
-    meaning = meanings.get(-status, "")
-    return f"by signal {-status}" + (f" ({meaning})" if meaning else "")
+    meaning = _SIGNALS.get(-status)
+    if meaning:
+        return f"by signal {-status} ({meaning})"
+    return f"by signal {-status}"

@@ -8,11 +8,28 @@ from strix_validate.reporting.record import Device
 
 #: The loads, in the order of their turns.
 LOADS = ("attention", "product", "copy", "server")
+#: The columns of a row that the summary shows, with their formats.
+_SHOWN = {
+    "temperature_c": "{:.0f} °C",
+    "clock_mhz": "{:.0f} MHz",
+    "power_w": "{:.0f} W",
+    "gpu_memory_mib": "{:.0f} MiB",
+}
 
 
 @dataclass
 class StepRecord:
-    """A step of a load, see loads.Step; at: seconds since the begin; turn: of all loads."""
+    """A step of a load.
+
+    Attributes:
+        at: The second in which it ended.
+        turn: The number of the turn, counted over all loads.
+        rate: Its speed, in the unit of the load.
+        results: Number of results that were compared.
+        changed: See loads.Step.
+        error: See loads.Step.
+        fault: See loads.Step.
+    """
 
     at: float
     turn: int
@@ -25,7 +42,9 @@ class StepRecord:
     @property
     def is_faulty(self) -> bool:
         """Whether a result is wrong: over its bound, no number, or changed where none may."""
-        return bool(self.fault or self.error is None or self.error > 1 or self.changed)
+        if self.fault or self.error is None:
+            return True
+        return self.error > 1 or bool(self.changed)
 
 
 @dataclass
@@ -35,19 +54,25 @@ class Story:
     Attributes:
         device: What the loads run on.
         absent: The reason why a load does not run, by its name.
-        what: What a load is, by its name; and the unit of its rate in units.
-        steps: The steps of each load; number_of_steps and number_of_faults count those of all.
+        what: The description of a load, by its name.
+        units: The unit of a load's rate, by its name.
+        steps: The steps of each load.
+        number_of_steps: The number of steps of all loads.
+        number_of_faults: The number of faulty steps of all loads.
         samples: One row each second: seconds, turn, load, steps, numbers of the sensors.
-        running: What runs, in words; for load and turn it is a name and a number.
-        progress_at: Seconds until the last sign of progress.
-        prepared_at: Seconds until every load was prepared, None before.
+        load: The name of the load that has its turn.
+        turn: The number of the turn.
+        running: What runs, in words.
+        progress_at: The second of the last sign of progress.
+        prepared_at: The second in which every load was prepared, None before.
         kernel: Messages of faults, each with its second.
-        kernel_absent, sensors_absent: The reason why they cannot be read.
-        failure: What the worker said before it ended.
+        kernel_absent: The reason why the kernel's messages cannot be read.
+        sensors_absent: The reason why the sensors cannot be read.
+        failure: The worker's last message before it failed.
         unable: Why nothing can be loaded here.
         ending: Why the loads ended early, with what was running; empty if they did not.
         advice: What may help against it.
-        is_whole: The loads ran for the whole time.
+        is_whole: Whether the loads ran for the whole time.
     """
 
     device: Device
@@ -77,24 +102,25 @@ class Story:
         """Whether the soak came to an end that is no interruption."""
         return bool(self.is_whole or self.ending or self.unable)
 
-    def take(self, line: str, at: float) -> None:
-        """Add a line of the worker, which came after so many seconds."""
+    def add_line(self, line: str, at: float) -> None:
+        """Add a line of the worker; worker.py describes them.
+
+        Args:
+            line: A JSON object.
+            at: The second in which it came.
+        """
         try:
             message = json.loads(line)
         except ValueError:
-            return  # a killed worker's last line may be cut off
+            # The last line of a killed worker may be cut off.
+            return
         self.progress_at = at
         if "device" in message:
             self.device = Device(**message["device"])
         elif "prepare" in message:
-            name = message["prepare"]
-            self.what[name], self.units[name] = message["what"], message["unit"]
-            self.steps[name] = []
-            self.running = f"the preparation of {name}: {message['what']}"
+            self._add_load(message)
         elif "turn" in message:
-            self.prepared_at = at if self.prepared_at is None else self.prepared_at
-            self.load, self.turn = message["load"], message["turn"]
-            self._name_running()
+            self._add_turn(message, at)
         elif "step" in message:
             self._add_step(message, at)
         elif "failed" in message:
@@ -102,16 +128,36 @@ class Story:
         elif "unable" in message:
             self.unable = message["unable"]
 
+    def _add_load(self, message: dict) -> None:
+        name = message["prepare"]
+        self.what[name] = message["what"]
+        self.units[name] = message["unit"]
+        self.steps[name] = []
+        self.running = f"the preparation of {name}: {message['what']}"
+
+    def _add_turn(self, message: dict, at: float) -> None:
+        if self.prepared_at is None:
+            self.prepared_at = at
+        self.load = message["load"]
+        self.turn = message["turn"]
+        self._describe_running()
+
     def _add_step(self, message: dict, at: float) -> None:
-        names = ("rate", "results", "changed", "error", "fault")
-        values = {name: message[name] for name in names}
-        step = StepRecord(at, self.turn, **values)
+        step = StepRecord(
+            at,
+            self.turn,
+            rate=message["rate"],
+            results=message["results"],
+            changed=message["changed"],
+            error=message["error"],
+            fault=message["fault"],
+        )
         self.steps[message["load"]].append(step)
         self.number_of_steps += 1
         self.number_of_faults += step.is_faulty
-        self._name_running()
+        self._describe_running()
 
-    def _name_running(self) -> None:
+    def _describe_running(self) -> None:
         number = len(self.steps[self.load]) + 1
         self.running = f"{self.load}, its step {number}: {self.what[self.load]}"
 
@@ -120,13 +166,12 @@ class Story:
         if not self.samples:
             return self.running
         row = self.samples[-1]
-        shown = (
-            ("temperature_c", "{:.0f} °C"),
-            ("clock_mhz", "{:.0f} MHz"),
-            ("power_w", "{:.0f} W"),
-            ("gpu_memory_mib", "{:.0f} MiB"),
-        )
-        parts = [form.format(row[name]) for name, form in shown if row.get(name) is not None]
         minutes, seconds = divmod(int(row["seconds"]), 60)
-        doing = f"{self.load}, step {row['steps']}" if self.load else self.running
-        return ", ".join([f"{minutes:3}:{seconds:02} {doing}", *parts])
+        running = self.running
+        if self.load:
+            running = f"{self.load}, step {row['steps']}"
+        parts = [f"{minutes:3}:{seconds:02} {running}"]
+        for name, form in _SHOWN.items():
+            if row.get(name) is not None:
+                parts.append(form.format(row[name]))
+        return ", ".join(parts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the GPU's sensors say, once a second: `python -m strix_validate.soak.telemetry`.
+"""Readings of the GPU's sensors, once a second: `python -m strix_validate.soak.telemetry`.
 
 A process of its own, since a file of amdgpu may block while the GPU is being reset. Each line is a
 JSON object with some of COLUMNS, or with "absent", the reason why there is no reading.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from strix_validate.doctor.tree import Tree
 
-#: Numbers of a reading. limited_by is a text beside them.
+#: The numbers of a reading. limited_by is a text beside them.
 COLUMNS = (
     "temperature_c",
     "clock_mhz",
@@ -25,9 +25,11 @@ COLUMNS = (
     "gpu_memory_mib",
 )
 _MIB = 2**20
-#: struct gpu_metrics_v3_0 of the kernel's kgd_pp_interface.h, which Strix Halo has: its size, and
-#: where its counters of throttling are; what each one counts.
-_METRICS_SIZE, _RESIDENCY_OFFSET = 264, 228
+#: Strix Halo has struct gpu_metrics_v3_0 of the kernel's kgd_pp_interface.h: its size, and the
+#: offset of its counters of throttling.
+_METRICS_SIZE = 264
+_RESIDENCY_OFFSET = 228
+#: The limit that each of these counters counts.
 _RESIDENCIES = (
     "PROCHOT",
     "sustained power",
@@ -37,43 +39,63 @@ _RESIDENCIES = (
     "GPU temperature",
     "SoC temperature",
 )
-#: Of nvidia-smi, in the order of COLUMNS.
-_NVIDIA = "temperature.gpu,clocks.sm,clocks.mem,power.draw,utilization.gpu,memory.used"
+#: nvidia-smi's names of COLUMNS, in the same order.
+_NVIDIA = (
+    "temperature.gpu",
+    "clocks.sm",
+    "clocks.mem",
+    "power.draw",
+    "utilization.gpu",
+    "memory.used",
+)
 
 
 def read_amd(tree: Tree) -> dict[str, float]:
-    """Read the sensors of amdgpu below the GPU's folder of sysfs; leave out what is not there."""
+    """Read the sensors of amdgpu below the GPU's folder of sysfs; leave out absent ones."""
     folder = tree.gpu_folder
     hwmon = f"{folder}/hwmon/hwmon*"
-    memory = [tree.number(f"{folder}/mem_info_{kind}_used") for kind in ("vram", "gtt")]
-    clock = _first(tree, f"{hwmon}/freq1_input", 1e6)
-    power = _first(tree, f"{hwmon}/power1_average", 1e6)
+    clock = _read_first(tree, f"{hwmon}/freq1_input", 1e6)
+    if clock is None:
+        clock = _read_level(tree, f"{folder}/pp_dpm_sclk")
+    power = _read_first(tree, f"{hwmon}/power1_average", 1e6)
+    if power is None:
+        power = _read_first(tree, f"{hwmon}/power1_input", 1e6)
     values = {
-        "temperature_c": _first(tree, f"{hwmon}/temp1_input", 1e3),
-        "clock_mhz": _level(tree, f"{folder}/pp_dpm_sclk") if clock is None else clock,
-        "memory_clock_mhz": _level(tree, f"{folder}/pp_dpm_mclk"),
-        "power_w": _first(tree, f"{hwmon}/power1_input", 1e6) if power is None else power,
-        "busy_percent": _first(tree, f"{folder}/gpu_busy_percent", 1),
-        "gpu_memory_mib": sum(filter(None, memory)) / _MIB if any(memory) else None,
+        "temperature_c": _read_first(tree, f"{hwmon}/temp1_input", 1e3),
+        "clock_mhz": clock,
+        "memory_clock_mhz": _read_level(tree, f"{folder}/pp_dpm_mclk"),
+        "power_w": power,
+        "busy_percent": _read_first(tree, f"{folder}/gpu_busy_percent", 1),
+        "gpu_memory_mib": _read_gpu_memory(tree),
     }
     return {name: round(value, 1) for name, value in values.items() if value is not None}
 
 
-def _first(tree: Tree, pattern: str, divisor: float) -> float | None:
-    """Return the number in the first file of a pattern, in the unit that the divisor gives."""
-    numbers = (tree.number(str(file.relative_to(tree.root))) for file in tree.glob(pattern))
-    number = next((number for number in numbers if number is not None), None)
-    return None if number is None else number / divisor
+def _read_gpu_memory(tree: Tree) -> float | None:
+    """Return the memory in use in MiB: the carve-out's and GTT's."""
+    carve_out = tree.number(f"{tree.gpu_folder}/mem_info_vram_used") or 0
+    gtt = tree.number(f"{tree.gpu_folder}/mem_info_gtt_used") or 0
+    used = carve_out + gtt
+    return used / _MIB if used else None
 
 
-def _level(tree: Tree, name: str) -> float | None:
+def _read_first(tree: Tree, pattern: str, divisor: float) -> float | None:
+    """Return the number in the first file of a pattern that has one, divided by the divisor."""
+    for file in tree.glob(pattern):
+        number = tree.number(str(file.relative_to(tree.root)))
+        if number is not None:
+            return number / divisor
+    return None
+
+
+def _read_level(tree: Tree, name: str) -> float | None:
     """Return the clock that a table of levels marks with an asterisk: "1: 2900Mhz *"."""
     match = re.search(r"(\d+)\s*Mhz\s*\*", tree.read(name) or "", re.I)
-    return float(match.group(1)) if match else None
+    return float(match[1]) if match else None
 
 
 def throttle_counters(metrics: bytes) -> tuple[int, ...]:
-    """Return the counters of throttling in gpu_metrics, none for another version of it."""
+    """Return the counters of throttling in gpu_metrics; empty for another version of it."""
     if len(metrics) < _METRICS_SIZE:
         return ()
     if struct.unpack_from("<HBB", metrics) != (_METRICS_SIZE, 3, 0):
@@ -82,23 +104,27 @@ def throttle_counters(metrics: bytes) -> tuple[int, ...]:
 
 
 def name_limits(before: tuple[int, ...], after: tuple[int, ...]) -> str:
-    """Name the limits whose counters rose between two readings."""
+    """Return the names of the limits whose counters rose between two readings."""
     if len(before) != len(after):
         return ""
     rows = zip(_RESIDENCIES, before, after, strict=False)
     return ", ".join(name for name, old, new in rows if new > old)
 
 
-def _amd_readings(tree: Tree) -> Iterator[dict]:
+def _read_amd_each_second(tree: Tree) -> Iterator[dict]:
+    file = tree.path(f"{tree.gpu_folder}/gpu_metrics")
     counters: tuple[int, ...] = ()
     while True:
         before = counters
         try:
-            counters = throttle_counters(tree.path(f"{tree.gpu_folder}/gpu_metrics").read_bytes())
+            counters = throttle_counters(file.read_bytes())
         except OSError:
             counters = ()
+        reading: dict = read_amd(tree)
         limits = name_limits(before, counters)
-        yield read_amd(tree) | ({"limited_by": limits} if limits else {})
+        if limits:
+            reading["limited_by"] = limits
+        yield reading
         time.sleep(1)
 
 
@@ -111,20 +137,27 @@ def parse_nvidia(line: str) -> dict[str, float]:
     return reading
 
 
-def _nvidia_readings() -> Iterator[dict]:
-    layout = "--format=csv,noheader,nounits"
-    command = ["nvidia-smi", f"--query-gpu={_NVIDIA}", layout, "--id=0", "-lms", "1000"]
+def _read_nvidia_each_second() -> Iterator[dict]:
+    command = [
+        "nvidia-smi",
+        f"--query-gpu={','.join(_NVIDIA)}",
+        "--format=csv,noheader,nounits",
+        "--id=0",
+        "-lms",
+        "1000",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield from (parse_nvidia(line) for line in process.stdout or ())
+        for line in process.stdout or ():
+            yield parse_nvidia(line)
     yield {"absent": f"nvidia-smi ended with status {process.returncode}"}
 
 
 def readings(tree: Tree) -> Iterator[dict]:
     """Yield a reading each second: of amdgpu's files, else of nvidia-smi."""
     if tree.gpu_folder:
-        yield from _amd_readings(tree)
+        yield from _read_amd_each_second(tree)
     elif shutil.which("nvidia-smi"):
-        yield from _nvidia_readings()
+        yield from _read_nvidia_each_second()
     else:
         yield {"absent": "no sensors: no amdgpu below /sys/class/drm, and no nvidia-smi"}
 
@@ -132,7 +165,7 @@ def readings(tree: Tree) -> Iterator[dict]:
 def resident_mib(tree: Tree, pid: int) -> float | None:
     """Return the memory of a process in MiB, or None without it."""
     match = re.search(r"^VmRSS:\s+(\d+) kB", tree.read(f"proc/{pid}/status") or "", re.M)
-    return int(match.group(1)) / 1024 if match else None
+    return int(match[1]) / 1024 if match else None
 
 
 if __name__ == "__main__":

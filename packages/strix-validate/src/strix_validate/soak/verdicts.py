@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a soak has shown: its checks, judged as far as it has come."""
+"""The checks of a soak, and their results as far as it has come."""
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from strix_validate.checks import Check, Result, State, judged
 from strix_validate.soak.story import LOADS, StepRecord, Story
@@ -10,15 +12,25 @@ from strix_validate.soak.telemetry import COLUMNS
 
 #: Clock and rate of a turn as a share of the first turn's, below which the GPU throttles.
 CLOCK_SHARE = 0.7
-#: Loads whose speed is the GPU's, and those of them that its clock limits: copies wait for memory,
-#: and the server for its scheduler, too.
-_OF_GPU, _OF_CLOCK = ("attention", "product", "copy"), ("attention", "product")
-#: Growth from the first to the last quarter, in MiB and as a factor, that is a leak or a drift.
-_LEAK_MIB, _DRIFT_FACTOR, _DRIFT_FLOOR = 128.0, 1.5, 0.02
-#: Samples and steps below which quarters say nothing.
-_FEW_SAMPLES, _FEW_STEPS = 120, 8
+#: Loads whose speed is the GPU's.
+_GPU_LOADS = ("attention", "product", "copy")
+#: Those of them that the clock limits; copies wait for memory. The server's speed depends on its
+#: scheduler, too.
+_CLOCKED_LOADS = ("attention", "product")
+#: Growth in MiB from the first to the last quarter that is a leak.
+_LEAK_MIB = 128.0
+#: Growth of errors from the first to the last quarter that is a drift: as a factor, and at least as
+#: a share of the bound.
+_DRIFT_FACTOR = 1.5
+_DRIFT_FLOOR = 0.02
+#: Numbers of samples and of steps below which quarters are not compared.
+_FEWEST_SAMPLES = 120
+_FEWEST_STEPS = 8
 #: Points of each line of the plot.
 POINTS = 600
+#: Messages of the kernel in a record, and characters of each.
+_MESSAGES = 20
+_MESSAGE_LENGTH = 200
 
 _HUNG = "https://github.com/ROCm/legacy-rocm-build/issues/6165"
 _CRASHED = "https://github.com/ROCm/legacy-rocm-build/issues/6598"
@@ -76,29 +88,35 @@ def judge(story: Story) -> list[Result]:
     if story.unable:
         return [Result(check, State.SKIPPED, story.unable) for check in CHECKS]
     results = [_judge_results(story, name, check) for name, check in RESULTS.items()]
-    judges = (_judge_drift, _judge_throttling, _judge_memory, _judge_kernel, _judge_sensors)
-    results += [each(story) for each in judges]
+    results.append(_judge_drift(story))
+    results.append(_judge_throttling(story))
+    results.append(_judge_memory(story))
+    results.append(_judge_kernel(story))
+    results.append(_judge_sensors(story))
+    measured = {"minutes": _count_minutes(story)}
     if story.ending:
-        measured = {"minutes": _minutes(story)}
         whole = Result(WHOLE, State.FAILED, story.ending, measured, fix=story.advice)
-    elif story.is_whole:
-        whole = Result(WHOLE, State.PASSED, "", {"minutes": _minutes(story)})
-    else:
-        return results
-    return [whole, *results]
+        return [whole, *results]
+    if story.is_whole:
+        return [Result(WHOLE, State.PASSED, "", measured), *results]
+    return results
 
 
-def _minutes(story: Story) -> float:
-    return round(story.samples[-1]["seconds"] / 60, 1) if story.samples else 0.0
+def _count_minutes(story: Story) -> float:
+    if not story.samples:
+        return 0.0
+    return round(story.samples[-1]["seconds"] / 60, 1)
 
 
 def _judge_results(story: Story, name: str, check: Check) -> Result:
+    """Judge the results of a load."""
     steps = story.steps.get(name)
     if not steps:
         return Result(check, State.SKIPPED, story.absent.get(name, "its turn did not come"))
-    faulty = [step for step in steps if step.is_faulty]
-    rates, unit = [step.rate for step in steps], story.units[name]
+    unit = story.units[name]
+    rates = [step.rate for step in steps]
     errors = [step.error for step in steps if step.error is not None]
+    faulty = [step for step in steps if step.is_faulty]
     measured = {
         "steps": len(steps),
         "results": sum(step.results for step in steps),
@@ -109,10 +127,11 @@ def _judge_results(story: Story, name: str, check: Check) -> Result:
     }
     faults = []
     if faulty:
-        number = steps.index(faulty[0]) + 1
+        first = faulty[0]
+        number = steps.index(first) + 1
         faults.append(
             f"{len(faulty)} of {len(steps)} steps, the first of them step {number} after "
-            f"{faulty[0].at / 60:.1f} minutes: {_describe_fault(faulty[0])}"
+            f"{first.at / 60:.1f} minutes: {_describe_fault(first)}"
         )
     return judged(check, faults, measured)
 
@@ -133,174 +152,235 @@ def _describe_fault(step: StepRecord) -> str:
 def quarters(values: Sequence[float]) -> list[float]:
     """Return the medians of the four quarters of a series."""
     size = len(values) / 4
-    parts = [values[round(i * size) : round((i + 1) * size)] for i in range(4)]
-    return [statistics.median(part) for part in parts]
+    medians = []
+    for number in range(4):
+        part = values[round(number * size) : round((number + 1) * size)]
+        medians.append(statistics.median(part))
+    return medians
 
 
 def _judge_drift(story: Story) -> Result:
+    """Judge whether errors grow from the first to the last quarter."""
     measured: dict = {}
     faults = []
     for name, steps in story.steps.items():
         errors = [step.error for step in steps if step.error is not None]
-        if len(errors) < _FEW_STEPS:
+        if len(errors) < _FEWEST_STEPS:
             continue
-        first, *_, last = quarters(errors)
-        measured |= {f"{name}_first": first, f"{name}_last": last}
+        first, _, _, last = quarters(errors)
+        measured[f"{name}_first"] = first
+        measured[f"{name}_last"] = last
         if last > max(_DRIFT_FACTOR * first, first + _DRIFT_FLOOR):
             faults.append(f"{name}: from {first:.2f} to {last:.2f} of the bound")
     if not measured:
-        return Result(DRIFT, State.SKIPPED, f"no load made {_FEW_STEPS} steps")
+        return Result(DRIFT, State.SKIPPED, f"no load made {_FEWEST_STEPS} steps")
     return judged(DRIFT, faults, measured)
 
 
 def _judge_throttling(story: Story) -> Result:
+    """Judge whether clock and speed fall from the first turn to a later one."""
     if story.device.type != "gpu":
         return Result(THROTTLING, State.SKIPPED, "a CPU's clock is that of all that runs on it")
     measured: dict = {}
     faults = []
-    for name, unit, turns in _series_of_turns(story):
-        if len(turns) < 2:
+    for series in _list_series(story):
+        if len(series.turns) < 2:
             continue
-        (_, first), *later = turns
-        at, lowest = min(later, key=lambda turn: turn[1])
-        label = f"{name}_{unit}"
-        measured |= {f"{name}_first_{unit}": first, f"{name}_lowest_{unit}": lowest}
-        if lowest < CLOCK_SHARE * first:
+        first, *later = series.turns
+        lowest = min(later, key=lambda turn: turn.median)
+        measured[f"{series.load}_first_{series.unit}"] = first.median
+        measured[f"{series.load}_lowest_{series.unit}"] = lowest.median
+        if lowest.median < CLOCK_SHARE * first.median:
             faults.append(
-                f"{label}: {first:.4g} in the first turn, {lowest:.4g} after {at / 60:.1f} minutes"
+                f"{series.load}_{series.unit}: {first.median:.4g} in the first turn, "
+                f"{lowest.median:.4g} after {lowest.at / 60:.1f} minutes"
             )
     if not measured:
         return Result(THROTTLING, State.SKIPPED, "no load had a second turn")
-    limits = sorted({name for row in story.samples for name in _limits(row)})
+    limits = _collect_limits(story)
     if limits:
         measured["limited_by"] = ", ".join(limits)
-    fix = ""
+    result = judged(THROTTLING, faults, measured)
     if faults:
         fix = (
             "clean the fans and let air through, look at the power limit in the BIOS and at "
             "cat /sys/firmware/acpi/platform_profile; another program on the GPU slows it as well"
         )
-    result = judged(THROTTLING, faults, measured)
-    return Result(result.check, result.state, result.reason, result.measured, fix=fix)
+        result = replace(result, fix=fix)
+    return result
 
 
-def _limits(row: dict) -> list[str]:
-    return (row.get("limited_by") or "").split(", ") if row.get("limited_by") else []
+def _collect_limits(story: Story) -> list[str]:
+    """Return the names of the limits that slowed the GPU, sorted."""
+    limits: set[str] = set()
+    for row in story.samples:
+        if row.get("limited_by"):
+            limits.update(row["limited_by"].split(", "))
+    return sorted(limits)
 
 
-def _series_of_turns(story: Story) -> Iterator[tuple[str, str, list[tuple[float, float]]]]:
-    """Yield each load's rate and, where it limits the load, the clock: name, unit, and turns.
+@dataclass(frozen=True)
+class _Turn:
+    """A turn of a load.
 
-    A turn is the second in which it begins, and the median of its values.
+    Attributes:
+        at: The second in which it begins.
+        median: The median of its values.
     """
-    for name in _OF_GPU:
-        rates = [(step.turn, step.at, step.rate) for step in story.steps.get(name, [])]
-        if not rates:
+
+    at: float
+    median: float
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The rate or the clock of a load, by its turns.
+
+    Attributes:
+        load: The load.
+        unit: The unit of the values.
+        turns: Its turns, in order.
+    """
+
+    load: str
+    unit: str
+    turns: list[_Turn]
+
+
+def _list_series(story: Story) -> Iterator[_Series]:
+    """Yield the rate of each load and, where it limits the load, the clock."""
+    for name in _GPU_LOADS:
+        steps = story.steps.get(name)
+        if not steps:
             continue
-        yield name, story.units[name], list(_turns(rates))
-        if name in _OF_CLOCK:
+        rates = [(step.turn, step.at, step.rate) for step in steps]
+        yield _Series(name, story.units[name], _group_by_turn(rates))
+        if name in _CLOCKED_LOADS:
             rows = [row for row in story.samples if row["load"] == name]
             clocks = [(row["turn"], row["seconds"], row.get("clock_mhz")) for row in rows]
-            yield name, "mhz", list(_turns(clocks))
+            yield _Series(name, "mhz", _group_by_turn(clocks))
 
 
-def _turns(values: Iterable[tuple]) -> Iterator[tuple[float, float]]:
-    """Group (turn, second, value) by turn; yield the first second and the median of its values."""
-    by_turn: dict[int, list[tuple[float, float]]] = {}
+def _group_by_turn(values: Iterable[tuple[int, float, float | None]]) -> list[_Turn]:
+    """Return the turns of a series.
+
+    Args:
+        values: The number of the turn, the second, and the value.
+    """
+    begins: dict[int, float] = {}
+    by_turn: dict[int, list[float]] = {}
     for turn, at, value in values:
         if value is not None:
-            by_turn.setdefault(turn, []).append((at, value))
-    for pairs in by_turn.values():
-        yield pairs[0][0], statistics.median(value for _, value in pairs)
+            begins.setdefault(turn, at)
+            by_turn.setdefault(turn, []).append(value)
+    return [_Turn(begins[turn], statistics.median(by_turn[turn])) for turn in by_turn]
 
 
 def _judge_memory(story: Story) -> Result:
-    begin = float("inf") if story.prepared_at is None else story.prepared_at
+    """Judge whether memory grows from quarter to quarter, once the loads are prepared."""
+    samples = []
+    if story.prepared_at is not None:
+        samples = [row for row in story.samples if row["seconds"] >= story.prepared_at]
     measured: dict = {}
     faults = []
-    for name in ("process_mib", "gpu_memory_mib"):
-        values = [row.get(name) for row in story.samples if row["seconds"] >= begin]
-        known = [value for value in values if value is not None]
-        if len(known) < _FEW_SAMPLES:
+    for label in ("process", "gpu_memory"):
+        values = _list_numbers(samples, f"{label}_mib")
+        if len(values) < _FEWEST_SAMPLES:
             continue
-        medians = quarters(known)
-        label = name.removesuffix("_mib")
-        measured |= {f"{label}_first_mib": medians[0], f"{label}_last_mib": medians[-1]}
-        if medians == sorted(set(medians)) and medians[-1] - medians[0] > _LEAK_MIB:
-            shown = ", ".join(f"{median:.0f}" for median in medians)
-            faults.append(f"{label.replace('_', ' ')} grows from quarter to quarter: {shown} MiB")
+        medians = quarters(values)
+        measured[f"{label}_first_mib"] = medians[0]
+        measured[f"{label}_last_mib"] = medians[-1]
+        grows = medians == sorted(set(medians))
+        if grows and medians[-1] - medians[0] > _LEAK_MIB:
+            listed = ", ".join(f"{median:.0f}" for median in medians)
+            name = label.replace("_", " ")
+            faults.append(f"{name} grows from quarter to quarter: {listed} MiB")
     if not measured:
-        return Result(MEMORY, State.SKIPPED, f"fewer than {_FEW_SAMPLES} seconds were recorded")
+        return Result(MEMORY, State.SKIPPED, f"fewer than {_FEWEST_SAMPLES} seconds were recorded")
     return judged(MEMORY, faults, measured)
 
 
+def _list_numbers(rows: list[dict], name: str) -> list[float]:
+    """Return a column of rows, without missing values."""
+    values = [row.get(name) for row in rows]
+    return [value for value in values if value is not None]
+
+
 def _judge_kernel(story: Story) -> Result:
+    """Judge the kernel's messages: each one is a fault."""
     if story.kernel_absent:
         return Result(KERNEL, State.SKIPPED, story.kernel_absent)
     faults = []
     if story.kernel:
         at, message = story.kernel[0]
-        faults.append(f"after {at / 60:.1f} minutes: {message[:200]}")
+        faults.append(f"after {at / 60:.1f} minutes: {message[:_MESSAGE_LENGTH]}")
     if len(story.kernel) > 1:
         faults.append(f"{len(story.kernel) - 1} more messages")
-    kept = [f"{at:.0f} s: {message[:200]}" for at, message in story.kernel[:20]]
-    return judged(KERNEL, faults, {"faults": len(story.kernel), "messages": kept})
+    messages = []
+    for at, message in story.kernel[:_MESSAGES]:
+        messages.append(f"{at:.0f} s: {message[:_MESSAGE_LENGTH]}")
+    return judged(KERNEL, faults, {"faults": len(story.kernel), "messages": messages})
 
 
 def _judge_sensors(story: Story) -> Result:
-    columns = {name: [row.get(name) for row in story.samples] for name in COLUMNS}
-    known = {
-        name: [value for value in column if value is not None] for name, column in columns.items()
-    }
+    """Judge whether the sensors were read, and record their course."""
     measured: dict = {}
-    for name, values in known.items():
+    for name in COLUMNS:
+        values = _list_numbers(story.samples, name)
         if values:
-            # the unit comes last: clock_least_mhz
+            # The unit comes last: clock_least_mhz.
             label, _, unit = name.rpartition("_")
-            measured |= {f"{label}_least_{unit}": min(values), f"{label}_most_{unit}": max(values)}
+            measured[f"{label}_least_{unit}"] = min(values)
+            measured[f"{label}_most_{unit}"] = max(values)
+    is_read = bool(measured)
     measured["series"] = thin(story)
-    if not any(known.values()):
+    if not is_read:
         reason = story.sensors_absent or "the sensors gave no reading"
         return Result(SENSORS, State.SKIPPED, reason, measured)
     return Result(SENSORS, State.PASSED, "", measured)
 
 
-def thin(story: Story, most: int = POINTS) -> dict[str, list]:
-    """Return the samples as columns for a plot: means over spans, for at most so many points.
+def thin(story: Story, points: int = POINTS) -> dict[str, list]:
+    """Return the samples as columns for a plot.
 
-    speed: that of the load in its turn, as a share of its first turn's. events: minutes.
+    Args:
+        story: The course of the soak.
+        points: The largest number of points; each is the mean over a span of seconds.
+
+    Returns:
+        The sensors' columns; process_mib; minutes, the begin of each span; load; speed, that of the
+        load in its turn as a share of its first turn's; events, in minutes.
     """
-    span = max(1, -(-len(story.samples) // most))
+    span = max(1, math.ceil(len(story.samples) / points))
     groups = [story.samples[i : i + span] for i in range(0, len(story.samples), span)]
-    series: dict[str, list] = {
-        name: [_mean(row.get(name) for row in group) for group in groups]
-        for name in (*COLUMNS, "process_mib")
-    }
+    speeds = _find_speeds(story)
+    series: dict[str, list] = {}
+    for name in (*COLUMNS, "process_mib"):
+        series[name] = [_find_mean(group, name) for group in groups]
     series["minutes"] = [round(group[0]["seconds"] / 60, 3) for group in groups]
     series["load"] = [group[0]["load"] for group in groups]
-    speeds = _speeds(story)
     series["speed"] = [speeds.get(group[-1]["turn"]) for group in groups]
     events = [row["seconds"] for row in story.samples if row.get("event")]
-    series["events"] = [round(at / 60, 3) for at in events[:most]]
+    series["events"] = [round(at / 60, 3) for at in events[:points]]
     return series
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(statistics.fmean(known), 1) if known else None
+def _find_mean(rows: list[dict], name: str) -> float | None:
+    values = _list_numbers(rows, name)
+    return round(statistics.fmean(values), 1) if values else None
 
 
-def _speeds(story: Story) -> dict[int, float]:
+def _find_speeds(story: Story) -> dict[int, float]:
     """Return the median rate of each turn as a share of that of the load's first turn."""
     shares: dict[int, float] = {}
     for steps in story.steps.values():
         by_turn: dict[int, list[float]] = {}
         for step in steps:
             by_turn.setdefault(step.turn, []).append(step.rate)
-        medians = [statistics.median(rates) for rates in by_turn.values()]
-        shares |= {
-            turn: round(median / medians[0], 3)
-            for turn, median in zip(by_turn, medians, strict=True)
-            if medians[0]
-        }
+        medians = {turn: statistics.median(rates) for turn, rates in by_turn.items()}
+        first = next(iter(medians.values()), 0.0)
+        if not first:
+            continue
+        for turn, median in medians.items():
+            shares[turn] = round(median / first, 3)
     return shares

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The process that loads the GPU: `python -m strix_validate.soak.worker OPTIONS`, in JSON.
 
-It writes a JSON object a line to standard output, and ends between two steps when its standard
+It writes one JSON object per line to standard output, and ends between two steps when its standard
 input is closed, so that no kernel is killed half-way:
 
     {"device": ...}                              once, the device that torch opened
@@ -19,35 +19,45 @@ import sys
 import time
 from dataclasses import asdict
 from itertools import count, cycle
+from typing import TYPE_CHECKING, TextIO
 
 from strix_validate.checks import CannotRun
 from strix_validate.doctor import host
 
+if TYPE_CHECKING:
+    from strix_validate.soak.loads import Load
 
-def _say(report, **fields: object) -> None:
+
+def _write(report: TextIO, **fields: object) -> None:
     report.write(json.dumps(fields) + "\n")
     report.flush()
 
 
-def _is_wanted() -> bool:
-    """Return whether the recorder still holds the other end of standard input."""
+def _is_input_closed() -> bool:
+    """Return whether the recorder closed the other end of standard input, or ended."""
     ready, _, _ = select.select([sys.stdin], [], [], 0)
-    return not ready
+    return bool(ready)
 
 
-def _take_turns(report, loads: list, turn_seconds: float) -> None:
+def _take_turns(report: TextIO, loads: "list[Load]", turn_seconds: float) -> None:
     """Run the loads in turn until standard input is closed."""
     numbers = count(1)
     for turn, load in enumerate(cycle(loads)):
-        _say(report, turn=turn, load=load.name)
-        begin = time.perf_counter()
-        while time.perf_counter() - begin < turn_seconds:
-            if not _is_wanted():
+        _write(report, turn=turn, load=load.name)
+        turn_begin = time.perf_counter()
+        while time.perf_counter() - turn_begin < turn_seconds:
+            if _is_input_closed():
                 return
-            start = time.perf_counter()
+            begin = time.perf_counter()
             step = load.step()
-            rate = step.work / load.scale / (time.perf_counter() - start)
-            _say(report, step=next(numbers), load=load.name, rate=rate, **asdict(step))
+            seconds = time.perf_counter() - begin
+            _write(
+                report,
+                step=next(numbers),
+                load=load.name,
+                rate=step.work / load.scale / seconds,
+                **asdict(step),
+            )
 
 
 def main(arguments: str) -> None:
@@ -58,16 +68,16 @@ def main(arguments: str) -> None:
             without "turn_seconds" only the device is described.
     """
     options = json.loads(arguments)
-    # libraries print to standard output, which is the recorder's
+    # Libraries print to standard output, which belongs to the recorder.
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     device = host.device_for(options["device"])
     description = host.describe_device(device)
-    _say(report, device=description.model_dump(), name=device)
+    _write(report, device=description.model_dump(), name=device)
     if "turn_seconds" not in options:
         return
     if description.type == "none":
-        _say(report, unable="torch sees no GPU")
+        _write(report, unable="torch sees no GPU")
         return
     try:
         from strix_validate.soak import loads
@@ -75,13 +85,15 @@ def main(arguments: str) -> None:
         loads.need_gpu_memory(device)
         turns = loads.make_loads(device, options["url"], options["model"])
         for load in turns:
-            _say(report, prepare=load.name, what=load.what, unit=load.unit)
+            _write(report, prepare=load.name, what=load.what, unit=load.unit)
             load.prepare()
         _take_turns(report, turns, options["turn_seconds"])
     except CannotRun as reason:
-        _say(report, unable=str(reason))
-    except Exception as error:  # whatever a GPU's library raises is the finding
-        _say(report, failed=f"{type(error).__name__}: {error}"[:500])
+        _write(report, unable=str(reason))
+    except Exception as error:
+        # Whatever a GPU's library raises is the finding.
+        message = f"{type(error).__name__}: {error}"
+        _write(report, failed=message[:500])
 
 
 if __name__ == "__main__":
