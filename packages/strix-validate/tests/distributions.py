@@ -5,12 +5,12 @@ from hosts import UBUNTU, released
 from later_threads import command_line, gtt, memory, status
 from other_machines import TUMBLEWEED
 from strix_validate.doctor.tree import DeviceFile
-from threads import CACHYOS, RESOLUTE, Machine, Said, kernel
+from threads import CACHYOS, RESOLUTE, Expected, Machine, kernel
 
 RELEASES = {
     **{
         f"{name}, whose updates do not bring the kernel": Machine(
-            kernel(release) | files, {"kernel": Said("error", "older", fix, never, reboot=True)}
+            kernel(release) | files, {"kernel": Expected("error", "older", fix, never, reboot=True)}
         )
         for name, release, files, fix, never in (
             (
@@ -74,7 +74,7 @@ RELEASES = {
     "Pop!_OS": Machine(
         kernel("6.17.9-76061709-generic")
         | released("ID=pop", 'ID_LIKE="ubuntu debian"', "UBUNTU_CODENAME=noble"),
-        {"kernel": Said("error", "older than 6.18.4", "apt full-upgrade", "hwe")},
+        {"kernel": Expected("error", "older than 6.18.4", "apt full-upgrade", "hwe")},
     ),
 }
 

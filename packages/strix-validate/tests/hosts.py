@@ -16,12 +16,12 @@ CONDA_FORGE = "https://conda.anaconda.org/conda-forge/linux-64"
 
 
 def record(name: str, version: str, channel: str = "https://repo.prefix.dev/strix-forge") -> str:
-    """What conda-meta holds of an installed package, as far as it is read."""
+    """Return conda-meta's record of an installed package, with the keys that are read."""
     return json.dumps({"name": name, "version": version, "build": "h1_0", "channel": channel})
 
 
 def node(version: int, simds: int, minor: int = 128, more: str = "") -> str:
-    """A GPU's properties in KFD's topology; two SIMDs are one compute unit."""
+    """Return a GPU's properties in KFD's topology; two SIMDs are one compute unit."""
     return (
         f"cpu_cores_count 0\nsimd_count {simds}\nsimd_per_cu 2\n"
         f"gfx_target_version {version}\nvendor_id 4098\ndrm_render_minor {minor}\n{more}"
@@ -69,8 +69,13 @@ HEALTHY = {
 
 
 def make(root: Path, changes: dict[str, str | Path | None]) -> Path:
-    """Writes the healthy host with the changes: None for a file that is not there, a path for what
-    a symbolic link names."""
+    """Write the files of the healthy host, with changes.
+
+    Args:
+        root: The folder of the host.
+        changes: The content of files by path; None for an absent file, a path for the target of a
+            symbolic link.
+    """
     for name, content in (HEALTHY | changes).items():
         file = root / name
         if content is not None:
@@ -119,21 +124,25 @@ MACHINES = {
     "beside-discrete": (DISCRETE, {"__amdgpu": "0", "__amdgpu_arch": "11.0.0"}),
     # sysfs is readable for all: only /dev/kfd is not
     "without-rights": (
-        {"proc/self/status": "Uid:\t1000\nGid:\t1000\nGroups:\t1000\n"}, HALO,
+        {"proc/self/status": "Uid:\t1000\nGid:\t1000\nGroups:\t1000\n"},
+        HALO,
     ),
     "older-kernel": ({"proc/sys/kernel/osrelease": "6.17.7-300.fc43.x86_64\n"}, HALO),
     "kernel-without-kfd": (WITHOUT_KFD, {"__amdgpu": "0"}),
     "without-gpu": ({f"{KFD}/1/properties": None}, {}),
     "integrated-larger": ({f"{KFD}/2/properties": node(110003, 24)}, HALO),
     "same-size": (
-        {f"{KFD}/2/properties": node(120001, 80)}, {"__amdgpu": "0", "__amdgpu_arch": "12.0.1"},
+        {f"{KFD}/2/properties": node(120001, 80)},
+        {"__amdgpu": "0", "__amdgpu_arch": "12.0.1"},
     ),
     "size-unknown": (
-        {f"{KFD}/1/properties": "gfx_target_version 90010\n",
-         f"{KFD}/2/properties": "gfx_target_version 110501\nsimd_count 80\nsimd_per_cu 0\n"},
+        {
+            f"{KFD}/1/properties": "gfx_target_version 90010\n",
+            f"{KFD}/2/properties": "gfx_target_version 110501\nsimd_count 80\nsimd_per_cu 0\n",
+        },
         HALO,
     ),
-}  # fmt: skip
+}
 #: Overrides that rattler refuses, so that every command of pixi ends with an error.
 REFUSED = [("CONDA_OVERRIDE_AMDGPU", value) for value in ("1", "true", "gfx1151", "0.0")]
 REFUSED += [
@@ -158,12 +167,12 @@ def environ(**values: str) -> dict[str, str]:
 
 
 def mes(version: int) -> dict[str, str]:
-    """The scheduler's loaded firmware."""
+    """Return the file that names the scheduler's loaded firmware."""
     text = f"MES feature version: 1, firmware version: {version:#010x}\n"
     return {"sys/kernel/debug/dri/1/amdgpu_firmware_info": text}
 
 
-#: name: (changes, {check: (state, severity or None, part of what is said, part of the fix)})
+#: name: (changes, {check: (state, severity or None, part of the message, part of the fix)})
 FAULTS = {
     "gfx1150": (
         {f"{KFD}/1/properties": node(110500, 32)},
@@ -183,13 +192,21 @@ FAULTS = {
     ),
     "hidden-behind-discrete": (
         DISCRETE | environ(ROCR_VISIBLE_DEVICES="0", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"),
-        {"gpu": ("failed", "error", "hides the GPU, whose number is 1",
-                 "export ROCR_VISIBLE_DEVICES=1")},
+        {
+            "gpu": (
+                "failed",
+                "error",
+                "hides the GPU, whose number is 1",
+                "export ROCR_VISIBLE_DEVICES=1",
+            )
+        },
     ),
     "beside-discrete-numbered-twice": (
         # of the two that ROCr shows, in its order
-        DISCRETE | environ(ROCR_VISIBLE_DEVICES="1,0", HIP_VISIBLE_DEVICES="1",
-                           CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"),
+        DISCRETE
+        | environ(
+            ROCR_VISIBLE_DEVICES="1,0", HIP_VISIBLE_DEVICES="1", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"
+        ),
         {"gpu": ("failed", "error", "whose number is 0", "export HIP_VISIBLE_DEVICES=0")},
     ),
     "beside-discrete-by-uuid": (
@@ -205,36 +222,63 @@ FAULTS = {
         {"iommu": ("passed", "info", "5 to 12 %", "rpm-ostree kargs --append=amd_iommu=off")},
     ),
     "driver-missing": (
-        {f"{KFD}/1/properties": None, "sys/module/amdgpu/initstate": None, "dev/kfd": None,
-         f"{GPU}/mem_info_vram_total": None},
-        {"gpu": ("failed", "error", "PCI bus", "modprobe amdgpu"),
-         "pixi": ("passed", "warning", "no AMD GPU", f"{OVERRIDE} {OVERRIDE_ARCH}"),
-         "driver": ("failed", "error", "not loaded", "modprobe amdgpu"),
-         "kfd": ("failed", "error", "does not exist", "--device")},
+        {
+            f"{KFD}/1/properties": None,
+            "sys/module/amdgpu/initstate": None,
+            "dev/kfd": None,
+            f"{GPU}/mem_info_vram_total": None,
+        },
+        {
+            "gpu": ("failed", "error", "PCI bus", "modprobe amdgpu"),
+            "pixi": ("passed", "warning", "no AMD GPU", f"{OVERRIDE} {OVERRIDE_ARCH}"),
+            "driver": ("failed", "error", "not loaded", "modprobe amdgpu"),
+            "kfd": ("failed", "error", "does not exist", "--device"),
+        },
     ),
     "kernel-without-kfd": (
         WITHOUT_KFD,
-        {"gpu": ("failed", "error", "though it has the driver amdgpu", "dmesg"),
-         "pixi": ("passed", "warning", "pixi sees __amdgpu=0;", f"export {OVERRIDE_ARCH}")},
+        {
+            "gpu": ("failed", "error", "though it has the driver amdgpu", "dmesg"),
+            "pixi": ("passed", "warning", "pixi sees __amdgpu=0;", f"export {OVERRIDE_ARCH}"),
+        },
     ),
     "beside-discrete": (
         DISCRETE,
-        {"gpu": ("passed", "warning", "gfx1100 is beside gfx1151", "export ROCR_VISIBLE_DEVICES=1"),
-         "pixi": ("passed", "warning", "__amdgpu_arch=11.0.0", f"export {OVERRIDE_ARCH}")},
+        {
+            "gpu": (
+                "passed",
+                "warning",
+                "gfx1100 is beside gfx1151",
+                "export ROCR_VISIBLE_DEVICES=1",
+            ),
+            "pixi": ("passed", "warning", "__amdgpu_arch=11.0.0", f"export {OVERRIDE_ARCH}"),
+        },
     ),
     "beside-discrete-second": (
-        {f"{KFD}/1/properties": None, f"{KFD}/2/properties": node(110501, 80),
-         f"{KFD}/10/properties": node(110000, 192, 129)},
-        {"gpu": ("passed", "warning", "gfx1100 is beside gfx1151", "export ROCR_VISIBLE_DEVICES=0"),
-         "pixi": ("passed", "warning", "__amdgpu_arch=11.0.0", f"export {OVERRIDE_ARCH}")},
+        {
+            f"{KFD}/1/properties": None,
+            f"{KFD}/2/properties": node(110501, 80),
+            f"{KFD}/10/properties": node(110000, 192, 129),
+        },
+        {
+            "gpu": (
+                "passed",
+                "warning",
+                "gfx1100 is beside gfx1151",
+                "export ROCR_VISIBLE_DEVICES=0",
+            ),
+            "pixi": ("passed", "warning", "__amdgpu_arch=11.0.0", f"export {OVERRIDE_ARCH}"),
+        },
     ),
     "beside-discrete-without-render-node": (
-        DISCRETE | {"dev/dri/renderD129": None}
+        DISCRETE
+        | {"dev/dri/renderD129": None}
         | environ(ROCR_VISIBLE_DEVICES="1", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"),
         {"render": ("failed", "error", "renderD129 does not exist", "--device")},
     ),
     "beside-discrete-mended": (
-        DISCRETE | environ(ROCR_VISIBLE_DEVICES="1", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"), {},
+        DISCRETE | environ(ROCR_VISIBLE_DEVICES="1", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"),
+        {},
     ),
     "override-hides-the-gpu": (
         environ(CONDA_OVERRIDE_AMDGPU=""),
@@ -242,18 +286,32 @@ FAULTS = {
     ),
     "torch-of-pypi": (
         {f"{SITE}/torch-2.15.0.dist-info/INSTALLER": "uv-pixi\n"},
-        {"packages": ("failed", "error", "torch 2.15.0 was installed by uv-pixi",
-                      "pixi update --no-install torch && pixi clean && pixi install")},
+        {
+            "packages": (
+                "failed",
+                "error",
+                "torch 2.15.0 was installed by uv-pixi",
+                "pixi update --no-install torch && pixi clean && pixi install",
+            )
+        },
     ),
     "triton-of-pypi-over-ours": (
         {f"{SITE}/triton-3.7.1.dist-info/INSTALLER": "pip"},
         {"packages": ("failed", "error", "triton 3.7.1 was installed by pip", "pixi clean")},
     ),
     "torch-of-amds-wheels": (
-        {f"{SITE}/torch-2.13.0.dist-info/INSTALLER": None,
-         f"{SITE}/torch-2.13.0+rocm10.0.0.dist-info/INSTALLER": "conda\n"},
-        {"packages": ("failed", "error", "2.13.0+rocm10.0.0 is AMD's build: head dims above 256",
-                      "forge build pytorch")},
+        {
+            f"{SITE}/torch-2.13.0.dist-info/INSTALLER": None,
+            f"{SITE}/torch-2.13.0+rocm10.0.0.dist-info/INSTALLER": "conda\n",
+        },
+        {
+            "packages": (
+                "failed",
+                "error",
+                "2.13.0+rocm10.0.0 is AMD's build: head dims above 256",
+                "forge build pytorch",
+            )
+        },
     ),
     "torch-of-conda-forge": (
         {f"{META}/pytorch-2.13.0-h1_0.json": record("pytorch", "2.13.0", CONDA_FORGE)},
@@ -266,26 +324,49 @@ FAULTS = {
     **{
         f"kernel-{name}old": (
             {"proc/sys/kernel/osrelease": f"{release}\n"} | files,
-            {"kernel": ("failed", "error", f"older than {least}", fix)},
+            {"kernel": ("failed", "error", f"older than {bound}", fix)},
         )
-        for name, release, least, files, fix in (
+        for name, release, bound, files, fix in (
             ("", "6.17.7-300.fc43.x86_64", "6.18.4", {}, "dnf upgrade"),
             ("arch-", "6.18.3-arch1-1", "6.18.4", ARCH, "sudo pacman -Syu"),
             ("ubuntu-hwe-", "6.17.0-14-generic", "6.17.0-19", UBUNTU, "linux-generic-hwe-24.04"),
             ("ubuntu-mainline-", "6.17.0-061700-generic", "6.18.4", UBUNTU, "apt install"),
             ("ubuntu-oem-", "6.14.0-1017-oem", "6.14.0-1018", UBUNTU, "apt install"),
-            ("ubuntu-26-", "6.17.0-14-generic", "6.17.0-19",
-             released("ID=ubuntu", 'VERSION_ID="26.04"', "UBUNTU_CODENAME=resolute"),
-             "linux-generic-hwe-26.04"),
-            ("ubuntu-interim-", "6.17.0-5-generic", "6.17.0-19",
-             released("ID=ubuntu", 'VERSION_ID="25.10"'), "apt full-upgrade"),
-            ("mint-", "6.17.0-14-generic", "6.17.0-19",
-             released("ID=linuxmint", 'ID_LIKE="ubuntu debian"', "UBUNTU_CODENAME=noble"),
-             "linux-generic-hwe-24.04"),
-            ("bazzite-", "6.17.7-ba25.fc43.x86_64", "6.18.4",
-             released("ID=bazzite", 'ID_LIKE="fedora"') | OSTREE, "rpm-ostree upgrade"),
-            ("tumbleweed-", "6.18.1-1-default", "6.18.4",
-             released('ID="opensuse-tumbleweed"', 'ID_LIKE="opensuse suse"'), "zypper dup"),
+            (
+                "ubuntu-26-",
+                "6.17.0-14-generic",
+                "6.17.0-19",
+                released("ID=ubuntu", 'VERSION_ID="26.04"', "UBUNTU_CODENAME=resolute"),
+                "linux-generic-hwe-26.04",
+            ),
+            (
+                "ubuntu-interim-",
+                "6.17.0-5-generic",
+                "6.17.0-19",
+                released("ID=ubuntu", 'VERSION_ID="25.10"'),
+                "apt full-upgrade",
+            ),
+            (
+                "mint-",
+                "6.17.0-14-generic",
+                "6.17.0-19",
+                released("ID=linuxmint", 'ID_LIKE="ubuntu debian"', "UBUNTU_CODENAME=noble"),
+                "linux-generic-hwe-24.04",
+            ),
+            (
+                "bazzite-",
+                "6.17.7-ba25.fc43.x86_64",
+                "6.18.4",
+                released("ID=bazzite", 'ID_LIKE="fedora"') | OSTREE,
+                "rpm-ostree upgrade",
+            ),
+            (
+                "tumbleweed-",
+                "6.18.1-1-default",
+                "6.18.4",
+                released('ID="opensuse-tumbleweed"', 'ID_LIKE="opensuse suse"'),
+                "zypper dup",
+            ),
             ("nixos-", "6.18.1", "6.18.4", released("ID=nixos"), "pkgs.linuxPackages_latest"),
             ("unknown-", "6.18.1", "6.18.4", released("ID=void"), "install Linux 6.18.4 or newer"),
             ("proxmox-", "6.17.2-1-pve", "6.18.4", DEBIAN, "apt dist-upgrade"),
@@ -293,21 +374,27 @@ FAULTS = {
         )
     },
     "kernel-old-with-backports": (
-        {"proc/sys/kernel/osrelease": "6.12.74-amd64\n",
-         f"{KFD}/1/properties": node(110501, 80, more="cwsr_size 13701120\n")},
+        {
+            "proc/sys/kernel/osrelease": "6.12.74-amd64\n",
+            f"{KFD}/1/properties": node(110501, 80, more="cwsr_size 13701120\n"),
+        },
         {},
     ),
     "mes-suspect": (
-        mes(0x86), {"firmware": ("passed", "warning", "MES 0x86", "newer linux-firmware")},
+        mes(0x86),
+        {"firmware": ("passed", "warning", "MES 0x86", "newer linux-firmware")},
     ),
     "firmware-bad": (
         {"var/lib/dpkg/status": "Package: linux-firmware\nVersion: 20251125-1\n\n"},
         {"firmware": ("failed", "error", "20251125", "dnf upgrade")},
     ),
     "firmware-bad-pacman": (
-        {"var/lib/dpkg/status": None, **ARCH,
-         "sys/kernel/debug/dri/1/amdgpu_firmware_info": None,
-         "var/lib/pacman/local/linux-firmware-20251125-2/desc": ""},
+        {
+            "var/lib/dpkg/status": None,
+            **ARCH,
+            "sys/kernel/debug/dri/1/amdgpu_firmware_info": None,
+            "var/lib/pacman/local/linux-firmware-20251125-2/desc": "",
+        },
         {"firmware": ("failed", "error", "20251125-2", "sudo pacman -Syu")},
     ),
     "firmware-bad-mes": (
@@ -316,12 +403,20 @@ FAULTS = {
     ),
     "firmware-loaded-before-the-upgrade": (
         mes(0x83),
-        {"firmware": ("failed", "error", "MES 0x83, older than the installed linux-firmware 2026",
-                      "sudo dracut --force")},
+        {
+            "firmware": (
+                "failed",
+                "error",
+                "MES 0x83, older than the installed linux-firmware 2026",
+                "sudo dracut --force",
+            )
+        },
     ),
     "firmware-bad-debian": (
-        {"var/lib/dpkg/status": "Package: firmware-amd-graphics\nVersion: 20251125-1\n\n",
-         **DEBIAN},
+        {
+            "var/lib/dpkg/status": "Package: firmware-amd-graphics\nVersion: 20251125-1\n\n",
+            **DEBIAN,
+        },
         {"firmware": ("failed", "error", "20251125-1", "firmware-amd-graphics 20260110")},
     ),
     "no-kfd-node": (
@@ -337,16 +432,22 @@ FAULTS = {
         {"render": ("failed", "error", "renderD129", "--device")},
     ),
     "not-in-group": (
-        {"proc/self/status": "Uid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\n"
-         "Groups:\t1000\n"},
+        {
+            "proc/self/status": "Uid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\n"
+            "Groups:\t1000\n"
+        },
         {"groups": ("passed", "warning", "not in the group render", "usermod -aG render,video")},
     ),
     "carve-out-large": (
-        {f"{GPU}/mem_info_vram_total": f"{96 * GIB}\n",
-         "proc/meminfo": f"MemTotal: {30 * 2**20} kB\n",
-         "sys/module/ttm/parameters/pages_limit": f"{25 * GIB // 4096}\n"},
-        {"carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, or to the least"),
-         "gtt": ("passed", "info", "doctor/carve-out comes first", "")},
+        {
+            f"{GPU}/mem_info_vram_total": f"{96 * GIB}\n",
+            "proc/meminfo": f"MemTotal: {30 * 2**20} kB\n",
+            "sys/module/ttm/parameters/pages_limit": f"{25 * GIB // 4096}\n",
+        },
+        {
+            "carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, or to the least"),
+            "gtt": ("passed", "info", "doctor/carve-out comes first", ""),
+        },
     ),
     **{
         f"gtt-default{name}": (
@@ -354,8 +455,12 @@ FAULTS = {
             {"gtt": ("passed", "warning", "62 of 125 GiB", fix)},
         )
         for name, files, fix in (
-            ("", {}, "options ttm pages_limit=31719424 page_pool_size=31719424' | sudo tee "
-             "/etc/modprobe.d/ttm.conf && sudo dracut --force"),
+            (
+                "",
+                {},
+                "options ttm pages_limit=31719424 page_pool_size=31719424' | sudo tee "
+                "/etc/modprobe.d/ttm.conf && sudo dracut --force",
+            ),
             ("-mint", released("ID=linuxmint", "ID_LIKE=ubuntu"), "update-initramfs -u"),
             ("-debian", DEBIAN, "update-initramfs -u"),
             ("-arch", ARCH, "sudo mkinitcpio -P"),
@@ -365,8 +470,10 @@ FAULTS = {
         )
     },
     "gtt-all": (
-        {"sys/module/ttm/parameters/pages_limit": f"{125 * GIB // 4096}\n",
-         f"{GPU}/mem_info_gtt_total": f"{125 * GIB}\n"},
+        {
+            "sys/module/ttm/parameters/pages_limit": f"{125 * GIB // 4096}\n",
+            f"{GPU}/mem_info_gtt_total": f"{125 * GIB}\n",
+        },
         {"gtt": ("passed", "warning", "may swap", "options ttm pages_limit=31719424")},
     ),
     "override": (
@@ -383,8 +490,14 @@ FAULTS = {
     ),
     "not-activated": (
         environ(MIOPEN_FIND_MODE="FAST") | {f"{META}/rocm-sdk-core-10.0.0-h1_0.json": "{}"},
-        {"environment": ("passed", "warning", "ROCPROFILER_QUEUE_INTERPOSITION is unset: programs",
-                         "export ROCPROFILER_QUEUE_INTERPOSITION=0")},
+        {
+            "environment": (
+                "passed",
+                "warning",
+                "ROCPROFILER_QUEUE_INTERPOSITION is unset: programs",
+                "export ROCPROFILER_QUEUE_INTERPOSITION=0",
+            )
+        },
     ),
     "loader-path": (
         {"etc/ld.so.conf.d/10-rocm.conf": "/opt/rocm/lib\n", "opt/rocm/README": ""},
@@ -394,4 +507,4 @@ FAULTS = {
         {"lib64/libc.so.6": "GNU C Library stable release version 2.27.\n"},
         {"glibc": ("failed", "error", "2.27 is older", "upgrade")},
     ),
-}  # fmt: skip
+}

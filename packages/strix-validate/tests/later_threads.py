@@ -17,8 +17,8 @@ from threads import (
     RESOLUTE,
     VENV,
     VENV_SITE,
+    Expected,
     Machine,
-    Said,
     both_devices,
     dpkg,
     kernel,
@@ -75,7 +75,7 @@ TORCH = {
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | wheels(VENV_SITE, "10.0.0", "rocm", "rocm_sdk_core", "rocm_sdk_libraries"),
         {
-            "packages": Said(
+            "packages": Expected(
                 "error", "without the ones that have the kernels", "'torch[device-gfx1151]'"
             )
         },
@@ -91,7 +91,11 @@ TORCH = {
         TOOLBOX
         | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260612", hip="7.14.60610")
         | wheels(TOOLBOX_SITE, "7.14.0a20260612", "rocm_sdk_libraries_gfx1151", "rocm_sdk_core"),
-        {"packages": Said("error", "crashes when HIP starts", "--force-reinstall", reboot=False)},
+        {
+            "packages": Expected(
+                "error", "crashes when HIP starts", "--force-reinstall", reboot=False
+            )
+        },
     ),
     "kyuz0/amd-strix-halo-vllm-toolboxes#61 the day before": Machine(
         TOOLBOX | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260608", hip="7.14.60608"),
@@ -99,7 +103,7 @@ TORCH = {
     # a nightly of 7.11 from before the fix of 2025-12-19 faults on fixed kernels
     "a nightly of 7.11 before the fix": Machine(
         TOOLBOX | torch(TOOLBOX_SITE, "2.10.0a0+rocm7.11.0a20251212", hip="7.2.53150"),
-        {"packages": Said("error", "ROCm 7.11.0a20251212, which page-faults")},
+        {"packages": Expected("error", "ROCm 7.11.0a20251212, which page-faults")},
     ),
     # 7.1 of repo.radeon.com crashes: take 7.2 or newer
     "unslothai/unsloth#5301": Machine(
@@ -107,7 +111,11 @@ TORCH = {
         | UBUNTU
         | kernel("6.17.0-23-generic")
         | torch(VENV_SITE, "2.9.1+rocm7.1.0.lw.git351ff442", hip="7.1.52802-26aae437f6"),
-        {"packages": Said("error", "brings ROCm 7.1.0, which page-faults", "--force-reinstall")},
+        {
+            "packages": Expected(
+                "error", "brings ROCm 7.1.0, which page-faults", "--force-reinstall"
+            )
+        },
     ),
     # the runtime is too old, and so is the kernel
     "ROCm/legacy-rocm-build#5853": Machine(
@@ -117,8 +125,8 @@ TORCH = {
         | kernel("6.17.12-300.fc43.x86_64")
         | torch(VENV_SITE, "2.11.0.dev20260105+rocm7.1", hip="7.1.25424"),
         {
-            "kernel": Said("error", "older than 6.18.4", "rpm-ostree upgrade", reboot=True),
-            "packages": Said("warning", "stable from 7.2 and 7.11 on", "--force-reinstall"),
+            "kernel": Expected("error", "older than 6.18.4", "rpm-ostree upgrade", reboot=True),
+            "packages": Expected("warning", "stable from 7.2 and 7.11 on", "--force-reinstall"),
         },
     ),
     # no override; a newer kernel and runtime; a small carve-out
@@ -132,11 +140,11 @@ TORCH = {
         | memory(31)
         | gtt(15.5),
         {
-            "environment": Said("error", "=11.0.0", "unset HSA_OVERRIDE_GFX_VERSION"),
-            "kernel": Said("error", "older than 6.18.4", "dnf upgrade"),
-            "packages": Said("warning", "brings ROCm 6.3"),
-            "carve-out": Said("warning", "96 GiB", reboot=True),
-            "gtt": Said("info"),
+            "environment": Expected("error", "=11.0.0", "unset HSA_OVERRIDE_GFX_VERSION"),
+            "kernel": Expected("error", "older than 6.18.4", "dnf upgrade"),
+            "packages": Expected("warning", "brings ROCm 6.3"),
+            "carve-out": Expected("warning", "96 GiB", reboot=True),
+            "gtt": Expected("info"),
         },
     ),
     # 6.17.9 has the kernel's half of the fix, so that ROCm 7.1.1 faults
@@ -145,8 +153,8 @@ TORCH = {
         | kernel("6.17.9-300.fc43.x86_64")
         | {"run/.toolboxenv": "", "opt/rocm-7.1.1/.info/version": "7.1.1-38\n"},
         {
-            "runtime": Said("warning", "7.1.1-38, which page-faults", "7.2.1 or newer"),
-            "caches": Said("warning"),
+            "runtime": Expected("warning", "7.1.1-38, which page-faults", "7.2.1 or newer"),
+            "caches": Expected("warning"),
         },
     ),
 }
@@ -161,8 +169,8 @@ MEMORY = {
         | gtt(105.5)
         | command_line("quiet amd_iommu=off amdgpu.gpu_recovery=1 ttm.pages_limit=27648000"),
         {
-            "carve-out": Said("warning", "the BIOS reserves 8 GiB", "the least that it offers"),
-            "gtt": Said("info"),
+            "carve-out": Expected("warning", "the BIOS reserves 8 GiB", "the least that it offers"),
+            "gtt": Expected("info"),
         },
     ),
     # no such option; pages_limit is changed where it stands, on the command line
@@ -172,7 +180,7 @@ MEMORY = {
         | kernel("6.18.9-2-cachyos")
         | command_line("amd_iommu=off amdgpu.ggtsize=126976, ttm.pages_limit=32505858"),
         {
-            "gtt": Said(
+            "gtt": Expected(
                 "warning",
                 "amdgpu.ggtsize=126976,: the driver has no such option",
                 "remove ttm.pages_limit=32505858 from the kernel's command line; add ttm.pages_",
@@ -188,7 +196,7 @@ MEMORY = {
         | kernel("6.17.0-35-generic")
         | command_line("amd_iommu=off amdgpu.gttsize=131072 ttm.pages_limit=33554432"),
         {
-            "gtt": Said(
+            "gtt": Expected(
                 "warning",
                 "128 of 125 GiB",
                 "remove ttm.pages_limit=33554432 from",
@@ -204,12 +212,16 @@ MEMORY = {
         | kernel("6.18.24-talos")
         | {"proc/1/cgroup": "0::/kubepods/burstable/pod1/abc\n"}
         | command_line("amdgpu.gttsize=126976 ttm.pages_limit=32505856 amd_iommu=off"),
-        {"gtt": Said("warning", "124 of 125", "on the host: remove ttm.pages_limit", "modprobe.d")},
+        {
+            "gtt": Expected(
+                "warning", "124 of 125", "on the host: remove ttm.pages_limit", "modprobe.d"
+            )
+        },
     ),
     "another file sets the limit": Machine(
         gtt(62) | {"etc/modprobe.d/zz.conf": "options ttm pages_limit=16252928\n"},
         {
-            "gtt": Said(
+            "gtt": Expected(
                 "warning",
                 "62 of 125",
                 "pages_limit=[^ ]*//' /etc/modprobe.d/zz.conf && sudo dracut --force; echo",
@@ -221,11 +233,15 @@ MEMORY = {
         | gtt(62)
         | kernel("7.0.9-ba01.fc44.x86_64")
         | command_line("amd_iommu=off ttm.pages_limit=16252928"),
-        {"gtt": Said("warning", "62 of 125", "--delete=ttm.pages_limit=16252928; sudo rpm-ostree")},
+        {
+            "gtt": Expected(
+                "warning", "62 of 125", "--delete=ttm.pages_limit=16252928; sudo rpm-ostree"
+            )
+        },
     ),
     "a misspelt option in a file": Machine(
         {"etc/modprobe.d/ai.conf": "options amdgpu gtt_size=122880\n"},
-        {"gtt": Said("warning", "no such option", "gtt_size=[^ ]*//' /etc/modprobe.d/ai.conf")},
+        {"gtt": Expected("warning", "no such option", "gtt_size=[^ ]*//' /etc/modprobe.d/ai.conf")},
     ),
 }
 
@@ -234,14 +250,14 @@ SETTINGS = {
     "kyuz0/amd-strix-halo-toolboxes#66": Machine(
         kernel("7.0.4-100.fc43.x86_64") | command_line("quiet amd_iommu=pt"),
         {
-            "iommu": Said(
+            "iommu": Expected(
                 "info", "the kernel ignores amd_iommu=pt", "--remove-args=amd_iommu=pt", reboot=True
             )
         },
     ),
     "amd_iommu=on": Machine(
         command_line("amd_iommu=on"),
-        {"iommu": Said("info", "With amd_iommu=off", never="remove-args")},
+        {"iommu": Expected("info", "With amd_iommu=off", never="remove-args")},
     ),
     # files in /etc/modprobe.d are made from the configuration
     "NixOS' extraModprobeConfig": Machine(
@@ -252,7 +268,7 @@ SETTINGS = {
             "sys/module/amdgpu/parameters/cwsr_enable": "0\n",
         },
         {
-            "options": Said(
+            "options": Expected(
                 "warning",
                 "left over",
                 "take cwsr_enable=0 out of boot.extraModprobeConfig",
@@ -264,7 +280,7 @@ SETTINGS = {
     "an option of a package's file": Machine(
         {"usr/lib/modprobe.d/vendor.conf": "options amdgpu ppfeaturemask=0xffff7fff\n"},
         {
-            "options": Said(
+            "options": Expected(
                 "info",
                 "ppfeaturemask",
                 "sudo cp /usr/lib/modprobe.d/vendor.conf /etc/modprobe.d/vendor.conf && sudo sed",
@@ -274,7 +290,11 @@ SETTINGS = {
     "a number that the module prints in another way": Machine(
         command_line("amd_iommu=off amdgpu.ppfeaturemask=4294934527")
         | {"sys/module/amdgpu/parameters/ppfeaturemask": "0xffff7fff\n"},
-        {"options": Said("info", "0xffff7fff", "--remove-args=amdgpu.ppfeaturemask=4294934527")},
+        {
+            "options": Expected(
+                "info", "0xffff7fff", "--remove-args=amdgpu.ppfeaturemask=4294934527"
+            )
+        },
     ),
 }
 
@@ -285,12 +305,12 @@ DRIVERS = {
         | kernel("6.18.14-061814-generic")
         | dpkg("amdgpu-dkms 1:6.16.13", "amdgpu-dkms-firmware 1:6.16.13", "linux-firmware 2024")
         | {"sys/kernel/debug/dri/1/amdgpu_firmware_info": None},
-        {"firmware": Said("warning", "comes before linux-firmware", "autoremove --purge")},
+        {"firmware": Expected("warning", "comes before linux-firmware", "autoremove --purge")},
     ),
     # DKMS brings an older KFD
     "ROCm/legacy-rocm-build#5905": Machine(
         QUESTING | kernel("6.18.7-061807-generic") | {"sys/module/amdgpu/version": "6.16.13\n"},
-        {"driver": Said("warning", "DKMS", "--uninstall", reboot=True)},
+        {"driver": Expected("warning", "DKMS", "--uninstall", reboot=True)},
     ),
     "ROCm/legacy-rocm-build#6182": Machine(
         UBUNTU
@@ -299,8 +319,8 @@ DRIVERS = {
         | {"sys/module/amdgpu/version": "6.16.13\n"}
         | dpkg("amdgpu-dkms 1:6.16.13", "amdgpu-dkms-firmware 1:6.16.13"),
         {
-            "driver": Said("warning", "DKMS", "--uninstall"),
-            "firmware": Said("error", "is the bad MES 0x83", "autoremove --purge", reboot=True),
+            "driver": Expected("warning", "DKMS", "--uninstall"),
+            "firmware": Expected("error", "is the bad MES 0x83", "autoremove --purge", reboot=True),
         },
     ),
     # a newer kernel, no DKMS, a small carve-out
@@ -312,11 +332,11 @@ DRIVERS = {
         | gtt(31)
         | {"sys/module/amdgpu/version": "6.12.12\n", "opt/rocm-6.4.3/.info/version": "6.4.3-128\n"},
         {
-            "kernel": Said("error", "older than 6.17.0-19", "linux-generic-hwe-24.04"),
-            "driver": Said("warning", "DKMS"),
-            "carve-out": Said("warning", "64 GiB"),
-            "gtt": Said("info"),
-            "caches": Said("warning"),
+            "kernel": Expected("error", "older than 6.17.0-19", "linux-generic-hwe-24.04"),
+            "driver": Expected("warning", "DKMS"),
+            "carve-out": Expected("warning", "64 GiB"),
+            "gtt": Expected("info"),
+            "caches": Expected("warning"),
         },
     ),
     # the override renames the APU too
@@ -325,9 +345,9 @@ DRIVERS = {
         | {f"{KFD}/1/properties": node(120001, 128)}
         | environ(HSA_OVERRIDE_GFX_VERSION="12.0.1"),
         {
-            "environment": Said("error", "=12.0.1", "unset HSA_OVERRIDE_GFX_VERSION"),
-            "gpu": Said("warning", "gfx1201 is beside", "ROCR_VISIBLE_DEVICES=1"),
-            "pixi": Said("warning"),
+            "environment": Expected("error", "=12.0.1", "unset HSA_OVERRIDE_GFX_VERSION"),
+            "gpu": Expected("warning", "gfx1201 is beside", "ROCR_VISIBLE_DEVICES=1"),
+            "pixi": Expected("warning"),
         },
     ),
     # gfx1152 is no Strix Halo
@@ -339,7 +359,7 @@ DRIVERS = {
             f"{PCI}/device": "0x1114\n",
             f"{GPU}/device": "0x1114\n",
         },
-        {"gpu": Said("error", "the GPU is gfx1152", "gpu_arch=gfx1152")},
+        {"gpu": Expected("error", "the GPU is gfx1152", "gpu_arch=gfx1152")},
     ),
 }
 
@@ -347,16 +367,16 @@ CONTAINERS = {
     # groups' numbers are the host's
     "debpalash/VoiceStudio#1274": Machine(
         {".dockerenv": "", "etc/group": "video:x:44:\n"} | status(1000, 39, 105),
-        both_devices(Said("error", "its group is 992", "--group-add $(stat", "usermod"))
-        | {"groups": Said("warning")},
+        both_devices(Expected("error", "its group is 992", "--group-add $(stat", "usermod"))
+        | {"groups": Expected("warning")},
         errno.EACCES,
         DeviceFile(992, 0o660, 236),
     ),
     # the image's user is not root any more
     "lemonade-sdk/lemonade#2857": Machine(
         {".dockerenv": "", "etc/group": "render:x:992:\n"} | status(10001, 10001),
-        both_devices(Said("error", "992 (render)", "--group-add $(stat", "usermod"))
-        | {"groups": Said("warning")},
+        both_devices(Expected("error", "992 (render)", "--group-add $(stat", "usermod"))
+        | {"groups": Expected("warning")},
         errno.EACCES,
         DeviceFile(992, 0o660, 236),
     ),
@@ -370,22 +390,24 @@ CONTAINERS = {
     # a flatpak has a permission for all devices, and since 1.18 for this one
     "flatpak/flatpak#5383": Machine(
         environ(container="flatpak") | {"dev/kfd": None},
-        {"kfd": Said("error", "(flatpak)", "flatpak override --user --device=all", "recreate")},
+        {"kfd": Expected("error", "(flatpak)", "flatpak override --user --device=all", "recreate")},
     ),
     # /dev/dri alone is not enough; and this torch is not ROCm's
     "Comfy-Org/ComfyUI#14326": Machine(
         VENV | {".dockerenv": "", "dev/kfd": None} | torch(VENV_SITE, "2.12.0+cpu"),
         {
-            "kfd": Said("error", "in this container (docker)", "--device /dev/kfd"),
-            "packages": Said("error", "the build for CPUs"),
+            "kfd": Expected("error", "in this container (docker)", "--device /dev/kfd"),
+            "packages": Expected("error", "the build for CPUs"),
         },
     ),
     # the host's kernel is too old, and its release is not the image's
     "ollama/ollama#14921": Machine(
         {".dockerenv": ""} | kernel("6.8.0-106-generic") | environ(AMD_LOG_LEVEL="3"),
         {
-            "kernel": Said("error", "older", "on the host: sudo apt install linux-generic-hwe-$("),
-            "environment": Said("warning", "AMD_LOG_LEVEL=3"),
+            "kernel": Expected(
+                "error", "older", "on the host: sudo apt install linux-generic-hwe-$("
+            ),
+            "environment": Expected("warning", "AMD_LOG_LEVEL=3"),
         },
     ),
     # nothing is wrong
@@ -399,13 +421,13 @@ KERNELS = {
         | environ(LD_LIBRARY_PATH="/opt/rocm-7.2.0/lib")
         | {f"{KFD}/1/properties": node(110501, 64)},
         {
-            "kernel": Said("error", "older than 6.17.0-19", "linux-generic-hwe-24.04"),
-            "environment": Said("error", "loaded first", "unset LD_LIBRARY_PATH"),
+            "kernel": Expected("error", "older than 6.17.0-19", "linux-generic-hwe-24.04"),
+            "environment": Expected("error", "loaded first", "unset LD_LIBRARY_PATH"),
         },
     ),
     "kyuz0/amd-strix-halo-comfyui-toolboxes#9": Machine(
         QUESTING | kernel("6.17.0-8-generic"),
-        {"kernel": Said("error", "older than 6.17.0-19", "apt full-upgrade", reboot=True)},
+        {"kernel": Expected("error", "older than 6.17.0-19", "apt full-upgrade", reboot=True)},
     ),
 }
 

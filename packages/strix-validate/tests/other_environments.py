@@ -4,7 +4,7 @@
 import json
 
 from hosts import CONDA_FORGE, META, SITE, environ, record, released
-from threads import CUDA, NOT_OURS, VENV, VENV_SITE, Machine, Said, kernel, torch
+from threads import CUDA, NOT_OURS, VENV, VENV_SITE, Expected, Machine, kernel, torch
 
 USER_SITE = "home/user/.local/lib/python3.12/site-packages"
 #: An environment of pixi's, without a package of ours.
@@ -39,7 +39,7 @@ def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
         | conda_pytorch(PIXI_META, build, CONDA_FORGE)
         | torch(PIXI_SITE, "2.10.0", "conda", **CUDA)
         | manifest,
-        {"packages": Said("error", message, fix)},
+        {"packages": Expected("error", message, fix)},
     )
 
 
@@ -73,14 +73,18 @@ MOVED = {
         | conda_pytorch(PIXI_META, "cuda129_mkl_py312_h1_303", CONDA_FORGE)
         | torch(PIXI_SITE, "2.10.0", "conda", **CUDA)
         | workspace("conda-forge"),
-        {"packages": Said("error", "build for CUDA, and sees", "docs/move.md", "channel remove")},
+        {
+            "packages": Expected(
+                "error", "build for CUDA, and sees", "docs/move.md", "channel remove"
+            )
+        },
     ),
     "conda-forge's CUDA, in a manifest that is none": Machine(
         PIXI
         | conda_pytorch(PIXI_META, "cuda129_mkl_py312_h1_303", CONDA_FORGE)
         | torch(PIXI_SITE, "2.10.0", "conda", **CUDA)
         | {"home/user/work/pixi.toml": "[workspace\n"},
-        {"packages": Said("error", "build for CUDA, and sees", "docs/move.md")},
+        {"packages": Expected("error", "build for CUDA, and sees", "docs/move.md")},
     ),
     "conda-forge's triton beside our torch": Machine(
         PIXI
@@ -89,7 +93,7 @@ MOVED = {
         | conda_pytorch(PIXI_META, "cuda129py312h1_1", CONDA_FORGE, "triton")
         | workspace(OURS, "conda-forge"),
         {
-            "packages": Said(
+            "packages": Expected(
                 "error",
                 "triton 2.10.0 is conda-forge's build for CUDA",
                 "ask for a version of triton",
@@ -103,7 +107,7 @@ MOVED = {
         | {f"{PIXI_SITE}/triton-3.9.0.dist-info/INSTALLER": "uv-pixi"}
         | workspace(OURS, "conda-forge"),
         {
-            "packages": Said(
+            "packages": Expected(
                 "error",
                 "over our channel's",
                 "the tables of PyPI's names into pixi.toml; then pixi update --no-install torch "
@@ -116,7 +120,11 @@ MOVED = {
         | conda_pytorch(PIXI_META, "rocm_h1_0", OURS)
         | torch(PIXI_SITE, "2.15.0", "pip", **CUDA)
         | workspace(OURS, "conda-forge"),
-        {"packages": Said("error", "by pip, over our", "pixi clean && pixi install; docs/move.md")},
+        {
+            "packages": Expected(
+                "error", "by pip, over our", "pixi clean && pixi install; docs/move.md"
+            )
+        },
     ),
     "PyPI's triton alone over ours": Machine(
         PIXI
@@ -125,18 +133,18 @@ MOVED = {
         | torch(PIXI_SITE, "2.13.0", "conda", hip="7.15.2")
         | {f"{PIXI_SITE}/triton-3.9.0.dist-info/INSTALLER": "uv-pixi"}
         | workspace(OURS, "conda-forge"),
-        {"packages": Said("error", "triton 3.9.0 was installed by uv-pixi", "docs/move.md")},
+        {"packages": Expected("error", "triton 3.9.0 was installed by uv-pixi", "docs/move.md")},
     ),
     "PyPI's torch beside our channel": Machine(
         PIXI | torch(PIXI_SITE, "2.15.0", "uv-pixi", **CUDA) | workspace(OURS, "conda-forge"),
-        {"packages": Said("error", "the build for CUDA", "docs/move.md", "AMD's index")},
+        {"packages": Expected("error", "the build for CUDA", "docs/move.md", "AMD's index")},
     ),
     "AMD's wheels in a virtual environment over our environment": Machine(
         environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/venv/bin:/home/user/env/bin")
         | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
         {
-            "packages": Said(
+            "packages": Expected(
                 "error",
                 "torch 2.13.0+rocm10.0.0 of the virtual environment is loaded, and not 2.13.0",
                 "docs/move.md",
@@ -150,7 +158,7 @@ MOVED = {
             "include-system-site-packages = true\n"
         }
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
-        {"packages": Said("error", "of the virtual environment is loaded", "deactivate")},
+        {"packages": Expected("error", "of the virtual environment is loaded", "deactivate")},
     ),
     "a virtual environment that shows our torch": Machine(
         environ(VIRTUAL_ENV="/home/user/venv", CONDA_PREFIX="")
@@ -170,7 +178,7 @@ MOVED = {
     "a user's triton before the environment's": Machine(
         {f"{USER_SITE}/triton-3.9.0.dist-info/INSTALLER": "pip"},
         {
-            "packages": Said(
+            "packages": Expected(
                 "error",
                 "triton 3.9.0 of the user's folder is loaded before 3.7.1",
                 "PYTHONNOUSERSITE=1, or python3 -m pip uninstall triton; docs/move.md",
@@ -179,7 +187,7 @@ MOVED = {
     ),
     "AMD's torch of the user before ours": Machine(
         torch(USER_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
-        {"packages": Said("error", "of the user's folder is loaded before", "docs/move.md")},
+        {"packages": Expected("error", "of the user's folder is loaded before", "docs/move.md")},
     ),
 }
 
@@ -187,7 +195,7 @@ ENVIRONMENTS = {
     "a user's torch before the environment's": Machine(
         torch(USER_SITE, "2.9.0", **CUDA),
         {
-            "packages": Said(
+            "packages": Expected(
                 "error", "of the user's folder is loaded before 2.13.0", "PYTHONNOUSERSITE=1"
             )
         },
@@ -202,7 +210,11 @@ ENVIRONMENTS = {
     ),
     "PYTHONPATH": Machine(
         environ(PYTHONPATH="/opt/old") | torch("opt/old", "2.9.0", **CUDA),
-        {"packages": Said("error", "of PYTHONPATH is loaded before 2.13.0", "unset PYTHONPATH")},
+        {
+            "packages": Expected(
+                "error", "of PYTHONPATH is loaded before 2.13.0", "unset PYTHONPATH"
+            )
+        },
     ),
     "a virtual environment that shows the system's": Machine(
         VENV
@@ -212,29 +224,29 @@ ENVIRONMENTS = {
             "version = 3.12.3\n",
             f"{VENV_SITE}/pip-25.dist-info/INSTALLER": "pip",
         },
-        {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
+        {"packages": Expected("error", "the build for CUDA", "--force-reinstall")},
     ),
     "a torch that a .pth file names": Machine(
         VENV
         | torch("srv/torch", "2.9.0", **CUDA)
         | {f"{VENV_SITE}/more.pth": "import os\n/srv/torch\n"},
-        {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
+        {"packages": Expected("error", "the build for CUDA", "--force-reinstall")},
     ),
     "PyPI's torch without its own facts": Machine(
         VENV | {f"{VENV_SITE}/torch-2.15.0.dist-info/INSTALLER": "uv"},
-        {"packages": Said("error", "the build for CUDA", "uv pip install --reinstall")},
+        {"packages": Expected("error", "the build for CUDA", "uv pip install --reinstall")},
     ),
     "wheels of another GPU": Machine(
         VENV
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | {f"{VENV_SITE}/rocm_sdk_device_gfx1201-10.0.0.dist-info/INSTALLER": "pip"},
-        {"packages": Said("error", "wheels for gfx1201", "device-gfx1151")},
+        {"packages": Expected("error", "wheels for gfx1201", "device-gfx1151")},
     ),
     "older wheels of another family": Machine(
         VENV
         | torch(VENV_SITE, "2.9.1+rocm7.13.0", hip="7.13.1")
         | {f"{VENV_SITE}/rocm_sdk_libraries_gfx110X_all-7.13.0.dist-info/INSTALLER": "pip"},
-        {"packages": Said("error", "wheels for gfx110x", "device-gfx1151")},
+        {"packages": Expected("error", "wheels for gfx110x", "device-gfx1151")},
     ),
     "older wheels of this GPU": Machine(
         VENV
@@ -243,23 +255,23 @@ ENVIRONMENTS = {
     ),
     "a nightly before the fix": Machine(
         VENV | torch(VENV_SITE, "2.10.0a0+rocm7.10.0a20251015", hip="7.1.5"),
-        {"packages": Said("error", "ROCm 7.10.0a20251015, which page-faults")},
+        {"packages": Expected("error", "ROCm 7.10.0a20251015, which page-faults")},
     ),
     "a dated nightly before the fix": Machine(
         VENV | torch(VENV_SITE, "2.7.0a0+rocmsdk20250801", hip="6.5.2"),
-        {"packages": Said("error", "page-faults")},
+        {"packages": Expected("error", "page-faults")},
     ),
     "an old ROCm on an old kernel": Machine(
         VENV
         | torch(VENV_SITE, "2.9.1+rocm6.4", hip="6.4.43483")
         | kernel("6.17.7-300.fc43.x86_64"),
-        {"packages": Said("warning", "is unstable"), "kernel": Said("error", "older")},
+        {"packages": Expected("warning", "is unstable"), "kernel": Expected("error", "older")},
     ),
     "rocBLAS without kernels": Machine(
         VENV
         | torch(VENV_SITE, "2.10.0+rocm7.2", hip="7.2.26015")
         | {f"{VENV_SITE}/torch/lib/rocblas/library/TensileLibrary_lazy_gfx1100.dat": ""},
-        {"packages": Said("error", "no kernels for gfx1151")},
+        {"packages": Expected("error", "no kernels for gfx1151")},
     ),
     "rocBLAS with kernels": Machine(
         VENV
@@ -270,7 +282,7 @@ ENVIRONMENTS = {
         VENV
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | {f"{VENV_SITE}/torchvision-0.28.0+cu128.dist-info/INSTALLER": "pip"},
-        {"packages": Said("warning", "torchvision 0.28.0+cu128 is not built for ROCm")},
+        {"packages": Expected("warning", "torchvision 0.28.0+cu128 is not built for ROCm")},
     ),
     "the channel pytorch": Machine(
         {
@@ -284,7 +296,7 @@ ENVIRONMENTS = {
             f"{SITE}/torch-2.13.0.dist-info/INSTALLER": None,
         }
         | torch(SITE, "2.5.1", "conda", **CUDA),
-        {"packages": Said("error", "the build for CUDA")},
+        {"packages": Expected("error", "the build for CUDA")},
     ),
     "a channel in a folder": Machine(
         {
@@ -301,16 +313,16 @@ ENVIRONMENTS = {
             f"{SITE}/torch-2.13.0.dist-info/INSTALLER": None,
         }
         | torch(SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
-        {"packages": Said("warning", "over conda's 2.13.0", "pixi remove pytorch")},
+        {"packages": Expected("warning", "over conda's 2.13.0", "pixi remove pytorch")},
     ),
     "an old /opt/rocm beside AMD's wheels": Machine(
         NOT_OURS
         | torch(SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | {"opt/rocm-6.4.1/.info/version": "6.4.1-83\n"},
-        {"runtime": Said("info", "torch brings its own"), "caches": Said("warning")},
+        {"runtime": Expected("info", "torch brings its own"), "caches": Expected("warning")},
     ),
     "Arch's own ROCm, which has the fix": Machine(
-        released("ID=arch") | {"opt/rocm/.info/version": "7.1.1\n"}, {"caches": Said("warning")}
+        released("ID=arch") | {"opt/rocm/.info/version": "7.1.1\n"}, {"caches": Expected("warning")}
     ),
     "Fedora's own torch, whose runtime has the fix": Machine(
         environ(CONDA_PREFIX="", PATH="/usr/bin")
@@ -319,26 +331,30 @@ ENVIRONMENTS = {
     "pip's torch beside Fedora's Python": Machine(
         environ(CONDA_PREFIX="", PATH="/usr/bin")
         | torch("usr/lib64/python3.14/site-packages", "2.9.1+rocm6.4", hip="6.4.43484"),
-        {"packages": Said("error", "brings ROCm 6.4, which page-faults")},
+        {"packages": Expected("error", "brings ROCm 6.4, which page-faults")},
     ),
     "a user's torch of Debian's Python": Machine(
         environ(CONDA_PREFIX="", PATH="/usr/bin")
         | torch("home/user/.local/lib/python3.13/site-packages", "2.9.1", **CUDA)
         | {"usr/lib/python3.13/os.py": "", "usr/lib/python3/dist-packages/x": ""},
-        {"packages": Said("error", "the build for CUDA", "python3 -m venv ENV && ENV/bin/python")},
+        {
+            "packages": Expected(
+                "error", "the build for CUDA", "python3 -m venv ENV && ENV/bin/python"
+            )
+        },
     ),
     "a virtual environment that PATH alone names": Machine(
         environ(CONDA_PREFIX="", PATH="/home/user/.local/bin:/opt/venv/bin:/usr/bin")
         | torch("home/user/.local/lib/python3.12/site-packages", "2.13.0+rocm10.0.0", hip="7.15")
         | torch("opt/venv/lib/python3.12/site-packages", "2.9.1", **CUDA)
         | {"opt/venv/pyvenv.cfg": "home = /usr/bin\n", "opt/venv/bin/python3": ""},
-        {"packages": Said("error", "the build for CUDA")},
+        {"packages": Expected("error", "the build for CUDA")},
     ),
     "two environments, of which the virtual one was activated last": Machine(
         environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/venv/bin:/home/user/env/bin")
         | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
         | torch(VENV_SITE, "2.9.1", **CUDA),
-        {"packages": Said("error", "the build for CUDA")},
+        {"packages": Expected("error", "the build for CUDA")},
     ),
     "two environments, of which conda's was activated last": Machine(
         environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/env/bin:/home/user/venv/bin")
@@ -347,15 +363,15 @@ ENVIRONMENTS = {
     ),
     "kyuz0's toolbox of ROCm 6.4.4": Machine(
         {"run/.toolboxenv": "", "opt/rocm-6.4.4/.info/version": "6.4.4-129\n"},
-        {"runtime": Said("info", "kyuz0's toolbox"), "caches": Said("warning")},
+        {"runtime": Expected("info", "kyuz0's toolbox"), "caches": Expected("warning")},
     ),
     "a torch that poetry installed": Machine(
         VENV | {f"{VENV_SITE}/torch-2.15.0.dist-info/INSTALLER": "poetry 2.2.1"},
-        {"packages": Said("error", "the build for CUDA", "--force-reinstall")},
+        {"packages": Expected("error", "the build for CUDA", "--force-reinstall")},
     ),
     "PyPI's torch in pixi's environment": Machine(
         PIXI | torch(PIXI_SITE, "2.11.0", "uv-pixi", **CUDA),
-        {"packages": Said("error", "the build for CUDA", "in pixi.toml", "uv pip install")},
+        {"packages": Expected("error", "the build for CUDA", "in pixi.toml", "uv pip install")},
     ),
     "AMD's wheels in pixi's environment": Machine(
         PIXI
@@ -382,12 +398,12 @@ ENVIRONMENTS = {
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | {"etc/ld.so.conf.d/rocm.conf": "/opt/rocm/lib\n", "opt/rocm/README": ""},
         {
-            "environment": Said("error", "loaded first", "unset LD_LIBRARY_PATH"),
-            "stray-rocm": Said("warning", "loader's path", "rm /etc/ld.so.conf.d/rocm.conf"),
+            "environment": Expected("error", "loaded first", "unset LD_LIBRARY_PATH"),
+            "stray-rocm": Expected("warning", "loader's path", "rm /etc/ld.so.conf.d/rocm.conf"),
         },
     ),
     "a torch for Intel's GPUs": Machine(
         VENV | torch(VENV_SITE, "2.10.0+xpu", cuda=None, hip=None),
-        {"packages": Said("error", "the build for Intel's GPUs", "--force-reinstall")},
+        {"packages": Expected("error", "the build for Intel's GPUs", "--force-reinstall")},
     ),
 }

@@ -14,8 +14,8 @@ from threads import (
     STALLS,
     VENV,
     VENV_SITE,
+    Expected,
     Machine,
-    Said,
     both_devices,
     dpkg,
     kernel,
@@ -36,10 +36,15 @@ WITHOUT_DRIVER = {
 CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
 
 
-def without_driver(message: str, fix: str) -> dict[str, Said]:
-    said = Said("error", message, fix, never="modprobe amdgpu", reboot=True)
-    devices = Said("error", "amdgpu is not loaded", "see doctor/gpu", "modprobe")
-    return {"gpu": said, "driver": said, "pixi": Said("warning"), **both_devices(devices)}
+def without_driver(message: str, fix: str) -> dict[str, Expected]:
+    expected = Expected("error", message, fix, never="modprobe amdgpu", reboot=True)
+    devices = Expected("error", "amdgpu is not loaded", "see doctor/gpu", "modprobe")
+    return {
+        "gpu": expected,
+        "driver": expected,
+        "pixi": Expected("warning"),
+        **both_devices(devices),
+    }
 
 
 def without_gpu(cpu: str) -> dict[str, str | Path | None]:
@@ -53,7 +58,9 @@ def without_gpu(cpu: str) -> dict[str, str | Path | None]:
 
 def faulty(release: str, files: dict, fix: str, severity: str = "warning") -> Machine:
     message = STALLS if severity == "warning" else "962d684b5dc0"
-    return Machine(kernel(release) | files, {"kernel": Said(severity, message, fix, reboot=True)})
+    return Machine(
+        kernel(release) | files, {"kernel": Expected(severity, message, fix, reboot=True)}
+    )
 
 
 KERNELS = {
@@ -85,7 +92,7 @@ KERNELS = {
     "OEM of Ubuntu": Machine(kernel("7.0.0-1005-oem") | UBUNTU),
     "RHEL": Machine(
         kernel("6.12.0-124.8.1.el10_1.x86_64") | released("ID=rhel", "ID_LIKE=fedora"),
-        {"kernel": Said("error", "older than 6.18.4", "dnf upgrade", reboot=True)},
+        {"kernel": Expected("error", "older than 6.18.4", "dnf upgrade", reboot=True)},
     ),
     "a Fedora host under an Ubuntu container": faulty(
         "7.0.12-200.fc44.x86_64",
@@ -105,16 +112,23 @@ KERNELS = {
             "usr/lib/modules/7.0.0-31-generic/modules.dep": "",
             "usr/lib/modules/6.17.0-35-generic/modules.dep": "",
         },
-        {"kernel": Said("warning", STALLS, "start 7.0.0-31-generic", "apt", reboot=True)},
+        {"kernel": Expected("warning", STALLS, "start 7.0.0-31-generic", "apt", reboot=True)},
     ),
     "an unknown kernel that stalls": Machine(
         kernel("7.3.1-200.fc45.x86_64"),
-        {"copies": Said("warning", "7.3.1-200.fc45.x86_64 stalls", "another kernel", reboot=True)},
+        {
+            "copies": Expected(
+                "warning", "7.3.1-200.fc45.x86_64 stalls", "another kernel", reboot=True
+            )
+        },
         rate=2e6,
     ),
     "a known kernel that stalls": Machine(
         kernel("7.0.0-28-generic") | UBUNTU,
-        {"kernel": Said("warning", STALLS), "copies": Said("warning", "GB/s", "doctor/kernel")},
+        {
+            "kernel": Expected("warning", STALLS),
+            "copies": Expected("warning", "GB/s", "doctor/kernel"),
+        },
         rate=2e6,
     ),
 }
@@ -150,8 +164,8 @@ DRIVERS = {
     "integrated GPU disabled": Machine(
         without_gpu("model name\t: AMD RYZEN AI MAX+ 395 w/ Radeon 8060S\nflags\t: fpu\n"),
         {
-            "gpu": Said("error", "not on the PCI bus", "in the BIOS", reboot=True),
-            "pixi": Said("warning"),
+            "gpu": Expected("error", "not on the PCI bus", "in the BIOS", reboot=True),
+            "pixi": Expected("warning"),
         },
     ),
     "loaded, and not bound": Machine(
@@ -161,18 +175,21 @@ DRIVERS = {
             if name != "sys/module/amdgpu/initstate"
         },
         {
-            "gpu": Said("error", "did not take the GPU", "dmesg", never="modprobe"),
-            "pixi": Said("warning"),
-            **both_devices(Said("error", "though amdgpu is loaded", "dmesg", "modprobe")),
+            "gpu": Expected("error", "did not take the GPU", "dmesg", never="modprobe"),
+            "pixi": Expected("warning"),
+            **both_devices(Expected("error", "though amdgpu is loaded", "dmesg", "modprobe")),
         },
     ),
     "virtual machine": Machine(
         without_gpu("model name\t: AMD RYZEN AI MAX+ 395\nflags\t: fpu hypervisor\n"),
-        {"gpu": Said("error", "virtual machine", "pass the GPU through"), "pixi": Said("warning")},
+        {
+            "gpu": Expected("error", "virtual machine", "pass the GPU through"),
+            "pixi": Expected("warning"),
+        },
     ),
     "firmware by hand": Machine(
         {"usr/lib/firmware/updates/amdgpu/gc_11_5_1_mes_2.bin": ""},
-        {"firmware": Said("info", "comes before linux-firmware", "sudo rm /usr/lib/firmware")},
+        {"firmware": Expected("info", "comes before linux-firmware", "sudo rm /usr/lib/firmware")},
     ),
     "amdgpu-dkms-firmware purged": Machine(
         dpkg("amdgpu-dkms-firmware 30.30", status="deinstall ok config-files") | mes(0x80),
@@ -182,50 +199,50 @@ DRIVERS = {
 DEVICES = {
     "SELinux": Machine(
         {"run/.containerenv": "", "sys/fs/selinux/enforce": "1"},
-        both_devices(Said("error", "SELinux", "container_use_devices", "usermod")),
+        both_devices(Expected("error", "SELinux", "container_use_devices", "usermod")),
         errno.EACCES,
         DeviceFile(105, 0o660, 236),
     ),
     "no device rule in Docker": Machine(
         {".dockerenv": ""},
-        both_devices(Said("error", "not permitted", "--device /dev/kfd", "usermod")),
+        both_devices(Expected("error", "not permitted", "--device /dev/kfd", "usermod")),
         errno.EPERM,
         DeviceFile(105, 0o660, 236),
     ),
     "no device rule in LXC": Machine(
         LXC,
-        both_devices(Said("error", "not permitted", "lxc.cgroup2.devices.allow", "usermod")),
+        both_devices(Expected("error", "not permitted", "lxc.cgroup2.devices.allow", "usermod")),
         errno.EPERM,
         DeviceFile(105, 0o660, 236),
     ),
     "not passed to Docker": Machine(
         {".dockerenv": "", "dev/kfd": None},
-        {"kfd": Said("error", "in this container (docker)", "--group-add $(stat", "modprobe")},
+        {"kfd": Expected("error", "in this container (docker)", "--group-add $(stat", "modprobe")},
         device=DeviceFile(105, 0o660, 236),
     ),
     "not passed to Incus": Machine(
         LXC | kernel("7.0.13+deb13-amd64") | {"dev/kfd": None},
-        {"kfd": Said("error", "in this container (lxc)", "incus config device add NAME kfd")},
+        {"kfd": Expected("error", "in this container (lxc)", "incus config device add NAME kfd")},
     ),
     "not passed to LXC": Machine(
         LXC | {"dev/kfd": None},
-        {"kfd": Said("error", "in this container (lxc)", "dev0: /dev/kfd", "modprobe")},
+        {"kfd": Expected("error", "in this container (lxc)", "dev0: /dev/kfd", "modprobe")},
     ),
     "without KFD": Machine(
         {"dev/kfd": None},
-        {"kfd": Said("error", "though amdgpu is loaded", "dmesg", "modprobe")},
+        {"kfd": Expected("error", "though amdgpu is loaded", "dmesg", "modprobe")},
     ),
     "without a udev rule": Machine(
         {},
-        both_devices(Said("error", "belongs to root:root", "70-kfd.rules", "usermod")),
+        both_devices(Expected("error", "belongs to root:root", "70-kfd.rules", "usermod")),
         errno.EACCES,
         DeviceFile(0, 0o600, 236),
     ),
     "not in the group": Machine(
         {"proc/self/status": "Uid:\t1000\t1000\nGid:\t1000\t1000\nGroups:\t1000 \n"},
         {
-            "groups": Said("warning", "not in the group", "usermod -aG render", reboot=False),
-            **both_devices(Said("error", "only the group render", "usermod -aG render")),
+            "groups": Expected("warning", "not in the group", "usermod -aG render", reboot=False),
+            **both_devices(Expected("error", "only the group render", "usermod -aG render")),
         },
         errno.EACCES,
         DeviceFile(105, 0o660, 236),
@@ -242,12 +259,12 @@ DEVICES = {
 SETTINGS = {
     "an override that names the GPU": Machine(
         environ(HSA_OVERRIDE_GFX_VERSION="11.5.1"),
-        {"environment": Said("info", "changes nothing", "unset HSA_OVERRIDE", reboot=False)},
+        {"environment": Expected("info", "changes nothing", "unset HSA_OVERRIDE", reboot=False)},
     ),
     "an override of one GPU": Machine(
         environ(HSA_OVERRIDE_GFX_VERSION_1="11.0.0"),
         {
-            "environment": Said(
+            "environment": Expected(
                 "error", "HSA_OVERRIDE_GFX_VERSION_1=11.0.0", "unset HSA_OVERRIDE_GFX_VERSION_1"
             )
         },
@@ -255,7 +272,11 @@ SETTINGS = {
     "an override of another node": Machine(environ(HSA_OVERRIDE_GFX_VERSION_2="10.3.0")),
     "a debugging variable": Machine(
         environ(AMD_SERIALIZE_KERNEL="3"),
-        {"environment": Said("warning", "AMD_SERIALIZE_KERNEL=3", "unset AMD_SERIALIZE_KERNEL")},
+        {
+            "environment": Expected(
+                "warning", "AMD_SERIALIZE_KERNEL=3", "unset AMD_SERIALIZE_KERNEL"
+            )
+        },
     ),
     "wheels' own libraries on the path": Machine(
         VENV
@@ -267,46 +288,46 @@ SETTINGS = {
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
     ),
     "battery": Machine(
-        {"sys/class/power_supply/AC0/online": "0\n"}, {"power": Said("warning", "battery")}
+        {"sys/class/power_supply/AC0/online": "0\n"}, {"power": Expected("warning", "battery")}
     ),
     "governor without preference": Machine(
         {"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n"},
-        {"power": Said("warning", "governor is powersave", "cpupower", reboot=False)},
+        {"power": Expected("warning", "governor is powersave", "cpupower", reboot=False)},
     ),
     "usual governor": Machine(
         {
             f"{CPUFREQ}/scaling_governor": "powersave\n",
             f"{CPUFREQ}/energy_performance_preference": "balance_performance\n",
         },
-        {"power": Said("info", "accelerator-performance gave 3 %")},
+        {"power": Expected("info", "accelerator-performance gave 3 %")},
     ),
     "tuned": Machine(
         {"etc/tuned/active_profile": "powersave\n"},
-        {"power": Said("warning", "tuned's profile is powersave", "tuned-adm profile")},
+        {"power": Expected("warning", "tuned's profile is powersave", "tuned-adm profile")},
     ),
     "power-profiles-daemon": Machine(
         {"var/lib/power-profiles-daemon/state.ini": "[State]\nProfile=power-saver\n"},
-        {"power": Said("warning", "power-saver", "powerprofilesctl set performance")},
+        {"power": Expected("warning", "power-saver", "powerprofilesctl set performance")},
     ),
     "profile of the GPU": Machine(
         {f"{GPU}/pp_power_profile_mode": " 0 BOOTUP_DEFAULT :\n 2 POWER_SAVING*:\n 5 COMPUTE :\n"},
-        {"power": Said("warning", "POWER_SAVING", "echo 0", reboot=False)},
+        {"power": Expected("warning", "POWER_SAVING", "echo 0", reboot=False)},
     ),
     "manual level": Machine(
         {f"{GPU}/power_dpm_force_performance_level": "manual\n"},
-        {"power": Said("info", "level is manual", "echo auto")},
+        {"power": Expected("info", "level is manual", "echo auto")},
     ),
     "no power management": Machine(
         {"proc/cmdline": "amd_iommu=off amdgpu.dpm=0\n"},
-        {"power": Said("warning", "amdgpu.dpm=0", "--remove-args=amdgpu.dpm=0", reboot=True)},
+        {"power": Expected("warning", "amdgpu.dpm=0", "--remove-args=amdgpu.dpm=0", reboot=True)},
     ),
     "scheduler replaced": Machine(
         {"proc/cmdline": "amd_iommu=off amdgpu.uni_mes=0 amdgpu.sched_policy=2\n"},
-        {"options": Said("warning", "amdgpu.uni_mes=0", "--remove-args=amdgpu.uni_mes=0")},
+        {"options": Expected("warning", "amdgpu.uni_mes=0", "--remove-args=amdgpu.uni_mes=0")},
     ),
     "short lockup timeout": Machine(
         {"proc/cmdline": "amd_iommu=off amdgpu.lockup_timeout=1000,5000\n"},
-        {"options": Said("warning", "reset after 1000 ms", "lockup_timeout=20000")},
+        {"options": Expected("warning", "reset after 1000 ms", "lockup_timeout=20000")},
     ),
     "long lockup timeout": Machine(
         kernel("7.0.4-200.fc44.x86_64")
@@ -314,7 +335,7 @@ SETTINGS = {
     ),
     "mask of power features": Machine(
         {"etc/modprobe.d/amdgpu.conf": "options amdgpu ppfeaturemask=0xffff7fff\n"},
-        {"options": Said("info", "ppfeaturemask=0xffff7fff", "ppfeaturemask=[^ ]*")},
+        {"options": Expected("info", "ppfeaturemask=0xffff7fff", "ppfeaturemask=[^ ]*")},
     ),
     "a limit in MiB": Machine(
         {
@@ -323,18 +344,18 @@ SETTINGS = {
             f"{GPU}/mem_info_gtt_total": f"{122880 * 4096}\n",
         },
         {
-            "gtt": Said("warning", "is a number of pages, of 4 KiB", "pages_limit=31719424"),
-            "vllm-memory": Said("warning", "a model does not fit: 0 GiB are usable"),
+            "gtt": Expected("warning", "is a number of pages, of 4 KiB", "pages_limit=31719424"),
+            "vllm-memory": Expected("warning", "a model does not fit: 0 GiB are usable"),
         },
     ),
     "an empty list of ROCr": Machine(
         environ(ROCR_VISIBLE_DEVICES=""),
-        {"gpu": Said("error", "ROCR_VISIBLE_DEVICES= hides", "unset ROCR_VISIBLE_DEVICES")},
+        {"gpu": Expected("error", "ROCR_VISIBLE_DEVICES= hides", "unset ROCR_VISIBLE_DEVICES")},
     ),
     "an empty list of HIP": Machine(environ(HIP_VISIBLE_DEVICES="")),
     "misspelt option": Machine(
         {"proc/cmdline": "amd_iommu=off ttm.page_limit=31457280\n"},
-        {"gtt": Said("warning", "no such option", "--remove-args=ttm.page_limit", reboot=True)},
+        {"gtt": Expected("warning", "no such option", "--remove-args=ttm.page_limit", reboot=True)},
     ),
     "options for amdttm without DKMS": Machine(
         {
@@ -342,7 +363,11 @@ SETTINGS = {
             "sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n",
             f"{GPU}/mem_info_gtt_total": f"{62 * GIB}\n",
         },
-        {"gtt": Said("warning", "amdttm is not loaded", "options ttm pages_limit", reboot=True)},
+        {
+            "gtt": Expected(
+                "warning", "amdttm is not loaded", "options ttm pages_limit", reboot=True
+            )
+        },
     ),
     "gttsize in a file": Machine(
         {
@@ -350,7 +375,7 @@ SETTINGS = {
             f"{GPU}/mem_info_gtt_total": f"{64 * GIB}\n",
         },
         {
-            "gtt": Said(
+            "gtt": Expected(
                 "warning",
                 "caps GTT at 64 GiB",
                 "/etc/modprobe.d/amdgpu.conf && sudo dracut",
@@ -366,7 +391,7 @@ SETTINGS = {
             "proc/mounts": "shm /dev/shm tmpfs rw,nosuid,size=65536k 0 0\n",
         },
         {
-            "container": Said(
+            "container": Expected(
                 "warning", "16 GiB of 125; /dev/shm has 64 MiB", "--shm-size 8g", reboot=False
             )
         },
@@ -376,14 +401,14 @@ SETTINGS = {
             "proc/self/cgroup": "0::/system.slice/vllm.service\n",
             "sys/fs/cgroup/system.slice/vllm.service/memory.max": f"{32 * GIB}\n",
         },
-        {"container": Said("warning", "32 GiB of 125", "MemoryMax")},
+        {"container": Expected("warning", "32 GiB of 125", "MemoryMax")},
     ),
     "LXC's share of the memory": Machine(
         LXC | {"proc/meminfo": f"MemTotal: {32 * 2**20} kB\nMemAvailable: {30 * 2**20} kB\n"},
     ),
     "old kernel under LXC": Machine(
         LXC | kernel("6.17.2-1-pve") | DEBIAN,
-        {"kernel": Said("error", "older than 6.18.4", "on the host: sudo apt update")},
+        {"kernel": Expected("error", "older than 6.18.4", "on the host: sudo apt update")},
     ),
 }
 

@@ -29,9 +29,10 @@ def test_each_family_is_one_of_transformers_or_vllms() -> None:
     """A name that nobody has would never be met."""
     kinds = [kind for row in ADVICE["parsers"] for kind in row["types"]]
     assert len(kinds) == len(set(kinds))
-    own = {"deepseek_v32", "kimi_k2", "mimo", "step3p5"}  # vLLM's, or the files' own
-    known = defaults.contents()["types"].keys() | own
-    assert {*kinds, *ADVICE["speculation"]["mtp"]} <= known
+    # These are vLLM's names, or those of models' own files.
+    others = {"deepseek_v32", "kimi_k2", "mimo", "step3p5"}
+    types = defaults.contents()["types"].keys() | others
+    assert {*kinds, *ADVICE["speculation"]["mtp"]} <= types
 
 
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
@@ -81,9 +82,9 @@ def text_of_answer(config: dict) -> str:
 
 def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
     """vllm-project/vllm#43559, #53912, #47194: wrong text and lost tool calls."""
-    said = text_of_answer(SHAPES["Qwen3.6-35B-A3B"])
-    assert '"method":"mtp"' in said and "--no-enable-prefix-caching" in said
-    assert "vllm#53912 is open" in said
+    text = text_of_answer(SHAPES["Qwen3.6-35B-A3B"])
+    assert '"method":"mtp"' in text and "--no-enable-prefix-caching" in text
+    assert "vllm#53912 is open" in text
     dense = text_of_answer(SHAPES["GLM-4.5-Air"])
     assert '"method":"mtp"' in dense and "prefix-caching" not in dense
     plain = text_of_answer(CONFIGS["Llama-3.1-8B"])
@@ -97,10 +98,10 @@ def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
 def test_blocks_of_fp8_are_slow() -> None:
     """lemonade-sdk/vllm-rocm#36: 27B at half a token a second; 8 bits in groups at 3.7."""
     config = SHAPES["Qwen3.8-27B"]
-    said = text_of_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})
-    assert "0.5 tokens/s (27B)" in said and "vllm-rocm#36" in said
-    said = text_of_answer(config | {"quantization_config": FORMATS["w8a16"]})
-    assert "3.7 tokens/s (27B)" in said and "ConchLinearKernel" in said
+    text = text_of_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})
+    assert "0.5 tokens/s (27B)" in text and "vllm-rocm#36" in text
+    text = text_of_answer(config | {"quantization_config": FORMATS["w8a16"]})
+    assert "3.7 tokens/s (27B)" in text and "ConchLinearKernel" in text
 
 
 def test_each_speed_has_a_source_and_a_format() -> None:

@@ -34,9 +34,9 @@ def examine(root, **options):
 
 
 def test_healthy_host_has_no_finding(tmp_path):
-    found = examine(hosts.make(tmp_path, {}))
-    assert len(found) >= 14
-    for name, result in found.items():
+    results = examine(hosts.make(tmp_path, {}))
+    assert len(results) >= 14
+    for name, result in results.items():
         assert (result.state, result.severity) == (State.PASSED, None), (name, result)
 
 
@@ -44,12 +44,12 @@ def test_healthy_host_has_no_finding(tmp_path):
 def test_each_fault_alone(fault, tmp_path):
     changes, expected = hosts.FAULTS[fault]
     hosts.make(tmp_path, changes)
-    found = examine(tmp_path)
+    results = examine(tmp_path)
     for name, (state, severity, what, fix) in expected.items():
-        result = found[name]
+        result = results[name]
         assert (result.state.value, result.severity.value) == (state, severity), result
         assert what in result.reason and fix in result.fix, result
-    for name, result in found.items():
+    for name, result in results.items():
         if name not in expected and result.state is not State.SKIPPED:
             assert (result.state, result.severity) == (State.PASSED, None), (name, result)
 
@@ -126,44 +126,44 @@ def kernel_package(flash_attn="flash-attn-2.8.3.post2-pyh1_0"):
 
 
 def test_kernels_of_the_installed_versions_are_counted(tmp_path):
-    found = examine(hosts.make(tmp_path, kernel_package()))["kernels"]
-    assert found.severity is None
-    assert found.measured == {"flash-attn-kernels-gfx1151": "3 kernels"}
+    result = examine(hosts.make(tmp_path, kernel_package()))["kernels"]
+    assert result.severity is None
+    assert result.measured == {"flash-attn-kernels-gfx1151": "3 kernels"}
 
 
 @pytest.mark.parametrize("other", ["2.8.3.post2-pyh2_1", "2.8.4-pyh1_0"])
 def test_kernels_of_another_build_are_a_warning(other, tmp_path):
     """Each would be compiled at its first call, and nothing else would say so."""
-    found = examine(hosts.make(tmp_path, kernel_package(f"flash-attn-{other}")))["kernels"]
-    assert (found.state, found.severity) == (State.PASSED, Severity.WARNING)
-    assert f"0 of 3 kernels are for the installed flash-attn-{other}" in found.reason
-    assert found.fix == "pixi update flash-attn-kernels-gfx1151"
+    result = examine(hosts.make(tmp_path, kernel_package(f"flash-attn-{other}")))["kernels"]
+    assert (result.state, result.severity) == (State.PASSED, Severity.WARNING)
+    assert f"0 of 3 kernels are for the installed flash-attn-{other}" in result.reason
+    assert result.fix == "pixi update flash-attn-kernels-gfx1151"
 
 
 def test_variables_of_the_activation_are_printed(tmp_path):
     """And are no finding where activation set them."""
     values = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
     changes = hosts.environ(**values) | {f"{hosts.META}/rocm-sdk-core-10.0.0-h1_0.json": "{}"}
-    found = examine(hosts.make(tmp_path, changes))["environment"]
-    assert found.severity is None and found.measured == values
+    result = examine(hosts.make(tmp_path, changes))["environment"]
+    assert result.severity is None and result.measured == values
 
 
 @pytest.mark.parametrize("version", [110500, 110502, 120001])
 def test_another_gpu_is_told_no_override(version, tmp_path):
     """pixi would install kernels that this GPU cannot run."""
-    found = examine(hosts.make(tmp_path, {f"{hosts.KFD}/1/properties": hosts.node(version, 32)}))
-    assert found["gpu"].state is State.FAILED
-    assert found["pixi"].state is State.SKIPPED and "see doctor/gpu" in found["pixi"].reason
-    assert not any("CONDA_OVERRIDE" in result.fix for result in found.values())
+    results = examine(hosts.make(tmp_path, {f"{hosts.KFD}/1/properties": hosts.node(version, 32)}))
+    assert results["gpu"].state is State.FAILED
+    assert results["pixi"].state is State.SKIPPED and "see doctor/gpu" in results["pixi"].reason
+    assert not any("CONDA_OVERRIDE" in result.fix for result in results.values())
 
 
 def test_wsl_is_told_to_install_no_kernel(tmp_path):
     changes = {"proc/sys/kernel/osrelease": "6.6.87.2-microsoft-standard-WSL2\n"}
-    found = examine(hosts.without_gpu(tmp_path, changes | hosts.UBUNTU))
-    assert "WSL" in found["gpu"].reason and "lspci" not in found["gpu"].fix
-    assert found["gpu"].state is State.FAILED
-    assert found["kernel"].state is found["pixi"].state is State.SKIPPED
-    assert not any("linux-generic" in result.fix for result in found.values())
+    results = examine(hosts.without_gpu(tmp_path, changes | hosts.UBUNTU))
+    assert "WSL" in results["gpu"].reason and "lspci" not in results["gpu"].fix
+    assert results["gpu"].state is State.FAILED
+    assert results["kernel"].state is results["pixi"].state is State.SKIPPED
+    assert not any("linux-generic" in result.fix for result in results.values())
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,11 @@ def test_no_permission(tmp_path):
         raise PermissionError(13, "Permission denied")
 
     tree = hosts.make(tmp_path, hosts.MACHINES["without-rights"][0])
-    found = examine(tree, open_device=refuse)
-    assert found["groups"].severity is Severity.WARNING and found["pixi"].severity is None
+    results = examine(tree, open_device=refuse)
+    assert results["groups"].severity is Severity.WARNING and results["pixi"].severity is None
     for name in ("kfd", "render"):
-        assert found[name].state is State.FAILED and "permission denied" in found[name].reason
-        assert "usermod -aG render,video" in found[name].fix
+        assert results[name].state is State.FAILED and "permission denied" in results[name].reason
+        assert "usermod -aG render,video" in results[name].fix
 
 
 def test_device_that_is_none(tmp_path):
@@ -248,9 +248,9 @@ def test_little_disk(tmp_path, monkeypatch):
 
 
 def test_empty_tree(tmp_path):
-    found = examine(tmp_path)
-    assert found["gpu"].state is State.FAILED and "no AMD GPU" in found["gpu"].reason
-    skipped = {name for name, result in found.items() if result.state is State.SKIPPED}
+    results = examine(tmp_path)
+    assert results["gpu"].state is State.FAILED and "no AMD GPU" in results["gpu"].reason
+    skipped = {name for name, result in results.items() if result.state is State.SKIPPED}
     assert {"kernel", "kfd", "gtt", "glibc", "caches"} <= skipped
 
 
@@ -321,7 +321,7 @@ def group(version: int, limit: object, used=0, cache=0, folder="/job") -> dict[s
     }
 
 
-#: name: (the host, GiB of weights, flags or what is said, the fix)
+#: name: (the host, GiB of weights, part of the reason, part of the fix)
 MEMORY = {
     "GTT": (sizes(), 40, "0.92 --kv-cache-memory-bytes 44G", ""),
     "no model": (sizes(), 0, "0.92 (--model-gib adds", ""),
@@ -372,11 +372,11 @@ MEMORY = {
 
 @pytest.mark.parametrize("case", MEMORY)
 def test_flags_for_vllm(case, tmp_path):
-    changes, gib, said, fix = MEMORY[case]
+    changes, gib, reason, fix = MEMORY[case]
     tree = Tree(hosts.make(tmp_path, changes))
     check = [check for check in doctor.checks() if check.id == "doctor/vllm-memory"]
     (result,) = doctor.examine(check, tree, gib * hosts.GIB)
-    assert result.state is State.PASSED and said in result.reason and fix in result.fix, result
+    assert result.state is State.PASSED and reason in result.reason and fix in result.fix, result
     assert result.severity is (Severity.WARNING if fix else None)
     assert fix or result.reason.startswith("vllm serve MODEL --gpu-memory-utilization ")
 

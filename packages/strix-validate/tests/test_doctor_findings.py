@@ -46,7 +46,7 @@ def test_each_status(tmp_path):
         "etc/group": None,
         **hosts.environ(HSA_OVERRIDE_GFX_VERSION="11.0.0"),
     }
-    found = by_id(tmp_path, changes)
+    results = by_id(tmp_path, changes)
     expected = {
         "doctor/gpu": ("ok", False),
         "doctor/iommu": ("info", True),
@@ -56,12 +56,14 @@ def test_each_status(tmp_path):
         "doctor/copies": ("skipped", False),
     }
     for name, (status, reboot) in expected.items():
-        finding = found[name]
+        finding = results[name]
         assert (finding["status"], finding["needs_reboot"]) == (status, reboot), finding
         assert bool(finding["message"]) == (status != "ok"), finding
-    assert found["doctor/copies"]["message"].startswith("copies were not measured: this is a copy")
-    assert found["doctor/kernel"]["source"].endswith("/issues/6358"), "the row's own link"
-    assert found["doctor/environment"]["source"].endswith("/issues/5824"), "the check's link"
+    assert results["doctor/copies"]["message"].startswith(
+        "copies were not measured: this is a copy"
+    )
+    assert results["doctor/kernel"]["source"].endswith("/issues/6358"), "the row's own link"
+    assert results["doctor/environment"]["source"].endswith("/issues/5824"), "the check's link"
     whole = document(tmp_path, changes)
     assert (whole["status"], whole["needs_reboot"]) == ("error", True)
 
@@ -93,10 +95,10 @@ def test_a_record_keeps_it():
     result = Result(
         check, State.PASSED, "half", {}, Severity.WARNING, "raise it", needs_reboot=True
     )
-    kept = of_result("doctor", result)
-    assert kept.needs_reboot and kept.source == ""
-    old = kept.model_dump(exclude={"needs_reboot", "source"})
-    assert not type(kept).model_validate(old).needs_reboot
+    record = of_result("doctor", result)
+    assert record.needs_reboot and record.source == ""
+    old = record.model_dump(exclude={"needs_reboot", "source"})
+    assert not type(record).model_validate(old).needs_reboot
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the package has no pages")

@@ -55,14 +55,14 @@ def results_of(machine: Machine, root: Path) -> dict[str, Result]:
 def test_what_is_said_of_a_machine(name, tmp_path):
     machine = MACHINES[name]
     results = results_of(machine, tmp_path)
-    for check, said in machine.said.items():
+    for check, expected in machine.expected.items():
         result = results[check]
-        assert (result.severity or "") == said.severity, result
-        assert said.message in result.reason and said.fix in result.fix, result
-        assert said.never not in result.fix, result
-        assert said.reboot in (None, result.needs_reboot), result
+        assert (result.severity or "") == expected.severity, result
+        assert expected.message in result.reason and expected.fix in result.fix, result
+        assert expected.never not in result.fix, result
+        assert expected.reboot in (None, result.needs_reboot), result
     loud = (Severity.WARNING, Severity.ERROR)
-    others = {check: r for check, r in results.items() if check not in machine.said}
+    others = {check: r for check, r in results.items() if check not in machine.expected}
     assert not [r for r in others.values() if r.severity in loud], others
 
 

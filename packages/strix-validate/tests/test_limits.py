@@ -107,8 +107,12 @@ def test_lines_are_those_of_the_stream() -> None:
     """However they end; a long event is one that has no empty line."""
     text = io.TextIOWrapper(io.BytesIO(b"data: a\r\n\r\ndata: b\rdata: c\n\n"), "utf-8")
     assert [*limits.read_lines(text, "server")] == [
-        "data: a\n", "\n", "data: b\n", "data: c\n", "\n"
-    ]  # fmt: skip
+        "data: a\n",
+        "\n",
+        "data: b\n",
+        "data: c\n",
+        "\n",
+    ]
 
 
 def test_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +127,7 @@ def test_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    """One that is larger than it says, as those of /proc are, too."""
+    """Files of /proc have no size, and are read as well."""
     file = tmp_path / "config.json"
     file.write_bytes(b'{"a": "' + b"b" * LIMIT + b'"}')
     with pytest.raises(ValueError, match=r"config\.json: it has more than 1048576 bytes"):

@@ -15,14 +15,32 @@ from typer.testing import CliRunner
 
 
 def test_report_is_one_page_with_everything():
-    ratio = Result(Check("bench/speedup/tiny-causal", "t", "w"), State.PASSED, "",
-                   {"forward": 9.0, "backward": 4.0})  # fmt: skip
-    warned = Result(Check("doctor/gtt", "t", "w"), State.PASSED, "half", {}, Severity.WARNING,
-                    "echo 1 | sudo tee x")  # fmt: skip
+    ratio = Result(
+        Check("bench/speedup/tiny-causal", "t", "w"),
+        State.PASSED,
+        "",
+        {"forward": 9.0, "backward": 4.0},
+    )
+    warned = Result(
+        Check("doctor/gtt", "t", "w"),
+        State.PASSED,
+        "half",
+        {},
+        Severity.WARNING,
+        "echo 1 | sudo tee x",
+    )
     page = render([make(*benchmarks(), ratio, FAILED, warned)], ["mine"])
     assert page.count("<svg") == 3 and "currentColor" in page
-    for text in ("mine", "gfx1151", "a &lt;processor&gt;", "wrong: &lt;dq&gt;", "ab" * 32,
-                 "echo 1 | sudo tee x", 'href="https://example.org/1"', "not finite"):  # fmt: skip
+    for text in (
+        "mine",
+        "gfx1151",
+        "a &lt;processor&gt;",
+        "wrong: &lt;dq&gt;",
+        "ab" * 32,
+        "echo 1 | sudo tee x",
+        'href="https://example.org/1"',
+        "not finite",
+    ):
         assert text in page, text
     assert "nterrupted" not in page
     assert "<script" not in page and "proves nothing about the packages" in page
@@ -63,13 +81,14 @@ def test_as_fast_as_math_has_a_line():
 
 
 def test_a_server_under_load_is_drawn(tmp_path):
-    found = [{"first_token_ms": 50.0 * n, "tokens_per_second": 30.0 * n, "requests": n}
-             for n in (1, 4)]  # fmt: skip
-    checks = [Check(f"serve/url-load-{n}", "t", "w") for n in range(len(found))]
-    pairs = zip(checks, found, strict=True)
-    loads = [Result(check, State.PASSED, "", measured) for check, measured in pairs]
-    (figure,) = plots.figures(make(*loads))
-    assert len(figure.axes) == 2 and len(plots.write(make(*loads), tmp_path)) == 2
+    loads = [
+        {"first_token_ms": 50.0 * n, "tokens_per_second": 30.0 * n, "requests": n} for n in (1, 4)
+    ]
+    checks = [Check(f"serve/url-load-{n}", "t", "w") for n in range(len(loads))]
+    pairs = zip(checks, loads, strict=True)
+    results = [Result(check, State.PASSED, "", measured) for check, measured in pairs]
+    (figure,) = plots.figures(make(*results))
+    assert len(figure.axes) == 2 and len(plots.write(make(*results), tmp_path)) == 2
 
 
 def test_without_matplotlib(tmp_path, monkeypatch):
@@ -92,12 +111,17 @@ def test_summary_of_what_was_measured():
     pair = {"error": 0.5, "bound": 2.0}
     assert summary({"out": pair}) == "error 0.25 of the bound"
     assert summary({"out": pair | {"rms": 0.4, "rms_bound": 0.5}}) == "error 0.80 of the bound"
-    for error, said in ((0.0, "0.00"), (1e-9, "1.00")):
-        assert summary({"out": {"error": error, "bound": 0.0}}) == f"error {said} of the bound"
+    for error, fraction in ((0.0, "0.00"), (1e-9, "1.00")):
+        assert summary({"out": {"error": error, "bound": 0.0}}) == f"error {fraction} of the bound"
     assert summary({"seconds": 1.23456, "gone": None}) == "seconds 1.235"
     assert summary({"release_name": "6.18.9-200.x86_64"}) == "release name 6.18.9-200.x86_64"
-    measured = {"forward_ms": 1.5, "forward_low_ms": 1.2, "forward_tflops": 9.0, "gtt_gib": 62.5,
-                "forward_of_peak": 0.25}  # fmt: skip
+    measured = {
+        "forward_ms": 1.5,
+        "forward_low_ms": 1.2,
+        "forward_tflops": 9.0,
+        "gtt_gib": 62.5,
+        "forward_of_peak": 0.25,
+    }
     assert summary(measured) == (
         "forward 1.5 ms, forward 9 TFLOP/s, gtt 62.5 GiB, forward of peak 25.0%"
     )
@@ -105,11 +129,15 @@ def test_summary_of_what_was_measured():
 
 def test_a_warning_does_not_look_like_a_pass(capsys):
     kinds = (Severity.WARNING, Severity.INFO, None)
-    found = [Result(Check(f"doctor/{i}", "t", "w"), State.PASSED, f"said {i}" * bool(kind),
-                    {}, kind) for i, kind in enumerate(kinds)]  # fmt: skip
-    show(make(*found), Console())
+    results = [
+        Result(Check(f"doctor/{i}", "t", "w"), State.PASSED, f"said {i}" * bool(kind), {}, kind)
+        for i, kind in enumerate(kinds)
+    ]
+    show(make(*results), Console())
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line.split()[1] for line in lines if line.startswith("doctor/")] == [
-        "warning", "info", "passed",
-    ]  # fmt: skip
+        "warning",
+        "info",
+        "passed",
+    ]
     assert "1 warning: said 0" in lines and "1 info: said 1" in lines

@@ -72,11 +72,12 @@ def test_a_wrong_gradient_is_seen(monkeypatch):
 
 def test_a_call_that_writes_nothing_is_seen(load, monkeypatch):
     """It returns the memory of the call before, which held right numbers."""
-    right, kept = load.call, []
+    right = load.call
+    earlier = []
 
     def stale():
-        kept.append(right() if len(kept) < 2 else kept[-1])
-        return kept[-1]
+        earlier.append(right() if len(earlier) < 2 else earlier[-1])
+        return earlier[-1]
 
     monkeypatch.setattr(load, "call", stale)
     load._repeats = 5

@@ -34,8 +34,8 @@ def results(**measured):
     ]
 
 
-def compare(text, *found):
-    return list(speeds.compare(make(*found), speeds.load(text)))
+def compare(text, *checks):
+    return list(speeds.compare(make(*checks), speeds.load(text)))
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_model_has_its_own_row_and_others_the_one_for_all():
     text += ROW.replace("180, 256", "1, 2").replace("copy,", "any,")
     names = {"Qwen3-8B": "copy", "my-qwen3-8b": "copy", "Qwen3-8B-AWQ": "any"}
     for model, expected in names.items():
-        found = {"copy_gbps": 1e9, "model": model}
-        (row,) = compare(text, *results(bench_copy=found))
+        measured = {"copy_gbps": 1e9, "model": model}
+        (row,) = compare(text, *results(bench_copy=measured))
         assert row.name.startswith(expected), model
     assert row.verdict == "too fast"
     (row,) = compare(text, *results(bench_copy={"copy_gbps": 1e9, "model": "qwen3-8b"}))
@@ -124,16 +124,16 @@ def test_a_malformed_table_costs_no_result(monkeypatch, capsys):
 
 
 def test_run_shows_what_is_off_on_gfx1151_alone(capsys):
-    found = results(
+    checks = results(
         bench_copy={"copy_gbps": 90.0},
         bench_product_fp32={"product_fp32_tflops": 8.7},
         bench_host_copy={"to_gpu_gbps": 84.0, "from_gpu_gbps": 84.0},
         doctor_copies={"writable_gbps": 0.002, "read_only_gbps": 11.0},
         **{"serve_url-load-1": {"tokens_per_second": 12.0, "model": "Qwen3-8B"}},
     )
-    found.append(timing("flash", "medium", "causal", 7.0))
+    checks.append(timing("flash", "medium", "causal", 7.0))
     for architecture, off in (("gfx1151", 2), ("sm_90", 0)):
-        show(make(*found, architecture=architecture), Console(width=300))
+        show(make(*checks, architecture=architecture), Console(width=300))
         out = capsys.readouterr().out
         assert out.count("off: ") == off and out.count("not published") == 1
         assert "180 to 256" in out and "server, Qwen3-8B, 1 at a time" in out
@@ -159,8 +159,8 @@ def test_rows_have_the_published_figures():
     served = [row for row in rows.values() if row.model != "*"]
     assert len(served) == 15
     for row in served:
-        least = float(row.published.split()[0])
-        assert row.bounds[0] == pytest.approx(0.75 * least, rel=0.02), row.what
+        slowest = float(row.published.split()[0])
+        assert row.bounds[0] == pytest.approx(0.75 * slowest, rel=0.02), row.what
         assert row.source.startswith("https://")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Machines of owners, as public threads tell of them, and what a helper there would have said."""
+"""Machines of owners from public threads, and the advice that would have helped them."""
 
 import errno
 from dataclasses import dataclass, field
@@ -67,8 +67,16 @@ CUDA = {"cuda": "12.8", "hip": None}
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a check must say: its severity ("" for nothing), and parts of message and fix."""
+class Expected:
+    """The result that a check must have.
+
+    Attributes:
+        severity: Its severity, "" for none.
+        message: Part of its message.
+        fix: Part of its fix.
+        never: A text that the fix must not have.
+        reboot: Whether the fix needs a reboot; None if either is right.
+    """
 
     severity: str
     message: str = ""
@@ -82,52 +90,52 @@ class Machine:
     """A machine of a thread.
 
     Attributes:
-        files: What differs from the healthy host.
-        said: By check. All other checks must neither warn nor fail.
+        files: Files that differ from those of the healthy host.
+        expected: Results by check. All other checks must neither warn nor fail.
         refusal: The errno with which the devices do not open, or 0.
         device: What the device files tell of their owners.
         rate: Bytes per second of copies from writable memory.
     """
 
     files: dict[str, str | Path | None]
-    said: dict[str, Said] = field(default_factory=dict)
+    expected: dict[str, Expected] = field(default_factory=dict)
     refusal: int = 0
     device: DeviceFile | None = None
     rate: float = 2e9
 
 
-def both_devices(said: Said) -> dict[str, Said]:
-    return {"kfd": said, "render": said}
+def both_devices(expected: Expected) -> dict[str, Expected]:
+    return {"kfd": expected, "render": expected}
 
 
 STALLS = "stall for a second per 2 MiB"
-NO_GROUP = Said("error", "permission denied", never="usermod")
+NO_GROUP = Expected("error", "permission denied", never="usermod")
 
 THREADS = {
     "ROCm/legacy-rocm-build#6523 7.0.0-28 on 24.04": Machine(
         kernel("7.0.0-28-generic") | UBUNTU,
-        {"kernel": Said("warning", STALLS, "apt full-upgrade", "linux-oem", reboot=True)},
+        {"kernel": Expected("warning", STALLS, "apt full-upgrade", "linux-oem", reboot=True)},
     ),
     "ROCm/legacy-rocm-build#6523 7.0.0-28 on 26.04": Machine(
         kernel("7.0.0-28-generic") | RESOLUTE,
-        {"kernel": Said("warning", "fixed in 7.0.0-30", "apt full-upgrade", reboot=True)},
+        {"kernel": Expected("warning", "fixed in 7.0.0-30", "apt full-upgrade", reboot=True)},
     ),
     "ROCm/legacy-rocm-build#6523 mended": Machine(kernel("7.0.0-30-generic") | UBUNTU),
     "ROCm/legacy-rocm-build#5952": Machine(kernel("7.0.0-14-generic") | UBUNTU),
     "Comfy-Org/ComfyUI#14488": Machine(
         kernel("7.0.12-2-cachyos") | CACHYOS,
-        {"kernel": Said("warning", STALLS, "sudo pacman -Syu", reboot=True)},
+        {"kernel": Expected("warning", STALLS, "sudo pacman -Syu", reboot=True)},
     ),
     "Comfy-Org/ComfyUI#14488 before": Machine(kernel("7.0.11-1-cachyos") | CACHYOS),
     "ROCm/legacy-rocm-build#6358": Machine(
         kernel("7.0.12-201.fc44.x86_64"),
-        {"kernel": Said("warning", "fixed in 7.0.13", "dnf upgrade --refresh kernel")},
+        {"kernel": Expected("warning", "fixed in 7.0.13", "dnf upgrade --refresh kernel")},
     ),
     "ROCm/legacy-rocm-build#6358 mended": Machine(kernel("7.0.13-200.fc44.x86_64")),
     "ROCm/FlyDSL#567": Machine(
         VENV | torch(VENV_SITE, "2.11.0", **CUDA),
         {
-            "packages": Said(
+            "packages": Expected(
                 "error",
                 "the build for CUDA",
                 "whl-next/ 'torch[device-gfx1151]'",
@@ -138,20 +146,20 @@ THREADS = {
     ),
     "docling-project/docling-serve#342": Machine(
         VENV | torch(VENV_SITE, "2.9.1+cpu"),
-        {"packages": Said("error", "the build for CPUs", "--force-reinstall", "pixi")},
+        {"packages": Expected("error", "the build for CPUs", "--force-reinstall", "pixi")},
     ),
     "patientx-cfz/comfyui-rocm#131": Machine(
         VENV | torch(VENV_SITE, "2.12.0", cuda=None, hip=None),
-        {"packages": Said("error", "the build for CPUs", "--force-reinstall", "pixi")},
+        {"packages": Expected("error", "the build for CPUs", "--force-reinstall", "pixi")},
     ),
     "gpustack/gpustack#3786": Machine(
         NOT_OURS | torch(SITE, "2.9.0+cu128", "uv", **CUDA),
-        {"packages": Said("error", "the build for CUDA", "uv pip install --reinstall", "pixi")},
+        {"packages": Expected("error", "the build for CUDA", "uv pip install --reinstall", "pixi")},
     ),
     "gpustack/gpustack#3786 old ROCm": Machine(
         VENV | torch(VENV_SITE, "2.7.1+rocm6.3", hip="6.3.42131"),
         {
-            "packages": Said(
+            "packages": Expected(
                 "error", "brings ROCm 6.3, which page-faults", "--force-reinstall", "pixi"
             )
         },
@@ -169,7 +177,7 @@ THREADS = {
         | NOT_OURS
         | torch(SITE, "2.9.1+rocm7.1.1", hip="7.1.25424"),
         {
-            "packages": Said(
+            "packages": Expected(
                 "error", "brings ROCm 7.1.1, which page-faults", "--force-reinstall", "pixi clean"
             )
         },
@@ -182,38 +190,38 @@ THREADS = {
             "opt/rocm-7.1.1/.info/version": "7.1.1-38\n",
         },
         {
-            "runtime": Said("warning", "7.1.1-38, which page-faults", "ROCm 7.2.1 or newer"),
-            "caches": Said("warning"),
+            "runtime": Expected("warning", "7.1.1-38, which page-faults", "ROCm 7.2.1 or newer"),
+            "caches": Expected("warning"),
         },
     ),
     "Hal0ai/hal0#1954": Machine(
         LXC,
-        both_devices(Said("error", "root:root", "gid=GID", "usermod")),
+        both_devices(Expected("error", "root:root", "gid=GID", "usermod")),
         errno.EACCES,
         DeviceFile(0, 0o660, 236),
     ),
     "Hal0ai/hal0#1954 without the node's owner": Machine(
         {},
-        both_devices(Said("error", "LXC often root:root", "/etc/pve/lxc/ID.conf", "usermod")),
+        both_devices(Expected("error", "LXC often root:root", "/etc/pve/lxc/ID.conf", "usermod")),
         errno.EACCES,
     ),
     "kyuz0/amd-strix-halo-vllm-toolboxes#6": Machine(
         {"run/.containerenv": ""},
-        both_devices(Said("error", "its group is 992", "--group-add keep-groups", "usermod")),
+        both_devices(Expected("error", "its group is 992", "--group-add keep-groups", "usermod")),
         errno.EACCES,
         DeviceFile(992, 0o660, 236),
     ),
     "kyuz0/amd-strix-halo-vllm-toolboxes#6 rootless": Machine(
         {"run/.containerenv": "", "etc/group": "nogroup:x:65534:\nrender:x:105:user\n"},
-        both_devices(Said("error", "65534 (nogroup)", "--group-add keep-groups", "usermod")),
+        both_devices(Expected("error", "65534 (nogroup)", "--group-add keep-groups", "usermod")),
         errno.EACCES,
         DeviceFile(65534, 0o660, 236),
     ),
     "ROCm/legacy-rocm-build#5379": Machine(
         LXC | {"proc/devices": "Character devices:\n226 drm\n236 kfd\n"},
         {
-            "kfd": Said("error", "major number is 511, but KFD's is 236", "dev0: /dev/kfd"),
-            "render": Said("error", "Invalid argument", "dmesg"),
+            "kfd": Expected("error", "major number is 511, but KFD's is 236", "dev0: /dev/kfd"),
+            "render": Expected("error", "Invalid argument", "dmesg"),
         },
         errno.EINVAL,
         DeviceFile(105, 0o666, 511),
@@ -221,14 +229,14 @@ THREADS = {
     "ROCm/legacy-rocm-build#5379 without the node's number": Machine(
         LXC,
         {
-            "kfd": Said("error", "stale major number", "grep kfd /proc/devices"),
-            "render": Said("error", "Invalid argument", "dmesg"),
+            "kfd": Expected("error", "stale major number", "grep kfd /proc/devices"),
+            "render": Expected("error", "Invalid argument", "dmesg"),
         },
         errno.EINVAL,
     ),
     "ROCm/legacy-rocm-build#6166": Machine(
         kernel("6.19.12-arch1-1"),
-        both_devices(Said("error", "Invalid argument", "sudo dmesg | grep -i kfd", "dev0")),
+        both_devices(Expected("error", "Invalid argument", "sudo dmesg | grep -i kfd", "dev0")),
         errno.EINVAL,
         DeviceFile(105, 0o666, 237),
     ),
@@ -243,12 +251,12 @@ THREADS = {
             "etc/modprobe.d/vfio.conf": "options vfio-pci ids=1002:1586\n",
         },
         {
-            "gpu": Said(
+            "gpu": Expected(
                 "error", "bound to vfio-pci", "vfio-pci.ids", "modprobe amdgpu", reboot=True
             ),
-            "driver": Said("error", "bound to vfio-pci", "doctor/gpu", "modprobe amdgpu"),
-            "pixi": Said("warning"),
-            **both_devices(Said("error", "bound to vfio-pci", "doctor/gpu", "modprobe amdgpu")),
+            "driver": Expected("error", "bound to vfio-pci", "doctor/gpu", "modprobe amdgpu"),
+            "pixi": Expected("warning"),
+            **both_devices(Expected("error", "bound to vfio-pci", "doctor/gpu", "modprobe amdgpu")),
         },
     ),
     "ROCm/legacy-rocm-build#5991 without debugfs": Machine(
@@ -259,7 +267,7 @@ THREADS = {
             **dpkg("amdgpu-dkms-firmware 30.30.0", "linux-firmware 20260110"),
         },
         {
-            "firmware": Said(
+            "firmware": Expected(
                 "warning",
                 "amdgpu-dkms-firmware 30.30.0 comes before linux-firmware",
                 "autoremove --purge amdgpu-dkms-firmware",
@@ -269,7 +277,7 @@ THREADS = {
     ),
     "ROCm/legacy-rocm-build#5991": Machine(
         UBUNTU | kernel("6.17.0-20-generic") | mes(0x83) | dpkg("amdgpu-dkms-firmware 30.30.0"),
-        {"firmware": Said("error", "is the bad MES 0x83", "autoremove --purge", reboot=True)},
+        {"firmware": Expected("error", "is the bad MES 0x83", "autoremove --purge", reboot=True)},
     ),
     "ROCm/legacy-rocm-build#5595": Machine(
         UBUNTU
@@ -281,8 +289,8 @@ THREADS = {
             "proc/cmdline": "quiet amd_iommu=off amdgpu.gtt_size=122880\n",
         },
         {
-            "driver": Said("warning", "DKMS"),
-            "gtt": Said(
+            "driver": Expected("warning", "DKMS"),
+            "gtt": Expected(
                 "warning", "takes the limit of amdttm", "/etc/modprobe.d/amdttm.conf", reboot=True
             ),
         },
@@ -296,7 +304,7 @@ THREADS = {
             "proc/cmdline": "amd_iommu=off amdgpu.gttsize=65536 ttm.pages_limit=31457280\n",
         },
         {
-            "gtt": Said(
+            "gtt": Expected(
                 "warning",
                 "amdgpu.gttsize=65536 caps GTT at 64 GiB",
                 "take amdgpu.gttsize=65536 out of",
@@ -309,14 +317,14 @@ THREADS = {
         NIXOS
         | kernel("7.1.1")
         | {"proc/cmdline": "amd_iommu=off amdgpu.gttsize=122880 ttm.pages_limit=31457280\n"},
-        {"gtt": Said("info", "deprecated and adds nothing", "amdgpu.gttsize=122880")},
+        {"gtt": Expected("info", "deprecated and adds nothing", "amdgpu.gttsize=122880")},
     ),
     "kyuz0/amd-strix-halo-vllm-toolboxes#11": Machine(
         {
             "sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n",
             f"{GPU}/mem_info_gtt_total": f"{62 * GIB}\n",
         },
-        {"gtt": Said("warning", "62 of 125 GiB", "pages_limit=31719424", reboot=True)},
+        {"gtt": Expected("warning", "62 of 125 GiB", "pages_limit=31719424", reboot=True)},
     ),
     "antirez/ds4#475": Machine(
         {
@@ -324,8 +332,8 @@ THREADS = {
             "proc/meminfo": f"MemTotal: {62 * 2**20} kB\nMemAvailable: {55 * 2**20} kB\n",
         },
         {
-            "carve-out": Said("warning", "64 GiB", "512 MB in the BIOS", reboot=True),
-            "gtt": Said("info", "doctor/carve-out"),
+            "carve-out": Expected("warning", "64 GiB", "512 MB in the BIOS", reboot=True),
+            "gtt": Expected("info", "doctor/carve-out"),
         },
     ),
     "noamsto/nix-amd-ai#42": Machine(
@@ -347,7 +355,7 @@ THREADS = {
             "etc/modprobe.d/amdgpu.conf": "# GZ302\noptions amdgpu cwsr_enable=0 abmlevel=0\n",
         },
         {
-            "options": Said(
+            "options": Expected(
                 "warning",
                 "cwsr_enable=0",
                 "cwsr_enable=[^ ]*//' /etc/modprobe.d/amdgpu",
@@ -360,25 +368,25 @@ THREADS = {
         | UBUNTU
         | {"proc/cmdline": "amd_iommu=off amdgpu.cwsr_enable=0\n"},
         {
-            "options": Said("info", "keep it until the kernel is newer"),
-            "kernel": Said("error", "older than 6.17.0-19", "hwe-24.04"),
+            "options": Expected("info", "keep it until the kernel is newer"),
+            "kernel": Expected("error", "older than 6.17.0-19", "hwe-24.04"),
         },
     ),
     "defilantech/LLMKube#886": Machine(
         kernel("7.0.4-200.fc44.x86_64"),
-        {"options": Said("info", "2000 ms", "amdgpu.lockup_timeout=20000", reboot=True)},
+        {"options": Expected("info", "2000 ms", "amdgpu.lockup_timeout=20000", reboot=True)},
     ),
     "ROCm/legacy-rocm-build#6598": Machine(
         kernel("6.17.0-35-generic") | UBUNTU | {"proc/cmdline": "quiet splash\n"},
-        {"iommu": Said("info", "crashes within an hour", "amd_iommu=off", reboot=True)},
+        {"iommu": Expected("info", "crashes within an hour", "amd_iommu=off", reboot=True)},
     ),
     "ROCm/legacy-rocm-build#6118": Machine(
         kernel("6.17.0-20-generic") | UBUNTU | {"sys/module/amdgpu/version": "6.16.13\n"},
-        {"driver": Said("warning", "DKMS", "amdgpu-install --uninstall", reboot=True)},
+        {"driver": Expected("warning", "DKMS", "amdgpu-install --uninstall", reboot=True)},
     ),
     "ROCm/legacy-rocm-build#5750": Machine(
         {f"{GPU}/power_dpm_force_performance_level": "low\n"},
-        {"power": Said("warning", "level is low", "echo auto", reboot=False)},
+        {"power": Expected("warning", "level is low", "echo auto", reboot=False)},
     ),
     "noamsto/nix-amd-ai#19": Machine(
         {
@@ -386,19 +394,23 @@ THREADS = {
             "sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference": "performance\n",
             "sys/firmware/acpi/platform_profile": "quiet\n",
         },
-        {"power": Said("warning", "platform profile is quiet", "accelerator-performance")},
+        {"power": Expected("warning", "platform profile is quiet", "accelerator-performance")},
     ),
     "lemonade-sdk/vllm-rocm#8": Machine(
         {f"{KFD}/1/properties": node(110502, 16)},
-        {"gpu": Said("error", "gfx1152", "gpu_arch=gfx1152")},
+        {"gpu": Expected("error", "gfx1152", "gpu_arch=gfx1152")},
     ),
     "ROCm/legacy-rocm-build#6143": Machine(
         kernel("6.12.74+deb13+1-amd64") | DEBIAN,
-        {"kernel": Said("error", "older than 6.18.4", "-backports linux-image-amd64", reboot=True)},
+        {
+            "kernel": Expected(
+                "error", "older than 6.18.4", "-backports linux-image-amd64", reboot=True
+            )
+        },
     ),
     "lemonade-sdk/lemonade#3541": Machine(
         environ(CONDA_PREFIX="", PATH="/usr/bin:/bin")
         | {"opt/rocm-7.2.1/.info/version": "7.2.1-81\n", "opt/rocm/lib/libamdhip64.so.7": ""},
-        {"caches": Said("warning", "~/.cache/comgr", "rm -r ~/.cache/comgr", reboot=False)},
+        {"caches": Expected("warning", "~/.cache/comgr", "rm -r ~/.cache/comgr", reboot=False)},
     ),
 }
