@@ -400,7 +400,9 @@ def _list_kernels(as_json: bool) -> None:
             typer.echo(f"{package}: {len(package_kernels)} kernels")
             lines = sorted(f"    {describe(kernel)}" for kernel in package_kernels.values())
             typer.echo("\n".join(lines))
-    raise typer.Exit(0 if lists else 3)
+    if not lists:
+        raise typer.Exit(3)
+    raise typer.Exit
 
 
 @app.command(name="list")

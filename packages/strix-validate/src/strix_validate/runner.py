@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from time import perf_counter
 from types import ModuleType
+from typing import Literal
 
 from strix_validate import TARGET, skips, tiers
 from strix_validate.checks import SEED, Check, Result, RunOptions, State, is_named
@@ -168,12 +169,13 @@ def _begin_record(names: Sequence[str], options: RunOptions, created: datetime) 
     """Return the record of a run before its first check."""
     device = host.describe_device(options.device)
     is_target = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
+    subject: Literal["packages", "harness"] = "packages" if is_target else "harness"
     return Record(
         created=created,
         command=list(names),
         size=options.size.value,
         seed=options.seed,
-        subject="packages" if is_target else "harness",
+        subject=subject,
         versions=host.versions(),
         packages=host.packages(),
         host=host.describe_host(),

@@ -8,7 +8,7 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -168,17 +168,11 @@ def run_and_exit(
             folder.mkdir(parents=True, exist_ok=True)
     with _report_errors(console):
         refuse_misspelt(names, [*(only or []), *(skip or [])])
-        needs_torch = names != ["doctor"] and not (options.get("url") and names == ["serve"])
-        torch_device = host.device_for(device.value) if needs_torch else "none"
+        run_options = RunOptions(_find_device(names, device, options), **options)
         with _make_progress(console) as progress:
-            record = run(
-                names,
-                RunOptions(torch_device, **options),
-                only or [],
-                skip or [],
-                progress.console.print,
-                _make_keeper(progress, evidence),
-            )
+            keep = _make_keeper(progress, evidence)
+            say = progress.console.print
+            record = run(names, run_options, only or [], skip or [], say, keep)
     if evidence:
         file = evidence / evidence_name(record)
         record.write(file)
@@ -189,6 +183,11 @@ def run_and_exit(
         typer.echo(dump(record))
     else:
         show(record, Console())
+    exit_with_status(record)
+
+
+def exit_with_status(record: Record) -> NoReturn:
+    """Exit with the status of a record; cli.EXIT_STATUS lists them."""
     if record.unfinished:
         raise typer.Exit(130)
     raise typer.Exit(exit_code(check.state for check in record.checks))
@@ -210,6 +209,14 @@ def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]
         raise typer.BadParameter(f"gpu_arch is {TARGET}; doctor knows {', '.join(DEVICES)}")
     if plots and not find_spec("matplotlib"):
         raise typer.BadParameter(f"--plots needs matplotlib: {install_advice('matplotlib')}")
+
+
+def _find_device(names: list[str], device: DeviceName, options: dict[str, Any]) -> str:
+    """Return the device as RunOptions has it: "none" where no tier needs torch."""
+    is_server_elsewhere = names == ["serve"] and options.get("url")
+    if names == ["doctor"] or is_server_elsewhere:
+        return "none"
+    return host.device_for(device.value)
 
 
 @contextmanager
@@ -256,9 +263,10 @@ def _make_keeper(progress: Progress, evidence: Path | None) -> Callable[[Record]
     def keep(record: Record) -> None:
         nonlocal last_write
         number = len(record.checks)
+        last = record.checks[-1].id if number else "checks"
         progress.update(
             task,
-            description=record.checks[-1].id if number else "checks",
+            description=last,
             completed=number,
             total=number + record.unfinished,
         )

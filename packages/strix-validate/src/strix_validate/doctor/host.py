@@ -118,12 +118,11 @@ def describe_device(device: str) -> Device:
         return no_device
     if device == "cuda" and torch.cuda.is_available():
         return _describe_gpu()
-    return Device(
-        # "none": a GPU was requested, but is absent.
-        type="none" if device == "cuda" else "cpu",
-        architecture=platform.machine(),
-        **_describe_build(),
-    )
+    cpu = Device(type="cpu", architecture=platform.machine(), **_describe_build())
+    if device == "cuda":
+        # A GPU was requested, but is absent.
+        return cpu.model_copy(update={"type": "none"})
+    return cpu
 
 
 def _describe_build() -> dict:

@@ -259,11 +259,12 @@ def _read_distributions(place: Place, name: str) -> Iterator[Distribution]:
     """Yield the distributions of a name in a folder; two if one was installed over the other."""
     facts = _read_torch_facts(place.path) if name == "torch" else {}
     folders = sorted(place.path.glob(f"{name}-*.dist-info"))
+    # Of two distributions, version.py does not tell which one it belongs to.
+    facts_of_one = facts if len(folders) == 1 else {}
     for folder in folders:
         version = folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
         installer = small_text(folder / "INSTALLER") or _UNKNOWN_TOOL
-        # Of two, version.py does not tell which one it belongs to.
-        build, runtime = _find_build(version, facts if len(folders) == 1 else {})
+        build, runtime = _find_build(version, facts_of_one)
         yield Distribution(name, version, installer, place, build, runtime)
     if facts and not folders:
         # A build from source, or a package of a Linux distribution.

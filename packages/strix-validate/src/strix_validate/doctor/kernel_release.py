@@ -151,14 +151,16 @@ def parse(text: str) -> Release | None:
         return None
     major, minor, patch = (int(number or 0) for number in numbers.groups())
     # 7.1.0-rc6-arch1-1, 7.1-rc6, 7.1.0-0.rc6.fc45, 7.1~rc6, 7.1.0-070100rc6-generic
-    candidate = re.search(r"(?:[-~.]|-\d{6})rc(\d{1,4})", text)
+    rc = re.search(r"(?:[-~.]|-\d{6})rc(\d{1,4})", text)
+    candidate = int(rc[1]) if rc else _FINAL
     build = re.match(r"[\d.]+-(\d{1,5})(?![\d])", text)
+    build_number = int(build[1]) if build else 0
     return Release(
         text=text,
         origin=_find_origin(text),
         version=(major, minor, patch),
-        candidate=int(candidate[1]) if candidate else _FINAL,
-        build=int(build[1]) if build else 0,
+        candidate=candidate,
+        build=build_number,
     )
 
 

@@ -240,13 +240,14 @@ class Tree:
         units = None
         if simds is not None and simds_per_unit:
             units = simds // simds_per_unit
-        number = file.parent.name
+        name = file.parent.name
+        number = int(name) if name.isdecimal() else 0
         return Node(
             version,
             properties.get("drm_render_minor", 0),
             units,
             exports_cwsr=properties.get("cwsr_size", 0) > 0,
-            number=int(number) if number.isdecimal() else 0,
+            number=number,
         )
 
     @property

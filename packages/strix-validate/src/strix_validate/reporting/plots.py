@@ -2,6 +2,7 @@
 """Plots of a record's benchmarks, by matplotlib."""
 
 import io
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,7 +147,7 @@ def _draw_panel(axes, name: str, series: dict[str, list]) -> None:
         series: The columns.
     """
     minutes = series["minutes"]
-    values = [float("nan") if value is None else value for value in series[name]]
+    values = [_replace_none(value) for value in series[name]]
     axes.plot(minutes, values, color=_INK, linewidth=0.8)
     loads = dict.fromkeys(series["load"])
     for load, colour in zip(loads, COLOURS.values(), strict=False):
@@ -161,6 +162,11 @@ def _draw_panel(axes, name: str, series: dict[str, list]) -> None:
     for minute in series["events"]:
         axes.axvline(minute, color=COLOURS["vllm"], linestyle="--", linewidth=0.8)
     axes.set_ylabel(_PANELS[name], fontsize=9)
+
+
+def _replace_none(value: float | None) -> float:
+    """Return the value, or a NaN for None, which leaves a gap in a line."""
+    return math.nan if value is None else value
 
 
 def _draw_server(loads: list[dict]) -> Figure:

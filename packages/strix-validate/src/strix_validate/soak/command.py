@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from strix_validate import TARGET
-from strix_validate.checks import CannotRun, CheckFailed, exit_code
+from strix_validate.checks import CannotRun, CheckFailed
 from strix_validate.doctor import host
 from strix_validate.doctor.tree import Tree
 from strix_validate.installing import install_advice
@@ -30,7 +30,12 @@ from strix_validate.soak.processes import LineProcess
 from strix_validate.soak.recorder import PREPARE_LIMIT, Clock, Recorder, Table, describe_status
 from strix_validate.soak.story import Story
 from strix_validate.soak.verdicts import judge
-from strix_validate.terminal import SECONDS_BETWEEN_WRITES, DeviceName, JsonOption
+from strix_validate.terminal import (
+    SECONDS_BETWEEN_WRITES,
+    DeviceName,
+    JsonOption,
+    exit_with_status,
+)
 
 WORKER = "strix_validate.soak.worker"
 SENSORS = "strix_validate.soak.telemetry"
@@ -92,11 +97,12 @@ class SoakRecord:
             checks.append(check)
         device = self._story.device
         is_target = device.build == "rocm" and device.architecture.split(":")[0] == TARGET
+        subject: Literal["packages", "harness"] = "packages" if is_target else "harness"
         return Record(
             created=self._created,
             command=["soak"],
             seed=0,
-            subject="packages" if is_target else "harness",
+            subject=subject,
             versions=self._versions,
             packages=self._packages,
             host=self._host,
@@ -264,6 +270,15 @@ def _make_keeper(story: Story, files: SoakRecord, say: _Say) -> Callable[[dict],
     return keep
 
 
+def _open_files(folder: Path, story: Story) -> SoakRecord:
+    """Return the files of a soak; a folder that cannot be written is a usage error."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return SoakRecord(folder, story)
+    except OSError as error:
+        raise typer.BadParameter(f"--evidence {folder}: {error.strerror}") from error
+
+
 def soak(
     minutes: Annotated[
         float,
@@ -297,27 +312,21 @@ def soak(
         advice = install_advice("torch")
         say(f"torch is not installed here: nothing could be loaded: {advice}")
         raise typer.Exit(3)
-    try:
-        evidence.mkdir(parents=True, exist_ok=True)
-        story = Story(host.describe_device("none"))
-        files = SoakRecord(evidence, story)
-    except OSError as error:
-        raise typer.BadParameter(f"--evidence {evidence}: {error.strerror}") from error
-    has_write_error = False
+    story = Story(host.describe_device("none"))
+    files = _open_files(evidence, story)
+    write_error = None
     try:
         with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
             run(story, files, device.value, minutes * 60, hang_after, say)
         report = files.close(say)
     except OSError as error:
-        has_write_error = True
+        write_error = error
         say(f"{evidence}: {error}: nothing more is recorded")
         report = files.make()
     if as_json:
         typer.echo(report.dump())
     else:
         show(report, Console())
-    if has_write_error:
+    if write_error:
         raise typer.Exit(1)
-    if report.unfinished:
-        raise typer.Exit(130)
-    raise typer.Exit(exit_code(check.state for check in report.checks))
+    exit_with_status(report)

@@ -164,13 +164,10 @@ class TensorLoad:
         shares = torch.stack(errors).tolist()
         shares.append(self._compare_on_cpu(results))
         is_finite = all(map(math.isfinite, shares))
+        error = max(shares) if is_finite else None
+        changed = sum(change.item() for change in changes) if self._fixed else None
         number = self._repeats + 1
-        return Step(
-            work=self._work * number,
-            results=number,
-            changed=sum(change.item() for change in changes) if self._fixed else None,
-            error=max(shares) if is_finite else None,
-        )
+        return Step(self._work * number, number, changed, error)
 
     def _compare_on_cpu(self, results: dict[str, Tensor]) -> float:
         """Return the error of the next tensor in turn as a share of its bound."""
