@@ -292,8 +292,9 @@ def run(  # noqa: PLR0913 (each argument is an option of the command)
     if quick:
         names = names or list(tiers.QUICK)
         size = Size.QUICK
+        skip = list(skip or [])
         if "libraries" in names:
-            skip = [*(skip or []), *tiers.SLOW]
+            skip += tiers.SLOW
     run_and_exit(
         names or list(tiers.TIERS),
         as_json=as_json,
