@@ -230,6 +230,7 @@ def serve(  # noqa: PLR0913 (each argument is an option of the command)
         as_json=as_json,
         only=only,
         skip=skip,
+        device=DeviceName.AUTO,
         evidence=evidence,
         plots=plots,
         url=url,
