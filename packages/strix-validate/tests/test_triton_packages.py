@@ -193,7 +193,7 @@ def test_gradients_are_those_of_the_inputs():
 
     x, y = torch.tensor([2.0, 3.0]), torch.tensor([5.0, 7.0])
     grads = {"out": torch.tensor([1.0, 10.0]), "sum": torch.tensor(100.0)}
-    found = triton_call.differentiated(product, {"x": x, "y": y}, grads)
+    found = triton_call.differentiate(product, {"x": x, "y": y}, grads)
     assert found["out"].tolist() == [10, 21] and not found["out"].requires_grad
     assert found["dx"].tolist() == [105, 170] and found["dy"].tolist() == [102, 130]
 

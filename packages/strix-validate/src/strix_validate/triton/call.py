@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The one protocol of all calls whose Triton kernels are compiled, interpreted or executed."""
+"""Calls of libraries whose Triton kernels are compiled, interpreted or executed.
+
+A call is one use of a library's Python function, with its tensors: it can be pickled into a child
+process and made there on any device. :mod:`strix_validate.triton.cases` builds calls, and says what
+each must return.
+"""
 
 import importlib.util
 from collections.abc import Callable
@@ -13,8 +18,9 @@ from torch import Tensor
 
 from strix_validate.checks import CannotRun
 
-FP16, BF16 = torch.float16, torch.bfloat16
-#: A call whose kernels are shipped: build(randn) gives it and what it must return, and its dtype.
+FP16 = torch.float16
+BF16 = torch.bfloat16
+#: A call whose kernels are shipped precompiled: how it is built (see cases.Build), and its dtype.
 Shipped = tuple[partial, torch.dtype]
 
 
@@ -22,8 +28,8 @@ class Call(Protocol):
     """A call of a library's Python function, which launches Triton kernels.
 
     A call is pickled into a child process, see :mod:`strix_validate.triton.modes`. Each library has
-    its own class: ``FlashCall``, ``VllmCall`` and ``PackageCall`` hold tensors of random numbers; a
-    ``DeferredCall`` makes one of these where it is executed.
+    its own class: ``FlashCall``, ``VllmCall`` and ``PackageCall`` hold tensors of random numbers. A
+    ``DeferredCall`` builds one of these where it is executed.
     """
 
     @property
@@ -35,30 +41,41 @@ class Call(Protocol):
         """The data type of the numbers that the call computes."""
 
     def prepare(self) -> str:
-        """Make the library ready, once per process; return which kernels the calls will run."""
+        """Make the library ready, once per process, and return which kernels the calls will run."""
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """Make the call on a device, and return what it computed, by name.
+        """Make the call on a device, and return the tensors that it computed, by name.
 
         The library's own exceptions pass through.
         """
 
 
 def move(x: Tensor, device: str) -> Tensor:
-    """Return a tensor on a device, with the strides it has: Tensor.to makes a slice contiguous."""
+    """Return a tensor on a device, with the same strides: Tensor.to makes a slice contiguous."""
     moved = x.to(device)
     if moved.stride() == x.stride() or 0 in x.stride():
         return moved
-    slice_of_other = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-    return slice_of_other.copy_(moved)
+    strided = torch.empty_strided(
+        x.shape,
+        x.stride(),
+        dtype=x.dtype,
+        device=device,
+    )
+    return strided.copy_(moved)
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What calls of vLLM and of packages share: a function of ours that makes the call.
+class FunctionCall:
+    """A call of a function of ours, which launches a library's kernels.
 
-    launch(**tensors, **options), with the tensors on the call's device, returns what it computed by
-    name. products: of its kernels, how many must use the matrix unit.
+    This is what calls of vLLM and of packages have in common.
+
+    Attributes:
+        launch: The function: launch(**tensors, **options), with the tensors on the call's device,
+            returns the computed tensors by name.
+        tensors: Its tensors, on the CPU. The first one has the dtype of the call.
+        options: Its other arguments.
+        products: How many of its kernels must use the matrix unit.
     """
 
     launch: Callable[..., dict[str, Tensor]]
@@ -74,53 +91,70 @@ class Launch:
     @property
     def dtype(self) -> torch.dtype:
         """The data type of the numbers that the call computes."""
-        return next(iter(self.tensors.values())).dtype
+        first = next(iter(self.tensors.values()))
+        return first.dtype
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """See Call."""
+        """Make the call on a device; see Call."""
         tensors = {name: move(tensor, device) for name, tensor in self.tensors.items()}
         return self.launch(**tensors, **self.options)
 
 
 @dataclass(frozen=True)
-class PackageCall(Launch):
-    """A call of a package; package: as pip calls it."""
+class PackageCall(FunctionCall):
+    """A call of a package's kernels.
+
+    Attributes:
+        package: The distribution's name, as pip knows it.
+    """
 
     package: str = field(kw_only=True)
 
     def prepare(self) -> str:
-        """Return the package's version; it is installed, and nothing is to be made ready."""
+        """Return the package's name and version; an installed package needs no preparation."""
         return f"{self.package} {version(self.package)}"
 
 
-def differentiated(
-    function: Callable[..., dict[str, Tensor]], inputs: dict[str, Tensor], grads: dict[str, Tensor]
+def differentiate(
+    function: Callable[..., dict[str, Tensor]],
+    inputs: dict[str, Tensor],
+    grads: dict[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return what a function returns, and dNAME, the gradient of each of its inputs.
+    """Return a function's results, and the gradient of each input under the name "d" + input.
 
     Args:
-        inputs: keywords of the function, to differentiate by.
-        grads: by name of what it returns, the gradient that comes from there.
+        function: Takes the inputs as keywords, and returns tensors by name.
+        inputs: Tensors to differentiate by.
+        grads: Incoming gradients, by the name of the result.
     """
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
-    found = function(**leaves)
-    torch.autograd.backward([found[name] for name in grads], list(grads.values()))
-    own = {name: x.detach() for name, x in found.items()}
-    return own | {f"d{name}": x.grad for name, x in leaves.items() if x.grad is not None}
+    outputs = function(**leaves)
+    differentiated = [outputs[name] for name in grads]
+    torch.autograd.backward(differentiated, list(grads.values()))
+    results = {name: x.detach() for name, x in outputs.items()}
+    for name, leaf in leaves.items():
+        if leaf.grad is not None:
+            results[f"d{name}"] = leaf.grad
+    return results
 
 
 def require(module: str) -> None:
-    """Raise CannotRun where a package is not installed; module: as it is imported."""
+    """Raise CannotRun if a module cannot be imported because it is not installed."""
     if importlib.util.find_spec(module) is None:
         raise CannotRun(f"{module} is not installed")
 
 
 @dataclass(frozen=True)
 class DeferredCall:
-    """A call that is built where it is executed: its tensors hold zeros, and need not travel there.
+    """A call that is built where it is executed.
 
-    build(randn) gives a call and what it must return. change: of that call's fields, as a source of
-    vLLM's, or no grad_out.
+    Its tensors are zeros, so they need not be pickled into the child process.
+
+    Attributes:
+        name: The name in messages.
+        build: Builds the call; see cases.Build.
+        dtype: Of the tensors.
+        change: Fields of the built call to replace: vLLM's source, or grad_out by None.
     """
 
     name: str
@@ -128,21 +162,31 @@ class DeferredCall:
     dtype: torch.dtype
     change: dict = field(default_factory=dict)
 
-    def _call(self) -> Call:
-        call, _ = self.build(lambda *shape: torch.zeros(shape, dtype=self.dtype))
+    def _build_call(self) -> Call:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=self.dtype)
+
+        call, _ = self.build(zeros)
         return replace(call, **self.change)  # type: ignore[type-var]
 
     def prepare(self) -> str:
-        """Build the call, and make its library ready; return which kernels it will run."""
-        return self._call().prepare()
+        """Build the call and make its library ready; return which kernels it will run."""
+        return self._build_call().prepare()
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """Build the call, and make it."""
-        return self._call().execute(device)
+        """Build the call, and make it on a device."""
+        return self._build_call().execute(device)
 
 
 def deferred(build: partial, dtype: torch.dtype, **change) -> DeferredCall:
-    """Return the call that a function builds with these keywords, named after both."""
-    said = " ".join(f"{name}={value}" for name, value in build.keywords.items())
-    kind = str(dtype).removeprefix("torch.")
-    return DeferredCall(f"{build.func.__name__} {said} {kind}", build, dtype, change)
+    """Return the call that a builder will build, named after the builder and its keywords.
+
+    Args:
+        build: A builder with its keywords; see cases.Build.
+        dtype: Of the tensors.
+        change: Fields of the built call to replace.
+    """
+    keywords = " ".join(f"{name}={value}" for name, value in build.keywords.items())
+    dtype_name = str(dtype).removeprefix("torch.")
+    name = f"{build.func.__name__} {keywords} {dtype_name}"
+    return DeferredCall(name, build, dtype, change)

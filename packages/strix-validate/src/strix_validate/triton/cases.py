@@ -1,5 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls of Triton kernels to build, of the same numbers for a seed, and how they are judged."""
+"""Cases: which calls of Triton kernels are checked, and what each call must return.
+
+Three words, used alike for flash-attn, vLLM and the other packages:
+
+- A **case** is a row of a table of checks: how to build a call, the fault that it would catch, the
+  dtype, and the size of the run from which on it is included.
+- A **call** is one use of a library's Python function, with its tensors; see
+  :mod:`strix_validate.triton.call`.
+- What is **expected** of a call is a function, too: it computes, for a precision, the tensors that
+  the call must return. In float64 these are the reference, in a smaller dtype the results of a
+  correct kernel of that dtype, and for TERMS the magnitudes that rounding errors grow with.
+
+A case is built only when it runs, by :func:`make`, which draws the same numbers for a seed.
+"""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +29,16 @@ from strix_validate.numerics.reference import Precision
 from strix_validate.triton import modes
 from strix_validate.triton.call import Call
 
-#: Normal numbers of a shape, of the dtype under test.
+#: Draws standard normal numbers of a shape, in the dtype under test: randn(*shape).
 Randn = Callable[..., Tensor]
-#: What a call returns by name: in float64, as correct kernels of a dtype do, or its terms' sizes.
+#: Computes what a call must return, by name, for a precision; see the module's docstring.
 Expected = Callable[[Precision], dict[str, Tensor]]
-#: Judges an answer: check, call, what it must return, answer.
+#: Builds a call: build(randn) returns the call, and what is expected (None if it only compiles).
+Build = Callable[..., tuple[Any, Any]]
+#: Judges an answer: judge(check, call, expected, answer).
 Judge = Callable[[Check, Any, Expected, modes.CallAnswer], Result]
-#: How a tier runs kernels, in titles of checks.
-HOW = {
+#: How each tier runs kernels, for titles of checks.
+TIER_TITLES = {
     "kernels": f"compiled for {TARGET}",
     "attention": "in Triton's interpreter or on the GPU",
     "emulated": "executed under emulation",
@@ -32,76 +47,97 @@ HOW = {
 
 @dataclass(frozen=True)
 class Case:
-    """A launch to build: build(randn) gives the call and what it must return.
+    """A call to check.
 
-    size: from which on the tier attention has it.
+    Attributes:
+        build: Builds the call, and what it must return.
+        catches: The fault that the case would catch, with a link where there is one.
+        dtype: Of the random numbers.
+        size: The smallest run of the tier attention that includes it.
     """
 
-    build: Callable[..., tuple[Any, Any]]
-    why: str
+    build: Build
+    catches: str
     dtype: torch.dtype = torch.float16
     size: Size = Size.QUICK
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A case of a family that is generated from models.
+    """A case of a family that is generated from the layers of models; see choose.
 
     Attributes:
-        build: as of Case.
-        columns: the values by which cases are chosen: what a kernel is compiled or launched for.
-        dtype: of the case.
+        build: Builds the call, and what it must return.
+        columns: The values by which cases are chosen: what a kernel is compiled or launched for.
+        dtype: Of the random numbers.
     """
 
-    build: Callable[..., tuple[Any, Any]]
+    build: Build
     columns: tuple[Hashable, ...]
     dtype: torch.dtype = torch.float16
 
 
 def choose(
-    candidates: Mapping[str, Candidate], why: str, dear: Sequence[str] = ()
+    candidates: Mapping[str, Candidate],
+    catches: str,
+    expensive: Sequence[str] = (),
 ) -> dict[str, Case]:
-    """Return a case for each candidate; quick has few, which hold each pair of two columns' values.
+    """Return a case for each candidate, of which a quick run includes only few.
 
-    Full has all of them.
+    The quick ones hold each pair of values of two columns. A full run includes all.
 
     Args:
-        dear: patterns of names, as of a shell, that quick cannot afford.
+        candidates: By name.
+        catches: The fault that each case would catch.
+        expensive: Patterns of names, as of a shell, that a quick run cannot afford.
     """
-    affordable = [
-        (name, x.columns)
-        for name, x in candidates.items()
-        if not any(fnmatchcase(name, pattern) for pattern in dear)
-    ]
-    quick = set(pairwise(affordable))
-    return {
-        name: Case(x.build, why, x.dtype, Size.QUICK if name in quick else Size.FULL)
-        for name, x in candidates.items()
-    }
+    affordable = []
+    for name, candidate in candidates.items():
+        is_expensive = any(fnmatchcase(name, pattern) for pattern in expensive)
+        if not is_expensive:
+            affordable.append((name, candidate.columns))
+    quick_names = set(pairwise(affordable))
+    cases = {}
+    for name, candidate in candidates.items():
+        size = Size.QUICK if name in quick_names else Size.FULL
+        cases[name] = Case(candidate.build, catches, candidate.dtype, size)
+    return cases
 
 
 def make(name: str, case: Case) -> tuple[Any, Expected]:
-    """Build the case's call, of the same numbers for a seed, and what it must return."""
+    """Build a case's call, and what it must return.
+
+    Args:
+        name: Of the case; with the seed of the run, it determines the random numbers.
+        case: What is built.
+    """
     generator = torch.Generator().manual_seed(seed_of(name))
-    return case.build(lambda *shape: torch.randn(shape, generator=generator).to(case.dtype))
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(case.dtype)
+
+    return case.build(randn)
 
 
-def answered(
-    problems: dict[Check, tuple[Call, Expected]], mode: modes.Mode, judge: Judge
+def run_calls(
+    calls: Mapping[Check, tuple[Call, Expected]],
+    mode: modes.Mode,
+    judge: Judge,
 ) -> Iterator[Result]:
-    """Make one library's calls, and yield the results."""
+    """Make calls of one library in a child process, and yield a result for each check."""
     try:
-        answers = modes.run([call for call, _ in problems.values()], mode)
+        answers = modes.run([call for call, _ in calls.values()], mode)
     except (CannotRun, modes.ChildError) as error:
-        yield from (unanswered(check, error) for check in problems)
+        for check in calls:
+            yield unanswered(check, error)
         return
-    for (check, (call, expected)), answer in zip(problems.items(), answers.calls, strict=True):
+    for (check, (call, expected)), answer in zip(calls.items(), answers.calls, strict=True):
         result = judge(check, call, expected, answer)
         reason = f"{answers.backend}, {mode}. {result.reason}".strip()
         yield replace(result, reason=reason, seconds=answer.seconds)
 
 
 def unanswered(check: Check, error: Exception) -> Result:
-    """Return it skipped by CannotRun, failed by anything else."""
+    """Return the result of a check without an answer: skipped for CannotRun, otherwise failed."""
     state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
     return Result(check, state, str(error))

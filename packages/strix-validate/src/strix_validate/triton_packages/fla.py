@@ -17,7 +17,7 @@ from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.comparison import rms
 from strix_validate.numerics.reference import TERMS, Precision, stored
-from strix_validate.triton.call import PackageCall, Shipped, differentiated
+from strix_validate.triton.call import PackageCall, Shipped, differentiate
 from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
 MODULE, PACKAGE = "fla", "fla-core"
@@ -54,7 +54,7 @@ def _attend(
     if not grads:
         with torch.no_grad():
             return attend(**tensors)
-    return differentiated(attend, tensors, grads)
+    return differentiate(attend, tensors, grads)
 
 
 def attention(  # noqa: C901, PLR0913 (a case and what it should give)
@@ -117,7 +117,7 @@ def attention(  # noqa: C901, PLR0913 (a case and what it should give)
         if not inputs:
             found = attend(**wanted)
         else:
-            found = differentiated(attend, wanted, {n: x.to(work) for n, x in grads.items()})
+            found = differentiate(attend, wanted, {n: x.to(work) for n, x in grads.items()})
         if "dgate" in found:
             found["dgate"] += _lost(wanted, found, exact, lengths)
         for name in found.keys() - {"last", "dgate", "dstate"}:
@@ -183,7 +183,7 @@ def _norm(grad: Tensor, **tensors: Tensor) -> dict[str, Tensor]:
     def norm(**inputs: Tensor) -> dict[str, Tensor]:
         return {"out": rms_norm_gated(**inputs, bias=None, activation="silu")}
 
-    return differentiated(norm, tensors, {"out": grad})
+    return differentiate(norm, tensors, {"out": grad})
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"

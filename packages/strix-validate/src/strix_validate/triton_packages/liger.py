@@ -14,7 +14,7 @@ from strix_validate.checks import Size
 from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision, stored
-from strix_validate.triton.call import PackageCall, Shipped, differentiated
+from strix_validate.triton.call import PackageCall, Shipped, differentiate
 from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
 MODULE, PACKAGE = "liger_kernel", "liger-kernel"
@@ -36,7 +36,7 @@ def _rms_norm(
     def norm(x: Tensor, weight: Tensor) -> dict[str, Tensor]:
         return {"out": LigerRMSNormFunction.apply(x, weight, eps, offset, casting, False)}
 
-    return differentiated(norm, {"x": x, "weight": weight}, {"out": grad})
+    return differentiate(norm, {"x": x, "weight": weight}, {"out": grad})
 
 
 def rms_norm(
@@ -77,7 +77,7 @@ def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dq: Tensor, dk: Tensor
         turned = LigerRopeFunction.apply(q * 1, k * 1, cos, sin)
         return dict(zip(("q_out", "k_out"), turned, strict=True))
 
-    return differentiated(turn, {"q": q, "k": k}, {"q_out": dq, "k_out": dk})
+    return differentiate(turn, {"q": q, "k": k}, {"q_out": dq, "k_out": dk})
 
 
 def rope(
@@ -114,7 +114,7 @@ def _swiglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
         # the backward pass writes over its inputs
         return {"out": LigerSiLUMulFunction.apply(gate * 1, up * 1)}
 
-    return differentiated(product, {"gate": gate, "up": up}, {"out": grad})
+    return differentiate(product, {"gate": gate, "up": up}, {"out": grad})
 
 
 def swiglu(randn: Randn, *, rows=5, columns=300, gain=1.0) -> tuple[PackageCall, Expected]:
@@ -139,7 +139,7 @@ def _geglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
         # the backward pass writes over its inputs
         return {"out": LigerGELUMulFunction.apply(gate * 1, up * 1)}
 
-    return differentiated(product, {"gate": gate, "up": up}, {"out": grad})
+    return differentiate(product, {"gate": gate, "up": up}, {"out": grad})
 
 
 def geglu(randn: Randn, *, rows=5, columns=300) -> tuple[PackageCall, Expected]:
@@ -175,7 +175,7 @@ def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str
         return {"loss": found[0]}
 
     grad = torch.tensor(options["gain"], device=x.device, dtype=torch.float32)
-    return differentiated(loss, {"x": x, "weight": weight}, {"loss": grad})
+    return differentiate(loss, {"x": x, "weight": weight}, {"loss": grad})
 
 
 def loss(  # noqa: PLR0913 (a case's options)

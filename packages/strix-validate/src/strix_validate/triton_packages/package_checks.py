@@ -19,7 +19,7 @@ from strix_validate.attention import flash_cases
 from strix_validate.checks import CannotRun, Check, Result, RunOptions
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import BF16, require
-from strix_validate.triton.cases import HOW, Case, Judge, answered, make, unanswered
+from strix_validate.triton.cases import TIER_TITLES, Case, Judge, make, run_calls, unanswered
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
 from strix_validate.vllm import vllm_checks
 
@@ -45,12 +45,12 @@ def in_bfloat16(library: ModuleType) -> dict[str, Case]:
 @cache
 def _cases(tier: str, library: ModuleType) -> dict[Check, tuple[str, Case]]:
     prefix = getattr(library, "PREFIX", f"{library.__name__.rpartition('.')[2]}-")
-    title = f"{library.MODULE}'s kernels {HOW[tier]}"
+    title = f"{library.MODULE}'s kernels {TIER_TITLES[tier]}"
     cases = dict(getattr(library, _TABLES[tier]))
     if tier == "attention":
         cases |= in_bfloat16(library)
     return {
-        Check(f"{tier}/{prefix}{which}", f"{title}: {which}", case.why): (which, case)
+        Check(f"{tier}/{prefix}{which}", f"{title}: {which}", case.catches): (which, case)
         for which, case in cases.items()
     }
 
@@ -87,7 +87,7 @@ def run(
             call, expected = make(*cases[check])
             problems[check] = replace(call, **more), expected
         if problems:
-            yield from answered(problems, mode, judge)
+            yield from run_calls(problems, mode, judge)
 
 
 def _given(library: ModuleType, name: str, options: RunOptions) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import torch
 
 from strix_validate import GPUS, NAMED, TARGET
 from strix_validate.checks import CannotRun
-from strix_validate.triton.call import Launch
+from strix_validate.triton.call import FunctionCall
 
 #: The modules that run as they are in the source.
 KERNELS = (
@@ -114,7 +114,7 @@ def install(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class VllmCall(Launch):
+class VllmCall(FunctionCall):
     """A launch of vLLM's kernels by a function of this subpackage; source: vLLM's folder."""
 
     source: Path = Path()

@@ -247,7 +247,7 @@ EMULATED = {
     "prefill-fp8-kv-bfloat16": _attend(_FP8, (20, 40), head_dim=64, fp8=True, dtype=_BF16),
     **_emulated_layers(),
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True), _FP8),
-    "rope-bfloat16": Case(rope, COMPUTED["rope"].why, _BF16),
+    "rope-bfloat16": Case(rope, COMPUTED["rope"].catches, _BF16),
     "moe-bfloat16": Case(partial(moe, tokens=3, rows=32), _EXPERT, _BF16),
     "top-k-top-p": COMPUTED["top-k-top-p"],
     **quantized.EMULATED,
