@@ -4,6 +4,7 @@
 import ctypes
 import gc
 from functools import partial
+from typing import Any
 
 import numpy as np
 import strix_emulate as emulator
@@ -11,75 +12,121 @@ import torch
 
 from strix_validate.triton.stand_in import InterceptedLaunch
 
+_WAVE_SIZE = 32
+#: Dtypes of tensors that may hold addresses of other tensors.
+_ADDRESS_DTYPES = (torch.int64, torch.uint64)
+
 
 def execute(launch: InterceptedLaunch) -> tuple[emulator.Launch, str]:
-    """Execute the compiled kernel on CPU tensors, with every check of the emulator.
+    """Execute a compiled kernel on CPU tensors, with every check of the emulator.
 
     Returns:
-        The launch, and the race in LDS that it has unless barriers wait for what is outstanding,
-        as Triton's own fences before them ask: it is not Triton's but LLVM's. "" for none.
+        The launch, and the message of a race in LDS that goes away if each barrier waits for all
+        outstanding LDS operations, or "". Triton's own fences before these barriers ask for that
+        wait, so such a race is a fault of LLVM's, not of Triton's.
 
     Raises:
-        Trap: the kernel did something forbidden. EmulatorError: a tensor is not in host memory.
+        Trap: The kernel did something forbidden.
+        EmulatorError: A tensor is not in host memory.
     """
-    compiled, values = launch.compiled, launch.values()
-    kernel = emulator.parse_elf(compiled.asm["hsaco"], compiled.name, compiled.metadata.shared)[0]
+    compiled = launch.compiled
+    elf = compiled.asm["hsaco"]
+    kernel = emulator.parse_elf(elf, compiled.name, compiled.metadata.shared)[0]
+    values = launch.values()
     storages: dict[int, np.ndarray] = {}
-    arguments = [
-        _pointer(values[name], storages)
-        if hasattr(values[name], "data_ptr")
-        else _number(values[name], kind)
-        for name, kind in compiled.src.signature.items()
-        if kind != "constexpr"  # folded into the code
-    ]
-    tables = [
-        t for t in values.values() if getattr(t, "dtype", None) in (torch.int64, torch.uint64)
-    ]
-    known = set(storages)
-    reachable = [
-        _pointer(tensor, storages) for tensor in _pointed_to(tables)
-        if tensor.untyped_storage().data_ptr() not in known
-    ]  # fmt: skip
-    threads = compiled.metadata.num_warps * 32
+    arguments = _build_arguments(compiled.src.signature, values, storages)
+    reachable = _build_reachable(values, storages)
     run = partial(
-        emulator.launch, kernel, launch.workgroups(), arguments, threads=threads,
+        emulator.launch,
+        kernel,
+        launch.workgroups(),
+        arguments,
+        threads=compiled.metadata.num_warps * _WAVE_SIZE,
         reachable=reachable,
-    )  # fmt: skip
+    )
     try:
         return run(), ""
-    except emulator.Trap as trap:  # the tensors are as before the launch
+    except emulator.Trap as trap:
         if trap.kind != "race" or "LDS" not in str(trap):
             raise
+        # A trap leaves the tensors as they were before the launch.
         try:
-            return run(options=emulator.Options(drains=True)), str(trap)
+            launched = run(options=emulator.Options(drains=True))
         except emulator.Trap:
             raise trap from None
+        return launched, str(trap)
 
 
-def _pointed_to(tables: list) -> list:
-    """Find live tensors, one for each storage, whose addresses stand in these integer tensors."""
+def _build_arguments(
+    signature: dict[str, str],
+    values: dict[str, Any],
+    storages: dict[int, np.ndarray],
+) -> list:
+    """Return the kernel's arguments: buffers for tensors, and numbers.
+
+    Args:
+        signature: Triton's types, by name of the parameter.
+        values: Python's values, by name of the parameter.
+        storages: Arrays of host memory by address; those of the tensors are added.
+    """
+    arguments = []
+    for name, type_name in signature.items():
+        if type_name == "constexpr":  # folded into the code
+            continue
+        value = values[name]
+        if hasattr(value, "data_ptr"):
+            arguments.append(_point_to(value, storages))
+        else:
+            arguments.append(_convert_number(value, type_name))
+    return arguments
+
+
+def _build_reachable(
+    values: dict[str, Any],
+    storages: dict[int, np.ndarray],
+) -> list[emulator.Buffer]:
+    """Return buffers of the tensors that the kernel reaches by addresses in other tensors."""
+    argument_addresses = set(storages)
+    tables = []
+    for value in values.values():
+        if getattr(value, "dtype", None) in _ADDRESS_DTYPES:
+            tables.append(value)
+    buffers = []
+    for tensor in _find_pointed_to(tables):
+        if tensor.untyped_storage().data_ptr() not in argument_addresses:
+            buffers.append(_point_to(tensor, storages))
+    return buffers
+
+
+def _find_pointed_to(tables: list) -> list:
+    """Find live CPU tensors, one for each storage, whose addresses these integer tensors hold."""
     if not tables:
         return []
-    addresses = np.unique(np.concatenate([t.detach().view(-1).numpy().view("i8") for t in tables]))
-    found = {}
-    for tensor in (x for x in gc.get_objects() if isinstance(x, torch.Tensor)):
-        if tensor.device.type == "cpu" and tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            start = storage.data_ptr()
-            if ((addresses >= start) & (addresses < start + storage.nbytes())).any():
-                found[start] = tensor
-    return list(found.values())
+    numbers = [table.detach().view(-1).numpy().view("i8") for table in tables]
+    addresses = np.unique(np.concatenate(numbers))
+    tensors = {}
+    for candidate in gc.get_objects():
+        if not isinstance(candidate, torch.Tensor):
+            continue
+        if candidate.device.type != "cpu" or candidate.layout is not torch.strided:
+            continue
+        storage = candidate.untyped_storage()
+        start = storage.data_ptr()
+        end = start + storage.nbytes()
+        if ((addresses >= start) & (addresses < end)).any():
+            tensors[start] = candidate
+    return list(tensors.values())
 
 
-def _number(value, kind: str) -> int | float | None:
+def _convert_number(value, type_name: str) -> int | float | None:
     if value is None:
         return None
-    return float(value) if kind.startswith("fp") else int(value)
+    return float(value) if type_name.startswith("fp") else int(value)
 
 
-def _pointer(tensor, storages: dict[int, np.ndarray]) -> emulator.Buffer:
-    """Point to the bytes of the tensor's storage, one array for all tensors that share it."""
-    # triton_kernels wrap a torch tensor
+def _point_to(tensor, storages: dict[int, np.ndarray]) -> emulator.Buffer:
+    """Return a buffer of a tensor; tensors that share a storage share one array of its bytes."""
+    # triton_kernels wrap a torch tensor.
     tensor = getattr(getattr(tensor, "storage", None), "data", tensor)
     storage = tensor.untyped_storage()
     if storage.device.type != "cpu":
@@ -90,4 +137,5 @@ def _pointer(tensor, storages: dict[int, np.ndarray]) -> emulator.Buffer:
     if address not in storages:
         raw = (ctypes.c_uint8 * storage.nbytes()).from_address(address)
         storages[address] = np.frombuffer(raw, np.uint8)
-    return emulator.Buffer(storages[address], "inout", tensor.data_ptr() - address, host=address)
+    offset = tensor.data_ptr() - address
+    return emulator.Buffer(storages[address], "inout", offset, host=address)

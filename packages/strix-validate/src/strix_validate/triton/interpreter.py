@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What Triton's interpreter lacks of a compiled kernel's language. Changes the whole process."""
+"""Give Triton's interpreter what it lacks of a compiled kernel's language.
+
+This changes the whole process.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -7,73 +10,86 @@ from typing import Any
 
 import numpy
 
-#: Functions of triton.language.extra.libdevice, of which the interpreter computes none.
+#: Functions of triton.language.extra.libdevice; the interpreter has none of that module's.
 _LIBDEVICE: dict[str, Callable] = {
     "log1p": numpy.log1p,
     "rsqrt": lambda x: 1 / numpy.sqrt(x),
     "tanh": numpy.tanh,
 }
-#: The one instruction that kernels here write themselves (vLLM's weights of 4 bits, in fp16).
+#: The one instruction that a kernel here writes itself (vLLM's 4-bit weights, in fp16).
 _AND_OR = re.compile(r"v_and_or_b32 \$0, \$1, \$2, (0x[0-9a-f]+)")
 
 
 def complete() -> None:
-    """Give the interpreter numbers and counters that are tensors, masks of flags, and functions."""
+    """Make interpreted kernels behave like compiled ones where Triton's interpreter does not.
+
+    Numbers and loop counters become tensors, masks become Boolean, and the functions of libdevice
+    and one inline instruction are computed.
+    """
     from triton import language
     from triton.language import float32, tensor
     from triton.language.extra import libdevice
     from triton.runtime import interpreter
 
-    convert = interpreter._implicit_cvt
+    convert_original = interpreter._implicit_cvt
 
-    def converted(arg: Any) -> Any:
-        # compiled, a float is a tensor with a tensor's methods; interpreted, it is Python's own
+    def convert(arg: Any) -> Any:
+        # In a compiled kernel a float is a tensor, with a tensor's methods. The interpreter leaves
+        # it a Python float.
         if not isinstance(arg, float):
-            return convert(arg)
+            return convert_original(arg)
         handle = interpreter.TensorHandle(numpy.array([arg], numpy.float32), float32)
         return tensor(handle, float32)
 
     def elementwise(function: Callable) -> Callable:
         def apply(x: Any, **_: Any) -> Any:
-            data = function(x.handle.data).astype(x.handle.data.dtype)
-            return tensor(interpreter.TensorHandle(data, x.dtype.scalar), x.type)
+            data = x.handle.data
+            computed = function(data).astype(data.dtype)
+            return tensor(interpreter.TensorHandle(computed, x.dtype.scalar), x.type)
 
         return apply
 
-    def counted(*limits: Any) -> Iterable:
-        # compiled, what a loop counts with is a tensor as well; kernels see the interpreter's names
+    def count(*limits: Any) -> Iterable:
+        # In a compiled kernel a loop's counter is a tensor, too, if a limit is one. Kernels resolve
+        # `range` in the interpreter's module.
         numbers = range(*map(int, limits))
-        return map(convert, numbers) if any(isinstance(x, tensor) for x in limits) else numbers
+        if any(isinstance(limit, tensor) for limit in limits):
+            return map(convert_original, numbers)
+        return numbers
 
-    def instruction(asm: str, constraints: str, args: list, dtype: Any, **_: Any) -> Any:
-        if not (found := _AND_OR.fullmatch(asm)):
+    def run_instruction(asm: str, constraints: str, args: list, dtype: Any, **_: Any) -> Any:
+        match = _AND_OR.fullmatch(asm)
+        if not match:
             raise NotImplementedError(f"not interpreted: {asm}")
         x, mask = (arg.handle.data.astype(numpy.uint32) for arg in args)
-        data = (x & mask) | numpy.uint32(int(found[1], 16))
-        kind = language.block_type(dtype, args[0].shape)
-        return tensor(interpreter.TensorHandle(data, dtype), kind)
+        literal = numpy.uint32(int(match[1], 16))
+        data = (x & mask) | literal
+        block_type = language.block_type(dtype, args[0].shape)
+        return tensor(interpreter.TensorHandle(data, dtype), block_type)
 
-    language.inline_asm_elementwise = instruction
-    interpreter._implicit_cvt = converted
-    interpreter.range = counted
+    language.inline_asm_elementwise = run_instruction
+    interpreter._implicit_cvt = convert
+    interpreter.range = count
     for name, function in _LIBDEVICE.items():
         setattr(libdevice, name, elementwise(function))
-    _take_scalars_in_masks(interpreter)
+    _accept_numeric_masks(interpreter)
 
 
-def _take_scalars_in_masks(interpreter: Any) -> None:
-    """Make masks of flags: a scalar's condition is spread over a block as numbers.
+def _accept_numeric_masks(interpreter: Any) -> None:
+    """Convert masks to Booleans.
 
-    Triton 3.9 refuses those.
+    The interpreter spreads a scalar's condition over a block as numbers, a mask that Triton 3.9
+    refuses.
     """
 
-    def with_flags(method: Callable, place: int) -> Callable:
+    def with_boolean_mask(method: Callable, position: int) -> Callable:
         def apply(self: Any, *args: Any) -> Any:
-            mask = interpreter.TensorHandle(args[place].data.astype(bool), args[place].dtype)
-            return method(self, *args[:place], mask, *args[place + 1 :])
+            mask = args[position]
+            converted = interpreter.TensorHandle(mask.data.astype(bool), mask.dtype)
+            return method(self, *args[:position], converted, *args[position + 1 :])
 
         return apply
 
     builder = interpreter.InterpreterBuilder
-    builder.create_masked_load = with_flags(builder.create_masked_load, 1)
-    builder.create_masked_store = with_flags(builder.create_masked_store, 2)
+    builder.create_masked_load = with_boolean_mask(builder.create_masked_load, 1)
+    builder.create_masked_store = with_boolean_mask(builder.create_masked_store, 2)

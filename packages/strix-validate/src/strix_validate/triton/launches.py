@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which kernels a call runs on the GPU."""
+"""Describe the kernels that a function runs on the GPU."""
 
 import re
 from collections import Counter
@@ -10,28 +10,32 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-#: Kernels that are named, the longest first.
-_MOST = 3
+#: The number of kernels that are named, those that take longest.
+_MAX_KERNELS = 3
 
 
 def describe(function: Callable[[], object]) -> str:
     """Call a function once; return its GPU kernels, the one that takes longest first.
 
-    Of a kernel of Triton's, its tile, options, registers and spilled registers stand behind its
-    name: "attn_fwd (BLOCK_M=128 BLOCK_N=64 num_warps=8, 256 VGPRs, 0 spilled)".
+    A Triton kernel's name is followed by its tile, options, registers and spilled registers:
+    "attn_fwd (BLOCK_M=128 BLOCK_N=64 num_warps=8, 256 VGPRs, 0 spilled)".
     """
     launched: dict[str, Any] = {}
-    with _watched(launched), profile(activities=[ProfilerActivity.CUDA]) as trace:
+    with _record_launches(launched), profile(activities=[ProfilerActivity.CUDA]) as trace:
         function()
         torch.cuda.synchronize()
     times: Counter[str] = Counter()
     for event in trace.events():
         times[event.name] += event.device_time_total
-    names = [name for name, duration in times.most_common(_MOST) if duration]
-    return ", ".join(
-        f"{name} ({describe_options(launched[name])})" if name in launched else shorten(name)
-        for name in names
-    )
+    descriptions = []
+    for name, duration in times.most_common(_MAX_KERNELS):
+        if not duration:
+            continue
+        if name in launched:
+            descriptions.append(f"{name} ({describe_options(launched[name])})")
+        else:
+            descriptions.append(shorten(name))
+    return ", ".join(descriptions)
 
 
 def shorten(name: str) -> str:
@@ -39,23 +43,26 @@ def shorten(name: str) -> str:
     return re.split("[<(]", name.removeprefix("void "))[0]
 
 
-def _watched(launched: dict[str, Any]) -> Any:
-    """Return a context in which each launch of Triton's adds its compiled kernel, by name."""
+def _record_launches(launched: dict[str, Any]) -> Any:
+    """Return a context in which each Triton launch adds its compiled kernel to a dict, by name."""
     from triton.compiler import CompiledKernel
 
     original = CompiledKernel.launch_metadata
 
-    def launch_metadata(kernel: Any, *given: Any) -> Any:
+    def launch_metadata(kernel: Any, *args: Any) -> Any:
         launched[kernel.name] = kernel
-        return original(kernel, *given)
+        return original(kernel, *args)
 
     return patch.object(CompiledKernel, "launch_metadata", launch_metadata)
 
 
 def describe_options(kernel: Any) -> str:
-    """Say which tile and options a loaded kernel has; constants that are no tile are left out."""
-    names = kernel.src.fn.arg_names
-    constants = {names[path[0]]: value for path, value in kernel.src.constants.items()}
+    """Return the tile, options and registers of a loaded Triton kernel.
+
+    Of its constants, only the sizes of blocks are named.
+    """
+    arg_names = kernel.src.fn.arg_names
+    constants = {arg_names[path[0]]: value for path, value in kernel.src.constants.items()}
     parts = [f"{name}={constants[name]}" for name in sorted(constants) if "BLOCK" in name]
     parts.append(f"num_warps={kernel.metadata.num_warps}")
     return f"{' '.join(parts)}, {kernel.n_regs} VGPRs, {kernel.n_spills} spilled"

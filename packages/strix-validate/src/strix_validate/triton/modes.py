@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,10 +24,14 @@ from strix_validate.checks import CannotRun
 from strix_validate.triton import interpreter, stand_in
 from strix_validate.triton.call import Call
 
-#: interpret: Triton's interpreter computes. compile: nothing is computed. emulate: the compiled
-#: code objects are executed by strix-emulate. native: on the GPU, but in a child process as well.
-#: look up: like compile, with every candidate of an autotuner, and where each kernel came from.
-#: ask: which kernels those are, and none is compiled.
+#: How calls are made:
+#: - interpret: Triton's interpreter computes.
+#: - compile: Kernels are compiled for gfx1151; nothing is computed.
+#: - emulate: strix-emulate executes the compiled code objects.
+#: - native: On the GPU, but in a child process as well.
+#: - look up: Like compile, with every candidate of an autotuner, and the answer says where each
+#:   kernel came from.
+#: - ask: The answer lists the keys of the kernels that are needed; none is compiled.
 Mode = Literal["interpret", "compile", "emulate", "native", "look up", "ask"]
 #: Seconds for all calls together.
 _LIMIT = 3600
@@ -35,7 +39,14 @@ _LIMIT = 3600
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A compiled kernel: its ELF file, its assembly, and the LDS bytes requested at launch."""
+    """A compiled kernel.
+
+    Attributes:
+        name: Of the kernel.
+        elf: Its code object, an ELF file.
+        assembly: Its assembly.
+        launch_lds: LDS bytes that are requested at launch.
+    """
 
     name: str
     elf: bytes
@@ -45,9 +56,14 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class ExecutedKernel:
-    """A kernel executed under emulation; code: the start of its machine code's sha256.
+    """A kernel that was executed under emulation.
 
-    lost_wait: see emulation.execute.
+    Attributes:
+        name: Of the kernel.
+        code: The start of its machine code's sha256.
+        wave_instructions: Instructions that its waves executed.
+        seconds: Of the emulation.
+        lost_wait: The race in LDS that LLVM caused, or ""; see emulation.execute.
     """
 
     name: str
@@ -59,11 +75,16 @@ class ExecutedKernel:
 
 @dataclass(frozen=True)
 class CallAnswer:
-    """The outcome of a call: its tensors, on the CPU, or the exception's type name and message.
+    """The outcome of a call.
 
-    Modes "compile" and "look up" compute nothing; "compile" fills kernels, "emulate" executed.
-    lookups: what Triton looked for. asked: in mode "ask", the keys of
-    the kernels.
+    Attributes:
+        tensors: What it computed, on the CPU. Empty in the modes "compile" and "look up".
+        error: Type name and message of the exception that it raised.
+        kernels: The compiled kernels, in the mode "compile".
+        executed: The executed kernels, in the mode "emulate".
+        lookups: The kernels that Triton looked for.
+        asked: The keys of the needed kernels, in the mode "ask".
+        seconds: Of the call.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -77,7 +98,12 @@ class CallAnswer:
 
 @dataclass(frozen=True)
 class CallAnswers:
-    """The answers to several calls, in order; backend: what Call.prepare says."""
+    """The answers to several calls of one library.
+
+    Attributes:
+        backend: Which kernels ran, as Call.prepare returns it.
+        calls: An answer for each call, in order.
+    """
 
     backend: str
     calls: list[CallAnswer]
@@ -95,34 +121,26 @@ def run(
 ) -> CallAnswers:
     """Return answers to calls of one library, in order, from a child process.
 
-    cache: Triton's cache, which keeps what is compiled. Without one, every kernel is compiled: one
-    from a cache or a package could hide that it no longer does. variables: of the environment, for
-    the child process.
+    Args:
+        calls: Of one library.
+        mode: How they are made.
+        cache: Triton's cache, which keeps what is compiled. Without one, every kernel is compiled:
+            a kernel from a cache or a package could hide that its source no longer compiles.
+        variables: Environment variables of the child process, besides the inherited ones.
 
     Raises:
-        ChildError: the child crashed, could not import the library, or exceeded _LIMIT.
-        CannotRun: mode "emulate" has no disassembler.
+        ChildError: The child crashed, could not import the library, or exceeded _LIMIT.
+        CannotRun: Mode "emulate" has no disassembler.
     """
     with tempfile.TemporaryDirectory() as folder:
-        asked, answered = Path(folder, "calls"), Path(folder, "answers")
-        asked.write_bytes(pickle.dumps(list(calls)))
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "TRITON_CACHE_DIR": str(cache or folder),
-            "TRITON_ALWAYS_COMPILE": str(int(cache is None)),
-            # tensors are small: threads would only wait for each other
-            "OMP_NUM_THREADS": "1",
-        }
-        environment.update(variables or {})
-        environment.pop("TRITON_INTERPRET", None)
-        if mode == "interpret":
-            environment["TRITON_INTERPRET"] = "1"
-        # float32 as on gfx1151: NVIDIA's matrix unit would take TF32. It is part of a kernel's key.
-        if mode == "native" and cache is None:
-            environment["TRITON_F32_DEFAULT"] = "ieee"
+        calls_file = Path(folder, "calls")
+        answers_file = Path(folder, "answers")
+        calls_file.write_bytes(pickle.dumps(list(calls)))
+        environment = _build_environment(mode, folder, cache, variables or {})
+        command = [sys.executable, "-m", __name__, mode, calls_file, answers_file]
         try:
             child = subprocess.run(
-                [sys.executable, "-m", __name__, mode, asked, answered],
+                command,
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -131,89 +149,180 @@ def run(
         except subprocess.TimeoutExpired as error:
             raise ChildError(f"no answer within {_LIMIT} s") from error
         if child.returncode:
-            last = child.stderr.strip().splitlines()[-3:]
-            raise ChildError(f"exit status {child.returncode}: {' | '.join(last)}")
-        found = pickle.loads(answered.read_bytes())
-    if isinstance(found, CannotRun):
-        raise found
-    return found
+            last_lines = child.stderr.strip().splitlines()[-3:]
+            message = " | ".join(last_lines)
+            raise ChildError(f"exit status {child.returncode}: {message}")
+        answers = pickle.loads(answers_file.read_bytes())
+    if isinstance(answers, CannotRun):
+        raise answers
+    return answers
+
+
+def _build_environment(
+    mode: Mode,
+    folder: str,
+    cache: Path | None,
+    variables: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the child's environment.
+
+    Args:
+        mode: How the calls are made.
+        folder: Triton's cache if the caller has none.
+        cache: See run.
+        variables: See run.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "TRITON_CACHE_DIR": str(cache or folder),
+        "TRITON_ALWAYS_COMPILE": str(int(cache is None)),
+        # The tensors are small: threads would only wait for each other.
+        "OMP_NUM_THREADS": "1",
+    }
+    environment.update(variables)
+    environment.pop("TRITON_INTERPRET", None)
+    if mode == "interpret":
+        environment["TRITON_INTERPRET"] = "1"
+    # NVIDIA's matrix unit would take TF32, while gfx1151 computes in float32. The setting is part
+    # of a kernel's key, and the kernels of a cache were compiled without it.
+    if mode == "native" and cache is None:
+        environment["TRITON_F32_DEFAULT"] = "ieee"
+    return environment
 
 
 def answer(call: Call, device: str) -> CallAnswer:
-    """Make the call in this process.
+    """Make a call in this process.
 
-    What it computed is read at once: a GPU reports a kernel's fault at the next read, which must
-    not be that of another call.
+    Its results are read at once, because a GPU reports a kernel's fault at the next read. That read
+    must not belong to another call.
     """
     begin = perf_counter()
     try:
-        found = CallAnswer({name: x.cpu() for name, x in call.execute(device).items()})
+        computed = call.execute(device)
+        tensors = {name: x.cpu() for name, x in computed.items()}
+        outcome = CallAnswer(tensors)
     except Exception as error:  # a result like any other: the caller judges it
-        found = CallAnswer(error=(type(error).__name__, str(error)))
-    return replace(found, seconds=perf_counter() - begin)
+        outcome = CallAnswer(error=(type(error).__name__, str(error)))
+    return replace(outcome, seconds=perf_counter() - begin)
 
 
-def _child(mode, asked: str, answered: str) -> None:
-    Path(answered).write_bytes(pickle.dumps(_answer_all(mode, Path(asked))))
+@dataclass
+class _Records:
+    """What the hooks recorded about the call that runs; the names are CallAnswer's."""
+
+    kernels: list[CompiledKernel] = field(default_factory=list)
+    executed: list[ExecutedKernel] = field(default_factory=list)
+    lookups: list[stand_in.Lookup] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget the previous call."""
+        self.kernels.clear()
+        self.executed.clear()
+        self.lookups.clear()
+        self.asked.clear()
+
+    def add_to(self, outcome: CallAnswer) -> CallAnswer:
+        """Return an outcome with what was recorded."""
+        return replace(
+            outcome,
+            kernels=tuple(self.kernels),
+            executed=tuple(self.executed),
+            lookups=tuple(self.lookups),
+            asked=tuple(self.asked),
+        )
 
 
-def _answer_all(mode: Mode, asked: Path) -> CallAnswers | CannotRun:  # noqa: C901 (by mode)
-    #: Of the call that runs, by the names of CallAnswer's fields.
-    seen: dict[str, list] = {name: [] for name in ("kernels", "executed", "lookups", "asked")}
+def _run_child(mode: Mode, calls_file: str, answers_file: str) -> None:
+    answers = _answer_all(mode, Path(calls_file))
+    Path(answers_file).write_bytes(pickle.dumps(answers))
+
+
+def _answer_all(mode: Mode, calls_file: Path) -> CallAnswers | CannotRun:
+    records = _Records()
+    try:
+        _install_hooks(mode, records)
+    except CannotRun as error:
+        return error
+    # The parent process wrote this file.
+    calls = pickle.loads(calls_file.read_bytes())
+    backend = calls[0].prepare()
+    device = "cuda" if mode == "native" else "cpu"
+    answers = []
+    for call in calls:
+        records.clear()
+        outcome = answer(call, device)
+        answers.append(records.add_to(outcome))
+    return CallAnswers(backend, answers)
+
+
+def _install_hooks(mode: Mode, records: _Records) -> None:
+    """Change Triton and torch in this process for a mode, and have hooks fill the records.
+
+    Raises:
+        CannotRun: Mode "emulate" has no disassembler.
+    """
+    only_looks = mode in ("look up", "ask")
     if mode != "native":
-        stand_in.install(all_candidates=mode in ("look up", "ask"))
+        stand_in.install(all_candidates=only_looks)
     else:
         stand_in.first_candidate()
         if not torch.version.hip:
             stand_in.ignore_amd_options()
-    stand_in.watch(seen["lookups"].append)
+    stand_in.watch(records.lookups.append)
     if mode == "interpret":
         interpreter.complete()
-    if mode in ("look up", "ask"):
+    if only_looks:
         stand_in.intercept(lambda launch: None)
         stand_in.skip_products()
     if mode == "ask":
-        stand_in.ask(seen["asked"].append)
+        stand_in.ask(records.asked.append)
     if mode == "compile":
-        stand_in.intercept(lambda launch: seen["kernels"].append(_kernel(launch)))
+        stand_in.intercept(lambda launch: records.kernels.append(_describe_compiled(launch)))
     if mode == "emulate":
-        from strix_validate.triton import emulation
-
-        try:
-            emulation.emulator.find_disassembler()
-        except emulation.emulator.DisassemblerError as error:
-            return CannotRun(str(error))
-
-        def execute(launch: stand_in.InterceptedLaunch) -> None:
-            if not launch.is_warmup:
-                seen["executed"].append(_executed(*emulation.execute(launch)))
-
-        stand_in.intercept(execute)
-    # the parent process wrote this file
-    calls = pickle.loads(asked.read_bytes())
-    backend = calls[0].prepare()
-    answers = []
-    for call in calls:
-        for part in seen.values():
-            part.clear()
-        found = answer(call, "cuda" if mode == "native" else "cpu")
-        parts: dict[str, Any] = {name: tuple(part) for name, part in seen.items()}
-        answers.append(replace(found, **parts))
-    return CallAnswers(backend, answers)
+        _emulate_launches(records)
 
 
-def _kernel(launch: stand_in.InterceptedLaunch) -> CompiledKernel:
-    asm, lds = launch.compiled.asm, launch.compiled.metadata.shared
-    return CompiledKernel(launch.function.__name__, asm["hsaco"], asm["amdgcn"], lds)
+def _emulate_launches(records: _Records) -> None:
+    from strix_validate.triton import emulation
+
+    try:
+        emulation.emulator.find_disassembler()
+    except emulation.emulator.DisassemblerError as error:
+        raise CannotRun(str(error)) from error
+
+    def execute(launch: stand_in.InterceptedLaunch) -> None:
+        if launch.is_warmup:
+            return
+        emulated, lost_wait = emulation.execute(launch)
+        records.executed.append(_describe_executed(emulated, lost_wait))
+
+    stand_in.intercept(execute)
 
 
-def _executed(launch, lost_wait: str) -> ExecutedKernel:
-    code = hashlib.sha256(launch.kernel.code).hexdigest()[:12]
-    return ExecutedKernel(launch.kernel.name, code, launch.executed, launch.seconds, lost_wait)
+def _describe_compiled(launch: stand_in.InterceptedLaunch) -> CompiledKernel:
+    asm = launch.compiled.asm
+    return CompiledKernel(
+        name=launch.function.__name__,
+        elf=asm["hsaco"],
+        assembly=asm["amdgcn"],
+        launch_lds=launch.compiled.metadata.shared,
+    )
+
+
+def _describe_executed(launch, lost_wait: str) -> ExecutedKernel:
+    digest = hashlib.sha256(launch.kernel.code).hexdigest()
+    return ExecutedKernel(
+        name=launch.kernel.name,
+        code=digest[:12],
+        wave_instructions=launch.executed,
+        seconds=launch.seconds,
+        lost_wait=lost_wait,
+    )
 
 
 if __name__ == "__main__":
-    # under its importable name, so that the parent can unpickle the answers
+    # Call it under its importable name, so that the parent can unpickle the answers.
     from strix_validate.triton import modes
 
-    modes._child(*sys.argv[1:])
+    modes._run_child(*sys.argv[1:])

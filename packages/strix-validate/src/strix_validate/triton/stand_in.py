@@ -19,16 +19,32 @@ import torch
 
 from strix_validate import GPUS, TARGET
 
-#: Modules, with those below them, whose asserts want tensors on a GPU.
-_ASSERTING = ("aiter", "flash_attn.flash_attn_triton_amd.utils", "sageattention")
+#: Modules, with those below them, whose asserts require tensors on a GPU.
+_ASSERTING = (
+    "aiter",
+    "flash_attn.flash_attn_triton_amd.utils",
+    "sageattention",
+)
+#: Triton's attribute of an argument whose value is a multiple of 16.
 _DIVISIBLE = ["tt.divisibility", 16]
-#: What skip_products registers, while this process lives.
+#: Compilation options that a lookup reports; the last one is AMD's.
+_LAUNCH_OPTIONS = ("num_warps", "num_stages", "waves_per_eu")
+#: Holds what skip_products registers, which lasts as long as this object.
 _PRODUCTS = torch.library.Library("aten", "IMPL")
 
 
 @dataclass(frozen=True)
 class InterceptedLaunch:
-    """An intercepted launch: the JIT function, the compiled kernel, and the call's arguments."""
+    """An intercepted launch.
+
+    Attributes:
+        function: The JIT function.
+        compiled: The compiled kernel.
+        args: The positional arguments.
+        grid: Workgroups in each direction, or a function of the arguments that returns them.
+        options: The keyword arguments.
+        is_warmup: Nothing is launched: the kernel is only compiled.
+    """
 
     function: Any
     compiled: Any
@@ -39,25 +55,33 @@ class InterceptedLaunch:
 
     def values(self) -> dict[str, Any]:
         """Return the kernel's arguments by name, including defaults."""
-        values = dict(zip(self.function.arg_names, self.args, strict=False)) | self.options
+        values = dict(zip(self.function.arg_names, self.args, strict=False))
+        values |= self.options
         for parameter in self.function.params:
             if parameter.has_default:
                 values.setdefault(parameter.name, parameter.default)
         return values
 
     def workgroups(self) -> tuple[int, ...]:
-        """Return how many workgroups are launched in each direction."""
-        size = self.grid(self.values()) if callable(self.grid) else self.grid
+        """Return the number of workgroups in each direction."""
+        size = self.grid
+        if callable(size):
+            size = size(self.values())
         return tuple(int(x) for x in size)
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A kernel that a launch needed, found or compiled.
+    """A kernel that a launch needed, and that Triton found or compiled.
 
-    key: the kernel's folder in Triton's cache. types: of the arguments by name, with ":16" where
-    the value is a multiple of 16. constants: the arguments that are compiled in. files: by file
-    name, where they are. compiled: no cache and no package had it.
+    Attributes:
+        name: Of the kernel.
+        key: Its folder in Triton's cache.
+        types: Types of the arguments by name, with ":16" where the value is a multiple of 16.
+        constants: The arguments that are compiled in.
+        options: num_warps and the like.
+        files: Paths of its files, by file name.
+        compiled: Whether it was compiled, because no cache and no package had it.
     """
 
     name: str
@@ -69,16 +93,18 @@ class Lookup:
     compiled: bool
 
 
-def _measure_nothing(calls: bool, call, quantiles=None) -> list[float]:
-    if calls:
+def _measure_nothing(is_called: bool, call, quantiles=None) -> list[float]:
+    """Return zeros in the place of triton.autotune's measurements."""
+    if is_called:
         call()
     return [0.0] * len(quantiles or (0.5,))
 
 
 def first_candidate() -> None:
-    """Make triton.autotune take its first configuration on the real device too.
+    """Make triton.autotune take its first configuration on the real device, too.
 
-    fla's kernels have dozens, which took an H100 minutes to compile; and which one wins is noise.
+    fla's kernels have dozens of configurations, which took an H100 minutes to compile, and noise
+    decides which one wins.
     """
     from triton.runtime import driver
 
@@ -101,8 +127,10 @@ def ignore_amd_options() -> None:
 def _driver(all_candidates: bool) -> types.SimpleNamespace:
     """Return a Triton driver that knows its target but has no device.
 
-    triton.autotune measures nothing here, and its first configuration wins. all_candidates: the
-    others are launched as well, once each.
+    triton.autotune measures nothing here, and its first configuration wins.
+
+    Args:
+        all_candidates: Whether the other configurations are launched as well, once each.
     """
     from triton.backends.compiler import GPUTarget
 
@@ -118,7 +146,10 @@ def _driver(all_candidates: bool) -> types.SimpleNamespace:
 
 
 class _WithoutAsserts(SourceFileLoader):
-    """Loads a module as ``python -O`` does, which would compile torch and sympy anew as well."""
+    """Load a module without its asserts, as ``python -O`` does.
+
+    ``python -O`` itself would compile torch and sympy anew as well.
+    """
 
     def get_code(self, fullname):
         path = self.get_filename(fullname)
@@ -126,33 +157,40 @@ class _WithoutAsserts(SourceFileLoader):
 
 
 class KernelLibraries:
-    """Finds those modules."""
+    """Find the modules whose asserts are left out."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
         """Return the spec of a module whose asserts are left out, or None for any other."""
-        asserts = any(f"{name}.".startswith(f"{known}.") for known in _ASSERTING)
-        found = PathFinder.find_spec(name, path) if asserts else None
-        if found and isinstance(found.loader, SourceFileLoader):
-            found.loader = _WithoutAsserts(found.loader.name, found.loader.path)
-        return found
+        if not any(f"{name}.".startswith(f"{module}.") for module in _ASSERTING):
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _WithoutAsserts(spec.loader.name, spec.loader.path)
+        return spec
 
 
 def install(all_candidates: bool = False) -> None:
-    """Make Triton and torch report a gfx1151 device, before the kernels' library is imported.
+    """Make Triton and torch report a gfx1151 device.
 
-    all_candidates: of triton.autotune, not only the first.
+    Call it before the kernels' library is imported.
+
+    Args:
+        all_candidates: Whether triton.autotune launches all its configurations, not only the first.
     """
     import triton
     from triton.runtime import interpreter
 
     sys.meta_path.insert(0, KernelLibraries)
-    # computed for each sum and product of integers, and then ignored without TRITON_DEBUG
+    # The interpreter computes an overflow check for each sum and product of integers, and ignores
+    # its result without TRITON_DEBUG.
     unchecked = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter.interpreter_builder.options = unchecked
     triton.runtime.driver.set_active(_driver(all_candidates))
     properties = types.SimpleNamespace(
-        multi_processor_count=GPUS[TARGET], gcnArchName=TARGET, warp_size=32
+        multi_processor_count=GPUS[TARGET],
+        gcnArchName=TARGET,
+        warp_size=32,
     )
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda device=None: properties
@@ -175,36 +213,52 @@ def intercept(on_launch: Callable[[InterceptedLaunch], None]) -> None:
 
 
 def watch(on_lookup: Callable[[Lookup], None]) -> None:
-    """Report each kernel that Triton finds or compiles. It looks for each one once per process."""
+    """Report each kernel that Triton finds or compiles, once per process."""
     import triton
     from triton.runtime.cache import _base32
 
     def listen(*, src, metadata, metadata_group, times, cache_hit):
         del times
-        names = src.fn.arg_names
-        constants = {
-            ".".join([names[i], *map(str, rest)]): str(getattr(value, "cache_key", value))
-            for (i, *rest), value in src.constants.items()
-        }
-        launch = ("num_warps", "num_stages", "waves_per_eu")  # the last one is AMD's
-        options = {name: metadata[name] for name in launch if name in metadata}
-        whole = {names[i] for (i, *_), found in src.attrs.items() if _DIVISIBLE in found}
-        types = {
-            name: f"{kind}:16" if name in whole else str(kind)
-            for name, kind in src.signature.items()
-            if kind != "constexpr"
-        }
-        key, files = _base32(metadata["hash"]), dict(metadata_group)
-        on_lookup(Lookup(src.name, key, types, constants, options, files, not cache_hit))
+        lookup = Lookup(
+            name=src.name,
+            key=_base32(metadata["hash"]),
+            types=_describe_types(src),
+            constants=_describe_constants(src),
+            options={name: metadata[name] for name in _LAUNCH_OPTIONS if name in metadata},
+            files=dict(metadata_group),
+            compiled=not cache_hit,
+        )
+        on_lookup(lookup)
 
     triton.knobs.compilation.listener = listen
 
 
+def _describe_types(src: Any) -> dict[str, str]:
+    """Return the types of a kernel's arguments by name; see Lookup."""
+    arg_names = src.fn.arg_names
+    divisible_names = {arg_names[path[0]] for path, attr in src.attrs.items() if _DIVISIBLE in attr}
+    types_by_name = {}
+    for name, type_name in src.signature.items():
+        if type_name == "constexpr":
+            continue
+        types_by_name[name] = f"{type_name}:16" if name in divisible_names else str(type_name)
+    return types_by_name
+
+
+def _describe_constants(src: Any) -> dict[str, str]:
+    """Return a kernel's compiled-in arguments, by their path in the tuple that holds them."""
+    constants = {}
+    for (index, *indices), value in src.constants.items():
+        name = ".".join([src.fn.arg_names[index], *map(str, indices)])
+        constants[name] = str(getattr(value, "cache_key", value))
+    return constants
+
+
 def ask(on_key: Callable[[str], None]) -> None:
-    """Report the key of each kernel that a launch needs, and have none compiled."""
+    """Report the key of each kernel that a launch needs, and keep Triton from compiling it."""
     import triton
 
-    def refuse(*, key, fn, **about) -> bool:
+    def refuse(*, key, fn, **_) -> bool:
         on_key(f"{fn.module}.{fn.name} {key}")
         return True
 
@@ -212,9 +266,10 @@ def ask(on_key: Callable[[str], None]) -> None:
 
 
 def skip_products() -> None:
-    """Have torch multiply no matrices: without a GPU, zeros by a vocabulary, which nothing reads.
+    """Make torch's matrix products on the CPU return without computing.
 
-    liger-kernel's last layer does, with `out` or without.
+    liger-kernel's last layer multiplies zeros by a whole vocabulary, with `out` or without, and
+    without a GPU nothing reads the result.
     """
     _PRODUCTS.impl("mm", lambda a, b: a.new_zeros(a.shape[0], b.shape[1]), "CPU")
     for name in ("mm.out", "addmm.out"):
@@ -222,8 +277,9 @@ def skip_products() -> None:
 
 
 def accept_cpu_tensors() -> None:
-    """Register flash-attn's ops for CPU tensors; upstream registers them for GPU tensors only,
-    although their bodies take either.
+    """Register flash-attn's ops for CPU tensors.
+
+    Upstream registers them for GPU tensors only, although their bodies take either.
     """
     interface = sys.modules["flash_attn.flash_attn_interface"]
     for name in ("forward", "varlen_forward", "backward", "varlen_backward"):
