@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """flash-linear-attention's kernels, as Qwen3-Next, Qwen3.5 and Kimi Linear call them.
 
-Gated delta rule, KDA (its gates are of each key's lane) and gated linear attention: prefill and
+Gated delta rule, KDA (its gates are per lane of a key) and gated linear attention: prefill and
 training in chunks of 64 tokens with their gradients, and decoding token by token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,11 +18,12 @@ from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.comparison import rms
 from strix_validate.numerics.reference import TERMS, Precision, stored
-from strix_validate.triton.call import PackageCall, Shipped, differentiate
+from strix_validate.triton.call import BF16, PackageCall, Shipped, differentiate
 from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
-MODULE, PACKAGE = "fla", "fla-core"
-#: Rule -> its functions: over chunks, and token by token.
+MODULE = "fla"
+PACKAGE = "fla-core"
+#: By rule, the names of its functions: over chunks, and token by token.
 _RULES = {
     "gdn": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
     "kda": ("chunk_kda", "fused_recurrent_kda"),
@@ -30,26 +32,37 @@ _RULES = {
 
 
 def _attend(
-    rule: str, decode: bool, lengths: tuple[int, ...], normal: bool, last: bool, **tensors: Tensor
+    rule: str,
+    decode: bool,
+    lengths: tuple[int, ...],
+    normal: bool,
+    last: bool,
+    **tensors: Tensor,
 ) -> dict[str, Tensor]:
     from fla import ops
 
     function = getattr(ops, _RULES[rule][decode])
-    asked = {name: tensors.pop(f"grad_{name}", None) for name in ("out", "last")}
-    grads = {name: grad for name, grad in asked.items() if grad is not None}
-    more: dict = {"use_qk_l2norm_in_kernel": True} if normal else {}
+    grads = {}
+    for name in ("out", "last"):
+        grad = tensors.pop(f"grad_{name}", None)
+        if grad is not None:
+            grads[name] = grad
+    options: dict = {"output_final_state": last}
+    if normal:
+        options["use_qk_l2norm_in_kernel"] = True
     if len(lengths) > 1:
         ends = torch.tensor([0, *lengths]).cumsum(0)
-        more["cu_seqlens"] = ends.to(tensors["q"].device)
+        options["cu_seqlens"] = ends.to(tensors["q"].device)
+    gate_name = "gk" if rule == "gla" and decode else "g"
 
     def attend(**inputs: Tensor) -> dict[str, Tensor]:
-        gate = inputs.pop("gate")
-        name = "gk" if rule == "gla" and decode else "g"
+        inputs[gate_name] = inputs.pop("gate")
         state = inputs.pop("state", None)
-        found = function(
-            **inputs, **{name: gate}, initial_state=state, output_final_state=last, **more
-        )
-        return {name: x for name, x in zip(("out", "last"), found, strict=True) if x is not None}
+        out, final_state = function(**inputs, initial_state=state, **options)
+        results = {"out": out}
+        if final_state is not None:
+            results["last"] = final_state
+        return results
 
     if not grads:
         with torch.no_grad():
@@ -57,33 +70,56 @@ def _attend(
     return differentiate(attend, tensors, grads)
 
 
-def attention(  # noqa: C901, PLR0913 (a case and what it should give)
-    randn: Randn, *, rule="gdn", lengths=(100,), heads=2, value_heads=0, keys=64, values=64,
-    decode=False, state=False, normal=False, last=True, train=True,
-) -> tuple[PackageCall, Expected]:  # fmt: skip
+def attention(  # noqa: PLR0913 (the options of a case)
+    randn: Randn,
+    *,
+    rule="gdn",
+    lengths=(100,),
+    heads=2,
+    value_heads=0,
+    keys=64,
+    values=64,
+    decode=False,
+    state=False,
+    normal=False,
+    last=True,
+    train=True,
+) -> tuple[PackageCall, Expected]:
     """Build a call of linear attention with forgetting, for one batch.
 
     Args:
-        rule: gdn, kda or gla. lengths: tokens of each sequence; of several, packed.
-        heads: of queries and keys. value_heads: of values, gates and states, 0 is as many.
-        keys, values: lanes of a head's keys and values.
-        decode: token by token, without gradients.
-        state: sequences go on from a state. normal: the kernel normalizes q and k.
-        last: the state that a sequence ends with is returned; training wants none.
-        train: with gradients, if it does not decode.
+        randn: Draws the numbers.
+        rule: "gdn", "kda" or "gla".
+        lengths: Tokens of each sequence; several sequences are packed.
+        heads: Heads of queries and keys.
+        value_heads: Heads of values, gates and states; 0 is as many as heads.
+        keys: Lanes of a head's keys.
+        values: Lanes of a head's values.
+        decode: Token by token, without gradients.
+        state: Sequences continue from a state.
+        normal: The kernel normalizes q and k.
+        last: The final state of each sequence is returned, which training does not need.
+        train: With gradients, unless it decodes.
     """
-    tokens, value_heads = sum(lengths), value_heads or heads
-    q, k = (randn(1, tokens, heads, keys) for _ in "qk")
-    if normal:  # so short that another eps shows
-        q, k = q / 16, k / 16
+    tokens = sum(lengths)
+    value_heads = value_heads or heads
+    q = randn(1, tokens, heads, keys)
+    k = randn(1, tokens, heads, keys)
+    if normal:
+        # So short that another eps shows.
+        q = q / 16
+        k = k / 16
     else:
-        q, k = (normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
-    gates = (1, tokens, value_heads, *((keys,) if rule != "gdn" else ()))
+        q = normalize(q.float(), dim=-1).to(q.dtype)
+        k = normalize(k.float(), dim=-1).to(k.dtype)
+    gate_shape = [1, tokens, value_heads]
+    if rule != "gdn":
+        gate_shape.append(keys)
     tensors = {
         "q": q,
         "k": k,
         "v": randn(1, tokens, value_heads, values),
-        "gate": logsigmoid(randn(*gates).float() + 2),
+        "gate": logsigmoid(randn(*gate_shape).float() + 2),
     }
     if rule != "gla":
         tensors["beta"] = torch.sigmoid(randn(1, tokens, value_heads).float()).to(q.dtype)
@@ -92,96 +128,167 @@ def attention(  # noqa: C901, PLR0913 (a case and what it should give)
     grads = {"out": randn(1, tokens, value_heads, values)}
     if last:
         grads["last"] = randn(len(lengths), value_heads, keys, values).float()
-    inputs = {f"grad_{name}": x for name, x in grads.items() if train and not decode}
-    options = {"rule": rule, "decode": decode, "lengths": lengths, "normal": normal, "last": last}
+    if decode or not train:
+        grads = {}
+    inputs = tensors | {f"grad_{name}": grad for name, grad in grads.items()}
+    options = {
+        "rule": rule,
+        "decode": decode,
+        "lengths": lengths,
+        "normal": normal,
+        "last": last,
+    }
+    products = 0 if decode else 4
+    call = PackageCall(_attend, inputs, options, products, package=PACKAGE)
+    return call, _Reference(tensors, grads, lengths, normal, last)
 
-    def expected(dtype: Precision) -> dict[str, Tensor]:
+
+@dataclass(frozen=True)
+class _Reference:
+    """What a call of attention must return.
+
+    Attributes:
+        tensors: The inputs of the call; see _follow_recurrence.
+        grads: Incoming gradients of the results; none where the call computes no gradients.
+        lengths: Tokens of each sequence.
+        normal: Whether q and k are normalized.
+        last: Whether the final states are returned.
+    """
+
+    tensors: dict[str, Tensor]
+    grads: dict[str, Tensor]
+    lengths: tuple[int, ...]
+    normal: bool
+    last: bool
+
+    def __call__(self, dtype: Precision) -> dict[str, Tensor]:
+        """Compute the results, and the gradients of the inputs; see cases.Expected."""
         exact = torch.float64 if dtype == TERMS else dtype
         work = reference.working(exact)
-
-        def attend(**inputs: Tensor) -> dict[str, Tensor]:
-            if normal:
-                inputs |= {n: normalize(inputs[n], dim=-1) for n in "qk"}
-            inputs |= {n: inputs[n].repeat_interleave(value_heads // heads, 2) for n in "qk"}
-            parts = {n: x[0].split(lengths) for n, x in inputs.items() if n != "state"}
-            empty = torch.zeros(len(lengths), value_heads, keys, values)
-            states = inputs.get("state", empty.to(work))
-            store = partial(stored, dtype=exact)
-            sequences = [{n: x[i] for n, x in parts.items()} for i in range(len(lengths))]
-            both = [_recurrence(store, *x) for x in zip(states, sequences, strict=True)]
-            out, ended = zip(*both, strict=True)
-            ends = {"last": torch.stack(ended)} if last else {}
-            return {"out": torch.cat(out)[None], **ends}
-
-        wanted = {name: x.to(work) for name, x in tensors.items()}
-        if not inputs:
-            found = attend(**wanted)
+        inputs = {name: x.to(work) for name, x in self.tensors.items()}
+        attend = partial(self._attend, exact)
+        if self.grads:
+            grads = {name: x.to(work) for name, x in self.grads.items()}
+            results = differentiate(attend, inputs, grads)
         else:
-            found = differentiate(attend, wanted, {n: x.to(work) for n, x in grads.items()})
-        if "dgate" in found:
-            found["dgate"] += _lost(wanted, found, exact, lengths)
-        for name in found.keys() - {"last", "dgate", "dstate"}:
-            found[name] = stored(found[name], exact)
+            results = attend(**inputs)
+        if "dgate" in results:
+            results["dgate"] += _compute_gate_error(inputs, results, exact, self.lengths)
+        for name in results.keys() - {"last", "dgate", "dstate"}:
+            results[name] = stored(results[name], exact)
         if dtype == TERMS:
-            # sums cancel again and again, within a row and over later tokens
-            sizes = {n: x.abs() for n, x in found.items()}
-            found = {
-                n: x + rms(x) + (x.max() if n in ("dgate", "dbeta") else x.amax(-1, True))
-                for n, x in sizes.items()
-            }
-        return found
+            return {name: _sum_terms(name, x) for name, x in results.items()}
+        return results
 
-    call = PackageCall(_attend, tensors | inputs, options, 0 if decode else 4, package=PACKAGE)
-    return call, expected
+    def _attend(self, dtype: torch.dtype, **inputs: Tensor) -> dict[str, Tensor]:
+        """Compute the results in the working precision of a dtype."""
+        value_heads = inputs["v"].shape[2]
+        for name in ("q", "k"):
+            x = inputs[name]
+            if self.normal:
+                x = normalize(x, dim=-1)
+            inputs[name] = x.repeat_interleave(value_heads // x.shape[2], 2)
+        shape = (value_heads, inputs["k"].shape[-1], inputs["v"].shape[-1])
+        empty = torch.zeros(len(self.lengths), *shape, dtype=inputs["q"].dtype)
+        states = inputs.pop("state", empty)
+        parts = {name: x[0].split(self.lengths) for name, x in inputs.items()}
+        store = partial(stored, dtype=dtype)
+        outs = []
+        final_states = []
+        for i, state in enumerate(states):
+            sequence = {name: x[i] for name, x in parts.items()}
+            out, final_state = _follow_recurrence(store, state, sequence)
+            outs.append(out)
+            final_states.append(final_state)
+        results = {"out": torch.cat(outs)[None]}
+        if self.last:
+            results["last"] = torch.stack(final_states)
+        return results
 
 
-def _lost(
-    inputs: dict[str, Tensor], found: dict[str, Tensor], dtype: Precision, lengths: tuple[int, ...]
+def _sum_terms(name: str, x: Tensor) -> Tensor:
+    """Return the magnitude of a result's terms.
+
+    Sums cancel again and again, within a row and over later tokens, so it is more than the result's
+    own magnitude.
+    """
+    size = x.abs()
+    largest = size.max() if name in ("dgate", "dbeta") else size.amax(-1, True)
+    return size + rms(size) + largest
+
+
+def _compute_gate_error(
+    inputs: dict[str, Tensor],
+    results: dict[str, Tensor],
+    dtype: Precision,
+    lengths: tuple[int, ...],
 ) -> Tensor:
-    """Return the error of a gate's gradient made of dq and dk as stored, over all later tokens."""
-    errors = [inputs[n] * (stored(found[f"d{n}"], dtype) - found[f"d{n}"]) for n in "qk"]
-    lost = errors[0] - errors[1]
-    # each head of values has its own, of a gradient that is then summed
-    lost = lost.repeat_interleave(inputs["v"].shape[2] // lost.shape[2], 2)
-    lost = lost if lost.shape == inputs["gate"].shape else lost.sum(-1)
-    return torch.cat([x.flip(1).cumsum(1).flip(1) for x in lost.split(lengths, 1)], 1)
+    """Return the error of a gate's gradient, which is summed from the stored dq and dk.
+
+    It adds up over all later tokens of a sequence.
+    """
+    errors = {}
+    for name in ("q", "k"):
+        grad = results[f"d{name}"]
+        errors[name] = inputs[name] * (stored(grad, dtype) - grad)
+    error = errors["q"] - errors["k"]
+    # Each head of values has its own gradient, and those of a head of keys are then summed.
+    error = error.repeat_interleave(inputs["v"].shape[2] // error.shape[2], 2)
+    if error.shape != inputs["gate"].shape:
+        error = error.sum(-1)
+    sums = [x.flip(1).cumsum(1).flip(1) for x in error.split(lengths, 1)]
+    return torch.cat(sums, 1)
 
 
-def _recurrence(
-    store: Callable[[Tensor], Tensor], state: Tensor, sequence: dict[str, Tensor]
+def _follow_recurrence(
+    store: Callable[[Tensor], Tensor],
+    state: Tensor,
+    sequence: dict[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Follow a sequence, token by token; store: rounds what a kernel keeps in the dtype under test.
+    """Compute a sequence, token by token.
 
     Args:
+        store: Rounds what a kernel keeps in the dtype under test.
         state: (heads, keys, values).
-        sequence: q, k: (tokens, heads, keys), v: (tokens, heads, values), gate, logarithms:
-            (tokens, heads) or (tokens, heads, keys), beta: (tokens, heads), or none (gla).
+        sequence: q and k, (tokens, heads, keys); v, (tokens, heads, values); gate, logarithms,
+            (tokens, heads) or (tokens, heads, keys); beta, (tokens, heads), not for gla.
+
+    Returns:
+        (tokens, heads, values), and the final state.
     """
-    q, k, v, gate = (sequence[name] for name in ("q", "k", "v", "gate"))
-    beta, rows = sequence.get("beta"), []
+    q = sequence["q"]
+    k = sequence["k"]
+    v = sequence["v"]
+    gate = sequence["gate"]
+    beta = sequence.get("beta")
+    rows = []
     for i in range(len(q)):
         state = state * gate[i].exp().reshape(len(state), -1, 1)
         new = v[i]
-        if beta is not None:  # what the state holds for this key gives way to the new value
+        if beta is not None:
+            # What the state holds for this key gives way to the new value.
             share = beta[i][..., None]
             held = store(share * k[i])[..., None] * store(state)
             new = store(share * new) - store(held.sum(-2))
         state = state + k[i][..., None] * store(new)[:, None]
-        rows.append((store(state) * q[i][..., None]).sum(-2) * q.shape[-1] ** -0.5)
+        row = (store(state) * q[i][..., None]).sum(-2)
+        rows.append(row * q.shape[-1] ** -0.5)
     return torch.stack(rows), state
 
 
 def gated_norm(randn: Randn, *, rows: int, columns: int) -> tuple[PackageCall, None]:
     """Build a call of the norm of each head, times silu of a gate; compiled only."""
     tensors = {name: randn(rows, columns) for name in ("x", "g", "grad")}
-    return PackageCall(_norm, tensors | {"weight": randn(columns)}, package=PACKAGE), None
+    tensors["weight"] = randn(columns)
+    return PackageCall(_norm, tensors, package=PACKAGE), None
 
 
 def _norm(grad: Tensor, **tensors: Tensor) -> dict[str, Tensor]:
     from fla.modules.norm.fused_norm_gate import rms_norm_gated
 
     def norm(**inputs: Tensor) -> dict[str, Tensor]:
-        return {"out": rms_norm_gated(**inputs, bias=None, activation="silu")}
+        out = rms_norm_gated(**inputs, bias=None, activation="silu")
+        return {"out": out}
 
     return differentiate(norm, tensors, {"out": grad})
 
@@ -191,101 +298,174 @@ _CHUNK = "a chunk's state handed on wrongly, or the last chunk, which is not ful
 _STATE = "the state that a sequence goes on from left out, or its gradient"
 _PACKED = "sequences of a batch that see each other's state"
 _DECODE = "decoding that forgets, or that does not normalize keys as prefill does"
-BF16 = torch.bfloat16
-_LAYER: dict = {"lengths": (256,), "heads": 4, "keys": 128, "values": 128}  # Qwen3-Next, Kimi
-
-COMPILED = {
-    f"{rule}-{name}": Case(partial(attention, rule=rule, **_LAYER | more), _COMPILES, BF16)
-    for rule in _RULES
-    for name, more in (("chunk", {}), ("decode", {"decode": True, "lengths": (1,), "state": True}))
-} | {"gdn-prefill": Case(partial(attention, train=False, **_LAYER), _COMPILES, BF16)}
 _LANES = "a kernel that is correct for 64 lanes, or for as many heads of values as of keys"
+#: Lanes and heads of Qwen3-Next and Kimi.
+_LAYER: dict = {"lengths": (256,), "heads": 4, "keys": 128, "values": 128}
+_DECODE_STEP: dict = {"decode": True, "lengths": (1,), "state": True}
+
+
+def _compiled_cases() -> Iterator[tuple[str, Case]]:
+    for rule in _RULES:
+        layer = partial(attention, rule=rule, **_LAYER)
+        yield f"{rule}-chunk", Case(layer, _COMPILES, BF16)
+        yield f"{rule}-decode", Case(partial(layer, **_DECODE_STEP), _COMPILES, BF16)
+    yield "gdn-prefill", Case(partial(attention, train=False, **_LAYER), _COMPILES, BF16)
+
+
+COMPILED = dict(_compiled_cases())
+#: By step, the options of attention.
+_MODEL_STEPS: dict[str, dict] = {
+    "train": {
+        "heads": 1,
+        "lengths": (66,),
+        "last": False,
+    },
+    "prefill": {
+        "heads": 1,
+        "lengths": (33, 40),
+        "train": False,
+        "normal": True,
+    },
+    "decode": {
+        "heads": 2,
+        "lengths": (2, 1),
+        "decode": True,
+        "state": True,
+        "normal": True,
+    },
+}
+#: Training takes longest: a quick run has that of one model.
+_EXPENSIVE = (
+    "gdn-Qwen3.5-*-train",
+    "gdn-Qwen3.6-*-train",
+    "gdn-Qwen3.5-*-prefill",
+)
 
 
 def model_cases() -> dict[str, Case]:
     """Return prompts, training and decoding of each ratio of heads of values to heads of keys."""
-    steps: dict[str, dict] = {
-        # training wants no state
-        "train": {"heads": 1, "lengths": (66,), "last": False},
-        "prefill": {"heads": 1, "lengths": (33, 40), "train": False, "normal": True},
-        "decode": {"heads": 2, "lengths": (2, 1), "decode": True, "state": True, "normal": True},
-    }
-    candidates: dict[tuple, tuple[str, partial]] = {}
+    # Candidates by name; of models with the same columns, the first.
+    candidates: dict[str, Candidate] = {}
+    listed_columns = set()
     for model, row in layers.MODELS.items():
         for layer in row.recurrent():
             ratio = layer.value_heads // layer.heads
-            for step, shape in steps.items():
+            for step, shape in _MODEL_STEPS.items():
+                columns = (ratio, step, layer.size)
+                if columns in listed_columns:
+                    continue
+                listed_columns.add(columns)
                 build = partial(
-                    attention, value_heads=ratio * shape["heads"], keys=layer.size,
-                    values=layer.size, **shape,
-                )  # fmt: skip
-                candidates.setdefault((ratio, step, layer.size), (f"gdn-{model}-{step}", build))
-    # training takes longest: quick has that of one model
-    dear = ("gdn-Qwen3.5-*-train", "gdn-Qwen3.6-*-train", "gdn-Qwen3.5-*-prefill")
-    return choose(
-        {name: Candidate(build, columns) for columns, (name, build) in candidates.items()},
-        _LANES,
-        dear,
-    )
+                    attention,
+                    value_heads=ratio * shape["heads"],
+                    keys=layer.size,
+                    values=layer.size,
+                    **shape,
+                )
+                candidates[f"gdn-{model}-{step}"] = Candidate(build, columns)
+    return choose(candidates, _LANES, _EXPENSIVE)
 
 
+_decode = partial(attention, decode=True)
+_kda = partial(attention, rule="kda")
+_gla = partial(attention, rule="gla")
 COMPUTED = {
     "gdn": Case(attention, _CHUNK),
     "gdn-state": Case(partial(attention, state=True, lengths=(70,)), _STATE),
     "gdn-packed": Case(partial(attention, lengths=(70, 30)), _PACKED),
-    # whole chunks, between which a sequence ends
-    "gdn-packed-state": Case(partial(attention, lengths=(64, 30, 128), heads=1, state=True,
-        train=False), _PACKED),
-    "gdn-decode": Case(partial(attention, decode=True, lengths=(3, 1), state=True, normal=True),
-        _DECODE),
-    "gdn-decode-new": Case(partial(attention, decode=True, lengths=(3,), last=False), _DECODE),
-    "kda-packed-state": Case(partial(attention, rule="kda", lengths=(64, 30), state=True,
-        normal=True, train=False), _PACKED),
-    # the dearest of all
-    "kda-packed-train": Case(partial(attention, rule="kda", lengths=(40, 30), keys=128, values=128,
-        state=True), _PACKED, size=Size.FULL),
-    "kda-decode-new": Case(partial(attention, rule="kda", decode=True, lengths=(3,), heads=1,
-        last=False), _DECODE),
-    "gla-packed": Case(partial(attention, rule="gla", lengths=(40, 30), heads=1, last=False),
-        _PACKED),
-    # Kimi Linear's lanes
-    "kda": Case(partial(attention, rule="kda", lengths=(70,), heads=1, keys=128, values=128),
-        _CHUNK),
-    "kda-decode": Case(partial(attention, rule="kda", decode=True, lengths=(3, 1), state=True,
-        normal=True, keys=128, values=128), _DECODE),
-    "gla": Case(partial(attention, rule="gla", lengths=(70,)), _CHUNK),
-    "gla-state": Case(partial(attention, rule="gla", lengths=(20,), state=True), _STATE),
+    # Whole chunks, between which a sequence ends.
+    "gdn-packed-state": Case(
+        partial(attention, lengths=(64, 30, 128), heads=1, state=True, train=False),
+        _PACKED,
+    ),
+    "gdn-decode": Case(partial(_decode, lengths=(3, 1), state=True, normal=True), _DECODE),
+    "gdn-decode-new": Case(partial(_decode, lengths=(3,), last=False), _DECODE),
+    "kda-packed-state": Case(
+        partial(_kda, lengths=(64, 30), state=True, normal=True, train=False),
+        _PACKED,
+    ),
+    # It takes longest of all.
+    "kda-packed-train": Case(
+        partial(_kda, lengths=(40, 30), keys=128, values=128, state=True),
+        _PACKED,
+        size=Size.FULL,
+    ),
+    "kda-decode-new": Case(
+        partial(_kda, decode=True, lengths=(3,), heads=1, last=False),
+        _DECODE,
+    ),
+    "gla-packed": Case(partial(_gla, lengths=(40, 30), heads=1, last=False), _PACKED),
+    # Kimi Linear's lanes.
+    "kda": Case(partial(_kda, lengths=(70,), heads=1, keys=128, values=128), _CHUNK),
+    "kda-decode": Case(
+        partial(
+            _kda,
+            decode=True,
+            lengths=(3, 1),
+            state=True,
+            normal=True,
+            keys=128,
+            values=128,
+        ),
+        _DECODE,
+    ),
+    "gla": Case(partial(_gla, lengths=(70,)), _CHUNK),
+    "gla-state": Case(partial(_gla, lengths=(20,), state=True), _STATE),
     **model_cases(),
-}  # fmt: skip
+}
 EMULATED = {
     "gdn": Case(partial(attention, lengths=(70,), heads=1), _CHUNK, BF16),
-    "gdn-decode": Case(partial(attention, decode=True, lengths=(2, ), heads=1, state=True), _DECODE,
-        BF16),
-    "kda": Case(partial(attention, rule="kda", lengths=(70,), heads=1), _CHUNK, BF16),
-    "gla": Case(partial(attention, rule="gla", lengths=(70,), heads=1), _CHUNK, BF16),
-}  # fmt: skip
-
-_BOTH = (False, True)
+    "gdn-decode": Case(partial(_decode, lengths=(2,), heads=1, state=True), _DECODE, BF16),
+    "kda": Case(partial(_kda, lengths=(70,), heads=1), _CHUNK, BF16),
+    "gla": Case(partial(_gla, lengths=(70,), heads=1), _CHUNK, BF16),
+}
 
 
-def _layer(rule: str, heads: int, keys: int, values: int, rows: tuple[int, ...]) -> list[Shipped]:
-    """List prompts, training and decoding of a layer; rows: of its norm, by kinds of batches."""
-    shape: dict = {"heads": heads, "keys": keys, "values": values, "normal": rule != "gla"}
-    rule_of = partial(attention, rule=rule, **shape)
-    return [
-        *((partial(rule_of, state=state), BF16) for state in _BOTH),
-        (partial(rule_of, last=False), BF16),
-        *((partial(rule_of, decode=True, lengths=(1,), state=state), BF16) for state in _BOTH),
-        *((partial(gated_norm, rows=n, columns=values), BF16) for n in rows),
+def _list_layer_calls(
+    rule: str,
+    heads: int,
+    keys: int,
+    values: int,
+    norm_rows: tuple[int, ...],
+) -> list[Shipped]:
+    """List prompts, training and decoding of a layer.
+
+    Args:
+        rule: See attention.
+        heads: See attention.
+        keys: See attention.
+        values: See attention.
+        norm_rows: Rows of the layer's norm, one for each kind of batch.
+    """
+    layer = partial(
+        attention,
+        rule=rule,
+        heads=heads,
+        keys=keys,
+        values=values,
+        normal=rule != "gla",
+    )
+    builds = [
+        partial(layer, state=False),
+        partial(layer, state=True),
+        partial(layer, last=False),
+        partial(layer, decode=True, lengths=(1,), state=False),
+        partial(layer, decode=True, lengths=(1,), state=True),
     ]
+    for rows in norm_rows:
+        builds.append(partial(gated_norm, rows=rows, columns=values))
+    return [(build, BF16) for build in builds]
 
 
-_QWEN3_NEXT = _layer("gdn", 32, 128, 128, (32, 3200))  # and Qwen3.5-35B-A3B
+#: Also of Qwen3.5-35B-A3B.
+_QWEN3_NEXT = _list_layer_calls("gdn", 32, 128, 128, (32, 3200))
 SHIPPED: dict[str, list[Shipped]] = {
     "sample": [(build, dtype) for build, dtype in _QWEN3_NEXT if build.keywords.get("decode")],
     "full": [
         *_QWEN3_NEXT,
-        *_layer("gdn", 48, 128, 128, ()),  # Qwen3.5-27B
-        *_layer("kda", 32, 128, 128, ()),  # Kimi-Linear-48B-A3B
+        # Qwen3.5-27B
+        *_list_layer_calls("gdn", 48, 128, 128, ()),
+        # Kimi-Linear-48B-A3B
+        *_list_layer_calls("kda", 32, 128, 128, ()),
     ],
 }

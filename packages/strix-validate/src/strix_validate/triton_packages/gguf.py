@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """vllm-gguf-plugin's kernels for weights in GGUF's types, and their correct answers.
 
-A call runs a type's three kernels: weights to numbers, the product of a layer, that of experts.
-What a block's bytes mean is what llama.cpp's own package gguf makes of them.
+A call runs a type's three kernels: dequantization, the product of a layer, and that of experts.
+llama.cpp's own package gguf decodes the blocks for the reference.
 """
 
 import importlib
@@ -18,18 +18,26 @@ from torch import Tensor
 from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision
-from strix_validate.triton.call import PackageCall
+from strix_validate.triton.call import BF16, PackageCall
 from strix_validate.triton.cases import Case, Expected, Randn
 from strix_validate.vllm.experts import by_expert
 
-MODULE, PACKAGE = "vllm_gguf_plugin", "vllm-gguf-plugin"
-EXPERTS, EACH = 3, 2
+MODULE = "vllm_gguf_plugin"
+PACKAGE = "vllm-gguf-plugin"
+EXPERTS = 3
+#: Experts of each token.
+EACH = 2
 
 
 class BlockType(NamedTuple):
-    """A type of GGUF: its number in files, weights and bytes of a block, where its halves are.
+    """A type of GGUF.
 
-    The halves are the scale of the codes and, if there are two, that of the offsets.
+    Attributes:
+        number: Its number in files.
+        weights: Weights of a block.
+        size: Bytes of a block.
+        halves: Offsets in bytes of the block's float16 numbers: the scale of the codes and, if
+            there are two, that of the offsets.
     """
 
     number: int
@@ -63,109 +71,162 @@ TYPES = {
 
 
 class _OnTheGpu(Tensor):
-    """A tensor in host memory that a check of its device lets through."""
+    """A tensor in host memory that passes a check for a GPU's tensor."""
 
     is_cuda = True
 
 
 def _kernels(name: str):
-    """Import a module of kernels; the package itself imports vLLM, which they do not need."""
-    if MODULE not in sys.modules and (spec := importlib.util.find_spec(MODULE)):
-        sys.modules[MODULE] = importlib.util.module_from_spec(spec)
+    """Import a module of kernels without the package itself, which imports vLLM."""
+    if MODULE not in sys.modules:
+        spec = importlib.util.find_spec(MODULE)
+        if spec:
+            sys.modules[MODULE] = importlib.util.module_from_spec(spec)
     return importlib.import_module(f"{MODULE}.triton.{name}")
 
 
 def _multiply(
-    x: Tensor, packed: Tensor, experts: Tensor, chosen: Tensor, *, number: int, size: int
+    x: Tensor,
+    packed: Tensor,
+    experts: Tensor,
+    chosen: Tensor,
+    *,
+    number: int,
+    size: int,
 ) -> dict[str, Tensor]:
     block = _kernels("fused_moe.utils").get_triton_moe_block_m(number)
-    x, packed, experts, *routed = (
-        t if t.is_cuda else t.as_subclass(_OnTheGpu)
-        for t in (x, packed, experts, *by_expert(chosen, EXPERTS, block))
-    )
+    routed = [_pass_as_cuda(tensor) for tensor in by_expert(chosen, EXPERTS, block)]
+    x = _pass_as_cuda(x)
+    packed = _pass_as_cuda(packed)
+    experts = _pass_as_cuda(experts)
     rows = packed.shape[0]
-    found = {
-        "weights": _kernels("dequantize.interface").ggml_dequantize_triton(
-            packed, number, rows, size, x.dtype
-        ),
-        "out": _kernels("gemm.interface").ggml_mul_mat_a8_triton(packed, x, number, rows),
-        "experts": _kernels("fused_moe.interface").ggml_moe_a8_triton(
-            x, experts, *routed, number, rows, EACH, x.shape[0]
-        ),
+    dequantize = _kernels("dequantize.interface").ggml_dequantize_triton
+    multiply = _kernels("gemm.interface").ggml_mul_mat_a8_triton
+    multiply_experts = _kernels("fused_moe.interface").ggml_moe_a8_triton
+    results = {
+        "weights": dequantize(packed, number, rows, size, x.dtype),
+        "out": multiply(packed, x, number, rows),
+        "experts": multiply_experts(x, experts, *routed, number, rows, EACH, x.shape[0]),
     }
-    return {name: value.as_subclass(Tensor) for name, value in found.items()}
+    return {name: value.as_subclass(Tensor) for name, value in results.items()}
 
 
-def blocks_of(randn: Randn, name: str, count: int) -> np.ndarray:
-    """Make blocks of random bytes, with scales that keep the weights near 1."""
-    kind = TYPES[name]
-    random = randn(count, kind.size + 1).double().abs().numpy() * 1e4
+def _pass_as_cuda(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_cuda else tensor.as_subclass(_OnTheGpu)
+
+
+def draw_blocks(randn: Randn, name: str, count: int) -> np.ndarray:
+    """Return blocks of random bytes, (count, size), with scales that keep the weights near 1."""
+    block_type = TYPES[name]
+    random = randn(count, block_type.size + 1).double().abs().numpy() * 1e4
     blocks = (random[:, :-1].astype(np.int64) % 256).astype(np.uint8)
     scales = (random[:, -1:] % 1 * 0.02 + 0.01).astype(np.float16)
-    for at in kind.halves:
-        blocks[:, at : at + 2] = scales.view(np.uint8)
-    if name == "iq1_m":  # its scale is spread over the highest bits of four words
-        words, bits = blocks[:, 48:56].copy().view(np.uint16), scales.view(np.uint16)
+    for offset in block_type.halves:
+        blocks[:, offset : offset + 2] = scales.view(np.uint8)
+    if name == "iq1_m":
+        # Its scale is spread over the highest bits of four words.
+        words = blocks[:, 48:56].copy().view(np.uint16)
+        bits = scales.view(np.uint16)
         fields = bits >> np.array([0, 4, 8, 12], np.uint16) & 15
         blocks[:, 48:56] = (words & 0xFFF | fields << 12).view(np.uint8)
     return blocks
 
 
-def _numbers(blocks: np.ndarray, name: str) -> Tensor:
-    """Return (blocks, weights) in float64."""
-    if name == "q8_1":  # of products alone, which gguf does not decode: a scale, and codes
+def _dequantize(blocks: np.ndarray, name: str) -> Tensor:
+    """Return the weights of blocks, (blocks, weights) in float64."""
+    if name == "q8_1":
+        # It is a type of products alone, which gguf does not decode: a scale, and codes.
         scales = blocks[:, :2].copy().view(np.float16).astype(np.float64)
-        return torch.from_numpy(scales * blocks[:, 4:].copy().view(np.int8))
+        codes = blocks[:, 4:].copy().view(np.int8)
+        return torch.from_numpy(scales * codes)
     from gguf import GGMLQuantizationType, quants
 
-    kind = GGMLQuantizationType(TYPES[name].number)
-    return torch.from_numpy(quants.dequantize(blocks, kind)).double()
+    block_type = GGMLQuantizationType(TYPES[name].number)
+    return torch.from_numpy(quants.dequantize(blocks, block_type)).double()
 
 
-def _decoded(blocks: np.ndarray, name: str, rows: int, dtype: Precision) -> tuple[Tensor, Tensor]:
-    """Return (rows, size) weights as a kernel of the dtype stores them, and multiplies by them."""
-    whole, offsets = _numbers(blocks, name), torch.zeros(1, dtype=torch.float64)
-    if len(halves := TYPES[name].halves) > 1:  # what is left of a weight without its code's scale
-        plain = blocks.copy()
-        plain[:, halves[0] : halves[0] + 2] = 0
-        offsets = _numbers(plain, name)
-    scaled = whole - offsets
+def _decode(
+    blocks: np.ndarray,
+    name: str,
+    rows: int,
+    dtype: Precision,
+) -> tuple[Tensor, Tensor]:
+    """Return weights twice, (rows, size): as a kernel stores them, and as one multiplies by them.
+
+    Args:
+        blocks: Of a matrix.
+        name: Of their type.
+        rows: Of the matrix.
+        dtype: What a kernel computes in; see cases.Expected.
+    """
+    weights = _dequantize(blocks, name)
+    offsets = torch.zeros(1, dtype=torch.float64)
+    halves = TYPES[name].halves
+    if len(halves) > 1:
+        # The offset is what is left of a weight if the scale of its code is zero.
+        without_scale = blocks.copy()
+        without_scale[:, halves[0] : halves[0] + 2] = 0
+        offsets = _dequantize(without_scale, name)
+    scaled = weights - offsets
     if dtype == TERMS:
-        whole = scaled.abs() + offsets.abs()
-        return whole.view(rows, -1), whole.view(rows, -1)
+        terms = (scaled.abs() + offsets.abs()).view(rows, -1)
+        return terms, terms
     stored = partial(reference.stored, dtype=dtype)
-    steps = stored(stored(scaled) + stored(offsets))
-    return stored(whole).view(rows, -1), steps.view(rows, -1)
+    factors = stored(stored(scaled) + stored(offsets))
+    return stored(weights).view(rows, -1), factors.view(rows, -1)
 
 
 def product(
-    randn: Randn, name: str, *, tokens=3, size=256, rows=24
+    randn: Randn,
+    name: str,
+    *,
+    tokens=3,
+    size=256,
+    rows=24,
 ) -> tuple[PackageCall, Expected]:
     """Build a call of a type's kernels.
 
     Args:
-        name: of the type, as in :data:`TYPES`.
-        size: of a token's vector. rows: of the answer's vector.
+        randn: Draws the numbers.
+        name: Of the type, as in :data:`TYPES`.
+        tokens: Rows of x.
+        size: Columns of x.
+        rows: Columns of the result.
     """
-    kind, x = TYPES[name], randn(tokens, size)
-    made = [blocks_of(randn, name, rows * size // kind.weights) for _ in range(1 + EXPERTS)]
+    block_type = TYPES[name]
+    x = randn(tokens, size)
+    count = rows * size // block_type.weights
+    # One matrix for the layer, then one for each expert.
+    matrices = [draw_blocks(randn, name, count) for _ in range(1 + EXPERTS)]
+    packed = [torch.from_numpy(blocks.reshape(rows, -1)) for blocks in matrices]
     chosen = torch.stack([torch.arange(EACH) + i for i in range(tokens)]) % EXPERTS
-    packed = [torch.from_numpy(blocks.reshape(rows, -1)) for blocks in made]
-    tensors = {"x": x, "packed": packed[0], "experts": torch.stack(packed[1:]), "chosen": chosen}
+    tensors = {
+        "x": x,
+        "packed": packed[0],
+        "experts": torch.stack(packed[1:]),
+        "chosen": chosen,
+    }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        (weights, steps), *experts = (_decoded(blocks, name, rows, dtype) for blocks in made)
-        each = [
-            reference.product(x[i : i + 1], experts[expert][1], dtype)
-            for i, row in enumerate(chosen.tolist())
-            for expert in row
-        ]
-        found = {"out": reference.product(x, steps, dtype), "experts": torch.cat(each)}
-        return {n: reference.stored(v, dtype) for n, v in found.items()} | {"weights": weights}
+        decoded = [_decode(blocks, name, rows, dtype) for blocks in matrices]
+        weights, factors = decoded[0]
+        expert_rows = []
+        for i, experts in enumerate(chosen.tolist()):
+            for expert in experts:
+                _, expert_factors = decoded[1 + expert]
+                expert_rows.append(reference.product(x[i : i + 1], expert_factors, dtype))
+        out = reference.product(x, factors, dtype)
+        return {
+            "out": reference.stored(out, dtype),
+            "experts": reference.stored(torch.cat(expert_rows), dtype),
+            "weights": weights,
+        }
 
-    options = {"number": kind.number, "size": size}
-    matrix = not name.startswith(("iq1", "iq2", "iq3"))  # those add up without it
-    return PackageCall(_multiply, tensors, options, int(matrix), package=PACKAGE), expected
+    options = {"number": block_type.number, "size": size}
+    # These types' products are summed without the matrix unit.
+    uses_matrix_unit = not name.startswith(("iq1", "iq2", "iq3"))
+    call = PackageCall(_multiply, tensors, options, int(uses_matrix_unit), package=PACKAGE)
+    return call, expected
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit where it can"
@@ -173,30 +234,41 @@ _DECODED = "a code, sign, scale or offset that is taken from other bits than the
 _BLOCKS = "the second block of a row read as the first, or with its scale"
 _TILES = "a row past the last full tile left out, or written over its neighbour"
 
-COMPILED = {name: Case(partial(product, name=name), _COMPILES, torch.bfloat16) for name in TYPES}
-#: Tokens, numbers of a row, whose blocks hold 32 or 256, and rows. Of the first ones, types take
-#: turns at quick, so that each kernel sees several blocks.
-_SIZES = ((1, 512, 24), (3, 512, 24), (5, 512, 24), (1, 512, 40))
-_FULL_SIZES = ((1, 768, 24), (5, 768, 130))
+COMPILED = {name: Case(partial(product, name=name), _COMPILES, BF16) for name in TYPES}
+#: Tokens, size and rows of a layer; a block holds 32 or 256 weights of a row. In a quick run each
+#: type has one of the first sizes, in turn, so that each kernel reads several blocks of a row.
+_QUICK_SIZES = (
+    (1, 512, 24),
+    (3, 512, 24),
+    (5, 512, 24),
+    (1, 512, 40),
+)
+_FULL_SIZES = (
+    (1, 768, 24),
+    (5, 768, 130),
+)
 
 
 def model_cases() -> dict[str, Case]:
-    """Return each type with rows of several blocks; full has each of the sizes."""
-    return {
-        f"{name}-{tokens}-{size}-{rows}": Case(
-            partial(product, name=name, tokens=tokens, size=size, rows=rows),
-            _BLOCKS,
-            size=Size.QUICK if i % len(_SIZES) == j else Size.FULL,
-        )
-        for i, name in enumerate(TYPES)
-        for j, (tokens, size, rows) in enumerate(_SIZES + _FULL_SIZES)
-    }
+    """Return each type with rows of several blocks; a full run has each of the sizes."""
+    cases = {}
+    for i, name in enumerate(TYPES):
+        for j, (tokens, size, rows) in enumerate(_QUICK_SIZES + _FULL_SIZES):
+            build = partial(product, name=name, tokens=tokens, size=size, rows=rows)
+            is_quick = i % len(_QUICK_SIZES) == j
+            cases[f"{name}-{tokens}-{size}-{rows}"] = Case(
+                build,
+                _BLOCKS,
+                size=Size.QUICK if is_quick else Size.FULL,
+            )
+    return cases
 
 
+#: More tokens and rows than a tile of any kernel has.
+_LARGE = partial(product, tokens=35, rows=130)
 COMPUTED = {
-    # of more tokens and rows than a tile of any kernel has
-    **{name: Case(partial(product, name=name, tokens=35, rows=130), _DECODED) for name in TYPES},
+    **{name: Case(partial(_LARGE, name=name), _DECODED) for name in TYPES},
     **model_cases(),
-    "q4_k-tiles": Case(partial(product, name="q4_k", tokens=35, size=512, rows=130), _TILES),
+    "q4_k-tiles": Case(partial(_LARGE, name="q4_k", size=512), _TILES),
 }
-EMULATED = {name: Case(partial(product, name=name), _DECODED, torch.bfloat16) for name in TYPES}
+EMULATED = {name: Case(partial(product, name=name), _DECODED, BF16) for name in TYPES}

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of Triton kernels that the tiers kernels, attention and emulated have.
 
-A library is vllm_checks, or a package: flash_cases, or a module of this subpackage. MODULE is what
-it is imported as. COMPILED, COMPUTED and EMULATED are its cases by name: compiled only, computed by
-the interpreter or a GPU, executed as gfx1151 code. A GPU also computes those of COMPUTED in
-bfloat16, but for the patterns of names in FLOAT16_OR_32. A new package is a new module, named here
-and in skips.toml.
+A library is a module that lists its cases: vllm_checks, flash_cases, or a module of this
+subpackage for each other package. It defines:
+
+- MODULE: The name under which the library is imported.
+- COMPILED: Cases that are only compiled, by name.
+- COMPUTED: Cases that the interpreter or a GPU computes. A GPU also computes them in bfloat16,
+  except those whose names match a pattern in FLOAT16_OR_32.
+- EMULATED: Cases that are executed as gfx1151 code.
+
+To add a package, add a module, and name it here and in skips.toml.
 """
 
 from collections.abc import Iterator
@@ -25,73 +30,111 @@ from strix_validate.vllm import vllm_checks
 
 PACKAGES: tuple[ModuleType, ...] = (flash_cases, conch, fla, gguf, liger, sage)
 LIBRARIES = (vllm_checks, *PACKAGES)
-_TABLES = {"kernels": "COMPILED", "attention": "COMPUTED", "emulated": "EMULATED"}
+#: By tier, the table of a library that has its cases.
+_TABLES = {
+    "kernels": "COMPILED",
+    "attention": "COMPUTED",
+    "emulated": "EMULATED",
+}
 
 
 @cache
 def in_bfloat16(library: ModuleType) -> dict[str, Case]:
-    """Return the cases that a GPU computes in bfloat16 too: the interpreter's products are wrong.
+    """Return the cases that a GPU computes in bfloat16, too.
 
-    Models are stored in it, and each kernel is compiled for it anew.
+    Models are stored in bfloat16, and each kernel is compiled for it separately. The interpreter
+    cannot check it: its products in bfloat16 are wrong.
     """
-    others = getattr(library, "FLOAT16_OR_32", ())
-    return {
-        f"{name}-bfloat16": replace(case, dtype=BF16)
-        for name, case in library.COMPUTED.items()
-        if case.dtype is not BF16 and not any(fnmatchcase(name, other) for other in others)
-    }
+    excluded_patterns = getattr(library, "FLOAT16_OR_32", ())
+    cases = {}
+    for name, case in library.COMPUTED.items():
+        is_excluded = any(fnmatchcase(name, pattern) for pattern in excluded_patterns)
+        if case.dtype is BF16 or is_excluded:
+            continue
+        cases[f"{name}-bfloat16"] = replace(case, dtype=BF16)
+    return cases
 
 
 @cache
-def _cases(tier: str, library: ModuleType) -> dict[Check, tuple[str, Case]]:
-    prefix = getattr(library, "PREFIX", f"{library.__name__.rpartition('.')[2]}-")
+def _list_cases(tier: str, library: ModuleType) -> dict[Check, tuple[str, Case]]:
+    """Return a tier's checks of a library, with the name and the case of each."""
+    module_name = library.__name__.rpartition(".")[2]
+    prefix = getattr(library, "PREFIX", f"{module_name}-")
     title = f"{library.MODULE}'s kernels {TIER_TITLES[tier]}"
     cases = dict(getattr(library, _TABLES[tier]))
     if tier == "attention":
         cases |= in_bfloat16(library)
-    return {
-        Check(f"{tier}/{prefix}{which}", f"{title}: {which}", case.catches): (which, case)
-        for which, case in cases.items()
-    }
+    checks = {}
+    for name, case in cases.items():
+        check = Check(f"{tier}/{prefix}{name}", f"{title}: {name}", case.catches)
+        checks[check] = (name, case)
+    return checks
 
 
 def checks(tier: str) -> list[Check]:
     """List the tier's checks, TIER/LIBRARY-NAME."""
-    return [check for library in LIBRARIES for check in _cases(tier, library)]
+    tier_checks: list[Check] = []
+    for library in LIBRARIES:
+        tier_checks += _list_cases(tier, library)
+    return tier_checks
 
 
 def applies(check: Check, options: RunOptions) -> bool:
     """Return False for a check of the tier attention of another size or kind of device."""
     for library in LIBRARIES:
-        if found := _cases("attention", library).get(check):
-            name, case = found
-            if name in in_bfloat16(library) and options.device != "cuda":
-                return False
-            suits = library is not vllm_checks or vllm_checks.suits(name, options.device)
-            return suits and options.size.holds(case.size)
+        cases = _list_cases("attention", library)
+        if check not in cases:
+            continue
+        name, case = cases[check]
+        if name in in_bfloat16(library) and options.device != "cuda":
+            return False
+        if library is vllm_checks and not vllm_checks.suits(name, options.device):
+            return False
+        return options.size.holds(case.size)
     return True
 
 
 def run(
-    tier: str, wanted: list[Check], options: RunOptions, mode: triton_modes.Mode, judge: Judge
+    tier: str,
+    selected: list[Check],
+    options: RunOptions,
+    mode: triton_modes.Mode,
+    judge: Judge,
 ) -> Iterator[Result]:
-    """Yield the results of those of the wanted checks that are the tier's checks here."""
+    """Yield the results of those selected checks that are listed here.
+
+    Args:
+        tier: Whose checks run.
+        selected: Checks to run; others than the tier's are ignored.
+        options: Of the run.
+        mode: How the calls are made.
+        judge: Judges the answers.
+    """
     for library in LIBRARIES:
-        cases, problems = _cases(tier, library), {}
-        for check in (check for check in wanted if check in cases):
+        cases = _list_cases(tier, library)
+        calls = {}
+        for check in selected:
+            if check not in cases:
+                continue
+            name, case = cases[check]
             try:
-                more = _given(library, cases[check][0], options)
+                fields = _read_fields(library, name, options)
             except (CannotRun, ValueError) as error:
                 yield unanswered(check, error)
                 continue
-            call, expected = make(*cases[check])
-            problems[check] = replace(call, **more), expected
-        if problems:
-            yield from run_calls(problems, mode, judge)
+            call, expected = make(name, case)
+            calls[check] = (replace(call, **fields), expected)
+        if calls:
+            yield from run_calls(calls, mode, judge)
 
 
-def _given(library: ModuleType, name: str, options: RunOptions) -> dict[str, Any]:
-    """Return what a call needs beside its case. Raise CannotRun where the library is missing."""
+def _read_fields(library: ModuleType, name: str, options: RunOptions) -> dict[str, Any]:
+    """Return fields of a call that depend on the run, not on its case.
+
+    Raises:
+        CannotRun: The library is not installed.
+        ValueError: See vllm_checks.source_for.
+    """
     if library is vllm_checks:
         return {"source": vllm_checks.source_for(name, options)}
     require(library.MODULE)
