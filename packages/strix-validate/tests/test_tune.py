@@ -107,7 +107,7 @@ def test_what_counts_reject(change: dict, packaged: dict, reason: str) -> None:
 
 def test_the_worst_of_several_kernels_counts() -> None:
     other = replace(COST, scratch=8, waves=4, wmma=16, lds=1)
-    assert candidates.worst([COST, other]) == replace(COST, scratch=8, waves=4, wmma=16)
+    assert candidates.combine_costs([COST, other]) == replace(COST, scratch=8, waves=4, wmma=16)
 
 
 def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_each_tile_has_its_turn() -> None:
 def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
     model = layers_in_table("Qwen3-30B-A3B, AWQ")
     assert model is not None and layers_in_table("Qwen3-30B-A3B, MXFP4") is None
-    found = candidates.problems_of(model, "built-in", tmp_path, steps=(1, 512))
+    found = candidates.list_problems(model, "built-in", tmp_path, steps=(1, 512))
     assert [each.name for each in found] == [
         "flash-attn forward-128-bfloat16-causal",
         "flash-attn decode-128-bfloat16-causal",
@@ -178,7 +178,7 @@ def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
     ]
     shapes = found[2].shapes
     assert shapes[1] == (128, 2048, 384) and shapes[3:] == ("int4_w4a16", 1, [0, 128])
-    (only,) = candidates.problems_of(model, "aiter", None)
+    (only,) = candidates.list_problems(model, "aiter", None)
     assert only.name == "aiter forward-128-bfloat16-causal"
 
 
@@ -207,7 +207,7 @@ def test_the_fastest_right_tile_is_taken(tmp_path: Path, fake: None) -> None:
     assert json.loads((tmp_path / "flash-attn.json").read_text())["tiles"] == {KEY: tile(20)}
     again = Store(tmp_path)
     assert again.load() == store.record
-    shared = record.share(store.record)
+    shared = record.describe_for_upstream(store.record)
     assert "M=20 N=32" in shared and "wrong: out" in shared and str(tmp_path) not in shared
 
 
@@ -317,21 +317,21 @@ def test_what_each_library_reads(tmp_path: Path) -> None:
     assert tiles == {f"decode-128-bfloat16-{mask}": tile(7) for mask in ("causal", "full")}
     table = json.loads((store.folder / "vllm" / name).read_text())
     assert table == {"triton_version": "3.7.1", "1": tile(7), "8": {"BLOCK_SIZE_M": 16}}
-    assert store.variables() == {
+    assert store.list_variables() == {
         "FLASH_ATTENTION_TRITON_AMD_TILES": str(store.folder / "flash-attn.json"),
         "FLASH_ATTENTION_FWD_TRITON_AMD_CONFIG_JSON": json.dumps(tile(7)),
         "VLLM_TUNED_CONFIG_FOLDER": str(store.folder / "vllm"),
     }
-    assert f'{name}\n```json\n{{\n "1"' in record.share(store.record)
+    assert f'{name}\n```json\n{{\n "1"' in record.describe_for_upstream(store.record)
     store.record.tuned = {"b": measured("flash-attn", KEY, 11)}
     store.write_files()
-    assert not store.variables() and not list(store.folder.rglob("*.json"))
+    assert not store.list_variables() and not list(store.folder.rglob("*.json"))
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine is what BINDING says."""
-    monkeypatch.setattr(command.record, "bind", lambda device: BINDING)
+    monkeypatch.setattr(command.record, "read_binding", lambda device: BINDING)
     monkeypatch.setattr(command.host, "describe_device", lambda kind: GPU)
 
 
@@ -377,7 +377,7 @@ def test_a_stale_record_sets_no_variable(
 
 
 def test_a_source_that_changes_has_another_digest(tmp_path: Path, fake: None) -> None:
-    before = record.bind(GPU)
+    before = record.read_binding(GPU)
     assert len(before.sources["flash-attn"]) == 64 and before.sources["aiter"] == ""
     package = tmp_path / "flash_attn" / "flash_attn_triton_amd"
     package.mkdir(parents=True)
@@ -385,8 +385,8 @@ def test_a_source_that_changes_has_another_digest(tmp_path: Path, fake: None) ->
     (package / "utils.py").write_text("TILES = {}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
-        after = record.bind(GPU)
-    assert before.differences(after) == ["the source of flash-attn is another"]
+        after = record.read_binding(GPU)
+    assert before.describe_differences(after) == ["the source of flash-attn is another"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"models": 3}', "\0", '{"models": []'])
@@ -441,10 +441,10 @@ def test_what_the_new_tiles_need_is_compiled(
     monkeypatch.setattr(candidates.packages, "look_up", look_up)
     monkeypatch.setattr(modes, "run", run)
     model = layers_in_table("Qwen3-30B-A3B")
-    problems = candidates.problems_of(model, "built-in", tmp_path, steps=(1, 8))
+    problems = candidates.list_problems(model, "built-in", tmp_path, steps=(1, 8))
     said: list[str] = []
     variables = {"FLASH_ATTENTION_TRITON_AMD_TILES": "f"}
-    assert command.fill(
+    assert command.fill_cache(
         problems, model, command.Options(), variables, said.append, architecture
     ) == bool(later)
     first = "look up" if architecture == "gfx1151" else "native"

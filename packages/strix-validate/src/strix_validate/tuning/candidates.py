@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is tuned for a model, which configurations are tried, and which are worth measuring."""
+"""List what is tuned for a model, and choose which configurations are worth measuring."""
 
 import contextlib
 import importlib
@@ -26,14 +26,17 @@ from strix_validate.layers.table import Attention, Experts
 from strix_validate.precompiled import packages
 from strix_validate.precompiled.costs import KernelCost
 from strix_validate.triton.call import Call
+from strix_validate.triton.modes import CallAnswer
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.tuning.record import Trial
 from strix_validate.vllm import kernels as vllm_kernels
+from strix_validate.vllm.source import MOE_MODULE
 
-#: Tile and launch options, by the names that the library's file has; {} is the packaged choice.
+#: Tile and launch options, by their names in the library's file; {} is the packaged choice.
 Configuration = dict[str, Any]
-#: Lengths of timed calls in tokens: a prompt, and a cache to decode from.
-PROMPT, CACHE = 2048, 4096
+#: Tokens of a timed prompt, and of a timed cache that a call decodes from.
+PROMPT = 2048
+CACHE = 4096
 #: Tokens of a step, for which vLLM's file has a row each; vLLM takes the nearest one.
 STEPS = (1, 8, 32, 128, 512, 2048)
 #: Tokens of a prompt whose result is checked: no multiple of a tile.
@@ -45,29 +48,47 @@ _AITER = "aiter.ops.triton._triton_kernels.flash_attn_triton_amd.fwd_prefill"
 
 
 def _grid(**values: Iterable) -> list[Configuration]:
+    """Return every combination of values."""
     return [dict(zip(values, row, strict=True)) for row in product(*values.values())]
 
 
-def _tiles(tiles: Iterable[tuple[int, int]]) -> list[Configuration]:
+def _backward_tiles(tiles: Iterable[tuple[int, int]]) -> list[Configuration]:
     """Return backward configurations: rows and keys of a tile, which divide each other."""
     launches = _grid(num_warps=(4, 8), waves_per_eu=(1, 2))
-    return [{"BLOCK_M": m, "BLOCK_N": n} | launch for (m, n), launch in product(tiles, launches)]
+    configurations = []
+    for (rows, keys), launch in product(tiles, launches):
+        configurations.append({"BLOCK_M": rows, "BLOCK_N": keys} | launch)
+    return configurations
 
 
-#: Stages of a forward kernel, which AMD's compiler makes longer loops of.
-_ONE: dict[str, tuple] = {"num_stages": (1,), "PRE_LOAD_V": (False,)}
-_TWO: dict[str, tuple] = {"num_stages": (2,), "PRE_LOAD_V": (False,)}
+#: Rows and keys of the tiles of dkdv; those of dq are the other way round.
 _KEYS = ((16, 64), (32, 32), (32, 64), (16, 128), (16, 32))
+#: With two stages, AMD's compiler makes longer loops.
+_FORWARD = [
+    *_grid(
+        BLOCK_M=(64, 128),
+        BLOCK_N=(32, 64),
+        num_warps=(4, 8),
+        waves_per_eu=(1, 2),
+        num_stages=(1,),
+        PRE_LOAD_V=(False,),
+    ),
+    *_grid(
+        BLOCK_M=(64,),
+        BLOCK_N=(32, 64),
+        num_warps=(4,),
+        waves_per_eu=(1,),
+        num_stages=(2,),
+        PRE_LOAD_V=(False,),
+    ),
+]
+_DECODE = _grid(BLOCK_N=(16, 32, 64), waves_per_eu=(0, 1, 2))
 #: By kernel of flash-attn's built-in backend: the beginning of its name, and what is tried.
 SPACES: dict[str, tuple[str, list[Configuration]]] = {
-    "forward": (
-        "attn_fwd",
-        _grid(BLOCK_M=(64, 128), BLOCK_N=(32, 64), num_warps=(4, 8), waves_per_eu=(1, 2), **_ONE)
-        + _grid(BLOCK_M=(64,), BLOCK_N=(32, 64), num_warps=(4,), waves_per_eu=(1,), **_TWO),
-    ),
-    "decode": ("_fwd_kernel_splitK", _grid(BLOCK_N=(16, 32, 64), waves_per_eu=(0, 1, 2))),
-    "dkdv": ("_bwd_kernel_dkdv", _tiles(_KEYS)),
-    "dq": ("_bwd_kernel_dq", _tiles([(n, m) for m, n in _KEYS])),
+    "forward": ("attn_fwd", _FORWARD),
+    "decode": ("_fwd_kernel_splitK", _DECODE),
+    "dkdv": ("_bwd_kernel_dkdv", _backward_tiles(_KEYS)),
+    "dq": ("_bwd_kernel_dq", _backward_tiles([(keys, rows) for rows, keys in _KEYS])),
 }
 
 
@@ -77,7 +98,7 @@ class Problem:
 
     Attributes:
         library: "flash-attn", "aiter" or "vllm".
-        key: What the library's file calls it; for vllm, the number of tokens.
+        key: Its name in the library's file; for vllm, the number of tokens.
         kernel: The beginning of the names of the kernels whose counts are compared.
         checked: Builders of the calls whose results are compared with float64.
         timed: Builders of the calls that are timed together.
@@ -99,23 +120,28 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """What the record and messages call it."""
+        """The name in the record and in messages."""
         if not self.shapes:
             return f"{self.library} {self.key}"
-        (_, rows, _), (experts, _, _), _, kind, *_ = self.shapes
-        dtype = kind or str(self.dtype).removeprefix("torch.")
+        (_, rows, _), (experts, _, _), _, dtype_name, *_ = self.shapes
+        dtype = dtype_name or str(self.dtype).removeprefix("torch.")
         return f"{self.library} E={experts},N={rows // 2} {dtype} {self.key}"
 
     def build(self, builder: partial, randn: Callable[..., Tensor]) -> tuple[Any, Any]:
-        """Build a call and what it must return; see triton.cases.Case."""
+        """Build a call, and what it must return; see triton.cases.Case."""
         call, expected = builder(randn)
-        return (replace(call, source=self.source) if self.source else call), expected
+        if self.source:
+            call = replace(call, source=self.source)
+        return call, expected
 
 
-def problems_of(
-    model: ModelLayers, backend: str, source: Path | None, steps: Sequence[int] = STEPS
+def list_problems(
+    model: ModelLayers,
+    backend: str,
+    source: Path | None,
+    steps: Sequence[int] = STEPS,
 ) -> list[Problem]:
-    """Return what is tuned for a model, what an owner meets first before the rest.
+    """Return what is tuned for a model: first what serving it needs, then what training needs.
 
     Args:
         model: Its layers.
@@ -123,48 +149,134 @@ def problems_of(
         source: vLLM's folder, None without vLLM.
         steps: Numbers of tokens for which experts are tuned.
     """
-    kinds = {(layer.head_dim, layer.causal): layer for layer in model.attention}
-    layers = [layer for layer in kinds.values() if layer.head_dim <= 256]
-    found: list[Problem] = []
-    if backend == "aiter" and layers:  # it takes one tile for all: that of the widest head
+    # One layer for each head dim and mask.
+    layers_by_kernel = {(layer.head_dim, layer.causal): layer for layer in model.attention}
+    layers = [layer for layer in layers_by_kernel.values() if layer.head_dim <= 256]
+    problems: list[Problem] = []
+    if backend == "aiter" and layers:
+        # aiter takes one tile for all layers: that of the widest head.
         widest = max(layers, key=lambda layer: layer.head_dim)
-        found.append(_attention("aiter", "forward", widest, model.dtype))
+        problems.append(_build_attention("aiter", "forward", widest, model.dtype))
     if backend == "built-in":
-        served = [("forward", layer) for layer in layers]
-        served += [("decode", layer) for layer in layers if layer.causal]
-        trained = [(kernel, layer) for layer in layers for kernel in ("dkdv", "dq")]
-        found += [_attention("flash-attn", *each, model.dtype) for each in served]
+        causal_layers = [layer for layer in layers if layer.causal]
+        problems += _list_flash_attn(layers, ("forward",), model.dtype)
+        problems += _list_flash_attn(causal_layers, ("decode",), model.dtype)
     if source:
-        found += [_experts(x, n, model.dtype, source) for x in model.experts for n in steps]
+        for experts, tokens in product(model.experts, steps):
+            problems.append(_build_experts(experts, tokens, model.dtype, source))
     if backend == "built-in":
-        found += [_attention("flash-attn", *each, model.dtype) for each in trained]
-    return found
+        problems += _list_flash_attn(layers, ("dkdv", "dq"), model.dtype)
+    return problems
 
 
-def _attention(library: str, kernel: str, layer: Attention, dtype: torch.dtype) -> Problem:
-    size, least = layer.head_dim, 32 if kernel in ("dkdv", "dq") else 16
-    padded = max(least, 1 << (size - 1).bit_length())
-    kind = str(dtype).removeprefix("torch.")
-    key = f"{kernel}-{padded}-{kind}-{'causal' if layer.causal else 'full'}"
-    few = {"heads": 2 * layer.group, "kv_heads": 2, "head_dim": size}
-    whole = {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": size}
+def _list_flash_attn(
+    layers: Sequence[Attention],
+    kernels: Sequence[str],
+    dtype: torch.dtype,
+) -> list[Problem]:
+    """Return flash-attn's kernels for each layer."""
+    problems = []
+    for layer, kernel in product(layers, kernels):
+        problems.append(_build_attention("flash-attn", kernel, layer, dtype))
+    return problems
+
+
+def _build_attention(
+    library: str,
+    kernel: str,
+    layer: Attention,
+    dtype: torch.dtype,
+) -> Problem:
+    smallest_tile = 32 if kernel in ("dkdv", "dq") else 16
+    padded_head_dim = max(smallest_tile, 1 << (layer.head_dim - 1).bit_length())
+    dtype_name = str(dtype).removeprefix("torch.")
+    mask = "causal" if layer.causal else "full"
+    few_heads = {
+        "heads": 2 * layer.group,
+        "kv_heads": 2,
+        "head_dim": layer.head_dim,
+    }
+    all_heads = {
+        "heads": layer.heads,
+        "kv_heads": layer.kv_heads,
+        "head_dim": layer.head_dim,
+    }
     if kernel == "decode":
         decode = partial(flash.kv_cache, queries=1, new=0)
-        checked = partial(decode, batch=2, lengths=(_CHECKED, 77), capacity=_CHECKED + 100, **few)
-        timed = partial(decode, batch=1, lengths=(CACHE - 1,), capacity=CACHE, **whole)
+        checked = partial(
+            decode,
+            batch=2,
+            lengths=(_CHECKED, 77),
+            capacity=_CHECKED + 100,
+            **few_heads,
+        )
+        timed = partial(decode, batch=1, lengths=(CACHE - 1,), capacity=CACHE, **all_heads)
     else:
         fixed = partial(flash.fixed, causal=layer.causal)
-        checked = partial(fixed, seqlen_q=_CHECKED, seqlen_k=_CHECKED, **few)
-        timed = partial(fixed, seqlen_q=PROMPT, seqlen_k=PROMPT, **whole)
-    prefix, configurations = SPACES[kernel]
-    return Problem(library, key, prefix, (checked,), (timed,), dtype, tuple(configurations))
+        checked = partial(fixed, seqlen_q=_CHECKED, seqlen_k=_CHECKED, **few_heads)
+        timed = partial(fixed, seqlen_q=PROMPT, seqlen_k=PROMPT, **all_heads)
+    name_prefix, configurations = SPACES[kernel]
+    return Problem(
+        library,
+        f"{kernel}-{padded_head_dim}-{dtype_name}-{mask}",
+        name_prefix,
+        (checked,),
+        (timed,),
+        dtype,
+        tuple(configurations),
+    )
 
 
-def _experts(layer: Experts, tokens: int, dtype: torch.dtype, source: Path) -> Problem:
+def _build_experts(
+    layer: Experts,
+    tokens: int,
+    dtype: torch.dtype,
+    source: Path,
+) -> Problem:
     """Return both products of a layer of experts, which share a configuration."""
-    bits = 4 if layer.group else 8 if layer.block else 16
-    kind = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
+    bits = 16
+    if layer.group:
+        bits = 4
+    elif layer.block:
+        bits = 8
+    dtype_name = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
     block = [layer.block, layer.group or layer.block]
+    weights_per_item = 2 if bits == 4 else 1
+    sizes = (
+        (2 * layer.inner, layer.hidden),
+        (layer.hidden, layer.inner),
+    )
+    shapes = [(layer.experts, rows, columns // weights_per_item) for rows, columns in sizes]
+    small_sizes = ((_SMALL, _SMALL), (_SMALL, _SMALL))
+    return Problem(
+        "vllm",
+        str(tokens),
+        "fused_moe_kernel",
+        _build_products(layer, bits, min(tokens, 32), small_sizes),
+        _build_products(layer, bits, tokens, sizes),
+        dtype,
+        tuple(_list_expert_tiles(tokens, layer.group, layer.block)),
+        (*shapes, layer.top_k, dtype_name, tokens, block if any(block) else None),
+        source,
+    )
+
+
+def _build_products(
+    layer: Experts,
+    bits: int,
+    tokens: int,
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+) -> tuple[partial, partial]:
+    """Return the builders of both products.
+
+    A token is one row of the first product, and top_k rows of the second.
+
+    Args:
+        layer: Its experts and the format of their weights.
+        bits: Of the weights.
+        tokens: Of the step.
+        sizes: Rows and columns of the weights of each product.
+    """
     build = partial(
         vllm_kernels.moe,
         experts=layer.experts,
@@ -172,72 +284,91 @@ def _experts(layer: Experts, tokens: int, dtype: torch.dtype, source: Path) -> P
         group=layer.group or 32,
         zeros=layer.zeros,
     )
-    halves = 2 if bits == 4 else 1
-    sizes = ((2 * layer.inner, layer.hidden), (layer.hidden, layer.inner))
-    shapes = [(layer.experts, rows, columns // halves) for rows, columns in sizes]
-
-    def products(count: int, *dimensions: tuple[int, int]) -> tuple[partial, ...]:
-        """Return the builders: a token is a row of the first, and top_k rows of the second."""
-        batches = ((count, layer.top_k, False), (count * layer.top_k, 1, not layer.first))
-        return tuple(
-            partial(build, tokens=n, top_k=k, routed=routed, rows=rows, columns=columns)
-            for (n, k, routed), (rows, columns) in zip(batches, dimensions, strict=True)
-        )
-
-    return Problem(
-        "vllm",
-        str(tokens),
-        "fused_moe_kernel",
-        products(min(tokens, 32), (_SMALL, _SMALL), (_SMALL, _SMALL)),
-        products(tokens, *sizes),
-        dtype,
-        tuple(_expert_tiles(tokens, layer.group, layer.block)),
-        (*shapes, layer.top_k, kind, tokens, block if any(block) else None),
-        source,
+    (first_rows, first_columns), (second_rows, second_columns) = sizes
+    first = partial(
+        build,
+        tokens=tokens,
+        top_k=layer.top_k,
+        routed=False,
+        rows=first_rows,
+        columns=first_columns,
     )
+    second = partial(
+        build,
+        tokens=tokens * layer.top_k,
+        top_k=1,
+        routed=not layer.first,
+        rows=second_rows,
+        columns=second_columns,
+    )
+    return first, second
 
 
-def _expert_tiles(tokens: int, group: int, block: int) -> Iterator[Configuration]:
+def _list_expert_tiles(tokens: int, group: int, block: int) -> Iterator[Configuration]:
     """Yield tiles of tokens, rows and columns, with the warps that a tile of its size can use."""
-    heights = (16,) if tokens <= 32 else (16, 32, 64) if tokens <= 128 else (32, 64, 128)
-    depths = (block,) if block else (group, 64) if group else (64, 128, 256)
+    heights: tuple[int, ...] = (32, 64, 128)
+    if tokens <= 32:
+        heights = (16,)
+    elif tokens <= 128:
+        heights = (16, 32, 64)
+    depths: tuple[int, ...] = (64, 128, 256)
+    if block:
+        depths = (block,)
+    elif group:
+        depths = (group, 64)
     for m, n, k in product(heights, (32, 64, 128), depths):
         for warps in (2, 4) if m * n <= 2048 else (4, 8):
-            tile = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k}
-            yield tile | {"GROUP_SIZE_M": 1, "SPLIT_K": 1, "num_warps": warps, "num_stages": 2}
+            yield {
+                "BLOCK_SIZE_M": m,
+                "BLOCK_SIZE_N": n,
+                "BLOCK_SIZE_K": k,
+                "GROUP_SIZE_M": 1,
+                "SPLIT_K": 1,
+                "num_warps": warps,
+                "num_stages": 2,
+            }
 
 
 @contextlib.contextmanager
 def configured(problem: Problem, configuration: Configuration) -> Iterator[None]:
-    """Have a library take a configuration for a problem, and none of its files."""
+    """Return a context in which a library uses a configuration, and none of its files."""
     if problem.library == "flash-attn":
         utils = importlib.import_module("flash_attn.flash_attn_triton_amd.utils")
         tiles = {problem.key: configuration} if configuration else {}
         change: Any = patch.object(utils, "TILES", tiles)
     elif problem.library == "aiter":
         module = importlib.import_module(_AITER)
-        chosen = [_autotuned(configuration)] if configuration else module.attn_fwd.configs
-        change = patch.object(module.attn_fwd, "configs", chosen)
+        configs = module.attn_fwd.configs
+        if configuration:
+            configs = [_convert_to_triton(configuration)]
+        change = patch.object(module.attn_fwd, "configs", configs)
     else:
-        module = importlib.import_module(vllm_kernels.MOE)
-        chosen = configuration or module.try_get_optimal_moe_config(*problem.shapes)
-        change = patch.object(module, "get_default_config", lambda *_: dict(chosen))
+        module = importlib.import_module(MOE_MODULE)
+        config = configuration or module.try_get_optimal_moe_config(*problem.shapes)
+        change = patch.object(module, "get_default_config", lambda *_: dict(config))
     with change:
         yield
 
 
-def _autotuned(configuration: Configuration) -> Any:
-    """Return a configuration as triton.autotune has it."""
+def _convert_to_triton(configuration: Configuration) -> Any:
+    """Return a configuration as triton.autotune's type."""
     from triton import Config
 
-    launch = {name: configuration[name] for name in ("num_warps", "num_stages")}
-    tile = {name: value for name, value in configuration.items() if name not in launch}
-    return Config(tile, **launch)
+    tile = dict(configuration)
+    num_warps = tile.pop("num_warps")
+    num_stages = tile.pop("num_stages")
+    return Config(tile, num_warps=num_warps, num_stages=num_stages)
 
 
 @dataclass(frozen=True)
 class ConfiguredCall:
-    """A checked call of a problem under a configuration, to be compiled; see triton.call.Call."""
+    """A checked call of a problem under a configuration, to be compiled; see triton.call.Call.
+
+    Attributes:
+        problem: Whose call it is.
+        builder: One of the problem's builders of checked calls.
+        configuration: Under which it is made.
+    """
 
     problem: Problem
     builder: partial
@@ -253,50 +384,53 @@ class ConfiguredCall:
         """The data type of the call."""
         return self.problem.dtype
 
-    def _call(self) -> Call:
-        zeros = partial(torch.zeros, dtype=self.dtype)
-        call, _ = self.problem.build(self.builder, lambda *shape: zeros(shape))
+    def _build_call(self) -> Call:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=self.dtype)
+
+        call, _ = self.problem.build(self.builder, zeros)
         is_backward = self.problem.kernel.startswith("_bwd")
-        return call if is_backward or self.problem.source else replace(call, grad_out=None)
+        if is_backward or self.problem.source:
+            return call
+        return replace(call, grad_out=None)
 
     def prepare(self) -> str:
         """Make the library ready; return which kernels it will run."""
-        return self._call().prepare()
+        return self._build_call().prepare()
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """Make the call."""
+        """Make the call on a device."""
         with configured(self.problem, self.configuration):
-            return self._call().execute(device)
+            return self._build_call().execute(device)
 
 
 def short_list(problem: Problem, cache: Path, jobs: int | None, most: int) -> list[Trial]:
-    """Compile a problem's configurations for gfx1151, and return them with what their counts say.
+    """Compile a problem's configurations for gfx1151, and return them with their counts.
 
-    The packaged configuration is the first; at most so many others are without a reason not to be
-    measured.
+    Args:
+        problem: What is tuned.
+        cache: Triton's cache.
+        jobs: Processes that compile, None for the cores.
+        most: How many configurations may be measured besides the packaged one, which is the first.
+            The other trials have a reason not to be measured.
 
     Raises:
-        RuntimeError: The packaged configuration does not compile, or no other is taken.
+        RuntimeError: The packaged configuration does not compile, or no other one is used.
     """
     configurations = ({}, *problem.configurations)
-    calls = [ConfiguredCall(problem, b, c) for c in configurations for b in problem.checked]
+    calls = []
+    for configuration, builder in product(configurations, problem.checked):
+        calls.append(ConfiguredCall(problem, builder, configuration))
     answers = packages.look_up(calls, cache, jobs)
     trials: list[Trial] = []
     costs: list[KernelCost | None] = []
-    seen: set[bytes] = set()
+    compiled_code: set[bytes] = set()
+    count = len(problem.checked)
     for i, configuration in enumerate(configurations):
-        own = answers[i * len(problem.checked) : (i + 1) * len(problem.checked)]
-        errors = [": ".join(answer.error) for answer in own if answer.error]
-        found = [x for answer in own for x in answer.lookups if x.name.startswith(problem.kernel)]
-        trial = Trial(configuration=configuration)
-        if errors or not (found or trials):
-            trial.reason = (errors or [f"no kernel {problem.kernel} was compiled"])[0][:300]
-        elif not found or {_code(x) for x in found} <= seen:
-            trial.reason = _SAME
-        seen |= {_code(x) for x in found}
-        costs.append(worst(map(_cost, found)) if found and not errors else None)
-        trial.cost = asdict(costs[-1]) if costs[-1] else {}
+        own_answers = answers[i * count : (i + 1) * count]
+        trial, cost = _judge_compiled(problem, configuration, own_answers, compiled_code)
         trials.append(trial)
+        costs.append(cost)
     packaged = costs[0]
     if packaged is None:
         raise RuntimeError(f"{problem.name}, as packaged: {trials[0].reason}")
@@ -306,62 +440,108 @@ def short_list(problem: Problem, cache: Path, jobs: int | None, most: int) -> li
     return trials
 
 
+def _judge_compiled(
+    problem: Problem,
+    configuration: Configuration,
+    answers: list[CallAnswer],
+    compiled_code: set[bytes],
+) -> tuple[Trial, KernelCost | None]:
+    """Return a compiled configuration's trial, and its cost unless it has none.
+
+    Args:
+        problem: What is tuned.
+        configuration: {} is the packaged one.
+        answers: To its calls.
+        compiled_code: Code objects of earlier configurations; those of this one are added.
+    """
+    errors = [": ".join(answer.error) for answer in answers if answer.error]
+    kernels: list[Lookup] = []
+    for answer in answers:
+        kernels += [x for x in answer.lookups if x.name.startswith(problem.kernel)]
+    code = {_read_code(kernel) for kernel in kernels}
+    trial = Trial(configuration=configuration)
+    if errors:
+        trial.reason = errors[0][:300]
+    elif not kernels and not configuration:
+        trial.reason = f"no kernel {problem.kernel} was compiled"
+    elif code <= compiled_code:
+        trial.reason = _SAME
+    compiled_code |= code
+    if errors or not kernels:
+        return trial, None
+    cost = combine_costs([_read_cost(kernel) for kernel in kernels])
+    trial.cost = asdict(cost)
+    return trial, cost
+
+
 def choose(
-    trials: list[Trial], costs: list[KernelCost | None], packaged: KernelCost, most: int
+    trials: list[Trial],
+    costs: list[KernelCost | None],
+    packaged: KernelCost,
+    most: int,
 ) -> None:
-    """Give a reason to each trial that is not worth measuring; the packaged one is measured."""
-    left = []
+    """Set the reason of each trial that is not worth measuring.
+
+    Args:
+        trials: The first one is the packaged configuration, which is always measured.
+        costs: Of the trials, None for one that did not compile.
+        packaged: The cost of the packaged configuration.
+        most: How many others may be measured.
+    """
+    candidates = []
     for trial, cost in list(zip(trials, costs, strict=True))[1:]:
         if cost is None or trial.reason:
             continue
         trial.reason = reject(cost, packaged)
         if not trial.reason:
-            left.append((rank(trial.configuration, cost), trial))
-    left.sort(key=lambda pair: pair[0])
-    # the best of each tile before the second best of any
-    of_tile: Counter[tuple] = Counter()
+            candidates.append((sort_key(trial.configuration, cost), trial))
+    candidates.sort(key=lambda pair: pair[0])
+    # The best of each tile come before the second best of any.
+    places: Counter[tuple] = Counter()
     order = []
-    for _, trial in left:
-        tile = _tile(trial.configuration)
-        order.append((of_tile[tile], trial))
-        of_tile[tile] += 1
+    for _, trial in candidates:
+        tile = _read_tile(trial.configuration)
+        order.append((places[tile], trial))
+        places[tile] += 1
     order.sort(key=lambda pair: pair[0])
     for _, trial in order[most:]:
         trial.reason = f"not among the first {most}"
 
 
-def _tile(configuration: Configuration) -> tuple[int, ...]:
+def _read_tile(configuration: Configuration) -> tuple[int, ...]:
     return tuple(x for name, x in configuration.items() if name.startswith("BLOCK"))
 
 
-def _code(lookup: Lookup) -> bytes:
-    """Return a kernel's code object: options that change nothing give the same."""
-    return next(Path(x).read_bytes() for x in lookup.files.values() if x.endswith(".hsaco"))
+def _read_code(lookup: Lookup) -> bytes:
+    """Return a kernel's code object, which options that change nothing leave the same."""
+    for path in lookup.files.values():
+        if path.endswith(".hsaco"):
+            return Path(path).read_bytes()
+    raise FileNotFoundError(f"{lookup.name} has no code object")
 
 
-def _cost(lookup: Lookup) -> KernelCost:
-    """Return what a kernel costs; of a package's, which has no assembly, what its list says."""
+def _read_cost(lookup: Lookup) -> KernelCost:
+    """Return a kernel's cost; a packaged kernel has no assembly, but its list has the cost."""
     file = Path(next(iter(lookup.files.values())))
-    listed = file.parents[1] / LIST
-    if listed.is_file():
-        return KernelCost(**json.loads(listed.read_bytes())["kernels"][lookup.key]["cost"])
+    kernel_list = file.parents[1] / LIST
+    if kernel_list.is_file():
+        kernels = json.loads(kernel_list.read_bytes())["kernels"]
+        return KernelCost(**kernels[lookup.key]["cost"])
     return packages.measure_lookup(lookup)
 
 
-def worst(costs: Iterable[KernelCost]) -> KernelCost:
-    """Return the largest of each number, and the smallest of waves and matrix instructions."""
+def combine_costs(costs: Iterable[KernelCost]) -> KernelCost:
+    """Return the worst of each number: the least waves and matrix instructions, else the most."""
     columns = zip(*map(astuple, costs), strict=True)
-    smallest = ("waves", "wmma")
-    return KernelCost(
-        *(
-            min(x) if y.name in smallest else max(x)
-            for x, y in zip(columns, fields(KernelCost), strict=True)
-        )
-    )
+    values = {}
+    for column, field in zip(columns, fields(KernelCost), strict=True):
+        is_better_if_larger = field.name in ("waves", "wmma")
+        values[field.name] = min(column) if is_better_if_larger else max(column)
+    return KernelCost(**values)
 
 
 def reject(cost: KernelCost, packaged: KernelCost) -> str:
-    """Return why a configuration is not worth measuring beside the packaged one, or ""."""
+    """Return why a configuration is not worth measuring besides the packaged one, or ""."""
     if cost.scratch > packaged.scratch or cost.vgpr_spills > packaged.vgpr_spills:
         return f"{cost.scratch} bytes of scratch, {cost.vgpr_spills} registers spilled"
     if cost.lds > TARGETS[TARGET].lds:
@@ -373,7 +553,7 @@ def reject(cost: KernelCost, packaged: KernelCost) -> str:
     return ""
 
 
-def rank(configuration: Configuration, cost: KernelCost) -> tuple:
+def sort_key(configuration: Configuration, cost: KernelCost) -> tuple:
     """Return a key for sorting: least scratch first, then the largest tile, then most waves."""
-    area = math.prod(_tile(configuration))
+    area = math.prod(_read_tile(configuration))
     return cost.scratch, cost.vgpr_spills, -area, -cost.waves

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`strix-validate tune`: compiles and measures what is tried for a model, and keeps the record."""
+"""`strix-validate tune`: compile and measure configurations for a model, and keep the record."""
 
 import shlex
 import tempfile
@@ -19,9 +19,9 @@ from strix_validate.doctor import host
 from strix_validate.terminal import VllmOption
 from strix_validate.tuning import record
 from strix_validate.tuning.record import Tuned, TuneRecord
-from strix_validate.tuning.session import Refused, Say, Sensors, Session
+from strix_validate.tuning.session import Print, Refused, Sensors, Session
 
-#: Where the record of this user is.
+#: The folder of this user's record.
 _FOLDER = Path(typer.get_app_dir("strix-validate"), "tuned")
 
 
@@ -30,9 +30,9 @@ class Options:
     """Options of the command.
 
     Attributes:
-        only: Names or patterns of problems, none for all.
-        minutes: After which no problem is begun.
-        most: Configurations of a problem that are measured.
+        only: Names or patterns of problems; empty is all.
+        minutes: No problem is begun after this time.
+        most: Configurations of a problem that are measured besides the packaged one.
         jobs: Processes that compile, None for the cores.
         source: vLLM's folder, None for the installed one.
     """
@@ -48,12 +48,13 @@ def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[
     """Return the layers of a model, and what is tuned for it here.
 
     Args:
-        name: Of the table, or a folder with config.json.
-        only: Names of problems, or patterns; none is all.
+        name: Of a model in the table, or a folder with config.json.
+        only: Names or patterns of problems; empty is all.
         source: vLLM's folder, None for the installed one.
 
     Raises:
-        ValueError: The model cannot be read. CannotRun: Nothing of it can be tuned here.
+        ValueError: The model cannot be read.
+        CannotRun: Nothing of it can be tuned here.
     """
     from strix_validate.layers.config import layers_of
     from strix_validate.layers.table import layers_in_table
@@ -61,10 +62,11 @@ def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[
     from strix_validate.precompiled.flash_calls import has_aiter
     from strix_validate.precompiled.packages import has
     from strix_validate.precompiled.vllm_calls import vllm_source
-    from strix_validate.tuning.candidates import problems_of
+    from strix_validate.tuning.candidates import list_problems
 
     model = layers_in_table(name) or layers_of(reading.read(reading.find(name)))
-    backend, reasons = "", []
+    backend = ""
+    reasons = []
     if has("flash_attn"):
         backend = "aiter" if has_aiter() else "built-in"
     else:
@@ -74,90 +76,112 @@ def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[
     except CannotRun as error:
         folder = None
         reasons.append(str(error))
-    found = [x for x in problems_of(model, backend, folder) if not only or is_named(x.name, only)]
-    if not found:
+    problems = list_problems(model, backend, folder)
+    if only:
+        problems = [problem for problem in problems if is_named(problem.name, only)]
+    if not problems:
         raise CannotRun("; ".join([f"no kernel of {name} is tuned", *reasons]))
-    return model, found
+    return model, problems
 
 
-def fill(
+def fill_cache(
     problems: Sequence[Any],
     model: Any,
     options: Options,
     variables: dict[str, str],
-    say: Say,
+    print_line: Print,
     architecture: str,
 ) -> bool:
-    """Compile what the new configurations need; return whether a first call still compiles.
+    """Compile the kernels of the new configurations into Triton's cache.
 
-    The calls are made on the GPU, with the variables by which libraries find their files.
+    Args:
+        problems: What was tuned.
+        model: Its layers.
+        options: Of the command.
+        variables: Environment variables by which libraries find their files.
+        print_line: Prints a line.
+        architecture: Of the GPU, on which the calls are then made.
+
+    Returns:
+        Whether a call failed, or still compiles a kernel afterwards.
     """
     from triton import knobs
 
     from strix_validate.precompiled import packages
-    from strix_validate.precompiled.flash_calls import flash_calls
-    from strix_validate.precompiled.vllm_calls import experts_calls
     from strix_validate.triton import modes
-    from strix_validate.tuning.candidates import ConfiguredCall
 
-    sizes = {layer.head_dim for layer in model.attention}
-    flash = list(flash_calls(sizes, [model.dtype], trained=sizes, capacities=(1024, 4096)))
-    experts = [x for x in problems if x.library == "vllm"]
-    made: dict[str, list] = {
-        "vLLM": [ConfiguredCall(x, build, {}) for x in experts for build in x.checked]
-    }
-    compiled: dict[str, Any] = {
-        "vLLM": list(experts_calls(experts[0].source, model.experts, [model.dtype]))
-        if experts
-        else []
-    }
-    if len(experts) < len(problems):
-        made["flash-attn"] = compiled["flash-attn"] = flash
-    cache, is_bad = Path(knobs.cache.dir), False
-    for library, calls in made.items():
-        if not calls:
-            continue
-        if architecture == TARGET:  # several processes compile, without the GPU
-            first = packages.look_up(compiled[library], cache, options.jobs, variables=variables)
+    cache = Path(knobs.cache.dir)
+    has_failed = False
+    for library, (executed, compiled) in _list_calls(problems, model).items():
+        if architecture == TARGET:
+            # Several processes compile, without the GPU.
+            first = packages.look_up(compiled, cache, options.jobs, variables=variables)
         else:
-            first = modes.run(calls, "native", cache, variables).calls
-        second = modes.run(calls, "native", cache, variables).calls
+            first = modes.run(executed, "native", cache, variables).calls
+        second = modes.run(executed, "native", cache, variables).calls
         errors = [": ".join(answer.error) for answer in (*first, *second) if answer.error]
         for error in dict.fromkeys(errors):
-            say(f"{library}: {error:.300}")
-        number, later = (packages.origins(x, Path())["compiled"] for x in (first, second))
-        say(f"{library}: {number} kernels compiled, {later} at the first call after it")
-        is_bad |= bool(errors or later)
-    return is_bad
+            print_line(f"{library}: {error:.300}")
+        count = packages.origins(first, Path())["compiled"]
+        later_count = packages.origins(second, Path())["compiled"]
+        print_line(f"{library}: {count} kernels compiled, {later_count} at the first call after it")
+        if errors or later_count:
+            has_failed = True
+    return has_failed
 
 
-def _list(name: str, options: Options, say: Say) -> None:
-    """Print what would be measured, with the counts; needs no GPU."""
+def _list_calls(problems: Sequence[Any], model: Any) -> dict[str, tuple[list, list]]:
+    """Return by library the calls to make on the GPU, and those to compile."""
+    from strix_validate.precompiled.flash_calls import flash_calls
+    from strix_validate.precompiled.vllm_calls import experts_calls
+    from strix_validate.tuning.candidates import ConfiguredCall
+
+    calls: dict[str, tuple[list, list]] = {}
+    experts = [problem for problem in problems if problem.library == "vllm"]
+    if experts:
+        executed = []
+        for problem in experts:
+            executed += [ConfiguredCall(problem, build, {}) for build in problem.checked]
+        compiled = list(experts_calls(experts[0].source, model.experts, [model.dtype]))
+        calls["vLLM"] = (executed, compiled)
+    if len(experts) < len(problems):
+        head_dims = {layer.head_dim for layer in model.attention}
+        flash = list(
+            flash_calls(head_dims, [model.dtype], trained=head_dims, capacities=(1024, 4096))
+        )
+        calls["flash-attn"] = (flash, flash)
+    return calls
+
+
+def _print_short_lists(name: str, options: Options, print_line: Print) -> None:
+    """Print what would be measured, with its counts; needs no GPU."""
     from strix_validate.tuning.candidates import short_list
 
+    _, problems = find_problems(name, options.only, options.source)
     with tempfile.TemporaryDirectory() as cache:
-        for problem in find_problems(name, options.only, options.source)[1]:
-            say(f"{problem.name}: compiling {len(problem.configurations)} configurations")
+        for problem in problems:
+            print_line(f"{problem.name}: compiling {len(problem.configurations)} configurations")
             trials = short_list(problem, Path(cache), options.jobs, options.most)
             tuned = Tuned(library=problem.library, key=problem.key, trials=trials)
             typer.echo("\n".join(record.describe({problem.name: tuned})))
 
 
-def _load(store: record.Store, say: Say) -> TuneRecord | None:
-    """Return the record of the folder if it holds here and now; say why it is ignored."""
-    found = store.load()
-    if found is None:
+def _load(store: record.Store, print_line: Print) -> TuneRecord | None:
+    """Return the record of the folder, or None if there is none or it is stale."""
+    stored = store.load()
+    if stored is None:
         return None
-    here = record.bind(host.describe_device(host.device_for("auto")))
-    differences = found.binding.differences(here)
+    device = host.describe_device(host.device_for("auto"))
+    differences = stored.binding.describe_differences(record.read_binding(device))
     if differences:
-        say(f"{store.folder}: the record is stale and ignored: {'; '.join(differences)}")
+        message = "; ".join(differences)
+        print_line(f"{store.folder}: the record is stale and ignored: {message}")
         return None
-    return found
+    return stored
 
 
-def _run(store: record.Store, name: str, options: Options, say: Say) -> bool:
-    """Tune what fits into the time, write the files; return whether something failed."""
+def _run(store: record.Store, name: str, options: Options, print_line: Print) -> bool:
+    """Tune what fits into the time, and write the files; return whether something failed."""
     from triton import knobs
 
     begin = time.monotonic()
@@ -165,39 +189,65 @@ def _run(store: record.Store, name: str, options: Options, say: Say) -> bool:
     device = host.describe_device(host.device_for("auto"))
     if device.type != "gpu":
         raise CannotRun("no GPU to measure on (--dry-run needs none)")
-    fresh = TuneRecord(models=[], binding=record.bind(device), versions=host.versions())
-    store.record = _load(store, say) or fresh
+    store.record = _load(store, print_line) or TuneRecord(
+        models=[],
+        binding=record.read_binding(device),
+        versions=host.versions(),
+    )
     if name not in store.record.models:
         store.record.models.append(name)
-    store.write()  # now, not after minutes: the folder may not be writable
-    failed = False
+    # It is written now, not after minutes, because the folder may not be writable.
+    store.write()
+    end = begin + options.minutes * 60
+    cache = Path(knobs.cache.dir)
+    has_failed = _tune_problems(store, problems, options, cache, end, print_line)
+    store.write_files()
+    typer.echo("\n".join(record.describe(store.record.tuned)))
+    variables = store.list_variables()
+    if variables:
+        has_failed |= fill_cache(
+            problems,
+            model,
+            options,
+            variables,
+            print_line,
+            device.architecture,
+        )
+        print_line(f'to use it: eval "$(strix-validate tune --env --output {store.folder})"')
+    return has_failed
+
+
+def _tune_problems(
+    store: record.Store,
+    problems: Sequence[Any],
+    options: Options,
+    cache: Path,
+    end: float,
+    print_line: Print,
+) -> bool:
+    """Tune problems until a time on the monotonic clock; return whether one failed."""
+    has_failed = False
     with tempfile.TemporaryDirectory() as logs:
         sensors = Sensors(Path(logs, "sensors"))
         try:
-            session = Session(store, "cuda", Path(knobs.cache.dir), options.jobs, say, sensors)
+            session = Session(store, "cuda", cache, options.jobs, print_line, sensors)
             for problem in problems:
                 if session.is_done(problem):
                     continue
-                if time.monotonic() - begin > options.minutes * 60:
-                    say(f"{options.minutes:g} minutes are over: run this again for the rest")
+                if time.monotonic() > end:
+                    print_line(f"{options.minutes:g} minutes are over: run this again for the rest")
                     break
                 try:
                     best = session.tune(problem, options.most).best
                     store.write_files()
-                    words = record.describe_configuration(best.configuration)
-                    say(f"{problem.name}: {words}")
+                    configuration = record.describe_configuration(best.configuration)
+                    print_line(f"{problem.name}: {configuration}")
                 except RuntimeError as error:
-                    say(str(error))
-                    failed = True
+                    print_line(str(error))
+                    has_failed = True
         finally:
             sensors.close()
-    store.write_files()
-    typer.echo("\n".join(record.describe(store.record.tuned)))
-    variables = store.variables()
-    if variables:
-        failed |= fill(problems, model, options, variables, say, device.architecture)
-        say(f'to use it: eval "$(strix-validate tune --env --output {store.folder})"')
-    return failed
+    return has_failed
 
 
 def tune(  # noqa: PLR0913 (options of a command)
@@ -238,54 +288,55 @@ def tune(  # noqa: PLR0913 (options of a command)
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         console.print(line, markup=False)
 
     if not (model or env or share):
         raise typer.BadParameter("MODEL is missing")
     store = record.Store(output)
     options = Options(only or (), minutes, most, jobs, vllm_source)
-    with _explained(output, say):
+    with _report_errors(output, print_line):
         if env or share:
-            _print_earlier(store, env, say)
+            _print_earlier(store, env, print_line)
         elif dry_run:
-            _list(str(model), options, say)
-        elif _run(store, str(model), options, say):
+            _print_short_lists(str(model), options, print_line)
+        elif _run(store, str(model), options, print_line):
             raise typer.Exit(1)
 
 
 @contextmanager
-def _explained(output: Path, say: Say) -> Iterator[None]:
-    """Turn what ends a run early into one line and an exit status."""
+def _report_errors(output: Path, print_line: Print) -> Iterator[None]:
+    """Turn an exception that ends a run early into one line and an exit status."""
     try:
         yield
-    except typer.Exit:  # a RuntimeError too
+    except typer.Exit:  # which is a RuntimeError, too
         raise
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except (Refused, CannotRun, ModuleNotFoundError) as error:
-        say(f"{error}: nothing more was measured")
+        print_line(f"{error}: nothing more was measured")
         raise typer.Exit(3) from error
     except OSError as error:
-        say(f"{error.filename or output}: {error.strerror or error}: nothing more is recorded")
+        file = error.filename or output
+        print_line(f"{file}: {error.strerror or error}: nothing more is recorded")
         raise typer.Exit(1) from error
     except RuntimeError as error:
-        say(str(error))
+        print_line(str(error))
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        say("interrupted: run this again to go on")
+        print_line("interrupted: run this again to go on")
         raise typer.Exit(130) from error
 
 
-def _print_earlier(store: record.Store, env: bool, say: Say) -> None:
-    """Print the variables, or the report, of the folder's record, if it is not stale."""
-    found = _load(store, say)
-    if found is None:
-        say(f"{store.folder} has no record that holds here")
+def _print_earlier(store: record.Store, env: bool, print_line: Print) -> None:
+    """Print the variables of the folder's record, or its report, unless it is stale."""
+    stored = _load(store, print_line)
+    if stored is None:
+        print_line(f"{store.folder} has no record that holds here")
         raise typer.Exit(1)
-    store.record = found
-    if env:
-        for name, value in store.variables().items():
-            typer.echo(f"export {name}={shlex.quote(value)}")
-    else:
-        typer.echo(record.share(found))
+    store.record = stored
+    if not env:
+        typer.echo(record.describe_for_upstream(stored))
+        return
+    for name, value in store.list_variables().items():
+        typer.echo(f"export {name}={shlex.quote(value)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The record of a tuning: what it is valid for, what was tried, and the files made from it."""
+"""Keep the record of a tuning, and write the files that libraries read from it."""
 
 import hashlib
 import importlib.util
@@ -15,16 +15,18 @@ from pydantic import Field
 from strix_validate.json_file import small_file
 from strix_validate.reporting.record import Device, StrictModel
 
-#: A configuration is taken if its median ratio to the packaged one is below, and how often it won.
-_GAIN, _WINS = 0.98, 0.8
+#: A configuration replaces the packaged one if the median ratio of their times is below _MAX_RATIO,
+#: and if it was faster in at least this share of the rounds.
+_MAX_RATIO = 0.98
+_MIN_WINS = 0.8
 _FILE = "record.json"
-#: What is hashed of each library: the kernels, and what chooses their tiles.
+#: The package of each library, and its path that is hashed: kernels, and what chooses their tiles.
 _SOURCES = {
     "flash-attn": ("flash_attn", "flash_attn_triton_amd"),
     "aiter": ("aiter", "ops/triton/_triton_kernels/flash_attn_triton_amd"),
     "vllm": ("vllm", "model_executor/layers/fused_moe/fused_moe.py"),
 }
-#: The variable by which each library finds its file or folder.
+#: The environment variable by which each library finds its file or folder.
 _VARIABLES = {
     "flash-attn": "FLASH_ATTENTION_TRITON_AMD_TILES",
     "aiter": "FLASH_ATTENTION_FWD_TRITON_AMD_CONFIG_JSON",
@@ -45,24 +47,28 @@ class Binding(StrictModel):
     gpu: str
     sources: dict[str, str]
 
-    def differences(self, other: "Binding") -> list[str]:
-        """Say what differs in another one."""
-        found = [
-            f"{name} is {getattr(other, name)}, and was {getattr(self, name)}"
-            for name in ("triton", "gpu")
-            if getattr(self, name) != getattr(other, name)
-        ]
-        changed = [name for name, digest in self.sources.items() if other.sources[name] != digest]
-        return found + [f"the source of {name} is another" for name in changed]
+    def describe_differences(self, current: "Binding") -> list[str]:
+        """Return a message for each value that differs in the current binding."""
+        messages = []
+        for name in ("triton", "gpu"):
+            before = getattr(self, name)
+            now = getattr(current, name)
+            if before != now:
+                messages.append(f"{name} is {now}, and was {before}")
+        for library, digest in self.sources.items():
+            if current.sources[library] != digest:
+                messages.append(f"the source of {library} is another")
+        return messages
 
 
 class Trial(StrictModel):
-    """A configuration: {} is the packaged one.
+    """A configuration that was tried.
 
     Attributes:
+        configuration: {} is the packaged one.
         cost: Its counts, compiled for gfx1151.
-        reason: Why it is not measured.
-        fault: What is wrong with its result, or its error.
+        reason: Why it is not measured, or "".
+        fault: What is wrong with its result, or its error, or "".
         milliseconds: The median of each round.
     """
 
@@ -74,13 +80,16 @@ class Trial(StrictModel):
 
 
 class Tuned(StrictModel):
-    """A problem: trials, of which the first is the packaged configuration.
+    """A problem that is tuned.
 
     Attributes:
-        library, key: See candidates.Problem.
+        library: See candidates.Problem.
+        key: See candidates.Problem.
+        trials: The first one is the packaged configuration.
         clocks: MHz of the GPU in each round, 0 if unknown.
-        file, packaged: Of vLLM: the file's name, and what is taken without it.
-        is_done: All rounds are over.
+        file: The name of vLLM's file for the problem, "" for other libraries.
+        packaged: The configuration that vLLM uses without that file.
+        is_done: Whether all rounds are over.
     """
 
     library: str
@@ -92,7 +101,7 @@ class Tuned(StrictModel):
     is_done: bool = False
 
     def forget_rounds(self) -> None:
-        """Drop what was measured, on a GPU that turned out to be throttled."""
+        """Drop the times, which were measured on a GPU that turned out to be throttled."""
         self.clocks = []
         for trial in self.trials:
             trial.milliseconds = []
@@ -101,65 +110,104 @@ class Tuned(StrictModel):
     def best(self) -> Trial:
         """The fastest trial, which is the packaged one unless another is clearly faster."""
         packaged = self.trials[0]
-        measured = [x for x in self.trials if len(x.milliseconds) == len(self.clocks) > 0]
-        if not (self.is_done and measured):
+        rounds = len(self.clocks)
+        measured = [trial for trial in self.trials if len(trial.milliseconds) == rounds]
+        if not self.is_done or not rounds or not measured:
             return packaged
-        if packaged not in measured:  # it does not run here at all
+        if packaged not in measured:
+            # The packaged configuration does not run here at all.
             return min(measured, key=lambda trial: statistics.median(trial.milliseconds))
+        faster = [trial for trial in measured if self.is_faster(trial)]
         return min(
-            (packaged, *(trial for trial in measured if self.gain(trial))),
-            key=lambda trial: statistics.median(self._ratios(trial)),
+            (packaged, *faster),
+            key=lambda trial: statistics.median(self._compute_ratios(trial)),
         )
 
-    def _ratios(self, trial: Trial) -> list[float]:
-        rounds = zip(trial.milliseconds, self.trials[0].milliseconds, strict=True)
-        return [mine / theirs for mine, theirs in rounds]
+    def _compute_ratios(self, trial: Trial) -> list[float]:
+        """Return a trial's time in each round, divided by the packaged configuration's."""
+        packaged = self.trials[0]
+        rounds = zip(trial.milliseconds, packaged.milliseconds, strict=True)
+        return [time / packaged_time for time, packaged_time in rounds]
 
-    def gain(self, trial: Trial) -> bool:
-        """Return whether a trial is faster by more than two measurements of one differ."""
-        ratios = self._ratios(trial)
+    def is_faster(self, trial: Trial) -> bool:
+        """Return whether a trial is faster than the packaged configuration.
+
+        The difference must be more than that of two measurements of the same configuration.
+        """
+        ratios = self._compute_ratios(trial)
         wins = sum(ratio < 1 for ratio in ratios)
-        return statistics.median(ratios) < _GAIN and wins >= _WINS * len(ratios)
+        return statistics.median(ratios) < _MAX_RATIO and wins >= _MIN_WINS * len(ratios)
 
 
 class TuneRecord(StrictModel):
-    """What was tuned, by the names of problems, and for which models."""
+    """The content of the record's file.
+
+    Attributes:
+        models: What was tuned for.
+        binding: What it is valid for.
+        versions: Of the machine's software, by name.
+        tuned: Problems by name.
+    """
 
     models: list[str]
     binding: Binding
     versions: dict[str, str | None]
     tuned: dict[str, Tuned] = Field(default_factory=dict)
 
-    def changed(self, library: str) -> list[Tuned]:
+    def list_changed(self, library: str) -> list[Tuned]:
         """Return a library's problems for which another configuration than the packaged won."""
-        return [x for x in self.tuned.values() if x.library == library and x.best.configuration]
+        changed = []
+        for tuned in self.tuned.values():
+            if tuned.library == library and tuned.best.configuration:
+                changed.append(tuned)
+        return changed
+
+    def list_rows(self, file: str) -> dict[str, dict[str, Any]]:
+        """Return the rows of a file of vLLM's, by number of tokens.
+
+        It also has rows for which the packaged configuration won, since vLLM takes the nearest row.
+        """
+        rows = {}
+        for tuned in self.tuned.values():
+            if tuned.file == file and tuned.is_done:
+                rows[tuned.key] = tuned.best.configuration or tuned.packaged
+        return rows
 
 
-def bind(device: Device) -> Binding:
-    """Return what holds now: the installed Triton and kernels, and this GPU."""
+def read_binding(device: Device) -> Binding:
+    """Return the current binding: the installed Triton and kernels, and this GPU."""
     try:
         triton = version("triton")
     except PackageNotFoundError:
         triton = ""
-    sources = {library: _digest(*place) for library, place in _SOURCES.items()}
-    return Binding(triton=triton, gpu=f"{device.name} {device.architecture}", sources=sources)
+    return Binding(
+        triton=triton,
+        gpu=f"{device.name} {device.architecture}",
+        sources={library: _hash_source(*source) for library, source in _SOURCES.items()},
+    )
 
 
-def _digest(package: str, place: str) -> str:
+def _hash_source(package: str, path: str) -> str:
     """Return the sha256 of a package's file, or of a folder's Python files; "" without it."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return ""
-    path = Path(spec.submodule_search_locations[0], place)
-    files = sorted(path.glob("*.py")) if path.is_dir() else [path] if path.is_file() else []
+    source = Path(spec.submodule_search_locations[0], path)
+    files = []
+    if source.is_dir():
+        files = sorted(source.glob("*.py"))
+    elif source.is_file():
+        files = [source]
+    if not files:
+        return ""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest() if files else ""
+    return digest.hexdigest()
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Replace a file whole: what is killed in between leaves the one before."""
+    """Replace a file in one step: a killed process leaves the previous file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     with part.open("w") as stream:
@@ -173,7 +221,7 @@ class Store:
     """A folder with the record, and the files that libraries read.
 
     Args:
-        folder: It is made when something is written.
+        folder: It is created when something is written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -184,7 +232,7 @@ class Store:
         """Return the record of the folder, None without one.
 
         Raises:
-            ValueError: It cannot be read, or is none.
+            ValueError: The file cannot be read, or is not a record.
         """
         file = self.folder / _FILE
         if not file.exists():
@@ -192,123 +240,166 @@ class Store:
         try:
             return TuneRecord.model_validate_json(small_file(file))
         except (OSError, ValueError) as error:
-            first = str(error).splitlines()[0]
-            raise ValueError(f"{file} is no record of tune ({first}): move it away") from error
+            message = str(error).splitlines()[0]
+            raise ValueError(f"{file} is no record of tune ({message}): move it away") from error
 
     def write(self) -> None:
         """Write the record."""
         replace_text(self.folder / _FILE, self.record.model_dump_json(indent=1) + "\n")
 
     def write_files(self) -> None:
-        """Write what the libraries read; the variables that name it are set by :meth:`variables`.
+        """Write the files that the libraries read; see list_variables.
 
-        A file of before, whose library keeps its packaged configurations, is removed.
+        An earlier file is removed if its library keeps its packaged configurations.
         """
-        flash = {x.key: x.best.configuration for x in self.record.changed("flash-attn")}
-        # a single query sees all keys with either mask
-        flash |= {
-            key.replace("causal", "full"): tile
-            for key, tile in flash.items()
-            if key.startswith("decode")
-        }
-        about = {"triton": self.record.binding.triton, "gpu": self.record.binding.gpu}
-        self._put("flash-attn.json", flash and about | {"tiles": flash})
-        changed = {x.file for x in self.record.changed("vllm")}
-        for file in (self.folder / "vllm").glob("*.json"):
-            if file.name not in changed:
-                file.unlink()
-        for name in changed:
-            rows = [x for x in self.record.tuned.values() if x.file == name]
-            table = {x.key: x.best.configuration or x.packaged for x in rows if x.is_done}
-            triton = {"triton_version": self.record.binding.triton}
-            self._put(f"vllm/{name}", triton | table)
+        self._write_flash_attn()
+        self._write_vllm()
 
-    def _put(self, name: str, content: Any) -> None:
+    def _write_flash_attn(self) -> None:
+        tiles = {}
+        for tuned in self.record.list_changed("flash-attn"):
+            tiles[tuned.key] = tuned.best.configuration
+        # A single query sees all keys with either mask.
+        for key in list(tiles):
+            if key.startswith("decode"):
+                tiles[key.replace("causal", "full")] = tiles[key]
+        content = {}
+        if tiles:
+            content = {
+                "triton": self.record.binding.triton,
+                "gpu": self.record.binding.gpu,
+                "tiles": tiles,
+            }
+        self._replace("flash-attn.json", content)
+
+    def _write_vllm(self) -> None:
+        names = {tuned.file for tuned in self.record.list_changed("vllm")}
+        for file in (self.folder / "vllm").glob("*.json"):
+            if file.name not in names:
+                file.unlink()
+        for name in names:
+            content = {"triton_version": self.record.binding.triton}
+            self._replace(f"vllm/{name}", content | self.record.list_rows(name))
+
+    def _replace(self, name: str, content: dict[str, Any]) -> None:
+        """Write a file of the folder, or remove it if there is no content."""
         file = self.folder / name
         if content:
             replace_text(file, json.dumps(content, indent=1) + "\n")
         else:
             file.unlink(missing_ok=True)
 
-    def variables(self) -> dict[str, str]:
-        """Return the variables by which libraries find the files."""
+    def list_variables(self) -> dict[str, str]:
+        """Return the environment variables by which libraries find the files."""
         folder = self.folder.resolve()
-        places = {"flash-attn": folder / "flash-attn.json", "vllm": folder / "vllm"}
-        found = {
-            _VARIABLES[library]: str(place)
-            for library, place in places.items()
-            if self.record.changed(library) and place.exists()
+        paths = {
+            "flash-attn": folder / "flash-attn.json",
+            "vllm": folder / "vllm",
         }
-        for tuned in self.record.changed("aiter"):
-            found[_VARIABLES["aiter"]] = json.dumps(tuned.best.configuration)
-        return found
+        variables = {}
+        for library, path in paths.items():
+            if self.record.list_changed(library) and path.exists():
+                variables[_VARIABLES[library]] = str(path)
+        for tuned in self.record.list_changed("aiter"):
+            variables[_VARIABLES["aiter"]] = json.dumps(tuned.best.configuration)
+        return variables
+
+
+#: Counts in the table.
+_COUNTS = ("vgprs", "vgpr_spills", "scratch", "lds", "waves", "wmma")
+_HEADER = [
+    "| kernel | configuration | VGPRs | spilled | scratch | LDS | waves | WMMA | ms | |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+]
 
 
 def describe(tuned: dict[str, Tuned]) -> list[str]:
     """Return a table in Markdown: each problem, and its configurations with counts and times."""
-    lines = [
-        "| kernel | configuration | VGPRs | spilled | scratch | LDS | waves | WMMA | ms | |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = [*_HEADER]
     for name, problem in tuned.items():
         for trial in problem.trials:
-            names = ("vgprs", "vgpr_spills", "scratch", "lds", "waves", "wmma")
-            counts = [str(trial.cost.get(key, "")) for key in names]
-            times = trial.milliseconds
-            median = f"{statistics.median(times):.4g}" if times else ""
-            remark = trial.fault or trial.reason
-            if trial is problem.best and problem.is_done:
-                remark = "fastest" if trial.configuration else "packaged, kept"
-            cells = [name, describe_configuration(trial.configuration), *counts, median, remark]
+            cells = [
+                name,
+                describe_configuration(trial.configuration),
+                *(str(trial.cost.get(count, "")) for count in _COUNTS),
+                _describe_time(trial),
+                _describe_outcome(problem, trial),
+            ]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
+def _describe_time(trial: Trial) -> str:
+    if not trial.milliseconds:
+        return ""
+    return f"{statistics.median(trial.milliseconds):.4g}"
+
+
+def _describe_outcome(problem: Tuned, trial: Trial) -> str:
+    if problem.is_done and trial is problem.best:
+        return "fastest" if trial.configuration else "packaged, kept"
+    return trial.fault or trial.reason
+
+
 def describe_configuration(configuration: dict[str, Any]) -> str:
     """Return a configuration in a few words."""
-    short = {"BLOCK_SIZE_": "", "BLOCK_": "", "num_": "", "waves_per_eu": "waves/EU"}
+    abbreviations = {
+        "BLOCK_SIZE_": "",
+        "BLOCK_": "",
+        "num_": "",
+        "waves_per_eu": "waves/EU",
+    }
     parts = []
     for name, value in configuration.items():
-        for old, new in short.items():
-            name = name.replace(old, new)
+        for text, abbreviation in abbreviations.items():
+            name = name.replace(text, abbreviation)
         parts.append(f"{name}={value}")
     return " ".join(parts) or "packaged"
 
 
-def share(record: TuneRecord) -> str:
-    """Return what to send upstream: the machine, what was measured, and how."""
-    machine = [f"- GPU: {record.binding.gpu}", f"- Triton: {record.binding.triton}"]
-    machine += [f"- {name}: {text}" for name, text in record.versions.items() if text]
-    clocks = [clock for x in record.tuned.values() for clock in x.clocks if clock]
-    if clocks:
-        low, high = min(clocks), max(clocks)
-        machine.append(f"- clock in the rounds: {low:.0f} to {high:.0f} MHz")
-    tables: dict[str, dict] = {x.file: {} for x in record.changed("vllm")}
-    for x in record.tuned.values():
-        if x.file in tables and x.is_done:
-            tables[x.file][x.key] = x.best.configuration or x.packaged
-    parts = [
-        f"{name}\n```json\n{json.dumps(table, indent=1)}\n```" for name, table in tables.items()
-    ]
-    return "\n".join(
-        [
-            f"Tuned for {', '.join(record.models)} with `strix-validate tune`: each round times "
-            "every configuration once, in another order; medians of rounds; results within the "
-            "validator's bounds of float64; counts are of code compiled for gfx1151.",
-            "",
-            *machine,
-            "",
-            *describe(record.tuned),
-            "",
-            *parts,
-            *_RECEIVERS,
-        ]
-    )
-
-
-_RECEIVERS = [
-    "",
+_METHOD = (
+    "each round times every configuration once, in another order; medians of rounds; results "
+    "within the validator's bounds of float64; counts are of code compiled for gfx1151."
+)
+_RECEIVERS = (
     "To: https://github.com/vllm-project/vllm/issues (tables of experts), "
     "https://github.com/ROCm/aiter/issues (aiter's forward tile), and this channel (tiles of "
-    "flash-attn's built-in kernels, which upstream no longer has).",
-]
+    "flash-attn's built-in kernels, which upstream no longer has)."
+)
+
+
+def describe_for_upstream(record: TuneRecord) -> str:
+    """Return a report to send upstream: the machine, what was measured, and how."""
+    models = ", ".join(record.models)
+    tables = []
+    for name in dict.fromkeys(tuned.file for tuned in record.list_changed("vllm")):
+        table = json.dumps(record.list_rows(name), indent=1)
+        tables.append(f"{name}\n```json\n{table}\n```")
+    lines = [
+        f"Tuned for {models} with `strix-validate tune`: {_METHOD}",
+        "",
+        *_describe_machine(record),
+        "",
+        *describe(record.tuned),
+        "",
+        *tables,
+        "",
+        _RECEIVERS,
+    ]
+    return "\n".join(lines)
+
+
+def _describe_machine(record: TuneRecord) -> list[str]:
+    lines = [
+        f"- GPU: {record.binding.gpu}",
+        f"- Triton: {record.binding.triton}",
+    ]
+    for name, version_text in record.versions.items():
+        if version_text:
+            lines.append(f"- {name}: {version_text}")
+    clocks: list[float] = []
+    for tuned in record.tuned.values():
+        clocks += [clock for clock in tuned.clocks if clock]
+    if clocks:
+        lines.append(f"- clock in the rounds: {min(clocks):.0f} to {max(clocks):.0f} MHz")
+    return lines

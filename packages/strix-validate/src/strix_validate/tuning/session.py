@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compile and measure one problem after the other, on a GPU that nobody else uses."""
+"""Compile and measure one problem after the other, on a GPU that no other program uses."""
 
 import json
 import pickle
@@ -14,27 +14,33 @@ from strix_validate.soak.processes import LineProcess
 from strix_validate.soak.verdicts import CLOCK_SHARE
 from strix_validate.tuning.record import Store, Trial, Tuned
 
-#: Rounds of a problem, in each of which every configuration has its turn.
+#: Rounds of a problem, in each of which every configuration is timed once.
 ROUNDS = 9
-#: Percent that the GPU may be busy, without us, for a measurement; readings that say so.
-_BUSY, _READINGS = 5.0, 3
-#: Seconds without a line of the worker: it imports torch and compiles a kernel in between.
-_SILENCE = 300.0
-_WORKER, _SENSORS = "strix_validate.tuning.worker", "strix_validate.soak.telemetry"
+#: The GPU's largest load in percent, before a measurement, and the readings that are taken of it.
+_MAX_BUSY = 5.0
+_READINGS = 3
+#: The longest time in seconds without a line from the worker, which imports torch and compiles
+#: kernels in between.
+_MAX_SILENCE = 300.0
+#: Rounds whose median clock is compared with the earlier ones.
+_LAST_ROUNDS = 3
+_WORKER = "strix_validate.tuning.worker"
+_SENSORS = "strix_validate.soak.telemetry"
 
-Say = Callable[[str], None]
+#: Prints a line.
+Print = Callable[[str], None]
 
 
 class Refused(Exception):
-    """The GPU is in no state to be measured; the message says why."""
+    """The GPU is in no state to be measured, for the reason in the message."""
 
 
 class Sensors:
     """The newest reading of the GPU's sensors.
 
     Args:
-        log: Where messages of the process that reads go.
-        arguments: Of Python, that start it.
+        log: File for messages of the process that reads the sensors.
+        arguments: Arguments of Python that start that process.
     """
 
     def __init__(self, log: Path, arguments: Sequence[str] = ("-m", _SENSORS)) -> None:
@@ -49,7 +55,7 @@ class Sensors:
         return self.latest
 
     def readings(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the next readings, one each second; fewer if the sensors end."""
+        """Yield the next readings, one each second; the last one again if the sensors end."""
         self.read()
         for _ in range(number):
             with suppress(TimeoutError):
@@ -63,28 +69,41 @@ class Sensors:
 
 
 def refuse_if_busy(readings: Sequence[dict[str, Any]]) -> None:
-    """Raise Refused if another program uses the GPU while we do not."""
-    shares = [x["busy_percent"] for x in readings if x.get("busy_percent") is not None]
-    if shares and statistics.median(shares) > _BUSY:
+    """Raise Refused if another program uses the GPU.
+
+    Args:
+        readings: Of the sensors, while this program does not use it.
+    """
+    loads = []
+    for reading in readings:
+        load = reading.get("busy_percent")
+        if load is not None:
+            loads.append(load)
+    if not loads:
+        return
+    median = statistics.median(loads)
+    if median > _MAX_BUSY:
         raise Refused(
-            f"the GPU is {statistics.median(shares):.0f} % busy: the desktop or another program "
-            f"uses it. Close it, or switch to a text console, and run this again"
+            f"the GPU is {median:.0f} % busy: the desktop or another program uses it. Close it, or "
+            f"switch to a text console, and run this again"
         )
 
 
 def refuse_if_throttled(clocks: Sequence[float], limits: str) -> None:
-    """Raise Refused if the GPU slows itself down.
+    """Raise Refused if the GPU reduces its clock.
 
     Args:
         clocks: MHz of the rounds so far.
-        limits: What telemetry names, see soak.telemetry; a power limit is the machine's own.
+        limits: Limits that are active, see soak.telemetry. A power limit is the machine's own, and
+            no reason.
     """
     hot = [name for name in limits.split(", ") if "temperature" in name or name == "PROCHOT"]
     if hot:
         raise Refused(f"the GPU is throttled by {', '.join(hot)}: let it cool, and run this again")
-    if len(clocks) < 4:
+    if len(clocks) <= _LAST_ROUNDS:
         return
-    now, before = statistics.median(clocks[-3:]), max(clocks[:-3])
+    now = statistics.median(clocks[-_LAST_ROUNDS:])
+    before = max(clocks[:-_LAST_ROUNDS])
     if now < CLOCK_SHARE * before:
         raise Refused(f"the GPU is throttled: its clock fell from {before:.0f} to {now:.0f} MHz")
 
@@ -94,10 +113,13 @@ class Session:
 
     Args:
         store: Keeps the record.
-        cache: Triton's cache; what is compiled for the list is found there when it is measured.
-        jobs: Processes that compile.
-        say: Prints a line.
+        device: "cuda", or "cpu" in Triton's interpreter.
+        cache: Triton's cache; what is compiled for the list is reused when it is measured.
+        jobs: Processes that compile, None for the cores.
+        print_line: Prints a line.
+        sensors: None does not refuse a busy or throttled GPU.
         worker: Arguments of Python that start the worker.
+        rounds: Of each problem.
     """
 
     def __init__(
@@ -106,13 +128,19 @@ class Session:
         device: str,
         cache: Path,
         jobs: int | None,
-        say: Say,
+        print_line: Print,
         sensors: Sensors | None = None,
         worker: Sequence[str | Path] = ("-m", _WORKER),
         rounds: int = ROUNDS,
     ) -> None:
-        self._store, self._device, self._cache, self._jobs = store, device, cache, jobs
-        self._say, self._sensors, self._worker, self._rounds = say, sensors, worker, rounds
+        self._store = store
+        self._device = device
+        self._cache = cache
+        self._jobs = jobs
+        self._print_line = print_line
+        self._sensors = sensors
+        self._worker = worker
+        self._rounds = rounds
 
     def is_done(self, problem: Any) -> bool:
         """Return whether an earlier run tuned a problem."""
@@ -120,17 +148,23 @@ class Session:
         return tuned is not None and tuned.is_done
 
     def tune(self, problem: Any, most: int) -> Tuned:
-        """Tune a problem, from where an earlier run left it.
+        """Tune a problem, or continue where an earlier run stopped.
+
+        Args:
+            problem: What is tuned.
+            most: How many configurations may be measured besides the packaged one.
 
         Raises:
-            Refused: The GPU is used by others, or throttled. OSError: The record cannot be written.
+            Refused: The GPU is used by others, or throttled.
+            OSError: The record cannot be written.
             RuntimeError: Nothing could be compiled, or the worker ended.
         """
         from strix_validate.tuning.candidates import short_list
 
         tuned = self._store.record.tuned.get(problem.name)
         if tuned is None:
-            self._say(f"{problem.name}: compiling {len(problem.configurations)} configurations")
+            count = len(problem.configurations)
+            self._print_line(f"{problem.name}: compiling {count} configurations")
             trials = short_list(problem, self._cache, self._jobs, most)
             tuned = Tuned(library=problem.library, key=problem.key, trials=trials)
             self._store.record.tuned[problem.name] = tuned
@@ -146,39 +180,57 @@ class Session:
             refuse_if_busy(list(self._sensors.readings(_READINGS)))
         trials = [trial for trial in tuned.trials if not trial.reason]
         configurations = tuple(trial.configuration for trial in trials)
-        request = Request(problem, configurations, self._device, len(tuned.clocks), self._rounds)
+        first_round = len(tuned.clocks)
+        request = Request(problem, configurations, self._device, first_round, self._rounds)
         with tempfile.TemporaryDirectory() as folder:
-            file, log = Path(folder, "request"), Path(folder, "log")
+            file = Path(folder, "request")
+            log = Path(folder, "log")
             file.write_bytes(pickle.dumps(request))
             process = LineProcess([*self._worker, file], log)
             try:
-                for line in process.lines_until_end(_SILENCE):
-                    self._take(json.loads(line), tuned, trials)
+                for line in process.lines_until_end(_MAX_SILENCE):
+                    self._record(json.loads(line), tuned, trials)
             except TimeoutError as error:
                 raise RuntimeError(f"{problem.name}: the worker hangs: {error}") from error
             finally:
                 process.stop(1)
             if len(tuned.clocks) < self._rounds:
-                last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise RuntimeError(f"{problem.name}: the worker ended: {' '.join(last)[:300]}")
+                last_line = log.read_text(errors="replace").strip().splitlines()[-1:]
+                message = " ".join(last_line)[:300]
+                raise RuntimeError(f"{problem.name}: the worker ended: {message}")
         tuned.is_done = True
         self._store.write()
 
-    def _take(self, line: dict[str, Any], tuned: Tuned, trials: list[Trial]) -> None:
-        """Add what the worker says to the record, and keep it."""
+    def _record(self, line: dict[str, Any], tuned: Tuned, trials: list[Trial]) -> None:
+        """Add a line of the worker's to the record, and write it.
+
+        Args:
+            line: See worker.
+            tuned: The problem.
+            trials: Its trials that are measured, in the worker's order.
+        """
         if "fault" in line:
             trials[line["configuration"]].fault = line["fault"]
         elif "file" in line:
-            tuned.file, tuned.packaged = line["file"], line["packaged"]
+            tuned.file = line["file"]
+            tuned.packaged = line["packaged"]
         else:
-            reading = self._sensors.read() if self._sensors else {}
-            tuned.clocks.append(reading.get("clock_mhz") or 0.0)
-            for i, milliseconds in line["round"].items():
-                trials[int(i)].milliseconds.append(milliseconds)
-            try:
-                refuse_if_throttled(tuned.clocks, reading.get("limited_by") or "")
-            except Refused:
-                tuned.forget_rounds()
-                self._store.write()
-                raise
+            self._record_round(line["round"], tuned, trials)
         self._store.write()
+
+    def _record_round(
+        self,
+        times: dict[str, float],
+        tuned: Tuned,
+        trials: list[Trial],
+    ) -> None:
+        reading = self._sensors.read() if self._sensors else {}
+        tuned.clocks.append(reading.get("clock_mhz") or 0.0)
+        for i, milliseconds in times.items():
+            trials[int(i)].milliseconds.append(milliseconds)
+        try:
+            refuse_if_throttled(tuned.clocks, reading.get("limited_by") or "")
+        except Refused:
+            tuned.forget_rounds()
+            self._store.write()
+            raise

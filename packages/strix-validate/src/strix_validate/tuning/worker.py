@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Measure the configurations of one problem: `python -m strix_validate.tuning.worker FILE`.
 
-A process of its own, since a kernel may hang the GPU. Each line that it writes is a JSON object:
-"fault", what is wrong with a configuration's result, "" for nothing; "round", milliseconds of each
-right configuration; or "file" and "packaged", the name of vLLM's file and what it takes without it.
+It is a process of its own, since a kernel may hang the GPU. Each line that it writes is a JSON
+object, of one of three kinds:
+
+- "configuration" and "fault": What is wrong with a configuration's result, "" for nothing.
+- "file" and "packaged": The name of vLLM's file, and the configuration that vLLM uses without it.
+- "round": Milliseconds of each configuration with a right result.
 """
 
 import importlib
@@ -15,6 +18,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +27,18 @@ from torch import Tensor
 
 from strix_validate.checks import Check, State, seed_of
 from strix_validate.numerics.comparison import compare
+from strix_validate.numerics.reference import Precision
 from strix_validate.timing import timed
 from strix_validate.triton import stand_in
+from strix_validate.triton.cases import Expected
 from strix_validate.tuning.candidates import Configuration, ConfiguredCall, Problem, configured
 from strix_validate.vllm import kernels as vllm_kernels
+from strix_validate.vllm.source import MOE_MODULE
 
-#: Milliseconds of a configuration's turn: with its warm-up, a round takes seconds.
+#: Milliseconds for which a configuration is timed: with its warm-up, a round takes seconds.
 _TURN = 150.0
+#: The results that are compared.
+_COMPARED = {"out", "dq", "dk", "dv"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,8 @@ class Request:
         problem: The kernel.
         configurations: The packaged one first; each is checked before it is timed.
         device: "cuda", or "cpu" in Triton's interpreter.
-        first, rounds: The number of the first round, and the number behind the last one.
+        first: The number of the first round.
+        rounds: The number after the last round.
     """
 
     problem: Problem
@@ -50,8 +60,8 @@ class Request:
     rounds: int
 
 
-def fault_of(problem: Problem, configuration: Configuration, device: str) -> str:
-    """Return what is wrong with a configuration's results beside float64, or ""."""
+def find_fault(problem: Problem, configuration: Configuration, device: str) -> str:
+    """Return what is wrong with a configuration's results compared with float64, or ""."""
     generator = torch.Generator().manual_seed(seed_of(problem.name))
 
     def randn(*shape: int) -> Tensor:
@@ -63,12 +73,12 @@ def fault_of(problem: Problem, configuration: Configuration, device: str) -> str
             if _is_forward(problem):
                 call = replace(call, grad_out=None)
             with configured(problem, configuration):
-                found = {name: x.cpu() for name, x in call.execute(device).items()}
-            wanted = _only(found, expected)
-            result = compare(Check(problem.name), found, wanted, problem.dtype)
+                results = {name: x.cpu() for name, x in call.execute(device).items()}
+            compared = _select_results(results, expected)
+            result = compare(Check(problem.name), results, compared, problem.dtype)
             if result.state is not State.PASSED:
                 return result.reason
-    except Exception as error:  # too many resources, say: it is measured no further
+    except Exception as error:  # too many resources, for example: it is not timed
         return f"{type(error).__name__}: {error!s:.200}"
     return ""
 
@@ -77,16 +87,22 @@ def _is_forward(problem: Problem) -> bool:
     return problem.library != "vllm" and not problem.kernel.startswith("_bwd")
 
 
-def _only(found: dict[str, Tensor], expected: Callable) -> Callable:
-    """Return what of an expectation the call gave: no gradients of a call without them."""
-    names = ("out", "dq", "dk", "dv")
-    return lambda dtype: {
-        name: x for name, x in expected(dtype).items() if name in names and name in found
-    }
+def _select_results(results: dict[str, Tensor], expected: Expected) -> Expected:
+    """Return what is expected of those results that a call has: it may have no gradients."""
+
+    def select(dtype: Precision) -> dict[str, Tensor]:
+        names = results.keys() & _COMPARED
+        return {name: x for name, x in expected(dtype).items() if name in names}
+
+    return select
 
 
-def bind(problem: Problem, device: str) -> Callable[[Configuration], Callable[[], Any]]:
-    """Return what gives the function to time, under a configuration."""
+def bind(problem: Problem, device: str) -> Callable[[], Callable[[], Any]]:
+    """Build the timed calls of a problem.
+
+    Returns:
+        Returns the function to time; to be called in the context of a configuration.
+    """
     generator = torch.Generator(device).manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
@@ -95,12 +111,13 @@ def bind(problem: Problem, device: str) -> Callable[[Configuration], Callable[[]
     with torch.device(device):
         calls = [problem.build(builder, randn)[0] for builder in problem.timed]
     if problem.library == "vllm":
-        return lambda configuration: _bind_experts(calls, device)
+        return partial(_bind_experts, calls, device)
     function = _bind_attention(problem, calls[0], device)
-    return lambda configuration: function
+    return lambda: function
 
 
 def _bind_attention(problem: Problem, call: Any, device: str) -> Callable[[], Any]:
+    """Return the function that launches a forward kernel, or the backward kernels."""
     import flash_attn
 
     function = getattr(flash_attn, call.name)
@@ -115,11 +132,15 @@ def _bind_attention(problem: Problem, call: Any, device: str) -> Callable[[], An
 
 
 def _bind_experts(calls: list[Any], device: str) -> Callable[[], None]:
-    """Return what launches both products; the tokens are sorted once, for this configuration."""
+    """Return the function that launches both products.
+
+    The tokens are sorted once, here, for the configuration in whose context this is called.
+    """
     launches = []
     for call in calls:
         tensors = {name: x.to(device) for name, x in call.tensors.items()}
-        launches.append(vllm_kernels.bind_moe(**tensors, **call.options)[0])
+        launch, _ = vllm_kernels.bind_moe(**tensors, **call.options)
+        launches.append(launch)
 
     def launch_all() -> None:
         for launch in launches:
@@ -129,57 +150,69 @@ def _bind_experts(calls: list[Any], device: str) -> Callable[[], None]:
 
 
 def measure(request: Request, emit: Callable[[dict], None]) -> None:
-    """Check the configurations, and time the right ones in turns, each round in another order."""
-    problem, device = request.problem, request.device
+    """Check the configurations, and time the right ones in turns, each round in another order.
+
+    Args:
+        request: What is measured.
+        emit: Writes a line.
+    """
+    problem = request.problem
     ConfiguredCall(problem, problem.checked[0], {}).prepare()
     right = []
     for i, configuration in enumerate(request.configurations):
-        fault = fault_of(problem, configuration, device)
+        fault = find_fault(problem, configuration, request.device)
         emit({"configuration": i, "fault": fault})
         if not fault:
             right.append(i)
     if not right:
         raise SystemExit("no configuration gives a right result")
     if problem.library == "vllm":
-        module = importlib.import_module(vllm_kernels.MOE)
+        module = importlib.import_module(MOE_MODULE)
         packaged = module.try_get_optimal_moe_config(*problem.shapes)
-        emit({"file": file_name(problem), "packaged": packaged})
-    bound = bind(problem, device)
+        emit({"file": build_file_name(problem), "packaged": packaged})
+    bind_configuration = bind(problem, request.device)
     functions = {}
     for i in right:
         with configured(problem, request.configurations[i]):
-            functions[i] = bound(request.configurations[i])
+            functions[i] = bind_configuration()
     for number in range(request.first, request.rounds):
-        turn = number % len(right)
+        start = number % len(right)
         times = {}
-        for i in right[turn:] + right[:turn]:
+        for i in right[start:] + right[:start]:
             with configured(problem, request.configurations[i]), _gradients(problem):
-                times[i] = timed(functions[i], device, _TURN, named=False).median
+                timing = timed(functions[i], request.device, _TURN, named=False)
+            times[i] = timing.median
         emit({"round": times})
 
 
 def _gradients(problem: Problem) -> Any:
+    """Return a context without gradients, for a problem that needs none."""
     return torch.no_grad() if _is_forward(problem) else nullcontext()
 
 
-def file_name(problem: Problem) -> str:
-    """Return how vLLM itself names the file of a problem on this GPU."""
-    module = importlib.import_module(vllm_kernels.MOE)
-    (experts, _, inner), kind, block = problem.shapes[1], problem.shapes[3], problem.shapes[5]
-    whole = 2 * inner if kind == "int4_w4a16" else inner
-    return module.get_config_file_name(experts, whole, kind, block)
+def build_file_name(problem: Problem) -> str:
+    """Return the name that vLLM gives the file of a problem on this GPU."""
+    module = importlib.import_module(MOE_MODULE)
+    experts, _, inner = problem.shapes[1]
+    dtype_name = problem.shapes[3]
+    block = problem.shapes[5]
+    if dtype_name == "int4_w4a16":
+        # Two weights are packed into a byte.
+        inner = 2 * inner
+    return module.get_config_file_name(experts, inner, dtype_name, block)
 
 
 def _end_with_parent() -> None:
-    """End when the other end of standard input is closed: nobody reads what is measured."""
-    while os.read(0, 1 << 16):  # not sys.stdin, whose lock would be held when Python ends
+    """End this process when the other end of standard input closes: nobody reads the results."""
+    # os.read, because the lock of sys.stdin would be held when Python ends.
+    while os.read(0, 1 << 16):
         pass
     os._exit(1)
 
 
 def _main(file: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # the parent process wrote this file
+    # The parent process wrote this file.
     request = pickle.loads(Path(file).read_bytes())
     if request.device == "cuda" and not torch.version.hip:
         stand_in.ignore_amd_options()
@@ -187,7 +220,7 @@ def _main(file: str) -> None:
 
 
 if __name__ == "__main__":
-    # under its importable name, so that a request can be unpickled
+    # Call it under its importable name, so that a request can be unpickled.
     from strix_validate.tuning import worker
 
     worker._main(sys.argv[1])
