@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's Triton kernels: how they are launched, and what they must return."""
+"""Launch vLLM's Triton kernels, and compute what they must return."""
 
 __all__ = [
     "attention",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """vLLM's attention over a paged cache as its server launches it, and what it must return.
 
-Follows vllm/v1/attention/backends/triton_attn.py: a cache holds keys and values interleaved by
-head, queries are a slice of what one product gives, and scratch for split keys is always there.
+Follows vllm/v1/attention/backends/triton_attn.py: a cache interleaves keys and values by head,
+queries are a slice of a product's result, and scratch for split keys is always there.
 """
 
 import importlib
@@ -17,16 +17,17 @@ from strix_validate.layers.table import Attention
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
-from strix_validate.vllm import source as vllm_source
-from strix_validate.vllm.source import VllmCall
+from strix_validate.vllm.source import ATTENTION_MODULE, CACHE_MODULE, VllmCall
 
 #: Segments into which vLLM splits the keys of a decode (3d) launch.
 SEGMENTS = 16
 FP8 = torch.float8_e4m3fn
-#: Of keys and of values: one for both would hide that they are swapped.
+#: Scales of keys and of values: one for both would hide that they are swapped.
 FP8_SCALES = {"k": 0.5, "v": 0.125}
-#: Unless a call says otherwise.
+#: The layer, unless a call specifies another one.
 _SMALL: dict = {"heads": 4, "kv_heads": 2, "head_dim": 128}
+#: Keys and values of a sequence, (tokens, kv_heads, head_dim) each.
+_KeysAndValues = tuple[Tensor, Tensor]
 
 
 def halves(cache: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
@@ -34,41 +35,53 @@ def halves(cache: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
 
     Args:
         cache: (blocks, kv_heads, block, 2 * head_dim).
-        fp8: stored in it as e4m3; only here, as tensors of that cannot be pickled.
+        fp8: Whether they are stored as e4m3. The conversion is done here, because tensors of that
+            dtype cannot be pickled.
     """
     cache = cache.to(FP8) if fp8 else cache
     keys, values = cache.transpose(1, 2).chunk(2, -1)
     return keys, values
 
 
-def attend(  # noqa: PLR0913 (what the kernels take)
-    q: Tensor, caches: tuple[Tensor, Tensor], layer: Attention, *, starts: Tensor, keys: Tensor,
-    table: Tensor, queries: int, most: int, scale: float | None = None, sinks: Tensor | None = None,
-    slopes: Tensor | None = None, fp8: tuple[float, float] | None = None, **more: Any,
-) -> Tensor:  # fmt: skip
-    """Run unified_attention; what it does not write is NaN.
+def attend(  # noqa: PLR0913 (the parameters of the kernels)
+    q: Tensor,
+    caches: tuple[Tensor, Tensor],
+    layer: Attention,
+    *,
+    starts: Tensor,
+    keys: Tensor,
+    table: Tensor,
+    queries: int,
+    most: int,
+    scale: float | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    fp8: tuple[float, float] | None = None,
+    **more: Any,
+) -> Tensor:
+    """Run unified_attention; elements that it does not write are NaN.
 
     Args:
-        q: (tokens, heads, head_dim), of any strides between tokens. caches: see halves.
-        queries, most: the largest number of a sequence's queries, and of its keys.
-        fp8: the scales of keys and values.
-        more: other arguments of unified_attention.
+        q: (tokens, heads, head_dim), with any stride between tokens.
+        caches: Keys and values; see halves.
+        layer: Its heads, lanes, window and softcap.
+        starts: Index of each sequence's first query, and the number of queries.
+        keys: Number of each sequence's keys.
+        table: Blocks of each sequence.
+        queries: The largest number of a sequence's queries.
+        most: The largest number of a sequence's keys.
+        scale: None is 1 / sqrt(head_dim).
+        sinks: See reference.attention.
+        slopes: ALiBi's, (heads,).
+        fp8: The scales of keys and values, if they are stored as FP8.
+        more: Other arguments of unified_attention.
     """
-    module = importlib.import_module(vllm_source.KERNELS[0])
-    place, rows = {"device": q.device}, 128 // layer.kv_heads
+    module = importlib.import_module(ATTENTION_MODULE)
     modes = sys.modules["vllm.v1.kv_cache_interface"].KVQuantMode
-    shape, padded = (
-        (max(rows, len(q)), layer.heads, SEGMENTS),
-        1 << (layer.head_dim - 1).bit_length(),
-    )
-    k_scale, v_scale = (
-        torch.tensor(x, **place).expand(len(keys), layer.kv_heads) for x in fp8 or (1.0, 1.0)
-    )
-    scratch = {
-        f"softmax_segm_{name}": torch.full(size, float("nan"), **place)
-        for name, size in (("output", (*shape, padded)), ("max", shape), ("expsum", shape))
-    }
-    out = torch.full(q.shape, float("nan"), dtype=q.dtype, **place)
+    rows = 128 // layer.kv_heads
+    k_scale, v_scale = fp8 or (1.0, 1.0)
+    scales_shape = (len(keys), layer.kv_heads)
+    out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
     arguments = {
         "q": q,
         "k": caches[0],
@@ -81,34 +94,64 @@ def attend(  # noqa: PLR0913 (what the kernels take)
         "causal": layer.causal,
         "block_table": table,
         "softmax_scale": layer.head_dim**-0.5 if scale is None else scale,
-        "window_size": (layer.window - 1, 0) if layer.window else (-1, -1),
-        # an integer where there is none: another type for Triton
+        "window_size": _window_size(layer),
+        # Without a softcap vLLM passes an integer, which is another type for Triton.
         "softcap": layer.softcap or 0,
         "q_descale": None,
-        "k_descale": k_scale,
-        "v_descale": v_scale,
+        "k_descale": torch.tensor(k_scale, device=q.device).expand(scales_shape),
+        "v_descale": torch.tensor(v_scale, device=q.device).expand(scales_shape),
         "seq_threshold_3D": rows,
         "num_par_softmax_segments": SEGMENTS,
         "alibi_slopes": slopes,
         "sinks": sinks,
         "kv_quant_mode": modes.FP8_PER_TENSOR if fp8 else modes.NONE,
     }
+    scratch = _allocate_scratch(layer, max(rows, len(q)), q.device)
     module.unified_attention(**arguments | scratch | more)
     return out
 
 
+def _window_size(layer: Attention) -> tuple[int, int]:
+    """Return the keys before and after a query's own that it sees, -1 is all."""
+    return (layer.window - 1, 0) if layer.window else (-1, -1)
+
+
+def _allocate_scratch(layer: Attention, rows: int, device: torch.device) -> dict[str, Tensor]:
+    """Return unified_attention's scratch for split keys, full of NaN."""
+    shape = (rows, layer.heads, SEGMENTS)
+    padded_head_dim = 1 << (layer.head_dim - 1).bit_length()
+    nan = float("nan")
+    return {
+        "softmax_segm_output": torch.full((*shape, padded_head_dim), nan, device=device),
+        "softmax_segm_max": torch.full(shape, nan, device=device),
+        "softmax_segm_expsum": torch.full(shape, nan, device=device),
+    }
+
+
 def store(
-    k: Tensor, v: Tensor, caches: tuple[Tensor, Tensor], slots: Tensor, *scales: float
+    k: Tensor,
+    v: Tensor,
+    caches: tuple[Tensor, Tensor],
+    slots: Tensor,
+    *scales: float,
 ) -> None:
-    """Run triton_reshape_and_cache_flash; scales: of keys and values, where they become FP8."""
+    """Run triton_reshape_and_cache_flash, which writes keys and values to a cache.
+
+    Args:
+        k: (tokens, kv_heads, head_dim).
+        v: Like k.
+        caches: Keys and values; see halves.
+        slots: Of each token, -1 is none.
+        scales: Of keys and values, if they are stored as FP8.
+    """
+    module = importlib.import_module(CACHE_MODULE)
     one = torch.ones((), device=k.device)
-    both = [torch.full_like(one, x) for x in scales] or [one, one]
-    importlib.import_module(vllm_source.KERNELS[1]).triton_reshape_and_cache_flash(
-        k, v, *caches, slots, "fp8" if caches[0].dtype == FP8 else "auto", *both
-    )
+    scale_tensors = [torch.full_like(one, scale) for scale in scales] or [one, one]
+    dtype_name = "fp8" if caches[0].dtype == FP8 else "auto"
+    module.triton_reshape_and_cache_flash(k, v, *caches, slots, dtype_name, *scale_tensors)
 
 
-def paged_attention(  # noqa: PLR0913 (a case's options)
+def paged_attention(  # noqa: PLR0913 (the options of a case)
     randn: Randn,
     *,
     lengths: tuple[tuple[int, int], ...],
@@ -124,155 +167,266 @@ def paged_attention(  # noqa: PLR0913 (a case's options)
     """Build a call of unified_attention: attention over a paged cache.
 
     Everything in the cache that no query sees is NaN, as is the scratch. Batches that only decode
-    are padded, as captured graphs are: rows without a sequence, and a sequence without tokens.
+    are padded, as captured graphs are: with rows without a sequence, and a sequence without tokens.
 
     Args:
-        lengths: (queries, keys) of each sequence. With eight queries each or fewer, keys are
-            split: 3d.
-        fp8: keys and values are stored as fp8 e4m3 with a scale each.
-        scale: None is 1 / sqrt(head_dim). gain: q times this. low: if not 0, see
-            reference.with_low_scores. first_block: the least in use.
-        far: the cache's blocks in use lie behind 2^31 numbers, of memory that nothing writes.
-        layer: of Attention, what is not 4 heads, 2 of keys, of 128 lanes.
+        randn: Draws the numbers.
+        lengths: (queries, keys) of each sequence. With eight queries each or fewer, the keys are
+            split (3d).
+        fp8: Whether keys and values are stored as e4m3 with a scale each.
+        scale: None is 1 / sqrt(head_dim).
+        alibi: Whether scores are biased by ALiBi's slopes.
+        gain: Multiplies q.
+        low: If not 0, see reference.with_low_scores.
+        first_block: The lowest number of a block in use.
+        far: Whether the cache's blocks in use lie behind 2^31 numbers of unwritten memory.
+        layer: Fields of Attention that differ from 4 heads, 2 heads of keys and 128 lanes.
     """
-    own = Attention(**_SMALL | layer)
+    shape = Attention(**_SMALL | layer)
     queries, keys = zip(*lengths, strict=True)
-    padding = 2 * (max(queries) == 1)
-    q = randn(sum(queries), own.heads, own.head_dim) * gain
-    kept = [tuple(randn(n, own.kv_heads, own.head_dim) for _ in "kv") for n in keys]
+    only_decodes = max(queries) == 1
+    padding = 2 if only_decodes else 0
+    q = randn(sum(queries), shape.heads, shape.head_dim) * gain
+    pairs = []
+    for n in keys:
+        k = randn(n, shape.kv_heads, shape.head_dim)
+        v = randn(n, shape.kv_heads, shape.head_dim)
+        pairs.append((k, v))
     if low:
-        scores = (low, scale or own.head_dim**-0.5)
-        kept = [(reference.with_low_scores(q, k, *scores)[1], v) for k, v in kept]
-        q, _ = reference.with_low_scores(q, q, *scores)
-    rows = torch.full((len(q) + padding, own.heads + 2 * own.kv_heads, own.head_dim), torch.nan)
-    rows[: len(q), : own.heads] = q
-    rows_of_both = [torch.cat(pair, -1) for pair in kept]
-    for (new, n), both in zip(lengths, rows_of_both, strict=True):
-        if own.window:  # freed, and written by whoever has it now
-            both[: max(n - new - own.window + 1, 0)] = torch.nan
-    cache, table = paged(rows_of_both, own.block, first_block)
-    ends = [0, *accumulate(queries), *[len(q)] * bool(padding)]
+        q, pairs = _lower_scores(q, pairs, low, scale or shape.head_dim**-0.5)
+    ends = [0, *accumulate(queries)]
+    key_counts = [*keys]
+    if only_decodes:
+        ends.append(len(q))
+        key_counts.append(0)
+    cache, table = _fill_cache(lengths, pairs, shape, first_block)
     tensors = {
-        "rows": rows.to(q.dtype),
+        "rows": _embed_queries(q, shape, padding),
         "cache": cache,
         "starts": torch.tensor(ends, dtype=torch.int32),
-        "keys": torch.tensor([*keys, *[0] * bool(padding)], dtype=torch.int32),
-        # vLLM's tables are wider than needed, and 0 there
-        "table": torch.nn.functional.pad(table, (0, 2, 0, int(bool(padding)))),
+        "keys": torch.tensor(key_counts, dtype=torch.int32),
+        # vLLM's tables are wider than needed, and 0 there.
+        "table": torch.nn.functional.pad(table, (0, 2, 0, int(only_decodes))),
     }
-    if own.sinks:
-        tensors["sinks"] = randn(own.heads)
+    if shape.sinks:
+        tensors["sinks"] = randn(shape.heads)
     if alibi:
-        tensors["slopes"] = torch.exp2(-torch.arange(1.0, own.heads + 1))
+        tensors["slopes"] = torch.exp2(-torch.arange(1.0, shape.heads + 1))
     if fp8:
-        scales = FP8_SCALES.values()
-        kept = [
-            tuple(x.to(FP8).to(q.dtype) * s for x, s in zip(pair, scales, strict=True))
-            for pair in kept
-        ]
-    options = {"layer": own, "queries": max(queries), "most": max(keys), "fp8": fp8}
+        pairs = [_round_to_fp8(k, v) for k, v in pairs]
+    options = {
+        "layer": shape,
+        "queries": max(queries),
+        "most": max(keys),
+        "fp8": fp8,
+        "scale": scale,
+        "padding": padding,
+        "far": far,
+    }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        parts = []
-        for part, pair in zip(q.split(queries), kept, strict=True):
+        outs = []
+        for rows, (k, v) in zip(q.split(queries), pairs, strict=True):
+            bias = _compute_bias(tensors["slopes"], len(rows), len(k)) if alibi else None
             # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
-            rows = [x.transpose(0, 1)[None] for x in (part, *pair, part)]
-            bias = None
-            if alibi:
-                place = torch.arange(len(part))[:, None] + len(pair[0]) - len(part)
-                behind = place - torch.arange(len(pair[0]))
-                bias = -tensors["slopes"][:, None, None].double() * behind
-            found = reference.attention(
-                *rows, causal="bottom-right" if own.causal else None, attn_mask=bias, scale=scale,
-                window=(own.window - 1, 0) if own.window else (-1, -1), softcap=own.softcap,
-                sinks=tensors.get("sinks"), dtype=dtype,
-            )  # fmt: skip
-            parts.append(found["out"][0].transpose(0, 1))
-        rest = torch.ones(padding, dtype=torch.float64)
-        return {"out": torch.cat(parts)} | ({"rest": rest} if padding else {})
+            inputs = [x.transpose(0, 1)[None] for x in (rows, k, v, rows)]
+            results = reference.attention(
+                *inputs,
+                causal="bottom-right" if shape.causal else None,
+                attn_mask=bias,
+                scale=scale,
+                window=_window_size(shape),
+                softcap=shape.softcap,
+                sinks=tensors.get("sinks"),
+                dtype=dtype,
+            )
+            outs.append(results["out"][0].transpose(0, 1))
+        expected_tensors = {"out": torch.cat(outs)}
+        if padding:
+            expected_tensors["rest"] = torch.ones(padding, dtype=torch.float64)
+        return expected_tensors
 
-    options |= {"scale": scale, "padding": padding, "far": far}
     return VllmCall(_unified_attention, tensors, options, products=1), expected
 
 
-def paged(kept: list[Tensor], block: int, first_block: int = 2) -> tuple[Tensor, Tensor]:
+def _lower_scores(
+    q: Tensor,
+    pairs: list[_KeysAndValues],
+    low: float,
+    scale: float,
+) -> tuple[Tensor, list[_KeysAndValues]]:
+    """Move all scores of a batch to about `low`; see reference.with_low_scores."""
+    lowered = []
+    for k, v in pairs:
+        _, low_k = reference.with_low_scores(q, k, low, scale)
+        lowered.append((low_k, v))
+    low_q, _ = reference.with_low_scores(q, q, low, scale)
+    return low_q, lowered
+
+
+def _embed_queries(q: Tensor, layer: Attention, padding: int) -> Tensor:
+    """Return the queries as a slice of rows that have keys and values as well, which are NaN."""
+    heads = layer.heads + 2 * layer.kv_heads
+    rows = torch.full((len(q) + padding, heads, layer.head_dim), torch.nan)
+    rows[: len(q), : layer.heads] = q
+    return rows.to(q.dtype)
+
+
+def _fill_cache(
+    lengths: tuple[tuple[int, int], ...],
+    pairs: list[_KeysAndValues],
+    layer: Attention,
+    first_block: int,
+) -> tuple[Tensor, Tensor]:
+    """Return a cache of the sequences, and the blocks of each; see paged."""
+    sequences = []
+    for (new, n), pair in zip(lengths, pairs, strict=True):
+        sequence = torch.cat(pair, -1)
+        if layer.window:
+            # These slots were freed, and whoever has them now wrote to them.
+            freed = max(n - new - layer.window + 1, 0)
+            sequence[:freed] = torch.nan
+        sequences.append(sequence)
+    return paged(sequences, layer.block, first_block)
+
+
+def _round_to_fp8(k: Tensor, v: Tensor) -> _KeysAndValues:
+    """Return keys and values as they are read from an FP8 cache."""
+    rounded_k = k.to(FP8).to(k.dtype) * FP8_SCALES["k"]
+    rounded_v = v.to(FP8).to(v.dtype) * FP8_SCALES["v"]
+    return rounded_k, rounded_v
+
+
+def _compute_bias(slopes: Tensor, queries: int, keys: int) -> Tensor:
+    """Return ALiBi's bias of the scores, (heads, queries, keys)."""
+    positions = torch.arange(queries)[:, None] + keys - queries
+    distances = positions - torch.arange(keys)
+    return -slopes[:, None, None].double() * distances
+
+
+def paged(sequences: list[Tensor], block: int, first_block: int = 2) -> tuple[Tensor, Tensor]:
     """Return a cache with the rows of sequences, NaN elsewhere, and the blocks that each has.
 
     Args:
-        kept: of each sequence (tokens, heads, width).
+        sequences: Rows of each, (tokens, heads, width).
+        block: Tokens of a block.
+        first_block: The lowest number of a block in use.
 
     Returns:
-        (blocks, heads, block, width), and (sequences, blocks of the longest).
+        (blocks, heads, block, width), and (sequences, blocks of the longest) in int32.
     """
-    blocks = [-(-len(rows) // block) for rows in kept]
-    count, (_, heads, width) = sum(blocks) + first_block, kept[0].shape
-    cache = kept[0].new_full((count, heads, block, width), torch.nan)
-    table = torch.zeros(len(kept), max(blocks), dtype=torch.int32)
-    order = iter(range(count - 1, first_block - 1, -1))  # not in sequence
-    for i, rows in enumerate(kept):
-        own = torch.tensor([next(order) for _ in range(blocks[i])])
-        table[i, : blocks[i]] = own
-        whole = rows.new_full((blocks[i] * block, heads, width), torch.nan)
-        whole[: len(rows)] = rows
-        cache[own] = whole.unflatten(0, (-1, block)).transpose(1, 2)
+    counts = [-(-len(rows) // block) for rows in sequences]
+    total = sum(counts) + first_block
+    _, heads, width = sequences[0].shape
+    cache = sequences[0].new_full((total, heads, block, width), torch.nan)
+    table = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
+    # The blocks of a sequence are not in order.
+    free_blocks = iter(range(total - 1, first_block - 1, -1))
+    for i, rows in enumerate(sequences):
+        blocks = torch.tensor([next(free_blocks) for _ in range(counts[i])])
+        table[i, : counts[i]] = blocks
+        padded = rows.new_full((counts[i] * block, heads, width), torch.nan)
+        padded[: len(rows)] = rows
+        cache[blocks] = padded.unflatten(0, (-1, block)).transpose(1, 2)
     return cache, table
 
 
 def _unified_attention(
-    rows: Tensor, cache: Tensor, table: Tensor, *, layer: Attention, padding: int, fp8: bool,
-    far: bool, **given,
-) -> dict[str, Tensor]:  # fmt: skip
+    rows: Tensor,
+    cache: Tensor,
+    table: Tensor,
+    *,
+    layer: Attention,
+    padding: int,
+    fp8: bool,
+    far: bool,
+    **arguments,
+) -> dict[str, Tensor]:
     if far:
-        before = (1 << 31) // cache[0].numel() + 1
-        wide = cache.new_empty(before + len(cache), *cache.shape[1:])
-        wide[before:] = cache
-        cache, table = wide, table + before
+        offset = (1 << 31) // cache[0].numel() + 1
+        large_cache = cache.new_empty(offset + len(cache), *cache.shape[1:])
+        large_cache[offset:] = cache
+        cache = large_cache
+        table = table + offset
     scales = (FP8_SCALES["k"], FP8_SCALES["v"]) if fp8 else None
-    q = rows[:, : layer.heads]
-    out = attend(q, halves(cache, fp8), layer, table=table, fp8=scales, **given)
-    kept = len(out) - padding
-    rest = {"rest": out[kept:].isnan().double().flatten(1).mean(1)} if padding else {}
-    return {"out": out[:kept]} | rest
+    out = attend(
+        rows[:, : layer.heads],
+        halves(cache, fp8),
+        layer,
+        table=table,
+        fp8=scales,
+        **arguments,
+    )
+    tokens = len(out) - padding
+    results = {"out": out[:tokens]}
+    if padding:
+        # The share of NaN in each row that belongs to no sequence.
+        results["rest"] = out[tokens:].isnan().double().flatten(1).mean(1)
+    return results
 
 
 def store_keys(
-    randn: Randn, *, tokens=7, heads=3, head_dim=128, block=16, fp8=False, exact=False
+    randn: Randn,
+    *,
+    tokens=7,
+    heads=3,
+    head_dim=128,
+    block=16,
+    fp8=False,
+    exact=False,
 ) -> tuple[VllmCall, Expected]:
     """Build a call of the cache's writer: new keys and values go to their slots, padding to none.
 
-    fp8: divided by a scale each, and stored as e4m3. exact: of values that this does not round, as
-    Triton's interpreter loses the carry into the exponent: 7.9 becomes 4.
+    Args:
+        randn: Draws the numbers.
+        tokens: New tokens.
+        heads: Heads of keys.
+        head_dim: Lanes of a head.
+        block: Tokens of a block.
+        fp8: Whether they are divided by a scale each, and stored as e4m3.
+        exact: Whether the values are such that FP8 does not round them. Triton's interpreter loses
+            the carry into the exponent: 7.9 becomes 4.
     """
-    rows = randn(tokens, 4 * heads, head_dim)  # queries as well: twice as many
-    new = dict(zip("kv", rows[:, 2 * heads :].chunk(2, 1), strict=True))
+    # Each row also has the queries, twice as many heads.
+    rows = randn(tokens, 4 * heads, head_dim)
+    k, v = rows[:, 2 * heads :].chunk(2, 1)
+    new = {"k": k, "v": v}
     if exact:
         for name, x in new.items():
             x.copy_(x.to(FP8).float() * FP8_SCALES[name])
     blocks = 4 if block < 64 else 2
-    cache, slots = (
-        randn(blocks, heads, block, 2 * head_dim),
-        torch.arange(tokens) * (block // 4 + 1) % (blocks * block),
-    )
+    cache = randn(blocks, heads, block, 2 * head_dim)
+    if fp8:
+        cache = cache.to(FP8).to(cache.dtype)
+    slots = torch.arange(tokens) * (block // 4 + 1) % (blocks * block)
     slots[tokens // 2] = -1
-    cache = cache.to(FP8).to(cache.dtype) if fp8 else cache
     tensors = {"rows": rows, "cache": cache, "slots": slots}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         after = cache.clone()
-        for name, part in zip("kv", halves(after), strict=True):
-            own = new[name][slots >= 0]
+        is_stored = slots >= 0
+        stored_slots = slots[is_stored]
+        for name, half in zip(("k", "v"), halves(after), strict=True):
+            values = new[name][is_stored]
             if fp8:
-                own = (own.float() / FP8_SCALES[name]).to(FP8).to(own.dtype)
-            part[slots[slots >= 0] // block, slots[slots >= 0] % block] = own
+                scaled = values.float() / FP8_SCALES[name]
+                values = scaled.to(FP8).to(values.dtype)
+            half[stored_slots // block, stored_slots % block] = values
         return {"cache": after.double()}
 
     return VllmCall(_reshape_and_cache, tensors, {"heads": heads, "fp8": fp8}), expected
 
 
 def _reshape_and_cache(
-    rows: Tensor, cache: Tensor, slots: Tensor, *, heads: int, fp8: bool
+    rows: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    *,
+    heads: int,
+    fp8: bool,
 ) -> dict[str, Tensor]:
     k, v = rows[:, 2 * heads :].chunk(2, 1)
-    own = cache.to(FP8) if fp8 else cache
-    store(k, v, halves(own), slots, *(FP8_SCALES.values() if fp8 else ()))
-    return {"cache": own.to(cache.dtype)}
+    written = cache.to(FP8) if fp8 else cache
+    scales = FP8_SCALES.values() if fp8 else ()
+    store(k, v, halves(written), slots, *scales)
+    return {"cache": written.to(cache.dtype)}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What few models ask of vLLM's paged attention: other masks, and a scale for each token and head.
+"""What few models need of vLLM's paged attention: other masks, and a scale per token and head.
 
-Gemma 3 and 4 let the tokens of a picture see each other, Llama 4's chunks see themselves alone,
-and a model may keep a prompt in sight of a window.
+Gemma 3 and 4 let the tokens of a picture see each other, Llama 4's chunks see only themselves, and
+a model may keep its prompt visible outside of a sliding window.
 """
 
 import importlib
@@ -17,59 +17,98 @@ from strix_validate.layers.table import Attention
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import FP8, attend, halves, paged
-from strix_validate.vllm.source import VllmCall
+from strix_validate.vllm.source import CACHE_MODULE, VllmCall
 
 _SHAPE: dict = {"heads": 4, "kv_heads": 2, "head_dim": 64}
 #: A sequence's pictures: the first and the last token of each; (0, 0) is none.
 Pictures = tuple[tuple[int, int], ...]
 
 
-def _mask(
-    new: int, keys: int, *, causal: bool, window: int, lookback: int, clamped: bool,
-    pictures: Pictures, prefix: int | None,
-) -> Tensor:  # fmt: skip
-    """Return which keys each of a sequence's last tokens sees; see masked."""
-    key, own = torch.arange(keys)[None], torch.arange(keys - new, keys)[:, None]
-    seen = (key <= own) | torch.tensor(not causal)
-    near = own - key < window if window else torch.ones_like(seen)
+def _build_mask(
+    new: int,
+    keys: int,
+    *,
+    causal: bool,
+    window: int,
+    lookback: int,
+    clamped: bool,
+    pictures: Pictures,
+    prefix: int | None,
+) -> Tensor:
+    """Return which keys each of a sequence's last tokens sees, Boolean (new, keys).
+
+    Args:
+        new: Tokens of the sequence that are queries, the last ones.
+        keys: Tokens of the sequence.
+        causal: See masked, whose options are given here for one sequence.
+        window: See masked.
+        lookback: See masked.
+        clamped: See masked.
+        pictures: See masked.
+        prefix: First tokens that stay visible outside of the window, None for no such mask.
+    """
+    key = torch.arange(keys)[None]
+    query = torch.arange(keys - new, keys)[:, None]
+    visible = (key <= query) | torch.tensor(not causal)
+    in_window = torch.ones_like(visible)
+    if window:
+        in_window = query - key < window
     if lookback >= 0:
         chunk = window // (lookback + 1)
-        seen &= own // chunk - key // chunk <= lookback
+        visible &= query // chunk - key // chunk <= lookback
     elif prefix is not None:
-        seen &= near | (key < prefix)
+        visible &= in_window | (key < prefix)
+    elif window and not causal:
+        visible &= in_window & (key - query < window)
     else:
-        seen &= near if causal or not window else near & (key - own < window)
+        visible &= in_window
     for first, last in pictures:
-        both = (own >= first) & (own <= last) & (key >= first) & (key <= last)
-        if first < last:
-            seen |= both & near if clamped else both
-    return seen
+        if first >= last:
+            continue
+        query_inside = (query >= first) & (query <= last)
+        key_inside = (key >= first) & (key <= last)
+        in_picture = query_inside & key_inside
+        visible |= in_picture & in_window if clamped else in_picture
+    return visible
 
 
 def masked(
-    randn: Randn, *, lengths: tuple[tuple[int, int], ...], pictures: tuple[Pictures, ...] = (),
-    window=0, lookback=-1, clamped=False, causal: tuple[bool, ...] = (),
+    randn: Randn,
+    *,
+    lengths: tuple[tuple[int, int], ...],
+    pictures: tuple[Pictures, ...] = (),
+    window=0,
+    lookback=-1,
+    clamped=False,
+    causal: tuple[bool, ...] = (),
     prefixes: tuple[int, ...] = (),
-) -> tuple[VllmCall, Expected]:  # fmt: skip
-    """Build a call of unified_attention with a mask that is not one for all tokens.
+) -> tuple[VllmCall, Expected]:
+    """Build a call of unified_attention with a mask that differs between tokens or sequences.
 
     Args:
+        randn: Draws the numbers.
         lengths: (queries, keys) of each sequence.
-        pictures: of each sequence, as many for each; their tokens see each other.
-        window: keys that a token sees, 0 is all.
-        lookback: chunks before its own that a token sees; a window is that many and one.
-        clamped: a picture's tokens see each other within the window alone (Gemma 4).
-        causal: of each sequence, whether it is (a draft model's is not).
-        prefixes: of each sequence, first tokens that stay in sight behind the window.
+        pictures: Of each sequence, the same number for each. The tokens of a picture see each
+            other.
+        window: Keys that a token sees, 0 is all.
+        lookback: Chunks before its own that a token sees, -1 for no chunks. The window then has
+            that many chunks and one.
+        clamped: Whether a picture's tokens see each other only within the window (Gemma 4).
+        causal: Of each sequence, whether it is causal (a draft model's is not).
+        prefixes: Of each sequence, the number of first tokens that stay visible outside of the
+            window.
     """
-    # with prefixes, the window is no window of the layer's
+    # With prefixes, the window is not the layer's.
     layer = Attention(**_SHAPE, window=0 if prefixes else window)
     queries, keys = zip(*lengths, strict=True)
     q = randn(sum(queries), layer.heads, layer.head_dim)
-    kept = [tuple(randn(n, layer.kv_heads, layer.head_dim) for _ in "kv") for n in keys]
-    cache, table = paged([torch.cat(pair, -1) for pair in kept], layer.block)
+    pairs = []
+    for n in keys:
+        k = randn(n, layer.kv_heads, layer.head_dim)
+        v = randn(n, layer.kv_heads, layer.head_dim)
+        pairs.append((k, v))
+    cache, table = paged([torch.cat(pair, -1) for pair in pairs], layer.block)
     tensors = {
         "q": q,
         "cache": cache,
@@ -83,14 +122,20 @@ def masked(
         tensors["causal"] = torch.tensor(causal)
     if prefixes:
         tensors["rswa_prefix_lens"] = torch.tensor(prefixes, dtype=torch.int32)
-    options = {"layer": layer, "queries": max(queries), "most": max(keys)}
-    more = {"chunk_lookback": lookback, "mm_prefix_clamp_sliding_window": clamped}
-    more |= {"rswa_window": window} if prefixes else {}
+    options = {
+        "layer": layer,
+        "queries": max(queries),
+        "most": max(keys),
+        "chunk_lookback": lookback,
+        "mm_prefix_clamp_sliding_window": clamped,
+    }
+    if prefixes:
+        options["rswa_window"] = window
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        parts = []
-        for i, (part, pair) in enumerate(zip(q.split(queries), kept, strict=True)):
-            seen = _mask(
+        outs = []
+        for i, (rows, (k, v)) in enumerate(zip(q.split(queries), pairs, strict=True)):
+            visible = _build_mask(
                 *lengths[i],
                 causal=causal[i] if causal else True,
                 window=window,
@@ -99,107 +144,160 @@ def masked(
                 pictures=pictures[i] if pictures else (),
                 prefix=prefixes[i] if prefixes else None,
             )
-            shut = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+            bias = torch.zeros(visible.shape, dtype=torch.float64)
+            bias = bias.masked_fill(~visible, -torch.inf)
             # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
-            rows = [x.transpose(0, 1)[None] for x in (part, *pair, part)]
-            out = reference.attention(*rows, attn_mask=shut, dtype=dtype)["out"]
-            parts.append(out[0].transpose(0, 1))
-        return {"out": torch.cat(parts)}
+            inputs = [x.transpose(0, 1)[None] for x in (rows, k, v, rows)]
+            out = reference.attention(*inputs, attn_mask=bias, dtype=dtype)["out"]
+            outs.append(out[0].transpose(0, 1))
+        return {"out": torch.cat(outs)}
 
-    return VllmCall(_attend_masked, tensors, options | more, products=1), expected
-
-
-def _attend_masked(q: Tensor, cache: Tensor, *, layer: Attention, **given) -> dict[str, Tensor]:
-    return {"out": attend(q, halves(cache), layer, **given)}
+    return VllmCall(_attend_masked, tensors, options, products=1), expected
 
 
-#: By kind of cache: how many codes there are on one side of 0, and the largest power of 2 of a
-#: scale with which the largest is about 4.
+def _attend_masked(
+    q: Tensor,
+    cache: Tensor,
+    *,
+    layer: Attention,
+    **arguments,
+) -> dict[str, Tensor]:
+    return {"out": attend(q, halves(cache), layer, **arguments)}
+
+
+#: By kind of cache: the largest code, and the exponent of the largest scale, a power of 2 with
+#: which the largest number is about 4.
 _CODES = {"int8": (127, -5), "fp8": (448, -7)}
 
 
-def _coded(randn: Randn, tokens: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Return codes, of which a head's largest is the largest of all, and the scales they have."""
-    heads, lanes = _SHAPE["kv_heads"], _SHAPE["head_dim"]
-    most, power = _CODES[kind]
-    codes = (randn(tokens, heads, lanes).float() * most / 4).clamp(-most, most)
+def _draw_codes(randn: Randn, tokens: int, kind: str) -> tuple[Tensor, Tensor]:
+    """Return codes and their scales; each token and head has the largest code once.
+
+    Args:
+        randn: Draws the numbers.
+        tokens: Of the cache.
+        kind: Of the cache.
+
+    Returns:
+        (tokens, kv_heads, head_dim), and (tokens, kv_heads), in float32.
+    """
+    kv_heads = _SHAPE["kv_heads"]
+    head_dim = _SHAPE["head_dim"]
+    largest, exponent = _CODES[kind]
+    codes = randn(tokens, kv_heads, head_dim).float() * largest / 4
+    codes = codes.clamp(-largest, largest)
     codes = codes.round() if kind == "int8" else codes.to(FP8).float()
-    place = torch.arange(tokens)[:, None] * 7 + torch.arange(heads)
-    codes.scatter_(2, (place % lanes)[..., None], float(most))
-    return codes, torch.exp2((power - place % 3).float())
+    number = torch.arange(tokens)[:, None] * 7 + torch.arange(kv_heads)
+    lane = (number % head_dim)[..., None]
+    codes.scatter_(2, lane, float(largest))
+    scales = torch.exp2((exponent - number % 3).float())
+    return codes, scales
 
 
 def scaled(
-    randn: Randn, *, lengths: tuple[tuple[int, int], ...], kind: str
+    randn: Randn,
+    *,
+    lengths: tuple[tuple[int, int], ...],
+    kind: str,
 ) -> tuple[VllmCall, Expected]:
     """Build a call of a cache's writer with a scale for each token and head, then of attention.
 
     Args:
+        randn: Draws the numbers.
         lengths: (queries, keys) of each sequence.
-        kind: int8 or fp8. Numbers are codes times a power of 2, so that none is rounded.
+        kind: "int8" or "fp8". Numbers are codes times a power of 2, so that none is rounded.
     """
     queries, keys = zip(*lengths, strict=True)
-    total = sum(keys)
     layer = Attention(**_SHAPE)
     q = randn(sum(queries), layer.heads, layer.head_dim)
-    both = {name: _coded(randn, total, kind) for name in "kv"}
-    new = {name: (codes * scale[..., None]).to(q.dtype) for name, (codes, scale) in both.items()}
-    places = [torch.arange(n, dtype=torch.float32)[:, None, None] for n in keys]
-    cache, table = paged(places, layer.block)
-    # where each token's place stands in the cache, of blocks that are not in order
-    slots = [
-        table[i].long().repeat_interleave(layer.block)[:n] * layer.block
-        + torch.arange(n) % layer.block
-        for i, n in enumerate(keys)
-    ]
+    k_codes, k_scales = _draw_codes(randn, sum(keys), kind)
+    v_codes, v_scales = _draw_codes(randn, sum(keys), kind)
+    k = (k_codes * k_scales[..., None]).to(q.dtype)
+    v = (v_codes * v_scales[..., None]).to(q.dtype)
+    positions = [torch.arange(n, dtype=torch.float32)[:, None, None] for n in keys]
+    cache, table = paged(positions, layer.block)
+    # The slot of each token in the cache, whose blocks are not in order.
+    slots = []
+    for i, n in enumerate(keys):
+        first_slots = table[i].long().repeat_interleave(layer.block)[:n] * layer.block
+        slots.append(first_slots + torch.arange(n) % layer.block)
     tensors = {
         "q": q,
-        **new,
+        "k": k,
+        "v": v,
         "slots": torch.cat(slots),
         "starts": torch.tensor([0, *accumulate(queries)], dtype=torch.int32),
         "keys": torch.tensor(keys, dtype=torch.int32),
         "table": table,
     }
-    options = {"layer": layer, "queries": max(queries), "most": max(keys), "kind": kind}
-    options["blocks"] = len(cache)
+    options = {
+        "layer": layer,
+        "queries": max(queries),
+        "most": max(keys),
+        "kind": kind,
+        "blocks": len(cache),
+    }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        parts = []
-        pairs = zip(*(x.split(keys) for x in new.values()), strict=True)
-        for part, pair in zip(q.split(queries), pairs, strict=True):
-            rows = [x.transpose(0, 1)[None] for x in (part, *pair, part)]
-            out = reference.attention(*rows, causal="bottom-right", dtype=dtype)["out"]
-            parts.append(out[0].transpose(0, 1))
-        scales = {f"{name}_scales": scale.double() for name, (_, scale) in both.items()}
-        return {"out": torch.cat(parts)} | scales
+        outs = []
+        sequences = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
+        for rows, own_k, own_v in sequences:
+            inputs = [x.transpose(0, 1)[None] for x in (rows, own_k, own_v, rows)]
+            out = reference.attention(*inputs, causal="bottom-right", dtype=dtype)["out"]
+            outs.append(out[0].transpose(0, 1))
+        return {
+            "out": torch.cat(outs),
+            "k_scales": k_scales.double(),
+            "v_scales": v_scales.double(),
+        }
 
     return VllmCall(_attend_scaled, tensors, options, products=1), expected
 
 
 def _attend_scaled(
-    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, *, layer: Attention, kind: str, blocks: int,
-    **given,
-) -> dict[str, Tensor]:  # fmt: skip
-    dtype = FP8 if kind == "fp8" else torch.int8
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor,
+    *,
+    layer: Attention,
+    kind: str,
+    blocks: int,
+    **arguments,
+) -> dict[str, Tensor]:
     modes = sys.modules["vllm.v1.kv_cache_interface"].KVQuantMode
-    mode = modes.FP8_PER_TOKEN_HEAD if kind == "fp8" else modes.INT8_PER_TOKEN_HEAD
-    place = {"device": q.device}
+    if kind == "fp8":
+        dtype = FP8
+        mode = modes.FP8_PER_TOKEN_HEAD
+    else:
+        dtype = torch.int8
+        mode = modes.INT8_PER_TOKEN_HEAD
     shape = (blocks, layer.block, layer.kv_heads)
-    whole = torch.zeros(*shape, 2 * layer.head_dim, **place).to(dtype)
-    caches = whole.chunk(2, -1)
-    scales = torch.full((*shape, 2), float("nan"), **place).unbind(-1)
-    module = importlib.import_module(vllm_source.KERNELS[1])
-    module.triton_reshape_and_cache_flash_per_token_head_quant(k, v, *caches, *scales, slots, mode)
+    cache = torch.zeros(*shape, 2 * layer.head_dim, device=q.device).to(dtype)
+    caches = cache.chunk(2, -1)
+    scales = torch.full((*shape, 2), float("nan"), device=q.device)
+    k_scales, v_scales = scales.unbind(-1)
+    module = importlib.import_module(CACHE_MODULE)
+    write = module.triton_reshape_and_cache_flash_per_token_head_quant
+    write(k, v, *caches, k_scales, v_scales, slots, mode)
     out = attend(
-        q, caches, layer, kv_quant_mode=mode, k_scale_cache=scales[0], v_scale_cache=scales[1],
-        **given,
-    )  # fmt: skip
-    both = (x.flatten(0, 1)[slots] for x in scales)
-    return {"out": out, **dict(zip(("k_scales", "v_scales"), both, strict=True))}
+        q,
+        caches,
+        layer,
+        kv_quant_mode=mode,
+        k_scale_cache=k_scales,
+        v_scale_cache=v_scales,
+        **arguments,
+    )
+    return {
+        "out": out,
+        "k_scales": k_scales.flatten(0, 1)[slots],
+        "v_scales": v_scales.flatten(0, 1)[slots],
+    }
 
 
 _PICTURE = "tokens of a picture that do not see each other, or see another picture (Gemma 3)"
-_SEEN = "a token outside of a picture that sees all of it, window or not"
+_OUTSIDE = "a token outside of a picture that sees all of it, window or not"
 _CLAMPED = "a picture whose tokens see further than the window (Gemma 4)"
 _CHUNKED = "chunks that see the one before, or a chunk that begins elsewhere (Llama 4)"
 _EACH = "one sequence's mask taken for each: of a draft model's, some are not causal"
@@ -225,18 +323,29 @@ COMPUTED = {
         _CLAMPED,
     ),
     "decode-pictures": Case(
-        partial(masked, lengths=((1, 70), (1, 40)), pictures=(((20, 50),), ((3, 10),)), window=16),
-        _SEEN,
+        partial(
+            masked,
+            lengths=((1, 70), (1, 40)),
+            pictures=(((20, 50),), ((3, 10),)),
+            window=16,
+        ),
+        _OUTSIDE,
     ),
-    "prefill-chunked": Case(partial(masked, lengths=((40, 90),), window=32, lookback=0), _CHUNKED),
+    "prefill-chunked": Case(
+        partial(masked, lengths=((40, 90),), window=32, lookback=0),
+        _CHUNKED,
+    ),
     "decode-chunked": Case(
-        partial(masked, lengths=((1, 90), (1, 33)), window=40, lookback=1), _CHUNKED
+        partial(masked, lengths=((1, 90), (1, 33)), window=40, lookback=1),
+        _CHUNKED,
     ),
     "prefill-causal-each": Case(
-        partial(masked, lengths=((20, 60), (9, 50)), causal=(True, False)), _EACH
+        partial(masked, lengths=((20, 60), (9, 50)), causal=(True, False)),
+        _EACH,
     ),
     "prefill-prefix-window": Case(
-        partial(masked, lengths=((20, 90), (9, 60)), window=16, prefixes=(30, 5)), _PREFIX
+        partial(masked, lengths=((20, 90), (9, 60)), window=16, prefixes=(30, 5)),
+        _PREFIX,
     ),
     "prefill-fp8-tokens": Case(partial(scaled, lengths=((20, 60), (9, 40)), kind="fp8"), _TOKEN),
     "decode-int8-tokens": Case(partial(scaled, lengths=((1, 70), (1, 40)), kind="int8"), _TOKEN),

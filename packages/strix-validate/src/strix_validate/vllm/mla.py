@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Decoding with latent attention (DeepSeek, GLM-4.7-Flash, Kimi), as vLLM's TRITON_MLA does it.
 
-All query heads read one head of the cache: the latent vector, which is the value as well, and
-behind it the lanes of rope.
+All query heads read one head of the cache: the latent vector, which is the value as well, followed
+by the lanes of rope.
 """
 
 import importlib
@@ -14,6 +14,7 @@ from torch import Tensor
 from strix_validate.checks import Size
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
+from strix_validate.triton.call import BF16
 from strix_validate.triton.cases import Case, Expected, Randn
 from strix_validate.vllm.attention import FP8, paged
 from strix_validate.vllm.source import VllmCall
@@ -22,117 +23,202 @@ _OPS = "vllm.v1.attention.ops"
 _FP8_SCALE = 0.5
 
 
-def latent(  # noqa: PLR0913 (a case's options)
-    randn: Randn, *, keys: tuple[int, ...], heads=16, rank=512, rope=64, block=16, splits=4,
-    scale=0.07, fp8=False, low=0.0,
-) -> tuple[VllmCall, Expected]:  # fmt: skip
-    """Build a call of decode_attention_fwd: a query of each sequence; slots of the cache without a
-    key are NaN.
+def latent(  # noqa: PLR0913 (the options of a case)
+    randn: Randn,
+    *,
+    keys: tuple[int, ...],
+    heads=16,
+    rank=512,
+    rope=64,
+    block=16,
+    splits=4,
+    scale=0.07,
+    fp8=False,
+    low=0.0,
+) -> tuple[VllmCall, Expected]:
+    """Build a call of decode_attention_fwd with a query of each sequence.
 
-    low: if not 0, see reference.with_low_scores.
+    Slots of the cache without a key are NaN.
+
+    Args:
+        randn: Draws the numbers.
+        keys: Keys of each sequence.
+        heads: Heads of queries.
+        rank: Lanes of the latent vector.
+        rope: Lanes of rope.
+        block: Tokens of a block.
+        splits: Parts into which the keys are split.
+        scale: Of the scores.
+        fp8: Whether the cache is stored as e4m3, with a scale.
+        low: If not 0, see reference.with_low_scores.
     """
     q = randn(len(keys), heads, rank + rope)
-    kept = [randn(n, rank + rope) for n in keys]
+    sequences = [randn(n, rank + rope) for n in keys]
     if low:
-        kept = [reference.with_low_scores(q, rows, low, scale)[1] for rows in kept]
+        sequences = [reference.with_low_scores(q, rows, low, scale)[1] for rows in sequences]
         q, _ = reference.with_low_scores(q, q, low, scale)
-    cache, table = paged([rows[:, None] for rows in kept], block)
+    cache, table = paged([rows[:, None] for rows in sequences], block)
     if fp8:
-        kept = [x.to(FP8).to(q.dtype) * _FP8_SCALE for x in kept]
-    tensors = {"q": q, "cache": cache.squeeze(1), "keys": torch.tensor(keys).int()}
-    tensors["table"] = torch.nn.functional.pad(table, (0, 1))
+        sequences = [rows.to(FP8).to(q.dtype) * _FP8_SCALE for rows in sequences]
+    tensors = {
+        "q": q,
+        "cache": cache.squeeze(1),
+        "keys": torch.tensor(keys).int(),
+        "table": torch.nn.functional.pad(table, (0, 1)),
+    }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        parts = []
-        for row, own in zip(q, kept, strict=True):
-            query, key = row[None, :, None], own[None, None]
-            value, grad = key[..., :rank], query[..., :rank]
-            found = reference.attention(query, key, value, grad, scale=scale, lse=True, dtype=dtype)
-            # vLLM keeps the logsumexp in 16 bits
-            size = reference.stored(found["lse"][0, :, 0], dtype)
-            parts.append((found["out"][0, :, 0], size))
-        out, size = (torch.stack(x) for x in zip(*parts, strict=True))
-        return {"out": out, "logsumexp": size}
+        outs = []
+        sums = []
+        for row, rows in zip(q, sequences, strict=True):
+            query = row[None, :, None]
+            key = rows[None, None]
+            results = reference.attention(
+                query,
+                key,
+                key[..., :rank],
+                query[..., :rank],
+                scale=scale,
+                lse=True,
+                dtype=dtype,
+            )
+            outs.append(results["out"][0, :, 0])
+            # vLLM stores the logsumexp in 16 bits.
+            sums.append(reference.stored(results["lse"][0, :, 0], dtype))
+        return {"out": torch.stack(outs), "logsumexp": torch.stack(sums)}
 
     options = {"rank": rank, "splits": splits, "scale": scale, "fp8": fp8}
     return VllmCall(_latent, tensors, options, products=1), expected
 
 
 def _latent(
-    q: Tensor, cache: Tensor, table: Tensor, keys: Tensor, *, rank: int, splits: int, scale: float,
+    q: Tensor,
+    cache: Tensor,
+    table: Tensor,
+    keys: Tensor,
+    *,
+    rank: int,
+    splits: int,
+    scale: float,
     fp8: bool,
-) -> dict[str, Tensor]:  # fmt: skip
-    if fp8:  # only here: tensors of fp8 cannot be pickled
+) -> dict[str, Tensor]:
+    if fp8:
+        # The conversion is done here, because tensors of FP8 cannot be pickled.
         cache = cache.to(FP8)
     cache = cache.unsqueeze(2)
-    out, size = (q.new_full((*q.shape[:2], *more), torch.nan) for more in ((rank,), ()))
-    scratch = q.new_full((*q.shape[:2], splits, rank + 1), torch.nan, dtype=torch.float32)
-    one = torch.tensor(_FP8_SCALE if fp8 else 1.0, device=q.device)
+    sequences, heads = q.shape[:2]
+    out = q.new_full((sequences, heads, rank), torch.nan)
+    sums = q.new_full((sequences, heads), torch.nan)
+    scratch_shape = (sequences, heads, splits, rank + 1)
+    scratch = q.new_full(scratch_shape, torch.nan, dtype=torch.float32)
+    cache_scale = torch.tensor(_FP8_SCALE if fp8 else 1.0, device=q.device)
     importlib.import_module(f"{_OPS}.triton_decode_attention").decode_attention_fwd(
-        q, cache, cache[..., :rank], out, size, table, keys, scratch, splits, scale,
-        cache.shape[1], k_scale=one, v_scale=one, is_mla=True,
-    )  # fmt: skip
-    return {"out": out, "logsumexp": size}
+        q,
+        cache,
+        cache[..., :rank],
+        out,
+        sums,
+        table,
+        keys,
+        scratch,
+        splits,
+        scale,
+        cache.shape[1],
+        k_scale=cache_scale,
+        v_scale=cache_scale,
+        is_mla=True,
+    )
+    return {"out": out, "logsumexp": sums}
 
 
 def merged(
-    randn: Randn, *, tokens=5, heads=3, head_dim=80, cached=3, low=0.0
+    randn: Randn,
+    *,
+    tokens=5,
+    heads=3,
+    head_dim=80,
+    cached=3,
+    low=0.0,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of merge_attn_states: attention over cached and over new keys, of tokens that
-    have both.
+    """Build a call of merge_attn_states: attention over cached keys, and over new ones.
 
-    One of them has no cached key, which a logsumexp of infinity says. low: added to all others.
+    One token has no cached key in one head, which its logsumexp of infinity indicates.
+
+    Args:
+        randn: Draws the numbers.
+        tokens: Number of tokens.
+        heads: Heads of queries.
+        head_dim: Lanes of a head.
+        cached: Number of first tokens that have cached keys.
+        low: Added to all other logsumexps.
     """
     names = ("prefix", "suffix")
     tensors = {name: randn(tokens, heads, head_dim) for name in names}
-    tensors |= {f"{name}_lse": randn(heads, tokens).float() * 3 + low for name in names}
+    for name in names:
+        tensors[f"{name}_lse"] = randn(heads, tokens).float() * 3 + low
     tensors["prefix_lse"][1, 0] = float("inf")
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         work = reference.working(dtype)
-        sizes = torch.stack([tensors[f"{name}_lse"].to(work) for name in names])
-        sizes[sizes == float("inf")] = -float("inf")
-        sizes[0, :, cached:] = -float("inf")
-        shares = sizes.softmax(0).transpose(1, 2)[..., None]
-        both = torch.stack([tensors[name].to(work) for name in names])
-        both = both.abs() if dtype == reference.TERMS else both
-        lse = sizes.logsumexp(0)
-        terms = lse.abs() + 1 if dtype == reference.TERMS else lse
-        return {"out": reference.stored((both * shares).sum(0), dtype), "lse": terms}
+        sums = torch.stack([tensors[f"{name}_lse"].to(work) for name in names])
+        sums[sums == float("inf")] = -float("inf")
+        sums[0, :, cached:] = -float("inf")
+        shares = sums.softmax(0).transpose(1, 2)[..., None]
+        parts = torch.stack([tensors[name].to(work) for name in names])
+        lse = sums.logsumexp(0)
+        if dtype == reference.TERMS:
+            parts = parts.abs()
+            lse = lse.abs() + 1
+        return {"out": reference.stored((parts * shares).sum(0), dtype), "lse": lse}
 
     return VllmCall(_merge, tensors, {"cached": cached}), expected
 
 
 def _merge(
-    prefix: Tensor, suffix: Tensor, prefix_lse: Tensor, suffix_lse: Tensor, *, cached: int
+    prefix: Tensor,
+    suffix: Tensor,
+    prefix_lse: Tensor,
+    suffix_lse: Tensor,
+    *,
+    cached: int,
 ) -> dict[str, Tensor]:
-    out, lse = (torch.full_like(x, torch.nan) for x in (prefix, prefix_lse))
+    out = torch.full_like(prefix, torch.nan)
+    lse = torch.full_like(prefix_lse, torch.nan)
     importlib.import_module(f"{_OPS}.triton_merge_attn_states").merge_attn_states(
-        out, prefix, prefix_lse, suffix, suffix_lse, lse, cached
+        out,
+        prefix,
+        prefix_lse,
+        suffix,
+        suffix_lse,
+        lse,
+        cached,
     )
     return {"out": out, "lse": lse}
 
 
 _LATENT = "the lanes of rope left out, or a split of the keys merged wrongly (DeepSeek)"
 _MERGE = "cached and new keys weighted wrongly, where a prompt is prefilled in parts"
+_SMALL: dict = {"rank": 128, "rope": 32}
 COMPUTED = {
-    "mla-decode": Case(partial(latent, keys=(1, 70), rank=128, rope=32), _LATENT),
+    "mla-decode": Case(partial(latent, keys=(1, 70), **_SMALL), _LATENT),
     "mla-decode-low": Case(
-        partial(latent, keys=(1, 70), rank=128, rope=32, low=-1000), reference.WHY_LOW
+        partial(latent, keys=(1, 70), low=-1000, **_SMALL),
+        reference.WHY_LOW,
     ),
     "mla-decode-512": Case(partial(latent, keys=(100, 33), heads=20), _LATENT, size=Size.FULL),
     "mla-decode-fp8": Case(
-        partial(latent, keys=(40,), rank=128, rope=32, fp8=True),
-        "the scale of an fp8 cache left out", size=Size.FULL,
+        partial(latent, keys=(40,), fp8=True, **_SMALL),
+        "the scale of an fp8 cache left out",
+        size=Size.FULL,
     ),
     "merge-states": Case(merged, _MERGE),
     "merge-states-low": Case(partial(merged, low=-1000.0), reference.WHY_LOW),
-}  # fmt: skip
+}
 COMPILED = {
-    # DeepSeek's heads, which spill
+    # With DeepSeek's number of heads registers are spilled.
     "mla-decode": Case(
         partial(latent, keys=(300, 70), heads=128),
         "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has",
-        torch.bfloat16,
-    )
+        BF16,
+    ),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's Triton kernels from a folder of its source: no installation, no compiled extension.
+"""Import vLLM's Triton kernels from a folder of its source, without its compiled extension.
 
 The modules that define kernels, with the Python functions that launch them, are vLLM's own. What
 else they import is replaced: the platform by gfx1151's answers, Triton's wrapper by Triton, and any
@@ -25,16 +25,22 @@ from strix_validate import GPUS, NAMED, TARGET
 from strix_validate.checks import CannotRun
 from strix_validate.triton.call import FunctionCall
 
+ATTENTION_MODULE = "vllm.v1.attention.ops.triton_unified_attention"
+CACHE_MODULE = "vllm.v1.attention.ops.triton_reshape_and_cache_flash"
+MOE_MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
+ROPE_MODULE = "vllm.model_executor.layers.rotary_embedding.mrope"
+NORM_MODULE = "vllm.model_executor.determinism.batch_invariant"
+MXFP4_MODULE = "vllm.model_executor.layers.fused_moe.experts.gpt_oss_triton_kernels_moe"
 #: The modules that run as they are in the source.
 KERNELS = (
-    "vllm.v1.attention.ops.triton_unified_attention",
-    "vllm.v1.attention.ops.triton_reshape_and_cache_flash",
-    "vllm.model_executor.layers.fused_moe.fused_moe",
-    "vllm.model_executor.layers.rotary_embedding.mrope",
-    "vllm.model_executor.determinism.batch_invariant",
-    "vllm.model_executor.layers.fused_moe.experts.gpt_oss_triton_kernels_moe",
+    ATTENTION_MODULE,
+    CACHE_MODULE,
+    MOE_MODULE,
+    ROPE_MODULE,
+    NORM_MODULE,
+    MXFP4_MODULE,
 )
-#: What they compute with.
+#: Modules that those compute with; they run as they are, too.
 _HELPERS = (
     "vllm.envs",
     "vllm.utils.math_utils",
@@ -49,7 +55,8 @@ _HELPERS = (
     "vllm.v1.watermarking.prfs.base",
     "vllm.v1.watermarking.prfs.philox",
 )
-#: Of sampling, MLA, linear attention, quantized products and LoRA: these, and what is below them.
+#: Modules of sampling, MLA, linear attention, quantized products and LoRA. They run as they are,
+#: with all modules below them.
 _FAMILIES = (
     "vllm.v1.sample.ops.topk_topp_triton",
     "vllm.v1.worker.gpu.sample",
@@ -64,58 +71,69 @@ _FAMILIES = (
     "vllm.model_executor.kernels.linear.mixed_precision.rdna_hybrid_w4a16",
     "vllm.lora.ops.triton_ops",
 )
-#: Mocks that are base classes: of two MagicMocks nothing can inherit.
 _MOE = "vllm.model_executor.layers.fused_moe"
+#: Mocks that vLLM's classes inherit from, by module: a class cannot inherit from two MagicMocks.
 _CLASSES = {
     f"{_MOE}.modular_kernel": ("FusedMoEExpertsModular", "FusedMoEExpertsMonolithic"),
     f"{_MOE}.experts.lora_experts_mixin": ("LoRAExpertsMixin",),
 }
-#: Where FLA's kernels have exp from, by another name.
+#: The module from which FLA's kernels import exp under another name.
 _EXP = "vllm.third_party.flash_linear_attention.ops.op"
-#: Of vllm.platforms.rocm, the questions whose answer is yes on the GPU.
+#: Functions of vllm.platforms.rocm that return True on the GPU.
 _GPU_IS = ("on_gfx1x", "on_gfx11", f"on_{TARGET[:-1]}x", f"on_{TARGET}", "on_rdna")
-#: As vLLM counts compute capabilities: 115 is (11, 5).
+#: The compute capability as vLLM counts it: 115 is (11, 5).
 _CAPABILITY = int(TARGET[3:6])
 
 
 def find(folder: Path | None) -> Path:
-    """Return the folder that contains vllm/: the given one, or that of the installed package.
+    """Return the folder that contains vllm/.
+
+    Args:
+        folder: A source tree of vLLM; None is the installed package.
 
     Raises:
-        CannotRun: vLLM is not installed, and no folder was given.
-        ValueError: the given folder is not a source tree of vLLM.
+        CannotRun: vLLM is not installed, and no folder was passed.
+        ValueError: The folder is not a source tree of vLLM.
     """
     if folder is None:
-        found = importlib.util.find_spec("vllm")
-        if found is None or not found.submodule_search_locations:
+        spec = importlib.util.find_spec("vllm")
+        if spec is None or not spec.submodule_search_locations:
             raise CannotRun("vllm is not installed, and --vllm-source names no source of it")
-        return Path(found.submodule_search_locations[0]).parent
+        return Path(spec.submodule_search_locations[0]).parent
     if not (folder / "vllm" / "platforms").is_dir():
         raise ValueError(f"{folder} has no vllm/platforms: it is not a source tree of vLLM")
     return folder.resolve()
 
 
 def version(folder: Path) -> str:
-    """Return what the source calls itself: from PKG-INFO of an sdist or the installed metadata."""
+    """Return vLLM's version, from PKG-INFO of an sdist or the installed metadata."""
     for file in (folder / "PKG-INFO", *folder.glob("vllm-*.dist-info/METADATA")):
-        if file.is_file():
-            lines = file.read_text(errors="replace").splitlines()
-            return next((x.split()[1] for x in lines if x.startswith("Version: ")), "unknown")
+        if not file.is_file():
+            continue
+        for line in file.read_text(errors="replace").splitlines():
+            if line.startswith("Version: "):
+                return line.split()[1]
+        return "unknown"
     return "unknown"
 
 
 def install(folder: Path) -> None:
-    """Make ``import vllm...`` give modules of the folder and mocks."""
+    """Make ``import vllm...`` load modules of a folder, and mocks for all others."""
     sys.meta_path.insert(0, Finder(folder))
-    # ``from vllm import envs`` would find a mock, whose every setting is true, until this is there
+    # Until this module is loaded, ``from vllm import envs`` would find a mock, in which every
+    # setting is true.
     importlib.import_module("vllm.envs")
-    # vLLM gives its copy of triton_kernels that name
+    # vLLM imports its copy of triton_kernels under that name.
     sys.path.append(str(third_party(folder)))
 
 
 @dataclass(frozen=True)
 class VllmCall(FunctionCall):
-    """A launch of vLLM's kernels by a function of this subpackage; source: vLLM's folder."""
+    """A call of vLLM's kernels by a function of this subpackage.
+
+    Attributes:
+        source: The folder that contains vllm/; set before the call is made.
+    """
 
     source: Path = Path()
 
@@ -131,7 +149,7 @@ def third_party(folder: Path) -> Path:
 
 
 def generation() -> str:
-    """Answer as vLLM's get_triton_kernels_version does: which interface triton_kernels have."""
+    """Return which interface triton_kernels have, as vLLM's get_triton_kernels_version does."""
     try:
         importlib.import_module("triton_kernels.matmul_ogs")
     except ImportError:
@@ -141,15 +159,16 @@ def generation() -> str:
 
 
 def device_name() -> str:
-    """Return how vLLM names the GPU in files of tuned tiles: gfx1151, or NVIDIA's that is here."""
+    """Return the GPU's name in vLLM's files of tuned tiles: gfx1151's, or this NVIDIA GPU's."""
     if torch.version.hip or not torch.cuda.is_available():
         return NAMED
-    # the stand-in for a gfx1151 has no name
-    return re.sub(r"[\s/]+", "_", getattr(torch.cuda.get_device_properties(0), "name", NAMED))
+    # The stand-in for a gfx1151 has no name.
+    name = getattr(torch.cuda.get_device_properties(0), "name", NAMED)
+    return re.sub(r"[\s/]+", "_", name)
 
 
 class _Platform:
-    """vllm.platforms.current_platform of a gfx1151; a question it does not know gets a no."""
+    """vllm.platforms.current_platform of a gfx1151; any method not defined here returns False."""
 
     is_rocm = is_cuda_alike = staticmethod(lambda: True)
     fp8_dtype = staticmethod(lambda: torch.float8_e4m3fn)
@@ -164,7 +183,10 @@ class _Platform:
 
 
 class _StandIn(types.ModuleType):
-    """A module whose every name is a mock, but that of a newer generation of triton_kernels."""
+    """A module whose every name is a mock, except SparseMatrix.
+
+    Only a newer generation of triton_kernels has that one; see generation.
+    """
 
     def __getattr__(self, name: str):
         if name.startswith("__") or name == "SparseMatrix":
@@ -173,7 +195,7 @@ class _StandIn(types.ModuleType):
 
 
 def mock(name: str) -> types.ModuleType:
-    """Return what stands for a module of vLLM that kernels only import."""
+    """Return a stand-in for a module of vLLM that kernels only import."""
     module: Any = _StandIn(name)
     for class_name in _CLASSES.get(name, ()):
         setattr(module, class_name, type(class_name, (), {}))
@@ -183,29 +205,45 @@ def mock(name: str) -> types.ModuleType:
         from triton import language
         from triton.language.extra import libdevice
 
-        module.triton, module.tl = triton, language
+        module.triton = triton
+        module.tl = language
         module.tldevice = libdevice
     if name == _EXP:
-        # the interpreter replaces Triton's functions when a kernel starts: look each up then
+        # The interpreter replaces Triton's functions when a kernel starts, so each is looked up
+        # when it is called.
         from triton import language
 
-        module.exp, module.log = lambda x: language.exp(x), lambda x: language.log(x)
-        module.exp2, module.log2 = lambda x: language.exp2(x), lambda x: language.log2(x)
+        module.exp = lambda x: language.exp(x)
+        module.log = lambda x: language.log(x)
+        module.exp2 = lambda x: language.exp2(x)
+        module.log2 = lambda x: language.log2(x)
     return module
 
 
-#: Of vllm.platforms.rocm, the questions whose answer is no.
+#: Functions of vllm.platforms.rocm that return False, unless _GPU_IS lists them.
 _GPU_IS_NOT = (
-    *("on_mi3xx", "on_rdna4", "on_cdna"),
-    *(f"on_gfx{n}" for n in ("9", "90a", "942", "950", "12x", "1250", "1100", "115x", "1151")),
+    "on_mi3xx",
+    "on_rdna4",
+    "on_cdna",
+    "on_gfx9",
+    "on_gfx90a",
+    "on_gfx942",
+    "on_gfx950",
+    "on_gfx12x",
+    "on_gfx1250",
+    "on_gfx1100",
+    "on_gfx115x",
+    "on_gfx1151",
 )
-#: What kernels and their functions take from mocks, by module.
+#: Names of mocks that kernels and their functions use, by module.
 _ANSWERS: dict[str, dict[str, Any]] = {
     "vllm.platforms": {"current_platform": _Platform()},
     "vllm.platforms.rocm": {
-        **dict.fromkeys(_GPU_IS_NOT, lambda: False), **dict.fromkeys(_GPU_IS, lambda: True),
+        **dict.fromkeys(_GPU_IS_NOT, lambda: False),
+        **dict.fromkeys(_GPU_IS, lambda: True),
     },
-    _MOE: {"get_config": lambda: None},  # no tiles but those of the tables, named after the device
+    # Without a configuration, tiles come from the tables, which are named after the device.
+    _MOE: {"get_config": lambda: None},
     "vllm.utils.platform_utils": {
         "get_device_name_as_file_name": lambda *_: device_name(),
         "num_compute_units": lambda device=None: GPUS[TARGET],
@@ -214,27 +252,35 @@ _ANSWERS: dict[str, dict[str, Any]] = {
         "async_tensor_h2d": lambda x, **place: torch.as_tensor(x).to(**place),
     },
     "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1, "NULL_BLOCK_ID": 0},
-    "vllm.config.cache": {"get_kv_cache_dtype_handler": lambda kind: None},  # of no plugin
+    # No plugin has a dtype of its own.
+    "vllm.config.cache": {"get_kv_cache_dtype_handler": lambda dtype: None},
     "vllm.utils.import_utils": {"get_triton_kernels_version": generation},
-}  # fmt: skip
+}
+
+
+def _runs_as_is(name: str) -> bool:
+    """Return whether a module of vLLM is loaded from its file."""
+    if name in KERNELS or name in _HELPERS:
+        return True
+    if name == _EXP and os.environ.get("TRITON_INTERPRET"):
+        return False
+    return any(f"{name}.".startswith(f"{family}.") for family in _FAMILIES)
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Serves the whole of vllm: modules of a folder, and mocks."""
+    """Find and load the whole of vllm: modules of a folder, and mocks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find_spec(self, name, path=None, target=None):
-        """Find the file of a module with kernels; any other is a mock."""
+        """Return the spec of a module of vLLM: its file if it has kernels, otherwise a mock."""
         if name != "vllm" and not name.startswith("vllm."):
             return None
         file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
-        family = any(f"{name}.".startswith(f"{known}.") for known in _FAMILIES)
-        family &= not (name == _EXP and os.environ.get("TRITON_INTERPRET"))
-        if (family or name in (*KERNELS, *_HELPERS)) and file.is_file():
+        if _runs_as_is(name) and file.is_file():
             return importlib.util.spec_from_file_location(name, file)
-        # every mock counts as a package, so that anything can be imported from it
+        # Every mock is a package, so that anything can be imported from it.
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
