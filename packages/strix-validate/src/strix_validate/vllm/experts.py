@@ -7,6 +7,7 @@ weights the second.
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -16,160 +17,302 @@ from torch import Tensor
 from strix_validate.layers.table import MODELS, Experts
 from strix_validate.timing import timed
 from strix_validate.triton.cases import Randn
-from strix_validate.vllm.source import VllmCall
+from strix_validate.vllm.source import MOE_MODULE, VllmCall
 
-_MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
-#: In a step of a server. Together they need every kernel that any number up to 8192 needs: found by
-#: counting, with the tables of the recipe vllm. Those behind 518 are for few experts, and
-#: those of 4 modulo 8 for Mixtral: its padded rows are then a multiple of 16, and the others not.
+#: Numbers of tokens of a server's step. Together they need every kernel that any number up to 8192
+#: needs, which was found by counting, with the tables of the recipe vllm. Those that are 4 modulo 8
+#: are for Mixtral: only with them the number of its padded rows is a multiple of 16.
 TOKENS = (
-    1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100, 112, 129, 130, 132,
-    144, 515, 516, 518, 528, 2065, 2068, 2080,
-)  # fmt: skip
+    *(1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100),
+    *(112, 129, 130, 132, 144, 515, 516, 518),
+    # For layers with few experts.
+    *(528, 2065, 2068, 2080),
+)
+
+
+def _list_layers() -> dict[str, Experts]:
+    layers = {}
+    for model, row in MODELS.items():
+        for weight_format, layer in row.mixture().items():
+            name = f"{model}, {weight_format}" if weight_format else model
+            layers[name] = layer
+    return layers
+
+
 #: Layers of the table of models, by a model that has them and the format of its weights.
-LAYERS = {
-    ", ".join(filter(None, (model, kind))): layer
-    for model, row in MODELS.items()
-    for kind, layer in row.mixture().items()
-}
+LAYERS = _list_layers()
 
 
 def mixture(randn: Randn, *, layer: Experts, tokens: int) -> tuple[VllmCall, None]:
-    """Build a layer's two products for this many tokens; the weights hold no numbers."""
+    """Build a call of a layer's two products, whose weights are not initialized."""
     return VllmCall(_mix, {"x": randn(tokens, layer.hidden)}, {"layer": layer}), None
 
 
 def _mix(x: Tensor, *, layer: Experts) -> dict[str, Tensor]:
-    """Launch both products, with weights that are made here; return nothing."""
-    module = importlib.import_module(_MODULE)
+    """Launch both products with weights that are allocated here, and return nothing."""
+    module = importlib.import_module(MOE_MODULE)
     chosen = torch.zeros(len(x), layer.top_k, dtype=torch.int32, device=x.device)
     config = _configure(module, layer, len(x))
-    assigned = module._prepare_expert_assignment(
-        chosen, config, *chosen.shape, layer.experts, None,
-        use_int4_w4a16=bool(layer.group), **_block_shape(layer),
-    )  # fmt: skip
-    _products(module, x, layer, config, assigned)()
+    assignment = module._prepare_expert_assignment(
+        chosen,
+        config,
+        *chosen.shape,
+        layer.experts,
+        None,
+        use_int4_w4a16=bool(layer.group),
+        **_block_shape(layer),
+    )
+    _bind_products(module, x, layer, config, assignment)()
     return {}
 
 
 def time_mixture(x: Tensor, *, layer: Experts) -> dict[str, Tensor]:
-    """Time a layer's two products, of tokens that spread evenly over the experts.
+    """Time a layer's two products, with tokens that spread evenly over the experts.
 
     Returns:
         See :meth:`Timing.pack`.
     """
-    module = importlib.import_module(_MODULE)
+    module = importlib.import_module(MOE_MODULE)
     pairs = torch.arange(len(x) * layer.top_k, dtype=torch.int32, device=x.device)
     chosen = (pairs % layer.experts).view(len(x), layer.top_k)
     config = _configure(module, layer, len(x))
-    kind = "int4_w4a16" if layer.group else None
-    assigned = assign(module, chosen, config, layer.experts, kind, [0, layer.group])
-    return timed(_products(module, x, layer, config, assigned), x.device.type).pack()
+    dtype_name = "int4_w4a16" if layer.group else None
+    block = [0, layer.group]
+    assignment = assign(module, chosen, config, layer.experts, dtype_name, block)
+    launch = _bind_products(module, x, layer, config, assignment)
+    return timed(launch, x.device.type).pack()
 
 
 def _block_shape(layer: Experts) -> dict[str, list[int]]:
     """Return the keyword for weights that share scales, and nothing for others."""
-    scaled = [layer.block, layer.group or layer.block]
-    return {"block_shape": scaled} if any(scaled) else {}
+    shape = [layer.block, layer.group or layer.block]
+    return {"block_shape": shape} if any(shape) else {}
+
+
+def _dtype_name(layer: Experts) -> str | None:
+    """Return vLLM's name for the dtypes of a layer, None for its own."""
+    if layer.group:
+        return "int4_w4a16"
+    return "fp8_w8a8" if layer.block else None
 
 
 def _configure(module: Any, layer: Experts, tokens: int) -> dict[str, int]:
     """Return the tile that vLLM chooses for a layer and a number of tokens."""
-    packed = 2 if layer.group else 1  # int4 weights, two to a byte
-    name = "int4_w4a16" if layer.group else "fp8_w8a8" if layer.block else None
+    weights_per_item = 2 if layer.group else 1  # int4 weights, two to a byte
     return module.try_get_optimal_moe_config(
-        (layer.experts, 2 * layer.inner, layer.hidden // packed),
-        (layer.experts, layer.hidden, layer.inner // packed),
-        layer.top_k, name, tokens, **_block_shape(layer),
-    )  # fmt: skip
+        (layer.experts, 2 * layer.inner, layer.hidden // weights_per_item),
+        (layer.experts, layer.hidden, layer.inner // weights_per_item),
+        layer.top_k,
+        _dtype_name(layer),
+        tokens,
+        **_block_shape(layer),
+    )
 
 
-def _products(
-    module: Any, x: Tensor, layer: Experts, config: dict[str, int], assigned: tuple
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of one product.
+
+    Attributes:
+        weights: (experts, rows, columns), or half as many columns if they are int4.
+        scales: Of blocks or groups, None for others.
+        zeros: Zero points of int4 weights, None for none.
+    """
+
+    weights: Tensor
+    scales: Tensor | None = None
+    zeros: Tensor | None = None
+
+
+def _bind_products(
+    module: Any,
+    x: Tensor,
+    layer: Experts,
+    config: dict[str, int],
+    assignment: tuple,
 ) -> Callable[[], None]:
-    """Allocate a layer's weights and results; return the launch of its two products."""
-    own = {"device": x.device, "dtype": x.dtype}
-    routed = torch.ones(len(x), layer.top_k, device=x.device)
-    between = torch.zeros(len(x) * layer.top_k, layer.inner, **own)
-    first = _weights(layer, 2 * layer.inner, layer.hidden, own)
-    second = _weights(layer, layer.hidden, layer.inner, own)
+    """Allocate a layer's weights and results, and return the launch of its two products.
 
-    def multiply(rows: Tensor, weights: list, out: Tensor, router: Tensor | None) -> None:
-        weight, scales, zeros = weights
-        top_k = layer.top_k if rows is x else 1
-        common = (router, *assigned, router is not None, top_k, config)
-        if layer.group:
-            module.invoke_fused_moe_wna16_triton_kernel(
-                rows, weight, out, scales, zeros, *common, **_block_shape(layer),
-                use_int8_w8a16=False, use_int4_w4a16=True,
-                compute_type=getattr(module.tl, str(x.dtype).removeprefix("torch.")),
-            )  # fmt: skip
-            return
-        given, given_scales, computed = rows, None, x.dtype
-        if layer.block:  # tokens come in FP8 too, with a scale for each block
-            given, computed = torch.empty_like(rows, dtype=weight.dtype), torch.bfloat16
-            given_scales = torch.empty(len(rows), rows.shape[1] // layer.block, device=x.device)
-        module.invoke_fused_moe_triton_kernel(
-            given, weight, out, given_scales, scales, *common, **_block_shape(layer),
-            use_fp8_w8a8=bool(layer.block), use_int8_w8a8=False, use_int8_w8a16=False,
-            use_int4_w4a16=False, per_channel_quant=False,
-            compute_type=getattr(module.tl, str(computed).removeprefix("torch.")),
-        )  # fmt: skip
-
-    outs = [torch.empty(len(x), layer.top_k, n, **own) for n in (2 * layer.inner, layer.hidden)]
+    Args:
+        module: vLLM's.
+        x: (tokens, hidden).
+        layer: Its sizes and the format of its weights.
+        config: The tile.
+        assignment: See assign.
+    """
+    place = {"device": x.device, "dtype": x.dtype}
+    shares = torch.ones(len(x), layer.top_k, device=x.device)
+    inner = torch.zeros(len(x) * layer.top_k, layer.inner, **place)
+    first = _allocate_weights(layer, 2 * layer.inner, layer.hidden, x)
+    second = _allocate_weights(layer, layer.hidden, layer.inner, x)
+    first_out = torch.empty(len(x), layer.top_k, 2 * layer.inner, **place)
+    second_out = torch.empty(len(x), layer.top_k, layer.hidden, **place)
+    second_shares = None if layer.first else shares
+    launcher = _Launcher(module, layer, config, assignment)
 
     def launch() -> None:
-        multiply(x, first, outs[0], None)
-        multiply(between, second, outs[1], None if layer.first else routed)
+        launcher.multiply(x, first, first_out, None, layer.top_k)
+        launcher.multiply(inner, second, second_out, second_shares, 1)
 
     return launch
 
 
-def _weights(layer: Experts, rows: int, columns: int, place: dict) -> list[Any]:
-    """Allocate one product's weights, their scales and their zero points."""
+@dataclass(frozen=True)
+class _Launcher:
+    """Launches products of a layer.
+
+    Attributes:
+        module: vLLM's.
+        layer: Its sizes and the format of its weights.
+        config: The tile.
+        assignment: See assign.
+    """
+
+    module: Any
+    layer: Experts
+    config: dict[str, int]
+    assignment: tuple
+
+    def multiply(
+        self,
+        rows: Tensor,
+        weights: _Weights,
+        out: Tensor,
+        shares: Tensor | None,
+        top_k: int,
+    ) -> None:
+        """Launch one product.
+
+        Args:
+            rows: What is multiplied.
+            weights: By what.
+            out: The result.
+            shares: The router's weights of the result, None if it is not weighted.
+            top_k: Experts of each row.
+        """
+        common = (shares, *self.assignment, shares is not None, top_k, self.config)
+        if self.layer.group:
+            self.module.invoke_fused_moe_wna16_triton_kernel(
+                rows,
+                weights.weights,
+                out,
+                weights.scales,
+                weights.zeros,
+                *common,
+                **_block_shape(self.layer),
+                use_int8_w8a16=False,
+                use_int4_w4a16=True,
+                compute_type=_compute_type(self.module, rows.dtype),
+            )
+            return
+        row_scales = None
+        compute_dtype = rows.dtype
+        block = self.layer.block
+        if block:
+            # Tokens are in FP8, too, with a scale for each block.
+            row_scales = torch.empty(len(rows), rows.shape[1] // block, device=rows.device)
+            rows = torch.empty_like(rows, dtype=weights.weights.dtype)
+            compute_dtype = torch.bfloat16
+        self.module.invoke_fused_moe_triton_kernel(
+            rows,
+            weights.weights,
+            out,
+            row_scales,
+            weights.scales,
+            *common,
+            **_block_shape(self.layer),
+            use_fp8_w8a8=bool(block),
+            use_int8_w8a8=False,
+            use_int8_w8a16=False,
+            use_int4_w4a16=False,
+            per_channel_quant=False,
+            compute_type=_compute_type(self.module, compute_dtype),
+        )
+
+
+def _compute_type(module: Any, dtype: torch.dtype) -> Any:
+    """Return Triton's type for a dtype."""
+    return getattr(module.tl, str(dtype).removeprefix("torch."))
+
+
+def _allocate_weights(layer: Experts, rows: int, columns: int, x: Tensor) -> _Weights:
+    """Allocate one product's weights, their scales and their zero points, on the device of x."""
+    shape = (layer.experts, rows, columns)
     if layer.block:
-        shape = (layer.experts, -(-rows // layer.block), -(-columns // layer.block))
-        scales = torch.empty(shape, device=place["device"])
-        fp8 = place | {"dtype": torch.float8_e4m3fn}
-        return [torch.empty(layer.experts, rows, columns, **fp8), scales, None]
+        weights = torch.empty(shape, dtype=torch.float8_e4m3fn, device=x.device)
+        scale_rows = -(-rows // layer.block)
+        scale_columns = -(-columns // layer.block)
+        scales = torch.empty(layer.experts, scale_rows, scale_columns, device=x.device)
+        return _Weights(weights, scales)
     if not layer.group:
-        return [torch.empty(layer.experts, rows, columns, **place), None, None]
-    codes = place | {"dtype": torch.uint8}  # two to a byte
+        return _Weights(torch.empty(shape, dtype=x.dtype, device=x.device))
+    # Two codes to a byte.
+    packed = {"dtype": torch.uint8, "device": x.device}
     groups = columns // layer.group
-    return [
-        torch.empty(layer.experts, rows, columns // 2, **codes),
-        torch.empty(layer.experts, rows, groups, **place),
-        torch.empty(layer.experts, rows // 2, groups, **codes) if layer.zeros else None,
-    ]
+    weights = torch.empty(layer.experts, rows, columns // 2, **packed)
+    scales = torch.empty(layer.experts, rows, groups, dtype=x.dtype, device=x.device)
+    zeros = None
+    if layer.zeros:
+        zeros = torch.empty(layer.experts, rows // 2, groups, **packed)
+    return _Weights(weights, scales, zeros)
 
 
 def by_expert(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sort (token, choice) pairs by expert into whole blocks, as vLLM's HIP code does.
 
+    Args:
+        chosen: The experts of each token, (tokens, top_k).
+        experts: Number of experts.
+        block: Pairs of a block.
+
     Returns:
-        The pairs, of which a number behind the last is none; each block's expert; their number.
+        The pairs, of which a number beyond the last one is padding; each block's expert; and the
+        number of pairs with the padding.
     """
-    pairs, owners = [], []
+    pairs: list[int] = []
+    owners: list[int] = []
     for expert in range(experts):
-        own = (chosen.flatten() == expert).nonzero().flatten().tolist()
-        own += [chosen.numel()] * (-len(own) % block)
-        pairs += own
-        owners += [expert] * (len(own) // block)
-    place = {"dtype": torch.int32, "device": chosen.device}
-    found = [torch.tensor(x, **place) for x in (pairs, owners, [len(pairs)])]
-    return found[0], found[1], found[2]
+        expert_pairs = (chosen.flatten() == expert).nonzero().flatten().tolist()
+        padding = -len(expert_pairs) % block
+        expert_pairs += [chosen.numel()] * padding
+        pairs += expert_pairs
+        owners += [expert] * (len(expert_pairs) // block)
+
+    def as_tensor(numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=chosen.device)
+
+    return as_tensor(pairs), as_tensor(owners), as_tensor([len(pairs)])
 
 
 def assign(
-    module: Any, chosen: Tensor, config: dict, experts: int, kind: str | None, block: list | None
+    module: Any,
+    chosen: Tensor,
+    config: dict,
+    experts: int,
+    dtype_name: str | None,
+    block: list | None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return whose rows of tokens each tile has, and its expert: vLLM's choice, sorted here."""
+    """Return the rows and the expert of each tile, which vLLM's HIP code would sort.
+
+    Args:
+        module: vLLM's.
+        chosen: The experts of each token, (tokens, top_k).
+        config: The tile.
+        experts: Number of experts.
+        dtype_name: vLLM's name for the dtypes of the layer.
+        block: The block_shape of weights that share a scale.
+    """
 
     def align(chosen: Tensor, size: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
         return by_expert(chosen, experts, size)
 
     with patch.object(module, "moe_align_block_size", align):
         return module._prepare_expert_assignment(
-            chosen.contiguous(), config, *chosen.shape, experts, None, block_shape=block,
-            use_int4_w4a16=kind == "int4_w4a16",
-        )  # fmt: skip
+            chosen.contiguous(),
+            config,
+            *chosen.shape,
+            experts,
+            None,
+            block_shape=block,
+            use_int4_w4a16=dtype_name == "int4_w4a16",
+        )

@@ -3,6 +3,7 @@
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,222 +13,416 @@ from torch import Tensor
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
-from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import FP8
 from strix_validate.vllm.experts import assign
-from strix_validate.vllm.source import VllmCall
+from strix_validate.vllm.source import MOE_MODULE, NORM_MODULE, ROPE_MODULE, VllmCall
 
-_, _, MOE, _ROPE, _NORM, _ = vllm_source.KERNELS
-_BLOCK = 128  # of FP8 weights that share a scale, both ways
-#: By kind of scales, the shapes that those of tokens and of experts have.
-_SCALES: dict[str, Callable[[int, int, int, int], tuple[tuple[int, ...], tuple[int, ...]]]] = {
-    "blocks": lambda tokens, experts, rows, columns: (
-        (tokens, columns // _BLOCK),
-        (experts, -(-rows // _BLOCK), columns // _BLOCK),
-    ),
-    "channels": lambda tokens, experts, rows, columns: ((tokens, 1), (experts, rows, 1)),
-    "tensor": lambda tokens, experts, rows, columns: ((1,), (experts,)),
-}
+#: Rows and columns of FP8 weights that share a scale.
+_BLOCK = 128
 
 
 def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[VllmCall, Expected]:
     """Build a call of rms_norm_batch_invariant, with a last block that is not full."""
-    x, weight = randn(rows, columns), randn(columns)
+    x = randn(rows, columns)
+    weight = randn(columns)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         work = reference.working(dtype)
-        a, w = x.to(work), weight.to(work)
-        out = a * (a.square().mean(-1, keepdim=True) + eps).rsqrt() * w
-        return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
+        wide = x.to(work)
+        scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+        out = wide * scale * weight.to(work)
+        if dtype == reference.TERMS:
+            out = out.abs()
+        return {"out": reference.stored(out, dtype)}
 
     return VllmCall(run_rms_norm, {"x": x, "weight": weight}, {"eps": eps}), expected
 
 
 def run_rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> dict[str, Tensor]:
     """Run rms_norm_batch_invariant."""
-    return {"out": importlib.import_module(_NORM).rms_norm_batch_invariant(x, weight, eps=eps)}
+    module = importlib.import_module(NORM_MODULE)
+    return {"out": module.rms_norm_batch_invariant(x, weight, eps=eps)}
 
 
-def rope(  # noqa: PLR0913 (a case's options)
-    randn: Randn, *, tokens=3, heads=6, kv_heads=2, head_dim=128, neox=True, rotary=0,
-    interleaved=False, sections=(), whole=False,
-) -> tuple[VllmCall, Expected]:  # fmt: skip
-    """Build a call of triton_mrope: positions in time, height and width, each for its section of
-    the angles.
+def rope(  # noqa: PLR0913 (the options of a case)
+    randn: Randn,
+    *,
+    tokens=3,
+    heads=6,
+    kv_heads=2,
+    head_dim=128,
+    neox=True,
+    rotary=0,
+    interleaved=False,
+    sections=(),
+    whole=False,
+) -> tuple[VllmCall, Expected]:
+    """Build a call of triton_mrope.
 
-    rotary: lanes that are turned, 0 is all. interleaved: the sections take turns. sections: angles
-    of each position, by default the shares that Qwen2.5-VL has. whole: q and k are slices of one
-    tensor, in which the values are behind them.
+    Each token has positions in time, height and width, one for each section of the angles.
+
+    Args:
+        randn: Draws the numbers.
+        tokens: Tokens of the batch.
+        heads: Heads of queries.
+        kv_heads: Heads of keys.
+        head_dim: Lanes of a head.
+        neox: Whether pairs of lanes are halves of a head; otherwise they are neighbours.
+        rotary: Lanes that are turned, 0 is all.
+        interleaved: Whether the sections take turns, as in Qwen3-VL.
+        sections: Angles of each position; by default the shares that Qwen2.5-VL has.
+        whole: Whether q and k are slices of one tensor, in which the values follow them.
     """
     lanes = rotary or head_dim
     share = lanes // 16 * 3
     sections = sections or (lanes // 2 - 2 * share, share, share)
-    q, k = randn(tokens, heads * head_dim), randn(tokens, kv_heads * head_dim)
-    given = {"q": q, "k": k}
+    q = randn(tokens, heads * head_dim)
+    k = randn(tokens, kv_heads * head_dim)
+    tensors = {"q": q, "k": k}
+    options: dict[str, Any] = {}
     if whole:
         v = randn(*k.shape)
-        given = {"qkv": torch.cat([q, k, v], -1)}
+        tensors = {"qkv": torch.cat([q, k, v], -1)}
+        options["widths"] = (q.shape[1], k.shape[1])
     angle = randn(3, tokens, lanes // 2).float() * 3
-    cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
-    call = VllmCall(
-        run_rope,
-        given | {"cos": cos, "sin": sin},
-        ({"widths": (q.shape[1], k.shape[1])} if whole else {})
-        | {
-            "mrope_section": list(sections),
-            "head_size": head_dim,
-            "rotary_dim": lanes,
-            "mrope_interleaved": interleaved,
-            "is_neox_style": neox,
-        },
-    )
-    # which of the three positions each angle is of; interleaved as Qwen3-VL has it
-    owner = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
-    if interleaved:
-        place = torch.arange(lanes // 2)
-        owner = torch.zeros(lanes // 2, dtype=torch.long)
-        owner[(place % 3 == 1) & (place < 3 * sections[1])] = 1
-        owner[(place % 3 == 2) & (place < 3 * sections[2])] = 2
+    cos = angle.cos().to(q.dtype)
+    sin = angle.sin().to(q.dtype)
+    tensors |= {"cos": cos, "sin": sin}
+    options |= {
+        "mrope_section": list(sections),
+        "head_size": head_dim,
+        "rotary_dim": lanes,
+        "mrope_interleaved": interleaved,
+        "is_neox_style": neox,
+    }
+    positions = _assign_positions(sections, interleaved).expand(1, tokens, -1)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        c, s = (x.gather(0, owner.expand(1, tokens, -1))[0][:, None] for x in (cos, sin))
-        found = {}
+        token_cos = cos.gather(0, positions)[0][:, None]
+        token_sin = sin.gather(0, positions)[0][:, None]
+        results = {}
         for name, x in (("q", q), ("k", k)):
-            heads = x.view(tokens, -1, head_dim)
-            turned = reference.rotated(heads, c, s, dtype, neighbours=not neox)
-            found[name] = reference.stored(turned.flatten(1), dtype)
-        return found | ({"v": v.double()} if whole else {})
+            turned = reference.rotated(
+                x.view(tokens, -1, head_dim),
+                token_cos,
+                token_sin,
+                dtype,
+                neighbours=not neox,
+            )
+            results[name] = reference.stored(turned.flatten(1), dtype)
+        if whole:
+            results["v"] = v.double()
+        return results
 
-    return call, expected
+    return VllmCall(run_rope, tensors, options), expected
+
+
+def _assign_positions(sections: tuple[int, ...], interleaved: bool) -> Tensor:
+    """Return which of the three positions each angle has."""
+    if not interleaved:
+        return torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+    angles = torch.arange(sum(sections))
+    positions = torch.zeros(len(angles), dtype=torch.long)
+    positions[(angles % 3 == 1) & (angles < 3 * sections[1])] = 1
+    positions[(angles % 3 == 2) & (angles < 3 * sections[2])] = 2
+    return positions
 
 
 def run_rope(
-    *, qkv: Tensor | None = None, widths: tuple[int, int] = (0, 0), **given
+    *,
+    qkv: Tensor | None = None,
+    widths: tuple[int, int] = (0, 0),
+    **arguments,
 ) -> dict[str, Tensor]:
-    """Run triton_mrope with these arguments; widths: of q and k in qkv, which then holds them."""
-    more = {}
+    """Run triton_mrope.
+
+    Args:
+        qkv: Holds q, k and v, if these are slices of one tensor.
+        widths: Columns of q and k in qkv.
+        arguments: Of triton_mrope; q and k only without qkv.
+    """
+    results = {}
     if qkv is not None:
-        given["q"], given["k"], values = qkv.split([*widths, qkv.shape[1] - sum(widths)], -1)
-        more = {"v": values}
-    q, k = importlib.import_module(_ROPE).triton_mrope(**given)
-    return {"q": q, "k": k, **more}
+        q, k, v = qkv.split([*widths, qkv.shape[1] - sum(widths)], -1)
+        arguments |= {"q": q, "k": k}
+        results["v"] = v
+    module = importlib.import_module(ROPE_MODULE)
+    q_out, k_out = module.triton_mrope(**arguments)
+    return {"q": q_out, "k": k_out, **results}
 
 
-def moe(  # noqa: PLR0913 (a case's options)
-    randn: Randn, *, tokens=9, experts=4, top_k=2, rows=96, columns=128, bits=16, group=32,
-    zeros=False, bias=False, routed=True, swizzle=0, absent=0, padding=0, scales="blocks",
-) -> tuple[VllmCall, Expected]:  # fmt: skip
-    """Build a call of invoke_fused_moe_triton_kernel with the default tiles: each token times its
-    experts.
+def moe(  # noqa: PLR0913 (the options of a case)
+    randn: Randn,
+    *,
+    tokens=9,
+    experts=4,
+    top_k=2,
+    rows=96,
+    columns=128,
+    bits=16,
+    group=32,
+    zeros=False,
+    bias=False,
+    routed=True,
+    swizzle=0,
+    absent=0,
+    padding=0,
+    scales="blocks",
+) -> tuple[VllmCall, Expected]:
+    """Build a call of invoke_fused_moe_triton_kernel with the default tiles.
 
-    bits: 16, 8 for FP8, or 4 for int4 weights in groups with a scale each, and with zeros a zero
-    point. group: weights of a group. scales: of FP8, in blocks as :func:`quantized.fp8_blocks`, in
-    "channels" for each token and each row of an expert, or one of a whole "tensor".
-    bias: of each expert's rows, in 16 bits. routed: the router's weights are applied. swizzle:
-    tiles of tokens that share a tile of weights, 0 is what vLLM chooses. absent: the first experts,
-    which are another GPU's: their answers are 0. padding: numbers behind a row of weights, which
-    vLLM adds on ROCm. Where experts are many for the tokens, as they are for one, these are not
-    sorted.
+    It multiplies each token by its experts. If there are many experts for the tokens, as for one
+    token, these are not sorted.
+
+    Args:
+        randn: Draws the numbers.
+        tokens: Rows of x.
+        experts: Number of experts.
+        top_k: Experts of each token.
+        rows: Of an expert's weights, the columns of the result.
+        columns: Of an expert's weights.
+        bits: 16, 8 for FP8, or 4 for int4 weights in groups with a scale each.
+        group: int4 weights that share a scale.
+        zeros: Whether each group has a zero point.
+        bias: Whether an expert's rows have a bias, in 16 bits.
+        routed: Whether the router's weights are applied.
+        swizzle: Tiles of tokens that share a tile of weights, 0 is what vLLM chooses.
+        absent: The number of first experts that are another GPU's: their results are 0.
+        padding: Numbers after each row of weights, which vLLM adds on ROCm.
+        scales: Of FP8: "blocks" as quantized.fp8_blocks, "channels" for each token and each row of
+            an expert, or "tensor" for one of a whole tensor.
     """
     x = randn(tokens, columns)
     weights = randn(experts, rows, columns) / columns**0.5
-    own = torch.arange(tokens)
-    chosen = ((own[:, None] + torch.arange(top_k)) % experts).int()
+    chosen = ((torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts).int()
     tensors = {"x": x, "experts": chosen, "shares": randn(tokens, top_k).float()}
+    product = _Product(x, weights)
     if bits == 4:
-        codes = ((weights * 16).round().clamp(-8, 7) + 8).to(torch.uint8)
-        steps = (randn(experts, rows, columns // group).abs() + 0.5).to(x.dtype)
-        points = torch.full(steps.shape, 8, dtype=torch.uint8)
-        if zeros:
-            points = (randn(*steps.shape).abs() * 4).clamp(max=15).to(torch.uint8)
-            # two rows to a byte
-            tensors["zeros"] = points[:, ::2] | points[:, 1::2] << 4
-        shifted = codes.to(x.dtype) - points.repeat_interleave(group, -1).to(x.dtype)
-        weights = shifted * steps.repeat_interleave(group, -1)
-        tensors |= {"weights": codes[..., ::2] | codes[..., 1::2] << 4, "scales": steps}
-    else:
-        if bits == 8:
-            x, weights = (both.to(FP8).to(x.dtype) for both in (x, weights))
-            shapes = _SCALES[scales](tokens, experts, rows, columns)
-            own, theirs = (randn(*shape).float().abs() + 0.1 for shape in shapes)
-            tensors |= {"x": x, "x_scales": own, "scales": theirs}
-        tensors["weights"] = torch.nn.functional.pad(weights, (0, padding), value=float("nan"))
+        product = _quantize_int4(randn, tensors, weights, group, zeros)
+    elif bits == 8:
+        product = _quantize_fp8(randn, tensors, weights, scales)
+    if bits != 4:
+        padded = torch.nn.functional.pad(product.weights, (0, padding), value=float("nan"))
+        tensors["weights"] = padded
     if bias:
         tensors["bias"] = randn(experts, rows)
 
-    def scaled(work: torch.dtype) -> tuple[Tensor, Tensor]:
-        if bits != 8:
-            return x, weights
-        mine, theirs = tensors["x_scales"].to(work), tensors["scales"].to(work)
-        if scales == "blocks":
-            mine, theirs = (one.repeat_interleave(_BLOCK, -1) for one in (mine, theirs))
-            theirs = theirs.repeat_interleave(_BLOCK, 1)[:, :rows]
-        return x.to(work) * mine, weights.to(work) * theirs.view(
-            experts, *theirs.shape[1:] or (1, 1)
-        )
-
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        left, right = scaled(reference.working(dtype))
-        parts = [
-            reference.product(left[i : i + 1], right[int(chosen[i, j])], dtype)
-            for i in range(tokens)
-            for j in range(top_k)
-        ]
+        work = reference.working(dtype)
+        scaled_x, scaled_weights = product.scale(work)
+        parts = []
+        for i, token_experts in enumerate(chosen.tolist()):
+            for expert in token_experts:
+                row = scaled_x[i : i + 1]
+                parts.append(reference.product(row, scaled_weights[expert], dtype))
         out = torch.cat(parts).view(tokens, top_k, rows)
         out[chosen < absent] = 0
         shares = tensors["shares"] if routed else torch.ones(tokens, top_k)
-        more = tensors["bias"][chosen.long()] if bias else torch.zeros(1)
-        shares, more = (x.to(reference.working(dtype)) for x in (shares, more))
+        offsets = tensors["bias"][chosen.long()] if bias else torch.zeros(1)
+        shares = shares.to(work)
+        offsets = offsets.to(work)
         if dtype == reference.TERMS:
-            shares, more = shares.abs(), more.abs()
-        return {"out": reference.stored((out + more) * shares[..., None], dtype)}
+            shares = shares.abs()
+            offsets = offsets.abs()
+        return {"out": reference.stored((out + offsets) * shares[..., None], dtype)}
 
-    options = {"bits": bits, "group": group, "routed": routed, "swizzle": swizzle}
-    options |= {"absent": absent, "columns": columns * (bits != 4), "kind": scales}
+    options = {
+        "bits": bits,
+        "group": group,
+        "routed": routed,
+        "swizzle": swizzle,
+        "absent": absent,
+        "columns": 0 if bits == 4 else columns,
+        "kind": scales,
+    }
     return VllmCall(run_moe, tensors, options, products=1), expected
 
 
+@dataclass(frozen=True)
+class _Product:
+    """Both sides of a product, as the kernel reads them.
+
+    Attributes:
+        x: (tokens, columns).
+        weights: (experts, rows, columns).
+        x_scales: What x is multiplied by, which broadcasts to it; None for no scales.
+        scales: What the weights are multiplied by, likewise.
+    """
+
+    x: Tensor
+    weights: Tensor
+    x_scales: Tensor | None = None
+    scales: Tensor | None = None
+
+    def scale(self, work: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return both, multiplied by their scales in a dtype."""
+        if self.x_scales is None or self.scales is None:
+            return self.x, self.weights
+        x = self.x.to(work) * self.x_scales.to(work)
+        weights = self.weights.to(work) * self.scales.to(work)
+        return x, weights
+
+
+def _quantize_int4(
+    randn: Randn,
+    tensors: dict[str, Tensor],
+    weights: Tensor,
+    group: int,
+    has_zeros: bool,
+) -> _Product:
+    """Add packed weights, scales and zero points to the tensors, and return the product.
+
+    Args:
+        randn: Draws the numbers.
+        tensors: Of the call.
+        weights: (experts, rows, columns).
+        group: Columns that share a scale.
+        has_zeros: Whether each group has a zero point, instead of 8 for all.
+    """
+    x = tensors["x"]
+    experts, rows, columns = weights.shape
+    codes = ((weights * 16).round().clamp(-8, 7) + 8).to(torch.uint8)
+    scales = (randn(experts, rows, columns // group).abs() + 0.5).to(x.dtype)
+    zero_points = torch.full(scales.shape, 8, dtype=torch.uint8)
+    if has_zeros:
+        zero_points = (randn(*scales.shape).abs() * 4).clamp(max=15).to(torch.uint8)
+        # Two rows to a byte.
+        tensors["zeros"] = zero_points[:, ::2] | zero_points[:, 1::2] << 4
+    tensors["weights"] = codes[..., ::2] | codes[..., 1::2] << 4
+    tensors["scales"] = scales
+    shifted = codes.to(x.dtype) - zero_points.repeat_interleave(group, -1).to(x.dtype)
+    return _Product(x, shifted * scales.repeat_interleave(group, -1))
+
+
+def _quantize_fp8(
+    randn: Randn,
+    tensors: dict[str, Tensor],
+    weights: Tensor,
+    kind: str,
+) -> _Product:
+    """Round x, add scales to the tensors, and return the product of the rounded numbers.
+
+    Args:
+        randn: Draws the numbers.
+        tensors: Of the call.
+        weights: (experts, rows, columns).
+        kind: Of the scales; see scales of moe.
+    """
+    x = tensors["x"].to(FP8).to(weights.dtype)
+    weights = weights.to(FP8).to(weights.dtype)
+    tokens = len(x)
+    experts, rows, columns = weights.shape
+    if kind == "blocks":
+        x_shape: tuple[int, ...] = (tokens, columns // _BLOCK)
+        shape: tuple[int, ...] = (experts, -(-rows // _BLOCK), columns // _BLOCK)
+    elif kind == "channels":
+        x_shape = (tokens, 1)
+        shape = (experts, rows, 1)
+    else:
+        x_shape = (1,)
+        shape = (experts,)
+    x_scales = randn(*x_shape).float().abs() + 0.1
+    scales = randn(*shape).float().abs() + 0.1
+    tensors |= {"x": x, "x_scales": x_scales, "scales": scales}
+    if kind == "blocks":
+        x_scales = x_scales.repeat_interleave(_BLOCK, -1)
+        scales = scales.repeat_interleave(_BLOCK, -1).repeat_interleave(_BLOCK, 1)[:, :rows]
+    elif kind == "tensor":
+        scales = scales[:, None, None]
+    return _Product(x, weights, x_scales, scales)
+
+
 def run_moe(*args: Any, **options: Any) -> dict[str, Tensor]:
-    """Run a product of experts; arguments: see :func:`bind_moe`."""
+    """Run a product of experts; for the arguments, see :func:`bind_moe`."""
     launch, out = bind_moe(*args, **options)
     launch()
     return {"out": out}
 
 
-def bind_moe(  # noqa: PLR0913 (what the kernels take)
-    x: Tensor, experts: Tensor, shares: Tensor, weights: Tensor, *, scales: Tensor | None = None,
-    zeros: Tensor | None = None, x_scales: Tensor | None = None, bias: Tensor | None = None,
-    bits: int = 16, group: int = 32, routed: bool = True, swizzle: int = 0, absent: int = 0,
-    columns: int = 0, kind: str = "blocks",
-) -> tuple[Callable[[], None], Tensor]:  # fmt: skip
-    """Return what launches a product of experts, and the tensor that it writes.
+def bind_moe(  # noqa: PLR0913 (the parameters of the kernels)
+    x: Tensor,
+    experts: Tensor,
+    shares: Tensor,
+    weights: Tensor,
+    *,
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    x_scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    bits: int = 16,
+    group: int = 32,
+    routed: bool = True,
+    swizzle: int = 0,
+    absent: int = 0,
+    columns: int = 0,
+    kind: str = "blocks",
+) -> tuple[Callable[[], None], Tensor]:
+    """Return the launch of a product of experts, and the tensor that it writes.
 
-    experts and shares: (tokens, top_k), of each token. columns: of the weights, behind which lies
-    padding; 0 is all. kind: see scales of moe.
+    Args:
+        x: (tokens, columns).
+        experts: The experts of each token, (tokens, top_k).
+        shares: The router's weights, (tokens, top_k).
+        weights: (experts, rows, columns); of int4, half as many columns.
+        scales: Of the weights.
+        zeros: Zero points of int4 weights.
+        x_scales: Of x, if it is FP8.
+        bias: (experts, rows).
+        bits: See moe.
+        group: See moe.
+        routed: See moe.
+        swizzle: See moe.
+        absent: See moe.
+        columns: Columns of the weights before the padding, 0 is all.
+        kind: Of the scales; see scales of moe.
     """
-    module, dtype = importlib.import_module(MOE), x.dtype
-    (tokens, top_k), (count, rows) = experts.shape, weights.shape[:2]
-    quantized = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
-    block = {4: [0, group], 8: [_BLOCK, _BLOCK] if kind == "blocks" else None}.get(bits)
-    config = module.get_default_config(tokens, count, rows, x.shape[1], top_k, quantized, block)
-    if bits == 8:  # only here: tensors of fp8 cannot be pickled
-        x, weights = x.to(FP8), weights.to(FP8)
+    module = importlib.import_module(MOE_MODULE)
+    dtype = x.dtype
+    tokens, top_k = experts.shape
+    count, rows = weights.shape[:2]
+    dtype_name = {4: "int4_w4a16", 8: "fp8_w8a8"}.get(bits)
+    block = None
+    if bits == 4:
+        block = [0, group]
+    elif bits == 8 and kind == "blocks":
+        block = [_BLOCK, _BLOCK]
+    config = module.get_default_config(tokens, count, rows, x.shape[1], top_k, dtype_name, block)
+    if swizzle:
+        config |= {"GROUP_SIZE_M": swizzle}
+    if bits == 8:
+        # The conversion is done here, because tensors of FP8 cannot be pickled.
+        x = x.to(FP8)
+        weights = weights.to(FP8)
     weights = weights[..., : columns or None]
-    config |= {"GROUP_SIZE_M": swizzle} if swizzle else {}
-    ids, owners, filled = assign(module, experts, config, count, quantized, block)
+    pairs, owners, filled = assign(module, experts, config, count, dtype_name, block)
     owners = owners.masked_fill(owners < absent, -1)
     out = torch.full((tokens, top_k, rows), float("nan"), dtype=dtype, device=x.device)
     common = {
-        "A": x, "B": weights, "C": out, "topk_weights": shares,
-        "sorted_token_ids": ids, "expert_ids": owners, "num_tokens_post_padded": filled,
-        "mul_routed_weight": routed, "top_k": top_k, "config": config, "use_int8_w8a16": False,
-        "use_int4_w4a16": bits == 4, "B_scale": scales, "block_shape": block,
+        "A": x,
+        "B": weights,
+        "C": out,
+        "topk_weights": shares,
+        "sorted_token_ids": pairs,
+        "expert_ids": owners,
+        "num_tokens_post_padded": filled,
+        "mul_routed_weight": routed,
+        "top_k": top_k,
+        "config": config,
+        "use_int8_w8a16": False,
+        "use_int4_w4a16": bits == 4,
+        "B_scale": scales,
+        "block_shape": block,
         "compute_type": getattr(module.tl, str(dtype).removeprefix("torch.")),
-    }  # fmt: skip
+    }
     if bits == 4:
         return partial(module.invoke_fused_moe_wna16_triton_kernel, **common, B_zp=zeros), out
     launch = partial(
-        module.invoke_fused_moe_triton_kernel, **common, A_scale=x_scales, use_fp8_w8a8=bits == 8,
-        use_int8_w8a8=False, per_channel_quant=kind == "channels", B_bias=bias,
-    )  # fmt: skip
+        module.invoke_fused_moe_triton_kernel,
+        **common,
+        A_scale=x_scales,
+        use_fp8_w8a8=bits == 8,
+        use_int8_w8a8=False,
+        per_channel_quant=kind == "channels",
+        B_bias=bias,
+    )
     return launch, out

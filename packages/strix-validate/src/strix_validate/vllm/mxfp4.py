@@ -3,6 +3,7 @@
 
 import importlib
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,73 +11,101 @@ from torch import Tensor
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
-from strix_validate.vllm.source import KERNELS, VllmCall
+from strix_validate.vllm.source import MXFP4_MODULE, VllmCall
 
-_SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
-#: The numbers of fp4: a sign, two bits of exponent, one of mantissa.
-FP4 = torch.cat([_SIZES, -_SIZES])
+_MAGNITUDES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+#: The numbers of fp4 by their code: a sign, two bits of exponent, one of mantissa.
+FP4 = torch.cat([_MAGNITUDES, -_MAGNITUDES])
 #: Numbers that share a scale, which is a power of two.
 _GROUP = 32
 #: Of gpt-oss's activation, as in vLLM's triton_kernel_fused_experts.
-_ALPHA, _LIMIT = 1.702, 7.0
+_ALPHA = 1.702
+_LIMIT = 7.0
+#: triton_kernels that are as new as Triton 3.8; see source.generation.
+_NEWEST = "3.8"
 
 
 def mixture(
-    randn: Randn, *, tokens=5, experts=4, top_k=2, size=128, inner=64
+    randn: Randn,
+    *,
+    tokens=5,
+    experts=4,
+    top_k=2,
+    size=128,
+    inner=64,
 ) -> tuple[VllmCall, Expected]:
     """Build a call of all of gpt-oss's experts.
 
     Args:
-        size: of a token's vector.
-        inner: of the vector between the two products; gate and up are neighbours in the first.
+        randn: Draws the numbers.
+        tokens: Rows of x.
+        experts: Number of experts.
+        top_k: Experts of each token.
+        size: Columns of x.
+        inner: Columns between the two products; gate and up are neighbours in the first product.
     """
     tensors = {"x": randn(tokens, size), "logits": randn(tokens, experts)}
-    values = {}
+    weights = {}
     for name, rows, columns in (("w1", 2 * inner, size), ("w2", size, inner)):
         codes = (randn(experts, rows, columns).float().abs() * 1000).long() % 16
-        powers = (randn(experts, rows, columns // _GROUP).float().abs() * 1000).long() % 4 + 120
+        exponents = (randn(experts, rows, columns // _GROUP).float().abs() * 1000).long() % 4 + 120
         tensors[name] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
-        tensors[f"{name}_scale"] = powers.to(torch.uint8)
+        tensors[f"{name}_scale"] = exponents.to(torch.uint8)
         tensors[f"{name}_bias"] = randn(experts, rows).float()
-        values[name] = FP4[codes] * torch.exp2(powers - 127.0).repeat_interleave(_GROUP, -1)
+        scales = torch.exp2(exponents - 127.0)
+        weights[name] = FP4[codes] * scales.repeat_interleave(_GROUP, -1)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         best = tensors["logits"].double().topk(top_k, -1)
         shares = best.values.softmax(-1)
-        out = []
-        for token, indices, share in zip(tensors["x"], best.indices, shares, strict=True):
-            parts = [_expert(token[None], tensors, values, int(index), dtype) for index in indices]
-            weighted = torch.cat(parts) * share.to(parts[0])[:, None]
-            out.append(reference.stored(weighted, dtype).sum(0))
-        return {"out": reference.stored(torch.stack(out), dtype)}
+        outs = []
+        for x, indices, token_shares in zip(tensors["x"], best.indices, shares, strict=True):
+            rows = []
+            for index in indices.tolist():
+                rows.append(_compute_expert(x[None], tensors, weights, index, dtype))
+            weighted = torch.cat(rows) * token_shares.to(rows[0])[:, None]
+            outs.append(reference.stored(weighted, dtype).sum(0))
+        return {"out": reference.stored(torch.stack(outs), dtype)}
 
     return VllmCall(launch, tensors, {"top_k": top_k}, products=2), expected
 
 
-def _expert(x: Tensor, tensors: dict, values: dict, index: int, dtype: Precision) -> Tensor:
-    """Compute one expert's answer to one token; for TERMS a bound of the sizes of its terms."""
+def _compute_expert(
+    x: Tensor,
+    tensors: dict[str, Tensor],
+    weights: dict[str, Tensor],
+    index: int,
+    dtype: Precision,
+) -> Tensor:
+    """Compute one expert's result for one token; for TERMS an upper bound of its magnitudes."""
     work = reference.working(dtype)
 
-    def layer(name: str, x: Tensor) -> Tensor:
+    def multiply(name: str, x: Tensor) -> Tensor:
         bias = tensors[f"{name}_bias"][index].to(work)
-        bias = bias.abs() if dtype == reference.TERMS else bias
-        return reference.product(x, values[name][index], dtype) + bias
+        if dtype == reference.TERMS:
+            bias = bias.abs()
+        return reference.product(x, weights[name][index], dtype) + bias
 
-    both = layer("w1", x)
-    gate, up = both[..., ::2], both[..., 1::2]
-    if dtype == reference.TERMS:  # the activation's slopes are below those of this product
-        return layer("w2", gate * (up + 1))
-    gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
-    return layer("w2", reference.stored(gate * (_ALPHA * gate).sigmoid() * (up + 1), dtype))
+    projected = multiply("w1", x)
+    gate = projected[..., ::2]
+    up = projected[..., 1::2]
+    if dtype == reference.TERMS:
+        # The activation's slopes are below those of this product.
+        return multiply("w2", gate * (up + 1))
+    gate = gate.clamp(max=_LIMIT)
+    up = up.clamp(-_LIMIT, _LIMIT)
+    activated = gate * (_ALPHA * gate).sigmoid() * (up + 1)
+    return multiply("w2", reference.stored(activated, dtype))
 
 
 def launch(x: Tensor, logits: Tensor, *, top_k: int, **weights: Tensor) -> dict[str, Tensor]:
     """Run triton_kernel_moe_forward: routing, both products with the activation, and the sum."""
-    module = importlib.import_module(KERNELS[5])
+    module = importlib.import_module(MXFP4_MODULE)
     generation = module.triton_kernels_version
-    config, wrapped = SimpleNamespace(), []
+    config = SimpleNamespace()
+    wrapped = []
     for name in ("w1", "w2"):
-        codes, precision = _wrapped(generation, weights[name], weights[f"{name}_scale"])
+        codes, precision = _wrap(generation, weights[name], weights[f"{name}_scale"])
         wrapped.append(codes)
         setattr(config, f"{name}_precision", precision)
         setattr(config, f"{name}_bias", weights[f"{name}_bias"])
@@ -84,19 +113,32 @@ def launch(x: Tensor, logits: Tensor, *, top_k: int, **weights: Tensor) -> dict[
     return {"out": forward(x, *wrapped, logits, top_k, True, quant_config=config)}
 
 
-def _wrapped(generation: str, codes: Tensor, scale: Tensor):
-    """Wrap weights like vLLM's _swizzle_mxfp4 on RDNA; return them, and how to multiply by them."""
-    kernels = {
-        name: importlib.import_module(f"triton_kernels.{name}")
-        for name in ("matmul" if generation == "3.8" else "matmul_ogs", "numerics", "tensor")
-    }
-    matmul, numerics, tensor = kernels.values()
+def _wrap(generation: str, codes: Tensor, scale: Tensor) -> tuple[Any, Any]:
+    """Wrap weights like vLLM's _swizzle_mxfp4 on RDNA.
+
+    Args:
+        generation: Of triton_kernels.
+        codes: Two to a byte.
+        scale: Of the weights.
+
+    Returns:
+        The weights, and triton_kernels' PrecisionConfig to multiply by them.
+    """
+    is_newest = generation == _NEWEST
+    matmul_name = "matmul" if is_newest else "matmul_ogs"
+    matmul = importlib.import_module(f"triton_kernels.{matmul_name}")
+    numerics = importlib.import_module("triton_kernels.numerics")
+    tensor = importlib.import_module("triton_kernels.tensor")
     strided = importlib.import_module("triton_kernels.tensor_details.layout").StridedLayout
-    layouts = (strided(-2), strided()) if generation == "3.8" else (strided, strided)
-    codes = tensor.wrap_torch_tensor(codes.transpose(-2, -1), dtype=tensor.FP4)
-    scale = tensor.wrap_torch_tensor(scale.transpose(-2, -1))
-    codes, scale = map(tensor.convert_layout, (codes, scale), layouts)
-    named = {"b_mx_scale": scale, "b_microblock_size": _GROUP}
-    named = named if generation == "3.8" else {"weight_scale": scale}
+    wrapped = tensor.wrap_torch_tensor(codes.transpose(-2, -1), dtype=tensor.FP4)
+    wrapped_scale = tensor.wrap_torch_tensor(scale.transpose(-2, -1))
+    if is_newest:
+        wrapped = tensor.convert_layout(wrapped, strided(-2))
+        wrapped_scale = tensor.convert_layout(wrapped_scale, strided())
+        options = {"b_mx_scale": wrapped_scale, "b_microblock_size": _GROUP}
+    else:
+        wrapped = tensor.convert_layout(wrapped, strided)
+        wrapped_scale = tensor.convert_layout(wrapped_scale, strided)
+        options = {"weight_scale": wrapped_scale}
     flex = matmul.FlexCtx(rhs_data=numerics.InFlexData())
-    return codes, matmul.PrecisionConfig(flex_ctx=flex, **named)
+    return wrapped, matmul.PrecisionConfig(flex_ctx=flex, **options)
