@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's linear attention where a model verifies drafted tokens: a state goes on behind those that
-the step before accepted.
+"""vLLM's linear attention in speculative decoding, where a model verifies drafted tokens.
+
+A sequence continues from the state after the last token that the previous step accepted.
 """
 
 import importlib
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -14,21 +14,33 @@ from torch.nn.functional import silu
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.linear_attention import CONVOLUTION, OPS, follow, gates, normed
+from strix_validate.vllm.linear_attention import (
+    CONVOLUTION,
+    OPS,
+    compute_gates,
+    follow_recurrence,
+    normalize_rows,
+)
 from strix_validate.vllm.source import VllmCall
-
-#: Tokens of each sequence, and how many of its last step's were accepted.
-_STEP: dict = {"lengths": (3, 1, 2), "accepted": (1, 3, 2)}
 
 
 def convolution(
-    randn: Randn, *, lengths=(3, 1, 2), accepted=(1, 3, 2), channels=40, width=4
+    randn: Randn,
+    *,
+    lengths=(3, 1, 2),
+    accepted=(1, 3, 2),
+    channels=40,
+    width=4,
 ) -> tuple[VllmCall, Expected]:
     """Build a call of causal_conv1d_update that verifies drafted tokens.
 
     Args:
-        lengths: tokens of each sequence. accepted: of the step before, which wrote one state for
-            all of its tokens: a sequence goes on behind the last accepted one.
+        randn: Draws the numbers.
+        lengths: Tokens of each sequence.
+        accepted: Tokens of each sequence that were accepted in the step before. That step wrote
+            one state for all of its tokens.
+        channels: Of the convolution.
+        width: Tokens that are convolved.
     """
     most = max(*lengths, *accepted)
     tensors = {
@@ -42,18 +54,20 @@ def convolution(
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         work = reference.working(dtype)
-        states, weight = tensors["states"].clone().to(work), tensors["weight"].to(work).T
-        parts = []
+        states = tensors["states"].clone().to(work)
+        weight = tensors["weight"].to(work).T
+        outs = []
         for i, part in enumerate(tensors["x"].to(work).split(lengths)):
-            block, first = int(tensors["blocks"][i]), accepted[i] - 1
+            block = int(tensors["blocks"][i])
+            first = accepted[i] - 1
             rows = torch.cat([states[block, first : first + width - 1], part])
             states[block, : len(rows) - 1] = rows[1:]
-            windows = rows.unfold(0, width, 1).transpose(1, 2)
+            terms = rows.unfold(0, width, 1).transpose(1, 2) * weight
             if dtype == reference.TERMS:
-                parts.append((windows * weight).abs().sum(1))
+                outs.append(terms.abs().sum(1))
             else:
-                parts.append(reference.stored(silu((windows * weight).sum(1)), dtype))
-        return {"out": torch.cat(parts), "states": states}
+                outs.append(reference.stored(silu(terms.sum(1)), dtype))
+        return {"out": torch.cat(outs), "states": states}
 
     return VllmCall(_convolve, tensors, {"most": most}), expected
 
@@ -84,13 +98,28 @@ def _convolve(
 
 
 def delta_rule(
-    randn: Randn, *, lengths=(3, 1, 2), accepted=(1, 3, 2), heads=1, value_heads=2, size=64
+    randn: Randn,
+    *,
+    lengths=(3, 1, 2),
+    accepted=(1, 3, 2),
+    heads=1,
+    value_heads=2,
+    size=64,
 ) -> tuple[VllmCall, Expected]:
     """Build a call of fused_sigmoid_gating_delta_rule_update that verifies drafted tokens.
 
-    Each token of a sequence has a block for the state behind it; see convolution for the rest.
+    Each token of a sequence has a block for the state after it.
+
+    Args:
+        randn: Draws the numbers.
+        lengths: Tokens of each sequence.
+        accepted: Tokens of each sequence that were accepted in the step before.
+        heads: Heads of queries and keys.
+        value_heads: Heads of values.
+        size: Lanes of a head.
     """
-    tokens, most = sum(lengths), max(*lengths, *accepted)
+    tokens = sum(lengths)
+    most = max(*lengths, *accepted)
     blocks = 1 + torch.arange(len(lengths) * most, dtype=torch.int32).flip(0)
     blocks = blocks.view(len(lengths), most)
     tensors = {
@@ -109,37 +138,61 @@ def delta_rule(
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         work = reference.working(dtype)
-        before, ratio = tensors["states"].to(work), value_heads // heads
-        after, parts = before.clone(), []
-        q, k = (normed(tensors[n].to(work)).repeat_interleave(ratio, 1) for n in "qk")
-        rows = (q * size**-0.5, k, tensors["v"].to(work), *gates(tensors, work))
-        for i, own in enumerate(zip(*(x.split(lengths) for x in rows), strict=True)):
-            first = before[blocks[i, accepted[i] - 1]]
+        before = tensors["states"].to(work)
+        after = before.clone()
+        q = normalize_rows(tensors["q"].to(work)).repeat_interleave(value_heads // heads, 1)
+        k = normalize_rows(tensors["k"].to(work)).repeat_interleave(value_heads // heads, 1)
+        keep, take = compute_gates(tensors, work)
+        rows = (q * size**-0.5, k, tensors["v"].to(work), keep, take)
+        sequences = zip(*(x.split(lengths) for x in rows), strict=True)
+        outs = []
+        for i, sequence in enumerate(sequences):
+            state = before[blocks[i, accepted[i] - 1]]
             for t in range(lengths[i]):
-                q, k, v, keep, take = (x[: t + 1] for x in own)
-                out, after[blocks[i, t]] = follow(q, k, v, keep, take, first, dtype, False)
-                parts.append(reference.stored(out[-1:], dtype))
-        return {"out": torch.cat(parts), "states": after}
+                first_tokens = [x[: t + 1] for x in sequence]
+                out, new_state = follow_recurrence(*first_tokens, state, dtype, False)
+                after[blocks[i, t]] = new_state
+                outs.append(reference.stored(out[-1:], dtype))
+        return {"out": torch.cat(outs), "states": after}
 
     return VllmCall(_remember, tensors), expected
 
 
-def _remember(  # noqa: PLR0913 (what the kernels take)
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log: Tensor, bias: Tensor,
-    states: Tensor, blocks: Tensor, begins: Tensor, accepted: Tensor,
-) -> dict[str, Tensor]:  # fmt: skip
+def _remember(  # noqa: PLR0913 (the parameters of the kernel)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log: Tensor,
+    bias: Tensor,
+    states: Tensor,
+    blocks: Tensor,
+    begins: Tensor,
+    accepted: Tensor,
+) -> dict[str, Tensor]:
     states = states.clone()
     module = importlib.import_module(f"{OPS}.fused_sigmoid_gating")
     out, _ = module.fused_sigmoid_gating_delta_rule_update(
-        log, a, b, bias, *(x[None] for x in (q, k, v)), initial_state=states,
-        inplace_final_state=True, cu_seqlens=begins, ssm_state_indices=blocks,
-        num_accepted_tokens=accepted, use_qk_l2norm_in_kernel=True,
-    )  # fmt: skip
+        log,
+        a,
+        b,
+        bias,
+        q[None],
+        k[None],
+        v[None],
+        initial_state=states,
+        inplace_final_state=True,
+        cu_seqlens=begins,
+        ssm_state_indices=blocks,
+        num_accepted_tokens=accepted,
+        use_qk_l2norm_in_kernel=True,
+    )
     return {"out": out[0], "states": states}
 
 
-_WHY = "a state that goes on behind a drafted token that was not accepted"
+_ACCEPTED = "a state that goes on behind a drafted token that was not accepted"
 COMPUTED = {
-    "conv1d-drafts": Case(partial(convolution, **_STEP), _WHY),
-    "gdn-drafts": Case(partial(delta_rule, **_STEP), _WHY, torch.float32),
+    "conv1d-drafts": Case(convolution, _ACCEPTED),
+    "gdn-drafts": Case(delta_rule, _ACCEPTED, torch.float32),
 }

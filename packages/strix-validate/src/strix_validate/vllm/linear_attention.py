@@ -25,16 +25,28 @@ from strix_validate.vllm.source import VllmCall
 OPS = "vllm.third_party.flash_linear_attention.ops"
 CONVOLUTION = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
 EPS = 1e-6
+#: Tokens of a workgroup of causal_conv1d_fn.
+_TILE = 8
 
 
 def convolution(
-    randn: Randn, *, lengths: tuple[int, ...] = (3, 19), channels=40, width=4, bias=False
+    randn: Randn,
+    *,
+    lengths: tuple[int, ...] = (3, 19),
+    channels=40,
+    width=4,
+    bias=False,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of causal_conv1d_fn over new sequences, then causal_conv1d_update by a token for
-    each.
+    """Build a call of causal_conv1d_fn, then of causal_conv1d_update by one token per sequence.
 
-    The first sequence begins anew, the others go on from the state in their block. bias: of each
-    channel (Mamba).
+    The first sequence has no state, the others continue from the state in their block.
+
+    Args:
+        randn: Draws the numbers.
+        lengths: New tokens of each sequence.
+        channels: Of the convolution.
+        width: Tokens that are convolved.
+        bias: Whether each channel has a bias (Mamba).
     """
     count = len(lengths)
     tensors = {
@@ -42,7 +54,7 @@ def convolution(
         "new": randn(count, channels),
         "weight": randn(channels, width) / 2,
         "states": randn(count + 2, width - 1, channels),
-        # not in sequence; block 0 belongs to none
+        # They are not in order; block 0 belongs to no sequence.
         "blocks": torch.arange(count + 1, 1, -1, dtype=torch.int32),
         "begins": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
     }
@@ -51,22 +63,24 @@ def convolution(
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         work = reference.working(dtype)
-        more = tensors["bias"].to(work) if bias else torch.zeros(1, dtype=work)
-        found: dict[str, list[Tensor]] = {"out": [], "next": []}
-        states, weight = tensors["states"].clone().to(work), tensors["weight"].to(work).T
+        offset = tensors["bias"].to(work) if bias else torch.zeros(1, dtype=work)
+        states = tensors["states"].clone().to(work)
+        weight = tensors["weight"].to(work).T
+        outs = []
+        next_outs = []
         for i, part in enumerate(tensors["x"].to(work).split(lengths)):
             block = int(tensors["blocks"][i])
             before = states[block] if i else torch.zeros_like(states[block])
             rows = torch.cat([before, part, tensors["new"][i : i + 1].to(work)])
             states[block] = rows[1 - width :]
-            windows = rows.unfold(0, width, 1).transpose(1, 2)
+            terms = rows.unfold(0, width, 1).transpose(1, 2) * weight
             if dtype == reference.TERMS:
-                out = (windows * weight).abs().sum(1) + more.abs()
+                out = terms.abs().sum(1) + offset.abs()
             else:
-                out = reference.stored(silu((windows * weight).sum(1) + more), dtype)
-            found["out"].append(out[:-1])
-            found["next"].append(out[-1:])
-        return {name: torch.cat(x) for name, x in found.items()} | {"states": states}
+                out = reference.stored(silu(terms.sum(1) + offset), dtype)
+            outs.append(out[:-1])
+            next_outs.append(out[-1:])
+        return {"out": torch.cat(outs), "next": torch.cat(next_outs), "states": states}
 
     return VllmCall(_convolve, tensors), expected
 
@@ -82,84 +96,134 @@ def _convolve(
 ) -> dict[str, Tensor]:
     states = states.clone()
     out = convolve(x, weight, states, blocks, begins, bias)
-    last = convolve_next(new.clone(), weight, states, blocks, bias)
-    return {"out": out, "next": last, "states": states}
+    next_out = convolve_next(new.clone(), weight, states, blocks, bias)
+    return {"out": out, "next": next_out, "states": states}
 
 
 def convolve(
-    x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, begins: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    states: Tensor,
+    blocks: Tensor,
+    begins: Tensor,
     bias: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Run causal_conv1d_fn, which writes the states; the first sequence begins anew."""
-    found = importlib.import_module(CONVOLUTION).causal_conv1d_fn(
-        x.T, weight, bias, states.transpose(-1, -2), begins, cache_indices=blocks,
+) -> Tensor:
+    """Run causal_conv1d_fn, which writes the states; the first sequence has none yet."""
+    out = importlib.import_module(CONVOLUTION).causal_conv1d_fn(
+        x.T,
+        weight,
+        bias,
+        states.transpose(-1, -2),
+        begins,
+        cache_indices=blocks,
         has_initial_state=torch.arange(len(blocks), device=blocks.device) > 0,
-        activation="silu", metadata=_tiles(begins),
-    )  # fmt: skip
-    return found.T
+        activation="silu",
+        metadata=_assign_tiles(begins),
+    )
+    return out.T
 
 
 def convolve_next(
-    x: Tensor, weight: Tensor, states: Tensor, blocks: Tensor, bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    states: Tensor,
+    blocks: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Run causal_conv1d_update by a token of each sequence; x is overwritten."""
     return importlib.import_module(CONVOLUTION).causal_conv1d_update(
-        x, states.transpose(-1, -2), weight, bias, "silu", conv_state_indices=blocks
+        x,
+        states.transpose(-1, -2),
+        weight,
+        bias,
+        "silu",
+        conv_state_indices=blocks,
     )
 
 
-def _tiles(begins: Tensor) -> SimpleNamespace:
+def _assign_tiles(begins: Tensor) -> SimpleNamespace:
     """Assign parts of sequences to workgroups, as vLLM's compute_causal_conv1d_metadata does."""
-    numbers = (begins.diff() + 7) // 8
+    counts = (begins.diff() + _TILE - 1) // _TILE
     place = {"dtype": torch.int32, "device": begins.device}
-    owners = torch.repeat_interleave(torch.arange(len(numbers), **place), numbers)
-    parts = torch.cat([torch.arange(n, **place) for n in numbers.tolist()])
-    both = {"batch_ptr": owners, "token_chunk_offset_ptr": parts}
-    known = {"tot": len(parts), "mlist": owners, "mlist_len": len(parts), "offsetlist": parts}
+    owners = torch.repeat_interleave(torch.arange(len(counts), **place), counts)
+    parts = torch.cat([torch.arange(n, **place) for n in counts.tolist()])
+    pointers = {"batch_ptr": owners, "token_chunk_offset_ptr": parts}
+    tiles = {
+        **pointers,
+        "tot": len(parts),
+        "mlist": owners,
+        "mlist_len": len(parts),
+        "offsetlist": parts,
+    }
     if os.environ.get("TRITON_INTERPRET"):
-        # the launch replaces arguments by these after the interpreter has converted those
+        # The launch replaces arguments by these after the interpreter has converted the arguments.
         from triton.runtime.interpreter import _implicit_cvt
 
-        known |= {name: _implicit_cvt(x) for name, x in both.items()}
-    return SimpleNamespace(nums_dict={8: both | known}, **both)
+        for name, pointer in pointers.items():
+            tiles[name] = _implicit_cvt(pointer)
+    return SimpleNamespace(nums_dict={_TILE: tiles}, **pointers)
 
 
-def gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of how much a state keeps, and how much it takes, by token and head."""
+def compute_gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of what a state keeps, and the share it takes, (tokens, heads) each."""
     a, b, log, bias = (tensors[name].to(work) for name in ("a", "b", "log", "bias"))
-    return -log.exp() * softplus(a + bias), b.sigmoid()
+    keep = -log.exp() * softplus(a + bias)
+    return keep, b.sigmoid()
 
 
-def normed(x: Tensor) -> Tensor:
-    """Scale to length 1, as queries and keys are."""
+def normalize_rows(x: Tensor) -> Tensor:
+    """Scale rows to length 1, as queries and keys are."""
     return x / (x.square().sum(-1, keepdim=True) + EPS).sqrt()
 
 
-def follow(
-    q: Tensor, k: Tensor, v: Tensor, keep: Tensor, take: Tensor, state: Tensor, dtype: Precision,
+def follow_recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor,
+    take: Tensor,
+    state: Tensor,
+    dtype: Precision,
     rounded: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the gated delta rule token by token: q, k (tokens, heads, K), v alike, state (heads,
-    V, K).
+) -> tuple[Tensor, Tensor]:
+    """Compute the gated delta rule token by token.
 
-    rounded: as chunks do it, which hand corrected values and states on in 16 bits. With TERMS also
-    what each value and its correction add to the state.
+    Args:
+        q: (tokens, heads, K).
+        k: (tokens, heads, K).
+        v: (tokens, heads, V).
+        keep: See compute_gates.
+        take: See compute_gates.
+        state: (heads, V, K).
+        dtype: What a kernel computes in; see cases.Expected.
+        rounded: Whether corrected values and states are rounded to the dtype, as a kernel does
+            that works in chunks.
+
+    Returns:
+        (tokens, heads, V), and the final state. With TERMS, the magnitudes of what each value and
+        its correction add to them.
     """
-    out, terms = [], state.abs()
+    outs = []
+    terms = state.abs()
     for t in range(len(q)):
-        state, terms = (keep[t].exp()[:, None, None] * x for x in (state, terms))
-        seen = torch.einsum("hvk,hk->hv", state, k[t])
-        new = take[t][:, None] * (v[t] - seen)
-        new = reference.stored(new, dtype) if rounded else new
+        decay = keep[t].exp()[:, None, None]
+        share = take[t][:, None]
+        state = decay * state
+        terms = decay * terms
+        read = torch.einsum("hvk,hk->hv", state, k[t])
+        new = share * (v[t] - read)
+        if rounded:
+            new = reference.stored(new, dtype)
         state = state + new[..., None] * k[t][:, None]
-        size = torch.maximum(new.abs(), take[t][:, None] * v[t].abs())
+        size = torch.maximum(new.abs(), share * v[t].abs())
         terms = terms + size[..., None] * k[t].abs()[:, None]
-        handed = reference.stored(state, dtype) if rounded else state
         if dtype == reference.TERMS:
-            out.append(torch.einsum("hvk,hk->hv", terms, q[t].abs()))
-        else:
-            out.append(torch.einsum("hvk,hk->hv", handed, q[t]))
-    return torch.stack(out), terms if dtype == reference.TERMS else state
+            outs.append(torch.einsum("hvk,hk->hv", terms, q[t].abs()))
+            continue
+        multiplied = reference.stored(state, dtype) if rounded else state
+        outs.append(torch.einsum("hvk,hk->hv", multiplied, q[t]))
+    final_state = terms if dtype == reference.TERMS else state
+    return torch.stack(outs), final_state
 
 
 def delta_rule(
@@ -172,15 +236,23 @@ def delta_rule(
     kernel="chunks",
     steep=False,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of layers of Qwen3-Next behind their convolution.
+    """Build a call of layers of Qwen3-Next after their convolution.
 
-    kernel: "chunks": fused_post_conv_prep and chunk_gated_delta_rule, of prompts. "one": a token of
-    each sequence, fused_recurrent_gated_delta_rule_packed_decode. "several": in a batch with
-    prompts, fused_sigmoid_gating_delta_rule_update. The first sequence of "one" has block 0, which
-    belongs to none. steep: the first head's gates are so large that exp of them overflows, and
-    softplus is the gate.
+    Args:
+        randn: Draws the numbers.
+        lengths: Tokens of each sequence.
+        heads: Heads of queries and keys.
+        value_heads: Heads of values.
+        size: Lanes of a head.
+        kernel: "chunks" for prompts: fused_post_conv_prep and chunk_gated_delta_rule. "one" for a
+            token of each sequence: fused_recurrent_gated_delta_rule_packed_decode; the first
+            sequence has block 0, which belongs to none. "several" for tokens in a batch with
+            prompts: fused_sigmoid_gating_delta_rule_update.
+        steep: Whether the first head's gates are so large that their exp overflows, and softplus
+            returns the gate itself.
     """
-    tokens, count = sum(lengths), len(lengths)
+    tokens = sum(lengths)
+    count = len(lengths)
     tensors = {
         "qkv": randn(tokens, (2 * heads + value_heads) * size),
         "a": randn(tokens, value_heads),
@@ -193,82 +265,152 @@ def delta_rule(
     }
     if kernel == "one":
         tensors["blocks"][0] = 0
-    if steep:  # and weigh so little that the state stays
-        tensors["bias"][0], tensors["log"][0] = 100, -6
+    if steep:
+        tensors["bias"][0] = 100
+        # The gate weighs so little that the state stays.
+        tensors["log"][0] = -6
     options = {"heads": heads, "value_heads": value_heads, "size": size, "kernel": kernel}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work, chunks = reference.working(dtype), kernel == "chunks"
+        work = reference.working(dtype)
+        uses_chunks = kernel == "chunks"
         states = tensors["states"].clone().to(work)
-        cuts = [heads * size, heads * size, value_heads * size]
-        q, k, v = (x.unflatten(1, (-1, size)).to(work) for x in tensors["qkv"].split(cuts, 1))
-        q, k = (normed(x) for x in (q, k))
-        if chunks:  # written between the kernels
-            q, k = (reference.stored(x, dtype) for x in (q, k))
-        found = {"q": q, "k": k, "v": v} if chunks else {}
-        q, k = (x.repeat_interleave(value_heads // heads, 1) for x in (q, k))
-        keep, take = gates(tensors, work)
-        parts = []
+        q, k, v = _split_qkv(tensors["qkv"].to(work), heads, value_heads, size)
+        q = normalize_rows(q)
+        k = normalize_rows(k)
+        results = {}
+        if uses_chunks:
+            # They are stored between the two kernels.
+            q = reference.stored(q, dtype)
+            k = reference.stored(k, dtype)
+            results = {"q": q, "k": k, "v": v}
+        q = q.repeat_interleave(value_heads // heads, 1) * size**-0.5
+        k = k.repeat_interleave(value_heads // heads, 1)
+        keep, take = compute_gates(tensors, work)
+        outs = []
         for i, (begin, n) in enumerate(zip(tensors["begins"].tolist(), lengths, strict=False)):
-            block, own = int(tensors["blocks"][i]), slice(begin, begin + n)
-            if block:
-                rows = (q[own] * size**-0.5, k[own], v[own], keep[own], take[own])
-                out, states[block] = follow(*rows, states[block], dtype, chunks)
-                parts.append(reference.stored(out, dtype))
-            else:
-                parts.append(torch.zeros(n, value_heads, size, dtype=work))
-        return found | {"out": torch.cat(parts), "states": states}
+            block = int(tensors["blocks"][i])
+            if not block:
+                outs.append(torch.zeros(n, value_heads, size, dtype=work))
+                continue
+            rows = [x[begin : begin + n] for x in (q, k, v, keep, take)]
+            out, final_state = follow_recurrence(*rows, states[block], dtype, uses_chunks)
+            states[block] = final_state
+            outs.append(reference.stored(out, dtype))
+        return results | {"out": torch.cat(outs), "states": states}
 
     return VllmCall(run_delta_rule, tensors, options), expected
 
 
-def run_delta_rule(  # noqa: PLR0913 (what the kernels take)
-    qkv: Tensor, a: Tensor, b: Tensor, log: Tensor, bias: Tensor, states: Tensor, blocks: Tensor,
-    begins: Tensor, *, heads: int, value_heads: int, size: int, kernel: str,
-) -> dict[str, Tensor]:  # fmt: skip
-    """See delta_rule; states are a copy."""
+def _split_qkv(
+    qkv: Tensor,
+    heads: int,
+    value_heads: int,
+    size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v of rows that hold all three, (tokens, heads, size) each."""
+    widths = [heads * size, heads * size, value_heads * size]
+    q, k, v = qkv.split(widths, 1)
+    return (
+        q.unflatten(1, (-1, size)),
+        k.unflatten(1, (-1, size)),
+        v.unflatten(1, (-1, size)),
+    )
+
+
+def run_delta_rule(  # noqa: PLR0913 (the parameters of the kernels)
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    log: Tensor,
+    bias: Tensor,
+    states: Tensor,
+    blocks: Tensor,
+    begins: Tensor,
+    *,
+    heads: int,
+    value_heads: int,
+    size: int,
+    kernel: str,
+) -> dict[str, Tensor]:
+    """Run the kernels that delta_rule names; the states that it returns are a copy."""
     states = states.clone()
     if kernel == "one":
         out = torch.full((len(qkv), 1, value_heads, size), float("nan")).to(qkv)
         module = importlib.import_module(f"{OPS}.fused_recurrent")
         module.fused_recurrent_gated_delta_rule_packed_decode(
-            qkv, a, b, log, bias, size**-0.5, states, out, blocks, use_qk_l2norm_in_kernel=True
+            qkv,
+            a,
+            b,
+            log,
+            bias,
+            size**-0.5,
+            states,
+            out,
+            blocks,
+            use_qk_l2norm_in_kernel=True,
         )
         return {"out": out[:, 0], "states": states}
     if kernel == "several":
-        cuts = [heads * size, heads * size, value_heads * size]
-        q, k, v = (x.unflatten(1, (-1, size))[None].contiguous() for x in qkv.split(cuts, 1))
+        q, k, v = _split_qkv(qkv, heads, value_heads, size)
         module = importlib.import_module(f"{OPS}.fused_sigmoid_gating")
         out, _ = module.fused_sigmoid_gating_delta_rule_update(
-            log, a, b, bias, q, k, v, initial_state=states, inplace_final_state=True,
-            cu_seqlens=begins, ssm_state_indices=blocks, use_qk_l2norm_in_kernel=True,
-        )  # fmt: skip
+            log,
+            a,
+            b,
+            bias,
+            q[None].contiguous(),
+            k[None].contiguous(),
+            v[None].contiguous(),
+            initial_state=states,
+            inplace_final_state=True,
+            cu_seqlens=begins,
+            ssm_state_indices=blocks,
+            use_qk_l2norm_in_kernel=True,
+        )
         return {"out": out[0], "states": states}
-    parts = importlib.import_module(f"{OPS}.fused_gdn_prefill_post_conv").fused_post_conv_prep(
-        qkv, a, b, log, bias, heads, size, size
-    )
-    out, last = importlib.import_module(f"{OPS}.chunk").chunk_gated_delta_rule(
-        *(x[None] for x in parts), initial_state=states[blocks.long()], output_final_state=True,
+    prepare = importlib.import_module(f"{OPS}.fused_gdn_prefill_post_conv").fused_post_conv_prep
+    parts = prepare(qkv, a, b, log, bias, heads, size, size)
+    out, final_states = importlib.import_module(f"{OPS}.chunk").chunk_gated_delta_rule(
+        *(x[None] for x in parts),
+        initial_state=states[blocks.long()],
+        output_final_state=True,
         cu_seqlens=begins,
-    )  # fmt: skip
-    states[blocks.long()] = last.to(states.dtype)
-    return dict(zip("qkv", parts[:3], strict=True)) | {"out": out[0], "states": states}
+    )
+    states[blocks.long()] = final_states.to(states.dtype)
+    q, k, v = parts[:3]
+    return {"q": q, "k": k, "v": v, "out": out[0], "states": states}
 
 
 def gated_norm(
-    randn: Randn, *, rows=5, columns=96, activation="swish"
+    randn: Randn,
+    *,
+    rows=5,
+    columns=96,
+    activation="swish",
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of rmsnorm_fn: a norm of each head, then times silu of the gate.
+    """Build a call of rmsnorm_fn: a norm of each head, times the activation of a gate.
 
-    activation: "sigmoid" instead of silu (Kimi Linear).
+    Args:
+        randn: Draws the numbers.
+        rows: Of the input.
+        columns: Of the input.
+        activation: "swish" is silu, "sigmoid" is Kimi Linear's.
     """
-    tensors = {"x": randn(rows, columns), "weight": randn(columns), "gate": randn(rows, columns)}
+    tensors = {
+        "x": randn(rows, columns),
+        "weight": randn(columns),
+        "gate": randn(rows, columns),
+    }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         x, weight, gate = (x.to(reference.working(dtype)) for x in tensors.values())
-        gate = gate.sigmoid() if activation == "sigmoid" else silu(gate)
-        out = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight * gate
-        return {"out": reference.stored(out.abs() if dtype == reference.TERMS else out, dtype)}
+        factor = gate.sigmoid() if activation == "sigmoid" else silu(gate)
+        scale = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        out = x * scale * weight * factor
+        if dtype == reference.TERMS:
+            out = out.abs()
+        return {"out": reference.stored(out, dtype)}
 
     options = {} if activation == "swish" else {"activation": activation}
     return VllmCall(run_gated_norm, tensors, options), expected
@@ -280,19 +422,24 @@ def run_gated_norm(x: Tensor, weight: Tensor, gate: Tensor, **options: str) -> d
     return {"out": function(x, weight, None, z=gate, eps=EPS, **options)}
 
 
-#: Of the one layer that a hybrid model of model.py has: two heads of keys for four of values, each
-#: of 64 numbers, and tokens of its convolution.
-HEADS, VALUE_HEADS, SIZE, WIDTH = 2, 4, 64, 4
-_PARTS = [HEADS * SIZE, HEADS * SIZE, VALUE_HEADS * SIZE]
-_CHANNELS = sum(_PARTS)
-#: What one product gives: convolved channels, the gate of the output, two numbers for each head.
-_CUTS = [_CHANNELS, VALUE_HEADS * SIZE, VALUE_HEADS, VALUE_HEADS]
+#: The one layer of linear attention that a hybrid model of model.py has: heads of keys and of
+#: values, lanes of a head, and tokens of its convolution.
+HEADS = 2
+VALUE_HEADS = 4
+SIZE = 64
+WIDTH = 4
+#: Columns of q, k and v.
+_QKV_WIDTHS = [HEADS * SIZE, HEADS * SIZE, VALUE_HEADS * SIZE]
+_CHANNELS = sum(_QKV_WIDTHS)
+#: Columns of the layer's first product: convolved channels, the gate of the output, and two numbers
+#: for each head.
+_INPUT_WIDTHS = [_CHANNELS, VALUE_HEADS * SIZE, VALUE_HEADS, VALUE_HEADS]
 
 
 def layer_weights(randn: Randn, hidden: int) -> dict[str, Tensor]:
     """Draw the weights of the layer."""
     return {
-        "in": randn(sum(_CUTS), hidden) / hidden**0.5,
+        "in": randn(sum(_INPUT_WIDTHS), hidden) / hidden**0.5,
         "conv": randn(_CHANNELS, WIDTH) / 2,
         "log": randn(VALUE_HEADS).float() / 3 - 1,
         "bias": randn(VALUE_HEADS).float() / 2,
@@ -300,55 +447,97 @@ def layer_weights(randn: Randn, hidden: int) -> dict[str, Tensor]:
     }
 
 
-def layer_forward(own: dict[str, Tensor], x: Tensor, prompt: int, dtype: torch.dtype) -> Tensor:
-    """Compute what the layer's last product reads, of one sequence's tokens, token by token.
+def layer_forward(
+    weights: dict[str, Tensor],
+    x: Tensor,
+    prompt: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Compute the input of the layer's last product for one sequence, token by token.
 
     A prompt goes through the convolution and chunks, each later token through the update of the
     convolution's state and the packed recurrence.
+
+    Args:
+        weights: See layer_weights.
+        x: (tokens, hidden).
+        prompt: Tokens of the prompt.
+        dtype: What kernels compute in.
     """
     work = reference.working(dtype)
-    wide = reference.stored(reference.product(x, own["in"], dtype), dtype)
-    qkv, gate, a, b = wide.split(_CUTS, -1)
+    projected = reference.stored(reference.product(x, weights["in"], dtype), dtype)
+    qkv, gate, a, b = projected.split(_INPUT_WIDTHS, -1)
     windows = pad(qkv, (0, 0, WIDTH - 1, 0)).unfold(0, WIDTH, 1)
-    qkv = reference.stored(silu((windows * own["conv"].to(work)).sum(-1)), dtype)
-    q, k, v = (part.unflatten(1, (-1, SIZE)) for part in qkv.split(_PARTS, 1))
-    q, k = (normed(part) for part in (q, k))
-    q, k = (part.repeat_interleave(VALUE_HEADS // HEADS, 1) for part in (q, k))
-    keep, take = gates(own | {"a": a, "b": b}, work)
+    convolved = silu((windows * weights["conv"].to(work)).sum(-1))
+    q, k, v = _split_qkv(reference.stored(convolved, dtype), HEADS, VALUE_HEADS, SIZE)
+    q = normalize_rows(q).repeat_interleave(VALUE_HEADS // HEADS, 1) * SIZE**-0.5
+    k = normalize_rows(k).repeat_interleave(VALUE_HEADS // HEADS, 1)
+    keep, take = compute_gates(weights | {"a": a, "b": b}, work)
     state = torch.zeros(VALUE_HEADS, SIZE, SIZE, dtype=work)
-    rows, out = (q * SIZE**-0.5, k, v, keep, take), []
-    for tokens, chunks in ((slice(prompt), True), (slice(prompt, None), False)):
-        q, k, v, keep, take = (x[tokens] for x in rows)
-        found, state = follow(q, k, v, keep, take, state, dtype, chunks)
-        out.append(reference.stored(found, dtype))
-    heads = torch.cat(out)
+    outs = []
+    for tokens, uses_chunks in ((slice(prompt), True), (slice(prompt, None), False)):
+        rows = [y[tokens] for y in (q, k, v, keep, take)]
+        out, state = follow_recurrence(*rows, state, dtype, uses_chunks)
+        outs.append(reference.stored(out, dtype))
+    heads = torch.cat(outs)
     scale = (heads.square().mean(-1, keepdim=True) + EPS).rsqrt()
-    heads = heads * scale * own["gated"].to(work) * silu(gate.unflatten(1, (-1, SIZE)))
+    factor = silu(gate.unflatten(1, (-1, SIZE)))
+    heads = heads * scale * weights["gated"].to(work) * factor
     return reference.stored(heads, dtype).flatten(1)
 
 
 def layer_state(place: dict) -> dict[str, Tensor]:
-    """Return the layer's state of a sequence without tokens, in block 1: 0 belongs to none."""
-    states = torch.zeros(2, VALUE_HEADS, SIZE, SIZE, device=place["device"])
-    return {"conv": torch.full((2, WIDTH - 1, _CHANNELS), float("nan"), **place), "delta": states}
+    """Return the layer's state of a sequence without tokens.
+
+    It is in block 1, since block 0 belongs to no sequence.
+
+    Args:
+        place: Device and dtype.
+    """
+    delta = torch.zeros(2, VALUE_HEADS, SIZE, SIZE, device=place["device"])
+    conv = torch.full((2, WIDTH - 1, _CHANNELS), float("nan"), **place)
+    return {"conv": conv, "delta": delta}
 
 
-def layer_step(own: dict[str, Tensor], x: Tensor, state: dict[str, Tensor], first: bool) -> Tensor:
-    """Compute what the layer's last product reads, of the tokens of a step, by vLLM's kernels."""
-    qkv, gate, a, b = (part.contiguous() for part in (x @ own["in"].T).split(_CUTS, -1))
-    place = {"dtype": torch.int32, "device": x.device}
-    blocks, begins = torch.ones(1, **place), torch.tensor([0, len(x)], **place)
+def layer_step(
+    weights: dict[str, Tensor],
+    x: Tensor,
+    state: dict[str, Tensor],
+    first: bool,
+) -> Tensor:
+    """Compute the input of the layer's last product for a step's tokens, with vLLM's kernels.
+
+    Args:
+        weights: See layer_weights.
+        x: (tokens, hidden).
+        state: See layer_state; it is updated.
+        first: Whether the tokens are a prompt.
+    """
+    projected = (x @ weights["in"].T).split(_INPUT_WIDTHS, -1)
+    qkv, gate, a, b = (part.contiguous() for part in projected)
+    blocks = torch.ones(1, dtype=torch.int32, device=x.device)
+    begins = torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
     if first:
-        qkv = convolve(qkv, own["conv"], state["conv"], blocks, begins)
+        qkv = convolve(qkv, weights["conv"], state["conv"], blocks, begins)
     else:
-        qkv = convolve_next(qkv, own["conv"], state["conv"], blocks)
-    found = run_delta_rule(
-        qkv.contiguous(), a, b, own["log"], own["bias"], state["delta"], blocks, begins,
-        heads=HEADS, value_heads=VALUE_HEADS, size=SIZE, kernel="chunks" if first else "one",
-    )  # fmt: skip
-    state["delta"] = found["states"]
-    rows = (part.reshape(-1, SIZE) for part in (found["out"], gate))
-    out = run_gated_norm(next(rows), own["gated"], next(rows))["out"]
+        qkv = convolve_next(qkv, weights["conv"], state["conv"], blocks)
+    results = run_delta_rule(
+        qkv.contiguous(),
+        a,
+        b,
+        weights["log"],
+        weights["bias"],
+        state["delta"],
+        blocks,
+        begins,
+        heads=HEADS,
+        value_heads=VALUE_HEADS,
+        size=SIZE,
+        kernel="chunks" if first else "one",
+    )
+    state["delta"] = results["states"]
+    rows = results["out"].reshape(-1, SIZE)
+    out = run_gated_norm(rows, weights["gated"], gate.reshape(-1, SIZE))["out"]
     return out.view(len(x), VALUE_HEADS * SIZE)
 
 
@@ -363,13 +552,14 @@ _STEPS = partial(delta_rule, lengths=(1, 1, 1))
 COMPUTED = {
     "conv1d": Case(convolution, _CONVOLUTION),
     "conv1d-bias": Case(partial(convolution, lengths=(2, 19), bias=True), _BIAS),
-    # chunks of a prompt that are shorter than the state they go on from
+    # Chunks of a prompt that are shorter than the state they continue from.
     "conv1d-short": Case(partial(convolution, lengths=(5, 2, 1, 9)), _CONVOLUTION),
     "gdn-prefill": Case(partial(delta_rule, lengths=(3, 64, 66), steep=True), _CHUNKS),
     "gdn-decode": Case(partial(_STEPS, kernel="one", steep=True), _RECURRENT, torch.float32),
     "gdn-mixed": Case(partial(_STEPS, kernel="several"), _RECURRENT, torch.float32, Size.FULL),
     "gated-norm": Case(gated_norm, "the gate before the norm, or left out"),
     "gated-norm-sigmoid": Case(
-        partial(gated_norm, activation="sigmoid"), "silu for a gate of sigmoid (Kimi Linear)"
+        partial(gated_norm, activation="sigmoid"),
+        "silu for a gate of sigmoid (Kimi Linear)",
     ),
 }
