@@ -17,15 +17,25 @@ _OPS = "vllm.lora.ops.triton_ops"
 
 
 def adapted(
-    randn: Randn, *, owners: tuple[int, ...], size=96, rank=16, rows=(64, 32), adapters=3,
+    randn: Randn,
+    *,
+    owners: tuple[int, ...],
+    size=96,
+    rank=16,
+    rows=(64, 32),
+    adapters=3,
     scaling=0.5,
-) -> tuple[VllmCall, Expected]:  # fmt: skip
-    """Build a call of lora_shrink, and of lora_expand of what it must return, added to what is
-    there.
+) -> tuple[VllmCall, Expected]:
+    """Build a call of lora_shrink, and of lora_expand on the result that lora_shrink must have.
 
     Args:
-        owners: of each token the adapter, -1 for none.
-        rows: of each slice (as of q, k and v), which are neighbours in the output.
+        randn: Draws the numbers.
+        owners: The adapter of each token, -1 for none.
+        size: Columns of x.
+        rank: Of the adapters.
+        rows: Columns of each slice (as of q, k and v); slices are neighbours in the output.
+        adapters: Number of adapters.
+        scaling: Multiplies the first product.
     """
     tensors = {"x": randn(len(owners), size), "output": randn(len(owners), sum(rows))}
     for i, n in enumerate(rows):
@@ -33,63 +43,71 @@ def adapted(
         tensors[f"b{i}"] = randn(adapters, n, rank) / rank**0.5
     tensors["owners"] = torch.tensor(owners, dtype=torch.int32)
 
-    def shrunk(i: int, dtype: Precision) -> Tensor:
-        found = [
-            reference.product(x[None], tensors[f"a{i}"][owner], dtype) * scaling * (owner >= 0)
-            for x, owner in zip(tensors["x"], owners, strict=True)
-        ]
-        return torch.cat(found)
+    def shrink(dtype: Precision) -> Tensor:
+        """Compute the first product, (slices, tokens, rank)."""
+        slices = []
+        for i in range(len(rows)):
+            parts = []
+            for x, owner in zip(tensors["x"], owners, strict=True):
+                part = reference.product(x[None], tensors[f"a{i}"][owner], dtype)
+                parts.append(part * scaling * (owner >= 0))
+            slices.append(torch.cat(parts))
+        return torch.stack(slices)
 
-    # in float32, as vLLM keeps it
-    tensors["shrunk"] = torch.stack([shrunk(i, torch.float64) for i in range(len(rows))]).float()
+    # vLLM keeps it in float32.
+    tensors["shrunk"] = shrink(torch.float64).float()
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        begin, out = 0, tensors["output"].to(reference.working(dtype)).clone()
+        out = tensors["output"].to(reference.working(dtype)).clone()
         if dtype == reference.TERMS:
             out = out.abs()
+        begin = 0
         for i, n in enumerate(rows):
             for t, owner in enumerate(owners):
-                # the kernel rounds what it reads to the weights' type
+                # The kernel rounds what it reads to the weights' type.
                 row = reference.stored(tensors["shrunk"][i, t : t + 1], dtype)
                 part = reference.product(row, tensors[f"b{i}"][owner], dtype)[0]
                 out[t, begin : begin + n] += part * (owner >= 0)
             begin += n
-        both = torch.stack([shrunk(i, dtype) for i in range(len(rows))])
-        return {"shrunk": both, "out": reference.stored(out, dtype)}
+        return {"shrunk": shrink(dtype), "out": reference.stored(out, dtype)}
 
-    return VllmCall(_adapt, tensors, {"slices": len(rows), "scaling": scaling}), expected
+    options = {"slices": len(rows), "scaling": scaling}
+    return VllmCall(_adapt, tensors, options), expected
 
 
 def _adapt(
-    x: Tensor, output: Tensor, owners: Tensor, shrunk: Tensor, *, slices: int, scaling: float,
+    x: Tensor,
+    output: Tensor,
+    owners: Tensor,
+    shrunk: Tensor,
+    *,
+    slices: int,
+    scaling: float,
     **weights: Tensor,
-) -> dict[str, Tensor]:  # fmt: skip
-    a, b = ([weights[f"{name}{i}"] for i in range(slices)] for name in "ab")
-    meta = importlib.import_module(f"{_OPS}.lora_kernel_metadata").LoRAKernelMeta.make(
-        len(a[0]), len(x), x.device
-    )
-    meta.prepare_tensors(owners)
+) -> dict[str, Tensor]:
+    a = [weights[f"a{i}"] for i in range(slices)]
+    b = [weights[f"b{i}"] for i in range(slices)]
+    metadata_class = importlib.import_module(f"{_OPS}.lora_kernel_metadata").LoRAKernelMeta
+    metadata = metadata_class.make(len(a[0]), len(x), x.device)
+    metadata.prepare_tensors(owners)
+    shrink = importlib.import_module(f"{_OPS}.lora_shrink_op")._lora_shrink
+    expand = importlib.import_module(f"{_OPS}.lora_expand_op")._lora_expand
     small = torch.zeros_like(shrunk)
-    importlib.import_module(f"{_OPS}.lora_shrink_op")._lora_shrink(
-        x, a, small, *meta.meta_args(len(x), False), scaling
-    )
+    shrink(x, a, small, *metadata.meta_args(len(x), False), scaling)
     out = output.clone()
-    importlib.import_module(f"{_OPS}.lora_expand_op")._lora_expand(
-        shrunk, b, out, *meta.meta_args(len(x), False), add_inputs=True
-    )
+    expand(shrunk, b, out, *metadata.meta_args(len(x), False), add_inputs=True)
     return {"shrunk": small, "out": out}
 
 
-_WHY = "an adapter applied to another one's tokens, to those of none, or to the wrong slice"
+_ADAPTER = "an adapter applied to another one's tokens, to those of none, or to the wrong slice"
 _OWNERS = (1, -1, 0, 1, 2, -1, 2, 2, 0)
+_PROMPT_OWNERS = (0,) * 90 + (-1,) * 10 + (1,) * 30
 COMPUTED = {
-    "lora": Case(partial(adapted, owners=_OWNERS), _WHY, size=Size.FULL),
-    # prompts have tiles of their own from 128 tokens on
+    "lora": Case(partial(adapted, owners=_OWNERS), _ADAPTER, size=Size.FULL),
+    # Prompts have their own tiles from 128 tokens on.
     "lora-prompt": Case(
-        partial(
-            adapted, owners=(0,) * 90 + (-1,) * 10 + (1,) * 30, size=512, rows=(48,), adapters=2
-        ),
-        _WHY,
+        partial(adapted, owners=_PROMPT_OWNERS, size=512, rows=(48,), adapters=2),
+        _ADAPTER,
     ),
-    "lora-one-slice": Case(partial(adapted, owners=_OWNERS[:5], rows=(48,)), _WHY),
+    "lora-one-slice": Case(partial(adapted, owners=_OWNERS[:5], rows=(48,)), _ADAPTER),
 }
