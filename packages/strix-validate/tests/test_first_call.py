@@ -104,7 +104,7 @@ def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
 def first_choices(vocabulary: int) -> list[DeferredCall]:
     """A server's steps that choose tokens."""
     builds = [
-        partial(sampling.penalized, vocabulary=vocabulary, prompt=9, made=64),
+        partial(sampling.penalized, vocabulary=vocabulary, prompt=9, generated=64),
         partial(sampling.scaled, vocabulary=vocabulary),
         *(partial(sampling.drawn, vocabulary=vocabulary, draws=n, greedy=1) for n in (3, 15)),
     ]
