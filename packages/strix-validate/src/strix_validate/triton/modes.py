@@ -266,7 +266,7 @@ def _install_hooks(mode: Mode, records: _Records) -> None:
     if mode != "native":
         stand_in.install(all_candidates=only_looks)
     else:
-        stand_in.first_candidate()
+        stand_in.take_first_candidate()
         if not torch.version.hip:
             stand_in.ignore_amd_options()
     stand_in.watch(records.lookups.append)
@@ -276,7 +276,7 @@ def _install_hooks(mode: Mode, records: _Records) -> None:
         stand_in.intercept(lambda launch: None)
         stand_in.skip_products()
     if mode == "ask":
-        stand_in.ask(records.asked.append)
+        stand_in.report_keys(records.asked.append)
     if mode == "compile":
         stand_in.intercept(lambda launch: records.kernels.append(_describe_compiled(launch)))
     if mode == "emulate":

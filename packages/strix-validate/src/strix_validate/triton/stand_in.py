@@ -100,7 +100,7 @@ def _measure_nothing(is_called: bool, call, quantiles=None) -> list[float]:
     return [0.0] * len(quantiles or (0.5,))
 
 
-def first_candidate() -> None:
+def take_first_candidate() -> None:
     """Make triton.autotune take its first configuration on the real device, too.
 
     fla's kernels have dozens of configurations, which took an H100 minutes to compile, and noise
@@ -254,7 +254,7 @@ def _describe_constants(src: Any) -> dict[str, str]:
     return constants
 
 
-def ask(on_key: Callable[[str], None]) -> None:
+def report_keys(on_key: Callable[[str], None]) -> None:
     """Report the key of each kernel that a launch needs, and keep Triton from compiling it."""
     import triton
 

@@ -115,12 +115,13 @@ def model_cases() -> dict[str, Case]:
     candidates = {}
     for (step, tokens), size, rows, scales, zeros in columns:
         suffix = "-zeros" if zeros else ""
+        scale_group = group if scales == "group" else size
         build = partial(
             w8a16,
             tokens=tokens,
             size=size,
             rows=rows,
-            group=group if scales == "group" else size,
+            group=scale_group,
             zeros=zeros,
         )
         name = f"w8a16-{scales}-{step}-{size}-{rows}{suffix}"

@@ -20,7 +20,7 @@ from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision
 from strix_validate.triton.call import BF16, PackageCall
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.experts import by_expert
+from strix_validate.vllm.experts import sort_by_expert
 
 MODULE = "vllm_gguf_plugin"
 PACKAGE = "vllm-gguf-plugin"
@@ -95,7 +95,7 @@ def _multiply(
     size: int,
 ) -> dict[str, Tensor]:
     block = _kernels("fused_moe.utils").get_triton_moe_block_m(number)
-    routed = [_pass_as_cuda(tensor) for tensor in by_expert(chosen, EXPERTS, block)]
+    routed = [_pass_as_cuda(tensor) for tensor in sort_by_expert(chosen, EXPERTS, block)]
     x = _pass_as_cuda(x)
     packed = _pass_as_cuda(packed)
     experts = _pass_as_cuda(experts)
@@ -256,11 +256,8 @@ def model_cases() -> dict[str, Case]:
         for j, (tokens, size, rows) in enumerate(_QUICK_SIZES + _FULL_SIZES):
             build = partial(product, name=name, tokens=tokens, size=size, rows=rows)
             is_quick = i % len(_QUICK_SIZES) == j
-            cases[f"{name}-{tokens}-{size}-{rows}"] = Case(
-                build,
-                _BLOCKS,
-                size=Size.QUICK if is_quick else Size.FULL,
-            )
+            run_size = Size.QUICK if is_quick else Size.FULL
+            cases[f"{name}-{tokens}-{size}-{rows}"] = Case(build, _BLOCKS, size=run_size)
     return cases
 
 

@@ -230,7 +230,8 @@ def attention(  # noqa: PLR0913 (the options of a case)
     q = randn(sum(lengths), heads, head_dim)
     k = randn(sum(lengths_k), kv_heads, head_dim)
     v = randn(sum(lengths_k), kv_heads, head_dim)
-    factor = (head_dim**-0.5 if scale is None else scale) * _LOG2_E
+    sm_scale = head_dim**-0.5 if scale is None else scale
+    factor = sm_scale * _LOG2_E
     if low:
         q, k = reference.with_low_scores(q, k, low, factor / _LOG2_E)
     expected = _Reference(
@@ -327,11 +328,14 @@ def model_cases() -> dict[str, Case]:
 
 def _build_combination(values: Combination) -> partial:
     packed = values["form"] == "packed"
-    lengths = {
-        "one": (130,),
-        "two": (70, 33) if packed else (70, 70),
-        "cross": (70,),
-    }
+    lengths: tuple[int, ...] = (130,)
+    lengths_k: tuple[int, ...] = ()
+    if values["lengths"] == "two":
+        lengths = (70, 33) if packed else (70, 70)
+    elif values["lengths"] == "cross":
+        lengths = (70,)
+        lengths_k = (133,)
+    layout = "HND" if packed else values["form"]
     return partial(
         attention,
         heads=2 * values["group"],
@@ -339,9 +343,9 @@ def _build_combination(values: Combination) -> partial:
         head_dim=values["head_dim"],
         causal=values["causal"],
         packed=packed,
-        lengths=lengths[values["lengths"]],
-        lengths_k=(133,) if values["lengths"] == "cross" else (),
-        layout="HND" if packed else values["form"],
+        lengths=lengths,
+        lengths_k=lengths_k,
+        layout=layout,
     )
 
 

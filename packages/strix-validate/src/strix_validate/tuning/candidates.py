@@ -246,6 +246,7 @@ def _build_experts(
         (2 * layer.inner, layer.hidden),
         (layer.hidden, layer.inner),
     )
+    block_shape = block if any(block) else None
     shapes = [(layer.experts, rows, columns // weights_per_item) for rows, columns in sizes]
     small_sizes = ((_SMALL, _SMALL), (_SMALL, _SMALL))
     return Problem(
@@ -256,7 +257,7 @@ def _build_experts(
         _build_products(layer, bits, tokens, sizes),
         dtype,
         tuple(_list_expert_tiles(tokens, layer.group, layer.block)),
-        (*shapes, layer.top_k, dtype_name, tokens, block if any(block) else None),
+        (*shapes, layer.top_k, dtype_name, tokens, block_shape),
         source,
     )
 
@@ -317,7 +318,8 @@ def _list_expert_tiles(tokens: int, group: int, block: int) -> Iterator[Configur
     elif group:
         depths = (group, 64)
     for m, n, k in product(heights, (32, 64, 128), depths):
-        for warps in (2, 4) if m * n <= 2048 else (4, 8):
+        num_warps = (2, 4) if m * n <= 2048 else (4, 8)
+        for warps in num_warps:
             yield {
                 "BLOCK_SIZE_M": m,
                 "BLOCK_SIZE_N": n,

@@ -78,6 +78,9 @@ def attend(  # noqa: PLR0913 (the parameters of the kernels)
     """
     module = importlib.import_module(ATTENTION_MODULE)
     modes = sys.modules["vllm.v1.kv_cache_interface"].KVQuantMode
+    quant_mode = modes.FP8_PER_TENSOR if fp8 else modes.NONE
+    if scale is None:
+        scale = layer.head_dim**-0.5
     rows = 128 // layer.kv_heads
     k_scale, v_scale = fp8 or (1.0, 1.0)
     scales_shape = (len(keys), layer.kv_heads)
@@ -93,7 +96,7 @@ def attend(  # noqa: PLR0913 (the parameters of the kernels)
         "max_seqlen_k": most,
         "causal": layer.causal,
         "block_table": table,
-        "softmax_scale": layer.head_dim**-0.5 if scale is None else scale,
+        "softmax_scale": scale,
         "window_size": _window_size(layer),
         # Without a softcap vLLM passes an integer, which is another type for Triton.
         "softcap": layer.softcap or 0,
@@ -104,7 +107,7 @@ def attend(  # noqa: PLR0913 (the parameters of the kernels)
         "num_par_softmax_segments": SEGMENTS,
         "alibi_slopes": slopes,
         "sinks": sinks,
-        "kv_quant_mode": modes.FP8_PER_TENSOR if fp8 else modes.NONE,
+        "kv_quant_mode": quant_mode,
     }
     scratch = _allocate_scratch(layer, max(rows, len(q)), q.device)
     module.unified_attention(**arguments | scratch | more)
@@ -224,6 +227,8 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
         "far": far,
     }
 
+    causal = "bottom-right" if shape.causal else None
+
     def expected(dtype: Precision) -> dict[str, Tensor]:
         outs = []
         for rows, (k, v) in zip(q.split(queries), pairs, strict=True):
@@ -232,7 +237,7 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
             inputs = [x.transpose(0, 1)[None] for x in (rows, k, v, rows)]
             results = reference.attention(
                 *inputs,
-                causal="bottom-right" if shape.causal else None,
+                causal=causal,
                 attn_mask=bias,
                 scale=scale,
                 window=_window_size(shape),
@@ -278,7 +283,7 @@ def _fill_cache(
     layer: Attention,
     first_block: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return a cache of the sequences, and the blocks of each; see paged."""
+    """Return a cache of the sequences, and the blocks of each; see build_paged_cache."""
     sequences = []
     for (new, n), pair in zip(lengths, pairs, strict=True):
         sequence = torch.cat(pair, -1)
@@ -287,7 +292,7 @@ def _fill_cache(
             freed = max(n - new - layer.window + 1, 0)
             sequence[:freed] = torch.nan
         sequences.append(sequence)
-    return paged(sequences, layer.block, first_block)
+    return build_paged_cache(sequences, layer.block, first_block)
 
 
 def _round_to_fp8(k: Tensor, v: Tensor) -> _KeysAndValues:
@@ -304,7 +309,9 @@ def _compute_bias(slopes: Tensor, queries: int, keys: int) -> Tensor:
     return -slopes[:, None, None].double() * distances
 
 
-def paged(sequences: list[Tensor], block: int, first_block: int = 2) -> tuple[Tensor, Tensor]:
+def build_paged_cache(
+    sequences: list[Tensor], block: int, first_block: int = 2
+) -> tuple[Tensor, Tensor]:
     """Return a cache with the rows of sequences, NaN elsewhere, and the blocks that each has.
 
     Args:

@@ -9,6 +9,7 @@ import importlib
 import sys
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from strix_validate.layers.table import Attention
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.attention import FP8, attend, halves, paged
+from strix_validate.vllm.attention import FP8, attend, build_paged_cache, halves
 from strix_validate.vllm.source import CACHE_MODULE, VllmCall
 
 _SHAPE: dict = {"heads": 4, "kv_heads": 2, "head_dim": 64}
@@ -41,11 +42,11 @@ def _build_mask(
     Args:
         new: Tokens of the sequence that are queries, the last ones.
         keys: Tokens of the sequence.
-        causal: See masked, whose options are given here for one sequence.
-        window: See masked.
-        lookback: See masked.
-        clamped: See masked.
-        pictures: See masked.
+        causal: See masked_attention, whose options are given here for one sequence.
+        window: See masked_attention.
+        lookback: See masked_attention.
+        clamped: See masked_attention.
+        pictures: See masked_attention.
         prefix: First tokens that stay visible outside of the window, None for no such mask.
     """
     key = torch.arange(keys)[None]
@@ -73,7 +74,7 @@ def _build_mask(
     return visible
 
 
-def masked(
+def masked_attention(
     randn: Randn,
     *,
     lengths: tuple[tuple[int, int], ...],
@@ -100,7 +101,8 @@ def masked(
             window.
     """
     # With prefixes, the window is not the layer's.
-    layer = Attention(**_SHAPE, window=0 if prefixes else window)
+    layer_window = 0 if prefixes else window
+    layer = Attention(**_SHAPE, window=layer_window)
     queries, keys = zip(*lengths, strict=True)
     q = randn(sum(queries), layer.heads, layer.head_dim)
     pairs = []
@@ -108,7 +110,7 @@ def masked(
         k = randn(n, layer.kv_heads, layer.head_dim)
         v = randn(n, layer.kv_heads, layer.head_dim)
         pairs.append((k, v))
-    cache, table = paged([torch.cat(pair, -1) for pair in pairs], layer.block)
+    cache, table = build_paged_cache([torch.cat(pair, -1) for pair in pairs], layer.block)
     tensors = {
         "q": q,
         "cache": cache,
@@ -137,12 +139,10 @@ def masked(
         for i, (rows, (k, v)) in enumerate(zip(q.split(queries), pairs, strict=True)):
             visible = _build_mask(
                 *lengths[i],
-                causal=causal[i] if causal else True,
                 window=window,
                 lookback=lookback,
                 clamped=clamped,
-                pictures=pictures[i] if pictures else (),
-                prefix=prefixes[i] if prefixes else None,
+                **_select_sequence(i, causal, pictures, prefixes),
             )
             bias = torch.zeros(visible.shape, dtype=torch.float64)
             bias = bias.masked_fill(~visible, -torch.inf)
@@ -153,6 +153,23 @@ def masked(
         return {"out": torch.cat(outs)}
 
     return VllmCall(_attend_masked, tensors, options, products=1), expected
+
+
+def _select_sequence(
+    i: int,
+    causal: tuple[bool, ...],
+    pictures: tuple[Pictures, ...],
+    prefixes: tuple[int, ...],
+) -> dict[str, Any]:
+    """Return those arguments of _build_mask that differ between sequences."""
+    arguments: dict[str, Any] = {"causal": True, "pictures": (), "prefix": None}
+    if causal:
+        arguments["causal"] = causal[i]
+    if pictures:
+        arguments["pictures"] = pictures[i]
+    if prefixes:
+        arguments["prefix"] = prefixes[i]
+    return arguments
 
 
 def _attend_masked(
@@ -194,7 +211,7 @@ def _draw_codes(randn: Randn, tokens: int, kind: str) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def scaled(
+def scaled_attention(
     randn: Randn,
     *,
     lengths: tuple[tuple[int, int], ...],
@@ -215,7 +232,7 @@ def scaled(
     k = (k_codes * k_scales[..., None]).to(q.dtype)
     v = (v_codes * v_scales[..., None]).to(q.dtype)
     positions = [torch.arange(n, dtype=torch.float32)[:, None, None] for n in keys]
-    cache, table = paged(positions, layer.block)
+    cache, table = build_paged_cache(positions, layer.block)
     # The slot of each token in the cache, whose blocks are not in order.
     slots = []
     for i, n in enumerate(keys):
@@ -306,7 +323,7 @@ _TOKEN = "a scale of another token or head, or the keys' for the values"
 COMPUTED = {
     "prefill-pictures": Case(
         partial(
-            masked,
+            masked_attention,
             lengths=((30, 70), (9, 80)),
             pictures=(((42, 60), (62, 66)), ((75, 78), (0, 0))),
         ),
@@ -314,7 +331,7 @@ COMPUTED = {
     ),
     "prefill-pictures-window": Case(
         partial(
-            masked,
+            masked_attention,
             lengths=((40, 120),),
             pictures=(((70, 100), (104, 112)),),
             window=16,
@@ -324,7 +341,7 @@ COMPUTED = {
     ),
     "decode-pictures": Case(
         partial(
-            masked,
+            masked_attention,
             lengths=((1, 70), (1, 40)),
             pictures=(((20, 50),), ((3, 10),)),
             window=16,
@@ -332,21 +349,25 @@ COMPUTED = {
         _OUTSIDE,
     ),
     "prefill-chunked": Case(
-        partial(masked, lengths=((40, 90),), window=32, lookback=0),
+        partial(masked_attention, lengths=((40, 90),), window=32, lookback=0),
         _CHUNKED,
     ),
     "decode-chunked": Case(
-        partial(masked, lengths=((1, 90), (1, 33)), window=40, lookback=1),
+        partial(masked_attention, lengths=((1, 90), (1, 33)), window=40, lookback=1),
         _CHUNKED,
     ),
     "prefill-causal-each": Case(
-        partial(masked, lengths=((20, 60), (9, 50)), causal=(True, False)),
+        partial(masked_attention, lengths=((20, 60), (9, 50)), causal=(True, False)),
         _EACH,
     ),
     "prefill-prefix-window": Case(
-        partial(masked, lengths=((20, 90), (9, 60)), window=16, prefixes=(30, 5)),
+        partial(masked_attention, lengths=((20, 90), (9, 60)), window=16, prefixes=(30, 5)),
         _PREFIX,
     ),
-    "prefill-fp8-tokens": Case(partial(scaled, lengths=((20, 60), (9, 40)), kind="fp8"), _TOKEN),
-    "decode-int8-tokens": Case(partial(scaled, lengths=((1, 70), (1, 40)), kind="int8"), _TOKEN),
+    "prefill-fp8-tokens": Case(
+        partial(scaled_attention, lengths=((20, 60), (9, 40)), kind="fp8"), _TOKEN
+    ),
+    "decode-int8-tokens": Case(
+        partial(scaled_attention, lengths=((1, 70), (1, 40)), kind="int8"), _TOKEN
+    ),
 }

@@ -257,7 +257,7 @@ def _allocate_weights(layer: Experts, rows: int, columns: int, x: Tensor) -> _We
     return _Weights(weights, scales, zeros)
 
 
-def by_expert(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
+def sort_by_expert(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sort (token, choice) pairs by expert into whole blocks, as vLLM's HIP code does.
 
     Args:
@@ -304,7 +304,7 @@ def assign(
     """
 
     def align(chosen: Tensor, size: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return by_expert(chosen, experts, size)
+        return sort_by_expert(chosen, experts, size)
 
     with patch.object(module, "moe_align_block_size", align):
         return module._prepare_expert_assignment(

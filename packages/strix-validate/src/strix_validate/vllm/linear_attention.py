@@ -436,7 +436,7 @@ _CHANNELS = sum(_QKV_WIDTHS)
 _INPUT_WIDTHS = [_CHANNELS, VALUE_HEADS * SIZE, VALUE_HEADS, VALUE_HEADS]
 
 
-def layer_weights(randn: Randn, hidden: int) -> dict[str, Tensor]:
+def draw_layer_weights(randn: Randn, hidden: int) -> dict[str, Tensor]:
     """Draw the weights of the layer."""
     return {
         "in": randn(sum(_INPUT_WIDTHS), hidden) / hidden**0.5,
@@ -447,7 +447,7 @@ def layer_weights(randn: Randn, hidden: int) -> dict[str, Tensor]:
     }
 
 
-def layer_forward(
+def compute_layer(
     weights: dict[str, Tensor],
     x: Tensor,
     prompt: int,
@@ -459,7 +459,7 @@ def layer_forward(
     convolution's state and the packed recurrence.
 
     Args:
-        weights: See layer_weights.
+        weights: See draw_layer_weights.
         x: (tokens, hidden).
         prompt: Tokens of the prompt.
         dtype: What kernels compute in.
@@ -486,7 +486,7 @@ def layer_forward(
     return reference.stored(heads, dtype).flatten(1)
 
 
-def layer_state(place: dict) -> dict[str, Tensor]:
+def build_layer_state(place: dict) -> dict[str, Tensor]:
     """Return the layer's state of a sequence without tokens.
 
     It is in block 1, since block 0 belongs to no sequence.
@@ -499,7 +499,7 @@ def layer_state(place: dict) -> dict[str, Tensor]:
     return {"conv": conv, "delta": delta}
 
 
-def layer_step(
+def run_layer_step(
     weights: dict[str, Tensor],
     x: Tensor,
     state: dict[str, Tensor],
@@ -508,9 +508,9 @@ def layer_step(
     """Compute the input of the layer's last product for a step's tokens, with vLLM's kernels.
 
     Args:
-        weights: See layer_weights.
+        weights: See draw_layer_weights.
         x: (tokens, hidden).
-        state: See layer_state; it is updated.
+        state: See build_layer_state; it is updated.
         first: Whether the tokens are a prompt.
     """
     projected = (x @ weights["in"].T).split(_INPUT_WIDTHS, -1)

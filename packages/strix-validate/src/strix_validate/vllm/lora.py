@@ -16,7 +16,7 @@ from strix_validate.vllm.source import VllmCall
 _OPS = "vllm.lora.ops.triton_ops"
 
 
-def adapted(
+def adapted_layer(
     randn: Randn,
     *,
     owners: tuple[int, ...],
@@ -103,11 +103,11 @@ _ADAPTER = "an adapter applied to another one's tokens, to those of none, or to 
 _OWNERS = (1, -1, 0, 1, 2, -1, 2, 2, 0)
 _PROMPT_OWNERS = (0,) * 90 + (-1,) * 10 + (1,) * 30
 COMPUTED = {
-    "lora": Case(partial(adapted, owners=_OWNERS), _ADAPTER, size=Size.FULL),
+    "lora": Case(partial(adapted_layer, owners=_OWNERS), _ADAPTER, size=Size.FULL),
     # Prompts have their own tiles from 128 tokens on.
     "lora-prompt": Case(
-        partial(adapted, owners=_PROMPT_OWNERS, size=512, rows=(48,), adapters=2),
+        partial(adapted_layer, owners=_PROMPT_OWNERS, size=512, rows=(48,), adapters=2),
         _ADAPTER,
     ),
-    "lora-one-slice": Case(partial(adapted, owners=_OWNERS[:5], rows=(48,)), _ADAPTER),
+    "lora-one-slice": Case(partial(adapted_layer, owners=_OWNERS[:5], rows=(48,)), _ADAPTER),
 }

@@ -16,7 +16,7 @@ from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.call import BF16
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.attention import FP8, paged
+from strix_validate.vllm.attention import FP8, build_paged_cache
 from strix_validate.vllm.source import VllmCall
 
 _OPS = "vllm.v1.attention.ops"
@@ -57,7 +57,7 @@ def latent(  # noqa: PLR0913 (the options of a case)
     if low:
         sequences = [reference.with_low_scores(q, rows, low, scale)[1] for rows in sequences]
         q, _ = reference.with_low_scores(q, q, low, scale)
-    cache, table = paged([rows[:, None] for rows in sequences], block)
+    cache, table = build_paged_cache([rows[:, None] for rows in sequences], block)
     if fp8:
         sequences = [rows.to(FP8).to(q.dtype) * _FP8_SCALE for rows in sequences]
     tensors = {
@@ -111,7 +111,9 @@ def _latent(
     sums = q.new_full((sequences, heads), torch.nan)
     scratch_shape = (sequences, heads, splits, rank + 1)
     scratch = q.new_full(scratch_shape, torch.nan, dtype=torch.float32)
-    cache_scale = torch.tensor(_FP8_SCALE if fp8 else 1.0, device=q.device)
+    cache_scale = torch.ones((), device=q.device)
+    if fp8:
+        cache_scale *= _FP8_SCALE
     importlib.import_module(f"{_OPS}.triton_decode_attention").decode_attention_fwd(
         q,
         cache,
@@ -131,7 +133,7 @@ def _latent(
     return {"out": out, "logsumexp": sums}
 
 
-def merged(
+def merged_states(
     randn: Randn,
     *,
     tokens=5,
@@ -196,7 +198,7 @@ def _merge(
     return {"out": out, "lse": lse}
 
 
-_LATENT = "the lanes of rope left out, or a split of the keys merged wrongly (DeepSeek)"
+_LATENT = "the lanes of rope left out, or a split of the keys merged_states wrongly (DeepSeek)"
 _MERGE = "cached and new keys weighted wrongly, where a prompt is prefilled in parts"
 _SMALL: dict = {"rank": 128, "rope": 32}
 COMPUTED = {
@@ -211,8 +213,8 @@ COMPUTED = {
         "the scale of an fp8 cache left out",
         size=Size.FULL,
     ),
-    "merge-states": Case(merged, _MERGE),
-    "merge-states-low": Case(partial(merged, low=-1000.0), reference.WHY_LOW),
+    "merge-states": Case(merged_states, _MERGE),
+    "merge-states-low": Case(partial(merged_states, low=-1000.0), reference.WHY_LOW),
 }
 COMPILED = {
     # With DeepSeek's number of heads registers are spilled.

@@ -95,7 +95,7 @@ def _draw_weights(randn: Randn, experts: int, linear: int) -> dict[str, Tensor]:
         tensors[f"norm{i}a"] = 1 + randn(HIDDEN) / 8
         tensors[f"norm{i}b"] = 1 + randn(HIDDEN) / 8
         if is_linear:
-            for name, x in linear_attention.layer_weights(randn, HIDDEN).items():
+            for name, x in linear_attention.draw_layer_weights(randn, HIDDEN).items():
                 tensors[f"linear{i}-{name}"] = x
     tensors["norm"] = 1 + randn(HIDDEN) / 8
     return tensors
@@ -137,7 +137,7 @@ def _forward(
         normed = _norm(x, tensors[f"norm{i}a"], dtype)
         if i < linear:
             weights = _select_linear(tensors, i)
-            attended = linear_attention.layer_forward(weights, normed, PROMPT, dtype)
+            attended = linear_attention.compute_layer(weights, normed, PROMPT, dtype)
         else:
             attended = _attend(tensors, i, normed, dtype, window)
         projected = _multiply(attended, tensors[f"out{i}"], dtype)
@@ -174,13 +174,15 @@ def _attend(
     q, k, v = _multiply(normed, tensors[f"qkv{i}"], dtype).split(_QKV_WIDTHS, -1)
     heads = (turn(q), turn(k), v.view(len(v), -1, SIZE))
     q, k, v = (x.transpose(0, 1)[None] for x in heads)
+    keys_before = window - 1 if window else -1
+    keys_after = 0 if window else -1
     results = reference.attention(
         q,
         k,
         v,
         q,
         causal="bottom-right",
-        window=(window - 1, 0) if window else (-1, -1),
+        window=(keys_before, keys_after),
         dtype=dtype,
     )
     return results["out"][0].transpose(0, 1).reshape(len(normed), HIDDEN)
@@ -214,7 +216,7 @@ def _decode(*, window: int, experts: int, linear: int, **tensors: Tensor) -> dic
     caches: list[Any] = []
     for i in range(LAYERS):
         if i < linear:
-            state = linear_attention.layer_state({"device": device, "dtype": dtype})
+            state = linear_attention.build_layer_state({"device": device, "dtype": dtype})
             caches.append(state)
             continue
         shape = (len(_BLOCKS), KV_HEADS, _BLOCK, 2 * SIZE)
@@ -252,7 +254,7 @@ class _Decoder:
             normed = self._norm(x, f"norm{i}a")
             if i < self.linear:
                 weights = _select_linear(self.tensors, i)
-                attended = linear_attention.layer_step(weights, normed, cache, begin == 0)
+                attended = linear_attention.run_layer_step(weights, normed, cache, begin == 0)
             else:
                 attended = self._attend(i, normed, begin, end)
             x = x + attended @ self.tensors[f"out{i}"].T

@@ -349,7 +349,7 @@ def _lora_candidates() -> _Candidates:
                 continue
             for rank, (owners_name, owners) in product(RANKS, _LORA_OWNERS.items()):
                 build = partial(
-                    lora.adapted,
+                    lora.adapted_layer,
                     owners=owners,
                     rank=rank,
                     adapters=max(owners) + 1,

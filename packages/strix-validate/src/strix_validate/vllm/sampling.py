@@ -296,7 +296,7 @@ def _one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
     return (tokens[:, None] == torch.arange(vocabulary, device=tokens.device)).double()
 
 
-def beyond(tokens: Tensor, logits: Tensor) -> Tensor:
+def find_outliers(tokens: Tensor, logits: Tensor) -> Tensor:
     """Return for each token of the vocabulary 1 if its count is off by SIGMAS, else 0.
 
     Args:
@@ -373,12 +373,12 @@ def _draw(
     pairs = sampled[: draws // 2 * 2].view(-1, 2)
     return {
         "greedy": _one_hot(sampled[draws:], vocabulary),
-        "beyond": beyond(sampled[:draws], logits / temperature),
+        "beyond": find_outliers(sampled[:draws], logits / temperature),
         "alike": (pairs[:, 0] == pairs[:, 1]).all().double()[None],
     }
 
 
-def accepted(randn: Randn, *, requests=16, vocabulary=6) -> tuple[VllmCall, Expected]:
+def rejection_sampling(randn: Randn, *, requests=16, vocabulary=6) -> tuple[VllmCall, Expected]:
     """Build a call of rejection_sample, with two drafted tokens for each request.
 
     Three requests are greedy: the model would choose none, one or both of the drafted tokens. For
@@ -472,7 +472,7 @@ def _judge_halves(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     return is_wrong.double().sum()[None], torch.tensor([float(is_alike)])
 
 
-def scored(
+def token_logprobs(
     randn: Randn,
     *,
     vocabulary=9000,
@@ -550,12 +550,12 @@ COMPUTED = {
         _TOP,
         **_FLOAT32,
     ),
-    "logprobs-many": Case(partial(scored, vocabulary=3000, count=1100), _SCORE, **_FLOAT32),
-    "logprobs": Case(scored, _SCORE, **_FLOAT32),
-    "logprobs-low": Case(partial(scored, low=-1000.0, count=1), _SCORE, **_FLOAT32),
+    "logprobs-many": Case(partial(token_logprobs, vocabulary=3000, count=1100), _SCORE, **_FLOAT32),
+    "logprobs": Case(token_logprobs, _SCORE, **_FLOAT32),
+    "logprobs-low": Case(partial(token_logprobs, low=-1000.0, count=1), _SCORE, **_FLOAT32),
     # A prompt of several blocks of 1,024.
     "penalties": Case(partial(penalized, prompt=1100), _PENALTY, **_FLOAT32),
     "temperature-min-p": Case(scaled, _HEAT, **_FLOAT32),
     "gumbel": Case(drawn, _DRAW, **_FULL),
-    "rejection": Case(accepted, _ACCEPT, **_FULL),
+    "rejection": Case(rejection_sampling, _ACCEPT, **_FULL),
 }
