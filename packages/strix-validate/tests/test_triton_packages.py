@@ -32,7 +32,7 @@ CONCH_SPOILT = {
 
 @pytest.mark.parametrize("name", CONCH_SPOILT)
 def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
-    """The answer to expect is that of the packed tensors, and of no others."""
+    """What is expected is the product of the packed tensors."""
     case, spoil = CONCH_SPOILT[name]
     call, expected = make(conch.COMPUTED[case])
 
@@ -51,14 +51,14 @@ def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.MODULE)
 def test_without_a_package_its_checks_are_skipped(package, monkeypatch):
-    """Each with the reason that skips.toml knows: `said` is set where none of its entries fits."""
+    """skips.toml has the reason of each: "said" is set where none of its entries fits."""
     monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: None)
     name = f"{package.__name__.rpartition('.')[2]}-{next(iter(package.COMPILED))}"
     only = [f"kernels/{name.removeprefix('flash_cases-')}"]
     (check,) = run(["kernels"], RunOptions(), only).checks
-    said = f"{package.MODULE} is not installed"
-    assert check.state is State.SKIPPED and check.measured == {"said": said}
-    assert check.reason != said
+    message = f"{package.MODULE} is not installed"
+    assert check.state is State.SKIPPED and check.measured == {"said": message}
+    assert check.reason != message
 
 
 def _all_rows_but_one(x):
@@ -193,9 +193,9 @@ def test_gradients_are_those_of_the_inputs():
 
     x, y = torch.tensor([2.0, 3.0]), torch.tensor([5.0, 7.0])
     grads = {"out": torch.tensor([1.0, 10.0]), "sum": torch.tensor(100.0)}
-    found = triton_call.differentiate(product, {"x": x, "y": y}, grads)
-    assert found["out"].tolist() == [10, 21] and not found["out"].requires_grad
-    assert found["dx"].tolist() == [105, 170] and found["dy"].tolist() == [102, 130]
+    results = triton_call.differentiate(product, {"x": x, "y": y}, grads)
+    assert results["out"].tolist() == [10, 21] and not results["out"].requires_grad
+    assert results["dx"].tolist() == [105, 170] and results["dy"].tolist() == [102, 130]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -214,27 +214,27 @@ def test_the_interpreter_knows_what_a_compiled_kernel_knows():
     """
     from interpreted import Interpreted
 
-    (found,) = triton_modes.run([Interpreted()], "interpret").calls
-    assert found.error is None
+    (outcome,) = triton_modes.run([Interpreted()], "interpret").calls
+    assert outcome.error is None
     x = torch.arange(4.0)
-    want = (x * 0.5).tanh() + (1 + x).rsqrt() + x.log1p() + 3
-    want[3] = 7
-    assert torch.allclose(found.tensors["out"], want, atol=1e-6)
+    expected = (x * 0.5).tanh() + (1 + x).rsqrt() + x.log1p() + 3
+    expected[3] = 7
+    assert torch.allclose(outcome.tensors["out"], expected, atol=1e-6)
 
 
-def test_a_package_that_asks_sees_tensors_of_a_gpu(monkeypatch):
-    seen = []
+def test_a_package_that_checks_the_device_gets_tensors_of_a_gpu(monkeypatch):
+    devices = []
 
     def kernel(x, *_):
-        seen.append(x.is_cuda)
+        devices.append(x.is_cuda)
         return x
 
     names = ("ggml_dequantize_triton", "ggml_mul_mat_a8_triton", "ggml_moe_a8_triton")
     module = SimpleNamespace(get_triton_moe_block_m=lambda _: 4, **dict.fromkeys(names, kernel))
     monkeypatch.setattr(gguf, "_kernels", lambda _: module)
     call, _ = gguf.product(torch.randn, "q8_1")
-    found = call.execute("cpu").values()
-    assert seen == [True] * 3 and not any(x.is_cuda for x in found)
+    results = call.execute("cpu").values()
+    assert devices == [True] * 3 and not any(x.is_cuda for x in results)
 
 
 def test_a_token_goes_to_experts_that_differ():
@@ -249,37 +249,40 @@ def test_what_8_bits_cost(causal, head_dim):
     generator = torch.Generator().manual_seed(1)
     call, expected = sage.attention(
         lambda *shape: torch.randn(shape, generator=generator).half(),
-        lengths=(200,), kv_heads=4, head_dim=head_dim, causal=causal,
-    )  # fmt: skip
-    exact, half = (
-        reference.attention(
-            *(call.tensors[name] for name in "qkvq"),
-            causal="bottom-right" if causal else None,
-            dtype=dtype,
-        )["out"].double()
-        for dtype in (torch.float64, torch.float16)
+        lengths=(200,),
+        kv_heads=4,
+        head_dim=head_dim,
+        causal=causal,
     )
+    q, k, v = (call.tensors[name] for name in ("q", "k", "v"))
+    corner = "bottom-right" if causal else None
 
-    def off(x):
+    def attend(dtype):
+        return reference.attention(q, k, v, q, causal=corner, dtype=dtype)["out"].double()
+
+    exact = attend(torch.float64)
+
+    def compute_error(x):
         return ((x - exact).square().mean() / exact.square().mean()).sqrt().item()
 
-    assert 0.010 < off(expected(torch.float64)["out"]) < 0.0125
-    assert 0.0002 < off(half) < 0.0004
+    assert 0.010 < compute_error(expected(torch.float64)["out"]) < 0.0125
+    assert 0.0002 < compute_error(attend(torch.float16)) < 0.0004
 
 
 @pytest.mark.skipif(not os.environ.get("TRITON_FAULTS"), reason="TRITON_FAULTS is not set")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_package_is_found(fault, tmp_path, monkeypatch):
-    """By the one check that is named for it: TRITON_FAULTS=1, some minutes for all."""
-    file, text, becomes, case = FAULTS[fault]
+    """The check that the fault names catches it: TRITON_FAULTS=1, some minutes for all."""
+    file, text, replacement, case = FAULTS[fault]
     package = file.partition("/")[0]
-    if not (found := importlib.util.find_spec(package)):
+    spec = importlib.util.find_spec(package)
+    if spec is None:
         pytest.skip(f"{package} is not installed")
-    for folder in found.submodule_search_locations:  # fla is of two packages
+    for folder in spec.submodule_search_locations:  # two distributions share fla
         shutil.copytree(folder, tmp_path / package, dirs_exist_ok=True)
     source = (tmp_path / file).read_text()
     assert text in source
-    (tmp_path / file).write_text(source.replace(text, becomes))
+    (tmp_path / file).write_text(source.replace(text, replacement))
     monkeypatch.syspath_prepend(tmp_path)
     options = RunOptions(device="cpu", size=Size.FULL)
     name = case if case.startswith("flash-attn/") else f"attention/{case}"

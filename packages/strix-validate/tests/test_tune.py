@@ -55,12 +55,12 @@ def problem(*configurations: dict) -> Problem:
 
 def store_in(folder: Path, *trials: dict) -> Store:
     """A store whose record has one problem with these configurations on its short list."""
-    found = Store(folder)
-    found.record = TuneRecord(models=["M"], binding=BINDING, versions={"triton": "3.7.1"})
+    store = Store(folder)
+    store.record = TuneRecord(models=["M"], binding=BINDING, versions={"triton": "3.7.1"})
     all_trials = [Trial(configuration=x, cost=asdict(COST)) for x in ({}, *trials)]
     name = problem().name
-    found.record.tuned[name] = Tuned(library="flash-attn", key=KEY, trials=all_trials)
-    return found
+    store.record.tuned[name] = Tuned(library="flash-attn", key=KEY, trials=all_trials)
+    return store
 
 
 def open_session(store: Store, sensors=None, rounds: int = 3, **more) -> session.Session:
@@ -124,9 +124,9 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             return CallAnswer(error=("OutOfResources", "LDS"))
         file = tmp_path / f"{size}-{keys}.hsaco"
         file.write_bytes(f"code {size}".encode())
-        found = Lookup("attn_fwd", f"{size}-{keys}", {}, {}, {}, {file.name: str(file)}, True)
-        helper = replace(found, name="_helper")
-        return CallAnswer(lookups=(found, helper))
+        lookup = Lookup("attn_fwd", f"{size}-{keys}", {}, {}, {}, {file.name: str(file)}, True)
+        helper = replace(lookup, name="_helper")
+        return CallAnswer(lookups=(lookup, helper))
 
     monkeypatch.setattr(candidates.packages, "look_up", look_up)
     monkeypatch.setattr(
@@ -167,8 +167,8 @@ def test_each_tile_has_its_turn() -> None:
 def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
     model = layers_in_table("Qwen3-30B-A3B, AWQ")
     assert model is not None and layers_in_table("Qwen3-30B-A3B, MXFP4") is None
-    found = candidates.list_problems(model, "built-in", tmp_path, steps=(1, 512))
-    assert [each.name for each in found] == [
+    problems = candidates.list_problems(model, "built-in", tmp_path, steps=(1, 512))
+    assert [each.name for each in problems] == [
         "flash-attn forward-128-bfloat16-causal",
         "flash-attn decode-128-bfloat16-causal",
         "vllm E=128,N=768 int4_w4a16 1",
@@ -176,7 +176,7 @@ def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
         "flash-attn dkdv-128-bfloat16-causal",
         "flash-attn dq-128-bfloat16-causal",
     ]
-    shapes = found[2].shapes
+    shapes = problems[2].shapes
     assert shapes[1] == (128, 2048, 384) and shapes[3:] == ("int4_w4a16", 1, [0, 128])
     (only,) = candidates.list_problems(model, "aiter", None)
     assert only.name == "aiter forward-128-bfloat16-causal"
@@ -344,15 +344,15 @@ def test_variables_for_a_shell(tmp_path: Path, here: None) -> None:
     store = store_in(tmp_path / "a folder")
     store.record.tuned = {"a": measured("flash-attn", KEY, 5)}
     store.write()
-    told = tune("--env", "--output", store.folder)
-    assert (told.exit_code, told.stdout) == (0, "")  # killed before the files were written
+    result = tune("--env", "--output", store.folder)
+    assert (result.exit_code, result.stdout) == (0, "")  # killed before the files were written
     store.write_files()
-    told = tune("--env", "--output", store.folder)
+    result = tune("--env", "--output", store.folder)
     quoted = shlex.quote(str(store.folder / "flash-attn.json"))
-    assert told.exit_code == 0
-    assert told.stdout == f"export FLASH_ATTENTION_TRITON_AMD_TILES={quoted}\n"
-    told = tune("--share", "--output", store.folder)
-    assert told.exit_code == 0 and "M=7 N=32" in told.stdout and "fastest" in told.stdout
+    assert result.exit_code == 0
+    assert result.stdout == f"export FLASH_ATTENTION_TRITON_AMD_TILES={quoted}\n"
+    result = tune("--share", "--output", store.folder)
+    assert result.exit_code == 0 and "M=7 N=32" in result.stdout and "fastest" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -371,9 +371,9 @@ def test_a_stale_record_sets_no_variable(
     store.record.binding = BINDING.model_copy(update=change)
     store.write()
     for option in ("--env", "--share"):
-        told = tune(option, "--output", tmp_path)
-        assert told.exit_code == 1 and told.stdout == ""
-        assert "stale and ignored" in told.stderr and message in " ".join(told.stderr.split())
+        result = tune(option, "--output", tmp_path)
+        assert result.exit_code == 1 and result.stdout == ""
+        assert "stale and ignored" in result.stderr and message in " ".join(result.stderr.split())
 
 
 def test_a_source_that_changes_has_another_digest(tmp_path: Path, fake: None) -> None:
@@ -394,9 +394,9 @@ def test_an_unreadable_record(tmp_path: Path, content: str) -> None:
     """It is not overwritten: the owner decides."""
     (tmp_path / "record.json").write_text(content)
     for arguments in (("--env",), ("--share",)):
-        told = tune(*arguments, "--output", tmp_path)
-        assert told.exit_code == 2 and "is no record of tune" in " ".join(told.output.split())
-        assert "Traceback" not in told.output
+        result = tune(*arguments, "--output", tmp_path)
+        assert result.exit_code == 2 and "is no record of tune" in " ".join(result.output.split())
+        assert "Traceback" not in result.output
     assert (tmp_path / "record.json").read_text() == content
 
 
@@ -413,9 +413,9 @@ def test_a_record_that_cannot_be_written(
     monkeypatch.setattr(record, "replace_text", fail)
     monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
     monkeypatch.setattr(candidates, "short_list", lambda *_: pytest.fail("compiled"))
-    told = tune("Qwen3-8B", "--output", tmp_path / "tuned")
-    text = " ".join(told.output.split())
-    assert told.exit_code == 1 and f"{os.strerror(error)}: nothing more is recorded" in text
+    result = tune("Qwen3-8B", "--output", tmp_path / "tuned")
+    text = " ".join(result.output.split())
+    assert result.exit_code == 1 and f"{os.strerror(error)}: nothing more is recorded" in text
 
 
 @skip_without("triton")
@@ -424,17 +424,17 @@ def test_a_record_that_cannot_be_written(
 def test_what_the_new_tiles_need_is_compiled(
     architecture: str, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the GPU where code for gfx1151 is what it needs; a kernel compiled later is told."""
-    asked: list[str] = []
+    """The GPU is not used if the code is for gfx1151; kernels that compile later are reported."""
+    requests: list[str] = []
     kernel = Lookup("attn_fwd", "KEY", {}, {}, {}, {"k.hsaco": "/cache/k.hsaco"}, True)
 
     def look_up(calls, cache, jobs, variables):
-        asked.append(f"look up {variables}")
+        requests.append(f"look up {variables}")
         return [CallAnswer(lookups=(kernel,)) for _ in calls]
 
     def run(calls, mode, cache, variables):
-        asked.append(f"{mode} {variables}")
-        count = later if len(asked) % 2 == 0 else len(calls)
+        requests.append(f"{mode} {variables}")
+        count = later if len(requests) % 2 == 0 else len(calls)
         lookups = [(kernel,)] * count + [()] * (len(calls) - count)
         return CallAnswers("", [CallAnswer(lookups=x) for x in lookups])
 
@@ -442,15 +442,15 @@ def test_what_the_new_tiles_need_is_compiled(
     monkeypatch.setattr(modes, "run", run)
     model = layers_in_table("Qwen3-30B-A3B")
     problems = candidates.list_problems(model, "built-in", tmp_path, steps=(1, 8))
-    said: list[str] = []
+    lines: list[str] = []
     variables = {"FLASH_ATTENTION_TRITON_AMD_TILES": "f"}
     assert command.fill_cache(
-        problems, model, command.Options(), variables, said.append, architecture
+        problems, model, command.Options(), variables, lines.append, architecture
     ) == bool(later)
     first = "look up" if architecture == "gfx1151" else "native"
-    assert asked == [f"{kind} {variables}" for kind in (first, "native") * 2]
-    assert [line.split(":")[0] for line in said] == ["vLLM", "flash-attn"]
-    assert all(line.endswith(f"compiled, {later} at the first call after it") for line in said)
+    assert requests == [f"{kind} {variables}" for kind in (first, "native") * 2]
+    assert [line.split(":")[0] for line in lines] == ["vLLM", "flash-attn"]
+    assert all(line.endswith(f"compiled, {later} at the first call after it") for line in lines)
 
 
 @skip_without("triton")
@@ -479,9 +479,9 @@ def test_how_a_run_ends(
     monkeypatch.setattr(session.Session, "tune", fail)
     monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
-    told = tune("Qwen3-8B", "--output", tmp_path)
-    assert told.exit_code == status and message in " ".join(told.output.split())
-    assert "Traceback" not in told.output
+    result = tune("Qwen3-8B", "--output", tmp_path)
+    assert result.exit_code == status and message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
     left = Store(tmp_path).load()
     assert left is not None and left.models == ["Qwen3-8B"]
 
@@ -497,8 +497,8 @@ def test_a_second_model_joins_the_record(
     monkeypatch.setattr(session.Session, "tune", lambda *_: pytest.fail("measured again"))
     monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
-    told = tune("Qwen3-8B", "--output", tmp_path)
-    assert told.exit_code == 0 and "packaged, kept" in told.stdout
+    result = tune("Qwen3-8B", "--output", tmp_path)
+    assert result.exit_code == 0 and "packaged, kept" in result.stdout
     left = Store(tmp_path).load()
     assert left is not None and left.models == ["M", "Qwen3-8B"]
 
@@ -507,11 +507,13 @@ def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune().exit_code == 2
     assert tune("no-such-model", "--dry-run").exit_code == 2
     (tmp_path / "config.json").write_text("{}")
-    told = tune(tmp_path, "--dry-run")
-    assert told.exit_code == 2 and "no layers can be read" in " ".join(told.output.split())
+    result = tune(tmp_path, "--dry-run")
+    assert result.exit_code == 2 and "no layers can be read" in " ".join(result.output.split())
     monkeypatch.setattr(candidates.packages, "has", lambda name: False)
-    told = tune("Qwen3-8B", "--dry-run")
-    assert told.exit_code == 3 and "flash_attn is not installed" in " ".join(told.output.split())
+    result = tune("Qwen3-8B", "--dry-run")
+    assert result.exit_code == 3 and "flash_attn is not installed" in " ".join(
+        result.output.split()
+    )
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path, fake: None) -> None:

@@ -19,6 +19,7 @@ from strix_validate.checks import Check, RunOptions, Size, State
 from strix_validate.numerics.comparison import compare
 from strix_validate.runner import run
 from strix_validate.tiers import attention
+from strix_validate.triton.cases import Case
 from strix_validate.vllm import attention_modes, sampling, vllm_checks
 from vllm_faults import ATTENTION, FAULTS, GENERATED, LAYOUT, TIERS
 
@@ -28,27 +29,29 @@ needs_vllm = pytest.mark.skipif(
     reason="VLLM_SOURCE is not set, or triton is not installed",
 )
 #: Of sampling, MLA, linear attention, quantized products and LoRA.
-CASES = {name: case for family in vllm_checks.FAMILIES for name, case in family.COMPUTED.items()}
+CASES: dict[str, Case] = {}
+for family in vllm_checks.FAMILIES:
+    CASES |= family.COMPUTED
 
 
 @cache
-def made(name: str, seed: str):
+def build_call(name: str, seed: str):
     return make(vllm_checks.COMPUTED[name], seed)
 
 
-def judged(name: str, tensor: str = "", spoil=None, seed: str = "a"):
-    """The check's verdict about what its own reference returns, spoilt."""
-    call, expected = made(name, seed)
-    found = dict(expected(call.dtype))
+def judge(name: str, tensor: str = "", spoil=None, seed: str = "a"):
+    """Return the check's verdict about the result of its own reference, spoilt."""
+    call, expected = build_call(name, seed)
+    results = dict(expected(call.dtype))
     if spoil:
-        found[tensor] = spoil(found[tensor].clone())
-    return compare(CHECK, found, expected, call.dtype).state
+        results[tensor] = spoil(results[tensor].clone())
+    return compare(CHECK, results, expected, call.dtype).state
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", ["a", "b", "c"])
 def test_what_is_right_passes(name, seed):
-    assert judged(name, seed=seed) is State.PASSED
+    assert judge(name, seed=seed) is State.PASSED
 
 
 def _put(index, value):
@@ -64,7 +67,7 @@ def _fill(axis, index, value):
 
 
 def _without_the_fourth(x):
-    """Of heads: the third's result in its place."""
+    """Replace the result of the fourth head by that of the third."""
     return x[:, [0, 1, 2, 2, 4, 5]]
 
 
@@ -83,15 +86,21 @@ SPOILT = {
     "keys behind the 2048th": ("decode-2100", "out", lambda x: x * 1.01),
     "the group of four": ("layer-Phi-4-mini-window-prefill", "out", _without_the_fourth),
     "the group of four in decoding": (
-        "layer-Granite-3.1-3B-A800M-decode-fp8", "out", _without_the_fourth,
+        "layer-Granite-3.1-3B-A800M-decode-fp8",
+        "out",
+        _without_the_fourth,
     ),
     "the fifth sequence": ("decode-batch6", "out", lambda x: x[[0, 1, 2, 3, 3, 5]]),
     "a block's sequence": ("prefill-batch6", "out", lambda x: x.roll(3, 0)),
     "lanes behind the 128th": (
-        "layer-Gemma-3-1B-window-prefill", "out", lambda x: x.roll(128, -1),
+        "layer-Gemma-3-1B-window-prefill",
+        "out",
+        lambda x: x.roll(128, -1),
     ),
     "a tile of the widest head": (
-        "layer-Gemma-4-31B-decode-fp8", "out", _fill(-1, range(256, 512), 0),
+        "layer-Gemma-4-31B-decode-fp8",
+        "out",
+        _fill(-1, range(256, 512), 0),
     ),
     "a block of another sequence": ("prefill-block-33000", "out", lambda x: x.roll(1, 0)),
     "all lanes turned": ("rope-partial", "q", lambda x: x.roll(64, -1)),
@@ -157,19 +166,19 @@ SPOILT = {
     "another adapter": ("lora", "shrunk", lambda x: x.roll(1, 1)),
     "a slice of the neighbour": ("lora", "out", lambda x: x.roll(32, 1)),
     "tokens of no adapter": ("lora-one-slice", "out", _put(50, 9.0)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_spoilt_results_are_caught(name):
     check, *wrong = SPOILT[name]
-    assert judged(check) is State.PASSED
-    assert judged(check, *wrong) is State.FAILED
+    assert judge(check) is State.PASSED
+    assert judge(check, *wrong) is State.FAILED
 
 
 def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     assert set(CASES) <= {check for check, *_ in SPOILT.values()}
-    # slow, or of kernels that others plant faults in
+    # These are slow, or other checks plant faults in their kernels.
     slow = {"gdn-prefill", "rejection", "top-p"}
     untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}
     planted = {check for *_, check in (FAULTS | LAYOUT | coverage_faults.VLLM).values()}
@@ -183,7 +192,7 @@ def test_draws_that_follow_another_distribution_are_beyond():
     for shift, beyond in ((0.0, False), (1.5, True)):
         shares = (logits + shift * torch.tensor([1.0, 0, 0, 0])).softmax(-1)
         drawn = torch.multinomial(shares, 200, replacement=True, generator=generator)
-        assert bool(sampling.beyond(drawn, logits).any()) is beyond
+        assert bool(sampling.find_outliers(drawn, logits).any()) is beyond
 
 
 def test_slow_checks_are_left_to_full():
@@ -199,7 +208,7 @@ PLANTED = FAULTS | ATTENTION | LAYOUT | GENERATED | coverage_faults.VLLM | TIERS
 @needs_vllm
 @pytest.mark.parametrize("fault", PLANTED)
 def test_faults_in_the_source_are_caught(fault, tmp_path):
-    """Each by the check that is there for it."""
+    """The check that exists for a fault catches it."""
     file, old, new, check = PLANTED[fault]
     tier, _, name = check.rpartition("/")
     tier = tier or "attention"
@@ -207,17 +216,19 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
     text = (tmp_path / file).read_text()
     assert old in text
     (tmp_path / file).write_text(text.replace(old, new))
-    wanted = [f"{tier}/vllm-{name}"]
-    (found,) = run([tier], RunOptions(vllm=tmp_path, size=Size.FULL), wanted).checks
-    said = "bytes of LDS" if tier == "kernels" else "wrong:"
-    assert found.state is State.FAILED and said in found.reason, found.reason
+    options = RunOptions(vllm=tmp_path, size=Size.FULL)
+    (result,) = run([tier], options, [f"{tier}/vllm-{name}"]).checks
+    message = "bytes of LDS" if tier == "kernels" else "wrong:"
+    assert result.state is State.FAILED, result.reason
+    assert message in result.reason
 
 
 @needs_vllm
 def test_the_source_is_right():
     faults = FAULTS | ATTENTION | LAYOUT | GENERATED | coverage_faults.VLLM
-    checked = {check for *_, check in faults.values()} | set(CASES)
-    wanted = [f"attention/vllm-{name}" for name in checked]
-    found = run(["attention"], RunOptions(vllm=SOURCE, size=Size.FULL), wanted).checks
-    assert {check.id for check in found} == set(wanted)
-    assert not [check for check in found if check.state is not State.PASSED]
+    names = {check for *_, check in faults.values()} | set(CASES)
+    ids = [f"attention/vllm-{name}" for name in names]
+    options = RunOptions(vllm=SOURCE, size=Size.FULL)
+    results = run(["attention"], options, ids).checks
+    assert {result.id for result in results} == set(ids)
+    assert not [result for result in results if result.state is not State.PASSED]

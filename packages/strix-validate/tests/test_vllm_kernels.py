@@ -77,29 +77,30 @@ def test_scales_of_keys_and_values_are_not_alike(monkeypatch):
             swapped = dict(zip("vk", vllm_attention.FP8_SCALES.values(), strict=True))
             patch.setattr(vllm_attention, "FP8_SCALES", {n: swapped[n] for n in "kv"})
             _, wrong = make(case)
-        found = answer(wrong(torch.float16))
-        assert attention.judge_kernels(CHECK, call, expected, found).state is State.FAILED
+        result = attention.judge_kernels(CHECK, call, expected, answer(wrong(torch.float16)))
+        assert result.state is State.FAILED
 
 
 def test_sinks_are_one_more_key():
     q, k, v = (torch.randn(1, 2, n, 16, dtype=torch.float64) for n in (3, 5, 5))
     sinks = torch.tensor([0.5, -1.0], dtype=torch.float64)
-    found = reference.attention(q, k, v, q, sinks=sinks)
+    results = reference.attention(q, k, v, q, sinks=sinks)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     scores = leaves[0] @ leaves[1].transpose(-2, -1) / 4
     scores = torch.cat([scores, sinks[:, None, None].expand(1, 2, 3, 1)], -1)
     out = scores.softmax(-1)[..., :-1] @ leaves[2]
     grads = torch.autograd.grad(out, leaves, q)
     for name, right in zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=True):
-        torch.testing.assert_close(found[name], right)
+        torch.testing.assert_close(results[name], right)
 
 
 @pytest.mark.parametrize("name", ["prefill-d128", "decode-d128", "moe-decode", "mla-decode", "awq"])
 def test_a_product_that_left_the_matrix_unit_is_caught(name):
     call, expected = make(vllm_checks.COMPILED[name])
     assert call.products
-    found = kernels.judge_products(CHECK, call, expected, triton_modes.CallAnswer())
-    assert found.state is State.FAILED and "0 of 0 kernels have WMMA, expected 1" in found.reason
+    result = kernels.judge_products(CHECK, call, expected, triton_modes.CallAnswer())
+    assert result.state is State.FAILED
+    assert "0 of 0 kernels have WMMA, expected 1" in result.reason
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode", "mixed"])
@@ -115,7 +116,7 @@ def test_a_gpu_computes_paged_attention_in_bfloat16_too(name):
     assert attention.judge_kernels(check, call, expected, wrong).state is State.FAILED
 
 
-def test_what_is_no_source_is_told(tmp_path, monkeypatch):
+def test_what_is_no_source_is_reported(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="not a source tree of vLLM"):
         vllm_source.find(tmp_path)
     (check,) = run(["kernels"], RunOptions(vllm=tmp_path), ["kernels/vllm-rms-norm"]).checks
@@ -148,7 +149,7 @@ SOURCE_FAULTS = {
 TIERS = {"kernels": kernels, "attention": attention, "emulated": emulated}
 
 
-def tier(name: str, source: Path, check: str = "rms-norm"):
+def run_check(name: str, source: Path, check: str = "rms-norm"):
     if name == "emulated":
         need_disassembler()
     return run([name], RunOptions(vllm=source), [f"{name}/vllm-{check}"]).checks[0]
@@ -157,9 +158,9 @@ def tier(name: str, source: Path, check: str = "rms-norm"):
 @needs_triton
 @pytest.mark.parametrize("name", TIERS)
 def test_a_source_without_an_installation_is_enough(name):
-    found = tier(name, MOCK)
-    assert found.state is State.PASSED, found.reason
-    assert "vLLM's kernels: 9.9" in found.reason
+    result = run_check(name, MOCK)
+    assert result.state is State.PASSED, result.reason
+    assert "vLLM's kernels: 9.9" in result.reason
 
 
 @needs_triton
@@ -170,25 +171,25 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
     text = (tmp_path / NORM).read_text()
     assert old in text
     (tmp_path / NORM).write_text(text.replace(old, new))
-    assert tier(name, tmp_path).state is State.FAILED
+    assert run_check(name, tmp_path).state is State.FAILED
 
 
 def test_mxfp4_without_triton_kernels_is_skipped():
-    found = tier("kernels", MOCK, "mxfp4-decode")
-    assert found.state is State.SKIPPED and "leaves them to its build" in found.reason
+    result = run_check("kernels", MOCK, "mxfp4-decode")
+    assert result.state is State.SKIPPED and "leaves them to its build" in result.reason
 
 
 @needs_triton
 def test_triton_kernels_that_do_not_import_fail(tmp_path):
     """vLLM itself only logs it, and gpt-oss does not start."""
     shutil.copytree(MOCK, tmp_path, dirs_exist_ok=True)
-    kernels_of = vllm_source.third_party(tmp_path) / "triton_kernels"
-    kernels_of.mkdir(parents=True)
-    (kernels_of / "matmul_ogs.py").write_text(
+    triton_kernels = vllm_source.third_party(tmp_path) / "triton_kernels"
+    triton_kernels.mkdir(parents=True)
+    (triton_kernels / "matmul_ogs.py").write_text(
         "from triton.language.target_info import is_hip_gfx9999"
     )
-    found = tier("kernels", tmp_path, "mxfp4-decode")
-    assert found.state is State.FAILED and "is_hip_gfx9999" in found.reason
+    result = run_check("kernels", tmp_path, "mxfp4-decode")
+    assert result.state is State.FAILED and "is_hip_gfx9999" in result.reason
 
 
 def test_the_interface_of_triton_kernels(monkeypatch):
@@ -203,30 +204,30 @@ def test_the_interface_of_triton_kernels(monkeypatch):
 
 
 def test_experts_in_mxfp4_by_another_formula():
-    """And what a kernel could get wrong is outside the bounds."""
+    """What a kernel could get wrong is outside of the bounds."""
     build = partial(vllm_mxfp4.mixture, tokens=3, size=64, inner=32)
     case = Case(build, "", torch.bfloat16)
     call, expected = make(case)
-    given = call.tensors
+    tensors = call.tensors
     weights = {}
     for name in ("w1", "w2"):
-        codes = torch.stack([given[name] & 15, given[name] >> 4], -1).flatten(-2).long()
-        scales = torch.exp2(given[f"{name}_scale"].double() - 127)
+        codes = torch.stack([tensors[name] & 15, tensors[name] >> 4], -1).flatten(-2).long()
+        scales = torch.exp2(tensors[f"{name}_scale"].double() - 127)
         weights[name] = vllm_mxfp4.FP4[codes] * scales.repeat_interleave(32, -1)
 
     def answer_with(order=(0, 1), limit=7.0, bias=1.0):
-        out = []
-        for x, logits in zip(given["x"].double(), given["logits"].double(), strict=True):
+        outs = []
+        for x, logits in zip(tensors["x"].double(), tensors["logits"].double(), strict=True):
             shares, chosen = logits.topk(2)
             total = 0
             for share, e in zip(shares.softmax(0), chosen, strict=True):
-                both = weights["w1"][e] @ x + bias * given["w1_bias"][e]
+                both = weights["w1"][e] @ x + bias * tensors["w1_bias"][e]
                 gate, up = (both.view(-1, 2)[:, i] for i in order)
                 gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
                 inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
-                total += share * (weights["w2"][e] @ inner + given["w2_bias"][e])
-            out.append(total)
-        return {"out": torch.stack(out)}
+                total += share * (weights["w2"][e] @ inner + tensors["w2_bias"][e])
+            outs.append(total)
+        return {"out": torch.stack(outs)}
 
     torch.testing.assert_close(answer_with(), expected(torch.float64))
     compared = partial(comparison.compare, CHECK, expected=expected, dtype=torch.bfloat16)
