@@ -69,7 +69,7 @@ def _build_arguments(
         values: Python's values, by name of the parameter.
         storages: Arrays of host memory by address; those of the tensors are added.
     """
-    arguments = []
+    arguments: list[emulator.Buffer | int | float | None] = []
     for name, type_name in signature.items():
         if type_name == "constexpr":  # folded into the code
             continue

@@ -137,7 +137,7 @@ def run(
         answers_file = Path(folder, "answers")
         calls_file.write_bytes(pickle.dumps(list(calls)))
         environment = _build_environment(mode, folder, cache, variables or {})
-        command = [sys.executable, "-m", __name__, mode, calls_file, answers_file]
+        command = [sys.executable, "-m", __name__, mode, str(calls_file), str(answers_file)]
         try:
             child = subprocess.run(
                 command,
@@ -233,7 +233,7 @@ class _Records:
         )
 
 
-def _run_child(mode: Mode, calls_file: str, answers_file: str) -> None:
+def _run_child(mode, calls_file: str, answers_file: str) -> None:
     answers = _answer_all(mode, Path(calls_file))
     Path(answers_file).write_bytes(pickle.dumps(answers))
 

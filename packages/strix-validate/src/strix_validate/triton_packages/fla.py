@@ -445,7 +445,7 @@ def _list_layer_calls(
         values=values,
         normal=rule != "gla",
     )
-    builds = [
+    builds: list[partial] = [
         partial(layer, state=False),
         partial(layer, state=True),
         partial(layer, last=False),

@@ -136,8 +136,8 @@ def _dequantize(blocks: np.ndarray, name: str) -> Tensor:
     """Return the weights of blocks, (blocks, weights) in float64."""
     if name == "q8_1":
         # It is a type of products alone, which gguf does not decode: a scale, and codes.
-        scales = blocks[:, :2].copy().view(np.float16).astype(np.float64)
-        codes = blocks[:, 4:].copy().view(np.int8)
+        scales: np.ndarray = blocks[:, :2].copy().view(np.float16).astype(np.float64)
+        codes: np.ndarray = blocks[:, 4:].copy().view(np.int8)
         return torch.from_numpy(scales * codes)
     from gguf import GGMLQuantizationType, quants
 

@@ -375,7 +375,7 @@ def _model_candidates(name: str, row: layers.Model) -> Iterator[tuple[str, Candi
         ),
     )
     if row.kv_heads:
-        heads = {
+        heads: dict[str, Any] = {
             "heads": row.heads,
             "kv_heads": row.kv_heads,
             "head_dim": row.head_dim,

@@ -227,7 +227,7 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
         "far": far,
     }
 
-    causal = "bottom-right" if shape.causal else None
+    causal: reference.Causal = "bottom-right" if shape.causal else None
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         outs = []

@@ -150,7 +150,7 @@ def delta_rule(
             state = before[blocks[i, accepted[i] - 1]]
             for t in range(lengths[i]):
                 first_tokens = [x[: t + 1] for x in sequence]
-                out, new_state = follow_recurrence(*first_tokens, state, dtype, False)
+                out, new_state = follow_recurrence(first_tokens, state, dtype, False)
                 after[blocks[i, t]] = new_state
                 outs.append(reference.stored(out[-1:], dtype))
         return {"out": torch.cat(outs), "states": after}

@@ -8,6 +8,7 @@ kernels for decoding are for RDNA 4.
 
 import importlib
 import os
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from types import SimpleNamespace
@@ -177,11 +178,7 @@ def normalize_rows(x: Tensor) -> Tensor:
 
 
 def follow_recurrence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keep: Tensor,
-    take: Tensor,
+    rows: Sequence[Tensor],
     state: Tensor,
     dtype: Precision,
     rounded: bool,
@@ -189,11 +186,8 @@ def follow_recurrence(
     """Compute the gated delta rule token by token.
 
     Args:
-        q: (tokens, heads, K).
-        k: (tokens, heads, K).
-        v: (tokens, heads, V).
-        keep: See compute_gates.
-        take: See compute_gates.
+        rows: q and k, (tokens, heads, K); v, (tokens, heads, V); what a state keeps and takes, see
+            compute_gates.
         state: (heads, V, K).
         dtype: What a kernel computes in; see cases.Expected.
         rounded: Whether corrected values and states are rounded to the dtype, as a kernel does
@@ -203,6 +197,7 @@ def follow_recurrence(
         (tokens, heads, V), and the final state. With TERMS, the magnitudes of what each value and
         its correction add to them.
     """
+    q, k, v, keep, take = rows
     outs = []
     terms = state.abs()
     for t in range(len(q)):
@@ -294,7 +289,7 @@ def delta_rule(
                 outs.append(torch.zeros(n, value_heads, size, dtype=work))
                 continue
             rows = [x[begin : begin + n] for x in (q, k, v, keep, take)]
-            out, final_state = follow_recurrence(*rows, states[block], dtype, uses_chunks)
+            out, final_state = follow_recurrence(rows, states[block], dtype, uses_chunks)
             states[block] = final_state
             outs.append(reference.stored(out, dtype))
         return results | {"out": torch.cat(outs), "states": states}
@@ -477,7 +472,7 @@ def compute_layer(
     outs = []
     for tokens, uses_chunks in ((slice(prompt), True), (slice(prompt, None), False)):
         rows = [y[tokens] for y in (q, k, v, keep, take)]
-        out, state = follow_recurrence(*rows, state, dtype, uses_chunks)
+        out, state = follow_recurrence(rows, state, dtype, uses_chunks)
         outs.append(reference.stored(out, dtype))
     heads = torch.cat(outs)
     scale = (heads.square().mean(-1, keepdim=True) + EPS).rsqrt()

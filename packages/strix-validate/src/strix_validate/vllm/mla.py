@@ -198,7 +198,7 @@ def _merge(
     return {"out": out, "lse": lse}
 
 
-_LATENT = "the lanes of rope left out, or a split of the keys merged_states wrongly (DeepSeek)"
+_LATENT = "the lanes of rope left out, or a split of the keys merged wrongly (DeepSeek)"
 _MERGE = "cached and new keys weighted wrongly, where a prompt is prefilled in parts"
 _SMALL: dict = {"rank": 128, "rope": 32}
 COMPUTED = {
