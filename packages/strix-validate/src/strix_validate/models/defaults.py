@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What transformers assumes where a config.json is silent: a generated table, and its use.
+"""What transformers assumes for keys that a config.json leaves out: a generated table, and its use.
 
     python -m strix_validate.models.defaults        # writes defaults.json; needs transformers
 
 A config.json leaves out what equals the default of its class, in any of its parts (text_config,
-vision_config, audio_config). Of each model_type the table has `keys`, its defaults; `names`, other
-names of usual keys; `parts`, their model_type; and where the text of a composed model is unlike its
-own class: `text`, what it is without a text_config, and `beside`, what one that is given lacks.
+vision_config, audio_config). For each model_type the table has:
+
+    keys: defaults of its keys.
+    names: other names of usual keys, by the usual name.
+    parts: model_type of each part.
+    text: keys of a composed model's text without a text_config, where they are unlike those of the
+        text's own class.
+    beside: the same for the keys that a text_config leaves out.
 """
 
 import json
@@ -24,10 +29,10 @@ _IDLE = re.compile(
     r"|return|output_|beam|begin|suppress|use_cache|torch_dtype|dtype|version|tpdrop|num_logits"
     r"|jitter|repetition|chunk_size_feed|summary|pretraining_tp|apply_|_tau$|_impl|kernels|gradient"
 )
-#: Keys that are taken for true where nothing says them, so that False is of interest.
+#: Keys whose default False is recorded, because the counts assume True where a file has no value.
 _FALSE = ("use_sliding_window", "attn_output_gate")
-#: A list longer than this is no default that a count reads.
-_LONGEST = 128
+#: Items of the longest list that is a default for a count.
+_LONGEST_LIST = 128
 #: Parts of a config.json that are read, beside those that its class names.
 _PARTS = (
     "text_config",
@@ -40,24 +45,24 @@ _PARTS = (
 
 
 class NoModel(ValueError):
-    """A config.json without a model in it that can be placed."""
+    """A file describes no model, or one that has no place in the table."""
 
 
 @cache
 def contents() -> dict[str, Any]:
-    """Return the table: `transformers`, its release, and `types`, what each model_type has."""
+    """Return the table: `transformers`, its release, and `types`, an entry for each model_type."""
     return json.loads(files(__package__).joinpath(_FILE).read_text())
 
 
 def complete(config: Mapping, model_type: str = "") -> dict[str, Any]:
-    """Return a config with what its class assumes where it is silent, in each of its parts.
+    """Return a config with the defaults of its class, in each of its parts.
 
-    A part that is missing is added only if it is the text: whether a file without a vision_config
-    has an encoder, no table knows.
+    A missing part is added only if it is the text: no table knows whether a file without a
+    vision_config has an encoder.
 
     Args:
         config: A config.json, or a part of one.
-        model_type: What to take it for if it does not say.
+        model_type: Its type if it does not say.
     """
     types = contents()["types"]
     kind = str(config.get("model_type") or "")
@@ -65,144 +70,159 @@ def complete(config: Mapping, model_type: str = "") -> dict[str, Any]:
         kind = model_type
     entry = types.get(kind, {})
     full = dict(entry.get("keys", {})) | dict(config)
-    for usual, own in entry.get("names", {}).items():
-        if config.get(usual) is None and full.get(own) is not None:
-            full[usual] = full[own]
+    for usual_name, other_name in entry.get("names", {}).items():
+        if config.get(usual_name) is None and full.get(other_name) is not None:
+            full[usual_name] = full[other_name]
     parts = entry.get("parts", {})
     for name in {*parts, *_PARTS} & full.keys():
-        if isinstance(full[name], Mapping):
-            part = dict(full[name])
-            if part.get("model_type") == kind:  # some files repeat the whole model's
-                part.pop("model_type")
-            if name == "text_config":
-                part = entry.get("beside", {}) | part
-            full[name] = complete(part, parts.get(name, ""))
-    if "text_config" in parts and not isinstance(full.get("text_config"), Mapping):
-        text = entry.get("text", {}) | _own_text(config)
+        if not isinstance(full[name], Mapping):
+            continue
+        part = dict(full[name])
+        if part.get("model_type") == kind:  # some files repeat the whole model's
+            part.pop("model_type")
+        if name == "text_config":
+            part = entry.get("beside", {}) | part
+        full[name] = complete(part, parts.get(name, ""))
+    has_text = isinstance(full.get("text_config"), Mapping)
+    if "text_config" in parts and not has_text:
+        text = entry.get("text", {}) | _text_keys(config)
         full["text_config"] = complete(text, parts["text_config"])
     if kind:
         full["model_type"] = kind
     return full
 
 
-def keys_of(model_type: str) -> set[str]:
-    """Return the keys that a class has, by all their names, as far as the table holds them."""
+def list_keys(model_type: str) -> set[str]:
+    """Return the keys of a class, by all their names, as far as the table has them."""
     entry = contents()["types"].get(model_type, {})
     names = entry.get("names", {})
     return {*entry.get("keys", {}), *names, *names.values()}
 
 
-def _own_text(config: Mapping) -> dict[str, Any]:
-    """Return what a config without a text_config says of the text itself."""
-    return {key: value for key, value in config.items() if not isinstance(value, Mapping)} | {
-        "model_type": None
-    }
+def _text_keys(config: Mapping) -> dict[str, Any]:
+    """Return the keys about the text of a config without a text_config."""
+    keys = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
+    return keys | {"model_type": None}
 
 
 def collect() -> dict[str, Any]:
-    """Return the table, of the transformers that is installed."""
+    """Return the table of the transformers that is installed."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     transformers.logging.set_verbosity_error()
     classes = {name: CONFIG_MAPPING[name] for name in list(CONFIG_MAPPING)}
-    waiting = list(classes.values())
-    while waiting:
-        for part in (getattr(waiting.pop(), "sub_configs", None) or {}).values():
+    remaining = list(classes.values())
+    while remaining:
+        config_class = remaining.pop()
+        for part in (getattr(config_class, "sub_configs", None) or {}).values():
             name = getattr(part, "model_type", "")
             if name and name not in classes:
                 classes[name] = part
-                waiting.append(part)
+                remaining.append(part)
     types = {name: _describe(classes[name]) for name in sorted(classes)}
     return {"transformers": transformers.__version__, "types": types}
 
 
 def _describe(config_class: Any) -> dict[str, Any]:
-    """Return what one class of transformers assumes."""
+    """Return the table's entry of one class of transformers."""
+    instance = _make_instance(config_class)
+    parts = _list_part_types(config_class, instance)
+    entry = {
+        "keys": _keys_of_class(config_class, instance),
+        "names": dict(config_class.attribute_map),
+        "parts": parts,
+        "text": _text_changes(instance, with_derived=True),
+    }
+    text_type = parts.get("text_config")
+    if text_type:
+        with_text = _make_instance(config_class, text_config={"model_type": text_type})
+        entry["beside"] = _text_changes(with_text, with_derived=False)
+    return {name: value for name, value in entry.items() if value}
+
+
+def _keys_of_class(config_class: Any, instance: Any) -> dict[str, Any]:
+    """Return the defaults of a class that size or arrange something."""
     import dataclasses
 
     keys = {}
     for field in dataclasses.fields(config_class):
-        value = list(field.default) if isinstance(field.default, tuple) else field.default
-        is_kept = _is_kept(value) or (value is False and field.name in _FALSE)
-        if is_kept and not _IDLE.search(field.name):
+        if _IDLE.search(field.name):
+            continue
+        value = field.default
+        if isinstance(value, tuple):
+            value = list(value)
+        is_false_of_interest = value is False and field.name in _FALSE
+        if _can_size(value) or is_false_of_interest:
             keys[field.name] = value
-    instance = _instance_of(config_class)
-    kinds = getattr(instance, "mlp_layer_types", None)
-    if kinds and "first_k_dense_replace" not in keys and "dense" in kinds:
-        first = list(kinds).index("sparse") if "sparse" in kinds else len(kinds)
-        if "dense" not in kinds[first:]:
-            keys["first_k_dense_replace"] = first
-    entry = {"keys": keys, "names": dict(config_class.attribute_map)}
-    entry["parts"] = _parts_of(config_class, instance)
-    entry["text"] = _text_changes(instance, whole=True)
-    kind = entry["parts"].get("text_config")
-    if kind:
-        given = _instance_of(config_class, text_config={"model_type": kind})
-        entry["beside"] = _text_changes(given, whole=False)
-    return {name: value for name, value in entry.items() if value}
+    kinds = list(getattr(instance, "mlp_layer_types", None) or ())
+    if "first_k_dense_replace" not in keys and "dense" in kinds:
+        num_dense = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+        if "dense" not in kinds[num_dense:]:
+            keys["first_k_dense_replace"] = num_dense
+    return keys
 
 
-def _is_kept(value: object) -> bool:
-    """Return whether a default can decide a size: no default is None, False or a fraction."""
+def _can_size(value: object) -> bool:
+    """Return whether a default can decide a size: None, False and fractions cannot."""
     if isinstance(value, list):
-        return len(value) <= _LONGEST and all(type(x) in (int, str) for x in value)
+        return len(value) <= _LONGEST_LIST and all(type(item) in (int, str) for item in value)
     return type(value) is int or value is True
 
 
-def _instance_of(config_class: Any, **values: Any) -> Any:
-    """Return a class's default instance, which has what it derives; None if it refuses."""
+def _make_instance(config_class: Any, **values: Any) -> Any:
+    """Return an instance of a class, with the keys that it derives; None if it refuses."""
     try:
         return config_class(**values)
     except Exception:  # a few classes refuse their own defaults
         return None
 
 
-def _parts_of(config_class: Any, instance: Any) -> dict[str, str]:
+def _list_part_types(config_class: Any, instance: Any) -> dict[str, str]:
     """Return the model_type of each part of a class, which its default instance has."""
-    parts = dict(getattr(config_class, "sub_configs", None) or {})
+    classes = dict(getattr(config_class, "sub_configs", None) or {})
     kinds = {}
-    for name, part in parts.items():
-        own = getattr(getattr(instance, name, None), "model_type", "")
-        kind = own or getattr(part, "model_type", "")
+    for name, part_class in classes.items():
+        part = getattr(instance, name, None)
+        kind = getattr(part, "model_type", "") or getattr(part_class, "model_type", "")
         if kind:
             kinds[name] = kind
     return kinds
 
 
-def _text_changes(instance: Any, whole: bool) -> dict[str, Any]:
-    """Return where the text of an instance is unlike its own class's default.
+def _text_changes(instance: Any, with_derived: bool) -> dict[str, Any]:
+    """Return the keys of an instance's text that differ from the default of the text's class.
 
     Args:
         instance: A composed model's config.
-        whole: Whether what the text derives from its other keys is of interest too.
+        with_derived: Whether keys count that the text derives from its other keys.
     """
     import dataclasses
 
     text = getattr(instance, "text_config", None)
     if not dataclasses.is_dataclass(text):
         return {}
-    usual = _instance_of(type(text))
+    default_text = _make_instance(type(text))
     changes = {}
     for field in dataclasses.fields(text):
-        value = _value_of(text, field.name)
-        default = field.default if whole else _value_of(usual, field.name)
+        value = _read_value(text, field.name)
+        default = field.default if with_derived else _read_value(default_text, field.name)
         if _IDLE.search(field.name) or value == default or isinstance(value, list):
             continue
-        if _is_kept(value):
+        if _can_size(value):
             changes[field.name] = value
     return changes
 
 
-def _value_of(instance: Any, name: str) -> Any:
-    """Return what an instance says; None of what varies from layer to layer."""
+def _read_value(instance: Any, name: str) -> Any:
+    """Return a value of an instance; None if it varies from layer to layer."""
     try:
         return getattr(instance, name, None)
     except Exception:  # of transformers' own, not AttributeError
         return None
 
 
-def _text_of(table: Mapping) -> str:
+def _format_table(table: Mapping) -> str:
     """Return the table as JSON with a line for each model_type."""
     lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in table["types"].items()]
     head = f'{{\n "transformers": {json.dumps(table["transformers"])},\n "types": {{\n'
@@ -210,4 +230,4 @@ def _text_of(table: Mapping) -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parent / _FILE).write_text(_text_of(collect()))
+    (Path(__file__).parent / _FILE).write_text(_format_table(collect()))
