@@ -2,13 +2,18 @@
 """The format of a model's weights, as the quantization_config of its config.json describes it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from strix_validate.models.defaults import NoModel
 
 #: Formats of compressed-tensors by type and bits of a weight, whatever the strategy.
-_WEIGHTS = {("float", 8): "fp8", ("int", 4): "w4a16", ("int", 8): "w8a16"}
-#: Quark's dtypes: type and bits.
+_WEIGHTS = {
+    ("float", 8): "fp8",
+    ("int", 4): "w4a16",
+    ("int", 8): "w8a16",
+}
+#: Type and bits of a weight by Quark's dtype.
 _QUARK = {
     "fp8_e4m3": ("float", 8),
     "fp8_e5m2": ("float", 8),
@@ -19,7 +24,7 @@ _QUARK = {
     "fp4": ("float", 4),
     "mxfp4": ("float", 4),
 }
-#: ModelOpt's algorithms, where vLLM reads them.
+#: Formats by ModelOpt's quant_algo, where vLLM reads them.
 _MODELOPT = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
@@ -27,12 +32,14 @@ _MODELOPT = {
     "NVFP4": "nvfp4 by modelopt",
     "MXFP8": "mxfp8 by modelopt",
 }
-#: What AutoRound's files are called.
+#: Values of quant_method in files of AutoRound, GPTQ and AWQ.
 _AUTO_ROUND = ("auto-round", "auto_round", "intel/auto-round", "inc")
+_GPTQ = ("gptq", "auto_gptq", "gptq_marlin")
+_AWQ = ("awq", "auto_awq", "awq_marlin")
 
 
-def quantization_of(config: Mapping) -> Mapping[str, Any]:
-    """Return the quantization_config of a config.json, wherever it is; empty without one.
+def find_quantization(config: Mapping) -> Mapping[str, Any]:
+    """Return the quantization_config of a config.json, in whichever part it is; empty without one.
 
     Raises:
         NoModel: It is not an object.
@@ -50,12 +57,12 @@ def quantization_of(config: Mapping) -> Mapping[str, Any]:
 
 
 def format_of(config: Mapping) -> str:
-    """Return the format of a model's weights, in the words of table.toml or its own method's.
+    """Return the format of a model's weights, as table.toml names it, or its quant_method.
 
     Raises:
-        NoModel: quantization_config is not an object, or a number in it is none.
+        NoModel: quantization_config is not an object, or has a text where a number belongs.
     """
-    quantization = quantization_of(config)
+    quantization = find_quantization(config)
     if not quantization:
         return "16 bits"
     try:
@@ -68,30 +75,36 @@ def _format(quantization: Mapping) -> str:
     method = str(quantization.get("quant_method") or "").lower()
     method = method.replace("compressed_tensors", "compressed-tensors")
     producer = quantization.get("producer") or {}
-    nested = quantization.get("quantization")
     if method.startswith("modelopt") or (not method and producer.get("name") == "modelopt"):
-        nested = nested if isinstance(nested, Mapping) else {}
-        algorithm = str(quantization.get("quant_algo") or nested.get("quant_algo") or "").upper()
-        return _MODELOPT.get(algorithm, f"modelopt {algorithm}".strip())
+        return _modelopt_format(quantization)
     if method == "fp8":
         return "fp8-blocks" if quantization.get("weight_block_size") else "fp8"
     if method == "mxfp8":
         return "mxfp8, its head too"
     if method == "compressed-tensors":
-        return _of_groups(quantization)
+        return _compressed_tensors_format(quantization)
     if method == "quark":
-        return _of_quark(quantization)
+        return _quark_format(quantization)
     bits = int(quantization.get("bits") or quantization.get("w_bit") or 0)
-    if method in ("gptq", "auto_gptq", "gptq_marlin"):
-        return _of_gptq(quantization, bits)
-    if method in ("awq", "auto_awq", "awq_marlin"):
+    if method in _GPTQ:
+        return _gptq_format(quantization, bits)
+    if method in _AWQ:
         return "awq" if bits == 4 else f"awq of {bits} bits"
     if method in _AUTO_ROUND:
         return "auto-round" if bits == 4 else f"auto-round of {bits} bits"
     return method or "no quant_method"
 
 
-def _of_gptq(quantization: Mapping, bits: int) -> str:
+def _modelopt_format(quantization: Mapping) -> str:
+    algorithm = quantization.get("quant_algo")
+    nested = quantization.get("quantization")
+    if not algorithm and isinstance(nested, Mapping):
+        algorithm = nested.get("quant_algo")
+    name = str(algorithm or "").upper()
+    return _MODELOPT.get(name, f"modelopt {name}".strip())
+
+
+def _gptq_format(quantization: Mapping, bits: int) -> str:
     if quantization.get("desc_act"):
         return "gptq, with desc_act"
     if bits not in (4, 8) or not quantization.get("sym", True):
@@ -99,51 +112,93 @@ def _of_gptq(quantization: Mapping, bits: int) -> str:
     return "gptq" if bits == 4 else "w8a16"  # the same kernels
 
 
-def _of_groups(quantization: Mapping) -> str:
+def _compressed_tensors_format(quantization: Mapping) -> str:
     """Return the format of a compressed-tensors file, whose groups have one format each."""
     groups = quantization.get("config_groups") or {}
-    kinds = {_of_group(group) for group in groups.values()}
-    if len(kinds) != 1:
-        return "compressed-tensors, mixed" if kinds else "compressed-tensors, without groups"
-    return kinds.pop()
+    formats = {_group_format(_read_group(group)) for group in groups.values()}
+    if not formats:
+        return "compressed-tensors, without groups"
+    if len(formats) > 1:
+        return "compressed-tensors, mixed"
+    return formats.pop()
 
 
-def _of_group(group: Mapping) -> str:
+@dataclass(frozen=True)
+class _Group:
+    """A group of compressed-tensors.
+
+    Attributes:
+        type: Type of a weight: "int" or "float".
+        bits: Bits of a weight.
+        strategy: What shares a scale: "tensor", "channel", "group" or "block".
+        size: Weights that share a scale; 0 if the file does not say.
+        inputs: Format of the activations; empty if they stay in 16 bits.
+    """
+
+    type: str
+    bits: int
+    strategy: str | None
+    size: int
+    inputs: Mapping
+
+
+def _read_group(group: Mapping) -> _Group:
     weights = group.get("weights") or {}
-    inputs = group.get("input_activations") or {}
-    type_, bits = str(weights.get("type")), int(weights.get("num_bits") or 0)
-    strategy, size = weights.get("strategy"), int(weights.get("group_size") or 0)
-    if (type_, bits) == ("float", 4):
-        if size == 16:
-            return "nvfp4" if inputs else "nvfp4, weights alone"
-        return "mxfp4, not of experts alone"
-    if (type_, bits) == ("float", 8) and size == 32:
+    return _Group(
+        type=str(weights.get("type")),
+        bits=int(weights.get("num_bits") or 0),
+        strategy=weights.get("strategy"),
+        size=int(weights.get("group_size") or 0),
+        inputs=group.get("input_activations") or {},
+    )
+
+
+def _group_format(group: _Group) -> str:
+    kind = (group.type, group.bits)
+    if kind == ("float", 4):
+        if group.size != 16:
+            return "mxfp4, not of experts alone"
+        return "nvfp4" if group.inputs else "nvfp4, weights alone"
+    if kind == ("float", 8) and group.size == 32:
         return "mxfp8"
-    if (type_, bits, strategy) == ("float", 8, "block"):
+    if kind == ("float", 8) and group.strategy == "block":
         return "fp8-blocks"
-    if type_ == "int" and inputs:
-        if int(inputs.get("num_bits") or 0) != 8 or inputs.get("type") != "int":
-            return f"{bits} bits of weights, activations in {inputs.get('type')!s:.10}"
-        if bits == 8:
-            return "w8a8, of a tensor" if strategy == "tensor" else "w8a8"
-        return "w4a8" if bits == 4 else f"{bits} bits of weights"
-    if type_ == "int" and bits not in (4, 8):
-        return f"{bits} bits of weights"
-    name = _WEIGHTS.get((type_, bits), f"{type_} of {bits} bits")
-    if strategy == "channel" and name in ("w8a16", "w4a16"):
+    if group.type == "int" and group.inputs:
+        return _int_activations_format(group)
+    if group.type == "int" and group.bits not in (4, 8):
+        return f"{group.bits} bits of weights"
+    name = _WEIGHTS.get(kind, f"{group.type} of {group.bits} bits")
+    if group.strategy == "channel" and name in ("w8a16", "w4a16"):
         return f"{name}-channels"
     return name
 
 
-def _of_quark(quantization: Mapping) -> str:
+def _int_activations_format(group: _Group) -> str:
+    """Return the format of integer weights whose activations are quantized too."""
+    inputs = group.inputs
+    if int(inputs.get("num_bits") or 0) != 8 or inputs.get("type") != "int":
+        return f"{group.bits} bits of weights, activations in {inputs.get('type')!s:.10}"
+    if group.bits == 8:
+        return "w8a8, of a tensor" if group.strategy == "tensor" else "w8a8"
+    if group.bits == 4:
+        return "w4a8"
+    return f"{group.bits} bits of weights"
+
+
+def _quark_format(quantization: Mapping) -> str:
     layers = quantization.get("global_quant_config") or {}
-    weight, inputs = layers.get("weight") or {}, layers.get("input_tensors") or {}
-    weight = weight[0] if isinstance(weight, list) else weight
-    type_, bits = _QUARK.get(str(weight.get("dtype")), ("", 0))
-    if (type_, bits) == ("float", 4):
+    inputs = layers.get("input_tensors") or {}
+    weight = layers.get("weight") or {}
+    if isinstance(weight, list):
+        weight = weight[0]
+    dtype = weight.get("dtype")
+    kind = _QUARK.get(str(dtype))
+    if kind == ("float", 4):
         return "mxfp4, not of experts alone"
-    if (type_, bits) == ("float", 8):
+    if kind == ("float", 8):
         return "fp8"
-    if (type_, bits) == ("int", 8) and inputs:
+    if kind == ("int", 8) and inputs:
         return "w8a8"
-    return "w4a16" if (type_, bits) == ("int", 4) else f"quark {weight.get('dtype')!s:.20}"
+    if kind == ("int", 4):
+        return "w4a16"
+    return f"quark {dtype!s:.20}"
