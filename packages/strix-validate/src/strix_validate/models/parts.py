@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a config.json describes: its text model, under the usual names, and each of its layers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strix_validate.models import defaults
 from strix_validate.models.defaults import NoModel
 
-#: Where a config has its text model; of a model that also speaks, vLLM serves the thinker.
+#: Keys of a config's text model. vLLM serves the thinker of a model that also speaks.
 _TEXT = ("thinker_config", "text_config", "llm_config", "language_config")
-#: Other names of usual keys, in families that transformers' class does not map.
+#: Other names of usual keys, in families whose class in transformers does not map them.
 _NAMES = {
     "num_hidden_layers": ("num_layers", "n_layers", "n_layer"),
     "num_attention_heads": ("n_heads", "n_head"),
@@ -27,14 +27,14 @@ _NAMES = {
     "mamba_dt_rank": ("time_step_rank",),
     "mamba_expand": ("expand",),
 }
-#: Of hybrid_override_pattern, one letter a layer.
+#: Kinds of layers by their letters in hybrid_override_pattern.
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-#: DeepSeek-V4's layers by how many tokens a key stands for.
+#: DeepSeek-V4's layers. The number is how many tokens a key stands for.
 _COMPRESSED = {
     "compressed_sparse_attention": "compressed 4",
     "heavily_compressed_attention": "compressed 128",
 }
-#: Layers that attend to tokens, in the words of layer_types.
+#: Kinds of layers in layer_types that attend to tokens.
 ATTENTION = (
     "attention",
     "full_attention",
@@ -44,9 +44,9 @@ ATTENTION = (
     "hybrid",
     "hybrid_sliding",
 )
-#: Layers that are a feed-forward part alone.
-_ALONE = {"mlp": "dense", "moe": "sparse"}
-#: Keys whose numbers are multiplied with others.
+#: Feed-forward parts of layers that have no mixer.
+_FEED_FORWARD_ONLY = {"mlp": "dense", "moe": "sparse"}
+#: Keys whose numbers are multiplied by others.
 _SIZES = (
     "hidden_size",
     "vocab_size",
@@ -95,8 +95,9 @@ _SIZES = (
     "out_hidden_size",
     "spatial_merge_size",
 )
-#: Layers are counted one by one: a damaged number took for ever. The deepest model known has 126.
-_MOST_LAYERS = 1000
+#: Layers are counted one by one, so a damaged number would take hours. The deepest known model has
+#: 126.
+_MAX_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Layer:
     """A layer.
 
     Attributes:
-        mixer: What mixes tokens, in the words of layer_types; "" where nothing does.
+        mixer: What mixes tokens, as layer_types names it; "" if nothing does.
         feed_forward: "dense", "sparse" (experts), or "" for none.
     """
 
@@ -126,22 +127,24 @@ def text_of(config: Mapping) -> dict[str, Any]:
         if not isinstance(part, Mapping):
             raise NoModel(f"{name} is not an object: {part!a:.40}")
         text = dict(part)
-    # Ernie's experts of text and of images: the smaller, for a lower bound
+    # Ernie has experts of text and of images: the smaller number makes a lower bound
     for key in ("num_experts", "moe_num_experts", "moe_intermediate_size"):
         if isinstance(text.get(key), list) and text[key]:
             text[key] = min(text[key])
-    for usual, names in _NAMES.items():
-        if not text.get(usual):
-            values = [text[name] for name in names if text.get(name)]
-            numbers = [value for value in values if not isinstance(value, str | list)]
-            if numbers:
-                text[usual] = numbers[0]
+    for usual_name, other_names in _NAMES.items():
+        if text.get(usual_name):
+            continue
+        for name in other_names:
+            value = text.get(name)
+            if value and not isinstance(value, str | list):
+                text[usual_name] = value
+                break
     _check_numbers(text)
     return text
 
 
 def _check_numbers(part: Mapping) -> None:
-    """Refuse words and lists in place of sizes, whose multiples would fill the memory.
+    """Refuse texts and lists in place of sizes, whose multiples would fill the memory.
 
     Raises:
         NoModel: A size is not a number.
@@ -151,15 +154,16 @@ def _check_numbers(part: Mapping) -> None:
             raise NoModel(f"a dimension is not a number: {key} = {part[key]!a:.40}")
 
 
-def encoders_of(config: Mapping) -> dict[str, dict[str, Any]]:
+def find_encoders(config: Mapping) -> dict[str, dict[str, Any]]:
     """Return the parts of a config.json that read images or sound, with their class's defaults."""
     root: Mapping = defaults.complete(config)
     if isinstance(root.get("thinker_config"), Mapping):
         root = root["thinker_config"]
-    names = ("vision_config", "audio_config")
-    encoders = {name: dict(root[name]) for name in names if isinstance(root.get(name), Mapping)}
-    for part in encoders.values():
-        _check_numbers(part)
+    encoders = {}
+    for name in ("vision_config", "audio_config"):
+        if isinstance(root.get(name), Mapping):
+            encoders[name] = dict(root[name])
+            _check_numbers(encoders[name])
     return encoders
 
 
@@ -168,81 +172,131 @@ def count_layers(text: Mapping) -> int:
 
     Raises:
         NoModel: There are more than any model has.
-        KeyError: No key says it.
+        KeyError: No key has the number.
     """
-    kinds = _kinds(text)
-    count = text.get("num_hidden_layers") or len(kinds)
+    num_kinds = len(_kinds(text))
+    count = text.get("num_hidden_layers") or num_kinds
     if not count:
         raise KeyError("num_hidden_layers")
-    if max(count, len(kinds)) > _MOST_LAYERS:
-        raise NoModel(f"no model has num_hidden_layers = {max(count, len(kinds))!s:.20}")
-    return min(count, len(kinds)) if kinds else count
+    largest = max(count, num_kinds)
+    if largest > _MAX_LAYERS:
+        raise NoModel(f"no model has num_hidden_layers = {largest!s:.20}")
+    return min(count, num_kinds) if num_kinds else count
 
 
-def layers_of(text: Mapping) -> list[Layer]:
+def list_layers(text: Mapping) -> list[Layer]:
     """Return each layer of a text model, from the keys by which its family arranges them."""
     mixers = _mixers(text)
     sparse = _sparse(text)
-    return [
-        Layer("", _ALONE[mixer]) if mixer in _ALONE else Layer(mixer, _feed(text, number, sparse))
-        for number, mixer in enumerate(mixers)
-    ]
+    layers = []
+    for number, mixer in enumerate(mixers):
+        if mixer in _FEED_FORWARD_ONLY:
+            layers.append(Layer("", _FEED_FORWARD_ONLY[mixer]))
+        elif _has_separate_layers(text):
+            layers.append(Layer(mixer, ""))
+        elif number in sparse:
+            layers.append(Layer(mixer, "sparse"))
+        else:
+            layers.append(Layer(mixer, "dense"))
+    return layers
 
 
 def _kinds(text: Mapping) -> list[str]:
-    """Return what config.json names each layer, or nothing where it names none."""
+    """Return the kind of each layer, or nothing where the config does not name them."""
     pattern = text.get("hybrid_override_pattern")
     if pattern:
         return [_LETTERS.get(letter, f"letter {letter}") for letter in pattern]
-    return [str(kind) for kind in text.get("layers_block_type") or text.get("layer_types") or ()]
+    kinds = text.get("layers_block_type") or text.get("layer_types") or ()
+    return [str(kind) for kind in kinds]
 
 
-def _feed(text: Mapping, number: int, sparse: set[int]) -> str:
-    if str(text.get("model_type")).startswith(("nemotron_h", "mamba", "falcon_mamba")):
-        return ""  # layers there are a mixer or a feed-forward part, not both
-    return "sparse" if number in sparse else "dense"
+def _is_mamba_model(text: Mapping) -> bool:
+    return str(text.get("model_type")).startswith(("mamba", "falcon_mamba"))
+
+
+def _has_separate_layers(text: Mapping) -> bool:
+    """Return whether each layer is either a mixer or a feed-forward part, not both."""
+    return _is_mamba_model(text) or str(text.get("model_type")).startswith("nemotron_h")
 
 
 def _mixers(text: Mapping) -> list[str]:
-    """Return what each layer mixes tokens by, in the words of config.json's layer_types."""
+    """Return what each layer mixes tokens by, as config.json's layer_types names it."""
     count = count_layers(text)
-    kinds = [_COMPRESSED.get(kind, kind) for kind in _kinds(text)[:count]]
+    kinds = _kinds(text)[:count]
     if not kinds or text.get("compress_ratios"):
-        return _periodic(text, count)
-    state_space = "mamba" if _has_mamba(text) else "linear_attention"
-    return [state_space if kind == "linear_attention" else kind for kind in kinds]
+        return _mixers_by_numbers(text, count)
+    mixers = []
+    for kind in kinds:
+        mixer = _COMPRESSED.get(kind, kind)
+        if mixer == "linear_attention" and _has_mamba(text):
+            mixer = "mamba"
+        mixers.append(mixer)
+    return mixers
 
 
-def _periodic(text: Mapping, count: int) -> list[str]:
+def _mixers_by_numbers(text: Mapping, count: int) -> list[str]:
     """Return the mixers of families that place them by numbers instead of names."""
     numbers = range(count)
     ratios = text.get("compress_ratios")
-    if ratios:  # the prediction head's ratio is the last
-        return [f"compressed {ratio}" if ratio else "sliding_attention" for ratio in ratios[:count]]
+    if ratios:
+        # the last ratio is the prediction head's
+        return [_compressed_mixer(ratio) for ratio in ratios[:count]]
     kinds = text.get("block_types")
     if kinds:
         return [str(kinds[number % len(kinds)]) for number in numbers]
-    places = _attention_places(text, count)
-    if places is not None:
-        other = "mamba" if _has_mamba(text) else "linear_attention"
-        other = "conv" if text.get("conv_L_cache") else other
-        return ["full_attention" if number in places else other for number in numbers]
+    attention_layers = _attention_layers(text, count)
+    if attention_layers is not None:
+        return _mark(
+            numbers,
+            attention_layers,
+            "full_attention",
+            _other_mixer(text),
+        )
     if text.get("model_type") == "falcon_h1":
         return ["mamba and attention"] * count
-    if str(text.get("model_type")).startswith(("mamba", "falcon_mamba")):
+    if _is_mamba_model(text):
         return ["mamba"] * count
-    if text.get("sliding_window") and text.get("sliding_window_pattern"):
-        interval = text["sliding_window_pattern"]
-        return ["sliding_attention" if (n + 1) % interval else "full_attention" for n in numbers]
+    interval = text.get("sliding_window_pattern")
+    if text.get("sliding_window") and interval:
+        full = _last_of_each(numbers, interval)
+        return _mark(numbers, full, "full_attention", "sliding_attention")
     return ["full_attention"] * count
 
 
-def _attention_places(text: Mapping, count: int) -> set[int] | None:
+def _compressed_mixer(ratio: int) -> str:
+    """Return the mixer of DeepSeek-V4's layers in which a key stands for so many tokens."""
+    return f"compressed {ratio}" if ratio else "sliding_attention"
+
+
+def _mark(
+    numbers: Sequence[int],
+    members: set[int],
+    mixer: str,
+    other: str,
+) -> list[str]:
+    """Return the mixer of each layer: `mixer` for members, `other` for the rest."""
+    mixers = []
+    for number in numbers:
+        if number in members:
+            mixers.append(mixer)
+        else:
+            mixers.append(other)
+    return mixers
+
+
+def _other_mixer(text: Mapping) -> str:
+    """Return the mixer of a hybrid model's layers that do not attend to tokens."""
+    if text.get("conv_L_cache"):
+        return "conv"
+    return "mamba" if _has_mamba(text) else "linear_attention"
+
+
+def _attention_layers(text: Mapping, count: int) -> set[int] | None:
     """Return the layers of a hybrid model that attend to tokens; None if all of them do."""
     numbers = range(count)
     period = text.get("attn_layer_period")
     if period:
-        return {n for n in numbers if n % period == (text.get("attn_layer_offset") or 0)}
+        return _every(numbers, period, text.get("attn_layer_offset") or 0)
     for key in ("attn_layer_indices", "full_attn_idxs"):
         if isinstance(text.get(key), list):
             return set(text[key])
@@ -254,10 +308,19 @@ def _attention_places(text: Mapping, count: int) -> set[int] | None:
         return {n for n in numbers if kinds[n % len(kinds)] == 1}
     interval = text.get("full_attention_interval") or text.get("layer_group_size")
     if interval or text.get("linear_num_value_heads"):
-        return {n for n in numbers if (n + 1) % (interval or 4) == 0}
+        return _last_of_each(numbers, interval or 4)
     if text.get("model_type") == "bamba":
         return set()
     return None
+
+
+def _every(numbers: Sequence[int], period: int, offset: int) -> set[int]:
+    return {n for n in numbers if n % period == offset}
+
+
+def _last_of_each(numbers: Sequence[int], interval: int) -> set[int]:
+    """Return the last layer of each interval of layers."""
+    return {n for n in numbers if (n + 1) % interval == 0}
 
 
 def _has_mamba(text: Mapping) -> bool:
@@ -272,30 +335,32 @@ def _sparse(text: Mapping) -> set[int]:
     kinds = text.get("mlp_layer_types")
     if kinds:
         return {n for n, kind in enumerate(kinds) if kind != "dense"}
-    first = text.get("first_k_dense_replace")
-    if first is not None:
-        return set(numbers[first:])
+    num_dense = text.get("first_k_dense_replace")
+    if num_dense is not None:
+        return set(numbers[num_dense:])
     period = text.get("expert_layer_period")
     if period:
-        return {n for n in numbers if n % period == (text.get("expert_layer_offset") or 0)}
+        return _every(numbers, period, text.get("expert_layer_offset") or 0)
     if "num_dense_layers" in text:
         return set(numbers[text["num_dense_layers"] or 0 :])
-    start = text.get("moe_layer_start_index")
-    if start is not None:
-        end = text.get("moe_layer_end_index", -1)
-        chosen = numbers[_first_of(start) : (_last_of(end) + 1) or None]
-        return {n for n in chosen if (n + 1) % (text.get("moe_layer_interval") or 1) == 0}
+    if text.get("moe_layer_start_index") is not None:
+        return _sparse_between(text, numbers)
     frequency = text.get("moe_layer_freq")
     if isinstance(frequency, list):
-        return {n for n, sparse in enumerate(frequency) if sparse}
+        return {n for n, is_sparse in enumerate(frequency) if is_sparse}
     step = text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step") or 1
-    plain = set(text.get("mlp_only_layers") or ())
-    return {n for n in numbers if (n + 1) % step == 0} - plain
+    dense = set(text.get("mlp_only_layers") or ())
+    return _last_of_each(numbers, step) - dense
 
 
-def _first_of(value: Any) -> int:
-    return min(value) if isinstance(value, list) else value
-
-
-def _last_of(value: Any) -> int:
-    return max(value) if isinstance(value, list) else value
+def _sparse_between(text: Mapping, numbers: Sequence[int]) -> set[int]:
+    """Return Ernie's layers with experts. Its text and its images may have a range each."""
+    start = text["moe_layer_start_index"]
+    end = text.get("moe_layer_end_index", -1)
+    if isinstance(start, list):
+        start = min(start)
+    if isinstance(end, list):
+        end = max(end)
+    # an end of -1 is the last layer
+    in_range = numbers[start : (end + 1) or None]
+    return _last_of_each(in_range, text.get("moe_layer_interval") or 1)
