@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How much memory a model's weights take, and each token that its server keeps."""
+"""How much memory a model's weights take, and each token that its server stores."""
 
 import re
 from collections.abc import Mapping
@@ -8,12 +8,13 @@ from pathlib import Path
 from strix_validate.json_file import json_object
 from strix_validate.models import defaults
 from strix_validate.models.formats import format_of
-from strix_validate.models.parts import ATTENTION, Layer, encoders_of, layers_of, text_of
+from strix_validate.models.parts import ATTENTION, Layer, find_encoders, list_layers, text_of
 from strix_validate.models.table import contents
 
-#: The format whose head is no layer of 16 bits.
+#: The format in which the head is not in 16 bits.
 _HEAD_TOO = "mxfp8, its head too"
-#: Bytes of a weight in a layer's matrices, with its share of a scale; 4 bits in groups of 128.
+#: Bytes of a weight in a layer's matrices by format, with its share of a scale. Weights of
+#: 4 bits are in groups of 128.
 _BYTES = {
     "16 bits": 2.0,
     "fp8": 1.0,
@@ -40,78 +41,119 @@ _BYTES = {
     "nvfp4 by modelopt": 0.5 + 1 / 16,
     "nvfp4, weights alone": 0.5 + 1 / 16,
 }
-#: Of formats that are not named: hardly a weight takes less than two bits.
-_FEWEST = 0.25
+#: Bytes of a weight in formats that _BYTES lacks: hardly a weight takes less than two bits.
+_FEWEST_BYTES = 0.25
 #: Formats of experts alone: the other matrices stay in 16 bits.
 _EXPERTS_ALONE = ("mxfp4",)
 #: Mixers whose weights are counted, beside "compressed N".
-_COUNTED = {*ATTENTION, "linear_attention", "mamba", "mamba and attention", "conv", ""}
+_COUNTED = {
+    *ATTENTION,
+    "linear_attention",
+    "mamba",
+    "mamba and attention",
+    "conv",
+    "",
+}
+#: Types of models whose head is the embedding where config.json does not say; other models have a
+#: head of their own.
+_TIED = ("gemma", "cohere", "command", "gpt2", "opt", "bloom", "falcon", "starcoder2", "whisper")
+#: How messages call encoders.
+_ENCODERS = {"vision_config": "the encoder of images", "audio_config": "the encoder of sound"}
+#: Keys that size something; those that table.toml does not list make the count a lower bound.
+_SIZE = re.compile(r"(size|dim|rank|heads|layers|experts|groups|mult|count|base)$")
+#: Bytes that no model exceeds.
+_MAX_BYTES = 1 << 60
 
 
 def weights_of_files(folder: Path) -> int:
     """Return bytes of the folder's safetensors, or what their index says; 0 if it has neither."""
     files = [file for file in folder.glob("*.safetensors") if file.is_file()]
-    consolidated = [file for file in files if file.name.startswith("consolidated")]
-    if consolidated and len(consolidated) < len(files):
+    others = [file for file in files if not file.name.startswith("consolidated")]
+    if others:
         # Mistral's folders hold the same weights twice, and vLLM loads one of the two
-        files = [file for file in files if file not in consolidated]
-    if size := sum(file.stat().st_size for file in files):
+        files = others
+    size = sum(file.stat().st_size for file in files)
+    if size:
         return size
     try:
         index = json_object(folder / "model.safetensors.index.json")
         size = int(index["metadata"]["total_size"])
-        return size if 0 < size < 1 << 60 else 0
     except (ValueError, LookupError, TypeError, OverflowError):
         return 0
+    return size if 0 < size < _MAX_BYTES else 0
 
 
-def bytes_of(form: str) -> float:
+def weight_bytes(form: str) -> float:
     """Return how many bytes a weight of a matrix takes in a format."""
-    return _BYTES.get(form, _FEWEST)
+    return _BYTES.get(form, _FEWEST_BYTES)
 
 
 def weights(config: Mapping) -> int:
     """Count bytes of a model's weights from its dimensions; norms and biases are left out.
 
-    Layers of kinds that are not known count as nothing: the count is then a lower bound.
+    Layers of unknown kinds count as nothing: the count is then a lower bound.
     """
     text = text_of(config)
     hidden = text["hidden_size"]
-    form, vocabulary = format_of(config), text["vocab_size"]
-    matrix = 2.0 if form in _EXPERTS_ALONE else bytes_of(form)
-    total = 2.0 * vocabulary * hidden
+    form = format_of(config)
+    matrix_bytes = 2.0 if form in _EXPERTS_ALONE else weight_bytes(form)
+    embedding = text["vocab_size"] * hidden
+    total = 2.0 * embedding
     if not _is_tied(config) and not _is_encoder(text):
-        total += (matrix if form == _HEAD_TOO else 2.0) * vocabulary * hidden
-    if "encoder_layers" in text:  # an encoder, and a decoder that looks at it
-        own = 4 * hidden**2 + 2 * hidden * text["encoder_ffn_dim"]
-        across = 8 * hidden**2 + 2 * hidden * text["decoder_ffn_dim"]
-        layers = text["encoder_layers"] * own + text["decoder_layers"] * across
-        return int(total + matrix * layers)
-    layers = layers_of(text)
+        head_bytes = matrix_bytes if form == _HEAD_TOO else 2.0
+        total += head_bytes * embedding
+    if "encoder_layers" in text:
+        return int(total + matrix_bytes * _encoder_decoder_layers(text, hidden))
+    layers = list_layers(text)
     for number, layer in enumerate(layers):
         if not _is_counted(layer):
             continue
-        total += matrix * _mixer(text, hidden, layer.mixer, number)
-        if layer.feed_forward == "dense" or (layer.feed_forward and text.get("enable_moe_block")):
-            total += matrix * _dense(text, hidden, number)
+        total += matrix_bytes * _mixer(text, hidden, layer.mixer, number)
+        has_dense = layer.feed_forward == "dense"
+        if has_dense or (layer.feed_forward and text.get("enable_moe_block")):
+            total += matrix_bytes * _dense(text, hidden, number)
         if layer.feed_forward == "sparse":
-            total += 2.0 * hidden * text["num_experts"]
-            total += matrix * _matrices(text) * hidden * _shared(text)
-            weight = bytes_of("mxfp4" if text.get("expert_dtype") == "fp4" else form)
-            expert = _expert(text, hidden, form)
-            total += weight * _matrices(text) * text["num_experts"] * expert
+            total += _sparse_bytes(text, hidden, form, matrix_bytes)
     # hyper-connections are in float32, a layer has two
     streams = text.get("hc_mult") or 0
     total += 4 * len(layers) * 2 * streams * hidden * (2 * streams + streams**2)
-    return int(
-        total + 2.0 * (_each_layers_input(text, hidden, len(layers)) + encoder_parameters(config))
-    )
+    in_16_bits = _layer_inputs(text, hidden, len(layers)) + encoder_parameters(config)
+    return int(total + 2.0 * in_16_bits)
+
+
+def _encoder_decoder_layers(text: Mapping, hidden: int) -> int:
+    """Count the layers of an encoder, and of a decoder that attends to it."""
+    encoder_layer = 4 * hidden**2 + 2 * hidden * text["encoder_ffn_dim"]
+    decoder_layer = 8 * hidden**2 + 2 * hidden * text["decoder_ffn_dim"]
+    return text["encoder_layers"] * encoder_layer + text["decoder_layers"] * decoder_layer
+
+
+def _sparse_bytes(
+    text: Mapping,
+    hidden: int,
+    form: str,
+    matrix_bytes: float,
+) -> float:
+    """Return the bytes of a layer's router, shared experts and experts.
+
+    Args:
+        text: The text model.
+        hidden: Its hidden_size.
+        form: Format of the weights.
+        matrix_bytes: Bytes of a weight outside of the experts.
+    """
+    router = 2.0 * hidden * text["num_experts"]
+    shared = matrix_bytes * _num_matrices(text) * hidden * _shared_size(text)
+    expert_form = "mxfp4" if text.get("expert_dtype") == "fp4" else form
+    expert_bytes = weight_bytes(expert_form)
+    weights_of_expert = _num_matrices(text) * _expert_matrix(text, hidden, form)
+    return router + shared + expert_bytes * text["num_experts"] * weights_of_expert
 
 
 def is_counted(config: Mapping) -> bool:
     """Return whether the count was compared with transformers' own class of this family.
 
-    Of other families :func:`weights` is an estimate: their layers may be unlike Llama's.
+    For other families :func:`weights` is an estimate: their layers may differ from Llama's.
     """
     return str(text_of(config).get("model_type")) in contents()["counted"]
 
@@ -121,162 +163,226 @@ def _is_counted(layer: Layer) -> bool:
 
 
 def _mixer(text: Mapping, hidden: int, kind: str, number: int) -> int:
+    """Count the weights of a layer's mixer.
+
+    Args:
+        text: The text model.
+        hidden: Its hidden_size.
+        kind: Mixer of the layer.
+        number: Number of the layer.
+    """
     if not kind:
         return 0
     if kind == "linear_attention":
-        return _linear(text, hidden)
+        return _linear_attention(text, hidden)
     if kind == "conv":
         return 4 * hidden**2
     if kind == "mamba":
         return _mamba(text, hidden)
-    state_space = _mamba(text, hidden) if kind == "mamba and attention" else 0
     if text.get("o_lora_rank"):
         return _compressed(text, hidden, kind)
     if text.get("kv_lora_rank"):
         return _latent(text, hidden)
-    return state_space + _heads(text, hidden, kind, number)
+    total = _heads(text, hidden, kind, number)
+    if kind == "mamba and attention":
+        total += _mamba(text, hidden)
+    return total
 
 
 def _heads(text: Mapping, hidden: int, kind: str, number: int) -> int:
-    heads, (keys, size) = text["num_attention_heads"], _keys(text, kind)
-    gated = "linear_num_value_heads" in text and not _is_plain_delta(text)
-    gate = heads if text.get("attn_output_gate", gated) else 0
-    each = 1 if _is_global(text, kind) and text.get("attention_k_eq_v") else 2
-    if number >= _own_keys(text):
-        each = 0
-    return hidden * size * (2 * heads + gate + each * keys)
+    """Count a layer of attention by heads: queries, keys, values, output, and a gate."""
+    heads = text["num_attention_heads"]
+    kv_heads, head_dim = _kv_heads(text, kind)
+    # the attention of Olmo Hybrid, beside a gated delta rule, has no gate of its own
+    has_gated_delta = "linear_num_value_heads" in text and text.get("model_type") != "olmo_hybrid"
+    has_gate = text.get("attn_output_gate", has_gated_delta)
+    if number >= _num_layers_with_keys(text):
+        kv_matrices = 0
+    elif _is_global(text, kind) and text.get("attention_k_eq_v"):
+        kv_matrices = 1
+    else:
+        kv_matrices = 2
+    query_heads = 3 * heads if has_gate else 2 * heads
+    return hidden * head_dim * (query_heads + kv_matrices * kv_heads)
 
 
-def _own_keys(text: Mapping) -> int:
-    """Count the layers that make keys and values; the rest read those of earlier ones."""
-    return len(layers_of(text)) - (text.get("num_kv_shared_layers") or 0)
+def _num_layers_with_keys(text: Mapping) -> int:
+    """Count the layers that make keys and values; the others read those of earlier layers."""
+    return len(list_layers(text)) - (text.get("num_kv_shared_layers") or 0)
 
 
 def _is_global(text: Mapping, kind: str) -> bool:
     return bool(text.get("global_head_dim")) and kind == "full_attention"
 
 
-def _keys(text: Mapping, kind: str) -> tuple[int, int]:
+def _kv_heads(text: Mapping, kind: str) -> tuple[int, int]:
     """Return the number of a layer's heads of keys, and their size."""
-    keys = text.get("num_key_value_heads") or text["num_attention_heads"]
+    kv_heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     if not _is_global(text, kind):
-        return keys, text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        return kv_heads, head_dim
     if text.get("attention_k_eq_v"):
-        keys = text.get("num_global_key_value_heads") or keys
-    return keys, text["global_head_dim"]
+        kv_heads = text.get("num_global_key_value_heads") or kv_heads
+    return kv_heads, text["global_head_dim"]
 
 
 def _latent(text: Mapping, hidden: int) -> int:
-    heads, rank, rope = text["num_attention_heads"], text["kv_lora_rank"], text["qk_rope_head_dim"]
-    query, value, low = text["qk_nope_head_dim"] + rope, text["v_head_dim"], text.get("q_lora_rank")
-    queries = low * (hidden + heads * query) if low else hidden * heads * query
-    keys = hidden * (rank + rope) + rank * heads * (text["qk_nope_head_dim"] + value)
+    """Count a layer of latent attention (MLA)."""
+    heads = text["num_attention_heads"]
+    rank = text["kv_lora_rank"]
+    rope = text["qk_rope_head_dim"]
+    nope = text["qk_nope_head_dim"]
+    value = text["v_head_dim"]
+    query = heads * (nope + rope)
+    query_rank = text.get("q_lora_rank")
+    queries = query_rank * (hidden + query) if query_rank else hidden * query
+    keys = hidden * (rank + rope) + rank * heads * (nope + value)
     total = queries + keys + heads * value * hidden
-    return total + (hidden * text["index_head_dim"] + _index(text, hidden) if _indexes(text) else 0)
+    if _has_indexer(text):
+        total += hidden * text["index_head_dim"] + _indexer(text, hidden)
+    return total
 
 
-def _indexes(text: Mapping) -> bool:
+def _has_indexer(text: Mapping) -> bool:
     return bool(text.get("index_topk") and text.get("index_n_heads"))
 
 
-def _index(text: Mapping, hidden: int) -> int:
+def _indexer(text: Mapping, hidden: int) -> int:
     """Count what scores tokens for sparse attention, without its keys."""
     return text["index_n_heads"] * (text["q_lora_rank"] * text["index_head_dim"] + hidden)
 
 
 def _compressed(text: Mapping, hidden: int, kind: str) -> int:
     """Count a layer of DeepSeek-V4: one head of keys, queries and output of low rank."""
-    wide = text["num_attention_heads"] * text["head_dim"]
-    total = text["q_lora_rank"] * (hidden + wide) + hidden * text["head_dim"]
-    total += text["o_lora_rank"] * (wide + text["o_groups"] * hidden)
-    if kind == "compressed 4":  # keys of overlapping windows, and of the tokens' scores
-        sizes = text["head_dim"] + text["index_head_dim"]
-        return total + 4 * hidden * sizes + _index(text, hidden)
-    return total + (2 * hidden * text["head_dim"] if kind != "sliding_attention" else 0)
+    head_dim = text["head_dim"]
+    inner = text["num_attention_heads"] * head_dim
+    total = text["q_lora_rank"] * (hidden + inner) + hidden * head_dim
+    total += text["o_lora_rank"] * (inner + text["o_groups"] * hidden)
+    if kind == "compressed 4":
+        # keys of overlapping windows, and of the tokens' scores
+        sizes = head_dim + text["index_head_dim"]
+        return total + 4 * hidden * sizes + _indexer(text, hidden)
+    if kind != "sliding_attention":
+        total += 2 * hidden * head_dim
+    return total
 
 
-def _is_plain_delta(text: Mapping) -> bool:
-    """Return whether attention beside a gated delta rule has no gate of its own."""
-    return text.get("model_type") == "olmo_hybrid"
-
-
-def _linear(text: Mapping, hidden: int) -> int:
+def _linear_attention(text: Mapping, hidden: int) -> int:
     """Count a layer of linear attention: a gated delta rule, Kimi's, or lightning attention."""
-    if values := text.get("linear_num_value_heads"):
+    value_heads = text.get("linear_num_value_heads")
+    if value_heads:
         keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
-        wide = values * text["linear_value_head_dim"]
-        return hidden * (2 * keys + 3 * wide + 2 * values)
-    own = text.get("linear_attn_config") or {}
-    heads = text.get("linear_num_heads") or own.get("num_heads")
-    size = text.get("linear_head_dim") or own.get("head_dim")
-    if heads and size:  # decay and gate pass a vector of a head's size
-        wide = heads * size
-        return hidden * (4 * wide + heads + 2 * size) + 2 * size * wide
+        values = value_heads * text["linear_value_head_dim"]
+        return hidden * (2 * keys + 3 * values + 2 * value_heads)
+    config = text.get("linear_attn_config") or {}
+    heads = text.get("linear_num_heads") or config.get("num_heads")
+    head_dim = text.get("linear_head_dim") or config.get("head_dim")
+    if heads and head_dim:
+        # decay and gate pass through a vector of a head's size
+        inner = heads * head_dim
+        return hidden * (4 * inner + heads + 2 * head_dim) + 2 * head_dim * inner
     if str(text.get("model_type")).startswith("minimax"):
-        size = text.get("head_dim") or hidden // text["num_attention_heads"]
-        return 5 * hidden * text["num_attention_heads"] * size
+        heads = text["num_attention_heads"]
+        head_dim = text.get("head_dim") or hidden // heads
+        return 5 * hidden * heads * head_dim
     return 0
 
 
 def _mamba(text: Mapping, hidden: int) -> int:
     """Count a layer of Mamba: its projections and the convolution."""
-    states, width = text["mamba_d_state"], text["mamba_d_conv"]
-    if not (heads := text.get("mamba_n_heads")):  # Mamba 1
-        wide = text["mamba_expand"] * hidden
-        if str(text.get("model_type")).startswith(("mamba", "falcon_mamba")):
-            wide = text.get("intermediate_size") or wide
-        rank = text.get("mamba_dt_rank")
-        rank = rank if isinstance(rank, int) else -(-hidden // 16)
-        return wide * (3 * hidden + 2 * rank + 3 * states + width)
-    wide = text.get("mamba_d_ssm")
-    if not wide:
-        size = text.get("mamba_d_head")
-        wide = heads * size if isinstance(size, int) else text["mamba_expand"] * hidden
-    states = 2 * text["mamba_n_groups"] * states
-    return hidden * (3 * wide + states + heads) + (wide + states) * width
+    states = text["mamba_d_state"]
+    width = text["mamba_d_conv"]
+    heads = text.get("mamba_n_heads")
+    if not heads:
+        return _mamba_1(text, hidden)
+    inner = text.get("mamba_d_ssm")
+    if not inner:
+        head_dim = text.get("mamba_d_head")
+        inner = heads * head_dim if isinstance(head_dim, int) else text["mamba_expand"] * hidden
+    group_states = 2 * text["mamba_n_groups"] * states
+    projections = hidden * (3 * inner + group_states + heads)
+    return projections + (inner + group_states) * width
 
 
-def _matrices(text: Mapping) -> int:
+def _mamba_1(text: Mapping, hidden: int) -> int:
+    """Count a layer of the first Mamba, which has no heads."""
+    inner = text["mamba_expand"] * hidden
+    if str(text.get("model_type")).startswith(("mamba", "falcon_mamba")):
+        inner = text.get("intermediate_size") or inner
+    rank = text.get("mamba_dt_rank")
+    if not isinstance(rank, int):
+        rank = _divide_up(hidden, 16)
+    states = text["mamba_d_state"]
+    return inner * (3 * hidden + 2 * rank + 3 * states + text["mamba_d_conv"])
+
+
+def _divide_up(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def _num_matrices(text: Mapping) -> int:
     """Return how many matrices a feed-forward part has: three with a gate, which most have."""
     return 2 if text.get("model_type") in contents()["without_gate"] else 3
 
 
 def _dense(text: Mapping, hidden: int, number: int) -> int:
-    """Count the matrices of a layer's feed-forward part that each token passes."""
-    # Granite 4 calls its dense layers shared; Llama 4 has a size of its own for them
-    names = ("intermediate_size_mlp", "shared_intermediate_size", "intermediate_size")
-    sizes = [text.get(name) for name in names[not text.get("num_experts") :]]
-    inner = next((size for size in sizes if size), None)
-    if inner is None:
-        raise KeyError("intermediate_size")
+    """Count the matrices of a layer's feed-forward part that each token passes.
+
+    Args:
+        text: The text model.
+        hidden: Its hidden_size.
+        number: Number of the layer.
+
+    Raises:
+        KeyError: No key has their size.
+    """
+    inner = _dense_size(text)
     if isinstance(inner, list):
         inner = int(inner[number % len(inner)])
     if text.get("conv_L_cache") and text.get("block_auto_adjust_ff_dim"):
-        inner = _adjusted(text, inner)
-    wide = 2 if text.get("use_double_wide_mlp") and number >= _own_keys(text) else 1
-    return (2 if _is_encoder(text) else _matrices(text)) * hidden * inner * wide
+        inner = _adjust_size(text, inner)
+    if text.get("use_double_wide_mlp") and number >= _num_layers_with_keys(text):
+        inner *= 2
+    num_matrices = 2 if _is_encoder(text) else _num_matrices(text)
+    return num_matrices * hidden * inner
 
 
-def _adjusted(text: Mapping, inner: int) -> int:
-    """Return the inner size that LFM2 makes of what its config.json says."""
-    multiplier, step = text.get("block_ffn_dim_multiplier"), text.get("block_multiple_of") or 256
-    inner = int((multiplier or 1.0) * int(2 * inner / 3))
-    return step * -(-inner // step)
+def _dense_size(text: Mapping) -> int | list[int]:
+    """Return the inner size of dense layers, or a list of sizes that the layers have in turn."""
+    # Granite 4 calls its dense layers shared
+    names = ["shared_intermediate_size", "intermediate_size"]
+    if text.get("num_experts"):
+        # Llama 4 has a size of its own for dense layers
+        names.insert(0, "intermediate_size_mlp")
+    for name in names:
+        if text.get(name):
+            return text[name]
+    raise KeyError("intermediate_size")
+
+
+def _adjust_size(text: Mapping, inner: int) -> int:
+    """Return the inner size that LFM2 makes of the one in its config.json."""
+    multiplier = text.get("block_ffn_dim_multiplier") or 1.0
+    step = text.get("block_multiple_of") or 256
+    inner = int(multiplier * int(2 * inner / 3))
+    return step * _divide_up(inner, step)
 
 
 def _expert_size(text: Mapping) -> int:
     return text.get("moe_intermediate_size") or text["intermediate_size"]
 
 
-def _expert(text: Mapping, hidden: int, form: str) -> int:
-    if form != "mxfp4":
-        return (text.get("moe_latent_size") or hidden) * _expert_size(text)
-    padded = [-(-size // 256) * 256 for size in (hidden, _expert_size(text))]  # by vLLM
-    return padded[0] * padded[1]
+def _expert_matrix(text: Mapping, hidden: int, form: str) -> int:
+    """Count the weights of a matrix of an expert."""
+    size = _expert_size(text)
+    if form == "mxfp4":
+        # vLLM pads both sides
+        return 256 * _divide_up(hidden, 256) * 256 * _divide_up(size, 256)
+    return (text.get("moe_latent_size") or hidden) * size
 
 
-def _shared(text: Mapping) -> int:
-    """Return the width of the experts that each token passes."""
+def _shared_size(text: Mapping) -> int:
+    """Return the inner size of the experts that each token passes."""
     if str(text.get("model_type")).startswith("llama4"):
         return _expert_size(text)
     shared = (
@@ -287,26 +393,30 @@ def _shared(text: Mapping) -> int:
     return shared or _expert_size(text) * (text.get("n_shared_experts") or 0)
 
 
-def _each_layers_input(text: Mapping, hidden: int, layers: int) -> int:
+def _layer_inputs(text: Mapping, hidden: int, num_layers: int) -> int:
     """Count the embeddings that Gemma adds to each layer, and their projections."""
-    if not (size := text.get("hidden_size_per_layer_input")):
+    size = text.get("hidden_size_per_layer_input")
+    if not size:
         return 0
-    rows = text.get("vocab_size_per_layer_input") or text["vocab_size"]
-    return layers * size * (rows + 3 * hidden)
+    vocabulary = text.get("vocab_size_per_layer_input") or text["vocab_size"]
+    return num_layers * size * (vocabulary + 3 * hidden)
 
 
 def encoder_parameters(config: Mapping) -> int:
     """Count an encoder of images, if its family's count was compared."""
-    vision = encoders_of(config).get("vision_config", {})
+    vision = find_encoders(config).get("vision_config", {})
     depth = vision.get("depth") or vision.get("num_hidden_layers")
     if not depth or not _is_vision_counted(vision):
         return 0
-    side, inner = vision["hidden_size"], vision["intermediate_size"]
-    gated = vision.get("hidden_act") == "silu" or vision.get("model_type") == "gemma4_vision"
-    total = depth * (4 * side**2 + (3 if gated else 2) * side * inner)
-    if out := vision.get("out_hidden_size"):
-        merged = side * vision.get("spatial_merge_size", 2) ** 2
-        total += merged * (merged + out)
+    hidden = vision["hidden_size"]
+    has_gate = vision.get("hidden_act") == "silu" or vision.get("model_type") == "gemma4_vision"
+    num_matrices = 3 if has_gate else 2
+    feed_forward = num_matrices * hidden * vision["intermediate_size"]
+    total = depth * (4 * hidden**2 + feed_forward)
+    out_hidden = vision.get("out_hidden_size")
+    if out_hidden:
+        merged = hidden * vision.get("spatial_merge_size", 2) ** 2
+        total += merged * (merged + out_hidden)
     return total
 
 
@@ -318,51 +428,49 @@ def _is_encoder(text: Mapping) -> bool:
     return "type_vocab_size" in text
 
 
-#: Families whose head is the embedding where config.json does not say; the others have their own.
-_TIED = ("gemma", "cohere", "command", "gpt2", "opt", "bloom", "falcon", "starcoder2", "whisper")
-
-
 def _is_tied(config: Mapping) -> bool:
     """Return whether a model's head is its embedding, by its file or else its family's default."""
     text = text_of(config)
-    own, root = _own_text(config), defaults.complete(config)
-    tied = own.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    if tied is None and "text_config" in root:  # the class of the whole model decides
-        tied = root.get("tie_word_embeddings")
+    if "encoder_layers" in text:
+        return True
+    tied = _file_text(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    if tied is None:
+        whole = defaults.complete(config)
+        if "text_config" in whole:  # the class of the whole model decides
+            tied = whole.get("tie_word_embeddings")
     if tied is None:
         kind = str(text.get("model_type") or config.get("model_type") or "")
         tied = text.get("tie_word_embeddings") or kind.startswith(_TIED)
-    return bool(tied) or "encoder_layers" in text
+    return bool(tied)
 
 
 def uncounted(config: Mapping) -> list[str]:
     """Name the parts of a model that :func:`weights` leaves out: it is then a lower bound."""
     text = text_of(config)
-    layers = [] if "encoder_layers" in text else layers_of(text)
-    kinds = {layer.mixer for layer in layers if not _is_counted(layer)}
-    names = [f"layers of {kind}" for kind in sorted(kinds)]
+    names = []
+    if "encoder_layers" not in text:
+        layers = list_layers(text)
+        kinds = {layer.mixer for layer in layers if not _is_counted(layer)}
+        names += [f"layers of {kind}" for kind in sorted(kinds)]
     if text.get("ssm_cfg"):
         names.append("state space layers")
     if "encoder_layers" not in text:
-        names += [
-            _ENCODERS[name]
-            for name, part in encoders_of(config).items()
-            if name == "audio_config" or not _is_vision_counted(part)
-        ]
-    # what the class itself has was there when the count was compared with it
-    known = {*contents()["known"], *defaults.keys_of(str(text.get("model_type")))}
-    own = _own_text(config)
-    sizes = [key for key, value in own.items() if type(value) is int and value > 0]
-    return names + [f"what {k} sizes" for k in sizes if _SIZE.search(k) and k not in known]
+        for name, part in find_encoders(config).items():
+            if name == "audio_config" or not _is_vision_counted(part):
+                names.append(_ENCODERS[name])
+    # the keys of the class itself were there when the count was compared with it
+    counted_keys = {*contents()["known"], *defaults.list_keys(str(text.get("model_type")))}
+    for key, value in _file_text(config).items():
+        is_size = type(value) is int and value > 0 and _SIZE.search(key)
+        if is_size and key not in counted_keys:
+            names.append(f"what {key} sizes")
+    return names
 
 
-def _own_text(config: Mapping) -> Mapping:
-    """Return what the file itself says of the text."""
+def _file_text(config: Mapping) -> Mapping:
+    """Return the keys of the text in the file itself, without defaults."""
     root = config.get("thinker_config") or config
     return root.get("text_config") or root
-
-
-_ENCODERS = {"vision_config": "the encoder of images", "audio_config": "the encoder of sound"}
 
 
 def not_in_table(config: Mapping) -> list[str]:
@@ -370,41 +478,44 @@ def not_in_table(config: Mapping) -> list[str]:
     text = text_of(config)
     if "encoder_layers" in text:
         return []
-    kinds = [layer.mixer for layer in layers_of(text)]
-    known = {*ATTENTION, ""}
+    mixers = [layer.mixer for layer in list_layers(text)]
+    in_table = {*ATTENTION, ""}
     if text.get("linear_num_value_heads"):
-        known.add("linear_attention")
-    compressed = {kind for kind in kinds if kind.startswith("compressed ")}
-    return [
-        f"{kinds.count(kind)} layers of {kind}" for kind in sorted(set(kinds) - known - compressed)
-    ]
-
-
-#: Keys that size something; those that table.toml does not know make the count a lower bound.
-_SIZE = re.compile(r"(size|dim|rank|heads|layers|experts|groups|mult|count|base)$")
+        in_table.add("linear_attention")
+    names = []
+    for mixer in sorted(set(mixers) - in_table):
+        if not mixer.startswith("compressed "):
+            names.append(f"{mixers.count(mixer)} layers of {mixer}")
+    return names
 
 
 def cache_of_token(config: Mapping) -> int:
-    """Return bytes of a token's keys and values in 16 bits, at most: windows keep fewer tokens."""
+    """Return bytes of a token's keys and values in 16 bits, at most: windows hold fewer tokens."""
     text = text_of(config)
     if _is_encoder(text):
         return 0
     if "decoder_layers" in text:
         return 4 * text["decoder_layers"] * text["hidden_size"]
-    return int(2 * sum(_cached(text, layer.mixer) for layer in layers_of(text)[: _own_keys(text)]))
+    layers = list_layers(text)[: _num_layers_with_keys(text)]
+    numbers = sum(_cached_numbers(text, layer.mixer) for layer in layers)
+    return int(2 * numbers)
 
 
-def _cached(text: Mapping, kind: str) -> float:
-    """Return how many numbers a layer keeps of a token."""
+def _cached_numbers(text: Mapping, kind: str) -> float:
+    """Return how many numbers a layer stores of a token."""
     if kind in ("linear_attention", "mamba", "conv", ""):
         return 0
-    scores = text["index_head_dim"] if _indexes(text) else 0
+    index_keys = text["index_head_dim"] if _has_indexer(text) else 0
     if kind.startswith("compressed "):
         ratio = int(kind.split()[1])
-        return (text["head_dim"] + scores * (ratio == 4)) / ratio
+        numbers = text["head_dim"]
+        if ratio == 4:
+            numbers += index_keys
+        return numbers / ratio
     if text.get("o_lora_rank"):  # one head, whose keys are its values
         return text["head_dim"]
-    if rank := text.get("kv_lora_rank"):
-        return rank + text["qk_rope_head_dim"] + scores
-    keys, size = _keys(text, kind)
-    return 2 * keys * size
+    rank = text.get("kv_lora_rank")
+    if rank:
+        return rank + text["qk_rope_head_dim"] + index_keys
+    kv_heads, head_dim = _kv_heads(text, kind)
+    return 2 * kv_heads * head_dim
