@@ -66,14 +66,14 @@ def test_the_registries_are_vllms() -> None:
     ],
 )
 def test_parsers_by_family(name: str, tool: str, reasoning: str) -> None:
-    flags, _ = serving.parsers_of(CONFIGS[name])
+    flags, _ = serving.find_parsers(CONFIGS[name])
     words = f"--enable-auto-tool-choice --tool-call-parser {tool}"
     assert flags == words + f" --reasoning-parser {reasoning}" * bool(reasoning)
 
 
 def test_no_parser_is_made_up() -> None:
-    assert serving.parsers_of(CONFIGS["multilingual-e5-large"]) == ("", "")
-    assert serving.parsers_of({"model_type": "new", "hidden_size": 1}) == ("", "")
+    assert serving.find_parsers(CONFIGS["multilingual-e5-large"]) == ("", "")
+    assert serving.find_parsers({"model_type": "new", "hidden_size": 1}) == ("", "")
 
 
 def text_of_answer(config: dict) -> str:
@@ -90,7 +90,7 @@ def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
     plain = text_of_answer(CONFIGS["Llama-3.1-8B"])
     assert '"method":"ngram"' in plain and '"method":"mtp"' not in plain
     for config in (SHAPES["Qwen3.6-35B-A3B"], CONFIGS["Llama-3.1-8B"]):
-        for flags in serving.drafts_of(config):
+        for flags in serving.list_draft_flags(config):
             value = re.search(r"--speculative-config '(.*?)'", flags)
             assert value and json.loads(value[1])["num_speculative_tokens"] > 0
 

@@ -21,7 +21,7 @@ from calls import skip_without
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, MemoryBudget
 from strix_validate.models import answer, serving
-from strix_validate.models.parts import layers_of, text_of
+from strix_validate.models.parts import list_layers, text_of
 from test_model_counts import CONFIGS as PLAIN
 from test_models import CASES, CONFIGS
 
@@ -55,7 +55,7 @@ def flags(arguments: list[str]) -> dict[str, str]:
 def needed(config: dict, length: int) -> int:
     """The bytes of cache that vLLM wants for one request of a length, and its null block."""
     text = text_of(config)
-    pages = [page for layer in layers_of(text) if (page := page_of(text, layer.mixer))]
+    pages = [page for layer in list_layers(text) if (page := page_of(text, layer.mixer))]
     if not pages:
         return 0
     kinds: dict[tuple, int] = {}
@@ -93,7 +93,7 @@ def refusal(config: dict, arguments: list[str]) -> str:
     text = text_of(config)
     if "type_vocab_size" in text or "encoder_layers" in text:
         return ""
-    length = serving.length_of(config) if said is None else 1 if said == "auto" else int(said)
+    length = serving.read_length(config) if said is None else 1 if said == "auto" else int(said)
     if needed(config, length) > cache:
         return f"To serve at least one request with the model's max seq len ({length})"
     return ""
@@ -148,13 +148,13 @@ def test_a_cache_below_the_models_length(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_the_length_of_a_model(said: dict, length: int) -> None:
     """As _get_and_verify_max_len of vllm/config/model.py derives it."""
-    assert serving.length_of(CONFIGS["Llama-3.1-8B"] | said) == length
+    assert serving.read_length(CONFIGS["Llama-3.1-8B"] | said) == length
 
 
 @pytest.mark.parametrize(("said", "length"), [("1000", 1000), ("1e30", 131072), ("{", 131072)])
 def test_a_tokenizer_may_shorten_a_model(said: str, length: int, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(f'{{"model_max_length": {said}}}')
-    assert serving.length_of(CONFIGS["Llama-3.1-8B"], tmp_path) == length
+    assert serving.read_length(CONFIGS["Llama-3.1-8B"], tmp_path) == length
 
 
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")

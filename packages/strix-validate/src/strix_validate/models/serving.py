@@ -2,7 +2,7 @@
 """What to start a model's server with: its length, its parsers, drafts, and how fast it may be."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from strix_validate.json_file import json_object
 from strix_validate.models.defaults import complete
 from strix_validate.models.formats import format_of
-from strix_validate.models.parts import layers_of, text_of
+from strix_validate.models.parts import list_layers, text_of
 
 #: Keys of a text config that limit a model's length, as vLLM 0.33.0's ModelArchConfigConvertorBase
 #: reads them (transformers_utils/model_arch_config_convertor.py).
@@ -26,23 +26,35 @@ _LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-#: What vLLM takes where no key says it.
+#: Length that vLLM assumes if no key has one.
 _UNKNOWN_LENGTH = 2048
 #: Kinds of rope whose max_position_embeddings is the scaled length already, or which do not scale.
 _SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default")
 #: The part of the cache that one request of a model's length may need without --max-model-len.
 #: vLLM rounds to blocks and pads groups of layers, so a need near the whole cache proves nothing.
 _SURE = 0.5
+#: Mixers whose layers keep a state instead of keys and values.
+_STATE_MIXERS = {
+    "linear_attention",
+    "mamba",
+    "mamba and attention",
+    "conv",
+}
+_MTP_FLAGS = """--speculative-config '{"method":"mtp","num_speculative_tokens":1}'"""
+_NGRAM_FLAGS = (
+    """--speculative-config '{"method":"ngram","num_speculative_tokens":5,"""
+    """"prompt_lookup_max":4}'"""
+)
 
 
 @cache
 def advice() -> dict[str, Any]:
-    """Return what advice.toml has."""
+    """Return the contents of advice.toml."""
     return tomllib.loads(files(__package__).joinpath("advice.toml").read_text())
 
 
-def length_of(config: Mapping, folder: Path | None = None) -> int:
-    """Return how many tokens vLLM lets a request have if no flag says it.
+def read_length(config: Mapping, folder: Path | None = None) -> int:
+    """Return how many tokens vLLM lets a request have if no flag limits them.
 
     Follows _get_and_verify_max_len of vLLM 0.33.0's config/model.py.
 
@@ -56,36 +68,40 @@ def length_of(config: Mapping, folder: Path | None = None) -> int:
     if _is_number(text.get("model_max_length")):
         length = text["model_max_length"]
     if folder:
-        length = _shorter(length, folder)
+        length = _limit_by_tokenizer(length, folder)
     if length is None:
         return _UNKNOWN_LENGTH
     ropes = _ropes(text)
-    if any(_kind_of(rope) == "longrope" for rope in ropes):
+    if any(_rope_type(rope) == "longrope" for rope in ropes):
         original = complete(config).get("original_max_position_embeddings")
         return int(original) if original and _is_number(original) else int(length)
     if "gemma3" not in str(config.get("model_type")):
-        factors = [
-            rope["factor"]
-            for rope in ropes
-            if _kind_of(rope) not in _SCALED and _is_number(rope.get("factor"))
-        ]
-        length *= factors[-1] if factors else 1
+        length *= _rope_factor(ropes)
     return int(length)
+
+
+def _rope_factor(ropes: Sequence[Mapping]) -> float:
+    """Return the factor by which the last rope that scales lengthens the context."""
+    factor: float = 1
+    for rope in ropes:
+        if _rope_type(rope) not in _SCALED and _is_number(rope.get("factor")):
+            factor = rope["factor"]
+    return factor
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _shorter(length: float | None, folder: Path) -> float | None:
-    """Return the length, or what the tokenizer's own file says if that is less."""
+def _limit_by_tokenizer(length: float | None, folder: Path) -> float | None:
+    """Return the length, or the tokenizer's model_max_length if that is less."""
     try:
-        own = json_object(folder / "tokenizer_config.json").get("model_max_length")
+        limit = json_object(folder / "tokenizer_config.json").get("model_max_length")
     except ValueError:
         return length
-    if not isinstance(own, int | float) or not _is_number(own):
+    if not isinstance(limit, int | float) or not _is_number(limit):
         return length
-    return own if length is None else min(length, own)
+    return limit if length is None else min(length, limit)
 
 
 def _ropes(text: Mapping) -> list[Mapping]:
@@ -97,7 +113,7 @@ def _ropes(text: Mapping) -> list[Mapping]:
     return nested or [rope]
 
 
-def _kind_of(rope: Mapping) -> str:
+def _rope_type(rope: Mapping) -> str:
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
@@ -115,49 +131,52 @@ def length_flag(length: int, token: int | None, cache: int) -> str:
     """
     if token == 0:
         return ""
-    is_sure = token is not None and token * length <= _SURE * cache
-    return "" if is_sure else " --max-model-len auto"
+    fits = token is not None and token * length <= _SURE * cache
+    return "" if fits else " --max-model-len auto"
 
 
-def parsers_of(config: Mapping) -> tuple[str, str]:
+def _model_types(config: Mapping, text: Mapping) -> set[str]:
+    """Return the model_type of a config and of its text."""
+    return {str(config.get("model_type")), str(text.get("model_type"))}
+
+
+def find_parsers(config: Mapping) -> tuple[str, str]:
     """Return the flags by which tool calls and reasoning are parsed, and a note; "" if unknown."""
-    kinds = {str(config.get("model_type")), str(text_of(config).get("model_type"))}
+    kinds = _model_types(config, text_of(config))
     for row in advice()["parsers"]:
-        if kinds & set(row["types"]):
-            flags = f"--enable-auto-tool-choice --tool-call-parser {row['tool']}"
-            if "reasoning" in row:
-                flags += f" --reasoning-parser {row['reasoning']}"
-            return flags, row.get("note", "")
+        if kinds.isdisjoint(row["types"]):
+            continue
+        flags = f"--enable-auto-tool-choice --tool-call-parser {row['tool']}"
+        if "reasoning" in row:
+            flags += f" --reasoning-parser {row['reasoning']}"
+        return flags, row.get("note", "")
     return "", ""
 
 
-def drafts_of(config: Mapping) -> list[str]:
-    """Return flags of speculative decoding, each with what is known to be wrong with it."""
+def list_draft_flags(config: Mapping) -> list[str]:
+    """Return flags of speculative decoding, each with its known faults."""
     text = text_of(config)
     if "type_vocab_size" in text or "encoder_layers" in text:
         return []
-    layers = {layer.mixer for layer in layers_of(text)}
-    is_hybrid = bool(layers & {"linear_attention", "mamba", "mamba and attention", "conv"})
-    known = advice()["speculation"]
+    mixers = {layer.mixer for layer in list_layers(text)}
+    speculation = advice()["speculation"]
     lines = []
-    has_head = any(text.get(key) for key in known["counted_by"])
-    kinds = {str(text.get("model_type")), str(config.get("model_type"))}
-    if has_head and kinds & set(known["mtp"]):
-        flags = """--speculative-config '{"method":"mtp","num_speculative_tokens":1}'"""
-        if is_hybrid:
-            flags += f" --no-enable-prefix-caching; {known['hybrid']}"
+    has_head = any(text.get(key) for key in speculation["counted_by"])
+    is_supported = not _model_types(config, text).isdisjoint(speculation["mtp"])
+    if has_head and is_supported:
+        flags = _MTP_FLAGS
+        if mixers & _STATE_MIXERS:
+            flags += f" --no-enable-prefix-caching; {speculation['hybrid']}"
         lines.append(flags)
-    numbers = '"num_speculative_tokens":5,"prompt_lookup_max":4'
-    ngram = f"""--speculative-config '{{"method":"ngram",{numbers}}}'"""
-    lines.append(f"{ngram}, for texts that repeat their prompt")
+    lines.append(f"{_NGRAM_FLAGS}, for texts that repeat their prompt")
     return lines
 
 
-def speed_of(config: Mapping) -> str:
+def find_speed(config: Mapping) -> str:
     """Return the public figures of a model's format on gfx1151, with their source, or nothing."""
     text = text_of(config)
     form = format_of(config)
-    layers = [] if "encoder_layers" in text else layers_of(text)
+    layers = [] if "encoder_layers" in text else list_layers(text)
     has_experts = any(layer.feed_forward == "sparse" for layer in layers)
     for row in advice()["speed"]:
         if form in row["formats"] and row["experts"] == has_experts:
