@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from models import FILES, FORMATS, SHAPES, THREADS
 from strix_validate.models import answer, defaults, model_memory, table
-from strix_validate.models.parts import encoders_of, text_of
+from strix_validate.models.parts import find_encoders, text_of
 
 TESTS = Path(__file__).parent
 FAMILIES = json.loads((TESTS / "families.json").read_text())
@@ -71,7 +71,7 @@ def test_a_family_that_disagrees_is_an_estimate() -> None:
     assert {"gpt2", "bart", "falcon", "muse_spark"} & wrong
     assert not any(model_memory.is_counted({"model_type": kind}) for kind in wrong)
     result = answer.answer({"model_type": "muse_spark"}, None, None)
-    assert result.is_estimate and result.fewest == "perhaps "
+    assert result.is_estimate and result.weights_prefix == "perhaps "
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -130,7 +130,7 @@ def test_an_encoder_that_leaves_keys_out() -> None:
     config = SHAPES["Qwen3.6-35B-A3B"]
     short = config | {"vision_config": {"model_type": "qwen3_5_moe", "out_hidden_size": 2048}}
     assert model_memory.weights(short) == model_memory.weights(config)
-    assert encoders_of(short)["vision_config"]["intermediate_size"] == 4304
+    assert find_encoders(short)["vision_config"]["intermediate_size"] == 4304
 
 
 def test_names_that_a_class_maps() -> None:
@@ -189,7 +189,7 @@ def test_unknown_layers_count_as_nothing() -> None:
     config = THREADS["Nemotron-3-Nano-30B-A3B"]
     pattern = config["hybrid_override_pattern"].replace("M", "?")
     result = answer.answer(config | {"hybrid_override_pattern": pattern}, None, None)
-    assert result.fewest == "at least " and "layers of letter ?" in result.uncounted
+    assert result.weights_prefix == "at least " and "layers of letter ?" in result.uncounted
     assert result.weights < model_memory.weights(config)
 
 
@@ -206,7 +206,7 @@ def test_a_format_takes_no_more_than_its_weights(name: str, form: str) -> None:
 def test_the_text_of_an_omni_model() -> None:
     """It was "no attention heads"; vLLM serves the thinker."""
     result = answer.answer(THREADS["Qwen3-Omni-30B-A3B"], None, None)
-    assert result.token == 48 * 2 * 2 * 4 * 128 and result.fewest == "at least "
+    assert result.token == 48 * 2 * 2 * 4 * 128 and result.weights_prefix == "at least "
     assert result.uncounted == ["the encoder of sound"] and not result.is_estimate
     assert result.parts["experts"] == ["TritonExperts"] and result.parts["encoder"]
 

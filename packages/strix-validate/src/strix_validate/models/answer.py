@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is answered about one model: vLLM's choices, memory, and the line that serves it."""
+"""The answer about one model: vLLM's choices, memory, and the line that serves it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,33 +11,33 @@ from strix_validate.doctor.vllm_memory import GIB, memory_of
 from strix_validate.models import model_memory, serving, table
 from strix_validate.models.table import NoModel, Row
 
-#: What a config whose values have other types or sizes raises, wherever it is asked.
-STRANGE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError)
+#: Exceptions that a config.json raises if its values have other types or sizes than expected.
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError)
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """What is said of one model.
+    """The answer about one model. `models --json` prints these fields.
 
     Attributes:
-        source: Who says it.
-        rows: Of the table.
-        parts: Names by part, as vLLM chooses.
-        refusal: vLLM's words, or "".
-        weights: Bytes; None if they cannot be counted.
+        source: Where the answer comes from: vLLM's code or the table.
+        rows: Rows of the table.
+        parts: Names of what vLLM chooses, by part of the model.
+        refusal: vLLM's words if it refuses the model, or "".
+        weights: Bytes of the weights; None if they cannot be counted.
         token: Bytes of a token's keys and values; None if unknown.
         compared: Whether the table was compared with this architecture.
-        tiles: Of the experts' kernel.
+        tiles: Tiles of the experts' kernel, or "".
         uncounted: Parts of the model that the weights leave out.
         unproven: Parts that were not compared.
         is_estimate: Whether the family's count was never compared, so that it may be too high.
-        length: Tokens that vLLM lets a request have if no flag says it; 0 if unknown.
+        length: Tokens that vLLM lets a request have if no flag limits them; 0 if unknown.
         parsers: Flags by which tool calls and reasoning are parsed, and a note.
         drafts: Flags of speculative decoding.
         speed: Public figures of the format.
-        command: What serves it.
-        suffix: Flags that the way in which it is stored needs.
-        notes: What else has to be known.
+        command: The command that serves the model.
+        suffix: Flags that its format needs.
+        notes: Further lines for the user.
     """
 
     source: str
@@ -59,174 +60,295 @@ class ModelAnswer:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def fewest(self) -> str:
-        """What stands before the weights: whether they are exact, a lower bound or an estimate."""
+    def weights_prefix(self) -> str:
+        """Words before the size of the weights: "" if exact, or for a bound or an estimate."""
         if self.is_estimate:
             return "perhaps "
         return "at least " if self.uncounted else ""
 
 
+@dataclass(frozen=True)
+class _Count:
+    """The weights of a model.
+
+    Attributes:
+        weights: Bytes; None if a dimension is missing.
+        uncounted: Parts of the model that the weights leave out.
+        is_estimate: Whether the family's count was never compared.
+    """
+
+    weights: int | None
+    uncounted: list[str] = field(default_factory=list)
+    is_estimate: bool = False
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What vLLM chooses.
+
+    Attributes:
+        source: Where the answer comes from.
+        parts: Names by part of the model.
+        refusal: vLLM's words if it refuses the model, or "".
+        weights: Bytes of the parameters, if vLLM's code built the model; 0 otherwise.
+    """
+
+    source: str
+    parts: dict[str, list[str]]
+    refusal: str
+    weights: int = 0
+
+
 def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswer:
-    """Return what vLLM's code at source says, or else the table.
+    """Return what vLLM's code chooses for a model, or the table if there is no code.
+
+    Args:
+        config: The model's config.json.
+        folder: The model's folder, if it is on this machine.
+        source: vLLM's source folder, if its code is to answer.
 
     Raises:
-        NoModel: the table cannot place it. CannotRun: vLLM's code does not run.
+        NoModel: The table has no place for the model.
+        CannotRun: vLLM's code does not run.
     """
     if not source:
-        table.about_target()
-    files = model_memory.weights_of_files(folder) if folder else 0
-    rows: list[Row] = []
-    try:
-        rows = table.rows_of(config)
-    except STRANGE as error:
-        # vLLM may know what the table does not
-        if not source:
-            if isinstance(error, NoModel):
-                raise
-            raise NoModel(f"a dimension is missing or is not a number: {error!r:.200}") from error
-    weights, token, missing = _count(config, files)
-    uncounted = [] if files else _uncounted(config) + missing
-    is_estimate = not files and not _is_counted(config)
-    refusal = next((row.refused for row in rows if row.refused), "")
-    parts: dict[str, list[str]] = {}
-    for row in rows:
-        parts[row.part] = sorted({*parts.get(row.part, []), row.chosen})
-    speaker = f"the table, compared with vLLM {table.version()}"
-    if source:
-        from strix_validate.models.choose import ask
-        from strix_validate.vllm.source import version
-
-        (reply,) = ask([config], source)
-        speaker = f"the code of vLLM {version(source)}, on a mock {TARGET}"
-        refusal = reply.get("error", "").partition("\n")[0]
-        parts = reply.get("chosen", {})
-        if reply.get("parameters"):
-            weights, uncounted, is_estimate = reply["parameters"], [], False
+        table.require_target()
+    file_bytes = model_memory.weights_of_files(folder) if folder else 0
+    rows = _rows(config, is_required=not source)
+    count = _count(config, file_bytes)
+    token = _token_bytes(config)
+    choice = _ask_code(config, source) if source else _ask_table(rows)
+    if choice.weights:
+        count = _Count(file_bytes or choice.weights)
+    tiles = table.tiles_of(config, source) if rows else ""
     return ModelAnswer(
-        speaker,
-        rows,
-        parts,
-        refusal,
-        files or weights,
-        token,
-        table.was_compared(config),
-        table.tiles_of(config, source) if rows else "",
-        uncounted,
-        _or_nothing(model_memory.not_in_table, config),
-        is_estimate,
+        source=choice.source,
+        rows=rows,
+        parts=choice.parts,
+        refusal=choice.refusal,
+        weights=count.weights,
+        token=token,
+        compared=table.was_compared(config),
+        tiles=tiles,
+        uncounted=count.uncounted,
+        unproven=_list_or_empty(model_memory.not_in_table, config),
+        is_estimate=count.is_estimate,
         **_advice(config, folder),
     )
 
 
-def _count(config: dict, files: int) -> tuple[int | None, int | None, list[str]]:
-    """Return bytes of weights and of a token's cache, None where a key lacks, and what lacks."""
-    weights = token = None
-    missing: list[str] = []
+def _rows(config: dict, is_required: bool) -> list[Row]:
+    """Return the table's rows of a model.
+
+    Args:
+        config: The model's config.json.
+        is_required: Whether a model without rows is an error. vLLM's code may know a model that the
+            table does not.
+
+    Raises:
+        NoModel: The table has no place for the model, and rows are required.
+    """
     try:
-        weights = files or model_memory.weights(config)
-        if not 0 <= weights < 1 << 60:
-            raise NoModel("its dimensions are those of no model")
+        return table.rows_of(config)
+    except NoModel:
+        if is_required:
+            raise
+    except MALFORMED as error:
+        if is_required:
+            raise _no_model(error) from error
+    return []
+
+
+def _ask_table(rows: list[Row]) -> _Choice:
+    """Return what a model's rows say."""
+    names: dict[str, set[str]] = {}
+    for row in rows:
+        names.setdefault(row.part, set()).add(row.chosen)
+    return _Choice(
+        source=f"the table, compared with vLLM {table.version()}",
+        parts={part: sorted(chosen) for part, chosen in names.items()},
+        refusal=next((row.refused for row in rows if row.refused), ""),
+    )
+
+
+def _ask_code(config: dict, source: Path) -> _Choice:
+    """Return what vLLM's code in a source folder says of a model."""
+    from strix_validate.models.choose import ask
+    from strix_validate.vllm.source import version
+
+    (reply,) = ask([config], source)
+    return _Choice(
+        source=f"the code of vLLM {version(source)}, on a mock {TARGET}",
+        parts=reply.get("chosen", {}),
+        refusal=reply.get("error", "").partition("\n")[0],
+        weights=reply.get("parameters", 0),
+    )
+
+
+def _no_model(error: Exception) -> NoModel:
+    """Return the exception of a strange value as NoModel."""
+    return NoModel(f"a dimension is missing or is not a number: {error!r:.200}")
+
+
+def _count(config: dict, file_bytes: int) -> _Count:
+    """Return the weights of a model, whose files have so many bytes or 0.
+
+    Raises:
+        NoModel: A dimension is none of a model.
+    """
+    missing: list[str] = []
+    weights: int | None = None
+    try:
+        weights = file_bytes or model_memory.weights(config)
     except NoModel:
         raise
     except KeyError as error:
-        weights, missing = None, [f"what {error!s:.60} would say"]
-    except STRANGE as error:
-        raise NoModel(f"a dimension is missing or is not a number: {error!r:.200}") from error
+        missing = [f"what {error!s:.60} would say"]
+    except MALFORMED as error:
+        raise _no_model(error) from error
+    if weights is not None and not 0 <= weights < 1 << 60:
+        raise NoModel("its dimensions are those of no model")
+    if file_bytes:
+        return _Count(weights)
+    uncounted = _list_or_empty(model_memory.uncounted, config)
+    return _Count(
+        weights,
+        uncounted + missing,
+        is_estimate=not _is_counted(config),
+    )
+
+
+def _token_bytes(config: dict) -> int | None:
+    """Return the bytes of a token's keys and values; None if unknown.
+
+    Raises:
+        NoModel: A dimension is none of a model.
+    """
     try:
-        token = model_memory.cache_of_token(config)
+        return model_memory.cache_of_token(config)
     except NoModel:
         raise
-    except STRANGE:
-        token = None
-    return weights, token, missing
-
-
-def _uncounted(config: dict) -> list[str]:
-    return _or_nothing(model_memory.uncounted, config)
+    except MALFORMED:
+        return None
 
 
 def _is_counted(config: dict) -> bool:
-    return bool(_or_nothing(model_memory.is_counted, config))
+    try:
+        return model_memory.is_counted(config)
+    except MALFORMED:
+        return False
 
 
-def _or_nothing(function, config: dict):
-    """Return what a function says of a config, or nothing where a value is strange."""
+def _list_or_empty(function: Callable[[dict], list[str]], config: dict) -> list[str]:
+    """Return what a function lists of a config, or nothing where a value is strange."""
     try:
         return function(config)
-    except STRANGE:
+    except MALFORMED:
         return []
 
 
 def _advice(config: dict, folder: Path | None) -> dict:
-    """Return what the model is served with."""
+    """Return the fields of ModelAnswer about serving; empty where a value is strange."""
     try:
         return {
-            "length": serving.length_of(config, folder),
-            "parsers": serving.parsers_of(config),
-            "drafts": serving.drafts_of(config),
-            "speed": serving.speed_of(config),
+            "length": serving.read_length(config, folder),
+            "parsers": serving.find_parsers(config),
+            "drafts": serving.list_draft_flags(config),
+            "speed": serving.find_speed(config),
         }
-    except STRANGE:
+    except MALFORMED:
         return {}
 
 
+def _line(title: str, text: str) -> str:
+    return f"  {title:17} {text}"
+
+
 def describe(name: str, result: ModelAnswer, tree: Tree) -> list[str]:
-    """Return an answer as lines for people: what is chosen, how far that is proven, memory."""
-    lines = [f"{name}: {'does not start' if result.refusal else 'starts'}, says {result.source}"]
+    """Return an answer as lines for people.
+
+    Args:
+        name: What the user calls the model.
+        result: The answer.
+        tree: The machine that is to serve the model.
+    """
+    verdict = "does not start" if result.refusal else "starts"
+    lines = [f"{name}: {verdict}, says {result.source}"]
     lines += [f"  {note}" for note in result.notes]
     if result.refusal:
         lines.append(f"  vLLM refuses it: {result.refusal:.300}")
         instead = next((row.instead for row in result.rows if row.refused), "")
-        lines += [f"  {'take':17} {instead}"] * bool(instead)
+        if instead:
+            lines.append(_line("take", instead))
     elif not result.compared:
         lines.append("  no model of this architecture was compared: the rest is a guess")
-    proven = {(row.part, row.chosen): row for row in result.rows}
-    for part, names in result.parts.items():
-        for chosen in filter(None, names):
-            row = proven.get((part, chosen))
-            words = f"{row.proven} ({row.of})" if row else "not in the table"
-            lines.append(f"  {part:17} {chosen}: {words}")
+    lines += _choice_lines(result)
     if result.tiles:
-        lines.append(f"  {'tiles of experts':17} {result.tiles}")
-    lines += [f"  {'not compared':17} {part}" for part in result.unproven]
+        lines.append(_line("tiles of experts", result.tiles))
+    lines += [_line("not compared", part) for part in result.unproven]
     lines += _memory_lines(result)
     if result.speed and not result.refusal:
-        lines.append(f"  {'speed':17} {result.speed}")
+        lines.append(_line("speed", result.speed))
     if result.weights is not None:
         lines += _serve_lines(name, result, result.weights, tree)
     return lines
 
 
+def _choice_lines(result: ModelAnswer) -> list[str]:
+    """Return a line for each choice, with how far it is proven."""
+    rows = {(row.part, row.chosen): row for row in result.rows}
+    lines = []
+    for part, names in result.parts.items():
+        for chosen in filter(None, names):
+            proven = "not in the table"
+            row = rows.get((part, chosen))
+            if row:
+                proven = f"{row.proven} ({row.of})"
+            lines.append(_line(part, f"{chosen}: {proven}"))
+    return lines
+
+
 def _memory_lines(result: ModelAnswer) -> list[str]:
-    without = [f"  {'':17} without {part}" for part in result.uncounted]
+    without = [_line("", f"without {part}") for part in result.uncounted]
     if result.weights is None:
-        return [f"  {'memory':17} cannot be said: config.json lacks a dimension", *without]
-    cache = "no KV cache" if result.token == 0 else "a KV cache of unknown size"
-    if result.token:
+        return [_line("memory", "cannot be said: config.json lacks a dimension"), *without]
+    if result.token is None:
+        cache = "a KV cache of unknown size"
+    elif result.token == 0:
+        cache = "no KV cache"
+    else:
         cache = f"{result.token / 1024:.0f} KiB of KV cache a token at most"
-    size = f"{result.fewest}{result.weights / GIB:.1f} GiB of weights"
-    lines = [f"  {'memory':17} {size}, {cache}", *without]
+    size = f"{result.weights_prefix}{result.weights / GIB:.1f} GiB of weights"
+    lines = [_line("memory", f"{size}, {cache}"), *without]
     if result.is_estimate:
-        lines.append(f"  {'':17} as if its layers were Llama's: nobody compared this family")
+        lines.append(_line("", "as if its layers were Llama's: nobody compared this family"))
     return lines
 
 
 def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> list[str]:
-    """Return the line that serves a model on this machine, and what may be added to it."""
-    more = [f"  {'drafts':17} {flags}" for flags in result.drafts] if not result.refusal else []
-    flags, note = result.parsers
-    if flags and not result.refusal:
-        more.insert(0, f"  {'tools':17} {flags}" + f" ({note})" * bool(note))
+    """Return the line that serves a model on this machine, after what may be added to it."""
+    lines = []
+    if not result.refusal:
+        flags, note = result.parsers
+        if flags:
+            remark = f" ({note})" if note else ""
+            lines.append(_line("tools", f"{flags}{remark}"))
+        lines += [_line("drafts", draft_flags) for draft_flags in result.drafts]
     machine = memory_of(tree)
     if not machine:
-        return [*more, f"  {'here':17} no Strix Halo whose memory could be read"]
-    memory = machine.flags(weights)
-    if not memory:
-        may = "may not fit" if result.is_estimate else "does not fit"
-        return [*more, f"  {'here':17} {may}: strix-validate doctor says what limits it"]
+        return [*lines, _line("here", "no Strix Halo whose memory could be read")]
+    memory_flags = machine.flags(weights)
+    if not memory_flags:
+        verdict = "may not fit" if result.is_estimate else "does not fit"
+        return [*lines, _line("here", f"{verdict}: strix-validate doctor says what limits it")]
     cache = machine.cache_gib(weights) * GIB
-    length = serving.length_flag(result.length, result.token, cache)
-    tokens = cache // result.token if result.token else 0
-    room = f", room for {tokens} tokens" if tokens else ""
-    room += f" of {result.length} that a request may have" * bool(room and length and result.length)
-    return [*more, f"  {'here':17} {result.command} {name}{result.suffix} {memory}{length}{room}"]
+    length_flag = serving.length_flag(result.length, result.token, cache)
+    room = ""
+    if result.token:
+        num_tokens = cache // result.token
+        if num_tokens:
+            room = f", room for {num_tokens} tokens"
+            if length_flag and result.length:
+                room += f" of {result.length} that a request may have"
+    command = f"{result.command} {name}{result.suffix} {memory_flags}{length_flag}"
+    return [*lines, _line("here", f"{command}{room}")]
