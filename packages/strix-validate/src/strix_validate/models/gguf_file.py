@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A GGUF file: its header and tensors, read by the package gguf, in the words of a config.json."""
+"""A GGUF file: its header, converted to the keys of a config.json, and its tensors.
+
+The package gguf reads the file.
+"""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +15,7 @@ from strix_validate.models.defaults import NoModel
 from strix_validate.models.table import Row, contents
 
 SUFFIX = ".gguf"
-#: model_type by general.architecture, where the name differs by more than a sign.
+#: model_type by general.architecture, where they differ by more than a hyphen.
 _KINDS = {
     "qwen2moe": "qwen2_moe",
     "qwen2vl": "qwen2_vl",
@@ -38,11 +41,15 @@ _KINDS = {
 }
 #: Types whose numbers are not packed.
 _PLAIN = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
-#: Numbers of an array, and reads of a header, that no known file has: a damaged one has no end.
-_LONGEST, _MOST_READS = 1 << 24, 1 << 22
-#: Numbers of an array that is kept.
+#: Numbers of an array, and reads of a header, that no real file exceeds: without a limit, reading a
+#: damaged file may not end.
+_MAX_NUMBERS = 1 << 24
+_MAX_READS = 1 << 22
+#: Numbers of the longest array that is read into the config.
 _SHORT = 1000
-#: One file of several.
+#: Files that a model is split into at most.
+_MAX_SHARDS = 1000
+#: Name of one file of several.
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -51,7 +58,7 @@ class GgufModel:
     """What a GGUF file holds.
 
     Attributes:
-        config: Its header, in the words of a config.json.
+        config: Its header, with the keys of a config.json.
         weights: Bytes of all tensors.
         token: Bytes of a token's keys and values in 16 bits.
         types: The packed types of its tensors.
@@ -67,15 +74,20 @@ class GgufModel:
     @property
     def rows(self) -> list[Row]:
         """The rows of its linear layers, one a type."""
-        return [row_of(name) for name in self.types]
+        return [make_row(name) for name in self.types]
 
 
-def row_of(name: str) -> Row:
+def make_row(name: str) -> Row:
     """Return the row of a packed type, by its name in the package gguf."""
     kind = name.lower()
     if kind not in contents()["gguf_types"]:
         refused = f"vllm-gguf-plugin has no kernel for {name}"
-        return Row("linear", name, refused=refused, instead="a file in Q4_K_M, Q6_K or Q8_0")
+        return Row(
+            "linear",
+            name,
+            refused=refused,
+            instead="a file in Q4_K_M, Q6_K or Q8_0",
+        )
     checks = tuple(f"{tier}/gguf-{kind}" for tier in ("kernels", "attention", "emulated"))
     return Row("linear", name, chosen="vllm-gguf-plugin", checks=checks)
 
@@ -84,7 +96,7 @@ def read(path: Path) -> GgufModel:
     """Read a GGUF file, with the others of its shards.
 
     Raises:
-        NoModel: It is none, is not whole, or the package gguf is not installed.
+        NoModel: It is no model, is not complete, or the package gguf is not installed.
     """
     try:
         import gguf
@@ -93,10 +105,14 @@ def read(path: Path) -> GgufModel:
             f"{path.name} is read by the package gguf, which is not installed here: "
             f"{install_advice('gguf')}, or use the vllm stack's environment formats"
         ) from error
-    readers = [_open(shard, gguf) for shard in _shards(path)]
-    fields = {name: field for reader in readers for name, field in reader.fields.items()}
+    fields: dict[str, Any] = {}
+    tensors: list[Any] = []
+    for shard in _shards(path):
+        reader = _open(shard, gguf)
+        fields |= reader.fields
+        tensors += reader.tensors
     try:
-        return _describe(path, fields, [tensor for r in readers for tensor in r.tensors])
+        return _describe(path, fields, tensors)
     except NoModel:
         raise
     except Exception as error:
@@ -104,13 +120,14 @@ def read(path: Path) -> GgufModel:
 
 
 def _shards(path: Path) -> Iterator[Path]:
-    """Return a file, or all files of a model that is split."""
+    """Yield the file, or all files of a model that is split."""
     match = _SHARD.search(path.name)
     if not match:
         yield path
         return
-    start, count = path.name[: match.start()], int(match[2])
-    for number in range(1, min(count, 1000) + 1):
+    start = path.name[: match.start()]
+    count = int(match[2])
+    for number in range(1, min(count, _MAX_SHARDS) + 1):
         shard = path.with_name(f"{start}-{number:05}-of-{count:05}.gguf")
         if not shard.is_file():
             raise NoModel(f"{shard} is missing: the model is split into {count} files")
@@ -118,29 +135,30 @@ def _shards(path: Path) -> Iterator[Path]:
 
 
 def _open(path: Path, gguf: Any) -> Any:
-    """Open a file with bounds that the package does not keep.
+    """Open a file with limits that the package does not have.
 
     Raises:
         NoModel: It cannot be read.
     """
 
     class Reader(gguf.GGUFReader):
-        reads = 0
+        num_reads = 0
         is_header = True
 
         def _get(self, offset, dtype, count=1, override_order=None):
             import numpy
 
-            count, size = int(count), numpy.dtype(dtype).itemsize
-            self.reads += 1
-            if self.is_header and (count > _LONGEST or self.reads > _MOST_READS):
+            count = int(count)
+            self.num_reads += 1
+            if self.is_header and (count > _MAX_NUMBERS or self.num_reads > _MAX_READS):
                 raise ValueError("its header is longer than any")
-            if not 0 <= offset + size * count <= len(self.data):
+            end = offset + numpy.dtype(dtype).itemsize * count
+            if not 0 <= end <= len(self.data):
                 raise ValueError("it ends too early: is it still being downloaded?")
             return super()._get(offset, dtype, count, override_order)
 
         def _get_field_parts(self, orig_offs, raw_type):
-            """Pass over long arrays of numbers, which nobody asks for, as one piece."""
+            """Skip over long arrays of numbers, which are not used, as one piece."""
             if raw_type == gguf.GGUFValueType.ARRAY:
                 kind = int(self._get(orig_offs, "<u4")[0])
                 length = int(self._get(orig_offs + 4, "<u8")[0])
@@ -167,78 +185,105 @@ def _damaged(path: Path, error: Exception) -> NoModel:
 
 
 def _describe(path: Path, fields: dict[str, Any], tensors: list[Any]) -> GgufModel:
-    values = {name: field.contents() for name, field in fields.items() if _is_short(field)}
+    values = {}
+    for name, field in fields.items():
+        if 0 < len(field.data) <= _SHORT:
+            values[name] = field.contents()
     arch = values.get("general.architecture")
     if not isinstance(arch, str) or not tensors:
         raise NoModel(f"{path} has no general.architecture or no tensors: is it a model?")
     if arch == "clip":
         raise NoModel(f"{path} is the encoder of a model (mmproj): name the model's own file")
-    own = {key.removeprefix(f"{arch}."): value for key, value in values.items()}
-    config = _config_of(arch, own)
+    header = {key.removeprefix(f"{arch}."): value for key, value in values.items()}
+    config = _convert_header(arch, header)
     words = fields.get("tokenizer.ggml.tokens")
-    config["vocab_size"] = own.get("vocab_size") or (len(words.data) if words else 0)
-    packed = {tensor.tensor_type.name for tensor in tensors} - set(_PLAIN)
-    weights = sum(int(tensor.n_bytes) for tensor in tensors)
-    return GgufModel(config, weights, _token_of(own), sorted(packed), _base_of(values))
+    num_words = len(words.data) if words else 0
+    config["vocab_size"] = header.get("vocab_size") or num_words
+    types = {tensor.tensor_type.name for tensor in tensors}
+    return GgufModel(
+        config=config,
+        weights=sum(int(tensor.n_bytes) for tensor in tensors),
+        token=_token_bytes(header),
+        types=sorted(types - set(_PLAIN)),
+        base=_find_base(values),
+    )
 
 
-def _is_short(field: Any) -> bool:
-    return 0 < len(field.data) <= _SHORT
+def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
+    """Convert a header to the keys of a config.json.
 
-
-def _config_of(arch: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Return a header in the words of a config.json."""
-    heads = own.get("attention.head_count")
-    keys = own.get("attention.head_count_kv", heads)
-    config = {
+    Args:
+        arch: general.architecture.
+        header: Values by key, without the architecture's prefix.
+    """
+    heads = header.get("attention.head_count")
+    kv_heads = header.get("attention.head_count_kv", heads)
+    values = {
         "model_type": _KINDS.get(arch, arch.replace("-", "_")),
         "architectures": [f"GGUF {arch}"],
-        "num_hidden_layers": own.get("block_count"),
-        "hidden_size": own.get("embedding_length"),
-        "intermediate_size": _largest(own.get("feed_forward_length")),
+        "num_hidden_layers": header.get("block_count"),
+        "hidden_size": header.get("embedding_length"),
+        "intermediate_size": _largest(header.get("feed_forward_length")),
         "num_attention_heads": _largest(heads),
-        "num_key_value_heads": _largest(keys),
-        "head_dim": own.get("attention.key_length"),
-        "max_position_embeddings": own.get("context_length"),
-        "sliding_window": own.get("attention.sliding_window"),
-        "num_experts": own.get("expert_count"),
-        "num_experts_per_tok": own.get("expert_used_count"),
-        "moe_intermediate_size": own.get("expert_feed_forward_length"),
-        "kv_lora_rank": own.get("attention.kv_lora_rank"),
-        "qk_rope_head_dim": own.get("rope.dimension_count"),
+        "num_key_value_heads": _largest(kv_heads),
+        "head_dim": header.get("attention.key_length"),
+        "max_position_embeddings": header.get("context_length"),
+        "sliding_window": header.get("attention.sliding_window"),
+        "num_experts": header.get("expert_count"),
+        "num_experts_per_tok": header.get("expert_used_count"),
+        "moe_intermediate_size": header.get("expert_feed_forward_length"),
+        "kv_lora_rank": header.get("attention.kv_lora_rank"),
+        "qk_rope_head_dim": header.get("rope.dimension_count"),
         "quantization_config": {"quant_method": "gguf"},
     }
-    if isinstance(keys, list):  # of a hybrid model: no keys, no attention
-        other = "mamba" if own.get("ssm.state_size") else "linear_attention"
-        config["layer_types"] = ["full_attention" if count else other for count in keys]
     # a header leaves out what is off
-    off = {"sliding_window": None, "num_experts": 0, "kv_lora_rank": None}
-    return off | {key: value for key, value in config.items() if value is not None}
+    config: dict[str, Any] = {
+        "sliding_window": None,
+        "num_experts": 0,
+        "kv_lora_rank": None,
+    }
+    config |= {key: value for key, value in values.items() if value is not None}
+    if isinstance(kv_heads, list):
+        # of a hybrid model: layers without heads of keys have no attention
+        other = "mamba" if header.get("ssm.state_size") else "linear_attention"
+        kinds = []
+        for count in kv_heads:
+            kind = "full_attention" if count else other
+            kinds.append(kind)
+        config["layer_types"] = kinds
+    return config
 
 
 def _largest(value: Any) -> Any:
-    return max(value) if isinstance(value, list) and value else value
+    """Return the largest of a list of layers' values; another value as it is."""
+    if isinstance(value, list) and value:
+        return max(value)
+    return value
 
 
-def _token_of(own: dict[str, Any]) -> int:
-    """Return bytes of a token's keys and values in 16 bits."""
-    layers, heads = own["block_count"], _largest(own.get("attention.head_count")) or 0
-    if "attention.kv_lora_rank" in own:
-        rank = own["attention.kv_lora_rank"]
-        return 2 * layers * (rank + own.get("rope.dimension_count", 0))
+def _token_bytes(header: dict[str, Any]) -> int:
+    """Return the bytes of a token's keys and values in 16 bits."""
+    layers = header["block_count"]
+    heads = _largest(header.get("attention.head_count")) or 0
+    if "attention.kv_lora_rank" in header:
+        rank = header["attention.kv_lora_rank"]
+        return 2 * layers * (rank + header.get("rope.dimension_count", 0))
     if not heads:
         return 0
-    size = own["embedding_length"] // heads
-    keys = own.get("attention.head_count_kv", heads)
-    total = sum(keys) if isinstance(keys, list) else layers * keys
-    if "full_attention_interval" in own:
-        total = total // own["full_attention_interval"]
-    sizes = own.get("attention.key_length", size) + own.get("attention.value_length", size)
-    return 2 * total * sizes
+    kv_heads = header.get("attention.head_count_kv", heads)
+    total_heads = sum(kv_heads) if isinstance(kv_heads, list) else layers * kv_heads
+    if "full_attention_interval" in header:
+        total_heads = total_heads // header["full_attention_interval"]
+    head_dim = header["embedding_length"] // heads
+    key_length = header.get("attention.key_length", head_dim)
+    value_length = header.get("attention.value_length", head_dim)
+    return 2 * total_heads * (key_length + value_length)
 
 
-def _base_of(values: dict[str, Any]) -> str:
-    """Return the model that a file was made of, where it says so."""
+def _find_base(values: dict[str, Any]) -> str:
+    """Return the model that a file was made of, as OWNER/NAME; "" if it does not say."""
     url = values.get("general.base_model.0.repo_url")
-    name = url.removeprefix("https://huggingface.co/") if isinstance(url, str) else ""
+    if not isinstance(url, str):
+        return ""
+    name = url.removeprefix("https://huggingface.co/")
     return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
