@@ -11,7 +11,7 @@ FILE = "adapter_config.json"
 #: The ranks that vLLM has room for (vllm/config/lora.py of 0.33.0), and its default.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _DEFAULT_RANK = 16
-#: What an adapter may have that vLLM does not read (PEFTHelper of vllm/lora/peft_helper.py).
+#: Features of an adapter that vLLM does not read (PEFTHelper of vllm/lora/peft_helper.py).
 _REFUSED = {
     "use_dora": "DoRA",
     "lora_bias": "biases",
@@ -20,8 +20,10 @@ _REFUSED = {
     "use_bdlora": "blocks along the diagonal",
     "use_qalora": "QALoRA",
 }
-#: Initial values that change nothing of the model below.
-_PLAIN = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+#: Values of init_lora_weights that leave the model's own weights unchanged.
+_UNCHANGING = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+#: Modules of modules_to_save that vLLM reads.
+_SAVED_MODULES = {"classifier", "score"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Adapter:
     Attributes:
         base: The model that it was trained on.
         rank: The largest rank of its matrices.
-        refused: What it has that vLLM does not read, or "".
+        refused: Features that vLLM does not read, or "".
     """
 
     base: str
@@ -39,17 +41,19 @@ class Adapter:
     refused: str
 
     def flags(self, folder: str) -> str:
-        """Return the flags of `vllm serve BASE` that load it."""
-        needed = next((rank for rank in RANKS if rank >= self.rank), RANKS[-1])
-        rank = f" --max-lora-rank {needed}" if needed > _DEFAULT_RANK else ""
-        return f"--enable-lora --lora-modules adapter={folder}{rank}"
+        """Return the flags of `vllm serve BASE` that load the adapter from a folder."""
+        max_rank = next((rank for rank in RANKS if rank >= self.rank), RANKS[-1])
+        flags = f"--enable-lora --lora-modules adapter={folder}"
+        if max_rank > _DEFAULT_RANK:
+            flags += f" --max-lora-rank {max_rank}"
+        return flags
 
 
-def adapter_of(config: Mapping[str, Any]) -> Adapter:
-    """Return what an adapter_config.json says.
+def read_adapter(config: Mapping[str, Any]) -> Adapter:
+    """Return the adapter that an adapter_config.json describes.
 
     Raises:
-        NoModel: It is no LoRA's, or names no model.
+        NoModel: It describes no LoRA, or names no model.
     """
     kind = config.get("peft_type")
     if kind != "LORA":
@@ -60,14 +64,22 @@ def adapter_of(config: Mapping[str, Any]) -> Adapter:
     ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
     if not all(type(rank) is int and rank > 0 for rank in ranks):
         raise NoModel(f"{FILE} has no rank r, or one that is no number")
+    rank = max(ranks)
+    refused = _list_refused(config)
+    if rank > RANKS[-1]:
+        refused.append(f"a rank of {rank}, above {RANKS[-1]}")
+    return Adapter(base, rank, ", ".join(refused))
+
+
+def _list_refused(config: Mapping[str, Any]) -> list[str]:
+    """Return the features of an adapter that vLLM does not read."""
     refused = [name for key, name in _REFUSED.items() if config.get(key)]
-    if set(config.get("modules_to_save") or ()) - {"classifier", "score"}:
+    saved_modules = set(config.get("modules_to_save") or ())
+    if saved_modules - _SAVED_MODULES:
         refused.append("modules_to_save, whole layers of its own")
     start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower() not in _PLAIN:
+    if isinstance(start, str) and start.lower() not in _UNCHANGING:
         refused.append(f"init_lora_weights={start!s:.20}, which changed the model below")
     if config.get("bias") not in (None, "none"):
         refused.append("biases")
-    if max(ranks) > RANKS[-1]:
-        refused.append(f"a rank of {max(ranks)}, above {RANKS[-1]}")
-    return Adapter(base, max(ranks), ", ".join(refused))
+    return refused
