@@ -8,7 +8,8 @@ from strix_validate.models.defaults import NoModel
 
 FILE = "params.json"
 FLAGS = "--tokenizer-mode mistral --config-format mistral --load-format mistral"
-#: Their names in a config.json (vllm/transformers_utils/configs/mistral.py of 0.33.0).
+#: Names in a config.json by their names in a params.json
+#: (vllm/transformers_utils/configs/mistral.py of 0.33.0).
 _NAMES = {
     "dim": "hidden_size",
     "norm_eps": "rms_norm_eps",
@@ -18,6 +19,7 @@ _NAMES = {
     "hidden_dim": "intermediate_size",
     "tied_embeddings": "tie_word_embeddings",
 }
+#: The same of the part "moe".
 _EXPERTS = {
     "num_experts": "n_routed_experts",
     "num_experts_per_tok": "num_experts_per_tok",
@@ -25,49 +27,71 @@ _EXPERTS = {
     "num_shared_experts": "n_shared_experts",
     "first_k_dense_replace": "first_k_dense_replace",
 }
-_LENGTH = 128_000
+#: Tokens of the context where the file has none.
+_DEFAULT_LENGTH = 128_000
 
 
-def config_of(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a params.json in the words of a config.json.
+def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a params.json to the keys of a config.json.
 
     Raises:
-        NoModel: It is none, or its quantization is one that vLLM does not read.
+        NoModel: It describes no model, or its quantization is one that vLLM does not read.
     """
-    text = {_NAMES.get(key, key): value for key, value in params.items()}
+    # what the file leaves out is off here, and not as in transformers' class
+    text: dict[str, Any] = {"tie_word_embeddings": False, "sliding_window": None}
+    for key, value in params.items():
+        text[_NAMES.get(key, key)] = value
     if not text.get("hidden_size") or not text.get("num_hidden_layers"):
         raise NoModel(f"{FILE} has no dim or no n_layers: is it Mistral's?")
-    # what its file leaves out is off, and not as in transformers' class
-    text = {"tie_word_embeddings": False, "sliding_window": None} | text
-    longest = text.get("max_seq_len") or _LENGTH
-    text["max_position_embeddings"] = text.get("max_position_embeddings") or longest
-    text["model_type"], name = "mistral", "MistralForCausalLM"
-    experts = text.pop("moe", None)
-    if experts:
-        text |= {_EXPERTS.get(key, key): value for key, value in experts.items()}
-        shared = experts.get("num_shared_experts")
-        text["model_type"] = "deepseek_v3" if shared else "mixtral"
-        name = "MistralLarge3ForCausalLM" if shared else "MixtralForCausalLM"
+    if not text.get("max_position_embeddings"):
+        text["max_position_embeddings"] = text.get("max_seq_len") or _DEFAULT_LENGTH
+    architecture = _convert_experts(text)
     if text.get("yarn"):
         text["rope_parameters"] = {"rope_type": "yarn"}
-    config = {"quantization_config": _quantization(text.pop("quantization", None))}
-    window = text.get("sliding_window")
-    if isinstance(window, list):
-        kinds = ["sliding_attention" if size else "full_attention" for size in window]
-        text["layer_types"] = kinds * (text["num_hidden_layers"] // max(len(kinds), 1))
-        text["sliding_window"] = next(filter(None, window), None)
+    quantization = _quantization(text.pop("quantization", None))
+    _convert_windows(text)
     vision = text.pop("vision_encoder", None)
     if vision is None:
-        return text | config | {"architectures": [name]}
-    encoder = {"model_type": "pixtral", "hidden_act": "silu", **vision}
-    parts = {"text_config": text, "vision_config": encoder}
-    return {"model_type": "mistral3", **parts, **config} | {
-        "architectures": ["PixtralForConditionalGeneration"]
+        return text | {"quantization_config": quantization, "architectures": [architecture]}
+    return {
+        "model_type": "mistral3",
+        "text_config": text,
+        "vision_config": {"model_type": "pixtral", "hidden_act": "silu", **vision},
+        "quantization_config": quantization,
+        "architectures": ["PixtralForConditionalGeneration"],
     }
 
 
+def _convert_experts(text: dict[str, Any]) -> str:
+    """Convert the part "moe" in place, set model_type, and return the architecture."""
+    experts = text.pop("moe", None)
+    if not experts:
+        text["model_type"] = "mistral"
+        return "MistralForCausalLM"
+    for key, value in experts.items():
+        text[_EXPERTS.get(key, key)] = value
+    if experts.get("num_shared_experts"):
+        text["model_type"] = "deepseek_v3"
+        return "MistralLarge3ForCausalLM"
+    text["model_type"] = "mixtral"
+    return "MixtralForCausalLM"
+
+
+def _convert_windows(text: dict[str, Any]) -> None:
+    """Convert a list of windows, which the layers have in turn, in place."""
+    windows = text.get("sliding_window")
+    if not isinstance(windows, list):
+        return
+    kinds = []
+    for size in windows:
+        kind = "sliding_attention" if size else "full_attention"
+        kinds.append(kind)
+    text["layer_types"] = kinds * (text["num_hidden_layers"] // max(len(kinds), 1))
+    text["sliding_window"] = next(filter(None, windows), None)
+
+
 def _quantization(quantization: Mapping | None) -> dict[str, Any] | None:
-    """Return what a config.json would say of the format."""
+    """Return the quantization_config of the same format."""
     if not quantization:
         return None
     if quantization.get("qformat_weight") == "fp8_e4m3":
