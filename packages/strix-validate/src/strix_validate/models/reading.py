@@ -11,17 +11,19 @@ from strix_validate.models import diffusion, gguf_file, lora, mistral
 from strix_validate.models.defaults import NoModel
 
 CONFIG = "config.json"
-#: What says what a model is: for vLLM, diffusers, vLLM as Mistral's, and of a LoRA.
+#: Files that describe a model: for vLLM, for diffusers, for vLLM in Mistral's format, and a LoRA.
 _FILES = (CONFIG, diffusion.INDEX, mistral.FILE, lora.FILE)
-#: Where ModelOpt of 2024 wrote its format.
+#: The file in which ModelOpt of 2024 wrote the format of the weights.
 _MODELOPT = "hf_quant_config.json"
 
 
 def find(model: str) -> Path:
-    """Find the file that describes a model: in a folder, or of a model in Hugging Face's cache.
+    """Find the file that describes a model: in a folder, or in Hugging Face's cache.
+
+    Nothing is downloaded.
 
     Raises:
-        NoModel: there is none; the message says how to get it. Nothing is downloaded.
+        NoModel: There is none; the message says how to get it.
     """
     path = Path(model)
     if path.is_file():
@@ -30,24 +32,26 @@ def find(model: str) -> Path:
         return _find_in(path)
     if path.suffix == gguf_file.SUFFIX:
         raise NoModel(f"{model} is not a file")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        file = cached(model)
-        if file:
-            return file
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        raise NoModel(f"{model} is not a file, a directory or a name such as Qwen/Qwen3-8B")
+    file = cached(model)
+    if file is None:
         raise NoModel(
             f"{model} is not on this machine, and nothing is downloaded here: hf download {model} "
             f"config.json model.safetensors.index.json (of a pipeline for images, all files; for a "
             f"gated model, accept its licence on its page and run hf auth login first), then run "
             f"this again"
         )
-    raise NoModel(f"{model} is not a file, a directory or a name such as Qwen/Qwen3-8B")
+    return file
 
 
 def _find_in(folder: Path) -> Path:
-    files = [folder / name for name in _FILES if (folder / name).is_file()]
-    files += sorted(folder.glob(f"*{gguf_file.SUFFIX}"))
-    if files:
-        return files[0]
+    for name in _FILES:
+        if (folder / name).is_file():
+            return folder / name
+    gguf_files = sorted(folder.glob(f"*{gguf_file.SUFFIX}"))
+    if gguf_files:
+        return gguf_files[0]
     raise NoModel(
         f"{folder} has no {', no '.join(_FILES)} and no {gguf_file.SUFFIX} file: name the folder "
         f"of a model"
@@ -58,7 +62,9 @@ def cached(name: str) -> Path | None:
     """Return the file that describes a model in Hugging Face's cache, if it is there."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
     snapshots = home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots"
-    files = [file for kind in _FILES for file in sorted(snapshots.glob(f"*/{kind}"))]
+    files: list[Path] = []
+    for file_name in _FILES:
+        files += sorted(snapshots.glob(f"*/{file_name}"))
     return files[-1] if files else None
 
 
@@ -66,21 +72,24 @@ def read(file: Path) -> dict[str, Any]:
     """Read a file that describes a model.
 
     Raises:
-        NoModel: it describes none.
+        NoModel: It describes none.
     """
-    try:
-        config = json_object(file)
-    except ValueError as error:
-        raise NoModel(str(error)) from error
+    config = _read_object(file)
     if file.name == mistral.FILE:
         try:
-            return mistral.config_of(config)
+            return mistral.convert_params(config)
         except (TypeError, AttributeError, ArithmeticError) as error:
             raise NoModel(f"{file} is not Mistral's: {error!s:.100}") from error
-    beside = file.with_name(_MODELOPT)
-    if file.name == CONFIG and not config.get("quantization_config") and beside.is_file():
-        try:
-            config["quantization_config"] = {"quant_method": "modelopt", **json_object(beside)}
-        except ValueError as error:
-            raise NoModel(str(error)) from error
+    quantization_file = file.with_name(_MODELOPT)
+    has_format = file.name != CONFIG or config.get("quantization_config")
+    if not has_format and quantization_file.is_file():
+        quantization = _read_object(quantization_file)
+        config["quantization_config"] = {"quant_method": "modelopt", **quantization}
     return config
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        return json_object(file)
+    except ValueError as error:
+        raise NoModel(str(error)) from error
