@@ -17,21 +17,38 @@ from strix_validate.models.table import NoModel, Row
 INDEX = "model_index.json"
 #: Bytes of a weight as the stack loads it.
 _BFLOAT16 = 2
-#: Dimensions of a tensor.
+#: Dimensions that a tensor has at most.
 _RANK_LIMIT = 16
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline of diffusers. weights: bytes in bfloat16 by component, 0 where none are there."""
+    """A pipeline of diffusers.
+
+    Attributes:
+        name: Its class.
+        weights: Bytes in bfloat16 by component; 0 where the folder has no weights.
+    """
 
     name: str
     weights: dict[str, int]
 
     def as_dict(self) -> Mapping:
         """Return what --json prints."""
-        rows = [{"of": row.of, "chosen": row.chosen, "proven": row.proven} for row in self.rows]
-        return {"pipeline": self.name, "rows": rows, "weights": self.weights}
+        rows = []
+        for row in self.rows:
+            rows.append(
+                {
+                    "of": row.of,
+                    "chosen": row.chosen,
+                    "proven": row.proven,
+                }
+            )
+        return {
+            "pipeline": self.name,
+            "rows": rows,
+            "weights": self.weights,
+        }
 
     @property
     def rows(self) -> list[Row]:
@@ -43,66 +60,94 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
     """Return what a model_index.json names, and what its folder holds.
 
     Raises:
-        NoModel: it names no pipeline, or a file of weights cannot be read.
+        NoModel: The index names no pipeline, or a file of weights cannot be read.
     """
-    table.about_target()
-    parts = {
-        name: said
-        for name, said in index.items()
-        if isinstance(said, list) and len(said) == 2 and all(isinstance(x, str) for x in said)
-    }
-    if not isinstance(name := index.get("_class_name"), str) or not parts:
+    table.require_target()
+    components = [key for key, value in index.items() if _is_component(value)]
+    name = index.get("_class_name")
+    if not isinstance(name, str) or not components:
         raise NoModel(f"{folder / INDEX} names no pipeline with components: is it diffusers'?")
-    # each is the name of a folder beside the index
-    if leading_out := [part for part in parts if not re.fullmatch(r"\w[\w.-]*", part)]:
-        raise NoModel(f"{folder / INDEX} names a component {leading_out[0]!a:.100}: is it damaged?")
-    return Pipeline(name, {part: _weights(folder / part) for part in parts})
+    for component in components:
+        # it is the name of a folder beside the index, and must not lead out of there
+        if not re.fullmatch(r"\w[\w.-]*", component):
+            raise NoModel(f"{folder / INDEX} names a component {component!a:.100}: is it damaged?")
+    weights = {component: _count_bytes(folder / component) for component in components}
+    return Pipeline(name, weights)
 
 
-def _weights(folder: Path) -> int:
+def _is_component(value: object) -> bool:
+    """Return whether a value of the index is a library and a class."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return all(isinstance(name, str) for name in value)
+
+
+def _count_bytes(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
     # NAME.fp16.safetensors is the same once more
-    plain = [file for file in files if "." not in file.stem] or files
-    return _BFLOAT16 * sum(map(_elements, plain))
+    plain = [file for file in files if "." not in file.stem]
+    return _BFLOAT16 * sum(map(_count_elements, plain or files))
 
 
-def _elements(file: Path) -> int:
+def _count_elements(file: Path) -> int:
     """Count the numbers that a file of safetensors holds, by its header.
 
     Raises:
-        NoModel: it has none.
+        NoModel: It has no such header.
     """
     try:
-        if not file.is_file():  # a pipe would be read for ever
+        if not file.is_file():  # reading a pipe would not end
             raise ValueError("it is not a regular file")
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            if not 0 < size <= min(file.stat().st_size, limits.FILE):
+        file_size = file.stat().st_size
+        with file.open("rb") as stream:
+            header_size = int.from_bytes(stream.read(8), "little")
+            if not 0 < header_size <= min(file_size, limits.FILE):
                 raise ValueError("its header ends behind it, or is longer than any")
-            header = json.loads(opened.read(size))
-        shapes = [said["shape"] for name, said in header.items() if name != "__metadata__"]
-        if any(len(shape) > _RANK_LIMIT for shape in shapes):
-            raise ValueError(f"a tensor of more than {_RANK_LIMIT} dimensions")
-        found = sum(math.prod(shape) for shape in shapes)
-        if not 0 <= found <= 2 * file.stat().st_size:  # four bits each
+            header = json.loads(stream.read(header_size))
+        total = 0
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            shape = tensor["shape"]
+            if len(shape) > _RANK_LIMIT:
+                raise ValueError(f"a tensor of more than {_RANK_LIMIT} dimensions")
+            total += math.prod(shape)
+        if not 0 <= total <= 2 * file_size:  # a number takes four bits at least
             raise ValueError("its shapes do not fit its size")
-        return found
+        return total
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise NoModel(f"{file} is not a safetensors file ({error!s:.100})") from error
 
 
-def describe(name: str, found: Pipeline, tree: Tree) -> str:
-    """Return a pipeline as lines for people."""
-    lines = [f"{name}: {found.name}, which diffusers runs, in the stack `diffusion`"]
-    lines += [f"  {row.of:29} {row.chosen}: {row.proven}" for row in found.rows]
-    total = sum(found.weights.values())
-    parts = ", ".join(f"{part} {size / GIB:.1f}" for part, size in found.weights.items() if size)
+def describe(name: str, pipeline: Pipeline, tree: Tree) -> str:
+    """Return a pipeline as lines for people.
+
+    Args:
+        name: What the user calls it.
+        pipeline: The pipeline.
+        tree: The machine that is to run it.
+    """
+    lines = [f"{name}: {pipeline.name}, which diffusers runs, in the stack `diffusion`"]
+    lines += [_line(row.of, f"{row.chosen}: {row.proven}") for row in pipeline.rows]
+    total = sum(pipeline.weights.values())
     if not total:
-        return "\n".join([*lines, f"  {'memory':29} no safetensors are there to count"])
-    lines.append(f"  {'memory':29} {total / GIB:.1f} GiB of weights in bfloat16: {parts}")
-    if not (machine := memory_of(tree)):
-        return "\n".join([*lines, f"  {'here':29} no Strix Halo whose memory could be read"])
-    free = f"{machine.usable / GIB:.1f} GiB for the GPU"
-    fits = total + OVERHEAD <= machine.usable
-    here = f"fits: {free}" if fits else f"does not fit: {free}, and strix-validate doctor says why"
-    return "\n".join([*lines, f"  {'here':29} {here}"])
+        lines.append(_line("memory", "no safetensors are there to count"))
+        return "\n".join(lines)
+    sizes = [f"{part} {size / GIB:.1f}" for part, size in pipeline.weights.items() if size]
+    size = f"{total / GIB:.1f} GiB of weights in bfloat16: {', '.join(sizes)}"
+    lines.append(_line("memory", size))
+    machine = memory_of(tree)
+    if not machine:
+        verdict = "no Strix Halo whose memory could be read"
+    else:
+        free = f"{machine.usable / GIB:.1f} GiB for the GPU"
+        if total + OVERHEAD <= machine.usable:
+            verdict = f"fits: {free}"
+        else:
+            verdict = f"does not fit: {free}, and strix-validate doctor says why"
+    lines.append(_line("here", verdict))
+    return "\n".join(lines)
+
+
+def _line(title: str, text: str) -> str:
+    return f"  {title:29} {text}"
