@@ -110,7 +110,7 @@ def test_shards_are_read_together(tmp_path: Path) -> None:
 def test_types_without_a_kernel_and_encoders(tmp_path: Path) -> None:
     status, said = run(write(tmp_path / "mmproj.gguf", "clip"))
     assert status == 2 and "name the model's own file" in said
-    assert gguf_file.row_of("TQ1_0").refused and not gguf_file.row_of("Q8_0").refused
+    assert gguf_file.make_row("TQ1_0").refused and not gguf_file.make_row("Q8_0").refused
 
 
 def test_each_type_of_gguf_has_its_checks() -> None:
@@ -118,7 +118,7 @@ def test_each_type_of_gguf_has_its_checks() -> None:
 
     known = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
     for kind in table.contents()["gguf_types"]:
-        row = gguf_file.row_of(kind.upper())
+        row = gguf_file.make_row(kind.upper())
         assert set(row.checks) <= known and row.proven == "compiled, interpreted, emulated"
 
 
@@ -216,7 +216,7 @@ def test_a_params_json_alone(tmp_path: Path) -> None:
     status, said = run(tmp_path)
     assert status == 0 and "44.7 GiB of weights, 160 KiB of KV cache" in said
     assert "FLASH_ATTN" in said and "--tool-call-parser mistral" in said
-    result = command.answer_model(str(tmp_path), None)[1]
+    result = command.answer_model(str(tmp_path), None).answer
     tree = Tree(hosts.make(tmp_path / "host", {}))
     line = answer.describe("NAME", result, tree)[-1]
     assert f"vllm serve NAME {mistral.FLAGS} --gpu-memory-utilization" in line
@@ -254,8 +254,8 @@ def test_a_loras_folder(tmp_path: Path) -> None:
     (base / "config.json").write_text(json.dumps(FILES["Qwen3-8B"]))
     status, said = run(folder)
     assert status == 0 and "a LoRA of rank 32: what follows is of Qwen/Qwen3-8B" in said
-    name, result = command.answer_model(str(folder), None)
-    line = answer.describe(name, result, Tree(hosts.make(tmp_path / "host", {})))[-1]
+    served = command.answer_model(str(folder), None)
+    line = answer.describe(served.name, served.answer, Tree(hosts.make(tmp_path / "host", {})))[-1]
     assert f"vllm serve Qwen/Qwen3-8B --enable-lora --lora-modules adapter={folder}" in line
 
 

@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -13,40 +13,51 @@ import typer
 from strix_validate.checks import CannotRun
 from strix_validate.doctor.tree import Tree
 from strix_validate.models import diffusion, gguf_file, lora, mistral, reading
-from strix_validate.models.answer import STRANGE, ModelAnswer, answer, describe
+from strix_validate.models.answer import MALFORMED, ModelAnswer, answer, describe
 from strix_validate.models.table import NoModel
 from strix_validate.terminal import JsonOption, VllmOption
 
-#: What a file whose values have other types or sizes raises, wherever it is asked.
-_STRANGE = (*STRANGE, RecursionError, OSError)
-
-
-def _as_dict(result: ModelAnswer) -> Mapping:
-    """Return what --json prints."""
-    proven = [
-        {"part": r.part, "of": r.of, "chosen": r.chosen, "proven": r.proven} for r in result.rows
-    ]
-    return vars(result) | {"rows": proven}
-
-
-def _printable(text: str) -> str:
-    """Return a stranger's words without what a terminal would obey."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-
-
-_GGUF = (
+#: Exceptions that a file raises if its values have other types or sizes than expected.
+_MALFORMED = (*MALFORMED, RecursionError, OSError)
+_GGUF_NOTE = (
     "vLLM reads GGUF by vllm-gguf-plugin alone, in the vllm stack's environment formats; llama.cpp "
     "reads it too"
 )
 
 
+def _as_dict(result: ModelAnswer) -> Mapping:
+    """Return what --json prints."""
+    rows = []
+    for row in result.rows:
+        rows.append(
+            {
+                "part": row.part,
+                "of": row.of,
+                "chosen": row.chosen,
+                "proven": row.proven,
+            }
+        )
+    return vars(result) | {"rows": rows}
+
+
+def _printable(text: str) -> str:
+    """Return text from a file without the characters that control a terminal."""
+    letters = []
+    for letter in text:
+        if letter.isprintable() or letter == "\n":
+            letters.append(letter)
+        else:
+            letters.append(ascii(letter)[1:-1])
+    return "".join(letters)
+
+
 def _answer_config(config: dict, folder: Path | None, source: Path | None) -> ModelAnswer:
-    """Answer by vLLM's own code where there is one, or else by the table."""
+    """Answer by vLLM's own code if it is on this machine, or else by the table."""
     try:
         if source or find_spec("vllm"):
-            from strix_validate.vllm import source as vllm
+            from strix_validate.vllm import source as vllm_source
 
-            source = vllm.find(source)
+            source = vllm_source.find(source)
         return answer(config, folder, source)
     except (CannotRun, ModuleNotFoundError) as reason:
         typer.echo(f"{reason}: the table answers", err=True)
@@ -54,16 +65,17 @@ def _answer_config(config: dict, folder: Path | None, source: Path | None) -> Mo
 
 
 def answer_gguf(file: Path) -> ModelAnswer:
-    """Answer for a GGUF file: vLLM reads it by a plugin, so the table answers."""
+    """Answer for a GGUF file by the table, because vLLM reads such files by a plugin."""
     model = gguf_file.read(file)
     result = answer(model.config, None, None)
-    rows = [row for row in result.rows if row.part not in ("linear", "experts")] + model.rows
-    parts = {part: names for part, names in result.parts.items() if part != "linear"}
+    rows = [row for row in result.rows if row.part not in ("linear", "experts")]
+    parts = dict(result.parts)
+    parts.pop("linear", None)
     parts["linear"] = sorted({row.chosen for row in model.rows if row.chosen})
     tokenizer = model.base or "OWNER/NAME-OF-THE-ORIGINAL"
     return replace(
         result,
-        rows=rows,
+        rows=rows + model.rows,
         parts=parts,
         weights=model.weights,
         token=model.token,
@@ -76,49 +88,67 @@ def answer_gguf(file: Path) -> ModelAnswer:
         drafts=[],
         command="pixi run -e formats serve",
         suffix=f" --tokenizer {tokenizer}",
-        notes=[_GGUF],
+        notes=[_GGUF_NOTE],
     )
 
 
-def _answer_adapter(file: Path, config: dict, source: Path | None) -> tuple[str, ModelAnswer]:
-    """Answer for a LoRA: for the model that it belongs to, with the flags that load it.
+@dataclass(frozen=True)
+class Served:
+    """A model and the answer about it.
+
+    Attributes:
+        name: What `vllm serve` is given: for a LoRA, the model that it belongs to.
+        answer: The answer.
+    """
+
+    name: str
+    answer: ModelAnswer
+
+
+def _answer_adapter(file: Path, config: dict, source: Path | None) -> Served:
+    """Answer for the model that a LoRA belongs to, with the flags that load the LoRA.
 
     Raises:
-        NoModel: Its model is not on this machine, or vLLM does not read the adapter.
+        NoModel: The model is not on this machine, or vLLM does not read the adapter.
     """
-    adapter = lora.adapter_of(config)
-    flags = adapter.flags(str(file.parent))
+    adapter = lora.read_adapter(config)
     if adapter.refused:
         raise NoModel(
             f"{file} is a LoRA of {adapter.base} with {adapter.refused}, which vLLM refuses: "
             f"merge it into its model (PEFT's merge_and_unload)"
         )
-    base = Path(adapter.base)
-    described = reading.find(adapter.base) if base.exists() else reading.cached(adapter.base)
-    if described is None or described.name == lora.FILE:
+    flags = adapter.flags(str(file.parent))
+    is_path = Path(adapter.base).exists()
+    base_file = reading.find(adapter.base) if is_path else reading.cached(adapter.base)
+    if base_file is None or base_file.name == lora.FILE:
         raise NoModel(
             f"{file} is a LoRA of rank {adapter.rank}, not a model: vllm serve {adapter.base} "
             f"{flags}. Of {adapter.base} nothing is on this machine: hf download {adapter.base} "
             f"config.json model.safetensors.index.json, then run this again"
         )
-    result = _answer_config(reading.read(described), described.parent, source)
+    result = _answer_config(reading.read(base_file), base_file.parent, source)
     note = f"a LoRA of rank {adapter.rank}: what follows is of {adapter.base}, which it belongs to"
-    return adapter.base, replace(result, suffix=f" {flags}", notes=[note])
+    return Served(adapter.base, replace(result, suffix=f" {flags}", notes=[note]))
 
 
-def answer_model(model: str, source: Path | None) -> tuple[str, ModelAnswer]:
-    """Return what is served, and what is answered about it."""
+def answer_model(model: str, source: Path | None) -> Served:
+    """Answer for a model.
+
+    Args:
+        model: A folder, a file that describes a model, or OWNER/NAME.
+        source: vLLM's source folder, or None for the installed vLLM.
+    """
     file = reading.find(model)
     if file.suffix == gguf_file.SUFFIX:
-        return str(file), answer_gguf(file)
+        return Served(str(file), answer_gguf(file))
     config = reading.read(file)
     if file.name == lora.FILE:
         return _answer_adapter(file, config, source)
-    folder = file.parent if file.name in (reading.CONFIG, mistral.FILE) else None
-    result = _answer_config(config, folder, None if file.name == mistral.FILE else source)
     if file.name == mistral.FILE:
-        result = replace(result, suffix=f" {mistral.FLAGS}")
-    return model, result
+        result = _answer_config(config, file.parent, None)
+        return Served(model, replace(result, suffix=f" {mistral.FLAGS}"))
+    folder = file.parent if file.name == reading.CONFIG else None
+    return Served(model, _answer_config(config, folder, source))
 
 
 def models(
@@ -143,13 +173,22 @@ def models(
         if file.name == diffusion.INDEX:
             pipeline = diffusion.answer(reading.read(file), file.parent)
             text = diffusion.describe(model, pipeline, Tree())
-            typer.echo(json.dumps(pipeline.as_dict(), indent=1) if as_json else _printable(text))
+            _print(text, pipeline.as_dict(), as_json)
             return
-        name, result = answer_model(model, vllm_source)
-        lines = describe(name, result, Tree())
+        served = answer_model(model, vllm_source)
+        text = "\n".join(describe(served.name, served.answer, Tree()))
     except ValueError as error:
         raise typer.BadParameter(_printable(str(error))) from error
-    except _STRANGE as error:
+    except _MALFORMED as error:
         raise typer.BadParameter(f"{model} describes no model: {error!a:.200}") from error
-    typer.echo(json.dumps(_as_dict(result), indent=1) if as_json else _printable("\n".join(lines)))
-    raise typer.Exit(int(bool(result.refusal)))
+    _print(text, _as_dict(served.answer), as_json)
+    status = 1 if served.answer.refusal else 0
+    raise typer.Exit(status)
+
+
+def _print(text: str, values: Mapping, as_json: bool) -> None:
+    """Print an answer as text or as JSON."""
+    if as_json:
+        typer.echo(json.dumps(values, indent=1))
+    else:
+        typer.echo(_printable(text))
