@@ -4,9 +4,9 @@
     python -m strix_validate.models.choose SOURCE < CONFIGS.json
 
 vLLM builds each model on torch's meta device, as its server does: every layer chooses its backend
-and its kernel, and the parameters have their shapes and no memory. What the machine lacks is made
-up: the kernel driver, HIP's answers, and, of a source that is not built, its operators' names.
-vLLM looks at the machine once, at import, so this is a process of its own.
+and its kernel, and the parameters have their shapes and no memory. Mocks replace what the machine
+lacks: the kernel driver, HIP's answers, and, of a source that is not built, the names of its
+operators. vLLM looks at the machine once, at import, so this runs in a process of its own.
 """
 
 import importlib
@@ -30,40 +30,59 @@ from strix_validate import GPUS, NAMED, TARGET
 from strix_validate.checks import CannotRun
 from strix_validate.vllm import source as vllm_source
 
-#: KFD's: the CPU, and the GPU, as 110501 with four SIMDs in each of its processors.
+#: Files "properties" of KFD's topology: the CPU, and the GPU with a version such as 110501 and four
+#: SIMDs in each of its workgroup processors.
 _NODES = (
     "gfx_target_version 0",
     f"gfx_target_version {TARGET[3:5]}0{TARGET[5]}0{TARGET[6:]}\n"
     f"simd_count {4 * GPUS[TARGET]}\ndrm_render_minor 128",
 )
-#: The libraries of vLLM's operators, which are compiled.
+#: The libraries of vLLM's compiled operators.
 _OPERATORS = ("_C", "_rocm_C", "_moe_C", "_C_cache_ops")
-#: Of the stack's packages, those whose import needs a GPU, or that the sdist has not.
+#: Packages of the stack whose import needs a GPU, or that the sdist does not include.
 _PACKAGES = ("flash_attn", "triton_kernels")
+#: Gates of experts, which stay in 16 bits in most formats and not in all.
+_UNQUANTIZED = ("GateLinear", "ReplicatedLinear")
 
 
 def ask(configs: Sequence[dict], source: Path) -> list[dict]:
     """Ask vLLM's code about each config.json.
 
-    An answer has chosen, names by part; parameters, bytes; or error, vLLM's refusal.
+    Args:
+        configs: Contents of the files.
+        source: vLLM's source folder.
+
+    Returns:
+        An answer for each file: "chosen", lists of names by part, and "parameters", bytes; or
+        "error", the exception by which vLLM refuses the model.
 
     Raises:
         CannotRun: vLLM's requirements are not installed, or its code fails on this machine.
     """
-    paths = [str(source), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-m", "strix_validate.models.choose", source],
-        input=json.dumps(configs), capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )  # fmt: skip
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CannotRun(f"vLLM's own code does not run here: {last:.300}")
-    return json.loads(done.stdout)
+    search_path = [str(source)]
+    if os.environ.get("PYTHONPATH"):
+        search_path.append(os.environ["PYTHONPATH"])
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "strix_validate.models.choose",
+            source,
+        ],
+        input=json.dumps(configs),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path)},
+    )
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or ["no message"]
+        raise CannotRun(f"vLLM's own code does not run here: {lines[-1]:.300}")
+    return json.loads(process.stdout)
 
 
 class _Packages(vllm_source.Finder):
-    """Serves mocks of the stack's packages."""
+    """Provides mocks of the packages of _PACKAGES."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in _PACKAGES:
@@ -77,7 +96,7 @@ class _Packages(vllm_source.Finder):
 
 
 class OnMeta(TorchFunctionMode):
-    """Makes on torch's meta device what a model makes on the GPU by name."""
+    """Puts on torch's meta device the tensors that a model puts on the GPU by its name."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -86,51 +105,98 @@ class OnMeta(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _operators(source: Path) -> list[torch.library.Library]:
+def _define_operators(source: Path) -> list[torch.library.Library]:
     """Define operators of the names that sources declare: layers look them up, none is called."""
-    texts = [file.read_text(errors="replace") for file in (source / "csrc").rglob("*.cpp")]
-    names = sorted({name for text in texts for name in re.findall(r'def\(\s*"(\w+)', text)})
-    libraries = [torch.library.Library(name, "FRAGMENT") for name in _OPERATORS]
-    for library in libraries:
-        for name in names:
+    names = set()
+    for file in (source / "csrc").rglob("*.cpp"):
+        names |= set(re.findall(r'def\(\s*"(\w+)', file.read_text(errors="replace")))
+    libraries = []
+    for library_name in _OPERATORS:
+        library = torch.library.Library(library_name, "FRAGMENT")
+        for name in sorted(names):
             library.define(f"{name}() -> ()")
+        libraries.append(library)
     return libraries
 
 
 def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
-    """Make this process believe in the GPU, before vLLM is imported."""
+    """Mock the GPU in this process, before vLLM is imported.
+
+    Args:
+        folder: Where files of the mock kernel driver are written.
+        source: vLLM's source folder.
+
+    Returns:
+        Libraries of operators, which must live as long as the mock.
+    """
+    _write_nodes(folder)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    sys.modules["amdsmi"] = None  # type: ignore[assignment]
+    sys.meta_path.insert(0, _Packages(source))
+    _mock_torch()
+    backends = importlib.import_module("triton.backends").backends
+    for name in backends:
+        backends[name].driver.is_active = staticmethod(lambda name=name: name == "amd")
+    is_built = any((source / "vllm").glob("_C*.so"))
+    if not is_built:
+        _mock_version(vllm_source.version(source))
+    interface: Any = importlib.import_module("vllm.platforms.interface")
+    interface.in_wsl = lambda: False
+    interface.SYS_CLASS = str(folder)
+    if is_built:
+        return []
+    return _define_operators(source)
+
+
+def _write_nodes(folder: Path) -> None:
     for number, text in enumerate(_NODES):
         node = folder / "kfd/kfd/topology/nodes" / str(number)
         node.mkdir(parents=True)
         (node / "properties").write_text(f"{text}\n")
-    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    sys.modules["amdsmi"] = None  # type: ignore[assignment]
-    sys.meta_path.insert(0, _Packages(source))
+
+
+def _mock_torch() -> None:
+    """Let torch answer as its ROCm build does on the GPU."""
     torch.version.hip = torch.version.hip or "7.15"
-    answers = types.SimpleNamespace(
-        multi_processor_count=GPUS[TARGET], is_integrated=1, total_memory=96 << 30,
-        gcnArchName=TARGET, warp_size=32, major=11, minor=int(TARGET[5]), name=NAMED,
-    )  # fmt: skip
+    properties = types.SimpleNamespace(
+        multi_processor_count=GPUS[TARGET],
+        is_integrated=1,
+        total_memory=96 << 30,
+        gcnArchName=TARGET,
+        warp_size=32,
+        major=11,
+        minor=int(TARGET[5]),
+        name=NAMED,
+    )
     cuda: Any = torch.cuda
-    cuda.get_device_properties = lambda device=None: answers
+    cuda.get_device_properties = lambda device=None: properties
     cuda.current_device = lambda: torch.device("meta")
-    cuda.Stream = type("Stream", (), {"__init__": lambda self, *args, **options: None})
-    backends = importlib.import_module("triton.backends").backends
-    for name in backends:
-        backends[name].driver.is_active = staticmethod(lambda name=name: name == "amd")
-    built = list((source / "vllm").glob("_C*.so"))
-    if not built:
-        metadata: Any = importlib.metadata
-        installed, own = metadata.version, vllm_source.version(source)
-        metadata.version = lambda name: own if name == "vllm" else installed(name)
-    interface: Any = importlib.import_module("vllm.platforms.interface")
-    interface.in_wsl = lambda: False
-    interface.SYS_CLASS = str(folder)
-    return [] if built else _operators(source)
+    cuda.Stream = type(
+        "Stream",
+        (),
+        {"__init__": lambda self, *args, **options: None},
+    )
+
+
+def _mock_version(vllm_version: str) -> None:
+    """Let importlib.metadata know the version of a vLLM that is not installed."""
+    metadata: Any = importlib.metadata
+    installed_version = metadata.version
+
+    def version(name):
+        if name == "vllm":
+            return vllm_version
+        return installed_version(name)
+
+    metadata.version = version
 
 
 def start_worker(folder: Path) -> None:
-    """Make this process a worker, alone in its groups."""
+    """Make this process a worker of vLLM, alone in its groups.
+
+    Args:
+        folder: Where the processes of a group would meet.
+    """
     config = importlib.import_module("vllm.config")
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda function: function()
@@ -143,70 +209,99 @@ def start_worker(folder: Path) -> None:
 
 
 def _choose(config: dict, folder: Path) -> dict:
-    """Return what vLLM chooses for one model."""
+    """Return what vLLM chooses for one model.
+
+    Args:
+        config: Contents of its config.json.
+        folder: Folder to make for the model.
+    """
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text("{}")
-    arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
-    current = importlib.import_module("vllm.config").set_current_vllm_config
-    build = importlib.import_module("vllm.model_executor.model_loader.utils").initialize_model
-    options = {"skip_tokenizer_init": True, "load_format": "dummy"}
-    made = arguments(model=str(folder), **options).create_engine_config()
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(made.model_config.dtype)
+    engine_args = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+    set_config = importlib.import_module("vllm.config").set_current_vllm_config
+    loader = importlib.import_module("vllm.model_executor.model_loader.utils")
+    arguments = engine_args(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        load_format="dummy",
+    )
+    vllm_config = arguments.create_engine_config()
+    default_dtype = torch.get_default_dtype()
+    torch.set_default_dtype(vllm_config.model_config.dtype)
     try:
-        with torch.device("meta"), OnMeta(), current(made):
-            model = build(made)
+        with torch.device("meta"), OnMeta(), set_config(vllm_config):
+            model = loader.initialize_model(vllm_config)
     finally:
-        torch.set_default_dtype(usual)
-    layers = made.compilation_config.static_forward_context.values()
-    pairs = {*_attention(layers), *_kernels(model)}
-    chosen = {
-        part: sorted({name for p, name in pairs if p == part}) for part in sorted(dict(pairs))
+        torch.set_default_dtype(default_dtype)
+    layers = vllm_config.compilation_config.static_forward_context.values()
+    chosen: dict[str, set[str]] = {}
+    for part, name in [*_attention(layers), *_kernels(model)]:
+        chosen.setdefault(part, set()).add(name)
+    return {
+        "chosen": {part: sorted(chosen[part]) for part in sorted(chosen)},
+        "parameters": sum(parameter.nbytes for parameter in model.parameters()),
     }
-    return {"chosen": chosen, "parameters": sum(p.nbytes for p in model.parameters())}
 
 
 def _attention(layers) -> Iterator[tuple[str, str]]:
+    """Yield part and name of the backends of attention layers."""
     for layer in layers:
-        kind = type(layer).__name__
-        if found := getattr(layer, "attn_backend", None) or getattr(layer, "backend_cls", None):
-            # layers that do not see the past alone make a class of their own from a backend's
-            yield ("attention", found.get_name())
-        if found := getattr(layer, "prefill_backend", None):
-            yield ("prefill", found.get_name())
-        if found := getattr(layer, "gdn_prefill_backend", None):
-            yield ("linear attention", f"{kind} {found}")
+        # layers that do not see the past alone make a class of their own from a backend's
+        backend = getattr(layer, "attn_backend", None) or getattr(layer, "backend_cls", None)
+        if backend:
+            yield ("attention", backend.get_name())
+        prefill_backend = getattr(layer, "prefill_backend", None)
+        if prefill_backend:
+            yield ("prefill", prefill_backend.get_name())
+        gdn_backend = getattr(layer, "gdn_prefill_backend", None)
+        if gdn_backend:
+            yield ("linear attention", f"{type(layer).__name__} {gdn_backend}")
 
 
 def _kernels(model) -> Iterator[tuple[str, str]]:
+    """Yield part and name of the kernels of encoders, experts and linear layers."""
     for layer in model.modules():
-        if type(layer).__name__.endswith("EncoderAttention"):
+        layer_kind = type(layer).__name__
+        if layer_kind.endswith("EncoderAttention"):
             yield ("encoder", layer.attn_backend.name)
         method = getattr(layer, "quant_method", None)
-        kind = type(method).__name__
-        if experts := getattr(method, "experts_cls", None):
-            yield ("experts", experts.__name__)
-        elif kind.endswith("LinearMethod") and type(layer).__name__ not in _UNQUANTIZED:
-            held = [*vars(method).values(), *vars(getattr(layer, "scheme", method)).values()]
-            names = [type(x).__name__ for x in held if ".kernels." in type(x).__module__]
-            yield ("linear", names[0] if names else kind)
+        method_kind = type(method).__name__
+        experts_class = getattr(method, "experts_cls", None)
+        if experts_class:
+            yield ("experts", experts_class.__name__)
+        elif method_kind.endswith("LinearMethod") and layer_kind not in _UNQUANTIZED:
+            yield ("linear", _linear_kernel(layer, method) or method_kind)
 
 
-#: Gates of experts, which stay in 16 bits in most formats and not in all.
-_UNQUANTIZED = ("GateLinear", "ReplicatedLinear")
+def _linear_kernel(layer, method) -> str:
+    """Return the class of a linear layer's kernel; "" if it has none.
+
+    Args:
+        layer: The layer.
+        method: Its quantization method, which holds the kernel, or whose scheme does.
+    """
+    scheme = getattr(layer, "scheme", method)
+    for attribute in [*vars(method).values(), *vars(scheme).values()]:
+        kind = type(attribute)
+        if ".kernels." in kind.__module__:
+            return kind.__name__
+    return ""
 
 
 def main() -> None:
     """Answer for the configurations on standard input."""
-    source, answers = Path(sys.argv[1]), []
+    source = Path(sys.argv[1])
+    configs = json.load(sys.stdin)
+    answers = []
+    # vLLM prints: standard output belongs to the answers
     output = os.dup(1)
-    os.dup2(2, 1)  # vLLM prints
+    os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         libraries = make_machine(folder, source)
         start_worker(folder)
-        for number, config in enumerate(json.load(sys.stdin)):
+        for number, config in enumerate(configs):
             try:
                 answers.append(_choose(config, folder / f"model-{number}"))
             except Exception as error:
