@@ -159,7 +159,7 @@ GUARDS = [
     ),
     Guard(
         WEB,
-        "        if made and origin(made.full_url) != origin(req.full_url):\n",
+        "        if redirected and origin(redirected.full_url) != origin(req.full_url):\n",
         "        if False:\n",
         f"{T_REDIRECTS}::test_another_server_gets_no_key",
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The one way in which a server is asked: over HTTP alone, and a key stays with its server."""
+"""HTTP requests to a server: over HTTP alone, and a key stays with its server."""
 
 import urllib.request
 from http.client import HTTPMessage
@@ -8,47 +8,75 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request
 
-#: Headers that another server than the one that was asked may see.
+#: Headers that a redirect to another server may carry.
 _PUBLIC = {"Accept", "Accept-encoding", "Content-type", "User-agent"}
 _PORTS = {"http": 80, "https": 443}
+_HANDLERS = (
+    urllib.request.ProxyHandler,
+    urllib.request.UnknownHandler,
+    urllib.request.HTTPHandler,
+    urllib.request.HTTPSHandler,
+    urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.HTTPErrorProcessor,
+)
 
 
 def origin(url: str) -> tuple[str, str | None, int | None]:
     """Return scheme, host and port of a URL."""
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    port = parts.port or _PORTS.get(parts.scheme)
+    return parts.scheme, parts.hostname, port
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a redirect to another scheme, host or port without keys, cookies and the like."""
 
     def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+        self,
+        req: Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
     ) -> Request | None:
-        """Return the next request. Raise HTTPError for a URL that is not of HTTP."""
+        """Return the next request.
+
+        Raises:
+            HTTPError: The new URL is not of HTTP.
+        """
         if urlsplit(newurl).scheme not in _PORTS:
-            raise HTTPError(req.full_url, code, f"leads to {newurl:.80}, not HTTP", headers, fp)
-        made = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if made and origin(made.full_url) != origin(req.full_url):
-            made.headers = {k: v for k, v in made.headers.items() if k in _PUBLIC}
-        return made
+            raise HTTPError(
+                req.full_url,
+                code,
+                f"leads to {newurl:.80}, not HTTP",
+                headers,
+                fp,
+            )
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if redirected and origin(redirected.full_url) != origin(req.full_url):
+            public = {k: v for k, v in redirected.headers.items() if k in _PUBLIC}
+            redirected.headers = public
+        return redirected
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    made = urllib.request.OpenerDirector()  # no files, no FTP, no data: URLs
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPErrorProcessor,
-        Redirects,
-    ):
-        made.add_handler(handler())
-    return made
+    # build_opener() would add handlers of files, FTP and data: URLs
+    opener = urllib.request.OpenerDirector()
+    for handler in (*_HANDLERS, Redirects):
+        opener.add_handler(handler())
+    return opener
 
 
 def open_url(request: Request | str, seconds: float):
-    """Return the open answer of a server. Raise URLError and HTTPError as urllib does."""
+    """Return the open answer of a server.
+
+    Args:
+        request: A request or its URL.
+        seconds: Limit of each wait for the server.
+
+    Raises:
+        urllib.error.URLError: No server answers.
+        urllib.error.HTTPError: The server answers with an error.
+    """
     return _opener().open(request, timeout=seconds)
