@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from strix_validate import limits
 from strix_validate.checks import CannotRun, CheckFailed
@@ -21,7 +22,7 @@ from strix_validate.serving.web import open_url
 #: is silent for as long, so this is an hour: it finds servers that hang, not slow ones.
 LIMIT = 3600.0
 #: Sampling parameters that change nothing. A model's generation_config.json may have others, which
-#: vLLM takes where a request says nothing.
+#: vLLM uses where a request has none.
 NEUTRAL = {
     "top_p": 1.0,
     "min_p": 0.0,
@@ -29,8 +30,9 @@ NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-#: What a server says that it used, of OpenAI's API.
+#: Keys of an answer's `usage` in OpenAI's API.
 COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+_COMPLETIONS = "/v1/completions"
 
 
 class Refused(CheckFailed):
@@ -51,9 +53,17 @@ class Silent(CheckFailed):
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer: tokens as ids, log probabilities of each, and COUNTS.
+    """An answer of /v1/completions.
 
-    seconds: from the request to each part of a stream.
+    Attributes:
+        prompt: Token ids of the prompt.
+        tokens: Token ids of the answer.
+        logprobs: Log probability of each token of the answer, in nats.
+        text: Text of the answer.
+        finish: Reason for the end ("finish_reason").
+        usage: Values of COUNTS.
+        top: Log probabilities of the listed tokens of each step, by "token_id:N".
+        seconds: Times from the request to each part of a stream.
     """
 
     prompt: list[int]
@@ -68,21 +78,29 @@ class Generation:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server. url: without /v1."""
+    """A server.
+
+    Attributes:
+        url: Its address, with or without /v1.
+        model: What the server calls its model.
+    """
 
     url: str
     model: str
 
     def post(self, path: str, body: dict, limit: float = LIMIT):
-        """Send a request; return the open answer. Raise CheckFailed with what an error says."""
-        return self._open(path, limit, json.dumps({"model": self.model, **body}).encode())
+        """Send a request and return the open answer.
+
+        Raises:
+            CheckFailed: There is none; the message has what the server's error says.
+        """
+        data = json.dumps({"model": self.model, **body}).encode()
+        return self._open(path, limit, data)
 
     def _open(self, path: str, limit: float, data: bytes | None = None):
-        request = urllib.request.Request(
-            f"{self.url.rstrip('/').removesuffix('/v1')}{path}",
-            data,
-            {"Content-Type": "application/json", **_authorization()},
-        )
+        base = self.url.rstrip("/").removesuffix("/v1")
+        headers = {"Content-Type": "application/json", **_authorization()}
+        request = urllib.request.Request(f"{base}{path}", data, headers)
         try:
             return open_url(request, limit)
         except urllib.error.HTTPError as error:
@@ -94,89 +112,151 @@ class Endpoint:
             raise CheckFailed(f"{self.url} does not answer: {error}") from error
 
     def ask(self, path: str, body: dict, limit: float = LIMIT) -> dict:
-        """Return the whole answer to a request; raise CheckFailed if there is none."""
-        with self.post(path, body, limit) as answer, _readable():
-            return json.loads(limits.read_answer(answer, self.url))
+        """Return the whole answer to a request.
+
+        Raises:
+            CheckFailed: There is none.
+        """
+        with self.post(path, body, limit) as answer, _convert_errors():
+            return self._read_json(answer)
+
+    def _read_json(self, answer: Any) -> Any:
+        return json.loads(limits.read_answer(answer, self.url))
 
     def metrics(self) -> str:
         """Return the server's counters in Prometheus' format; empty if it has none."""
         try:
-            with self._open("/metrics", LIMIT) as answer, _readable():
+            with self._open("/metrics", LIMIT) as answer, _convert_errors():
                 return limits.read_answer(answer, self.url).decode(errors="replace")
         except Refused:
             return ""
 
     def block_size(self) -> int:
         """Return the tokens of the largest block of the cache; 0 if the server does not say."""
+        lines = re.findall(r"^vllm:cache_config_info\{.*", self.metrics(), re.M)
         sizes = re.findall(
             r'\b(?:mamba_|effective_attention_)?block_size="(\d+)"',
-            "".join(re.findall(r"^vllm:cache_config_info\{.*", self.metrics(), re.M)),
+            "".join(lines),
         )
         return max(map(int, sizes), default=0)
 
     def count(self, name: str) -> float | None:
         """Return the sum of a counter over engines; None if the server does not count it."""
-        values = re.findall(rf"^{name}(?:_total)?(?:\{{.*\}})? ([-+.\w]+)$", self.metrics(), re.M)
-        return sum(map(float, values)) if values else None
+        pattern = rf"^{name}(?:_total)?(?:\{{.*\}})? ([-+.\w]+)$"
+        values = re.findall(pattern, self.metrics(), re.M)
+        if not values:
+            return None
+        return sum(map(float, values))
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special ones included; empty if the server has no way."""
         try:
-            return self.ask("/detokenize", {"tokens": list(tokens)}).get("prompt") or ""
+            answer = self.ask("/detokenize", {"tokens": list(tokens)})
         except Refused:
             return ""
+        return answer.get("prompt") or ""
 
     def context(self) -> int:
-        """Return how many tokens the model takes, as the server lists it; 0 if it does not say."""
-        with self._open("/v1/models", LIMIT) as answer, _readable():
-            listed = json.loads(limits.read_answer(answer, self.url)).get("data") or []
-        own = [entry for entry in listed if entry.get("id") == self.model]
-        return int((own or listed or [{}])[0].get("max_model_len") or 0)
+        """Return how many tokens the model accepts, as the server lists it; 0 if it does not."""
+        with self._open("/v1/models", LIMIT) as answer, _convert_errors():
+            models = self._read_json(answer).get("data") or []
+        same_name = [entry for entry in models if entry.get("id") == self.model]
+        candidates = same_name or models
+        if not candidates:
+            return 0
+        return int(candidates[0].get("max_model_len") or 0)
 
     def generate(
-        self, prompt: str | list[int], number: int = 24, limit: float = LIMIT, **more
+        self,
+        prompt: str | list[int],
+        number: int = 24,
+        limit: float = LIMIT,
+        **parameters,
     ) -> Generation:
         """Generate greedy tokens after a prompt.
 
+        Args:
+            prompt: Text or token ids.
+            number: Tokens to generate.
+            limit: Seconds to wait for a byte.
+            **parameters: Further keys of the request, such as sampling parameters.
+
         Raises:
-            CannotRun: the server gives no token ids, as vLLM does.
+            CannotRun: The server does not return token ids, as vLLM does.
         """
-        return self.generate_choices(prompt, number, limit, **more)[0]
+        return self.generate_choices(prompt, number, limit, **parameters)[0]
 
     def generate_choices(
-        self, prompt: str | list[int], number: int, limit: float = LIMIT, **more
+        self,
+        prompt: str | list[int],
+        number: int,
+        limit: float = LIMIT,
+        **parameters,
     ) -> list[Generation]:
-        """Generate likewise, and return all choices, each with the usage of the whole answer."""
-        answer = self.ask("/v1/completions", _request(prompt, number, **more), limit)
-        usage = _counts(answer.get("usage") or {})
-        return [_read_choice(choice, usage) for choice in answer.get("choices") or [{}]]
+        """Generate as :meth:`generate` does, and return all choices.
 
-    def stream(self, prompt: str | list[int], number: int = 24, **more) -> Generation:
-        """Generate likewise, in parts. Raise CheckFailed if the last one is not [DONE]."""
-        begin, text, finish = time.perf_counter(), "", ""
+        Each has the usage of the whole answer.
+        """
+        request = _request(prompt, number, **parameters)
+        answer = self.ask(_COMPLETIONS, request, limit)
+        usage = _counts(answer.get("usage") or {})
+        choices = answer.get("choices") or [{}]
+        return [_read_choice(choice, usage) for choice in choices]
+
+    def stream(
+        self,
+        prompt: str | list[int],
+        number: int = 24,
+        **parameters,
+    ) -> Generation:
+        """Generate as :meth:`generate` does, in parts.
+
+        Raises:
+            CheckFailed: The last part is not [DONE].
+        """
+        begin = time.perf_counter()
+        text = ""
+        finish = ""
         tokens: list[int] = []
         times: list[float] = []
         usage: dict = {}
-        for part in self.stream_parts(prompt, number, **more):
+        for part in self.stream_parts(prompt, number, **parameters):
             usage = part.get("usage") or usage
             for choice in part.get("choices") or []:
                 tokens += choice.get("token_ids") or []
                 text += choice.get("text") or ""
                 finish = choice.get("finish_reason") or finish
                 times.append(time.perf_counter() - begin)
-        return Generation([], tokens, [], text, finish, _counts(usage), seconds=tuple(times))
+        return Generation(
+            [],
+            tokens,
+            [],
+            text,
+            finish,
+            _counts(usage),
+            seconds=tuple(times),
+        )
 
-    def stream_parts(self, prompt: str | list[int], number: int, **more) -> Generator[dict]:
-        """Yield the parts of a streamed answer. Raise CheckFailed for a stream without an end."""
-        body = _request(prompt, number, stream=True, stream_options={"include_usage": True}, **more)
-        yield from self.events_of("/v1/completions", body)
+    def stream_parts(self, prompt: str | list[int], number: int, **parameters) -> Generator[dict]:
+        """Yield the parts of a streamed answer.
 
-    def events_of(self, path: str, body: dict) -> Generator[dict]:
-        """Yield the parts of a streamed answer. Raise CheckFailed for a stream without an end."""
-        with self.post(path, body) as answer, _readable():
+        Raises:
+            CheckFailed: The stream has no end.
+        """
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        request = _request(prompt, number, **options, **parameters)
+        yield from self.stream_events(_COMPLETIONS, request)
+
+    def stream_events(self, path: str, body: dict) -> Generator[dict]:
+        """Yield the parts of the streamed answer to any request.
+
+        Raises:
+            CheckFailed: The stream has no end.
+        """
+        with self.post(path, body) as answer, _convert_errors():
             # any line ends, a byte order mark, and letters cut in two by the chunks of HTTP
-            lines = limits.read_lines(io.TextIOWrapper(answer, encoding="utf-8-sig"), self.url)
-            for data in events(lines):
+            text = io.TextIOWrapper(answer, encoding="utf-8-sig")
+            for data in events(limits.read_lines(text, self.url)):
                 if data == "[DONE]":
                     return
                 part = json.loads(data)
@@ -186,43 +266,80 @@ class Endpoint:
         raise CheckFailed("the stream ended without [DONE]")
 
     def score(
-        self, prompt: str | list[int], tokens: list[int] | None = None, listed: int = 1
+        self,
+        prompt: str | list[int],
+        tokens: list[int] | None = None,
+        listed: int = 1,
     ) -> "Scores":
-        """Score the tokens after a prompt, or those of the prompt itself but for the first.
+        """Score tokens by the server's prefill.
 
-        listed: how many tokens are listed at each place.
+        Args:
+            prompt: Text or token ids.
+            tokens: Tokens after the prompt. If None, those of the prompt but for the first.
+            listed: How many of the likeliest tokens are listed at each place.
+
+        Raises:
+            CannotRun: The server returns no log probabilities of a prompt.
         """
         whole = prompt if tokens is None else [*prompt, *tokens]
-        body = _request(whole, 1, prompt_logprobs=listed)
-        choice = (self.ask("/v1/completions", body).get("choices") or [{}])[0]
-        found = choice.get("prompt_logprobs")
-        if not found:
+        request = _request(whole, 1, prompt_logprobs=listed)
+        answer = self.ask(_COMPLETIONS, request)
+        choice = (answer.get("choices") or [{}])[0]
+        entries = choice.get("prompt_logprobs")
+        if not entries:
             raise CannotRun("the server returns no log probabilities of a prompt")
         if tokens is None:
-            prompt, tokens = [0], (choice.get("prompt_token_ids") or [])[1:]
-        entries = found[len(prompt) :]
-        pairs = list(zip(map(str, tokens), entries, strict=False))
-        if len(entries) != len(tokens) or any(token not in entry for token, entry in pairs):
-            raise CheckFailed("the log probabilities of a prompt are not those of its tokens")
-        return Scores(
-            [entry[token]["logprob"] for token, entry in pairs],
-            [max(each["logprob"] for each in entry.values()) for entry in entries],
-            [{int(token): each["logprob"] for token, each in entry.items()} for entry in entries],
-        )
+            tokens = (choice.get("prompt_token_ids") or [])[1:]
+            entries = entries[1:]
+        else:
+            entries = entries[len(prompt) :]
+        return _read_scores(tokens, entries)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each token its log probability, that of the likeliest one there, and all listed ones."""
+    """Log probabilities at each place, in nats.
 
-    own: list[float]
+    Attributes:
+        logprobs: Of the token there.
+        best: Of the likeliest token.
+        listed: Of each listed token, by its id.
+    """
+
+    logprobs: list[float]
     best: list[float]
     listed: list[dict[int, float]] = field(default_factory=list)
 
 
+def _read_scores(tokens: Sequence[int], entries: Sequence[dict]) -> Scores:
+    """Return the scores of tokens.
+
+    Args:
+        tokens: Token ids.
+        entries: The server's `prompt_logprobs` of each token.
+
+    Raises:
+        CheckFailed: The entries are of other tokens.
+    """
+    fits = len(entries) == len(tokens) and all(
+        str(token) in entry for token, entry in zip(tokens, entries, strict=True)
+    )
+    if not fits:
+        raise CheckFailed("the log probabilities of a prompt are not those of its tokens")
+    logprobs = []
+    best = []
+    listed = []
+    for token, entry in zip(tokens, entries, strict=True):
+        values = {int(name): value["logprob"] for name, value in entry.items()}
+        logprobs.append(values[int(token)])
+        best.append(max(values.values()))
+        listed.append(values)
+    return Scores(logprobs, best, listed)
+
+
 @contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """Turn what can go wrong while an answer is read into CheckFailed."""
+def _convert_errors() -> Iterator[None]:
+    """Turn errors of reading an answer into CheckFailed."""
     try:
         yield
     except TimeoutError as error:
@@ -234,9 +351,9 @@ def _readable() -> Iterator[None]:
 
 
 def events(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the data of each event of a stream, as the HTML standard has it (9.2.6).
+    """Yield the data of each event of a stream, as the HTML standard defines it (9.2.6).
 
-    A comment begins with a colon, other fields are not asked for, and an event may have several
+    A comment begins with a colon, fields other than data are ignored, and an event may have several
     lines of data.
     """
     data: list[str] = []
@@ -252,34 +369,45 @@ def events(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _authorization() -> dict[str, str]:
-    """Return the header that gives a server its key, $OPENAI_API_KEY, as OpenAI's clients do."""
+    """Return the header with a server's key, $OPENAI_API_KEY, as OpenAI's clients send it."""
     key = os.environ.get("OPENAI_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    if not key:
+        return {}
+    return {"Authorization": f"Bearer {key}"}
 
 
 def _read_choice(choice: dict, usage: dict) -> Generation:
-    if choice.get("token_ids") is None or choice.get("prompt_token_ids") is None:
+    tokens = choice.get("token_ids")
+    prompt = choice.get("prompt_token_ids")
+    if tokens is None or prompt is None:
         raise CannotRun("the server does not return token ids, as vLLM 0.10.2 and newer do")
     logprobs = choice.get("logprobs") or {}
     return Generation(
-        choice["prompt_token_ids"],
-        choice["token_ids"],
-        logprobs.get("token_logprobs") or [],
-        choice.get("text") or "",
-        choice.get("finish_reason") or "",
-        usage,
-        logprobs.get("top_logprobs") or [],
+        prompt=prompt,
+        tokens=tokens,
+        logprobs=logprobs.get("token_logprobs") or [],
+        text=choice.get("text") or "",
+        finish=choice.get("finish_reason") or "",
+        usage=usage,
+        top=logprobs.get("top_logprobs") or [],
     )
 
 
-def _request(prompt: str | list[int], number: int, **more) -> dict:
-    return {
-        "prompt": prompt, "max_tokens": number, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True, "return_tokens_as_token_ids": True, **NEUTRAL,
-        **({} if more.get("stream") else {"logprobs": 1}), **more,
-    }  # fmt: skip
+def _request(prompt: str | list[int], number: int, **parameters) -> dict:
+    request = {
+        "prompt": prompt,
+        "max_tokens": number,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        **NEUTRAL,
+    }
+    if not parameters.get("stream"):
+        request["logprobs"] = 1
+    return request | parameters
 
 
 def _counts(usage: dict) -> dict:
-    """Pick the three counts; vLLM adds `prompt_tokens_details`, but not to each kind of answer."""
+    """Return the three counts; vLLM adds `prompt_tokens_details` to some kinds of answers only."""
     return {name: usage.get(name) for name in COUNTS}
