@@ -10,7 +10,7 @@ from strix_validate.serving.endpoint import COUNTS, NEUTRAL, Endpoint, Generatio
 
 CHAT = "/v1/chat/completions"
 #: Tells templates that know it to leave out the thinking; others ignore it.
-_BRIEF = {"enable_thinking": False}
+_NO_THINKING = {"enable_thinking": False}
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,15 @@ class Reply:
     """An answer of a chat.
 
     Attributes:
-        prompt: Token ids of the filled-in template; empty in a stream, and of servers without them.
-        tokens: Token ids of the answer, thoughts and end token included; likewise.
+        prompt: Token ids of the filled-in template; empty in a stream, or if the server gives none.
+        tokens: Token ids of the answer, thoughts and end token included; empty if the server gives
+            none.
         logprobs: Log probability of each token; empty in a stream.
         content: Text of the message; None if the server sends null.
-        reasoning: Thoughts that a parser took out of the message.
+        reasoning: Thoughts that a parser separated from the message.
         calls: Tool calls, each with a function's name and arguments.
         finish: Reason for the end.
-        usage: COUNTS.
+        usage: Values of COUNTS.
         parts: Number of parts of a stream with content, thoughts or calls.
     """
 
@@ -53,55 +54,95 @@ class Reply:
     def generation(self) -> Generation:
         """The answer as one of /v1/completions."""
         return Generation(
-            self.prompt, self.tokens, self.logprobs, self.content or "", self.finish, self.usage
+            prompt=self.prompt,
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            text=self.content or "",
+            finish=self.finish,
+            usage=self.usage,
         )
 
 
-def chat(server: Endpoint, messages: Sequence[dict], number: int, **more) -> Reply:
+def chat(
+    server: Endpoint,
+    messages: Sequence[dict],
+    number: int,
+    **parameters,
+) -> Reply:
     """Return the greedy answer to messages.
 
+    Args:
+        server: The server.
+        messages: Messages of the chat, each with a role and content.
+        number: Tokens that the answer may have.
+        **parameters: Further keys of the request.
+
     Raises:
-        CannotRun: the server has no chat.
+        CannotRun: The server has no chat.
     """
-    body = _body(messages, number) | {"logprobs": True, "top_logprobs": 1} | more
+    body = _body(messages, number)
+    body |= {"logprobs": True, "top_logprobs": 1}
+    body |= parameters
     answer = _ask(server, body)
     choice = (answer.get("choices") or [{}])[0]
     message = choice.get("message") or {}
     entries = (choice.get("logprobs") or {}).get("content") or []
     return Reply(
-        answer.get("prompt_token_ids") or [],
-        choice.get("token_ids") or [],
-        [float(entry["logprob"]) for entry in entries],
-        message.get("content"),
-        message.get("reasoning") or message.get("reasoning_content") or "",
-        [_read_call(call) for call in message.get("tool_calls") or []],
-        choice.get("finish_reason") or "",
-        _counts(answer),
+        prompt=answer.get("prompt_token_ids") or [],
+        tokens=choice.get("token_ids") or [],
+        logprobs=[float(entry["logprob"]) for entry in entries],
+        content=message.get("content"),
+        reasoning=_reasoning(message),
+        calls=[_read_call(call) for call in message.get("tool_calls") or []],
+        finish=choice.get("finish_reason") or "",
+        usage=_counts(answer),
     )
 
 
-def stream_chat(server: Endpoint, messages: Sequence[dict], number: int, **more) -> Reply:
-    """Return the answer likewise, put together from the parts of a stream."""
-    body = _body(messages, number) | more
+def stream_chat(
+    server: Endpoint,
+    messages: Sequence[dict],
+    number: int,
+    **parameters,
+) -> Reply:
+    """Return the answer as :func:`chat` does, put together from the parts of a stream."""
+    body = _body(messages, number)
+    body |= parameters
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    whole = _Parts()
-    for part in server.events_of(CHAT, {"model": server.model, **body}):
-        whole.usage = _counts(part) if part.get("usage") else whole.usage
+    whole = _StreamedReply()
+    for part in server.stream_events(CHAT, {"model": server.model, **body}):
+        if part.get("usage"):
+            whole.usage = _counts(part)
         for choice in part.get("choices") or []:
             whole.add(choice)
-    content = "".join(whole.content) if whole.content else None
     try:
         calls = [_read_call({"function": call}) for _, call in sorted(whole.calls.items())]
     except CheckFailed as error:
         raise CheckFailed(f"tool calls of a streamed chat: {error}") from error
+    content = "".join(whole.content) if whole.content else None
     return Reply(
-        [], whole.tokens, [], content, "".join(whole.reasoning), calls, whole.finish, whole.usage,
-        whole.parts,
-    )  # fmt: skip
+        prompt=[],
+        tokens=whole.tokens,
+        logprobs=[],
+        content=content,
+        reasoning="".join(whole.reasoning),
+        calls=calls,
+        finish=whole.finish,
+        usage=whole.usage,
+        parts=whole.parts,
+    )
 
 
 @dataclass
-class _Parts:
+class _StreamedReply:
+    """A reply whose parts come one by one; the attributes are those of Reply.
+
+    Attributes:
+        content: The pieces of the message.
+        reasoning: The pieces of the thoughts.
+        calls: Name and arguments of each tool call, by its index.
+    """
+
     tokens: list[int] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -113,16 +154,31 @@ class _Parts:
     def add(self, choice: dict) -> None:
         """Add a part of the stream."""
         delta = choice.get("delta") or {}
-        thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
+        content = delta.get("content")
+        reasoning = _reasoning(delta)
+        calls = delta.get("tool_calls") or []
         self.tokens += choice.get("token_ids") or []
-        self.content += [delta["content"]] if delta.get("content") else []
-        self.reasoning += [thought] if thought else []
+        if content:
+            self.content.append(content)
+        if reasoning:
+            self.reasoning.append(reasoning)
         self.finish = choice.get("finish_reason") or self.finish
-        self.parts += bool(delta.get("content") or thought or delta.get("tool_calls"))
-        for call in delta.get("tool_calls") or []:
-            function = self.calls.setdefault(call.get("index", 0), {"name": "", "arguments": ""})
-            for name in function:
-                function[name] += (call.get("function") or {}).get(name) or ""
+        if content or reasoning or calls:
+            self.parts += 1
+        for call in calls:
+            self._add_call(call)
+
+    def _add_call(self, call: dict) -> None:
+        index = call.get("index", 0)
+        whole = self.calls.setdefault(index, {"name": "", "arguments": ""})
+        part = call.get("function") or {}
+        for key in whole:
+            whole[key] += part.get(key) or ""
+
+
+def _reasoning(message: dict) -> str:
+    """Return the thoughts of a message, under the name of either generation of vLLM."""
+    return message.get("reasoning") or message.get("reasoning_content") or ""
 
 
 def _body(messages: Sequence[dict], number: int) -> dict:
@@ -131,7 +187,7 @@ def _body(messages: Sequence[dict], number: int) -> dict:
         "max_tokens": number,
         "temperature": 0,
         "return_token_ids": True,
-        "chat_template_kwargs": _BRIEF,
+        "chat_template_kwargs": _NO_THINKING,
         **NEUTRAL,
     }
 
@@ -148,17 +204,21 @@ def _ask(server: Endpoint, body: dict) -> dict:
 
 
 def _read_call(call: dict) -> dict:
-    """Return a call's name and arguments. Raise CheckFailed where it has another form."""
+    """Return a tool call's name and arguments.
+
+    Raises:
+        CheckFailed: The call has another form.
+    """
     function = call.get("function")
     if not isinstance(function, dict):
         raise CheckFailed(f"a tool call has no function: {json.dumps(call):.200}")
-    name, text = function.get("name"), function.get("arguments")
+    text = function.get("arguments")
     require(isinstance(text, str), f"arguments of a tool call are no string of JSON: {text!r:.200}")
     try:
         arguments = json.loads(text or "")
     except (ValueError, RecursionError) as error:
         raise CheckFailed(f"arguments of a tool call are not JSON: {text!r:.200}") from error
-    return {"name": name, "arguments": arguments}
+    return {"name": function.get("name"), "arguments": arguments}
 
 
 def _counts(answer: dict) -> dict:
