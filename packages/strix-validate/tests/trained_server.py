@@ -46,7 +46,7 @@ def encode(text):
     return [IDS[word] for word in words]
 
 
-KNOWN = encode(judges.known_text())
+KNOWN = encode(judges.read_known_text())
 POOL = len(WORDS)
 OF_KNOWN = {tuple(KNOWN[i : i + 3]): KNOWN[i + 3] for i in range(len(KNOWN) - 3)}
 

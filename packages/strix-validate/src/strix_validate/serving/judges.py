@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whether a running server is correct, and how fast, from its answers alone.
 
-No reference model is needed. What a server generates step by step is given back to it as one
+No reference model is needed. What a server generates step by step is sent back to it as one
 prompt, whose log probabilities come from other kernels: prefill, not decoding. Where both may be
-wrong alike, a text that every model knows, and numbers hidden in a long prompt, tell.
+wrong in the same way, a text that every model knows, and numbers hidden in a long prompt, show it.
 """
 
 import itertools
@@ -12,43 +12,70 @@ import re
 import statistics
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.resources import files
 
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import COUNTS, Endpoint, Generation, Scores, Silent
 
-#: Requests at a time that are judged, and how often so many.
-TOGETHER, _ROUNDS = 32, 4
-#: Of a log probability between prefill and decoding, and between alone and in a batch: sums have
-#: another order, in 16 bits. One token in 50 may be off by more, none by five times that.
-_BOUND, _RARE, _FAR = 0.3, 50, 5
-#: Tokens of a long answer, and of the prompts that numbers are hidden in.
-LONG, RECALLED = 640, (8192, 32768)
-#: Trained models take 0.3 to 1.3 bits for a byte of the known text and below 4 nats for a token;
-#: one that guesses takes log2(32,000) / 4.3 = 3.5 bits and 10 nats, or as bytes 8 bits and 5.5.
-_BITS, _NATS = 2.0, 4.5
+#: Concurrent requests that are judged, and how many times as many are sent.
+TOGETHER = 32
+_ROUNDS = 4
+#: Nats by which a log probability may differ between prefill and decoding, and between alone and in
+#: a batch: sums have another order, in 16 bits.
+_BOUND = 0.3
+#: One token in so many may exceed the bound, and none by more than this factor.
+_RARE = 50
+_FAR = 5
+#: Tokens of a long answer.
+LONG = 640
+#: Tokens of the prompts that numbers are hidden in.
+RECALLED = (8192, 32768)
+#: Limits of bits for a byte of the known text, and of nats for a token. Trained models take 0.3 to
+#: 1.3 bits for a byte and below 4 nats for a token; one that guesses takes log2(32,000) / 4.3 = 3.5
+#: bits and 10 nats, or as bytes 8 bits and 5.5.
+_BITS = 2.0
+_NATS = 4.5
+#: Tokens of a window of the known text.
 _WINDOW = 256
 _SUBJECTS = [
-    "a tide", "a violin", "photosynthesis", "the printing press", "a glacier", "bread",
-    "the compass", "cement", "an eclipse", "the monsoon", "a honeybee", "paper", "a volcano",
-    "the loom", "rust", "an orchard",
-]  # fmt: skip
+    "a tide",
+    "a violin",
+    "photosynthesis",
+    "the printing press",
+    "a glacier",
+    "bread",
+    "the compass",
+    "cement",
+    "an eclipse",
+    "the monsoon",
+    "a honeybee",
+    "paper",
+    "a volcano",
+    "the loom",
+    "rust",
+    "an orchard",
+]
 PROMPTS = tuple(
     f"In one long paragraph, the causes and the consequences of {subject}:" for subject in _SUBJECTS
 )
 #: Prompts that all differ; each is sent twice at once.
 MANY = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TOGETHER * _ROUNDS // 2 + 1)]
-#: Letters of several bytes, which go on likewise.
+#: A text with letters of several bytes, which a model continues with more of them.
 LETTERS = ("日本語、中文、한국어、Ελληνικά、🙂🦭🙂🦭 — " * 6).rstrip()
 #: Tokens that are listed at each step.
 _LISTED = 5
-#: Nats below the likeliest token within which a listed one is compared.
+#: A listed token is compared if it is at most so many nats below the likeliest one.
 _NEAR = 5.0
+#: Numbers that are hidden in a long prompt.
+_HIDDEN = 5
+#: Letters of a token at most, for the length of a long prompt.
+_LETTERS_PER_TOKEN = 8
 
 
-def known_text() -> str:
+def read_known_text() -> str:
     """Return five pages that are in every model's training: Lincoln, Dickens, Austen and others."""
     return (files(__package__) / "known_text.txt").read_text()
 
@@ -56,329 +83,533 @@ def known_text() -> str:
 def largest_difference(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the largest difference of two lists of numbers.
 
-    Raise CheckFailed where their lengths differ, or one is no number.
+    Raises:
+        CheckFailed: Their lengths differ, or a number is NaN.
     """
-    return max(_differences(first, second), default=0.0)
+    return max(_absolute_differences(first, second), default=0.0)
 
 
-def _differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
+def _absolute_differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
     require(len(first) == len(second), f"{len(first)} log probabilities of {len(second)} tokens")
     differences = [abs(a - b) for a, b in zip(first, second, strict=True)]
-    require(all(x == x for x in differences), "a log probability is not a number")
+    has_nan = any(math.isnan(difference) for difference in differences)
+    require(not has_nan, "a log probability is not a number")
     return differences
 
 
 def judge_greedy(
-    server: Endpoint, *answers: Generation, bound: float = _BOUND, about: str = ""
+    server: Endpoint,
+    *answers: Generation,
+    bound: float = _BOUND,
+    about: str = "",
 ) -> dict:
-    """Require that what was generated is what the server's own prefill finds likeliest.
+    """Require that the server's own prefill finds the generated tokens likeliest.
 
-    Raise CheckFailed otherwise; about: what its message begins with. Near ties may fall either way.
+    Near ties may fall either way.
+
+    Args:
+        server: The server.
+        *answers: What it generated.
+        bound: Nats that log probabilities may differ.
+        about: First words of the message of a failure.
+
+    Raises:
+        CheckFailed: A token is not the likeliest, or its log probability differs.
     """
-    return _judge_differences(_compare_with_prefill(server, answers), bound, about)
+    differences = _compare_with_prefill(server, answers)
+    return _judge_differences(differences, bound, about)
 
 
-def _compare_with_prefill(
-    server: Endpoint, answers: Sequence[Generation]
-) -> list[tuple[list[float], list[float]]]:
-    """Return by how much each token is less likely than the best, and decoding's differences."""
+@dataclass(frozen=True)
+class _Differences:
+    """How an answer differs from what prefill finds, in nats by token.
+
+    Attributes:
+        gaps: By how much each token is less likely than the likeliest.
+        errors: By how much the log probability of decoding differs from that of prefill.
+    """
+
+    gaps: list[float]
+    errors: list[float]
+
+
+def _compare_with_prefill(server: Endpoint, answers: Sequence[Generation]) -> list[_Differences]:
     scores: dict[tuple[int, ...], Scores] = {}
     differences = []
-    for found in answers:
-        whole = (*found.prompt, *found.tokens)
+    for answer in answers:
+        whole = (*answer.prompt, *answer.tokens)
         if whole not in scores:
-            scores[whole] = server.score(found.prompt, found.tokens)
+            scores[whole] = server.score(answer.prompt, answer.tokens)
         scored = scores[whole]
-        short = _differences(scored.best, scored.own)
-        differences.append((short, _differences(found.logprobs, scored.own)))
+        gaps = _absolute_differences(scored.best, scored.logprobs)
+        errors = _absolute_differences(answer.logprobs, scored.logprobs)
+        differences.append(_Differences(gaps, errors))
     return differences
 
 
 def _judge_differences(
-    differences: Sequence[tuple[list[float], list[float]]], bound: float, about: str
+    differences: Sequence[_Differences],
+    bound: float,
+    about: str,
 ) -> dict:
-    short = [value for values, _ in differences for value in values]
-    errors = [value for _, values in differences for value in values]
-    _require_near(short, f"{about}a token is less likely than another by", bound)
+    gaps: list[float] = []
+    errors: list[float] = []
+    for difference in differences:
+        gaps += difference.gaps
+        errors += difference.errors
+    _require_near(
+        gaps,
+        f"{about}a token is less likely than another by",
+        bound,
+    )
     _require_near(errors, f"{about}decoding and prefill differ by", bound)
     return {
-        "logprobs": {"error": statistics.mean(errors), "bound": bound, "largest": max(errors)},
-        "greedy": {"error": statistics.mean(short), "bound": bound, "largest": max(short)},
+        "logprobs": _summarise(errors, bound),
+        "greedy": _summarise(gaps, bound),
+    }
+
+
+def _summarise(values: Sequence[float], bound: float) -> dict[str, float]:
+    return {
+        "error": statistics.mean(values),
+        "bound": bound,
+        "largest": max(values),
     }
 
 
 def _require_near(values: Sequence[float], message: str, bound: float) -> None:
-    """Require that one value in 50 is above the bound, and none above five times that."""
-    outside = sum(value > bound for value in values)
+    """Require that at most one value in _RARE exceeds the bound, and none exceeds it _FAR times."""
+    num_outside = sum(value > bound for value in values)
     worst = max(values, default=0.0)
     require(
-        outside <= len(values) // _RARE and worst <= _FAR * bound,
-        f"{message} {worst:.2f}, {bound} allowed; {outside} of {len(values)} are over it",
+        num_outside <= len(values) // _RARE and worst <= _FAR * bound,
+        f"{message} {worst:.2f}, {bound} allowed; {num_outside} of {len(values)} are over it",
     )
 
 
 def judge_pairs(
-    server: Endpoint, answers: Sequence[Generation], bound: float = _BOUND, about: str = ""
+    server: Endpoint,
+    answers: Sequence[Generation],
+    bound: float = _BOUND,
+    about: str = "",
 ) -> dict:
-    """Judge answers to prompts that were sent twice at once, side by side, each on its own.
+    """Judge answers to prompts that were sent twice at once, each on its own.
 
     Equal requests in one batch may part at a near tie, but nowhere else.
+
+    Args:
+        server: The server.
+        answers: What it generated, the answers to equal prompts side by side.
+        bound: Nats that log probabilities may differ.
+        about: First words of the message of a failure.
     """
     differences = _compare_with_prefill(server, answers)
-    for i, each in enumerate(differences):
-        same = answers[i].tokens == answers[i ^ 1].tokens
-        part = "" if same else "two equal requests at once get different answers, one is wrong: "
-        _judge_differences([each], _FAR * bound, f"{about}{part}")
+    for i, difference in enumerate(differences):
+        twin = answers[i ^ 1]
+        message = about
+        if answers[i].tokens != twin.tokens:
+            message += "two equal requests at once get different answers, one is wrong: "
+        _judge_differences([difference], _FAR * bound, message)
     return _judge_differences(differences, bound, about)
 
 
-def judge_usage(found: Generation, number: int) -> dict:
-    """Require that tokens are counted, and the end is said to be the limit's."""
-    require(len(found.tokens) == number, f"{len(found.tokens)} tokens, {number} were asked for")
-    counts = (len(found.prompt), number, len(found.prompt) + number)
+def judge_usage(answer: Generation, number: int) -> dict:
+    """Require that an answer has as many tokens as requested, and that they are counted."""
+    num_tokens = len(answer.tokens)
+    require(num_tokens == number, f"{num_tokens} tokens, {number} were asked for")
+    counts = (len(answer.prompt), number, len(answer.prompt) + number)
     expected = dict(zip(COUNTS, counts, strict=True))
-    require(found.usage == expected, f"usage says {found.usage}, expected {expected}")
-    return found.usage
+    require(answer.usage == expected, f"usage says {answer.usage}, expected {expected}")
+    return answer.usage
 
 
-def judge_finish(found: Generation, expected: str) -> dict:
-    """Return the reason for the end, if it is the expected one; else raise CheckFailed."""
-    require(found.finish == expected, f"finish_reason is {found.finish!r}, expected {expected!r}")
-    return {"finish_reason": found.finish}
+def judge_finish(answer: Generation, expected: str) -> dict:
+    """Require that an answer ended for the expected reason, and return the reason."""
+    finish = answer.finish
+    require(finish == expected, f"finish_reason is {finish!r}, expected {expected!r}")
+    return {"finish_reason": finish}
 
 
-def judge_probabilities(server: Endpoint, prompt: str | list[int], number: int = 24) -> dict:
+def judge_probabilities(
+    server: Endpoint,
+    prompt: str | list[int],
+    number: int = 24,
+) -> dict:
     """Require that the listed values of each step are logarithms of the model's probabilities."""
-    found = server.generate(prompt, number, logprobs=_LISTED)
-    require(len(found.top) == number, f"top_logprobs of {len(found.top)} steps, expected {number}")
-    steps = [_read_listed(step) for step in found.top]
-    values = [value for step in steps for value in step.values()]
-    require(
-        all(math.isfinite(value) and value <= 1e-3 for value in values),
-        "top_logprobs are no log probabilities: one is above zero or no number",
-    )
-    sums = [sum(math.exp(value) for value in step.values()) for step in steps]
-    require(max(sums) <= 1.001, f"probabilities sum to {max(sums):.4f}")
-    fewest = min(map(len, steps))
-    require(fewest >= _LISTED, f"{fewest} top_logprobs, {_LISTED} were asked for")
-    scored = server.score(found.prompt, found.tokens, listed=_LISTED)
-    for step, expected in zip(steps, scored.listed, strict=True):
-        likely = min(step.values()) + _FAR * _BOUND
-        absent = [
-            token for token, value in expected.items() if value > likely and token not in step
-        ]
-        require(not absent, f"top_logprobs leave out token {absent}, which is likelier than others")
-    own = [step.get(token, -math.inf) for step, token in zip(steps, found.tokens, strict=True)]
+    answer = server.generate(prompt, number, logprobs=_LISTED)
+    num_steps = len(answer.top)
+    require(num_steps == number, f"top_logprobs of {num_steps} steps, expected {number}")
+    steps = [_read_listed(step) for step in answer.top]
+    sums = _sum_probabilities(steps)
+    scored = server.score(answer.prompt, answer.tokens, listed=_LISTED)
+    _require_likeliest_listed(steps, scored)
+    chosen = [step.get(token, -math.inf) for step, token in zip(steps, answer.tokens, strict=True)]
     message = "top_logprobs and the log probability of a token differ by"
-    _require_near(_differences(own, found.logprobs), message, 0.01)
-    differences = [
-        abs(value - expected[token])
-        for step, expected in zip(steps, scored.listed, strict=True)
-        for token, value in step.items()
-        if token in expected and expected[token] > max(expected.values()) - _NEAR
-    ]
-    _require_near(differences, "top_logprobs and those of the prompt differ by", _BOUND)
-    return {"largest_sum": max(sums), "least_sum": min(sums), "compared": len(differences)}
+    _require_near(
+        _absolute_differences(chosen, answer.logprobs),
+        message,
+        0.01,
+    )
+    differences = []
+    for step, expected in zip(steps, scored.listed, strict=True):
+        threshold = max(expected.values()) - _NEAR
+        for token, value in step.items():
+            if token in expected and expected[token] > threshold:
+                differences.append(abs(value - expected[token]))
+    _require_near(
+        differences,
+        "top_logprobs and those of the prompt differ by",
+        _BOUND,
+    )
+    return {
+        "largest_sum": max(sums),
+        "least_sum": min(sums),
+        "compared": len(differences),
+    }
 
 
 def _read_listed(step: dict[str, float]) -> dict[int, float]:
-    """Return the log probabilities by token id."""
-    names = {name: name.removeprefix("token_id:") for name in step}
-    wrong = [name for name, number in names.items() if not number.isdecimal()]
+    """Return the log probabilities of a step by token id."""
+    numbers = {name: name.removeprefix("token_id:") for name in step}
+    wrong = [name for name, number in numbers.items() if not number.isdecimal()]
     require(not wrong, f"top_logprobs name {wrong[:3]}, token ids were asked for")
-    return {int(number): step[name] for name, number in names.items()}
+    return {int(number): step[name] for name, number in numbers.items()}
 
 
-def judge_text_of(found: Generation, prompt: str) -> None:
+def _sum_probabilities(steps: Sequence[dict[int, float]]) -> list[float]:
+    """Return the sum of each step's probabilities, after judging the listed values."""
+    sums = []
+    for step in steps:
+        values = step.values()
+        require(
+            all(math.isfinite(value) and value <= 1e-3 for value in values),
+            "top_logprobs are no log probabilities: one is above zero or no number",
+        )
+        sums.append(sum(math.exp(value) for value in values))
+    require(max(sums) <= 1.001, f"probabilities sum to {max(sums):.4f}")
+    fewest = min(map(len, steps))
+    require(fewest >= _LISTED, f"{fewest} top_logprobs, {_LISTED} were asked for")
+    return sums
+
+
+def _require_likeliest_listed(steps: Sequence[dict[int, float]], scored: Scores) -> None:
+    """Require that no token is left out that prefill finds likelier than a listed one."""
+    for step, expected in zip(steps, scored.listed, strict=True):
+        threshold = min(step.values()) + _FAR * _BOUND
+        absent = [
+            token for token, value in expected.items() if value > threshold and token not in step
+        ]
+        require(not absent, f"top_logprobs leave out token {absent}, which is likelier than others")
+
+
+def judge_echo(answer: Generation, prompt: str) -> None:
     """Require that a text does not repeat the prompt where its tokens do not."""
-    repeats = found.tokens[: len(found.prompt)] == found.prompt[: len(found.tokens)]
-    echoed = found.text.lstrip().startswith(prompt[:40])
-    require(repeats or not echoed, "the text of an answer begins with the prompt: it is an echo")
+    num_tokens = min(len(answer.tokens), len(answer.prompt))
+    tokens_repeat = answer.tokens[:num_tokens] == answer.prompt[:num_tokens]
+    text_repeats = answer.text.lstrip().startswith(prompt[:40])
+    require(
+        tokens_repeat or not text_repeats,
+        "the text of an answer begins with the prompt: it is an echo",
+    )
 
 
 def judge_text(server: Endpoint) -> dict:
     """Require that a text that every model knows is likely, in each window of 256 tokens.
 
-    A window's cost is that of its share of the text: tokens differ between models.
+    A window may cost more nats if its share of the text's bytes allows it, because tokens differ
+    between models.
     """
-    text = known_text()
-    own = server.score(text).own
-    bits = -sum(own) / math.log(2) / len(text.encode())
-    windows = [own[i : i + _WINDOW] for i in range(0, len(own) - _WINDOW // 2, _WINDOW)] or [own]
+    text = read_known_text()
+    logprobs = server.score(text).logprobs
+    num_tokens = len(logprobs)
+    num_bytes = len(text.encode())
+    bits = -sum(logprobs) / math.log(2) / num_bytes
+    starts = range(0, num_tokens - _WINDOW // 2, _WINDOW)
+    windows = [logprobs[start : start + _WINDOW] for start in starts] or [logprobs]
     nats = [-statistics.mean(window) for window in windows]
-    wrong = [
-        i
-        for i, each in enumerate(nats)
-        if not (each <= _NATS or each * len(own) / math.log(2) / len(text.encode()) <= _BITS)
-    ]
-    said = f"{bits:.1f} bits for a byte of a known text, {nats[0]:.1f} nats for a first token"
-    require(0 not in wrong, f"the model guesses, as random weights do: {said}")
-    at = wrong[0] * _WINDOW if wrong else 0
-    require(not wrong, f"from token {at} on a known text is guessed: {max(nats):.1f} nats; {said}")
-    return {"bits_per_byte": round(bits, 3), "tokens": len(own)}
+    guessed = []
+    for i, mean in enumerate(nats):
+        bits_per_byte = mean * num_tokens / math.log(2) / num_bytes
+        # written so that NaN counts as guessed
+        is_likely = mean <= _NATS or bits_per_byte <= _BITS
+        if not is_likely:
+            guessed.append(i)
+    measured = f"{bits:.1f} bits for a byte of a known text, {nats[0]:.1f} nats for a first token"
+    require(0 not in guessed, f"the model guesses, as random weights do: {measured}")
+    if guessed:
+        start = guessed[0] * _WINDOW
+        raise CheckFailed(
+            f"from token {start} on a known text is guessed: {max(nats):.1f} nats; {measured}"
+        )
+    return {"bits_per_byte": round(bits, 3), "tokens": num_tokens}
 
 
 def judge_recall(server: Endpoint, length: int) -> dict:
-    """Require that numbers at five depths of a prompt of so many tokens are found again.
+    """Require that numbers at five depths of a prompt of so many tokens are repeated correctly.
 
     Raises:
-        CannotRun: the server takes shorter prompts only, or the model finds none in a short one.
+        CannotRun: The server accepts shorter prompts only, or the model repeats no number even from
+            a short prompt.
     """
     context = server.context()
     if context and context < length + 256:
         raise CannotRun(f"the server's context of {context} tokens is shorter")
-    pages = [f"Page {i}. {line}\n" for i, line in enumerate(_lines(length * 8), 1)]
-    rate = len(server.generate(known_text(), 1).prompt) / len(known_text())
-    ends = list(itertools.accumulate(len(page) * rate for page in pages))
-    pages = pages[: sum(end < length for end in ends) + 1]
-    missed: list[str] = []
+    tokens_per_letter = len(server.generate(read_known_text(), 1).prompt) / len(read_known_text())
+    pages = _make_pages(length, tokens_per_letter)
+    missed_depths: list[str] = []
     begin = time.perf_counter()
-    for place in range(5):
+    for place in range(_HIDDEN):
         # two at once, with other numbers, that differ from the first word on
         with ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(_ask_number, server, pages, place, i) for i in (0, 1)]
-            answers = [each.result() for each in asked]
-        if all(answers[i].startswith(_number(place, 1 - i)) for i in (0, 1)):
+            requests = [pool.submit(_ask_number, server, pages, place, i) for i in (0, 1)]
+            answers = [request.result() for request in requests]
+        are_swapped = all(answers[i].startswith(_number(place, 1 - i)) for i in (0, 1))
+        if are_swapped:
             raise CheckFailed("of two long prompts at once, each gets the other's answer: swapped")
-        right = [answer.startswith(_number(place, i)) for i, answer in enumerate(answers)]
-        missed += [] if all(right) else [f"{25 * place} %"]
-        if not all(right) and not _ask_number(server, [], 0, 0).startswith(_number(0, 0)):
+        are_right = all(answers[i].startswith(_number(place, i)) for i in (0, 1))
+        if are_right:
+            continue
+        missed_depths.append(f"{25 * place} %")
+        if not _ask_number(server, [], 0, 0).startswith(_number(0, 0)):
             raise CannotRun("this model repeats no number even from a short prompt")
-    said = "attention at this length is wrong, or the model too weak for it"
-    require(not missed, f"a number is not found again from depth {', '.join(missed)}: {said}")
-    return {"tokens": round(sum(map(len, pages)) * rate), "seconds": time.perf_counter() - begin}
+    require(
+        not missed_depths,
+        f"a number is not found again from depth {', '.join(missed_depths)}: attention at this "
+        "length is wrong, or the model too weak for it",
+    )
+    num_letters = sum(map(len, pages))
+    return {
+        "tokens": round(num_letters * tokens_per_letter),
+        "seconds": time.perf_counter() - begin,
+    }
 
 
-def _lines(size: int) -> Iterator[str]:
-    lines = itertools.cycle(known_text().splitlines())
-    while size > 0:
+def _make_pages(length: int, tokens_per_letter: float) -> list[str]:
+    """Return numbered lines of the known text that together have about so many tokens."""
+    pages: list[str] = []
+    lines = itertools.cycle(read_known_text().splitlines())
+    num_tokens = 0.0
+    num_letters = 0
+    while num_tokens < length and num_letters < _LETTERS_PER_TOKEN * length:
         line = next(lines)
-        size -= len(line)
-        yield line
+        page = f"Page {len(pages) + 1}. {line}\n"
+        pages.append(page)
+        num_tokens += len(page) * tokens_per_letter
+        num_letters += len(line)
+    return pages
 
 
 def _number(place: int, document: int) -> str:
     return str(71_353 + 5_417 * place + 1_009 * document)
 
 
-def _ask_number(server: Endpoint, pages: Sequence[str], place: int, document: int) -> str:
-    """Ask for one of five numbers that stand between the pages; return what is answered.
+def _ask_number(
+    server: Endpoint,
+    pages: Sequence[str],
+    place: int,
+    document: int,
+) -> str:
+    """Ask for one of five numbers that stand between the pages; return the answer.
 
-    The prompts are alike up to the question: later ones begin with what the cache holds.
+    The prompts are the same up to the question: the cache holds the beginning of later ones.
     """
-    whole = list(pages)
-    for i in reversed(range(5)):
+    lines = list(pages)
+    for i in reversed(range(_HIDDEN)):
         line = f"The number of {_SUBJECTS[i]} is {_number(i, document)}.\n"
-        whole.insert(round(i * len(pages) / 4), line)
+        lines.insert(round(i * len(pages) / (_HIDDEN - 1)), line)
     title = ("First", "Another")[document]
-    prompt = f"{title} text.\n{''.join(whole)}As said above, the number of {_SUBJECTS[place]} is"
+    text = "".join(lines)
+    prompt = f"{title} text.\n{text}As said above, the number of {_SUBJECTS[place]} is"
     answer = server.generate(prompt, 12).text
     return answer.strip().replace(",", "")
 
 
+def _generate_together(
+    server: Endpoint,
+    prompts: Sequence,
+    load: int,
+    number: int,
+) -> list[Generation]:
+    with ThreadPoolExecutor(load) as pool:
+        return list(pool.map(lambda prompt: server.generate(prompt, number), prompts))
+
+
 def judge_together(
-    server: Endpoint, prompts: Sequence, load: int, number: int = 24, bound: float = _BOUND
+    server: Endpoint,
+    prompts: Sequence,
+    load: int,
+    number: int = 24,
+    bound: float = _BOUND,
 ) -> dict:
-    """Require that each of several requests at a time gets its own answer."""
-    with ThreadPoolExecutor(load) as pool:
-        together = list(pool.map(lambda prompt: server.generate(prompt, number), prompts))
-    for prompt, found in zip(prompts, together, strict=True):
-        alone = server.generate(prompt, 1)
-        require(found.prompt == alone.prompt, "a request was answered for another one's prompt")
-        judge_usage(found, number)
-    return judge_greedy(server, *together, bound=bound) | {"requests": len(together)}
+    """Require that each of several concurrent requests gets its own answer.
+
+    Args:
+        server: The server.
+        prompts: One prompt for each request.
+        load: Number of concurrent requests.
+        number: Tokens to generate for each.
+        bound: Nats that log probabilities may differ.
+    """
+    answers = _generate_together(server, prompts, load, number)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        _require_prompt(server, prompt, answer)
+        judge_usage(answer, number)
+    measured = judge_greedy(server, *answers, bound=bound)
+    return measured | {"requests": len(answers)}
 
 
-def judge_twice_together(server: Endpoint, prompts: Sequence, load: int, number: int = 24) -> dict:
-    """Require likewise of prompts that are each sent twice at once."""
-    doubled = [prompt for prompt in prompts for _ in range(2)]
-    with ThreadPoolExecutor(load) as pool:
-        together = list(pool.map(lambda prompt: server.generate(prompt, number), doubled))
-    for prompt, found in zip(doubled[::2], together[::2], strict=True):
-        alone = server.generate(prompt, 1)
-        require(found.prompt == alone.prompt, "a request was answered for another one's prompt")
-    for first, second in zip(together[::2], together[1::2], strict=True):
-        message = "of two equal requests at once the second was answered for another prompt"
-        require(first.prompt == second.prompt, message)
-    for found in together:
-        judge_usage(found, number)
-    return judge_pairs(server, together) | {"requests": len(together)}
+def judge_twice_together(
+    server: Endpoint,
+    prompts: Sequence,
+    load: int,
+    number: int = 24,
+) -> dict:
+    """Require the same as judge_together of prompts that are each sent twice at once."""
+    doubled = list(itertools.chain.from_iterable((prompt, prompt) for prompt in prompts))
+    answers = _generate_together(server, doubled, load, number)
+    firsts = answers[::2]
+    seconds = answers[1::2]
+    for prompt, answer in zip(prompts, firsts, strict=True):
+        _require_prompt(server, prompt, answer)
+    for first, second in zip(firsts, seconds, strict=True):
+        require(
+            first.prompt == second.prompt,
+            "of two equal requests at once the second was answered for another prompt",
+        )
+    for answer in answers:
+        judge_usage(answer, number)
+    return judge_pairs(server, answers) | {"requests": len(answers)}
 
 
-def judge_stream(server: Endpoint, prompt, number: int = 24) -> dict:
+def _require_prompt(
+    server: Endpoint,
+    prompt: str | list[int],
+    answer: Generation,
+) -> None:
+    """Require that an answer belongs to its prompt, by another answer to the prompt alone."""
+    alone = server.generate(prompt, 1)
+    require(answer.prompt == alone.prompt, "a request was answered for another one's prompt")
+
+
+def judge_stream(
+    server: Endpoint,
+    prompt: str | list[int],
+    number: int = 24,
+) -> dict:
     """Require that a stream has the same text, tokens and usage, in parts.
 
-    A near tie may fall the other way; then its tokens are judged as another answer's.
+    A near tie may fall the other way; then the stream is judged by its tokens.
     """
     for _ in range(3):
-        whole, parts = server.generate(prompt, number), server.stream(prompt, number)
-        if whole.tokens == parts.tokens or len(whole.tokens) != len(parts.tokens):
+        whole = server.generate(prompt, number)
+        streamed = server.stream(prompt, number)
+        if whole.tokens == streamed.tokens or len(whole.tokens) != len(streamed.tokens):
             break
-        scored = server.score(whole.prompt, parts.tokens)
-        if largest_difference(scored.best, scored.own) > _BOUND:
+        scored = server.score(whole.prompt, streamed.tokens)
+        if largest_difference(scored.best, scored.logprobs) > _BOUND:
             break
-    require("\ufffd" in whole.text or "\ufffd" not in parts.text, "a stream breaks letters in two")
+    has_broken_letter = "\ufffd" in streamed.text and "\ufffd" not in whole.text
+    require(not has_broken_letter, "a stream breaks letters in two")
     for name in ("tokens", "text", "finish", "usage"):
-        first, second = getattr(whole, name), getattr(parts, name)
-        require(first == second, f"{name} of a stream: {str(second)[:80]}, else {str(first)[:80]}")
-    require(len(parts.seconds) > 1, "all tokens came in one part")
-    return {"parts": len(parts.seconds), "letters": sum(not each.isascii() for each in whole.text)}
+        expected = getattr(whole, name)
+        value = getattr(streamed, name)
+        require(
+            expected == value,
+            f"{name} of a stream: {str(value)[:80]}, else {str(expected)[:80]}",
+        )
+    num_parts = len(streamed.seconds)
+    require(num_parts > 1, "all tokens came in one part")
+    num_letters = sum(not letter.isascii() for letter in whole.text)
+    return {"parts": num_parts, "letters": num_letters}
 
 
-def judge_stop(server: Endpoint, prompt, number: int = 64) -> dict:
+def judge_stop(
+    server: Endpoint,
+    prompt: str | list[int],
+    number: int = 64,
+) -> dict:
     """Require that an answer ends before a stop string, whole or in a stream.
 
-    An answer that took another way before it, at a near tie, is asked for again.
+    An answer may be another one before the stop string, at a near tie; then it is requested again.
     """
     for ask in (server.generate, server.stream):
         for _ in range(3):
             text = server.generate(prompt, number).text
             stop = text[len(text) // 2 :][:4]
             require(len(stop) == 4, f"the text of {number} tokens is {text!r}")
-            found, right = ask(prompt, number, stop=[stop]), text[: text.index(stop)]
-            if found.text.startswith(right):
+            answer = ask(prompt, number, stop=[stop])
+            expected = text[: text.index(stop)]
+            if answer.text.startswith(expected):
                 break
-        require(found.text == right, f"{found.text!r} before the stop string, expected: {right!r}")
-        judge_finish(found, "stop")
+        require(
+            answer.text == expected,
+            f"{answer.text!r} before the stop string, expected: {expected!r}",
+        )
+        judge_finish(answer, "stop")
     return {"stop": stop}
 
 
-def judge_abort(server: Endpoint, prompt, number: int = 24, bound: float = _BOUND) -> dict:
-    """Require that after clients that left, the next gets a correct answer, as soon as before."""
+def judge_abort(
+    server: Endpoint,
+    prompt: str | list[int],
+    number: int = 24,
+    bound: float = _BOUND,
+) -> dict:
+    """Require that after clients that left, the next one gets a correct answer as soon as before.
+
+    Args:
+        server: The server.
+        prompt: What all of them send.
+        number: Tokens of the next client's answer.
+        bound: Nats that log probabilities may differ.
+    """
     begin = time.perf_counter()
     server.generate(prompt, number)
-    before = time.perf_counter() - begin
+    seconds_before = time.perf_counter() - begin
     for _ in range(3):
-        leaving = server.stream_parts(prompt, 200)
-        next(leaving)
-        leaving.close()
+        stream = server.stream_parts(prompt, 200)
+        next(stream)
+        stream.close()
     begin = time.perf_counter()
-    limit = 60 + 3 * before
+    limit = 60 + 3 * seconds_before
     try:
-        found = server.generate(prompt, number, limit)
+        answer = server.generate(prompt, number, limit)
     except Silent as error:
-        message = f"after clients that left, an answer takes more than {limit:.0f} s, {before:.1f} "
-        raise CheckFailed(f"{message}before") from error
-    judge_greedy(server, found, bound=bound)
+        raise CheckFailed(
+            f"after clients that left, an answer takes more than {limit:.0f} s, "
+            f"{seconds_before:.1f} before"
+        ) from error
+    judge_greedy(server, answer, bound=bound)
     return {"next_seconds": round(time.perf_counter() - begin, 2)}
 
 
-def judge_questions(server: Endpoint, least: int) -> dict:
+def judge_questions(server: Endpoint, num_required: int) -> dict:
     """Require that so many of the 50 questions of questions.toml get the right number.
 
-    Asked in words, behind three that are answered, which a model without a chat template needs.
+    Each comes after three questions with answers, which a model without a chat template needs.
     """
-    known = tomllib.loads((files(__package__) / "questions.toml").read_text())
-    shown = [f"Question: {each['ask']}\nAnswer: {each['answer']}\n\n" for each in known["shown"]]
+    table = tomllib.loads((files(__package__) / "questions.toml").read_text())
+    examples = "".join(
+        f"Question: {example['ask']}\nAnswer: {example['answer']}\n\n" for example in table["shown"]
+    )
 
-    def is_right(each: dict) -> bool:
-        asked = f"{''.join(shown)}Question: {each['ask']}\nAnswer:"
-        text = server.generate(asked, 200, stop=["\n\n", "Question:"]).text.replace(",", "")
-        found = re.findall(r"(?:answer is|####)\D{0,9}?(-?\d+)", text) or re.findall(r"-?\d+", text)
-        return bool(found) and int(found[-1]) == each["is"]
+    def is_right(question: dict) -> bool:
+        prompt = f"{examples}Question: {question['ask']}\nAnswer:"
+        answer = server.generate(prompt, 200, stop=["\n\n", "Question:"])
+        return _last_number(answer.text) == question["is"]
 
     with ThreadPoolExecutor(8) as pool:
-        right = list(pool.map(is_right, known["question"]))
-    said = f"{sum(right)} of {len(right)} answers are right"
-    require(sum(right) >= least, f"{said}, {least} were expected")
-    return {"right": sum(right), "asked": len(right)}
+        verdicts = list(pool.map(is_right, table["question"]))
+    num_right = sum(verdicts)
+    message = f"{num_right} of {len(verdicts)} answers are right, {num_required} were expected"
+    require(num_right >= num_required, message)
+    return {"right": num_right, "asked": len(verdicts)}
+
+
+def _last_number(text: str) -> int | None:
+    """Return the number that an answer ends with; None if it has none."""
+    text = text.replace(",", "")
+    numbers = re.findall(r"(?:answer is|####)\D{0,9}?(-?\d+)", text) or re.findall(r"-?\d+", text)
+    if not numbers:
+        return None
+    return int(numbers[-1])
