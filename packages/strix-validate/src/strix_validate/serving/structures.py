@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether a server's chat calls tools as structure, and keeps a JSON schema."""
+"""Whether a server's chat returns tool calls as structure, and answers by a JSON schema."""
 
 import json
 import re
@@ -13,36 +13,39 @@ from strix_validate.serving.chats import (
     judge_reply_stream,
     judge_reply_usage,
     require_content,
-    tokens_of,
+    tokenize,
 )
 from strix_validate.serving.endpoint import Endpoint, Refused
 from strix_validate.serving.messages import Reply, chat
 
-#: A tool whose name no text has by chance. Each argument has few values: an answer ends.
+#: A tool whose name no text has by chance.
 TOOL = "look_up_tide_table"
+#: Values of its arguments. Each has few, so that an answer ends.
 _ARGUMENTS: dict[str, list] = {"harbour": ["Bergen", "Oslo", "Lisbon"], "day": [1, 2, 3]}
+_PARAMETERS: dict = {
+    "type": "object",
+    "properties": {
+        "harbour": {"type": "string", "enum": _ARGUMENTS["harbour"]},
+        "day": {"type": "integer", "enum": _ARGUMENTS["day"]},
+    },
+    "required": ["harbour", "day"],
+    "additionalProperties": False,
+}
 _TOOLS: list[dict] = [
     {
         "type": "function",
         "function": {
             "name": TOOL,
             "description": "Return the times of high water of a harbour.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "harbour": {"type": "string", "enum": _ARGUMENTS["harbour"]},
-                    "day": {"type": "integer", "enum": _ARGUMENTS["day"]},
-                },
-                "required": ["harbour", "day"],
-                "additionalProperties": False,
-            },
+            "parameters": _PARAMETERS,
             "strict": True,
         },
     }
 ]
 ASK_TOOL = [{"role": "user", "content": "When is high water in Bergen on day 2? Use the tool."}]
+#: A tool_choice that names the tool.
 _NAMED = {"type": "function", "function": {"name": TOOL}}
-#: A call that a model wrote and no parser took out of the text.
+#: A call that a model wrote and that no parser separated from the text.
 _CALL_AS_TEXT = re.compile(
     rf"(?:[\"'=<.>\uff5c\]]\s*{TOOL}|{TOOL}\s*(?:[\"'({{\[<\uff5c>]|json|```))"
     r".*harbour[\"']?\s*[:=>]",
@@ -66,29 +69,46 @@ def judge_tools(server: Endpoint) -> dict:
     """Require that a tool call comes as structure, and that a tool's result reaches the model.
 
     Raises:
-        CannotRun: the server was started without a parser of tool calls.
+        CannotRun: The server was started without a parser of tool calls.
     """
     limit = answer_limit(server)
     named = _call(server, _NAMED, limit)
-    schema = _require_call(server, named, "a named tool_choice")
+    schema = _judge_calls(server, named, "a named tool_choice")
     require(named.finish in ("stop", "tool_calls"), f"finish_reason is {named.finish!r}")
     judge_reply_usage(named, limit)
-    judge_reply_stream(server, ASK_TOOL, named, limit, tools=_TOOLS, tool_choice=_NAMED)
-    free = _call(server, "auto", limit)
-    text = f"{free.content or ''}\n{free.reasoning}"
+    judge_reply_stream(
+        server,
+        ASK_TOOL,
+        named,
+        limit,
+        tools=_TOOLS,
+        tool_choice=_NAMED,
+    )
+    automatic = _call(server, "auto", limit)
+    text = f"{automatic.content or ''}\n{automatic.reasoning}"
     require(
-        free.calls or free.finish == "length" or not _CALL_AS_TEXT.search(text),
+        automatic.calls or automatic.finish == "length" or not _CALL_AS_TEXT.search(text),
         f"a tool call came as text, not as tool_calls: {text.strip()!r:.120}",
     )
-    if free.calls:
-        schema = _require_call(server, free, "tool_choice auto")
-        require(free.finish == "tool_calls", f"finish_reason of a call is {free.finish!r}")
-        judge_reply_stream(server, ASK_TOOL, free, limit, tools=_TOOLS, tool_choice="auto")
+    if automatic.calls:
+        schema = _judge_calls(server, automatic, "tool_choice auto")
+        finish = automatic.finish
+        require(finish == "tool_calls", f"finish_reason of a call is {finish!r}")
+        judge_reply_stream(
+            server,
+            ASK_TOOL,
+            automatic,
+            limit,
+            tools=_TOOLS,
+            tool_choice="auto",
+        )
     forbidden = _call(server, "none", limit)
     require(not forbidden.calls, "tool_choice is none, and a tool is called")
-    in_prompt = _require_result(server, named)
-    called = "called" if free.calls else "not called"
-    return {"auto": called, "schema": schema, "result": in_prompt}
+    return {
+        "auto": "called" if automatic.calls else "not called",
+        "schema": schema,
+        "result": _judge_result(server, named),
+    }
 
 
 def _call(server: Endpoint, choice: object, limit: int) -> Reply:
@@ -100,84 +120,109 @@ def _call(server: Endpoint, choice: object, limit: int) -> Reply:
         raise
 
 
-def _require_call(server: Endpoint, reply: Reply, about: str) -> str:
-    """Require calls of the tool alone; return whether their arguments keep its schema.
+def _judge_calls(server: Endpoint, reply: Reply, about: str) -> str:
+    """Require calls of the tool alone; return whether their arguments follow its schema.
 
-    A weak model may break it: vLLM does not enforce schemas of tools for each parser. Then the
-    tokens must not have what the arguments lack.
+    A weak model may break the schema: vLLM does not enforce schemas of tools for each parser. Then
+    the tokens must not have what the arguments lack.
     """
     if reply.finish == "length":
         raise CannotRun(f"the model does not end its tool call in {reply.written} tokens")
     text = f"{reply.content or ''}{reply.reasoning}".strip()
     require(reply.calls, f"no tool_calls with {about}: the answer is text, {text!r:.120}")
-    kept = "kept"
+    verdict = "kept"
     for call in reply.calls:
         require(call["name"] == TOOL, f"a call of {call['name']!r:.80}, the tool is {TOOL}")
-        arguments = call["arguments"]
-        if (
-            isinstance(arguments, dict)
-            and arguments.keys() == _ARGUMENTS.keys()
-            and all(arguments[name] in values for name, values in _ARGUMENTS.items())
-        ):
+        if _follows_schema(call["arguments"]):
             continue
-        kept = "broken by the model"
+        verdict = "broken by the model"
         written = server.detokenize(reply.tokens) if reply.tokens else ""
-        shown = json.dumps(arguments)
-        lost = [name for name in _ARGUMENTS if name in written and name not in shown]
+        arguments = json.dumps(call["arguments"])
+        lost = [name for name in _ARGUMENTS if name in written and name not in arguments]
         require(
             not lost,
-            f"a tool call loses {', '.join(lost)}: {shown:.80}, the model wrote {written!r:.80}",
+            f"a tool call loses {', '.join(lost)}: {arguments:.80}, the model wrote "
+            f"{written!r:.80}",
         )
-    return kept
+    return verdict
 
 
-def _require_result(server: Endpoint, reply: Reply) -> str:
-    """Require that call and result of a tool are in the next prompt, where templates have tools."""
+def _follows_schema(arguments: object) -> bool:
+    if not isinstance(arguments, dict) or arguments.keys() != _ARGUMENTS.keys():
+        return False
+    return all(arguments[name] in values for name, values in _ARGUMENTS.items())
+
+
+def _judge_result(server: Endpoint, reply: Reply) -> str:
+    """Require that a tool's call and result are in the next prompt, if the template has tools.
+
+    Args:
+        server: The server.
+        reply: An answer with a call of the tool.
+
+    Returns:
+        Whether the result is in the prompt, or why that cannot be judged.
+    """
     result = "High water is at the word periwinkle, and no more."
-    call = {"name": TOOL, "arguments": json.dumps(reply.calls[0]["arguments"])}
+    arguments = json.dumps(reply.calls[0]["arguments"])
+    call = {
+        "id": "call00001",
+        "type": "function",
+        "function": {"name": TOOL, "arguments": arguments},
+    }
     messages: list[dict] = [
         *ASK_TOOL,
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"id": "call00001", "type": "function", "function": call}],
+            "tool_calls": [call],
         },
-        {"role": "tool", "tool_call_id": "call00001", "name": TOOL, "content": result},
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "name": TOOL,
+            "content": result,
+        },
     ]
     try:
         following = chat(server, messages, 1, tools=_TOOLS)
     except Refused as error:
         return f"refused: {error}"
-    with_tools = reply.read > chat(server, ASK_TOOL, 1).read
-    if not with_tools:
+    without_tools = chat(server, ASK_TOOL, 1)
+    if reply.read <= without_tools.read:
         return "the chat template has no tools"
     if not following.prompt:
         return "not judged: the server gives no token ids"
-    inside = tokens_of(server, result)[BEGIN : -END or None]
+    inside = tokenize(server, result)[BEGIN:-END]
     require(find(following.prompt, inside) >= 0, "the result of a tool is not in the chat's prompt")
     return "in the prompt"
 
 
 def judge_schema(server: Endpoint) -> dict:
-    """Require that an answer keeps a JSON schema, and that a stream does not break its letters.
+    """Require that an answer follows a JSON schema, and that a stream does not break its letters.
 
     Raises:
-        CannotRun: the server takes no schema, or the model does not end its answer.
+        CannotRun: The server accepts no schema, or the model does not end its answer.
     """
     limit = answer_limit(server)
-    form = {
-        "type": "json_schema",
-        "json_schema": {"name": "answer", "schema": _SCHEMA, "strict": True},
-    }
+    json_schema = {"name": "answer", "schema": _SCHEMA, "strict": True}
+    response_format = {"type": "json_schema", "json_schema": json_schema}
     try:
-        reply = chat(server, ASK_SCHEMA, limit, response_format=form)
+        reply = chat(
+            server,
+            ASK_SCHEMA,
+            limit,
+            response_format=response_format,
+        )
     except Refused as error:
         raise CannotRun(f"the server takes no JSON schema: {error}") from error
-    if reply.finish == "length" and (reply.content or "{").lstrip()[:1] in ("", "{"):
+    content = reply.content or ""
+    begins_json = content.lstrip()[:1] in ("", "{")
+    if reply.finish == "length" and begins_json:
         raise CannotRun(f"the model does not end its JSON in {reply.written} tokens")
     require_content(reply)
     try:
-        answer = json.loads(reply.content or "")
+        answer = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise CheckFailed(f"the JSON schema is ignored: {reply.content!r:.120}") from error
     properties = _SCHEMA["properties"]
@@ -187,5 +232,11 @@ def judge_schema(server: Endpoint) -> dict:
         and all(answer[name] in rule["enum"] for name, rule in properties.items()),
         f"the answer breaks the JSON schema: {reply.content!r:.120}",
     )
-    judge_reply_stream(server, ASK_SCHEMA, reply, limit, response_format=form)
+    judge_reply_stream(
+        server,
+        ASK_SCHEMA,
+        reply,
+        limit,
+        response_format=response_format,
+    )
     return {"tokens": reply.written}
