@@ -14,31 +14,55 @@ from pathlib import Path
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import Endpoint
 
-#: Requests at a time that are measured.
+#: Numbers of concurrent requests that are measured.
 LOADS = (1, 4, 16)
-#: Requests, and how many at a time; tokens that each has and gets.
-_REQUESTS, _LOAD, _READ, _WRITTEN = 32, 16, 512, 64
-#: Of its result, what is kept; times are in milliseconds.
-_KEPT = (
-    "completed", "failed", "request_throughput", "output_throughput", "mean_ttft_ms",
-    "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms",
-)  # fmt: skip
+#: Requests of `vllm bench serve`, and how many of them are concurrent.
+_REQUESTS = 32
+_CONCURRENCY = 16
+#: Tokens of the prompt and of the answer of each of its requests.
+_INPUT_TOKENS = 512
+_OUTPUT_TOKENS = 64
+#: Keys of its result that are recorded; times are in milliseconds.
+_RECORDED = (
+    "completed",
+    "failed",
+    "request_throughput",
+    "output_throughput",
+    "mean_ttft_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "median_tpot_ms",
+    "p99_tpot_ms",
+)
 
 
-def measure(server: Endpoint, load: int, prompts: Sequence, number: int = 64) -> dict:
-    """Measure the time to the first token, and tokens a second, of so many requests at a time.
+def measure(
+    server: Endpoint,
+    load: int,
+    prompts: Sequence,
+    number: int = 64,
+) -> dict:
+    """Measure the time to the first token, and tokens per second.
 
-    Other prompts each time: what a prefix cache holds would take no time.
+    Args:
+        server: The server.
+        load: Number of concurrent requests.
+        prompts: Texts, used in turn. The time is put before each one, because a prompt that the
+            prefix cache holds would take no time.
+        number: Tokens to generate for each request.
     """
     numbered = [f"{time.time_ns()} {prompts[i % len(prompts)]}" for i in range(load)]
     begin = time.perf_counter()
     with ThreadPoolExecutor(load) as pool:
-        found = list(pool.map(lambda prompt: server.stream(prompt, number), numbered))
-    taken = time.perf_counter() - begin
-    require(all(each.seconds for each in found), "a stream had no tokens")
+        answers = list(pool.map(lambda prompt: server.stream(prompt, number), numbered))
+    elapsed = time.perf_counter() - begin
+    require(all(answer.seconds for answer in answers), "a stream had no tokens")
+    first_tokens = [answer.seconds[0] for answer in answers]
+    num_tokens = sum(len(answer.tokens) for answer in answers)
     return {
-        "first_token_ms": 1e3 * statistics.median(each.seconds[0] for each in found),
-        "tokens_per_second": sum(len(each.tokens) for each in found) / taken,
+        "first_token_ms": 1e3 * statistics.median(first_tokens),
+        "tokens_per_second": num_tokens / elapsed,
         "requests": load,
     }
 
@@ -47,29 +71,52 @@ def bench_serve(server: Endpoint) -> dict:
     """Run `vllm bench serve`, and return its numbers under its own names.
 
     Raises:
-        CannotRun: there is no command vllm. CheckFailed: it ends with an error, or a request did.
+        CannotRun: There is no command vllm.
+        CheckFailed: The command ends with an error, or a request did.
     """
     program = shutil.which("vllm")
     if program is None:
         raise CannotRun("vllm is not installed here")
     with tempfile.TemporaryDirectory() as folder:
+        result_file = Path(folder, "found.json")
         command = [
-            program, "bench", "serve", "--base-url", server.url, "--model", server.model,
-            "--dataset-name", "random", "--random-input-len", str(_READ),
-            "--random-output-len", str(_WRITTEN), "--num-prompts", str(_REQUESTS),
-            "--max-concurrency", str(_LOAD), "--ignore-eos", "--disable-tqdm", "--save-result",
-            "--result-dir", folder, "--result-filename", "found.json",
-        ]  # fmt: skip
-        # without a limit of ours: vllm's requests end after six hours
-        ended = subprocess.run(command, capture_output=True, text=True)
-        if ended.returncode:
-            last = (ended.stderr.strip() or ended.stdout.strip()).splitlines()[-1:]
-            raise CheckFailed(f"vllm bench serve ended with {ended.returncode}: {' '.join(last)}")
+            program,
+            "bench",
+            "serve",
+            *_bench_flags(server, result_file),
+        ]
+        # no limit of time: vllm's own requests end after six hours
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            output = process.stderr.strip() or process.stdout.strip()
+            last = " ".join(output.splitlines()[-1:])
+            raise CheckFailed(f"vllm bench serve ended with {process.returncode}: {last}")
         try:
-            found = json.loads(Path(folder, "found.json").read_bytes())
-            kept = {name: float(found[name]) for name in _KEPT if name in found}
-            done = int(found["completed"])
+            result = json.loads(result_file.read_bytes())
+            recorded = {name: float(result[name]) for name in _RECORDED if name in result}
+            completed = int(result["completed"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckFailed(f"vllm bench serve wrote no result: {error!r:.200}") from error
-    require(done == _REQUESTS, f"{done} of {_REQUESTS} requests of vllm bench serve were answered")
-    return kept
+    require(
+        completed == _REQUESTS,
+        f"{completed} of {_REQUESTS} requests of vllm bench serve were answered",
+    )
+    return recorded
+
+
+def _bench_flags(server: Endpoint, result_file: Path) -> list[str]:
+    values = {
+        "--base-url": server.url,
+        "--model": server.model,
+        "--dataset-name": "random",
+        "--random-input-len": str(_INPUT_TOKENS),
+        "--random-output-len": str(_OUTPUT_TOKENS),
+        "--num-prompts": str(_REQUESTS),
+        "--max-concurrency": str(_CONCURRENCY),
+        "--result-dir": str(result_file.parent),
+        "--result-filename": result_file.name,
+    }
+    flags = ["--ignore-eos", "--disable-tqdm", "--save-result"]
+    for flag, value in values.items():
+        flags += [flag, value]
+    return flags
