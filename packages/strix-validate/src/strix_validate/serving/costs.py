@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the checks of a user's server cost, said before they begin."""
+"""What the checks of a user's server cost, to be shown before they begin."""
 
 import time
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from strix_validate.checks import CannotRun, CheckFailed
 from strix_validate.serving import caches, judges
 from strix_validate.serving.endpoint import Endpoint
 
-#: Tokens that are read and generated, in rounded numbers, for a cache that holds nothing. A model
-#: that thinks generates up to 1,024 more in each answer of a chat.
+#: Tokens that each check reads and generates, rounded, with an empty cache. A model that thinks
+#: generates up to 1,024 more in each answer of a chat.
 _COSTS = {
     "url-text": (1_200, 1),
     "url-prefill": (700, 640),
@@ -38,8 +38,9 @@ _COSTS = {
 }
 #: Tokens that a second server, without speculation, reads.
 PLAIN = 7_000
-#: Tokens a second of a machine that has not been asked, read and generated.
-_USUAL = (500.0, 20.0)
+#: Tokens per second, read and generated, that are assumed of a machine that was not measured.
+_ASSUMED_RATES = (500.0, 20.0)
+#: Tokens generated to measure a server.
 _PROBE = 32
 
 
@@ -48,20 +49,20 @@ class Server:
     """What the costs depend on.
 
     Attributes:
-        context: Tokens; 0 where it is not known.
-        block: Tokens of a block of the cache; 0 where it is not known.
-        rates: Tokens a second, read and generated.
+        context: Tokens of the context; 0 if unknown.
+        block: Tokens of a block of the cache; 0 if unknown.
+        rates: Tokens per second, read and generated.
         measured: Whether the rates are this server's.
     """
 
     context: int = 0
     block: int = 0
-    rates: tuple[float, float] = _USUAL
+    rates: tuple[float, float] = _ASSUMED_RATES
     measured: bool = False
 
 
-def cost_of(name: str, server: Server) -> tuple[int, int]:
-    """Return how many tokens a check has read and generated."""
+def estimate_cost(name: str, server: Server) -> tuple[int, int]:
+    """Return how many tokens a check reads and generates."""
     if name == "url-context":
         return 4 * server.context + 2_500, 70
     if name == "url-prefix":
@@ -70,49 +71,65 @@ def cost_of(name: str, server: Server) -> tuple[int, int]:
         except CannotRun:
             return 0, 0
         return 28 * length, 550
-    length = int(name.rpartition("-")[2]) if name.startswith("url-recall-") else 0
-    if server.context and server.context < length:
-        return 0, 0
+    if name.startswith("url-recall-"):
+        length = int(name.removeprefix("url-recall-"))
+        is_too_long = 0 < server.context < length
+        if is_too_long:
+            return 0, 0
     return _COSTS[name]
 
 
 def probe(endpoint: Endpoint) -> Server:
-    """Return what a server says of itself, and how fast it reads and generates right now."""
+    """Return what a server says of itself, and measure how fast it reads and generates."""
     try:
-        context, block = endpoint.context(), endpoint.block_size()
-        for _ in range(2):  # the first ones may compile kernels
+        context = endpoint.context()
+        block = endpoint.block_size()
+        for _ in range(2):  # the first requests may compile kernels
             begin = time.perf_counter()
-            read = len(endpoint.generate(f"{begin} {judges.known_text()[:2000]}", 1).prompt)
+            prompt = f"{begin} {judges.read_known_text()[:2000]}"
+            num_read = len(endpoint.generate(prompt, 1).prompt)
             middle = time.perf_counter()
             endpoint.generate("Once", _PROBE)
             end = time.perf_counter()
-    except (CheckFailed, CannotRun):  # the checks say what is wrong
+    except (CheckFailed, CannotRun):  # the checks show what is wrong
         return Server()
-    rates = read / max(middle - begin, 1e-3), _PROBE / max(end - middle, 1e-3)
-    return Server(context, block, rates, measured=True)
-
-
-def foretell(names: Sequence[str], endpoint: Endpoint | None) -> str:
-    """Return in a line how many tokens checks need, and about how long that takes."""
-    server = probe(endpoint) if endpoint else Server()
-    costs = {name: cost_of(name, server) for name in names}
-    read, generated = (sum(cost[i] for cost in costs.values()) for i in (0, 1))
-    minutes = (read / server.rates[0] + generated / server.rates[1]) / 60
-    longest = max(costs, key=lambda name: sum(costs[name]))
-    unknown = "url-context" in names and not server.context
-    context = (
-        "; serve/url-context reads four times the context, not counted here" if unknown else ""
+    read_rate = num_read / max(middle - begin, 1e-3)
+    generation_rate = _PROBE / max(end - middle, 1e-3)
+    return Server(
+        context,
+        block,
+        (read_rate, generation_rate),
+        measured=True,
     )
+
+
+def describe_costs(names: Sequence[str], endpoint: Endpoint | None) -> str:
+    """Return in a line how many tokens checks need, and about how long that takes.
+
+    Args:
+        names: Names of the checks.
+        endpoint: The server; None if it does not run yet.
+    """
+    server = probe(endpoint) if endpoint else Server()
+    costs = {name: estimate_cost(name, server) for name in names}
+    num_read = sum(read for read, _ in costs.values())
+    num_generated = sum(generated for _, generated in costs.values())
+    read_rate, generation_rate = server.rates
+    minutes = (num_read / read_rate + num_generated / generation_rate) / 60
+    longest = max(costs, key=lambda name: sum(costs[name]))
+    context = ""
+    if "url-context" in names and not server.context:
+        context = "; serve/url-context reads four times the context, not counted here"
     source = "as it has just shown" if server.measured else "as an example"
     return (
-        f"serve: the server reads about {read:,} tokens and generates {generated:,}. At "
-        f"{server.rates[0]:,.0f} and {server.rates[1]:,.1f} tokens a second, {source}, that takes "
+        f"serve: the server reads about {num_read:,} tokens and generates {num_generated:,}. At "
+        f"{read_rate:,.0f} and {generation_rate:,.1f} tokens a second, {source}, that takes "
         f"{minutes:,.0f} minutes, or less for what the cache holds and for requests at a time. "
         f"serve/{longest} reads most, {costs[longest][0]:,}: --skip serve/{longest} leaves it out"
         f"{context}"
     )
 
 
-def foretell_plain(url: str) -> str:
+def describe_plain_costs(url: str) -> str:
     """Return in a line what the comparison with a server without speculation needs of it."""
     return f"serve: the server at {url} reads about {PLAIN:,} tokens, and generates 12"
