@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small random models as the quantized ones that people serve; made without a network or a GPU.
+"""Small random models in the formats that people serve, made without a network or a GPU.
 
-Each is written by transformers, or as llama.cpp's converter writes it, with the weights that a
-quantization replaces in its own form. The reference is transformers' answer in float32 with the
-same, dequantized, weights.
+Quantized weights have the layout of their format, and a GGUF file that of llama.cpp's converter;
+transformers writes the rest. The reference is transformers' answer in float32 with the same
+weights, dequantized.
 
-torch is imported where it is used: the checks of a server elsewhere are listed from this table too.
+torch is imported where it is used, because the checks of a server elsewhere are listed from this
+table too.
 """
 
 from __future__ import annotations
@@ -22,31 +23,59 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig
 
 _VOCABULARY = 512
-#: Numbers that share a scale: of int4, of fp4, and the square blocks of fp8.
-_INT4_GROUP, _FP4_GROUP, _FP8_BLOCK = 32, 32, 128
-_WEIGHTS, GGUF = "model.safetensors", "model.gguf"
+#: Numbers that share a scale: of int4, of fp4, and the side of the square blocks of fp8.
+_INT4_GROUP = 32
+_FP4_GROUP = 32
+_FP8_BLOCK = 128
+_WEIGHTS = "model.safetensors"
+GGUF = "model.gguf"
 
 _COMMON = {
-    "vocab_size": _VOCABULARY, "max_position_embeddings": 512, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2,
-    "pad_token_id": 0, "tie_word_embeddings": False,
+    "vocab_size": _VOCABULARY,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
     # larger than the default: with flat logits, any token would do
     "initializer_range": 0.08,
-}  # fmt: skip
-_SMALL = _COMMON | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-_LLAMA = _COMMON | {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
+}
+_SMALL = _COMMON | {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "head_dim": 64,
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+}
+_LLAMA = _COMMON | {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "head_dim": 128,
+}
 #: A quantized weight: its tensors by the suffix that replaces its name's, and its float32 values.
 _Quantized: TypeAlias = "tuple[dict[str, Tensor], Tensor]"
 
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A tiny model. kind: transformers' model_type. config: its fields.
+    """A tiny model.
 
-    why: the bug that serving it would catch.
-    quantize: what becomes of a weight, or None for one that stays bfloat16. quantization: what
-    config.json says of it. method: vLLM's name of it. plugin: vLLM's module that reads GGUF.
+    Attributes:
+        kind: transformers' model_type.
+        architecture: Name of transformers' class.
+        config: Keys of its config.json.
+        why: The bug that serving it would catch.
+        quantize: Takes a weight's name and values, and returns the quantized weight, or None for
+            one that stays bfloat16.
+        quantization: quantization_config of its config.json.
+        method: vLLM's name of the format.
+        plugin: vLLM's module that reads GGUF.
     """
 
     kind: str
@@ -75,8 +104,11 @@ def int4(name: str, weight: Tensor) -> _Quantized | None:
     nibbles = (codes + 8).long().view(rows, columns // 8, 8) << torch.arange(0, 32, 4)
     packed = nibbles.sum(-1)
     packed = torch.where(packed >= 2**31, packed - 2**32, packed).int()
-    shape = torch.tensor([rows, columns])
-    tensors = {"_packed": packed, "_scale": scale.squeeze(-1), "_shape": shape}
+    tensors = {
+        "_packed": packed,
+        "_scale": scale.squeeze(-1),
+        "_shape": torch.tensor([rows, columns]),
+    }
     return tensors, (codes * scale.float()).view(rows, columns)
 
 
@@ -86,12 +118,13 @@ def fp8(name: str, weight: Tensor) -> _Quantized | None:
 
     if not name.endswith("proj.weight"):
         return None
-    kind = torch.float8_e4m3fn
+    dtype = torch.float8_e4m3fn
     blocks = weight.float().view(len(weight) // _FP8_BLOCK, _FP8_BLOCK, -1, _FP8_BLOCK)
-    scale = blocks.abs().amax((1, 3)) / torch.finfo(kind).max
-    every = scale.repeat_interleave(_FP8_BLOCK, 0).repeat_interleave(_FP8_BLOCK, 1)
-    codes = (weight.float() / every).to(kind)
-    return {"": codes, "_scale_inv": scale}, codes.float() * every
+    scale = blocks.abs().amax((1, 3)) / torch.finfo(dtype).max
+    of_rows = scale.repeat_interleave(_FP8_BLOCK, 0)
+    of_weights = of_rows.repeat_interleave(_FP8_BLOCK, 1)
+    codes = (weight.float() / of_weights).to(dtype)
+    return {"": codes, "_scale_inv": scale}, codes.float() * of_weights
 
 
 def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
@@ -107,9 +140,12 @@ def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
         return None
     groups = weight.float().transpose(1, 2).unflatten(-1, (-1, _FP4_GROUP))
     power = (groups.abs().amax(-1, keepdim=True) / 6).log2().ceil()
-    codes = (groups[..., None] / power.exp2()[..., None] - FP4.float()).abs().argmin(-1)
+    scaled = groups[..., None] / power.exp2()[..., None]
+    codes = (scaled - FP4.float()).abs().argmin(-1)
     values = (FP4.float()[codes] * power.exp2()).flatten(-2).transpose(1, 2)
-    blocks = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+    low = codes[..., ::2]
+    high = codes[..., 1::2]
+    blocks = (low | high << 4).to(torch.uint8)
     scales = (power.squeeze(-1) + 127).to(torch.uint8)
     return {"_blocks": blocks, "_scales": scales}, values
 
@@ -126,120 +162,179 @@ def q4_0(name: str, weight: Tensor) -> _Quantized | None:
     return {"": torch.from_numpy(codes)}, torch.from_numpy(values)
 
 
-#: compressed-tensors' W4A16, but for what it leaves out.
-_PACKED = {
-    "quant_method": "compressed-tensors", "format": "pack-quantized",
-    "quantization_status": "compressed",
-    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-        "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
+def _packed_int4(ignore: list[str]) -> dict:
+    """Return the quantization_config of compressed-tensors' W4A16.
+
+    Args:
+        ignore: Names of the layers that stay in 16 bits.
+    """
+    weights = {
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
         "group_size": _INT4_GROUP,
-    }}},
-}  # fmt: skip
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ignore,
+    }
+
 
 MODELS = {
     "bf16": TinyModel(
-        "llama", "LlamaForCausalLM", _LLAMA,
-        "kernels that are correct in fp16 alone, the other checks' type, while models ship in "
+        kind="llama",
+        architecture="LlamaForCausalLM",
+        config=_LLAMA,
+        why="kernels that are correct in fp16 alone, the other checks' type, while models ship in "
         "bfloat16: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
     "w4a16": TinyModel(
-        "llama", "LlamaForCausalLM", _LLAMA,
-        "a 4-bit model, what people run on Strix Halo, that answers garbage or finds no kernel: "
-        "https://github.com/lemonade-sdk/vllm-rocm/issues/24",
-        int4,
-        _PACKED | {"ignore": ["lm_head"]},
-        "compressed-tensors",
+        kind="llama",
+        architecture="LlamaForCausalLM",
+        config=_LLAMA,
+        why="a 4-bit model, what people run on Strix Halo, that answers garbage or finds no "
+        "kernel: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
+        quantize=int4,
+        quantization=_packed_int4(ignore=["lm_head"]),
+        method="compressed-tensors",
     ),
     "w4a16-moe": TinyModel(
-        "qwen3_moe", "Qwen3MoeForCausalLM", _SMALL | _EXPERTS,
-        "experts in 4 bits, the form in which mixtures fit best, whose groups' scales are read "
+        kind="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        config=_SMALL | _EXPERTS,
+        why="experts in 4 bits, the form in which mixtures fit best, whose groups' scales are read "
         "for another expert or tile",
-        int4,
-        _PACKED | {"ignore": ["lm_head", "re:.*mlp.gate$"]},
-        "compressed-tensors",
+        quantize=int4,
+        quantization=_packed_int4(ignore=["lm_head", "re:.*mlp.gate$"]),
+        method="compressed-tensors",
     ),
     "fp8-moe": TinyModel(
-        "qwen3_moe", "Qwen3MoeForCausalLM", _SMALL | _EXPERTS,
-        "experts in FP8 that cannot be constructed on RDNA 3: "
+        kind="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        config=_SMALL | _EXPERTS,
+        why="experts in FP8 that cannot be constructed on RDNA 3: "
         "https://github.com/lemonade-sdk/vllm-rocm/issues/44",
-        fp8,
-        {
-            "quant_method": "fp8", "activation_scheme": "dynamic",
+        quantize=fp8,
+        quantization={
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
             "weight_block_size": [_FP8_BLOCK, _FP8_BLOCK],
             "modules_to_not_convert": [
-                "lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate",
+                "lm_head",
+                "model.layers.0.mlp.gate",
+                "model.layers.1.mlp.gate",
             ],
         },
-        "fp8",
+        method="fp8",
     ),
     "mxfp4-moe": TinyModel(
-        "gpt_oss", "GptOssForCausalLM",
-        _SMALL | {
-            "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32,
+        kind="gpt_oss",
+        architecture="GptOssForCausalLM",
+        config=_SMALL
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 32,
             "max_position_embeddings": 131072,
         },
-        "triton_kernels of another generation than Triton (gpt-oss): "
+        why="triton_kernels of another generation than Triton (gpt-oss): "
         "https://github.com/vllm-project/vllm/issues/49779",
-        mxfp4,
-        {"quant_method": "mxfp4", "modules_to_not_convert": [
-            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
-            "lm_head",
-        ]},
-        "mxfp4",
+        quantize=mxfp4,
+        quantization={
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        },
+        method="mxfp4",
     ),
     "gdn": TinyModel(
-        "qwen3_next", "Qwen3NextForCausalLM",
-        _SMALL | _EXPERTS | {
+        kind="qwen3_next",
+        architecture="Qwen3NextForCausalLM",
+        config=_SMALL
+        | _EXPERTS
+        | {
             "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
-            "linear_value_head_dim": 64, "shared_expert_intermediate_size": 128,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "shared_expert_intermediate_size": 128,
         },
-        "a hybrid model whose cache blocks of 1056 tokens need more LDS than there is: "
+        why="a hybrid model whose cache blocks of 1056 tokens need more LDS than there is: "
         "https://github.com/vllm-project/vllm/pull/56232",
     ),
     "gguf": TinyModel(
-        "llama", "LlamaForCausalLM", _LLAMA,
-        "a GGUF file of a Llama that is answered wrong without a message, as its converter "
+        kind="llama",
+        architecture="LlamaForCausalLM",
+        config=_LLAMA,
+        why="a GGUF file of a Llama that is answered wrong without a message, as its converter "
         "reorders the rows of each head: https://github.com/vllm-project/vllm-metal/pull/480",
-        q4_0,
+        quantize=q4_0,
         plugin="vllm_gguf_plugin",
     ),
-}  # fmt: skip
+}
 
 
 def make(name: str, folder: Path, prompt: list[int]) -> dict:
-    """Write the model; return the log probability of each token after the prompt, in float32."""
+    """Write the model; return the log probability of each token after the prompt, in float32.
+
+    Args:
+        name: Key of MODELS.
+        folder: Where the model is written.
+        prompt: Token ids.
+    """
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model, plain = MODELS[name], folder / "dequantized"
+    model = MODELS[name]
+    reference_folder = folder / "dequantized"
     torch.manual_seed(0)
     config = AutoConfig.for_model(model.kind, **model.config)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(plain)
-    file, meant = plain / _WEIGHTS, {}
+    initial = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    initial.save_pretrained(reference_folder)
+    reference_file = reference_folder / _WEIGHTS
     tensors: dict[str, Tensor] = {}
-    for key, weight in load_file(file).items():
-        if found := model.quantize(key, weight):
-            tensors |= {key + suffix: part.contiguous() for suffix, part in found[0].items()}
-            meant[key] = found[1].contiguous()
-        else:
-            tensors[key], meant[key] = weight, weight.float()
+    dequantized: dict[str, Tensor] = {}
+    for key, weight in load_file(reference_file).items():
+        quantized = model.quantize(key, weight)
+        if quantized is None:
+            tensors[key] = weight
+            dequantized[key] = weight.float()
+            continue
+        parts, values = quantized
+        for suffix, part in parts.items():
+            tensors[key + suffix] = part.contiguous()
+        dequantized[key] = values.contiguous()
     if model.plugin:
         write_gguf(folder / GGUF, config, tensors)
     else:
         save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
-    save_file(meant, file, {"format": "pt"})
-    said = json.loads((plain / "config.json").read_text())
-    said |= {"quantization_config": model.quantization} if model.quantization else {}
-    (folder / "config.json").write_text(json.dumps(said, indent=1))
-    network = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
-    shutil.rmtree(plain)
-    logits = network.requires_grad_(False)(torch.tensor([prompt])).logits[0, -1]
+    save_file(dequantized, reference_file, {"format": "pt"})
+    written = json.loads((reference_folder / "config.json").read_text())
+    if model.quantization:
+        written["quantization_config"] = model.quantization
+    (folder / "config.json").write_text(json.dumps(written, indent=1))
+    network = AutoModelForCausalLM.from_pretrained(reference_folder, dtype=torch.float32).eval()
+    shutil.rmtree(reference_folder)
+    network.requires_grad_(False)
+    logits = network(torch.tensor([prompt])).logits[0, -1]
     return {"logprobs": logits.log_softmax(-1).tolist()}
 
 
-def write_gguf(file: Path, config: LlamaConfig, tensors: dict[str, Tensor]) -> None:
+def write_gguf(
+    file: Path,
+    config: LlamaConfig,
+    tensors: dict[str, Tensor],
+) -> None:
     """Write a Llama as llama.cpp's converter does: queries and keys for a rope of neighbours."""
     from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 
@@ -249,12 +344,15 @@ def write_gguf(file: Path, config: LlamaConfig, tensors: dict[str, Tensor]) -> N
         if key.endswith(("q_proj.weight", "k_proj.weight")):
             halves = tensor.view(-1, 2, config.head_dim // 2, tensor.shape[1])
             tensor = halves.transpose(1, 2).reshape(tensor.shape)
-        plain = tensor.is_floating_point()
-        writer.add_tensor(
-            names.get_name(key, try_suffixes=(".weight",)),
-            (tensor.float() if plain else tensor).numpy(),
-            raw_dtype=None if plain else GGMLQuantizationType.Q4_0,
-        )
+        name = names.get_name(key, try_suffixes=(".weight",))
+        if tensor.is_floating_point():
+            writer.add_tensor(name, tensor.float().numpy())
+        else:
+            writer.add_tensor(
+                name,
+                tensor.numpy(),
+                raw_dtype=GGMLQuantizationType.Q4_0,
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
