@@ -31,40 +31,64 @@ from strix_validate.serving.web import open_url
 #: Seconds; the first start compiles kernels, up to 12 minutes were reported on gfx1151.
 _START_LIMIT = 900
 _STOP_LIMIT = 60
-_NETWORK_OFF = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_NETWORK_OFF = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
 #: HIP graphs of decoding, of kernels as they are: torch.compile would round otherwise than eager.
 _GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}'
-
-#: Of the tiny model: little memory, and HIP graphs.
+#: Flags of the tiny model's server: little memory, and HIP graphs.
 _TINY = [
-    "--dtype", "float16", "--max-model-len", "256", "--max-num-seqs", "4", "--compilation-config",
-    _GRAPHS, "--kv-cache-memory-bytes", str(256 << 20),
-]  # fmt: skip
+    "--dtype=float16",
+    "--max-model-len=256",
+    "--max-num-seqs=4",
+    "--compilation-config",
+    _GRAPHS,
+    f"--kv-cache-memory-bytes={256 << 20}",
+]
 
 
-def _once(make: Callable) -> property:
-    """Make a property computed on first use. Failures are kept too: one may have taken minutes."""
+@dataclass(frozen=True)
+class _Outcome:
+    """The value of a property, or the error that it raised."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+def _computed_once(compute: Callable) -> property:
+    """Return a property that is computed on first use.
+
+    A failure is stored as well, because it may have taken minutes.
+    """
+    name = compute.__name__
 
     def get(self):
-        if make.__name__ not in self.made:
+        if name not in self.outcomes:
             try:
-                self.made[make.__name__] = make(self), None
+                self.outcomes[name] = _Outcome(compute(self))
             except Exception as error:
-                self.made[make.__name__] = None, error
-        value, failure = self.made[make.__name__]
-        if failure is not None:
-            raise failure
-        return value
+                self.outcomes[name] = _Outcome(error=error)
+        outcome = self.outcomes[name]
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
 
-    return property(get, doc=make.__doc__)
+    return property(get, doc=compute.__doc__)
 
 
 @dataclass
 class ServerSession:
     """The model, its offline output, and the server, each made on first use.
 
-    start_limit and stop_limit are in seconds. model: a folder to serve instead of the tiny one.
-    flags: of `vllm serve` for the tiny one.
+    Attributes:
+        device: "cuda", or another name if torch has no GPU.
+        start_limit: Seconds in which the server must answer.
+        stop_limit: Seconds in which it must end.
+        model: A folder to serve instead of the tiny model.
+        flags: Flags of `vllm serve` for the tiny model.
+        outcomes: Properties that were computed, by name.
     """
 
     device: str
@@ -72,7 +96,7 @@ class ServerSession:
     stop_limit: float = _STOP_LIMIT
     model: str = ""
     flags: Sequence[str] = tuple(_TINY)
-    made: dict = field(default_factory=dict)
+    outcomes: dict[str, _Outcome] = field(default_factory=dict)
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> "ServerSession":
@@ -82,54 +106,73 @@ class ServerSession:
         self._closing.close()
 
     def need_vllm(self, *plugins: str) -> None:
-        """Raise CannotRun where vLLM cannot be started, or lacks one of these modules."""
+        """Require what starts vLLM.
+
+        Args:
+            *plugins: Further modules to require.
+
+        Raises:
+            CannotRun: vLLM cannot be started here, or lacks a module.
+        """
         for name in ("vllm", "transformers", *plugins):
             if importlib.util.find_spec(name) is None:
                 raise CannotRun(f"{name} is not installed")
         if self.device != "cuda":
             raise CannotRun("vLLM serves only on a GPU here, and torch sees none")
 
-    @_once
+    @_computed_once
     def folder(self) -> Path:
-        """Holds the model and the log, as long as this is open."""
+        """Folder of the model and the log, which exists as long as the session."""
         return Path(self._closing.enter_context(tempfile.TemporaryDirectory()))
 
-    @_once
+    @_computed_once
     def reference(self) -> list[float]:
-        """Log probability of each token after the prompt; writes the model."""
+        """Log probability of each token after the prompt. Writes the model."""
         self.need_vllm()
         return in_child("make", self.folder / "model")["logprobs"]
 
-    @_once
+    @_computed_once
     def offline(self) -> dict:
-        """See tiny_llama._generate."""
-        _ = self.reference  # writes the model
+        """What vLLM generates offline; see tiny_llama._generate."""
+        self._write_model()
         return in_child("generate", self.folder / "model")
 
+    def _write_model(self) -> None:
+        _ = self.reference
+
     def generate(self, name: str) -> tuple[list[float], dict]:
-        """Generate offline by a model of tiny_models; return its reference, and what vLLM gives."""
+        """Write a model of tiny_models and let vLLM generate offline.
+
+        Returns:
+            The model's reference, and what vLLM generates.
+        """
         self.need_vllm()
         folder = self.folder / name
-        return in_child("make", folder, name)["logprobs"], in_child("generate", folder, name)
+        reference = in_child("make", folder, name)["logprobs"]
+        return reference, in_child("generate", folder, name)
 
     def score(self, tokens: list[int]) -> dict:
-        """See tiny_llama._score: these tokens after the prompt, by transformers in float32."""
+        """Score tokens after the prompt by transformers in float32; see tiny_llama._score."""
         return in_child("score", self.folder / "model", json.dumps(tokens))
 
-    @_once
+    @_computed_once
     def answer(self) -> Generation:
-        """What the server makes of the prompt."""
+        """What the server generates after the prompt."""
         return self.server.endpoint.generate(PROMPT, TOKENS)
 
-    @_once
+    @_computed_once
     def server(self) -> "VllmServer":
-        """A server of the model, started when first asked for."""
-        if not self.model:
-            _ = self.reference
-        folder, flags = Path(self.model or self.folder / "model"), self.flags
+        """A server of the model, which is started on first use."""
         if self.model:
+            folder = Path(self.model)
             memory = memory_of(Tree())
-            flags = ["--gpu-memory-utilization", f"{memory.utilization:.2f}"] if memory else []
+            flags: Sequence[str] = []
+            if memory:
+                flags = ["--gpu-memory-utilization", f"{memory.utilization:.2f}"]
+        else:
+            self._write_model()
+            folder = self.folder / "model"
+            flags = self.flags
         server = VllmServer(folder, self.folder / "server.log", flags)
         self._closing.callback(server.kill)
         server.start(self.start_limit)
@@ -137,55 +180,83 @@ class ServerSession:
 
 
 class VllmServer:
-    """`vllm serve` on a free local port, in its own process group."""
+    """`vllm serve` on a free local port, in its own process group.
+
+    Attributes:
+        model: Folder of the model.
+        log: File of the server's output.
+        flags: Further flags of `vllm serve`.
+        port: Its port on 127.0.0.1.
+        endpoint: The server as a client sees it.
+        process: The process; None until it is started.
+        start_seconds: Seconds until it answered.
+    """
 
     def __init__(self, model: Path, log: Path, flags: Sequence[str]) -> None:
-        self.model, self.log, self.flags = model, log, flags
-        # kept: nobody else is given the port before the server, which may share it, binds it
-        self._kept = socket.socket()
-        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._kept.bind(("127.0.0.1", 0))
-        self.port = self._kept.getsockname()[1]
+        self.model = model
+        self.log = log
+        self.flags = flags
+        # The socket stays open, so that no other program gets the port before the server, which
+        # may share it, binds it.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port = self._reserved.getsockname()[1]
         self.endpoint = Endpoint(f"http://127.0.0.1:{self.port}", "tiny")
-        self.process: Any = None  # until it is started
+        self.process: Any = None
         self.start_seconds = 0.0
 
     def start(self, limit: float) -> None:
-        """Start the server; return when it answers.
+        """Start the server and wait until it answers.
 
-        Raise CheckFailed with the end of the log otherwise.
+        Args:
+            limit: Seconds to wait.
+
+        Raises:
+            CheckFailed: It does not; the message has the end of its log.
         """
-        program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or "vllm"
-        command = [
-            program, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port),
-            "--served-model-name", "tiny", "--enable-prefix-caching", "--seed", "0", *self.flags,
-        ]  # fmt: skip
         begin = time.perf_counter()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command,
+                self._command(),
                 env=os.environ | _NETWORK_OFF,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         while time.perf_counter() - begin < limit:
-            ended = self.process.poll()
-            if ended is not None:
-                raise CheckFailed(
-                    f"vllm serve ended with status {ended}: {last_lines(self.log, 5)}"
-                )
-            address = f"{self.endpoint.url}/health"
-            with contextlib.suppress(OSError), open_url(address, 5):
+            status = self.process.poll()
+            if status is not None:
+                last = last_lines(self.log, 5)
+                raise CheckFailed(f"vllm serve ended with status {status}: {last}")
+            with contextlib.suppress(OSError), open_url(f"{self.endpoint.url}/health", 5):
                 self.start_seconds = time.perf_counter() - begin
                 return
             time.sleep(0.2)
         raise CheckFailed(f"no answer within {limit:.0f} s: {last_lines(self.log, 5)}")
 
-    def stop(self, limit: float) -> int:
-        """Send SIGTERM; return the exit status.
+    def _command(self) -> list[str]:
+        beside_python = str(Path(sys.executable).parent)
+        program = shutil.which("vllm", path=beside_python) or "vllm"
+        command = [program, "serve", str(self.model)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += [
+            "--served-model-name",
+            "tiny",
+            "--enable-prefix-caching",
+            "--seed",
+            "0",
+        ]
+        return command + list(self.flags)
 
-        Raise CheckFailed if the server stays, or leaves a process.
+    def stop(self, limit: float) -> int:
+        """Send SIGTERM, and return the exit status.
+
+        Args:
+            limit: Seconds to wait for the server, and then for the processes that it started.
+
+        Raises:
+            CheckFailed: The server does not end, or leaves a process.
         """
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -199,8 +270,8 @@ class VllmServer:
         return status
 
     def kill(self) -> None:
-        """End the server and what it started."""
-        self._kept.close()
+        """Kill the server and the processes that it started."""
+        self._reserved.close()
         if self.process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -214,15 +285,32 @@ class VllmServer:
         return True
 
 
-def in_child(task: str, folder: Path, *model: str) -> dict:
-    """Return tiny_llama's answer. Raise CheckFailed with the end of its log if it failed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "strix_validate.serving.tiny_llama", task, folder, *model],
-        env=os.environ | _NETWORK_OFF | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+def in_child(task: str, folder: Path, *arguments: str) -> dict:
+    """Run a task of tiny_llama in a child process, and return its answer.
+
+    Args:
+        task: "make", "generate" or "score".
+        folder: Folder of the model.
+        *arguments: Further arguments; see tiny_llama.
+
+    Raises:
+        CheckFailed: The task failed; the message has the end of its log.
+    """
+    search_path = os.pathsep.join(filter(None, sys.path))
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "strix_validate.serving.tiny_llama",
+            task,
+            folder,
+            *arguments,
+        ],
+        env=os.environ | _NETWORK_OFF | {"PYTHONPATH": search_path},
         capture_output=True,
         text=True,
         timeout=_START_LIMIT,
     )
-    last = " | ".join(done.stderr.strip().splitlines()[-3:])
-    require(done.returncode == 0, f"{task} ended with status {done.returncode}: {last}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    last = " | ".join(process.stderr.strip().splitlines()[-3:])
+    require(process.returncode == 0, f"{task} ended with status {process.returncode}: {last}")
+    return json.loads(process.stdout.strip().splitlines()[-1])
