@@ -14,7 +14,7 @@ from strix_validate import runner, skips
 from strix_validate.checks import CheckFailed, RunOptions, State
 from strix_validate.reporting.record import Device
 from strix_validate.serving import costs, endpoint, judges, speed
-from strix_validate.serving.users_server import USERS
+from strix_validate.serving.users_server import USER_CHECKS
 from strix_validate.tiers import serve
 
 
@@ -275,12 +275,14 @@ def test_costs_are_said_before_the_first_request_of_a_check(monkeypatch):
     assert "as it has just shown" in lines[1] and "--skip serve/url-usage" in lines[1]
 
 
-@pytest.mark.parametrize("name", [n for n in USERS if n not in ("url-bench", "url-questions")])
+@pytest.mark.parametrize(
+    "name", [n for n in USER_CHECKS if n not in ("url-bench", "url-questions")]
+)
 def test_the_costs_of_a_check_are_what_it_costs(name, monkeypatch):
     """Within a factor of two, and 200 tokens: tokens differ between models."""
     with serving(drafts=True) as server:
         options = RunOptions(url=f"http://127.0.0.1:{server.server_port}", model="any")
-        read, generated = costs.cost_of(name, costs.Server(server.context, server.block))
+        read, generated = costs.estimate_cost(name, costs.Server(server.context, server.block))
         list(serve.run([c for c in serve.checks() if c.id == f"serve/{name}"], options))
         assert server.read / 2 - 200 <= read <= 2 * server.read + 200, server.read
         assert server.generated / 2 - 100 <= generated <= 2 * server.generated + 100

@@ -2,6 +2,7 @@
 """The checks of a user's server, with any model: one that runs already, or one of a folder."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from strix_validate.checks import require
 from strix_validate.serving import caches, chats, judges, sampling, speed, structures
@@ -12,16 +13,17 @@ PREFILL = (
     "https://github.com/vllm-project/vllm/issues/56021"
 )
 USAGE = (
-    "Tokens of the prompt and of the answer are counted; clients pay and cut by that: "
+    "The tokens of the prompt and of the answer are counted. Clients pay and truncate by these "
+    "counts: "
     "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"
 )
 PROBABILITIES = (
-    "Listed values of a step are log probabilities, of the model's own tokens, and sum to no more "
-    "than one: temperature or a softmax of the wrong length. "
+    "The listed values of a step are log probabilities of the model's own tokens, and the "
+    "probabilities sum to one at most. A temperature or a softmax of the wrong length spoils them: "
     "https://github.com/vllm-project/vllm/issues/56021"
 )
 STREAMING = (
-    "Streaming gives the same tokens, text and usage in several parts and ends with [DONE]; parts "
+    "Streaming gives the same tokens, text and usage in several parts and ends with [DONE]. Parts "
     "were lost or doubled: https://github.com/vllm-project/vllm/issues/32180"
 )
 ABORT = (
@@ -30,148 +32,177 @@ ABORT = (
 )
 
 
-def describe(judge: Callable[..., dict], reason: str) -> Callable[..., dict]:
-    """Give a check's function the bug that it would catch, with a link."""
-    judge.__doc__ = reason
-    return judge
+@dataclass(frozen=True)
+class ServerCheck:
+    """A check of a server.
+
+    Attributes:
+        judge: Returns what it measured, or raises CheckFailed. It takes the server, and for some
+            checks more; see strix_validate.tiers.serve.
+        reason: The bug that the check would catch, with a link. The first sentence is its title.
+    """
+
+    judge: Callable[..., dict]
+    reason: str
 
 
-def _of_user(judge: Callable[..., dict], reason: str) -> Callable[..., dict]:
-    return describe(lambda server, *more: judge(server, *more), f"The user's server: {reason}")
+def _users_check(judge: Callable[..., dict], reason: str) -> ServerCheck:
+    return ServerCheck(judge, f"The user's server: {reason}")
 
 
 def _judge_usage(server: Endpoint) -> dict:
     prompt = judges.PROMPTS[0]
+    usage: dict = {}
     for number in (1, 2, 24):
-        found = server.generate(prompt, number)
-        judges.judge_finish(found, "length")
-        usage = judges.judge_usage(found, number)
-        judges.judge_text_of(found, prompt)
-    several = server.generate_choices(prompt, 8, n=2, temperature=1.0, seed=1)
-    require(len(several) == 2, f"n is 2, and {len(several)} choices are answered")
-    written = sum(len(each.tokens) for each in several)
-    counts = (len(several[0].prompt), written, len(several[0].prompt) + written)
+        answer = server.generate(prompt, number)
+        judges.judge_finish(answer, "length")
+        usage = judges.judge_usage(answer, number)
+        judges.judge_echo(answer, prompt)
+    choices = server.generate_choices(prompt, 8, n=2, temperature=1.0, seed=1)
+    require(len(choices) == 2, f"n is 2, and {len(choices)} choices are answered")
+    first = choices[0]
+    num_generated = sum(len(choice.tokens) for choice in choices)
+    counts = (len(first.prompt), num_generated, len(first.prompt) + num_generated)
     expected = dict(zip(COUNTS, counts, strict=True))
     require(
-        several[0].usage == expected, f"usage of n=2 says {several[0].usage}, expected {expected}"
+        first.usage == expected,
+        f"usage of n=2 says {first.usage}, expected {expected}",
     )
     return usage
 
 
 def _judge_long_answer(server: Endpoint) -> dict:
+    number = judges.LONG
     context = server.context()
-    number = min(judges.LONG, context - 64) if context else judges.LONG
-    found = server.generate(judges.PROMPTS[0], number)
-    judges.judge_usage(found, number)
-    return judges.judge_greedy(server, found)
+    if context:
+        number = min(number, context - 64)
+    answer = server.generate(judges.PROMPTS[0], number)
+    judges.judge_usage(answer, number)
+    return judges.judge_greedy(server, answer)
 
 
 def _judge_streams(server: Endpoint) -> dict:
     measured = judges.judge_stream(server, judges.PROMPTS[0])
-    letters = judges.judge_stream(server, judges.LETTERS, 48)["letters"]
-    return measured | {"letters": letters}
+    of_letters = judges.judge_stream(server, judges.LETTERS, 48)
+    return measured | {"letters": of_letters["letters"]}
 
 
-#: By name, in the order in which they run.
-USERS: dict[str, Callable[..., dict]] = {
-    "url-text": _of_user(
+def _judge_together(server: Endpoint) -> dict:
+    return judges.judge_twice_together(server, judges.MANY, judges.TOGETHER)
+
+
+def _judge_stop(server: Endpoint) -> dict:
+    return judges.judge_stop(server, judges.PROMPTS[0])
+
+
+def _judge_probabilities(server: Endpoint) -> dict:
+    return judges.judge_probabilities(server, judges.PROMPTS[0])
+
+
+def _judge_abort(server: Endpoint) -> dict:
+    return judges.judge_abort(server, judges.PROMPTS[0])
+
+
+def _recall_check(length: int) -> ServerCheck:
+    return _users_check(
+        lambda server: judges.judge_recall(server, length),
+        f"five numbers in each of two prompts of {length} tokens are found again. Attention "
+        "that is wrong, or a cache that is, beyond a length: "
+        "https://github.com/vllm-project/vllm/issues/42684",
+    )
+
+
+def _load_check(load: int) -> ServerCheck:
+    return ServerCheck(
+        lambda server: speed.measure(server, load, judges.PROMPTS),
+        f"Time to the first token and tokens a second, {load} requests at a time. A server "
+        "that is slower than published numbers: https://github.com/ROCm/vllm/issues/994",
+    )
+
+
+#: The checks by name, in the order in which they run.
+USER_CHECKS: dict[str, ServerCheck] = {
+    "url-text": _users_check(
         judges.judge_text,
         "texts that every model knows are likely, everywhere in 1,200 tokens. Random weights agree "
         "with themselves as well: https://github.com/vllm-project/vllm/issues/15730",
     ),
-    "url-prefill": _of_user(_judge_long_answer, PREFILL),
-    "url-together": _of_user(
-        lambda server: judges.judge_twice_together(server, judges.MANY, judges.TOGETHER),
+    "url-prefill": _users_check(_judge_long_answer, PREFILL),
+    "url-together": _users_check(
+        _judge_together,
         "of prompts that are each sent twice, 32 at a time, each gets its own answer. Of two equal "
         "requests the second was wrong: https://github.com/vllm-project/vllm/issues/41331",
     ),
-    "url-long-together": _of_user(
+    "url-long-together": _users_check(
         caches.judge_long_pairs,
         "of prompts of 2,144 tokens that are each sent twice at once, each gets its own answer. "
         "Long ones were swapped: https://github.com/ggml-org/llama.cpp/issues/27579",
     ),
-    "url-prefix": _of_user(
+    "url-prefix": _users_check(
         caches.judge_prefix,
         "prompts that share more than a block of the cache get their own answers, at first sight, "
         "together and in later turns. A block of a hybrid cache has up to thousands of tokens, and "
         "repeated a wrong state: https://github.com/vllm-project/vllm/issues/53912",
     ),
-    "url-speculation": _of_user(
+    "url-speculation": _users_check(
         caches.judge_speculation,
         "drafted tokens, of MTP or n-grams, are those that prefill finds without drafts. With a "
         "cached prefix they were others: https://github.com/vllm-project/vllm/issues/43559",
     ),
-    **{
-        f"url-recall-{length}": _of_user(
-            lambda server, length=length: judges.judge_recall(server, length),
-            f"five numbers in each of two prompts of {length} tokens are found again. Attention "
-            "that is wrong, or a cache that is, beyond a length: "
-            "https://github.com/vllm-project/vllm/issues/42684",
-        )
-        for length in judges.RECALLED
-    },
-    "url-context": _of_user(
+    **{f"url-recall-{length}": _recall_check(length) for length in judges.RECALLED},
+    "url-context": _users_check(
         caches.judge_context,
         "tokens and log probabilities are right up to the last token of the context. Garbage "
         "beyond a length: https://github.com/vllm-project/vllm/issues/42684",
     ),
-    "url-usage": _of_user(_judge_usage, USAGE),
-    "url-stop": _of_user(
-        lambda server: judges.judge_stop(server, judges.PROMPTS[0]),
+    "url-usage": _users_check(_judge_usage, USAGE),
+    "url-stop": _users_check(
+        _judge_stop,
         "an answer ends before a stop string, whole or in a stream, and says why it ends. "
         "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/",
     ),
-    "url-probabilities": _of_user(
-        lambda server: judges.judge_probabilities(server, judges.PROMPTS[0]), PROBABILITIES
-    ),
-    "url-sampling": _of_user(
+    "url-probabilities": _users_check(_judge_probabilities, PROBABILITIES),
+    "url-sampling": _users_check(
         sampling.judge_sampling,
         "tokens are drawn as often as temperature, top_k, top_p and min_p let them; seeds, n and "
         "logit_bias do what they should. Wrong samplers: "
         "https://github.com/vllm-project/vllm/issues/4091",
     ),
-    "url-penalties": _of_user(
+    "url-penalties": _users_check(
         sampling.judge_penalties,
         "each token is the likeliest once penalties are subtracted: they were ignored or counted "
         "tokens of another request. https://docs.vllm.ai/en/latest/serving/openai_compatible_server/",
     ),
-    "url-chat": _of_user(
+    "url-chat": _users_check(
         chats.judge_chat,
         "the chat template is applied to each message, with its role. Answers of a chat without it "
         "look like a bad model: https://docs.vllm.ai/en/latest/serving/openai_compatible_server/",
     ),
-    "url-chat-answer": _of_user(
+    "url-chat-answer": _users_check(
         chats.judge_chat_answer,
         "a chat's answer is in its content, and the same in a stream. Content was null or empty: "
         "https://github.com/vllm-project/vllm/issues/43650",
     ),
-    "url-tools": _of_user(
+    "url-tools": _users_check(
         structures.judge_tools,
         "a tool call comes as structure that keeps the tool's schema, not as text: "
         "https://github.com/lemonade-sdk/lemonade/issues/2977",
     ),
-    "url-schema": _of_user(
+    "url-schema": _users_check(
         structures.judge_schema,
         "an answer keeps the JSON schema that was asked for, and a stream does not break letters. "
         "https://docs.vllm.ai/en/latest/features/structured_outputs/",
     ),
-    "url-streaming": _of_user(_judge_streams, STREAMING),
-    "url-abort": _of_user(lambda server: judges.judge_abort(server, judges.PROMPTS[0]), ABORT),
-    "url-questions": _of_user(
+    "url-streaming": _users_check(_judge_streams, STREAMING),
+    "url-abort": _users_check(_judge_abort, ABORT),
+    "url-questions": _users_check(
         judges.judge_questions,
         "of 50 questions about small sums, in words, as many have the right answer as --questions "
         "says: a model that answers well, and less well than it should: "
         "https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
-    **{
-        f"url-load-{load}": describe(
-            lambda server, load=load: speed.measure(server, load, judges.PROMPTS),
-            f"Time to the first token and tokens a second, {load} requests at a time. A server "
-            "that is slower than published numbers: https://github.com/ROCm/vllm/issues/994",
-        )
-        for load in speed.LOADS
-    },
-    "url-bench": describe(
+    **{f"url-load-{load}": _load_check(load) for load in speed.LOADS},
+    "url-bench": ServerCheck(
         speed.bench_serve,
         "What `vllm bench serve` says of 32 requests, 16 at a time, for comparison with published "
         "numbers, which it measures: https://docs.vllm.ai/en/latest/benchmarking/cli/",
