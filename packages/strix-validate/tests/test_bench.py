@@ -20,12 +20,12 @@ from strix_validate.vllm import experts
 
 def test_operations_are_counted_once():
     """The published rate of the largest size follows from its time; the script has twice it."""
-    assert bench.operations("tiny", False, "forward") == 4 * 128 * 128 * 64
-    causal = bench.operations("xlarge", True, "forward")
+    assert bench.count_operations("tiny", False, "forward") == 4 * 128 * 128 * 64
+    causal = bench.count_operations("xlarge", True, "forward")
     assert causal == 4 * 16 * 16 * 64 * (4096 * 4097 // 2)
-    assert bench.operations("xlarge", True, "backward") == 2.5 * causal
+    assert bench.count_operations("xlarge", True, "backward") == 2.5 * causal
     assert causal / 68.5042 / 1e9 == pytest.approx(8.03, abs=0.005)
-    assert bench.operations("xlarge", True, "backward") / 115.386 / 1e9 == pytest.approx(
+    assert bench.count_operations("xlarge", True, "backward") / 115.386 / 1e9 == pytest.approx(
         11.91, abs=0.005
     )
 
@@ -50,7 +50,7 @@ def test_what_is_timed_has_the_shape_of_a_server():
         # of full attention, the table has forward alone, and not at its smallest size
         "bench/published/tiny-full",
     }
-    assert bench.operations("decode", False, "forward") == 4 * 16 * 32 * 128 * 4096
+    assert bench.count_operations("decode", False, "forward") == 4 * 16 * 32 * 128 * 4096
     assert bench.SIZES["decode"].cache_bytes == 2 * 2 * 16 * 8 * 4096 * 128
     q, k, v, grad_out = bench.SIZES["gqa"].shapes()
     assert q == grad_out == (4, 32, 2048, 128) and k == v == (4, 8, 2048, 128)
@@ -69,7 +69,7 @@ def test_both_directions_are_timed():
     for direction in ("forward", "backward"):
         low, median, high = (found[f"{direction}_{x}ms"] for x in ("low_", "", "high_"))
         assert 0 < low <= median <= high and found[f"{direction}_repeats"] > 1
-        rate = bench.operations("tiny", True, direction) / median / 1e9
+        rate = bench.count_operations("tiny", True, direction) / median / 1e9
         assert found[f"{direction}_tflops"] == pytest.approx(rate)
 
 
@@ -80,7 +80,7 @@ def test_flash_attn_is_given_its_own_layout(monkeypatch):
         flash_attn_func=lambda q, k, v, causal: seen.append(q.shape) or q + k + v
     )
     monkeypatch.setitem(sys.modules, "flash_attn", mock)
-    bench.time_torch("flash-attn", bench.SIZES["tiny"], True, "cpu", {})
+    bench.time_torch("flash-attn", bench.SIZES["tiny"], True, "cpu")
     assert {*seen} == {(1, 128, 1, 64)}
 
 

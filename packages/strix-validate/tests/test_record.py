@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date
 
 import program
@@ -17,7 +18,7 @@ from strix_validate.reporting import record
 from strix_validate.reporting.page import render
 from strix_validate.reporting.record import Package
 from strix_validate.runner import NoSuchCheck, run, select
-from strix_validate.tiers import attention
+from strix_validate.tiers import attention, doctor
 from typer.testing import CliRunner
 
 
@@ -224,22 +225,20 @@ def test_a_name_of_another_size_or_device_is_an_error(tier, name):
 
 
 def test_a_tier_that_forgets_a_check_fails_it(monkeypatch):
-    module = tiers.load("doctor")
-    monkeypatch.setattr(module, "run", lambda wanted, options: iter(()))
+    tier = replace(doctor.TIER, run=lambda selected, options: iter(()))
+    monkeypatch.setattr(doctor, "TIER", tier)
     found = run(["doctor"], RunOptions(), ["doctor/disk"])
     assert found.summary["failed"] == 1 and "no result" in found.checks[0].reason
 
 
 def ends_after(number, error, monkeypatch):
     """The tier doctor raises the error behind so many results."""
-    module = tiers.load("doctor")
-    whole = module.run
 
-    def run(wanted, options):
-        yield from list(whole(wanted, options))[:number]
+    def run(selected, options):
+        yield from list(doctor.run(selected, options))[:number]
         raise error
 
-    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(doctor, "TIER", replace(doctor.TIER, run=run))
 
 
 def test_a_fault_that_ends_a_tier_fails_what_is_left(monkeypatch):
@@ -277,13 +276,14 @@ def test_a_killed_run_leaves_the_record_so_far(tmp_path, monkeypatch):
     """It is written as it grows: no handler runs before SIGKILL."""
     code = """if True:
         import os, signal
-        from strix_validate import cli, terminal, tiers
-        module = tiers.load("doctor")
-        whole, terminal.SECONDS_BETWEEN_WRITES = module.run, 0
-        def killed(wanted, options):
-            yield from list(whole(wanted, options))[:3]
+        from dataclasses import replace
+        from strix_validate import cli, terminal
+        from strix_validate.tiers import doctor
+        terminal.SECONDS_BETWEEN_WRITES = 0
+        def killed(selected, options):
+            yield from list(doctor.run(selected, options))[:3]
             os.kill(os.getpid(), signal.SIGKILL)
-        module.run = killed
+        doctor.TIER = replace(doctor.TIER, run=killed)
         cli.app(["run", "--tier", "doctor", "--evidence", os.environ["EVIDENCE"]])
         """
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "EVIDENCE": str(tmp_path)}
@@ -303,6 +303,15 @@ def test_the_groups_of_ids_are_known_without_the_tiers():
     for name in tiers.TIERS:
         ids = {check.id.split("/")[0] for check in tiers.load(name).checks()}
         assert ids == set(tiers.GROUPS.get(name, (name,))), name
+
+
+def test_every_tier_holds_the_contract():
+    for name in tiers.TIERS:
+        tier = tiers.load(name)
+        assert isinstance(tier, tiers.Tier), name
+        check, options = tier.checks()[0], RunOptions()
+        assert isinstance(tier.applies(check, options), bool), name
+        assert list(tier.announce([check], options)) == [], name
 
 
 def test_unknown_tier_and_root_are_wrong_usage():

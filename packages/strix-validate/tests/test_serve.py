@@ -22,7 +22,7 @@ ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
 LONG, SHORT = 600, 0.1
 #: What needs no server, and what does.
 OFFLINE = {"offline-repeats", "offline-logits"} | ALL_MODELS
-SERVED = set(serve.BODIES) - OFFLINE
+SERVED = set(serve.SESSION_CHECKS) - OFFLINE
 FAKE = Path(__file__).resolve().parent / "fake_vllm"
 
 
@@ -69,7 +69,7 @@ def examine(monkeypatch, tmp_path, started):
 
     monkeypatch.setattr(vllm_server, "in_child", child)
 
-    def run(faults, names=tuple(serve.BODIES)):
+    def run(faults, names=tuple(serve.SESSION_CHECKS)):
         monkeypatch.setenv("FAKE_VLLM", faults)
         monkeypatch.setattr(serve, "FIRST_TOKEN_LIMIT", SHORT if "latency" in faults else LONG)
         start_limit = 2 if faults == "hangs" else LONG
@@ -77,7 +77,7 @@ def examine(monkeypatch, tmp_path, started):
         with vllm_server.ServerSession("cuda", start_limit, stop_limit) as session:
             bodies = {
                 Check(f"serve/{name}"): serve.of_session(body, session)
-                for name, body in serve.BODIES.items()
+                for name, body in serve.SESSION_CHECKS.items()
             }
             wanted = [c for c in serve.checks() if c.id.removeprefix("serve/") in names]
             results = list(run_each(wanted, RunOptions(device="cuda"), bodies))

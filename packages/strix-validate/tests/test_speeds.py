@@ -177,7 +177,7 @@ def test_rows_have_the_published_figures():
     ],
 )
 def test_a_model_is_named_without_its_folders(model, name):
-    assert serve.name_of(model) == name
+    assert serve.shorten_name(model) == name
 
 
 def test_the_slowest_is_first_with_the_configuration_that_ran():

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from time import perf_counter
-from types import ModuleType
 from typing import Literal
 
 from strix_validate import TARGET, skips, tiers
@@ -107,17 +106,17 @@ def run(
     os.environ[SEED] = str(options.seed)
     created = datetime.now(UTC)
     begin = perf_counter()
-    modules = {name: tiers.load(name) for name in names}
-    selected = _select_applicable(modules, options, only, skip)
+    loaded = {name: tiers.load(name) for name in names}
+    selected = _select_applicable(loaded, options, only, skip)
     report = _begin_record(names, options, created)
     report.unfinished = sum(map(len, selected.values()))
     keep(report)
     # Libraries print; standard output belongs to the record.
     with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(KeyboardInterrupt):
-        for name, module in modules.items():
-            for line in _announce(name, module, selected[name], options):
+        for name, tier in loaded.items():
+            for line in _announce(name, tier, selected[name], options):
                 say(line)
-            for result in _run_tier(name, module, selected[name], options, report):
+            for result in _run_tier(name, tier, selected[name], options, report):
                 short = replace(result, reason=host.shorten(result.reason))
                 judged = skips.judge(short, report.device)
                 report.checks.append(record.of_result(name, judged))
@@ -129,7 +128,7 @@ def run(
 
 
 def _select_applicable(
-    modules: Mapping[str, ModuleType],
+    loaded: Mapping[str, tiers.Tier],
     options: RunOptions,
     only: Sequence[str],
     skip: Sequence[str],
@@ -139,10 +138,11 @@ def _select_applicable(
     Raises:
         NoSuchCheck: See :func:`select`; or no check of a name in only applies.
     """
-    available = {name: list(module.checks()) for name, module in modules.items()}
+    available = {name: tier.checks() for name, tier in loaded.items()}
     selected = select(available, only, skip)
     applicable = {
-        name: _list_applicable(modules[name], checks, options) for name, checks in available.items()
+        name: [check for check in available[name] if tier.applies(check, options)]
+        for name, tier in loaded.items()
     }
     for name in only:
         named = select(available, [name])
@@ -152,17 +152,6 @@ def _select_applicable(
         name: [check for check in checks if check in selected[name]]
         for name, checks in applicable.items()
     }
-
-
-def _list_applicable(
-    module: ModuleType,
-    checks: Sequence[Check],
-    options: RunOptions,
-) -> list[Check]:
-    """Return the checks of a tier that apply; all of them if it has no function applies."""
-    if not hasattr(module, "applies"):
-        return list(checks)
-    return [check for check in checks if module.applies(check, options)]
 
 
 def _begin_record(names: Sequence[str], options: RunOptions, created: datetime) -> Record:
@@ -188,7 +177,7 @@ def _begin_record(names: Sequence[str], options: RunOptions, created: datetime) 
 
 def _announce(
     name: str,
-    module: ModuleType,
+    tier: tiers.Tier,
     selected: list[Check],
     options: RunOptions,
 ) -> Iterator[str]:
@@ -196,14 +185,12 @@ def _announce(
     if not selected:
         return
     yield f"{name}: {len(selected)} checks"
-    announce = getattr(module, "announce", None)
-    if announce:
-        yield from announce(selected, options)
+    yield from tier.announce(selected, options)
 
 
 def _run_tier(
     name: str,
-    module: ModuleType,
+    tier: tiers.Tier,
     selected: list[Check],
     options: RunOptions,
     report: Record,
@@ -214,7 +201,7 @@ def _run_tier(
         for check in selected:
             yield Result(check, State.SKIPPED, "torch sees no GPU")
         return
-    yield from _complete(selected, module.run(selected, options))
+    yield from _complete(selected, tier.run(selected, options))
 
 
 def _complete(selected: list[Check], results: Iterable[Result]) -> Iterator[Result]:

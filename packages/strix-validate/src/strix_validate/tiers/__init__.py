@@ -1,64 +1,131 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tiers, one module each.
+"""The tiers: groups of checks that a run selects, one module each.
 
-A tier has two functions. ``checks() -> Iterable[Check]`` names every check, of any machine.
-``run(wanted, options) -> Iterator[Result]`` yields one result per wanted check, in any order; a
-check that has nothing to judge is skipped, and strix_validate.skips decides whether that was
-expected. ``announce(wanted, options) -> Iterator[str]``, if a tier has it, yields lines that are
-shown before its first check. To add a tier, write its module and name it here.
+Each module that TIERS names defines ``TIER``, an instance of :class:`Tier`. That class is the whole
+contract between a tier and strix_validate.runner. To add a tier, write its module and name it in
+TIERS.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from time import perf_counter
-from types import ModuleType
 
 from strix_validate.checks import Body, CannotRun, Check, CheckFailed, Result, RunOptions, State
 
 __all__ = [
-    "GROUPS", "ON_DEVICE", "QUICK", "SLOW", "TIERS", "attention", "backend", "bench", "doctor",
-    "emulated", "isolated", "kernels", "libraries", "load", "machine_speed", "run_each", "serve",
-]  # fmt: skip
-#: In the order in which `run` takes them. Imported on use: most need torch.
+    "GROUPS",
+    "ON_DEVICE",
+    "QUICK",
+    "SLOW",
+    "TIERS",
+    "Tier",
+    "attention",
+    "backend",
+    "bench",
+    "check_from_reason",
+    "doctor",
+    "emulated",
+    "isolated",
+    "kernels",
+    "libraries",
+    "load",
+    "machine_speed",
+    "run_each",
+    "serve",
+]
+#: Names of the tiers in the order in which `run` runs them. Their modules are imported on use,
+#: because most of them need torch.
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
-#: Those of `run --quick`, and what it leaves out: MIOpen searches for minutes.
-QUICK, SLOW = ("doctor", "backend", "libraries", "attention", "bench", "serve"), ("conv",)
-#: Those that need a GPU where one is asked for.
+#: Tiers of `run --quick`.
+QUICK = ("doctor", "backend", "libraries", "attention", "bench", "serve")
+#: Groups of checks that `run --quick` leaves out: MIOpen searches for minutes.
+SLOW = ("conv",)
+#: Tiers that are skipped if a GPU was requested and torch finds none.
 ON_DEVICE = ("backend", "libraries", "attention", "bench")
-#: What the ids of a tier's checks begin with, where that is not the tier's name alone.
+#: First parts of the ids of a tier's checks, where they are not the tier's name alone.
 GROUPS = {
     "libraries": ("gemm", "factors", "gradients", "conv", "host-memory", "compile", "bitsandbytes"),
     "attention": ("attention", "sdpa", "flash-attn"),
 }
 
 
-def load(name: str) -> ModuleType:
-    """Import the module of a tier.
+def _always_applies(check: Check, options: RunOptions) -> bool:
+    del check, options
+    return True
+
+
+def _announce_nothing(selected: list[Check], options: RunOptions) -> Iterator[str]:
+    del selected, options
+    return iter(())
+
+
+@dataclass(frozen=True)
+class Tier:
+    """The functions of a tier.
+
+    Attributes:
+        checks: Lists every check of the tier, for any machine and any size of run.
+        run: Yields one result per selected check, in any order. A check that has nothing to judge
+            is skipped; strix_validate.skips decides whether that was expected.
+        applies: Returns False for a check that belongs to another size or kind of device than the
+            options name. By default every check applies.
+        announce: Yields lines that are shown before the first selected check runs, such as its
+            cost. By default there are none.
+    """
+
+    checks: Callable[[], list[Check]]
+    run: Callable[[list[Check], RunOptions], Iterator[Result]]
+    applies: Callable[[Check, RunOptions], bool] = _always_applies
+    announce: Callable[[list[Check], RunOptions], Iterator[str]] = _announce_nothing
+
+
+def load(name: str) -> Tier:
+    """Import the module of a tier and return its functions.
 
     Raises:
-        ModuleNotFoundError: a package that the tier needs, usually torch, is not installed.
+        ModuleNotFoundError: A package that the tier needs, usually torch, is not installed.
     """
-    return importlib.import_module(f"{__name__}.{name}")
+    return importlib.import_module(f"{__name__}.{name}").TIER
+
+
+def check_from_reason(check_id: str, reason: str) -> Check:
+    """Return a check whose title is the first sentence of its reason.
+
+    Args:
+        check_id: Unique id, such as "backend/versions".
+        reason: The bug that the check would catch, with a link.
+    """
+    title = reason.split(". ")[0]
+    return Check(check_id, title, reason)
 
 
 def run_each(
-    wanted: list[Check], options: RunOptions, bodies: Mapping[Check, Body]
+    selected: list[Check],
+    options: RunOptions,
+    bodies: Mapping[Check, Body],
 ) -> Iterator[Result]:
-    """Run checks that are functions: bodies maps a check to its function.
+    """Run checks that are functions, and yield their results with the time that each took.
 
-    A function returns what it measured, or a whole result. It raises CheckFailed to fail (see
-    checks.require) and CannotRun to be skipped. Any other exception fails the check as well.
+    Args:
+        selected: The checks to run.
+        options: Argument of each function.
+        bodies: Function of each check. It returns what it measured, or a whole result. It raises
+            CheckFailed (see checks.require) to fail the check and CannotRun to skip it. Any other
+            exception fails the check as well.
     """
-    for check in wanted:
+    for check in selected:
         begin = perf_counter()
         try:
-            found = bodies[check](options)
-            result = found if isinstance(found, Result) else Result(check, State.PASSED, "", found)
+            measured = bodies[check](options)
+            if isinstance(measured, Result):
+                result = measured
+            else:
+                result = Result(check, State.PASSED, "", measured)
         except CannotRun as reason:
             result = Result(check, State.SKIPPED, str(reason))
         except CheckFailed as error:
             result = Result(check, State.FAILED, str(error))
-        except Exception as error:  # a library's exception is a finding, not a crash
+        except Exception as error:  # an exception of a library is a finding, not a crash
             result = Result(check, State.FAILED, f"{type(error).__name__}: {error}")
         yield replace(result, check=check, seconds=perf_counter() - begin)

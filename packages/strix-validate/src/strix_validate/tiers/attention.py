@@ -14,14 +14,15 @@ import torch
 from strix_validate.attention import behaviour, flash, flash_cases, sdpa
 from strix_validate.checks import CannotRun, Check, Result, RunOptions, Size, State
 from strix_validate.numerics.comparison import compare
-from strix_validate.tiers import run_each
+from strix_validate.tiers import Tier, run_each
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call, require
 from strix_validate.triton.cases import unanswered
 from strix_validate.triton_packages import package_checks
 
-#: flash-attn takes half precision only, but its kernels also take float32, which shows more.
-#: Triton's interpreter computes bfloat16 dot products wrongly.
+#: Title and dtypes of flash-attn's checks by where its kernels run. The package accepts half
+#: precision only, but its kernels also accept float32, which shows more. Triton's interpreter
+#: computes bfloat16 dot products wrongly.
 _FLASH = {
     "gpu": ("flash-attn", (torch.float16, torch.bfloat16)),
     "interpreter": ("flash-attn (Triton interpreter)", (torch.float32, torch.float16)),
@@ -44,29 +45,34 @@ def applies(check: Check, options: RunOptions) -> bool:
         return check in _flash_cases(options.size, _kind(options))
     if check in behaviour.checks():
         return behaviour.applies(check, options)
-    if case := sdpa.checks().get(check):
-        return options.size.holds(case[1].size)
+    sdpa_checks = sdpa.checks()
+    if check in sdpa_checks:
+        _, shape, _ = sdpa_checks[check]
+        return options.size.holds(shape.size)
     return package_checks.applies(check, options)
 
 
-def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
-    """See strix_validate.tiers."""
-    chosen = "OMP_NUM_THREADS" in os.environ
-    if options.device == "cpu" and options.size is Size.QUICK and not chosen:
-        # tensors are small: on busy cores, threads would only wait for each other
+def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
+    """Yield one result per selected check."""
+    is_quick_on_cpu = options.device == "cpu" and options.size is Size.QUICK
+    if is_quick_on_cpu and "OMP_NUM_THREADS" not in os.environ:
+        # The tensors are small: on busy cores, threads would only wait for each other.
         torch.set_num_threads(1)
-    bodies = behaviour.checks()
-    behaviours = [check for check in wanted if check in bodies]
-    found = chain(sdpa.run(set(wanted), options), run_each(behaviours, options, bodies))
-    kernels = sdpa.kernel_set(Path(sys.prefix))
-    yield from (sdpa.unless_left_out(result, kernels) for result in found)
-    cases = _flash_cases(options.size, _kind(options))
-    yield from _run_flash({c: cases[c] for c in wanted if c in cases}, _kind(options))
+    yield from _run_torch(selected, options)
+    kind = _kind(options)
+    all_cases = _flash_cases(options.size, kind)
+    cases = {check: case for check, case in all_cases.items() if check in selected}
+    yield from _run_flash(cases, kind)
     mode: triton_modes.Mode = "native" if options.device == "cuda" else "interpret"
-    yield from package_checks.run("attention", wanted, options, mode, judge_kernels)
+    yield from package_checks.run("attention", selected, options, mode, judge_kernels)
 
 
-def judge_kernels(check: Check, call: Call, expected, answer: triton_modes.CallAnswer) -> Result:
+def judge_kernels(
+    check: Check,
+    call: Call,
+    expected,
+    answer: triton_modes.CallAnswer,
+) -> Result:
     """Fail a call that raised or whose numbers are out of bounds; see comparison.compare."""
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
@@ -78,30 +84,48 @@ def _kind(options: RunOptions) -> str:
 
 
 @cache
-def _flash_cases(size: Size, only: str = "") -> dict[Check, flash_cases.FlashCase]:
-    return {
-        Check(f"flash-attn/{kind}/{case.name}", f"{where}: {case.title}", case.why): case
-        for kind, (where, dtypes) in _FLASH.items()
-        if only in ("", kind)
-        for dtype in dtypes
-        for case in flash_cases.cases(dtype)
-        if size.holds(case.size)
-    }
+def _flash_cases(size: Size, only_kind: str = "") -> dict[Check, flash_cases.FlashCase]:
+    """Return the cases of flash-attn by check, of one key of _FLASH or of both."""
+    cases = {}
+    for kind, (where, dtypes) in _FLASH.items():
+        if only_kind not in ("", kind):
+            continue
+        for case in chain.from_iterable(map(flash_cases.cases, dtypes)):
+            if size.holds(case.size):
+                check_id = f"flash-attn/{kind}/{case.name}"
+                cases[Check(check_id, f"{where}: {case.title}", case.why)] = case
+    return cases
+
+
+def _run_torch(selected: list[Check], options: RunOptions) -> Iterator[Result]:
+    """Run the checks of torch's own backends."""
+    bodies = behaviour.checks()
+    behaviours = [check for check in selected if check in bodies]
+    results = chain(
+        sdpa.run(set(selected), options),
+        run_each(behaviours, options, bodies),
+    )
+    kernel_set = sdpa.kernel_set(Path(sys.prefix))
+    for result in results:
+        yield sdpa.unless_left_out(result, kernel_set)
 
 
 def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator[Result]:
+    """Run the cases of flash-attn, on the GPU or in Triton's interpreter."""
     if not cases:
         return
     calls = [case.call for case in cases.values()]
     try:
         require(flash_cases.MODULE)
         if kind == "gpu":
-            own = [triton_modes.answer(call, "cuda") for call in calls]
-            answers = triton_modes.CallAnswers(f"flash-attn's kernels: {flash.backend()}", own)
+            gpu_answers = [triton_modes.answer(call, "cuda") for call in calls]
+            backend = f"flash-attn's kernels: {flash.backend()}"
+            answers = triton_modes.CallAnswers(backend, gpu_answers)
         else:
             answers = triton_modes.run(calls, "interpret")
     except (CannotRun, ImportError, triton_modes.ChildError) as error:
-        yield from (unanswered(check, error) for check in cases)
+        for check in cases:
+            yield unanswered(check, error)
         return
     for (check, case), answer in zip(cases.items(), answers.calls, strict=True):
         result = judge(check, case, answer)
@@ -109,11 +133,22 @@ def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator
         yield replace(result, reason=reason, seconds=answer.seconds)
 
 
-def judge(check: Check, case: flash_cases.FlashCase, answer: triton_modes.CallAnswer) -> Result:
+def judge(
+    check: Check,
+    case: flash_cases.FlashCase,
+    answer: triton_modes.CallAnswer,
+) -> Result:
     """Return a pass if the answer is correct, or refused where that is allowed."""
     if answer.error is None:
         return compare(check, answer.tensors, case.expected, case.call.dtype)
     kind, message = answer.error
     if kind in case.refusals:
-        return Result(check, State.PASSED, f"Refused, which is correct: {message}")
+        return Result(
+            check,
+            State.PASSED,
+            f"Refused, which is correct: {message}",
+        )
     return Result(check, State.FAILED, f"{kind}: {message}")
+
+
+TIER = Tier(checks, run, applies=applies)

@@ -32,7 +32,7 @@ from strix_validate.checks import (
     require,
 )
 from strix_validate.layers.table import MODELS
-from strix_validate.tiers import machine_speed, run_each
+from strix_validate.tiers import Tier, machine_speed, run_each
 from strix_validate.timing import Timing, timed
 from strix_validate.triton import modes as triton_modes
 from strix_validate.vllm import attention as vllm_attention
@@ -43,7 +43,16 @@ from strix_validate.vllm.source import VllmCall
 
 @dataclass(frozen=True)
 class Work:
-    """The size of a call. kv_heads and queries of 0 are as many as heads and seqlen, the keys."""
+    """The size of a call.
+
+    Attributes:
+        batch: Number of sequences.
+        heads: Number of query heads.
+        seqlen: Number of keys of a sequence.
+        head_dim: Size of a head.
+        kv_heads: Number of heads of keys and values; 0 for as many as query heads.
+        queries: Number of queries of a sequence; 0 for as many as keys.
+    """
 
     batch: int
     heads: int
@@ -60,11 +69,12 @@ class Work:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return 4 * self.batch * (self.kv_heads or self.heads) * self.seqlen * self.head_dim
+        """Bytes of keys and values in fp16."""
+        kv_heads = self.kv_heads or self.heads
+        return 4 * self.batch * kv_heads * self.seqlen * self.head_dim
 
 
-#: gqa and decode are of this one.
+#: The layer whose sizes "gqa" and "decode" have.
 _LAYER = MODELS["Llama-3.1-8B"].attention()[0]
 #: The first five are those of the published table.
 SIZES = {
@@ -74,91 +84,123 @@ SIZES = {
     "large": Work(8, 16, 2048, 64),
     "xlarge": Work(16, 16, 4096, 64),
     "large128": Work(8, 16, 2048, 128),
-    "gqa": Work(4, _LAYER.heads, 2048, _LAYER.head_dim, kv_heads=_LAYER.kv_heads),
-    "decode": Work(16, _LAYER.heads, 4096, _LAYER.head_dim, kv_heads=_LAYER.kv_heads, queries=1),
+    "gqa": Work(
+        batch=4,
+        heads=_LAYER.heads,
+        seqlen=2048,
+        head_dim=_LAYER.head_dim,
+        kv_heads=_LAYER.kv_heads,
+    ),
+    "decode": Work(
+        batch=16,
+        heads=_LAYER.heads,
+        seqlen=4096,
+        head_dim=_LAYER.head_dim,
+        kv_heads=_LAYER.kv_heads,
+        queries=1,
+    ),
 }
 MASKS = {"causal": True, "full": False}
-#: Layer and numbers of tokens of the checks of experts: a decoding batch, and a prefill.
+#: Layer of the checks of experts.
 _EXPERTS = MODELS["Qwen3-30B-A3B"].mixture()[""]
+#: Numbers of tokens of the checks of experts: a decoding batch, and a prefill.
 _TOKENS = {"decode": 16, "prefill": 2048}
-#: Those of torch, flash-attn's own package, and vLLM's kernel on its paged cache.
+#: Torch's backends, flash-attn's own package, and vLLM's kernel on its paged cache.
 _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
 #: Sizes at which math takes seconds; only a full run has them.
 _LARGE = ("large", "xlarge", "large128", "gqa")
-#: Where scores fill memory, flash attention is at least this much faster than math.
-_LEAST_SPEEDUP = 1.5
-#: Two measurements of the same call may differ by this much.
+#: Where scores fill memory, flash attention must be this much faster than math.
+_MIN_SPEEDUP = 1.5
+#: Relative difference that two measurements of the same call may have.
 _TIMER_TOLERANCE = 0.05
 #: Milliseconds below which overwriting the cache no longer hides a call's kernel launches, so that
 #: either timer sees some of them: measured, but not judged. A thread of its own launches a backward
 #: pass, which took up to 0.14 ms on an H200's host.
 _LAUNCHES = 0.2
+#: Factors of the operations of a forward pass.
+_DIRECTION_FACTORS = {"forward": 1.0, "backward": 2.5}
 
 
-def operations(size: str, causal: bool, direction: str) -> float:
+def count_operations(size: str, causal: bool, direction: str) -> float:
     """Count the operations of one "forward" or "backward" call; see the module."""
     work = SIZES[size]
     queries = work.queries or work.seqlen
     pairs = queries * (queries + 1) // 2 if causal else queries * work.seqlen
     forward = 4 * work.batch * work.heads * work.head_dim * pairs
-    return forward * {"forward": 1.0, "backward": 2.5}[direction]
+    return forward * _DIRECTION_FACTORS[direction]
 
 
 def _cases() -> Iterator[tuple[str, str, str]]:
-    """Yield route, size and mask of what is measured.
-    Decoding has no mask, and vLLM only a causal one, which for one query is none."""
+    """Yield route, size and mask of each measurement."""
     for size, work in SIZES.items():
         for mask, route in product(MASKS, _ROUTES):
-            if mask == ("causal" if work.queries else "full" if route == "vllm" else ""):
+            # one query sees all keys: decoding has no causal mask
+            if work.queries and mask == "causal":
+                continue
+            # vLLM has only causal attention of prompts
+            if not work.queries and mask == "full" and route == "vllm":
                 continue
             yield route, size, mask
 
 
 def checks() -> list[Check]:
-    """List one check for each route, size and mask."""
+    """List one check for each measurement and comparison."""
     return list(bodies(dict))
 
 
 def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
-    """Return each check with its function, which times with measure or compares what it timed."""
-    cases, published = list(_cases()), _published()
-    measured = {
-        Check(
+    """Return each check with its function.
+
+    Args:
+        measure: Takes a route, a size and a mask, and returns what it measured. Checks that compare
+            measurements call it too.
+    """
+    cases = list(_cases())
+    functions: dict[Check, Body] = {}
+    for route, size, mask in cases:
+        check = Check(
             f"bench/{route}/{size}-{mask}",
             f"{route} {SIZES[size].shapes()[:2]} {mask}: forward and backward",
             "a speed-up claimed but not measured, or measured with twice the operations: "
             "https://github.com/lhl/strix-halo-testing",
-        ): lambda options, case=(route, size, mask): measure(*case)
-        for route, size, mask in cases
-    }
-    ratios = {
-        Check(
+        )
+        functions[check] = partial(_call_measure, measure, (route, size, mask))
+    for route, size, mask in cases:
+        if route != "flash":
+            continue
+        check = Check(
             f"bench/speedup/{size}-{mask}",
             f"flash : math, {size} {mask}",
             "flash attention that is silently math: https://github.com/ROCm/TheRock/issues/1364",
-        ): partial(_speedup, measure, size, mask)
-        for route, size, mask in cases
-        if route == "flash"
-    }
-    beside = {
-        Check(
-            f"bench/published/{size}-{mask}",
-            f"{size} {mask}, beside published gfx1151 times",
-            f"a build slower than others for the same chip: {published['source']}",
-        ): partial(_beside_published, measure, size, mask)
-        for mask in MASKS
-        for size in published["run"][0][mask]["forward"]
-    }
-    mixtures = {
-        Check(
+        )
+        functions[check] = partial(_speedup, measure, size, mask)
+    published = _published()
+    for mask in MASKS:
+        for size in published["run"][0][mask]["forward"]:
+            check = Check(
+                f"bench/published/{size}-{mask}",
+                f"{size} {mask}, beside published gfx1151 times",
+                f"a build slower than others for the same chip: {published['source']}",
+            )
+            functions[check] = partial(_beside_published, measure, size, mask)
+    for name, tokens in _TOKENS.items():
+        check = Check(
             f"bench/experts/{name}",
             f"vLLM's two products of {_EXPERTS.experts} experts, for {tokens} tokens",
             "tiles that were never tuned for this GPU: https://github.com/ROCm/vllm/pull/972",
-        ): partial(_mixture, tokens)
-        for name, tokens in _TOKENS.items()
-    }
-    timers = {_TIMER: _compare_timers}
-    return {**measured, **ratios, **beside, **mixtures, **timers, **machine_speed.CHECKS}
+        )
+        functions[check] = partial(_mixture, tokens)
+    functions[_TIMER] = _compare_timers
+    return functions | machine_speed.CHECKS
+
+
+def _call_measure(
+    measure: Callable[..., dict],
+    case: tuple[str, str, str],
+    options: RunOptions,
+) -> dict:
+    del options  # measure has them already
+    return measure(*case)
 
 
 def applies(check: Check, options: RunOptions) -> bool:
@@ -171,28 +213,32 @@ def applies(check: Check, options: RunOptions) -> bool:
     return size in ("tiny", "small")
 
 
-def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
-    """See strix_validate.tiers."""
-    # ratios reuse the measurements
-    measure = cache(lambda route, size, mask: _measure(route, size, mask, options))
-    yield from run_each(wanted, options, bodies(measure))
+def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
+    """Yield one result per selected check."""
+    # comparisons use the measurements again
+    measure = cache(partial(_measure, options))
+    yield from run_each(selected, options, bodies(measure))
 
 
-def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
-    work, causal, device = SIZES[size], MASKS[mask], options.device
+def _measure(options: RunOptions, route: str, size: str, mask: str) -> dict:
+    work = SIZES[size]
+    causal = MASKS[mask]
+    device = options.device
     if route in ("flash-attn", "vllm") and device != "cuda":
         raise CannotRun(f"only a GPU's {route} is measured")
-    found: dict = {}
+    measured: dict = {}
     if route == "vllm":
-        forward, backward = _time_vllm(work, options), None
+        times = RouteTimes(_time_vllm(work, options))
     else:
-        forward, backward = time_torch(route, work, causal, device, found)
+        times = time_torch(route, work, causal, device)
+    if times.memory_mib is not None:
+        measured["memory_mib"] = times.memory_mib
     peak = machine_speed.peak(device)
-    for direction, timing in (("forward", forward), ("backward", backward)):
+    for direction, timing in (("forward", times.forward), ("backward", times.backward)):
         if timing is None:
             continue
-        rate = operations(size, causal, direction) / timing.median / 1e9
-        found |= {
+        rate = count_operations(size, causal, direction) / timing.median / 1e9
+        measured |= {
             f"{direction}_ms": timing.median,
             f"{direction}_low_ms": timing.low,
             f"{direction}_high_ms": timing.high,
@@ -200,55 +246,85 @@ def _measure(route: str, size: str, mask: str, options: RunOptions) -> dict:
             f"{direction}_tflops": rate,
         }
         if timing.kernels:
-            found[f"{direction}_kernels"] = timing.kernels
+            measured[f"{direction}_kernels"] = timing.kernels
         if peak:
-            found[f"{direction}_of_peak"] = rate / peak
+            measured[f"{direction}_of_peak"] = rate / peak
     if work.queries:
-        found["cache_gbps"] = work.cache_bytes / forward.median / 1e6
-    return found | ({"peak_tflops": peak} if peak else {})
+        measured["cache_gbps"] = work.cache_bytes / times.forward.median / 1e6
+    if peak:
+        measured["peak_tflops"] = peak
+    return measured
 
 
-def time_torch(
-    route: str, work: Work, causal: bool, device: str, found: dict
-) -> tuple[Timing, Timing | None]:
-    """Time forward, and backward unless it decodes, of torch or flash-attn; put memory in found."""
-    generator = torch.Generator(device).manual_seed(0)
-    tensors = [
-        torch.randn(shape, generator=generator, device=device, dtype=torch.float16)
-        for shape in work.shapes()
-    ]
-    if route == "flash-attn":
-        tensors = [x.transpose(1, 2).contiguous() for x in tensors]
-    *leaves, grad_out = tensors
+@dataclass(frozen=True)
+class RouteTimes:
+    """Times and memory of one route.
+
+    Attributes:
+        forward: Time of the forward pass.
+        backward: Time of the backward pass; None if it was not measured.
+        memory_mib: Peak of the GPU memory of both passes in MiB; None if it was not measured.
+    """
+
+    forward: Timing
+    backward: Timing | None = None
+    memory_mib: float | None = None
+
+
+def time_torch(route: str, work: Work, causal: bool, device: str) -> RouteTimes:
+    """Time torch or flash-attn: forward, and also backward unless the work is decoding."""
+    *leaves, grad_out = _make_tensors(route, work, device)
     for leaf in leaves:
         leaf.requires_grad_(not work.queries)
     function = _function(route)
     options = {"is_causal": causal, "enable_gqa": bool(work.kv_heads)}
-    if device == "cuda":
+    on_gpu = device == "cuda"
+    memory_mib = None
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        memory_before = torch.cuda.memory_allocated()
     try:
-        # sdpa.call tells a refusal from an error
+        # sdpa.call distinguishes a refusal from an error
         out, operators = sdpa.call(function, *leaves, **options)
         ran = sdpa.kind_of(operators)
         require(route not in sdpa.BACKENDS or ran == route, f"{ran} ran, not {route}")
+
+        def differentiate() -> object:
+            return torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+
         if not work.queries:
-            torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
-        if device == "cuda":
-            found["memory_mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+            differentiate()
+        if on_gpu:
+            memory_mib = (torch.cuda.max_memory_allocated() - memory_before) / 2**20
         with torch.no_grad():
             forward = timed(lambda: function(*leaves, **options), device)
-        if work.queries:
-            return forward, None
-        return forward, timed(
-            lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True), device
-        )
+        backward = None
+        if not work.queries:
+            backward = timed(differentiate, device)
+        return RouteTimes(forward, backward, memory_mib)
     except torch.cuda.OutOfMemoryError as error:
         raise CannotRun("the GPU is out of memory") from error
     finally:
-        out = None
-        if device == "cuda":
+        out = None  # frees the output before the cache is emptied
+        if on_gpu:
             torch.cuda.empty_cache()
+
+
+def _make_tensors(route: str, work: Work, device: str) -> list[Tensor]:
+    """Return q, k, v and grad_out in the route's layout."""
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = []
+    for shape in work.shapes():
+        x = torch.randn(
+            shape,
+            generator=generator,
+            device=device,
+            dtype=torch.float16,
+        )
+        if route == "flash-attn":
+            x = x.transpose(1, 2).contiguous()
+        tensors.append(x)
+    return tensors
 
 
 def _function(route: str) -> Callable:
@@ -261,25 +337,30 @@ def _function(route: str) -> Callable:
         raise CannotRun("flash_attn is not installed") from error
 
     def function(q, k, v, is_causal, enable_gqa):
-        del enable_gqa  # it looks at the heads
+        del enable_gqa  # flash_attn_func compares the numbers of heads itself
         return flash_attn_func(q, k, v, causal=is_causal)
 
     return function
 
 
-def timed_launch(rows: Tensor, *, launch: Callable, **given) -> dict[str, Tensor]:
-    """Return the packed timing of a launch, in place of what it returns."""
-    return timed(lambda: launch(rows=rows, **given), rows.device.type).pack()
+def timed_launch(rows: Tensor, *, launch: Callable, **launch_options) -> dict[str, Tensor]:
+    """Return the packed timing of a launch, in place of what the launch returns."""
+    timing = timed(lambda: launch(rows=rows, **launch_options), rows.device.type)
+    return timing.pack()
 
 
 def _time_vllm(work: Work, options: RunOptions) -> Timing:
     lengths = ((work.queries or work.seqlen, work.seqlen),) * work.batch
     call, _ = vllm_attention.paged_attention(
-        lambda *shape: torch.randn(shape).half(), lengths=lengths, heads=work.heads,
-        kv_heads=work.kv_heads or work.heads, head_dim=work.head_dim,
-    )  # fmt: skip
-    given = {"launch": call.launch, **call.options}
-    return _time_in_child(replace(call, launch=timed_launch, options=given), options)
+        lambda *shape: torch.randn(shape).half(),
+        lengths=lengths,
+        heads=work.heads,
+        kv_heads=work.kv_heads or work.heads,
+        head_dim=work.head_dim,
+    )
+    launch_options = {"launch": call.launch, **call.options}
+    call = replace(call, launch=timed_launch, options=launch_options)
+    return _time_in_child(call, options)
 
 
 def _time_in_child(call: VllmCall, options: RunOptions) -> Timing:
@@ -293,29 +374,38 @@ def _time_in_child(call: VllmCall, options: RunOptions) -> Timing:
 def _mixture(tokens: int, options: RunOptions) -> dict:
     need_gpu(options, "only a GPU's speed is of interest")
     call, _ = experts.mixture(torch.randn, layer=_EXPERTS, tokens=tokens)
-    call = replace(call, launch=experts.time_mixture, tensors={"x": call.tensors["x"].half()})
+    x = call.tensors["x"].half()
+    call = replace(call, launch=experts.time_mixture, tensors={"x": x})
     timing = _time_in_child(call, options)
     pairs = tokens * _EXPERTS.top_k
-    weights = 3 * _EXPERTS.hidden * _EXPERTS.inner  # of an expert, of both products
+    weights = 3 * _EXPERTS.hidden * _EXPERTS.inner  # of one expert, for both products
+    experts_read = min(pairs, _EXPERTS.experts)
     return {
         "experts_ms": timing.median,
         "experts_tflops": 2 * pairs * weights / timing.median / 1e9,
-        "weights_gbps": 2 * min(pairs, _EXPERTS.experts) * weights / timing.median / 1e6,
+        "weights_gbps": 2 * experts_read * weights / timing.median / 1e6,
         "kernels": timing.kernels,
     }
 
 
-def _speedup(measure: Callable[..., dict], size: str, mask: str, options: RunOptions) -> dict:
+def _speedup(
+    measure: Callable[..., dict],
+    size: str,
+    mask: str,
+    options: RunOptions,
+) -> dict:
     need_gpu(options, "only a GPU's ratio is judged")
-    flash, math = (measure(route, size, mask) for route in ("flash", "math"))
-    found = {
-        direction: math[f"{direction}_ms"] / flash[f"{direction}_ms"]
-        for direction in ("forward", "backward")
-        if f"{direction}_ms" in flash
-    }
+    flash = measure("flash", size, mask)
+    math = measure("math", size, mask)
+    ratios = {}
+    for direction in ("forward", "backward"):
+        key = f"{direction}_ms"
+        if key in flash:
+            ratios[direction] = math[key] / flash[key]
     if size in _LARGE:
-        require(found["forward"] >= _LEAST_SPEEDUP, f"flash is {found['forward']:.2f} times math")
-    return found
+        forward = ratios["forward"]
+        require(forward >= _MIN_SPEEDUP, f"flash is {forward:.2f} times math")
+    return ratios
 
 
 @cache
@@ -324,20 +414,25 @@ def _published() -> dict:
 
 
 def _beside_published(
-    measure: Callable[..., dict], size: str, mask: str, options: RunOptions
+    measure: Callable[..., dict],
+    size: str,
+    mask: str,
+    options: RunOptions,
 ) -> dict:
     need_gpu(options, "only a GPU is compared")
-    here = measure("flash", size, mask)
-    found = {f"{name}_tflops": here[f"{name}_tflops"] for name in ("forward", "backward")}
+    rates = ("forward_tflops", "backward_tflops")
+    flash = measure("flash", size, mask)
+    measured = {name: flash[name] for name in rates}
     with contextlib.suppress(CannotRun):
-        library = measure("flash-attn", size, mask)
-        found |= {f"flash_attn_{n}_tflops": library[f"{n}_tflops"] for n in ("forward", "backward")}
-    for i, run_ in enumerate(_published()["run"]):
-        for direction, times in run_.get(mask, {}).items():
-            found[f"published_{i}"] = run_["software"]
-            rate = operations(size, MASKS[mask], direction) / times[size] / 1e9
-            found[f"published_{i}_{direction}_tflops"] = rate
-    return found
+        package = measure("flash-attn", size, mask)
+        for name in rates:
+            measured[f"flash_attn_{name}"] = package[name]
+    for i, published_run in enumerate(_published()["run"]):
+        for direction, times in published_run.get(mask, {}).items():
+            rate = count_operations(size, MASKS[mask], direction) / times[size] / 1e9
+            measured[f"published_{i}"] = published_run["software"]
+            measured[f"published_{i}_{direction}_tflops"] = rate
+    return measured
 
 
 _TIMER = Check(
@@ -350,33 +445,55 @@ _TIMER = Check(
 
 def _compare_timers(options: RunOptions) -> Result:
     need_gpu(options, "only a GPU has do_bench")
+    ratios = {}
+    faults = []
+    for size in _published()["run"][0]["causal"]["forward"]:
+        if "large" in size and not options.size.holds(Size.FULL):
+            continue
+        for direction, function in _flash_calls(SIZES[size]).items():
+            timed_ms, do_bench_ms = _time_by_both(function)
+            ratio = timed_ms / do_bench_ms
+            ratios[f"{size}_{direction}"] = ratio
+            if timed_ms > _LAUNCHES and abs(ratio - 1) > _TIMER_TOLERANCE:
+                faults.append(
+                    f"{size} {direction}: {timed_ms:.4g} ms, do_bench {do_bench_ms:.4g} ms"
+                )
+    return judged(ANY, faults, ratios)
+
+
+def _flash_calls(work: Work) -> dict[str, Callable[[], object]]:
+    """Return a forward and a backward call of causal flash attention by direction."""
+    flash = sdpa.ROUTES["flash"]
+    tensors = []
+    for shape in work.shapes():
+        x = torch.randn(shape, device="cuda", dtype=torch.float16)
+        tensors.append(x.requires_grad_())
+    *leaves, grad_out = tensors
+    out = flash(*leaves, is_causal=True)
+
+    def differentiate() -> object:
+        return torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+
+    return {
+        "forward": lambda: flash(*leaves, is_causal=True),
+        "backward": differentiate,
+    }
+
+
+def _time_by_both(function: Callable[[], object]) -> tuple[float, float]:
+    """Return the milliseconds of a call by timed() and by triton.testing.do_bench.
+
+    Each is the least of five medians, because interruptions only add time.
+    """
     from triton.testing import do_bench
 
-    flash = sdpa.ROUTES["flash"]
-    found, wrong = {}, []
-    sizes = [name for name in _published()["run"][0]["causal"]["forward"]
-             if options.size.holds(Size.FULL) or "large" not in name]  # fmt: skip
-    for size in sizes:
-        q, k, v, grad_out = (
-            torch.randn(shape, device="cuda", dtype=torch.float16).requires_grad_()
-            for shape in SIZES[size].shapes()
-        )
-        out = flash(q, k, v, is_causal=True)
-        calls = {
-            "forward": lambda q=q, k=k, v=v: flash(q, k, v, is_causal=True),
-            "backward": lambda out=out, leaves=(q, k, v), grad=grad_out: torch.autograd.grad(
-                out, leaves, grad, retain_graph=True
-            ),
-        }
-        for direction, function in calls.items():
-            # alternately, so that a change of clocks affects both
-            pairs = [
-                (timed(function, "cuda").median, do_bench(function, return_mode="median"))
-                for _ in range(5)
-            ]
-            # the minimum: interruptions only add
-            ours, theirs = (min(column) for column in zip(*pairs, strict=True))
-            found[f"{size}_{direction}"] = ours / theirs
-            if ours > _LAUNCHES and abs(ours / theirs - 1) > _TIMER_TOLERANCE:
-                wrong.append(f"{size} {direction}: {ours:.4g} ms, do_bench {theirs:.4g} ms")
-    return judged(ANY, wrong, found)
+    timed_medians = []
+    do_bench_medians = []
+    for _ in range(5):
+        # alternately, so that a change of clocks affects both
+        timed_medians.append(timed(function, "cuda").median)
+        do_bench_medians.append(do_bench(function, return_mode="median"))
+    return min(timed_medians), min(do_bench_medians)
+
+
+TIER = Tier(checks, run, applies=applies)

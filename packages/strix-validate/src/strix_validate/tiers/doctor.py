@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Is this machine ready for the GPU? What is wrong, why it matters, and the command that fixes it.
 
-A finding of severity error fails its check; a warning costs speed, memory or stability and leaves
-it passed.
-Needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimization", 2026.
+A finding of severity error fails its check. A warning costs speed, memory or stability; its check
+passes. This tier needs no torch. Source: ROCm's documentation, "AMD Strix Halo system
+optimization", 2026.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,31 +20,44 @@ from strix_validate.doctor import (
     settings,
 )
 from strix_validate.doctor.tree import Tree
-from strix_validate.tiers import run_each
+from strix_validate.tiers import Tier, run_each
 
 
 def checks() -> list[Check]:
-    """List one check for each finding that there may be."""
+    """List one check for each possible finding."""
     return list(_bodies(Tree()))
 
 
-def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
-    """See strix_validate.tiers."""
-    yield from examine(wanted, Tree(options.root), options.weights)
+def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
+    """Yield one result per selected check."""
+    yield from examine(selected, Tree(options.root), options.weights)
 
 
-def examine(wanted: list[Check], tree: Tree, weights: int = 0) -> Iterator[Result]:
-    """Yield one result per wanted check, about the tree's host and a model of so many bytes."""
-    return run_each(wanted, RunOptions(root=tree.root, weights=weights), _bodies(tree))
+def examine(selected: list[Check], tree: Tree, weights: int = 0) -> Iterator[Result]:
+    """Yield one result per selected check about the machine that a tree describes.
+
+    Args:
+        selected: Checks of this tier.
+        tree: The files of the machine.
+        weights: Bytes of a model's weights, for its memory flags.
+    """
+    options = RunOptions(root=tree.root, weights=weights)
+    return run_each(selected, options, _bodies(tree))
 
 
 def _bodies(tree: Tree) -> dict[Check, Body]:
-    known = described("doctor", named(*_FINDINGS))
-    return {check: partial(_find, find, tree) for check, find in known.items()}
+    functions = described("doctor", named(*_FINDINGS))
+    return {check: partial(_find, function, tree) for check, function in functions.items()}
 
 
-def _find(find: Callable[..., Result], tree: Tree, options: RunOptions) -> Result:
-    return find(tree, options) if find is memory.vllm_memory else find(tree)
+def _find(
+    function: Callable[..., Result],
+    tree: Tree,
+    options: RunOptions,
+) -> Result:
+    if function is memory.vllm_memory:
+        return function(tree, options)
+    return function(tree)
 
 
 #: The checks, in the order in which they are printed.
@@ -75,3 +88,5 @@ _FINDINGS: tuple[Callable[..., Result], ...] = (
     environment.glibc,
     environment.disk,
 )
+
+TIER = Tier(checks, run)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from strix_validate.checks import Check, Result, RunOptions, State
 from strix_validate.numerics.comparison import compare
+from strix_validate.tiers import Tier
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call
 from strix_validate.triton_packages import package_checks
@@ -20,28 +21,46 @@ def checks() -> list[Check]:
     return package_checks.checks("emulated")
 
 
-def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
-    """See strix_validate.tiers. Needs a package or vLLM's source, a libLLVM, and no GPU."""
-    yield from package_checks.run("emulated", wanted, options, "emulate", judge)
+def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
+    """Yield one result per selected check.
+
+    This needs a package or vLLM's source, a libLLVM, and no GPU.
+    """
+    yield from package_checks.run("emulated", selected, options, "emulate", judge)
 
 
-def judge(check: Check, call: Call, expected, answer: triton_modes.CallAnswer) -> Result:
-    """Fail a call for an exception, such as a trap, a wrong number, or if no kernel was executed.
+def judge(
+    check: Check,
+    call: Call,
+    expected,
+    answer: triton_modes.CallAnswer,
+) -> Result:
+    """Fail a call that raised, such as by a trap, gave a wrong number, or executed no kernel.
 
-    Skipped if all is correct once the waits are back that LLVM dropped; skips.toml says where that
-    is known.
+    A call is skipped if it is correct only with the waits put back that LLVM dropped; skips.toml
+    names the calls for which that is expected.
     """
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
     if not answer.executed:
         return Result(check, State.FAILED, "no kernel was executed")
     result = compare(check, answer.tensors, expected, call.dtype)
-    kernels = {
-        f"{number}-{done.name}": {"code": done.code, "wave_instructions": done.wave_instructions}
-        for number, done in enumerate(answer.executed)
-    }
-    seconds = sum(done.seconds for done in answer.executed)
-    lost = [done.lost_wait for done in answer.executed if done.lost_wait]
-    if lost and result.state is State.PASSED:
-        result = replace(result, state=State.SKIPPED, reason=f"LLVM dropped a wait. {lost[0]}")
-    return replace(result, measured=result.measured | {"kernels": kernels}, seconds=seconds)
+    kernels = {}
+    seconds = 0.0
+    lost_waits = []
+    for number, kernel in enumerate(answer.executed):
+        kernels[f"{number}-{kernel.name}"] = {
+            "code": kernel.code,
+            "wave_instructions": kernel.wave_instructions,
+        }
+        seconds += kernel.seconds
+        if kernel.lost_wait:
+            lost_waits.append(kernel.lost_wait)
+    if lost_waits and result.state is State.PASSED:
+        reason = f"LLVM dropped a wait. {lost_waits[0]}"
+        result = replace(result, state=State.SKIPPED, reason=reason)
+    measured = result.measured | {"kernels": kernels}
+    return replace(result, measured=measured, seconds=seconds)
+
+
+TIER = Tier(checks, run)

@@ -2,7 +2,7 @@
 """Run checks in a child process that may crash, hang, or lose its GPU.
 
 An illegal access spoils every later call of its process, and a crash would end the run. So a child
-stops at its first failure, and the checks after it go on in a fresh one.
+stops at its first failure, and a fresh one runs the checks after it.
 """
 
 import contextlib
@@ -13,92 +13,123 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from strix_validate.checks import Check, Result, RunOptions, State
 from strix_validate.limits import last_lines
 from strix_validate.tiers import run_each
 
-#: Seconds in which a child must end or answer a check: MIOpen's search may lock up the GPU
+#: Seconds in which a child must end or give the next result: MIOpen's search may lock up the GPU
 #: (https://github.com/ROCm/TheRock/issues/5581).
 _LIMIT = 900.0
 
 
+@dataclass(frozen=True)
+class _Request:
+    """What a child process is to run.
+
+    Attributes:
+        module: Name of a module whose checks() maps each check to its function.
+        checks: Checks to run, in order.
+        options: Argument of each function.
+    """
+
+    module: str
+    checks: list[Check]
+    options: RunOptions
+
+
 def run(
     module: str,
-    wanted: list[Check],
+    selected: list[Check],
     options: RunOptions,
     environment: Mapping[str, str] | None = None,
     limit: float = _LIMIT,
 ) -> Iterator[Result]:
-    """Yield one result per wanted check, from the functions that the module's checks() gives.
+    """Run the selected checks of a module in child processes; yield one result per check.
 
     Args:
-        environment: variables to set in the child.
-        limit: seconds in which a child must end or answer a check.
+        module: Name of a module whose checks() maps each check to its function.
+        selected: Checks to run, in order.
+        options: Argument of each function.
+        environment: Variables to set in the child.
+        limit: Seconds in which a child must end or give the next result.
     """
-    while wanted:
-        found, ended = _child(module, wanted, options, environment or {}, limit)
-        yield from found
-        wanted = wanted[len(found) :]
-        if wanted and not (found and found[-1].state is State.FAILED):
-            yield Result(wanted[0], State.FAILED, f"the process {ended}")
-            wanted = wanted[1:]
+    remaining = selected
+    while remaining:
+        request = _Request(module, remaining, options)
+        results, ending = _run_child(request, environment or {}, limit)
+        yield from results
+        remaining = remaining[len(results) :]
+        stopped_at_failure = results and results[-1].state is State.FAILED
+        if remaining and not stopped_at_failure:
+            yield Result(remaining[0], State.FAILED, f"the process {ending}")
+            remaining = remaining[1:]
 
 
-def _child(
-    module: str,
-    wanted: list[Check],
-    options: RunOptions,
+def _run_child(
+    request: _Request,
     environment: Mapping[str, str],
     limit: float,
 ) -> tuple[list[Result], str]:
-    """Run checks in a child process; return the results that it got to, and how it ended."""
+    """Run checks in a child process; return its results, and how it ended."""
     with tempfile.TemporaryDirectory() as folder:
-        asked, answered, log = (Path(folder, name) for name in ("asked", "answered", "log"))
-        asked.write_bytes(pickle.dumps((module, wanted, options)))
-        answered.touch()
+        request_file = Path(folder, "request")
+        result_file = Path(folder, "results")
+        log = Path(folder, "log")
+        request_file.write_bytes(pickle.dumps(request))
+        result_file.touch()
+        search_path = os.pathsep.join(filter(None, sys.path))
         with log.open("wb") as stream:
             child = subprocess.Popen(
-                [sys.executable, "-m", __name__, asked, answered],
-                env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-                | dict(environment),
+                [sys.executable, "-m", __name__, request_file, result_file],
+                env={**os.environ, "PYTHONPATH": search_path, **environment},
                 stdout=stream,
                 stderr=stream,
             )
             try:
-                ended = _wait(child, answered, limit)
-            finally:  # also of an interrupted run
+                ending = _wait(child, result_file, limit)
+            finally:  # also when the run is interrupted
                 child.kill()
                 child.wait()
-        found = []
-        with answered.open("rb") as stream:
-            while True:
-                try:
-                    found.append(pickle.load(stream))
-                except (EOFError, pickle.UnpicklingError):  # the last one may be cut off
-                    break
+        results = _read_results(result_file)
         last = last_lines(log, 3)
-    return found, f"{ended}: {last}".removesuffix(": ")
+    return results, f"{ending}: {last}".removesuffix(": ")
 
 
-def _wait(child: subprocess.Popen, answered: Path, limit: float) -> str:
-    """Wait for the child for as long as it goes on to answer; return how it ended."""
-    before = -1
-    while before < (size := answered.stat().st_size):
-        before = size
+def _read_results(file: Path) -> list[Result]:
+    results = []
+    with file.open("rb") as stream:
+        while True:
+            try:
+                results.append(pickle.load(stream))
+            except (EOFError, pickle.UnpicklingError):  # the last one may be cut off
+                return results
+
+
+def _wait(
+    child: subprocess.Popen,
+    result_file: Path,
+    limit: float,
+) -> str:
+    """Wait while the child goes on to write results; return how it ended."""
+    size_before = -1
+    size = result_file.stat().st_size
+    while size > size_before:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"ended with status {child.wait(limit)}"
+        size_before = size
+        size = result_file.stat().st_size
     return f"gave no answer within {limit:.0f} s"
 
 
-def _main(asked: str, answered: str) -> None:
+def _main(request_file: str, result_file: str) -> None:
     # the parent process wrote this file
-    module, wanted, options = pickle.loads(Path(asked).read_bytes())
-    bodies = importlib.import_module(module).checks()
-    with Path(answered).open("wb") as stream:
-        for result in run_each(wanted, options, bodies):
+    request = pickle.loads(Path(request_file).read_bytes())
+    bodies = importlib.import_module(request.module).checks()
+    with Path(result_file).open("wb") as stream:
+        for result in run_each(request.checks, request.options, bodies):
             pickle.dump(result, stream)
             stream.flush()
             if result.state is State.FAILED:

@@ -12,12 +12,13 @@ from strix_validate import TARGET
 from strix_validate.attention import flash
 from strix_validate.checks import Check, Result, RunOptions, judged
 from strix_validate.precompiled.costs import measure
+from strix_validate.tiers import Tier
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import PackageCall
 from strix_validate.triton_packages import package_checks
 from strix_validate.vllm.source import VllmCall
 
-#: In the names of kernels that multiply no matrices.
+#: Parts of the names of kernels that multiply no matrices.
 _HELPERS = ("preprocess", "reduce")
 
 
@@ -26,9 +27,12 @@ def checks() -> list[Check]:
     return package_checks.checks("kernels")
 
 
-def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
-    """See strix_validate.tiers. Needs triton, and a package or vLLM's source, and no GPU."""
-    yield from package_checks.run("kernels", wanted, options, "compile", judge_products)
+def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
+    """Yield one result per selected check.
+
+    This needs triton, a package or vLLM's source, and no GPU.
+    """
+    yield from package_checks.run("kernels", selected, options, "compile", judge_products)
 
 
 def judge_products(
@@ -44,32 +48,45 @@ def judge_products(
     del expected
     if isinstance(call, flash.FlashCall):
         return judge(check, answer)
-    facts, faults = _facts(answer)
-    found = [name for name, fact in facts.items() if fact["wmma"]]
-    if not answer.error and (not facts or len(found) < call.products):
-        faults.append(f"{len(found)} of {len(facts)} kernels have WMMA, expected {call.products}")
+    facts, faults = _inspect_all(answer)
+    with_wmma = [name for name, fact in facts.items() if fact["wmma"]]
+    has_too_few = not facts or len(with_wmma) < call.products
+    if not answer.error and has_too_few:
+        faults.append(
+            f"{len(with_wmma)} of {len(facts)} kernels have WMMA, expected {call.products}"
+        )
     return judged(check, faults, facts)
 
 
-def _facts(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list[str]]:
+def _inspect_all(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list[str]]:
     """Return the facts of each kernel, and what is wrong with them or with the call."""
     if answer.error:
         return {}, [": ".join(answer.error)]
-    facts = {f"{i}-{kernel.name}": inspect(kernel) for i, kernel in enumerate(answer.kernels)}
-    return facts, [f"{name}: {fault}" for name, f in facts.items() for fault in find_faults(f)]
+    facts = {}
+    faults = []
+    for i, kernel in enumerate(answer.kernels):
+        name = f"{i}-{kernel.name}"
+        facts[name] = inspect(kernel)
+        faults += [f"{name}: {fault}" for fault in find_faults(facts[name])]
+    return facts, faults
 
 
 def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
     """Fail if a kernel of flash-attn did not compile, or one of its facts is wrong for gfx1151."""
-    facts, faults = _facts(answer)
-    multiplying = {
-        name: fact for name, fact in facts.items() if not any(word in name for word in _HELPERS)
-    }
-    faults += [f"{name}: no WMMA" for name, fact in multiplying.items() if not fact["wmma"]]
+    facts, faults = _inspect_all(answer)
+    multiplying = {}
+    for name, fact in facts.items():
+        if any(helper in name for helper in _HELPERS):
+            continue
+        multiplying[name] = fact
+        if not fact["wmma"]:
+            faults.append(f"{name}: no WMMA")
     # forward alone would hide a backward pass that was never reached
-    least = 1 if check.id.endswith("decode") else 2
-    if not answer.error and len(multiplying) < least:
-        faults.append(f"{len(multiplying)} attention kernels compiled, expected at least {least}")
+    required = 1 if check.id.endswith("decode") else 2
+    if not answer.error and len(multiplying) < required:
+        faults.append(
+            f"{len(multiplying)} attention kernels compiled, expected at least {required}"
+        )
     return judged(check, faults, facts)
 
 
@@ -80,27 +97,41 @@ def inspect(kernel: triton_modes.CompiledKernel) -> dict:
     lacks. The others are those of :class:`strix_validate.precompiled.costs.KernelCost`.
 
     Raises:
-        elftools.common.exceptions.ELFError: not an ELF file.
-        strix_emulate.errors.LoadError: the file has no AMDGPU metadata note.
-        ValueError: the metadata does not describe exactly one kernel.
+        elftools.common.exceptions.ELFError: The bytes are not an ELF file.
+        strix_emulate.errors.LoadError: The file has no AMDGPU metadata note.
+        ValueError: The metadata does not describe exactly one kernel.
     """
     elf = ELFFile(io.BytesIO(kernel.elf))
+    cost = measure(
+        kernel.elf,
+        kernel.assembly,
+        kernel.launch_lds,
+        kernel.name,
+    )
     return {
         "machine": elf["e_machine"],
         "mach": elf["e_flags"] & 0xFF,
         "target": elf_metadata(elf, kernel.name)["amdhsa.target"],
         "mfma": kernel.assembly.count("v_mfma_"),
-        **asdict(measure(kernel.elf, kernel.assembly, kernel.launch_lds, kernel.name)),
+        **asdict(cost),
     }
 
 
 def find_faults(fact: dict) -> list[str]:
-    """Say what is wrong with a kernel's facts for gfx1151; spills only cost time."""
-    rules = {
-        f"machine is {fact['machine']}": fact["machine"] == EM_AMDGPU,
-        f"ELF flags say chip {fact['mach']:#x}": fact["mach"] == TARGETS[TARGET].mach,
-        f"target is {fact['target']}": fact["target"].split("-")[-1] == TARGET,
-        f"{fact['lds']} bytes of LDS": fact["lds"] <= TARGETS[TARGET].lds,
-        f"{fact['mfma']} MFMA instructions": fact["mfma"] == 0,
-    }
-    return [fault for fault, holds in rules.items() if not holds]
+    """Return what is wrong with a kernel's facts for gfx1151; spills only cost time."""
+    target = TARGETS[TARGET]
+    faults = []
+    if fact["machine"] != EM_AMDGPU:
+        faults.append(f"machine is {fact['machine']}")
+    if fact["mach"] != target.mach:
+        faults.append(f"ELF flags say chip {fact['mach']:#x}")
+    if fact["target"].split("-")[-1] != TARGET:
+        faults.append(f"target is {fact['target']}")
+    if fact["lds"] > target.lds:
+        faults.append(f"{fact['lds']} bytes of LDS")
+    if fact["mfma"]:
+        faults.append(f"{fact['mfma']} MFMA instructions")
+    return faults
+
+
+TIER = Tier(checks, run)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What lies below attention: products, factors, convolutions, memory, torch.compile; bitsandbytes.
 
-Each group runs in a child process, because what it looks for also crashes: see isolated.
+Each group of checks runs in a child process, because the bugs that it looks for also crash: see
+strix_validate.tiers.isolated.
 """
 
 from collections.abc import Iterator
@@ -16,35 +17,46 @@ from strix_validate.libraries import (
     inductor,
     races,
 )
-from strix_validate.tiers import isolated
+from strix_validate.tiers import Tier, isolated
 
 _MODULES = (gemm, races, host_memory, inductor, bitsandbytes_numerics)
 _ON_CPU = "on a CPU: this checks the harness, and no library of a GPU"
 
 
 def checks() -> list[Check]:
-    """List the checks of all libraries; convolutions last, which take longest."""
-    return [check for module in (*_MODULES, convolution) for check in module.checks()]
+    """List the checks of all libraries. Convolutions come last, because they take longest."""
+    listed: list[Check] = []
+    for module in (*_MODULES, convolution):
+        listed += module.checks()
+    return listed
 
 
 def applies(check: Check, options: RunOptions) -> bool:
     """Return False on a CPU for MIOpen's find modes, which change nothing there."""
-    has_mode = check in convolution.checks() and convolution.MODES[convolution.mode_of(check)]
-    return options.device == "cuda" or not has_mode
+    if options.device == "cuda" or check not in convolution.checks():
+        return True
+    environment = convolution.MODES[convolution.mode_of(check)]
+    return not environment
 
 
-def run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
-    """See strix_validate.tiers."""
-    for result in _run(wanted, options):
-        said = f"{result.reason} {_ON_CPU}".strip() if options.device == "cpu" else result.reason
-        yield replace(result, reason=said)
+def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
+    """Yield one result per selected check."""
+    for result in _run(selected, options):
+        if options.device == "cpu":
+            reason = f"{result.reason} {_ON_CPU}".strip()
+            result = replace(result, reason=reason)
+        yield result
 
 
-def _run(wanted: list[Check], options: RunOptions) -> Iterator[Result]:
+def _run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     for module in _MODULES:
-        chosen = [check for check in wanted if check in module.checks()]
+        bodies = module.checks()
+        chosen = [check for check in selected if check in bodies]
         yield from isolated.run(module.__name__, chosen, options)
     for mode, environment in convolution.MODES.items():
-        chosen = [check for check in wanted if check.id.startswith(f"conv/{mode}/")]
-        found = isolated.run(convolution.__name__, chosen, options, environment)
-        yield from map(convolution.with_remedy, found)
+        chosen = [check for check in selected if check.id.startswith(f"conv/{mode}/")]
+        results = isolated.run(convolution.__name__, chosen, options, environment)
+        yield from map(convolution.with_remedy, results)
+
+
+TIER = Tier(checks, run, applies=applies)

@@ -12,15 +12,28 @@ from strix_validate.timing import Timing, timed
 #: fp16 operations per clock of one multiprocessor's matrix units. RDNA 3: 512 of a compute unit
 #: (WMMA, ISA guide), of which HIP counts two as one: https://github.com/ROCm/hip/issues/3198.
 #: NVIDIA: dense, from the data sheets of A100 and H100.
-_OPERATIONS_PER_CLOCK = {"gfx1151": 1024, "gfx1100": 1024, "sm_80": 2048, "sm_90": 4096}
+_OPERATIONS_PER_CLOCK = {
+    "gfx1151": 1024,
+    "gfx1100": 1024,
+    "sm_80": 2048,
+    "sm_90": 4096,
+}
 #: Bytes of a copy from and to the host.
-_COPIED = 256 * 2**20
+_HOST_COPY_BYTES = 256 * 2**20
+#: Elements and bytes of a copy in the GPU's memory, fp16.
+_COPY_ELEMENTS = 1 << 28
+_COPY_BYTES = 2 * _COPY_ELEMENTS
+#: Rows and columns of the matrices of a product, and its operations.
+_PRODUCT_SIZE = 4096
+_PRODUCT_OPERATIONS = 2 * _PRODUCT_SIZE**3
 
 
 def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
     """Return 10^12 fp16 operations per second at this clock, None for an unknown chip."""
     per_clock = _OPERATIONS_PER_CLOCK.get(arch.split(":")[0])
-    return units * per_clock * clock_mhz / 1e6 if per_clock and clock_mhz else None
+    if not per_clock or not clock_mhz:
+        return None
+    return units * per_clock * clock_mhz / 1e6
 
 
 @cache
@@ -28,55 +41,83 @@ def peak(device: str) -> float | None:
     """Return 10^12 fp16 operations per second of this device at its clock; None if unknown."""
     from strix_validate.doctor.host import describe_device
 
-    found = describe_device(device)
-    return peak_tflops(found.architecture, found.units, found.clock_mhz)
+    description = describe_device(device)
+    return peak_tflops(
+        description.architecture,
+        description.units,
+        description.clock_mhz,
+    )
 
 
-def _time_whole(
-    options: RunOptions, shape: tuple[int, ...], function: Callable, dtype=torch.float16
+def _time_on_gpu(
+    options: RunOptions,
+    shape: tuple[int, ...],
+    function: Callable,
+    dtype=torch.float16,
 ) -> Timing:
+    """Time a function of two random tensors of this shape."""
     need_gpu(options, "only a GPU's speed is of interest")
     tensors = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2)]
     return timed(lambda: function(*tensors), "cuda")
 
 
 def _copy(options: RunOptions) -> dict:
-    found = _time_whole(options, (1 << 28,), lambda to, x: to.copy_(x))
-    return {"copy_gbps": 2 * 512 * 2**20 / found.median / 1e6}
+    timing = _time_on_gpu(options, (_COPY_ELEMENTS,), lambda to, x: to.copy_(x))
+    # a copy reads and writes
+    return {"copy_gbps": 2 * _COPY_BYTES / timing.median / 1e6}
 
 
 def _product(options: RunOptions) -> dict:
-    rate = 2 * 4096**3 / _time_whole(options, (4096, 4096), torch.mm).median / 1e9
+    timing = _time_on_gpu(options, (_PRODUCT_SIZE, _PRODUCT_SIZE), torch.mm)
+    rate = _PRODUCT_OPERATIONS / timing.median / 1e9
+    measured = {"product_tflops": rate}
     limit = peak(options.device)
-    return {"product_tflops": rate} | ({"product_of_peak": rate / limit} if limit else {})
+    if limit:
+        measured["product_of_peak"] = rate / limit
+    return measured
 
 
 def _product_fp32(options: RunOptions) -> dict:
-    timing = _time_whole(options, (4096, 4096), torch.mm, torch.float32)
-    return {"product_fp32_tflops": 2 * 4096**3 / timing.median / 1e9}
+    shape = (_PRODUCT_SIZE, _PRODUCT_SIZE)
+    timing = _time_on_gpu(options, shape, torch.mm, torch.float32)
+    return {"product_fp32_tflops": _PRODUCT_OPERATIONS / timing.median / 1e9}
 
 
 def _host_copy(options: RunOptions) -> dict:
     need_gpu(options, "only a GPU's speed is of interest")
-    pinned = torch.zeros(_COPIED, dtype=torch.uint8).pin_memory()
-    there = pinned.to("cuda")
-    copies = {"to_gpu": lambda: there.copy_(pinned), "from_gpu": lambda: pinned.copy_(there)}
+    on_host = torch.zeros(_HOST_COPY_BYTES, dtype=torch.uint8).pin_memory()
+    on_gpu = on_host.to("cuda")
+    to_gpu = timed(lambda: on_gpu.copy_(on_host), "cuda")
+    from_gpu = timed(lambda: on_host.copy_(on_gpu), "cuda")
     return {
-        f"{name}_gbps": _COPIED / timed(copy, "cuda").median / 1e6 for name, copy in copies.items()
+        "to_gpu_gbps": _HOST_COPY_BYTES / to_gpu.median / 1e6,
+        "from_gpu_gbps": _HOST_COPY_BYTES / from_gpu.median / 1e6,
     }
 
 
-#: Each check with its function.
+#: Function of each check.
 CHECKS: dict[Check, Body] = {
-    Check("bench/copy", "bytes that a copy of 512 MiB reads and writes in a second",
-        "memory in one channel, or at a lower clock: what decoding waits for"): _copy,
-    Check("bench/product", "the rate of a product of 4096 by 4096 fp16 matrices",
+    Check(
+        "bench/copy",
+        "bytes that a copy of 512 MiB reads and writes in a second",
+        "memory in one channel, or at a lower clock: what decoding waits for",
+    ): _copy,
+    Check(
+        "bench/product",
+        "the rate of a product of 4096 by 4096 fp16 matrices",
         "a library without kernels for this GPU, which is 5 to 10 times slower: "
-        "https://github.com/ROCm/legacy-rocm-build/issues/4748"): _product,
-    Check("bench/product-fp32", "the rate of a product of 4096 by 4096 fp32 matrices",
+        "https://github.com/ROCm/legacy-rocm-build/issues/4748",
+    ): _product,
+    Check(
+        "bench/product-fp32",
+        "the rate of a product of 4096 by 4096 fp32 matrices",
         "a library that is 20 times slower in fp32 than another one: "
-        "https://github.com/ROCm/legacy-rocm-build/issues/5807"): _product_fp32,
-    Check("bench/host-copy", "bytes that a copy of 256 MiB to and from the GPU moves in a second",
+        "https://github.com/ROCm/legacy-rocm-build/issues/5807",
+    ): _product_fp32,
+    Check(
+        "bench/host-copy",
+        "bytes that a copy of 256 MiB to and from the GPU moves in a second",
         "models that load slowly from pinned memory, which is the GPU's own here: "
-        "https://llm-tracker.info/_TOORG/Strix-Halo"): _host_copy,
-}  # fmt: skip
+        "https://llm-tracker.info/_TOORG/Strix-Halo",
+    ): _host_copy,
+}
