@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from device_support import device_code
 from strix_emulate import Buffer, launch, launches
-from strix_emulate.code import loader
+from strix_emulate.code import bundles, loader
 from strix_emulate.errors import LoadError
 from strix_emulate.run import program
 
@@ -60,7 +60,7 @@ HOST, DEVICE = "host-x86_64-unknown-linux-gnu-", "hipv4-amdgcn-amd-amdhsa--gfx11
 
 def bundle(*entries: tuple[str, bytes], alignment: int = 1) -> bytes:
     """clang's bundle of these targets; clang-offload-bundler aligns what is in it."""
-    head = loader.BUNDLE + struct.pack("<Q", len(entries))
+    head = bundles.BUNDLE + struct.pack("<Q", len(entries))
     at = -(-(len(head) + sum(24 + len(name) for name, _ in entries)) // alignment) * alignment
     blobs = b""
     for name, blob in entries:
@@ -76,12 +76,18 @@ def compressed(plain: bytes, version: int, method: int) -> bytes:
     else:
         library = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
         library.ZSTD_compressBound.restype = library.ZSTD_compress.restype = ctypes.c_size_t
-        made = ctypes.create_string_buffer(library.ZSTD_compressBound(ctypes.c_size_t(len(plain))))
-        size = library.ZSTD_compress(made, ctypes.c_size_t(len(made)), plain,
-                                     ctypes.c_size_t(len(plain)), 3)  # fmt: skip
-        data = made.raw[:size]
-    sizes = {1: struct.pack("<I", len(plain)), 2: struct.pack("<2I", 24 + len(data), len(plain)),
-             3: struct.pack("<2Q", 32 + len(data), len(plain))}[version]  # fmt: skip
+        compressed = ctypes.create_string_buffer(
+            library.ZSTD_compressBound(ctypes.c_size_t(len(plain)))
+        )
+        size = library.ZSTD_compress(
+            compressed, ctypes.c_size_t(len(compressed)), plain, ctypes.c_size_t(len(plain)), 3
+        )
+        data = compressed.raw[:size]
+    sizes = {
+        1: struct.pack("<I", len(plain)),
+        2: struct.pack("<2I", 24 + len(data), len(plain)),
+        3: struct.pack("<2Q", 32 + len(data), len(plain)),
+    }[version]
     return b"CCOB" + struct.pack("<2H", version, method) + sizes + bytes(8) + data
 
 

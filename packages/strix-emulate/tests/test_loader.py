@@ -29,15 +29,17 @@ def elf() -> bytes:
 
 def command(*arguments, code: int) -> str:
     """What the command line prints; it ends with that status."""
-    said = io.StringIO()
+    output = io.StringIO()
     with (
-        redirect_stdout(said), redirect_stderr(said), pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(output),
+        redirect_stderr(output),
+        pytest.MonkeyPatch.context() as patch,
         pytest.raises(SystemExit) as end,
-    ):  # fmt: skip
+    ):
         patch.setattr(sys, "argv", ["strix-emulate", *map(str, arguments)])
         cli.main()
-    assert end.value.code == code, said.getvalue()
-    return said.getvalue()
+    assert end.value.code == code, output.getvalue()
+    return output.getvalue()
 
 
 def pack_aks2(entries: list[tuple[str, int, bytes]]) -> bytes:
@@ -143,17 +145,19 @@ def test_command_line(elf, tmp_path):
         f"out={tmp_path}/o.npy:float32:300",
         "300",
     ]
-    given = [word for a in arguments for word in ("--arg", a)]
-    said = command("run", kernel, "--grid", "2", *given, code=0)
-    assert '"executed"' in said and "not_checked" not in said
+    arguments_of_run = [word for a in arguments for word in ("--arg", a)]
+    output = command("run", kernel, "--grid", "2", *arguments_of_run, code=0)
+    assert '"executed"' in output and "not_checked" not in output
     assert (np.load(tmp_path / "o.npy") == x + y).all()
     assert '"wmma_share"' in command("stats", kernel, code=0)
     listing = command("disassemble", kernel, code=0).splitlines()
     assert listing[0].split()[0] == "0x0" and listing[-1].endswith("s_endpgm")
     # one message each: out of bounds, damaged file, missing file, bad arguments
-    assert "bounds" in command("run", kernel, "--grid", "4", *given[:-1], "3000", code=1)
+    assert "bounds" in command("run", kernel, "--grid", "4", *arguments_of_run[:-1], "3000", code=1)
     kernel.write_bytes(elf[: len(elf) // 2])
-    assert "no whole AMDGPU code object" in command("run", kernel, "--grid", "2", *given, code=2)
+    assert "no whole AMDGPU code object" in command(
+        "run", kernel, "--grid", "2", *arguments_of_run, code=2
+    )
     assert "No such file" in command("run", tmp_path / "none", "--grid", "2", code=2)
     kernel.write_bytes(elf)
     assert "--grid" in command("run", kernel, "--grid", "x", code=2)
@@ -164,8 +168,10 @@ def process(*arguments, code: int, **environment) -> str:
     """The same in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", "from strix_emulate.cli import main; main()", *map(str, arguments)],
-        capture_output=True, text=True, env=os.environ | environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+    )
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout + done.stderr
@@ -180,16 +186,16 @@ def test_version():
 def test_llvm_that_cannot_decode_is_refused(elf, tmp_path):
     kernel = tmp_path / "add.hsaco"
     kernel.write_bytes(elf)
-    said = process("stats", kernel, code=3, **{llvm.VARIABLE: "/no/libLLVM.so"})
-    assert "libllvm22" in said and "/no/libLLVM.so" in said
+    output = process("stats", kernel, code=3, **{llvm.VARIABLE: "/no/libLLVM.so"})
+    assert "libllvm22" in output and "/no/libLLVM.so" in output
 
 
 def test_old_llvm_is_refused(monkeypatch):
     monkeypatch.setattr(llvm, "MINIMUM_VERSION", 1000)
-    llvm._found.cache_clear()
+    llvm._find.cache_clear()
     try:
         with pytest.raises(llvm.DisassemblerError, match="which misreads the code of GFX11"):
             llvm.find_disassembler()
     finally:
         monkeypatch.undo()
-        llvm._found.cache_clear()
+        llvm._find.cache_clear()

@@ -6,7 +6,7 @@ Its modules, imported where they are needed:
 * ``bundles``: clang's offload bundles, which hold code objects for several GPUs.
 * ``decode``: `Instruction`, named by LLVM.
 * ``elf``: the parts of an ELF file that are read, each once.
-* ``encodings``: its operands and modifiers, from the fields of its bytes.
+* ``encodings``: operands and modifiers, from the fields of an instruction's bytes.
 * ``hidden``: arguments that a runtime fills in.
 * ``kernel``: `Kernel`: code, arguments, and what its descriptor asks for.
 * ``limits``: how much of each kind of input is read.

@@ -4,62 +4,92 @@
 import ctypes.util
 import struct
 import zlib
+from collections.abc import Iterator
 
 from strix_emulate.code.limits import Budget
 from strix_emulate.code.target import TARGETS, Target
 from strix_emulate.errors import LoadError
 
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
+_COMPRESSED = b"CCOB"
+#: By version of a compressed bundle: bytes of its header, place and format of the size.
+_COMPRESSED_HEADERS = {
+    1: (20, 8, "<I"),
+    2: (24, 12, "<I"),
+    3: (32, 16, "<Q"),
+}
+
+
+def is_bundle(data: bytes) -> bool:
+    """Return whether bytes are an offload bundle, plain or compressed."""
+    return data.startswith((BUNDLE, _COMPRESSED))
 
 
 def unbundle(
-    data: bytes, origin: str, wanted: Target | None = None, budget: Budget | None = None
+    data: bytes,
+    origin: str,
+    target: Target | None = None,
+    budget: Budget | None = None,
 ) -> list[tuple[str, bytes]]:
     """Return (name, code object) for a GPU in clang's bundle, plain or compressed.
 
-    wanted: None for the first of TARGETS that is in it. budget: of the file around it.
-
     Source: "Bundled Binary File Layout" and "Compressed Bundle" of clang's ClangOffloadBundler.
+
+    Args:
+        data: The bundle.
+        origin: Name of the file, for messages.
+        target: The GPU; None for the first of TARGETS that is in the bundle.
+        budget: Budget of the file that holds the bundle.
+
+    Raises:
+        LoadError: The bundle is damaged, or has nothing for the GPU.
     """
     budget = budget or Budget(origin, len(data))
+    names = [target.name] if target else list(TARGETS)
+    blobs: dict[str, list[tuple[str, bytes]]] = {}
+    bundled_targets = []
     try:
-        if data[:4] == b"CCOB":
-            version, method = struct.unpack_from("<2H", data, 4)
-            header = {1: 20, 2: 24, 3: 32}[version]
-            size = struct.unpack_from("<I" if version < 3 else "<Q", data, header - 12 if
-                                      version < 3 else header - 16)[0]  # fmt: skip
+        if data.startswith(_COMPRESSED):
+            data = _decompress(data, budget)
+        for offset, size, bundled_target in _read_entries(data, budget):
+            bundled_targets.append(bundled_target)
+            # Features may follow the name.
+            name = bundled_target.partition(":")[0].rpartition("-")[2]
+            if name not in names:
+                continue
+            if len(data) < offset + size:
+                raise LoadError(f"{origin}: cut off, {bundled_target:.80} is not in the file")
             budget.take(size)
-            data = _inflate(data[header:], size, method)
-        names = [wanted.name] if wanted else list(TARGETS)
-        (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
-        at, targets = len(BUNDLE) + 8, []
-        found: dict[str, list[tuple[str, bytes]]] = {}
-        for _ in range(count):
-            budget.count("entries")
-            offset, size, length = struct.unpack_from("<3Q", data, at)
-            target = data[at + 24 : at + 24 + length].decode()
-            at += 24 + length
-            targets.append(target)
-            # features may follow the name
-            name = target.partition(":")[0].rpartition("-")[2]
-            if name in names:
-                if len(data) < offset + size:
-                    raise LoadError(f"{origin}: cut off, {target:.80} is not in the file")
-                budget.take(size)
-                blob = data[offset : offset + size]
-                found.setdefault(name, []).append((f"{origin}:{target:.80}", blob))
+            blob = data[offset : offset + size]
+            blobs.setdefault(name, []).append((f"{origin}:{bundled_target:.80}", blob))
     except (struct.error, KeyError, UnicodeDecodeError, zlib.error) as error:
         raise LoadError(f"{origin}: damaged offload bundle ({error})") from error
-    if not found:
-        there = ", ".join(targets)
-        raise LoadError(
-            f"{origin}: nothing for {' or '.join(names)} in this bundle: {there!a:.300}"
-        )
-    return next(found[name] for name in names if name in found)
+    for name in names:
+        if name in blobs:
+            return blobs[name]
+    contents = ", ".join(bundled_targets)
+    raise LoadError(f"{origin}: nothing for {' or '.join(names)} in this bundle: {contents!a:.300}")
 
 
-def _inflate(data: bytes, size: int, method: int) -> bytes:
-    """Decompress by method 0, zlib, or 1, zstd, whose library libLLVM depends on."""
+def _read_entries(data: bytes, budget: Budget) -> Iterator[tuple[int, int, str]]:
+    """Yield offset, size and target of each code object."""
+    (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
+    at = len(BUNDLE) + 8
+    for _ in range(count):
+        budget.count("entries")
+        offset, size, length = struct.unpack_from("<3Q", data, at)
+        target = data[at + 24 : at + 24 + length].decode()
+        at += 24 + length
+        yield offset, size, target
+
+
+def _decompress(data: bytes, budget: Budget) -> bytes:
+    """Decompress a bundle by method 0, zlib, or 1, zstd, whose library libLLVM depends on."""
+    version, method = struct.unpack_from("<2H", data, 4)
+    header_size, place, size_format = _COMPRESSED_HEADERS[version]
+    (size,) = struct.unpack_from(size_format, data, place)
+    budget.take(size)
+    data = data[header_size:]
     if method == 0:
         return zlib.decompressobj().decompress(data, size)
     name = ctypes.util.find_library("zstd") or "libzstd.so.1"
@@ -69,8 +99,8 @@ def _inflate(data: bytes, size: int, method: int) -> bytes:
         raise LoadError(f"a bundle compressed with zstd needs libzstd: {error}") from error
     library.ZSTD_decompress.restype = ctypes.c_size_t
     library.ZSTD_decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t] * 2
-    made = ctypes.create_string_buffer(size)
-    done = library.ZSTD_decompress(made, size, data, len(data))
-    if done != size:
+    content = ctypes.create_string_buffer(size)
+    written = library.ZSTD_decompress(content, size, data, len(data))
+    if written != size:
         raise LoadError("damaged offload bundle (zstd)")
-    return made.raw
+    return content.raw

@@ -32,10 +32,21 @@ _SUFFIXES = ("e64_dpp", "e32", "e64", "dpp", "sdwa")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction; a VOPD pair has its two parts in `pair` and the names in `name`.
+    """One instruction.
 
-    text: LLVM's, for messages; code: its bytes. swap_words: of what a plain load
-    gives, as bits, the words that a compare-and-swap then compares: see flow.mark_swaps.
+    Attributes:
+        address: Its address.
+        size: Bytes.
+        text: LLVM's text, for messages.
+        name: Mnemonic without the suffix of the encoding; of a VOPD pair, both names.
+        suffix: Suffix of the encoding, such as "e64"; "dual" for a VOPD pair.
+        operands: Operands in LLVM's order.
+        modifiers: Modifiers with their values, but for those that have their defaults.
+        code: Its bytes.
+        pair: The two instructions of a VOPD pair.
+        unknown: What was not understood, or "".
+        swap_words: Of a plain load, the words that a compare-and-swap compares with memory later,
+            as bits: see flow.mark_swaps.
     """
 
     address: int
@@ -60,21 +71,30 @@ class Instruction:
 
 
 def decode(
-    code: bytes, start: int = 0, width: int = 32, padded: bool = False, target: Target = DEFAULT
+    code: bytes,
+    start: int = 0,
+    width: int = 32,
+    padded: bool = False,
+    target: Target = DEFAULT,
 ) -> list[Instruction]:
-    """Decode all instructions up to the padding (s_code_end); padded: also those behind it.
+    """Decode instructions up to the padding (s_code_end).
 
-    width: lanes of a wave.
+    Args:
+        code: The bytes.
+        start: Address of the first byte.
+        width: Lanes of a wave.
+        padded: Whether to go on behind padding.
+        target: The GPU.
     """
-    found = []
+    instructions = []
     for address, size, text in llvm.disassemble(code, width=width, target=target):
         text = " ".join(text.split())
         if text == "s_code_end":
             if padded:
                 continue
             break
-        found.append(read(code[address : address + size], text, address + start))
-    return found
+        instructions.append(read(code[address : address + size], text, address + start))
+    return instructions
 
 
 def read(code: bytes, text: str, address: int = 0) -> Instruction:
@@ -84,46 +104,63 @@ def read(code: bytes, text: str, address: int = 0) -> Instruction:
 
 @lru_cache(maxsize=1 << 15)
 def _read(code: bytes, text: str) -> Instruction:
-    """Read it at address 0. Nine of ten instructions of unoptimised code stand there before."""
-    address, size = 0, len(code)
+    """Read an instruction at address 0.
+
+    The cache helps: nine of ten instructions of unoptimised code occurred before.
+    """
+    size = len(code)
     if not text:
-        return Instruction(address, size, "?", "?", unknown="LLVM cannot decode these bytes")
+        return Instruction(0, size, "?", "?", unknown="LLVM cannot decode these bytes")
     try:
         if ";" in text or "/*" in text:
             raise Unknown("LLVM finds fault with it")
         if "::" in text:
-            parts = [_names(part.strip()) for part in text.split("::")]
-            pairs = encodings.pair(code, [(name, shapes) for name, _, shapes in parts])
-            pair = tuple(
-                Instruction(address, size, text, name, suffix, operands, {}, code)
-                for (name, suffix, _), operands in zip(parts, pairs, strict=True)
-            )
-            name = " :: ".join(part.name for part in pair)
-            return Instruction(address, size, text, name, "dual", code=code, pair=pair)
-        name, suffix, shapes = _names(text)
+            return _read_pair(code, text)
+        name, suffix, shapes = _parse_text(text)
         operands, modifiers = encodings.fields(code, name, shapes)
-        return Instruction(address, size, text, name, suffix, operands, modifiers, code)
+        return Instruction(0, size, text, name, suffix, operands, modifiers, code)
     except ValueError as error:
-        return Instruction(address, size, text, text.split()[0], code=code, unknown=str(error))
+        return Instruction(0, size, text, text.split()[0], code=code, unknown=str(error))
 
 
-def _names(text: str) -> tuple[str, str, list[Shape]]:
+def _read_pair(code: bytes, text: str) -> Instruction:
+    """Read a VOPD pair. Raise Unknown."""
+    size = len(code)
+    parts = [_parse_text(part.strip()) for part in text.split("::")]
+    names_and_shapes = [(name, shapes) for name, _, shapes in parts]
+    operands_of_parts = encodings.pair(code, names_and_shapes)
+    pair = []
+    for (name, suffix, _), operands in zip(parts, operands_of_parts, strict=True):
+        pair.append(Instruction(0, size, text, name, suffix, operands, {}, code))
+    name = " :: ".join(part.name for part in pair)
+    return Instruction(0, size, text, name, "dual", code=code, pair=tuple(pair))
+
+
+def _parse_text(text: str) -> tuple[str, str, list[Shape]]:
     """Split text into mnemonic, the suffix of its encoding, and the shapes of its operands."""
-    name, _, rest = text.partition(" ")
-    suffix = next((s for s in _SUFFIXES if name.endswith("_" + s)), "")
-    name = name.removesuffix("_" + suffix) if suffix else name
-    shapes = []
-    for part in rest.split(", ") if rest else ():
-        word, _, more = part.partition(" ")
+    name, _, operands = text.partition(" ")
+    suffix = ""
+    for candidate in _SUFFIXES:
+        if name.endswith("_" + candidate):
+            suffix = candidate
+            name = name.removesuffix("_" + candidate)
+            break
+    shapes: list[Shape] = []
+    if not operands:
+        return name, suffix, shapes
+    for part in operands.split(", "):
+        word, _, modifiers = part.partition(" ")
         shapes.append(_shape(word))
-        if more:
-            break  # modifiers follow the last operand
+        if modifiers:
+            # They follow the last operand.
+            break
     return name, suffix, shapes
 
 
 def _shape(word: str) -> Shape:
     word = word.strip("-|")
+    is_half = word.endswith((".l", ".h"))
     if "[" in word and "(" not in word:
         first, _, last = word.partition("[")[2].partition("]")[0].partition(":")
-        return Shape(int(last or first) - int(first) + 1, word.endswith((".l", ".h")))
-    return Shape(2 if word in ("vcc", "exec") else 1, word.endswith((".l", ".h")))
+        return Shape(int(last or first) - int(first) + 1, is_half)
+    return Shape(2 if word in ("vcc", "exec") else 1, is_half)

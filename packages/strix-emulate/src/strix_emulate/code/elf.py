@@ -21,30 +21,41 @@ from strix_emulate.code.limits import Budget
 from strix_emulate.errors import LoadError, Unsupported
 
 _NT_AMDGPU_METADATA = 32
-#: LLVM's guide, "Relocation Records"
-_R_ABS64, _R_RELATIVE64 = 3, 13
+#: LLVM's guide, "Relocation Records".
+_R_ABS64 = 3
+_R_RELATIVE64 = 13
 _STT_OBJECT = 1
-#: Elf64_Sym, and Elf64_Rela with its r_info as (type, symbol)
-_SYMBOL, _RELOCATION = struct.Struct("<IBBHQQ"), struct.Struct("<QIIq")
+#: Elf64_Sym.
+_SYMBOL = struct.Struct("<IBBHQQ")
+#: Elf64_Rela, with its r_info as (type, symbol).
+_RELOCATION = struct.Struct("<QIIq")
 _IMAGE_LIMIT = 1 << 28
 
 
 def guarded(function: Callable, origin: str, *arguments):
-    """Return the function's result; turn what a reader raises for a damaged file into LoadError.
+    """Return a function's result; turn any exception into LoadError.
 
-    pyelftools, msgpack, zipfile and lzma have two dozen kinds of exceptions for that.
+    For damaged files pyelftools, msgpack, zipfile and lzma have two dozen kinds of exceptions.
     """
     try:
         return function(*arguments)
     except LoadError:
         raise
     except Exception as error:
-        says = f"{type(error).__name__}: {error}"[:200] if str(error) else "cut off"
-        raise LoadError(f"{origin}: no whole AMDGPU code object ({says})") from error
+        reason = f"{type(error).__name__}: {error}"[:200] if str(error) else "cut off"
+        raise LoadError(f"{origin}: no whole AMDGPU code object ({reason})") from error
 
 
 class Symbol(NamedTuple):
-    """A symbol of .dynsym: its name, address and size, type, and section (0: not defined)."""
+    """A symbol of .dynsym.
+
+    Attributes:
+        name: Its name.
+        value: Its address.
+        size: Bytes.
+        kind: Its type.
+        section: Its section; 0 if it is not defined in the file.
+    """
 
     name: str
     value: int
@@ -59,40 +70,55 @@ class Symbol(NamedTuple):
 
 
 class CodeObject:
-    """An ELF file. Raises LoadError for anything else, and for one that exceeds its budget."""
+    """An ELF file. Its methods raise LoadError where it is damaged or exceeds its budget.
+
+    Attributes:
+        data: The file.
+        origin: Its name, for messages.
+        budget: What may still be read of it.
+        header: The ELF header.
+        loaded: Headers of the segments that are loaded.
+    """
 
     def __init__(self, data: bytes, origin: str, budget: Budget) -> None:
-        self.data, self.origin, self.budget = data, origin, budget
+        self.data = data
+        self.origin = origin
+        self.budget = budget
         self._elf: ELFFile = guarded(ELFFile, origin, io.BytesIO(data))
         self.header = self._elf.header
         budget.count("sections", self.header["e_shnum"])
-        self._segments = guarded(_segments, origin, self._elf, budget)
+        self._segments = guarded(_read_segments, origin, self._elf, budget)
         self.loaded = [s for s in self._segments if s["p_type"] == "PT_LOAD"]
 
     @cached_property
     def sections(self) -> list:
         """Headers of the sections."""
-        form = self._elf.structs.Elf_Shdr
-        return _headers(self._elf, form, *(self.header[f"e_sh{n}"] for n in _TABLE))
+        return _read_headers(
+            self._elf,
+            self._elf.structs.Elf_Shdr,
+            self.header["e_shoff"],
+            self.header["e_shentsize"],
+            self.header["e_shnum"],
+        )
 
     @cached_property
     def symbols(self) -> list[Symbol]:
         """The symbols of the first dynamic symbol table."""
         table = next(s for s in self.sections if s["sh_type"] == "SHT_DYNSYM")
         count = self.budget.count("symbols", table["sh_size"] // _SYMBOL.size)
-        entries = self._part(table["sh_offset"], count * _SYMBOL.size)
+        entries = self._slice(table["sh_offset"], count * _SYMBOL.size)
         strings = self.sections[table["sh_link"]]["sh_offset"]
-        found = []
-        for name, info, _, section, value, size in _SYMBOL.iter_unpack(entries):
-            begin = strings + name
+        symbols = []
+        for name_offset, info, _, section, value, size in _SYMBOL.iter_unpack(entries):
+            begin = strings + name_offset
             end = self.data.find(b"\0", begin, begin + limits.NAME)
             if end < 0:
                 raise LoadError(f"{self.origin}: a symbol's name of more than {limits.NAME} bytes")
-            text = self._part(begin, end - begin).decode(errors="replace")
-            found.append(Symbol(text, value, size, info & 0xF, section))
-        return found
+            name = self._slice(begin, end - begin).decode(errors="replace")
+            symbols.append(Symbol(name, value, size, info & 0xF, section))
+        return symbols
 
-    def _part(self, start: int, size: int) -> bytes:
+    def _slice(self, start: int, size: int) -> bytes:
         self.budget.take(size)
         return self.data[start : start + size]
 
@@ -100,10 +126,12 @@ class CodeObject:
         """Return bytes by their address. Raise LoadError if they are not in the file."""
         for segment in self.loaded:
             start = segment["p_vaddr"]
-            if start <= address and address + size <= start + segment["p_filesz"]:
-                data = self._part(segment["p_offset"] + address - start, size)
-                if len(data) == size:
-                    return data
+            end = start + segment["p_filesz"]
+            if address < start or address + size > end:
+                continue
+            data = self._slice(segment["p_offset"] + address - start, size)
+            if len(data) == size:
+                return data
         raise LoadError(f"{self.origin}: cut off, address {address:#x} is not in the file")
 
     def metadata(self) -> dict:
@@ -111,9 +139,13 @@ class CodeObject:
         return _metadata(self._elf, self._segments, self.origin, self.budget)
 
     def image(self) -> tuple[bytes, tuple[tuple[int, int], ...], tuple[int, ...]]:
-        """Return the file in memory, (address, size) of what is code, and where pointers stand.
+        """Return the file as it is loaded.
 
         Source: the segments and relocations of LLVM's guide, "Relocation Records".
+
+        Returns:
+            The bytes by address, (address, size) of the segments of code, and the addresses of
+            pointers.
         """
         size = max((s["p_vaddr"] + s["p_memsz"] for s in self.loaded), default=0)
         if size > _IMAGE_LIMIT:
@@ -123,21 +155,23 @@ class CodeObject:
         self.budget.take(size)
         data = bytearray(size)
         for segment in self.loaded:
-            raw = self._part(segment["p_offset"], segment["p_filesz"])
-            data[segment["p_vaddr"] : segment["p_vaddr"] + len(raw)] = raw
+            raw = self._slice(segment["p_offset"], segment["p_filesz"])
+            start = segment["p_vaddr"]
+            data[start : start + len(raw)] = raw
         pointers = []
         for section in self.sections:
-            if section["sh_type"] == "SHT_RELA":
-                for place, value in self._relocations(section):
-                    struct.pack_into("<Q", data, place, value & (1 << 64) - 1)
-                    pointers.append(place)
+            if section["sh_type"] != "SHT_RELA":
+                continue
+            for place, value in self._relocations(section):
+                struct.pack_into("<Q", data, place, value & (1 << 64) - 1)
+                pointers.append(place)
         executable = tuple((s["p_vaddr"], s["p_filesz"]) for s in self.loaded if s["p_flags"] & 1)
         return bytes(data), executable, tuple(pointers)
 
     def _relocations(self, section) -> Iterable[tuple[int, int]]:
-        """Yield where an address stands, and which one."""
+        """Yield the address of each pointer, and its value."""
         count = self.budget.count("relocations", section["sh_size"] // _RELOCATION.size)
-        entries = self._part(section["sh_offset"], count * _RELOCATION.size)
+        entries = self._slice(section["sh_offset"], count * _RELOCATION.size)
         for place, kind, index, value in _RELOCATION.iter_unpack(entries):
             if kind == _R_ABS64:
                 if self.sections[section["sh_link"]]["sh_type"] != "SHT_DYNSYM":
@@ -151,23 +185,21 @@ class CodeObject:
             yield place, value
 
 
-#: What e_sh and e_ph are followed by: where the headers are, the bytes of each, how many.
-_TABLE = ("off", "entsize", "num")
-
-
-def _headers(elf: ELFFile, form, start: int, step: int, count: int) -> list:
+def _read_headers(elf: ELFFile, form, start: int, step: int, count: int) -> list:
+    """Read headers of one form: the first at an offset, the others so many bytes apart."""
     return [struct_parse(form, elf.stream, stream_pos=start + step * n) for n in range(count)]
 
 
-def _segments(elf: ELFFile, budget: Budget) -> list:
+def _read_segments(elf: ELFFile, budget: Budget) -> list:
     budget.count("segments", elf["e_phnum"])
-    return _headers(elf, elf.structs.Elf_Phdr, *(elf[f"e_ph{name}"] for name in _TABLE))
+    form = elf.structs.Elf_Phdr
+    return _read_headers(elf, form, elf["e_phoff"], elf["e_phentsize"], elf["e_phnum"])
 
 
 def elf_metadata(elf: ELFFile, origin: str) -> dict:
     """Return the AMDGPU metadata of a code object. Raise LoadError if there is none."""
     budget = Budget(origin, elf.stream_len)
-    return _metadata(elf, _segments(elf, budget), origin, budget)
+    return _metadata(elf, _read_segments(elf, budget), origin, budget)
 
 
 def _metadata(elf: ELFFile, segments: Iterable, origin: str, budget: Budget) -> dict:
@@ -175,18 +207,24 @@ def _metadata(elf: ELFFile, segments: Iterable, origin: str, budget: Budget) -> 
 
     The linker keeps a note from each object file: rocBLAS's files hold hundreds.
     """
-    found, size = [], 0
-    for segment in (s for s in segments if s["p_type"] == "PT_NOTE"):
+    parts = []
+    size = 0
+    for segment in segments:
+        if segment["p_type"] != "PT_NOTE":
+            continue
         for note in iter_notes(elf, segment["p_offset"], segment["p_filesz"]):
             budget.count("notes")
             budget.take(note["n_namesz"] + note["n_descsz"])
-            if note["n_name"] == "AMDGPU" and note["n_type"] == _NT_AMDGPU_METADATA:
-                size += note["n_descsz"]
-                if size > limits.METADATA:
-                    raise LoadError(f"{origin}: more than {limits.METADATA} bytes of metadata")
-                found.append(msgpack.unpackb(note["n_descdata"]))
-    if not found:
+            if note["n_name"] != "AMDGPU" or note["n_type"] != _NT_AMDGPU_METADATA:
+                continue
+            size += note["n_descsz"]
+            if size > limits.METADATA:
+                raise LoadError(f"{origin}: more than {limits.METADATA} bytes of metadata")
+            parts.append(msgpack.unpackb(note["n_descdata"]))
+    if not parts:
         raise LoadError(f"{origin}: no AMDGPU metadata note")
-    kernels = [kernel for one in found for kernel in one["amdhsa.kernels"]]
+    kernels = []
+    for part in parts:
+        kernels += part["amdhsa.kernels"]
     budget.count("kernels", len(kernels))
-    return found[0] | {"amdhsa.kernels": kernels}
+    return parts[0] | {"amdhsa.kernels": kernels}

@@ -12,7 +12,14 @@ STACK = 1024
 
 @dataclass(frozen=True)
 class Argument:
-    """One kernel argument in the kernarg segment: byte offset, byte size, LLVM's value kind."""
+    """One kernel argument.
+
+    Attributes:
+        name: Its name; "" if the code object has none.
+        offset: Byte offset in the kernarg segment.
+        size: Bytes.
+        kind: LLVM's value kind.
+    """
 
     name: str
     offset: int
@@ -22,10 +29,13 @@ class Argument:
 
 @dataclass(frozen=True)
 class Image:
-    """The loaded file: bytes by address, relocated for address 0; the kernel's first instruction.
+    """The file as it is loaded.
 
-    code: (address, size) of the functions beside the kernels. pointers: where 64-bit addresses
-    stand that count from the image's own address.
+    Attributes:
+        data: Bytes by address, relocated for address 0.
+        entry: Address of the kernel's first instruction.
+        code: (address, size) of the functions beside the kernels.
+        pointers: Addresses of 64-bit pointers, which count from the image's own address.
     """
 
     data: bytes
@@ -38,12 +48,34 @@ class Image:
 class Kernel:
     """A kernel: machine code and what its descriptor and metadata say.
 
-    lds and scratch are bytes per workgroup and per lane; denormals_* are True where the descriptor
-    keeps denormal numbers; width is the lanes of a wave; user_sgprs names what the first SGPRs
-    hold, in order, one per SGPR pair or single as (name, count); user_count is how many SGPRs stand
-    in front of the workgroup's numbers, at least: gfx1100 has some that hold nothing (LLVM's
-    FeatureUserSGPRInit16Bug); workgroup_ids says which numbers are set; target is the GPU that it
-    was made for; two_units: a workgroup is on both compute units of a processor (WGP mode).
+    Attributes:
+        name: Its name.
+        code: Its machine code.
+        lds: Bytes of LDS of a workgroup.
+        scratch: Bytes of scratch of a lane.
+        kernarg: Bytes of the kernarg segment.
+        vgprs: Vector registers.
+        sgprs: Scalar registers.
+        denormals_32: Whether float32 operations keep denormal numbers.
+        denormals_16_64: Whether float16 and float64 operations keep denormal numbers.
+        ieee: Whether it starts in IEEE mode.
+        clamp_nan: Whether CLAMP turns NaN into 0 (DX10_CLAMP).
+        width: Lanes of a wave.
+        user_sgprs: What the first SGPRs hold, in order, as (name, number of SGPRs).
+        user_count: Number of SGPRs in front of the workgroup's numbers, at least. gfx1100 has some
+            that hold nothing (LLVM's FeatureUserSGPRInit16Bug).
+        workgroup_ids: Whether the workgroup's number in x, y and z is set.
+        max_threads: Threads of a workgroup at most.
+        vgpr_spills: Vector registers that were spilled.
+        sgpr_spills: Scalar registers that were spilled.
+        arguments: Its arguments.
+        finite_16: Whether float16 overflows to the largest number (FP16_OVFL).
+        launch_lds: Bytes of LDS that a launch adds.
+        image: The loaded file.
+        dynamic_stack: Whether it needs an unknown amount of scratch, for recursion or calls by a
+            pointer.
+        target: The GPU that it was compiled for.
+        two_units: Whether a workgroup is on both compute units of a processor (WGP mode).
     """
 
     name: str
@@ -73,5 +105,7 @@ class Kernel:
     two_units: bool
 
     def with_stack(self, size: int) -> "Kernel":
-        """Add scratch for recursion and for calls by a pointer, if the kernel has them."""
-        return replace(self, scratch=max(self.scratch, size)) if self.dynamic_stack else self
+        """Return the kernel with that much scratch, if it needs an unknown amount."""
+        if not self.dynamic_stack:
+            return self
+        return replace(self, scratch=max(self.scratch, size))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How much one file of code may take: those that exceed this are made to fill memory or time.
+"""Limits of files of code: those that exceed them are made to fill memory or time.
 
 The largest known files are rocBLAS's: 10 MiB of kernels, hundreds of notes.
 """
@@ -10,16 +10,23 @@ from pathlib import Path
 
 from strix_emulate.errors import LoadError
 
-#: Bytes of a file of code, of a note of Triton's beside one, and of an array for an argument.
-FILE, NOTE, ARRAY = 1 << 30, 1 << 20, 1 << 33
-#: What is packed shrinks to a tenth. Bytes that any file may unpack to, images and code included,
-#: and how many times its own size.
-ALLOWED, RATIO = 1 << 28, 200
+#: Bytes of a file of code.
+FILE = 1 << 30
+#: Bytes of the note that Triton writes beside a file of code.
+NOTE = 1 << 20
+#: Bytes of an array for an argument.
+ARRAY = 1 << 33
+#: Bytes that any file may unpack to, images and code included.
+ALLOWED = 1 << 28
+#: Bytes that a file may unpack to, by its own size. Packed code has a tenth of its size.
+RATIO = 200
 #: Bytes that an xz stream's dictionary may take; that of `xz -9` has 64 MiB.
 XZ_MEMORY = 1 << 28
-#: Bytes of a name, and of an ELF file's metadata; objects of Python take a hundred times as much.
-NAME, METADATA = 1 << 14, 1 << 24
-#: Entries of a pack or a bundle, kernels, segments, sections, notes, symbols, relocations.
+#: Bytes of a name.
+NAME = 1 << 14
+#: Bytes of an ELF file's metadata. Python's objects for it take a hundred times as much.
+METADATA = 1 << 24
+#: Number of parts of each kind. Entries are those of a pack or a bundle.
 COUNTS = {
     "entries": 1 << 14,
     "kernels": 1 << 14,
@@ -46,10 +53,10 @@ class Budget:
     """What one file may still take.
 
     Attributes:
-        origin: the file's name.
-        size: its bytes.
-        left: bytes that may still be unpacked from it.
-        counted: how many of each kind in COUNTS it has so far.
+        origin: Name of the file.
+        size: Bytes of the file.
+        left: Bytes that may still be unpacked from it.
+        counted: Number of parts so far, by kind.
     """
 
     origin: str
@@ -61,7 +68,7 @@ class Budget:
         self.left = max(ALLOWED, RATIO * self.size)
 
     def take(self, size: int) -> None:
-        """Raise LoadError if the file then takes more bytes than such a file does."""
+        """Take bytes from the budget. Raise LoadError if it has no more of them."""
         self.left -= size
         if self.left < 0:
             limit = max(ALLOWED, RATIO * self.size)
@@ -71,7 +78,7 @@ class Budget:
             )
 
     def count(self, kind: str, number: int = 1) -> int:
-        """Return the number. Raise LoadError if the file then has more of a kind than any does."""
+        """Count parts of a kind; return the number. Raise LoadError if the file has too many."""
         self.counted[kind] = self.counted.get(kind, 0) + number
         if self.counted[kind] > COUNTS[kind]:
             raise LoadError(

@@ -9,6 +9,7 @@ import ctypes
 import os
 import re
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -27,78 +28,110 @@ _ADVICE = (
 _OBJECT_FILE = 1
 #: The opcodes of V_FMAMK_F16 and V_FMAAK_F16, with a literal that makes LLVM 22.1.8 crash.
 _CRASHES = tuple(bytes([high, 0xFF, 0, 0, 0]) for high in (0x6E, 0x6F, 0x70, 0x71))
-#: bytes of an instruction: at most, and of those that are remembered, of which none begins another
-_LONGEST, _USUAL = 20, (4, 8, 12)
+#: Bytes of the longest instruction.
+_LONGEST = 20
+#: Bytes of the instructions whose texts are remembered, of which none begins another.
+_USUAL = (4, 8, 12)
 _MOST_TEXTS = 1 << 16
+#: Bytes of an instruction's text.
+_MOST_TEXT = 1024
 
 
 def _features(width: int) -> bytes:
-    """Name features for waves of 32 or 64 lanes, whose masks are one scalar register or two."""
+    """Return features for waves of 32 or 64 lanes, whose masks are one scalar register or two."""
     return f"+real-true16,+wavefrontsize{width},-wavefrontsize{96 - width}".encode()
 
 
 def disassemble(
-    code: bytes, address: int = 0, width: int = 32, most: int = sys.maxsize,
+    code: bytes,
+    address: int = 0,
+    width: int = 32,
+    most: int = sys.maxsize,
     target: Target = DEFAULT,
-) -> list[tuple[int, int, str]]:  # fmt: skip
+) -> list[tuple[int, int, str]]:
     """Return address, size in bytes and text of each instruction; "" where LLVM gives up.
 
-    most: of so many instructions at most.
+    Args:
+        code: The bytes.
+        address: Address of the first byte.
+        width: Lanes of a wave.
+        most: Number of instructions at most.
+        target: The GPU.
 
     Raises:
-        DisassemblerError: no suitable libLLVM.
+        DisassemblerError: There is no suitable libLLVM.
     """
-    lib = find_disassembler()
-    context, texts = _context(lib, target.name, width)
-    # LLVM 22.1.8 crashes where a literal is cut off
-    room = len(code) + _LONGEST
-    buffer = ctypes.create_string_buffer(code, room)
-    text = ctypes.create_string_buffer(1024)
+    context, texts = _context(find_disassembler(), target.name, width)
+    # LLVM 22.1.8 crashes where a literal is cut off, so there is room behind the code.
+    buffer = ctypes.create_string_buffer(code, len(code) + _LONGEST)
     lines: list[tuple[int, int, str]] = []
     at = 0
     while at < len(code) and len(lines) < most:
         for size in _USUAL:
-            if (known := texts.get(code[at : at + size])) is not None:
+            text = texts.get(code[at : at + size])
+            if text is not None:
                 break
-        if known is not None:
-            lines.append((address + at, size, known))
-            at += size
-            continue
-        if code[at + 3 : at + 8] in _CRASHES:
-            # the literal becomes another one: nothing takes a number from the text
-            buffer[at + 5] = b"\x01"
-        size = lib.LLVMDisasmInstruction(
-            context, ctypes.addressof(buffer) + at, room - at, address + at, text, 1024
-        )
-        size = size if at + size <= len(code) else 0
-        lines.append((address + at, size or 4, text.value.decode().strip() if size else ""))
-        if size in _USUAL:
-            if len(texts) >= _MOST_TEXTS:
-                texts.clear()
-            texts[code[at : at + size]] = lines[-1][2]
-        at += size or 4
+        else:
+            size, text = _disassemble_one(context, code, buffer, address, at)
+            if text and size in _USUAL:
+                if len(texts) >= _MOST_TEXTS:
+                    texts.clear()
+                texts[code[at : at + size]] = text
+        lines.append((address + at, size, text))
+        at += size
     return lines
+
+
+def _disassemble_one(
+    context: int, code: bytes, buffer: ctypes.Array, address: int, at: int
+) -> tuple[int, str]:
+    """Return size and text of the instruction at an offset; (4, "") where LLVM gives up.
+
+    Args:
+        context: LLVM's disassembler.
+        code: The bytes.
+        buffer: A copy of them that LLVM reads, with room behind them.
+        address: Address of the first byte.
+        at: Offset of the instruction.
+    """
+    if code[at + 3 : at + 8] in _CRASHES:
+        # The literal becomes another one: nothing takes a number from the text.
+        buffer[at + 5] = b"\x01"
+    text = ctypes.create_string_buffer(_MOST_TEXT)
+    size = find_disassembler().LLVMDisasmInstruction(
+        context,
+        ctypes.addressof(buffer) + at,
+        len(buffer) - at,
+        address + at,
+        text,
+        _MOST_TEXT,
+    )
+    if not size or at + size > len(code):
+        return 4, ""
+    return size, text.value.decode().strip()
 
 
 @cache
 def _context(lib: ctypes.CDLL, name: str, width: int) -> tuple[int, dict[bytes, str]]:
-    """Return LLVM's disassembler of one GPU, which stays, with the texts of what it read.
+    """Return LLVM's disassembler of one GPU, with the texts of the instructions that it read.
 
-    Making it takes longer than a line, and most of a kernel's instructions stand there before.
+    Both are kept: making a disassembler takes longer than reading an instruction, and most of a
+    kernel's instructions occurred before.
     """
     context = lib.LLVMCreateDisasmCPUFeatures(
         _TRIPLE, name.encode(), _features(width), None, 0, None, None
     )
     if not context:
-        raise DisassemblerError(f"{_found()[1]} cannot disassemble {name}; {_ADVICE}")
+        raise DisassemblerError(f"{_find().path} cannot disassemble {name}; {_ADVICE}")
     return context, {}
 
 
 def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
-    """Assemble assembly by LLVM; return the relocatable ELF file.
+    """Assemble with LLVM; return the relocatable ELF file.
 
     Raises:
-        EmulatorError: the assembler's own message. DisassemblerError: no suitable libLLVM.
+        EmulatorError: The assembler's own message.
+        DisassemblerError: There is no suitable libLLVM.
     """
     lib = find_disassembler()
     errors: list[str] = []
@@ -113,18 +146,22 @@ def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
     lib.LLVMSetTarget(module, _TRIPLE)
     text = source.encode()
     lib.LLVMSetModuleInlineAsm2(module, text, len(text))
-    message, buffer = ctypes.c_void_p(), ctypes.c_void_p()
+    message = ctypes.c_void_p()
+    buffer = ctypes.c_void_p()
     try:
         failed = lib.LLVMTargetMachineEmitToMemoryBuffer(
-            _machine(lib, target.name, width), module, _OBJECT_FILE, ctypes.byref(message),
+            _machine(lib, target.name, width),
+            module,
+            _OBJECT_FILE,
+            ctypes.byref(message),
             ctypes.byref(buffer),
-        )  # fmt: skip
+        )
         if failed or errors:
             raise EmulatorError("; ".join(errors) or _take_string(lib, message.value))
-        start, size = lib.LLVMGetBufferStart(buffer), lib.LLVMGetBufferSize(buffer)
-        made = ctypes.string_at(start, size)
+        start = lib.LLVMGetBufferStart(buffer)
+        elf = ctypes.string_at(start, lib.LLVMGetBufferSize(buffer))
         lib.LLVMDisposeMemoryBuffer(buffer)
-        return made
+        return elf
     finally:
         lib.LLVMDisposeModule(module)
         lib.LLVMContextDispose(context)
@@ -132,8 +169,9 @@ def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
 
 @cache
 def _machine(lib: ctypes.CDLL, name: str, width: int) -> int:
-    """Return LLVM's code generator for one GPU, which stays, too."""
-    backend, message = ctypes.c_void_p(), ctypes.c_void_p()
+    """Return LLVM's code generator for one GPU, which is kept."""
+    backend = ctypes.c_void_p()
+    message = ctypes.c_void_p()
     if lib.LLVMGetTargetFromTriple(_TRIPLE, ctypes.byref(backend), ctypes.byref(message)):
         raise DisassemblerError(_take_string(lib, message.value))
     return lib.LLVMCreateTargetMachine(backend, _TRIPLE, name.encode(), _features(width), 0, 2, 0)
@@ -141,63 +179,95 @@ def _machine(lib: ctypes.CDLL, name: str, width: int) -> int:
 
 def version() -> str:
     """Return version and file of the libLLVM in use, for reports."""
-    (major, minor, patch), path = _found()[0], _found()[1]
-    return f"LLVM {major}.{minor}.{patch} ({path})"
+    library = _find()
+    major, minor, patch = library.version
+    return f"LLVM {major}.{minor}.{patch} ({library.path})"
 
 
 def find_disassembler() -> ctypes.CDLL:
     """Return the libLLVM in use, its AMDGPU parts initialised.
 
     Raises:
-        DisassemblerError: none is new enough and supports AMDGPU; the message lists those found.
+        DisassemblerError: None is new enough and supports AMDGPU; the message lists those found.
     """
-    return _found()[2]
+    return _find().lib
+
+
+@dataclass(frozen=True)
+class _Library:
+    """A libLLVM.
+
+    Attributes:
+        version: Major, minor and patch version.
+        path: The file.
+        lib: The loaded library.
+    """
+
+    version: tuple[int, int, int]
+    path: Path
+    lib: ctypes.CDLL
 
 
 @cache
-def _found() -> tuple[tuple[int, int, int], Path, ctypes.CDLL]:
+def _find() -> _Library:
+    """Return the first suitable libLLVM. Raise DisassemblerError."""
     refused = []
     for path in _candidates():
         try:
-            lib = ctypes.CDLL(str(path))
-            numbers = [ctypes.c_uint() for _ in range(3)]
-            lib.LLVMGetVersion(*map(ctypes.byref, numbers))
-            for part in ("TargetInfo", "Target", "TargetMC", "AsmParser", "AsmPrinter"):
-                getattr(lib, f"LLVMInitializeAMDGPU{part}")()
-            lib.LLVMInitializeAMDGPUDisassembler()
+            library = _open(path)
         except (OSError, AttributeError) as error:
             refused.append(f"{path}: {str(error).splitlines()[0]}")
             continue
-        if numbers[0].value < MINIMUM_VERSION:
-            refused.append(f"{path} is LLVM {numbers[0].value}, which misreads the code of GFX11")
-            continue
-        _declare(lib)
-        major, minor, patch = (number.value for number in numbers)
-        return (major, minor, patch), path, lib
+        if library.version[0] >= MINIMUM_VERSION:
+            _declare(library.lib)
+            return library
+        refused.append(f"{path} is LLVM {library.version[0]}, which misreads the code of GFX11")
     raise DisassemblerError(
         f"no disassembler for GFX11; {_ADVICE}. Found: {'; '.join(refused) or 'no libLLVM'}"
     )
 
 
+def _open(path: Path) -> _Library:
+    """Load a libLLVM and initialise its AMDGPU parts. Raise OSError or AttributeError."""
+    lib = ctypes.CDLL(str(path))
+    major = ctypes.c_uint()
+    minor = ctypes.c_uint()
+    patch = ctypes.c_uint()
+    lib.LLVMGetVersion(ctypes.byref(major), ctypes.byref(minor), ctypes.byref(patch))
+    for part in ("TargetInfo", "Target", "TargetMC", "AsmParser", "AsmPrinter"):
+        getattr(lib, f"LLVMInitializeAMDGPU{part}")()
+    lib.LLVMInitializeAMDGPUDisassembler()
+    return _Library((major.value, minor.value, patch.value), path, lib)
+
+
 def _candidates() -> list[Path]:
     """List files to try: only VARIABLE's, or sys.prefix's, then those of _FOLDERS, newest first."""
-    if named := os.environ.get(VARIABLE):
+    named = os.environ.get(VARIABLE)
+    if named:
         return [Path(named)]
     by_version: dict[tuple[bool, int], Path] = {}
-    for rank, folder in enumerate((f"{sys.prefix}/lib", *_FOLDERS)):
+    own_folder = f"{sys.prefix}/lib"
+    for folder in (own_folder, *_FOLDERS):
         for path in Path(folder).glob("libLLVM*.so*"):
-            if match := re.fullmatch(r"libLLVM(?:-|\.so\.)(\d+)\b.*", path.name):
-                by_version.setdefault((rank == 0, int(match[1])), path)
+            match = re.fullmatch(r"libLLVM(?:-|\.so\.)(\d+)\b.*", path.name)
+            if match:
+                by_version.setdefault((folder == own_folder, int(match[1])), path)
     return [path for _, path in sorted(by_version.items(), reverse=True)]
 
 
 def _declare(lib: ctypes.CDLL) -> None:
     """Declare the types of results and arguments other than int."""
-    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    pointer = ctypes.c_void_p
+    size = ctypes.c_size_t
+    text = ctypes.c_char_p
     for name in (
-        "CreateDisasmCPUFeatures", "ContextCreate", "ModuleCreateWithNameInContext",
-        "CreateTargetMachine", "GetBufferStart", "GetDiagInfoDescription",
-    ):  # fmt: skip
+        "CreateDisasmCPUFeatures",
+        "ContextCreate",
+        "ModuleCreateWithNameInContext",
+        "CreateTargetMachine",
+        "GetBufferStart",
+        "GetDiagInfoDescription",
+    ):
         getattr(lib, f"LLVM{name}").restype = pointer
     signatures = {
         "DisasmInstruction": [pointer, pointer, ctypes.c_uint64, ctypes.c_uint64, text, size],
@@ -217,7 +287,8 @@ def _declare(lib: ctypes.CDLL) -> None:
     }
     for name, types in signatures.items():
         getattr(lib, f"LLVM{name}").argtypes = types
-    lib.LLVMDisasmInstruction.restype = lib.LLVMGetBufferSize.restype = size
+    lib.LLVMDisasmInstruction.restype = size
+    lib.LLVMGetBufferSize.restype = size
 
 
 def _take_string(lib: ctypes.CDLL, address: int | None) -> str:

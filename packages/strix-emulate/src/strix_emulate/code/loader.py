@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strix_emulate.code import limits
-from strix_emulate.code.bundles import BUNDLE, unbundle
+from strix_emulate.code.bundles import is_bundle, unbundle
 from strix_emulate.code.elf import CodeObject, guarded
 from strix_emulate.code.kernel import Argument, Image, Kernel
 from strix_emulate.code.limits import Budget, read_file
@@ -25,8 +25,18 @@ from strix_emulate.errors import LoadError, Unsupported
 
 EM_AMDGPU = "EM_AMDGPU"
 _ELFOSABI_AMDGPU_HSA = 64
-#: e_ident[EI_ABIVERSION] of code object V4, V5 and V6
-_ABI_VERSIONS = {2: 4, 3: 5, 4: 6}
+#: e_ident[EI_ABIVERSION] of code object V4, V5 and V6.
+_ABI_VERSIONS = (2, 3, 4)
+#: What the first SGPRs may hold, with their number, by the bit of the descriptor that asks for it.
+_USER_SGPRS = (
+    ("private_buffer", 4),
+    ("dispatch", 2),
+    ("queue", 2),
+    ("kernarg", 2),
+    ("dispatch_id", 2),
+    ("flat_scratch", 2),
+    ("private_size", 1),
+)
 
 
 def load(path: Path) -> list[Kernel]:
@@ -37,19 +47,22 @@ def load(path: Path) -> list[Kernel]:
     """
     try:
         if path.is_dir():
-            found = [
-                kernel
-                for file in filter(Path.is_file, sorted(path.rglob("*.hsaco")))
-                for kernel in _with_triton_note(file)
-            ]
-            if not found:
-                raise LoadError(f"{path}: no .hsaco file in this folder")
-            return found
+            return _load_triton_cache(path)
         if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise LoadError(f"{path}: not a regular file")
         return parse(read_file(path), str(path))
     except OSError as error:
         raise LoadError(f"{path}: {error.strerror}") from error
+
+
+def _load_triton_cache(folder: Path) -> list[Kernel]:
+    kernels = []
+    for file in sorted(folder.rglob("*.hsaco")):
+        if file.is_file():
+            kernels += _with_triton_note(file)
+    if not kernels:
+        raise LoadError(f"{folder}: no .hsaco file in this folder")
+    return kernels
 
 
 def parse(data: bytes, origin: str) -> list[Kernel]:
@@ -58,28 +71,33 @@ def parse(data: bytes, origin: str) -> list[Kernel]:
 
 
 def _parse(data: bytes, origin: str, budget: Budget) -> list[Kernel]:
-    if data[:4] == b"AKS2":
-        return [
-            kernel
-            for name, lds, blob in unpack_aks2(data, origin, budget)
-            for kernel in parse_elf(blob, f"{origin}:{name:.200}", lds, budget)
-        ]
-    if data[:4] == b"CCOB" or data.startswith(BUNDLE):
-        blobs = unbundle(data, origin, None, budget)
-        return [k for name, blob in blobs for k in parse_elf(blob, name, 0, budget)]
     if data[:4] == b"PK\x03\x04":
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            members = [member for member in archive.infolist() if not member.is_dir()]
-            budget.count("entries", len(members))
-            budget.take(sum(member.file_size for member in members))
-            found = []
-            for member in members:
-                content, where = archive.read(member), f"{origin}:{member.filename:.200}"
-                if content[:2] == b"PK":
-                    raise LoadError(f"{where}: zip files nested in another are not read")
-                found += _parse(content, where, budget)
-            return found
+        return _parse_zip(data, origin, budget)
+    kernels = []
+    if data[:4] == b"AKS2":
+        for name, lds, blob in unpack_aks2(data, origin, budget):
+            kernels += parse_elf(blob, f"{origin}:{name:.200}", lds, budget)
+        return kernels
+    if is_bundle(data):
+        for name, blob in unbundle(data, origin, None, budget):
+            kernels += parse_elf(blob, name, 0, budget)
+        return kernels
     return parse_elf(data, origin, 0, budget)
+
+
+def _parse_zip(data: bytes, origin: str, budget: Budget) -> list[Kernel]:
+    kernels = []
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = [member for member in archive.infolist() if not member.is_dir()]
+        budget.count("entries", len(members))
+        budget.take(sum(member.file_size for member in members))
+        for member in members:
+            content = archive.read(member)
+            name = f"{origin}:{member.filename:.200}"
+            if content[:2] == b"PK":
+                raise LoadError(f"{name}: zip files nested in another are not read")
+            kernels += _parse(content, name, budget)
+    return kernels
 
 
 def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int, bytes]]:
@@ -93,7 +111,9 @@ def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int
         raise LoadError(f"{origin}: damaged AKS2 pack ({error})") from error
     if magic != b"AKS2" or len(raw) != total:
         raise LoadError(f"{origin}: AKS2 header says {total} bytes, unpacked are {len(raw)}")
-    entries, at, left = [], 0, total
+    entries = []
+    at = 0
+    left = total
     for _ in range(budget.count("entries", count)):
         try:
             lds, _, offset, size, length = struct.unpack_from("<5I", raw, at)
@@ -107,7 +127,7 @@ def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int
         blob = raw[directory + offset : directory + offset + size]
         if len(blob) != size:
             raise LoadError(f"{origin}: AKS2 entry {name!r:.200} lies outside of the pack")
-        # AOTriton leaves an empty entry where a kernel did not compile
+        # AOTriton leaves an empty entry where a kernel did not compile.
         if size:
             entries.append((name, lds, blob))
     if at != directory:
@@ -118,19 +138,31 @@ def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int
 def parse_elf(
     data: bytes, origin: str, launch_lds: int = 0, budget: Budget | None = None
 ) -> list[Kernel]:
-    """Return the kernels of one code object. budget: of the file around it.
+    """Return the kernels of one code object.
+
+    Args:
+        data: The code object.
+        origin: Name of the file, for messages.
+        launch_lds: Bytes of LDS that a launch adds.
+        budget: Budget of the file that holds it.
 
     Raises:
-        LoadError: no ELF file, damaged, for another machine, or of an unknown version.
+        LoadError: It is no ELF file, damaged, for another machine, or of an unknown version.
     """
-    opened = CodeObject(data, origin, budget or Budget(origin, len(data)))
-    return guarded(_parse_elf, origin, opened, launch_lds)
+    code_object = CodeObject(data, origin, budget or Budget(origin, len(data)))
+    return guarded(_parse_elf, origin, code_object, launch_lds)
 
 
 @dataclass(frozen=True)
 class Module:
-    """A code object as a runtime loads it: kernels by name, its image, (address in the image, size)
-    of each variable. refused: why other kernels cannot be run, by name."""
+    """A code object as a runtime loads it.
+
+    Attributes:
+        kernels: Kernels by name.
+        refused: Reasons why other kernels cannot be run, by name.
+        image: The loaded file.
+        variables: (address in the image, size) of variables, by name.
+    """
 
     kernels: dict[str, Kernel]
     refused: dict[str, str]
@@ -142,25 +174,62 @@ def parse_module(data: bytes, origin: str) -> Module:
     """Return everything in one code object.
 
     Raises:
-        LoadError: as :func:`parse_elf` does, but not for a kernel that is not supported.
+        LoadError: As :func:`parse_elf` does, but not for a kernel that is not supported.
     """
-    opened = CodeObject(data, origin, Budget(origin, len(data)))
+    code_object = CodeObject(data, origin, Budget(origin, len(data)))
     refused: dict[str, str] = {}
-    kernels = {x.name: x for x in guarded(_parse_elf, origin, opened, 0, refused)}
-    raw, executable, pointers = guarded(opened.image, origin)
-    variables = {
-        symbol.name: (symbol.value, symbol.size)
-        for symbol in opened.symbols
-        if symbol.is_variable and not symbol.name.endswith(".kd")
-    }
-    return Module(kernels, refused, Image(raw, 0, executable, pointers), variables)
+    kernels = guarded(_parse_elf, origin, code_object, 0, refused)
+    raw, executable, pointers = guarded(code_object.image, origin)
+    variables = {}
+    for symbol in code_object.symbols:
+        if symbol.is_variable and not symbol.name.endswith(".kd"):
+            variables[symbol.name] = (symbol.value, symbol.size)
+    image = Image(raw, 0, executable, pointers)
+    return Module({kernel.name: kernel for kernel in kernels}, refused, image, variables)
 
 
 def _parse_elf(
-    opened: CodeObject, launch_lds: int, refused: dict[str, str] | None = None
+    code_object: CodeObject, launch_lds: int, refused: dict[str, str] | None = None
 ) -> list[Kernel]:
-    """Read all kernels; refused takes what is wrong with single ones, which is raised otherwise."""
-    header, origin = opened.header, opened.origin
+    """Read all kernels.
+
+    Args:
+        code_object: The code object.
+        launch_lds: Bytes of LDS that a launch adds.
+        refused: Takes by name why single kernels are not supported; without it, that is raised.
+    """
+    target = _read_target(code_object)
+    descriptions = code_object.metadata()["amdhsa.kernels"]
+    symbols = {symbol.name: symbol for symbol in code_object.symbols}
+    data, executable, pointers = code_object.image()
+    starts = sorted({symbol.value for symbol in code_object.symbols})
+    places = {}
+    for description in descriptions:
+        name = description[".name"]
+        code = symbols[name]
+        size = code.size or _until_next(code.value, starts, executable)
+        places[name] = (code.value, size)
+    functions = _without(executable, places.values())
+    kernels = []
+    for description in descriptions:
+        name = description[".name"]
+        start, size = places[name]
+        descriptor = code_object.read(symbols[description[".symbol"]].value, 64)
+        text = code_object.read(start, size)
+        image = Image(data, start, functions, pointers)
+        try:
+            kernels.append(_kernel(description, descriptor, text, launch_lds, image, target))
+        except Unsupported as error:
+            if refused is None:
+                raise
+            refused[name] = f"{code_object.origin}: {error}"
+    return kernels
+
+
+def _read_target(code_object: CodeObject) -> Target:
+    """Return the GPU that a code object is for. Raise LoadError if it cannot be emulated."""
+    header = code_object.header
+    origin = code_object.origin
     if header["e_machine"] != EM_AMDGPU:
         raise LoadError(f"{origin}: machine is {header['e_machine']}, not {EM_AMDGPU}")
     mach = header["e_flags"] & 0xFF
@@ -168,117 +237,112 @@ def _parse_elf(
     if target is None:
         emulated = ", ".join(f"{name} is {x.mach:#x}" for name, x in TARGETS.items())
         raise LoadError(f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, {emulated})")
-    os_abi, abi_version = opened.data[7:9]
+    os_abi, abi_version = code_object.data[7:9]
     if os_abi != _ELFOSABI_AMDGPU_HSA:
         raise LoadError(f"{origin}: OS ABI is {os_abi}, AMDGPU_HSA is {_ELFOSABI_AMDGPU_HSA}")
     if abi_version not in _ABI_VERSIONS:
         raise Unsupported(f"{origin}: unknown code object version (ABI version {abi_version})")
-    described = opened.metadata()["amdhsa.kernels"]
-    symbols = {symbol.name: symbol for symbol in opened.symbols}
-    data, executable, pointers = opened.image()
-    starts = sorted({symbol.value for symbol in opened.symbols})
-    places = {}
-    for each in described:
-        code = symbols[each[".name"]]
-        size = code.size or _until_next(code.value, starts, executable)
-        places[each[".name"]] = (code.value, size)
-    functions = _without(executable, places.values())
-    kernels = []
-    for each in described:
-        start, size = places[each[".name"]]
-        descriptor = opened.read(symbols[each[".symbol"]].value, 64)
-        text = opened.read(start, size)
-        image = Image(data, start, functions, pointers)
-        try:
-            kernels.append(_kernel(each, descriptor, text, launch_lds, image, target))
-        except Unsupported as error:
-            if refused is None:
-                raise
-            refused[each[".name"]] = f"{origin}: {error}"
-    return kernels
+    return target
 
 
 def _until_next(start: int, starts: list[int], executable) -> int:
     """Count bytes up to the next symbol or the code's end: hand-written kernels declare no size."""
     ends = [first + size for first, size in executable if first <= start < first + size]
-    later = starts[bisect.bisect_right(starts, start) :][:1]
-    return min([*ends, *later], default=start) - start
+    next_starts = starts[bisect.bisect_right(starts, start) :][:1]
+    return min([*ends, *next_starts], default=start) - start
 
 
 def _without(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
-    """Cut holes out of ranges, all (address, size): a file of rocBLAS has 10 MiB of kernels."""
-    left, holes = [], sorted(holes)
+    """Cut holes out of ranges, all (address, size).
+
+    What remains is small: a file of rocBLAS has 10 MiB of kernels.
+    """
+    remaining = []
+    holes = sorted(holes)
     for first, size in ranges:
-        at, end = first, first + size
+        at = first
+        end = first + size
         for start, length in holes:
             if at < start < end:
-                left.append((at, start - at))
+                remaining.append((at, start - at))
             if first <= start < end:
                 at = max(at, start + length)
         if at < end:
-            left.append((at, end - at))
-    return tuple(left)
+            remaining.append((at, end - at))
+    return tuple(remaining)
 
 
 def _kernel(
-    described: dict, descriptor: bytes, code: bytes, launch_lds: int, image: Image, target: Target
+    description: dict,
+    descriptor: bytes,
+    code: bytes,
+    launch_lds: int,
+    image: Image,
+    target: Target,
 ) -> Kernel:
-    """Read the kernel descriptor's fields: LLVM's guide, "Kernel Descriptor for GFX6-GFX12"."""
-    # hand-written kernels leave it 0 in the descriptor
-    kernarg = struct.unpack_from("<3I", descriptor)[2] or described[".kernarg_segment_size"]
+    """Read the kernel descriptor's fields: LLVM's guide, "Kernel Descriptor for GFX6-GFX12".
+
+    `description` is the kernel's metadata.
+    """
+    name = description[".name"]
+    # Hand-written kernels leave it 0 in the descriptor.
+    kernarg = struct.unpack_from("<3I", descriptor)[2] or description[".kernarg_segment_size"]
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
     width = 32 if properties >> 10 & 1 else 64
-    if described.get(".wavefront_size", width) != width:
-        raise LoadError(f"{described['.name']}: its descriptor is for waves of {width} lanes")
+    if description.get(".wavefront_size", width) != width:
+        raise LoadError(f"{name}: its descriptor is for waves of {width} lanes")
     if rsrc1 >> 12 & 0xF:
-        raise Unsupported(f"{described['.name']}: rounds other than to nearest even")
-    user = (
-        ("private_buffer", 4), ("dispatch", 2), ("queue", 2), ("kernarg", 2), ("dispatch_id", 2),
-        ("flat_scratch", 2), ("private_size", 1),
-    )  # fmt: skip
+        raise Unsupported(f"{name}: rounds other than to nearest even")
     if preload & 0x7F:
-        raise LoadError(f"{described['.name']}: preloads kernel arguments, GFX11 cannot")
+        raise LoadError(f"{name}: preloads kernel arguments, GFX11 cannot")
     return Kernel(
-        name=described[".name"],
+        name=name,
         code=code,
-        lds=described[".group_segment_fixed_size"],
-        scratch=described[".private_segment_fixed_size"],
+        lds=description[".group_segment_fixed_size"],
+        scratch=description[".private_segment_fixed_size"],
         kernarg=kernarg,
         vgprs=((rsrc1 & 0x3F) + 1) * 256 // width,
         width=width,
-        sgprs=described[".sgpr_count"],
+        sgprs=description[".sgpr_count"],
         denormals_32=rsrc1 >> 16 & 3 == 3,
         denormals_16_64=rsrc1 >> 18 & 3 == 3,
         clamp_nan=bool(rsrc1 >> 21 & 1),
         ieee=bool(rsrc1 >> 23 & 1),
-        user_sgprs=tuple(x for bit, x in enumerate(user) if properties >> bit & 1),
+        user_sgprs=tuple(x for bit, x in enumerate(_USER_SGPRS) if properties >> bit & 1),
         user_count=rsrc2 >> 1 & 0x1F,
         workgroup_ids=tuple(bool(rsrc2 >> bit & 1) for bit in (7, 8, 9)),
-        max_threads=described[".max_flat_workgroup_size"],
-        vgpr_spills=described.get(".vgpr_spill_count", 0),
-        sgpr_spills=described.get(".sgpr_spill_count", 0),
-        arguments=tuple(
-            Argument(x.get(".name", ""), x[".offset"], x[".size"], x[".value_kind"])
-            for x in described.get(".args", ())
-        ),
+        max_threads=description[".max_flat_workgroup_size"],
+        vgpr_spills=description.get(".vgpr_spill_count", 0),
+        sgpr_spills=description.get(".sgpr_spill_count", 0),
+        arguments=_arguments(description),
         finite_16=bool(rsrc1 >> 26 & 1),
         two_units=bool(rsrc1 >> 29 & 1),
         launch_lds=launch_lds,
         image=image,
-        dynamic_stack=bool(described.get(".uses_dynamic_stack", False)),
+        dynamic_stack=bool(description.get(".uses_dynamic_stack", False)),
         target=target,
     )
+
+
+def _arguments(description: dict) -> tuple[Argument, ...]:
+    arguments = []
+    for entry in description.get(".args", ()):
+        name = entry.get(".name", "")
+        arguments.append(Argument(name, entry[".offset"], entry[".size"], entry[".value_kind"]))
+    return tuple(arguments)
 
 
 def _with_triton_note(file: Path) -> list[Kernel]:
     """Read a file of Triton's cache; the LDS that a launch asks for is in the JSON beside it."""
     note = file.with_suffix(".json")
-    lds = guarded(json.loads, str(note), read_file(note, limits.NOTE)) if note.is_file() else {}
-    lds = lds.get("shared", 0) if isinstance(lds, dict) else None
-    wrong = LoadError(f"{note}: no note of Triton's, whose shared is bytes of LDS")
+    content = {}
+    if note.is_file():
+        content = guarded(json.loads, str(note), read_file(note, limits.NOTE))
+    lds = content.get("shared", 0) if isinstance(content, dict) else None
+    error = LoadError(f"{note}: no note of Triton's, whose shared is bytes of LDS")
     if type(lds) is not int or lds < 0:
-        raise wrong
-    found = parse_elf(read_file(file), str(file), lds)
-    if any(lds > kernel.target.lds for kernel in found):
-        raise wrong
-    return found
+        raise error
+    kernels = parse_elf(read_file(file), str(file), lds)
+    if any(lds > kernel.target.lds for kernel in kernels):
+        raise error
+    return kernels
