@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What instructions compute: functions on arrays, in tables by mnemonic.
+"""Arithmetic of instructions: functions on arrays, in tables by mnemonic.
 
 Its modules, imported where they are needed:
 
@@ -9,7 +9,7 @@ Its modules, imported where they are needed:
 * ``operations``: vector operations by mnemonic.
 * ``scalars``: scalar operations by mnemonic.
 * ``subdword``: vector operations on parts of 32 bits.
-* ``translate``: what a numpy function computes for one element, as C.
+* ``translate``: numpy functions as C, for one element.
 """
 
 __all__ = ["doubles", "floats", "mode_register", "operations", "scalars", "subdword", "translate"]

@@ -24,7 +24,16 @@ def ldexp(x, power):
     return np.ldexp(x, np.clip(power, -4200, 4200))
 
 
-_DIVISION = floats.Division(np.uint64, 1.0, 2.0**-1022, 128, 768, 53, exponent, ldexp)
+_DIVISION = floats.Division(
+    word=np.uint64,
+    one=1.0,
+    smallest=2.0**-1022,
+    power=128,
+    apart=768,
+    few=53,
+    exponent=exponent,
+    ldexp=ldexp,
+)
 
 
 def div_scale(value, denominator, numerator):
@@ -49,7 +58,9 @@ def _two_over_pi() -> int:
     one = 1 << 1400
 
     def arctan(inverse: int) -> int:
-        total, term, n = 0, one // inverse, 1
+        total = 0
+        term = one // inverse
+        n = 1
         while term:
             total += (term if n % 4 == 1 else -term) // n
             term //= inverse * inverse
@@ -79,7 +90,10 @@ def trig_preop(x, segment):
 #: Added to a number, leaves the nearest integer in its low bits.
 _TO_INTEGER = 1.5 * 2.0**52
 #: pi / 2 in two parts, the first of 33 bits: a product with few turns is exact.
-_QUARTER = float.fromhex("0x1.921fb544p+0"), float.fromhex("0x1.0b4611a626331p-34")
+_QUARTER = (
+    float.fromhex("0x1.921fb544p+0"),
+    float.fromhex("0x1.0b4611a626331p-34"),
+)
 _SINE = [(-1) ** k / math.factorial(2 * k + 1) for k in range(1, 9)]
 _COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(2, 9)]
 _POWER = [math.log(2) ** k / math.factorial(k) for k in range(1, 14)]
@@ -102,7 +116,7 @@ def exp2(x):
 
 
 def sine(angle, quarters: int = 0):
-    """Compute the sine of an angle within 2 pi and so many quarters of a turn."""
+    """Compute the sine of an angle within 2 pi, advanced by this number of quarters of a turn."""
     shifted = angle * (2 / math.pi) + _TO_INTEGER
     whole = shifted - _TO_INTEGER
     part = angle - whole * _QUARTER[0] - whole * _QUARTER[1]
@@ -116,6 +130,7 @@ def sine(angle, quarters: int = 0):
     return np.where((quarter & np.uint64(2)) != 0, -result, result)
 
 
+#: By mnemonic, as in :mod:`arithmetic.operations`.
 TABLE = {
     "v_ldexp_f64": ("f64", ("f64", "i32"), ldexp),
     "v_cvt_i32_f64": ("i32", ("f64",), lambda x: floats.to_integer(x, np.int32)),
@@ -125,4 +140,4 @@ TABLE = {
     "v_sqrt_f64": ("f64", ("f64",), np.sqrt),
     "v_div_fixup_f64": ("f64", ("f64",) * 3, div_fixup),
     "v_trig_preop_f64": ("f64", ("f64", "u32"), trig_preop),
-}  # fmt: skip
+}

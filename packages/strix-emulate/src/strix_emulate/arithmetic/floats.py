@@ -12,10 +12,11 @@ import numpy as np
 
 from strix_emulate.arithmetic.translate import in_c
 
-#: smallest normal number
+#: Smallest normal number.
 _TINY = {np.dtype(t): np.finfo(t).smallest_normal for t in ("f2", "f4", "f8")}
-# the bits of a float64 that its rounding to float32 drops, and their value at a tie
-_DROPPED, _TIE = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)
+#: The bits of a float64 that its rounding to float32 drops, and their value at a tie.
+_DROPPED = np.uint64(0x1FFFFFFF)
+_TIE = np.uint64(0x10000000)
 
 
 def flush(x):
@@ -24,7 +25,10 @@ def flush(x):
 
 
 def finite(function):
-    """Turn what overflows into the largest number, if no source is infinite, as with FP16_OVFL."""
+    """Return an operation that overflows to the largest number, as with FP16_OVFL.
+
+    The result stays infinite if a source is.
+    """
 
     def run(*sources):
         result = np.asanyarray(function(*sources))
@@ -33,8 +37,8 @@ def finite(function):
             for x in sources:
                 if np.asanyarray(x).dtype.kind == "f":
                     infinite = infinite & ~np.isinf(x)
-            most = np.copysign(np.finfo(result.dtype).max, result)
-            result = np.where(infinite, most, result)
+            largest = np.copysign(np.finfo(result.dtype).max, result)
+            result = np.where(infinite, largest, result)
         return result
 
     return run
@@ -54,9 +58,8 @@ def fma32(a, b, c):
     suspect = (bits & _DROPPED) == _TIE
     suspect |= np.abs(total) < 2.0**-126
     if suspect.any():
-        total = np.where(
-            suspect, _to_odd(product, np.asanyarray(c).astype(np.float64), total), total
-        )
+        odd = _to_odd(product, np.asanyarray(c).astype(np.float64), total)
+        total = np.where(suspect, odd, total)
     return total.astype(np.float32)
 
 
@@ -76,20 +79,21 @@ def fma64(a, b, c):
 def scaled_fma64(a, b, c, power):
     """Compute (a * b + c) * 2**power in float64, rounded once.
 
-    By error-free steps (Boldo and Melquiond, "Emulation of FMA") where nothing can overflow or
-    become denormal, elsewhere by rational arithmetic, one lane at a time.
+    Uses error-free steps (Boldo and Melquiond, "Emulation of FMA") where nothing can overflow or
+    become denormal, elsewhere rational arithmetic, one lane at a time.
     """
     a, b, c, power = np.broadcast_arrays(a, b, c, power)
-    plain = a * b + c
+    product = a * b
+    plain = product + c
     high, low = _product(a, b)
     small, lowest = _sum(c, low)
-    top, rest = _sum(high, small)
-    result = np.asanyarray(top + _to_odd(lowest, rest, lowest + rest))
-    calm = [(np.abs(x) < 2.0**900) & ((np.abs(x) > 2.0**-900) | (x == 0)) for x in (a * b, c)]
-    calm = calm[0] & calm[1] & (np.abs(a) < 2.0**900) & (np.abs(b) < 2.0**900) & (a * b != 0)
-    calm &= (c != 0) & (power == 0) & (top != 0)
-    result = np.where(calm, result, np.ldexp(plain, power))
-    for i in np.argwhere(~calm & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)):
+    top, remainder = _sum(high, small)
+    result = np.asanyarray(top + _to_odd(lowest, remainder, lowest + remainder))
+    is_exact = _is_moderate(product) & _is_moderate(c)
+    is_exact &= (np.abs(a) < 2.0**900) & (np.abs(b) < 2.0**900)
+    is_exact &= (product != 0) & (c != 0) & (power == 0) & (top != 0)
+    result = np.where(is_exact, result, np.ldexp(plain, power))
+    for i in np.argwhere(~is_exact & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)):
         at = tuple(i)
         exact = Fraction(float(a[at])) * Fraction(float(b[at])) + Fraction(float(c[at]))
         if exact:
@@ -101,16 +105,26 @@ def scaled_fma64(a, b, c, power):
     return result
 
 
+def _is_moderate(x):
+    """Return whether x is 0, or its products can neither overflow nor become denormal."""
+    size = np.abs(x)
+    return (size < 2.0**900) & ((size > 2.0**-900) | (x == 0))
+
+
 def _product(a, b):
     """Compute a * b and its rounding error (Dekker, Veltkamp)."""
     high = a * b
-    parts = []
-    for x in (a, b):
-        big = x * 134217729.0
-        top = big - (big - x)
-        parts.append((top, x - top))
-    (ah, al), (bh, bl) = parts
-    return high, ((ah * bh - high) + ah * bl + al * bh) + al * bl
+    a_high, a_low = _split(a)
+    b_high, b_low = _split(b)
+    error = (a_high * b_high - high) + a_high * b_low + a_low * b_high
+    return high, error + a_low * b_low
+
+
+def _split(x):
+    """Split x into a sum of two numbers whose products are exact (Veltkamp)."""
+    big = x * 134217729.0
+    top = big - (big - x)
+    return top, x - top
 
 
 def _sum(x, y):
@@ -126,7 +140,8 @@ def _to_odd(x, y, total):
     error = (x - (total - other)) + (y - other)
     even = (total.view(np.uint64) & np.uint64(1)) == 0
     inexact = np.isfinite(error) & (error != 0) & even
-    return np.where(inexact, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
+    neighbour = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where(inexact, neighbour, total)
 
 
 def larger(a, b, ieee):
@@ -139,16 +154,26 @@ def smaller(a, b, ieee):
     return _extreme(np.fmin, np.bitwise_or, a, b, ieee)
 
 
-def _extreme(pick, zero, a, b, ieee):
+def _extreme(pick, pick_zero, a, b, ieee):
+    """Compute V_MAX or V_MIN.
+
+    Args:
+        pick: np.fmax or np.fmin.
+        pick_zero: Operation on the bits of two zeros.
+        a: First source.
+        b: Second source.
+        ieee: Whether the mode is IEEE's.
+    """
     a, b = np.broadcast_arrays(a, b)
     result = pick(a, b)
     both_zero = (a == 0) & (b == 0)
     kind = f"u{a.dtype.itemsize}"
     if both_zero.any():
-        zeros = zero(a.view(kind), b.view(kind)).view(a.dtype)
+        zeros = pick_zero(a.view(kind), b.view(kind)).view(a.dtype)
         result = np.where(both_zero, zeros, result)
     if ieee:
-        a_nan, b_nan = np.isnan(a), np.isnan(b)
+        a_nan = np.isnan(a)
+        b_nan = np.isnan(b)
         if a_nan.any() or b_nan.any():
             signalling = (a_nan & ~is_quiet(a)) | (b_nan & ~is_quiet(b))
             result = np.where(signalling, a.dtype.type(np.nan), result)
@@ -173,13 +198,17 @@ def ldexp(x, power):
 
 
 class Division(NamedTuple):
-    """What tells the division of one format from another's.
+    """Parameters of the division of a floating-point format.
 
     Attributes:
-        word: integers of its size.
-        power: of two, by which V_DIV_SCALE scales.
-        apart: the difference of exponents from which it scales both.
-        few: the exponent of a numerator up to which it scales.
+        word: Unsigned integers of its size.
+        one: 1 in the format.
+        smallest: Smallest normal number.
+        power: Power of two by which V_DIV_SCALE scales.
+        apart: Difference of exponents from which V_DIV_SCALE scales both operands.
+        few: Exponent of a numerator up to which V_DIV_SCALE scales.
+        exponent: Returns the biased exponent field of numbers.
+        ldexp: Computes x * 2**power.
     """
 
     word: type
@@ -203,7 +232,8 @@ def scale(value, denominator, numerator, of: Division):
         return (np.abs(x) < of.smallest) & (x != 0)
 
     value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
-    up, down = of.ldexp(value, of.power), of.ldexp(value, -of.power)
+    up = of.ldexp(value, of.power)
+    down = of.ldexp(value, -of.power)
     is_denominator = value.view(of.word) == denominator.view(of.word)
     is_numerator = value.view(of.word) == numerator.view(of.word)
     small_quotient = denormal(numerator / denominator)
@@ -219,12 +249,22 @@ def scale(value, denominator, numerator, of: Division):
         (of.exponent(numerator) <= of.few, up, False),
     ]
     conditions = [condition for condition, _, _ in cases]
-    scaled = np.select(conditions, [result for _, result, _ in cases], value)
-    flag = np.select(conditions, [np.bool_(flag) for _, _, flag in cases], False)
-    return scaled, flag
+    results = [result for _, result, _ in cases]
+    flags = [np.bool_(flag) for _, _, flag in cases]
+    scaled = np.select(conditions, results, value)
+    return scaled, np.select(conditions, flags, False)
 
 
-_DIVISION = Division(np.uint32, np.float32(1), 2.0**-126, 64, 96, 23, exponent, ldexp)
+_DIVISION = Division(
+    word=np.uint32,
+    one=np.float32(1),
+    smallest=2.0**-126,
+    power=64,
+    apart=96,
+    few=23,
+    exponent=exponent,
+    ldexp=ldexp,
+)
 
 
 def div_scale(value, denominator, numerator):
@@ -234,7 +274,8 @@ def div_scale(value, denominator, numerator):
 
 def div_fmas(a, b, c, flag):
     """Compute V_DIV_FMAS_F32: fma, scaled by 2**64 up or down if flagged, rounded once."""
-    product, c = np.multiply(a, b, dtype=np.float64), np.asanyarray(c)
+    product = np.multiply(a, b, dtype=np.float64)
+    c = np.asanyarray(c)
     total = _to_odd(product, c.astype(np.float64), product + c)
     power = np.where(flag, np.where(exponent(c) > 127, 64, -64), 0)
     return np.ldexp(total, power).astype(np.float32)
@@ -249,15 +290,22 @@ def div_fixup(quotient, denominator, numerator):
     return fixup(quotient, denominator, numerator, exponent, -150)
 
 
-def fixup(quotient, denominator, numerator, exponent=None, least=0):
-    """See :func:`div_fixup`; a quotient whose exponent is below `least` is zero.
+def fixup(quotient, denominator, numerator, exponent=None, lowest_exponent=0):
+    """Compute V_DIV_FIXUP: see :func:`div_fixup`.
 
-    Without a function of the exponent: V_DIV_FIXUP_F16, whose quotient neither vanishes nor is NaN.
+    Args:
+        quotient: What the steps of the division gave.
+        denominator: Denominator of the division.
+        numerator: Numerator of the division.
+        exponent: Returns the biased exponent of numbers; None for V_DIV_FIXUP_F16, whose quotient
+            neither vanishes nor is NaN.
+        lowest_exponent: Exponent of a quotient below which it is zero.
     """
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     one = np.full_like(quotient, 1)
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), -one, one)
-    infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
+    infinite_n = np.isinf(numerator)
+    infinite_d = np.isinf(denominator)
     invalid = ((denominator == 0) & (numerator == 0)) | (infinite_n & infinite_d)
     cases = [
         (np.isnan(numerator), numerator),
@@ -267,8 +315,9 @@ def fixup(quotient, denominator, numerator, exponent=None, least=0):
         (infinite_d | (numerator == 0), sign * 0.0),
     ]
     if exponent is not None:
-        small = exponent(numerator) - exponent(denominator) < least
-        cases += [(small, sign * 0.0), (np.isnan(quotient), sign * np.inf)]
+        small = exponent(numerator) - exponent(denominator) < lowest_exponent
+        cases.append((small, sign * 0.0))
+        cases.append((np.isnan(quotient), sign * np.inf))
     conditions, results = zip(*cases, strict=True)
     return np.select(conditions, results, np.copysign(quotient, sign))
 
@@ -284,9 +333,9 @@ def to_half_towards_zero(x):
     """Convert float32 to float16, rounded towards zero."""
     half = x.astype(np.float16)
     too_large = np.abs(half.astype(np.float32)) > np.abs(x)
-    # the next one towards zero, of either sign
-    less = (half.view(np.uint16) - np.uint16(1)).view(np.float16)
-    return np.where(too_large, less, half)
+    # Of either sign, the lower bit pattern is the next number towards zero.
+    lower = (half.view(np.uint16) - np.uint16(1)).view(np.float16)
+    return np.where(too_large, lower, half)
 
 
 def bfloat(x):
@@ -297,5 +346,7 @@ def bfloat(x):
 def to_bfloat(x):
     """Convert float32 to bfloat16 in uint16, to nearest even."""
     bits = np.asanyarray(x).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    below_tie = bits + np.uint32(0x7FFF)
+    is_odd = bits >> np.uint32(16) & np.uint32(1)
+    rounded = (below_tie + is_odd) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint16(0x7FC0), rounded.astype(np.uint16))

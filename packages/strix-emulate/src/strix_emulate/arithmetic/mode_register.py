@@ -12,10 +12,16 @@ import numpy as np
 from strix_emulate.code.decode import Instruction, Operand, Unknown
 from strix_emulate.code.kernel import Kernel
 
-#: bits of MODE
-_ROUND, _DENORMALS_32, _DENORMALS_16_64, _CLAMP_NAN, _IEEE, _FP16_OVFL = 0, 4, 6, 8, 9, 23
-#: numbers of hardware registers
-MODE, HW_ID1, SHADER_CYCLES = 1, 23, 29
+#: Bits of MODE.
+_DENORMALS_32 = 4
+_DENORMALS_16_64 = 6
+_CLAMP_NAN = 8
+_IEEE = 9
+_FP16_OVFL = 23
+#: Numbers of hardware registers.
+MODE = 1
+HW_ID1 = 23
+SHADER_CYCLES = 29
 
 
 def hardware_register(op: Operand) -> tuple[int, int, int]:
@@ -26,9 +32,15 @@ def hardware_register(op: Operand) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Mode:
-    """What changes results. finite_16, FP16_OVFL: float16 overflows to the largest number.
+    """The fields of MODE that change results.
 
-    start: what the kernel began with, as bits.
+    Attributes:
+        denormals_32: Whether float32 operations keep denormal numbers.
+        denormals_16_64: Whether float16 and float64 operations keep denormal numbers.
+        ieee: IEEE mode.
+        clamp_nan: DX10_CLAMP: CLAMP turns NaN into 0.
+        finite_16: FP16_OVFL: float16 overflows to the largest number.
+        start: The mode that the kernel began with, as bits.
     """
 
     denormals_32: bool
@@ -45,59 +57,78 @@ class Mode:
     @property
     def bits(self) -> int:
         """The mode as S_GETREG reads it."""
-        return (
-            (3 << _DENORMALS_32) * self.denormals_32
-            | (3 << _DENORMALS_16_64) * self.denormals_16_64 | self.clamp_nan << _CLAMP_NAN
-            | self.ieee << _IEEE | self.finite_16 << _FP16_OVFL
-        )  # fmt: skip
+        bits = self.clamp_nan << _CLAMP_NAN | self.ieee << _IEEE | self.finite_16 << _FP16_OVFL
+        if self.denormals_32:
+            bits |= 3 << _DENORMALS_32
+        if self.denormals_16_64:
+            bits |= 3 << _DENORMALS_16_64
+        return bits
 
 
 def initial(kernel: Kernel) -> Mode:
     """Return the mode that the kernel descriptor asks for."""
-    mode = Mode(kernel.denormals_32, kernel.denormals_16_64, kernel.ieee, kernel.clamp_nan,
-                kernel.finite_16)  # fmt: skip
+    mode = Mode(
+        kernel.denormals_32,
+        kernel.denormals_16_64,
+        kernel.ieee,
+        kernel.clamp_nan,
+        kernel.finite_16,
+    )
     return replace(mode, start=mode.bits)
+
+
+def _require_mode(register: int) -> None:
+    if register != MODE:
+        raise Unknown("a hardware register other than MODE")
 
 
 def after(ins: Instruction, mode: Mode) -> Mode:
     """Return the mode behind an instruction. Raise Unknown for modes that are not supported.
 
-    S_SETREG_B32 is taken to give back what the kernel began with; where it is executed, it traps if
-    its register holds something else.
+    S_SETREG_B32 is taken to restore the mode that the kernel began with; where it is executed, it
+    traps if its register holds something else.
     """
     if ins.name in ("s_denorm_mode", "s_round_mode"):
-        first, size, value = (4 if "denorm" in ins.name else 0), 4, int(ins.operands[0].value) & 0xF
+        first = _DENORMALS_32 if ins.name == "s_denorm_mode" else 0
+        size = 4
+        value = int(ins.operands[0].value) & 0xF
     elif ins.name == "s_setreg_imm32_b32":
         register, first, size = hardware_register(ins.operands[0])
-        if register != MODE:
-            raise Unknown("a hardware register other than MODE")
+        _require_mode(register)
         value = int(ins.operands[1].value)
     elif ins.name == "s_setreg_b32":
         register, first, size = hardware_register(ins.operands[1])
-        if register != MODE:
-            raise Unknown("a hardware register other than MODE")
+        _require_mode(register)
         value = mode.start >> first
     else:
         return mode
     mask = ((1 << size) - 1) << first
     bits = (mode.bits & ~mask) | (value << first & mask)
-    kept = Mode(bits >> 4 & 3 == 3, bits >> 6 & 3 == 3, bool(bits >> _IEEE & 1),
-                bool(bits >> _CLAMP_NAN & 1), bool(bits >> _FP16_OVFL & 1),
-                mode.start)  # fmt: skip
-    if (kept.bits != bits and bits >> 4 & 3 not in (0, 3)) or bits & 0xF:
+    new_mode = Mode(
+        denormals_32=bits >> _DENORMALS_32 & 3 == 3,
+        denormals_16_64=bits >> _DENORMALS_16_64 & 3 == 3,
+        ieee=bool(bits >> _IEEE & 1),
+        clamp_nan=bool(bits >> _CLAMP_NAN & 1),
+        finite_16=bool(bits >> _FP16_OVFL & 1),
+        start=mode.start,
+    )
+    rounds_otherwise = bits & 0xF
+    flushes_one_side = new_mode.bits != bits and bits >> _DENORMALS_32 & 3 not in (0, 3)
+    if rounds_otherwise or flushes_one_side:
         raise Unknown("a mode that rounds other than to nearest even, or flushes on one side only")
-    return kept
+    return new_mode
 
 
 def clamped(x):
     """Limit numbers to 0 .. 1; NaN and -0 become +0."""
-    zero, one = x.dtype.type(0), x.dtype.type(1)
+    zero = x.dtype.type(0)
+    one = x.dtype.type(1)
     return np.where(np.isnan(x), zero, np.clip(x, zero, one) + zero)
 
 
 def saturated(function: Callable, kind: str) -> Callable:
     """Return an integer operation that limits its exact result to the range of the kind."""
-    dtype = np.dtype({"u": "u", "i": "i"}[kind[0]] + str(int(kind[1:]) // 8))
+    dtype = np.dtype(f"{kind[0]}{int(kind[1:]) // 8}")
     limits = np.iinfo(dtype)
 
     def run(*sources):

@@ -36,6 +36,8 @@ def _sub_u(a, b, carry=0):
 
 
 def _signed(function):
+    """Return a sum or difference of int32, with SCC for a signed overflow."""
+
     def run(a, b):
         total = function(wide(a), wide(b))
         return total.astype(np.int32), overflow(total)
@@ -44,6 +46,8 @@ def _signed(function):
 
 
 def _nonzero(function):
+    """Return an operation with SCC for a result that is not 0."""
+
     def run(*values):
         result = function(*values)
         return result, result != 0
@@ -59,9 +63,12 @@ def _shift_add(count):
     return run
 
 
-_FIELDS = {
-    (False, 32): np.uint32, (True, 32): np.int32, (False, 64): np.uint64, (True, 64): np.int64,
-}  # fmt: skip
+_FIELD_TYPES = {
+    (False, 32): np.uint32,
+    (True, 32): np.int32,
+    (False, 64): np.uint64,
+    (True, 64): np.int64,
+}
 
 
 def _bfe(signed, bits):
@@ -75,12 +82,13 @@ def _bfe(signed, bits):
             plain = (value >> shift).astype(np.int64)
         else:
             plain = value.astype(np.int64) >> offset
-        whole = np.int64(-1)
-        plain = plain & np.where(width < 64, (np.int64(1) << np.minimum(width, 63)) - 1, whole)
+        all_bits = np.int64(-1)
+        mask = np.where(width < 64, (np.int64(1) << np.minimum(width, 63)) - 1, all_bits)
+        plain = plain & mask
         if signed:
             sign = np.where(width > 0, np.int64(1) << np.maximum(width - 1, 0), 0)
             plain = (plain ^ sign) - sign
-        result = plain.astype(_FIELDS[signed, bits])
+        result = plain.astype(_FIELD_TYPES[signed, bits])
         return result, result != 0
 
     return run
@@ -95,27 +103,50 @@ def _shift(function, bits):
 
 
 def _pick(compare):
+    """Return S_MIN or S_MAX, with SCC for the first source."""
     return lambda a, b: (np.where(compare(a, b), a, b), compare(a, b))
 
 
+_LOGIC = {
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "and_not1": lambda x, y: x & ~y,
+    "or_not1": lambda x, y: x | ~y,
+    "nand": lambda x, y: ~(x & y),
+    "nor": lambda x, y: ~(x | y),
+    "xnor": lambda x, y: ~(x ^ y),
+}
+
+
 def _logic(bits: str) -> dict:
-    b = {
-        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-        "and_not1": lambda x, y: x & ~y, "or_not1": lambda x, y: x | ~y,
-        "nand": lambda x, y: ~(x & y),
-        "nor": lambda x, y: ~(x | y), "xnor": lambda x, y: ~(x ^ y),
-    }  # fmt: skip
-    return {f"s_{name}_{bits}": (bits, (bits, bits), _nonzero(f)) for name, f in b.items()}
+    table = {}
+    for name, function in _LOGIC.items():
+        table[f"s_{name}_{bits}"] = (bits, (bits, bits), _nonzero(function))
+    return table
 
 
-#: name: (kind of result, kinds of sources, function giving the result and SCC)
+def _absolute_difference(a, b):
+    return np.abs(np.subtract(a, b))
+
+
+def _count_ones(x):
+    return np.bitwise_count(x).astype(U32)
+
+
+def _count_zeros(x):
+    return np.bitwise_count(~x).astype(U32)
+
+
+#: By name: kind of the result, kinds of the sources, function that gives the result and SCC.
 WITH_SCC = {
-    **_logic("b32"), **_logic("b64"),
-    "s_add_u32": ("u32", ("u32", "u32"), _add_u), "s_sub_u32": ("u32", ("u32", "u32"), _sub_u),
+    **_logic("b32"),
+    **_logic("b64"),
+    "s_add_u32": ("u32", ("u32", "u32"), _add_u),
+    "s_sub_u32": ("u32", ("u32", "u32"), _sub_u),
     "s_add_i32": ("i32", ("i32", "i32"), _signed(np.add)),
     "s_sub_i32": ("i32", ("i32", "i32"), _signed(np.subtract)),
-    "s_absdiff_i32": (
-        "i32", ("i32", "i32"), _nonzero(lambda a, b: np.abs(np.subtract(a, b)))),
+    "s_absdiff_i32": ("i32", ("i32", "i32"), _nonzero(_absolute_difference)),
     "s_lshl_b32": ("u32", ("u32", "u32"), _shift(np.left_shift, 32)),
     "s_lshr_b32": ("u32", ("u32", "u32"), _shift(np.right_shift, 32)),
     "s_ashr_i32": ("i32", ("i32", "u32"), _shift(np.right_shift, 32)),
@@ -130,138 +161,271 @@ WITH_SCC = {
     "s_bfe_i32": ("i32", ("i32", "u32"), _bfe(True, 32)),
     "s_bfe_u64": ("u64", ("u64", "u32"), _bfe(False, 64)),
     "s_bfe_i64": ("i64", ("i64", "u32"), _bfe(True, 64)),
-    **{f"s_lshl{n}_add_u32": ("u32", ("u32", "u32"), _shift_add(n)) for n in (1, 2, 3, 4)},
+    "s_lshl1_add_u32": ("u32", ("u32", "u32"), _shift_add(1)),
+    "s_lshl2_add_u32": ("u32", ("u32", "u32"), _shift_add(2)),
+    "s_lshl3_add_u32": ("u32", ("u32", "u32"), _shift_add(3)),
+    "s_lshl4_add_u32": ("u32", ("u32", "u32"), _shift_add(4)),
     "s_not_b32": ("u32", ("u32",), _nonzero(np.invert)),
     "s_not_b64": ("u64", ("u64",), _nonzero(np.invert)),
     "s_abs_i32": ("i32", ("i32",), _nonzero(np.abs)),
-    "s_bcnt1_i32_b64": ("u32", ("u64",), _nonzero(lambda x: np.bitwise_count(x).astype(U32))),
-    "s_bcnt0_i32_b32": ("u32", ("u32",), _nonzero(lambda x: np.bitwise_count(~x).astype(U32))),
-    "s_bcnt0_i32_b64": ("u32", ("u64",), _nonzero(lambda x: np.bitwise_count(~x).astype(U32))),
-    "s_bcnt1_i32_b32": ("u32", ("u32",), _nonzero(lambda x: np.bitwise_count(x).astype(U32))),
-}  # fmt: skip
+    "s_bcnt1_i32_b64": ("u32", ("u64",), _nonzero(_count_ones)),
+    "s_bcnt0_i32_b32": ("u32", ("u32",), _nonzero(_count_zeros)),
+    "s_bcnt0_i32_b64": ("u32", ("u64",), _nonzero(_count_zeros)),
+    "s_bcnt1_i32_b32": ("u32", ("u32",), _nonzero(_count_ones)),
+}
+
+
+def _multiply_high(a, b):
+    return (np.multiply(a, b, dtype=np.uint64) >> np.uint64(32)).astype(U32)
+
+
+def _multiply_high_signed(a, b):
+    return (np.multiply(a, b, dtype=np.int64) >> 32).astype(np.int32)
+
+
+def _bit_field_mask(a, b):
+    return ((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31))
 
 
 def _pack16(low, high):
     """Compute S_PACK; low and high say which half of each source goes into the low and high one."""
-    return lambda a, b: (
-        (a >> U32(16 * low) & U32(0xFFFF)) | (b >> U32(16 * high) & U32(0xFFFF)) << U32(16)
-    )
+
+    def run(a, b):
+        low_half = a >> U32(16 * low) & U32(0xFFFF)
+        high_half = b >> U32(16 * high) & U32(0xFFFF)
+        return low_half | high_half << U32(16)
+
+    return run
 
 
-#: name: (kind of result, kinds of sources, function)
+def _larger(a, b):
+    return floats.larger(a, b, True)
+
+
+def _smaller(a, b):
+    return floats.smaller(a, b, True)
+
+
+def _to_float(x):
+    return x.astype(np.float32)
+
+
+def _half_of_float(x):
+    return x.astype(np.float16).view(np.uint16).astype(U32)
+
+
+#: By name: kind of the result, kinds of the sources, function.
 PLAIN = {
-    "s_mov_b32": ("b32", ("b32",), lambda x: x), "s_mov_b64": ("b64", ("b64",), lambda x: x),
+    "s_mov_b32": ("b32", ("b32",), lambda x: x),
+    "s_mov_b64": ("b64", ("b64",), lambda x: x),
     "s_mul_i32": ("u32", ("u32", "u32"), np.multiply),
-    "s_mul_hi_u32": (
-        "u32", ("u32", "u32"),
-        lambda a, b: (np.multiply(a, b, dtype=np.uint64) >> np.uint64(32)).astype(U32)
-    ),
-    "s_mul_hi_i32": (
-        "i32", ("i32", "i32"),
-        lambda a, b: (np.multiply(a, b, dtype=np.int64) >> 32).astype(np.int32)),
+    "s_mul_hi_u32": ("u32", ("u32", "u32"), _multiply_high),
+    "s_mul_hi_i32": ("i32", ("i32", "i32"), _multiply_high_signed),
     "s_brev_b32": ("u32", ("u32",), reverse_bits),
     "s_ctz_i32_b32": ("i32", ("u32",), trailing_zeros),
     "s_clz_i32_u32": ("i32", ("u32",), leading_zeros),
     "s_sext_i32_i8": ("i32", ("u32",), lambda x: x.astype(np.int8).astype(np.int32)),
     "s_sext_i32_i16": ("i32", ("u32",), lambda x: x.astype(np.int16).astype(np.int32)),
-    "s_bfm_b32": (
-        "u32", ("u32", "u32"), lambda a, b: ((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31))),
+    "s_bfm_b32": ("u32", ("u32", "u32"), _bit_field_mask),
     "s_pack_ll_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 0)),
     "s_pack_lh_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 1)),
     "s_pack_hh_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 1)),
     "s_pack_hl_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 0)),
     # RDNA3.5's scalar floating point
-    "s_add_f32": ("f32", ("f32", "f32"), np.add), "s_sub_f32": ("f32", ("f32", "f32"), np.subtract),
+    "s_add_f32": ("f32", ("f32", "f32"), np.add),
+    "s_sub_f32": ("f32", ("f32", "f32"), np.subtract),
     "s_mul_f32": ("f32", ("f32", "f32"), np.multiply),
     "s_fmac_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
     "s_fmaak_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
     "s_fmamk_f32": ("f32", ("f32", "f32", "f32"), floats.fma32),
-    "s_max_f32": ("f32", ("f32", "f32"), lambda a, b: floats.larger(a, b, True)),
-    "s_min_f32": ("f32", ("f32", "f32"), lambda a, b: floats.smaller(a, b, True)),
-    "s_trunc_f32": ("f32", ("f32",), np.trunc), "s_floor_f32": ("f32", ("f32",), np.floor),
-    "s_ceil_f32": ("f32", ("f32",), np.ceil), "s_rndne_f32": ("f32", ("f32",), np.rint),
-    "s_cvt_f32_i32": ("f32", ("i32",), lambda x: x.astype(np.float32)),
-    "s_cvt_f32_u32": ("f32", ("u32",), lambda x: x.astype(np.float32)),
+    "s_max_f32": ("f32", ("f32", "f32"), _larger),
+    "s_min_f32": ("f32", ("f32", "f32"), _smaller),
+    "s_trunc_f32": ("f32", ("f32",), np.trunc),
+    "s_floor_f32": ("f32", ("f32",), np.floor),
+    "s_ceil_f32": ("f32", ("f32",), np.ceil),
+    "s_rndne_f32": ("f32", ("f32",), np.rint),
+    "s_cvt_f32_i32": ("f32", ("i32",), _to_float),
+    "s_cvt_f32_u32": ("f32", ("u32",), _to_float),
     "s_cvt_i32_f32": ("i32", ("f32",), lambda x: floats.to_integer(x, np.int32)),
     "s_cvt_u32_f32": ("u32", ("f32",), lambda x: floats.to_integer(x, U32)),
-    "s_cvt_f16_f32": ("u32", ("f32",), lambda x: x.astype(np.float16).view(np.uint16).astype(U32)),
-    "s_cvt_f32_f16": ("f32", ("f16",), lambda x: x.astype(np.float32)),
-}  # fmt: skip
-_HALF = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "fmac": floats.fma16,
-         "max": lambda a, b: floats.larger(a, b, True),
-         "min": lambda a, b: floats.smaller(a, b, True)}  # fmt: skip
-PLAIN |= {f"s_{n}_f16": ("h16", ("f16",) * (3 if n == "fmac" else 2), f) for n, f in _HALF.items()}
-PLAIN |= {
-    f"s_{n}_f16": ("h16", ("f16",), f)
-    for n, f in (("trunc", np.trunc), ("floor", np.floor), ("ceil", np.ceil), ("rndne", np.rint))
+    "s_cvt_f16_f32": ("u32", ("f32",), _half_of_float),
+    "s_cvt_f32_f16": ("f32", ("f16",), _to_float),
+    "s_add_f16": ("h16", ("f16", "f16"), np.add),
+    "s_sub_f16": ("h16", ("f16", "f16"), np.subtract),
+    "s_mul_f16": ("h16", ("f16", "f16"), np.multiply),
+    "s_fmac_f16": ("h16", ("f16", "f16", "f16"), floats.fma16),
+    "s_max_f16": ("h16", ("f16", "f16"), _larger),
+    "s_min_f16": ("h16", ("f16", "f16"), _smaller),
+    "s_trunc_f16": ("h16", ("f16",), np.trunc),
+    "s_floor_f16": ("h16", ("f16",), np.floor),
+    "s_ceil_f16": ("h16", ("f16",), np.ceil),
+    "s_rndne_f16": ("h16", ("f16",), np.rint),
 }
-PLAIN |= {
-    "s_cls_i32": ("i32", ("i32",), leading_signs),
-    "s_cls_i32_i64": ("i32", ("i64",), lambda x: _first64(np.where(x < 0, ~x, x))),
-    "s_clz_i32_u64": ("i32", ("u64",), lambda x: _first64(x)),
-    "s_ctz_i32_b64": ("i32", ("u64",), lambda x: np.where(
-        x == 0, -1, 63 - _first64(x & (~x + np.uint64(1)))).astype(np.int32)),
-    "s_brev_b64": ("u64", ("u64",), lambda x: (
-        reverse_bits(x.astype(U32)).astype(np.uint64) << np.uint64(32)
-        | reverse_bits((x >> np.uint64(32)).astype(U32)).astype(np.uint64))),
-    "s_bfm_b64": ("u64", ("u32", "u32"), lambda a, b: (
-        ((np.uint64(1) << (a & U32(63)).astype(np.uint64)) - np.uint64(1))
-        << (b & U32(63)).astype(np.uint64))),
-    "s_cvt_hi_f32_f16": ("f32", ("u32",), lambda x: (
-        (x >> U32(16)).astype(np.uint16).view(np.float16).astype(np.float32))),
-    "s_cvt_pk_rtz_f16_f32": ("u32", ("f32", "f32"), lambda a, b: (
-        _half_bits(a) | _half_bits(b) << U32(16))),
-}  # fmt: skip
 
 
-def _half_bits(x):
+def _leading_signs_64(x):
+    return _leading_zeros_64(np.where(x < 0, ~x, x))
+
+
+def _trailing_zeros_64(x):
+    is_zero = x == 0
+    lowest_bit = x & (~x + np.uint64(1))
+    return np.where(is_zero, -1, 63 - _leading_zeros_64(lowest_bit)).astype(np.int32)
+
+
+def _reverse_bits_64(x):
+    high = reverse_bits(x.astype(U32)).astype(np.uint64) << np.uint64(32)
+    return high | reverse_bits((x >> np.uint64(32)).astype(U32)).astype(np.uint64)
+
+
+def _bit_field_mask_64(a, b):
+    mask = (np.uint64(1) << (a & U32(63)).astype(np.uint64)) - np.uint64(1)
+    return mask << (b & U32(63)).astype(np.uint64)
+
+
+def _high_half_to_float(x):
+    return (x >> U32(16)).astype(np.uint16).view(np.float16).astype(np.float32)
+
+
+def _pack_halves_towards_zero(a, b):
+    return _half_bits_towards_zero(a) | _half_bits_towards_zero(b) << U32(16)
+
+
+def _half_bits_towards_zero(x):
     return floats.to_half_towards_zero(x).view(np.uint16).astype(U32)
 
 
-def _first64(x):
+def _leading_zeros_64(x):
     """Count the leading zeros of 64 bits; -1 for 0."""
     x = np.asanyarray(x).astype(np.uint64)
-    high, low = (x >> np.uint64(32)).astype(U32), x.astype(U32)
+    high = (x >> np.uint64(32)).astype(U32)
+    low = x.astype(U32)
     zeros = np.where(high != 0, leading_zeros(high), 32 + leading_zeros(low))
     return np.where(x == 0, -1, zeros).astype(np.int32)
 
 
-def _bit64(place):
-    return (place & U32(63)).astype(np.uint64)
-
-
-_ORDER = {"eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal,
-          "lt": np.less, "le": np.less_equal}  # fmt: skip
-COMPARES = {
-    **{f"s_cmp_{n}_{k}": (k, f) for k in ("i32", "u32") for n, f in _ORDER.items()},
-    **{f"s_cmp_{n}_u64": ("u64", _ORDER[n]) for n in ("eq", "lg")},
-    **{f"s_cmp_{n}_{k}": (k, f) for k in ("f32", "f16") for n, f in FLOAT_COMPARISONS.items()
-       if n not in ("f", "t")},
-    "s_bitcmp0_b64": ("u64", lambda a, b: (a >> _bit64(b) & np.uint64(1)) == 0),
-    "s_bitcmp1_b64": ("u64", lambda a, b: (a >> _bit64(b) & np.uint64(1)) != 0),
-    "s_bitcmp0_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) == 0),
-    "s_bitcmp1_b32": ("u32", lambda a, b: (a >> (b & U32(31)) & U32(1)) != 0),
-}  # fmt: skip
-IMMEDIATE = {f"s_cmpk_{n}_{k}": (k, f) for k in ("i32", "u32") for n, f in _ORDER.items()}
-_OF_EXEC = {
-    "and": lambda s, e: s & e, "or": lambda s, e: s | e, "xor": lambda s, e: s ^ e,
-    "and_not1": lambda s, e: s & ~e, "and_not0": lambda s, e: ~s & e,
-    "or_not0": lambda s, e: ~s | e, "or_not1": lambda s, e: s | ~e,
-    "nand": lambda s, e: ~(s & e), "nor": lambda s, e: ~(s | e),
-    "xnor": lambda s, e: ~(s ^ e),
-}  # fmt: skip
-#: The destination gets EXEC, and EXEC the result; or both get it.
-SAVEEXEC = {f"s_{n}_saveexec_{k}": f for n, f in _OF_EXEC.items() for k in ("b32", "b64")}
-WREXEC = {f"s_and_{n}_wrexec_{k}": _OF_EXEC[f"and_{n}"]
-          for n in ("not0", "not1") for k in ("b32", "b64")}  # fmt: skip
-#: kinds of the sources, the last of which is SCC, and the function
-SELECTS = {f"s_cselect_{kind}": ((kind, kind, "scc"), lambda a, b, scc: np.where(scc, a, b))
-           for kind in ("b32", "b64")}  # fmt: skip
-CARRIES = {
-    name: (("u32", "u32", "scc"), function)
-    for name, function in (("s_addc_u32", _add_u), ("s_subb_u32", _sub_u))
+PLAIN |= {
+    "s_cls_i32": ("i32", ("i32",), leading_signs),
+    "s_cls_i32_i64": ("i32", ("i64",), _leading_signs_64),
+    "s_clz_i32_u64": ("i32", ("u64",), _leading_zeros_64),
+    "s_ctz_i32_b64": ("i32", ("u64",), _trailing_zeros_64),
+    "s_brev_b64": ("u64", ("u64",), _reverse_bits_64),
+    "s_bfm_b64": ("u64", ("u32", "u32"), _bit_field_mask_64),
+    "s_cvt_hi_f32_f16": ("f32", ("u32",), _high_half_to_float),
+    "s_cvt_pk_rtz_f16_f32": ("u32", ("f32", "f32"), _pack_halves_towards_zero),
 }
-OTHER = {*CARRIES, *SELECTS, "s_movk_i32", "s_addk_i32",
-          "s_mulk_i32", "s_cmov_b32", "s_cmov_b64",
-          *(f"s_bitset{on}_{kind}" for on in (0, 1) for kind in ("b32", "b64"))}  # fmt: skip
+
+
+def _test_bit_32(a, b):
+    return a >> (b & U32(31)) & U32(1)
+
+
+def _test_bit_64(a, b):
+    return a >> (b & U32(63)).astype(np.uint64) & np.uint64(1)
+
+
+_CONDITIONS = {
+    "eq": np.equal,
+    "lg": np.not_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+}
+
+
+def _comparisons() -> dict:
+    table = {}
+    for kind in ("i32", "u32"):
+        for condition, function in _CONDITIONS.items():
+            table[f"s_cmp_{condition}_{kind}"] = (kind, function)
+    for condition in ("eq", "lg"):
+        table[f"s_cmp_{condition}_u64"] = ("u64", _CONDITIONS[condition])
+    for kind in ("f32", "f16"):
+        for condition, function in FLOAT_COMPARISONS.items():
+            if condition not in ("f", "t"):
+                table[f"s_cmp_{condition}_{kind}"] = (kind, function)
+    table["s_bitcmp0_b64"] = ("u64", lambda a, b: _test_bit_64(a, b) == 0)
+    table["s_bitcmp1_b64"] = ("u64", lambda a, b: _test_bit_64(a, b) != 0)
+    table["s_bitcmp0_b32"] = ("u32", lambda a, b: _test_bit_32(a, b) == 0)
+    table["s_bitcmp1_b32"] = ("u32", lambda a, b: _test_bit_32(a, b) != 0)
+    return table
+
+
+#: Comparisons: kind of the sources, and the function, which gives SCC. The second source of
+#: S_BITCMP is a u32.
+COMPARES = _comparisons()
+
+
+def _immediate_comparisons() -> dict:
+    table = {}
+    for kind in ("i32", "u32"):
+        for condition, function in _CONDITIONS.items():
+            table[f"s_cmpk_{condition}_{kind}"] = (kind, function)
+    return table
+
+
+#: Comparisons with a constant of 16 bits.
+IMMEDIATE = _immediate_comparisons()
+#: Operations on a source and EXEC.
+_WITH_EXEC = {
+    "and": lambda source, exec_mask: source & exec_mask,
+    "or": lambda source, exec_mask: source | exec_mask,
+    "xor": lambda source, exec_mask: source ^ exec_mask,
+    "and_not1": lambda source, exec_mask: source & ~exec_mask,
+    "and_not0": lambda source, exec_mask: ~source & exec_mask,
+    "or_not0": lambda source, exec_mask: ~source | exec_mask,
+    "or_not1": lambda source, exec_mask: source | ~exec_mask,
+    "nand": lambda source, exec_mask: ~(source & exec_mask),
+    "nor": lambda source, exec_mask: ~(source | exec_mask),
+    "xnor": lambda source, exec_mask: ~(source ^ exec_mask),
+}
+
+
+def _saveexec() -> dict:
+    table = {}
+    for name, function in _WITH_EXEC.items():
+        for kind in ("b32", "b64"):
+            table[f"s_{name}_saveexec_{kind}"] = function
+    return table
+
+
+#: The destination gets the old EXEC, and EXEC the result.
+SAVEEXEC = _saveexec()
+#: The destination and EXEC get the result.
+WREXEC = {
+    "s_and_not0_wrexec_b32": _WITH_EXEC["and_not0"],
+    "s_and_not0_wrexec_b64": _WITH_EXEC["and_not0"],
+    "s_and_not1_wrexec_b32": _WITH_EXEC["and_not1"],
+    "s_and_not1_wrexec_b64": _WITH_EXEC["and_not1"],
+}
+
+
+def _select(a, b, scc):
+    return np.where(scc, a, b)
+
+
+#: Kinds of the sources, the last of which is SCC, and the function.
+SELECTS = {
+    "s_cselect_b32": (("b32", "b32", "scc"), _select),
+    "s_cselect_b64": (("b64", "b64", "scc"), _select),
+}
+#: Kinds of the sources, the last of which is SCC, and the function, which gives the result and SCC.
+CARRIES = {
+    "s_addc_u32": (("u32", "u32", "scc"), _add_u),
+    "s_subb_u32": (("u32", "u32", "scc"), _sub_u),
+}
+OTHER = {
+    *CARRIES,
+    *SELECTS,
+    "s_movk_i32",
+    "s_addk_i32",
+    "s_mulk_i32",
+    "s_cmov_b32",
+    "s_cmov_b64",
+    "s_bitset0_b32",
+    "s_bitset0_b64",
+    "s_bitset1_b32",
+    "s_bitset1_b64",
+}
 NAMES = {*WITH_SCC, *PLAIN, *COMPARES, *IMMEDIATE, *SAVEEXEC, *WREXEC, *OTHER}

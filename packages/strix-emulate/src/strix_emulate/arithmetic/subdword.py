@@ -4,6 +4,7 @@
 As in :mod:`arithmetic.operations`: kinds of the result and of each source, and the function.
 """
 
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -52,9 +53,8 @@ def dot2(convert):
 
 
 def _dot2_bf16(a, b, c):
-    return floats.to_bfloat(
-        np.asanyarray(dot2(floats.bfloat)(a, b, floats.bfloat(np.asanyarray(c))))
-    )
+    total = dot2(floats.bfloat)(a, b, floats.bfloat(np.asanyarray(c)))
+    return floats.to_bfloat(np.asanyarray(total))
 
 
 def _dot2_f16(a, b, c):
@@ -62,12 +62,19 @@ def _dot2_f16(a, b, c):
 
 
 def _sad(bits: int, shift: int = 0, masked: bool = False):
-    """Sum absolute differences of fields. masked: fields of b that are 0 do not count."""
+    """Return a sum of absolute differences of fields, and an addend.
+
+    Args:
+        bits: Bits of a field.
+        shift: Bits by which the sum is shifted before the addend is added.
+        masked: Whether fields of b that are 0 do not count.
+    """
 
     def run(a, b, c):
         total = np.int64(0)
         for i in range(32 // bits):
-            x, y = _part(a, bits, i, False), _part(b, bits, i, False)
+            x = _part(a, bits, i, False)
+            y = _part(b, bits, i, False)
             total = total + np.where(masked & (y == 0), 0, np.abs(x - y))
         return ((total << shift) + np.asanyarray(c).astype(np.int64)).astype(U32)
 
@@ -75,15 +82,16 @@ def _sad(bits: int, shift: int = 0, masked: bool = False):
 
 
 def _quad_sad(masked: bool):
-    """Sum, in 16 bits each, between b and the four bytes of a from its first to its fourth on."""
-    sad, keep = _sad(8, masked=masked), np.uint64(0xFFFF)
+    """Return four sums of 16 bits: of b and the four bytes of a from its first to its fourth on."""
+    sad = _sad(8, masked=masked)
+    low_16 = np.uint64(0xFFFF)
 
     def run(a, b, c):
         result = np.uint64(0)
         for i in range(4):
             part = (np.asanyarray(a) >> np.uint64(8 * i)).astype(U32)
-            old = (np.asanyarray(c) >> np.uint64(16 * i) & keep).astype(U32)
-            total = sad(part, b, old).astype(np.uint64) & keep
+            old = (np.asanyarray(c) >> np.uint64(16 * i) & low_16).astype(U32)
+            total = sad(part, b, old).astype(np.uint64) & low_16
             result = result | total << np.uint64(16 * i)
         return result
 
@@ -98,6 +106,7 @@ def quad_sad32(a, b, *addends):
 
 
 def _lerp(a, b, c):
+    """Compute V_LERP_U8: the mean of bytes, rounded up where the third source's byte is odd."""
     result = U32(0)
     for i in range(4):
         total = _part(a, 8, i, False) + _part(b, 8, i, False) + (_part(c, 8, i, False) & 1)
@@ -115,23 +124,24 @@ def _pack(convert):
     return run
 
 
-def _clip(least: int, most: int):
-    return lambda x: np.clip(np.asanyarray(x).astype(np.int64), least, most)
+def _clip(low: int, high: int):
+    return lambda x: np.clip(np.asanyarray(x).astype(np.int64), low, high)
 
 
-def _norm(least: int, most: int):
+def _norm(low: int, high: int):
     """Compute V_CVT_*_NORM: -1 or 0 to 1 as the whole range of an integer, to nearest even."""
+    lowest = -1 if low else 0
 
     def run(x):
         x = np.asanyarray(x).astype(np.float64)
-        scaled = np.rint(np.clip(np.where(np.isnan(x), 0, x), -1 if least else 0, 1) * most)
+        scaled = np.rint(np.clip(np.where(np.isnan(x), 0, x), lowest, 1) * high)
         return scaled.astype(np.int64)
 
     return run
 
 
-def _norm_as(least: int, most: int, dtype: str):
-    convert = _norm(least, most)
+def _norm_as(low: int, high: int, dtype: str):
+    convert = _norm(low, high)
     return lambda x: convert(x).astype(dtype)
 
 
@@ -157,77 +167,32 @@ def _unit(x, quarters: int):
     turns = np.where(np.abs(turns) <= 256, part, np.where(np.isnan(turns), turns, 0))
     turns = np.where(np.isinf(x), np.nan, turns)
     result = doubles.sine(2 * np.pi * turns, quarters)
-    # exact at quarters, where the hardware's table is, too
+    # The hardware's table is exact at quarters of a turn.
     result = np.where(turns * 4 == np.trunc(turns * 4), np.rint(result), result)
     return result.astype(np.asanyarray(x).dtype)
 
 
-def _table() -> dict:
-    i, u, f, h = "i32", "u32", "f32", "f16"
-    integer16 = floats.to_integer
-    return {
-        "v_dot2acc_f32_f16": (f, (u, u, f), dot2(_half)),
-        "v_dot2_f32_f16": (f, (u, u, f), dot2(_half)),
-        "v_dot2_f32_bf16": (f, (u, u, f), dot2(floats.bfloat)),
-        "v_dot2_f16_f16": (h, (u, u, h), _dot2_f16),
-        "v_dot2_bf16_bf16": ("u16", (u, u, "u16"), _dot2_bf16),
-        "v_sad_u8": (u, (u, u, u), _sad(8)), "v_sad_u16": (u, (u, u, u), _sad(16)),
-        "v_sad_u32": (u, (u, u, u), _sad(32)), "v_sad_hi_u8": (u, (u, u, u), _sad(8, shift=16)),
-        "v_msad_u8": (u, (u, u, u), _sad(8, masked=True)), "v_lerp_u8": (u, (u, u, u), _lerp),
-        "v_qsad_pk_u16_u8": ("u64", ("u64", u, "u64"), _quad_sad(False)),
-        "v_mqsad_pk_u16_u8": ("u64", ("u64", u, "u64"), _quad_sad(True)),
-        "v_cls_i32": (i, (i,), leading_signs),
-        "v_cvt_pk_i16_i32": (u, (i, i), _pack(_clip(-0x8000, 0x7FFF))),
-        "v_cvt_pk_u16_u32": (u, (u, u), _pack(_clip(0, 0xFFFF))),
-        "v_cvt_pk_i16_f32": (u, (f, f), _pack(lambda x: integer16(x, np.int16))),
-        "v_cvt_pk_u16_f32": (u, (f, f), _pack(lambda x: integer16(x, np.uint16))),
-        "v_cvt_pk_u8_f32": (u, (f, u, u), _pk_u8),
-        "v_cvt_i32_i16": (i, ("i16",), lambda x: np.asanyarray(x).astype(np.int32)),
-        "v_cvt_u32_u16": (u, ("u16",), lambda x: np.asanyarray(x).astype(U32)),
-        "v_cvt_nearest_i32_f32": (
-            i, (f,), lambda x: floats.to_integer(np.floor(x.astype(np.float64) + 0.5), np.int32)),
-        "v_cvt_floor_i32_f32": (i, (f,), lambda x: floats.to_integer(np.floor(x), np.int32)),
-        "v_cvt_off_f32_i4": (
-            f, (u,), lambda x: (_part(x, 4, 0, True) / 16).astype(np.float32)),
-        "v_mad_i32_i16": (i, ("i16", "i16", i), lambda a, b, c: (
-            np.asanyarray(a).astype(np.int64) * b + c).astype(np.int32)),
-        "v_mad_u32_u16": (u, ("u16", "u16", u), lambda a, b, c: (
-            np.asanyarray(a).astype(np.int64) * b + c).astype(U32)),
-        "v_mad_i16": ("i16", ("i16",) * 3, lambda a, b, c: a * b + c),
-        "v_mul_hi_i32_i24": (i, (i, i), lambda a, b: (
-            _signed24(a) * _signed24(b) >> 32).astype(np.int32)),
-        "v_sat_pk_u8_i16": ("u16", (u,), _sat_pk_u8),
-        **{f"v_{name}_{kind}": (kind, (kind,), lambda x, more=more: _unit(x, more))
-           for kind in (f, h) for more, name in enumerate(("sin", "cos"))},
-        "v_div_fixup_f16": (h, (h,) * 3, floats.fixup),
-        "v_fma_dx9_zero_f32": (f, (f, f, f), _zero_wins),
-        "v_fmac_dx9_zero_f32": (f, (f, f, f), _zero_wins),
-    }  # fmt: skip
+def _nearest(x):
+    return floats.to_integer(np.floor(x.astype(np.float64) + 0.5), np.int32)
 
 
-def _families() -> dict:
-    u, f, h = "u32", "f32", "f16"
-    table: dict[str, tuple] = {}
-    for kind, low, high in (("i16", -0x7FFF, 0x7FFF), ("u16", 0, 0xFFFF)):
-        table[f"v_cvt_norm_{kind}_f16"] = (
-            kind, (h,), _norm_as(low, high, f"{kind[0]}2"))  # fmt: skip
-        for source in (f, h):
-            table[f"v_cvt_pk_norm_{kind}_{source}"] = (u, (source,) * 2, _pack(_norm(low, high)))
-    for kind in ("i16", "u16", "i32", "u32"):
-        for name, steps in (("max3", "MM"), ("min3", "mm"), ("maxmin", "Mm"), ("minmax", "mM")):
-            if kind[1:] == "32" or name.endswith("3"):
-                table[f"v_{name}_{kind}"] = (kind, (kind,) * 3, _extreme(steps))
-        table[f"v_med3_{kind}"] = (kind, (kind,) * 3, lambda a, b, c: np.maximum(
-            np.minimum(a, b), np.minimum(np.maximum(a, b), c)))  # fmt: skip
-    return table
+def _offset_i4(x):
+    return (_part(x, 4, 0, True) / 16).astype(np.float32)
 
 
-def _extreme(steps: str):
-    pick = {"M": np.maximum, "m": np.minimum}
-    return lambda a, b, c: pick[steps[1]](pick[steps[0]](a, b), c)
+def _mad_i32_i16(a, b, c):
+    return (np.asanyarray(a).astype(np.int64) * b + c).astype(np.int32)
 
 
-def _signed24(x):
+def _mad_u32_u16(a, b, c):
+    return (np.asanyarray(a).astype(np.int64) * b + c).astype(U32)
+
+
+def _multiply_high_24(a, b):
+    return (_signed_24(a) * _signed_24(b) >> 32).astype(np.int32)
+
+
+def _signed_24(x):
     return (np.asanyarray(x).astype(np.int64) << 40) >> 40
 
 
@@ -241,6 +206,105 @@ def _zero_wins(a, b, c):
     return np.where((a == 0) | (b == 0), np.asanyarray(c) + np.float32(0), floats.fma32(a, b, c))
 
 
+_Entry = tuple[str, tuple[str, ...], Callable]
+
+
+def _sums() -> dict[str, _Entry]:
+    """Return dot products, and sums of absolute differences."""
+    return {
+        "v_dot2acc_f32_f16": ("f32", ("u32", "u32", "f32"), dot2(_half)),
+        "v_dot2_f32_f16": ("f32", ("u32", "u32", "f32"), dot2(_half)),
+        "v_dot2_f32_bf16": ("f32", ("u32", "u32", "f32"), dot2(floats.bfloat)),
+        "v_dot2_f16_f16": ("f16", ("u32", "u32", "f16"), _dot2_f16),
+        "v_dot2_bf16_bf16": ("u16", ("u32", "u32", "u16"), _dot2_bf16),
+        "v_sad_u8": ("u32", ("u32", "u32", "u32"), _sad(8)),
+        "v_sad_u16": ("u32", ("u32", "u32", "u32"), _sad(16)),
+        "v_sad_u32": ("u32", ("u32", "u32", "u32"), _sad(32)),
+        "v_sad_hi_u8": ("u32", ("u32", "u32", "u32"), _sad(8, shift=16)),
+        "v_msad_u8": ("u32", ("u32", "u32", "u32"), _sad(8, masked=True)),
+        "v_lerp_u8": ("u32", ("u32", "u32", "u32"), _lerp),
+        "v_qsad_pk_u16_u8": ("u64", ("u64", "u32", "u64"), _quad_sad(False)),
+        "v_mqsad_pk_u16_u8": ("u64", ("u64", "u32", "u64"), _quad_sad(True)),
+    }
+
+
+def _conversions() -> dict[str, _Entry]:
+    to_i16 = _pack(lambda x: floats.to_integer(x, np.int16))
+    to_u16 = _pack(lambda x: floats.to_integer(x, np.uint16))
+    return {
+        "v_cls_i32": ("i32", ("i32",), leading_signs),
+        "v_cvt_pk_i16_i32": ("u32", ("i32", "i32"), _pack(_clip(-0x8000, 0x7FFF))),
+        "v_cvt_pk_u16_u32": ("u32", ("u32", "u32"), _pack(_clip(0, 0xFFFF))),
+        "v_cvt_pk_i16_f32": ("u32", ("f32", "f32"), to_i16),
+        "v_cvt_pk_u16_f32": ("u32", ("f32", "f32"), to_u16),
+        "v_cvt_pk_u8_f32": ("u32", ("f32", "u32", "u32"), _pk_u8),
+        "v_cvt_i32_i16": ("i32", ("i16",), lambda x: np.asanyarray(x).astype(np.int32)),
+        "v_cvt_u32_u16": ("u32", ("u16",), lambda x: np.asanyarray(x).astype(U32)),
+        "v_cvt_nearest_i32_f32": ("i32", ("f32",), _nearest),
+        "v_cvt_floor_i32_f32": (
+            "i32",
+            ("f32",),
+            lambda x: floats.to_integer(np.floor(x), np.int32),
+        ),
+        "v_cvt_off_f32_i4": ("f32", ("u32",), _offset_i4),
+    }
+
+
+def _products() -> dict[str, _Entry]:
+    """Return products of 16 and 24 bits, sine and cosine, and products for which zero wins."""
+    return {
+        "v_mad_i32_i16": ("i32", ("i16", "i16", "i32"), _mad_i32_i16),
+        "v_mad_u32_u16": ("u32", ("u16", "u16", "u32"), _mad_u32_u16),
+        "v_mad_i16": ("i16", ("i16", "i16", "i16"), lambda a, b, c: a * b + c),
+        "v_mul_hi_i32_i24": ("i32", ("i32", "i32"), _multiply_high_24),
+        "v_sat_pk_u8_i16": ("u16", ("u32",), _sat_pk_u8),
+        "v_sin_f32": ("f32", ("f32",), lambda x: _unit(x, 0)),
+        "v_cos_f32": ("f32", ("f32",), lambda x: _unit(x, 1)),
+        "v_sin_f16": ("f16", ("f16",), lambda x: _unit(x, 0)),
+        "v_cos_f16": ("f16", ("f16",), lambda x: _unit(x, 1)),
+        "v_div_fixup_f16": ("f16", ("f16", "f16", "f16"), floats.fixup),
+        "v_fma_dx9_zero_f32": ("f32", ("f32", "f32", "f32"), _zero_wins),
+        "v_fmac_dx9_zero_f32": ("f32", ("f32", "f32", "f32"), _zero_wins),
+    }
+
+
+def _normalizations() -> dict[str, _Entry]:
+    table: dict[str, _Entry] = {}
+    for kind, low, high in (("i16", -0x7FFF, 0x7FFF), ("u16", 0, 0xFFFF)):
+        convert = _norm_as(low, high, f"{kind[0]}2")
+        table[f"v_cvt_norm_{kind}_f16"] = (kind, ("f16",), convert)
+        for source in ("f32", "f16"):
+            packed_pair = _pack(_norm(low, high))
+            table[f"v_cvt_pk_norm_{kind}_{source}"] = ("u32", (source, source), packed_pair)
+    return table
+
+
+def _extremes() -> dict[str, _Entry]:
+    """Return combinations of max and min; LLVM has maxmin and minmax for 32 bits only."""
+    table: dict[str, _Entry] = {}
+    for kind in ("i16", "u16", "i32", "u32"):
+        three = (kind, kind, kind)
+        table[f"v_max3_{kind}"] = (kind, three, _in_turn(np.maximum, np.maximum))
+        table[f"v_min3_{kind}"] = (kind, three, _in_turn(np.minimum, np.minimum))
+        if kind in ("i32", "u32"):
+            table[f"v_maxmin_{kind}"] = (kind, three, _in_turn(np.maximum, np.minimum))
+            table[f"v_minmax_{kind}"] = (kind, three, _in_turn(np.minimum, np.maximum))
+        table[f"v_med3_{kind}"] = (kind, three, _median)
+    return table
+
+
+def _in_turn(first: Callable, second: Callable) -> Callable:
+    """Return an operation that applies the first function to a and b, the second one to c."""
+    return lambda a, b, c: second(first(a, b), c)
+
+
+def _median(a, b, c):
+    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+
+
+TABLE = _sums() | _conversions() | _products() | _normalizations() | _extremes()
+
+
 def _mixed(kind: str):
     """Compute V_FMA_MIX of sources of either type; a float16 result is rounded a second time."""
 
@@ -251,26 +315,72 @@ def _mixed(kind: str):
     return run
 
 
+def _mixed_table() -> dict[tuple[str, tuple[str, ...]], Callable]:
+    table: dict[tuple[str, tuple[str, ...]], Callable] = {}
+    for kind in ("f32", "f16"):
+        for kinds in product(("f16", "f32"), repeat=3):
+            table[kind, kinds] = _mixed(kind)
+    return table
+
+
+#: V_FMA_MIX, V_FMA_MIXLO and V_FMA_MIXHI by the kind of the result and those of the sources.
+MIXED = _mixed_table()
+
+
 def mixed_name(kind: str, kinds: tuple[str, ...]) -> str:
     """Return the name of one of MIXED."""
     return ".".join(("v_fma_mix", kind, *kinds))
 
 
-def _packed(name: str, function) -> tuple:
-    kind = name[-3:].replace("b", "u")
-    return kind, (kind,) * (3 if name.startswith(("fma", "mad")) else 2), function
+_PACKED_FUNCTIONS = {
+    "add_f16": np.add,
+    "mul_f16": np.multiply,
+    "fma_f16": floats.fma16,
+    "fmac_f16": floats.fma16,
+    "max_f16": lambda a, b: floats.larger(a, b, True),
+    "min_f16": lambda a, b: floats.smaller(a, b, True),
+    "add_u16": np.add,
+    "sub_u16": np.subtract,
+    "add_i16": np.add,
+    "sub_i16": np.subtract,
+    "mul_lo_u16": np.multiply,
+    "max_i16": np.maximum,
+    "min_i16": np.minimum,
+    "max_u16": np.maximum,
+    "min_u16": np.minimum,
+    "lshlrev_b16": lambda a, b: b << (a & np.uint16(15)),
+    "lshrrev_b16": lambda a, b: b >> (a & np.uint16(15)),
+    "ashrrev_i16": lambda a, b: b >> (a & np.int16(15)),
+    "mad_u16": lambda a, b, c: a * b + c,
+    "mad_i16": lambda a, b, c: a * b + c,
+}
 
 
-def packed(name: str, clamp: bool) -> tuple:
+def _packed_table() -> dict[str, _Entry]:
+    table: dict[str, _Entry] = {}
+    for name, function in _PACKED_FUNCTIONS.items():
+        kind = name[-3:].replace("b", "u")
+        count = 3 if name.startswith(("fma", "mad")) else 2
+        table[f"v_pk_{name}"] = (kind, (kind,) * count, function)
+    return table
+
+
+#: V_PK_*: the operation on each half.
+PACKED = _packed_table()
+
+
+def packed(name: str, clamp: bool) -> _Entry:
     """Return kinds of result and sources, and the function, of one of PACKED, clamped or not."""
     kind, kinds, function = PACKED[name]
-    if clamp:
-        function = clamped_half(function) if kind == "f16" else saturated(function, kind)
-    return kind, kinds, function
+    if not clamp:
+        return kind, kinds, function
+    if kind == "f16":
+        return kind, kinds, clamped_half(function)
+    return kind, kinds, saturated(function, kind)
 
 
 def packed_name(name: str, clamp: bool) -> str:
-    """Name what packed gives."""
+    """Return the name in C of one of PACKED, clamped or not."""
     return f"{name}.clamp" if clamp else name
 
 
@@ -281,22 +391,3 @@ def clamped_half(function):
         return clamped(np.asanyarray(function(*sources)))
 
     return run
-
-
-TABLE = _table() | _families()
-#: V_FMA_MIX, V_FMA_MIXLO and V_FMA_MIXHI by the kind of the result and those of the sources.
-MIXED = {(kind, kinds): _mixed(kind) for kind in ("f32", "f16")
-         for kinds in product(("f16", "f32"), repeat=3)}  # fmt: skip
-_PACKED_FUNCTIONS = {
-    "add_f16": np.add, "mul_f16": np.multiply, "fma_f16": floats.fma16, "fmac_f16": floats.fma16,
-    "max_f16": lambda a, b: floats.larger(a, b, True),
-    "min_f16": lambda a, b: floats.smaller(a, b, True),
-    "add_u16": np.add, "sub_u16": np.subtract, "add_i16": np.add, "sub_i16": np.subtract,
-    "mul_lo_u16": np.multiply, "max_i16": np.maximum, "min_i16": np.minimum, "max_u16": np.maximum,
-    "min_u16": np.minimum, "lshlrev_b16": lambda a, b: b << (a & np.uint16(15)),
-    "lshrrev_b16": lambda a, b: b >> (a & np.uint16(15)),
-    "ashrrev_i16": lambda a, b: b >> (a & np.int16(15)),
-    "mad_u16": lambda a, b, c: a * b + c, "mad_i16": lambda a, b, c: a * b + c,
-}  # fmt: skip
-#: V_PK_*: what is done with each half.
-PACKED = {f"v_pk_{name}": _packed(name, function) for name, function in _PACKED_FUNCTIONS.items()}

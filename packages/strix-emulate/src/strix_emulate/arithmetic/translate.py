@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a numpy function computes for one element, as C.
+"""Translate what a numpy function computes for one element to C.
 
-The function is called once with symbols in the place of arrays, which note what numpy would do. So
-the tables of operations are the only description of what instructions compute: C comes from them.
+The function is called once with symbols in the place of arrays, which record what numpy would do.
+So the tables of operations are the only description of what instructions compute: C comes from
+them.
 """
 
 import re
@@ -11,37 +12,80 @@ from functools import wraps
 
 import numpy as np
 
-_C = {"?": "int", "b": "int8_t", "B": "uint8_t", "h": "int16_t", "H": "uint16_t", "i": "int32_t",
-      "I": "uint32_t", "l": "int64_t", "L": "uint64_t", "e": "float", "f": "float",
-      "d": "double"}  # fmt: skip
+#: C's types by the characters of numpy's. A float16 is computed with as a float.
+_C = {
+    "?": "int",
+    "b": "int8_t",
+    "B": "uint8_t",
+    "h": "int16_t",
+    "H": "uint16_t",
+    "i": "int32_t",
+    "I": "uint32_t",
+    "l": "int64_t",
+    "L": "uint64_t",
+    "e": "float",
+    "f": "float",
+    "d": "double",
+}
 #: The larger or smaller of two, without a cast; of one that is NaN, numpy's choice.
 _PICKS = {
-    key.format(name): f"(({{0}} {op} {{1}}){nan} ? {{0}} : {{1}})"
-    for name, op in (("max", ">="), ("min", "<="))
-    for key, nan in (("{}imum", ""), ("{}imum f", " | ({0} != {0})"), ("f{}", " | ({1} != {1})"))
+    "maximum": "(({0} >= {1}) ? {0} : {1})",
+    "maximum f": "(({0} >= {1}) | ({0} != {0}) ? {0} : {1})",
+    "fmax": "(({0} >= {1}) | ({1} != {1}) ? {0} : {1})",
+    "minimum": "(({0} <= {1}) ? {0} : {1})",
+    "minimum f": "(({0} <= {1}) | ({0} != {0}) ? {0} : {1})",
+    "fmin": "(({0} <= {1}) | ({1} != {1}) ? {0} : {1})",
 }
-#: By ufunc, and character or kind of the result: C of the sources, their list, the name, the
-#: result's type and bits; f and l for functions of float and of 64 bits.
+_OPERATORS = {
+    "add": "+",
+    "subtract": "-",
+    "multiply": "*",
+    "divide": "/",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+    "equal": "==",
+    "not_equal": "!=",
+    "remainder u": "%",
+}
+#: Functions of C's library, for double and with an f for float.
+_LIBRARY_FUNCTIONS = (
+    "trunc",
+    "floor",
+    "ceil",
+    "rint",
+    "sqrt",
+    "log2",
+    "copysign",
+    "ldexp",
+)
+#: C by ufunc, with the character or kind of the result where that matters. {0} and {1} are the
+#: sources, {all} is their list, {name} the ufunc, {type} and {bits} are the result's; {f} and {l}
+#: become the suffixes of functions of float and of 64 bits.
 _FORMS = {
-    **{name: f"({{0}} {op} {{1}})" for name, op in (
-        ("add", "+"), ("subtract", "-"), ("multiply", "*"), ("divide", "/"), ("bitwise_and", "&"),
-        ("bitwise_or", "|"), ("bitwise_xor", "^"), ("less", "<"), ("less_equal", "<="),
-        ("greater", ">"), ("greater_equal", ">="), ("equal", "=="), ("not_equal", "!="),
-        ("remainder u", "%"),
-    )},
-    # what numpy gives for counts that C leaves undefined
+    **{name: f"({{0}} {operator} {{1}})" for name, operator in _OPERATORS.items()},
+    **dict.fromkeys(_LIBRARY_FUNCTIONS, "{name}{f}({all})"),
+    **_PICKS,
+    # C leaves some counts of shifts undefined: this is what numpy gives for them.
     "left_shift": "(({type})((uint64_t){1} < {bits} ? {0} << {1} : 0))",
     "right_shift": "(({type})((uint64_t){1} < {bits} ? {0} >> {1} : 0))",
     "right_shift i": "(({type})((uint64_t){1} < {bits} ? {0} >> {1} : ({0} < 0 ? -1 : 0)))",
-    "isnan": "({0} != {0})", "isinf": "(fabs((double){0}) == INFINITY)",
-    "isfinite": "(fabs((double){0}) < INFINITY)", "signbit": "(!!signbit({0}))",
-    "invert": "(({type})~{0})", "invert ?": "(!{0})", "negative": "(-{0})",
-    "absolute": "({0} < 0 ? -{0} : {0})", "absolute f": "fabs{f}({0})",
-    "bitwise_count": "__builtin_popcount{l}({0})", "nextafter d": "next_double({all})",
-    # C's library has these for double, and with an f for float
-    **dict.fromkeys(("trunc", "floor", "ceil", "rint", "sqrt", "log2", "copysign", "ldexp"),
-                    "{name}{f}({all})"), **_PICKS,
-}  # fmt: skip
+    "isnan": "({0} != {0})",
+    "isinf": "(fabs((double){0}) == INFINITY)",
+    "isfinite": "(fabs((double){0}) < INFINITY)",
+    "signbit": "(!!signbit({0}))",
+    "invert": "(({type})~{0})",
+    "invert ?": "(!{0})",
+    "negative": "(-{0})",
+    "absolute": "({0} < 0 ? -{0} : {0})",
+    "absolute f": "fabs{f}({0})",
+    "bitwise_count": "__builtin_popcount{l}({0})",
+    "nextafter d": "next_double({all})",
+}
 
 
 class Untranslatable(Exception):
@@ -57,7 +101,8 @@ class Symbol(np.ndarray):
     def __new__(cls, dtype, code: str, body: "Body"):
         """Make an array without dimensions that stands for a value of that dtype."""
         self = np.zeros((), dtype).view(cls)
-        self.code, self.body = code, body
+        self.code = code
+        self.body = body
         return self
 
     def __array_finalize__(self, _other):
@@ -80,10 +125,10 @@ class Symbol(np.ndarray):
         return self.body.ufunc(ufunc, inputs, dtype)
 
     def __array_function__(self, function, _types, args, kwargs):
-        known = _FUNCTIONS.get(function.__name__)
-        if known is None:
+        translation = _FUNCTIONS.get(function.__name__)
+        if translation is None:
             raise Untranslatable(function.__name__)
-        return known(self.body, *args, **kwargs)
+        return translation(self.body, *args, **kwargs)
 
     def __bool__(self):
         raise Untranslatable("a decision that depends on the data")
@@ -91,12 +136,12 @@ class Symbol(np.ndarray):
     __int__ = __float__ = __index__ = __iter__ = __bool__
 
     def any(self, *_, **__):
-        """Return True: of shortcuts where no element needs the rest, some element might."""
+        """Return True: shortcuts ask whether some element needs the rest, and one might."""
         return True
 
 
 def in_c(name: str) -> Callable:
-    """Mark a function that C has, too, under that name: it is not taken apart."""
+    """Mark a function that C has as well, under that name: it is called, not translated."""
 
     def decorate(function: Callable) -> Callable:
         @wraps(function)
@@ -112,28 +157,33 @@ def in_c(name: str) -> Callable:
 
 
 class Body:
-    """Statements of one C function, each of which sets a new variable."""
+    """Statements of one C function, each of which sets a new variable.
+
+    Attributes:
+        lines: The statements.
+        before_rounding: By variable that holds a value rounded to half precision, the value.
+    """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self._known: dict[tuple[str, str], str] = {}
-        #: of variables that hold what was rounded to half precision
+        self._variables: dict[tuple[str, str], str] = {}
         self.before_rounding: dict[str, str] = {}
 
     def symbol(self, dtype, code: str) -> Symbol:
         """Return a variable for the expression; equal ones share it."""
         dtype = np.dtype(dtype)
         key = (dtype.char, code)
-        if key not in self._known:
-            self._known[key] = f"t{len(self.lines)}"
-            self.lines.append(f"{_ctype(dtype)} {self._known[key]} = {code};")
+        if key not in self._variables:
+            variable = f"t{len(self.lines)}"
+            self._variables[key] = variable
+            self.lines.append(f"{_ctype(dtype)} {variable} = {code};")
             if code.startswith("float_to_half("):
-                self.before_rounding[self._known[key]] = code.removeprefix("float_to_half")
-        return Symbol(dtype, self._known[key], self)
+                self.before_rounding[variable] = code.removeprefix("float_to_half")
+        return Symbol(dtype, self._variables[key], self)
 
     def call(self, name: str, dtype, arguments) -> Symbol:
         """Return a call of a function of the C library or of emulate.c."""
-        parts = [self._as(x, np.dtype(dtype)).code for x in arguments]
+        parts = [self.as_symbol(x, np.dtype(dtype)).code for x in arguments]
         return self.symbol(dtype, f"{name}({', '.join(parts)})")
 
     def cast(self, x, dtype: np.dtype) -> Symbol:
@@ -141,8 +191,8 @@ class Body:
         if x.dtype == dtype:
             return x
         if dtype.char == "e":
-            near = f"to_odd((double){x.code})" if x.dtype.char != "f" else x.code
-            return self.symbol(dtype, f"float_to_half({near})")
+            value = x.code if x.dtype.char == "f" else f"to_odd((double){x.code})"
+            return self.symbol(dtype, f"float_to_half({value})")
         if dtype.char == "?":
             return self.symbol(dtype, f"({x.code} != 0)")
         return self.symbol(dtype, f"({_ctype(dtype)}){x.code}")
@@ -164,42 +214,47 @@ class Body:
         if isinstance(value, np.ndarray):
             raise Untranslatable("an array that is no symbol")
         value = np.asarray(value).astype(dtype)
-        if dtype.kind == "f":
-            number = float(value)
-            text = "NAN" if number != number else "INFINITY" if number == np.inf else (
-                "-INFINITY" if number == -np.inf else f"{number.hex()}")  # fmt: skip
-            return Symbol(dtype, f"(({_ctype(dtype)}){text})", self)
-        # the lowest int64 has no literal of its own
-        text = f"0x{int(value) & (1 << 64) - 1:x}" if dtype.itemsize == 8 else str(int(value))
-        suffix = "" if dtype.itemsize < 4 else {"u": "u", "i": "", "b": ""}[dtype.kind]
-        suffix += "ll" if dtype.itemsize == 8 else ""
-        return Symbol(dtype, f"(({_ctype(dtype)}){text}{suffix})", self)
+        literal = _float_literal(float(value)) if dtype.kind == "f" else _integer_literal(value)
+        return Symbol(dtype, f"(({_ctype(dtype)}){literal})", self)
 
-    def _as(self, x, dtype: np.dtype) -> Symbol:
-        return self.cast(x, dtype) if isinstance(x, Symbol) else self.constant(x, dtype)
+    def as_symbol(self, x, dtype: np.dtype) -> Symbol:
+        """Return a symbol or a plain number as a symbol of a dtype."""
+        if isinstance(x, Symbol):
+            return self.cast(x, dtype)
+        return self.constant(x, dtype)
 
     def ufunc(self, ufunc, inputs, dtype=None):
         """Return the call of a ufunc, in the loop that NumPy would choose. Raise Untranslatable."""
-        signature = tuple(type(x) if type(x) in (int, float) else np.asarray(x).dtype
-                          for x in inputs) + (None,) * ufunc.nout  # fmt: skip
-        wanted = {} if dtype is None else {"signature": (np.dtype(dtype),) * len(signature)}
-        loop = ufunc.resolve_dtypes(signature, **wanted)
-        sources = [self._as(x, d) for x, d in zip(inputs, loop, strict=False)]
+        signature = tuple(_resolvable_type(x) for x in inputs) + (None,) * ufunc.nout
+        if dtype is None:
+            loop = ufunc.resolve_dtypes(signature)
+        else:
+            all_of_dtype = (np.dtype(dtype),) * len(signature)
+            loop = ufunc.resolve_dtypes(signature, signature=all_of_dtype)
+        sources = [self.as_symbol(x, d) for x, d in zip(inputs, loop, strict=False)]
         if ufunc.__name__ == "frexp":
-            return (self.symbol(loop[1], f"fraction({sources[0].code})"),
-                    self.symbol(loop[2], f"power({sources[0].code})"))  # fmt: skip
+            fraction = self.symbol(loop[1], f"fraction({sources[0].code})")
+            return fraction, self.symbol(loop[2], f"power({sources[0].code})")
         return self._apply(ufunc.__name__, sources, loop[-1])
 
     def _apply(self, name: str, sources: list[Symbol], result: np.dtype) -> Symbol:
-        codes, source = [x.code for x in sources], sources[0].dtype
-        keys = (f"{name} {result.char}", f"{name} {result.kind}", name)
-        key = next((key for key in keys if key in _FORMS), None)
-        if key is None:
+        """Return the result of a ufunc of that name on sources of the right types."""
+        source = sources[0].dtype
+        for key in (f"{name} {result.char}", f"{name} {result.kind}", name):
+            if key in _FORMS:
+                break
+        else:
             raise Untranslatable(name)
+        codes = [x.code for x in sources]
         code = _FORMS[key].format(
-            *codes, all=", ".join(codes), name=name, type=_ctype(result), bits=8 * result.itemsize,
-            f="f" * (source.char in "ef"), l="l" * (source.itemsize == 8),
-        )  # fmt: skip
+            *codes,
+            all=", ".join(codes),
+            name=name,
+            type=_ctype(result),
+            bits=8 * result.itemsize,
+            f="f" * (source.char in "ef"),
+            l="l" * (source.itemsize == 8),
+        )
         if key in _PICKS:
             return self.symbol(result, code)
         if result.char == "e":
@@ -209,12 +264,43 @@ class Body:
         return self.symbol(result, code)
 
 
-def _where(body: Body, chosen, a, b) -> Symbol:
-    dtype = np.result_type(*(x if type(x) in (int, float) else np.asarray(x).dtype
-                             for x in (a, b)))  # fmt: skip
-    first, second = body._as(a, dtype), body._as(b, dtype)
-    return body.symbol(dtype, f"({body._as(chosen, np.dtype(bool)).code} ? {first.code} : "
-                       f"{second.code})")  # fmt: skip
+def _float_literal(number: float) -> str:
+    if number != number:
+        return "NAN"
+    if number == np.inf:
+        return "INFINITY"
+    if number == -np.inf:
+        return "-INFINITY"
+    return number.hex()
+
+
+def _integer_literal(value: np.ndarray) -> str:
+    """Return C's literal for a number of the type of an array without dimensions."""
+    unsigned = "u" if value.dtype.kind == "u" else ""
+    if value.dtype.itemsize == 8:
+        # The lowest int64 has no literal of its own in decimal digits.
+        return f"0x{int(value) & (1 << 64) - 1:x}{unsigned}ll"
+    if value.dtype.itemsize < 4:
+        unsigned = ""
+    return f"{int(value)}{unsigned}"
+
+
+def _is_plain_number(x) -> bool:
+    """Return whether x is an int or a float of Python, which take the dtype of other operands."""
+    return type(x) in (int, float)
+
+
+def _resolvable_type(x):
+    """Return the argument of ufunc.resolve_dtypes for a source."""
+    return type(x) if _is_plain_number(x) else np.asarray(x).dtype
+
+
+def _where(body: Body, condition, a, b) -> Symbol:
+    dtype = np.result_type(*(x if _is_plain_number(x) else np.asarray(x).dtype for x in (a, b)))
+    first = body.as_symbol(a, dtype)
+    second = body.as_symbol(b, dtype)
+    test = body.as_symbol(condition, np.dtype(bool))
+    return body.symbol(dtype, f"({test.code} ? {first.code} : {second.code})")
 
 
 def _select(body: Body, conditions, choices, default=0) -> Symbol:
@@ -223,13 +309,15 @@ def _select(body: Body, conditions, choices, default=0) -> Symbol:
     return default
 
 
+#: Functions of numpy that are no ufuncs, as C.
 _FUNCTIONS: dict[str, Callable] = {
-    "where": _where, "select": _select,
+    "where": _where,
+    "select": _select,
     "clip": lambda _body, x, low, high: np.minimum(np.maximum(x, low), high),
     "broadcast_arrays": lambda _body, *arrays: arrays,
     "full_like": lambda body, like, value: body.constant(value, like.dtype),
     "zeros_like": lambda body, like: body.constant(0, like.dtype),
-}  # fmt: skip
+}
 
 
 def _ctype(dtype: np.dtype) -> str:
@@ -242,56 +330,100 @@ def _ctype(dtype: np.dtype) -> str:
 def storage(dtype) -> str:
     """Return C's type of an element in memory."""
     dtype = np.dtype(dtype)
-    return "uint16_t" if dtype.char == "e" else "uint32_t" if dtype.char == "?" else _ctype(dtype)
+    if dtype.char == "e":
+        return "uint16_t"
+    if dtype.char == "?":
+        return "uint32_t"
+    return _ctype(dtype)
 
 
 def loop(name: str, function: Callable, results, sources, each: str = "EACH") -> str:
     """Write a C function over n elements: p holds pointers to the results and then the sources.
 
-    results, sources: dtypes; a bool is a uint32_t in memory, a float16 a uint16_t. each: its loop,
-    as emulate.c calls it.
+    Args:
+        name: Name of the C function.
+        function: Function on numpy arrays.
+        results: dtypes of the results. In memory, a bool is a uint32_t and a float16 a uint16_t.
+        sources: dtypes of the sources.
+        each: Macro of emulate.c that loops over the elements.
 
     Raises:
-        Untranslatable: numpy goes on.
+        Untranslatable: There is no C for the function, which numpy alone executes.
     """
+    results = [np.dtype(dtype) for dtype in results]
+    sources = [np.dtype(dtype) for dtype in sources]
     body = Body()
     inputs = []
     for i, dtype in enumerate(sources):
-        dtype = np.dtype(dtype)
-        inputs.append(body.symbol(dtype, f"{'h' if dtype.char == 'e' else 's'}{i}[l]"))
+        array = "h" if dtype.char == "e" else "s"
+        inputs.append(body.symbol(dtype, f"{array}{i}[l]"))
+    values = _call(name, function, inputs)
+    assignments = _assign_results(body, values, results)
+    statements = [*body.lines, *assignments]
+    _require_effects(name, inputs, " ".join(statements))
+    before, behind = _conversions_of_halves(results, sources)
+    pointers = [f"{storage(dtype)} *d{i} = p[{i}];" for i, dtype in enumerate(results)]
+    for i, dtype in enumerate(sources):
+        pointers.append(f"const {storage(dtype)} *s{i} = p[{i + len(results)}];")
+    head = "\n  ".join([*pointers, *before])
+    inner = "\n    ".join(statements)
+    tail = "".join(f"\n  {line}" for line in behind)
+    return (
+        f"static void {name}(void *const *p, long n)\n{{\n  {head}"
+        f"\n  {each} {{\n    {inner}\n  }}{tail}\n}}\n"
+    )
+
+
+def _call(name: str, function: Callable, inputs: list[Symbol]) -> tuple:
+    """Call a function with symbols; return its results. Raise Untranslatable."""
     try:
         with np.errstate(all="ignore"):
             values = function(*inputs)
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise Untranslatable(f"{name}: {error}") from error
-    values = values if isinstance(values, tuple) else (values,)
-    # halves are converted in loops of their own, which become vector code
-    first = [f"float h{i}[n]; from_halves(h{i}, s{i}, n);"
-             for i, dtype in enumerate(sources) if np.dtype(dtype).char == "e"]  # fmt: skip
-    lines, last = [], []
+    return values if isinstance(values, tuple) else (values,)
+
+
+def _assign_results(body: Body, values: tuple, results: list[np.dtype]) -> list[str]:
+    """Return statements that store the results."""
+    assignments = []
     for i, (value, dtype) in enumerate(zip(values, results, strict=True)):
-        dtype = np.dtype(dtype)
-        value = value if isinstance(value, Symbol) else body.constant(value, dtype)
+        if not isinstance(value, Symbol):
+            value = body.constant(value, dtype)
         if value.dtype.itemsize == dtype.itemsize and value.dtype.kind in "iu" + dtype.kind:
             code = body.bits(value, dtype).code
         else:
             code = body.cast(value, dtype).code
+        array = "d"
         if dtype.char == "e":
-            first.append(f"float r{i}[n];")
-            last.append(f"to_halves(d{i}, r{i}, n);")
-            # rounded there
+            # to_halves rounds it.
+            array = "r"
             code = body.before_rounding.get(code, code)
-        lines.append(f"{'r' if dtype.char == 'e' else 'd'}{i}[l] = {code};")
-    whole = " ".join([*body.lines, *lines])
+        assignments.append(f"{array}{i}[l] = {code};")
+    return assignments
+
+
+def _require_effects(name: str, inputs: list[Symbol], statements: str) -> None:
+    """Raise Untranslatable if a source is not used: numpy.asarray makes a plain number of it."""
     for x in inputs:
-        # numpy.asarray, for one, makes a plain number of a symbol
-        if len(re.findall(rf"\b{x.code}\b", whole)) < 2:
+        if len(re.findall(rf"\b{x.code}\b", statements)) < 2:
             raise Untranslatable(f"{name}: a source has no effect")
-    pointers = [f"{storage(d)} *d{i} = p[{i}];" for i, d in enumerate(results)]
-    pointers += [
-        f"const {storage(d)} *s{i} = p[{i + len(results)}];" for i, d in enumerate(sources)
-    ]
-    inner = "\n    ".join([*body.lines, *lines])
-    before, behind = "\n  ".join([*pointers, *first]), "".join(f"\n  {x}" for x in last)
-    return (f"static void {name}(void *const *p, long n)\n{{\n  {before}"
-            f"\n  {each} {{\n    {inner}\n  }}{behind}\n}}\n")  # fmt: skip
+
+
+def _conversions_of_halves(
+    results: list[np.dtype], sources: list[np.dtype]
+) -> tuple[list[str], list[str]]:
+    """Return the statements in front of the loop and behind it that convert halves.
+
+    They are loops of their own, which become vector code.
+    """
+    before = []
+    behind = []
+    for i, dtype in enumerate(sources):
+        if dtype.char == "e":
+            before.append(f"float h{i}[n]; from_halves(h{i}, s{i}, n);")
+    for i, dtype in enumerate(results):
+        if dtype.char == "e":
+            before.append(f"float r{i}[n];")
+            behind.append(f"to_halves(d{i}, r{i}, n);")
+    return before, behind
