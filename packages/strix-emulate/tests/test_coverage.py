@@ -12,25 +12,51 @@ import selftest
 import selftest_control
 import selftest_memory
 import selftest_waves
-from strix_emulate.instructions import atomics, crosslane, vmem
+from strix_emulate.instructions import atomics, crosslane, mnemonics
 from strix_emulate.native import library as native
 from strix_emulate.run import program
 
 #: Mnemonics without a result that could be compared, by the reason.
 NOT_COMPARED = {
     "a hint, or for hazards and timing that there are none of": {
-        "s_nop", "s_delay_alu", "s_clause", "s_sleep", "s_waitcnt_depctr", "s_code_end",
-        "s_set_inst_prefetch_distance", "s_setprio", "s_wait_idle", "s_wakeup", "s_sethalt",
-        "s_incperflevel", "s_decperflevel", "s_ttracedata", "s_ttracedata_imm", "s_version",
-        "s_wait_event"},
+        "s_nop",
+        "s_delay_alu",
+        "s_clause",
+        "s_sleep",
+        "s_waitcnt_depctr",
+        "s_code_end",
+        "s_set_inst_prefetch_distance",
+        "s_setprio",
+        "s_wait_idle",
+        "s_wakeup",
+        "s_sethalt",
+        "s_incperflevel",
+        "s_decperflevel",
+        "s_ttracedata",
+        "s_ttracedata_imm",
+        "s_version",
+        "s_wait_event",
+    },
     "caches, of which there are none": {
-        "buffer_gl0_inv", "buffer_gl1_inv", "s_dcache_inv", "s_gl1_inv", "s_icache_inv"},
+        "buffer_gl0_inv",
+        "buffer_gl1_inv",
+        "s_dcache_inv",
+        "s_gl1_inv",
+        "s_icache_inv",
+    },
     "waits: without one a program traps, as test_checks.py and mutate.py show": {
-        "s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"},
+        "s_waitcnt",
+        "s_waitcnt_vscnt",
+        "s_waitcnt_vmcnt",
+        "s_waitcnt_lgkmcnt",
+    },
     "gives registers back, at the end of a program; other messages are refused": {"s_sendmsg"},
     "clocks, aborts and the grid's barrier: test_device_features.py has programs with them": {
-        "s_sendmsg_rtn_b64", "s_trap", "ds_gws_barrier"},
-}  # fmt: skip
+        "s_sendmsg_rtn_b64",
+        "s_trap",
+        "ds_gws_barrier",
+    },
+}
 
 
 def report() -> selftest.Report:
@@ -73,9 +99,9 @@ def test_a_second_result_is_a_disagreement(monkeypatch):
     before = selftest.operation
 
     def misled(rng, name, file, entry):
-        made = before(rng, name, file, entry)
-        made.target.high = not made.target.high
-        return made
+        operation = before(rng, name, file, entry)
+        operation.target.high = not operation.target.high
+        return operation
 
     entry = {"v_not_b16": ("u16", ("u16",), lambda a: ~a)}
     monkeypatch.setattr(oracle, "vector_table", lambda: entry)
@@ -115,7 +141,8 @@ def test_comparison_of_memory_can_fail(monkeypatch):
     one = [c for c in selftest_memory.cases() if c.mnemonic in ("ds_sub_u32", "global_load_i8")]
     monkeypatch.setattr(selftest_memory, "cases", lambda: one)
     monkeypatch.setitem(atomics._OPERATIONS, "sub", atomics._OPERATIONS["rsub"])
-    monkeypatch.setitem(vmem.TYPES, "i8", (1, False, ""))
+    unsigned = mnemonics.MEMORY["global_load_u8"]
+    monkeypatch.setitem(mnemonics.MEMORY, "global_load_i8", unsigned)
     monkeypatch.setattr(program, "_TRAITS", {})
     wrong = selftest_memory.run(native=False).disagreements
     assert [text.split(":")[0] for text in wrong] == ["ds_sub_u32", "global_load_i8"]

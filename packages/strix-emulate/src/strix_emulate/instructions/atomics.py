@@ -8,13 +8,19 @@ Atomics of different waves are no race with each other: they order what comes be
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from strix_emulate.code.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
-from strix_emulate.instructions.microops import MicroOp, executes
+from strix_emulate.instructions.microops import Compiled, MicroOp, compiled_for_c
+from strix_emulate.instructions.mnemonics import (
+    GLOBAL_ATOMICS,
+    LDS_ATOMICS,
+    MEMORY,
+    MemoryKind,
+)
 from strix_emulate.memory import addressing, polls
 from strix_emulate.memory.waits import (
     LGKM,
@@ -28,128 +34,188 @@ from strix_emulate.memory.waits import (
 )
 from strix_emulate.memory.waves import Waves
 
-#: name: (new value of old, data and second data, or None for the data; ufunc with an `at` that does
-#: the same, or None)
-_OPERATIONS: dict[str, tuple[Any, Any]] = {
-    "add": (lambda old, x: old + x, np.add),
-    "sub": (lambda old, x: old - x, np.subtract),
-    "rsub": (lambda old, x: x - old, None),
-    "inc": (lambda old, x: np.where(old >= x, old.dtype.type(0), old + old.dtype.type(1)), None),
-    "dec": (lambda old, x: np.where((old == 0) | (old > x), x, old - old.dtype.type(1)), None),
-    "csub": (lambda old, x: np.where(old < x, old.dtype.type(0), old - x), None),
-    "and": (lambda old, x: old & x, np.bitwise_and),
-    "or": (lambda old, x: old | x, np.bitwise_or),
-    "xor": (lambda old, x: old ^ x, np.bitwise_xor),
-    "min": (lambda old, x: np.where(x < old, x, old), None),
-    "max": (lambda old, x: np.where(x > old, x, old), None),
-    "swap": (None, None),
-    "cmpswap": (lambda old, x, expected: np.where(old == expected, x, old), None),
-    # LDS has other names, and the mask first
-    "storexchg": (None, None),
-    "cmpstore": (lambda old, x, expected: np.where(old == expected, x, old), None),
-    "mskor": (lambda old, mask, x: (old & ~mask) | x, None),
+
+class _Operation(NamedTuple):
+    """What an atomic does.
+
+    Attributes:
+        function: Returns the new value, given the old value and one or two data; None if the new
+            value is the data.
+        ufunc: A ufunc whose `at` does the same, or None.
+    """
+
+    function: Callable | None
+    ufunc: Any = None
+
+
+def _increment(old, limit):
+    return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
+
+
+def _decrement(old, limit):
+    return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
+
+
+def _subtract_clamped(old, x):
+    return np.where(old < x, old.dtype.type(0), old - x)
+
+
+def _compare_and_swap(old, x, expected):
+    return np.where(old == expected, x, old)
+
+
+_OPERATIONS: dict[str, _Operation] = {
+    "add": _Operation(lambda old, x: old + x, np.add),
+    "sub": _Operation(lambda old, x: old - x, np.subtract),
+    "rsub": _Operation(lambda old, x: x - old),
+    "inc": _Operation(_increment),
+    "dec": _Operation(_decrement),
+    "csub": _Operation(_subtract_clamped),
+    "and": _Operation(lambda old, x: old & x, np.bitwise_and),
+    "or": _Operation(lambda old, x: old | x, np.bitwise_or),
+    "xor": _Operation(lambda old, x: old ^ x, np.bitwise_xor),
+    "min": _Operation(lambda old, x: np.where(x < old, x, old)),
+    "max": _Operation(lambda old, x: np.where(x > old, x, old)),
+    "swap": _Operation(None),
+    "cmpswap": _Operation(_compare_and_swap),
+    # The LDS has other names for some. MSKOR has the mask as its first data.
+    "storexchg": _Operation(None),
+    "cmpstore": _Operation(_compare_and_swap),
+    "mskor": _Operation(lambda old, mask, x: (old & ~mask) | x),
 }
-#: by which locks are taken
+#: Operations by which code takes locks.
 _LOCKS = {"swap", "cmpswap", "storexchg", "cmpstore"}
 _COMPARES = {"cmpswap", "cmpstore"}
 _TWO_SOURCES = {"cmpswap", "cmpstore", "mskor"}
-_GLOBAL = {
-    **dict.fromkeys(("add", "sub", "inc", "dec"), ("u32", "u64")),
-    **dict.fromkeys(("and", "or", "xor", "swap"), ("b32", "b64")), "csub": ("u32",),
-    **dict.fromkeys(("min", "max"), ("u32", "i32", "u64", "i64", "f32")),
-    "cmpswap": ("b32", "b64", "f32"),
-}  # fmt: skip
-_LDS = {
-    **dict.fromkeys(("add", "sub", "rsub", "inc", "dec"), ("u32", "u64")),
-    **dict.fromkeys(("and", "or", "xor", "storexchg", "mskor"), ("b32", "b64")),
-    **dict.fromkeys(("min", "max"), ("u32", "i32", "u64", "i64", "f32", "f64")),
-    "cmpstore": ("b32", "b64", "f32", "f64"),
-}  # fmt: skip
-_GLOBAL["add"] += ("f32",)
-_LDS["add"] += ("f32",)
-#: every mnemonic: (space, operation, kind, whether LDS returns the old value)
-NAMES = {
-    **{f"{space}_atomic_{op}_{kind}": (space, op, kind, False)
-       for space in ("global", "flat", "buffer") for op, kinds in _GLOBAL.items()
-       for kind in kinds if (space, op) != ("flat", "csub")},
-    **{f"ds_{op}{rtn}_{kind}": ("ds", op, kind, bool(rtn))
-       for op, kinds in _LDS.items() for kind in kinds for rtn in ("", "_rtn")
-       if rtn or op != "storexchg"},
-}  # fmt: skip
-
-#: of those that are more than a copy, for C: kind of the result, kinds of sources, function
-FUNCTIONS = {
-    f"atomic_{op}_{kind}": (kind, (kind,) * (3 if op in _TWO_SOURCES else 2), _OPERATIONS[op][0])
-    for table in (_GLOBAL, _LDS) for op, kinds in table.items() for kind in kinds
-    if _OPERATIONS[op][0] is not None
-}  # fmt: skip
-COUNTED = {"ds_append", "ds_consume"}
+#: Atomics by mnemonic.
+NAMES = {name: kind for name, kind in MEMORY.items() if kind.action == "atomic"}
 
 
-def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Callable:
-    """Return a function that executes the instruction on Waves. Raise Unknown."""
-    if ins.name in COUNTED:
-        return _counted(ins, spaces)
-    space, op, kind, returns = NAMES[ins.name]
-    allowed = spaces.target.cache | {"offset"} | ({"offen"} if space == "buffer" else set())
+def _functions_for_c() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
+    table = {}
+    for types_by_operation in (GLOBAL_ATOMICS, LDS_ATOMICS):
+        for operation, types in types_by_operation.items():
+            function = _OPERATIONS[operation].function
+            if function is None:
+                continue
+            count = 3 if operation in _TWO_SOURCES else 2
+            for type_name in types:
+                name = f"atomic_{operation}_{type_name}"
+                table[name] = (type_name, (type_name,) * count, function)
+    return table
+
+
+#: Atomics that are more than a copy, for C: kind of the result, kinds of the sources, function.
+FUNCTIONS = _functions_for_c()
+
+
+def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
+    """Compile an atomic. Raise Unknown."""
+    kind = MEMORY[ins.name]
+    if kind.action == "count":
+        return _compile_counter(ins, spaces)
+    allowed = spaces.target.cache | {"offset"}
+    if kind.space == "buffer":
+        allowed |= {"offen"}
     if ins.modifiers.keys() - allowed:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
-    dtype = np.dtype({"b": "u"}.get(kind[0], kind[0]) + str(int(kind[1:]) // 8))
-    size, ops = dtype.itemsize, list(ins.operands)
-    returns = returns or "glc" in ins.modifiers
-    # a buffer's data is where the old value goes
-    target = (ops[0] if space == "buffer" else ops.pop(0)) if returns else None
-    data, rest = (ops[0], ops[1:]) if space == "buffer" else (ops[1], ops[:1])
-    if space in ("global", "flat"):
-        rest.append(ops[2] if space == "global" else Operand("off"))
-    given = [data.index]
-    if op in _TWO_SOURCES:
-        given.append(ops[2].index if space == "ds" else data.index + size // 4)
-    atomic = _Atomic(ins, op, kind, dtype, target, given, spaces)
-    counter = LGKM if space == "ds" else VM if returns else STORE
+    atomic = _read_atomic(ins, kind, spaces)
+    counter = VM if atomic.target is not None else STORE
+    if kind.space == "ds":
+        counter = LGKM
+    if kind.space == "flat":
 
-    def at(space: str) -> tuple[Any, Callable]:
-        memory, (locate,) = addressing.located(
-            space, ins, rest, size, True, spaces, [ins.modifiers.get("offset", 0)]
-        )
-        return memory, locate
+        def compile_for(space: str) -> Callable:
+            counters = (LGKM, counter) if space == "ds" else (counter, LGKM)
+            return atomic.compile_run(*atomic.locate(space), counters)
 
-    def part(space: str) -> Callable:
-        memory, locate = at(space)
-        return atomic.on(memory, locate, (LGKM, counter) if space == "ds" else (counter, LGKM))
+        run = addressing.in_apertures(ins, atomic.address[0], compile_for)
+        return Compiled(run)
+    return atomic.compile(*atomic.locate(kind.space), counter)
 
-    if space == "flat":
-        return addressing.in_apertures(ins, rest[0], part)
-    memory, locate = at(space)
-    return atomic.compiled(memory, locate, counter, rest)
+
+def _read_atomic(ins: Instruction, kind: MemoryKind, spaces: addressing.Spaces) -> "_Atomic":
+    """Tell the operands of an atomic apart: target, data and address."""
+    operands = list(ins.operands)
+    returns = kind.returns or "glc" in ins.modifiers
+    target = None
+    if kind.space == "buffer":
+        # The old value goes to the register of the data.
+        if returns:
+            target = operands[0]
+        data, *address = operands
+    else:
+        if returns:
+            target = operands.pop(0)
+        data = operands[1]
+        address = operands[:1]
+    if kind.space == "global":
+        address.append(operands[2])
+    elif kind.space == "flat":
+        address.append(Operand("off"))
+    data_registers = [data.index]
+    if kind.operation in _TWO_SOURCES:
+        second = operands[2].index if kind.space == "ds" else data.index + kind.size // 4
+        data_registers.append(second)
+    return _Atomic(ins, kind, target, data_registers, address, spaces)
+
+
+def _dtype(type_name: str) -> np.dtype:
+    """Return numpy's type of "u32", "i64", "f32" and the like; bits are unsigned integers."""
+    letter = "u" if type_name[0] == "b" else type_name[0]
+    return np.dtype(f"{letter}{int(type_name[1:]) // 8}")
 
 
 @dataclass
 class _Atomic:
-    """One of NAMES; target: where the old value goes, or None; given: registers of the data."""
+    """An atomic instruction.
+
+    Attributes:
+        ins: The instruction.
+        kind: What its mnemonic says.
+        target: Register that gets the old value, or None.
+        data_registers: First registers of its data.
+        address: Operands of its address.
+        spaces: Memories of the launch.
+    """
 
     ins: Instruction
-    op: str
-    kind: str
-    dtype: np.dtype
+    kind: MemoryKind
     target: Operand | None
-    given: list[int]
+    data_registers: list[int]
+    address: list[Operand]
     spaces: addressing.Spaces
 
     def __post_init__(self):
+        self.dtype = _dtype(self.kind.type)
         self.words = self.dtype.itemsize // 4
         bits = registers("v", self.target.index, self.words) if self.target else 0
         self.issued = Outstanding(bits, True, self.ins.text)
-        self.takes = self.target is not None and self.op in _LOCKS
+        self.may_lock = self.target is not None and self.kind.operation in _LOCKS
 
-    def _data(self, g: Waves, register: int, inside):
+    def locate(self, space: str) -> tuple[Any, Callable]:
+        """Return the memory of a space, and the function that finds the atomic's offsets there."""
+        memory, (locate,) = addressing.located(
+            space,
+            self.ins,
+            self.address,
+            self.dtype.itemsize,
+            True,
+            self.spaces,
+            [self.ins.modifiers.get("offset", 0)],
+        )
+        return memory, locate
+
+    def _read_data(self, g: Waves, register: int, inside):
         raw = g.VF[register : register + self.words][:, g.lanes]
-        raw = raw if inside is None else raw[:, inside]
+        if inside is not None:
+            raw = raw[:, inside]
         return np.ascontiguousarray(raw.T).view(self.dtype).ravel()
 
-    def on(self, memory, locate: Callable, counters: tuple) -> Callable:
-        """Compile it for a memory. counters: the one that guarantees the result first."""
-        size, (function, ufunc) = self.dtype.itemsize, _OPERATIONS[self.op]
+    def compile_run(self, memory, locate: Callable, counters: tuple) -> Callable:
+        """Return a function on Waves. The first of the counters guarantees the result."""
+        size = self.dtype.itemsize
+        function, ufunc = _OPERATIONS[self.kind.operation]
 
         def run(g: Waves):
             at, inside, _ = locate(g)
@@ -158,105 +224,151 @@ class _Atomic:
                 raise Trap(
                     "misaligned", f"an atomic of {size} bytes that is not at a multiple of it"
                 )
-            values = [self._data(g, register, inside) for register in self.given]
+            data = [self._read_data(g, register, inside) for register in self.data_registers]
             cells = memory.bytes.view(self.dtype)
-            old = _apply(cells, at // size, values, function, ufunc, self.target is not None)
-            _order(g, memory, at, inside, size, self.takes)
+            old = _apply(cells, at // size, data, function, ufunc, self.target is not None)
+            _order(g, memory, at, inside, size, self.may_lock)
             if self.target is not None:
-                got = old.view(np.uint32).reshape(-1, self.words).T
-                self._return(g, self.target.index, got, inside)
-                written = range(self.target.index, self.target.index + self.words)
-                compares = self.op in _COMPARES
-                polls.note_active(g, memory, at, size, inside, written, compares)
+                self._return_old(g, self.target.index, memory, at, inside, old)
             issue_all(g, counters, self.issued)
 
         return run
 
-    def _return(self, g: Waves, first: int, result, inside) -> None:
+    def _return_old(self, g: Waves, first: int, memory, at, inside, old) -> None:
+        """Write the old values to the target, and note what waves that poll saw."""
+        result = old.view(np.uint32).reshape(-1, self.words).T
         if inside is not None:
             whole = np.zeros((self.words, len(inside)), np.uint32)
             whole[:, inside] = result
             result = whole
         for i, words in enumerate(result):
             g.VF[first + i][g.lanes] = words
+        target_registers = range(first, first + self.words)
+        compares = self.kind.operation in _COMPARES
+        size = self.dtype.itemsize
+        polls.note_active(g, memory, at, size, inside, target_registers, compares)
 
-    def compiled(self, memory, locate: Callable, counter: int, rest: list) -> Callable:
-        """Compile it for its only memory, for C as well. rest: the operands of the address."""
-        size, function = self.dtype.itemsize, _OPERATIONS[self.op][0]
-        data = ((Operand("v", register), f"b{8 * size}") for register in self.given)
+    def compile(self, memory, locate: Callable, counter: int) -> Compiled:
+        """Compile the atomic, which has one memory only, for numpy and C."""
+        bits_kind = f"b{8 * self.dtype.itemsize}"
+        operation = self.kind.operation
+        function = _OPERATIONS[operation].function
+        name = "" if function is None else f"atomic_{operation}_{self.kind.type}"
+        target = self.target and replace(self.target, count=self.words)
+        sources = list(addressing.sources(self.ins, self.address, 2))
+        for register in self.data_registers:
+            sources.append((Operand("v", register), bits_kind))
+        access = addressing.access(self.ins, self.address) | {
+            "size": self.dtype.itemsize,
+            "words": self.words,
+            "polls": (self.target is not None) + (operation in _COMPARES),
+        }
         micro = MicroOp(
-            "" if function is None else f"atomic_{self.op}_{self.kind}", function, f"b{8 * size}",
-            self.target and replace(self.target, count=self.words),
-            (*addressing.sources(self.ins, rest, 2), *data), handler="atomic",
-            access=addressing.access(self.ins, rest) | {
-                "size": size, "words": self.words,
-                "polls": (self.target is not None) + (self.op in _COMPARES)},
-        )  # fmt: skip
-        return executes(
-            self.on(memory, locate, (counter,)), micro, issues=((counter,), self.issued),
-            orders=partial(ordered, takes=self.takes),
-        )  # fmt: skip
+            name,
+            function,
+            bits_kind,
+            target,
+            tuple(sources),
+            handler="atomic",
+            access=access,
+        )
+        return compiled_for_c(
+            self.compile_run(memory, locate, (counter,)),
+            micro,
+            issues=((counter,), self.issued),
+            orders=partial(note_order, may_lock=self.may_lock),
+        )
 
 
-def _order(g: Waves, memory, at, inside, size: int, takes: bool = False) -> None:
+def _order(g: Waves, memory, at, inside, size: int, may_lock: bool = False) -> None:
     """Note that atomics order what is before and after them; they are no race."""
     if not memory.checked:
         return
     marks = g.lane_array(g.tags)
-    ordered(g, memory, at, size, marks if inside is None else marks[inside], takes)
+    if inside is not None:
+        marks = marks[inside]
+    note_order(g, memory, at, size, marks, may_lock)
 
 
-def ordered(g: Waves, memory, at, size: int, marks, takes: bool = False) -> None:
-    """Note for the race checks what an atomic at these offsets orders; takes: maybe a lock."""
-    memory.track_atomic(at, size, marks, takes)
+def note_order(g: Waves, memory, at, size: int, marks, may_lock: bool = False) -> None:
+    """Note for the race checks what an atomic orders.
+
+    Args:
+        g: The waves.
+        memory: The memory that the atomic changes.
+        at: Byte offsets in it, one for each lane.
+        size: Bytes that each lane changes.
+        marks: Tags of the lanes.
+        may_lock: Whether the atomic may take a lock.
+    """
+    memory.track_atomic(at, size, marks, may_lock)
     if memory.order is not None:
-        # the waves' accesses after it are not ordered by it
+        # The atomic does not order the accesses that the waves make after it.
         at_release(g)
 
 
-def _counted(ins: Instruction, spaces: addressing.Spaces) -> Callable:
-    """Compile DS_APPEND, DS_CONSUME: each wave adds or subtracts how many of its lanes are active.
+def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
+    """Compile DS_APPEND or DS_CONSUME: a wave adds or subtracts the number of its active lanes.
 
     The address is in M0, where LLVM puts the pointer (the ISA's pseudocode: M0.base).
     """
     if ins.modifiers.keys() - {"offset"}:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - {'offset'})}")
     locate = addressing.locate_lds(Operand("s", M0), ins.modifiers.get("offset", 0), 4, spaces)
-    target, sign = ins.operands[0].index, -1 if "consume" in ins.name else 1
+    target = ins.operands[0].index
+    sign = -1 if ins.name == "ds_consume" else 1
     issued = Outstanding(registers("v", target), True, ins.text)
 
     def run(g: Waves):
-        at, right, _ = locate(g)
-        if right is not None:
+        at, inside, _ = locate(g)
+        if inside is not None:
             raise Trap("bounds", "a counter outside of LDS")
         wave = np.arange(g.n * g.width)[g.lanes] // g.width
         _order(g, spaces.lds, at, None, 4)
-        # one wave after the other: its first lane does it, all get what that found
+        # Waves count one after the other. A wave's first lane does it, and all its lanes get the
+        # value that this lane read.
         waves, first = np.unique(wave, return_index=True)
         old = np.zeros(g.n, np.uint32)
         count = g.mask.sum(axis=1)[waves] * sign
         old[waves] = _apply(
-            spaces.lds.bytes.view(np.uint32), at[first] // 4, [count.astype(np.uint32)],
-            lambda held, x: held + x, None, True)  # fmt: skip
+            spaces.lds.bytes.view(np.uint32),
+            at[first] // 4,
+            [count.astype(np.uint32)],
+            np.add,
+            None,
+            True,
+        )
         g.VF[target][g.lanes] = old[wave]
         issue(g, LGKM, issued)
 
-    return run
+    return Compiled(run)
 
 
-def _apply(cells, places, data, function, ufunc, returns):
-    """Apply lanes one by one where they share a cell; return what each found there, or None."""
+def _apply(cells, places, data, function, ufunc, returns: bool):
+    """Apply the lanes' operations, one after the other where lanes share a cell.
+
+    Args:
+        cells: The memory, in units of the data.
+        places: Index of each lane's cell.
+        data: One or two arrays of data, a number for each lane.
+        function: The operation; None for a copy of the data.
+        ufunc: A ufunc that does the same, or None.
+        returns: Whether the old values are needed.
+
+    Returns:
+        The old value that each lane read, or None if they are not needed and a ufunc did it.
+    """
     if ufunc is not None and not returns:
         ufunc.at(cells, places, data[0])
         return None
     old = np.zeros_like(data[0])
-    left = np.arange(len(places))
-    while len(left):
-        _, first = np.unique(places[left], return_index=True)
-        now = left[first]
-        held = cells[places[now]]
-        old[now] = held
-        more = [x[now] for x in data]
-        cells[places[now]] = function(held, *more) if function else more[0]
-        left = np.delete(left, first)
+    waiting = np.arange(len(places))
+    while len(waiting):
+        _, first = np.unique(places[waiting], return_index=True)
+        lanes = waiting[first]
+        before = cells[places[lanes]]
+        old[lanes] = before
+        lane_data = [x[lanes] for x in data]
+        cells[places[lanes]] = function(before, *lane_data) if function else lane_data[0]
+        waiting = np.delete(waiting, first)
     return old

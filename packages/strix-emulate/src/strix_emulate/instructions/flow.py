@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where values go in a kernel's code: control flow, registers that instructions write, copies."""
+"""Data flow in a kernel's code: predecessors, registers that instructions write, copies."""
 
 import re
 from dataclasses import replace
 
 from strix_emulate.code.decode import Instruction, Operand
-from strix_emulate.instructions import atomics
+from strix_emulate.instructions.mnemonics import MEMORY
 from strix_emulate.memory.waits import registers
 
 #: Instructions that write none of their operands.
 _WRITES_NOTHING = re.compile(r"s_cmp|s_bitcmp|s_wait|s_set|s_sendmsg$|s_cbranch|v_cmpx|\w+_store_")
-_RETURNING = re.compile(r"ds_\w+_rtn_|ds_(append|consume)")
 #: Vector operations whose second operand is a mask that they write.
 _TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co_|v_div_scale_|v_mad_[ui]64_")
-_SWAP = re.compile(r"(global|flat|buffer)_atomic_cmpswap_b|ds_cmpstore_(rtn_)?b")
-_LOAD = re.compile(r"((global|flat|buffer|ds|s|s_buffer)_load|ds_load_2addr(_stride64)?)_b\d\d+$")
-#: Copies, and their sources' places. Inactive lanes keep what a vector register held.
+#: Copies, and the positions of their sources. Inactive lanes keep what a vector register held.
 _COPIES = {
-    "v_mov_b32": (1,), "v_dual_mov_b32": (1,), "v_cndmask_b32": (1, 2),
-    "v_dual_cndmask_b32": (1, 2), "v_readfirstlane_b32": (1,), "v_readlane_b32": (1,),
-    "v_writelane_b32": (1,), "s_mov_b32": (1,), "s_mov_b64": (1,), "s_cmov_b32": (0, 1),
-    "s_cmov_b64": (0, 1), "s_cselect_b32": (1, 2), "s_cselect_b64": (1, 2),
-}  # fmt: skip
+    "v_mov_b32": (1,),
+    "v_dual_mov_b32": (1,),
+    "v_cndmask_b32": (1, 2),
+    "v_dual_cndmask_b32": (1, 2),
+    "v_readfirstlane_b32": (1,),
+    "v_readlane_b32": (1,),
+    "v_writelane_b32": (1,),
+    "s_mov_b32": (1,),
+    "s_mov_b64": (1,),
+    "s_cmov_b32": (0, 1),
+    "s_cmov_b64": (0, 1),
+    "s_cselect_b32": (1, 2),
+    "s_cselect_b64": (1, 2),
+}
 
 
 def branch_target(ins: Instruction) -> int:
@@ -40,25 +46,28 @@ def operand_bits(*operands: Operand) -> int:
 
 def written_operands(ins: Instruction) -> tuple[Operand, ...]:
     """Return the operands that an instruction writes. A VOPD pair is two instructions."""
-    name, ops = ins.name, ins.operands
-    if not ops or _WRITES_NOTHING.match(name):
+    if not ins.operands or _WRITES_NOTHING.match(ins.name):
         return ()
-    if name in atomics.NAMES and not ("glc" in ins.modifiers or _RETURNING.match(name)):
-        return ()
-    return ops[:2] if _TWO_RESULTS.match(name) else ops[:1]
+    kind = MEMORY.get(ins.name)
+    if kind is not None and kind.action == "atomic":
+        returns = kind.returns or "glc" in ins.modifiers
+        return ins.operands[:1] if returns else ()
+    if _TWO_RESULTS.match(ins.name):
+        return ins.operands[:2]
+    return ins.operands[:1]
 
 
 def predecessors(instructions: list[Instruction]) -> list[list[int]]:
-    """Return for each instruction the places of those that may come right before it."""
-    places = {ins.address: i for i, ins in enumerate(instructions)}
+    """Return for each instruction the numbers of those that may come right before it."""
+    numbers = {ins.address: i for i, ins in enumerate(instructions)}
     before: list[list[int]] = [[] for _ in instructions]
     for i, ins in enumerate(instructions):
         leaves = ins.name in ("s_branch", "s_endpgm", "s_setpc_b64")
-        following = places.get(ins.address + ins.size)
+        following = numbers.get(ins.address + ins.size)
         if following is not None and not leaves:
             before[following].append(i)
         if "branch" in ins.name and not ins.unknown:
-            target = places.get(branch_target(ins))
+            target = numbers.get(branch_target(ins))
             if target is not None:
                 before[target].append(i)
     return before
@@ -71,73 +80,94 @@ def mark_swaps(instructions: list[Instruction]) -> list[Instruction]:
     what the first one compares. If the load gives an old value, the swap fails, and gives the next
     one. Copies may lie between; the load may give other words as well.
     """
-    asked = [
-        (place, _compared(ins))
-        for place, ins in enumerate(instructions)
-        if _SWAP.match(ins.name) and not ins.unknown
-    ]
-    if not asked:
+    waiting = []
+    for number, ins in enumerate(instructions):
+        if _is_compare_and_swap(ins):
+            waiting.append((number, _compared_bits(ins)))
+    if not waiting:
         return instructions
     before = predecessors(instructions)
-    known = [0] * len(instructions)
+    followed = [0] * len(instructions)
     words: dict[int, int] = {}
-    while asked:
-        place, bits = asked.pop()
-        for earlier in before[place]:
-            new = bits & ~known[earlier]
+    while waiting:
+        number, bits = waiting.pop()
+        for earlier in before[number]:
+            new = bits & ~followed[earlier]
             if not new:
                 continue
-            known[earlier] |= new
+            followed[earlier] |= new
             ins = instructions[earlier]
             loaded = _loaded_words(ins, new)
             if loaded:
                 words[earlier] = words.get(earlier, 0) | loaded
-            asked.append((earlier, _values_before(ins, new)))
+            waiting.append((earlier, _bits_before(ins, new)))
     marked = list(instructions)
-    for place, loaded in words.items():
-        marked[place] = replace(marked[place], swap_words=loaded)
+    for number, loaded in words.items():
+        marked[number] = replace(marked[number], swap_words=loaded)
     return marked
 
 
-def _compared(swap: Instruction) -> int:
+def _is_compare_and_swap(ins: Instruction) -> bool:
+    """Return whether an instruction is a compare-and-swap of bits, not of floats."""
+    kind = MEMORY.get(ins.name)
+    if kind is None or ins.unknown:
+        return False
+    return kind.operation in ("cmpswap", "cmpstore") and kind.type.startswith("b")
+
+
+def _compared_bits(swap: Instruction) -> int:
     """Return the registers of the value that a compare-and-swap compares."""
-    if swap.name.startswith("ds_"):
-        return operand_bits(swap.operands[3 if "_rtn_" in swap.name else 2])
-    data = swap.operands[0 if "buffer" in swap.name else int("glc" in swap.modifiers) + 1]
+    kind = MEMORY[swap.name]
+    if kind.space == "ds":
+        return operand_bits(swap.operands[3 if kind.returns else 2])
+    if kind.space == "buffer":
+        data = swap.operands[0]
+    else:
+        data = swap.operands[2 if "glc" in swap.modifiers else 1]
     half = data.count // 2
     return operand_bits(replace(data, index=data.index + half, count=half))
 
 
 def _loaded_words(ins: Instruction, bits: int) -> int:
     """Return which words of what a plain load gives are in these registers, as bits."""
-    if not _LOAD.match(ins.name) or "glc" in ins.modifiers:
+    if not _is_plain_load(ins):
         return 0
     target = ins.operands[0]
     first = registers(target.kind, target.index).bit_length() - 1
     return bits >> first & (1 << target.count) - 1
 
 
-def _values_before(ins: Instruction, bits: int) -> int:
+def _is_plain_load(ins: Instruction) -> bool:
+    """Return whether an instruction loads whole registers without GLC, not from scratch."""
+    kind = MEMORY.get(ins.name)
+    if kind is None or kind.action not in ("load", "scalar_load"):
+        return False
+    if kind.space == "scratch" or "glc" in ins.modifiers:
+        return False
+    return kind.type.startswith("b") and kind.size >= 4
+
+
+def _bits_before(ins: Instruction, bits: int) -> int:
     """Return the registers that held the values of these before an instruction."""
-    parts = ins.pair or (ins,)
-    kept, copied = bits, 0
-    for part in parts:
+    unwritten = bits
+    copied = 0
+    for part in ins.pair or (ins,):
         written = operand_bits(*written_operands(part))
         if not written & bits:
             continue
-        sources = _COPIES.get(part.name, ()) if not part.modifiers else ()
-        for number in sources:
-            copied |= _moved(part.operands[0], part.operands[number], bits)
-        # lanes that are not active keep what they had
-        if not sources or part.name.startswith("s_"):
-            kept &= ~written
-    return kept | copied
+        positions = () if part.modifiers else _COPIES.get(part.name, ())
+        for position in positions:
+            copied |= _copied_bits(part.operands[0], part.operands[position], bits)
+        # Inactive lanes keep what a vector register held.
+        if not positions or part.name.startswith("s_"):
+            unwritten &= ~written
+    return unwritten | copied
 
 
-def _moved(target: Operand, source: Operand, bits: int) -> int:
+def _copied_bits(target: Operand, source: Operand, bits: int) -> int:
     """Return the registers of the source that are copied to these ones of the target."""
     if source.kind not in ("v", "s") or source.neg or source.abs:
         return 0
-    to = registers(target.kind, target.index).bit_length() - 1
-    start = registers(source.kind, source.index).bit_length() - 1
-    return (bits >> to & (1 << target.count) - 1) << start
+    first_target = registers(target.kind, target.index).bit_length() - 1
+    first_source = registers(source.kind, source.index).bit_length() - 1
+    return (bits >> first_target & (1 << target.count) - 1) << first_source

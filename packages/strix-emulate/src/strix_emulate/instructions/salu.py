@@ -29,90 +29,128 @@ from strix_emulate.arithmetic.scalars import (
 from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown
 from strix_emulate.code.target import Target
 from strix_emulate.errors import Trap
-from strix_emulate.instructions.microops import MicroOp, executes
+from strix_emulate.instructions.microops import Compiled, MicroOp, compiled_for_c
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.waits import LGKM, Outstanding, issue, registers
 from strix_emulate.memory.waves import Waves, reader, scalar_writer
 
 _SCC = Operand("scc")
-#: number of a message
+#: Number of the message MSG_RTN_GET_REALTIME.
 _GET_REALTIME = 0x83
+#: Instructions with a constant of 16 bits, by the one that they are short for.
+_SHORT = {"s_movk_i32": "s_mov_b32", "s_addk_i32": "s_add_i32", "s_mulk_i32": "s_mul_i32"}
 
 
-def compile_scalar(ins: Instruction) -> Callable:
-    """Return a function that executes the instruction on Waves. Raise Unknown."""
-    name = ins.name
+def compile_scalar(ins: Instruction) -> Compiled:
+    """Compile a scalar instruction. Raise Unknown."""
     if ins.modifiers:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
     micro = _micro_op(ins)
     if micro is not None:
-        run = _on_waves(micro)
-        return executes(run, micro)
-    if name in SAVEEXEC or name in WREXEC:
-        return _saveexec(ins)
-    return _other(ins)
-
-
-#: With a constant of 16 bits: the same with two sources, of which the target is the first.
-_SHORT = {"s_movk_i32": "s_mov_b32", "s_addk_i32": "s_add_i32", "s_mulk_i32": "s_mul_i32"}
+        return compiled_for_c(_run_of(micro), micro)
+    if ins.name in SAVEEXEC or ins.name in WREXEC:
+        return _compile_saveexec(ins)
+    return Compiled(_compile_other(ins))
 
 
 def _micro_op(ins: Instruction) -> MicroOp | None:
-    """Return what the tables say of it, or None. SCC is the flag."""
-    name, ops = ins.name, list(ins.operands)
+    """Return the operation of the tables that an instruction is, or None. SCC is the flag."""
+    if ins.name in _SHORT:
+        return _micro_op(_expand_short(ins))
+    if ins.name in COMPARES or ins.name in IMMEDIATE:
+        return _comparison(ins)
+    name = ins.name
+    flag = None
     if name in PLAIN:
         kind, kinds, function = PLAIN[name]
-        flag, target = None, ops.pop(0)
-        ops += [target] if name.startswith("s_fmac") else []
     elif name in WITH_SCC:
         kind, kinds, function = WITH_SCC[name]
-        flag, target = _SCC, ops.pop(0)
-    elif name in COMPARES:
-        kind, function = COMPARES[name]
-        flag, target, kinds, kind = _SCC, None, (kind, "u32" if "bitcmp" in name else kind), ""
-    elif name in IMMEDIATE:
-        kind, function = IMMEDIATE[name]
-        if kind == "u32":
-            ops[1] = replace(ops[1], value=int(ops[1].value) & 0xFFFF)
-        flag, target, kinds, kind, name = _SCC, None, (kind, kind), "", name.replace("cmpk", "cmp")
-    elif name in _SHORT:
-        ops = ops if name == "s_movk_i32" else [ops[0], *ops]
-        return _micro_op(replace(ins, name=_SHORT[name], operands=tuple(ops)))
+        flag = _SCC
     elif name in CARRIES:
-        kind, flag, target = "u32", _SCC, ops.pop(0)
+        kind = "u32"
         kinds, function = CARRIES[name]
-        ops.append(_SCC)
+        flag = _SCC
     elif name in SELECTS:
-        kind, flag, target = name[-3:], None, ops.pop(0)
+        kind = name[-3:]
         kinds, function = SELECTS[name]
-        ops.append(_SCC)
     else:
         return None
-    if len(ops) != len(kinds):
-        raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
-    sources = tuple(zip(ops, kinds, strict=True))
-    return MicroOp(
-        name, function, kind, target, sources, (True,) * len(kinds), flag, handler="scalar"
-    )
+    target, *operands = ins.operands
+    if name.startswith("s_fmac"):
+        operands.append(target)
+    if name in CARRIES or name in SELECTS:
+        operands.append(_SCC)
+    sources = _pair_with_kinds(operands, kinds)
+    return _scalar_micro(name, function, kind, target, sources, flag)
 
 
-def _array(read: Callable) -> Callable:
-    """Make read give an array also where the source is a constant."""
+def _expand_short(ins: Instruction) -> Instruction:
+    """Replace a short form. The target of all but S_MOVK is the first source as well."""
+    operands = ins.operands
+    if ins.name != "s_movk_i32":
+        operands = (operands[0], *operands)
+    return replace(ins, name=_SHORT[ins.name], operands=operands)
+
+
+def _comparison(ins: Instruction) -> MicroOp:
+    operands = list(ins.operands)
+    name = ins.name
+    if name in COMPARES:
+        kind, function = COMPARES[name]
+        second_kind = "u32" if "bitcmp" in name else kind
+    else:
+        kind, function = IMMEDIATE[name]
+        second_kind = kind
+        name = name.replace("cmpk", "cmp")
+        if kind == "u32":
+            operands[1] = replace(operands[1], value=int(operands[1].value) & 0xFFFF)
+    sources = _pair_with_kinds(operands, (kind, second_kind))
+    return _scalar_micro(name, function, "", None, sources, _SCC)
+
+
+def _pair_with_kinds(
+    operands: list[Operand], kinds: tuple[str, ...]
+) -> tuple[tuple[Operand, str], ...]:
+    if len(operands) != len(kinds):
+        raise Unknown(f"{len(operands)} sources, expected {len(kinds)}")
+    return tuple(zip(operands, kinds, strict=True))
+
+
+def _scalar_micro(
+    name: str,
+    function: Callable,
+    kind: str,
+    target: Operand | None,
+    sources: tuple[tuple[Operand, str], ...],
+    flag: Operand | None,
+) -> MicroOp:
+    keeps = (True,) * len(sources)
+    return MicroOp(name, function, kind, target, sources, keeps, flag, handler="scalar")
+
+
+def _array_reader(op: Operand, kind: str) -> Callable:
+    """Return a reader that gives an array also where the source is a constant."""
+    if kind == "scc":
+        return lambda g: g.scc
+    read = reader(op, kind)
     return lambda g: np.atleast_2d(read(g))
 
 
-def _on_waves(micro: MicroOp) -> Callable:
+def _half_bits(x) -> np.ndarray:
+    """Return float16 numbers as 32 bits, the high half of which is 0."""
+    return np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)
+
+
+def _run_of(micro: MicroOp) -> Callable:
+    """Return a function on Waves that executes an operation."""
     function = micro.function
-    reads = [(lambda g: g.scc) if kind == "scc" else _array(reader(op, kind))
-             for op, kind in micro.sources]  # fmt: skip
+    reads = [_array_reader(op, kind) for op, kind in micro.sources]
     if micro.flag is None:
-        write = scalar_writer(
-            cast(Operand, micro.target), "u32" if micro.kind == "h16" else micro.kind
-        )
+        target = cast(Operand, micro.target)
         if micro.kind == "h16":
-            # the high half is 0
-            bits = lambda x: np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)  # noqa: E731
-            return lambda g: write(g, bits(function(*(read(g) for read in reads))))
+            write = scalar_writer(target, "u32")
+            return lambda g: write(g, _half_bits(function(*(read(g) for read in reads))))
+        write = scalar_writer(target, micro.kind)
         return lambda g: write(g, function(*(read(g) for read in reads)))
     if micro.target is None:
 
@@ -130,44 +168,56 @@ def _on_waves(micro: MicroOp) -> Callable:
     return run
 
 
-def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Callable:
-    """Compile S_GETREG_B32 of MODE, of SHADER_CYCLES (a cycle is a wave-instruction here) and of
-    HW_ID1."""
+def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Compiled:
+    """Compile S_GETREG_B32 of MODE, SHADER_CYCLES or HW_ID1. A wave-instruction is a cycle."""
     register, first, size = hardware_register(ins.operands[1])
     values: dict[int, Callable] = {
         MODE: lambda _g: mode,
         SHADER_CYCLES: lambda _g: spaces.clock() & (1 << spaces.target.cycles) - 1,
-        HW_ID1: lambda g: _place(g, spaces.target),
+        HW_ID1: lambda g: _hardware_id(g, spaces.target),
     }
     if register not in values:
         raise Unknown("a hardware register other than MODE, HW_ID1 and SHADER_CYCLES")
-    write, value, bits = scalar_writer(ins.operands[0]), values[register], (1 << size) - 1
-    return lambda g: write(g, np.asarray(value(g) >> first & bits).astype(U32))
-
-
-def _place(g: Waves, target: Target) -> np.ndarray:
-    """Return where waves are, as HW_ID1 has it: workgroups one after the other on the processors of
-    all engines, their waves on SIMDs."""
-    processor, wave = g.workgroup % target.processors, g.wave
-    array, processor = processor % (2 * target.engines), processor // (2 * target.engines)
-    slot = wave // target.simds % target.waves
-    place = slot | wave % target.simds << 8 | processor << 10
-    return (place | (array & 1) << 16 | array >> 1 << 18)[:, None]
-
-
-def compile_setreg(ins: Instruction, start: int) -> Callable:
-    """Compile S_SETREG_B32 of MODE, which has to give back what the kernel began with."""
-    _, first, size = hardware_register(ins.operands[1])
-    read, mask = reader(ins.operands[0], "u32"), (1 << size) - 1
+    read = values[register]
+    write = scalar_writer(ins.operands[0])
+    mask = (1 << size) - 1
 
     def run(g: Waves):
-        if ((np.asarray(read(g)) & U32(mask)) != U32(start >> first & mask)).any():
+        write(g, np.asarray(read(g) >> first & mask).astype(U32))
+
+    return Compiled(run)
+
+
+def _hardware_id(g: Waves, target: Target) -> np.ndarray:
+    """Return HW_ID1 of waves.
+
+    Workgroups are on the processors of all engines in turn, their waves on the SIMDs.
+    """
+    processor = g.workgroup % target.processors
+    arrays = 2 * target.engines
+    array = processor % arrays
+    processor_of_array = processor // arrays
+    simd = g.wave % target.simds
+    slot = g.wave // target.simds % target.waves
+    identity = slot | simd << 8 | processor_of_array << 10
+    return (identity | (array & 1) << 16 | array >> 1 << 18)[:, None]
+
+
+def compile_setreg(ins: Instruction, start: int) -> Compiled:
+    """Compile S_SETREG_B32 of MODE, which has to restore the mode that the kernel began with."""
+    _, first, size = hardware_register(ins.operands[1])
+    read = reader(ins.operands[0], "u32")
+    mask = U32((1 << size) - 1)
+    expected = U32(start >> first) & mask
+
+    def run(g: Waves):
+        if ((np.asarray(read(g)) & mask) != expected).any():
             raise Trap("unknown", f"`{ins.text}` sets a mode that the kernel did not begin with")
 
-    return run
+    return Compiled(run)
 
 
-def compile_message(ins: Instruction) -> Callable:
+def compile_message(ins: Instruction) -> Compiled:
     """Compile S_SENDMSG_RTN_B64 for the time of HIP's wall_clock64: the host's, at 100 MHz."""
     target, message = ins.operands
     if message.value != _GET_REALTIME:
@@ -179,11 +229,11 @@ def compile_message(ins: Instruction) -> Callable:
         write(g, np.full((g.n, 1), time.monotonic_ns() // 10, np.uint64))
         issue(g, LGKM, entry)
 
-    return run
+    return Compiled(run)
 
 
-def compile_trap(ins: Instruction) -> Callable:
-    """Compile S_TRAP 2, to which LLVM compiles abort(); 3 is for a debugger, which is not there."""
+def compile_trap(ins: Instruction) -> Compiled:
+    """Compile S_TRAP 2, to which LLVM compiles abort(), or S_TRAP 3, which is for a debugger."""
     number = int(ins.operands[0].value)
     if number not in (2, 3):
         raise Unknown("a trap other than 2 and 3")
@@ -192,45 +242,64 @@ def compile_trap(ins: Instruction) -> Callable:
         if number == 2:
             raise Trap("abort", "the kernel called abort(), or an assertion in it failed")
 
-    return run
+    return Compiled(run)
 
 
-def compile_getpc(ins: Instruction, spaces: Spaces) -> Callable:
-    """Compile S_GETPC_B64: the address of what follows."""
-    write, behind = scalar_writer(ins.operands[0], "u64"), ins.address + ins.size
-    return lambda g: write(g, np.full((g.n, 1), spaces.code + behind, np.uint64))
+def compile_getpc(ins: Instruction, spaces: Spaces) -> Compiled:
+    """Compile S_GETPC_B64: the address of the next instruction."""
+    write = scalar_writer(ins.operands[0], "u64")
+    next_address = ins.address + ins.size
+
+    def run(g: Waves):
+        write(g, np.full((g.n, 1), spaces.code + next_address, np.uint64))
+
+    return Compiled(run)
 
 
-def _saveexec(ins: Instruction) -> Callable:
-    kind, both = ins.name[-3:], ins.name in WREXEC
-    function, exec_ = (SAVEEXEC | WREXEC)[ins.name], Operand("s", EXEC)
-    read, read_exec = _array(reader(ins.operands[1], kind)), reader(exec_, kind)
-    save, write = scalar_writer(ins.operands[0], kind), scalar_writer(exec_, kind)
+def _compile_saveexec(ins: Instruction) -> Compiled:
+    """Compile S_*_SAVEEXEC, whose target gets the old EXEC, or S_*_WREXEC: it gets the new one."""
+    kind = ins.name[-3:]
+    target, source = ins.operands
+    exec_mask = Operand("s", EXEC)
+    read = _array_reader(source, kind)
+    read_exec = reader(exec_mask, kind)
+    write_target = scalar_writer(target, kind)
+    write_exec = scalar_writer(exec_mask, kind)
+    saves_old = ins.name in SAVEEXEC
+    function = SAVEEXEC[ins.name] if saves_old else WREXEC[ins.name]
 
     def run(g: Waves):
         old = read_exec(g).copy()
         result = function(read(g), old)
-        save(g, result if both else old)
-        write(g, result)
+        write_target(g, old if saves_old else result)
+        write_exec(g, result)
         g.scc[...] = result != 0
 
-    if both:
-        return run
-    sources = ((ins.operands[1], kind), (exec_, kind))
-    micro = MicroOp(ins.name, function, kind, ins.operands[0], sources, handler="saveexec")
-    return executes(run, micro)
+    if not saves_old:
+        return Compiled(run)
+    sources = ((source, kind), (exec_mask, kind))
+    micro = MicroOp(ins.name, function, kind, target, sources, handler="saveexec")
+    return compiled_for_c(run, micro)
 
 
-def _other(ins: Instruction) -> Callable:
-    name, ops = ins.name, ins.operands
-    if name not in OTHER:
+def _compile_other(ins: Instruction) -> Callable:
+    """Compile S_CMOV or S_BITSET to a function on Waves. Raise Unknown."""
+    if ins.name not in OTHER:
         raise Unknown("mnemonic")
-    kind = f"u{name[-2:]}"
-    write, read = scalar_writer(ops[0], kind), reader(ops[0], kind)
-    if name.startswith("s_cmov"):
-        source = reader(ops[1], kind)
-        return lambda g: write(g, np.where(g.scc, source(g), read(g)))
-    place, on, bits = reader(ops[1], "u32"), name.startswith("s_bitset1"), int(kind[1:])
+    target, source = ins.operands
+    kind = f"u{ins.name[-2:]}"
+    read_target = reader(target, kind)
+    write = scalar_writer(target, kind)
+    if ins.name.startswith("s_cmov"):
+        read = reader(source, kind)
+        return lambda g: write(g, np.where(g.scc, read(g), read_target(g)))
+    read_place = reader(source, "u32")
+    bits = int(kind[1:])
     one = U32(1) if bits == 32 else np.uint64(1)
-    bit = lambda g: one << (place(g) & U32(bits - 1)).astype(one.dtype)  # noqa: E731
-    return lambda g: write(g, read(g) | bit(g) if on else read(g) & ~bit(g))
+
+    def bit(g: Waves):
+        return one << (read_place(g) & U32(bits - 1)).astype(one.dtype)
+
+    if ins.name.startswith("s_bitset1"):
+        return lambda g: write(g, read_target(g) | bit(g))
+    return lambda g: write(g, read_target(g) & ~bit(g))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from strix_emulate.code.decode import Instruction
 from strix_emulate.errors import Trap
-from strix_emulate.instructions.microops import Executable
+from strix_emulate.instructions.microops import Compiled, Executable
 from strix_emulate.memory import waits
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.findings import Findings
@@ -16,11 +16,15 @@ from strix_emulate.memory.waves import Waves
 
 @dataclass(eq=False)
 class Traits:
-    """Of an instruction: bits of the registers it touches; target: those of a load's own.
+    """Properties of an instruction. Equal instructions share one object.
 
-    Equal instructions have the same one. stored: a register of which it stores a half, and which.
-    ops: what C executes; None until it is worked out, False
-    if C cannot.
+    Attributes:
+        reads: Bits of the registers that it uses, but for those in `target`.
+        target: Bits of the registers that it loads, if it is a load.
+        counter: Wait counter of a load; -1 for other instructions.
+        executable: What C needs to execute it.
+        stored: Bits of a register of which it stores half, and the half, "l" or "h".
+        ops: The instruction encoded for C; None until that was tried, False if C cannot execute it.
     """
 
     reads: int
@@ -32,28 +36,44 @@ class Traits:
 
 
 class Step:
-    """One instruction of a kernel; home: its blocks, which know the memories of the launch."""
+    """One instruction of a kernel."""
 
     def __init__(
-        self, instruction: Instruction, traits: Traits, make: Callable[[Spaces], Callable], home
+        self,
+        instruction: Instruction,
+        traits: Traits,
+        make: Callable[[Spaces], Compiled],
+        home: Any,
     ):
-        self.instruction, self.traits, self._make, self._home = instruction, traits, make, home
+        """Initialize the step.
+
+        Args:
+            instruction: The instruction.
+            traits: Its properties.
+            make: Compiles it for the memories of a launch.
+            home: The kernel's blocks, which hold the memories of the launch.
+        """
+        self.instruction = instruction
+        self.traits = traits
+        self._make = make
+        self._home = home
 
     @property
     def run(self) -> Callable:
         """numpy's function on Waves; made when a launch needs it, once for equal instructions."""
         run = self._home.made.get(self.traits)
         if run is None:
-            run = self._home.made[self.traits] = self._make(self._home.spaces)
+            run = self._make(self._home.spaces).run
+            self._home.made[self.traits] = run
         return run
 
     def tell(self, op: Any) -> None:
-        """Tell C's operation which instruction of the kernel it is."""
+        """Write into an operation of C which instruction of the kernel it belongs to."""
         op.place = self.instruction.address
         op.number = self._home.numbers.get(op.place, 0)
 
     def execute(self, g: Waves, checks: Findings | None) -> None:
-        """Execute it by numpy. A trap knows the instruction."""
+        """Execute the instruction with numpy. A trap names the instruction."""
         try:
             if checks:
                 checks.at = self.instruction
@@ -66,16 +86,16 @@ class Step:
             raise
 
     def check(self, g, checks: Findings) -> None:
-        """Find a wait that it needs and that is not there."""
+        """Report a missing wait: a register that it needs is still to be written."""
         traits = self.traits
         pending = g.queues.state.pending
         if pending and pending & (traits.reads | traits.target) and checks.on("pending"):
             waits.check(g, traits.reads, traits.target, traits.counter, checks, traits.stored)
 
     def issue(self, g, touches: Any = ()) -> None:
-        """Apply what it does to the wait counters, without touching memory."""
-        issued = self.traits.executable.issues
-        if issued is not None:
-            waits.issue_all(g, *issued, touches)
-        elif self.traits.executable.waits:
+        """Apply what the instruction does to the wait counters, without touching memory."""
+        executable = self.traits.executable
+        if executable.issues is not None:
+            waits.issue_all(g, *executable.issues, touches)
+        elif executable.waits:
             self.run(g)

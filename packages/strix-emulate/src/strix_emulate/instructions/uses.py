@@ -1,100 +1,117 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which stores of a kernel what a load gives may reach, by its code alone."""
+"""The stores of a kernel that a loaded value may influence, derived from the code alone."""
 
 import re
 
 from strix_emulate.arithmetic import scalars
 from strix_emulate.code.decode import EXEC, VCC, Instruction
-from strix_emulate.instructions import atomics
 from strix_emulate.instructions.flow import operand_bits, predecessors, written_operands
+from strix_emulate.instructions.mnemonics import has_action
 from strix_emulate.memory.waits import registers
 
-#: What a load gives decides where waves go, so it may change anything.
+#: The loaded value decides where waves go, so it may change anything.
 DECIDES = -1
-_EXEC, _VCC = registers("s", EXEC, 2), registers("s", VCC, 2)
+_EXEC = registers("s", EXEC, 2)
+_VCC = registers("s", VCC, 2)
 #: A bit behind those of the registers.
 _SCC = 1 << 600
-_WRITES_SCC = {*scalars.WITH_SCC, *scalars.COMPARES, *scalars.IMMEDIATE, *scalars.CARRIES,
-               *scalars.SAVEEXEC, *scalars.WREXEC}  # fmt: skip
+_WRITES_SCC = {
+    *scalars.WITH_SCC,
+    *scalars.COMPARES,
+    *scalars.IMMEDIATE,
+    *scalars.CARRIES,
+    *scalars.SAVEEXEC,
+    *scalars.WREXEC,
+}
 _READS_SCC = {*scalars.CARRIES, *scalars.SELECTS}
-_STORE = re.compile(r"(global|flat|buffer|scratch|ds)_store_")
 #: Vector instructions that leave nothing of what their target held, where lanes are active.
 _WHOLE = re.compile(r"(v|global|flat|buffer|scratch|ds)_\w+_[biuf](32|64|96|128)$")
-_KEEPS = re.compile(r"v_(dual_)?fmac|v_writelane|v_dot\w+acc|v_dot2c")
+_ACCUMULATES = re.compile(r"v_(dual_)?fmac|v_writelane|v_dot\w+acc|v_dot2c")
 _CALLS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
 
 def stores(ins: Instruction) -> bool:
     """Return whether an instruction changes memory: a store or an atomic."""
-    return bool(_STORE.match(ins.name)) or ins.name in atomics.NAMES
+    return has_action(ins.name, "store", "atomic")
 
 
 class Uses:
     """Where values go in a kernel's code.
 
-    numbers: of each store and atomic by its address, and of each other memory instruction.
+    Attributes:
+        complete: Whether all of the code is known: the kernel calls no function.
+        numbers: By address, the number of each store or atomic (modulo 64), and that of each load
+            among all loads.
+        loads: The loads, by number.
     """
 
     def __init__(self, instructions: list[Instruction]) -> None:
         self._instructions = instructions
         self._places = {ins.address: place for place, ins in enumerate(instructions)}
-        self._following: list[list[int]] | None = None
+        self._successors: list[list[int]] | None = None
         self._reached: dict[int, int] = {}
-        #: whether all of the code is known
         self.complete = not any(ins.name in _CALLS for ins in instructions)
         self.numbers: dict[int, int] = {}
         self.loads: list[Instruction] = []
-        changing = 0
+        store_count = 0
         for ins in instructions:
             if stores(ins):
-                self.numbers[ins.address] = changing % 64
-                changing += 1
+                self.numbers[ins.address] = store_count % 64
+                store_count += 1
             elif "_load" in ins.name:
                 self.numbers[ins.address] = len(self.loads)
                 self.loads.append(ins)
 
     def of(self, load: Instruction) -> int:
-        """Return as bits the numbers of the stores that what a load gives may reach; or DECIDES."""
+        """Return as bits the numbers of the stores that a loaded value may reach; or DECIDES."""
         place = self._places[load.address]
         if place not in self._reached:
             self._reached[place] = self._follow(place)
         return self._reached[place]
 
-    def _follow(self, place: int) -> int:
-        if self._following is None:
-            self._following = [[] for _ in self._instructions]
+    def _all_successors(self) -> list[list[int]]:
+        """Return for each instruction the places of those that may come right after it."""
+        if self._successors is None:
+            self._successors = [[] for _ in self._instructions]
             for after, before in enumerate(predecessors(self._instructions)):
                 for earlier in before:
-                    self._following[earlier].append(after)
+                    self._successors[earlier].append(after)
+        return self._successors
+
+    def _follow(self, place: int) -> int:
+        """Follow the value of the load at a place through the code."""
+        successors = self._all_successors()
         loaded = operand_bits(self._instructions[place].operands[0])
-        # registers that hold it: since EXEC was changed, and as long as it was not
-        known: dict[int, list[int]] = {}
-        asked = [(after, loaded, False) for after in self._following[place]]
+        # By place, the registers that hold the value: while EXEC is as at the load, and since it
+        # was changed.
+        holding: dict[int, list[int]] = {}
+        waiting = [(after, loaded, False) for after in successors[place]]
         reached = 0
-        while asked:
-            here, bits, changed = asked.pop()
-            held = known.setdefault(here, [0, 0])
-            if not bits & ~held[changed]:
+        while waiting:
+            here, bits, exec_changed = waiting.pop()
+            here_holding = holding.setdefault(here, [0, 0])
+            if not bits & ~here_holding[exec_changed]:
                 continue
-            bits = held[changed] = held[changed] | bits
+            here_holding[exec_changed] |= bits
+            bits = here_holding[exec_changed]
             ins = self._instructions[here]
             if _decides(ins, bits):
                 return DECIDES
             if stores(ins) and bits & (_EXEC | operand_bits(*ins.operands)):
                 reached |= 1 << self.numbers[ins.address]
-            bits = _bits_behind(ins, bits, changed)
+            bits = _bits_behind(ins, bits, exec_changed)
             if here == place:
                 bits |= loaded
-            changed = changed or _writes_exec(ins)
+            exec_changed = exec_changed or _writes_exec(ins)
             if bits:
-                asked += [(after, bits, changed) for after in self._following[here]]
+                waiting += [(after, bits, exec_changed) for after in successors[here]]
         return reached
 
 
 def _decides(ins: Instruction, bits: int) -> bool:
-    """Return whether waves go where registers with these bits say.
+    """Return whether an instruction makes waves go where registers with these bits say.
 
-    Where EXEC says it, waves without active lanes skip what would do nothing.
+    Branches on EXEC do not count: waves without active lanes skip what would do nothing.
     """
     if ins.name.startswith("s_cbranch_scc"):
         return bool(bits & _SCC)
@@ -109,39 +126,45 @@ def _writes_exec(ins: Instruction) -> bool:
     return bool(operand_bits(*written_operands(ins)) & _EXEC)
 
 
-def _bits_behind(ins: Instruction, bits: int, changed: bool) -> int:
+def _bits_behind(ins: Instruction, bits: int, exec_changed: bool) -> int:
     """Return the registers that depend on the value behind an instruction.
 
-    bits: in front of it; changed: other lanes may be active than at the load.
+    Args:
+        ins: The instruction.
+        bits: The registers that depend on the value in front of it.
+        exec_changed: Whether other lanes may be active than at the load.
     """
-    before, after = bits, bits
+    after = bits
     for part in ins.pair or (ins,):
         written = operand_bits(*written_operands(part))
-        depends = bool(before & _read_bits(part, written))
+        depends = bool(bits & _read_bits(part, written))
+        exec_depends = bool(bits & _EXEC)
         target = written
         if part.name in scalars.SAVEEXEC or part.name in scalars.WREXEC:
-            after = after & ~_EXEC | (_EXEC if depends or before & _EXEC else 0)
-            after = after & ~_SCC | (_SCC if depends or before & _EXEC else 0)
-            # the target gets EXEC as it was, or the result
-            depends = bool(before & _EXEC) or (depends and part.name in scalars.WREXEC)
+            after &= ~(_EXEC | _SCC)
+            if depends or exec_depends:
+                after |= _EXEC | _SCC
+            # SAVEEXEC gives the target EXEC as it was, WREXEC the result.
+            depends = exec_depends or (depends and part.name in scalars.WREXEC)
         elif part.name.startswith("v_cmpx"):
             target = _EXEC
-            depends = depends or bool(before & _EXEC)
+            depends = depends or exec_depends
         else:
-            # lanes, or the code that they skip, depend on it
-            depends = depends or bool(before & _EXEC and not written & _EXEC)
+            # If EXEC depends on the value, so does which lanes write, or whether code is skipped.
+            depends = depends or (exec_depends and not written & _EXEC)
             if part.name in _WRITES_SCC:
                 target |= _SCC
         if depends:
             after |= target
-        elif target & _SCC or _replaces(part, changed):
+        elif target & _SCC or _replaces(part, exec_changed):
             after &= ~target
     return after
 
 
 def _read_bits(ins: Instruction, written: int) -> int:
     """Return the registers that an instruction reads."""
-    sources = [op for op in ins.operands if op not in written_operands(ins)]
+    written_by_it = written_operands(ins)
+    sources = [op for op in ins.operands if op not in written_by_it]
     if len(ins.operands) > 1 and ins.operands[0] in ins.operands[1:]:
         sources.append(ins.operands[0])
     bits = operand_bits(*sources)
@@ -150,16 +173,17 @@ def _read_bits(ins: Instruction, written: int) -> int:
     if ins.name.startswith("v_div_fmas"):
         bits |= _VCC
     if ins.name in ("s_or_b32", "s_or_b64") and written & _EXEC:
-        # what joins lanes again: the ones that were active are among those that had been
+        # This joins lanes again: the active ones are among those that had been active before.
         bits &= ~_EXEC
     return bits
 
 
-def _replaces(ins: Instruction, changed: bool) -> bool:
-    """Return whether nothing is left of what the targets held."""
+def _replaces(ins: Instruction, exec_changed: bool) -> bool:
+    """Return whether an instruction leaves nothing of what its targets held."""
     if ins.name.startswith("s_"):
         return not ins.name.startswith("s_cmov")
     if ins.name.startswith("v_cmp") or "lane_b32" in ins.name:
         return not ins.name.startswith("v_writelane")
-    whole = _WHOLE.match(ins.name) and not _KEEPS.match(ins.name) and ins.suffix != "dpp"
-    return bool(whole) and not changed
+    if exec_changed or ins.suffix == "dpp":
+        return False
+    return bool(_WHOLE.match(ins.name)) and not _ACCUMULATES.match(ins.name)

@@ -20,55 +20,70 @@ from strix_emulate.arithmetic.operations import (
 )
 from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown
 from strix_emulate.instructions.crosslane import dpp_source
-from strix_emulate.instructions.microops import MicroOp, executes
+from strix_emulate.instructions.microops import Compiled, MicroOp, compiled_for_c
 from strix_emulate.memory.waves import VCC_OPERAND, mask_reader, mask_writer, reader, vector_writer
 
 #: Infinities of these are no overflow: FP16_OVFL leaves them.
 _NO_OVERFLOW = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
-#: What FP16_OVFL does to these was not worked out.
+#: The effect of FP16_OVFL on these was not worked out.
 _HALVES_INSIDE = {"v_dot2_f16_f16"}
 #: By the ISA the bit cuts to [0, 1]. ROCm's __ockl_fdot2 always sets it, and bitsandbytes' product
 #: in float16, made of those, was correct on gfx1151 (bitsandbytes#1979) and on gfx1100 (#2089).
 _CLAMP_IGNORED = {"v_dot2_f32_f16"}
+_DPP_MODIFIERS = {
+    "row_mask",
+    "bank_mask",
+    "bound_ctrl",
+    "fi",
+    "quad_perm",
+    "dpp8",
+    "row_shl",
+    "row_shr",
+    "row_ror",
+    "row_share",
+    "row_xmask",
+    "row_mirror",
+    "row_half_mirror",
+}
 
 
-def compile_vector(ins: Instruction, mode: Mode) -> Callable:
-    """Return a function that executes the instruction on Waves. Raise Unknown."""
+def compile_vector(ins: Instruction, mode: Mode) -> Compiled:
+    """Compile a vector instruction. Raise Unknown."""
     if ins.name == "v_nop":
-        return lambda _g: None
+        return Compiled(lambda _g: None)
     if ins.name.startswith("v_swap"):
-        return _swap(ins)
+        return Compiled(_compile_swap(ins))
     if ins.name == "v_mqsad_u32_u8":
-        return _four_sums(ins)
+        return Compiled(_compile_quad_sad(ins))
     micro = vector_micro_op(ins, mode)
     compute, write = _compute_and_write(micro)
 
     def run(g):
         write(g, *compute(g))
 
-    return executes(run, micro)
+    return compiled_for_c(run, micro)
 
 
-def compile_pair(ins: Instruction, mode: Mode) -> Callable:
+def compile_pair(ins: Instruction, mode: Mode) -> Compiled:
     """Compile a VOPD pair: both halves read before either writes."""
-    micros = tuple(vector_micro_op(_undual(part), mode) for part in ins.pair)
-    (compute_x, write_x), (compute_y, write_y) = (_compute_and_write(micro) for micro in micros)
+    micro_x, micro_y = (vector_micro_op(_undual(part), mode) for part in ins.pair)
+    compute_x, write_x = _compute_and_write(micro_x)
+    compute_y, write_y = _compute_and_write(micro_y)
 
     def run(g):
-        x, y = compute_x(g), compute_y(g)
-        # a plain move hands out the register itself
-        y = tuple(np.array(value) for value in y[:1]) + y[1:]
+        x = compute_x(g)
+        value, *others = compute_y(g)
+        # A plain move returns the register itself, which the first write may change.
+        value = np.array(value)
         write_x(g, *x)
-        write_y(g, *y)
+        write_y(g, value, *others)
 
-    return executes(run, *micros)
+    return compiled_for_c(run, micro_x, micro_y)
 
 
 def _undual(ins: Instruction) -> Instruction:
-    name = ins.name.replace("v_dual_", "v_")
-    return Instruction(
-        ins.address, ins.size, ins.text, name, "e32", ins.operands, ins.modifiers, ins.code
-    )
+    """Return one half of a VOPD pair as an instruction of its own."""
+    return replace(ins, name=ins.name.replace("v_dual_", "v_"), suffix="e32")
 
 
 def _resolve_halves(ins: Instruction) -> Instruction:
@@ -76,26 +91,35 @@ def _resolve_halves(ins: Instruction) -> Instruction:
     picks = ins.modifiers.get("op_sel")
     if picks is None:
         return ins
-    ops = list(ins.operands)
-    # the destination, which V_CMPX has not, has the last bit
-    places = range(len(ops)) if "cmpx" in ins.name else [3, *range(len(ops) - 1)]
-    for place, bit in enumerate(places):
-        op = ops[place]
+    operands = list(ins.operands)
+    # The last bit is the destination's. V_CMPX has none.
+    bit_numbers = [3, *range(len(operands) - 1)]
+    if "cmpx" in ins.name:
+        bit_numbers = list(range(len(operands)))
+    for place, bit in enumerate(bit_numbers):
+        op = operands[place]
         if picks[bit] and not op.half:
             if op.kind == "const":
                 raise Unknown("the high half of a constant")
-            ops[place] = replace(op, half="h")
-    rest = {key: value for key, value in ins.modifiers.items() if key != "op_sel"}
-    return replace(ins, operands=tuple(ops), modifiers=rest)
+            operands[place] = replace(op, half="h")
+    modifiers = {key: value for key, value in ins.modifiers.items() if key != "op_sel"}
+    return replace(ins, operands=tuple(operands), modifiers=modifiers)
 
 
 def _function(name: str, mode: Mode, saturates: bool) -> tuple:
-    """Return C's name of what it computes in that mode, and the tables' entry. Raise Unknown."""
+    """Return the function of an instruction in a mode. Raise Unknown.
+
+    Returns:
+        Name of the function in C ("" if C has none), and the entry of the tables: kind of the
+        result, kinds of the sources, function.
+    """
+    key = name
     if name in EXTREMES:
-        key, entry = name if mode.ieee else f"{name}.ieee0", extreme(name, mode.ieee)
+        if not mode.ieee:
+            key = f"{name}.ieee0"
+        kind, kinds, function = extreme(name, mode.ieee)
     else:
-        key, entry = name, TABLE[name]
-    kind, kinds, function = entry
+        kind, kinds, function = TABLE[name]
     if saturates:
         return f"{name}.clamp", kind, kinds, saturated(function, kind)
     if mode.finite_16 and kind == "f16" and name not in _NO_OVERFLOW:
@@ -105,9 +129,12 @@ def _function(name: str, mode: Mode, saturates: bool) -> tuple:
     return key, kind, kinds, function
 
 
-def _pair(op: Operand, name: str) -> Operand:
-    """Return an inline fraction as bits: in the low half's own type, above it zeros (LLVM's
-    getInlineEncodingV2F16 and V2BF16)."""
+def _dot_source(op: Operand, name: str) -> Operand:
+    """Return an inline fraction of V_DOT2 as bits.
+
+    Its low half is a number of the instruction's own type, its high half zero (LLVM's
+    getInlineEncodingV2F16 and V2BF16).
+    """
     if not isinstance(op.value, float):
         return op
     if "bf16" in name:
@@ -116,57 +143,80 @@ def _pair(op: Operand, name: str) -> Operand:
 
 
 def vector_micro_op(ins: Instruction, mode: Mode) -> MicroOp:
-    """Return what the instruction computes, from what, and where that goes. Raise Unknown."""
+    """Return the operation that a vector instruction is. Raise Unknown."""
     ins = _resolve_halves(ins)
-    name, ops = ins.name, list(ins.operands)
+    name = ins.name
     if name not in NAMES:
         raise Unknown("mnemonic")
     saturates = name in SATURATING and "clamp" in ins.modifiers
-    _allow(ins, {"clamp", "mul", "div"} if _is_float(name) else {"clamp"} if saturates else set())
-    flag = None
+    allowed = set()
+    if _is_float(name):
+        allowed = {"clamp", "mul", "div"}
+    elif saturates:
+        allowed = {"clamp"}
+    _require_modifiers(ins, allowed)
+    dpp = ins.modifiers if "dpp" in ins.suffix else None
     if name in MASKED:
-        key, (kind, kinds, function, flags) = name, MASKED[name]
-        target = ops.pop(0) if kind else None
-        if flags:
-            flag = Operand("s", EXEC) if "cmpx" in name else ops.pop(0)
-            # V_CMPX_E32 may name what it writes
-            ops = ops[-len(kinds) :] if not kind else ops
-        if len(ops) < len(kinds) and kinds[-1] == "mask":
-            ops.append(VCC_OPERAND)
-    else:
-        key, kind, kinds, function = _function(name, mode, saturates)
-        target = ops.pop(0)
-        if name in ACCUMULATING and len(ops) == len(kinds) - 1:
-            ops.append(target)
-        if kinds[-1] == "lane":
-            ops.append(Operand("lane"))
-    if len(ops) != len(kinds):
-        raise Unknown(f"{len(ops)} sources, expected {len(kinds)}")
-    if name.startswith("v_dot2"):
-        ops = [_pair(op, name) for op in ops[:2]] + ops[2:]
-    # integers have no signs to change, whatever the bits say; LLVM prints none
-    ops = [
-        op if k[0] == "f" or k == "bf16" or "cndmask" in name
-        else replace(op, neg=False, abs=False)
-        for op, k in zip(ops, kinds, strict=True)
-    ]  # fmt: skip
-    return MicroOp(
-        key, function, kind, target, tuple(zip(ops, kinds, strict=True)),
-        tuple(mode.keeps(k) for k in kinds), flag, ins.modifiers if "dpp" in ins.suffix else None,
-        {} if saturates or name in MASKED else _after(ins, kind, mode),
-    )  # fmt: skip
+        return _masked_micro_op(ins, mode, dpp)
+    key, kind, kinds, function = _function(name, mode, saturates)
+    target, *operands = ins.operands
+    if name in ACCUMULATING and len(operands) == len(kinds) - 1:
+        operands.append(target)
+    if kinds[-1] == "lane":
+        operands.append(Operand("lane"))
+    sources = _typed_sources(name, operands, kinds)
+    keeps = tuple(mode.keeps(k) for k in kinds)
+    after = {} if saturates else _output_modifiers(ins, kind, mode)
+    return MicroOp(key, function, kind, target, sources, keeps, None, dpp, after)
+
+
+def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
+    """Return the operation of an instruction that reads or writes a lane mask."""
+    name = ins.name
+    kind, kinds, function, has_flag = MASKED[name]
+    operands = list(ins.operands)
+    target = operands.pop(0) if kind else None
+    flag = None
+    if has_flag:
+        flag = Operand("s", EXEC) if "cmpx" in name else operands.pop(0)
+        if not kind:
+            # V_CMPX_E32 may name what it writes.
+            operands = operands[-len(kinds) :]
+    if len(operands) < len(kinds) and kinds[-1] == "mask":
+        operands.append(VCC_OPERAND)
+    sources = _typed_sources(name, operands, kinds)
+    keeps = tuple(mode.keeps(k) for k in kinds)
+    return MicroOp(name, function, kind, target, sources, keeps, flag, dpp)
+
+
+def _typed_sources(
+    name: str, operands: list[Operand], kinds: tuple[str, ...]
+) -> tuple[tuple[Operand, str], ...]:
+    """Pair sources with their kinds. Raise Unknown if there are not as many."""
+    if len(operands) != len(kinds):
+        raise Unknown(f"{len(operands)} sources, expected {len(kinds)}")
+    sources = []
+    for i, (op, kind) in enumerate(zip(operands, kinds, strict=True)):
+        if name.startswith("v_dot2") and i < 2:
+            op = _dot_source(op, name)
+        has_sign = kind[0] == "f" or kind == "bf16" or "cndmask" in name
+        if not has_sign:
+            # Whatever the bits NEG and ABS of an integer are, LLVM prints no sign.
+            op = replace(op, neg=False, abs=False)
+        sources.append((op, kind))
+    return tuple(sources)
 
 
 def _compute_and_write(micro: MicroOp) -> tuple[Callable, Callable]:
     """Return (compute, write): compute(waves) gives the arguments of write(waves, ...)."""
-    reads = [
-        _source(op, kind, keeps)
-        for (op, kind), keeps in zip(micro.sources, micro.keeps, strict=True)
-    ]
+    reads = []
+    for (op, kind), keeps in zip(micro.sources, micro.keeps, strict=True):
+        reads.append(_source_reader(op, kind, keeps))
     reads[0], lanes = dpp_source(micro.dpp, reads[0])
-    function, finish = micro.function, _finisher(micro.after)
     if micro.flag is not None:
-        return _flagged(micro, reads, lanes)
+        return _compute_and_write_flags(micro, reads, lanes)
+    function = micro.function
+    finish = _finisher(micro.after)
     write = vector_writer(cast(Operand, micro.target), micro.kind)
     if len(reads) == 1:
         (first,) = reads
@@ -177,17 +227,19 @@ def _compute_and_write(micro: MicroOp) -> tuple[Callable, Callable]:
     return lambda g: (finish(function(*(np.asanyarray(r(g)) for r in reads))), lanes(g)), write
 
 
-def _source(op: Operand, kind: str, keeps: bool) -> Callable:
+def _source_reader(op: Operand, kind: str, keeps: bool) -> Callable:
     if kind == "lane":
         return lambda g: np.arange(g.width, dtype=np.uint32)
-    return mask_reader(op) if kind == "mask" else reader(op, kind, keeps)
+    if kind == "mask":
+        return mask_reader(op)
+    return reader(op, kind, keeps)
 
 
-def _flagged(micro: MicroOp, reads, lanes) -> tuple[Callable, Callable]:
+def _compute_and_write_flags(micro: MicroOp, reads, lanes) -> tuple[Callable, Callable]:
     """Return (compute, write) with a mask of the written lanes for which the test holds."""
+    function = micro.function
     write_flags = mask_writer(cast(Operand, micro.flag))
     write = vector_writer(micro.target, micro.kind) if micro.target else None
-    function = micro.function
 
     def compute(g):
         written = lanes(g)
@@ -204,34 +256,38 @@ def _flagged(micro: MicroOp, reads, lanes) -> tuple[Callable, Callable]:
     return compute, store
 
 
-def _swap(ins: Instruction) -> Callable:
-    kind, ops = ins.name[-3:], _resolve_halves(ins).operands
-    _allow(ins, set())
-    write, write_back = vector_writer(ops[0], kind), vector_writer(ops[1], kind)
-    first, second = reader(ops[0], kind), reader(ops[1], kind)
+def _compile_swap(ins: Instruction) -> Callable:
+    kind = ins.name[-3:]
+    first, second = _resolve_halves(ins).operands
+    _require_modifiers(ins, set())
+    read_first = reader(first, kind)
+    read_second = reader(second, kind)
+    write_first = vector_writer(first, kind)
+    write_second = vector_writer(second, kind)
 
     def run(g):
-        x, y = second(g).copy(), first(g).copy()
-        write(g, x)
-        write_back(g, y)
+        old_first = read_first(g).copy()
+        old_second = read_second(g).copy()
+        write_first(g, old_second)
+        write_second(g, old_first)
 
     return run
 
 
-def _four_sums(ins: Instruction) -> Callable:
+def _compile_quad_sad(ins: Instruction) -> Callable:
     """Compile V_MQSAD_U32_U8, whose addends and results are in four registers each."""
-    _allow(ins, set())
+    _require_modifiers(ins, set())
     target, first, second, old = ins.operands
     if old.kind != "v":
         raise Unknown(f"operand {old} in 128 bits")
-    sources = [reader(first, "u64"), reader(second, "u32")]
-    sources += [reader(replace(old, index=old.index + i), "u32") for i in range(4)]
-    writes = [
-        vector_writer(replace(target, index=target.index + i, count=1), "u32") for i in range(4)
-    ]
+    reads = [reader(first, "u64"), reader(second, "u32")]
+    writes = []
+    for i in range(4):
+        reads.append(reader(replace(old, index=old.index + i), "u32"))
+        writes.append(vector_writer(replace(target, index=target.index + i, count=1), "u32"))
 
     def run(g):
-        results = subdword.quad_sad32(*(read(g) for read in sources))
+        results = subdword.quad_sad32(*(read(g) for read in reads))
         for write, result in zip(writes, results, strict=True):
             write(g, result)
 
@@ -242,16 +298,15 @@ def _is_float(name: str) -> bool:
     return name.endswith(("f32", "f16", "f64")) and "cmp" not in name
 
 
-def _allow(ins: Instruction, allowed: set[str]) -> None:
-    dpp = {"row_mask", "bank_mask", "bound_ctrl", "fi", "quad_perm", "dpp8", "row_shl",
-           "row_shr", "row_ror", "row_share", "row_xmask",
-           "row_mirror", "row_half_mirror"}  # fmt: skip
-    allowed = allowed | (dpp if "dpp" in ins.suffix else set())
+def _require_modifiers(ins: Instruction, allowed: set[str]) -> None:
+    """Raise Unknown if an instruction has other modifiers than these and those of DPP."""
+    if "dpp" in ins.suffix:
+        allowed = allowed | _DPP_MODIFIERS
     for key in ins.modifiers.keys() - allowed:
         raise Unknown(f"modifier {key}")
 
 
-def _after(ins: Instruction, kind: str, mode: Mode) -> dict:
+def _output_modifiers(ins: Instruction, kind: str, mode: Mode) -> dict:
     """Return output modifiers in the ISA's order: omod, then clamp, then denormals.
 
     In IEEE mode, and where the results keep denormals, omod has no effect; where it has one, it
@@ -271,8 +326,10 @@ def _after(ins: Instruction, kind: str, mode: Mode) -> dict:
 
 
 def _finisher(after: dict) -> Callable:
-    steps = []
-    if factor := after.get("factor"):
+    """Return a function that applies output modifiers to a result."""
+    steps: list[Callable] = []
+    if "factor" in after:
+        factor = after["factor"]
         steps.append(lambda x: floats.flush(x * x.dtype.type(factor)) + x.dtype.type(0))
     if "clamp" in after:
         steps.append(clamped)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Loads and stores: SMEM, MUBUF, global, flat and scratch, LDS; lane exchange through LDS."""
 
-import re
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +10,8 @@ from strix_emulate.code.decode import Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import atomics
 from strix_emulate.instructions.flow import operand_bits
-from strix_emulate.instructions.microops import MicroOp, executes
+from strix_emulate.instructions.microops import NO_OPERATION, Compiled, MicroOp, compiled_for_c
+from strix_emulate.instructions.mnemonics import MEMORY, MemoryKind, has_action
 from strix_emulate.memory import addressing
 from strix_emulate.memory.addressing import Spaces, in_apertures, located
 from strix_emulate.memory.arena import Arena
@@ -20,320 +19,386 @@ from strix_emulate.memory.polls import note_active
 from strix_emulate.memory.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
 from strix_emulate.memory.waves import ZERO, Waves, reader
 
-
-def _type(name: str) -> tuple[int, bool, str]:
-    letter, bits = re.findall(r"(?:^|_)([bui])(\d+)", name)[0]
-    return int(bits) // 8, letter == "i", "h" if "hi" in name else "l" if "d16" in name else ""
-
-
-#: by the end of a mnemonic: bytes, whether their sign is extended, the register's half or ""
-TYPES = {
-    name: _type(name) for name in (
-        "b8", "b16", "b32", "b64", "b96", "b128", "u8", "i8", "u16", "i16", "d16_b16",
-        "d16_hi_b16", "d16_u8", "d16_hi_u8", "d16_i8", "d16_hi_i8", "d16_hi_b8", "u8_d16",
-        "u8_d16_hi", "i8_d16", "i8_d16_hi", "u16_d16", "u16_d16_hi", "b16_d16_hi", "b8_d16_hi")
-}  # fmt: skip
-_PATTERN = re.compile(
-    r"(?P<space>global|flat|scratch|buffer|ds)_(?P<what>load|store)(?P<two>_2addr)?(?P<stride>_stride64)?_(?P<type>\w+)$"
-)
-_SCALAR = re.compile(r"s_(buffer_)?load_b(\d+)$")
-_EXCHANGES = {"ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"}
-NO_EFFECT = {"buffer_gl0_inv", "buffer_gl1_inv", "s_dcache_inv", "s_gl1_inv", "s_icache_inv"}
+#: How emulate.c numbers the halves of a register.
+_HALF_NUMBERS = {"": 0, "l": 1, "h": 2}
 
 
 def names() -> set[str]:
-    """List mnemonics of memory instructions that are executed; some of another generation, too."""
-    spaces = ("global", "flat", "scratch", "buffer", "ds")
-    plain = {f"{s}_{what}_{kind}" for s in spaces for what in ("load", "store") for kind in TYPES}
-    pairs = {f"ds_{what}_2addr{stride}_b{n}" for what in ("load", "store")
-             for stride in ("", "_stride64") for n in (32, 64)}  # fmt: skip
-    scalar = {f"s_{b}load_b{n}" for b in ("", "buffer_") for n in (32, 64, 128, 256, 512)}
-    return plain | pairs | scalar | set(atomics.NAMES) | atomics.COUNTED | NO_EFFECT | _EXCHANGES
+    """Return the mnemonics of memory instructions that are executed, some of another generation."""
+    return set(MEMORY)
 
 
 def is_memory(name: str) -> bool:
-    """Return whether an instruction accesses memory or the LDS."""
-    return bool(_PATTERN.match(name) or _SCALAR.match(name) or name in NO_EFFECT
-                or name in atomics.NAMES or name in atomics.COUNTED
-                or name in _EXCHANGES)  # fmt: skip
+    """Return whether an instruction accesses memory, the LDS or a cache."""
+    return name in MEMORY
 
 
 def access_size(ins: Instruction) -> int:
     """Return the bytes of the shadow's cells that a load or store touches; 0 for anything else."""
-    match = _PATTERN.match(ins.name)
-    if match and match["type"] in TYPES:
-        return min(4, TYPES[match["type"]][0])
-    return 0
+    if not has_action(ins.name, "load", "store"):
+        return 0
+    return min(4, MEMORY[ins.name].size)
 
 
 def stored_half(ins: Instruction) -> tuple[int, str]:
-    """Return the register of which a store of 8 or 16 bits reads a half, and which; or (0, "")."""
-    match = _PATTERN.match(ins.name)
-    if not match or match["what"] != "store" or match["type"] not in TYPES:
+    """Return the bits and the half of the register that a store of 8 or 16 bits alone reads.
+
+    Returns:
+        (bits as of `operand_bits`, "l" or "h"), or (0, "") if the instruction is no such store, or
+        reads the register as part of its address as well.
+    """
+    if not has_action(ins.name, "store"):
         return 0, ""
-    size, _, half = TYPES[match["type"]]
-    data = ins.operands[0 if match["space"] == "buffer" else 1]
+    kind = MEMORY[ins.name]
+    data = ins.operands[0 if kind.space == "buffer" else 1]
     others = [op for op in ins.operands if op is not data]
     bits = operand_bits(data)
-    if size > 2 or bits & operand_bits(*others):
+    if kind.size > 2 or bits & operand_bits(*others):
         return 0, ""
-    return bits, half or "l"
+    return bits, kind.half or "l"
 
 
 def polls(ins: Instruction) -> bool:
-    """Return whether it asks for memory that other waves change.
+    """Return whether an instruction reads memory that other waves change.
 
-    By GLC, by a cache that it empties, or by an LDS atomic's result. Scratch is a lane's own.
+    It does so by GLC, by a cache that it empties, or by the result of an LDS atomic. Scratch is
+    private to a lane.
     """
-    if ins.name.startswith("scratch_"):
+    kind = MEMORY.get(ins.name)
+    if kind is None or kind.space == "scratch":
         return False
-    returns = "_rtn_" in ins.name or ins.name in atomics.COUNTED or "gl1_inv" in ins.name
-    return ("glc" in ins.modifiers or returns) and is_memory(ins.name)
+    if "glc" in ins.modifiers or kind.returns:
+        return True
+    return kind.action == "count" or kind.empties_gl1
 
 
 def communicates(ins: Instruction) -> bool:
-    """Return whether workgroups may wait for each other by it: global-memory atomic, GLC, GL1."""
-    if ins.name.startswith("ds_"):
+    """Return whether workgroups may wait for each other by an instruction.
+
+    That is an atomic of global memory, an access with GLC, or an invalidation of the GL1 cache.
+    """
+    kind = MEMORY.get(ins.name)
+    if kind is None or kind.space == "ds":
         return False
-    return ins.name in atomics.NAMES or polls(ins) or "gl1_inv" in ins.name
+    return kind.action == "atomic" or polls(ins)
 
 
-def compile_memory(ins: Instruction, spaces: Spaces) -> Callable:
-    """Return a function that executes the instruction on Waves. Raise Unknown."""
-    if ins.name in NO_EFFECT:
-        empties = "_gl" in ins.name and ins.name.startswith("buffer") and spaces.shares
-        return _empties(ins, spaces) if empties else executes(lambda _g: None)
-    if _SCALAR.match(ins.name):
-        return _scalar_load(ins, spaces)
-    if _PATTERN.match(ins.name):
-        return _load_or_store(ins, spaces)
-    if ins.name in atomics.NAMES or ins.name in atomics.COUNTED:
-        return atomics.compile_atomic(ins, spaces)
-    if ins.name in _EXCHANGES:
-        return _lane_exchange(ins)
-    raise Unknown("mnemonic")
+def compile_memory(ins: Instruction, spaces: Spaces) -> Compiled:
+    """Compile a memory instruction. Raise Unknown."""
+    kind = MEMORY.get(ins.name)
+    if kind is None:
+        raise Unknown("mnemonic")
+    if kind.action == "invalidate":
+        return _compile_invalidation(kind, spaces)
+    if kind.action == "scalar_load":
+        return _compile_scalar_load(ins, kind, spaces)
+    if kind.action in ("load", "store"):
+        return _compile_load_or_store(ins, kind, spaces)
+    if kind.action == "exchange":
+        return _compile_lane_exchange(ins)
+    return atomics.compile_atomic(ins, spaces)
 
 
-def _empties(ins: Instruction, spaces: Spaces) -> Callable:
-    """Compile BUFFER_GL0_INV and BUFFER_GL1_INV: they let loads see what others wrote."""
-    order, gl1 = spaces.arena.order, "gl1" in ins.name
+def _compile_invalidation(kind: MemoryKind, spaces: Spaces) -> Compiled:
+    """Compile BUFFER_GL0_INV, BUFFER_GL1_INV, which let loads see what others wrote, and others."""
+    if kind.space != "buffer" or not spaces.shares:
+        return NO_OPERATION
+    order = spaces.arena.order
 
     def run(g: Waves):
         if order is not None:
-            order.emptied(g.tags, gl1)
+            order.emptied(g.tags, kind.empties_gl1)
 
-    return run
+    return Compiled(run)
 
 
-def _scalar_load(ins: Instruction, spaces: Spaces) -> Callable:
-    known = _SCALAR.match(ins.name)
-    if known is None:
-        raise Unknown("mnemonic")
-    words = int(known[2]) // 32
+def _compile_scalar_load(ins: Instruction, kind: MemoryKind, spaces: Spaces) -> Compiled:
+    words = kind.size // 4
     arena: Arena = spaces.arena
     if ins.modifiers.keys() - spaces.target.cache - {"offset"}:
         raise Unknown(f"form {ins.text}")
-    buffer = "buffer" in ins.name
+    is_buffer = kind.space == "s_buffer"
     target, base, offset = ins.operands
-    address, extra = reader(replace(base, count=2), "u64"), reader(offset, "u32")
+    base_pair = replace(base, count=2)
     constant = ins.modifiers.get("offset", 0)
     if offset.kind == "const":
-        constant, extra = int(offset.value), lambda _g: np.uint64(0)
+        constant = int(offset.value)
+        offset = ZERO
+    read_base = reader(base_pair, "u64")
+    read_offset = reader(offset, "u32")
     entry = Outstanding(registers("s", target.index, words), False, ins.text)
 
     def run(g: Waves):
-        start = (address(g) + extra(g)).ravel() + np.int64(constant).astype(np.uint64)
-        if buffer:
-            start = _scalar_buffer(g, base.index, start, 4 * words)
+        start = (read_base(g) + read_offset(g)).ravel() + np.int64(constant).astype(np.uint64)
+        if is_buffer:
+            start = _scalar_buffer_address(g, base.index, start, 4 * words)
         at, changing = arena.find(start & ~np.uint64(3), 4 * words, False)
         if changing:
             spaces.note_load(at)
             arena.track(at, 4 * words, g.tags, ins.swap_words)
-        g.S[target.index : target.index + words, :, 0] = np.stack(
-            [arena.views[4][(at >> 2) + i] for i in range(words)]
-        )
+        loaded = [arena.views[4][(at >> 2) + i] for i in range(words)]
+        g.S[target.index : target.index + words, :, 0] = np.stack(loaded)
         issue(g, LGKM, entry)
 
-    if buffer:
-        return run
-    added = ZERO if offset.kind == "const" else offset
-    sources = ((replace(base, count=2), "u64"), (added, "u32"))
-    access = {"size": 4 * words, "words": words, "offset": constant}
-    micro = MicroOp("", None, "b32", target, sources, handler="load_scalar", access=access)
-    return executes(run, micro, issues=((LGKM,), entry))
+    if is_buffer:
+        return Compiled(run)
+    micro = MicroOp(
+        "",
+        None,
+        "b32",
+        target,
+        ((base_pair, "u64"), (offset, "u32")),
+        handler="load_scalar",
+        access={"size": 4 * words, "words": words, "offset": constant},
+    )
+    return compiled_for_c(run, micro, issues=((LGKM,), entry))
 
 
-def _scalar_buffer(g: Waves, resource: int, start, size: int):
-    """Find addresses for S_BUFFER_LOAD: base and range are the resource's, the stride must be 0."""
+def _scalar_buffer_address(g: Waves, resource: int, start, size: int):
+    """Return the addresses of an S_BUFFER_LOAD.
+
+    Args:
+        g: The waves.
+        resource: The first of the scalar registers that hold the buffer resource.
+        start: For each wave its first two words as an address, plus the offset.
+        size: Bytes to load.
+
+    Raises:
+        Trap: The resource has a stride, or the load lies outside of its range.
+    """
     words = g.S[resource : resource + 4, :, 0]
     high = words[1].astype(np.uint64) << np.uint64(32)
+    high_of_base = high & np.uint64(0xFFFF_0000_0000)
     stride = words[1] >> np.uint32(16) & np.uint32(0x3FFF)
-    start = start - high + (high & np.uint64(0xFFFF_0000_0000))
-    base = words[0] | high & np.uint64(0xFFFF_0000_0000)
+    start = start - high + high_of_base
+    base = words[0] | high_of_base
     if stride.any() or (start - base + np.uint64(size) > words[2]).any():
         raise Trap("unknown", "a scalar buffer load with a stride, or out of the buffer's range")
     return start
 
 
-class _Access(NamedTuple):
-    """A load or store, or the two of LDS's two-address forms.
+@dataclass(frozen=True)
+class _Access:
+    """A load or store, or both accesses of the LDS's two-address forms.
 
-    half: of a register that is loaded or stored, "l" or "h", or "" for all of it. data: the first
-    register of each; address: the operands; offsets: what is added to it, for each.
+    Attributes:
+        kind: What the mnemonic says.
+        half: Half of the register that is loaded or stored, "l" or "h"; "" for all of it.
+        data: First data register of each access.
+        address: Operands of the address.
+        offsets: Constant that is added to the address, for each access.
+        words: Registers that each access takes.
     """
 
-    space: str
-    write: bool
-    size: int
-    signed: bool
+    kind: MemoryKind
     half: str
     data: list[int]
     address: list[Operand]
     offsets: list[int]
+    words: int
 
     @property
-    def words(self) -> int:
-        """Registers that each takes."""
-        return max(1, self.size // 4)
+    def is_store(self) -> bool:
+        """Whether it is a store."""
+        return self.kind.action == "store"
 
-    def issued(self, text: str) -> Outstanding:
-        """Return what counters count: with the bits of the registers that it loads."""
+    def outstanding(self, text: str) -> Outstanding:
+        """Return the entry that counters count: with the bits of the registers that are loaded."""
+        if self.is_store:
+            return Outstanding(0, True, text)
         bits = 0
-        for first in () if self.write else self.data:
+        for first in self.data:
             bits |= registers("v", first, self.words)
-        return Outstanding(bits, True, text, half="" if self.write else self.half)
+        return Outstanding(bits, True, text, half=self.half)
 
 
-def _access(ins: Instruction, cache: frozenset[str]) -> _Access:
-    """Read a load or store. cache: modifiers that change nothing here. Raise Unknown."""
-    match = _PATTERN.match(ins.name)
-    if not match or match["type"] not in TYPES:
-        raise Unknown("mnemonic")
-    space, write = match["space"], match["what"] == "store"
-    size, signed, half = TYPES[match["type"]]
-    allowed = cache | {"offset"} | ({"offen", "idxen"} if space == "buffer" else set())
-    if space == "ds":
-        allowed = frozenset({"offset0", "offset1"} if match["two"] else {"offset"})
+def _read_access(ins: Instruction, kind: MemoryKind, cache: frozenset[str]) -> _Access:
+    """Read the operands of a load or store.
+
+    Args:
+        ins: The instruction.
+        kind: What its mnemonic says.
+        cache: Modifiers that change nothing here.
+
+    Raises:
+        Unknown: The instruction has another modifier.
+    """
+    _require_modifiers(ins, kind, cache)
+    offsets = [ins.modifiers.get("offset", 0)]
+    if kind.addresses == 2:
+        first_offset = ins.modifiers.get("offset0", 0)
+        second_offset = ins.modifiers.get("offset1", 0)
+        offsets = [first_offset * kind.offset_unit, second_offset * kind.offset_unit]
+    operands = list(ins.operands)
+    if kind.space == "flat":
+        operands.append(Operand("off"))
+    words = max(1, kind.size // 4)
+    if kind.action == "load":
+        data = operands[0]
+        address = operands[1:]
+        registers_of_data = [data.index + i * words for i in range(kind.addresses)]
+    elif kind.space == "buffer":
+        # Buffers alone have the stored data in front of the address.
+        data = operands[0]
+        address = operands[1:]
+        registers_of_data = [data.index]
+    else:
+        stored = operands[1 : 1 + kind.addresses]
+        data = stored[0]
+        address = [operands[0], *operands[1 + kind.addresses :]]
+        registers_of_data = [op.index for op in stored]
+    half = data.half or kind.half
+    return _Access(kind, half, registers_of_data, address, offsets, words)
+
+
+def _require_modifiers(ins: Instruction, kind: MemoryKind, cache: frozenset[str]) -> None:
+    """Raise Unknown if an instruction has a modifier that is not executed."""
+    allowed = cache | {"offset"}
+    if kind.space == "buffer":
+        allowed |= {"offen", "idxen"}
+    elif kind.addresses == 2:
+        allowed = frozenset({"offset0", "offset1"})
+    elif kind.space == "ds":
+        allowed = frozenset({"offset"})
     if ins.modifiers.keys() - allowed:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
-    offsets = [ins.modifiers.get("offset", 0)]
-    if match["two"]:
-        unit = size * (64 if match["stride"] else 1)
-        offsets = [ins.modifiers.get(f"offset{i}", 0) * unit for i in (0, 1)]
-    ops = [*ins.operands, Operand("off")] if space == "flat" else list(ins.operands)
-    # the address is in front of what is stored, but for buffers
-    if write and space != "buffer":
-        count = len(offsets)
-        data, address = ops[1 : 1 + count], [ops[0], *ops[1 + count :]]
-    else:
-        data, address = ops[:1], ops[1:]
-    first = [op.index for op in data]
-    if not write:
-        first = [first[0] + i * max(1, size // 4) for i in range(len(offsets))]
-    return _Access(space, write, size, signed, data[0].half or half, first, address, offsets)
 
 
-def _load_or_store(ins: Instruction, spaces: Spaces) -> Callable:
-    """Compile loads and stores of every space."""
-    a = _access(ins, spaces.target.cache)
-    counter = LGKM if a.space == "ds" else STORE if a.write else VM
+def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -> Compiled:
+    """Compile a load or store of any space."""
+    access = _read_access(ins, kind, spaces.target.cache)
+    compile_run = _compile_store if access.is_store else _compile_load
+    counter = STORE if access.is_store else VM
+    if kind.space == "ds":
+        counter = LGKM
     counters: tuple[int, ...] = (counter,)
-    compile_ = _store if a.write else _load
-    if a.space == "flat":
-        # its aperture says which of two counters guarantees a lane's result
-        counters = counter, LGKM
+    if kind.space == "flat":
+        # The aperture of a lane's address decides which of two counters guarantees its result.
+        counters = (counter, LGKM)
 
-        def part(space: str) -> Callable:
+        def compile_for(space: str) -> Callable:
             order = counters[::-1] if space == "ds" else counters
-            return compile_(ins, a, spaces, space, order)
+            return compile_run(ins, access, spaces, space, order)
 
-        run = in_apertures(ins, a.address[0], part)
+        run = in_apertures(ins, access.address[0], compile_for)
     else:
-        run = compile_(ins, a, spaces, a.space, counters)
-    acquires = not a.write and polls(ins)
+        run = compile_run(ins, access, spaces, kind.space, counters)
     if {"offen", "idxen"} <= ins.modifiers.keys():
-        return run  # C adds one of them
-    access = addressing.access(ins, a.address) | {
-        "size": a.size, "words": a.words, "acquires": int(acquires), "polls": int(acquires),
-        "half": ("", "l", "h").index(a.half), "extended": int(a.signed)}  # fmt: skip
-    sources, handler = addressing.sources(ins, a.address), "store" if a.write else "load"
-    micros = [
-        MicroOp("", None, "b32", Operand("v", register, a.words), sources, handler=handler,
-                access=access | {"offset": offset})
-        for register, offset in zip(a.data, a.offsets, strict=True)
-    ]  # fmt: skip
-    issues, orders = (counters, a.issued(ins.text)), acquired if acquires else None
-    return executes(run, *micros, issues=issues, orders=orders)
+        # C adds one of them only.
+        return Compiled(run)
+    acquires = not access.is_store and polls(ins)
+    return compiled_for_c(
+        run,
+        *_load_or_store_micros(ins, access, acquires),
+        issues=(counters, access.outstanding(ins.text)),
+        orders=note_acquire if acquires else None,
+    )
 
 
-def acquired(_g: Waves, memory, at, size: int, marks) -> None:
+def _load_or_store_micros(ins: Instruction, access: _Access, acquires: bool) -> list[MicroOp]:
+    fields = addressing.access(ins, access.address) | {
+        "size": access.kind.size,
+        "words": access.words,
+        "acquires": int(acquires),
+        "polls": int(acquires),
+        "half": _HALF_NUMBERS[access.half],
+        "extended": int(access.kind.signed),
+    }
+    sources = addressing.sources(ins, access.address)
+    micros = []
+    for register, offset in zip(access.data, access.offsets, strict=True):
+        micro = MicroOp(
+            "",
+            None,
+            "b32",
+            Operand("v", register, access.words),
+            sources,
+            handler=access.kind.action,
+            access=fields | {"offset": offset},
+        )
+        micros.append(micro)
+    return micros
+
+
+def note_acquire(_g: Waves, memory, at, size: int, marks) -> None:
     """Note for the race checks what a load with GLC at these offsets orders."""
     memory.track_acquire(at, size, marks)
 
 
-def _load(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Callable:
-    """Compile a load. counters: the one that guarantees the result first."""
-    memory, locates = located(space, ins, a.address, a.size, False, spaces, a.offsets)
-    # a load that goes past the wave's own cache: of a flag, or of what other workgroups change
-    polls_here = polls(ins) and memory.name != "scratch"
-    acquires = polls_here and memory.name != "LDS"
-    issued = a.issued(ins.text)
-    compared = [ins.swap_words >> i * a.words & (1 << a.words) - 1 for i in range(len(a.data))]
+def _compile_load(
+    ins: Instruction, access: _Access, spaces: Spaces, space: str, counters: tuple
+) -> Callable:
+    """Compile a load from one space. The first of the counters guarantees the result."""
+    size = access.kind.size
+    words = access.words
+    memory, locators = located(space, ins, access.address, size, False, spaces, access.offsets)
+    # A load that bypasses the wave's own cache reads a flag, or what other workgroups change.
+    polls_memory = polls(ins) and memory.name != "scratch"
+    acquires = polls_memory and memory.name != "LDS"
+    issued = access.outstanding(ins.text)
+    swap_words = [ins.swap_words >> i * words & (1 << words) - 1 for i in range(len(access.data))]
 
     def run(g: Waves):
-        found = [locate(g) for locate in locates]
+        places = [locate(g) for locate in locators]
         touches = []
-        for first, words, (at, inside, marks) in zip(a.data, compared, found, strict=True):
-            touch = None
+        for first, compared, place in zip(access.data, swap_words, places, strict=True):
+            at, inside, marks = place
             if marks is not None and acquires:
-                memory.track_acquire(at, a.size, marks)
+                memory.track_acquire(at, size, marks)
             elif marks is not None:
                 if memory is spaces.arena:
                     spaces.note_load(at)
-                touch = memory.track(at, a.size, marks, words)
-            data = memory.load(at, a.size) if len(at) else np.zeros((a.words, 0), np.uint32)
+                touch = memory.track(at, size, marks, compared)
+                if touch is not None:
+                    touches.append(touch)
+            data = memory.load(at, size) if len(at) else np.zeros((words, 0), np.uint32)
             if inside is not None:
-                # out of the buffer's range: zero
-                whole = np.zeros((a.words, len(inside)), np.uint32)
+                # Outside of the buffer's range a load gives zero.
+                whole = np.zeros((words, len(inside)), np.uint32)
                 whole[:, inside] = data
                 data = whole
-            if a.signed:
-                kind = np.int8 if a.size == 1 else np.int16
-                data = data.astype(kind).astype(np.int32).view(np.uint32)
-            _put(g, first, data, a.half)
-            if polls_here:
-                note_active(g, memory, at, a.size, inside, range(first, first + a.words))
-            touches += [touch] if touch is not None else []
+            if access.kind.signed:
+                narrow = np.int8 if size == 1 else np.int16
+                data = data.astype(narrow).astype(np.int32).view(np.uint32)
+            _write_loaded(g, first, data, access.half)
+            if polls_memory:
+                note_active(g, memory, at, size, inside, range(first, first + words))
         issue_all(g, counters, issued, tuple(touches))
 
     return run
 
 
-def _put(g: Waves, first: int, data: np.ndarray, half: str) -> None:
+def _write_loaded(g: Waves, first: int, data: np.ndarray, half: str) -> None:
     """Write what active lanes loaded into registers from the first on, or into half of one."""
     if half:
-        into = g.VF[first].view(np.uint16)[int(half == "h") :: 2]
-        into[g.lanes] = data[0].astype(np.uint16)
+        halves = g.VF[first].view(np.uint16)[int(half == "h") :: 2]
+        halves[g.lanes] = data[0].astype(np.uint16)
         return
     for i, words in enumerate(data):
         g.VF[first + i][g.lanes] = words
 
 
-def _store(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Callable:
-    memory, locates = located(space, ins, a.address, a.size, True, spaces, a.offsets)
-    issued = a.issued(ins.text)
+def _compile_store(
+    ins: Instruction, access: _Access, spaces: Spaces, space: str, counters: tuple
+) -> Callable:
+    """Compile a store to one space. The first of the counters guarantees that it is done."""
+    size = access.kind.size
+    memory, locators = located(space, ins, access.address, size, True, spaces, access.offsets)
+    issued = access.outstanding(ins.text)
 
     def run(g: Waves):
         touches = []
-        for locate, first in zip(locates, a.data, strict=True):
+        for locate, first in zip(locators, access.data, strict=True):
             at, inside, marks = locate(g)
-            data = g.VF[first : first + a.words][:, g.lanes]
-            if a.half == "h":
+            data = g.VF[first : first + access.words][:, g.lanes]
+            if access.half == "h":
                 data = data >> np.uint32(16)
             spaces.note_store(g, inside)
             if inside is not None:
                 data = data[:, inside]
-            touch = memory.track_store(at, data, a.size, marks) if marks is not None else None
+            if marks is None:
+                continue
+            touch = memory.track_store(at, data, size, marks)
             if touch is not None:
                 touches.append(touch)
         issue_all(g, counters, issued, tuple(touches))
@@ -341,47 +406,81 @@ def _store(ins, a: _Access, spaces: Spaces, space: str, counters: tuple) -> Call
     return run
 
 
-def _lane_exchange(ins: Instruction) -> Callable:
+def _compile_lane_exchange(ins: Instruction) -> Compiled:
     """Compile DS_BPERMUTE, DS_PERMUTE, DS_SWIZZLE: they move data across lanes, touch no memory."""
-    target, offset = ins.operands[0].index, ins.modifiers.get("offset", 0)
-    entry = Outstanding(registers("v", target), True, ins.text)
-    # of a wave64, each half by itself: the permutes execute "as if [they] were two independent
-    # wave32's" (RDNA3.5 ISA, DS_BPERMUTE_B32)
-    lane = np.arange(64)
+    entry = Outstanding(registers("v", ins.operands[0].index), True, ins.text)
     if ins.name == "ds_swizzle_b32":
-        if offset >> 8 > 0x80:
-            raise Unknown("swizzle mode")
-        source = (lane & (offset & 31 | 32) | offset >> 5 & 31) ^ (offset >> 10 & 31)
-        if offset & 0x8000:
-            source = lane & 60 | offset >> lane % 4 * 2 & 3
-        read = reader(ins.operands[1], "b32")
+        return _compile_swizzle(ins, entry)
+    return _compile_permute(ins, entry)
 
-        def run_swizzle(g: Waves):
-            taken = source[: g.width]
-            got = np.where(g.mask[:, taken], read(g)[:, taken], np.uint32(0))
-            np.copyto(g.V[target], got, where=g.mask)
-            issue(g, LGKM, entry)
 
-        micro = MicroOp("", None, "b32", ins.operands[0], ((ins.operands[1], "b32"),),
-                        handler="swizzle",
-                        access={"lanes": tuple(source[:32].tolist())})  # fmt: skip
-        return executes(run_swizzle, micro, issues=((LGKM,), entry))
-    index, value = reader(ins.operands[1], "u32"), reader(ins.operands[2], "b32")
+def _swizzle_sources(offset: int) -> np.ndarray:
+    """Return the source lane of each of 64 lanes. Raise Unknown for FFT and rotation."""
+    if offset >> 8 > 0x80:
+        raise Unknown("swizzle mode")
+    lane = np.arange(64)
+    if offset & 0x8000:
+        return lane & 60 | offset >> lane % 4 * 2 & 3
+    and_mask = offset & 31 | 32
+    or_mask = offset >> 5 & 31
+    xor_mask = offset >> 10 & 31
+    return (lane & and_mask | or_mask) ^ xor_mask
+
+
+def _compile_swizzle(ins: Instruction, entry: Outstanding) -> Compiled:
+    target, operand = ins.operands[:2]
+    source_lanes = _swizzle_sources(ins.modifiers.get("offset", 0))
+    read = reader(operand, "b32")
 
     def run(g: Waves):
-        where = (np.broadcast_to(index(g), g.mask.shape).astype(np.int64) + offset) // 4 % 32
-        where = where + (lane[: g.width] & 32)
-        values = np.broadcast_to(value(g), g.mask.shape)
-        if ins.name == "ds_bpermute_b32":
-            got = np.take_along_axis(np.where(g.mask, values, np.uint32(0)), where, axis=1)
-        else:
-            got = np.zeros(g.mask.shape, np.uint32)
-            rows, lanes = np.nonzero(g.mask)
-            got[rows, where[rows, lanes]] = values[rows, lanes]
-        np.copyto(g.V[target], got, where=g.mask)
+        lanes = source_lanes[: g.width]
+        values = np.where(g.mask[:, lanes], read(g)[:, lanes], np.uint32(0))
+        np.copyto(g.V[target.index], values, where=g.mask)
         issue(g, LGKM, entry)
 
-    micro = MicroOp("", None, "b32", ins.operands[0],
-                    ((ins.operands[2], "b32"), (ins.operands[1], "u32")),
-                    handler=ins.name.split("_")[1], access={"offset": offset})  # fmt: skip
-    return executes(run, micro, issues=((LGKM,), entry))
+    micro = MicroOp(
+        "",
+        None,
+        "b32",
+        target,
+        ((operand, "b32"),),
+        handler="swizzle",
+        access={"lanes": tuple(source_lanes[:32].tolist())},
+    )
+    return compiled_for_c(run, micro, issues=((LGKM,), entry))
+
+
+def _compile_permute(ins: Instruction, entry: Outstanding) -> Compiled:
+    target, index, value = ins.operands
+    offset = ins.modifiers.get("offset", 0)
+    is_backward = ins.name == "ds_bpermute_b32"
+    read_index = reader(index, "u32")
+    read_value = reader(value, "b32")
+    # In a wave64 each half is by itself: the permutes execute "as if [they] were two independent
+    # wave32's" (RDNA3.5 ISA, DS_BPERMUTE_B32).
+    first_of_half = np.arange(64) & 32
+
+    def run(g: Waves):
+        indices = np.broadcast_to(read_index(g), g.mask.shape).astype(np.int64)
+        lanes = (indices + offset) // 4 % 32 + first_of_half[: g.width]
+        values = np.broadcast_to(read_value(g), g.mask.shape)
+        if is_backward:
+            active = np.where(g.mask, values, np.uint32(0))
+            moved = np.take_along_axis(active, lanes, axis=1)
+        else:
+            moved = np.zeros(g.mask.shape, np.uint32)
+            wave, lane = np.nonzero(g.mask)
+            moved[wave, lanes[wave, lane]] = values[wave, lane]
+        np.copyto(g.V[target.index], moved, where=g.mask)
+        issue(g, LGKM, entry)
+
+    micro = MicroOp(
+        "",
+        None,
+        "b32",
+        target,
+        ((value, "b32"), (index, "u32")),
+        handler="bpermute" if is_backward else "permute",
+        access={"offset": offset},
+    )
+    return compiled_for_c(run, micro, issues=((LGKM,), entry))

@@ -36,7 +36,7 @@ SOURCES = (
     "native/emulate.c", "native/numbers.h", "native/memory.h", "native/shadow.h",
     "native/matrix.h", "native/exchange.h",
     "native/library.py", "native/generate.py", "instructions/microops.py",
-    "instructions/atomics.py",
+    "instructions/atomics.py", "instructions/mnemonics.py",
     *(f"arithmetic/{name}.py" for name in (
         "translate", "operations", "subdword", "doubles", "floats", "scalars", "mode_register",
     )),

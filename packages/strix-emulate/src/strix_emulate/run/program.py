@@ -13,7 +13,7 @@ from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import atomics, crosslane, flow, salu, valu, vmem
 from strix_emulate.instructions.flow import branch_target, operand_bits
-from strix_emulate.instructions.microops import executable, executes
+from strix_emulate.instructions.microops import NO_OPERATION, Compiled, compiled_for_c
 from strix_emulate.instructions.steps import Step, Traits
 from strix_emulate.instructions.uses import Uses
 from strix_emulate.memory import addressing, waits
@@ -342,7 +342,7 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
     traits = _TRAITS.get(key)
     if traits is not None:
         return Step(ins, traits, partial(_compiled, ins, mode), home)
-    run = _compiled(ins, mode, home.spaces)
+    compiled = _compiled(ins, mode, home.spaces)
     reads = target = 0
     counter = -1
     if vmem.is_memory(ins.name) and "store" not in ins.name and ins.operands:
@@ -352,7 +352,7 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
     else:
         for part in ins.pair or (ins,):
             reads |= operand_bits(*part.operands)
-    traits = Traits(reads, target, counter, executable(run), vmem.stored_half(ins))
+    traits = Traits(reads, target, counter, compiled.executable, vmem.stored_half(ins))
     if len(_TRAITS) > _MOST_TRAITS:
         _TRAITS.clear()
     _TRAITS[key] = traits
@@ -364,7 +364,7 @@ _TRAITS: dict[tuple, Traits] = {}
 _MOST_TRAITS = 100_000
 
 
-def _compiled(ins: Instruction, mode: mode_register.Mode | None, spaces) -> Callable:
+def _compiled(ins: Instruction, mode: mode_register.Mode | None, spaces) -> Compiled:
     try:
         if ins.unknown:
             raise Unknown(ins.unknown)
@@ -375,23 +375,23 @@ def _compiled(ins: Instruction, mode: mode_register.Mode | None, spaces) -> Call
         return _trap(f"cannot execute `{ins.text}`: {error}")
 
 
-def _trap(message: str) -> Callable:
+def _trap(message: str) -> Compiled:
     def run(_):
         raise Trap("unknown", message)
 
-    return run
+    return Compiled(run)
 
 
-def _set_mode(ins: Instruction, mode: Any, _spaces: addressing.Spaces) -> Callable:
+def _set_mode(ins: Instruction, mode: Any, _spaces: addressing.Spaces) -> Compiled:
     mode_register.after(ins, mode)
     if ins.name == "s_setreg_b32":
         return salu.compile_setreg(ins, mode.start)
-    return executes(lambda _g: None)
+    return NO_OPERATION
 
 
-_COMPILERS: dict[str, Callable] = {
+_COMPILERS: dict[str, Callable[..., Compiled]] = {
     **dict.fromkeys(MODES, _set_mode),
-    **dict.fromkeys(WAITS, lambda ins, _mode, spaces: executes(
+    **dict.fromkeys(WAITS, lambda ins, _mode, spaces: compiled_for_c(
         waits.compile_wait(ins, spaces.target), waits=True)),
     "s_getreg_b32": lambda ins, mode, spaces: salu.compile_getreg(ins, mode.bits, spaces),
     "s_sendmsg_rtn_b64": lambda ins, _mode, _spaces: salu.compile_message(ins),
@@ -400,12 +400,12 @@ _COMPILERS: dict[str, Callable] = {
 }  # fmt: skip
 
 
-def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Callable:
+def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Compiled:
     name = ins.name
     if ins.pair:
         return valu.compile_pair(ins, mode)
     if name in NO_EFFECT or (name == "s_sendmsg" and ins.operands[0].value == _DEALLOC_VGPRS):
-        return executes(lambda _g: None)
+        return NO_OPERATION
     if name in _COMPILERS:
         return _COMPILERS[name](ins, mode, spaces)
     if vmem.is_memory(name):
