@@ -21,6 +21,14 @@ def _dtype(kind: str) -> np.dtype:
     return np.dtype(f"{kind[0]}{int(kind[1:]) // 8}")
 
 
+def _as_int64(x):
+    return np.asanyarray(x).astype(np.int64)
+
+
+def _as_uint64(x):
+    return np.asanyarray(x).astype(np.uint64)
+
+
 def _shift(function, bits):
     return lambda count, value: function(value, (count & (bits - 1)).astype(value.dtype))
 
@@ -34,16 +42,16 @@ def _bfe(value, offset, width):
 def _bfe_signed(value, offset, width):
     offset = offset & U32(31)
     width = (width & U32(31)).astype(np.int64)
-    field = (value.astype(np.int64) & 0xFFFFFFFF) >> offset.astype(np.int64) & ((1 << width) - 1)
+    field = (_as_int64(value) & 0xFFFFFFFF) >> _as_int64(offset) & ((1 << width) - 1)
     # Bits past the top are copies of the sign.
-    field = np.where(offset + width > 32, value.astype(np.int64) >> offset.astype(np.int64), field)
+    field = np.where(offset + width > 32, _as_int64(value) >> _as_int64(offset), field)
     sign = np.where(width > 0, np.int64(1) << np.maximum(width - 1, 0), 0)
     return ((field & ((1 << width) - 1) ^ sign) - sign).astype(np.int32)
 
 
 def _perm(a, b, selector):
     """Compute V_PERM_B32: each selector byte picks one of the 8 bytes {a, b}, a sign, 0 or 0xff."""
-    both = (np.asanyarray(a).astype(np.uint64) << np.uint64(32)) | b
+    both = (_as_uint64(a) << np.uint64(32)) | b
     result = np.uint64(0)
     for i in range(4):
         pick = (np.asanyarray(selector) >> U32(8 * i) & U32(0xFF)).astype(np.uint64)
@@ -59,8 +67,8 @@ def _perm(a, b, selector):
 
 def _align(a, b, count, unit):
     """Shift {a, b} right by count bits or bytes; return the low half."""
-    both = np.asanyarray(a).astype(np.uint64) << np.uint64(32) | b
-    units = np.asanyarray(count).astype(np.uint64) % np.uint64(32 // unit)
+    both = _as_uint64(a) << np.uint64(32) | b
+    units = _as_uint64(count) % np.uint64(32 // unit)
     return (both >> (units * np.uint64(unit))).astype(U32)
 
 
@@ -94,7 +102,7 @@ def _mad_signed_24(a, b, c):
 
 def _sign_extended(bits, value):
     """Sign-extend the low bits of value to int64."""
-    return (np.asanyarray(value).astype(np.int64) << (64 - bits)) >> (64 - bits)
+    return (_as_int64(value) << (64 - bits)) >> (64 - bits)
 
 
 def _bit_field_mask(a, b):
@@ -639,8 +647,8 @@ def _carry(sign: int, swapped: bool):
     def run(a, b, carry_in=0):
         if swapped:
             a, b = b, a
-        total = np.asanyarray(a).astype(np.int64) + sign * np.asanyarray(b).astype(np.int64)
-        total = total + sign * np.asanyarray(carry_in).astype(np.int64)
+        total = _as_int64(a) + sign * _as_int64(b)
+        total = total + sign * _as_int64(carry_in)
         return total.astype(U32), (total >> 32) != 0
 
     return run

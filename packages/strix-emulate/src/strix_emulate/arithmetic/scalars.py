@@ -75,8 +75,8 @@ def _bfe(signed, bits):
     """Extract a field: its offset is in the second source's low bits, its width from bit 16."""
 
     def run(value, field):
-        offset = np.asanyarray(field).astype(np.int64) & (bits - 1)
-        width = np.minimum(np.asanyarray(field).astype(np.int64) >> 16 & 0x7F, bits)
+        offset = wide(field) & (bits - 1)
+        width = np.minimum(wide(field) >> 16 & 0x7F, bits)
         if bits == 64:
             shift = offset if signed else offset.astype(np.uint64)
             plain = (value >> shift).astype(np.int64)

@@ -15,6 +15,10 @@ from strix_emulate.arithmetic.mode_register import clamped, saturated
 U32 = np.uint32
 
 
+def _int64(x):
+    return np.asanyarray(x).astype(np.int64)
+
+
 def _part(x, bits: int, number: int, signed: bool):
     """Extract one of the fields of that many bits, as int64."""
     field = (np.asanyarray(x).view(U32).astype(np.int64) >> bits * number) & ((1 << bits) - 1)
@@ -25,7 +29,7 @@ def dot(bits: int, signed_a: bool, signed_b: bool):
     """Compute V_DOT4, V_DOT8: the exact sum of all products of fields and c, as int64."""
 
     def run(a, b, c):
-        total = np.asanyarray(c).astype(np.int64)
+        total = _int64(c)
         for i in range(32 // bits):
             total = total + _part(a, bits, i, signed_a) * _part(b, bits, i, signed_b)
         return total
@@ -76,7 +80,7 @@ def _sad(bits: int, shift: int = 0, masked: bool = False):
             x = _part(a, bits, i, False)
             y = _part(b, bits, i, False)
             total = total + np.where(masked & (y == 0), 0, np.abs(x - y))
-        return ((total << shift) + np.asanyarray(c).astype(np.int64)).astype(U32)
+        return ((total << shift) + _int64(c)).astype(U32)
 
     return run
 
@@ -125,7 +129,7 @@ def _pack(convert):
 
 
 def _clip(low: int, high: int):
-    return lambda x: np.clip(np.asanyarray(x).astype(np.int64), low, high)
+    return lambda x: np.clip(_int64(x), low, high)
 
 
 def _norm(low: int, high: int):
@@ -154,7 +158,7 @@ def _pk_u8(x, byte, old):
 
 def leading_signs(x):
     """Compute V_CLS_I32: how many bits, from the top, repeat the sign; -1 for 0 and -1."""
-    x = np.asanyarray(x).astype(np.int64)
+    x = _int64(x)
     y = np.where(x < 0, ~x, x)
     length = np.where(y == 0, 0, np.floor(np.log2(np.maximum(y, 1))) + 1)
     return np.where(y == 0, -1, 32 - length).astype(np.int32)
@@ -181,11 +185,11 @@ def _offset_i4(x):
 
 
 def _mad_i32_i16(a, b, c):
-    return (np.asanyarray(a).astype(np.int64) * b + c).astype(np.int32)
+    return (_int64(a) * b + c).astype(np.int32)
 
 
 def _mad_u32_u16(a, b, c):
-    return (np.asanyarray(a).astype(np.int64) * b + c).astype(U32)
+    return (_int64(a) * b + c).astype(U32)
 
 
 def _multiply_high_24(a, b):
@@ -193,7 +197,7 @@ def _multiply_high_24(a, b):
 
 
 def _signed_24(x):
-    return (np.asanyarray(x).astype(np.int64) << 40) >> 40
+    return (_int64(x) << 40) >> 40
 
 
 def _sat_pk_u8(x):

@@ -61,9 +61,11 @@ def disassemble(
     Raises:
         DisassemblerError: There is no suitable libLLVM.
     """
-    context, texts = _context(find_disassembler(), target.name, width)
+    lib = find_disassembler()
+    context, texts = _context(lib, target.name, width)
     # LLVM 22.1.8 crashes where a literal is cut off, so there is room behind the code.
     buffer = ctypes.create_string_buffer(code, len(code) + _LONGEST)
+    line = ctypes.create_string_buffer(_MOST_TEXT)
     lines: list[tuple[int, int, str]] = []
     at = 0
     while at < len(code) and len(lines) < most:
@@ -72,7 +74,17 @@ def disassemble(
             if text is not None:
                 break
         else:
-            size, text = _disassemble_one(context, code, buffer, address, at)
+            if code[at + 3 : at + 8] in _CRASHES:
+                # The literal becomes another one: nothing takes a number from the text.
+                buffer[at + 5] = b"\x01"
+            place = ctypes.addressof(buffer) + at
+            size = lib.LLVMDisasmInstruction(
+                context, place, len(buffer) - at, address + at, line, _MOST_TEXT
+            )
+            text = line.value.decode().strip()
+            if not size or at + size > len(code):
+                size = 4
+                text = ""
             if text and size in _USUAL:
                 if len(texts) >= _MOST_TEXTS:
                     texts.clear()
@@ -80,35 +92,6 @@ def disassemble(
         lines.append((address + at, size, text))
         at += size
     return lines
-
-
-def _disassemble_one(
-    context: int, code: bytes, buffer: ctypes.Array, address: int, at: int
-) -> tuple[int, str]:
-    """Return size and text of the instruction at an offset; (4, "") where LLVM gives up.
-
-    Args:
-        context: LLVM's disassembler.
-        code: The bytes.
-        buffer: A copy of them that LLVM reads, with room behind them.
-        address: Address of the first byte.
-        at: Offset of the instruction.
-    """
-    if code[at + 3 : at + 8] in _CRASHES:
-        # The literal becomes another one: nothing takes a number from the text.
-        buffer[at + 5] = b"\x01"
-    text = ctypes.create_string_buffer(_MOST_TEXT)
-    size = find_disassembler().LLVMDisasmInstruction(
-        context,
-        ctypes.addressof(buffer) + at,
-        len(buffer) - at,
-        address + at,
-        text,
-        _MOST_TEXT,
-    )
-    if not size or at + size > len(code):
-        return 4, ""
-    return size, text.value.decode().strip()
 
 
 @cache

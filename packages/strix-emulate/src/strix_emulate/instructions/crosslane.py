@@ -50,7 +50,7 @@ def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
         return valid[:w] & g.mask[:, source[:w]]
 
     def read_permuted(g: Waves):
-        values = np.broadcast_to(read(g), g.mask.shape)[:, source[: g.width]]
+        values = _read_lanes(g, read)[:, source[: g.width]]
         if not zero_bound:
             return values
         return np.where(is_fetched(g), values, values.dtype.type(0))
@@ -106,6 +106,16 @@ def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
     return source, np.ones(len(_LANE), bool)
 
 
+def _read_lanes(g: Waves, read: Callable) -> np.ndarray:
+    """Read an operand as (waves, lanes), also one that is the same for all lanes."""
+    return np.broadcast_to(read(g), g.mask.shape)
+
+
+def _read_scalars(g: Waves, read: Callable) -> np.ndarray:
+    """Read an operand as (waves, 1), also a constant."""
+    return np.broadcast_to(read(g), (g.n, 1))
+
+
 def _permlane(ins: Instruction, across: bool) -> Compiled:
     """Compile V_PERMLANE16_B32, or V_PERMLANEX16_B32 if lanes are in the other row of 16.
 
@@ -119,14 +129,14 @@ def _permlane(ins: Instruction, across: bool) -> Compiled:
     write = vector_writer(target, "b32")
 
     def run(g: Waves):
-        low = np.broadcast_to(read_low(g), (g.n, 1)).astype(np.uint64)
-        high = np.broadcast_to(read_high(g), (g.n, 1)).astype(np.uint64)
+        low = _read_scalars(g, read_low).astype(np.uint64)
+        high = _read_scalars(g, read_high).astype(np.uint64)
         nibbles = low | high << np.uint64(32)
         lane = _LANE[: g.width]
         pick = nibbles >> (lane % 16 * 4).astype(np.uint64) & np.uint64(15)
         row = lane // 16 * 16 ^ (16 if across else 0)
         lanes = row + pick.astype(np.int64)
-        values = np.take_along_axis(np.broadcast_to(read(g), g.mask.shape), lanes, axis=1)
+        values = np.take_along_axis(_read_lanes(g, read), lanes, axis=1)
         if fetch_inactive or g.full:
             write(g, values)
             return
@@ -149,7 +159,7 @@ def _permlane64(ins: Instruction, _mode: Mode) -> Compiled:
 
     def run(g: Waves):
         if g.width > LANES:
-            write(g, np.roll(np.broadcast_to(read(g), g.mask.shape), LANES, axis=1))
+            write(g, np.roll(_read_lanes(g, read), LANES, axis=1))
 
     return compiled_for_c(run, _micro_for(ins, "permlane64"))
 
@@ -168,8 +178,8 @@ def _readlane(ins: Instruction, _mode: Mode) -> Compiled:
     write = scalar_writer(target)
 
     def run(g: Waves):
-        lanes = np.broadcast_to(read_lane(g) & _U32(g.width - 1), (g.n, 1)).astype(np.int64)
-        write(g, np.take_along_axis(np.broadcast_to(read(g), g.mask.shape), lanes, axis=1))
+        lanes = _read_scalars(g, read_lane).astype(np.int64) & (g.width - 1)
+        write(g, np.take_along_axis(_read_lanes(g, read), lanes, axis=1))
 
     return compiled_for_c(run, _micro_for(ins, "readlane"))
 
@@ -181,7 +191,7 @@ def _readfirstlane(ins: Instruction, _mode: Mode) -> Compiled:
     def run(g: Waves):
         # With no lane active, this is lane 0.
         first = np.argmax(g.mask, axis=1)[:, None]
-        write(g, np.take_along_axis(np.broadcast_to(read(g), g.mask.shape), first, axis=1))
+        write(g, np.take_along_axis(_read_lanes(g, read), first, axis=1))
 
     return compiled_for_c(run, _micro_for(ins, "readfirstlane"))
 
@@ -193,8 +203,8 @@ def _writelane(ins: Instruction, _mode: Mode) -> Compiled:
     read_lane = reader(lane, "b32")
 
     def run(g: Waves):
-        lanes = np.broadcast_to(read_lane(g) & _U32(g.width - 1), (g.n, 1)).astype(np.int64)
-        values = np.broadcast_to(read(g), (g.n, 1))
+        lanes = _read_scalars(g, read_lane).astype(np.int64) & (g.width - 1)
+        values = _read_scalars(g, read)
         np.put_along_axis(g.V[target.index], lanes, values, axis=1)
 
     return compiled_for_c(run, _micro_for(ins, "writelane"))
