@@ -18,7 +18,9 @@ from strix_emulate.code import loader
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.native import library as native
 
-WORDS, THREADS, GROUPS = 1 << 18, 256, 64
+WORDS = 1 << 18
+THREADS = 256
+GROUPS = 64
 #: Each kernel reads `in` and writes `out`, WORDS floats each.
 PROGRAMS = """
 #define KERNEL(name) extern "C" __attribute__((global)) void name(float *out, const float *in)
@@ -94,25 +96,40 @@ KERNEL(scratch) {
 
 def programs() -> None:
     """Print million wave-instructions per CPU second of each kernel, the best of ten launches."""
-    command = ["clang-22", "-xhip", "-nogpuinc", "-nogpulib", "--offload-arch=gfx1151", "-O2", "-w",
-               "--cuda-device-only", "--no-gpu-bundle-output", "-", "-o", "-"]  # fmt: skip
-    made = subprocess.run(command, input=PROGRAMS.encode(), capture_output=True, check=True).stdout
+    command = [
+        "clang-22",
+        "-xhip",
+        "-nogpuinc",
+        "-nogpulib",
+        "--offload-arch=gfx1151",
+        "-O2",
+        "-w",
+        "--cuda-device-only",
+        "--no-gpu-bundle-output",
+        "-",
+        "-o",
+        "-",
+    ]
+    code_object = subprocess.run(
+        command, input=PROGRAMS.encode(), capture_output=True, check=True
+    ).stdout
     numbers = np.random.default_rng(0).integers(0, 256, WORDS).astype(np.float32)
     print("program         instructions   without checks   with all")
-    for name, kernel in loader.parse_module(made, "programs").kernels.items():
+    for name, kernel in loader.parse_module(code_object, "programs").kernels.items():
         groups, words = (1, 16) if name == "empty" else (GROUPS, WORDS)
-        found = []
+        measurements = []
         for checks in (False, True):
             best = (0.0, 0, 0.0)
             for _ in range(10):
-                given = [Buffer(np.zeros(words, np.float32)), Buffer(numbers[:words], "in")]
+                arguments = [Buffer(np.zeros(words, np.float32)), Buffer(numbers[:words], "in")]
                 started = time.process_time()
-                done = launch(kernel, (groups,), given, threads=THREADS,
-                              options=Options(checks=checks))  # fmt: skip
+                done = launch(
+                    kernel, (groups,), arguments, threads=THREADS, options=Options(checks=checks)
+                )
                 seconds = time.process_time() - started
                 best = max(best, (done.executed / done.seconds / 1e6, done.executed, -seconds))
-            found.append(best)
-        (without, count, took), (with_all, _, took_all) = found
+            measurements.append(best)
+        (without, count, took), (with_all, _, took_all) = measurements
         if name == "empty":
             print(f"{name:15} {count:12} {-took * 1e3:11.2f} ms {-took_all * 1e3:9.2f} ms a launch")
         else:
@@ -133,19 +150,23 @@ def main(size: int) -> None:
     def best(heads: int, **options) -> tuple[float, float, int]:
         """Of five launches: million wave-instructions per CPU second, and per second; cores."""
         q, k, v = np.random.default_rng(0).standard_normal((3, heads, size, 64)).astype(np.float16)
-        found = []
+        speeds = []
         for _ in range(5):
-            out, lse = np.zeros_like(q), np.zeros(q.shape[:2], np.float32)
+            out = np.zeros_like(q)
+            lse = np.zeros(q.shape[:2], np.float32)
             arrays = [Buffer(q), Buffer(k), Buffer(v), Buffer(out, "out"), Buffer(lse, "out")]
             started = time.perf_counter()
             done = launch(
-                kernel, (-(-size // 64), heads), [*arrays, size, 64**-0.5], threads=128,
+                kernel,
+                (-(-size // 64), heads),
+                [*arrays, size, 64**-0.5],
+                threads=128,
                 options=Options(**options),
-            )  # fmt: skip
+            )
             seconds = time.perf_counter() - started
             count = done.executed / 1e6
-            found.append((count / done.seconds, count / seconds, done.cores))
-        return max(x[0] for x in found), max(x[1] for x in found), max(x[2] for x in found)
+            speeds.append((count / done.seconds, count / seconds, done.cores))
+        return max(x[0] for x in speeds), max(x[1] for x in speeds), max(x[2] for x in speeds)
 
     print(f"{kernel.name}, {size} keys; {native.describe()}")
     print("checks   numpy       C   ratio   (million wave-instructions per CPU second)")
@@ -156,8 +177,10 @@ def main(size: int) -> None:
     for checks in (False, True):
         one = best(8, checks=checks)[1]
         _, several, cores = best(8, checks=checks, cores=len(os.sched_getaffinity(0)))
-        print(f"{'all' if checks else 'none':6} {one:7.2f} {several:7.2f} {several / one:7.1f}"
-              f"   on {cores} cores")  # fmt: skip
+        print(
+            f"{'all' if checks else 'none':6} {one:7.2f} {several:7.2f} {several / one:7.1f}"
+            f"   on {cores} cores"
+        )
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["programs"]:

@@ -22,10 +22,10 @@ HIP_PROGRAMS = Path(__file__).resolve().parent / "hip"
 @cache
 def compiler() -> list[str]:
     """The C compiler; without one the test is skipped."""
-    found = shlex.split(os.environ.get("CC", "cc"))
-    if shutil.which(found[0]) is None:
-        pytest.skip(f"no C compiler ({found[0]})")
-    return found
+    command = shlex.split(os.environ.get("CC", "cc"))
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"no C compiler ({command[0]})")
+    return command
 
 
 @cache
@@ -71,18 +71,38 @@ def run(*command) -> None:
     subprocess.run([str(x) for x in command], check=True)
 
 
-def device_code(source: Path, made: Path, *options: str) -> Path:
+def device_code(source: Path, output: Path, *options: str) -> Path:
     """The kernels of a HIP program as a code object."""
-    run(clang(), *HIP_MODE, *options, "--cuda-device-only", "--no-gpu-bundle-output", source,
-        "-o", made)  # fmt: skip
-    return made
+    run(
+        clang(),
+        *HIP_MODE,
+        *options,
+        "--cuda-device-only",
+        "--no-gpu-bundle-output",
+        source,
+        "-o",
+        output,
+    )
+    return output
 
 
 def host_program(source: Path, image: Path, folder: Path, name: str, *options: str) -> Path:
     """A HIP program, or by the options a library, with this image in it."""
     compiled = folder / f"{name}.o"
-    run(clang(), *HIP_MODE, "--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang",
-        image, source, "-c", "-fPIC", "-o", compiled)  # fmt: skip
+    run(
+        clang(),
+        *HIP_MODE,
+        "--cuda-host-only",
+        "-Xclang",
+        "-fcuda-include-gpubinary",
+        "-Xclang",
+        image,
+        source,
+        "-c",
+        "-fPIC",
+        "-o",
+        compiled,
+    )
     return link(folder, compiled, *options, name=name)
 
 
@@ -147,19 +167,30 @@ def assembled(folder: Path, name: str, *kernels: tuple, directive: str = "") -> 
             _ASSEMBLY.format(name=kernel, body=body, directives=directives, wave=wave)
         )
         objects.append(folder / f"{kernel}.o")
-        run(clang(), "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx1151", "-c", source,
-            "-o", objects[-1])  # fmt: skip
-    made = folder / f"{name}.hsaco"
-    run(clang().replace("clang", "ld.lld"), "-shared", *objects, "-o", made)
-    return made
+        run(
+            clang(),
+            "-target",
+            "amdgcn-amd-amdhsa",
+            "-mcpu=gfx1151",
+            "-c",
+            source,
+            "-o",
+            objects[-1],
+        )
+    linked = folder / f"{name}.hsaco"
+    run(clang().replace("clang", "ld.lld"), "-shared", *objects, "-o", linked)
+    return linked
 
 
 def on_device(command: list, *options: str, **variables: str) -> subprocess.CompletedProcess:
     """Runs a command with `strix-emulate device`."""
     return subprocess.run(
         [sys.executable, "-m", "strix_emulate", "device", *options, "--", *map(str, command)],
-        capture_output=True, text=True, timeout=600, env=os.environ | variables,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | variables,
+    )
 
 
 def on(folder: Path, *command, options=(), **variables: str) -> subprocess.CompletedProcess:

@@ -25,7 +25,8 @@ def add(X, Y, Z, n, BLOCK: tl.constexpr):
 
 def run(n: int, length: int) -> bool:
     """Add n numbers of tensors of a length; return whether all of those are right."""
-    x, y = torch.randn(length, device="cuda"), torch.randn(length).cuda()
+    x = torch.randn(length, device="cuda")
+    y = torch.randn(length).cuda()
     z = torch.zeros_like(x)
     add[(triton.cdiv(n, 128),)](x, y, z, n, BLOCK=128)
     torch.cuda.synchronize()

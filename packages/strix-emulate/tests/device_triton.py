@@ -35,7 +35,8 @@ class Tensor:
     """A numpy array in device memory."""
 
     def __init__(self, values: np.ndarray) -> None:
-        values, pointer = np.ascontiguousarray(values), ctypes.c_void_p()
+        values = np.ascontiguousarray(values)
+        pointer = ctypes.c_void_p()
         assert hip.hipMalloc(ctypes.byref(pointer), ctypes.c_size_t(values.nbytes)) == 0
         raw = (ctypes.c_char * values.nbytes).from_address(pointer.value)
         self.array = np.frombuffer(raw, values.dtype).reshape(values.shape)
@@ -52,10 +53,13 @@ class Tensor:
 
 torch = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(
-    current_device=lambda: 0, set_device=None, get_device_capability=None, Event=Event,
+    current_device=lambda: 0,
+    set_device=None,
+    get_device_capability=None,
+    Event=Event,
     current_stream=lambda _device=None: types.SimpleNamespace(cuda_stream=0),
     synchronize=lambda: hip.hipDeviceSynchronize(),
-)  # fmt: skip
+)
 torch.Tensor = Tensor
 torch.version = types.SimpleNamespace(hip="7.2")
 sys.modules["torch"] = torch
@@ -71,14 +75,16 @@ triton.runtime.driver.set_active(driver)
 
 @triton.jit
 def through_pointers(pointers, out, N: tl.constexpr):
-    g, i = tl.program_id(0), tl.arange(0, N)
+    g = tl.program_id(0)
+    i = tl.arange(0, N)
     p = tl.load(pointers + g).to(tl.pointer_type(tl.float32))
     tl.store(out + g * N + i, 2 * tl.load(p + i))
 
 
 def _benchmark(call, quantiles=None):
     """Three calls between two events, for triton.autotune: its own would take 100 ms for each."""
-    start, stop = Event(), Event()
+    start = Event()
+    stop = Event()
     start.record()
     for _ in range(3):
         call()
@@ -88,8 +94,9 @@ def _benchmark(call, quantiles=None):
 
 @triton.autotune(
     [triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 256}, num_warps=4)],
-    key=["n"], do_bench=_benchmark,
-)  # fmt: skip
+    key=["n"],
+    do_bench=_benchmark,
+)
 @triton.jit
 def scaled(x, out, n, factor, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -102,26 +109,27 @@ def error(tensor: Tensor, expected: np.ndarray) -> float:
 
 def main() -> dict:
     rng = np.random.default_rng(0)
-    found = {"target": [driver.get_current_target().arch, driver.get_current_target().warp_size]}
+    results = {"target": [driver.get_current_target().arch, driver.get_current_target().warp_size]}
     values = rng.standard_normal((8, 200)).astype(np.float32)
-    x, out = Tensor(values), Tensor(np.zeros_like(values))
+    x = Tensor(values)
+    out = Tensor(np.zeros_like(values))
     softmax[(8,)](x, out, 200, BLOCK=256)
     e = np.exp(values.astype(float) - values.max(-1, keepdims=True))
-    found["softmax"] = error(out, e / e.sum(-1, keepdims=True))
+    results["softmax"] = error(out, e / e.sum(-1, keepdims=True))
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((50, 70), (70, 40)))
     out = Tensor(np.zeros((50, 40), np.float32))
     matmul[(2, 2)](Tensor(a), Tensor(b), out, 50, 40, 70, BM=32, BN=32, BK=32)
-    found["matmul"] = error(out, a.astype(float) @ b.astype(float))
+    results["matmul"] = error(out, a.astype(float) @ b.astype(float))
     rows = [Tensor(row[:64]) for row in values[:3]]
     out = Tensor(np.zeros((3, 64), np.float32))
     through_pointers[(3,)](Tensor(np.array([r.address for r in rows])), out, N=64)
-    found["pointers"] = error(out, 2.0 * values[:3, :64])
+    results["pointers"] = error(out, 2.0 * values[:3, :64])
     out = Tensor(np.zeros(1000, np.float32))
     grid = lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)  # noqa: E731
     scaled[grid](Tensor(values.ravel()[:1000]), out, 1000, 2.5)
-    found["autotuned"] = error(out, 2.5 * values.ravel()[:1000])
-    found["configurations"] = len(scaled.configs_timings)
-    return found
+    results["autotuned"] = error(out, 2.5 * values.ravel()[:1000])
+    results["configurations"] = len(scaled.configs_timings)
+    return results
 
 
 if __name__ == "__main__":

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 
-M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+M32 = 0xFFFFFFFF
+M64 = 0xFFFFFFFFFFFFFFFF
 #: significand bits, smallest normal exponent, largest exponent, total bits
-F32, F16, F64 = (24, -126, 127, 32), (11, -14, 15, 16), (53, -1022, 1023, 64)
+F32 = (24, -126, 127, 32)
+F16 = (11, -14, 15, 16)
+F64 = (53, -1022, 1023, 64)
 B16 = (8, -126, 127, 16)
 NAN = {F32: 0x7FC00000, F16: 0x7E00, F64: 0x7FF8 << 48, B16: 0x7FC0}
 
@@ -23,13 +26,13 @@ def power_of_two(n: int) -> Fraction:
 
 def value(bits: int, form: tuple):
     """(number as a Fraction, or "nan", "inf", "-inf"; whether the sign bit is set)."""
-    precision, least, _, width = form
+    precision, min_exponent, _, width = form
     negative = bool(bits >> (width - 1))
     field = bits >> (precision - 1) & (1 << (width - precision)) - 1
     fraction = bits & (1 << (precision - 1)) - 1
     if field == (1 << (width - precision)) - 1:
         return ("nan" if fraction else "-inf" if negative else "inf"), negative
-    scale = least - precision + 1
+    scale = min_exponent - precision + 1
     whole = fraction if field == 0 else (fraction | 1 << (precision - 1)) << (field - 1)
     number = whole * power_of_two(scale)
     return (-number if negative else number), negative
@@ -37,7 +40,7 @@ def value(bits: int, form: tuple):
 
 def encode(number, form: tuple, negative_zero: bool = False) -> int:
     """A Fraction rounded to nearest even, or a name that value() gives, as bits."""
-    precision, least, most, width = form
+    precision, min_exponent, max_exponent, width = form
     infinity = ((1 << (width - precision)) - 1) << (precision - 1)
     if number == "nan":
         return NAN[form]
@@ -45,24 +48,26 @@ def encode(number, form: tuple, negative_zero: bool = False) -> int:
         return infinity | (number == "-inf") << (width - 1)
     if number == 0:
         return int(negative_zero) << (width - 1)
-    sign, number = number < 0, abs(number)
+    sign = number < 0
+    number = abs(number)
     exponent = number.numerator.bit_length() - number.denominator.bit_length()
     if power_of_two(exponent) > number:
         exponent -= 1
-    exponent = max(exponent, least)
+    exponent = max(exponent, min_exponent)
     steps = number / power_of_two(exponent - precision + 1)
     whole = steps.numerator // steps.denominator
     rest = steps - whole
     if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1):
         whole += 1
     if whole >= 1 << precision:
-        whole, exponent = whole >> 1, exponent + 1
-    if exponent > most:
+        whole = whole >> 1
+        exponent = exponent + 1
+    if exponent > max_exponent:
         return infinity | sign << (width - 1)
     bits = (
         whole
         if whole < 1 << (precision - 1)
-        else (whole - (1 << (precision - 1))) | (exponent - least + 1) << (precision - 1)
+        else (whole - (1 << (precision - 1))) | (exponent - min_exponent + 1) << (precision - 1)
     )
     return bits | sign << (width - 1)
 
@@ -104,7 +109,8 @@ def compared(a: int, b: int, form: tuple) -> int | None:
     x, y = (value(v, form)[0] for v in (a, b))
     if "nan" in (x, y):
         return None
-    x, y = big.get(x, x), big.get(y, y)
+    x = big.get(x, x)
+    y = big.get(y, y)
     return (x > y) - (x < y)
 
 
@@ -131,13 +137,18 @@ def subtract(a: int, b: int, form: tuple) -> int:
 
 #: of two numbers and their format
 OF_TWO: dict[str, Callable] = {
-    "add": add, "sub": subtract, "mul": multiply,
+    "add": add,
+    "sub": subtract,
+    "mul": multiply,
     "max": lambda a, b, form: extreme(a, b, form, True),
     "min": lambda a, b, form: extreme(a, b, form, False),
-}  # fmt: skip
+}
 ROUNDINGS: dict[str, Callable] = {
-    "floor": lambda x: x // 1, "ceil": lambda x: -(-x // 1), "trunc": int, "rndne": round,
-}  # fmt: skip
+    "floor": lambda x: x // 1,
+    "ceil": lambda x: -(-x // 1),
+    "trunc": int,
+    "rndne": round,
+}
 
 
 def signed(x: int, bits: int = 32) -> int:
@@ -146,7 +157,8 @@ def signed(x: int, bits: int = 32) -> int:
 
 
 def bfe(a: int, b: int, c: int, sign: bool) -> int:
-    offset, width = b & 31, c & 31
+    offset = b & 31
+    width = c & 31
     field = (signed(a) if sign else a) >> offset & ((1 << width) - 1)
     return (signed(field, width) if sign and width else field) & M32
 
@@ -167,13 +179,13 @@ def perm(a: int, b: int, selector: int) -> int:
     return result
 
 
-def to_integer(a: int, form: tuple, least: int, most: int, rounding: Callable = int) -> int:
+def to_integer(a: int, form: tuple, low: int, high: int, rounding: Callable = int) -> int:
     x, _ = value(a, form)
     if x == "nan":
         return 0
     if isinstance(x, str):
-        return most if x == "inf" else least
-    return max(least, min(most, int(rounding(x))))
+        return high if x == "inf" else low
+    return max(low, min(high, int(rounding(x))))
 
 
 def convert(a: int, source: tuple, target: tuple) -> int:
@@ -198,13 +210,23 @@ def shifted(x: int, n: int, bits: int) -> int:
 
 
 COMPARE = {
-    "lt": lambda o: o == -1, "eq": lambda o: o == 0, "le": lambda o: o in (-1, 0),
+    "lt": lambda o: o == -1,
+    "eq": lambda o: o == 0,
+    "le": lambda o: o in (-1, 0),
     "gt": lambda o: o == 1,
-    "lg": lambda o: o in (-1, 1), "ge": lambda o: o in (0, 1), "o": lambda o: o is not None,
-    "u": lambda o: o is None, "nge": lambda o: o not in (0, 1), "nlg": lambda o: o not in (-1, 1),
-    "ngt": lambda o: o != 1, "nle": lambda o: o not in (-1, 0), "neq": lambda o: o != 0,
-    "nlt": lambda o: o != -1, "f": lambda _o: False, "t": lambda _o: True,
-}  # fmt: skip
+    "lg": lambda o: o in (-1, 1),
+    "ge": lambda o: o in (0, 1),
+    "o": lambda o: o is not None,
+    "u": lambda o: o is None,
+    "nge": lambda o: o not in (0, 1),
+    "nlg": lambda o: o not in (-1, 1),
+    "ngt": lambda o: o != 1,
+    "nle": lambda o: o not in (-1, 0),
+    "neq": lambda o: o != 0,
+    "nlt": lambda o: o != -1,
+    "f": lambda _o: False,
+    "t": lambda _o: True,
+}
 
 
 def sign_of(a: int, b: int) -> int:

@@ -22,7 +22,8 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def softmax(x, out, n, BLOCK: tl.constexpr):
-    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
     v = tl.load(x + row * n + i, mask=i < n, other=-float("inf"))
     v = tl.exp(v - tl.max(v, 0))
     tl.store(out + row * n + i, v / tl.sum(v, 0), mask=i < n)
@@ -59,10 +60,12 @@ def attention(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    m, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    d = tl.arange(0, D)
     base = tl.program_id(1) * S * D
     x = tl.load(q + base + m[:, None] * D + d[None, :], mask=(m < S)[:, None], other=0.0)
-    total, weight = tl.zeros((BM, D), tl.float32), tl.zeros((BM,), tl.float32)
+    total = tl.zeros((BM, D), tl.float32)
+    weight = tl.zeros((BM,), tl.float32)
     top = tl.full((BM,), -float("inf"), tl.float32)
     end = min((tl.program_id(0) + 1) * BM, S) if CAUSAL else S
     for start in range(0, end, BN):
@@ -70,10 +73,10 @@ def attention(
         y = tl.load(k + base + n[None, :] * D + d[:, None], mask=(n < S)[None, :], other=0.0)
         z = tl.load(v + base + n[:, None] * D + d[None, :], mask=(n < S)[:, None], other=0.0)
         s = tl.dot(x, y) * (scale * 1.44269504)
-        seen = (n < S)[None, :]
+        visible = (n < S)[None, :]
         if CAUSAL:
-            seen = seen & (m[:, None] >= n[None, :])
-        s = tl.where(seen, s, -float("inf"))
+            visible = visible & (m[:, None] >= n[None, :])
+        s = tl.where(visible, s, -float("inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         p = tl.math.exp2(s - higher[:, None])
         fade = tl.math.exp2(top - higher)
@@ -94,8 +97,8 @@ def compile_kernel(
 ):
     """(ELF bytes, LDS bytes that Triton asks for at launch)."""
     source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), constants)
-    made = triton.compile(source, target=GPUTarget("hip", arch, 32), options=options)
-    return made.asm["hsaco"], made.metadata.shared
+    compiled = triton.compile(source, target=GPUTarget("hip", arch, 32), options=options)
+    return compiled.asm["hsaco"], compiled.metadata.shared
 
 
 @cache
@@ -107,7 +110,7 @@ def code_object() -> bytes:
 @cache
 def kernel(name: str, arch: str = "gfx1151", **_) -> Kernel:
     """A fixture by name."""
-    made = {
+    sources = {
         "add": (add, _ADD, {"BLOCK": 256}),
         "matmul": (
             matmul,
@@ -117,13 +120,20 @@ def kernel(name: str, arch: str = "gfx1151", **_) -> Kernel:
         "attention": (attention, _ATTENTION, {"CAUSAL": False, "D": 32, "BM": 32, "BN": 32}),
         "attention-causal": (attention, _ATTENTION, {"CAUSAL": True, "D": 32, "BM": 32, "BN": 32}),
     }[name]
-    elf, lds = compile_kernel(*made, arch)
+    elf, lds = compile_kernel(*sources, arch)
     return loader.parse_elf(elf, name, lds)[0]
 
 
 _ADD = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
-_ATTENTION = {"q": "*fp16", "k": "*fp16", "v": "*fp16", "out": "*fp16", "lse": "*fp32",
-              "S": "i32", "scale": "fp32"}  # fmt: skip
+_ATTENTION = {
+    "q": "*fp16",
+    "k": "*fp16",
+    "v": "*fp16",
+    "out": "*fp16",
+    "lse": "*fp32",
+    "S": "i32",
+    "scale": "fp32",
+}
 
 
 def attention_case(
@@ -155,14 +165,25 @@ def attention_case(
 def run_attention(causal: bool, case, instructions=None, options=None, arch="gfx1151"):
     """The fixture's result and logsumexp for a case of attention_case, and the launch."""
     (q, k, v), _ = case
-    out, lse = np.zeros_like(q), np.zeros(q.shape[:2], np.float32)
-    found = kernel("attention-causal" if causal else "attention", arch)
+    out = np.zeros_like(q)
+    lse = np.zeros(q.shape[:2], np.float32)
+    chosen = kernel("attention-causal" if causal else "attention", arch)
     done = launch(
-        found, (-(-q.shape[1] // 32), q.shape[0]),
-        [Buffer(q, "in"), Buffer(k, "in"), Buffer(v, "in"), Buffer(out, "out"), Buffer(lse, "out"),
-         q.shape[1], 32**-0.5],
-        threads=128, instructions=instructions, options=options or Options(budget=2_000_000),
-    )  # fmt: skip
+        chosen,
+        (-(-q.shape[1] // 32), q.shape[0]),
+        [
+            Buffer(q, "in"),
+            Buffer(k, "in"),
+            Buffer(v, "in"),
+            Buffer(out, "out"),
+            Buffer(lse, "out"),
+            q.shape[1],
+            32**-0.5,
+        ],
+        threads=128,
+        instructions=instructions,
+        options=options or Options(budget=2_000_000),
+    )
     return (out, lse), done
 
 

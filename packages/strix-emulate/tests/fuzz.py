@@ -28,23 +28,40 @@ from strix_emulate.code import llvm, loader
 from strix_emulate.errors import DisassemblerError, Trap
 from strix_emulate.native import library as native
 
-THREADS, WORDS = 64, 4
+THREADS = 64
+WORDS = 4
 LEVELS = ("-O0", "-O1", "-O2", "-O3")
 #: kernels that are compiled together, and every how manieth of them is executed in all ways
-BATCH, SHARE = 50, 10
+BATCH = 50
+SHARE = 10
 #: unoptimised code spills lanes that hold nothing
 _OFF = {"-O0": frozenset({"uninitialised"})}
 _TYPES = ("u32", "i32", "u64", "i64", "u16", "u8", "f32", "f64")
 #: Nothing is undefined: signed sums wrap (-fwrapv), counts of shifts and divisors are bounded.
 _INTEGER = (
-    "({a} + {b})", "({a} - {b})", "({a} * {b})", "({a} & {b})", "({a} | {b})", "({a} ^ {b})",
-    "({a} << ((unsigned)({b}) & 7))", "({a} >> ((unsigned)({b}) & 7))", "({a} < {b} ? {b} : {a})",
-    "(DIVIDEND({a}) / ((({b}) & 63) + 1))", "(DIVIDEND({a}) % ((({b}) & 63) + 1))",
+    "({a} + {b})",
+    "({a} - {b})",
+    "({a} * {b})",
+    "({a} & {b})",
+    "({a} | {b})",
+    "({a} ^ {b})",
+    "({a} << ((unsigned)({b}) & 7))",
+    "({a} >> ((unsigned)({b}) & 7))",
+    "({a} < {b} ? {b} : {a})",
+    "(DIVIDEND({a}) / ((({b}) & 63) + 1))",
+    "(DIVIDEND({a}) % ((({b}) & 63) + 1))",
     "(({b}) & 1 ? {a} : ~{b})",
-)  # fmt: skip
-_FLOAT = ("({a} + {b})", "(MINUEND({a}) - {b})", "({a} * {b})", "({a} / {b})",
-          "(LESSER({a}) < {b} ? {a} : {b})", "(-{a})", "__builtin_fabs({a})",
-          "({a} != {b} ? {a} : {b} * 0.5)")  # fmt: skip
+)
+_FLOAT = (
+    "({a} + {b})",
+    "(MINUEND({a}) - {b})",
+    "({a} * {b})",
+    "({a} / {b})",
+    "(LESSER({a}) < {b} ? {a} : {b})",
+    "(-{a})",
+    "__builtin_fabs({a})",
+    "({a} != {b} ? {a} : {b} * 0.5)",
+)
 #: LLVM's faults, by the operand of which LLVM must know nothing for code without the fault.
 FAULTS = {
     # patches/llvm/fsub-zero-modifier.report.md
@@ -115,7 +132,8 @@ class Writer:
 
     def declare(self) -> None:
         """Write a new variable."""
-        kind, name = self.rng.choice(_TYPES), f"v{len(self.names)}"
+        kind = self.rng.choice(_TYPES)
+        name = f"v{len(self.names)}"
         self.lines.append(f"{kind} {name} = {self.expression(kind)};")
         self.names[name] = kind
 
@@ -138,7 +156,8 @@ class Writer:
                 f"for (u32 k = 0, n = {count}; k < n; k++) {{ {self.change()} {self.change()} }}"
             )
         else:
-            name, size = f"array{len(self.lines)}", self.rng.choice((4, 8))
+            name = f"array{len(self.lines)}"
+            size = self.rng.choice((4, 8))
             self.lines.append(f"u32 {name}[{size}];")
             self.lines.append(
                 f"for (u32 k = 0; k < {size}; k++) {name}[k] = {self.expression('u32')} + k;"
@@ -185,18 +204,26 @@ def source(numbers: range) -> str:
     return _HEAD + "".join(Writer(number).text() for number in numbers)
 
 
-def _compile(clang: str, text: str, made: Path, *options: str) -> bytes:
-    command = [clang, *options, "-ffp-contract=off", "-fwrapv", "-w", "-", "-o", str(made)]
+def _compile(clang: str, text: str, output: Path, *options: str) -> bytes:
+    command = [clang, *options, "-ffp-contract=off", "-fwrapv", "-w", "-", "-o", str(output)]
     subprocess.run(command, input=text, text=True, check=True)
-    return made.read_bytes()
+    return output.read_bytes()
 
 
 def device_kernels(
     clang: str, text: str, folder: Path, level: str, *more: str
 ) -> dict[str, Kernel]:
     """Compile for gfx1151."""
-    options = [*more, "-xhip", "-nogpuinc", "-nogpulib", "--offload-arch=gfx1151", level,
-               "--cuda-device-only", "--no-gpu-bundle-output"]  # fmt: skip
+    options = [
+        *more,
+        "-xhip",
+        "-nogpuinc",
+        "-nogpulib",
+        "--offload-arch=gfx1151",
+        level,
+        "--cuda-device-only",
+        "--no-gpu-bundle-output",
+    ]
     image = _compile(clang, text, folder / f"device{level}", *options)
     return loader.parse_module(image, f"fuzz{level}").kernels
 
@@ -219,54 +246,76 @@ def differences(
     text = source(numbers)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        _compile(clang, text, folder / "host.so", "-xc", "-O1", "-shared", "-fPIC",
-                 "-nostdlib", "-fuse-ld=lld")  # fmt: skip
+        _compile(
+            clang,
+            text,
+            folder / "host.so",
+            "-xc",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-nostdlib",
+            "-fuse-ld=lld",
+        )
         host = ctypes.CDLL(str(folder / "host.so"))
         expected = {}
         for number in numbers:
-            given, wanted = inputs(number), np.zeros(WORDS * THREADS, np.uint32)
-            host[f"kernel{number}"](given.ctypes.data_as(ctypes.c_void_p),
-                                    wanted.ctypes.data_as(ctypes.c_void_p))  # fmt: skip
-            expected[number] = wanted
+            host_inputs = inputs(number)
+            host_results = np.zeros(WORDS * THREADS, np.uint32)
+            host[f"kernel{number}"](
+                host_inputs.ctypes.data_as(ctypes.c_void_p),
+                host_results.ctypes.data_as(ctypes.c_void_p),
+            )
+            expected[number] = host_results
         for level in LEVELS:
             kernels = device_kernels(clang, text, folder, level)
             for number in numbers:
                 whole = number in numbers[::share]
                 for engine in engines if whole else engines[-1:]:
-                    options = Options(native=engine == "C", checks=whole or level != "-O0",
-                                      off=_OFF.get(level, frozenset()))  # fmt: skip
+                    options = Options(
+                        native=engine == "C",
+                        checks=whole or level != "-O0",
+                        off=_OFF.get(level, frozenset()),
+                    )
                     message = execute(kernels[f"kernel{number}"], number, expected[number], options)
                     if message:
                         named = fault(clang, number, level, expected[number], options)
                         yield Difference(number, level, engine, message, named)
 
 
-def fault(clang: str, number: int, level: str, wanted: np.ndarray, options: Options) -> str:
+def fault(clang: str, number: int, level: str, expected: np.ndarray, options: Options) -> str:
     """Name the faults of LLVM's without which a kernel does not differ, or none."""
     text = source(range(number, number + 1))
-    for known in (*combinations(FAULTS, 1), tuple(FAULTS)):
+    for faults in (*combinations(FAULTS, 1), tuple(FAULTS)):
         with tempfile.TemporaryDirectory() as scratch:
-            hidden = [f"-D{operand}=HIDE" for operand in known]
+            hidden = [f"-D{operand}=HIDE" for operand in faults]
             kernels = device_kernels(clang, text, Path(scratch), level, *hidden)
-        if not execute(kernels[f"kernel{number}"], number, wanted, options):
-            return " and ".join(FAULTS[operand] for operand in known)
+        if not execute(kernels[f"kernel{number}"], number, expected, options):
+            return " and ".join(FAULTS[operand] for operand in faults)
     return ""
 
 
-def execute(kernel: Kernel, number: int, wanted: np.ndarray, options: Options) -> str:
+def execute(kernel: Kernel, number: int, expected: np.ndarray, options: Options) -> str:
     """Execute one kernel; return how it differs, or nothing."""
     out = np.zeros(WORDS * THREADS, np.uint32)
     try:
-        launch(kernel, (1,), [Buffer(inputs(number), "in"), Buffer(out, "out")], threads=THREADS,
-               options=options)  # fmt: skip
+        launch(
+            kernel,
+            (1,),
+            [Buffer(inputs(number), "in"), Buffer(out, "out")],
+            threads=THREADS,
+            options=options,
+        )
     except Trap as trap:
         return str(trap)
-    wrong = np.flatnonzero(out != wanted)
+    wrong = np.flatnonzero(out != expected)
     if not len(wrong):
         return ""
     at = int(wrong[0])
-    return (f"{len(wrong)} of {len(out)} words, word {at % WORDS} of lane {at // WORDS} is "
-            f"{out[at]:#x}, on the host {wanted[at]:#x}")  # fmt: skip
+    return (
+        f"{len(wrong)} of {len(out)} words, word {at % WORDS} of lane {at // WORDS} is "
+        f"{out[at]:#x}, on the host {expected[at]:#x}"
+    )
 
 
 def main() -> int:
@@ -285,20 +334,22 @@ def main() -> int:
         print("fuzz.py: there is no clang; install clang-22 and lld-22", file=sys.stderr)
         return 3
     engines = ("numpy", "C") if native.loaded() is not None else ("numpy",)
-    found = faults = 0
+    difference_count = faults = 0
     # 40 % of the time otherwise, for the many instructions of unoptimised code live long
     gc.disable()
     for first in range(options.seed, options.seed + options.count, BATCH):
         numbers = range(first, min(first + BATCH, options.seed + options.count))
         for difference in differences(clang, numbers, engines, SHARE):
-            found += 1
+            difference_count += 1
             faults += bool(difference.fault)
             print(difference, flush=True)
         gc.collect()
-    print(f"{options.count} kernels at {', '.join(LEVELS)} by {engines[-1]}, one of {SHARE} by "
-          f"{' and '.join(engines)} with all checks: {found} differences, {faults} of "
-          "them by LLVM's faults")  # fmt: skip
-    return int(found > faults)
+    print(
+        f"{options.count} kernels at {', '.join(LEVELS)} by {engines[-1]}, one of {SHARE} by "
+        f"{' and '.join(engines)} with all checks: {difference_count} differences, {faults} of "
+        "them by LLVM's faults"
+    )
+    return int(difference_count > faults)
 
 
 if __name__ == "__main__":

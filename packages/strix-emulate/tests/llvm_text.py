@@ -9,14 +9,32 @@ import re
 from strix_emulate.code.decode import APERTURES, EXEC, M0, NULL, VCC, Operand, Unknown
 
 _NAMED = {
-    "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "vcc": (VCC, 2), "null": (NULL, 1),
-    "m0": (M0, 1), "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1), "exec": (EXEC, 2),
-}  # fmt: skip
+    "vcc_lo": (VCC, 1),
+    "vcc_hi": (VCC + 1, 1),
+    "vcc": (VCC, 2),
+    "null": (NULL, 1),
+    "m0": (M0, 1),
+    "exec_lo": (EXEC, 1),
+    "exec_hi": (EXEC + 1, 1),
+    "exec": (EXEC, 2),
+}
 #: Modifiers whose value is an integer, a list of integers, or which have none.
 _INTEGERS = {
-    "offset", "offset0", "offset1", "row_shl", "row_shr", "row_ror", "row_share", "row_xmask",
-    "row_mask", "bank_mask", "bound_ctrl", "fi", "mul", "div",
-}  # fmt: skip
+    "offset",
+    "offset0",
+    "offset1",
+    "row_shl",
+    "row_shr",
+    "row_ror",
+    "row_share",
+    "row_xmask",
+    "row_mask",
+    "bank_mask",
+    "bound_ctrl",
+    "fi",
+    "mul",
+    "div",
+}
 _LISTS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "quad_perm", "dpp8"}
 _FLAGS = {
     "gds",
@@ -38,7 +56,8 @@ _REGISTER = re.compile(
 def operands(text: str) -> tuple[tuple[Operand, ...], dict]:
     """Operands and modifiers of one instruction. Raises Unknown."""
     rest = text.partition(" ")[2]
-    operands, modifiers = [], {}
+    operands = []
+    modifiers = {}
     # commas inside of brackets belong to a modifier or register range
     for part in re.split(r",\s*(?![^\[(]*[\])])", rest) if rest else ():
         words = part.split()
@@ -75,7 +94,9 @@ def _swizzle(text: str) -> int:
         # of each bit of the lane: 0, 1, preserved or inverted
         bits = words[0].strip('"')
         masks = (("pi", 0), ("1", 5), ("i", 10))
-        return sum(int("".join(str(int(b in kept)) for b in bits), 2) << at for kept, at in masks)
+        return sum(
+            int("".join(str(int(b in letters)) for b in bits), 2) << at for letters, at in masks
+        )
     numbers = [int(word) for word in words]
     if kind == "QUAD_PERM":
         return 0x8000 | sum(lane << 2 * i for i, lane in enumerate(numbers))
@@ -92,11 +113,14 @@ def operand(word: str) -> Operand:
         return Operand("off")
     neg = abs_ = False
     if match := re.fullmatch(r"neg\((.*)\)", word):
-        word, neg = match[1], True
+        word = match[1]
+        neg = True
     elif re.match(r"-[|vs]|-(vcc|exec|m0)", word):
-        word, neg = word[1:], True
+        word = word[1:]
+        neg = True
     if match := re.fullmatch(r"\|(.*)\|", word):
-        word, abs_ = match[1], True
+        word = match[1]
+        abs_ = True
     base, dot, half = word.partition(".")
     if word in _NAMED or (dot and half in ("l", "h") and base in _NAMED):
         index, count = _NAMED[base if dot else word]

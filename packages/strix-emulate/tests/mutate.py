@@ -74,15 +74,15 @@ def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int]
     Left out is a wait in front of a load into the upper half of a register: it separates loads
     that their counter keeps in order anyway (waits.check).
     """
-    found = [
+    waits_of_kernel = [
         ins.address
         for ins, after in pairwise(instructions)
         if ins.name in WAITS and not after.name.endswith("_d16_hi")
     ]
     with _watched() as retired:
         judge(instructions)
-    busy = [address for address in found if address in retired]
-    return busy, len(found) - len(busy)
+    busy = [address for address in waits_of_kernel if address in retired]
+    return busy, len(waits_of_kernel) - len(busy)
 
 
 @contextlib.contextmanager
@@ -90,7 +90,9 @@ def _watched() -> Iterator[set[int]]:
     """Collects the addresses of waits that had something to wait for."""
     retired: set[int] = set()
     at = 0
-    wait, execute, issue = waits.wait, Step.execute, Step.issue
+    wait = waits.wait
+    execute = Step.execute
+    issue = Step.issue
 
     def counted(g, counter, allowed):
         if len(g.queues.state.queues[counter]) > allowed:
@@ -109,7 +111,9 @@ def _watched() -> Iterator[set[int]]:
     try:
         yield retired
     finally:
-        waits.wait, Step.execute, Step.issue = wait, execute, issue
+        waits.wait = wait
+        Step.execute = execute
+        Step.issue = issue
 
 
 def sample(instructions: list[Instruction], count: int, seed: int = 1) -> list[int]:
@@ -118,9 +122,17 @@ def sample(instructions: list[Instruction], count: int, seed: int = 1) -> list[i
     Left out: waits and barriers (judged apart), hints, cache control, and branches over code that
     has no effect without active lanes, which only save time.
     """
-    skipped = NO_EFFECT | WAITS | {
-        "s_endpgm", "s_sendmsg", "buffer_gl0_inv", "s_barrier", "s_cbranch_execz",
-        "s_cbranch_execnz",
-    }  # fmt: skip
+    skipped = (
+        NO_EFFECT
+        | WAITS
+        | {
+            "s_endpgm",
+            "s_sendmsg",
+            "buffer_gl0_inv",
+            "s_barrier",
+            "s_cbranch_execz",
+            "s_cbranch_execnz",
+        }
+    )
     real = [ins.address for ins in instructions if ins.name not in skipped]
     return sorted(random.Random(seed).sample(real, min(count, len(real))))

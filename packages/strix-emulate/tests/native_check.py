@@ -76,36 +76,66 @@ v_dual_mul_f32 v0, v1, v2 :: v_dual_add_f32 v1, v0, v3
 v_dual_fmac_f32 v0, v1, v2 :: v_dual_cndmask_b32 v3, v0, v5
 v_dual_add_f32 v0, s4, v2 :: v_dual_mov_b32 v3, v0
 """.strip().splitlines()
-_DPP = ("quad_perm:[1,0,3,2]", "row_shl:1", "row_shr:3", "row_ror:5", "row_share:7", "row_xmask:9",
-        "row_mirror", "row_half_mirror", "dpp8:[7,6,5,4,3,2,1,0]")  # fmt: skip
-_DPP_ENDS = ("row_mask:0xf bank_mask:0xf", "row_mask:0xf bank_mask:0xf bound_ctrl:1",
-             "row_mask:0x1 bank_mask:0xe fi:1")  # fmt: skip
-_DPP_NAMES = ("v_add_f32_dpp v1, v2, v3", "v_mov_b32_dpp v2, v2", "v_max_f32_e64_dpp v1, -v2, v3",
-              "v_add_nc_u32_dpp v1, v1, v2", "v_cmp_gt_f32_e64_dpp s12, v2, v3",
-              "v_add_f16_dpp v1.l, v2.h, v3.l")  # fmt: skip
-OTHERS += [f"{name} {how} {end}" for name in _DPP_NAMES for how in _DPP
-           for end in (("", "fi:1") if "dpp8" in how else _DPP_ENDS)]  # fmt: skip
+_DPP = (
+    "quad_perm:[1,0,3,2]",
+    "row_shl:1",
+    "row_shr:3",
+    "row_ror:5",
+    "row_share:7",
+    "row_xmask:9",
+    "row_mirror",
+    "row_half_mirror",
+    "dpp8:[7,6,5,4,3,2,1,0]",
+)
+_DPP_ENDS = (
+    "row_mask:0xf bank_mask:0xf",
+    "row_mask:0xf bank_mask:0xf bound_ctrl:1",
+    "row_mask:0x1 bank_mask:0xe fi:1",
+)
+_DPP_NAMES = (
+    "v_add_f32_dpp v1, v2, v3",
+    "v_mov_b32_dpp v2, v2",
+    "v_max_f32_e64_dpp v1, -v2, v3",
+    "v_add_nc_u32_dpp v1, v1, v2",
+    "v_cmp_gt_f32_e64_dpp s12, v2, v3",
+    "v_add_f16_dpp v1.l, v2.h, v3.l",
+)
 OTHERS += [
-    f"{name}_e64 " + ", ".join(
+    f"{name} {how} {end}"
+    for name in _DPP_NAMES
+    for how in _DPP
+    for end in (("", "fi:1") if "dpp8" in how else _DPP_ENDS)
+]
+OTHERS += [
+    f"{name}_e64 "
+    + ", ".join(
         f"v{i + 1}" + (".l" if "16" in name else "")
         for i in range(1 + len(operations.TABLE[name][1]))
-    ) + " clamp"
+    )
+    + " clamp"
     for name in sorted(operations.SATURATING & operations.TABLE.keys())
-]  # fmt: skip
+]
 OTHERS += [
-    f"{name} v1, " + ", ".join(operands[: len(subdword.PACKED[name][1])])
+    f"{name} v1, "
+    + ", ".join(operands[: len(subdword.PACKED[name][1])])
     + how.replace("2", "1,1,0"[: 2 * len(subdword.PACKED[name][1]) - 1])
     for name in sorted(subdword.PACKED.keys() - {"v_pk_fmac_f16"})
     for operands, how in (
-        (("v2", "s3", "v4"), ""), (("v1", "v1", "v1"), " op_sel:[2]"),
-        (("v3", "0x40003c00", "v1"), " op_sel_hi:[2]"), (("v2", "1.0", "v3"), " clamp"),
+        (("v2", "s3", "v4"), ""),
+        (("v1", "v1", "v1"), " op_sel:[2]"),
+        (("v3", "0x40003c00", "v1"), " op_sel_hi:[2]"),
+        (("v2", "1.0", "v3"), " clamp"),
         (("v2", "v1", "v3"), " neg_lo:[2]" if name.endswith("f16") else " op_sel:[2]"),
     )
-]  # fmt: skip
+]
 OTHERS += ["v_pk_fmac_f16 v1, s2, v3", "v_pk_fmac_f16 v1, v1, v1"]
 #: kernels start in other modes, too
-MODES = ({}, {"denormals_32": False, "denormals_16_64": False}, {"ieee": False},
-         {"ieee": False, "denormals_32": False})  # fmt: skip
+MODES = (
+    {},
+    {"denormals_32": False, "denormals_16_64": False},
+    {"ieee": False},
+    {"ieee": False, "denormals_32": False},
+)
 _NUMBERS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
 
@@ -121,11 +151,11 @@ class Report:
 def random_instructions(rng: random.Random, count: int) -> list[str]:
     """Texts of random instructions, each mnemonic in its turn."""
     tables = selftest.tables()
-    found: list[str] = []
-    while len(found) < count:
-        for entry in rng.sample(tables, min(len(tables), count - len(found))):
-            found.append(operands.operation(rng, *entry).text)
-    return found
+    texts: list[str] = []
+    while len(texts) < count:
+        for entry in rng.sample(tables, min(len(tables), count - len(texts))):
+            texts.append(operands.operation(rng, *entry).text)
+    return texts
 
 
 def registers(rng: random.Random, width: int = LANES) -> tuple[np.ndarray, np.ndarray]:
@@ -139,7 +169,8 @@ def registers(rng: random.Random, width: int = LANES) -> tuple[np.ndarray, np.nd
         edges = draw.choice(np.array(operands.EDGES, np.uint32), shape)
         return np.where(kind < 0.4, edges, np.where(kind < 0.7, ordinary, anything))
 
-    V, S = bits(operands.REGISTERS, WAVES, width), bits(SCALARS, WAVES, 1)
+    V = bits(operands.REGISTERS, WAVES, width)
+    S = bits(SCALARS, WAVES, 1)
     V[8:] = np.tile(V[8:, :, :16], width // 16)
     S[EXEC : EXEC + 2] = 0xFFFFFFFF
     if rng.random() < 0.5:
@@ -164,7 +195,8 @@ def compare(
             report.numpy_only.add(name)
             continue
         V, S = registers(rng, width)
-        by_numpy, by_c = selftest.waves(V, S), selftest.waves(V, S)
+        by_numpy = selftest.waves(V, S)
+        by_c = selftest.waves(V, S)
         scc = np.array([[rng.random() < 0.5] for _ in range(WAVES)])
         by_numpy.scc[...], by_c.scc[...] = scc, scc
         flat = (native.COp * len(ops))(*ops)
@@ -204,7 +236,8 @@ def difference(step: Step, expected: Waves, got: Waves) -> str:
 
 
 def run(count: int, seed: int = 1, width: int = LANES) -> Report:
-    rng, report = random.Random(seed), Report()
+    rng = random.Random(seed)
+    report = Report()
     for i, mode in enumerate(MODES):
         texts = random_instructions(rng, count // len(MODES))
         texts += OTHERS if i < 2 else []
@@ -218,5 +251,7 @@ if __name__ == "__main__":
     done = run(40 * int(sys.argv[1]))
     print(*done.differences[:60], sep="\n")
     print("numpy alone:", ", ".join(sorted(done.numpy_only)))
-    print(f"{native.describe()}: {len(done.compared)} mnemonics in {done.compared.total()} "
-          f"instructions of {WAVES * LANES} lanes, {len(done.differences)} differ")  # fmt: skip
+    print(
+        f"{native.describe()}: {len(done.compared)} mnemonics in {done.compared.total()} "
+        f"instructions of {WAVES * LANES} lanes, {len(done.differences)} differ"
+    )

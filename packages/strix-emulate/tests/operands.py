@@ -20,24 +20,58 @@ from strix_emulate.code.decode import EXEC, VCC
 
 REGISTERS = 16
 #: Scalar registers of masks, which are nothing else: in wave64 pairs, see widened.
-MASK_IN, MASK_OUT = 10, 12
+MASK_IN = 10
+MASK_OUT = 12
 _MASKED = re.compile(r"v_(cmp_|cndmask|\w+_co_|div_scale|mad_[iu]64)")
 #: What goes wrong first: zeros, ones, denormals, largest, infinities, NaNs, integer limits.
 EDGES = (
-    0, 1, 0x80000000, 0x7FFFFFFF, 0xFFFFFFFF, 0x3F800000, 0xBF800000, 0x00000001, 0x807FFFFF,
+    0,
+    1,
+    0x80000000,
+    0x7FFFFFFF,
+    0xFFFFFFFF,
+    0x3F800000,
+    0xBF800000,
+    0x00000001,
+    0x807FFFFF,
     0x00800000,
-    0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7FA00000, 0x33800000, 0x4F000000,
+    0x7F7FFFFF,
+    0xFF7FFFFF,
+    0x7F800000,
+    0xFF800000,
+    0x7FC00000,
+    0x7FA00000,
+    0x33800000,
+    0x4F000000,
     0xCF000001,
-    0x3C003C00, 0x7C000001, 0xFBFF7BFF, 0x80000400, 0x03FF8001, 0x7E007D00, 0x4B800001, 0x3F000000,
+    0x3C003C00,
+    0x7C000001,
+    0xFBFF7BFF,
+    0x80000400,
+    0x03FF8001,
+    0x7E007D00,
+    0x4B800001,
+    0x3F000000,
     0x477FF000,
-)  # fmt: skip
-_INLINE = {"u32": ("0", "1", "-1", "64", "-16", "0x12345678"),
-           "f32": ("0", "1.0", "-4.0", "0.5", "0x7f800000"),
-           "u16": ("0", "1", "-1", "64", "0x1234"), "f16": ("0", "1.0", "-2.0", "0.5", "0x7c00"),
-           "u64": ("0", "1", "-1"), "f64": ("0", "1.0", "-2.0", "0.5")}  # fmt: skip
+)
+_INLINE = {
+    "u32": ("0", "1", "-1", "64", "-16", "0x12345678"),
+    "f32": ("0", "1.0", "-4.0", "0.5", "0x7f800000"),
+    "u16": ("0", "1", "-1", "64", "0x1234"),
+    "f16": ("0", "1.0", "-2.0", "0.5", "0x7c00"),
+    "u64": ("0", "1", "-1"),
+    "f64": ("0", "1.0", "-2.0", "0.5"),
+}
 #: formats of the kinds that are numbers
-FORMS = {"f32": exact.F32, "f16": exact.F16, "f64": exact.F64, "bf16": exact.B16, "z16": exact.F16,
-         "lo16": exact.F16, "hi16": exact.F16}  # fmt: skip
+FORMS = {
+    "f32": exact.F32,
+    "f16": exact.F16,
+    "f64": exact.F64,
+    "bf16": exact.B16,
+    "z16": exact.F16,
+    "lo16": exact.F16,
+    "hi16": exact.F16,
+}
 _MODIFIED = {"f16", "f32", "f64"}
 _IMPLICIT = {
     "vcc": ("mask", VCC),
@@ -81,7 +115,8 @@ class Operation:
 def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
     """An instruction of an entry; file is "v" or "s"."""
     result, kinds, function = entry
-    modifiers, words = set(), []
+    modifiers = set()
+    words = []
     kind, _, second = result.partition("+")
     flag = target = None
     if kind == "mask":

@@ -190,7 +190,8 @@ def _division_scale(form: tuple, power: int, apart: int, few: int) -> Callable:
     one = encode(Fraction(1), form)
 
     def run(a: int, denominator: int, numerator: int):
-        up, down = scaled(a, power, form), scaled(a, -power, form)
+        up = scaled(a, power, form)
+        down = scaled(a, -power, form)
         if 0 in (value(numerator, form)[0], value(denominator, form)[0]):
             return NAN[form], 0
         small_inverse = _is_denormal(_quotient(one, denominator, form), form)
@@ -217,8 +218,8 @@ def _division_fix(form: tuple, underflow: int | None) -> Callable:
     def run(quotient: int, denominator: int, numerator: int):
         (n, nn), (d, nd) = value(numerator, form), value(denominator, form)
         negative = nn != nd
-        infinity, zero = encode("-inf" if negative else "inf", form), encode(
-            Fraction(0), form, negative)  # fmt: skip
+        infinity = encode("-inf" if negative else "inf", form)
+        zero = encode(Fraction(0), form, negative)
         if "nan" in (n, d) or (d == 0 and n == 0) or (isinstance(d, str) and isinstance(n, str)):
             return NAN[form]
         if d == 0 or isinstance(n, str):
@@ -256,12 +257,12 @@ def _division_fma(form: tuple, power: int) -> Callable:
 def _in_class(form: tuple) -> Callable:
     quiet = 1 << (form[0] - 2)
 
-    def run(bits: int, wanted: int) -> int:
+    def run(bits: int, class_mask: int) -> int:
         x, negative = value(bits, form)
         if x == "nan":
-            return wanted >> bool(bits & quiet) & 1
+            return class_mask >> bool(bits & quiet) & 1
         size = 3 if isinstance(x, str) else 0 if x == 0 else 1 if _is_denormal(bits, form) else 2
-        return wanted >> (5 - size if negative else 6 + size) & 1
+        return class_mask >> (5 - size if negative else 6 + size) & 1
 
     return run
 
@@ -288,9 +289,11 @@ def _preop(shift: int) -> Callable:
 
 
 def _arctan(inverse: int, one: int) -> int:
-    total, n = 0, 0
+    total = 0
+    n = 0
     while term := one // inverse ** (2 * n + 1):
-        total, n = total + (-1) ** n * (term // (2 * n + 1)), n + 1
+        total = total + (-1) ** n * (term // (2 * n + 1))
+        n = n + 1
     return total
 
 
@@ -323,11 +326,23 @@ def _cube(name: str) -> Callable:
             return compared(a, 0, F32) == -1
 
         if size_at_least(z, x) and size_at_least(z, y):
-            face, low, sc, tc, ma = 4, below_zero(z), (x, x ^ _SIGN), (y ^ _SIGN,) * 2, z
+            face = 4
+            low = below_zero(z)
+            sc = (x, x ^ _SIGN)
+            tc = (y ^ _SIGN,) * 2
+            ma = z
         elif size_at_least(y, x):
-            face, low, sc, tc, ma = 2, below_zero(y), (x, x), (z, z ^ _SIGN), y
+            face = 2
+            low = below_zero(y)
+            sc = (x, x)
+            tc = (z, z ^ _SIGN)
+            ma = y
         else:
-            face, low, sc, tc, ma = 0, below_zero(x), (z ^ _SIGN, z), (y ^ _SIGN,) * 2, x
+            face = 0
+            low = below_zero(x)
+            sc = (z ^ _SIGN, z)
+            tc = (y ^ _SIGN,) * 2
+            ma = x
         if name == "id":
             return encode(Fraction(face + low), F32)
         return {"sc": sc[low], "tc": tc[low], "ma": add(ma, ma, F32)}[name]
@@ -340,12 +355,18 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     for name in ("id", "sc", "tc", "ma"):
         table[f"v_cube{name}_f32"] = ("f32", ("f32",) * 3, _cube(name))
     for kind, form in FORMS.items():
-        for name, function in (("rcp", _reciprocal), ("rsq", _inverse_root), ("sqrt", _square_root),
-                               ("exp", _exp2), ("log", _log2), ("sin", _wave(math.sin)),
-                               ("cos", _wave(math.cos)), ("rcp_iflag", _reciprocal)):  # fmt: skip
+        for name, function in (
+            ("rcp", _reciprocal),
+            ("rsq", _inverse_root),
+            ("sqrt", _square_root),
+            ("exp", _exp2),
+            ("log", _log2),
+            ("sin", _wave(math.sin)),
+            ("cos", _wave(math.cos)),
+            ("rcp_iflag", _reciprocal),
+        ):
             flushes = form is F32 and name not in ("sin", "cos")
-            table[f"v_{name}_{kind}"] = (
-                kind, (kind,), _approximated(function, form, flushes))  # fmt: skip
+            table[f"v_{name}_{kind}"] = (kind, (kind,), _approximated(function, form, flushes))
         for name, rounding in ROUNDINGS.items():
             table[f"v_{name}_{kind}"] = (kind, (kind,), floor_like(rounding, form))
         table[f"v_fract_{kind}"] = (kind, (kind,), _fraction(form))
@@ -353,30 +374,52 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         result, power = ("u16", "u16") if form is F16 else ("u32", "u32")
         table[f"v_frexp_exp_i{result[1:]}_{kind}"] = (result, (kind,), _exponent(form))
         table[f"v_ldexp_{kind}"] = (
-            kind, (kind, power), lambda a, n, f=form, b=int(power[1:]): scaled(
-                a, n - (1 << b) if n >> (b - 1) else n, f))  # fmt: skip
+            kind,
+            (kind, power),
+            lambda a, n, f=form, b=int(power[1:]): scaled(
+                a, n - (1 << b) if n >> (b - 1) else n, f
+            ),
+        )
         table[f"v_cmp_class_{kind}"] = (
-            "mask", (kind, "u16" if form is F16 else "u32"), _in_class(form))  # fmt: skip
+            "mask",
+            (kind, "u16" if form is F16 else "u32"),
+            _in_class(form),
+        )
         table[f"v_med3_{kind}"] = (kind, (kind,) * 3, lambda a, b, c, f=form: median(a, b, c, f))
-        r, literal = f"r:{kind}", f"lit:{kind}"
-        for name, sources in (("fmac", (kind, kind, "old")), ("fmamk", (r, literal, r)),
-                              ("fmaak", (r, r, literal))):  # fmt: skip
+        r = f"r:{kind}"
+        literal = f"lit:{kind}"
+        for name, sources in (
+            ("fmac", (kind, kind, "old")),
+            ("fmamk", (r, literal, r)),
+            ("fmaak", (r, r, literal)),
+        ):
             table[f"v_{name}_{kind}"] = (kind, sources, lambda a, b, c, f=form: fma(a, b, c, f))
     for kind, power, apart, few in (("f32", 64, 96, 23), ("f64", 128, 768, 53)):
-        form, registers = FORMS[kind], (f"r:{kind}",) * 3
+        form = FORMS[kind]
+        registers = (f"r:{kind}",) * 3
         table[f"v_div_scale_{kind}"] = (
-            f"{kind}+mask", registers, _division_scale(form, power, apart, few))  # fmt: skip
+            f"{kind}+mask",
+            registers,
+            _division_scale(form, power, apart, few),
+        )
         table[f"v_div_fmas_{kind}"] = (kind, (kind,) * 3 + ("vcc",), _division_fma(form, power))
         table[f"v_div_fixup_{kind}"] = (
-            kind, (kind,) * 3, _division_fix(form, -150 if form is F32 else -1075))  # fmt: skip
+            kind,
+            (kind,) * 3,
+            _division_fix(form, -150 if form is F32 else -1075),
+        )
     table["v_div_fixup_f16"] = ("f16", ("f16",) * 3, _division_fix(F16, None))
     table["v_trig_preop_f64"] = ("f64", ("f64", "u32"), _preop(1201 - 53))
     table["v_mul_dx9_zero_f32"] = ("f32", ("f32",) * 2, lambda a, b: zero_wins(a, b, None))
     table["v_fma_dx9_zero_f32"] = ("f32", ("f32",) * 3, zero_wins)
     table["v_fmac_dx9_zero_f32"] = ("f32", ("f32", "f32", "old"), zero_wins)
-    for name, rounding in (("floor", lambda x: x // 1),
-                           ("nearest", lambda x: (x + Fraction(1, 2)) // 1)):  # fmt: skip
+    for name, rounding in (
+        ("floor", lambda x: x // 1),
+        ("nearest", lambda x: (x + Fraction(1, 2)) // 1),
+    ):
         table[f"v_cvt_{name}_i32_f32"] = (
-            "u32", ("f32",), lambda a, r=rounding: to_integer(
-                a, F32, -(2**31), 2**31 - 1, r) & M64)  # fmt: skip
+            "u32",
+            ("f32",),
+            lambda a, r=rounding: to_integer(a, F32, -(2**31), 2**31 - 1, r) & M64,
+        )
     return table

@@ -80,8 +80,10 @@ def packed(function: Callable, kind: str, count: int, clamps: bool = True) -> Ch
         def run(*sources):
             result = 0
             for i, (picks, negated) in enumerate(zip((low, high), signs, strict=True)):
-                parts = [x >> 16 * p & 0xFFFF ^ n << 15 for x, p, n in zip(
-                    sources, picks, negated, strict=True)]  # fmt: skip
+                parts = [
+                    x >> 16 * p & 0xFFFF ^ n << 15
+                    for x, p, n in zip(sources, picks, negated, strict=True)
+                ]
                 if kind == "f16":
                     half = function(*parts)
                     half = limited(half, F16) if clamp else half
@@ -160,8 +162,10 @@ def mixed(target: tuple) -> Choice:
         halves = [h & n for h, n in zip(halves, narrow, strict=True)]
 
         def run(*sources):
-            parts = [convert(x >> 16 * h & 0xFFFF, F16, F32) if n else x
-                     for x, h, n in zip(sources, halves, narrow, strict=True)]  # fmt: skip
+            parts = [
+                convert(x >> 16 * h & 0xFFFF, F16, F32) if n else x
+                for x, h, n in zip(sources, halves, narrow, strict=True)
+            ]
             return convert(fma(*parts, F32), F32, target)
 
         return f" op_sel:{halves} op_sel_hi:{narrow}".replace(", ", ","), run
@@ -215,36 +219,55 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable | Choice]]:
     table: dict[str, tuple[str, tuple[str, ...], Callable | Choice]] = {}
     for kind in ("u16", "i16", "u32", "i32"):
         raw = f"u{kind[1:]}"
-        for op, exact in (("add", lambda a, b: a + b), ("sub", lambda a, b: a - b),
-                          ("subrev", lambda a, b: b - a)):  # fmt: skip
+        for op, exact in (
+            ("add", lambda a, b: a + b),
+            ("sub", lambda a, b: a - b),
+            ("subrev", lambda a, b: b - a),
+        ):
             table[f"v_{op}_nc_{kind}"] = (raw, (raw,) * 2, saturating(exact, kind))
         if raw == "u16":
-            table[f"v_mad_{kind}"] = (
-                raw, (raw,) * 3, saturating(lambda a, b, c: a * b + c, kind))  # fmt: skip
+            table[f"v_mad_{kind}"] = (raw, (raw,) * 3, saturating(lambda a, b, c: a * b + c, kind))
     halves = {name: lambda a, b, f=function: f(a, b, F16) for name, function in OF_TWO.items()}
     for name in ("add", "mul", "max", "min"):
         table[f"v_pk_{name}_f16"] = ("h2", ("r:u32",) * 2, packed(halves[name], "f16", 2))
     table["v_pk_fma_f16"] = (
-        "h2", ("r:u32",) * 3, packed(lambda a, b, c: fma(a, b, c, F16), "f16", 3))  # fmt: skip
-    table["v_pk_fmac_f16"] = ("h2", ("r:u32", "r:u32", "old"), lambda a, b, c: sum(
-        fma(*(x >> s & 0xFFFF for x in (a, b, c)), F16) << s for s in (0, 16)))  # fmt: skip
+        "h2",
+        ("r:u32",) * 3,
+        packed(lambda a, b, c: fma(a, b, c, F16), "f16", 3),
+    )
+    table["v_pk_fmac_f16"] = (
+        "h2",
+        ("r:u32", "r:u32", "old"),
+        lambda a, b, c: sum(fma(*(x >> s & 0xFFFF for x in (a, b, c)), F16) << s for s in (0, 16)),
+    )
     for name, kinds, count, function in (
-        ("add", "ui", 2, lambda a, b: a + b), ("sub", "ui", 2, lambda a, b: a - b),
-        ("mul_lo", "u", 2, lambda a, b: a * b & 0xFFFF), ("max", "ui", 2, max),
-        ("min", "ui", 2, min), ("mad", "ui", 3, lambda a, b, c: a * b + c),
+        ("add", "ui", 2, lambda a, b: a + b),
+        ("sub", "ui", 2, lambda a, b: a - b),
+        ("mul_lo", "u", 2, lambda a, b: a * b & 0xFFFF),
+        ("max", "ui", 2, max),
+        ("min", "ui", 2, min),
+        ("mad", "ui", 3, lambda a, b, c: a * b + c),
         ("lshlrev", "b", 2, lambda a, b: b << (a & 15) & 0xFFFF),
         ("lshrrev", "b", 2, lambda a, b: b >> (a & 15)),
         ("ashrrev", "i", 2, lambda a, b: b >> (a & 15)),
-    ):  # fmt: skip
+    ):
         for sign in kinds:
             table[f"v_pk_{name}_{sign}16"] = (
-                u, ("r:u32",) * count,
-                packed(function, "u16" if sign == "b" else f"{sign}16", count,
-                       name in ("add", "sub", "mad")))  # fmt: skip
+                u,
+                ("r:u32",) * count,
+                packed(
+                    function,
+                    "u16" if sign == "b" else f"{sign}16",
+                    count,
+                    name in ("add", "sub", "mad"),
+                ),
+            )
     three = ("r:u32",) * 3
     table |= {
-        "v_dot4_i32_iu8": (u, three, dot(8, True)), "v_dot4_u32_u8": (u, three, dot(8, False)),
-        "v_dot8_i32_iu4": (u, three, dot(4, True)), "v_dot8_u32_u4": (u, three, dot(4, False)),
+        "v_dot4_i32_iu8": (u, three, dot(8, True)),
+        "v_dot4_u32_u8": (u, three, dot(8, False)),
+        "v_dot8_i32_iu4": (u, three, dot(4, True)),
+        "v_dot8_u32_u4": (u, three, dot(4, False)),
         "v_dot2_f32_f16": ("f32", ("r:u32", "r:u32", "r:f32"), dot2(F16)),
         "v_dot2_f32_bf16": ("f32", ("r:u32", "r:u32", "r:f32"), dot2(B16)),
         "v_dot2acc_f32_f16": ("f32", ("r:u32", "r:u32", "old"), dot2(F16)),
@@ -260,30 +283,45 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable | Choice]]:
         "v_sub_co_ci_u32": ("u32+mask", (u, u, "mask"), lambda a, b, c: carry(a - b - c)),
         "v_subrev_co_ci_u32": ("u32+mask", (u, u, "mask"), lambda a, b, c: carry(b - a - c)),
         "v_mad_u64_u32": ("u64+mask", (u, u, "u64"), _wide_mad),
-        "v_mad_i64_i32": ("u64+mask", (u, u, "u64"), lambda a, b, c: _wide_mad(
-            signed(a), signed(b), signed(c, 64))),
+        "v_mad_i64_i32": (
+            "u64+mask",
+            (u, u, "u64"),
+            lambda a, b, c: _wide_mad(signed(a), signed(b), signed(c, 64)),
+        ),
         "v_cndmask_b32": (u, ("f32", "f32", "mask"), lambda a, b, c: b if c else a),
         "v_cndmask_b16": ("u16", ("f16", "f16", "mask"), lambda a, b, c: b if c else a),
-        "v_mbcnt_lo_u32_b32": (u, (u, u, "lane"), lambda a, b, n: (
-            a & (1 << n) - 1).bit_count() + b),
+        "v_mbcnt_lo_u32_b32": (
+            u,
+            (u, u, "lane"),
+            lambda a, b, n: (a & (1 << n) - 1).bit_count() + b,
+        ),
         "v_mbcnt_hi_u32_b32": (u, (u, u), lambda a, b: b),
         "v_cvt_pk_rtz_f16_f32": ("h2", ("f32", "f32"), pair(towards_zero)),
         "v_cvt_pk_i16_i32": (u, (u, u), pair(lambda a: clip(signed(a), "i16"))),
         "v_cvt_pk_u16_u32": (u, (u, u), pair(lambda a: clip(a, "u16"))),
-        "v_cvt_pk_i16_f32": (u, ("f32",) * 2, pair(
-            lambda a: to_integer(a, F32, -(2**15), 2**15 - 1))),
+        "v_cvt_pk_i16_f32": (
+            u,
+            ("f32",) * 2,
+            pair(lambda a: to_integer(a, F32, -(2**15), 2**15 - 1)),
+        ),
         "v_cvt_pk_u16_f32": (u, ("f32",) * 2, pair(lambda a: to_integer(a, F32, 0, 0xFFFF))),
         "v_cvt_pk_u8_f32": (u, ("f32", u, u), _byte_into),
         "v_cvt_off_f32_i4": ("f32", (u,), lambda a: encode(Fraction(signed(a, 4), 16), F32)),
-        "v_sat_pk_u8_i16": ("u16", (u,), lambda a: sum(
-            max(0, min(255, signed(a >> s, 16))) << s // 2 for s in (0, 16))),
-    }  # fmt: skip
+        "v_sat_pk_u8_i16": (
+            "u16",
+            (u,),
+            lambda a: sum(max(0, min(255, signed(a >> s, 16))) << s // 2 for s in (0, 16)),
+        ),
+    }
     table["v_cvt_pkrtz_f16_f32"] = table["v_cvt_pk_rtz_f16_f32"]
     for kind, low, high in (("i16", -0x7FFF, 0x7FFF), ("u16", 0, 0xFFFF)):
         table[f"v_cvt_norm_{kind}_f16"] = ("u16", ("f16",), normalised(F16, low, high))
         for source, form in (("f16", F16), ("f32", F32)):
             table[f"v_cvt_pk_norm_{kind}_{source}"] = (
-                u, (source,) * 2, pair(normalised(form, low, high)))  # fmt: skip
+                u,
+                (source,) * 2,
+                pair(normalised(form, low, high)),
+            )
     return table
 
 
@@ -306,12 +344,15 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
                 lambda a, b, f=form, o=function: (o(a, b, f), None),
             )
         table[f"s_fmac_{kind}"] = (
-            target, (kind, kind, "old"), lambda a, b, c, f=form: (
-                fma(a, b, c & (1 << f[3]) - 1, f), None))  # fmt: skip
-    for name, sources in (("fmamk", ("r:f32", "lit:f32", "r:f32")),
-                          ("fmaak", ("r:f32", "r:f32", "lit:f32"))):  # fmt: skip
-        table[f"s_{name}_f32"] = (
-            "f32", sources, lambda a, b, c: (fma(a, b, c, F32), None))  # fmt: skip
+            target,
+            (kind, kind, "old"),
+            lambda a, b, c, f=form: (fma(a, b, c & (1 << f[3]) - 1, f), None),
+        )
+    for name, sources in (
+        ("fmamk", ("r:f32", "lit:f32", "r:f32")),
+        ("fmaak", ("r:f32", "r:f32", "lit:f32")),
+    ):
+        table[f"s_{name}_f32"] = ("f32", sources, lambda a, b, c: (fma(a, b, c, F32), None))
     return table | {
         "s_addc_u32": (u, (u, u, "scc"), lambda a, b, c: carry(a + b + c)),
         "s_subb_u32": (u, (u, u, "scc"), lambda a, b, c: carry(a - b - c)),
@@ -321,6 +362,9 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "s_cvt_f16_f32": ("z16", ("f32",), lambda a: (convert(a, F32, F16), None)),
         "s_cvt_f32_f16": ("f32", ("f16",), lambda a: (convert(a, F16, F32), None)),
         "s_cvt_hi_f32_f16": ("f32", (u,), lambda a: (convert(a >> 16, F16, F32), None)),
-        "s_cvt_pk_rtz_f16_f32": ("h2", ("f32", "f32"), lambda a, b: (
-            pair(towards_zero)(a, b), None)),
-    }  # fmt: skip
+        "s_cvt_pk_rtz_f16_f32": (
+            "h2",
+            ("f32", "f32"),
+            lambda a, b: (pair(towards_zero)(a, b), None),
+        ),
+    }

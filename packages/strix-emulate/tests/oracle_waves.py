@@ -28,7 +28,9 @@ def _registers(rng: random.Random, count: int) -> list[int]:
 
 
 def _readlane(rng: random.Random) -> Case:
-    v, s, lane = rng.randrange(8), rng.choice(_SCALARS), rng.choice((rng.randrange(32), None))
+    v = rng.randrange(8)
+    s = rng.choice(_SCALARS)
+    lane = rng.choice((rng.randrange(32), None))
 
     def run(V, S):
         S[9] = V[v][(S[s] if lane is None else lane) & 31]
@@ -47,7 +49,9 @@ def _readfirstlane(rng: random.Random) -> Case:
 
 
 def _writelane(rng: random.Random) -> Case:
-    v, s, lane = rng.randrange(8), rng.choice(_SCALARS), rng.randrange(32)
+    v = rng.randrange(8)
+    s = rng.choice(_SCALARS)
+    lane = rng.randrange(32)
 
     def run(V, S):
         V[v][lane] = S[s]
@@ -58,11 +62,14 @@ def _writelane(rng: random.Random) -> Case:
 def _permlane(across: bool) -> Callable[[random.Random], Case]:
     def make(rng: random.Random) -> Case:
         d, v = _registers(rng, 2)
-        low, high = rng.choice(_SCALARS), rng.choice(_SCALARS)
-        inactive, bound = rng.randrange(2), rng.randrange(2)
+        low = rng.choice(_SCALARS)
+        high = rng.choice(_SCALARS)
+        inactive = rng.randrange(2)
+        bound = rng.randrange(2)
 
         def run(V, S):
-            old, pick = list(V[v]), S[low] | S[high] << 32
+            old = list(V[v])
+            pick = S[low] | S[high] << 32
             for i in _active(S):
                 source = i // 16 * 16 + (pick >> i % 16 * 4 & 15) ^ (16 if across else 0)
                 if inactive or S[EXEC] >> source & 1:
@@ -95,7 +102,8 @@ def _swap_halves(rng: random.Random) -> Case:
 
     def run(V, S):
         for i in _active(S):
-            p, q = V[a][i] >> x & 0xFFFF, V[b][i] >> y & 0xFFFF
+            p = V[a][i] >> x & 0xFFFF
+            q = V[b][i] >> y & 0xFFFF
             V[a][i] += (q - p) << x
             V[b][i] += (p - q) << y
 
@@ -104,11 +112,12 @@ def _swap_halves(rng: random.Random) -> Case:
 
 def _masked_sums(rng: random.Random) -> Case:
     """Four results and addends of V_MQSAD_U32_U8; bytes of the second source that are 0."""
-    a, kept = rng.randrange(2), rng.choice((0xFFFFFFFF, 0xFFFF00FF, 0x00FFFF00))
+    a = rng.randrange(2)
+    byte_mask = rng.choice((0xFFFFFFFF, 0xFFFF00FF, 0x00FFFF00))
 
     def run(V, S):
         for i in _active(S):
-            V[3][i] &= kept
+            V[3][i] &= byte_mask
             bytes_of = (V[a][i] | V[a + 1][i] << 32).to_bytes(8, "little")
             reference = V[3][i].to_bytes(4, "little")
             for k in range(4):
@@ -116,13 +125,16 @@ def _masked_sums(rng: random.Random) -> Case:
                 total = V[4 + k][i] + sum(abs(x - y) for x, y in pairs if y)
                 V[4 + k][i] = total & 0xFFFFFFFF
 
-    text = f"v_and_b32 v3, {kept:#x}, v3\nv_mqsad_u32_u8 v[4:7], v[{a}:{a + 1}], v3, v[4:7]"
+    text = f"v_and_b32 v3, {byte_mask:#x}, v3\nv_mqsad_u32_u8 v[4:7], v[{a}:{a + 1}], v3, v[4:7]"
     return text, run
 
 
 def _move_relative(name: str) -> Callable[[random.Random], Case]:
     def make(rng: random.Random) -> Case:
-        d, v, low, high = rng.randrange(8), rng.randrange(8), rng.randrange(8), rng.randrange(8)
+        d = rng.randrange(8)
+        v = rng.randrange(8)
+        low = rng.randrange(8)
+        high = rng.randrange(8)
         m0 = low | high << 16 if "_2_" in name else low
 
         def run(V, S):
@@ -166,8 +178,11 @@ def _swizzle(rng: random.Random) -> Case:
     keep, put, flip = (rng.randrange(32) for _ in range(3))
     quads = [rng.randrange(4) for _ in range(4)]
     by_mask = rng.random() < 0.6
-    code = keep | put << 5 | flip << 10 if by_mask else 0x8000 | sum(
-        q << 2 * i for i, q in enumerate(quads))  # fmt: skip
+    code = (
+        keep | put << 5 | flip << 10
+        if by_mask
+        else 0x8000 | sum(q << 2 * i for i, q in enumerate(quads))
+    )
 
     def run(V, S):
         old = list(V[v])
@@ -195,19 +210,25 @@ _DPP: dict[str, Callable[[int, int], int | None]] = {
 def _dpp(rng: random.Random, pattern: str) -> Case:
     """V_ADD_NC_U32 with its first source, which the target may be, from another lane."""
     a, b = _registers(rng, 2)
-    d, n = rng.choice((a, rng.randrange(8))), rng.randrange(1, 16)
-    rows, banks = rng.choice((15, 1, 2)), rng.choice((15, 5, 10))
-    zero, fetch = rng.random() < 0.5, rng.random() < 0.5
+    d = rng.choice((a, rng.randrange(8)))
+    n = rng.randrange(1, 16)
+    rows = rng.choice((15, 1, 2))
+    banks = rng.choice((15, 5, 10))
+    zero = rng.random() < 0.5
+    fetch = rng.random() < 0.5
     text = f"v_add_nc_u32_dpp v{d}, v{a}, v{b} {pattern.format(n)}"
     if "dpp8" in pattern:
-        rows, banks, zero = 15, 15, False
+        rows = 15
+        banks = 15
+        zero = False
         text += f" fi:{int(fetch)}" if fetch else ""
     else:
         text += f" row_mask:{rows:#x} bank_mask:{banks:#x}{' bound_ctrl:1' if zero else ''}"
         text += " fi:1" if fetch else ""
 
     def run(V, S):
-        old, add_to = list(V[a]), list(V[b])
+        old = list(V[a])
+        add_to = list(V[b])
         for i in _active(S):
             source = _DPP[pattern](i, n)
             if not rows >> i // 16 & 1 or not banks >> i % 16 // 4 & 1:
@@ -215,40 +236,45 @@ def _dpp(rng: random.Random, pattern: str) -> Case:
             if source is None or not (fetch or S[EXEC] >> source & 1):
                 if not zero and "dpp8" not in pattern:
                     continue
-                taken = 0
+                moved = 0
             else:
-                taken = old[source]
-            V[d][i] = taken + add_to[i] & 0xFFFFFFFF
+                moved = old[source]
+            V[d][i] = moved + add_to[i] & 0xFFFFFFFF
 
     return text, run
 
 
 _DUAL: dict[str, Callable] = {
-    "v_dual_add_nc_u32": lambda a, b, _d: a + b, "v_dual_and_b32": lambda a, b, _d: a & b,
+    "v_dual_add_nc_u32": lambda a, b, _d: a + b,
+    "v_dual_and_b32": lambda a, b, _d: a & b,
     "v_dual_lshlrev_b32": lambda a, b, _d: b << (a & 31),
     "v_dual_mul_f32": lambda a, b, _d: multiply(a, b, F32),
     "v_dual_add_f32": lambda a, b, _d: add(a, b, F32),
     "v_dual_sub_f32": lambda a, b, _d: add(a, b ^ 1 << 31, F32),
     "v_dual_mov_b32": lambda a, _b, _d: a,
-}  # fmt: skip
+}
 
 
 def _dual(rng: random.Random) -> Case:
     """Two at once: both read before either writes. The banks of their registers differ."""
     first = rng.choice([n for n in _DUAL if n.endswith("f32") or "mov" in n])
     second = rng.choice(list(_DUAL))
-    x, y = (0, 2, 4), (1, 3, 7)
+    x = (0, 2, 4)
+    y = (1, 3, 7)
     parts = []
     for name, (d, a, b) in ((first, x), (second, y)):
         parts.append(f"{name} v{d}, v{a}" + ("" if "mov" in name else f", v{b}"))
 
     def run(V, S):
         for i in _active(S):
-            got = [_DUAL[name](V[a][i], V[b][i], V[d][i]) & 0xFFFFFFFF
-                   for name, (d, a, b) in ((first, x), (second, y))]  # fmt: skip
+            got = [
+                _DUAL[name](V[a][i], V[b][i], V[d][i]) & 0xFFFFFFFF
+                for name, (d, a, b) in ((first, x), (second, y))
+            ]
             V[x[0]][i], V[y[0]][i] = (
                 Between(F32, bits, bits, None, 0) if "f32" in name else bits
-                for name, bits in zip((first, second), got, strict=True))  # fmt: skip
+                for name, bits in zip((first, second), got, strict=True)
+            )
 
     return " :: ".join(parts), run
 
@@ -273,7 +299,10 @@ def _wmma(source: str, result: str) -> Callable[[random.Random], Case]:
     unit = Fraction(1, 1 << 24)
 
     def make(rng: random.Random) -> Case:
-        mods, signs, high, clamp = "", (False, False), 0, False
+        mods = ""
+        signs = (False, False)
+        high = 0
+        clamp = False
         if result == "i32":
             signs = tuple(rng.random() < 0.5 for _ in range(2))
             clamp = rng.random() < 0.5
@@ -289,7 +318,8 @@ def _wmma(source: str, result: str) -> Callable[[random.Random], Case]:
             )
             for row in range(16):
                 for column in range(16):
-                    register, lane = 8 + (row >> 1), column + 16 * (row & 1)
+                    register = 8 + (row >> 1)
+                    lane = column + 16 * (row & 1)
                     old = V[register][lane]
                     terms = [x * y for x, y in zip(a[row], b[column], strict=True)]
                     if form is None:
@@ -319,7 +349,9 @@ class Between:
     """
 
     def __init__(self, form: tuple, low: int, high: int, half: int | None, old: int):
-        self.form, self.half, self.old = form, half, old
+        self.form = form
+        self.half = half
+        self.old = old
         self.ends = value(low, form)[0], value(high, form)[0]
 
     def __eq__(self, bits: object) -> bool:
@@ -341,19 +373,34 @@ class Between:
 
 #: by mnemonic; those of matrices need all lanes, and ordinary numbers in v8 to v31
 CASES: dict[str, Callable[[random.Random], Case]] = {
-    "v_readlane_b32": _readlane, "v_readfirstlane_b32": _readfirstlane,
-    "v_writelane_b32": _writelane, "v_permlane16_b32": _permlane(False),
-    "v_permlanex16_b32": _permlane(True), "v_permlane64_b32": _nothing("v_permlane64_b32 v1, v2"),
-    "v_mqsad_u32_u8": _masked_sums, "v_nop": _nothing("v_nop"),
-    "v_swap_b32": _swap, "v_swap_b16": _swap_halves,
-    **{name: _move_relative(name) for name in (
-        "v_movrels_b32", "v_movreld_b32", "v_movrelsd_b32", "v_movrelsd_2_b32")},
-    "ds_bpermute_b32": _exchange(True), "ds_permute_b32": _exchange(False),
-    "ds_swizzle_b32": _swizzle, "v_dual": _dual,
+    "v_readlane_b32": _readlane,
+    "v_readfirstlane_b32": _readfirstlane,
+    "v_writelane_b32": _writelane,
+    "v_permlane16_b32": _permlane(False),
+    "v_permlanex16_b32": _permlane(True),
+    "v_permlane64_b32": _nothing("v_permlane64_b32 v1, v2"),
+    "v_mqsad_u32_u8": _masked_sums,
+    "v_nop": _nothing("v_nop"),
+    "v_swap_b32": _swap,
+    "v_swap_b16": _swap_halves,
+    **{
+        name: _move_relative(name)
+        for name in ("v_movrels_b32", "v_movreld_b32", "v_movrelsd_b32", "v_movrelsd_2_b32")
+    },
+    "ds_bpermute_b32": _exchange(True),
+    "ds_permute_b32": _exchange(False),
+    "ds_swizzle_b32": _swizzle,
+    "v_dual": _dual,
     **{f"v_add_nc_u32_dpp {control}": partial(_dpp, pattern=control) for control in _DPP},
-}  # fmt: skip
+}
 MATRICES: dict[str, Callable[[random.Random], Case]] = {
     f"v_wmma_{result}_16x16x16_{source}": _wmma(source, result)
-    for source, result in (("f16", "f32"), ("bf16", "f32"), ("f16", "f16"), ("bf16", "bf16"),
-                           ("iu8", "i32"), ("iu4", "i32"))
-}  # fmt: skip
+    for source, result in (
+        ("f16", "f32"),
+        ("bf16", "f32"),
+        ("f16", "f16"),
+        ("bf16", "bf16"),
+        ("iu8", "i32"),
+        ("iu4", "i32"),
+    )
+}

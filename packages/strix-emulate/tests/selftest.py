@@ -52,19 +52,45 @@ def code(text: str, width: int = LANES, target: Target = DEFAULT) -> bytes:
 
 #: what its descriptor and metadata say of a kernel that only a test has
 PLAIN = Kernel(
-    "test", b"", lds=0, scratch=0, kernarg=0, vgprs=256, sgprs=106, denormals_32=True,
-    denormals_16_64=True, ieee=True, clamp_nan=True, width=LANES, user_sgprs=(("kernarg", 2),),
-    user_count=0, workgroup_ids=(True, False, False), max_threads=1024, vgpr_spills=0,
-    sgpr_spills=0, arguments=(), finite_16=False, launch_lds=0, image=None, dynamic_stack=False,
-    target=DEFAULT, two_units=True,
-)  # fmt: skip
+    "test",
+    b"",
+    lds=0,
+    scratch=0,
+    kernarg=0,
+    vgprs=256,
+    sgprs=106,
+    denormals_32=True,
+    denormals_16_64=True,
+    ieee=True,
+    clamp_nan=True,
+    width=LANES,
+    user_sgprs=(("kernarg", 2),),
+    user_count=0,
+    workgroup_ids=(True, False, False),
+    max_threads=1024,
+    vgpr_spills=0,
+    sgpr_spills=0,
+    arguments=(),
+    finite_16=False,
+    launch_lds=0,
+    image=None,
+    dynamic_stack=False,
+    target=DEFAULT,
+    two_units=True,
+)
 
 
 def kernel(text: str, pointers: int = 2, width: int = LANES, **more) -> Kernel:
     """A kernel with so many arrays as arguments."""
     arguments = tuple(Argument("", 8 * i, 8, "global_buffer") for i in range(pointers))
-    return replace(PLAIN, code=code(text, width), kernarg=8 * pointers, arguments=arguments,
-                   width=width, **more)  # fmt: skip
+    return replace(
+        PLAIN,
+        code=code(text, width),
+        kernarg=8 * pointers,
+        arguments=arguments,
+        width=width,
+        **more,
+    )
 
 
 def assembled(text: str, width: int = LANES) -> list[Instruction]:
@@ -94,9 +120,14 @@ def waves(V, S) -> Waves:
 
 
 def spaces() -> addressing.Spaces:
-    return addressing.Spaces(Arena(1 << 16, 1, False, False),
-                       Memory("LDS", 4096, 1, False, False), 4096, 4096,
-                       Scratch("scratch", 4096, 1, False, False), 16)  # fmt: skip
+    return addressing.Spaces(
+        Arena(1 << 16, 1, False, False),
+        Memory("LDS", 4096, 1, False, False),
+        4096,
+        4096,
+        Scratch("scratch", 4096, 1, False, False),
+        16,
+    )
 
 
 def steps(text: str, width: int = LANES, **mode) -> list[Step]:
@@ -116,23 +147,25 @@ def execute(text: str, g: Waves, **mode) -> Waves:
 
 def tables() -> list[tuple[str, str, tuple]]:
     """(mnemonic, "v" or "s", entry of the oracle) of all that gfx1151 has."""
-    found = [(n, "v", e) for n, e in oracle.vector_table().items()]
-    found += [(n, "s", e) for n, e in oracle.scalar_table().items()]
+    entries = [(n, "v", e) for n, e in oracle.vector_table().items()]
+    entries += [(n, "s", e) for n, e in oracle.scalar_table().items()]
     # the same comparisons, with EXEC for a result
-    found += [(n.replace("v_cmp_", "v_cmpx_"), f, e) for n, f, e in found if "v_cmp_" in n]
-    real = real_mnemonics({name for name, _, _ in found})
-    return [entry for entry in found if entry[0] in real]
+    entries += [(n.replace("v_cmp_", "v_cmpx_"), f, e) for n, f, e in entries if "v_cmp_" in n]
+    real = real_mnemonics({name for name, _, _ in entries})
+    return [entry for entry in entries if entry[0] in real]
 
 
 def entries() -> list[tuple[str, str, tuple]]:
     """One turn: scalar instructions, which have no lanes, come ten times as often."""
-    found = tables()
-    return found + 9 * [entry for entry in found if entry[1] == "s"]
+    entries = tables()
+    return entries + 9 * [entry for entry in entries if entry[1] == "s"]
 
 
 def run(programs: int = 60, length: int = 40, seed: int = 1) -> Report:
     """Generates, runs and compares programs. Raises DisassemblerError without a libLLVM."""
-    rng, report, turn = random.Random(seed), Report(), entries()
+    rng = random.Random(seed)
+    report = Report()
+    turn = entries()
     order: list = []
     with np.errstate(all="ignore"):
         for _ in range(programs):
@@ -150,8 +183,8 @@ def _compare(rng: random.Random, operations: list[Operation], report: Report) ->
     S = np.array([[[bits_of(rng)]] for _ in range(SCALARS)], np.uint32)
     S[EXEC] = 0xFFFFFFFF if rng.random() < 0.5 else rng.getrandbits(32) | 1
     g = waves(V[:, None], S)
-    made = steps("\n".join(o.text for o in operations))
-    for done, step in zip(operations, made, strict=True):
+    compiled_steps = steps("\n".join(o.text for o in operations))
+    for done, step in zip(operations, compiled_steps, strict=True):
         before = waves(g.V, g.S)
         before.scc[...] = g.scc
         report.compared += 1
@@ -176,25 +209,25 @@ def _fault(done: Operation, before: Waves, after: Waves, lane: int) -> str:
     """What is wrong in a lane, or ""."""
     active = bool(int(before.S[EXEC, 0, 0]) >> lane & 1)
     bits = [_fetch(s, kind, before, lane) for kind, s in done.sources]
-    given = f" from {', '.join(hex(b) for b in bits)}, lane {lane}"
+    origin = f" from {', '.join(hex(b) for b in bits)}, lane {lane}"
     result = done.function(*bits)
     if done.mnemonic.startswith("s_"):
         result, scc, *mask = result
         scc = int(before.scc[0, 0]) if scc is None else scc
         if int(after.scc[0, 0]) != scc:
-            return f"SCC {int(after.scc[0, 0])}, expected {scc}{given}"
+            return f"SCC {int(after.scc[0, 0])}, expected {scc}{origin}"
         exec_ = int(after.S[EXEC, 0, 0]) | (int(after.S[EXEC + 1, 0, 0]) << 32) * (
             done.kind == "u64"
         )
         if mask and exec_ != mask[0]:
-            return f"EXEC {exec_:#x}, expected {mask[0]:#x}{given}"
+            return f"EXEC {exec_:#x}, expected {mask[0]:#x}{origin}"
         if done.target is None:
             return ""
     elif done.flag is not None:
         result, flag = result if done.target else (None, result)
         got = int(after.S[done.flag, 0, 0]) >> lane & 1
         if got != (flag if active else 0):
-            return f"bit {got}, expected {flag if active else 0}{given}"
+            return f"bit {got}, expected {flag if active else 0}{origin}"
         if result is None:
             return ""
     if not active and done.mnemonic.startswith("v_"):
@@ -206,7 +239,7 @@ def _fault(done: Operation, before: Waves, after: Waves, lane: int) -> str:
     got = _fetch(done.target, done.kind, after, lane)
     if any(_same(got, one, done.kind) for one in allowed):
         return ""
-    return f"{got:#x}, expected {' or '.join(map(hex, sorted(allowed)))}{given}"
+    return f"{got:#x}, expected {' or '.join(map(hex, sorted(allowed)))}{origin}"
 
 
 def _same(a: int, b: int, kind: str) -> bool:
@@ -220,7 +253,8 @@ def _same(a: int, b: int, kind: str) -> bool:
 
 def _stray(done: Operation, before: Waves, after: Waves) -> str:
     """Which register changed that is no destination, or ""."""
-    V, S = before.V ^ after.V, before.S ^ after.S
+    V = before.V ^ after.V
+    S = before.S ^ after.S
     S[EXEC : EXEC + (2 if done.kind == "u64" and "exec_" in done.mnemonic else 1)] = 0
     if done.flag is not None:
         S[done.flag] = 0

@@ -42,9 +42,13 @@ def cases() -> Iterator[tuple[str, str, list[int]]]:
     yield "s_endpgm", "v_mov_b32 v2, 7\n" + STORE + "v_mov_b32 v2, 9\n" + STORE, [7] * 64
     yield "s_barrier", EXCHANGE.removeprefix(LOAD), [i ^ 32 for i in range(64)]
     yield ("s_getpc_b64 s_swappc_b64 s_setpc_b64", _CALL + STORE, [i + 3 for i in range(64)])
-    yield ("s_call_b64", "s_call_b64 s[30:31], function\n" + STORE
-           + "function:\nv_add_nc_u32 v2, 9, v0\ns_setpc_b64 s[30:31]\n",
-           [i + 9 for i in range(64)])  # fmt: skip
+    yield (
+        "s_call_b64",
+        "s_call_b64 s[30:31], function\n"
+        + STORE
+        + "function:\nv_add_nc_u32 v2, 9, v0\ns_setpc_b64 s[30:31]\n",
+        [i + 9 for i in range(64)],
+    )
     for setting, expected in (("s_denorm_mode 0", 0), ("s_denorm_mode 15", 6)):
         yield "s_denorm_mode", _DENORMAL.format(setting), [expected] * 64
     for value, expected in ((0, 0), (15, 6)):
@@ -52,9 +56,9 @@ def cases() -> Iterator[tuple[str, str, list[int]]]:
         yield "s_setreg_imm32_b32", _DENORMAL.format(setting), [expected] * 64
         yield "s_getreg_b32", _MODE.format(setting, 4), [value] * 64
     # as LLVM gives back what it changed for a while
-    kept = "s_getreg_b32 s9, hwreg(HW_REG_MODE, 4, 4)\ns_denorm_mode 0\n"
-    kept += "v_add_f32 v4, v3, v3\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s9"
-    yield "s_setreg_b32", _DENORMAL.format(kept), [6] * 64
+    body = "s_getreg_b32 s9, hwreg(HW_REG_MODE, 4, 4)\ns_denorm_mode 0\n"
+    body += "v_add_f32 v4, v3, v3\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s9"
+    yield "s_setreg_b32", _DENORMAL.format(body), [6] * 64
     yield "s_round_mode", _MODE.format("s_round_mode 0", 0), [0] * 64
 
 

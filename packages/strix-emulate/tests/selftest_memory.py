@@ -45,8 +45,11 @@ FROM_SCRATCH = "s_waitcnt_vscnt null, 0x0\nscratch_load_b128 v[8:11], off, off\n
 #: v[2:3] becomes a flat address in an aperture: of the thread's cell
 IN_LDS = "s_mov_b64 s[12:13], src_shared_base\nv_mov_b32 v2, v1\nv_mov_b32 v3, s13\n"
 IN_SCRATCH = "s_mov_b64 s[12:13], src_private_base\nv_mov_b32 v2, 0\nv_mov_b32 v3, s13\n"
-PLACES = {"": ("", ""), "LDS": (TO_LDS + IN_LDS, FROM_LDS),
-          "scratch": (TO_SCRATCH + IN_SCRATCH, FROM_SCRATCH)}  # fmt: skip
+PLACES = {
+    "": ("", ""),
+    "LDS": (TO_LDS + IN_LDS, FROM_LDS),
+    "scratch": (TO_SCRATCH + IN_SCRATCH, FROM_SCRATCH),
+}
 #: a buffer of 32 records of 16 bytes, one for each thread
 RECORDS = "s_or_b32 s9, s9, 0x100000\ns_mov_b32 s10, 32\ns_mov_b32 s11, 0x10001000\n"
 
@@ -56,9 +59,15 @@ _EXCHANGES = ("permute", "bpermute", "swizzle")
 
 @dataclass
 class Case:
-    """Assembly between HEAD and TAIL, and what becomes of a thread's cell and of what it found.
+    """Assembly between HEAD and TAIL, and its expected effects.
 
-    data, cells: 16 bytes for each of 32 threads, in v[4:7] and in memory. found: bytes of v20 on.
+    Attributes:
+        mnemonic: The instruction that is tested.
+        body: The assembly.
+        data: 16 bytes for each of 32 threads, in v[4:7].
+        cells: 16 bytes for each of 32 threads, in memory.
+        result: Expected bytes of each thread's cell.
+        returned: Expected bytes of each thread's registers from v20 on.
     """
 
     mnemonic: str
@@ -66,14 +75,19 @@ class Case:
     data: bytes
     cells: bytes
     result: list[bytes]
-    found: list[bytes]
+    returned: list[bytes]
 
 
 def execute(body: str, data: bytes, out: bytes, native: bool = True, checks: bool = True) -> bytes:
     kernel = selftest.kernel(HEAD + body + TAIL, lds=1024, scratch=32)
     into = np.frombuffer(out, np.uint8).copy()
-    launch(kernel, (1,), [Buffer(np.frombuffer(data, np.uint8), "in"), Buffer(into)],
-           threads=32, options=Options(budget=10_000, native=native, checks=checks))  # fmt: skip
+    launch(
+        kernel,
+        (1,),
+        [Buffer(np.frombuffer(data, np.uint8), "in"), Buffer(into)],
+        threads=32,
+        options=Options(budget=10_000, native=native, checks=checks),
+    )
     return into.tobytes()
 
 
@@ -88,12 +102,14 @@ def run(native: bool) -> selftest.Report:
         except EmulatorError as error:
             report.disagreements.append(f"{case.mnemonic}: {error}")
             continue
-        for i, (result, found) in enumerate(zip(case.result, case.found, strict=True)):
-            cell, behind = got[16 * i : 16 * i + 16], got[512 + 16 * i :][: len(found)]
-            if (cell, behind) != (result, found):
+        for i, (result, returned) in enumerate(zip(case.result, case.returned, strict=True)):
+            cell = got[16 * i : 16 * i + 16]
+            behind = got[512 + 16 * i :][: len(returned)]
+            if (cell, behind) != (result, returned):
                 report.disagreements.append(
                     f"{case.mnemonic}: thread {i}: {cell.hex()} and {behind.hex()}, "
-                    f"expected {result.hex()} and {found.hex()} in\n{case.body}")  # fmt: skip
+                    f"expected {result.hex()} and {returned.hex()} in\n{case.body}"
+                )
                 break
     return report
 
@@ -140,16 +156,23 @@ def updated(op: str, kind: str, old: int, a: int, b: int) -> int:
     if kind == "f32" and op == "add":
         return struct.unpack("<I", struct.pack("<f", x + y))[0]
     return {
-        "add": lambda: old + a, "sub": lambda: old - a, "rsub": lambda: a - old,
+        "add": lambda: old + a,
+        "sub": lambda: old - a,
+        "rsub": lambda: a - old,
         "inc": lambda: 0 if old >= a else old + 1,
         "dec": lambda: a if old == 0 or old > a else old - 1,
         "csub": lambda: 0 if old < a else old - a,
-        "and": lambda: old & a, "or": lambda: old | a, "xor": lambda: old ^ a,
-        "min": lambda: a if y < x else old, "max": lambda: a if y > x else old,
-        "swap": lambda: a, "storexchg": lambda: a,
-        "cmpswap": lambda: a if x == z else old, "cmpstore": lambda: a if x == z else old,
+        "and": lambda: old & a,
+        "or": lambda: old | a,
+        "xor": lambda: old ^ a,
+        "min": lambda: a if y < x else old,
+        "max": lambda: a if y > x else old,
+        "swap": lambda: a,
+        "storexchg": lambda: a,
+        "cmpswap": lambda: a if x == z else old,
+        "cmpstore": lambda: a if x == z else old,
         "mskor": lambda: old & ~a | b,
-    }[op]() & ((1 << int(kind[1:])) - 1)  # fmt: skip
+    }[op]() & ((1 << int(kind[1:])) - 1)
 
 
 def _random(name: str) -> list[bytes]:
@@ -172,7 +195,8 @@ def _atomic(name: str, space: str, op: str, kind: str, returns: bool, place: str
     for i in range(0, 512, 32):
         # every other lane finds what it compares with
         data[i + size : i + 2 * size] = cells[i : i + size]
-    two, words = op in ("cmpswap", "cmpstore", "mskor"), size // 4
+    two = op in ("cmpswap", "cmpstore", "mskor")
+    words = size // 4
     first = "v4" if size == 4 else "v[4:5]"
     both = f"v[4:{3 + words * (2 if two else 1)}]" if two or size == 8 else "v4"
     old = "v20" if size == 4 else "v[20:21]"
@@ -180,7 +204,8 @@ def _atomic(name: str, space: str, op: str, kind: str, returns: bool, place: str
     if space == "ds":
         second = f", v{4 + words}" if size == 4 else f", v[{4 + words}:{5 + words}]"
         body = f"{name} {f'{old}, ' if returns else ''}v1, {first}{second if two else ''}\n"
-        before, after = TO_LDS, FROM_LDS
+        before = TO_LDS
+        after = FROM_LDS
     elif space == "buffer":
         glc = " glc" if returns else ""
         body = f"{name} {both}, v1, s[8:11], 0 offen{glc}\ns_waitcnt vmcnt(0)\n"
@@ -188,13 +213,16 @@ def _atomic(name: str, space: str, op: str, kind: str, returns: bool, place: str
     else:
         where = f"v1, {both}, s[6:7]" if space == "global" else f"v[2:3], {both}"
         body = f"{name} {f'{old}, ' if returns else ''}{where}{' glc' if returns else ''}\n"
-    result, found = [], []
+    result = []
+    returned = []
     for a, held in zip(_each(bytes(data)), _each(bytes(cells)), strict=True):
-        x, y, z = (int.from_bytes(part, "little") for part in (
-            held[:size], a[:size], a[size : 2 * size] if two else a[:size]))  # fmt: skip
+        x, y, z = (
+            int.from_bytes(part, "little")
+            for part in (held[:size], a[:size], a[size : 2 * size] if two else a[:size])
+        )
         result.append(updated(op, kind, x, y, z).to_bytes(size, "little") + held[size:])
-        found.append(held[:size] if returns else b"")
-    return Case(name, before + body + after, bytes(data), bytes(cells), result, found)
+        returned.append(held[:size] if returns else b"")
+    return Case(name, before + body + after, bytes(data), bytes(cells), result, returned)
 
 
 def _placed(space: str, place: str) -> tuple[str, str]:
@@ -223,11 +251,16 @@ def _register(size: int, first: int) -> str:
 def _load(name: str, space: str, kind: str, place: str) -> Case:
     size, sign, half = _type(kind)
     data, cells = _random(name)
-    address = {"global": "v1, s[6:7]", "flat": "v[2:3]", "ds": "v1", "scratch": "off, off",
-               "buffer": _in_buffer(place)}[space]  # fmt: skip
+    address = {
+        "global": "v1, s[6:7]",
+        "flat": "v[2:3]",
+        "ds": "v1",
+        "scratch": "off, off",
+        "buffer": _in_buffer(place),
+    }[space]
     before, after = _placed(space, place)
     body = f"{before}{name} {_register(size, 20)}, {address}\n{after}"
-    found = []
+    returned = []
     for held in _each(cells):
         value = int.from_bytes(held[:size], "little")
         if size < 4:
@@ -237,30 +270,38 @@ def _load(name: str, space: str, kind: str, place: str) -> Case:
             elif half == "low":
                 value = value & 0xFFFF | 0x55660000
         width = max(4, size)
-        found.append((value & (1 << 8 * width) - 1).to_bytes(width, "little"))
-    return Case(name, body, data, cells, _each(cells), found)
+        returned.append((value & (1 << 8 * width) - 1).to_bytes(width, "little"))
+    return Case(name, body, data, cells, _each(cells), returned)
 
 
 def _store(name: str, space: str, kind: str, place: str) -> Case:
     size, _, half = _type(kind)
     data, cells = _random(name)
-    address = {"global": "v1, {}, s[6:7]", "flat": "v[2:3], {}", "ds": "v1, {}",
-               "buffer": "{}, " + _in_buffer(place), "scratch": "off, {}, off"}[space]  # fmt: skip
+    address = {
+        "global": "v1, {}, s[6:7]",
+        "flat": "v[2:3], {}",
+        "ds": "v1, {}",
+        "buffer": "{}, " + _in_buffer(place),
+        "scratch": "off, {}, off",
+    }[space]
     before, after = _placed(space, place)
     body = f"{before}{name} {address.format(_register(size, 4))}\n{after}"
     skip = 2 if half == "high" else 0
-    result = [a[skip : skip + size] + held[size:]
-              for a, held in zip(_each(data), _each(cells), strict=True)]  # fmt: skip
+    result = [
+        a[skip : skip + size] + held[size:]
+        for a, held in zip(_each(data), _each(cells), strict=True)
+    ]
     return Case(name, body, data, cells, result, [b""] * 32)
 
 
 def _two_addresses(name: str) -> Case:
     """LDS: the thread's cell, and 512 bytes behind it, as STRIDE64 counts, what is in v[4:7]."""
     data, cells = _random(name)
-    size, far = int(name[-2:]) // 8, "stride64" in name
+    size = int(name[-2:]) // 8
+    far = "stride64" in name
     offsets = f"offset0:0 offset1:{512 // (64 * size) if far else 1}"
     first, second = ("v4", "v5") if size == 4 else ("v[4:5]", "v[6:7]")
-    found = "v20" if size == 4 else "v[20:21]"
+    result_register = "v20" if size == 4 else "v[20:21]"
     body = TO_LDS + "ds_store_b128 v1, v[4:7] offset:512\ns_waitcnt lgkmcnt(0)\n"
     pairs = list(zip(_each(data), _each(cells), strict=True))
     if "load" in name:
@@ -268,11 +309,12 @@ def _two_addresses(name: str) -> Case:
         loaded = [held[:size] + (a[:size] if far else held[size : 2 * size]) for a, held in pairs]
         return Case(name, body, data, cells, _each(cells), loaded)
     body += f"{name} v1, {first}, {second} {offsets}\n{FROM_LDS}"
-    body += f"ds_load_b{8 * size} {found}, v1 offset:512\n"
+    body += f"ds_load_b{8 * size} {result_register}, v1 offset:512\n"
     own = size if far else 2 * size
     result = [a[:own] + held[own:] for a, held in pairs]
-    return Case(name, body, data, cells, result, [
-        a[size : 2 * size] if far else a[:size] for a, _ in pairs])  # fmt: skip
+    return Case(
+        name, body, data, cells, result, [a[size : 2 * size] if far else a[:size] for a, _ in pairs]
+    )
 
 
 def _scalar(name: str, words: int) -> Iterator[Case]:
@@ -285,25 +327,29 @@ def _scalar(name: str, words: int) -> Iterator[Case]:
         step = max(1, words // 4)
         body += "".join(f"v_mov_b32 v{20 + i}, s{16 + i * step}\n" for i in range(min(4, words)))
         got = cells[at : at + 4 * words]
-        found = b"".join(got[4 * i * step :][:4] for i in range(min(4, words)))
-        yield Case(name, body, data, cells, _each(cells), [found] * 32)
+        returned = b"".join(got[4 * i * step :][:4] for i in range(min(4, words)))
+        yield Case(name, body, data, cells, _each(cells), [returned] * 32)
 
 
 def _counted(name: str) -> Case:
     """Twice: of 20 lanes, then of all. The cell is that of thread 2, by way of M0."""
     data, cells = _random(name)
-    body = TO_LDS + f"""
+    body = (
+        TO_LDS
+        + f"""
 s_mov_b32 m0, 0x10
 s_mov_b32 exec_lo, 0xfffff
 {name} v20 offset:16
 s_mov_b32 exec_lo, -1
 {name} v21 offset:16
-""" + FROM_LDS  # fmt: skip
+"""
+        + FROM_LDS
+    )
     sign = 1 if name == "ds_append" else -1
     start = int.from_bytes(cells[32:36], "little")
     values = [(start + sign * n).to_bytes(4, "little", signed=False) for n in (0, 20, 52)]
     result = _each(cells)
     result[2] = values[2] + result[2][4:]
     untouched = (0x55667788).to_bytes(4, "little")
-    found = [(values[0] if i < 20 else untouched) + values[1] for i in range(32)]
-    return Case(name, body, data, cells, result, found)
+    returned = [(values[0] if i < 20 else untouched) + values[1] for i in range(32)]
+    return Case(name, body, data, cells, result, returned)

@@ -16,7 +16,8 @@ REGISTERS = 32
 
 def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
     """Each case so many times; matrices once."""
-    rng, report = random.Random(seed), selftest.Report()
+    rng = random.Random(seed)
+    report = selftest.Report()
     for name, make in oracle_waves.CASES.items():
         for i in range(rounds):
             V = [[bits_of(rng) for _ in range(LANES)] for _ in range(REGISTERS)]
@@ -44,8 +45,10 @@ def _matrices(name: str, draw) -> list[list[int]]:
         elif kind == "f16":
             bits[rows] = numbers[rows].astype(np.float16).view(np.uint32)[..., 0]
         elif kind == "bf16":
-            bits[rows] = (numbers[rows, :, 0].view(np.uint32) >> 16
-                          | numbers[rows, :, 1].view(np.uint32) & 0xFFFF0000)  # fmt: skip
+            bits[rows] = (
+                numbers[rows, :, 0].view(np.uint32) >> 16
+                | numbers[rows, :, 1].view(np.uint32) & 0xFFFF0000
+            )
     bits[16:, 16:] = bits[16:, :16]
     return bits.tolist()
 
@@ -67,9 +70,10 @@ def _compare(name: str, case: oracle_waves.Case, V, S, report: selftest.Report) 
         for lane, expected in enumerate(lanes):
             # the oracle's value is what knows how to compare
             if expected != (got := int(after.V[register, 0, lane])):
-                said = hex(expected) if isinstance(expected, int) else expected
+                expected_text = hex(expected) if isinstance(expected, int) else expected
                 report.disagreements.append(
-                    f"{text}: v{register} lane {lane}: {got:#x}, expected {said}")  # fmt: skip
+                    f"{text}: v{register} lane {lane}: {got:#x}, expected {expected_text}"
+                )
                 return
     for register, expected in enumerate(S):
         if (got := int(after.S[register, 0, 0])) != expected:

@@ -20,8 +20,13 @@ from strix_emulate.errors import EmulatorError, LoadError
 from test_images import DEVICE, bundle
 from test_loader import elf, pack_aks2  # noqa: F401
 
-PHDR, SHDR = struct.Struct("<2I6Q"), struct.Struct("<2I4Q2I2Q")
-PT_LOAD, PT_DYNAMIC, PT_NOTE, SHT_RELA, SHT_DYNSYM = 1, 2, 4, 4, 11
+PHDR = struct.Struct("<2I6Q")
+SHDR = struct.Struct("<2I4Q2I2Q")
+PT_LOAD = 1
+PT_DYNAMIC = 2
+PT_NOTE = 4
+SHT_RELA = 4
+SHT_DYNSYM = 11
 
 
 class File:
@@ -38,13 +43,15 @@ class File:
 
     def section(self, kind: int) -> int:
         """Where the header of the first section of a type stands."""
-        start, count = self.get(40, "<Q"), self.get(60, "<H")
+        start = self.get(40, "<Q")
+        count = self.get(60, "<H")
         places = range(start, start + 64 * count, 64)
         return next(place for place in places if self.get(place + 4, "<I") == kind)
 
     def add_segments(self, *segments: tuple[int, int, int, int]) -> None:
         """Put the program headers at the end, with more (type, offset, filesz, memsz)."""
-        start, count = self.get(32, "<Q"), self.get(56, "<H")
+        start = self.get(32, "<Q")
+        count = self.get(56, "<H")
         table = self.data[start : start + 56 * count]
         for kind, offset, filesz, memsz in segments:
             table += PHDR.pack(kind, 4, offset, 0, 0, filesz, memsz, 8)
@@ -100,10 +107,12 @@ def many_notes(file: File) -> None:
 
 def same_notes(file: File) -> None:
     """Metadata that is named by many segments."""
-    start, count = file.get(32, "<Q"), file.get(56, "<H")
+    start = file.get(32, "<Q")
+    count = file.get(56, "<H")
     notes = [n for n in range(count) if file.get(start + 56 * n, "<I") == PT_NOTE]
     at = start + 56 * notes[0]
-    offset, size = file.get(at + 8, "<Q"), file.get(at + 32, "<Q")
+    offset = file.get(at + 8, "<Q")
+    size = file.get(at + 32, "<Q")
     large = msgpack.packb({"amdhsa.kernels": [None] * (3 << 20)})
     note = struct.pack("<3I", 7, len(large), 32) + b"AMDGPU\0\0" + large
     note += bytes(-len(note) % 4)

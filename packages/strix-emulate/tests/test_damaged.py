@@ -39,10 +39,13 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_code_objects(form: str, elf: bytes, record_property) -> None:  # noqa: F811
-    valid, tally = FORMS[form](elf), Tally(form, record_property)
+    valid = FORMS[form](elf)
+    tally = Tally(form, record_property)
     assert loader.parse(valid, "x")
     for mutant in texts(valid, list(FORMS).index(form), 400):
-        tally.give(lambda m=mutant: loader.parse(m, "x"), lambda found: found is not None, mutant)
+        tally.give(
+            lambda m=mutant: loader.parse(m, "x"), lambda kernels: kernels is not None, mutant
+        )
 
 
 def test_modules(elf: bytes, record_property) -> None:  # noqa: F811
@@ -52,7 +55,8 @@ def test_modules(elf: bytes, record_property) -> None:  # noqa: F811
 
 
 def test_notes_of_triton(elf: bytes, tmp_path, record_property) -> None:  # noqa: F811
-    tally, note = Tally("Triton's note", record_property), {"shared": 96, "name": "add"}
+    tally = Tally("Triton's note", record_property)
+    note = {"shared": 96, "name": "add"}
     (tmp_path / "add.hsaco").write_bytes(elf)
     file = tmp_path / "add.json"
     whole = json.dumps(note).encode()
@@ -63,7 +67,8 @@ def test_notes_of_triton(elf: bytes, tmp_path, record_property) -> None:  # noqa
 
 @pytest.mark.parametrize("kind", ["npy", "npz"])
 def test_arrays(kind: str, tmp_path, record_property) -> None:
-    tally, file = Tally(f"array {kind}", record_property), tmp_path / f"a.{kind}"
+    tally = Tally(f"array {kind}", record_property)
+    file = tmp_path / f"a.{kind}"
     if kind == "npy":
         np.save(file, np.arange(24, dtype=np.float32))
     else:

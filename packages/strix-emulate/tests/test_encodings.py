@@ -21,19 +21,45 @@ from strix_emulate.run import program
 
 #: encoding: first 32 bits, (lowest bit, bits) of its opcode, bytes without a literal
 ENCODINGS = {
-    "SOP1": (0xBE800000, 8, 8, 4), "SOP2": (0x80000000, 23, 7, 4), "SOPC": (0xBF000000, 16, 7, 4),
-    "SOPK": (0xB0000000, 23, 5, 4), "SOPP": (0xBF800000, 16, 7, 4), "VOP1": (0x7E000000, 9, 8, 4),
-    "VOP2": (0x00000000, 25, 6, 4), "VOPC": (0x7C000000, 17, 8, 4), "VOP3": (0xD4000000, 16, 10, 8),
-    "VOP3P": (0xCC000000, 16, 7, 8), "VOPD": (0xC8000000, 17, 9, 8), "SMEM": (0xF4000000, 18, 8, 8),
-    "DS": (0xD8000000, 18, 8, 8), "MUBUF": (0xE0000000, 18, 8, 8), "FLAT": (0xDC000000, 18, 7, 8),
-}  # fmt: skip
+    "SOP1": (0xBE800000, 8, 8, 4),
+    "SOP2": (0x80000000, 23, 7, 4),
+    "SOPC": (0xBF000000, 16, 7, 4),
+    "SOPK": (0xB0000000, 23, 5, 4),
+    "SOPP": (0xBF800000, 16, 7, 4),
+    "VOP1": (0x7E000000, 9, 8, 4),
+    "VOP2": (0x00000000, 25, 6, 4),
+    "VOPC": (0x7C000000, 17, 8, 4),
+    "VOP3": (0xD4000000, 16, 10, 8),
+    "VOP3P": (0xCC000000, 16, 7, 8),
+    "VOPD": (0xC8000000, 17, 9, 8),
+    "SMEM": (0xF4000000, 18, 8, 8),
+    "DS": (0xD8000000, 18, 8, 8),
+    "MUBUF": (0xE0000000, 18, 8, 8),
+    "FLAT": (0xDC000000, 18, 7, 8),
+}
 #: LLVM writes their fields in words
-_VERBATIM = {"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_waitcnt_depctr", "s_setreg_imm32_b32",
-           "s_getreg_b32", "s_setreg_b32", "s_sendmsg_rtn_b64", "s_sendmsg_rtn_b32", "s_version",
-           "s_sendmsghalt"}  # fmt: skip
+_VERBATIM = {
+    "s_waitcnt",
+    "s_delay_alu",
+    "s_sendmsg",
+    "s_waitcnt_depctr",
+    "s_setreg_imm32_b32",
+    "s_getreg_b32",
+    "s_setreg_b32",
+    "s_sendmsg_rtn_b64",
+    "s_sendmsg_rtn_b32",
+    "s_version",
+    "s_sendmsghalt",
+}
 _SOURCES = (0, 5, 105, 106, 124, 125, 126, 128, 129, 192, 193, 208, 240, 248, 255)
-_WITHOUT_OPERANDS = {"s_barrier", "s_code_end", "s_icache_inv", "s_ttracedata", "s_wait_idle",
-                     "s_wakeup"}  # fmt: skip
+_WITHOUT_OPERANDS = {
+    "s_barrier",
+    "s_code_end",
+    "s_icache_inv",
+    "s_ttracedata",
+    "s_wait_idle",
+    "s_wakeup",
+}
 #: what random fields seldom or never are
 _REST = """
 ds_append v0 offset:8
@@ -55,7 +81,8 @@ def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
     """16 bytes that begin with an instruction of that opcode, if there is one."""
     word, at, bits, size = ENCODINGS[kind]
     free = 0xFFFFFFFF & ~word & ~(((1 << bits) - 1) << at) & ((1 << at + bits) - 1)
-    first, second = word | opcode << at | rng.getrandbits(32) & free, rng.getrandbits(32)
+    first = word | opcode << at | rng.getrandbits(32) & free
+    second = rng.getrandbits(32)
     if size == 4 and kind not in ("SOPP", "SOPK"):
         vector = 256 * (kind[0] == "V" and rng.random() < 0.6)
         first = first & ~0xFF & ~(256 * (kind[0] == "V")) | rng.choice(_SOURCES) | vector
@@ -74,7 +101,8 @@ def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
             first = first & ~0x1FF | rng.choice((a, 256 + rng.randrange(256)))
         elif rng.random() < 0.5:
             # no modifiers, as most have
-            first, second = first & ~0x7F00, second & 0x07FFFFFF
+            first = first & ~0x7F00
+            second = second & 0x07FFFFFF
     if kind in ("DS", "MUBUF", "FLAT"):
         # what an instruction does not use has to be 0
         second &= rng.choice((0xFF, 0xFFFF, 0xFF00FFFF, 0xFF0000FF, 0xFFFFFF, 0xFFFFFFFF))
@@ -126,8 +154,9 @@ def difference(ins: Instruction) -> str:
             mine = [_plain(op, bits) for op in part.operands]
             theirs = [_plain(op, bits) for op in operands]
             if _signless(part.name):
-                mine, theirs = ([replace(op, neg=False, abs=False) for op in ops]
-                                for ops in (mine, theirs))  # fmt: skip
+                mine, theirs = (
+                    [replace(op, neg=False, abs=False) for op in ops] for ops in (mine, theirs)
+                )
             if mine == theirs or bits == 16 or not _is_short(part.name):
                 break
         if mine != theirs:
@@ -169,28 +198,30 @@ def sample(each: int, seed: int):
 
 def compare(each: int, seed: int) -> tuple[set[str], list[str]]:
     """(mnemonics that were compared, differences without a name)."""
-    names, found = set(), []
+    names = set()
+    differences = []
     for ins in (*sample(each, seed), *selftest.assembled(_REST)):
         if ins.unknown or ins.name in _VERBATIM:
             continue
         try:
-            said = difference(ins)
+            message = difference(ins)
         except Unknown:
             continue  # what the reader of the text does not know
         names |= {half.name for half in ins.pair or (ins,)}
-        known = any(ins.name.startswith(n) and said.startswith(what) for n, what in NAMED)
-        if said and not known:
-            found.append(f"{ins.code.hex()} `{ins.text}`: {said}")
-    return names, found
+        is_named = any(ins.name.startswith(n) and message.startswith(what) for n, what in NAMED)
+        if message and not is_named:
+            differences.append(f"{ins.code.hex()} `{ins.text}`: {message}")
+    return names, differences
 
 
 def test_bytes_and_text_agree_in_every_encoding():
-    names, found = compare(each=24, seed=1)
-    assert found == []
+    names, differences = compare(each=24, seed=1)
+    assert differences == []
     # all that the machine executes and gfx1151 has
     real = selftest.real_mnemonics(program.supported())
     alias = {"v_cvt_pkrtz_f16_f32"}  # of v_cvt_pk_rtz_f16_f32
-    assert real - names - _VERBATIM - alias <= _WITHOUT_OPERANDS and len(names) > 1000
+    assert real - names - _VERBATIM - alias <= _WITHOUT_OPERANDS
+    assert len(names) > 1000
 
 
 def test_no_instruction_begins_another():
@@ -198,16 +229,16 @@ def test_no_instruction_begins_another():
     rng = random.Random(2)
     _, texts = llvm._context(llvm.find_disassembler(), DEFAULT.name, 32)
     for ins in sample(each=1, seed=2):
-        for kept in range(4, len(ins.code) + 1, 4):
-            raw = ins.code[:kept] + rng.randbytes(20)
+        for length in range(4, len(ins.code) + 1, 4):
+            raw = ins.code[:length] + rng.randbytes(20)
             texts.clear()
             ((at, size, text),) = llvm.disassemble(raw, most=1)
-            if kept == len(ins.code):
-                assert (size, " ".join(text.split())) == (kept, ins.text)
+            if length == len(ins.code):
+                assert (size, " ".join(text.split())) == (length, ins.text)
                 # from what is remembered
                 assert llvm.disassemble(raw, most=1) == [(at, size, text)]
             else:
-                assert not text or size > kept, ins
+                assert not text or size > length, ins
 
 
 def test_code_that_ends_in_a_literal_is_refused():

@@ -28,22 +28,24 @@ def test_a_fault_is_found(monkeypatch) -> None:
     wrong = ("u32", ("u32", "u32"), lambda a, b: a ^ b ^ 1)
     monkeypatch.setitem(operations.TABLE, "v_xor_b32", wrong)
     monkeypatch.setattr(program, "_TRAITS", {})
-    found = next(fuzz.differences(clang(), range(4), ("numpy",)))
-    assert "by numpy" in str(found) and "on the host" in str(found) and not found.fault
+    difference = next(fuzz.differences(clang(), range(4), ("numpy",)))
+    assert "by numpy" in str(difference)
+    assert "on the host" in str(difference)
+    assert not difference.fault
 
 
 def test_llvms_faults_are_told_from_ours() -> None:
     """At 792 it is all four levels, at 885 -O0, at 9603 all others."""
     for number, operand, levels in ((792, "MINUEND", 4), (885, "DIVIDEND", 1), (9603, "LESSER", 3)):
-        found = fuzz.differences(clang(), range(number, number + 1), ENGINES[-1:])
-        assert [x.fault for x in found] == [fuzz.FAULTS[operand]] * levels
+        differences = fuzz.differences(clang(), range(number, number + 1), ENGINES[-1:])
+        assert [x.fault for x in differences] == [fuzz.FAULTS[operand]] * levels
 
 
 def test_a_share_is_executed_in_all_ways(monkeypatch) -> None:
     """The others by C alone, at -O0 without checks."""
     done = []
 
-    def execute(_kernel, number, _wanted, options) -> None:
+    def execute(_kernel, number, _expected, options) -> None:
         done.append((number, options.native, options.checks))
 
     monkeypatch.setattr(fuzz, "execute", execute)

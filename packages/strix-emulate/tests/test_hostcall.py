@@ -10,8 +10,12 @@ from strix_emulate.device.hostcall import END, START, Hostcalls
 from strix_emulate.errors import Trap
 
 #: of a packet: 64-bit words of the buffer's head, of a header, and of payloads, by device libraries
-HEADERS, PAYLOADS, READY = (START + 4096) // 8, (START + 8192) // 8, START // 8 + 4
-FIRST, LAST, ERROR = 1, 2, 1
+HEADERS = (START + 4096) // 8
+PAYLOADS = (START + 8192) // 8
+READY = START // 8 + 4
+FIRST = 1
+LAST = 2
+ERROR = 1
 
 
 class Buffer:
@@ -31,7 +35,8 @@ class Buffer:
             slots[lane][: 1 + len(words)] = [flags | len(words) << 5 | number << 8, *words]
         self.words[READY] = index | 64
         self.calls.serve()
-        assert header[2] == service and self.words[READY] == 0
+        assert header[2] == service
+        assert self.words[READY] == 0
         return {lane: int(slot[0]) for lane, slot in slots.items()}
 
 
@@ -47,7 +52,8 @@ def double(value: float) -> int:
 
 def test_a_message_comes_in_parts_beside_another() -> None:
     buffer = Buffer()
-    long, short = b"one %s and %5.2f of %d%%\n", b"%c%-*u|\n"
+    long = b"one %s and %5.2f of %d%%\n"
+    short = b"%c%-*u|\n"
     parts = [0, *words(long)]
     begun = buffer.ask({0: (FIRST, 0, parts[:3]), 7: (FIRST, 0, [0])})
     numbers = {lane: answer >> 8 for lane, answer in begun.items()}
@@ -56,7 +62,8 @@ def test_a_message_comes_in_parts_beside_another() -> None:
     buffer.ask({0: (0, numbers[0], parts[3:])})
     # the end of the second comes first
     done = buffer.ask({7: (LAST, numbers[7], [*words(short), ord("x"), 4, 21])})
-    assert done == {7: len("x21  |\n")} and buffer.calls.text == b"x21  |\n"
+    assert done == {7: len("x21  |\n")}
+    assert buffer.calls.text == b"x21  |\n"
     buffer.ask({0: (0, numbers[0], words(b"a text of many bytes"))})
     buffer.ask({0: (LAST, numbers[0], [double(2.5), 9])})
     assert buffer.calls.text == b"x21  |\none a text of many bytes and  2.50 of 9%\n"
@@ -67,7 +74,8 @@ def test_a_message_comes_in_parts_beside_another() -> None:
 def test_a_message_to_standard_error(capfdbinary) -> None:
     buffer = Buffer()
     buffer.ask({0: (FIRST | LAST, 0, [ERROR, *words(b"failed")])})
-    assert buffer.calls.text == b"" and capfdbinary.readouterr().err == b"failed"
+    assert buffer.calls.text == b""
+    assert capfdbinary.readouterr().err == b"failed"
 
 
 @pytest.mark.parametrize("flags", [0, LAST])
@@ -94,9 +102,12 @@ MIB = 1 << 20
 def test_malloc_asks_for_pieces_and_gives_them_back() -> None:
     heap = hostcall.Heap(4 * MIB, 5 * MIB)
     assert [heap.take(5000), heap.take(2 * MIB), heap.take(4096)] == [
-        4 * MIB, 6 * MIB, 4 * MIB + 8192,
-    ]  # fmt: skip
-    assert heap.take(2 * MIB) == 0 and heap.take(2**64 - 1) == 0
+        4 * MIB,
+        6 * MIB,
+        4 * MIB + 8192,
+    ]
+    assert heap.take(2 * MIB) == 0
+    assert heap.take(2**64 - 1) == 0
     for address in (4 * MIB, 4 * MIB + 8192, 6 * MIB):
         heap.give_back(address)
     assert heap.take(5 * MIB) == 4 * MIB

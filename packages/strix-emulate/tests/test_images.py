@@ -46,7 +46,9 @@ def test_functions_variables_and_hidden_arguments(hip, most, monkeypatch):
     launches._kept.cache_clear()
     (kernel,) = loader.parse(hip, "k.co")
     assert kernel.image.pointers, "the addresses in `halves` are relocations"
-    x, out, i = np.arange(100, dtype=np.float32), np.zeros(100, np.float32), np.arange(100)
+    x = np.arange(100, dtype=np.float32)
+    out = np.zeros(100, np.float32)
+    i = np.arange(100)
     done = launch(kernel, (2,), [Buffer(x, "in"), Buffer(out), 100], threads=64)
     launches._kept.cache_clear()
     assert any(ins.name == "s_setpc_b64" for ins in done.instructions) == (most > 0)
@@ -55,7 +57,8 @@ def test_functions_variables_and_hidden_arguments(hip, most, monkeypatch):
     assert (out == 8 * x + table[i & 7] + more + 128).all()
 
 
-HOST, DEVICE = "host-x86_64-unknown-linux-gnu-", "hipv4-amdgcn-amd-amdhsa--gfx1151"
+HOST = "host-x86_64-unknown-linux-gnu-"
+DEVICE = "hipv4-amdgcn-amd-amdhsa--gfx1151"
 
 
 def bundle(*entries: tuple[str, bytes], alignment: int = 1) -> bytes:

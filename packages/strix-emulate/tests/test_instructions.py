@@ -42,8 +42,10 @@ DIVISION = {
     v_div_fixup_f64 v[4:5], v[4:5], v[2:3], v[0:1]
     """,
 }
-EDGES = {"f32": (0, -0.0, 1e-45, 1e-40, 1e-38, 3, 1e38, 3.4e38, np.inf, np.nan),
-         "f64": (0, -0.0, 5e-324, 1e-310, 1e308, np.inf, np.nan, 3)}  # fmt: skip
+EDGES = {
+    "f32": (0, -0.0, 1e-45, 1e-40, 1e-38, 3, 1e38, 3.4e38, np.inf, np.nan),
+    "f64": (0, -0.0, 5e-324, 1e-310, 1e308, np.inf, np.nan, 3),
+}
 
 
 @pytest.mark.parametrize(
@@ -51,14 +53,18 @@ EDGES = {"f32": (0, -0.0, 1e-45, 1e-40, 1e-38, 3, 1e38, 3.4e38, np.inf, np.nan),
 )
 def test_division_rounds_correctly(kind, waves, places):
     """With all of its scaling, of any numbers."""
-    words, edges = int(kind[1:]) // 32, EDGES[kind]
+    words = int(kind[1:]) // 32
+    edges = EDGES[kind]
     dtype = np.dtype(f"f{4 * words}")
     draw = np.random.default_rng(0).integers(0, 1 << 32, (2, waves, LANES, words), np.uint32)
     n, d = draw.view(dtype)[..., 0]
     pairs = np.array([(x, y) for x in edges for y in edges], dtype)
     n.flat[: len(pairs)], d.flat[: len(pairs)] = pairs.T
-    registers = {f"v{first + i}": draw[which, ..., i] for which, first in enumerate(places[:2])
-                 for i in range(words)}  # fmt: skip
+    registers = {
+        f"v{first + i}": draw[which, ..., i]
+        for which, first in enumerate(places[:2])
+        for i in range(words)
+    }
     g = run(DIVISION[kind], waves=waves, **registers)
     bits = np.ascontiguousarray(g.V[places[2] : places[2] + words].transpose(1, 2, 0))
     got = bits.view(dtype)[..., 0]
@@ -119,26 +125,32 @@ def test_exp_and_log_are_within_half_an_ulp():
 def test_denormals_follow_the_descriptor():
     tiny = f32(1e-40)
     text = "v_add_f32 v2, v1, v1\nv_rcp_f32 v3, v1"
-    kept, flushed = run(text, v1=tiny), run(text, mode={"denormals_32": False}, v1=tiny)
-    assert (kept.F[2][0] == tiny + tiny).all() and (flushed.V[2][0] == 0).all()
+    with_denormals = run(text, v1=tiny)
+    flushed = run(text, mode={"denormals_32": False}, v1=tiny)
+    assert (with_denormals.F[2][0] == tiny + tiny).all()
+    assert (flushed.V[2][0] == 0).all()
     # transcendental operations never have them
-    assert (kept.F[3][0] == np.inf).all()
+    assert (with_denormals.F[3][0] == np.inf).all()
 
 
 def test_output_modifiers():
     scaled = "v_mul_f32 v3, v1, v1 mul:4\nv_mul_f32 v4, v1, v1 div:2\nv_mul_f32 v5, v0, v1 div:2"
     flushing = {"ieee": False, "denormals_32": False}
     g = run(scaled, mode=flushing, v0=f32(-0.0), v1=f32(3))
-    assert (g.F[3][0] == 36).all() and (g.F[4][0] == 4.5).all() and (g.V[5][0] == 0).all()
+    assert (g.F[3][0] == 36).all()
+    assert (g.F[4][0] == 4.5).all()
+    assert (g.V[5][0] == 0).all()
     # without effect in IEEE mode, and where denormals are kept
     for mode in ({}, flushing | {"ieee": True}, flushing | {"denormals_32": True}):
         g = run(scaled, mode=mode, v0=f32(-0.0), v1=f32(3))
-        assert (g.F[3:5, 0] == 9).all() and (g.V[5][0] == 0x80000000).all()
+        assert (g.F[3:5, 0] == 9).all()
+        assert (g.V[5][0] == 0x80000000).all()
 
 
 def test_a_dot_product_of_halves_ignores_clamp():
     """As hardware does: ROCm's device library always sets the bit."""
-    ones, minus_two = 0x3C003C00, 0xC000C000
+    ones = 0x3C003C00
+    minus_two = 0xC000C000
     g = run("v_dot2_f32_f16 v2, v0, v1, 1.0 clamp", v0=ones, v1=minus_two)
     assert (g.F[2][0] == -3).all()
     g = run("v_dot2_f32_bf16 v2, v0, v1, 1.0 clamp", v0=0x3F803F80, v1=minus_two)
@@ -147,9 +159,13 @@ def test_a_dot_product_of_halves_ignores_clamp():
 
 @pytest.mark.parametrize(
     ("name", "one", "two"),
-    [("bf16_bf16", 0x3F80, 0x4000), ("f16_f16", 0x3C00, 0x4000), ("f32_bf16", 0x3F80, 2 << 29),
-     ("f32_f16", 0x3C00, 2 << 29)],
-)  # fmt: skip
+    [
+        ("bf16_bf16", 0x3F80, 0x4000),
+        ("f16_f16", 0x3C00, 0x4000),
+        ("f32_bf16", 0x3F80, 2 << 29),
+        ("f32_f16", 0x3C00, 2 << 29),
+    ],
+)
 def test_a_fraction_in_a_dot_product_is_its_low_half(name, one, two):
     """As Triton multiplies bfloat16; it was a float32, whose low half is 0."""
     for sources in ("v0, 2.0", "2.0, v0"):
@@ -170,11 +186,18 @@ def test_signalling_nan_wins_over_a_number(kind):
     v_min_{kind} {v(6, 7)}, {v(0, 1)}, {v(2, 3)}
     v_max_{kind} {v(8, 9)}, {v(4, 5)}, {v(2, 3)}
     """
-    g = run(text, **{f"v{i}": LANE * 0 for i in range(10)} | {
-        f"v{high}": LANE * 0 + signalling, f"v{2 + high}": LANE * 0 + one,
-        f"v{4 + high}": LANE * 0 + quiet})  # fmt: skip
+    g = run(
+        text,
+        **{f"v{i}": LANE * 0 for i in range(10)}
+        | {
+            f"v{high}": LANE * 0 + signalling,
+            f"v{2 + high}": LANE * 0 + one,
+            f"v{4 + high}": LANE * 0 + quiet,
+        },
+    )
     mask = (1 << bits) - 1
-    assert (g.V[6 + high][0] & mask == quiet).all() and (g.V[8 + high][0] & mask == one).all()
+    assert (g.V[6 + high][0] & mask == quiet).all()
+    assert (g.V[8 + high][0] & mask == one).all()
 
 
 def test_constants_of_packed_operations():
@@ -188,12 +211,19 @@ def test_constants_of_packed_operations():
     v_pk_add_u16 v7, v4, 0x00070009 op_sel:[0,1] op_sel_hi:[1,0]
     """
     g = run(text, v0=LANE * 0 + 0x3C003C00, v4=LANE * 0 + 0x00030005)
-    expected = {1: 0x3C004000, 2: 0x40004000, 3: 0x40030005, 5: 0x00020004, 6: 0x000A000E,
-                7: 0x000C000C}  # fmt: skip
+    expected = {
+        1: 0x3C004000,
+        2: 0x40004000,
+        3: 0x40030005,
+        5: 0x00020004,
+        6: 0x000A000E,
+        7: 0x000C000C,
+    }
     assert {i: int(g.V[i][0, 0]) for i in expected} == expected
     # of integers of 16 bits alone, too
     two = decode.Operand("const", value=2.0)
-    assert constant(two, "u16") == 0 and constant(two, "f16") == 2
+    assert constant(two, "u16") == 0
+    assert constant(two, "f16") == 2
 
 
 def test_literals_that_an_inline_constant_would_do_for():
@@ -201,15 +231,19 @@ def test_literals_that_an_inline_constant_would_do_for():
     ins = decode.read(
         bytes.fromhex("010013d600e5fd03 0000803f"), "v_fma_f32 v1, v0, 1.0, lit(0x3f800000)"
     )
-    assert ins.unknown == "" and ins.operands[2:] == (
+    assert ins.unknown == ""
+    assert ins.operands[2:] == (
         decode.Operand("const", value=1.0),
         decode.Operand("const", value=0x3F800000, literal=True),
     )
 
 
 def test_carries_through_dpp():
-    g = run("v_add_co_u32_e64_dpp v2, vcc_lo, v0, v1 row_xmask:1 row_mask:0xf bank_mask:0xf",
-            v0=LANE * 0x08000000, v1=LANE * 0 + 0xF0000000)  # fmt: skip
+    g = run(
+        "v_add_co_u32_e64_dpp v2, vcc_lo, v0, v1 row_xmask:1 row_mask:0xf bank_mask:0xf",
+        v0=LANE * 0x08000000,
+        v1=LANE * 0 + 0xF0000000,
+    )
     total = (LANE ^ 1).astype(np.uint64) * 0x08000000 % 2**32 + 0xF0000000
     assert (g.V[2, 0] == total.astype(np.uint32)).all()
     assert (selftest.waves(g.V, g.S).S[106, 0, 0] >> LANE & 1 == total >> 32).all()
@@ -228,8 +262,10 @@ def test_half_overflow_mode():
     s_getreg_b32 s1, hwreg(HW_REG_MODE, 23, 1)
     """
     g = run(text, v0=f32(1e6), v1=f32(-np.inf))
-    assert g.H[2, 0, :2].tolist() == [65504, -np.inf] and g.H[3, 0, 0] == np.inf
-    assert g.H[4, 0, :2].tolist() == [65504, -np.inf] and g.H[5, 0, :2].tolist() == [1, 0]
+    assert g.H[2, 0, :2].tolist() == [65504, -np.inf]
+    assert g.H[3, 0, 0] == np.inf
+    assert g.H[4, 0, :2].tolist() == [65504, -np.inf]
+    assert g.H[5, 0, :2].tolist() == [1, 0]
     assert g.S[1, 0, 0] == 0
 
 
@@ -254,9 +290,13 @@ def test_waves_say_where_they_run():
     assert g.S[1, :, 0].tolist() == [0, 0, 0, 1, 0, 0]
 
 
-@pytest.mark.parametrize(("selector", "picked"), [
-    (0x0B0A0908, 0xFF0000FF), (0x0D0C0700, 0xFF008000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("selector", "picked"),
+    [
+        (0x0B0A0908, 0xFF0000FF),
+        (0x0D0C0700, 0xFF008000),
+    ],
+)
 def test_a_picked_byte_may_be_a_sign_or_a_constant(selector, picked):
     of = {"v0": LANE * 0 + 0x80000000, "v1": LANE * 0 + 0x8000, "v2": LANE * 0 + selector}
     assert (run("v_perm_b32 v3, v0, v1, v2", **of).V[3] == picked).all()
@@ -272,7 +312,8 @@ def test_permlanex16_takes_its_lanes_from_a_literal():
 def test_negated_sources():
     """Constants, literals, and a half that another type is mixed with."""
     g = run("v_fma_f32 v2, v1, neg(0), -2.0\nv_mul_f32 v3, 0x40490fdb, v1", v1=f32(3))
-    assert (g.F[2][0] == -2).all() and (g.F[3][0] == np.float32(3) * np.float32(np.pi)).all()
+    assert (g.F[2][0] == -2).all()
+    assert (g.F[3][0] == np.float32(3) * np.float32(np.pi)).all()
     half = LANE * 0 + 0x3E00  # 1.5
     g = run("v_fma_mixhi_f16 v4, -v1, v2, v2 op_sel_hi:[1,0,0]", v1=half, v2=f32(3))
     assert (g.V[4][0].view(np.float16)[1::2] == -1.5).all()
@@ -280,7 +321,8 @@ def test_negated_sources():
 
 def test_vopd_reads_before_it_writes():
     g = run("v_dual_mov_b32 v1, v2 :: v_dual_mov_b32 v2, v1", v1=LANE, v2=LANE + 100)
-    assert (g.V[1][0] == LANE + 100).all() and (g.V[2][0] == LANE).all()
+    assert (g.V[1][0] == LANE + 100).all()
+    assert (g.V[2][0] == LANE).all()
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
@@ -302,4 +344,5 @@ def test_lds_out_of_range():
         v1=np.where(LANE == 31, 1 << 20, LANE * 4).astype(np.uint32),
         v2=LANE,
     )
-    assert (g.V[3][0][:31] == LANE[:31]).all() and g.V[3][0][31] == 0xDEADBEEF
+    assert (g.V[3][0][:31] == LANE[:31]).all()
+    assert g.V[3][0][31] == 0xDEADBEEF

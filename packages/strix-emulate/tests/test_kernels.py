@@ -30,8 +30,12 @@ def test_schedules_and_poison_do_not_change_results():
     """What waves exchange does not depend on who runs first; what nothing wrote would be poison."""
     case = fixtures.attention_case(True, 100)
     plain, done = fixtures.run_attention(True, case)
-    for options in (Options(batch=2), Options(lockstep=False), Options(poison=0x3C00_4200),
-                    Options(checks=False)):  # fmt: skip
+    for options in (
+        Options(batch=2),
+        Options(lockstep=False),
+        Options(poison=0x3C00_4200),
+        Options(checks=False),
+    ):
         outs, again = fixtures.run_attention(True, case, options=options)
         assert all((a == b).all() for a, b in zip(outs, plain, strict=True))
         assert again.executed == done.executed
@@ -64,7 +68,8 @@ def attention(request):
 def test_every_deleted_barrier_is_caught(attention):
     instructions, judge = attention
     verdicts = mutate.judge_deletions(instructions, mutate.barriers(instructions), judge)
-    assert verdicts.survived == [] and sum(verdicts.caught.values()) >= 10
+    assert verdicts.survived == []
+    assert sum(verdicts.caught.values()) >= 10
 
 
 def test_every_deleted_wait_is_caught(attention):
@@ -72,7 +77,8 @@ def test_every_deleted_wait_is_caught(attention):
     instructions, judge = attention
     busy, _ = mutate.busy_waits(instructions, judge)
     verdicts = mutate.judge_deletions(instructions, busy[::4], judge)
-    assert verdicts.survived == [] and sum(verdicts.caught.values()) >= 8
+    assert verdicts.survived == []
+    assert sum(verdicts.caught.values()) >= 8
 
 
 def test_most_random_deletions_are_caught(attention):

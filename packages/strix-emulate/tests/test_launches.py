@@ -48,7 +48,7 @@ def launch(shared: Program, data: np.ndarray, length: int, **options):
 def test_a_program_is_compiled_once(monkeypatch, native):
     steps = []
     monkeypatch.setattr(
-        program, "_step", lambda *x, made=program._step: steps.append(x) or made(*x)
+        program, "_step", lambda *x, make_step=program._step: steps.append(x) or make_step(*x)
     )
     shared = Program(decode(code(BODY)))
     for start in range(3):
@@ -64,17 +64,21 @@ def test_a_program_is_compiled_once(monkeypatch, native):
 
 def test_equal_instructions_are_read_and_made_once(monkeypatch):
     """Unoptimised code has nine of ten instructions twice."""
-    read, made = [], []
-    fields, compiled = encodings.fields, program._compile
+    read = []
+    compiled_instructions = []
+    fields = encodings.fields
+    compiled = program._compile
     monkeypatch.setattr(encodings, "fields", lambda *x: read.append(x) or fields(*x))
-    monkeypatch.setattr(program, "_compile", lambda *x: made.append(x[0]) or compiled(*x))
+    monkeypatch.setattr(
+        program, "_compile", lambda *x: compiled_instructions.append(x[0]) or compiled(*x)
+    )
     line = "v_add_nc_u32_e32 v7, 0x1234567, v7\n"
-    found = decode(code(20 * line + BODY))
-    assert [ins.address for ins in found[:20]] == list(range(0, 160, 8))
+    instructions = decode(code(20 * line + BODY))
+    assert [ins.address for ins in instructions[:20]] == list(range(0, 160, 8))
     assert sum(name == "v_add_nc_u32" for _, name, _ in read) <= 1
-    launch(Program(found), np.arange(64), 64, native=False)
+    launch(Program(instructions), np.arange(64), 64, native=False)
     # once for what is known of it, once for the memories of the launch
-    assert sum(ins.name == "v_add_nc_u32" for ins in made) <= 2
+    assert sum(ins.name == "v_add_nc_u32" for ins in compiled_instructions) <= 2
 
 
 def test_a_launch_that_hangs_is_ended_by_the_clock(monkeypatch):

@@ -44,7 +44,8 @@ def command(*arguments, code: int) -> str:
 
 def pack_aks2(entries: list[tuple[str, int, bytes]]) -> bytes:
     """AOTriton's pack, as its own v3src reads it."""
-    directory, blobs = b"", b""
+    directory = b""
+    blobs = b""
     for name, lds, blob in entries:
         text = name.encode() + b"\0"
         directory += struct.pack("<5I", lds, 128, len(blobs), len(blob), len(text)) + text
@@ -59,7 +60,9 @@ def test_descriptor(elf):
     (kernel,) = loader.parse(elf, "add")
     assert (kernel.name, kernel.user_sgprs, kernel.ieee) == ("add", (("kernarg", 2),), True)
     assert [a.kind for a in kernel.arguments][:4] == ["global_buffer"] * 3 + ["by_value"]
-    assert kernel.max_threads == 128 and kernel.vgprs % 8 == 0 and kernel.denormals_32
+    assert kernel.max_threads == 128
+    assert kernel.vgprs % 8 == 0
+    assert kernel.denormals_32
 
 
 def test_a_kernel_of_no_declared_size_goes_on_to_the_next_symbol(elf):
@@ -136,7 +139,8 @@ def test_metadata_for_another_wave_is_refused(elf):
 def test_command_line(elf, tmp_path):
     kernel = tmp_path / "add.hsaco"
     kernel.write_bytes(elf)
-    x, y = np.arange(300, dtype=np.float32), np.ones(300, np.float32)
+    x = np.arange(300, dtype=np.float32)
+    y = np.ones(300, np.float32)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
     arguments = [
@@ -147,11 +151,13 @@ def test_command_line(elf, tmp_path):
     ]
     arguments_of_run = [word for a in arguments for word in ("--arg", a)]
     output = command("run", kernel, "--grid", "2", *arguments_of_run, code=0)
-    assert '"executed"' in output and "not_checked" not in output
+    assert '"executed"' in output
+    assert "not_checked" not in output
     assert (np.load(tmp_path / "o.npy") == x + y).all()
     assert '"wmma_share"' in command("stats", kernel, code=0)
     listing = command("disassemble", kernel, code=0).splitlines()
-    assert listing[0].split()[0] == "0x0" and listing[-1].endswith("s_endpgm")
+    assert listing[0].split()[0] == "0x0"
+    assert listing[-1].endswith("s_endpgm")
     # one message each: out of bounds, damaged file, missing file, bad arguments
     assert "bounds" in command("run", kernel, "--grid", "4", *arguments_of_run[:-1], "3000", code=1)
     kernel.write_bytes(elf[: len(elf) // 2])
@@ -187,7 +193,8 @@ def test_llvm_that_cannot_decode_is_refused(elf, tmp_path):
     kernel = tmp_path / "add.hsaco"
     kernel.write_bytes(elf)
     output = process("stats", kernel, code=3, **{llvm.VARIABLE: "/no/libLLVM.so"})
-    assert "libllvm22" in output and "/no/libLLVM.so" in output
+    assert "libllvm22" in output
+    assert "/no/libLLVM.so" in output
 
 
 def test_old_llvm_is_refused(monkeypatch):

@@ -58,12 +58,21 @@ def test_every_operation_gives_what_numpy_gives(width):
     assert report.differences == []
     assert len(report.compared) >= 400
     # numpy's: comparisons of nothing, 16 bits of scalar registers, dot products, output modifiers
-    assert {name for name in report.numpy_only if not name.endswith(("f16", "f64"))
-            and not name.startswith(("v_dot4", "v_dot8"))} <= {
-        f"{cmp}_{test}_{kind}{bits}" for cmp in ("v_cmp", "v_cmpx") for test in "ft"
-        for kind in "fiu" for bits in (16, 32, 64)
-    } | {f"s_{name}_{kind}" for kind in ("b32", "b64") for name in (
-        "cmov", "bitset0", "bitset1", "and_not0_wrexec", "and_not1_wrexec")}  # fmt: skip
+    assert {
+        name
+        for name in report.numpy_only
+        if not name.endswith(("f16", "f64")) and not name.startswith(("v_dot4", "v_dot8"))
+    } <= {
+        f"{cmp}_{test}_{kind}{bits}"
+        for cmp in ("v_cmp", "v_cmpx")
+        for test in "ft"
+        for kind in "fiu"
+        for bits in (16, 32, 64)
+    } | {
+        f"s_{name}_{kind}"
+        for kind in ("b32", "b64")
+        for name in ("cmov", "bitset0", "bitset1", "and_not0_wrexec", "and_not1_wrexec")
+    }
 
 
 def test_a_wrong_operation_is_seen(library, monkeypatch):
@@ -86,29 +95,39 @@ _APART = "s_mov_b32 exec_lo, -1\nv_lshlrev_b32 v1, 4, v0\n"
 def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
     """Loads, stores and atomics whose results differ in C and numpy; which numpy executed in C's
     place, and of LDS by a flat address. names: a pattern."""
-    by_numpy, found = set(), []
+    by_numpy = set()
+    differences = []
     original = native_check.Step.execute
     cases = [case for case in selftest_memory.cases() if re.match(names, case.mnemonic)]
     # what other waves change is asked for with GLC
     pattern = r"((global|buffer|flat)_load.*)"
-    loads = [replace(case, body=re.sub(pattern, r"\1 glc", case.body))
-             for case in cases if re.match(pattern, case.mnemonic)]  # fmt: skip
+    loads = [
+        replace(case, body=re.sub(pattern, r"\1 glc", case.body))
+        for case in cases
+        if re.match(pattern, case.mnemonic)
+    ]
     for case in (*cases, *loads):
         body = _SHARED + case.body + _APART
         where = " of LDS" * (selftest_memory.IN_LDS in body)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native_check.Step, "execute", lambda self, g, checks, at=where: (
-                by_numpy.add(self.instruction.name + at), original(self, g, checks)))  # fmt: skip
+            patch.setattr(
+                native_check.Step,
+                "execute",
+                lambda self, g, checks, at=where: (
+                    by_numpy.add(self.instruction.name + at),
+                    original(self, g, checks),
+                ),
+            )
             in_c = selftest_memory.execute(body, case.data, case.cells + bytes(512), True, checks)
         if in_c != selftest_memory.execute(body, case.data, case.cells + bytes(512), False, checks):
-            found.append(case.mnemonic)
-    return found, by_numpy
+            differences.append(case.mnemonic)
+    return differences, by_numpy
 
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_every_access_gives_what_numpy_gives(checks):
-    found, by_numpy = differing(checks)
-    assert found == []
+    differences, by_numpy = differing(checks)
+    assert differences == []
     numpys = r"flat_atomic|flat_.* of LDS|s_buffer_|s_wait|ds_append|ds_consume"
     assert {name for name in by_numpy if not re.match(numpys, name)} == set()
 
@@ -118,7 +137,8 @@ def test_a_wrong_atomic_is_seen(library, monkeypatch):
     monkeypatch.setattr(program, "_TRAITS", {})
     monkeypatch.setitem(library.functions, "atomic_add_u32", library.functions["atomic_sub_u32"])
     assert differing(False, "(ds|global_atomic)_add_u32")[0] == ["ds_add_u32"] + 2 * [
-        "global_atomic_add_u32"]  # fmt: skip
+        "global_atomic_add_u32"
+    ]
 
 
 @pytest.mark.parametrize("checks", [False, True])
@@ -130,12 +150,21 @@ def test_locks_and_counters_give_the_same_bits(checks):
         options = Options(checks=checks, native=by_c, budget=1_000_000)
         lock, total, count, out = (np.zeros(1, np.int32) for _ in range(4))
         done = [
-            zoo.run(zoo.locked, (8,), {"BLOCK": 128}, *map(Buffer, (lock, total, count, x)),
-                    options=options),
-            zoo.run(zoo.last_block, (8,), {"BLOCK": 128, "PARTS": 8},
-                    *map(Buffer, (x, np.zeros(8, np.int32), np.zeros(1, np.int32), out)),
-                    options=options),
-        ]  # fmt: skip
+            zoo.run(
+                zoo.locked,
+                (8,),
+                {"BLOCK": 128},
+                *map(Buffer, (lock, total, count, x)),
+                options=options,
+            ),
+            zoo.run(
+                zoo.last_block,
+                (8,),
+                {"BLOCK": 128, "PARTS": 8},
+                *map(Buffer, (x, np.zeros(8, np.int32), np.zeros(1, np.int32), out)),
+                options=options,
+            ),
+        ]
         assert total == out == x.sum() and count == 8
         results.append([launch.executed for launch in done])
     assert results[0] == results[1]
@@ -149,22 +178,36 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
     """
     by_numpy = []
     step = native_check.Step.execute
-    monkeypatch.setattr(native_check.Step, "execute", lambda self, g, checks: (
-        by_numpy.append(self.instruction.name), step(self, g, checks)))  # fmt: skip
+    monkeypatch.setattr(
+        native_check.Step,
+        "execute",
+        lambda self, g, checks: (by_numpy.append(self.instruction.name), step(self, g, checks)),
+    )
     constants = {"LOCK": True, "MIRROR": mirror, "BLOCK": 128}
     for by_c in (True, False):
         by_numpy.clear()
-        lock, out = np.zeros(1, np.int32), np.zeros(128, np.int32)
+        lock = np.zeros(1, np.int32)
+        out = np.zeros(128, np.int32)
         arguments = Buffer(lock), Buffer(out)
-        done = zoo.run(zoo.locked_tensor, (8,), constants, *arguments,
-                       options=Options(native=by_c, budget=1_000_000))  # fmt: skip
+        done = zoo.run(
+            zoo.locked_tensor,
+            (8,),
+            constants,
+            *arguments,
+            options=Options(native=by_c, budget=1_000_000),
+        )
         assert (out == 8).all() and done.notes == []
         accesses = {name for name in by_numpy if name.startswith(("global_", "buffer_", "ds_"))}
         # caches are emptied by numpy
         assert (by_c and not mirror) == (accesses <= {"buffer_gl0_inv", "buffer_gl1_inv"})
         with pytest.raises(Trap, match="race"):
-            zoo.run(zoo.locked_tensor, (8,), constants | {"LOCK": False}, *arguments,
-                    options=Options(native=by_c))  # fmt: skip
+            zoo.run(
+                zoo.locked_tensor,
+                (8,),
+                constants | {"LOCK": False},
+                *arguments,
+                options=Options(native=by_c),
+            )
 
 
 @pytest.mark.parametrize("checks", [False, True])
@@ -185,8 +228,11 @@ def test_most_of_a_kernel_is_executed_by_c():
     calls = []
     original = native_check.Step.execute
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_check.Step, "execute", lambda self, g, checks: (
-            calls.append(g.n), original(self, g, checks)))  # fmt: skip
+        patch.setattr(
+            native_check.Step,
+            "execute",
+            lambda self, g, checks: (calls.append(g.n), original(self, g, checks)),
+        )
         _, done = fixtures.run_attention(True, fixtures.attention_case(True, 100))
     assert sum(calls) < done.executed / 10
 
@@ -214,20 +260,31 @@ s_cbranch_scc1 again
 @pytest.fixture
 def traced(monkeypatch):
     """How many blocks each execution of a trace went through."""
-    found = []
-    monkeypatch.setattr(traces.Trace, "execute", lambda self, g, checks, run=traces.Trace.execute: (
-        found.append(run(self, g, checks)) or found[-1]))  # fmt: skip
-    return found
+    entered = []
+    monkeypatch.setattr(
+        traces.Trace,
+        "execute",
+        lambda self, g, checks, run=traces.Trace.execute: (
+            entered.append(run(self, g, checks)) or entered[-1]
+        ),
+    )
+    return entered
 
 
 def test_kernels_in_traces_give_the_same_bits(traced, monkeypatch):
-    case, results = fixtures.attention_case(True, 400, heads=2), []
+    case = fixtures.attention_case(True, 400, heads=2)
+    results = []
     monkeypatch.setattr(traces, "_OFTEN", 3)
     for _ in range(2):
         for checks in (True, False):
             outs, done = fixtures.run_attention(True, case, options=Options(checks=checks))
-            results.append((*(x.tobytes() for x in outs), done.executed,
-                            {at: block.entered for at, block in done.blocks.items()}))  # fmt: skip
+            results.append(
+                (
+                    *(x.tobytes() for x in outs),
+                    done.executed,
+                    {at: block.entered for at, block in done.blocks.items()},
+                )
+            )
         monkeypatch.setattr(traces, "find", lambda *_: None)
     assert results[:-1] == results[1:]
     assert len(traced) > 20 and max(traced) > 1
@@ -263,13 +320,13 @@ def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
     """A wait, the bounds, and what numpy executes in the middle of a trace."""
     load = "global_load_b32 v2, v1, s[4:5]\ns_nop 0\ns_branch wait\nwait:\ns_waitcnt vmcnt(0)"
     late = "s_branch over\nlate:\n{}\nover:"
-    for there, word in (
+    for place, word in (
         ("global_load_b32 v2, v1, s[4:5]\nv_mov_b32 v4, v2\ns_branch join", "pending"),
         ("v_add_nc_u32 v1, 4, v1\ns_branch join", "bounds"),
     ):
         traced.clear()
         with pytest.raises(Trap, match=word):
-            execute(_TURNS.format(load, late.format(there)))
+            execute(_TURNS.format(load, late.format(place)))
         assert traced
     # waves of two workgroups store the same values: numpy's, and each time
     store = (
@@ -277,7 +334,8 @@ def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
     )
     traced.clear()
     body = _TURNS.format(store, late.format("s_branch join"))
-    assert (execute(body, grid=(3,), size=64) == np.arange(64)).all() and traced
+    assert (execute(body, grid=(3,), size=64) == np.arange(64)).all()
+    assert traced
 
 
 def test_a_library_of_another_version_is_refused(library, monkeypatch):
@@ -290,11 +348,15 @@ def test_where_there_is_none_numpy_says_so(tmp_path, monkeypatch):
     level = native.processor_level()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / f"libstrix-emulate-v{level}.so").write_text("no library")
-    for value, words in (("off", "is off"), (str(tmp_path), "no libstrix-emulate is installed"),
-                         (str(tmp_path / "bad"), "bad/libstrix")):  # fmt: skip
+    for value, words in (
+        ("off", "is off"),
+        (str(tmp_path), "no libstrix-emulate is installed"),
+        (str(tmp_path / "bad"), "bad/libstrix"),
+    ):
         monkeypatch.setenv("STRIX_EMULATE_NATIVE", value)
         native.forget()
-        assert native.describe().startswith("numpy alone: ") and words in native.describe()
+        assert native.describe().startswith("numpy alone: ")
+        assert words in native.describe()
         fixtures.run_attention(False, fixtures.attention_case(False, 3))
     monkeypatch.undo()
     native.forget()

@@ -29,20 +29,22 @@ def test_matrix_products_are_right_on_each(gpu: str) -> None:
     done = launch(fixtures.kernel("matmul", gpu), (3, 2), arguments, threads=128)
     assert np.abs(out - a.astype(float) @ b.astype(float)).max() < 1e-5
     facts = statistics.describe_kernel(done.kernel, done.instructions)
-    assert (facts["target"], facts["unsupported"]) == (gpu, []) and facts["lds"] > 0
+    assert (facts["target"], facts["unsupported"]) == (gpu, [])
+    assert facts["lds"] > 0
     assert facts["waves_per_simd"]["bound"] >= 1
     assert statistics.executed(done)["classes"]["wmma"] > 0
 
 
 def test_gfx1152_and_gfx1153_execute_gfx1150s_code() -> None:
     """So what is shown of its code holds for them; the numbers beside it are the device's."""
-    made = fixtures.kernel("attention", "gfx1150")
+    kernel = fixtures.kernel("attention", "gfx1150")
     for name in ("gfx1152", "gfx1153"):
         other = fixtures.kernel("attention", name)
-        assert (other.code, other.target.name) == (made.code, name)
+        assert (other.code, other.target.name) == (kernel.code, name)
         assert other.code != fixtures.kernel("attention", "gfx1151").code
-        changed = {key for key, value in vars(other.target).items()
-                   if value != getattr(made.target, key)}  # fmt: skip
+        changed = {
+            key for key, value in vars(other.target).items() if value != getattr(kernel.target, key)
+        }
         assert changed <= {"name", "mach", "version", "product", "processors", "l2", "clock"}
 
 
@@ -56,8 +58,9 @@ def test_gfx1100_has_no_scalar_floats() -> None:
 
 
 def test_registers_bound_occupancy() -> None:
-    waves = {name: statistics.occupancy(gpu, 256, 0, 256)["registers"] for name, gpu in
-             TARGETS.items()}  # fmt: skip
+    waves = {
+        name: statistics.occupancy(gpu, 256, 0, 256)["registers"] for name, gpu in TARGETS.items()
+    }
     assert waves == dict.fromkeys(TARGETS, 4) | {"gfx1151": 5, "gfx1100": 5}
 
 
@@ -70,9 +73,11 @@ def _strings(source: str) -> list[str]:
     """Strings in code, without docstrings."""
     tree = ast.parse(source)
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return [node.value for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-            and id(node) not in docs]  # fmt: skip
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+    ]
 
 
 def test_functions_have_at_most_fifty_lines() -> None:
@@ -84,11 +89,12 @@ def test_functions_have_at_most_fifty_lines() -> None:
 
 def test_no_gpu_is_named_elsewhere() -> None:
     home = Path(strix_emulate.__file__).parent
-    found = {
-        path.name for path in home.rglob("*.py")
+    files = {
+        path.name
+        for path in home.rglob("*.py")
         if any(re.search(r"gfx1\d", text) for text in _strings(path.read_text()))
-    }  # fmt: skip
-    assert found == {"target.py"}
+    }
+    assert files == {"target.py"}
     for path in HIP.glob("*.[ch]"):
         code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
         assert not re.search(r"gfx1\d|Radeon", code), path

@@ -41,13 +41,15 @@ def halves(V, S):
 
 def differing(texts: list[str], seed: int = 0) -> list[str]:
     """Instructions that do something else to a wave of 64 lanes than to two of 32."""
-    rng, found = random.Random(seed), []
+    rng = random.Random(seed)
+    differences = []
     wide = [operands.widened(text) for text in texts]
     both = (selftest.steps("\n".join(t), width) for t, width in ((texts, 32), (wide, 64)))
     for number, (text, narrow, wide) in enumerate(zip(texts, *both, strict=True)):
         exec_ = rng.choice((2**64 - 1, rng.getrandbits(64), 1 << 40, 2**32 - 1))
         V, S = registers(number, exec_)
-        expected, got = selftest.waves(*halves(V, S)), selftest.waves(V, S)
+        expected = selftest.waves(*halves(V, S))
+        got = selftest.waves(V, S)
         with np.errstate(all="ignore"):
             narrow.run(expected)
             wide.run(got)
@@ -55,15 +57,15 @@ def differing(texts: list[str], seed: int = 0) -> list[str]:
         for mask in MASKS:  # of the pair, the second register is now the second wave's first
             S[mask + 1] = expected.S[mask + 1]
         if not (np.array_equal(V, expected.V) and np.array_equal(S, expected.S)):
-            found.append(text)
-    return found
+            differences.append(text)
+    return differences
 
 
 def generated(seed: int) -> list[str]:
     """One instruction of each vector mnemonic whose lanes do not meet."""
     rng = random.Random(seed)
-    made = [operands.operation(rng, *entry) for entry in selftest.tables() if entry[1] == "v"]
-    return [o.text for o in made if "mbcnt" not in o.mnemonic]
+    generated = [operands.operation(rng, *entry) for entry in selftest.tables() if entry[1] == "v"]
+    return [o.text for o in generated if "mbcnt" not in o.mnemonic]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -81,8 +83,12 @@ def test_a_difference_is_seen():
 def test_one_lane():
     V, S = registers(exec_=1 << 45 | 1 << 50)
     S[4] = 77  # of the lanes of a wave, the low six bits count
-    g = execute("v_readlane_b32 s5, v1, 40\nv_readlane_b32 s6, v1, s4\nv_readfirstlane_b32 s7, v2\n"
-                "v_writelane_b32 v3, s4, 33", V, S)  # fmt: skip
+    g = execute(
+        "v_readlane_b32 s5, v1, 40\nv_readlane_b32 s6, v1, s4\nv_readfirstlane_b32 s7, v2\n"
+        "v_writelane_b32 v3, s4, 33",
+        V,
+        S,
+    )
     assert [int(g.S[i, 0, 0]) for i in (5, 6, 7)] == [V[1, 0, 40], V[1, 0, 77 % 64], V[2, 0, 45]]
     assert (g.V[3, 0] == np.where(LANE == 33, 77, V[3, 0])).all()
 
@@ -90,8 +96,12 @@ def test_one_lane():
 def test_counts_of_lanes_below():
     V, S = registers(1)
     S[4:6] = 0xFFFFFFFF
-    g = execute("v_mbcnt_lo_u32_b32 v1, -1, 0\nv_mbcnt_hi_u32_b32 v1, -1, v1\n"
-                "v_mbcnt_lo_u32_b32 v2, s6, 0\nv_mbcnt_hi_u32_b32 v2, s7, v2", V, S)  # fmt: skip
+    g = execute(
+        "v_mbcnt_lo_u32_b32 v1, -1, 0\nv_mbcnt_hi_u32_b32 v1, -1, v1\n"
+        "v_mbcnt_lo_u32_b32 v2, s6, 0\nv_mbcnt_hi_u32_b32 v2, s7, v2",
+        V,
+        S,
+    )
     assert (g.V[1, 0] == LANE).all()
     mask = int(S[6, 0, 0]) | int(S[7, 0, 0]) << 32
     assert g.V[2, 0].tolist() == [(mask & (1 << lane) - 1).bit_count() for lane in range(64)]
@@ -100,10 +110,14 @@ def test_counts_of_lanes_below():
 def test_exchanges():
     V, S = registers(2)
     V[5] = np.arange(0, 256, 4, dtype=np.uint32)[::-1]
-    g = execute("v_permlane64_b32 v1, v2\nv_permlanex16_b32 v3, v2, s4, s5\n"
-                "v_mov_b32_dpp v4, v2 row_shl:1 row_mask:0x9 bank_mask:0xf bound_ctrl:1\n"
-                "ds_bpermute_b32 v6, v5, v2\nds_permute_b32 v7, v5, v2\n"
-                "ds_swizzle_b32 v8, v2 offset:swizzle(REVERSE,32)", V, S)  # fmt: skip
+    g = execute(
+        "v_permlane64_b32 v1, v2\nv_permlanex16_b32 v3, v2, s4, s5\n"
+        "v_mov_b32_dpp v4, v2 row_shl:1 row_mask:0x9 bank_mask:0xf bound_ctrl:1\n"
+        "ds_bpermute_b32 v6, v5, v2\nds_permute_b32 v7, v5, v2\n"
+        "ds_swizzle_b32 v8, v2 offset:swizzle(REVERSE,32)",
+        V,
+        S,
+    )
     x = V[2, 0]
     assert (g.V[1, 0] == np.roll(x, 32)).all()
     table = int(S[4, 0, 0]) | int(S[5, 0, 0]) << 32
@@ -119,9 +133,13 @@ def test_exchanges():
 def test_masks_of_both_halves():
     V, S = registers(3)
     V[1] = LANE
-    g = execute("s_mov_b64 s[4:5], exec\nv_cmpx_gt_u32 40, v1\ns_mov_b64 s[6:7], exec\n"
-                "s_and_saveexec_b64 s[10:11], s[4:5]\ns_or_not1_saveexec_b64 s[12:13], 0\n"
-                "s_and_not1_wrexec_b64 s[8:9], -1", V, S)  # fmt: skip
+    g = execute(
+        "s_mov_b64 s[4:5], exec\nv_cmpx_gt_u32 40, v1\ns_mov_b64 s[6:7], exec\n"
+        "s_and_saveexec_b64 s[10:11], s[4:5]\ns_or_not1_saveexec_b64 s[12:13], 0\n"
+        "s_and_not1_wrexec_b64 s[8:9], -1",
+        V,
+        S,
+    )
     pairs = {i: int(g.S[i, 0, 0]) | int(g.S[i + 1, 0, 0]) << 32 for i in (4, 6, 8, 10, 12, EXEC)}
     low = (1 << 40) - 1
     assert pairs == {4: 2**64 - 1, 6: low, 10: low, 12: low, 8: low, EXEC: low}
@@ -136,8 +154,11 @@ def test_matrices(kind):
     a, b, c = (rng.integers(-4, 5, (16, 16)).astype(np.float32) for _ in range(3))
 
     def packed(rows):
-        bits = rows.astype(np.float16).view(np.uint16) if kind == "f16" else (
-            rows.view(np.uint32) >> 16).astype(np.uint16)  # fmt: skip
+        bits = (
+            rows.astype(np.float16).view(np.uint16)
+            if kind == "f16"
+            else (rows.view(np.uint32) >> 16).astype(np.uint16)
+        )
         return np.ascontiguousarray(bits).view(np.uint32).T[:, None]
 
     V[0:8] = np.tile(packed(a), 4)
@@ -160,7 +181,8 @@ def run(body: str, threads: int, **more) -> np.ndarray:
 def test_launches(threads):
     """Of the last wave, only the lanes of threads are active."""
     out = run(GOOD, threads)
-    assert (out[:threads] == np.arange(threads)).all() and not out[threads:].any()
+    assert (out[:threads] == np.arange(threads)).all()
+    assert not out[threads:].any()
 
 
 def test_lds_and_barriers():
@@ -172,7 +194,9 @@ def test_lds_and_barriers():
     assert (run(EXCHANGE.replace("s_barrier\n", ""), 64)[:64] == np.arange(64) ^ 32).all()
 
 
-BRANCHES = LOAD + """
+BRANCHES = (
+    LOAD
+    + """
 v_cmp_lt_u32 vcc, 39, v0
 s_cbranch_vccz never
 v_mov_b32 v2, 7
@@ -182,7 +206,9 @@ v_mov_b32 v2, 9
 skip:
 s_or_b64 exec, exec, s[8:9]
 never:
-""" + STORE  # fmt: skip
+"""
+    + STORE
+)
 
 
 def test_branches_look_at_both_halves():
@@ -194,18 +220,23 @@ def test_branches_look_at_both_halves():
 
 
 def test_atomics_and_counters():
-    add = LOAD + ("v_mov_b32 v2, 1\nv_mov_b32 v3, 0\n"
-                   "global_atomic_add_u32 v3, v2, s[6:7]\ns_endpgm\n")  # fmt: skip
+    add = LOAD + (
+        "v_mov_b32 v2, 1\nv_mov_b32 v3, 0\nglobal_atomic_add_u32 v3, v2, s[6:7]\ns_endpgm\n"
+    )
     assert run(add, 192)[0] == 192
-    append = (LOAD + "v_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_store_b32 v3, v3\ns_mov_b32 m0, 0\n"
-              "s_waitcnt lgkmcnt(0)\nds_append v2\ns_waitcnt lgkmcnt(0)\nds_append v2\n"
-              "s_waitcnt lgkmcnt(0)\n") + STORE  # fmt: skip
+    append = (
+        LOAD + "v_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_store_b32 v3, v3\ns_mov_b32 m0, 0\n"
+        "s_waitcnt lgkmcnt(0)\nds_append v2\ns_waitcnt lgkmcnt(0)\nds_append v2\n"
+        "s_waitcnt lgkmcnt(0)\n"
+    ) + STORE
     assert (run(append, 64)[:64] == 64).all()
 
 
 def test_scratch_of_every_lane():
-    body = LOAD + ("scratch_store_b32 off, v0, off offset:4\ns_waitcnt_vscnt null, 0x0\n"
-                   "scratch_load_b32 v2, off, off offset:4\ns_waitcnt vmcnt(0)\n")  # fmt: skip
+    body = LOAD + (
+        "scratch_store_b32 off, v0, off offset:4\ns_waitcnt_vscnt null, 0x0\n"
+        "scratch_load_b32 v2, off, off offset:4\ns_waitcnt vmcnt(0)\n"
+    )
     body += STORE
     assert (run(body, 128, scratch=16)[:128] == np.arange(128)).all()
     for offset in (-4, 16):

@@ -10,33 +10,71 @@ from strix_emulate.errors import Trap
 from zoo import TYPES, numbers
 
 N = 200
-FLOATS, INTEGERS = ("fp32", "fp16", "fp64"), ("i32", "i64", "i16", "i8", "u32", "u16", "u8")
+FLOATS = ("fp32", "fp16", "fp64")
+INTEGERS = ("i32", "i64", "i16", "i8", "u32", "u16", "u8")
 UNARY = {
-    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt_rn": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "abs": np.abs,
-    "floor": np.floor, "ceil": np.ceil, "neg": np.negative, "not": np.invert,
-}  # fmt: skip
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log2": np.log2,
+    "sqrt_rn": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "abs": np.abs,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "neg": np.negative,
+    "not": np.invert,
+}
 BINARY = {
-    "__add__": np.add, "__sub__": np.subtract, "__mul__": np.multiply, "__truediv__": np.divide,
-    "maximum": np.maximum, "minimum": np.minimum, "less": lambda a, b: np.where(a < b, a, b),
+    "__add__": np.add,
+    "__sub__": np.subtract,
+    "__mul__": np.multiply,
+    "__truediv__": np.divide,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "less": lambda a, b: np.where(a < b, a, b),
     # as in C: towards zero
-    "__floordiv__": lambda a, b: _truncated(a, b)[0], "__mod__": lambda a, b: _truncated(a, b)[1],
-    "__and__": np.bitwise_and, "__or__": np.bitwise_or, "__xor__": np.bitwise_xor,
-    "shl": lambda a, b: np.left_shift(a, b & 7), "shr": lambda a, b: np.right_shift(a, b & 7),
-}  # fmt: skip
+    "__floordiv__": lambda a, b: _truncated(a, b)[0],
+    "__mod__": lambda a, b: _truncated(a, b)[1],
+    "__and__": np.bitwise_and,
+    "__or__": np.bitwise_or,
+    "__xor__": np.bitwise_xor,
+    "shl": lambda a, b: np.left_shift(a, b & 7),
+    "shr": lambda a, b: np.right_shift(a, b & 7),
+}
 #: and what elements behind the last are
-REDUCE = {"sum": (np.sum, 0), "max": (np.max, -100), "min": (np.min, 100),
-          "argmax": (np.argmax, -100), "argmin": (np.argmin, 100),
-          "xor_sum": (np.bitwise_xor.reduce, 0)}  # fmt: skip
-SCAN = {"cumsum": np.cumsum, "reverse": lambda x: np.cumsum(x[::-1])[::-1], "cumprod": np.cumprod,
-        "sort": np.sort, "flip": lambda x: x[::-1]}  # fmt: skip
-ATOMIC = {"add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
-          "or": np.bitwise_or, "xor": np.bitwise_xor, "xchg": lambda _a, b: b}  # fmt: skip
+REDUCE = {
+    "sum": (np.sum, 0),
+    "max": (np.max, -100),
+    "min": (np.min, 100),
+    "argmax": (np.argmax, -100),
+    "argmin": (np.argmin, 100),
+    "xor_sum": (np.bitwise_xor.reduce, 0),
+}
+SCAN = {
+    "cumsum": np.cumsum,
+    "reverse": lambda x: np.cumsum(x[::-1])[::-1],
+    "cumprod": np.cumprod,
+    "sort": np.sort,
+    "flip": lambda x: x[::-1],
+}
+ATOMIC = {
+    "add": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "xchg": lambda _a, b: b,
+}
 
 
 def _truncated(a, b):
-    quotients = [int(abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1)
-                 for x, y in zip(map(int, a), map(int, b), strict=True)]  # fmt: skip
+    quotients = [
+        int(abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1)
+        for x, y in zip(map(int, a), map(int, b), strict=True)
+    ]
     rests = [x - q * y for x, q, y in zip(map(int, a), quotients, map(int, b), strict=True)]
     return np.array(quotients).astype(a.dtype), np.array(rests).astype(a.dtype)
 
@@ -82,11 +120,19 @@ BINARY_CASES += [slow(op, k) for k in ("i16", "u16", "u8") for op in _ON_INTEGER
 
 @pytest.mark.parametrize(("op", "kind"), BINARY_CASES)
 def test_binary(op, kind):
-    x, y = numbers(kind, N, 1), numbers(kind, N, 2, small=True)
+    x = numbers(kind, N, 1)
+    y = numbers(kind, N, 2, small=True)
     y = np.where(y == 0, np.array(3, y.dtype), y)
     out = np.zeros_like(x)
-    zoo.run(zoo.binary, (1,), {"OP": op, "BLOCK": 256},
-            Buffer(x, "in"), Buffer(y, "in"), Buffer(out, "out"), N)  # fmt: skip
+    zoo.run(
+        zoo.binary,
+        (1,),
+        {"OP": op, "BLOCK": 256},
+        Buffer(x, "in"),
+        Buffer(y, "in"),
+        Buffer(out, "out"),
+        N,
+    )
     with np.errstate(all="ignore"):
         expected = BINARY[op](x, y)
     close(out, expected, 2 if op == "__truediv__" else 0)
@@ -113,17 +159,31 @@ def fp8e5(bits):
 
 @pytest.mark.parametrize("kind", ["fp32", "fp16"])
 def test_fp8_loads_and_stores(kind):
-    every = np.arange(256, dtype=np.uint8)
+    all_bytes = np.arange(256, dtype=np.uint8)
     out = np.zeros(256, TYPES[kind])
-    zoo.run(zoo.convert, (1,), {"BLOCK": 256}, Buffer(every, "in"), Buffer(out, "out"), 256,
-            types=["*fp8e5"])  # fmt: skip
-    expected = fp8e5(every)
+    zoo.run(
+        zoo.convert,
+        (1,),
+        {"BLOCK": 256},
+        Buffer(all_bytes, "in"),
+        Buffer(out, "out"),
+        256,
+        types=["*fp8e5"],
+    )
+    expected = fp8e5(all_bytes)
     assert np.array_equal(out.astype(float), expected.astype(float), equal_nan=True)
-    finite = every[np.isfinite(expected)]
+    finite = all_bytes[np.isfinite(expected)]
     x = fp8e5(finite).astype(TYPES[kind])
     back = np.zeros(len(x), np.uint8)
-    zoo.run(zoo.convert, (1,), {"BLOCK": 256}, Buffer(x, "in"), Buffer(back, "out"), len(x),
-            types=[f"*{kind}", "*fp8e5"])  # fmt: skip
+    zoo.run(
+        zoo.convert,
+        (1,),
+        {"BLOCK": 256},
+        Buffer(x, "in"),
+        Buffer(back, "out"),
+        len(x),
+        types=[f"*{kind}", "*fp8e5"],
+    )
     assert (back == finite).all()
 
 
@@ -138,8 +198,14 @@ def test_reduce(op, kind, n):
     target = "i32" if "arg" in op else kind
     out = np.zeros(2, TYPES[target])
     function, rest = REDUCE[op]
-    zoo.run(zoo.reduce, (2,), {"OP": op, "REST": rest, "BLOCK": 256},
-            Buffer(x, "in"), Buffer(out, "out"), n)  # fmt: skip
+    zoo.run(
+        zoo.reduce,
+        (2,),
+        {"OP": op, "REST": rest, "BLOCK": 256},
+        Buffer(x, "in"),
+        Buffer(out, "out"),
+        n,
+    )
     exact = [function(row.astype(float) if "fp" in kind else row) for row in x]
     if op == "sum" and "fp" in kind:
         assert np.abs(out - exact).max() <= n * 4 * np.finfo(out.dtype).eps
@@ -180,9 +246,18 @@ def test_atomics(op, kind, cells):
         x = (x * 7 % 11 - (4 if "u" not in kind else 0)).astype(TYPES[kind])
     where = np.random.default_rng(7).integers(0, cells, n).astype(np.int32)
     start = np.full(cells, 1, TYPES[kind])
-    out, old = start.copy(), np.zeros(n, TYPES[kind])
-    zoo.run(zoo.atomics, (2,), {"OP": f"atomic_{op}", "BLOCK": 64},
-            Buffer(x, "in"), Buffer(where, "in"), Buffer(out), Buffer(old, "out"), n)  # fmt: skip
+    out = start.copy()
+    old = np.zeros(n, TYPES[kind])
+    zoo.run(
+        zoo.atomics,
+        (2,),
+        {"OP": f"atomic_{op}", "BLOCK": 64},
+        Buffer(x, "in"),
+        Buffer(where, "in"),
+        Buffer(out),
+        Buffer(old, "out"),
+        n,
+    )
     if op == "xchg":
         # a chain: every value was there once, but the last one of each cell, which still is
         assert sorted([*old, *out]) == sorted([*x, *start])
@@ -204,11 +279,13 @@ def test_atomics_of_one_cell(kind):
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "fp64", "i32", "i64", "i8", "u16"])
 def test_small_tensors_are_changed_in_place(kind, small):
     """Loads of copies that nothing uses are notes."""
-    x, y = np.arange(small).astype(TYPES[kind]), np.arange(128).astype(TYPES[kind])
-    a, b = Buffer(x.copy()), Buffer(y.copy())
-    done = zoo.run(zoo.in_place, (1,), {"SMALL": small, "LARGE": 128},
-                   a, b, small)  # fmt: skip
-    assert (a.data == x + x).all() and (b.data == y + y).all()
+    x = np.arange(small).astype(TYPES[kind])
+    y = np.arange(128).astype(TYPES[kind])
+    a = Buffer(x.copy())
+    b = Buffer(y.copy())
+    done = zoo.run(zoo.in_place, (1,), {"SMALL": small, "LARGE": 128}, a, b, small)
+    assert (a.data == x + x).all()
+    assert (b.data == y + y).all()
     assert {note.check for note in done.notes} <= {"race"}
 
 
@@ -229,7 +306,8 @@ def test_waves_that_store_what_others_change_are_a_race(kind, native):
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("half", [8, 16, 32])
 def test_rotations_in_place(heads, half):
-    x, angle = numbers("fp32", heads * 2 * half), numbers("fp32", half)
+    x = numbers("fp32", heads * 2 * half)
+    angle = numbers("fp32", half)
     out = x.copy()
     zoo.run(zoo.rotate, (1,), {"HEADS": heads, "HALF": half}, Buffer(out), Buffer(angle, "in"))
     (a, b), c, s = x.reshape(heads, 2, half).swapaxes(0, 1), np.cos(angle), np.sin(angle)
@@ -240,19 +318,38 @@ def test_rotations_in_place(heads, half):
 @pytest.mark.parametrize("parts", [1, 3, 8])
 def test_spin_lock(parts):
     x = numbers("fp32", 64 * parts)
-    lock, count, total = np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32)
-    zoo.run(zoo.locked, (parts,), {"BLOCK": 64},
-            Buffer(lock), Buffer(total), Buffer(count), Buffer(x, "in"))  # fmt: skip
-    assert count[0] == parts and lock[0] == 0 and abs(total[0] - x.sum(dtype=float)) < 1e-4
+    lock = np.zeros(1, np.int32)
+    count = np.zeros(1, np.int32)
+    total = np.zeros(1, np.float32)
+    zoo.run(
+        zoo.locked,
+        (parts,),
+        {"BLOCK": 64},
+        Buffer(lock),
+        Buffer(total),
+        Buffer(count),
+        Buffer(x, "in"),
+    )
+    assert count[0] == parts
+    assert lock[0] == 0
+    assert abs(total[0] - x.sum(dtype=float)) < 1e-4
 
 
 @pytest.mark.parametrize("parts", [1, 4, 16])
 def test_last_block(parts):
     x = numbers("fp32", 64 * parts)
-    partial, counter, out = np.zeros(parts, "f4"), np.zeros(1, np.int32), np.zeros(1, "f4")
-    zoo.run(zoo.last_block, (parts,), {"BLOCK": 64, "PARTS": parts},
-            Buffer(x, "in"), Buffer(partial, "out"), Buffer(counter),
-            Buffer(out, "out"))  # fmt: skip
+    partial = np.zeros(parts, "f4")
+    counter = np.zeros(1, np.int32)
+    out = np.zeros(1, "f4")
+    zoo.run(
+        zoo.last_block,
+        (parts,),
+        {"BLOCK": 64, "PARTS": parts},
+        Buffer(x, "in"),
+        Buffer(partial, "out"),
+        Buffer(counter),
+        Buffer(out, "out"),
+    )
     assert abs(out[0] - x.sum(dtype=float)) < 1e-4
 
 
@@ -260,47 +357,82 @@ def test_last_block(parts):
 @pytest.mark.parametrize("shape", [(16, 16, 16), (32, 16, 64)])
 def test_dot(source, target, shape):
     m, n, k = shape
-    a, b = numbers(source, m * k, 8).reshape(m, k), numbers(source, k * n, 9).reshape(k, n)
+    a = numbers(source, m * k, 8).reshape(m, k)
+    b = numbers(source, k * n, 9).reshape(k, n)
     out = np.zeros((m, n), TYPES[target])
-    zoo.run(zoo.dot, (1,), {"M": m, "N": n, "K": k},
-            Buffer(a, "in"), Buffer(b, "in"), Buffer(out, "out"))  # fmt: skip
+    zoo.run(
+        zoo.dot,
+        (1,),
+        {"M": m, "N": n, "K": k},
+        Buffer(a, "in"),
+        Buffer(b, "in"),
+        Buffer(out, "out"),
+    )
     exact = a.astype(float) @ b.astype(float)
     assert np.abs(out - exact).max() <= (0 if target == "i32" else 1e-4)
 
 
 @pytest.mark.parametrize("rows", [(16,), (16, 16, 16, 16)])
 def test_grouped_gemm_with_pointers_in_tensors(rows):
-    k, b = 32, 16
+    k = 32
+    b = 16
     groups = [
-        (numbers("fp16", r * k, i).reshape(r, k), numbers("fp16", k * b, i + 9).reshape(k, b),
-         np.zeros((r, b), np.float32))
+        (
+            numbers("fp16", r * k, i).reshape(r, k),
+            numbers("fp16", k * b, i + 9).reshape(k, b),
+            np.zeros((r, b), np.float32),
+        )
         for i, r in enumerate(rows)
-    ]  # fmt: skip
+    ]
     table, reachable = zoo.pointers(*(x for group in groups for x in group))
-    sizes, out = np.array(rows, np.int32), np.zeros(len(rows), np.int32)
-    zoo.run(zoo.grouped, (len(rows),), {"K": k, "B": b}, Buffer(table, "in"), Buffer(sizes, "in"),
-            Buffer(out, "out"), reachable=reachable)  # fmt: skip
+    sizes = np.array(rows, np.int32)
+    out = np.zeros(len(rows), np.int32)
+    zoo.run(
+        zoo.grouped,
+        (len(rows),),
+        {"K": k, "B": b},
+        Buffer(table, "in"),
+        Buffer(sizes, "in"),
+        Buffer(out, "out"),
+        reachable=reachable,
+    )
     for x, y, z in groups:
         assert np.abs(z - x.astype(float) @ y.astype(float)).max() < 1e-4
 
 
 @pytest.mark.parametrize(("kind", "n"), [("fp32", 64), ("i32", 50), ("fp16", 128)])
 def test_gather(kind, n):
-    x, where = numbers(kind, n), np.random.default_rng(1).permutation(n).astype(np.int32)
+    x = numbers(kind, n)
+    where = np.random.default_rng(1).permutation(n).astype(np.int32)
     out = np.zeros_like(x)
-    zoo.run(zoo.gather, (1,), {"BLOCK": triton.next_power_of_2(n)},
-            Buffer(x, "in"), Buffer(where, "in"), Buffer(out, "out"), n)  # fmt: skip
+    zoo.run(
+        zoo.gather,
+        (1,),
+        {"BLOCK": triton.next_power_of_2(n)},
+        Buffer(x, "in"),
+        Buffer(where, "in"),
+        Buffer(out, "out"),
+        n,
+    )
     assert (out == x[where]).all()
 
 
-@pytest.mark.parametrize(("kind", "shape"), [("fp32", (16, 32)), ("fp16", (16, 16)),
-                                             ("fp16", (64, 32)), ("i8", (32, 32)),
-                                             ("i64", (8, 16))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("fp32", (16, 32)),
+        ("fp16", (16, 16)),
+        ("fp16", (64, 32)),
+        ("i8", (32, 32)),
+        ("i64", (8, 16)),
+    ],
+)
 def test_transpose(kind, shape):
     x = numbers(kind, shape[0] * shape[1]).reshape(shape)
     out = np.zeros(shape[::-1], x.dtype)
-    zoo.run(zoo.transpose, (1,), {"M": shape[0], "N": shape[1]},
-            Buffer(x, "in"), Buffer(out, "out"))  # fmt: skip
+    zoo.run(
+        zoo.transpose, (1,), {"M": shape[0], "N": shape[1]}, Buffer(x, "in"), Buffer(out, "out")
+    )
     assert (out == x.T).all()
 
 
@@ -320,9 +452,11 @@ def test_what_the_machine_refuses():
 
 def philox(counter: int, seed: int) -> int:
     """Philox4x32-10, its first word (Salmon et al., 2011)."""
-    c, key = [counter, 0, 0, 0], [seed, 0]
+    c = [counter, 0, 0, 0]
+    key = [seed, 0]
     for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        a = 0xD2511F53 * c[0]
+        b = 0xCD9E8D57 * c[2]
         c = [b >> 32 ^ c[1] ^ key[0], b & 0xFFFFFFFF, a >> 32 ^ c[3] ^ key[1], a & 0xFFFFFFFF]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return c[0]

@@ -11,9 +11,18 @@ from strix_emulate import Buffer, Options, launch
 from strix_emulate.code import loader
 from strix_emulate.code.kernel import Kernel
 
-TYPES = {"fp32": "f4", "fp16": "f2", "fp64": "f8", "i32": "i4", "i16": "i2", "i8": "i1",
-         "i64": "i8",
-         "u32": "u4", "u16": "u2", "u8": "u1"}  # fmt: skip
+TYPES = {
+    "fp32": "f4",
+    "fp16": "f2",
+    "fp64": "f8",
+    "i32": "i4",
+    "i16": "i2",
+    "i8": "i1",
+    "i64": "i8",
+    "u32": "u4",
+    "u16": "u2",
+    "u8": "u1",
+}
 
 
 @triton.jit
@@ -56,14 +65,16 @@ def convert(x, out, n, BLOCK: tl.constexpr):
 @triton.jit
 def reduce(x, out, n, OP: tl.constexpr, REST: tl.constexpr, BLOCK: tl.constexpr):
     """REST: what elements behind the last are."""
-    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
     v = tl.where(i < n, tl.load(x + row * n + i, mask=i < n, other=0), REST)
     tl.store(out + row, getattr(tl, OP)(v, 0))
 
 
 @triton.jit
 def scan(x, out, n, OP: tl.constexpr, BLOCK: tl.constexpr):
-    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
     v = tl.load(x + row * n + i, mask=i < n, other=0)
     if OP == "reverse":
         r = tl.cumsum(v, 0, reverse=True)
@@ -123,8 +134,10 @@ def scalar_atomics(out):
 @triton.jit
 def in_place(x, y, n, SMALL: tl.constexpr, LARGE: tl.constexpr):
     """Of a tensor smaller than the workgroup each wave has a copy, and one of them stores it."""
-    i, j = tl.arange(0, SMALL), tl.arange(0, LARGE)
-    a, b = tl.load(x + i, mask=i < n, other=0), tl.load(y + j)
+    i = tl.arange(0, SMALL)
+    j = tl.arange(0, LARGE)
+    a = tl.load(x + i, mask=i < n, other=0)
+    b = tl.load(y + j)
     tl.store(y + j, b + b)
     tl.store(x + i, a + a, mask=i < n)
 
@@ -139,10 +152,13 @@ def reverse(x, N: tl.constexpr):
 @triton.jit
 def rotate(x, angle, HEADS: tl.constexpr, HALF: tl.constexpr):
     """Of a few heads, in place."""
-    h, i = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None, :]
-    c, s = tl.cos(tl.load(angle + i)), tl.sin(tl.load(angle + i))
+    h = tl.arange(0, HEADS)[:, None]
+    i = tl.arange(0, HALF)[None, :]
+    c = tl.cos(tl.load(angle + i))
+    s = tl.sin(tl.load(angle + i))
     p = x + h * 2 * HALF + i
-    a, b = tl.load(p), tl.load(p + HALF)
+    a = tl.load(p)
+    b = tl.load(p + HALF)
     tl.store(p, a * c - b * s)
     tl.store(p + HALF, b * c + a * s)
 
@@ -150,7 +166,8 @@ def rotate(x, angle, HEADS: tl.constexpr, HALF: tl.constexpr):
 @triton.jit
 def last_block(x, partial, counter, out, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     """Each workgroup leaves a sum; the last one to count adds them up."""
-    g, i = tl.program_id(0), tl.arange(0, BLOCK)
+    g = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
     tl.store(partial + g, tl.sum(tl.load(x + g * BLOCK + i), 0))
     tl.debug_barrier()
     if tl.atomic_add(counter, 1) == PARTS - 1:
@@ -159,7 +176,9 @@ def last_block(x, partial, counter, out, BLOCK: tl.constexpr, PARTS: tl.constexp
 
 @triton.jit
 def dot(a, b, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    m = tl.arange(0, M)
+    n = tl.arange(0, N)
+    k = tl.arange(0, K)
     x = tl.load(a + m[:, None] * K + k[None, :])
     y = tl.load(b + k[:, None] * N + n[None, :])
     tl.store(out + m[:, None] * N + n[None, :], tl.dot(x, y, out_dtype=out.dtype.element_ty))
@@ -173,7 +192,9 @@ def grouped(pointers, sizes, out, K: tl.constexpr, B: tl.constexpr):
     b = tl.load(pointers + 3 * g + 1).to(tl.pointer_type(tl.float16))
     c = tl.load(pointers + 3 * g + 2).to(tl.pointer_type(tl.float32))
     rows = tl.load(sizes + g)
-    m, n, k = tl.arange(0, B), tl.arange(0, B), tl.arange(0, K)
+    m = tl.arange(0, B)
+    n = tl.arange(0, B)
+    k = tl.arange(0, K)
     x = tl.load(a + m[:, None] * K + k[None, :], mask=(m < rows)[:, None], other=0.0)
     y = tl.load(b + k[:, None] * B + n[None, :])
     tl.store(c + m[:, None] * B + n[None, :], tl.dot(x, y), mask=(m < rows)[:, None])
@@ -189,7 +210,8 @@ def gather(x, where, out, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def transpose(x, out, M: tl.constexpr, N: tl.constexpr):
-    m, n = tl.arange(0, M), tl.arange(0, N)
+    m = tl.arange(0, M)
+    n = tl.arange(0, N)
     v = tl.trans(tl.load(x + m[:, None] * N + n[None, :]))
     tl.store(out + n[:, None] * M + m[None, :], v)
 
@@ -237,8 +259,8 @@ def numbers(kind: str, n: int, seed: int = 0, small: bool = False) -> np.ndarray
     if dtype.kind == "f":
         return rng.uniform(-4, 4, n).astype(dtype)
     info = np.iinfo(dtype)
-    least, most = (max(info.min, -9), 9) if small else (info.min, info.max)
-    return rng.integers(least, most, n, dtype, endpoint=True)
+    low, high = (max(info.min, -9), 9) if small else (info.min, info.max)
+    return rng.integers(low, high, n, dtype, endpoint=True)
 
 
 def pointers(*arrays) -> tuple[np.ndarray, list[Buffer]]:
