@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch of any build on the emulated device, for kernels of Triton.
+"""torch of any build on the emulated device, for Triton's kernels.
 
-In a program of `strix-emulate device`, :func:`install` lets torch's tensors live in the device's
-memory, so that Triton's own driver launches kernels on them. torch itself computes on the CPU:
-where a program asks for the device "cuda", it gets the CPU, whose memory is the device's. As a
-plugin of pytest: ``python -m pytest -p strix_emulate.torch_device``.
+In a program of `strix-emulate device`, :func:`install` places torch's tensors in the device's
+memory, so that Triton's own driver launches kernels on them. torch itself computes on the CPU. If a
+program asks for the device "cuda", it gets the CPU, whose memory is the device's.
 
-It needs a C++ compiler (``CXX``) the first time.
+The module is also a plugin of pytest: ``python -m pytest -p strix_emulate.torch_device``. The first
+use needs a C++ compiler (``CXX``).
 """
 
 import ctypes
@@ -22,6 +22,17 @@ from typing import Any
 from strix_emulate.errors import EmulatorError
 
 _SOURCE = Path(__file__).with_name("allocator.cpp")
+#: Functions of torch.cuda that do nothing.
+_WITHOUT_EFFECT = (
+    "set_device",
+    "synchronize",
+    "empty_cache",
+    "init",
+    "_lazy_init",
+    "manual_seed",
+    "manual_seed_all",
+)
+#: What has to live as long as the process: the allocator's library, and torch's mode.
 _installed: list[Any] = []
 
 
@@ -29,7 +40,7 @@ def install() -> None:
     """Put torch's tensors into the device's memory, and give Triton its AMD driver.
 
     Raises:
-        EmulatorError: This is no program of `strix-emulate device`, or nothing can be compiled.
+        EmulatorError: This is no program of `strix-emulate device`, or the compiler failed.
     """
     if _installed:
         return
@@ -49,12 +60,16 @@ def install() -> None:
 
 
 def pytest_configure() -> None:
-    """Install it before tests are collected."""
+    """Install the device before pytest collects tests."""
     install()
 
 
 def library(torch) -> Path:
-    """Return the compiled allocator for this torch; compile it the first time."""
+    """Return the compiled allocator for this torch. The first time, it is compiled.
+
+    Raises:
+        EmulatorError: The compiler failed.
+    """
     root = Path(torch.__file__).parent
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     key = f"{torch.__version__} {abi} {root} {_SOURCE.read_text()}"
@@ -65,34 +80,66 @@ def library(torch) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder, path.name)
-        compiler = shlex.split(os.environ.get("CXX", "c++"))
-        command = [*compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{root / 'include'}",
-                   f"-D_GLIBCXX_USE_CXX11_ABI={abi}", str(_SOURCE), "-o", str(made),
-                   f"-L{root / 'lib'}", "-lc10"]  # fmt: skip
-        # the compiler is no program of the device
-        plain = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
-        done = subprocess.run(command, env=plain, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise EmulatorError(f"{compiler[0]} cannot compile the allocator:\n{done.stderr}")
-        made.replace(path)
+        compiled = Path(folder, path.name)
+        _compile(root, abi, compiled)
+        compiled.replace(path)
     return path
 
 
+def _compile(root: Path, abi: int, output: Path) -> None:
+    """Compile the allocator for the torch in a folder, with its setting of the C++ ABI."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    command = [
+        *compiler,
+        "-std=c++20",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        f"-I{root / 'include'}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+        str(_SOURCE),
+        "-o",
+        str(output),
+        f"-L{root / 'lib'}",
+        "-lc10",
+    ]
+    # The compiler is no program of the device.
+    variables = dict(os.environ)
+    variables.pop("LD_PRELOAD", None)
+    variables.pop("LD_LIBRARY_PATH", None)
+    result = subprocess.run(
+        command,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        raise EmulatorError(f"{compiler[0]} cannot compile the allocator:\n{result.stderr}")
+
+
 def _patch(torch) -> None:
-    """Let torch.cuda tell of one device, which is done with everything at once."""
+    """Let torch.cuda report one device, on which every call is complete when it returns."""
     from strix_emulate.code.target import DEFAULT, named
 
-    stream = SimpleNamespace(cuda_stream=0, synchronize=_nothing, wait_stream=_nothing)
+    stream = SimpleNamespace(
+        cuda_stream=0,
+        synchronize=_nothing,
+        wait_stream=_nothing,
+    )
     target = named(os.environ.get("STRIX_EMULATE_TARGET") or DEFAULT.name)
     properties = SimpleNamespace(
-        name="AMD Radeon Graphics", gcnArchName=target.name, warp_size=32, major=11, minor=5,
-        multi_processor_count=target.processors, total_memory=8 << 30,
+        name="AMD Radeon Graphics",
+        gcnArchName=target.name,
+        warp_size=32,
+        major=11,
+        minor=5,
+        multi_processor_count=target.processors,
+        total_memory=8 << 30,
         shared_memory_per_block=target.lds,
-    )  # fmt: skip
-    for name in ("set_device", "synchronize", "empty_cache", "init", "_lazy_init", "manual_seed",
-                 "manual_seed_all"):  # fmt: skip
-        # one for each: torch.compile knows functions of torch by what they are
+    )
+    for name in _WITHOUT_EFFECT:
+        # Each needs a function of its own: torch.compile tells torch's functions by identity.
         setattr(torch.cuda, name, lambda *_args, **_options: None)
     torch.cuda.is_available = lambda: True
     torch.cuda.is_initialized = lambda: True
@@ -102,18 +149,19 @@ def _patch(torch) -> None:
     torch.cuda.get_device_properties = lambda _device=None: properties
     torch.cuda.get_device_name = lambda _device=None: properties.name
     torch.cuda.current_stream = lambda _device=None: stream
-    torch.cuda.device = type("device", (_Here,), {})
-    torch.cuda.stream = type("stream", (_Here,), {})
-    # Triton asks it for the stream of a launch
+    torch.cuda.device = type("device", (_OnlyOne,), {})
+    torch.cuda.stream = type("stream", (_OnlyOne,), {})
+    # Triton reads the stream of a launch from it.
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
-    torch.version.hip, torch.version.cuda = "7.2", None
-    # here, not in the mode: that does not hold inside of custom operators
+    torch.version.hip = "7.2"
+    torch.version.cuda = None
+    # The mode cannot do this, as it is not active inside of custom operators.
     torch.Tensor.is_cuda = property(lambda _tensor: True)
     torch.library.custom_op = _for_all_devices(torch.library.custom_op)
 
 
 def _for_all_devices(custom_op):
-    """Return torch.library.custom_op for operators of the CPU, too, where only CUDA's are asked."""
+    """Return torch.library.custom_op without its restriction to some device types."""
 
     def define(*args, device_types=None, **options):
         return custom_op(*args, device_types=None, **options)
@@ -122,11 +170,11 @@ def _for_all_devices(custom_op):
 
 
 def _nothing(*_args, **_options) -> None:
-    """Do nothing: launches and copies are done when their call returns."""
+    """Do nothing: launches and copies are complete when their call returns."""
 
 
-class _Here:
-    """torch.cuda.device and stream: there is one."""
+class _OnlyOne:
+    """A context for the only device or stream."""
 
     def __init__(self, *_args, **_options):
         pass
@@ -139,7 +187,7 @@ class _Here:
 
 
 def _mode(torch):
-    """Make the mode in which "cuda" is the CPU."""
+    """Return the mode in which the device "cuda" is the CPU."""
 
     def on_cpu(value):
         if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
@@ -151,7 +199,13 @@ def _mode(torch):
     base: Any = torch.overrides.TorchFunctionMode
 
     class OnDevice(base):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
+        def __torch_function__(
+            self,
+            function,
+            types,
+            args=(),
+            kwargs=None,
+        ):
             if function == torch.Tensor.cuda:
                 return args[0]
             options = {name: on_cpu(value) for name, value in (kwargs or {}).items()}

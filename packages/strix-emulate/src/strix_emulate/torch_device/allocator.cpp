@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// torch's tensors in the emulated device's memory: the allocator of CPU tensors takes hipMalloc.
+// Allocates torch's CPU tensors by hipMalloc, so that they lie in the emulated device's memory.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
