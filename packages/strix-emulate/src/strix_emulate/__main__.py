@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""python -m strix_emulate."""
+"""Run the command line by `python -m strix_emulate`."""
 
 from strix_emulate.cli import main
 

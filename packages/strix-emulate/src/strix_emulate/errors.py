@@ -5,37 +5,47 @@ from typing import Any
 
 
 class EmulatorError(Exception):
-    """One clear message for the user: what, where, what to do."""
+    """An error whose message tells the user what failed, where, and what to do."""
 
 
 class LoadError(EmulatorError):
-    """The file is not a code object that this machine can run."""
+    """A file that is not a code object for this emulator."""
 
 
 class Unsupported(LoadError):
-    """A file that the GPU would take, and this machine does not."""
+    """A file that the GPU can run, and this emulator cannot."""
 
 
 class DisassemblerError(EmulatorError):
-    """No libLLVM here can decode GFX11; nothing was executed."""
+    """There is no libLLVM that decodes GFX11. Nothing was executed."""
 
 
 class Trap(EmulatorError):
-    """A kernel did something that the machine forbids or this emulator does not support.
+    """A kernel did something that is forbidden, or that this emulator does not support.
 
-    kind, one word: unknown, bounds, pending, race, stale, uninitialised, wmma, barrier, abort,
-    budget, readonly, lds. The machine adds where it happened, and a hint at what is not supported.
-    position: which of an access's active lanes it was, where that is known.
+    Attributes:
+        kind: unknown, bounds, misaligned, pending, race, stale, uninitialised, wmma, barrier,
+            abort, budget, readonly, or lds.
+        position: Which of an access's active lanes it was, or None.
+        where: Kernel and instruction, for the message.
+        lane: Lane, wave and workgroup, for the message.
+        hint: What the emulator does not support, for the message.
+        instruction: The instruction (code.decode.Instruction), or None.
     """
 
-    def __init__(self, kind: str, message: str, position: int | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        position: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
-        self.where = ""
         self.position = position
+        self.where = ""
         self.lane = ""
         self.hint = ""
-        self.instruction: Any = None  # of decode.Instruction
+        self.instruction: Any = None
 
     def __str__(self) -> str:
         return f"{self.where}{self.kind}: {super().__str__()}{self.lane}{self.hint}"

@@ -22,14 +22,14 @@ _PREFIXES = {
     "v_": "valu",
     "s_": "salu",
 }
-#: Floating-point operations of one wave's v_wmma_*_16x16x16_*: a product and a sum each.
+#: Floating-point operations of a wave's v_wmma_*_16x16x16_*: one product and one sum each.
 _WMMA_FLOPS = 2 * 16**3
-#: The type at the end of a memory instruction's name holds the bits of a lane: global_load_b128.
+#: Bits of a lane, at the end of a memory instruction's name: global_load_b128.
 _LANE_BITS = re.compile(r"_[a-z](\d+)$")
 
 
 def classify(ins: Instruction) -> str:
-    """Name the class of an instruction: valu, vopd, wmma, salu, lds, vmem, scratch, smem, ..."""
+    """Return the class of an instruction: valu, vopd, wmma, salu, lds, vmem, scratch, smem, ..."""
     name = ins.name
     if ins.pair:
         return "vopd"
@@ -50,17 +50,13 @@ def classify(ins: Instruction) -> str:
 
 
 def describe_kernel(kernel: Kernel, instructions: list[Instruction]) -> dict:
-    """Return static facts, ready for JSON. lds: bytes of a workgroup; scratch: bytes of a lane."""
+    """Return the static facts of a kernel, ready for JSON.
+
+    "lds" has bytes of a workgroup, and "scratch" has bytes of a lane.
+    """
     classes = Counter(classify(ins) for ins in instructions)
-    known = supported()
-    unsupported = sorted(
-        {
-            ins.name
-            for ins in instructions
-            if not ins.pair and ins.name not in known and not is_memory(ins.name)
-        }
-    )
-    lds, target = kernel.lds + kernel.launch_lds, kernel.target
+    lds = kernel.lds + kernel.launch_lds
+    target = kernel.target
     return {
         "kernel": kernel.name,
         "target": target.name,
@@ -75,19 +71,35 @@ def describe_kernel(kernel: Kernel, instructions: list[Instruction]) -> dict:
         "scratch": kernel.scratch,
         "threads": kernel.max_threads,
         "wave": kernel.width,
-        "waves_per_simd": occupancy(target, kernel.vgprs, lds, kernel.max_threads, kernel.width),
-        "unsupported": unsupported,
+        "waves_per_simd": occupancy(
+            target,
+            kernel.vgprs,
+            lds,
+            kernel.max_threads,
+            kernel.width,
+        ),
+        "unsupported": _unsupported_names(instructions),
     }
+
+
+def _unsupported_names(instructions: list[Instruction]) -> list[str]:
+    supported_names = supported()
+    names = set()
+    for ins in instructions:
+        if not ins.pair and ins.name not in supported_names and not is_memory(ins.name):
+            names.add(ins.name)
+    return sorted(names)
 
 
 def occupancy(
     target: Target, vgprs: int, lds: int, threads: int, width: int = 32
 ) -> dict[str, int]:
-    """Bound the resident waves per SIMD from above: by registers, by LDS, and by both."""
-    # of waves with twice the lanes, half as many
-    granule, registers = target.granule * 32 // width, target.registers * 32 // width
-    granted = -(-vgprs // granule) * granule
-    by_registers = min(target.waves, registers // granted)
+    """Return the most resident waves per SIMD: by registers, by LDS, and by both."""
+    # a wave64 has registers of twice the size, so there are half as many
+    granule = target.granule * 32 // width
+    registers = target.registers * 32 // width
+    allocated = -(-vgprs // granule) * granule
+    by_registers = min(target.waves, registers // allocated)
     waves = -(-threads // width)
     by_lds = target.waves
     if lds:
@@ -96,7 +108,7 @@ def occupancy(
 
 
 def count_lane_bytes(ins: Instruction) -> int:
-    """Return the bytes that a vector memory instruction moves per lane, or 0 for any other."""
+    """Return the bytes that a vector memory instruction moves per lane, or 0 for any other one."""
     if classify(ins) not in ("vmem", "scratch"):
         return 0
     bits = _LANE_BITS.search(ins.name)
@@ -107,13 +119,17 @@ def measure_traffic(launch: Launch) -> dict:
     """Return the memory traffic of a launch, each instruction counted with all lanes active.
 
     Returns:
-        memory_bytes: moved by global, flat and buffer instructions. scratch_bytes: moved by
-        scratch instructions. flops: of the matrix instructions. bytes_per_flop: memory_bytes by
-        flops, where there are any. scratch_bytes_per_iteration: scratch bytes of a wave for each
-        trip of the hot loop, the most entered block (of those with matrix instructions, if any).
+        memory_bytes: Bytes that global, flat and buffer instructions moved.
+        scratch_bytes: Bytes that scratch instructions moved.
+        flops: Floating-point operations of the matrix instructions.
+        bytes_per_flop: memory_bytes / flops, if there are any flops.
+        scratch_bytes_per_iteration: Scratch bytes of a wave in one iteration of the hot loop: the
+            block that was entered most, of those with matrix instructions if there are any.
     """
     moved: Counter[str] = Counter()
-    matrix_instructions, trips, matrix_trips = 0, 0, 0
+    matrix_instructions = 0
+    trips = 0
+    matrix_trips = 0
     for block in launch.blocks.values():
         kinds = Counter(classify(step.instruction) for step in block.steps)
         for step in block.steps:
@@ -138,7 +154,7 @@ def measure_traffic(launch: Launch) -> dict:
 
 
 def executed(launch: Launch) -> dict:
-    """Count what a launch executed, in wave-instructions by class, and on how many cores."""
+    """Return what a launch executed, ready for JSON: wave-instructions by class, traffic, cores."""
     classes: Counter[str] = Counter()
     for block in launch.blocks.values():
         for step in block.steps:
@@ -146,7 +162,7 @@ def executed(launch: Launch) -> dict:
         if block.end is not None:
             classes[classify(block.end)] += block.entered
     total = sum(classes.values())
-    return {
+    facts: dict = {
         "kernel": launch.kernel.name,
         "executed": total,
         "classes": dict(sorted(classes.items())),
@@ -154,7 +170,11 @@ def executed(launch: Launch) -> dict:
         **measure_traffic(launch),
         "cpu_seconds": round(launch.seconds, 3),
         "cores": launch.cores,
-        **({"one_core": launch.one_core} if launch.one_core else {}),
-        **({"not_checked": sorted(launch.off)} if launch.off else {}),
-        **({"notes": [asdict(note) for note in launch.notes]} if launch.notes else {}),
     }
+    if launch.one_core:
+        facts["one_core"] = launch.one_core
+    if launch.off:
+        facts["not_checked"] = sorted(launch.off)
+    if launch.notes:
+        facts["notes"] = [asdict(note) for note in launch.notes]
+    return facts

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tell vLLM of the emulated device. It asks amdsmi and the kernel driver for an AMD GPU and ends
-with "Failed to infer device type" where neither knows one, although HIP works."""
+"""vLLM's plugin that reports the emulated device.
+
+vLLM itself asks amdsmi and the kernel driver for an AMD GPU. If neither knows one, it ends with
+"Failed to infer device type", although HIP works.
+"""
 
 import os
 
 
 def platform() -> str | None:
-    """Name vLLM's ROCm platform in a program of `strix-emulate device`, and none elsewhere."""
-    emulated = "STRIX_EMULATE_PYTHON" in os.environ
-    return "vllm.platforms.rocm.RocmPlatform" if emulated else None
+    """Return vLLM's ROCm platform in a program of `strix-emulate device`, and None elsewhere."""
+    if "STRIX_EMULATE_PYTHON" not in os.environ:
+        return None
+    return "vllm.platforms.rocm.RocmPlatform"
