@@ -9,7 +9,7 @@ import selftest
 from strix_emulate import Buffer, Options, launch
 from strix_emulate.code.kernel import Argument
 from strix_emulate.errors import EmulatorError, Trap
-from strix_emulate.memory.findings import CHECKS, parse, with_value
+from strix_emulate.memory.findings import CHECKS, add_default_value, parse
 
 LOAD = """
 s_load_b128 s[4:7], s[0:1], 0x0
@@ -439,10 +439,14 @@ def test_names_of_checks():
     assert parse("") == set()
     with pytest.raises(EmulatorError, match="no check is called typo; there are pending, race"):
         parse("race,typo")
-    assert with_value(["run", "--no-checks", "K.hsaco"]) == ["run", "--no-checks=all", "K.hsaco"]
+    assert add_default_value(["run", "--no-checks", "K.hsaco"]) == [
+        "run",
+        "--no-checks=all",
+        "K.hsaco",
+    ]
     same = ["device", "--no-checks", "pending,race", "--", "p", "--no-checks"]
-    assert with_value(same) == same
-    assert with_value(["device", "--no-checks", "--", "race"])[1] == "--no-checks=all"
+    assert add_default_value(same) == same
+    assert add_default_value(["device", "--no-checks", "--", "race"])[1] == "--no-checks=all"
 
 
 @pytest.mark.parametrize("emptied", ["buffer_gl1_inv\nbuffer_gl0_inv\n", "buffer_gl0_inv\n", ""])

@@ -91,7 +91,7 @@ def test_another_service_is_refused() -> None:
 
 
 def test_n_writes_nothing() -> None:
-    assert hostcall._formatted(struct.pack("<2Q", *words(b"a%nb%d"), 7)[:8] + bytes(8) + b"\7") == (
+    assert hostcall._format(struct.pack("<2Q", *words(b"a%nb%d"), 7)[:8] + bytes(8) + b"\7") == (
         b"ab7"
     )
 

@@ -43,14 +43,14 @@ def hip(tmp_path_factory) -> bytes:
 def test_functions_variables_and_hidden_arguments(hip, most, monkeypatch):
     """Also of a file with more code, whose functions are decoded when they are called."""
     monkeypatch.setattr(program, "_MOST_CODE", most)
-    launches._kept.cache_clear()
+    launches._cached_program.cache_clear()
     (kernel,) = loader.parse(hip, "k.co")
     assert kernel.image.pointers, "the addresses in `halves` are relocations"
     x = np.arange(100, dtype=np.float32)
     out = np.zeros(100, np.float32)
     i = np.arange(100)
     done = launch(kernel, (2,), [Buffer(x, "in"), Buffer(out), 100], threads=64)
-    launches._kept.cache_clear()
+    launches._cached_program.cache_clear()
     assert any(ins.name == "s_setpc_b64" for ins in done.instructions) == (most > 0)
     table = 2.0 ** np.arange(8)
     more = np.where(i & 1, table[4 + (i & 3)], table[i & 3])

@@ -10,7 +10,7 @@ import pytest
 from selftest_memory import IN_LDS, TO_LDS, TO_SCRATCH, execute
 from single import LANE, run
 from strix_emulate.errors import Trap
-from strix_emulate.memory import shadow
+from strix_emulate.memory import pages
 from strix_emulate.memory.shadow import Memory
 from test_checks import EXCHANGE, LOAD, STORE
 from test_checks import execute as launch
@@ -184,17 +184,17 @@ PAGEMAPS = {"whole": os.pread, "hidden": hide, "cut off": lambda *words: os.prea
 @pytest.mark.parametrize("pagemap", PAGEMAPS)
 def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatch) -> None:
     """Its pages: those that were touched are cleared, wherever they lie."""
-    monkeypatch.setattr(shadow, "os", SimpleNamespace(pread=PAGEMAPS[pagemap]))
-    monkeypatch.setattr(shadow, "_LEFT", {})
+    monkeypatch.setattr(pages, "os", SimpleNamespace(pread=PAGEMAPS[pagemap]))
+    monkeypatch.setattr(pages, "_cache", {})
     first = Memory("memory", (4 << 20) - 4)
     address = first.written.ctypes.data
     first.written[[0, 5000, -1]] = first.writers[[7, -1]] = 1
-    first.leave_tags()
+    first.release_tags()
     second = Memory("memory", (4 << 20) - 64)
     assert address in {second.written.ctypes.data, second.read.ctypes.data,
                        second.swapped.ctypes.data}  # fmt: skip
     for tags in (second.written, second.read, second.swapped, second.writers):
         assert len(tags) == (1 << 20) - 15 and not tags.any()
-    # what is larger is not kept
-    Memory("memory", 1 << 26).leave_tags()
-    assert sum(size * len(left) for size, left in shadow._LEFT.items()) <= shadow._KEPT
+    # larger pages are not kept
+    Memory("memory", 1 << 26).release_tags()
+    assert pages.cached_bytes() <= pages._CACHE_LIMIT

@@ -83,7 +83,7 @@ def test_a_race_between_processes_is_the_trap_of_one_core(monkeypatch):
     assert "race" in text and "workgroup 1" in text
     assert trap(body, 2) == text
     # the control: without the comparison nothing is found
-    monkeypatch.setattr(parallel, "_meet", lambda _rows: False)
+    monkeypatch.setattr(parallel, "_has_conflict", lambda _rows: False)
     assert execute(body, 2)[1].cores == 2
 
 
@@ -136,7 +136,7 @@ def test_a_block_that_one_process_finds_is_counted():
 
 
 def test_a_process_that_ends_early_is_made_up_for(monkeypatch):
-    monkeypatch.setattr(parallel, "_note", lambda *_: os._exit(0))
+    monkeypatch.setattr(parallel, "_record_touches", lambda *_: os._exit(0))
     data, done = execute(COUNT, 2)
     assert done.cores == 1 and (data[16:25] == 1).all()
 

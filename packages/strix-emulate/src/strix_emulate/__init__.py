@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A functional emulator of gfx1151 and its neighbours: executes code objects on a CPU.
+"""A functional emulator of gfx1151 and related GPUs: it executes code objects on a CPU.
 
-`load` reads the kernels of a file; `launch` runs one over a grid, with a `Buffer` for each pointer,
-and returns a `Launch`. A kernel that does something forbidden ends in a `Trap`. `parse_elf` and
-`elf_metadata` read what a compiler hands over, `find_disassembler` says whether it can be executed.
-`describe_kernel` counts what a kernel costs, by the instructions that `decode_kernel` returns;
-`occupancy` counts the waves that fit.
-`TARGETS` are the GPUs that it may be made for, by name, as `Target`.
-Programs and other packages import these names from here; all else may change.
+* `load` reads the kernels of a file. `launch` runs one over a grid, with a `Buffer` for each
+  pointer, and returns a `Launch`. A kernel that does something forbidden ends in a `Trap`.
+* `parse_elf` and `elf_metadata` read what a compiler produces. `find_disassembler` raises
+  `DisassemblerError` if it cannot be executed here.
+* `describe_kernel` counts what a kernel costs, by the instructions that `decode_kernel` returns.
+  `occupancy` counts the waves that fit on a SIMD.
+* `TARGETS` has the supported GPUs by name, as `Target`.
 
-A name is imported at its first use: the library in C is compiled where only numpy is installed.
+Programs and other packages import these names from here. All other names may change.
+
+A name is imported at its first use, as the library in C is compiled where only numpy is installed.
 """
 
 from importlib import import_module
@@ -23,15 +25,32 @@ if TYPE_CHECKING:
     from strix_emulate.code.target import TARGETS, Target
     from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
     from strix_emulate.launches import Buffer, Launch, launch
-    from strix_emulate.run.machine import Options
+    from strix_emulate.run.options import Options
     from strix_emulate.run.program import decode_kernel
     from strix_emulate.statistics import describe_kernel, occupancy
 
 __all__ = [
-    "EM_AMDGPU", "TARGETS", "Argument", "Buffer", "DisassemblerError", "EmulatorError", "Kernel",
-    "Launch", "LoadError", "Options", "Target", "Trap", "decode_kernel", "describe_kernel",
-    "elf_metadata", "find_disassembler", "launch", "load", "occupancy", "parse_elf",
-]  # fmt: skip
+    "EM_AMDGPU",
+    "TARGETS",
+    "Argument",
+    "Buffer",
+    "DisassemblerError",
+    "EmulatorError",
+    "Kernel",
+    "Launch",
+    "LoadError",
+    "Options",
+    "Target",
+    "Trap",
+    "decode_kernel",
+    "describe_kernel",
+    "elf_metadata",
+    "find_disassembler",
+    "launch",
+    "load",
+    "occupancy",
+    "parse_elf",
+]
 _HOMES = {
     "code.kernel": ("Argument", "Kernel"),
     "code.llvm": ("find_disassembler",),
@@ -40,7 +59,7 @@ _HOMES = {
     "code.target": ("TARGETS", "Target"),
     "errors": ("DisassemblerError", "EmulatorError", "LoadError", "Trap"),
     "launches": ("Buffer", "Launch", "launch"),
-    "run.machine": ("Options",),
+    "run.options": ("Options",),
     "run.program": ("decode_kernel",),
     "statistics": ("describe_kernel", "occupancy"),
 }

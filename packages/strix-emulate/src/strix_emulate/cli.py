@@ -19,9 +19,9 @@ from strix_emulate.code.target import DEFAULT, TARGETS
 from strix_emulate.device import launcher
 from strix_emulate.errors import DisassemblerError, EmulatorError, Trap
 from strix_emulate.launches import Buffer, launch
-from strix_emulate.memory.findings import CHECKS, parse, with_value
+from strix_emulate.memory.findings import CHECKS, add_default_value, parse
 from strix_emulate.native import library as native
-from strix_emulate.run.machine import Options
+from strix_emulate.run.options import Options
 from strix_emulate.run.program import decode_kernel
 
 EXIT_STATUS = "Exit status: 0 done, 1 the kernel trapped, 2 bad input or usage, 3 no disassembler."
@@ -37,28 +37,35 @@ File = Annotated[
     Path, typer.Argument(help="Code object, AOTriton pack, zip archive, or Triton cache folder.")
 ]
 Cores = Annotated[
-    int | None, typer.Option(min=1, help="For the workgroups of a launch. Default: all.")
+    int | None,
+    typer.Option(min=1, help="Processor cores for the workgroups of a launch. Default: all."),
 ]
 Off = Annotated[
     str,
     typer.Option(
         metavar="[CHECKS]",
-        help=f"Leave out {', '.join(CHECKS)} (some of them, with commas between); alone, all.",
+        help=f"Leave out checks: {', '.join(CHECKS)}, separated by commas. Without names, all.",
     ),
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Select one of the file's kernels.")]
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"strix-emulate {version('strix-emulate')}")
-        print(f"executes with {native.describe()}")
-        raise typer.Exit
+def _print_version(is_requested: bool) -> None:
+    if not is_requested:
+        return
+    print(f"strix-emulate {version('strix-emulate')}")
+    print(f"executes with {native.describe()}")
+    raise typer.Exit
 
 
 Version = Annotated[
     bool,
-    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    typer.Option(
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version.",
+    ),
 ]
 
 
@@ -66,7 +73,7 @@ Version = Annotated[
 def main_options(version_: Version = False) -> None:
     """Execute AMD gfx1151 code objects on a CPU, with checks for races and missing waits.
 
-    Those of gfx1150, gfx1152, gfx1153 and gfx1100 as well.
+    It also executes code objects of gfx1150, gfx1152, gfx1153 and gfx1100.
     """
 
 
@@ -77,12 +84,13 @@ def run(
     arg: Annotated[
         list[str] | None,
         typer.Option(
-            help="Each argument, in order: in=F.npy, inout=F.npy (changed), out=F.npy:TYPE:SHAPE "
-            "(created), a number, or null."
+            help="Each argument, in order: in=F.npy, inout=F.npy (overwritten), "
+            "out=F.npy:TYPE:SHAPE (created), a number, or null."
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Per workgroup. Default: the kernel's maximum.")
+        int | None,
+        typer.Option(help="Threads of a workgroup. Default: the kernel's maximum."),
     ] = None,
     lds: Annotated[int | None, typer.Option(help="Bytes of LDS to allocate at launch.")] = None,
     name: Name = None,
@@ -98,11 +106,22 @@ def run(
     arrays: dict[Path, np.ndarray] = {}
     arguments = [_argument(text, arrays) for text in arg or []]
     off = parse(no_checks)
-    options = Options(checks=off != set(CHECKS), off=off, cores=cores or _all_cores())
-    done = launch(kernel, size, arguments, threads=threads, lds=lds, options=options)
+    options = Options(
+        checks=off != set(CHECKS),
+        off=off,
+        cores=cores or _all_cores(),
+    )
+    outcome = launch(
+        kernel,
+        size,
+        arguments,
+        threads=threads,
+        lds=lds,
+        options=options,
+    )
     for path, array in arrays.items():
         np.save(path, array)
-    console.print_json(json.dumps(statistics.executed(done)))
+    console.print_json(json.dumps(statistics.executed(outcome)))
 
 
 @app.command()
@@ -115,7 +134,7 @@ def stats(file: File, name: Name = None) -> None:
 
 @app.command()
 def disassemble(file: File, name: Name = None) -> None:
-    """Print a kernel's instructions with their addresses, those that traps name."""
+    """Print a kernel's instructions with their addresses, as traps name them."""
     for ins in decode_kernel(_pick(file, name)):
         print(f"{ins.address:#8x}  {ins.text}")
 
@@ -135,7 +154,12 @@ def device(  # noqa: PLR0913 (a command's options)
         float | None, typer.Option(help="Seconds before a launch counts as hung. Default: 1800.")
     ] = None,
     devices: Annotated[
-        int, typer.Option(min=1, max=16, help="Devices that the program sees, with one memory.")
+        int,
+        typer.Option(
+            min=1,
+            max=16,
+            help="Devices that the program sees, with one memory.",
+        ),
     ] = 1,
     target: Annotated[
         str,
@@ -145,19 +169,26 @@ def device(  # noqa: PLR0913 (a command's options)
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
     strict: Annotated[
         bool,
-        typer.Option(help="What checks find in ROCm's and torch's libraries ends a launch too."),
+        typer.Option(help="Findings in ROCm's and torch's libraries end a launch too."),
     ] = False,
 ) -> None:
-    """Run a program that uses HIP; its launches are executed by the emulator."""
-    size = None if memory is None else int(memory * 2**30)
-    launcher.execute(
-        command, off=parse(no_checks), memory=size, budget=budget, cores=cores or _all_cores(),
-        log=log, strict=strict, devices=devices, seconds=seconds, target=target,
-    )  # fmt: skip
+    """Run a program that uses HIP. The emulator executes its kernels."""
+    options = launcher.DeviceOptions(
+        off=parse(no_checks),
+        memory=None if memory is None else int(memory * 2**30),
+        budget=budget,
+        seconds=seconds,
+        cores=cores or _all_cores(),
+        log=log,
+        strict=strict,
+        devices=devices,
+        target=target,
+    )
+    launcher.execute(command, options)
 
 
 def _all_cores() -> int:
-    """Count the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -166,42 +197,61 @@ def _all_cores() -> int:
 
 def _pick(file: Path, name: str | None) -> Kernel:
     kernels = loader.load(file)
-    found = [kernel for kernel in kernels if name in (None, kernel.name)]
-    if len(found) != 1:
+    matching = [kernel for kernel in kernels if name in (None, kernel.name)]
+    if len(matching) != 1:
         listed = ", ".join(sorted({kernel.name for kernel in kernels})[:10])
-        raise EmulatorError(f"{file}: {len(found)} kernels match; select one with --name: {listed}")
-    return found[0]
+        raise EmulatorError(
+            f"{file}: {len(matching)} kernels match; select one with --name: {listed}"
+        )
+    return matching[0]
 
 
 def _argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float | None:
+    """Return the argument of a kernel that an --arg describes.
+
+    Args:
+        text: Value of the option.
+        arrays: Receives the array, by the file to which it is written at the end.
+
+    Raises:
+        EmulatorError: The value or the file makes no sense.
+    """
     if text == "null":
         return None
-    mode, equals, rest = text.partition("=")
+    mode, equals, value = text.partition("=")
     try:
         if not equals:
-            return int(text, 0) if "." not in text else float(text)
-        if mode == "out":
-            path, kind, shape = rest.rsplit(":", 2)
-            array = np.zeros([int(x) for x in shape.split("x")], kind)
-        elif mode in ("in", "inout"):
-            if not Path(rest).is_file():
-                raise ValueError("there is no such regular file")
-            limits.require_modest_array(Path(rest))
-            path, array = rest, np.load(rest, allow_pickle=False)
-        else:
-            raise ValueError(f"unknown mode {mode}; use in, inout or out")
-        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-            raise ValueError("it is not one array of numbers, as numpy.save writes it")
+            return float(text) if "." in text else int(text, 0)
+        path, array = _read_array(mode, value)
     except Exception as error:  # numpy raises a dozen kinds for damaged files
         raise EmulatorError(f"--arg {text}: {error!s:.200}") from error
     if mode != "in":
-        arrays[Path(path)] = array
+        arrays[path] = array
     return Buffer(array, mode)
+
+
+def _read_array(mode: str, value: str) -> tuple[Path, np.ndarray]:
+    """Read or create the array of an --arg. Return its file and the array."""
+    if mode == "out":
+        name, dtype, shape = value.rsplit(":", 2)
+        path = Path(name)
+        array = np.zeros([int(x) for x in shape.split("x")], dtype)
+    elif mode in ("in", "inout"):
+        path = Path(value)
+        if not path.is_file():
+            raise ValueError("there is no such regular file")
+        limits.require_modest_array(path)
+        array = np.load(value, allow_pickle=False)
+    else:
+        raise ValueError(f"unknown mode {mode}; use in, inout or out")
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        raise ValueError("it is not one array of numbers, as numpy.save writes it")
+    return path, array
 
 
 def main() -> None:
     """Run the command line; turn expected errors into one message and an exit status."""
-    sys.argv[1:] = with_value(sys.argv[1:])
+    sys.argv[1:] = add_default_value(sys.argv[1:])
     try:
         app()
     except DisassemblerError as error:

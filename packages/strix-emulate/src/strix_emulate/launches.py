@@ -11,22 +11,26 @@ import numpy as np
 
 from strix_emulate.code import hidden
 from strix_emulate.code.decode import Instruction
-from strix_emulate.code.kernel import STACK, Image, Kernel
+from strix_emulate.code.kernel import STACK, Argument, Image, Kernel
 from strix_emulate.errors import EmulatorError
 from strix_emulate.memory.arena import READ_ONLY, UNWRITTEN, WRITABLE, Arena
 from strix_emulate.memory.findings import CHECKS, Note
 from strix_emulate.native import library as native
-from strix_emulate.run.machine import Machine, Options
+from strix_emulate.run.machine import Machine
+from strix_emulate.run.options import Options, Outcome
 from strix_emulate.run.program import Block, Program
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """The array that a pointer argument points into, offset bytes from its start.
+    """The array that a pointer argument points into.
 
-    A launch reads data first and updates it at the end. mode: "in" traps on stores, "out" traps on
-    loads before a store, "inout" allows both. host: an address of the process at which the kernel
-    may find the array as well, through a pointer in another array.
+    Attributes:
+        data: The array. A launch reads it first and updates it at the end.
+        mode: "in" traps on stores, "out" traps on loads before a store, "inout" allows both.
+        offset: Bytes from the array's start to where the pointer points.
+        host: Host address at which the kernel may find the array too, by a pointer in another
+            array. 0 if there is none.
     """
 
     data: np.ndarray
@@ -37,10 +41,18 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """The outcome of a launch: wave-instructions, CPU seconds, how often each block was entered.
+    """The outcome of a launch.
 
-    notes, off: what checks found without ending it; those that were not made. cores: on how many;
-    one_core: why on one though more were allowed, if that is the kernel's.
+    Attributes:
+        kernel: The kernel.
+        instructions: Its instructions.
+        executed: Wave-instructions.
+        seconds: CPU seconds.
+        blocks: Basic blocks by address, each with the number of waves that entered it.
+        cores: Number of processor cores that were used.
+        one_core: Why the kernel had to stay on one core although more were allowed, or "".
+        notes: Findings that did not end the launch.
+        off: Checks that were not made.
     """
 
     kernel: Kernel
@@ -54,10 +66,45 @@ class Launch:
     off: frozenset[str] = frozenset()
 
 
-_STATES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
-#: By-value arguments: bytes and whether the number is a float.
-_FORMATS = {(1, False): "b", (2, False): "h", (4, False): "i", (8, False): "q", (2, True): "e",
-            (4, True): "f", (8, True): "d"}  # fmt: skip
+@dataclass(frozen=True)
+class _Size:
+    """Size of a launch.
+
+    Attributes:
+        grid: Workgroups as (x, y, z).
+        block: Threads of a workgroup as (x, y, z).
+        lds: Bytes of LDS of a workgroup.
+    """
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    lds: int
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An array in global memory.
+
+    Attributes:
+        address: Its address.
+        data: The array.
+        mode: The mode of all buffers in it if they agree, or else "inout".
+    """
+
+    address: int
+    data: np.ndarray
+    mode: str
+
+
+#: Modes of arrays in global memory by modes of buffers.
+_MODES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
+#: struct's format of an argument by value, by its bytes.
+_INTEGER_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_FLOAT_FORMATS = {2: "e", 4: "f", 8: "d"}
+#: Bytes for the queue and the dispatch packet, and for the space between arrays.
+_EXTRA_ROOM = 2048
+#: Bytes of space behind an array at most.
+_SPACE = 256
 
 
 def launch(
@@ -74,91 +121,166 @@ def launch(
     """Run a kernel over a grid of workgroups.
 
     Args:
-        arguments: a buffer, a number, or None (a null pointer) for each argument in the kernel's
+        kernel: The kernel.
+        grid: Workgroups as (x,), (x, y) or (x, y, z).
+        arguments: A buffer, a number, or None (a null pointer) for each argument in the kernel's
             metadata, except the trailing hidden and scratch ones.
-        threads: workgroup size; None is the metadata's maximum.
-        lds: bytes of LDS to allocate on top of the kernel's own; None is what the file says.
-        reachable: arrays that are no arguments, but that pointers in arguments point to; with host.
-        instructions: the decoded kernel, to run a modified one.
+        threads: Threads of a workgroup. None for the metadata's maximum.
+        lds: Bytes of LDS on top of the kernel's own. None for what the file says.
+        options: How the launch is executed.
+        instructions: The decoded kernel, to run a modified one.
+        reachable: Arrays to which pointers in arguments point, each with its host address.
 
     Raises:
-        Trap: the kernel did something forbidden; the message says where.
-        EmulatorError: the arguments do not match the kernel.
+        Trap: The kernel did something forbidden. The message says where.
+        EmulatorError: The arguments do not match the kernel.
     """
     options = options or Options()
-    program = _program(kernel, options) if instructions is None else Program(instructions)
+    program = Program(instructions) if instructions is not None else _load(kernel, options)
     kernel = kernel.with_stack(STACK)
-    grid, block, total_lds = _sizes(kernel, grid, threads, lds)
-    image = kernel.image if _reads_code(program.instructions) else None
-    given = [a for a in (*arguments, *reachable) if isinstance(a, Buffer)]
-    more = kernel.kernarg + (len(image.data) if image else 0) + 2048
-    size = sum({id(a.data): a.data.nbytes + 256 for a in given}.values()) + more
-    arena = Arena(size, program.cell, options.checks, options.checks, options.cores > 1)
-    arena.whole_words = program.whole_words
-    placed = _place(arena, given)
-    kernarg = arena.place(_pack(kernel, arguments, placed, grid, block), READ_ONLY)
-    code = _place_image(arena, image) if image else 0
-    queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)
-    dispatch = arena.place(packet(kernel, grid, block, total_lds, kernarg), READ_ONLY)
-    machine = Machine(kernel, program, arena, options, total_lds, code, dispatch, queue)
+    size = _find_size(kernel, grid, threads, lds)
+    buffers = [a for a in (*arguments, *reachable) if isinstance(a, Buffer)]
+    arena = _make_arena(kernel, program, options, buffers)
+    placed = _place_arrays(arena, buffers)
+    kernarg = arena.place(_pack_arguments(kernel, arguments, placed, size), READ_ONLY)
+    machine = _make_machine(kernel, program, arena, options, size, kernarg)
     started = time.process_time()
-    outcome = machine.run(kernarg, grid, block)
+    outcome = machine.run(kernarg, size.grid, size.block)
     seconds = time.process_time() - started + outcome.seconds
     _read_back(arena, placed)
+    return _describe_launch(kernel, program, options, outcome, seconds)
+
+
+def _describe_launch(
+    kernel: Kernel,
+    program: Program,
+    options: Options,
+    outcome: Outcome,
+    seconds: float,
+) -> Launch:
+    # Blocks are copied, as a later launch of the kernel counts in the same ones.
+    blocks = {at: replace(block) for at, block in outcome.blocks.items()}
     return Launch(
-        kernel, program.instructions, outcome.executed, seconds,
-        {at: replace(block) for at, block in outcome.blocks.items()}, outcome.cores,
-        outcome.one_core, outcome.notes, options.off if options.checks else frozenset(CHECKS),
-    )  # fmt: skip
+        kernel,
+        program.instructions,
+        outcome.executed,
+        seconds,
+        blocks,
+        outcome.cores,
+        outcome.one_core,
+        outcome.notes,
+        options.off if options.checks else frozenset(CHECKS),
+    )
 
 
-def _sizes(kernel: Kernel, grid, threads, lds: int | None) -> tuple[tuple, tuple, int]:
-    """Return grid and workgroup as (x, y, z), and all LDS in bytes. Raise EmulatorError."""
-    block = threads if isinstance(threads, tuple) else (threads or kernel.max_threads,)
-    block, grid = ((*block, 1, 1)[:3], (*grid, 1, 1)[:3])
+def _find_size(
+    kernel: Kernel,
+    grid: tuple[int, ...],
+    threads: int | tuple[int, ...] | None,
+    lds: int | None,
+) -> _Size:
+    """Return the size of a launch.
+
+    Raises:
+        EmulatorError: The GPU cannot launch that.
+    """
+    if not isinstance(threads, tuple):
+        threads = (threads or kernel.max_threads,)
+    block = (*threads, 1, 1)[:3]
+    grid = (*grid, 1, 1)[:3]
     if min(grid) < 1 or min(block) < 1 or np.prod(block) > kernel.target.threads:
         raise EmulatorError(f"{kernel.name}: grid {grid} with {block} threads cannot be launched")
-    size, most = kernel.lds + (kernel.launch_lds if lds is None else lds), kernel.target.lds
-    if size > most:
-        raise EmulatorError(f"{kernel.name}: {size} bytes of LDS, a workgroup has {most}")
-    return grid, block, size
+    launch_lds = kernel.launch_lds if lds is None else lds
+    total = kernel.lds + launch_lds
+    if total > kernel.target.lds:
+        raise EmulatorError(
+            f"{kernel.name}: {total} bytes of LDS, a workgroup has {kernel.target.lds}"
+        )
+    return _Size(grid, block, total)
 
 
-def _place(arena: Arena, given: list[Buffer]) -> dict[int, tuple]:
-    """Place each array once, even if several arguments point into it.
+def _find_image(kernel: Kernel, program: Program) -> Image | None:
+    """Return the kernel's image if its code reads from it: constants, variables, functions."""
+    if any(ins.name == "s_getpc_b64" for ins in program.instructions):
+        return kernel.image
+    return None
 
-    Returns by its id the address, the array, and the mode that all arguments give it, or "inout".
-    """
-    placed: dict[int, tuple] = {}
-    for key, a in {id(a.data): a for a in given}.items():
-        modes = {other.mode for other in given if other.data is a.data}
+
+def _make_arena(
+    kernel: Kernel,
+    program: Program,
+    options: Options,
+    buffers: list[Buffer],
+) -> Arena:
+    """Return global memory with room for all that a launch places there."""
+    array_sizes = {id(buffer.data): buffer.data.nbytes + _SPACE for buffer in buffers}
+    size = sum(array_sizes.values()) + kernel.kernarg + _EXTRA_ROOM
+    image = _find_image(kernel, program)
+    if image:
+        size += len(image.data)
+    is_shared = options.cores > 1
+    arena = Arena(size, program.cell, options.checks, options.checks, is_shared)
+    arena.whole_words = program.whole_words
+    return arena
+
+
+def _make_machine(
+    kernel: Kernel,
+    program: Program,
+    arena: Arena,
+    options: Options,
+    size: _Size,
+    kernarg: int,
+) -> Machine:
+    """Place image, queue and dispatch packet in memory, and return the machine."""
+    image = _find_image(kernel, program)
+    code = _place_image(arena, image) if image else 0
+    queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)
+    data = packet(kernel, size.grid, size.block, size.lds, kernarg)
+    dispatch = arena.place(data, READ_ONLY)
+    return Machine(kernel, program, arena, options, size.lds, code, dispatch, queue)
+
+
+def _place_arrays(arena: Arena, buffers: list[Buffer]) -> dict[int, _Placed]:
+    """Place each array once, even if several buffers point into it. Return them by their id."""
+    placed: dict[int, _Placed] = {}
+    for buffer in {id(buffer.data): buffer for buffer in buffers}.values():
+        modes = {other.mode for other in buffers if other.data is buffer.data}
         mode = modes.pop() if len(modes) == 1 else "inout"
-        raw = np.ascontiguousarray(a.data).reshape(-1).view(np.uint8)
-        placed[key] = (arena.place(raw, _STATES[mode]), a.data, mode)
-        if a.host:
-            arena.alias(a.host, len(raw), placed[key][0])
+        raw = np.ascontiguousarray(buffer.data).reshape(-1).view(np.uint8)
+        address = arena.place(raw, _MODES[mode])
+        placed[id(buffer.data)] = _Placed(address, buffer.data, mode)
+        if buffer.host:
+            arena.alias(buffer.host, len(raw), address)
     return placed
 
 
-def _read_back(arena: Arena, placed: dict[int, tuple]) -> None:
-    for address, data, mode in placed.values():
-        if mode != "in":
-            raw = arena.fetch(address, data.nbytes)
+def _read_back(arena: Arena, placed: dict[int, _Placed]) -> None:
+    """Copy the results of a launch into its arrays."""
+    for array in placed.values():
+        if array.mode != "in":
+            data = array.data
+            raw = arena.fetch(array.address, data.nbytes)
             data[...] = raw.view(data.dtype).reshape(data.shape)
 
 
-def _program(kernel: Kernel, options: Options) -> Program:
-    return _kept(kernel, kernel.image, options.native and native.loaded(), options.off)
+def _load(kernel: Kernel, options: Options) -> Program:
+    library = native.loaded() if options.native else None
+    return _cached_program(kernel, kernel.image, library, options.off)
 
 
 @lru_cache(maxsize=32)
-def _kept(kernel: Kernel, _image: Image | None, _library, _off: frozenset[str]) -> Program:
-    """Keep a program for launches of the same kernel in the same way."""
-    return Program.of(kernel)
+def _cached_program(
+    kernel: Kernel,
+    _image: Image | None,
+    _library: native.Library | None,
+    _off: frozenset[str],
+) -> Program:
+    """Return the program for all launches of a kernel with the same library and checks.
 
-
-def _reads_code(instructions: list[Instruction]) -> bool:
-    return any(ins.name == "s_getpc_b64" for ins in instructions)
+    Kernels are equal even if their images differ, so the image is part of the key.
+    """
+    return Program.from_kernel(kernel)
 
 
 def _place_image(arena: Arena, image: Image) -> int:
@@ -167,49 +289,104 @@ def _place_image(arena: Arena, image: Image) -> int:
     start = arena.place(raw, WRITABLE)
     first = int(arena.arrays[1, -1])
     for place in image.pointers:
-        arena.bytes[first + place : first + place + 8].view(np.uint64)[...] += np.uint64(start)
+        pointer = arena.bytes[first + place : first + place + 8].view(np.uint64)
+        pointer += np.uint64(start)
     return start + image.entry
 
 
-def packet(kernel: Kernel, grid, block, lds: int, kernarg: int) -> np.ndarray:
-    """Make hsa_kernel_dispatch_packet_t: what HIP's and OpenCL's functions read sizes from."""
+def packet(
+    kernel: Kernel,
+    grid,
+    block,
+    lds: int,
+    kernarg: int,
+) -> np.ndarray:
+    """Return an hsa_kernel_dispatch_packet_t, from which HIP's and OpenCL's functions read sizes.
+
+    Args:
+        kernel: The kernel.
+        grid: Workgroups as (x, y, z).
+        block: Threads of a workgroup as (x, y, z).
+        lds: Bytes of LDS of a workgroup.
+        kernarg: Address of the arguments.
+    """
     threads = [g * b for g, b in zip(grid, block, strict=True)]
     dimensions = max([i + 1 for i in range(3) if threads[i] > 1], default=1)
-    raw = struct.pack("<6H5I3Q", 2, dimensions, *block, 0, *threads, kernel.scratch, lds, 0,
-                      kernarg, 0)  # fmt: skip
+    raw = struct.pack(
+        "<6H5I3Q",
+        2,
+        dimensions,
+        *block,
+        0,
+        *threads,
+        kernel.scratch,
+        lds,
+        0,
+        kernarg,
+        0,
+    )
     return np.frombuffer(raw.ljust(64, b"\0"), np.uint8)
 
 
-def _pack(kernel: Kernel, arguments, placed, grid, block) -> np.ndarray:
-    """Pack the kernarg segment."""
+def _pack_arguments(
+    kernel: Kernel,
+    arguments: list[Buffer | int | float | None],
+    placed: dict[int, _Placed],
+    size: _Size,
+) -> np.ndarray:
+    """Return the bytes of the kernarg segment.
+
+    Raises:
+        EmulatorError: The arguments do not match the kernel.
+    """
     raw = bytearray(max(kernel.kernarg, 8))
     declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
-    hidden.write(raw, kernel, grid, block)
+    hidden.write(raw, kernel, size.grid, size.block)
     if len(arguments) > len(declared):
         raise EmulatorError(
             f"{kernel.name} takes {len(declared)} arguments, {len(arguments)} given"
         )
-    for i, described in enumerate(declared):
-        if i >= len(arguments):
-            # the scratch pointers that Triton appends stay null
-            if described.kind == "by_value" or i < len(declared) - 2:
-                raise EmulatorError(f"{kernel.name}: argument {i} of {len(declared)} is missing")
-            continue
-        value = arguments[i]
-        is_pointer = described.kind in ("global_buffer", "dynamic_shared_pointer")
-        if is_pointer != (value is None or isinstance(value, Buffer)):
-            wanted = "a pointer" if is_pointer else f"{described.size} bytes by value"
-            raise EmulatorError(f"{kernel.name}: argument {i} is {wanted}")
-        if is_pointer:
-            address = 0 if value is None else placed[id(value.data)][0] + value.offset
-            struct.pack_into("<Q", raw, described.offset, address)
-            continue
-        code = _FORMATS.get((described.size, isinstance(value, float)))
-        if code is None:
-            raise EmulatorError(
-                f"{kernel.name}: argument {i} of {described.size} bytes is not supported"
+    for i, argument in enumerate(declared):
+        if i < len(arguments):
+            _pack_argument(
+                raw,
+                f"{kernel.name}: argument {i}",
+                argument,
+                arguments[i],
+                placed,
             )
-        if not isinstance(value, float):
-            value, code = int(value) & ((1 << 8 * described.size) - 1), code.upper()
-        struct.pack_into(f"<{code}", raw, described.offset, value)
+        elif argument.kind == "by_value" or i < len(declared) - 2:
+            # only the two scratch pointers that Triton appends may stay null
+            raise EmulatorError(f"{kernel.name}: argument {i} of {len(declared)} is missing")
     return np.frombuffer(bytes(raw), np.uint8)
+
+
+def _pack_argument(
+    raw: bytearray,
+    label: str,
+    argument: Argument,
+    value: Buffer | int | float | None,
+    placed: dict[int, _Placed],
+) -> None:
+    """Write one argument. label: names it in messages."""
+    is_pointer = argument.kind in ("global_buffer", "dynamic_shared_pointer")
+    if is_pointer != (value is None or isinstance(value, Buffer)):
+        expected = "a pointer" if is_pointer else f"{argument.size} bytes by value"
+        raise EmulatorError(f"{label} is {expected}")
+    if value is None:
+        struct.pack_into("<Q", raw, argument.offset, 0)
+    elif isinstance(value, Buffer):
+        address = placed[id(value.data)].address + value.offset
+        struct.pack_into("<Q", raw, argument.offset, address)
+    else:
+        formats = _FLOAT_FORMATS if isinstance(value, float) else _INTEGER_FORMATS
+        if argument.size not in formats:
+            raise EmulatorError(f"{label} of {argument.size} bytes is not supported")
+        if not isinstance(value, float):
+            value = int(value) & ((1 << 8 * argument.size) - 1)
+        struct.pack_into(
+            f"<{formats[argument.size]}",
+            raw,
+            argument.offset,
+            value,
+        )

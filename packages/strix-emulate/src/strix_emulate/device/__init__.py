@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A device without a GPU: the server behind the stand-in libamdhip64.so.7 of hip/.
+"""An emulated device: the server behind the stand-in libamdhip64.so.7 of hip/.
 
 Its modules, imported where they are needed:
 
-* ``hostcall``: calls of the host from a kernel: printf.
+* ``hostcall``: calls of the host from a kernel, such as printf.
 * ``launcher``: `execute`, which runs a program on the device.
 * ``pool``: the memory that client and server share.
-* ``protocol``: what the stand-in runtime and the server say to each other.
-* ``report``: what a device has to say of checks.
-* ``server``: the process that owns the emulator.
+* ``protocol``: the messages between the stand-in runtime and the server.
+* ``report``: notes and a summary of the checks.
+* ``server``: the process that executes the kernels.
 """
 
 __all__ = ["hostcall", "launcher", "pool", "protocol", "report", "server"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls of the host from a kernel: printf and malloc, as the device libraries ask for them (clr's
-rocclr/device/devhostcall.cpp, devhcmessages.cpp and devhcprintf.cpp).
+"""Calls of the host from a kernel: printf and malloc, as the device libraries make them.
 
-A wave takes a packet from a stack of free ones, fills it, puts it on the stack of ready ones and
-waits until its flag is gone. The server works them off while waves wait.
+The protocol is that of clr's rocclr/device/devhostcall.cpp, devhcmessages.cpp and devhcprintf.cpp.
+A wave takes a packet from a stack of free ones, fills it, pushes it onto the stack of ready ones
+and waits until its flag is cleared. The server answers the packets while waves wait.
 """
 
 import ctypes
@@ -15,52 +15,77 @@ import numpy as np
 from strix_emulate.device.protocol import BASE, LAUNCH
 from strix_emulate.errors import Trap
 
-#: Offsets in the pool: the buffer's head, its signal, headers and payloads of packets, the end.
+#: Offset of the buffer in the pool, and of its signal, headers and payloads.
 START = LAUNCH + (64 << 10)
-_SIGNAL, _HEADERS, _PAYLOADS, _COUNT = START + 256, START + 4096, START + 8192, 64
-#: What malloc keeps in a kernel's global memory (ockl's dm.cl), zero at the start of the process.
-HEAP = _PAYLOADS + _COUNT * 4096
+_SIGNAL = START + 256
+_HEADERS = START + 4096
+_PAYLOADS = START + 8192
+#: Offset of what grid.sync() counts with.
+_GRID = START + 512
+#: Number of packets.
+_COUNT = 64
+_PAYLOAD_SIZE = 4096
+#: Offset of malloc's state in a kernel's global memory (ockl's dm.cl), which is zero at the start
+#: of the process.
+HEAP = _PAYLOADS + _COUNT * _PAYLOAD_SIZE
 END = HEAP + (128 << 10)
-#: 64-bit words of a header: next, lanes, service and flags; of a payload, by lane.
-_HEADER, _SLOT = 3, 8
-_PRINTF, _MEMORY = 2, 3
+#: 64-bit words of a header: next packet, lanes, service and flags.
+_HEADER_WORDS = 3
+#: 64-bit words of a lane's slot in a payload.
+_SLOT_WORDS = 8
+#: Place of the stack of ready packets, in 64-bit words.
+_READY = START // 8 + 4
+#: Services of the host.
+_PRINTF = 2
+_MEMORY = 3
+#: A packet's flag: it is not answered yet.
+_PENDING = 1 << 32
+#: Bits of the first word of a printf slot: first and last part of a message.
+_IS_FIRST = 1
+_IS_LAST = 2
+_PAGE = 4096
 _SLAB = 2 << 20
-_FREE, _READY = START // 8 + 3, START // 8 + 4
 _SPECIFIER = re.compile(rb"%[^diouxXfFeEgGaAcspn%]*[diouxXfFeEgGaAcspn%]")
 _SNPRINTF = ctypes.CDLL(None).snprintf
 
 
 class Heap:
-    """The memory of kernels' malloc, which asks the host for large pieces of it.
+    """The memory of malloc in kernels, which asks the host for large pieces of it.
 
-    Addresses of pieces are at multiples of 4 KiB, of those from 2 MiB on at multiples of 2 MiB: so
-    the device libraries tell them from what they take out of one.
+    Pieces have addresses at multiples of 4 KiB, and at multiples of 2 MiB if they have 2 MiB or
+    more. By that the device libraries tell them from the smaller pieces that they cut out of them.
     """
 
     def __init__(self, start: int, size: int) -> None:
-        """Take the address, a multiple of 2 MiB, and bytes."""
+        """Take the address, a multiple of 2 MiB, and the bytes."""
         self._free = [(start, start + size)]
-        self._given: dict[int, int] = {}
+        #: ends of allocated pieces by their addresses
+        self._allocated: dict[int, int] = {}
 
     def take(self, size: int) -> int:
-        """Return the address of so many bytes, or 0 where no room is left."""
-        unit = _SLAB if size >= _SLAB else 4096
+        """Allocate so many bytes. Return their address, or 0 if there is no room."""
+        unit = _SLAB if size >= _SLAB else _PAGE
         for i, (start, end) in enumerate(self._free):
-            at = -(-start // unit) * unit
-            behind = at + -(-size // 4096) * 4096
+            first = -(-start // unit) * unit
+            behind = first + -(-size // _PAGE) * _PAGE
             if behind <= end:
-                self._free[i : i + 1] = [part for part in ((start, at), (behind, end))
-                                         if part[0] < part[1]]  # fmt: skip
-                self._given[at] = behind
-                return at
+                parts = [(start, first), (behind, end)]
+                self._free[i : i + 1] = [part for part in parts if part[0] < part[1]]
+                self._allocated[first] = behind
+                return first
         return 0
 
     def give_back(self, address: int) -> None:
-        """Take back what :meth:`take` gave. Raise Trap for anything else."""
-        if address not in self._given:
+        """Free what :meth:`take` returned.
+
+        Raises:
+            Trap: Nothing is allocated at the address.
+        """
+        if address not in self._allocated:
             raise Trap("bounds", f"free({address:#x}) in a kernel, of what malloc did not give")
+        freed = (address, self._allocated.pop(address))
         merged: list[tuple[int, int]] = []
-        for start, end in sorted([*self._free, (address, self._given.pop(address))]):
+        for start, end in sorted([*self._free, freed]):
             if merged and merged[-1][1] == start:
                 start = merged.pop()[0]
             merged.append((start, end))
@@ -68,113 +93,166 @@ class Heap:
 
 
 class Hostcalls:
-    """The buffer of one launch. text: what the kernel printed, for the client's standard output."""
+    """The buffer of one launch.
 
-    def __init__(self, words: np.ndarray, heap: Heap | None = None) -> None:
-        """Take words, the pool as 64-bit ones."""
-        self._words, self._heap = words, heap
-        self._messages: dict[int, bytearray] = {}
-        self.text = b""
-        head = [BASE + _HEADERS, BASE + _PAYLOADS, BASE + _SIGNAL, _COUNT - 1, 0, _COUNT - 1]
-        words[START // 8 : START // 8 + 6] = head
-        words[_SIGNAL // 8 : _SIGNAL // 8 + 8] = [1, 0, 0, 0, 0, 0, 0, 0]
-        headers = words[_HEADERS // 8 : _HEADERS // 8 + _HEADER * _COUNT].reshape(_COUNT, _HEADER)
-        headers[:] = 0
-        # a pointer is an index with a tag above it, so that none is 0
-        headers[1:, 0] = [_COUNT, *range(1, _COUNT - 1)]
+    Attributes:
+        address: Address of the buffer.
+        text: What the kernel printed to standard output.
+    """
 
     address = BASE + START
 
-    def grid(self, groups: int, threads: int) -> int:
-        """Return the address of what grid.sync() counts with (mg_info of the device libraries).
+    def __init__(self, words: np.ndarray, heap: Heap | None = None) -> None:
+        """Prepare the buffer. words: the pool as 64-bit words."""
+        self._words = words
+        self._heap = heap
+        self._messages: dict[int, bytearray] = {}
+        self.text = b""
+        head = START // 8
+        words[head : head + 6] = [
+            BASE + _HEADERS,
+            BASE + _PAYLOADS,
+            BASE + _SIGNAL,
+            _COUNT - 1,
+            0,
+            _COUNT - 1,
+        ]
+        words[_SIGNAL // 8 : _SIGNAL // 8 + 8] = [1, 0, 0, 0, 0, 0, 0, 0]
+        first = _HEADERS // 8
+        headers = words[first : first + _HEADER_WORDS * _COUNT].reshape(_COUNT, _HEADER_WORDS)
+        headers[:] = 0
+        # A pointer is an index with a tag above it, so that none is 0.
+        headers[1:, 0] = [_COUNT, *range(1, _COUNT - 1)]
 
-        Of one grid with so many workgroups and threads, at its first barrier.
+    def grid(self, groups: int, threads: int) -> int:
+        """Prepare grid.sync() for one grid, and return the address of mg_info.
+
+        mg_info is a structure of the device libraries.
+
+        Args:
+            groups: Workgroups of the grid.
+            threads: Threads of the grid.
         """
-        at = (START + 512) // 8
+        at = _GRID // 8
         self._words[at : at + 6] = [0, 1 << 32, 0, threads, 0, groups]
-        return BASE + START + 512
+        return BASE + _GRID
 
     def serve(self) -> None:
-        """Answer what waves ask. Raise Trap for what is neither printf nor malloc."""
+        """Answer the packets that are ready.
+
+        Raises:
+            Trap: A service that is neither printf nor malloc.
+        """
         words = self._words
-        ready, words[_READY] = int(words[_READY]), 0
+        ready = int(words[_READY])
+        words[_READY] = 0
         while ready:
             index = ready & (_COUNT - 1)
-            header = words[_HEADERS // 8 + _HEADER * index :][:_HEADER]
-            ready, lanes, service = int(header[0]), int(header[1]), int(header[2]) & 0xFFFFFFFF
+            first = _HEADERS // 8 + _HEADER_WORDS * index
+            header = words[first : first + _HEADER_WORDS]
+            ready = int(header[0])
+            lanes = int(header[1])
+            service = int(header[2]) & 0xFFFFFFFF
             if service not in (_PRINTF, _MEMORY):
-                text = f"service {service} of the host (2 is printf, 3 malloc) from a kernel"
-                raise Trap("unknown", text)
-            answer = self._add if service == _PRINTF else self._memory
-            for lane in (i for i in range(64) if lanes >> i & 1):
-                slot = words[_PAYLOADS // 8 + 512 * index + _SLOT * lane :][:_SLOT]
-                answer(slot)
-            header[2] = int(header[2]) & ~(1 << 32)
+                message = f"service {service} of the host (2 is printf, 3 malloc) from a kernel"
+                raise Trap("unknown", message)
+            answer = self._print if service == _PRINTF else self._allocate
+            for lane in range(64):
+                if lanes >> lane & 1:
+                    answer(self._slot(index, lane))
+            header[2] = int(header[2]) & ~_PENDING
 
-    def _memory(self, slot: np.ndarray) -> None:
-        """Free what slot[0] is the address of, or put memory of slot[1] bytes there."""
-        address, size = int(slot[0]), int(slot[1])
+    def _slot(self, packet: int, lane: int) -> np.ndarray:
+        payload = (_PAYLOADS + packet * _PAYLOAD_SIZE) // 8
+        first = payload + _SLOT_WORDS * lane
+        return self._words[first : first + _SLOT_WORDS]
+
+    def _allocate(self, slot: np.ndarray) -> None:
+        """Free the address in slot[0], or replace it by that of slot[1] bytes."""
+        address = int(slot[0])
+        size = int(slot[1])
         slot[0] = 0
-        if self._heap is not None and address:
+        if self._heap is None:
+            return
+        if address:
             self._heap.give_back(address)
-        elif self._heap is not None:
+        else:
             slot[0] = self._heap.take(size)
 
-    def _add(self, slot: np.ndarray) -> None:
-        """Add part of a message; slot holds its number, length, and whether it is first or last."""
-        asked = int(slot[0])
-        number = asked >> 8
-        if asked & 1:
-            number = next(i for i in range(len(self._messages) + 1) if i not in self._messages)
+    def _print(self, slot: np.ndarray) -> None:
+        """Add a part to a message, and print the message if it is the last part.
+
+        The first word of the slot has the message's number, the number of words, and whether the
+        part is the first or the last one.
+        """
+        descriptor = int(slot[0])
+        number = descriptor >> 8
+        if descriptor & _IS_FIRST:
+            number = self._free_number()
             self._messages[number] = bytearray()
-            slot[0] = asked & 0xFE | number << 8
+            slot[0] = descriptor & 0xFE | number << 8
         message = self._messages.get(number)
         if message is None:
             raise Trap("unknown", "printf from a kernel goes on with what it did not begin")
-        message += slot[1 : 1 + (asked >> 5 & 7)].tobytes()
-        if asked & 2:
-            del self._messages[number]
-            text = _formatted(bytes(message[8:]))
-            if message[0] & 1:
-                sys.stderr.buffer.write(text)
-                sys.stderr.flush()
-            else:
-                self.text += text
-            slot[0] = len(text)
+        count = descriptor >> 5 & 7
+        message += slot[1 : 1 + count].tobytes()
+        if not descriptor & _IS_LAST:
+            return
+        del self._messages[number]
+        text = _format(bytes(message[8:]))
+        if message[0] & 1:
+            sys.stderr.buffer.write(text)
+            sys.stderr.flush()
+        else:
+            self.text += text
+        slot[0] = len(text)
+
+    def _free_number(self) -> int:
+        number = 0
+        while number in self._messages:
+            number += 1
+        return number
 
 
-def _string(data: bytes) -> tuple[bytes, bytes]:
-    """Split a text that is filled up to 8 bytes from what comes behind it."""
+def _split_string(data: bytes) -> tuple[bytes, bytes]:
+    """Split data behind a string that is padded to 8 bytes."""
     text = data.split(b"\0", 1)[0]
     return text, data[len(text) // 8 * 8 + 8 :]
 
 
-def _formatted(data: bytes) -> bytes:
-    """Return what C prints for a format and the arguments behind it."""
-    form, rest = _string(data)
-    found, at = b"", 0
+def _format(data: bytes) -> bytes:
+    """Return what C prints for a format string and the arguments behind it."""
+    form, data = _split_string(data)
+    output = b""
+    at = 0
     for match in _SPECIFIER.finditer(form):
-        found += form[at : match.start()]
+        output += form[at : match.start()]
         at = match.end()
-        specifier, kind = match[0], match[0][-1:]
+        specifier = match[0]
+        kind = specifier[-1:]
         if kind == b"%":
-            found += b"%"
+            output += b"%"
             continue
         arguments: list = []
         for _ in range(specifier.count(b"*")):
-            arguments.append(ctypes.c_int(int.from_bytes(rest[:4], "little")))
-            rest = rest[8:]
+            width = int.from_bytes(data[:4], "little")
+            arguments.append(ctypes.c_int(width))
+            data = data[8:]
         if kind == b"s":
-            text, rest = _string(rest)
+            text, data = _split_string(data)
             arguments.append(ctypes.c_char_p(text))
         else:
-            word, rest = rest[:8].ljust(8, b"\0"), rest[8:]
-            of = ctypes.c_double if kind in b"fFeEgGaA" else ctypes.c_uint64
-            arguments.append(of.from_buffer_copy(word))
-        if kind == b"n":
-            continue
-        size = _SNPRINTF(None, 0, specifier, *arguments)
-        room = ctypes.create_string_buffer(max(size, 0) + 1)
-        _SNPRINTF(room, len(room), specifier, *arguments)
-        found += room.value
-    return found + form[at:]
+            word = data[:8].ljust(8, b"\0")
+            data = data[8:]
+            number_type = ctypes.c_double if kind in b"fFeEgGaA" else ctypes.c_uint64
+            arguments.append(number_type.from_buffer_copy(word))
+        if kind != b"n":
+            output += _call_snprintf(specifier, arguments)
+    return output + form[at:]
+
+
+def _call_snprintf(specifier: bytes, arguments: list) -> bytes:
+    size = _SNPRINTF(None, 0, specifier, *arguments)
+    buffer = ctypes.create_string_buffer(max(size, 0) + 1)
+    _SNPRINTF(buffer, len(buffer), specifier, *arguments)
+    return buffer.value

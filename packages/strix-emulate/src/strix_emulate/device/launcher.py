@@ -3,6 +3,7 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from strix_emulate.code import llvm
@@ -14,8 +15,39 @@ NAME = "libamdhip64.so"
 VARIABLE = "STRIX_EMULATE_HIP"
 
 
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Settings of the device.
+
+    Attributes:
+        off: Checks that are not made.
+        memory: Bytes of device memory, or None for the runtime's default.
+        budget: Wave-instructions before a launch counts as hung, or None for the default.
+        seconds: Seconds of wall-clock time before a launch counts as hung, or None.
+        cores: Maximum number of processor cores of a launch.
+        log: Print a line for each launch.
+        strict: Findings in ROCm's and torch's libraries end a launch too.
+        devices: Number of devices that the program sees.
+        target: Name of the GPU.
+    """
+
+    off: frozenset[str] = frozenset()
+    memory: int | None = None
+    budget: int | None = None
+    seconds: float | None = None
+    cores: int = 1
+    log: bool = False
+    strict: bool = False
+    devices: int = 1
+    target: str = DEFAULT.name
+
+
 def folder() -> Path:
-    """Return the folder with the stand-in runtime. Raise EmulatorError if it is missing."""
+    """Return the folder with the stand-in runtime.
+
+    Raises:
+        EmulatorError: The library is missing.
+    """
     path = Path(os.environ.get(VARIABLE) or Path(sys.prefix) / "lib/strix-emulate")
     if not (path / f"{NAME}.7").is_file():
         raise EmulatorError(
@@ -24,61 +56,65 @@ def folder() -> Path:
     return path.resolve()
 
 
-def environment(  # noqa: PLR0913 (a device's settings)
-    given: dict[str, str],
-    off: frozenset[str] = frozenset(),
-    memory: int | None = None,
-    budget: int | None = None,
-    cores: int = 1,
-    log: bool = False,
-    strict: bool = False,
-    devices: int = 1,
-    seconds: float | None = None,
-    target: str = DEFAULT.name,
-) -> dict[str, str]:
-    """Return the environment of a program on the device. See :func:`execute`.
+def environment(inherited: dict[str, str], options: DeviceOptions | None = None) -> dict[str, str]:
+    """Return the environment of a program on the device.
 
-    The folder goes first in LD_LIBRARY_PATH, and the library is preloaded as well: a program or
-    library with an RPATH (not RUNPATH) would otherwise take the runtime that this names. Triton
-    looks for the library itself, in TRITON_LIBHIP_PATH before all else.
-    """
-    path = folder()
-    found = dict(given)
-    for name, separator, value in (
-        ("LD_LIBRARY_PATH", ":", path),
-        ("LD_PRELOAD", " ", path / f"{NAME}.7"),
-    ):
-        found[name] = separator.join(filter(None, [str(value), given.get(name)]))
-    found |= {
-        "TRITON_LIBHIP_PATH": str(path / NAME),
-        "STRIX_EMULATE_PYTHON": sys.executable,
-        "STRIX_EMULATE_NO_CHECKS": ",".join(sorted(off)),
-        "STRIX_EMULATE_STRICT": str(int(strict)),
-        "STRIX_EMULATE_LOG": str(int(log)),
-        "STRIX_EMULATE_TARGET": named(target).name,
-    }
-    numbers = {"DEVICES": devices, "MEMORY": memory, "BUDGET": budget, "CORES": cores,
-               "SECONDS": seconds}  # fmt: skip
-    for name, number in numbers.items():
-        if number is not None:
-            found[f"STRIX_EMULATE_{name}"] = str(number)
-    return found
+    The folder comes first in LD_LIBRARY_PATH, and the library is preloaded too: a program or
+    library with an RPATH (not RUNPATH) would otherwise load the runtime that this names. Triton
+    looks for the library itself, and first in TRITON_LIBHIP_PATH.
 
-
-def execute(command: list[str], **options) -> None:
-    """Become the program.
-
-    Options: off, checks that are not made; memory of the device in bytes; budget of a launch in
-    wave-instructions, seconds of the clock for it; cores; log, a line for each launch; strict, what
-    checks find in ROCm's and torch's libraries ends a launch as well; devices, how many the program
-    sees; target, the name of the GPU that they are.
+    Args:
+        inherited: The environment to extend.
+        options: Settings of the device.
 
     Raises:
-        EmulatorError: no such program, or the library is missing.
-        DisassemblerError: nothing could be executed.
+        EmulatorError: The library is missing, or there is no such target.
+    """
+    options = options or DeviceOptions()
+    path = folder()
+    variables = dict(inherited)
+    _prepend(variables, "LD_LIBRARY_PATH", ":", str(path))
+    _prepend(variables, "LD_PRELOAD", " ", str(path / f"{NAME}.7"))
+    variables |= {
+        "TRITON_LIBHIP_PATH": str(path / NAME),
+        "STRIX_EMULATE_PYTHON": sys.executable,
+        "STRIX_EMULATE_NO_CHECKS": ",".join(sorted(options.off)),
+        "STRIX_EMULATE_STRICT": str(int(options.strict)),
+        "STRIX_EMULATE_LOG": str(int(options.log)),
+        "STRIX_EMULATE_TARGET": named(options.target).name,
+        "STRIX_EMULATE_DEVICES": str(options.devices),
+        "STRIX_EMULATE_CORES": str(options.cores),
+    }
+    limits = {
+        "STRIX_EMULATE_MEMORY": options.memory,
+        "STRIX_EMULATE_BUDGET": options.budget,
+        "STRIX_EMULATE_SECONDS": options.seconds,
+    }
+    for name, number in limits.items():
+        if number is not None:
+            variables[name] = str(number)
+    return variables
+
+
+def _prepend(
+    variables: dict[str, str],
+    name: str,
+    separator: str,
+    value: str,
+) -> None:
+    values = [value, variables.get(name, "")]
+    variables[name] = separator.join(filter(None, values))
+
+
+def execute(command: list[str], options: DeviceOptions) -> None:
+    """Replace this process by the program.
+
+    Raises:
+        EmulatorError: There is no such program, or the library is missing.
+        DisassemblerError: There is no suitable libLLVM, so nothing could be executed.
     """
     llvm.find_disassembler()
-    variables = environment(dict(os.environ), **options)
+    variables = environment(dict(os.environ), options)
     try:
         os.execvpe(command[0], command, variables)
     except OSError as error:

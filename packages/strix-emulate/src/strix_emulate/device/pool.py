@@ -26,63 +26,117 @@ from strix_emulate.errors import Trap
 from strix_emulate.memory.arena import READ_ONLY, WRITABLE, Arena
 
 #: F_GET_SEALS and F_SEAL_SHRINK of Linux.
-_GET_SEALS, _SEAL_SHRINK = 1034, 2
-
-
+_GET_SEALS = 1034
+_SEAL_SHRINK = 2
+#: PROT_NONE, MAP_FIXED and MAP_NORESERVE of Linux.
+_NONE = 0
+_FIXED = 0x10
+_NORESERVE = 0x4000
 _PAGE = 4096
+_MOST_ENTRIES = (LAUNCH - HEADER) // ENTRY.itemsize
+_MOST_VIEWS = (HEAP - VIEWS) // VIEW.itemsize
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+]
 
 
-def _up(value: int, align: int) -> int:
+def _round_up(value: int, align: int) -> int:
     return -(-value // align) * align
 
 
-def _sealed(descriptor: int) -> bool:
-    """Return whether a file cannot shrink, which would end this process."""
+def _is_sealed(descriptor: int) -> bool:
+    """Return whether a file cannot shrink. A mapped file that shrinks would end this process."""
     try:
         return bool(fcntl.fcntl(descriptor, _GET_SEALS) & _SEAL_SHRINK)
     except OSError:
         return False
 
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-_NONE, _FIXED, _NORESERVE = 0, 0x10, 0x4000
+def _overlaps(start: np.ndarray, size: np.ndarray) -> bool:
+    """Return whether ranges of bytes overlap, or are not sorted."""
+    return bool((start[:-1] + size[:-1] > start[1:]).any())
 
 
 class Pool:
-    """The shared file, and behind it room for what other processes share. Raises Refused if it is
-    none that can be relied on."""
+    """The shared file, and behind it room for pools of other processes.
+
+    Attributes:
+        size: Bytes of the file.
+        bytes: The memory.
+        views: The memory as words, by bytes of a word.
+    """
 
     def __init__(self, descriptor: int) -> None:
-        self.size = size = os.fstat(descriptor).st_size
-        if size <= HEAP or not _sealed(descriptor):
+        """Map the file.
+
+        Raises:
+            Refused: The file is not sealed, or too small.
+        """
+        self.size = os.fstat(descriptor).st_size
+        if self.size <= HEAP or not _is_sealed(descriptor):
             raise Refused(Status.INVALID_VALUE, "the pool is not a sealed file in memory")
+        #: start and end of other processes' memory
         self._foreign: list[tuple[int, int]] = []
+        room = self.size + ROOM
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self._start = _LIBC.mmap(None, size + ROOM, _NONE, flags, -1, 0)
-        self._map(0, size, descriptor, 0)
-        whole = (size + ROOM) // 16 * 16
-        self.bytes = np.frombuffer((ctypes.c_ubyte * whole).from_address(self._start), np.uint8)
+        self._start = _LIBC.mmap(None, room, _NONE, flags, -1, 0)
+        self._map(0, self.size, descriptor, 0)
+        mapped = (ctypes.c_ubyte * (room // 16 * 16)).from_address(self._start)
+        self.bytes = np.frombuffer(mapped, np.uint8)
         self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)}
         self.views[16] = self.bytes.view("c16")
 
-    def _map(self, offset: int, size: int, descriptor: int, start: int) -> None:
-        rights, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED
-        place = _LIBC.mmap(self._start + offset, size, rights, flags, descriptor, start)
-        if place != self._start + offset:
+    def _map(
+        self,
+        offset: int,
+        size: int,
+        descriptor: int,
+        start: int,
+    ) -> None:
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_SHARED | _FIXED
+        address = self._start + offset
+        mapped = _LIBC.mmap(address, size, protection, flags, descriptor, start)
+        if mapped != address:
             raise Refused(Status.OUT_OF_MEMORY, f"cannot map {size} bytes of shared memory")
 
-    def add(self, offset: int, size: int, path: str, start: int) -> None:
-        """Map size bytes of another pool, from start on. Raise Refused."""
-        if offset < self.size or offset % 4096 or start % 4096 or offset + size > self.size + ROOM:
+    def add(
+        self,
+        offset: int,
+        size: int,
+        path: str,
+        start: int,
+    ) -> None:
+        """Map bytes of another process's pool.
+
+        Args:
+            offset: Offset in this pool.
+            size: Number of bytes.
+            path: File of the other pool.
+            start: Offset in the other pool.
+
+        Raises:
+            Refused: The file is no pool, or the offsets make no sense.
+        """
+        is_aligned = offset % _PAGE == 0 and start % _PAGE == 0
+        is_behind = offset >= self.size and offset + size <= self.size + ROOM
+        if not is_aligned or not is_behind:
             raise Refused(Status.INVALID_VALUE, "memory of another process where none can be")
         try:
             descriptor = os.open(path, os.O_RDWR)
         except (OSError, ValueError) as error:
-            raise Refused(Status.INVALID_VALUE, f"no memory of another process: {error}") from error
+            message = f"no memory of another process: {error}"
+            raise Refused(Status.INVALID_VALUE, message) from error
         try:
-            if not _sealed(descriptor) or start + size > os.fstat(descriptor).st_size:
+            if not _is_sealed(descriptor) or start + size > os.fstat(descriptor).st_size:
                 raise Refused(Status.INVALID_VALUE, f"{path} is not a pool")
             self._map(offset, size, descriptor, start)
             self._foreign.append((offset, offset + size))
@@ -90,103 +144,145 @@ class Pool:
             os.close(descriptor)
 
     def _is_mapped(self, start: np.ndarray, size: np.ndarray) -> np.ndarray:
-        """Return whether ranges of bytes lie in the pool, or in what was added to it."""
-        found = (start >= HEAP) & (start < self.size) & (size > 0) & (size <= self.size - start)
+        """Return which ranges of bytes lie in the pool, or in memory that was added to it."""
+        has_bytes = size > 0
+        mapped = (start >= HEAP) & (start < self.size) & (size <= self.size - start)
         for first, end in self._foreign:
-            found |= (start >= first) & (start < end) & (size > 0) & (size <= end - start)
-        return found
+            mapped |= (start >= first) & (start < end) & (size <= end - start)
+        return mapped & has_bytes
 
     def entries(self) -> np.ndarray:
-        """Copy the table of allocations, by offset. Raise Refused if it makes no sense."""
+        """Return a copy of the table of allocations, sorted by offset.
+
+        Raises:
+            Refused: The table makes no sense.
+        """
         count = int(self.views[8][1])
-        if count > (LAUNCH - HEADER) // ENTRY.itemsize:
+        if count > _MOST_ENTRIES:
             raise Refused(Status.INVALID_VALUE, f"the table of allocations has {count} entries")
         end = HEADER + count * ENTRY.itemsize
         table = self.bytes[HEADER:end].view(ENTRY).copy()
-        start, size = table["offset"], table["size"]
-        if not self._is_mapped(start, size).all() or (start[:-1] + size[:-1] > start[1:]).any():
+        start = table["offset"]
+        size = table["size"]
+        if not self._is_mapped(start, size).all() or _overlaps(start, size):
             raise Refused(Status.INVALID_VALUE, "the table of allocations is damaged")
         return table
 
     def allocate(self, size: int, align: int) -> int:
-        """Allocate memory that stays, while the client waits; return its offset, or 0."""
-        table, start = self.entries(), _up(HEAP, align)
+        """Allocate memory for the lifetime of the client, which waits meanwhile.
+
+        Returns:
+            Its offset, or 0 if there is no room.
+        """
+        table = self.entries()
+        start = _round_up(HEAP, align)
         for entry in table:
             if int(entry["offset"]) >= start + size + _PAGE:
                 break
-            start = _up(int(entry["offset"] + entry["size"]) + _PAGE, align)
-        if start + size + _PAGE > self.size or len(table) >= (LAUNCH - HEADER) // ENTRY.itemsize:
+            end = int(entry["offset"] + entry["size"])
+            start = _round_up(end + _PAGE, align)
+        if start + size + _PAGE > self.size or len(table) >= _MOST_ENTRIES:
             return 0
         at = np.searchsorted(table["offset"], start)
-        table = np.insert(table, at, np.array((start, size, Kind.IMAGE, 0, 0), ENTRY))
+        entry = np.array((start, size, Kind.IMAGE, 0, 0), ENTRY)
+        table = np.insert(table, at, entry)
         self.bytes[HEADER : HEADER + table.nbytes] = table.view(np.uint8)
         self.views[8][1] = len(table)
         return start
 
-    def pieces(self) -> np.ndarray:
-        """Copy the table of views, by address. Raise Refused if it makes no sense."""
+    def mapped_views(self) -> np.ndarray:
+        """Return a copy of the table of views, sorted by address.
+
+        Raises:
+            Refused: The table makes no sense.
+        """
         count = int(self.views[8][2])
-        if count > (HEAP - VIEWS) // VIEW.itemsize:
+        if count > _MOST_VIEWS:
             raise Refused(Status.INVALID_VALUE, f"the table of views has {count} entries")
         table = self.bytes[VIEWS : VIEWS + count * VIEW.itemsize].view(VIEW).copy()
-        start, size, first = table["address"], table["size"], table["offset"]
-        if not self._is_mapped(first, size).all() or (start[:-1] + size[:-1] > start[1:]).any():
+        size = table["size"]
+        if not self._is_mapped(table["offset"], size).all() or _overlaps(table["address"], size):
             raise Refused(Status.INVALID_VALUE, "the table of views is damaged")
         return table
 
     def image(self, offset: int, size: int) -> np.ndarray:
-        """Return the bytes of the allocation for a module. Raise Refused if it is not one."""
+        """Return the bytes of the allocation for a module.
+
+        Raises:
+            Refused: There is no such allocation.
+        """
         table = self.entries()
-        found = table[(table["offset"] == offset) & (table["size"] == size)]
-        if len(found) != 1 or found[0]["kind"] != Kind.IMAGE:
+        matching = table[(table["offset"] == offset) & (table["size"] == size)]
+        if len(matching) != 1 or matching[0]["kind"] != Kind.IMAGE:
             raise Refused(Status.INVALID_VALUE, "a module is to be placed where nothing is for it")
         return self.bytes[offset : offset + size]
 
 
 class DeviceMemory(Arena):
-    """The pool during one launch: allocations may be read and written, arguments only read.
+    """The pool during one launch. Allocations may be read and written, arguments only read.
 
-    cell, checked: as in :class:`memory.arena.Memory`. Unwritten memory is no trap: what
-    the host wrote is not known.
+    Reads of unwritten memory are not reported, as the emulator does not know what the host wrote.
+
+    Attributes:
+        starts, ends: Offsets of arguments, hostcalls, dispatch packet and allocations, sorted.
+        view_starts, view_ends: Addresses of the views, less BASE.
+        view_distances: By view, the distance from its addresses to offsets.
+        view_modes: By view, READ_ONLY or WRITABLE.
     """
 
-    def __init__(self, pool: Pool, cell: int, checked: bool, whole_words: bool) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        cell: int,
+        checked: bool,
+        whole_words: bool,
+    ) -> None:
+        """Describe the pool to one launch. See `Arena` for the arguments."""
         table = pool.entries()
-        hidden = Kind.PHYSICAL | Kind.REGISTERED
         end = int(table["offset"][-1] + table["size"][-1]) if len(table) else HEAP
-        table = table[(table["kind"] & hidden == 0) & (table["kind"] != Kind.GRAPH)]
-        # what a launch needs: arguments, calls of the host, the packet
-        self.starts = np.concatenate(
-            [[LAUNCH, hostcall.START, hostcall.END], table["offset"].astype(np.int64)]
-        )
-        table_ends = (table["offset"] + table["size"]).astype(np.int64)
-        ends = np.concatenate([[hostcall.START, hostcall.END, HEAP], table_ends])
+        is_hidden = table["kind"] & (Kind.PHYSICAL | Kind.REGISTERED) != 0
+        table = table[~is_hidden & (table["kind"] != Kind.GRAPH)]
+        allocated = table["offset"].astype(np.int64)
+        allocated_ends = (table["offset"] + table["size"]).astype(np.int64)
         super().__init__(end, cell, checked, False)
-        self.bytes, self.views = pool.bytes, pool.views
-        self.ends = ends
+        self.bytes = pool.bytes
+        self.views = pool.views
+        # The first three ranges are what a launch needs: arguments, hostcalls, dispatch packet.
+        self.starts = np.concatenate([[LAUNCH, hostcall.START, hostcall.END], allocated])
+        self.ends = np.concatenate([[hostcall.START, hostcall.END, HEAP], allocated_ends])
         # threads of the program, and other processes
         self.peers = True
         self.whole_words = whole_words
-        views = pool.pieces()
+        views = pool.mapped_views()
         views = views[views["access"] != 0]
-        self.seen = views["address"].astype(np.int64) - BASE
-        self.seen_end = self.seen + views["size"].astype(np.int64)
-        self.moved = views["offset"].astype(np.int64) - self.seen
-        self.seen_mode = np.where(views["access"] == 1, READ_ONLY, WRITABLE)
+        self.view_starts = views["address"].astype(np.int64) - BASE
+        self.view_ends = self.view_starts + views["size"].astype(np.int64)
+        self.view_distances = views["offset"].astype(np.int64) - self.view_starts
+        self.view_modes = np.where(views["access"] == 1, READ_ONLY, WRITABLE)
 
     def ranges(self) -> np.ndarray:
-        """Tell C where memory is, as :meth:`Arena.ranges` does."""
+        """Return the address ranges for C, as :meth:`Arena.ranges` does."""
         number = np.arange(len(self.starts))
-        mode = np.where((number == 0) | (number == 2), READ_ONLY, WRITABLE)
-        rows = np.stack([self.starts + BASE, self.ends - self.starts, self.starts, mode], axis=1)
-        if len(self.seen):
-            size = self.seen_end - self.seen
-            more = [self.seen + BASE, size, self.seen + self.moved, self.seen_mode]
-            rows = np.concatenate([rows, np.stack(more, axis=1)])
+        mode = np.where(_is_argument(number), READ_ONLY, WRITABLE)
+        columns = [self.starts + BASE, self.ends - self.starts, self.starts, mode]
+        rows = np.stack(columns, axis=1)
+        if len(self.view_starts):
+            columns = [
+                self.view_starts + BASE,
+                self.view_ends - self.view_starts,
+                self.view_starts + self.view_distances,
+                self.view_modes,
+            ]
+            rows = np.concatenate([rows, np.stack(columns, axis=1)])
             rows = rows[np.argsort(rows[:, 0])]
         return np.ascontiguousarray(rows)
 
-    def find(self, addresses, size: int, write: bool) -> tuple[np.ndarray, bool]:
+    def find(
+        self,
+        addresses,
+        size: int,
+        write: bool,
+    ) -> tuple[np.ndarray, bool]:
         """Find memory that the program allocated, as :meth:`Arena.find` does."""
         at = (addresses - np.uint64(BASE)).view(np.int64)
         if not len(at):
@@ -196,20 +292,36 @@ class DeviceMemory(Arena):
         if self.whole_words and size == 4:
             ends = (ends + 3) // 4 * 4
         outside = (array < 0) | (at > ends - size)
-        if len(self.seen) and outside.any():
-            view = np.searchsorted(self.seen, at, "right") - 1
-            here = outside & (view >= 0) & (at <= self.seen_end[view] - size)
-            if write and (self.seen_mode[view[here]] == READ_ONLY).any():
-                raise Trap("readonly", "a store to memory that is mapped for reading")
-            at = np.where(here, at + self.moved[view], at)
-            array = np.where(here, 3, array)
-            outside &= ~here
+        if len(self.view_starts) and outside.any():
+            in_view, at = self._find_in_views(at, size, write, outside)
+            # a view is no argument
+            array = np.where(in_view, len(self.starts), array)
+            outside &= ~in_view
         if outside.any():
             lane = int(np.flatnonzero(outside)[0])
-            text = f"{size} bytes at {int(addresses[lane]):#x} do not lie in an allocation"
-            raise Trap("bounds", text, lane)
-        arguments = (array == 0) | (array == 2)
+            message = f"{size} bytes at {int(addresses[lane]):#x} do not lie in an allocation"
+            raise Trap("bounds", message, lane)
+        arguments = _is_argument(array)
         if write and arguments.any():
             lane = int(np.flatnonzero(arguments)[0])
             raise Trap("readonly", "a store to the kernel's arguments", lane)
         return at, not arguments.all()
+
+    def _find_in_views(
+        self,
+        at: np.ndarray,
+        size: int,
+        write: bool,
+        outside: np.ndarray,
+    ):
+        """Return which of the accesses outside of all allocations hit a view, and all offsets."""
+        view = np.searchsorted(self.view_starts, at, "right") - 1
+        in_view = outside & (view >= 0) & (at <= self.view_ends[view] - size)
+        if write and (self.view_modes[view[in_view]] == READ_ONLY).any():
+            raise Trap("readonly", "a store to memory that is mapped for reading")
+        return in_view, np.where(in_view, at + self.view_distances[view], at)
+
+
+def _is_argument(array: np.ndarray) -> np.ndarray:
+    """Return which ranges of `DeviceMemory.starts` hold arguments or the dispatch packet."""
+    return (array == 0) | (array == 2)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the stand-in runtime (hip/protocol.h has the same numbers) and the server say to each other.
+"""The messages between the stand-in runtime and the server. hip/protocol.h has the same numbers.
 
-A request is a header and bytes; so is its reply. Integers are little-endian, addresses are offsets
-in the pool, the memory that both sides map. Nothing that a client sends is trusted.
+A request is a header and bytes, and so is its reply. Integers are little-endian. Addresses are
+offsets in the pool, the memory that both sides map. The server trusts nothing that a client sends.
 """
 
 import struct
@@ -11,26 +11,50 @@ from enum import IntEnum
 import numpy as np
 
 VERSION = 4
-#: Address of the pool in the client, where what a launch needs is kept in it, and allocations.
-BASE, LAUNCH, HEAP = 0x2000_0000_0000, 1 << 20, 2 << 20
+#: Address of the pool in the client.
+BASE = 0x2000_0000_0000
+#: Offsets in the pool: what a launch needs, and the allocations.
+LAUNCH = 1 << 20
+HEAP = 2 << 20
+#: Offset of the table of allocations.
 HEADER = 64
-#: Bytes of a request, at most: a code object with everything that rocBLAS has in one file.
+#: Offset of the table of views: bytes of the pool at another address, which are pinned memory of
+#: the host or virtual memory.
+VIEWS = LAUNCH + (768 << 10)
+#: Bytes behind the pool for other processes' pools that a process maps.
+ROOM = 1 << 40
+#: Largest request in bytes: a code object with all kernels that rocBLAS has in one file.
 REQUEST_LIMIT = 1 << 30
 
-REQUEST, REPLY = struct.Struct("<2IQ"), struct.Struct("<2IQ")
-HELLO, LOADED, PLACE = struct.Struct("<2I"), struct.Struct("<2IQ"), struct.Struct("<2IQ")
+REQUEST = struct.Struct("<2IQ")
+REPLY = struct.Struct("<2IQ")
+HELLO = struct.Struct("<2I")
+LOADED = struct.Struct("<2IQ")
+PLACE = struct.Struct("<2IQ")
 ORIGIN = struct.Struct("<2I")
-MODULE, FUNCTION, ARGUMENT = struct.Struct("<2I"), struct.Struct("<8I"), struct.Struct("<2I")
+MODULE = struct.Struct("<2I")
+FUNCTION = struct.Struct("<8I")
+ARGUMENT = struct.Struct("<2I")
 IMPORTED = struct.Struct("<3Q")
-SYMBOL, LAUNCHED = struct.Struct("<2Q"), struct.Struct("<11I")
-#: Bytes of the pool that stand at another address: pinned memory of the host, virtual memory.
-VIEWS = LAUNCH + (768 << 10)
-#: Behind the pool: what processes map of other processes' pools.
-ROOM = 1 << 40
-VIEW = np.dtype([("address", "<u8"), ("size", "<u8"), ("offset", "<u8"), ("access", "<u4"),
-                 ("unused", "<u4")])  # fmt: skip
+SYMBOL = struct.Struct("<2Q")
+LAUNCHED = struct.Struct("<11I")
+VIEW = np.dtype(
+    [
+        ("address", "<u8"),
+        ("size", "<u8"),
+        ("offset", "<u8"),
+        ("access", "<u4"),
+        ("unused", "<u4"),
+    ]
+)
 ENTRY = np.dtype(
-    [("offset", "<u8"), ("size", "<u8"), ("kind", "<u4"), ("device", "<u2"), ("memory_pool", "<u2")]
+    [
+        ("offset", "<u8"),
+        ("size", "<u8"),
+        ("kind", "<u4"),
+        ("device", "<u2"),
+        ("memory_pool", "<u2"),
+    ]
 )
 
 
@@ -48,7 +72,7 @@ class Operation(IntEnum):
 
 
 class Kind(IntEnum):
-    """What an allocation is."""
+    """Kinds of allocations."""
 
     DEVICE = 1
     HOST = 2
@@ -78,19 +102,31 @@ class Status(IntEnum):
 
 
 class Refused(Exception):
-    """A request that is answered with an error: status, and the client's line on standard error.
+    """A request that is answered with an error. The client prints the message.
 
-    lasting: every later call of the client fails. So do all errors that a GPU would not give, so
-    that nothing is computed with what was not done.
+    Attributes:
+        status: The error that the client's call returns.
+        lasting: Whether every later call of the client fails too. That holds for all errors that a
+            GPU would not report, so that no program computes with results that do not exist.
     """
 
-    def __init__(self, status: Status, message: str, lasting: bool = False) -> None:
+    def __init__(
+        self,
+        status: Status,
+        message: str,
+        lasting: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.status, self.lasting = status, lasting
+        self.status = status
+        self.lasting = lasting
 
 
 def unpack(form: struct.Struct, data: bytes) -> tuple:
-    """Return the fields at the start of the bytes. Raise Refused if there are too few."""
+    """Return the fields at the start of a request.
+
+    Raises:
+        Refused: The request is too short.
+    """
     if len(data) < form.size:
         raise Refused(Status.INVALID_VALUE, f"a request of {len(data)} bytes is cut off")
     return form.unpack_from(data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The process that owns the emulator: serves one client over a socket until either ends.
+"""The process that executes kernels. It serves one client over a socket until either ends.
 
 usage: python -m strix_emulate.device.server SOCKET POOL     numbers of open files
 """
@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from strix_emulate import launches
-from strix_emulate.code import bundles, hidden, loader
+from strix_emulate.code import bundles, hidden, llvm, loader
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.code.target import DEFAULT, Target, named
 from strix_emulate.device import protocol
@@ -28,20 +28,34 @@ from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Stat
 from strix_emulate.device.report import Tally, is_of_headers, is_upstream
 from strix_emulate.errors import EmulatorError, LoadError, Trap, Unsupported
 from strix_emulate.memory.findings import CHECKS, parse
-from strix_emulate.run.machine import Machine, Options
+from strix_emulate.run.machine import Machine
+from strix_emulate.run.options import Options, Outcome
 from strix_emulate.run.program import Program
 from strix_emulate.statistics import occupancy
 
-# What ROCm's headers compile into a program's own kernels would end it: grid.sync() empties the
-# caches before its barrier and not behind it, and rocPRIM's block_scan reads padding of LDS that
-# nothing wrote, and does not use it. What is used is NaN, and shows in the results.
+#: Checks whose findings end no launch. Code from ROCm's headers in a program's own kernels would
+#: end it otherwise: grid.sync() empties the caches before its barrier and not behind it, and
+#: rocPRIM's block_scan reads LDS padding that nothing wrote, and does not use it. A value that is
+#: used is NaN, and shows in the results.
 _NOTED = frozenset({"stale", "uninitialised"})
-#: Offsets of what a launch needs, and the most bytes of arguments, which hostcalls follow.
-_PACKET, _QUEUE, _ARGUMENTS = LAUNCH + (1 << 19), LAUNCH + (1 << 19) + 4096, START - LAUNCH
+#: Offsets in the pool of the dispatch packet and of the queue.
+_PACKET = LAUNCH + (1 << 19)
+_QUEUE = _PACKET + 4096
+#: Bytes of arguments at most. Hostcalls lie behind them.
+_MOST_ARGUMENTS = START - LAUNCH
+_SLAB = 2 << 20
 
 
 @dataclass
 class _Module:
+    """A loaded code object.
+
+    Attributes:
+        contents: Its kernels, variables and image.
+        lenient: Whether no finding in it ends a launch.
+        offset: Offset of its image in the pool, or 0 before it is placed.
+    """
+
     contents: loader.Module
     lenient: bool
     offset: int = 0
@@ -54,85 +68,202 @@ class _Function:
 
     @cached_property
     def program(self) -> Program:
-        """Decoded before the first launch."""
-        return Program.of(self.kernel)
+        """Decode the kernel before its first launch."""
+        return Program.from_kernel(self.kernel)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Settings of the device.
+
+    Attributes:
+        off: Checks that are not made.
+        budget: Wave-instructions before a launch counts as hung, or 0 for the default.
+        seconds: Seconds of wall-clock time before a launch counts as hung, or 0 for the default.
+        cores: Maximum number of processor cores of a launch.
+        log: Print a line for each launch.
+        strict: Findings in ROCm's and torch's libraries end a launch too.
+        target: The GPU that the device is.
+    """
+
+    off: frozenset[str] = frozenset()
+    budget: int = 0
+    seconds: float = 0
+    cores: int = 1
+    log: bool = False
+    strict: bool = False
+    target: Target = DEFAULT
+
+    @staticmethod
+    def from_environment() -> "ServerOptions":
+        """Read the settings from the variables that launcher.py sets.
+
+        Raises:
+            ValueError: A number is none.
+            EmulatorError: There is no such check or target.
+        """
+        variables = os.environ
+        return ServerOptions(
+            off=parse(variables.get("STRIX_EMULATE_NO_CHECKS", "")),
+            budget=int(variables.get("STRIX_EMULATE_BUDGET") or 0),
+            seconds=float(variables.get("STRIX_EMULATE_SECONDS") or 0),
+            cores=int(variables.get("STRIX_EMULATE_CORES") or 1),
+            log=variables.get("STRIX_EMULATE_LOG", "0") != "0",
+            strict=variables.get("STRIX_EMULATE_STRICT", "0") != "0",
+            target=named(variables.get("STRIX_EMULATE_TARGET") or DEFAULT.name),
+        )
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A launch as the client asks for it.
+
+    Attributes:
+        function: Number of the kernel.
+        grid: Workgroups as (x, y, z).
+        block: Threads of a workgroup as (x, y, z).
+        lds: Bytes of LDS on top of the kernel's own.
+        cooperative: Whether workgroups may wait for each other.
+        stack: Bytes of a lane's stack.
+        heap: Pages of malloc's heap.
+        arguments: Bytes of the kernel's arguments.
+    """
+
+    function: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    lds: int
+    cooperative: int
+    stack: int
+    heap: int
+    arguments: bytes
+
+    @staticmethod
+    def unpack(data: bytes) -> "_Request":
+        number, *sizes, lds, cooperative, stack, heap = unpack(protocol.LAUNCHED, data)
+        grid = tuple(sizes[:3])
+        block = tuple(sizes[3:])
+        arguments = data[protocol.LAUNCHED.size :]
+        return _Request(
+            number,
+            grid,
+            block,
+            lds,
+            cooperative,
+            stack,
+            heap,
+            arguments,
+        )
+
+    @property
+    def groups(self) -> int:
+        """Number of workgroups."""
+        return math.prod(map(int, self.grid))
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of a workgroup."""
+        return math.prod(map(int, self.block))
 
 
 class Server:
-    """Answers requests as the device of a target. off, budget, cores, seconds: see
-    :class:`run.machine.Options`."""
+    """Answers the requests of one client."""
 
-    def __init__(
-        self, pool: Pool, off: frozenset[str] = frozenset(), budget: int = 0, log: bool = False,
-        cores: int = 1, strict: bool = False, seconds: float = 0, target: Target = DEFAULT,
-    ) -> None:  # fmt: skip
-        self.pool, self.log, self.strict, self.target = pool, log, strict, target
+    def __init__(self, pool: Pool, options: ServerOptions) -> None:
+        self.pool = pool
+        self.log = options.log
+        self.strict = options.strict
+        self.target = options.target
         self.options = Options(
-            checks=off != set(CHECKS), off=off, budget=budget or Options.budget, cores=cores,
-            seconds=seconds or Options.seconds,
-        )  # fmt: skip
-        self.tally = Tally(off)
+            checks=options.off != set(CHECKS),
+            off=options.off,
+            budget=options.budget or Options.budget,
+            cores=options.cores,
+            seconds=options.seconds or Options.seconds,
+        )
+        self.tally = Tally(options.off)
         self.modules: dict[int, _Module] = {}
         self.functions: dict[int, _Function] = {}
-        self.number = 0
         self.heap: Heap | None = None
+        self._last_number = 0
+        self._handlers = {
+            Operation.LOAD: self.load,
+            Operation.PLACE: self.place,
+            Operation.UNLOAD: self.unload,
+            Operation.FUNCTION: self.function,
+            Operation.SYMBOL: self.symbol,
+            Operation.LAUNCH: self.launch,
+            Operation.IMPORT: self.add_memory,
+            Operation.KERNELS: self.kernels,
+        }
 
     def handle(self, operation: int, data: bytes) -> bytes:
-        """Return the bytes of the reply to a request. Raise Refused."""
-        answers = {
-            Operation.LOAD: self.load, Operation.PLACE: self.place, Operation.UNLOAD: self.unload,
-            Operation.FUNCTION: self.function, Operation.SYMBOL: self.symbol,
-            Operation.LAUNCH: self.launch, Operation.IMPORT: self.add_memory,
-            Operation.KERNELS: self.kernels,
-        }  # fmt: skip
-        if operation not in answers:
+        """Return the bytes of the reply to a request.
+
+        Raises:
+            Refused: The request fails.
+        """
+        if operation not in self._handlers:
             raise Refused(Status.INVALID_VALUE, f"no request has the number {operation}")
         try:
-            return answers[Operation(operation)](data)
+            return self._handlers[Operation(operation)](data)
         except Trap as trap:
-            aborted = trap.kind == "abort"
-            status = Status.LAUNCH_FAILURE if aborted else Status.ILLEGAL_ADDRESS
+            status = Status.ILLEGAL_ADDRESS
+            if trap.kind == "abort":
+                status = Status.LAUNCH_FAILURE
             raise Refused(status, f"trap in {trap}", lasting=True) from trap
         except Unsupported as error:
-            raise Refused(Status.NOT_SUPPORTED, str(error), lasting=True) from error
+            raise Refused(
+                Status.NOT_SUPPORTED,
+                str(error),
+                lasting=True,
+            ) from error
         except LoadError as error:
             raise Refused(Status.INVALID_IMAGE, str(error)) from error
         except EmulatorError as error:
             raise Refused(Status.INVALID_CONFIGURATION, str(error)) from error
         except MemoryError as error:
-            text = "the emulator is out of memory"
-            raise Refused(Status.OUT_OF_MEMORY, text, lasting=True) from error
+            message = "the emulator is out of memory"
+            raise Refused(
+                Status.OUT_OF_MEMORY,
+                message,
+                lasting=True,
+            ) from error
 
     def load(self, data: bytes) -> bytes:
-        """Read a code object or a bundle; return its number and its image's size in bytes."""
+        """Load a code object or a bundle. Return its number and the bytes of its image."""
         size, _ = unpack(protocol.ORIGIN, data)
         start = protocol.ORIGIN.size + size
-        origin, data = data[protocol.ORIGIN.size : start], data[start:]
+        origin = data[protocol.ORIGIN.size : start].decode(errors="replace")
+        data = data[start:]
         if data[:4] == b"CCOB" or data.startswith(bundles.BUNDLE):
             try:
                 data = bundles.unbundle(data, "module", self.target)[0][1]
             except LoadError as error:
                 raise Refused(Status.NO_BINARY, str(error)) from error
-        number = self._new()
-        lenient = not self.strict and is_upstream(origin.decode(errors="replace"))
+        number = self._next_number()
+        lenient = not self.strict and is_upstream(origin)
         module = loader.parse_module(data, "module")
         for kernel in module.kernels.values():
             if kernel.target != self.target:
-                made = f"made for another GPU ({kernel.target.name})"
-                raise LoadError(f"module: {made}, the device is a {self.target.name}")
+                raise LoadError(
+                    f"module: made for another GPU ({kernel.target.name}), the device is a "
+                    f"{self.target.name}"
+                )
         self.modules[number] = _Module(module, lenient)
-        return protocol.LOADED.pack(number, 0, len(self.modules[number].contents.image.data))
+        return protocol.LOADED.pack(number, 0, len(module.image.data))
 
     def place(self, data: bytes) -> bytes:
-        """Put a loaded module at its address, its pointers relocated."""
+        """Copy a loaded module to its address, and relocate its pointers."""
         number, _, offset = unpack(protocol.PLACE, data)
         module = self._module(number)
         image = module.contents.image
         raw = self.pool.image(offset, len(image.data))
         raw[:] = np.frombuffer(image.data, np.uint8)
         for at in image.pointers:
-            value = int.from_bytes(image.data[at : at + 8], "little") + BASE + offset
-            raw[at : at + 8] = np.frombuffer((value % (1 << 64)).to_bytes(8, "little"), np.uint8)
+            pointer = int.from_bytes(image.data[at : at + 8], "little") + BASE + offset
+            relocated = (pointer % (1 << 64)).to_bytes(8, "little")
+            raw[at : at + 8] = np.frombuffer(relocated, np.uint8)
         module.offset = offset
         return b""
 
@@ -145,103 +276,140 @@ class Server:
         return b""
 
     def function(self, data: bytes) -> bytes:
-        """Return the number of a kernel by name, and what a launch must know of it."""
-        module, name = self._named(data)
+        """Return the number of a kernel by name, and what the runtime needs to launch it."""
+        module, name = self._module_and_name(data)
         kernel = module.contents.kernels.get(name)
         if kernel is None:
             if name in module.contents.refused:
                 raise Unsupported(module.contents.refused[name])
-            # looked for in one module after the other: no message
+            # The runtime looks for it in one module after the other, so there is no message.
             raise Refused(Status.NOT_FOUND, "")
-        number = self._new()
+        number = self._next_number()
         self.functions[number] = _Function(kernel, module)
         declared = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
-        waves = occupancy(self.target, kernel.vgprs, 0, kernel.max_threads, kernel.width)[
-            "registers"
-        ]
+        waves = occupancy(
+            self.target,
+            kernel.vgprs,
+            0,
+            kernel.max_threads,
+            kernel.width,
+        )
         facts = protocol.FUNCTION.pack(
-            number, kernel.kernarg, kernel.lds, kernel.scratch, kernel.max_threads, kernel.vgprs,
-            waves, len(declared),
-        )  # fmt: skip
+            number,
+            kernel.kernarg,
+            kernel.lds,
+            kernel.scratch,
+            kernel.max_threads,
+            kernel.vgprs,
+            waves["registers"],
+            len(declared),
+        )
         return facts + b"".join(protocol.ARGUMENT.pack(a.offset, a.size) for a in declared)
 
     def kernels(self, data: bytes) -> bytes:
-        """Return the names of a module's kernels, each with a zero behind it."""
+        """Return the names of a module's kernels, each followed by a zero byte."""
         number, _ = unpack(protocol.MODULE, data)
         names = sorted(self._module(number).contents.kernels)
         return b"".join(name.encode() + b"\0" for name in names)
 
     def symbol(self, data: bytes) -> bytes:
-        """Return address and size of a variable by name."""
-        module, name = self._named(data)
-        found = module.contents.variables.get(name)
-        if found is None:
+        """Return the address and the size of a variable by name."""
+        module, name = self._module_and_name(data)
+        variable = module.contents.variables.get(name)
+        if variable is None:
             raise Refused(Status.NOT_FOUND, "")
-        return protocol.SYMBOL.pack(*found)
+        return protocol.SYMBOL.pack(*variable)
 
     def launch(self, data: bytes) -> bytes:
-        """Execute a kernel; return what it printed."""
-        number, *sizes, lds, cooperative, stack, heap = unpack(protocol.LAUNCHED, data)
-        function = self.functions.get(number)
+        """Execute a kernel. Return what it printed."""
+        request = _Request.unpack(data)
+        function = self.functions.get(request.function)
         if function is None or not function.module.offset:
-            raise Refused(Status.INVALID_VALUE, f"no kernel has the number {number}")
-        kernel, grid, block = function.kernel, tuple(sizes[:3]), tuple(sizes[3:])
-        kernel = kernel.with_stack(min(stack, self.target.stack))
-        groups, threads = (math.prod(map(int, size)) for size in (grid, block))
-        options = self._options(kernel, grid, block, lds, cooperative)
-        lenient = function.module.lenient or (not self.strict and is_of_headers(kernel.name))
-        options, program = replace(options, lenient=lenient), function.program
-        pointers = {}
-        if any(a.kind == "hidden_heap_v1" for a in kernel.arguments) and self._has_heap(heap):
-            pointers["hidden_heap_v1"] = BASE + HEAP
+            raise Refused(Status.INVALID_VALUE, f"no kernel has the number {request.function}")
+        kernel = function.kernel.with_stack(min(request.stack, self.target.stack))
+        options = self._launch_options(kernel, function.module, request)
+        has_heap = _has_argument(kernel, "hidden_heap_v1") and self._make_heap(request.heap)
         hostcalls = Hostcalls(self.pool.views[8], self.heap)
-        pointers["hidden_hostcall_buffer"] = hostcalls.address
-        if cooperative:
-            pointers["hidden_multigrid_sync_arg"] = hostcalls.grid(groups, groups * threads)
-        given = data[protocol.LAUNCHED.size :]
-        self._write_arguments(kernel, given, grid, block, lds, pointers)
-        memory = DeviceMemory(self.pool, program.cell, options.checks, program.whole_words)
-        code = BASE + function.module.offset + (kernel.image.entry if kernel.image else 0)
+        pointers = {"hidden_hostcall_buffer": hostcalls.address}
+        if has_heap:
+            pointers["hidden_heap_v1"] = BASE + HEAP
+        if request.cooperative:
+            threads = request.groups * request.threads
+            pointers["hidden_multigrid_sync_arg"] = hostcalls.grid(request.groups, threads)
+        self._write_arguments(kernel, request, pointers)
+        program = function.program
+        memory = DeviceMemory(
+            self.pool,
+            program.cell,
+            options.checks,
+            program.whole_words,
+        )
         machine = Machine(
-            kernel, program, memory, options, kernel.lds + lds, code,
-            BASE + _PACKET, BASE + _QUEUE,
-        )  # fmt: skip
-        started = time.process_time()
-        if any(a.kind == "hidden_hostcall_buffer" for a in kernel.arguments):
+            kernel,
+            program,
+            memory,
+            options,
+            lds=kernel.lds + request.lds,
+            code=BASE + function.module.offset + (kernel.image.entry if kernel.image else 0),
+            packet=BASE + _PACKET,
+            queue=BASE + _QUEUE,
+        )
+        if _has_argument(kernel, "hidden_hostcall_buffer"):
             machine.service = hostcalls.serve
+        started = time.process_time()
         try:
-            done = machine.run(BASE + LAUNCH, grid, block)
+            outcome = machine.run(BASE + LAUNCH, request.grid, request.block)
         except Trap:
-            # no reply will have it
+            # no reply will contain the text
             sys.stderr.buffer.write(hostcalls.text)
             raise
-        self.tally.add(kernel.name, done.notes)
+        self.tally.add(kernel.name, outcome.notes)
         if self.log:
-            seconds = time.process_time() - started + done.seconds
-            print(f"strix-emulate: {kernel.name} grid {grid} block {block}: {done.executed} "
-                  f"wave-instructions, {seconds:.2f} CPU s, cores: {done.cores}",
-                  file=sys.stderr)  # fmt: skip
+            seconds = time.process_time() - started + outcome.seconds
+            _print_launch(kernel, request, outcome, seconds)
         return hostcalls.text
 
-    def _options(self, kernel: Kernel, grid, block, lds: int, cooperative: bool) -> Options:
-        """Return how such a launch is run. Raise EmulatorError where it cannot be."""
-        groups, threads = (math.prod(map(int, size)) for size in (grid, block))
-        if min(grid) < 1 or not 1 <= threads <= kernel.max_threads:
+    def _launch_options(
+        self,
+        kernel: Kernel,
+        module: _Module,
+        request: _Request,
+    ) -> Options:
+        """Return the options of a launch.
+
+        Raises:
+            EmulatorError: The GPU cannot launch it.
+            Refused: It is a cooperative launch with too many waves.
+        """
+        threads = request.threads
+        if min(request.grid) < 1 or not 1 <= threads <= kernel.max_threads:
             raise EmulatorError(
-                f"{kernel.name}: grid {grid} with {block} threads cannot be launched, a workgroup "
-                f"has at most {kernel.max_threads}"
+                f"{kernel.name}: grid {request.grid} with {request.block} threads cannot be "
+                f"launched, a workgroup has at most {kernel.max_threads}"
             )
-        if kernel.lds + lds > self.target.lds:
+        lds = kernel.lds + request.lds
+        if lds > self.target.lds:
             raise EmulatorError(
-                f"{kernel.name}: {kernel.lds + lds} bytes of LDS, a workgroup has {self.target.lds}"
+                f"{kernel.name}: {lds} bytes of LDS, a workgroup has {self.target.lds}"
             )
-        options = replace(self.options, noted=frozenset() if self.strict else _NOTED)
-        if not cooperative:
+        lenient = module.lenient
+        noted = _NOTED
+        if self.strict:
+            noted = frozenset()
+        elif is_of_headers(kernel.name):
+            lenient = True
+        options = replace(self.options, lenient=lenient, noted=noted)
+        if not request.cooperative:
             return options
-        waves = -(-threads // kernel.width) * groups
+        waves = -(-threads // kernel.width) * request.groups
         if waves > self.target.resident:
             raise Refused(Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time")
-        return replace(options, batch=self.target.resident, cores=1, cooperative=True)
+        return replace(
+            options,
+            batch=self.target.resident,
+            cores=1,
+            cooperative=True,
+        )
 
     def add_memory(self, data: bytes) -> bytes:
         """Map memory of another process, as the client did."""
@@ -250,66 +418,108 @@ class Server:
         self.pool.add(offset, size, path, start)
         return b""
 
-    def _has_heap(self, pages: int) -> bool:
-        """Return whether kernels can call malloc; the first one that may decides how much."""
+    def _make_heap(self, pages: int) -> bool:
+        """Return whether kernels can call malloc. The first launch that may do so sets the size."""
         if self.heap is None:
-            size = max(pages * 4096 >> 21, 1) << 21
-            start = self.pool.allocate(size, 2 << 20)
-            self.heap = Heap(BASE + start, size) if start else None
+            size = max(pages * 4096 // _SLAB, 1) * _SLAB
+            start = self.pool.allocate(size, _SLAB)
+            if start:
+                self.heap = Heap(BASE + start, size)
         return self.heap is not None
 
     def _write_arguments(
-        self, kernel: Kernel, given: bytes, grid, block, lds: int, pointers: dict[str, int]
+        self,
+        kernel: Kernel,
+        request: _Request,
+        pointers: dict[str, int],
     ) -> None:
-        if max(kernel.kernarg, len(given)) > _ARGUMENTS:
-            raise EmulatorError(f"{kernel.name}: more than {_ARGUMENTS} bytes of arguments")
-        raw = bytearray(max(kernel.kernarg, len(given), 8))
-        raw[: len(given)] = given
-        hidden.write(raw, kernel, grid, block, pointers)
-        packet = launches.packet(kernel, grid, block, kernel.lds + lds, BASE + LAUNCH)
-        for offset, data in ((LAUNCH, np.frombuffer(bytes(raw), np.uint8)), (_PACKET, packet)):
-            self.pool.bytes[offset : offset + len(data)] = data
+        """Write arguments and dispatch packet into the pool."""
+        explicit = request.arguments
+        size = max(kernel.kernarg, len(explicit))
+        if size > _MOST_ARGUMENTS:
+            raise EmulatorError(f"{kernel.name}: more than {_MOST_ARGUMENTS} bytes of arguments")
+        raw = bytearray(max(size, 8))
+        raw[: len(explicit)] = explicit
+        hidden.write(raw, kernel, request.grid, request.block, pointers)
+        lds = kernel.lds + request.lds
+        packet = launches.packet(
+            kernel,
+            request.grid,
+            request.block,
+            lds,
+            BASE + LAUNCH,
+        )
+        self._write(LAUNCH, np.frombuffer(bytes(raw), np.uint8))
+        self._write(_PACKET, packet)
 
-    def _new(self) -> int:
-        self.number += 1
-        return self.number
+    def _write(self, offset: int, data: np.ndarray) -> None:
+        self.pool.bytes[offset : offset + len(data)] = data
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
 
     def _module(self, number: int) -> _Module:
         if number not in self.modules:
             raise Refused(Status.INVALID_VALUE, f"no module has the number {number}")
         return self.modules[number]
 
-    def _named(self, data: bytes) -> tuple[_Module, str]:
+    def _module_and_name(self, data: bytes) -> tuple[_Module, str]:
         number, _ = unpack(protocol.MODULE, data)
-        return self._module(number), data[protocol.MODULE.size :].decode(errors="replace")
+        name = data[protocol.MODULE.size :].decode(errors="replace")
+        return self._module(number), name
+
+
+def _has_argument(kernel: Kernel, kind: str) -> bool:
+    return any(argument.kind == kind for argument in kernel.arguments)
+
+
+def _print_launch(
+    kernel: Kernel,
+    request: _Request,
+    outcome: Outcome,
+    seconds: float,
+) -> None:
+    print(
+        f"strix-emulate: {kernel.name} grid {request.grid} block {request.block}: "
+        f"{outcome.executed} wave-instructions, {seconds:.2f} CPU s, cores: {outcome.cores}",
+        file=sys.stderr,
+    )
 
 
 def serve(connection: socket.socket, server: Server) -> int:
-    """Answer until the client closes; return 0, or 1 after a request without sense."""
+    """Answer requests until the client closes. Return 0, or 1 after a request without sense."""
     stream = connection.makefile("rb")
-    connection.sendall(protocol.reply(Status.SUCCESS, protocol.HELLO.pack(protocol.VERSION, 0)))
-    while len(head := stream.read(protocol.REQUEST.size)) == protocol.REQUEST.size:
+    hello = protocol.HELLO.pack(protocol.VERSION, 0)
+    connection.sendall(protocol.reply(Status.SUCCESS, hello))
+    while True:
+        head = stream.read(protocol.REQUEST.size)
+        if len(head) < protocol.REQUEST.size:
+            return 0
         operation, _, size = protocol.REQUEST.unpack(head)
         if size > protocol.REQUEST_LIMIT:
-            text = f"a request of {size} bytes, at most {protocol.REQUEST_LIMIT} are taken"
-            connection.sendall(protocol.reply(Status.INVALID_VALUE, text.encode()))
+            message = f"a request of {size} bytes, at most {protocol.REQUEST_LIMIT} are taken"
+            connection.sendall(protocol.reply(Status.INVALID_VALUE, message.encode()))
             return 1
         data = stream.read(size)
         if len(data) < size:
-            break
-        try:
-            answer = protocol.reply(Status.SUCCESS, server.handle(operation, data))
-        except Refused as refusal:
-            answer = protocol.reply(refusal.status, str(refusal).encode(), refusal.lasting)
-        except Exception as error:
-            # a fault of ours, or an input that found one
-            text = f"internal error ({type(error).__name__}: {error})"
-            answer = protocol.reply(Status.UNKNOWN, text.encode(), lasting=True)
-        connection.sendall(answer)
-    return 0
+            return 0
+        connection.sendall(_answer(server, operation, data))
 
 
-def _end_with(connection: socket.socket, server: Server) -> None:
+def _answer(server: Server, operation: int, data: bytes) -> bytes:
+    try:
+        return protocol.reply(Status.SUCCESS, server.handle(operation, data))
+    except Refused as refusal:
+        message = str(refusal).encode()
+        return protocol.reply(refusal.status, message, refusal.lasting)
+    except Exception as error:
+        # a bug of the emulator, perhaps one that a damaged request found
+        message = f"internal error ({type(error).__name__}: {error})".encode()
+        return protocol.reply(Status.UNKNOWN, message, lasting=True)
+
+
+def _exit_with_client(connection: socket.socket, server: Server) -> None:
     """End this process when the client's end closes, even in the middle of a kernel."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
@@ -320,40 +530,30 @@ def _end_with(connection: socket.socket, server: Server) -> None:
 
 def main() -> int:
     """Serve the client on the two open files whose numbers are the arguments."""
-    # an interrupt from the terminal is the client's to handle
+    # The client handles an interrupt from the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    environment = os.environ.get
     try:
-        server = Server(
-            Pool(int(sys.argv[2])),
-            parse(environment("STRIX_EMULATE_NO_CHECKS") or ""),
-            int(environment("STRIX_EMULATE_BUDGET") or 0),
-            environment("STRIX_EMULATE_LOG", "0") != "0",
-            int(environment("STRIX_EMULATE_CORES") or 1),
-            environment("STRIX_EMULATE_STRICT", "0") != "0",
-            float(environment("STRIX_EMULATE_SECONDS") or 0),
-            named(environment("STRIX_EMULATE_TARGET") or DEFAULT.name),
-        )
-        decode_check()
+        pool = Pool(int(sys.argv[2]))
+        server = Server(pool, ServerOptions.from_environment())
+        # Without a suitable libLLVM nothing can be launched.
+        llvm.find_disassembler()
     except (Refused, ValueError, EmulatorError) as error:
         connection.sendall(protocol.reply(Status.UNKNOWN, str(error).encode()))
         return 1
-    threading.Thread(target=_end_with, args=(connection, server), daemon=True).start()
+    arguments = (connection, server)
+    threading.Thread(
+        target=_exit_with_client,
+        args=arguments,
+        daemon=True,
+    ).start()
     try:
         status = serve(connection, server)
     except OSError:
-        # the client has gone while it was answered
+        # the client closed while it was answered
         status = 0
     server.tally.report()
     return status
-
-
-def decode_check() -> None:
-    """Raise DisassemblerError where no suitable libLLVM is found, before anything is launched."""
-    from strix_emulate.code import llvm
-
-    llvm.find_disassembler()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Races of loads that may be of no use: whether what they gave reaches a store.
+"""Races of loads whose value may be unused: whether it reaches a store.
 
-Of a tensor smaller than its workgroup each wave loads a copy, and one of them stores the tensor in
-place. The loads of the others race with that store, and nothing uses them. So a race between a
-plain load and a store of global memory is judged when its waves have ended: by the stores that they
-executed with an active lane, and by those that the code of the load can reach.
+If a tensor is smaller than its workgroup, each wave loads a copy of it, and one wave stores the
+tensor in place. The loads of the other waves race with that store, and nothing uses their values.
+So a race between a plain load and a store of global memory is judged when its waves have ended, by
+two things: the stores that these waves executed with an active lane, and the stores that the code
+of the load can reach.
 """
 
 from dataclasses import dataclass
@@ -16,18 +17,16 @@ from strix_emulate.code.decode import Instruction
 from strix_emulate.errors import Trap
 from strix_emulate.instructions.uses import DECIDES, Uses
 from strix_emulate.memory.findings import Findings
-from strix_emulate.memory.happens_before import (
-    BARRIER,
+from strix_emulate.memory.tags import (
     EVERYONE,
     READERS,
     RELEASE,
+    RELEASES,
     SEVERAL,
     WORKGROUP,
-    who,
+    wave_of,
 )
 from strix_emulate.memory.waves import Waves
-
-_RELEASES = (1 << BARRIER) - (1 << RELEASE)
 
 
 @dataclass
@@ -37,22 +36,49 @@ class _Doubt:
     count: int = 0
 
 
+@dataclass(frozen=True)
+class _Race:
+    """A race that is not judged yet.
+
+    Attributes:
+        address: Address of the instruction that raced.
+        reader: Tag of the load without its clock; of several readers, with their bits.
+        writer: Tag of the store without its clock.
+        reached: As bits, the numbers of the stores that the load's code can reach.
+    """
+
+    address: int
+    reader: int
+    writer: int
+    reached: int
+
+
 class Doubts:
     """Races of one launch that are not judged yet.
 
     Attributes:
-        stored: By wave of the grid, the numbers of the stores that it executed, as bits.
-        touched: By number of a load, the arrays that it touched, as bits.
-        refused: Whether such a race is found at once.
+        stored: By wave of the grid, as bits, the numbers of the stores that it executed.
+        touched: By number of a load, as bits, the arrays that it touched.
+        refused: Whether such a race is reported at once.
     """
 
-    def __init__(self, uses: Uses, findings: Findings, ranges: np.ndarray, waves: int, total: int):
-        self._uses, self._findings, self._waves = uses, findings, waves
+    def __init__(
+        self,
+        uses: Uses,
+        findings: Findings,
+        ranges: np.ndarray,
+        waves: int,
+        total: int,
+    ):
+        """Take the address ranges of the arrays, waves of a workgroup, and workgroups in total."""
+        self._uses = uses
+        self._findings = findings
+        self._waves = waves
+        self._ranges = ranges
+        self._open: dict[_Race, _Doubt] = {}
         self.stored = np.zeros(total * waves, np.int64)
         self.touched = np.zeros(len(uses.loads) + 1, np.int64)
         self.refused = False
-        self._ranges = ranges
-        self._open: dict[tuple[int, int, int, int], _Doubt] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -62,91 +88,121 @@ class Doubts:
         return self._uses.numbers.get(address, 0)
 
     def note_load(self, at: np.ndarray) -> None:
-        """Note the offsets that a load touches."""
-        if self._findings.at is not None and len(at):
-            self.touched[self.number(self._findings.at.address)] |= self._bits(at)
+        """Record the arrays that the current load touches, by its offsets."""
+        load = self._findings.at
+        if load is not None and len(at):
+            self.touched[self.number(load.address)] |= self._array_bits(at)
 
     def note_store(self, g: Waves, inside: np.ndarray | None = None) -> None:
-        """Note that waves store; inside: which of their active lanes do, None for all."""
-        if self._findings.at is None:
+        """Record which waves execute the current store with an active lane.
+
+        inside: which of the active lanes store, None for all.
+        """
+        store = self._findings.at
+        if store is None:
             return
         lanes = np.arange(g.n * g.width)[g.lanes]
-        rows = (lanes if inside is None else lanes[inside]) // g.width
-        g.stored[rows] |= np.int64(1) << self.number(self._findings.at.address)
+        if inside is not None:
+            lanes = lanes[inside]
+        g.stored[lanes // g.width] |= np.int64(1) << self.number(store.address)
 
-    def ended(self, g: Waves) -> None:
-        """Note the stores of waves that have ended."""
+    def note_end(self, g: Waves) -> None:
+        """Record the stores of waves that have ended."""
         self.stored[g.workgroup * self._waves + g.wave] = g.stored
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where arrays begin, in order, and the bits of each: a view has those of its array."""
+        """First offsets of the arrays, sorted, and the bits of each.
+
+        A view of an array has the same offset, so the array has its bits too.
+        """
         starts, array = np.unique(self._ranges[:, 2], return_inverse=True)
         bits = np.zeros(len(starts), np.int64)
-        np.bitwise_or.at(bits, array.ravel(), np.int64(1) << np.arange(len(self._ranges)) % 64)
+        range_bits = np.int64(1) << np.arange(len(self._ranges)) % 64
+        np.bitwise_or.at(bits, array.ravel(), range_bits)
         return starts, bits
 
-    def _bits(self, at: np.ndarray) -> np.int64:
+    def _array_bits(self, at: np.ndarray) -> np.int64:
         starts, bits = self._arrays
         array = np.unique(np.searchsorted(starts, at, "right") - 1)
         return np.bitwise_or.reduce(bits[array])
 
-    def postpone(self, message: str, at, readers, writers, reads: bool) -> bool:
-        """Return whether a race is to be judged later.
+    def postpone(
+        self,
+        message: str,
+        at,
+        readers,
+        writers,
+        is_load: bool,
+    ) -> bool:
+        """Return whether a race is judged later.
 
         Args:
             message: The finding.
             at: Offsets.
-            readers: The tags of the loads.
-            writers: The tags of the stores.
-            reads: Whether the load is executed now, and not the store.
+            readers: Tags of the loads.
+            writers: Tags of the stores.
+            is_load: Whether the load is executed now, and not the store.
         """
         here = self._findings.at
-        if self.refused or here is None or not self._findings.ends("race"):
+        if self.refused or here is None or not self._findings.ends_launch("race"):
             return False
-        loads = [here]
-        if not reads:
-            bits = self._bits(at)
-            loads = [load for i, load in enumerate(self._uses.loads) if self.touched[i] & bits]
+        loads = [here] if is_load else self._loads_of(self._array_bits(at))
         reached = 0
         for load in loads:
             uses = self._uses.of(load)
             if uses == DECIDES:
                 return False
             reached |= uses
-        for reader, writer in np.unique(np.stack([readers, writers]), axis=1).T.tolist():
+        pairs = np.unique(np.stack([readers, writers]), axis=1)
+        for reader, writer in pairs.T.tolist():
             if reader < EVERYONE:
-                several = reader & 0xFF == SEVERAL
-                reader = who(reader) | (reader & _RELEASES if several else 0)
-            key = (here.address, reader, who(writer), reached)
-            self._open.setdefault(key, _Doubt(message, here)).count += 1
+                is_several = reader & 0xFF == SEVERAL
+                bits = reader & RELEASES if is_several else 0
+                reader = wave_of(reader) | bits
+            race = _Race(here.address, reader, wave_of(writer), reached)
+            doubt = self._open.setdefault(race, _Doubt(message, here))
+            doubt.count += 1
         return True
 
+    def _loads_of(self, bits: np.int64) -> list[Instruction]:
+        """Return the loads that touched any of these arrays."""
+        return [load for i, load in enumerate(self._uses.loads) if self.touched[i] & bits]
+
     def judge(self) -> None:
-        """Find races of waves that have ended and stored what they loaded. Raise Trap."""
-        for (_, reader, writer, reached), doubt in self._open.items():
-            if (self._stored_by(reader, writer).view(np.uint64) & np.uint64(reached)).any():
+        """Judge the races of waves that have ended.
+
+        Raises:
+            Trap: A wave executed a store that its racing load can reach.
+        """
+        for race, doubt in self._open.items():
+            executed = self._stores_of(race.reader, race.writer).view(np.uint64)
+            if (executed & np.uint64(race.reached)).any():
                 trap = Trap("race", doubt.message)
                 trap.instruction = doubt.instruction
                 raise trap
 
-    def _stored_by(self, reader: int, writer: int) -> np.ndarray:
-        """Return what the waves with that tag stored, without the writer."""
+    def _stores_of(self, reader: int, writer: int) -> np.ndarray:
+        """Return the stores that the waves of a read tag executed, without those of the writer."""
         if reader >= EVERYONE:
-            chosen = np.ones(len(self.stored), bool)
+            selected = np.ones(len(self.stored), bool)
         else:
-            chosen = np.zeros(len(self.stored), bool)
+            selected = np.zeros(len(self.stored), bool)
             wave = np.arange(self._waves)
-            read = wave == reader & 0xFF
+            has_read = wave == reader & 0xFF
             if reader & 0xFF == SEVERAL:
-                read = reader >> (RELEASE + (wave & READERS)) & 1 == 1
-            chosen[((reader >> WORKGROUP) - 1) * self._waves + wave[read]] = True
-        chosen[((writer >> WORKGROUP) - 1) * self._waves + (writer & 0xFF)] = False
-        return self.stored[chosen]
+                has_read = reader >> (RELEASE + (wave & READERS)) & 1 == 1
+            selected[self._first_wave(reader) + wave[has_read]] = True
+        selected[self._first_wave(writer) + (writer & 0xFF)] = False
+        return self.stored[selected]
 
-    def note(self) -> None:
-        """Note what is left: races of loads that nothing used."""
+    def _first_wave(self, tag: int) -> int:
+        """Return the number in the grid of the first wave of the tag's workgroup."""
+        return ((tag >> WORKGROUP) - 1) * self._waves
+
+    def note_unused(self) -> None:
+        """Note the races that remain: those of loads whose value nothing used."""
         for doubt in self._open.values():
-            text = f"{doubt.message}; what is loaded reaches no store"
-            self._findings.note("race", doubt.instruction, text, doubt.count)
+            message = f"{doubt.message}; what is loaded reaches no store"
+            self._findings.note("race", doubt.instruction, message, doubt.count)
         self._open.clear()

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What checks find: an error that ends the launch, or a note with a place; and which are off."""
+"""The checks of a launch, and what becomes of their findings: an error, a note, or nothing."""
 
 from dataclasses import dataclass
 
 from strix_emulate.code.decode import Instruction
 from strix_emulate.errors import EmulatorError, Trap
 
-#: What may be correct on hardware, or look so. All else that traps cannot be executed.
+#: Checks whose findings may be harmless on hardware. All other traps end every launch.
 CHECKS = ("pending", "race", "stale", "uninitialised", "barrier", "lds")
 
 
 @dataclass(frozen=True)
 class Note:
-    """A finding that did not end the launch: place is the instruction, count how often it came."""
+    """A finding that did not end the launch.
+
+    Attributes:
+        check: Name of the check.
+        place: Address and text of the instruction.
+        message: What was found there first.
+        count: How often the check found something there.
+    """
 
     check: str
     place: str
@@ -20,16 +27,21 @@ class Note:
     count: int
 
 
-def where(instruction: Instruction | None) -> str:
-    """Name an instruction as traps do."""
-    return f"{instruction.address:#x} `{instruction.text}`" if instruction else "start"
+def describe_place(instruction: Instruction | None) -> str:
+    """Return an instruction's address and text, as traps show them."""
+    if instruction is None:
+        return "start"
+    return f"{instruction.address:#x} `{instruction.text}`"
 
 
 class Findings:
-    """What becomes of the findings of a launch.
+    """Collects the findings of a launch, or ends the launch.
 
-    off: checks that are not made; lenient: findings are noted and the launch goes on; noted: those
-    of these checks are. at: the instruction that is executed.
+    Attributes:
+        off: Checks that are not made.
+        lenient: Whether no finding ends the launch.
+        noted: Checks whose findings never end the launch.
+        at: The instruction that is executed.
     """
 
     def __init__(
@@ -38,7 +50,9 @@ class Findings:
         lenient: bool = False,
         noted: frozenset[str] = frozenset(),
     ) -> None:
-        self.off, self.lenient, self.noted = off, lenient, noted
+        self.off = off
+        self.lenient = lenient
+        self.noted = noted
         self.at: Instruction | None = None
         self._notes: dict[tuple[str, str], Note] = {}
 
@@ -46,52 +60,67 @@ class Findings:
         """Return whether the check is made."""
         return check not in self.off
 
-    def found(self, check: str, message: str) -> None:
-        """Raise Trap, unless the check is off or the launch goes on."""
+    def ends_launch(self, check: str) -> bool:
+        """Return whether a finding of this check ends the launch."""
+        return not (self.lenient or check in self.noted or check in self.off)
+
+    def report(self, check: str, message: str) -> None:
+        """Report a finding at the current instruction.
+
+        Raises:
+            Trap: Findings of this check end the launch.
+        """
         if check in self.off:
             return
-        if not self.lenient and check not in self.noted:
+        if self.ends_launch(check):
             raise Trap(check, message)
         self.note(check, self.at, message)
 
-    def ends(self, check: str) -> bool:
-        """Return whether what the check finds ends the launch."""
-        return not (self.lenient or check in self.noted or check in self.off)
-
     def note(
-        self, check: str, instruction: Instruction | None, message: str, count: int = 1
+        self,
+        check: str,
+        instruction: Instruction | None,
+        message: str,
+        count: int = 1,
     ) -> None:
-        """Note a finding that does not end the launch."""
-        here = where(instruction)
-        known = self._notes.get((check, here))
-        if known is not None:
-            message, count = known.message, known.count + count
-        self._notes[check, here] = Note(check, here, message, count)
+        """Add a finding that does not end the launch."""
+        place = describe_place(instruction)
+        earlier = self._notes.get((check, place))
+        if earlier is not None:
+            message = earlier.message
+            count += earlier.count
+        self._notes[check, place] = Note(check, place, message, count)
 
     @property
     def notes(self) -> list[Note]:
-        """In the order in which they came first."""
+        """Notes in the order of their first occurrence."""
         return list(self._notes.values())
 
 
 def parse(names: str) -> frozenset[str]:
-    """Parse checks' names with commas between; "all" are all. Raise EmulatorError."""
-    found = frozenset(filter(None, names.split(",")))
-    if found == {"all"}:
+    """Parse names of checks, separated by commas. "all" stands for every check.
+
+    Raises:
+        EmulatorError: A name is not one of CHECKS.
+    """
+    checks = frozenset(filter(None, names.split(",")))
+    if checks == {"all"}:
         return frozenset(CHECKS)
-    if unknown := sorted(found - set(CHECKS)):
+    unknown = sorted(checks - set(CHECKS))
+    if unknown:
         raise EmulatorError(f"no check is called {unknown[0]}; there are {', '.join(CHECKS)}")
-    return found
+    return checks
 
 
-def with_value(arguments: list[str]) -> list[str]:
+def add_default_value(arguments: list[str]) -> list[str]:
     """Return a command line in which --no-checks, which may stand alone, has its value."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    found = []
+    allowed = {*CHECKS, "all"}
+    completed = []
     for i, text in enumerate(arguments):
-        found.append(text)
         if text == "--no-checks" and i < end:
-            named = arguments[i + 1].split(",") if i + 1 < end else []
-            if not named or not set(named) <= {*CHECKS, "all"}:
-                found[-1] = "--no-checks=all"
-    return found
+            following = arguments[i + 1].split(",") if i + 1 < end else []
+            if not following or not set(following) <= allowed:
+                text = "--no-checks=all"
+        completed.append(text)
+    return completed

@@ -1,263 +1,312 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Happens-before through atomics: locks, flags and counters order what waves do around them.
+"""Happens-before through atomics: how locks, flags and counters order the accesses around them.
 
-An atomic that returns a value, and a load with GLC, acquire; an atomic, and a store whose value
-such a load sees, release. What a wave has still outstanding is not released (LLVM's guide, "Memory
-Model GFX10-GFX11"). Only when accesses look like a race are the events, which are kept in order,
-worked off into vector clocks.
+An atomic that returns a value and a load with GLC acquire. An atomic releases, and so does a store
+whose value such a load reads. A release does not cover accesses that are still outstanding (LLVM's
+guide, "Memory Model GFX10-GFX11"). Events are queued in order, and are merged into vector clocks
+only when two accesses look like a race.
 
-What a wave knows of is not yet what its plain loads see: they may find an older line in the caches.
-buffer_gl1_inv empties the one of several workgroups, buffer_gl0_inv that of a compute unit, in
-this order, as an acquire of agent scope has them; of its own workgroup a wave needs the second one
-only, and not even that in a kernel in CU mode, whose workgroup is on one compute unit.
-
-A tag, from high to low: workgroup + 1, barriers passed + 1, releases since, wave. The two in the
-middle are the wave's clock. See :mod:`strix_emulate.memory.shadow`.
+An access that happened before may still be invisible to a plain load, which may read an older line
+from a cache. buffer_gl1_inv empties the cache of several workgroups, and buffer_gl0_inv that of a
+compute unit. An acquire of agent scope has both, in this order. For stores of its own workgroup a
+wave needs only the second; in CU mode, where a workgroup is on one compute unit, it needs neither.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
-WORKGROUP, BARRIER, RELEASE = 40, 22, 8
-#: In the place of a wave, several readers: their numbers modulo 8 are bits in that of the releases.
-SEVERAL, READERS = 0xFF, 7
-#: A tag of readers in several workgroups.
-EVERYONE = 2**62
-_CLOCK = (1 << WORKGROUP) - 1 & ~0xFF
-_RELEASES = (1 << (BARRIER - RELEASE)) - 1
-_KEPT = 2000
+from strix_emulate.memory.tags import CLOCK, SEVERAL, WORKGROUP, barriers_of, wave_of
+
+#: Clocks of waves and workgroups, in one dict for every sixteen workgroups. Where a lock goes from
+#: wave to wave, the clocks of most workgroups are the same dict, which costs nothing to merge.
+Clocks = dict[int, dict[int, int]]
+_CHUNK = WORKGROUP + 4
+_NOTHING: Clocks = {}
+#: Events that are queued before they are merged.
+_QUEUE_LIMIT = 2000
 
 
-def tags(workgroup, epoch, wave):
-    """Return the tags of waves' accesses; they grow with the epoch, and 0 is no access."""
-    clock = epoch + (1 << (BARRIER - RELEASE))
-    return ((workgroup.astype(np.int64) + 1) << WORKGROUP) | clock << RELEASE | wave
+@dataclass(slots=True)
+class _Accesses:
+    """Atomics, or loads that bypass the caches.
+
+    Attributes:
+        memory: Name of the memory.
+        cells: Cell numbers, in the order of the accesses.
+        tags: Tag of each access.
+        writers: Tag of the last store to each cell.
+        releases: Whether these are atomics.
+        swaps: For swaps that return a value: the values that they left in the cells, and whether an
+            atomic was the last to write there. None for other accesses.
+    """
+
+    memory: str
+    cells: np.ndarray
+    tags: np.ndarray
+    writers: np.ndarray
+    releases: bool
+    swaps: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def after_barrier(epoch):
-    """Return the epoch of waves behind a barrier."""
-    return (epoch >> (BARRIER - RELEASE)) + 1 << (BARRIER - RELEASE)
+@dataclass(slots=True)
+class _Invalidation:
+    """Waves that emptied a cache: GL1, or else GL0."""
+
+    tags: np.ndarray
+    gl1: bool
 
 
-def after_release(epoch):
-    """Return the epoch of waves behind a release; the last one that can be counted stays."""
-    return epoch + ((epoch & _RELEASES) < _RELEASES)
+@dataclass(slots=True)
+class _Barrier:
+    """Waves that passed a barrier."""
 
-
-def who(tag):
-    """Return the wave of a tag: without its clock."""
-    return tag >> WORKGROUP << WORKGROUP | tag & 0xFF
-
-
-def barriers(tag):
-    """Return workgroup and barriers passed."""
-    return tag >> BARRIER
+    tags: np.ndarray
 
 
 class Order:
-    """What each wave (a tag without clock) knows of the clocks of others.
+    """What each wave (a tag without its clock) knows of the clocks of other waves.
 
-    one_cache: the waves of a workgroup are on one compute unit.
+    Attributes:
+        one_cache: Whether all waves of a workgroup are on one compute unit.
     """
 
     def __init__(self):
         self.one_cache = False
-        self._events: list[tuple] = []
-        self._known: dict[int, Clocks] = {}
-        #: the same, less what the caches may hide: GL1, and both
-        self._behind_gl1: dict[int, Clocks] = {}
-        self._fresh: dict[int, Clocks] = {}
+        self._events: list[_Accesses | _Invalidation | _Barrier] = []
+        #: by wave, the clocks of accesses that happened before
+        self._clocks: dict[int, Clocks] = {}
+        #: the same, of accesses that GL1 cannot hide, and that neither cache can hide
+        self._visible_past_gl1: dict[int, Clocks] = {}
+        self._visible: dict[int, Clocks] = {}
+        #: by memory and cell, what a wave learns that acquires there
         self._released: dict[tuple[str, int], Clocks] = {}
-        #: what an atomic left at a place, and which wave's it was that changed it last
+        #: by memory and cell, the value that an atomic left, and the wave that changed it last
         self._holders: dict[tuple[str, int], tuple[int, int]] = {}
 
     @property
     def idle(self) -> bool:
         """Whether nothing but barriers has ordered anything so far."""
-        return not (self._events or self._known)
+        return not (self._events or self._clocks)
 
-    def atomic(self, memory: str, cells, marks, written, takes=None) -> None:
-        """Note atomics, in this order; marks: the tags of waves; written: of the last stores.
+    def atomic(
+        self,
+        memory: str,
+        cells,
+        tags,
+        writers,
+        swaps=None,
+    ) -> None:
+        """Add atomics in the order of their execution. See `_Accesses` for the arguments."""
+        self._add(_Accesses(memory, cells, tags, writers, True, swaps))
 
-        takes: of swaps whose result a wave gets, as of a lock, what they left there, and whether an
-        atomic was the last to write there.
-        """
-        self._note((memory, cells, marks, written, True, takes))
+    def acquire(self, memory: str, cells, tags, writers) -> None:
+        """Add loads that bypass the caches."""
+        self._add(_Accesses(memory, cells, tags, writers, False))
 
-    def acquire(self, memory: str, cells, marks, written) -> None:
-        """Note loads that go past the caches."""
-        self._note((memory, cells, marks, written, False, None))
+    def emptied(self, tags, gl1: bool) -> None:
+        """Add the invalidation of a cache by these waves: GL1, or else GL0."""
+        if not self.idle:
+            self._add(_Invalidation(tags, gl1))
 
-    def emptied(self, marks, gl1: bool) -> None:
-        """Note that waves emptied a cache, GL1 or else GL0."""
-        if self._events or self._known:
-            self._note((_GL1 if gl1 else _GL0, None, marks, None, False, None))
+    def barrier(self, tags) -> None:
+        """Add a barrier that these waves passed: the waves of a workgroup share their clocks."""
+        if not self.idle:
+            self._add(_Barrier(tags))
 
-    def barrier(self, marks) -> None:
-        """Let waves that passed a barrier know what the others of their workgroup know."""
-        if self._events or self._known:
-            self._note(("", None, marks, None, False, None))
-
-    def _note(self, event: tuple) -> None:
+    def _add(self, event: _Accesses | _Invalidation | _Barrier) -> None:
         self._events.append(event)
-        if len(self._events) >= _KEPT:
-            self._work_off()
+        if len(self._events) >= _QUEUE_LIMIT:
+            self._merge_events()
 
-    def ordered(self, old, new, seen: bool = False):
-        """Return for tags of earlier and later accesses whether something orders them.
+    def ordered(self, old, new):
+        """Return where something orders accesses with old tags and later ones with new tags."""
+        return self._for_each_pair(self.orders, old, new)
 
-        seen: and whether a plain load that comes later sees what was stored.
-        """
-        pairs, back = np.unique(np.stack([old, new]), axis=1, return_inverse=True)
-        decide = self.sees if seen else self.orders
-        found = [decide(a, b) for a, b in pairs.T.tolist()]
-        return np.array(found, bool)[back.ravel()]
+    def visible(self, old, new):
+        """Return where a plain load with a new tag reads what a store with the old tag wrote."""
+        return self._for_each_pair(self.sees, old, new)
+
+    def _for_each_pair(self, decide, old, new):
+        pairs, inverse = np.unique(
+            np.stack([old, new]),
+            axis=1,
+            return_inverse=True,
+        )
+        results = [decide(a, b) for a, b in pairs.T.tolist()]
+        return np.array(results, bool)[inverse.ravel()]
 
     def orders(self, old: int, new: int) -> bool:
         """Return whether something orders an access with one tag and a later one with another."""
-        if self._events:
-            self._work_off()
-        return _knows(self._known.get(who(new), _NOTHING), old)
+        self._merge_events()
+        return _covers(self._clocks.get(wave_of(new), _NOTHING), old)
 
     def sees(self, old: int, new: int) -> bool:
-        """Return whether a plain load with the later tag sees a store with the earlier one."""
-        if self._events:
-            self._work_off()
+        """Return whether a plain load with the later tag reads a store with the earlier one."""
+        self._merge_events()
         if self.one_cache and old >> WORKGROUP == new >> WORKGROUP:
             return self.orders(old, new)
-        return _knows(self._fresh.get(who(new), _NOTHING), old)
+        return _covers(self._visible.get(wave_of(new), _NOTHING), old)
 
-    def told(self, old: int, new: int) -> int:
-        """Return for C 0 where nothing orders them, 2 where a cache may hide it, and else 1."""
-        return int(self.orders(old, new)) and 2 - int(self.sees(old, new))
+    def classify(self, old: int, new: int) -> int:
+        """Answer C: 0 if nothing orders the accesses, 2 if a cache may hide the first, else 1."""
+        if not self.orders(old, new):
+            return 0
+        return 1 if self.sees(old, new) else 2
 
-    def holds(self, memory: str, cell: int, mark: int) -> bool:
-        """Return whether the wave of the tag swapped a value in there, and it still stands there.
+    def holds(self, memory: str, cell: int, tag: int) -> bool:
+        """Return whether the tag's wave swapped in the value that still stands in a cell.
 
-        That is a lock: the swaps of others changed nothing.
+        The cell is then a lock: the swaps of other waves changed nothing.
         """
-        if self._events:
-            self._work_off()
-        return self._holders.get((memory, cell), (0, 0))[1] == who(mark)
+        self._merge_events()
+        _, holder = self._holders.get((memory, cell), (0, 0))
+        return holder == wave_of(tag)
 
-    def _work_off(self) -> None:
-        events, self._events = self._events, []
-        merge = _Merge()
-        for memory, cells, marks, written, releases, takes in events:
-            if cells is None:
-                if memory:
-                    self._empty(marks.tolist(), memory == _GL1, merge)
-                else:
-                    self._meet(marks.tolist(), merge)
-                continue
-            if releases and (takes or self._holders):
-                self._hold(memory, cells.tolist(), marks.tolist(), takes)
-            last: tuple = (0, 0)
-            seen = kept = _NOTHING
-            for cell, mark, writer in dict.fromkeys(
-                zip(cells.tolist(), marks.tolist(), written.tolist(), strict=True)
-            ):
-                place, wave = (memory, cell), who(mark)
-                found = self._released.get(place, _NOTHING)
-                if found is seen and (mark, writer) == last:
-                    # nothing new for the wave, as in most lanes
-                    if releases:
-                        self._released[place] = kept
-                    continue
-                last, seen = (mark, writer), found
-                known = merge(self._known.get(wave, _NOTHING), found)
-                if writer and writer & 0xFF != SEVERAL:
-                    known = merge(known, self._known.get(who(writer), _NOTHING))
-                    known = merge(known, merge.own(writer))
-                self._known[wave] = known
-                if releases:
-                    self._released[place] = kept = merge(known, merge.own(mark))
-
-    def _hold(self, memory: str, cells: list[int], marks: list[int], takes) -> None:
-        if takes is None:
-            for cell in cells:
-                self._holders.pop((memory, cell), None)
+    def _merge_events(self) -> None:
+        if not self._events:
             return
-        done = set()
-        for cell, mark, value, kept in zip(
-            cells, marks, *map(np.ndarray.tolist, takes), strict=True
-        ):
-            place = memory, cell
-            # of several lanes the first one changed it, if any did
-            if place not in done:
-                done.add(place)
-                if not kept or self._holders.get(place, (None, 0))[0] != value:
-                    self._holders[place] = value, who(mark)
-
-    def _meet(self, marks: list[int], merge: "_Merge") -> None:
-        groups: dict[int, list[int]] = {}
-        for mark in marks:
-            groups.setdefault(mark >> WORKGROUP, []).append(who(mark))
-        # the waves of a workgroup have one GL1
-        for known in (self._known, self._behind_gl1, *([self._fresh] if self.one_cache else [])):
-            for waves in groups.values():
-                everything = _NOTHING
-                for wave in waves:
-                    everything = merge(everything, known.get(wave, _NOTHING))
-                if everything:
-                    known |= dict.fromkeys(waves, everything)
-
-    def _empty(self, marks: list[int], gl1: bool, merge: "_Merge") -> None:
-        for wave in map(who, marks):
-            known = self._known.get(wave, _NOTHING)
-            if gl1:
-                self._behind_gl1[wave] = known
+        events = self._events
+        self._events = []
+        merge = _Merge()
+        for event in events:
+            if isinstance(event, _Barrier):
+                self._merge_barrier(event, merge)
+            elif isinstance(event, _Invalidation):
+                self._merge_invalidation(event, merge)
             else:
-                near = merge.near(known, wave)
-                self._fresh[wave] = merge(near, self._behind_gl1.get(wave, _NOTHING))
+                if event.releases and (event.swaps or self._holders):
+                    self._update_holders(event)
+                self._merge_accesses(event, merge)
+
+    def _merge_accesses(self, event: _Accesses, merge: "_Merge") -> None:
+        last_access = (0, 0)
+        last_acquired = _NOTHING
+        last_released = _NOTHING
+        accesses = zip(
+            event.cells.tolist(),
+            event.tags.tolist(),
+            event.writers.tolist(),
+            strict=True,
+        )
+        for cell, tag, writer in dict.fromkeys(accesses):
+            place = (event.memory, cell)
+            acquired = self._released.get(place, _NOTHING)
+            if acquired is last_acquired and (tag, writer) == last_access:
+                # most lanes of a wave learn nothing new
+                if event.releases:
+                    self._released[place] = last_released
+                continue
+            last_access = (tag, writer)
+            last_acquired = acquired
+            wave = wave_of(tag)
+            clocks = merge(self._clocks.get(wave, _NOTHING), acquired)
+            if writer and writer & 0xFF != SEVERAL:
+                clocks = merge(clocks, self._clocks.get(wave_of(writer), _NOTHING))
+                clocks = merge(clocks, merge.own_clock(writer))
+            self._clocks[wave] = clocks
+            if event.releases:
+                last_released = merge(clocks, merge.own_clock(tag))
+                self._released[place] = last_released
+
+    def _update_holders(self, event: _Accesses) -> None:
+        if event.swaps is None:
+            for cell in event.cells.tolist():
+                self._holders.pop((event.memory, cell), None)
+            return
+        values, by_atomic = event.swaps
+        swaps = zip(
+            event.cells.tolist(),
+            event.tags.tolist(),
+            values.tolist(),
+            by_atomic.tolist(),
+            strict=True,
+        )
+        places = set()
+        for cell, tag, value, was_atomic in swaps:
+            place = (event.memory, cell)
+            # If lanes share a cell, only the first of them may have changed it.
+            if place in places:
+                continue
+            places.add(place)
+            previous, _ = self._holders.get(place, (None, 0))
+            if not was_atomic or previous != value:
+                self._holders[place] = (value, wave_of(tag))
+
+    def _merge_barrier(self, event: _Barrier, merge: "_Merge") -> None:
+        groups: dict[int, list[int]] = {}
+        for tag in event.tags.tolist():
+            groups.setdefault(tag >> WORKGROUP, []).append(wave_of(tag))
+        # The waves of a workgroup share one GL1.
+        shared = [self._clocks, self._visible_past_gl1]
+        if self.one_cache:
+            shared.append(self._visible)
+        for clocks_of in shared:
+            for waves in groups.values():
+                merged = _NOTHING
+                for wave in waves:
+                    merged = merge(merged, clocks_of.get(wave, _NOTHING))
+                if merged:
+                    clocks_of |= dict.fromkeys(waves, merged)
+
+    def _merge_invalidation(self, event: _Invalidation, merge: "_Merge") -> None:
+        for tag in event.tags.tolist():
+            wave = wave_of(tag)
+            clocks = self._clocks.get(wave, _NOTHING)
+            if event.gl1:
+                self._visible_past_gl1[wave] = clocks
+                continue
+            own_workgroup = merge.own_workgroup(clocks, wave)
+            past_gl1 = self._visible_past_gl1.get(wave, _NOTHING)
+            self._visible[wave] = merge(own_workgroup, past_gl1)
 
 
-def _knows(known: "Clocks", old: int) -> bool:
-    near = known.get(old >> _CHUNK)
-    if near is None:
+def _covers(clocks: Clocks, old: int) -> bool:
+    """Return whether the clocks include an access with this tag."""
+    chunk = clocks.get(old >> _CHUNK)
+    if chunk is None:
         return False
-    if near.get(_workgroup(old), -1) > barriers(old):
+    if chunk.get(_workgroup_key(old), -1) > barriers_of(old):
         return True
-    return old & 0xFF != SEVERAL and near.get(who(old), -1) >= old & _CLOCK
+    return old & 0xFF != SEVERAL and chunk.get(wave_of(old), -1) >= old & CLOCK
 
 
-def _workgroup(tag: int) -> int:
-    """Return the key under which the barriers of a whole workgroup are known."""
+def _workgroup_key(tag: int) -> int:
+    """Return the key of the barriers that the tag's whole workgroup has passed."""
     return -(tag >> WORKGROUP)
 
 
-#: Clocks of waves and workgroups, of sixteen workgroups each. Where a lock goes from wave to wave,
-#: all that is known of most workgroups is the same object, and costs nothing.
-Clocks = dict[int, dict[int, int]]
-_CHUNK = WORKGROUP + 4
-_NOTHING: Clocks = {}
-#: caches, in the place of a memory's name
-_GL0, _GL1 = "GL0", "GL1"
-
-
 class _Merge:
-    """The later clocks of two, which are never changed: what two of them give is kept."""
+    """Merges clocks: the later one of each wave. Clocks never change, so results are cached."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], tuple[Clocks, Clocks, Clocks]] = {}
-        self._own: dict[int, Clocks] = {}
-        self._near: dict[tuple[int, int], tuple[Clocks, Clocks]] = {}
+        # Each result is stored with its arguments, so that no other dict gets one of their ids.
+        self._results: dict[tuple[int, int], tuple[Clocks, Clocks, Clocks]] = {}
+        self._own_clocks: dict[int, Clocks] = {}
+        self._own_workgroups: dict[tuple[int, int], tuple[Clocks, Clocks]] = {}
 
-    def own(self, mark: int) -> Clocks:
-        """Return what a wave with this tag did itself: its clock, and its workgroup's barriers."""
-        if mark not in self._own:
-            own = {who(mark): mark & _CLOCK, _workgroup(mark): barriers(mark)}
-            self._own[mark] = {mark >> _CHUNK: own}
-        return self._own[mark]
+    def own_clock(self, tag: int) -> Clocks:
+        """Return the clock of the tag's wave itself, and the barriers of its workgroup."""
+        if tag not in self._own_clocks:
+            own = {
+                wave_of(tag): tag & CLOCK,
+                _workgroup_key(tag): barriers_of(tag),
+            }
+            self._own_clocks[tag] = {tag >> _CHUNK: own}
+        return self._own_clocks[tag]
 
-    def near(self, known: Clocks, wave: int) -> Clocks:
-        """Return what is known of the wave's own workgroup."""
+    def own_workgroup(self, clocks: Clocks, wave: int) -> Clocks:
+        """Return the clocks of the wave's own workgroup."""
         group = wave >> WORKGROUP
-        key = id(known), group
-        if key not in self._near:
-            chunk = known.get(wave >> _CHUNK, {})
-            own = {k: v for k, v in chunk.items() if (-k if k < 0 else k >> WORKGROUP) == group}
-            self._near[key] = known, {wave >> _CHUNK: own}
-        return self._near[key][1]
+        key = (id(clocks), group)
+        if key not in self._own_workgroups:
+            own = {}
+            for name, clock in clocks.get(wave >> _CHUNK, {}).items():
+                group_of_name = -name if name < 0 else name >> WORKGROUP
+                if group_of_name == group:
+                    own[name] = clock
+            self._own_workgroups[key] = (clocks, {wave >> _CHUNK: own})
+        return self._own_workgroups[key][1]
 
     def __call__(self, a: Clocks, b: Clocks) -> Clocks:
         if len(a) < len(b):
@@ -265,24 +314,27 @@ class _Merge:
             a, b = b, a
         if a is b or not b:
             return a
-        key = id(a), id(b)
-        if key not in self._found:
-            later = {}
-            for place, theirs in b.items():
-                mine = a.get(place)
-                if mine is theirs:
-                    continue
-                merged = theirs if mine is None else _later(mine, theirs)
-                if merged is not mine:
-                    later[place] = merged
-            # with both, so that no other dict gets one of these numbers
-            self._found[key] = a, b, a | later if later else a
-        return self._found[key][2]
+        key = (id(a), id(b))
+        if key not in self._results:
+            self._results[key] = (a, b, _merge_chunks(a, b))
+        return self._results[key][2]
+
+
+def _merge_chunks(a: Clocks, b: Clocks) -> Clocks:
+    changes = {}
+    for place, chunk in b.items():
+        other = a.get(place)
+        if other is chunk:
+            continue
+        merged = chunk if other is None else _later(other, chunk)
+        if merged is not other:
+            changes[place] = merged
+    return a | changes if changes else a
 
 
 def _later(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
     """Return the later clock of each wave."""
     if len(a) < len(b):
         a, b = b, a
-    later = {wave: clock for wave, clock in b.items() if a.get(wave, -1) < clock}
-    return a | later if later else a
+    changes = {wave: clock for wave, clock in b.items() if a.get(wave, -1) < clock}
+    return a | changes if changes else a

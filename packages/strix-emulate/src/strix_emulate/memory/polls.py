@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What waves see when they ask for memory that others change: which cells, and what stands there.
+"""Polls: loads of memory that other waves change, in a loop that waits for them.
 
-A wave that goes round a loop and sees the same as in an earlier turn waits for another wave. What
-it saw in a turn is kept as a number, and the cells by which it can be woken.
+A wave that reads the same values as in an earlier iteration of a loop waits for another wave. What
+it reads in an iteration is kept as a hash, together with the cells whose change can wake the wave.
 """
 
 from dataclasses import dataclass
@@ -12,22 +12,23 @@ import numpy as np
 from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import Waves
 
-#: Cells that are kept of one turn.
-_MOST = 64
+#: Polls that are kept of one iteration.
+_LIMIT = 64
+#: Odd 64-bit numbers by which the hash multiplies.
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What waves saw at one instruction.
+class Poll:
+    """What waves read at one instruction.
 
     Attributes:
-        memory: Where.
-        wave: By lane that asked, the row of its wave.
-        at: The offsets.
-        size: Bytes.
-        words: What stood there afterwards, (words, lanes).
-        compares: Whether it is a compare-and-swap.
+        memory: The memory.
+        wave: By lane that polled, the row of its wave.
+        at: Offsets by lane.
+        size: Bytes of each access.
+        words: What stood there after the instruction, (words, lanes).
+        compares: Whether the instruction is a compare-and-swap.
     """
 
     memory: Memory
@@ -37,16 +38,22 @@ class Seen:
     words: np.ndarray
     compares: bool
 
-    def chosen(self, rows: np.ndarray) -> "Seen":
-        """Return what some waves saw; rows: by wave its new row, or -1."""
+    def of_waves(self, rows: np.ndarray) -> "Poll":
+        """Return the poll of some waves. rows: by wave its new row, or -1."""
         wave = rows[self.wave]
-        kept = wave >= 0
-        at, words = self.at[kept], self.words[:, kept]
-        return Seen(self.memory, wave[kept], at, self.size, words, self.compares)
+        selected = wave >= 0
+        return Poll(
+            self.memory,
+            wave[selected],
+            self.at[selected],
+            self.size,
+            self.words[:, selected],
+            self.compares,
+        )
 
     @property
-    def changed(self) -> bool:
-        """Whether something else stands there now."""
+    def has_changed(self) -> bool:
+        """Whether other values stand there now."""
         return not np.array_equal(self.memory.load(self.at, self.size), self.words)
 
 
@@ -59,12 +66,19 @@ def note(
     target: range,
     compares: bool,
 ) -> None:
-    """Note what waves see at these offsets, by lane, after the instruction.
+    """Record a poll after its execution.
 
-    target: the registers that it wrote: a swap may leave what stood there, and have succeeded.
-    compares: whether it is a compare-and-swap.
+    Args:
+        g: The waves.
+        memory: The memory.
+        at: Offsets by lane.
+        size: Bytes of each access.
+        lanes: Flat numbers of the lanes that polled.
+        target: Registers that the instruction wrote. They are hashed too: a swap may succeed and
+            leave the same value.
+        compares: Whether the instruction is a compare-and-swap.
     """
-    if not len(at) or len(g.watch) >= _MOST:
+    if not len(at) or len(g.polled) >= _LIMIT:
         return
     words = memory.load(at, size)
     number = (at.astype(np.uint64) + np.uint64(len(memory.name))) * _FACTORS[0]
@@ -72,10 +86,11 @@ def note(
         number = (number ^ word) * _FACTORS[1]
     number = (number ^ number >> np.uint64(29)) * _FACTORS[2]
     wave = lanes // g.width
-    np.add.at(g.look, wave, number.view(np.int64))
-    g.watch.append(Seen(memory, wave, at, size, words, compares))
-    if g.woken is not None:
-        g.woken.note(g.watch[-1])
+    np.add.at(g.poll_hash, wave, number.view(np.int64))
+    poll = Poll(memory, wave, at, size, words, compares)
+    g.polled.append(poll)
+    if g.slept_with is not None:
+        g.slept_with.note_poll(poll)
 
 
 def note_active(
@@ -87,16 +102,18 @@ def note_active(
     target: range,
     compares: bool = False,
 ) -> None:
-    """Note what active lanes see; inside: which of them ask at all, None for all."""
-    if g.records:
-        lanes = np.arange(g.n * g.width)[g.lanes]
-        lanes = lanes if inside is None else lanes[inside]
-        note(g, memory, at, size, lanes, target, compares)
+    """Record a poll of the active lanes. inside: which of them access memory, None for all."""
+    if not g.records_polls:
+        return
+    lanes = np.arange(g.n * g.width)[g.lanes]
+    if inside is not None:
+        lanes = lanes[inside]
+    note(g, memory, at, size, lanes, target, compares)
 
 
-def select(watch: list[Seen], index: np.ndarray, n: int) -> list[Seen]:
-    """Return what the waves `index` of n saw."""
+def select(polled: list[Poll], index: np.ndarray, n: int) -> list[Poll]:
+    """Return the polls of the waves `index` of n."""
     rows = np.full(n, -1)
     rows[index] = np.arange(len(index))
-    chosen = [seen.chosen(rows) for seen in watch]
-    return [seen for seen in chosen if len(seen.at)]
+    selected = [poll.of_waves(rows) for poll in polled]
+    return [poll for poll in selected if len(poll.at)]

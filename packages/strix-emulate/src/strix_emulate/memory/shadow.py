@@ -1,173 +1,119 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Memory as bytes with a shadow: what may be touched, what was written, and by whom.
+"""Memory with a shadow: which cells were written, and which waves wrote and read them.
 
-Race detection is happens-before over barriers. The shadow of a cell (the smallest access of the
-kernel, 1 to 4 bytes) holds a tag of the last write and of the last read: workgroup, barriers
-passed, wave. Two accesses of different waves, one of them a write, with no barrier between them are
-a race; so are those of different workgroups. An access that still runs when its wave arrives at a
-barrier is not ordered by it: its tag is moved behind the barrier (:meth:`Memory.postpone`). What
-looks like a race may still be ordered by atomics (:mod:`strix_emulate.memory.happens_before`).
+A cell has the size of the kernel's smallest access, 1 to 4 bytes. Its shadow holds the tags
+(:mod:`strix_emulate.memory.tags`) of its last write and its last read. Two accesses of different
+waves are a race if one of them is a write and no barrier lies between them; so are two of different
+workgroups. A barrier does not order an access that is still outstanding when its wave arrives
+there: the access's tag is then moved behind the barrier (:meth:`Memory.postpone`). Atomics may
+order accesses that look like a race (:mod:`strix_emulate.memory.happens_before`).
 """
 
-import mmap
-import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from strix_emulate.code.decode import Instruction
-from strix_emulate.memory.findings import Findings, where
-from strix_emulate.memory.happens_before import (
+from strix_emulate.memory import pages
+from strix_emulate.memory.findings import Findings, describe_place
+from strix_emulate.memory.happens_before import Order
+from strix_emulate.memory.storage import Storage
+from strix_emulate.memory.tags import (
     BARRIER,
     EVERYONE,
-    READERS,
     RELEASE,
     SEVERAL,
-    WORKGROUP,
-    Order,
-    barriers,
-    who,
+    are_unordered,
+    barriers_of,
+    describe,
+    in_same_workgroup,
+    merge_readers,
+    reader_bits,
+    wave_bit,
+    wave_of,
 )
 
 
 @dataclass
 class Touch:
-    """What one memory instruction touched, kept while it is outstanding: offsets and their tags."""
+    """What one memory instruction accessed, for as long as it is outstanding.
+
+    Attributes:
+        memory: The memory.
+        at: Offsets, one for each active lane.
+        tags: Tags that the access left in the shadow.
+        size: Bytes of each access.
+        write: Whether it is a store.
+    """
 
     memory: "Memory"
     at: np.ndarray
-    marks: np.ndarray
+    tags: np.ndarray
     size: int
     write: bool
 
 
-def shared_zeros(size: int) -> np.ndarray:
-    """Make bytes that processes forked later have in common."""
-    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8, size)
+class Memory(Storage):
+    """Bytes from offset 0 on, and their shadow.
 
-
-_RELEASES = (1 << BARRIER) - (1 << RELEASE)
-#: MAP_NORESERVE of Linux, which Python 3.11 does not name.
-_NORESERVE = 0x4000
-#: Bytes of a shadow's array from which it is mapped, and of those that are kept for later launches.
-_MAPPED, _KEPT = 1 << 20, 1 << 26
-#: Pages of arrays that launches left, by their size, a power of two.
-_LEFT: dict[int, list[np.ndarray]] = {}
-_PAGE = mmap.PAGESIZE
-
-
-def _zeros(count: int, dtype) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return zeros that cost nothing until they are touched, and their pages if they are mapped.
-
-    A page fault costs more than a launch that touches much memory once does there, so pages that a
-    launch left are used again. Nor are mapped ones counted as memory: behind the pool, where other
-    processes' memory is, cells by the byte are many times what a machine has.
-    """
-    size = count * np.dtype(dtype).itemsize
-    if size < _MAPPED or sys.platform != "linux":
-        return np.zeros(count, dtype), None
-    room = 1 << (size - 1).bit_length()
-    left = _LEFT.get(room)
-    if left:
-        pages = left.pop()
-        _clear(pages)
-    else:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        pages = np.frombuffer(mmap.mmap(-1, room, flags), np.uint8)
-    return pages[:size].view(dtype), pages
-
-
-def _clear(pages: np.ndarray) -> None:
-    """Clear the pages that were touched, by the word that /proc/self/pagemap has of each.
-
-    Sandboxes hide that file; then all pages are cleared.
-    """
-    count = len(pages) // _PAGE
-    first = pages.ctypes.data // _PAGE
-    try:
-        with Path("/proc/self/pagemap").open("rb", buffering=0) as file:
-            words = np.frombuffer(os.pread(file.fileno(), 8 * count, 8 * first), np.uint64)
-    except OSError:
-        words = np.empty(0, np.uint64)
-    if len(words) != count:
-        pages[:] = 0
-        return
-    # bits 62 and 63: swapped, present
-    pages.reshape(count, _PAGE)[np.flatnonzero(words >> np.uint64(62))] = 0
-
-
-class Memory:
-    """size bytes at offset 0.
-
-    of_lanes: each cell belongs to one lane (:mod:`memory.scratch`).
-
-    checked: keep tags and find races; strict: reading what was never written is a trap; shared:
-    among forked processes.
+    Attributes:
+        cell: Bytes of a shadow cell.
+        checked: Whether there is a shadow, and races are reported.
+        strict: Whether a load of bytes that nothing wrote is reported.
+        findings: Receives what the checks find.
+        order: How atomics order waves, or None if nothing is checked.
+        doubts: Postpones races of loads that may be unused, or None if races are reported at once.
+        co_writers: For cells to which waves of several workgroups wrote one value: these waves.
+        stores: Instructions that may store, by address. Empty if no cache can hide a store.
+        store_addresses: By cell, the address of the instruction of `stores` that wrote it last.
+        one_workgroup: Whether each cell belongs to one workgroup, as in LDS and scratch. These have
+            no cache.
+        written: By cell, the tag of the last write.
+        read: By cell, the tag of the last read.
+        swapped: By cell, the tag of the last write if that was an atomic.
+        writers: By cell, as bits, the waves of the last writer's workgroup that wrote its value.
     """
 
+    #: Whether each cell belongs to one lane (:mod:`strix_emulate.memory.scratch`).
     of_lanes = False
 
     def __init__(
-        self, name: str, size: int, cell: int = 4, checked: bool = True, strict: bool = True,
+        self,
+        name: str,
+        size: int,
+        cell: int = 4,
+        checked: bool = True,
+        strict: bool = True,
         shared: bool = False,
-    ):  # fmt: skip
-        self.name, self.cell, self.checked, self.strict = name, cell, checked, strict
-        # room for an access that starts at the last byte; numpy's zeros cost nothing until touched
-        self.size = size
-        room = (size + 31) // 16 * 16
-        self.bytes = shared_zeros(room) if shared else np.zeros(room, np.uint8)
-        self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)} | {
-            16: self.bytes.view("c16")
-        }
-        self._pages: list[np.ndarray] = []
-        #: what becomes of what is found
+    ):
+        super().__init__(name, size, shared)
+        self.cell = cell
+        self.checked = checked
+        self.strict = strict
         self.findings = Findings()
-        #: how atomics order waves, or None where nothing is checked
         self.order: Order | None = None
-        #: races that may be of loads that nothing uses, or None where all are found at once
         self.doubts: Any = None
-        #: for cells to which waves of several workgroups wrote one value: who did
-        self.copies: dict[int, set[int]] = {}
-        #: by cell, where caches may hide what is stored, the instruction that did: its address in
-        #: the kernel's code
-        self.places, self.code = np.zeros(0, np.int32), dict[int, Instruction]()
-        #: whether a cell belongs to one workgroup alone, as in LDS and scratch, which have no cache
+        self.co_writers: dict[int, set[int]] = {}
+        self.stores: dict[int, Instruction] = {}
+        self.store_addresses = np.zeros(0, np.int32)
         self.one_workgroup = True
+        self._pages: list[np.ndarray] = []
         self.clear_tags()
 
     def clear_tags(self) -> None:
-        """Forget who wrote and read what."""
+        """Forget who wrote and read which cell."""
         cells = self.size // self.cell + 1 if self.checked else 0
-        self.written, self.read = self._zeros(cells, np.int64), self._zeros(cells, np.int64)
-        #: the tags in `written` that are of atomics
+        self.written = self._zeros(cells, np.int64)
+        self.read = self._zeros(cells, np.int64)
         self.swapped = self._zeros(cells, np.int64)
-        #: by cell, as bits: the waves of the last writer's workgroup that wrote what stands there
         self.writers = self._zeros(cells, np.uint32)
         self._has_swaps = False
-        self.copies.clear()
-
-    def _zeros(self, count: int, dtype) -> np.ndarray:
-        zeros, pages = _zeros(count, dtype)
-        if pages is not None:
-            self._pages.append(pages)
-        return zeros
-
-    def leave_tags(self) -> None:
-        """Leave the shadow's pages to later launches: this one has ended."""
-        self.written = self.read = self.swapped = np.zeros(0, np.int64)
-        self.writers, self.places = np.zeros(0, np.uint32), np.zeros(0, np.int32)
-        for pages in self._pages:
-            kept = sum(size * len(left) for size, left in _LEFT.items())
-            if kept + len(pages) <= _KEPT:
-                _LEFT.setdefault(len(pages), []).append(pages)
-        self._pages = []
+        self.co_writers.clear()
 
     def clear_tags_in_place(self) -> None:
-        """Forget the same where most of the memory is touched again: it needs no new pages."""
-        self.copies.clear()
+        """Forget the same without new pages: faster if most cells were touched."""
+        self.co_writers.clear()
         self.written.fill(0)
         if not self.of_lanes:
             self.read.fill(0)
@@ -175,332 +121,443 @@ class Memory:
         if self._has_swaps:
             self.swapped.fill(0)
 
-    def know(self, instructions: list[Instruction]) -> None:
-        """Note from now on which of these, too, stores to a cell."""
-        if not self.code:
-            self.places = self._zeros(len(self.written), np.int32)
-        self.code |= {ins.address: ins for ins in instructions}
+    def release_tags(self) -> None:
+        """Release the shadow's pages to later launches, at the end of this one."""
+        self.written = np.zeros(0, np.int64)
+        self.read = self.written
+        self.swapped = self.written
+        self.writers = np.zeros(0, np.uint32)
+        self.store_addresses = np.zeros(0, np.int32)
+        for mapped in self._pages:
+            pages.release(mapped)
+        self._pages = []
 
-    def _placed(self, cells) -> None:
-        if self.code and self.findings.at:
-            self.places[cells] = self.findings.at.address
+    def _zeros(self, count: int, dtype) -> np.ndarray:
+        zeros, mapped = pages.lazy_zeros(count, dtype)
+        if mapped is not None:
+            self._pages.append(mapped)
+        return zeros
 
-    def load(self, at, size: int):
-        """Load size bytes at each offset: (words, len(at)) uint32, 1 and 2 bytes zero-extended."""
-        aligned = not (at & (min(size, 16) - 1)).any() if size != 12 else False
-        if aligned:
-            got = np.take(self.views[size], at // size, mode="clip")
-            if size < 4:
-                return got.astype(np.uint32)[None]
-            return got.view(np.uint32).reshape(len(at), size // 4).T
-        if size >= 4 and not (at & 3).any():
-            words = (at >> 2) + np.arange(size // 4)[:, None]
-            return np.take(self.views[4], words, mode="clip")
-        raw = np.take(self.bytes, at + np.arange(size)[:, None], mode="clip").astype(np.uint32)
-        if size < 4:
-            return sum(raw[i] << np.uint32(8 * i) for i in range(size))[None]
-        return sum(raw[i::4] << np.uint32(8 * i) for i in range(4))
+    def record_stores(self, instructions: list[Instruction]) -> None:
+        """Record for each cell which of these instructions, and of earlier ones, wrote it last."""
+        if not self.stores:
+            self.store_addresses = self._zeros(len(self.written), np.int32)
+        self.stores |= {ins.address: ins for ins in instructions}
 
-    def store(self, at, data, size: int) -> None:
-        """Store the low `size` bytes of data (words, len(at)) at each offset."""
-        if size < 4:
-            if size == 2 and not (at & 1).any():
-                self.views[2][at >> 1] = data[0].astype(np.uint16)
-                return
-            for i in range(size):
-                self.bytes[at + i] = (data[0] >> np.uint32(8 * i)).astype(np.uint8)
-        elif not (at & 3).any():
-            for i in range(size // 4):
-                self.views[4][(at >> 2) + i] = data[i]
-        else:
-            for i in range(size):
-                self.bytes[at + i] = (data[i // 4] >> np.uint32(8 * (i % 4))).astype(np.uint8)
+    def _record_store(self, cells) -> None:
+        if self.stores and self.findings.at:
+            self.store_addresses[cells] = self.findings.at.address
 
-    def track(self, at, size: int, marks, swap_words: int = 0) -> Touch | None:
-        """Check a load against earlier stores and note it. Trap on a race.
+    def track(
+        self,
+        at,
+        size: int,
+        tags,
+        swap_words: int = 0,
+    ) -> Touch | None:
+        """Check a load against earlier stores, and record it.
 
-        at: offsets, flat; marks: the tag of each; swap_words: words of each that a compare-and-swap
-        compares, as bits. There what atomics wrote is no race, and nothing is too old.
+        Args:
+            at: Offsets, flat.
+            size: Bytes of each access.
+            tags: Tag of each access.
+            swap_words: As bits, the words of each access that a compare-and-swap compares later. An
+                atomic that wrote them is no race, and they are never too old.
+
+        Raises:
+            Trap: A race, a read before any write, or a load that a cache may serve.
         """
         if not self.checked:
             return None
-        touch = Touch(self, at, marks, size, False)
-        cells, marks = self._cells(at, size, marks)
+        touch = Touch(self, at, tags, size, False)
+        cells, tags = self._cells(at, size, tags)
         before = np.take(self.written, cells)
         if self.strict and self.one_workgroup and not before.all():
-            self.findings.found("uninitialised", f"{self.name} is read before it is written")
-        if self._recent(before, marks):
-            conflict = self._unordered(before, marks)
+            self.report_unwritten()
+        if self._may_conflict(before, tags):
+            conflict = self._unordered(before, tags)
             if conflict.any():
-                conflict &= ~self._wrote(cells, before, marks, conflict)
-            compared = self._in_words(swap_words, size, len(at))
+                conflict &= ~self._wrote_same_value(
+                    cells,
+                    before,
+                    tags,
+                    conflict,
+                )
+            compared = self._cells_in_words(swap_words, size, len(at))
             conflict &= ~compared | (before != self.swapped[cells])
-            self._race(conflict, before, marks, "a write", cells, marks)
-            self._stale(cells[~compared], before[~compared], marks[~compared])
-        seen = np.take(self.read, cells)
-        if self._recent(seen, marks):
-            self.read[cells] = np.where(self._unordered(seen, marks), _merge(seen, marks), marks)
-        else:
-            self.read[cells] = marks
-        now = np.take(self.read, cells)
-        lost = np.flatnonzero(now != marks)
-        if len(lost):
-            lost = lost[self._unordered(now[lost], marks[lost])]
-            self._merge_readers(cells[lost], marks[lost])
+            self._report_race(conflict, before, tags, "a write", cells, tags)
+            self._check_caches(
+                cells[~compared],
+                before[~compared],
+                tags[~compared],
+            )
+        self._record_reads(cells, tags)
         return touch
 
-    def _merge_readers(self, cells, marks) -> None:
-        """Note several reads of a cell at once, besides the one that is noted there."""
+    def report_unwritten(self) -> None:
+        """Report a load of bytes that nothing wrote."""
+        self.findings.report("uninitialised", f"{self.name} is read before it is written")
+
+    def _record_reads(self, cells, tags) -> None:
+        readers = np.take(self.read, cells)
+        if self._may_conflict(readers, tags):
+            unordered = self._unordered(readers, tags)
+            self.read[cells] = np.where(
+                unordered,
+                merge_readers(readers, tags),
+                tags,
+            )
+        else:
+            self.read[cells] = tags
+        now = np.take(self.read, cells)
+        overwritten = np.flatnonzero(now != tags)
+        if len(overwritten):
+            unordered = self._unordered(now[overwritten], tags[overwritten])
+            overwritten = overwritten[unordered]
+            self._add_readers(cells[overwritten], tags[overwritten])
+
+    def _add_readers(self, cells, tags) -> None:
+        """Add several readers of one instruction to the reader that each cell already has."""
         order = np.argsort(cells, kind="stable")
-        cells, marks = cells[order], marks[order]
+        cells = cells[order]
+        tags = tags[order]
         first = np.flatnonzero(np.diff(cells, prepend=-1))
         if not len(first):
             return
         cells = cells[first]
         now = self.read[cells]
-        least, most = np.minimum.reduceat(marks, first), np.maximum.reduceat(marks, first)
-        bits = np.bitwise_or.reduceat(_readers(marks), first) | _readers(now) | SEVERAL
-        passed = np.maximum(barriers(most), barriers(now)) << BARRIER
-        near = _same_group(least, most) & _same_group(most, now)
-        self.read[cells] = np.where(near, passed | bits, np.int64(EVERYONE))
+        lowest = np.minimum.reduceat(tags, first)
+        highest = np.maximum.reduceat(tags, first)
+        bits = np.bitwise_or.reduceat(reader_bits(tags), first)
+        bits = bits | reader_bits(now) | SEVERAL
+        barriers = np.maximum(barriers_of(highest), barriers_of(now)) << BARRIER
+        near = in_same_workgroup(lowest, highest) & in_same_workgroup(highest, now)
+        self.read[cells] = np.where(near, barriers | bits, np.int64(EVERYONE))
 
-    def track_acquire(self, at, size: int, marks) -> None:
-        """Note a load past the wave's own cache: what it sees orders, and it is no race."""
+    def track_acquire(self, at, size: int, tags) -> None:
+        """Record a load that bypasses the wave's cache. It orders accesses, and is never a race."""
         if self.order is not None:
-            cells, marks = self._cells(at, size, marks)
-            self.order.acquire(self.name, cells, marks, np.take(self.written, cells))
+            cells, tags = self._cells(at, size, tags)
+            self.order.acquire(
+                self.name,
+                cells,
+                tags,
+                np.take(self.written, cells),
+            )
 
-    def track_atomic(self, at, size: int, marks, takes: bool = False) -> None:
-        """Note an atomic of these lanes, after it; takes: it may be how they take a lock."""
+    def track_atomic(
+        self,
+        at,
+        size: int,
+        tags,
+        takes: bool = False,
+    ) -> None:
+        """Record an atomic after its execution.
+
+        Args:
+            at: Offsets, flat.
+            size: Bytes of each access.
+            tags: Tag of each access.
+            takes: Whether the atomic may take a lock: a swap that returns the old value.
+        """
         self._has_swaps = True
-        cells, marks = self._cells(at, size, marks)
+        cells, tags = self._cells(at, size, tags)
         if self.order is not None:
-            before, found = np.take(self.written, cells), None
+            before = np.take(self.written, cells)
+            swaps = None
             if takes:
-                left = np.tile(np.take(self.views[size], at // size), len(cells) // max(1, len(at)))
-                found = left, before == np.take(self.swapped, cells)
-            self.order.atomic(self.name, cells, marks, before, found)
-        self.written[cells] = self.swapped[cells] = marks
-        self.writers[cells] = _bit(marks)
-        self._placed(cells)
+                values = np.take(self.views[size], at // size)
+                values = np.tile(values, len(cells) // max(1, len(at)))
+                swaps = (values, before == np.take(self.swapped, cells))
+            self.order.atomic(self.name, cells, tags, before, swaps)
+        self.written[cells] = tags
+        self.swapped[cells] = tags
+        self.writers[cells] = wave_bit(tags)
+        self._record_store(cells)
 
     def _unordered(self, old, new):
-        conflict = _unordered(old, new)
+        """Return where neither barriers nor atomics order two accesses."""
+        conflict = are_unordered(old, new)
         if self.order is not None and conflict.any():
             at = np.flatnonzero(conflict)
             conflict[at] = ~self.order.ordered(old[at], new[at])
         return conflict
 
-    def _wrote(self, cells, before, marks, asked):
-        """Return where a wave reads a value that it wrote itself, though others wrote the same."""
-        found = _same_group(before, marks) & (self.writers[cells] & _bit(marks) != 0)
-        for i in np.flatnonzero(asked & ~found).tolist() if self.copies else ():
-            found[i] = who(int(marks[i])) in self.copies.get(int(cells[i]), ())
-        return found
+    def _wrote_same_value(self, cells, before, tags, conflict):
+        """Return where the reading wave had itself written the value that another wave wrote."""
+        own_bit = self.writers[cells] & wave_bit(tags) != 0
+        result = in_same_workgroup(before, tags) & own_bit
+        if not self.co_writers:
+            return result
+        for i in np.flatnonzero(conflict & ~result).tolist():
+            waves = self.co_writers.get(int(cells[i]), ())
+            result[i] = wave_of(int(tags[i])) in waves
+        return result
 
-    def _released(self, cells, before, marks, asked):
-        """Return where a store is how a wave gives back the lock that it took by an atomic.
+    def _releases_lock(self, cells, before, tags, conflict):
+        """Return where a store gives back a lock that its wave took by an atomic.
 
-        In the code it looks like any other store; by the memory model it is an atomic one, as are
-        the attempts of others to take the lock.
+        The store's code is that of any other store. By the memory model it is an atomic store, as
+        the attempts of other waves to take the lock are atomics.
         """
-        found = asked & (before == self.swapped[cells])
-        for i in np.flatnonzero(found).tolist():
-            found[i] = self.order is not None and self.order.holds(
-                self.name, int(cells[i]), int(marks[i])
+        result = conflict & (before == self.swapped[cells])
+        for i in np.flatnonzero(result).tolist():
+            result[i] = self.order is not None and self.order.holds(
+                self.name, int(cells[i]), int(tags[i])
             )
-        return found
+        return result
 
-    def _stale(self, cells, before, marks) -> None:
-        """Find loads of what is known to be written, and may still be older in a cache."""
+    def _check_caches(self, cells, before, tags) -> None:
+        """Report loads of what happened before, but may still be older in a cache."""
         if self.one_workgroup or self.order is None or self.order.idle:
             return
-        at = np.flatnonzero(_unordered(before, marks))
-        old, new = before[at], marks[at]
-        hidden = np.flatnonzero(
-            self.order.ordered(old, new) & ~self.order.ordered(old, new, seen=True)
+        at = np.flatnonzero(are_unordered(before, tags))
+        old = before[at]
+        new = tags[at]
+        is_hidden = self.order.ordered(old, new) & ~self.order.visible(old, new)
+        hidden = np.flatnonzero(is_hidden)
+        if not len(hidden):
+            return
+        first = hidden[0]
+        writer = int(old[first])
+        reader = int(new[first])
+        store = self.stores.get(int(self.store_addresses[cells[at[first]]]))
+        caches = "buffer_gl0_inv"
+        if not in_same_workgroup(writer, reader):
+            caches = "buffer_gl1_inv and buffer_gl0_inv"
+        self.findings.report(
+            "stale",
+            f"{describe(reader)} reads what {describe(writer)} wrote at {describe_place(store)}. "
+            f"Something orders the two, but no {caches} comes between: a cache may hold the older "
+            "value",
         )
-        if len(hidden):
-            wrote, reads = int(old[hidden[0]]), int(new[hidden[0]])
-            near = wrote >> WORKGROUP == reads >> WORKGROUP
-            store = self.code.get(int(self.places[cells[at[hidden[0]]]]))
-            self.findings.found(
-                "stale",
-                f"{_who(reads)} reads what {_who(wrote)} wrote at {where(store)}, which something "
-                f"orders, but no {'' if near else 'buffer_gl1_inv and '}buffer_gl0_inv behind that "
-                "lets it see: a cache may hold what stood there before",
-            )
 
-    def _recent(self, held, marks) -> bool:
-        """Return, at a quick look, whether any cell's tag could be unordered with the access.
+    def _may_conflict(self, before, tags) -> bool:
+        """Return quickly whether any access may be unordered with an earlier one.
 
-        In LDS and scratch all tags of a cell are of one workgroup, so older epochs are ordered.
+        In LDS and scratch all tags of a cell are of one workgroup, so a barrier orders older ones.
         """
         if not self.one_workgroup:
-            return bool(held.any())
-        return bool((held >= marks >> BARRIER << BARRIER).any())
+            return bool(before.any())
+        return bool((before >= tags >> BARRIER << BARRIER).any())
 
-    def track_store(self, at, data, size: int, marks) -> Touch | None:
-        """Store, and note it, with the checks of :meth:`track`.
+    def track_store(self, at, data, size: int, tags) -> Touch | None:
+        """Check a store against earlier accesses, store, and record it.
 
         Several waves may write the same value to the same cell: compilers let all threads that hold
         a copy of a value store it.
+
+        Args:
+            at: Offsets, flat.
+            data: (words, len(at)) uint32.
+            size: Bytes of each access.
+            tags: Tag of each access.
+
+        Raises:
+            Trap: A race.
         """
         if not self.checked:
             self.store(at, data, size)
             return None
-        cells, cell_marks = self._cells(at, size, marks)
-        before = np.take(self.read, cells)
-        if self._recent(before, cell_marks):
-            conflict = self._unordered(before, cell_marks)
-            conflict &= ~self._repeated(cells, at, data, size, before, conflict)
-            self._race(conflict, before, cell_marks, "a read", cells, before)
+        touch = Touch(self, at, tags, size, True)
+        cells, tags = self._cells(at, size, tags)
+        self._check_readers(cells, at, data, size, tags)
         before = np.take(self.written, cells)
-        conflict = (
-            self._unordered(before, cell_marks) if self._recent(before, cell_marks) else before[:0]
-        )
+        conflict = self._check_writers(cells, before, at, data, size, tags)
+        if self.co_writers:
+            for cell in cells[~conflict].tolist():
+                self.co_writers.pop(cell, None)
+        writers = wave_bit(tags)
         if conflict.any():
-            conflict &= ~self._released(cells, before, cell_marks, conflict)
-            lanes = np.flatnonzero(conflict.reshape(-1, len(at)).any(axis=0))
-            if self._differs(at[lanes], data[:, lanes], size):
-                self._race(conflict, before, cell_marks, "another write of another value")
-        if self.copies:
-            for cell in cells[~conflict].tolist() if len(conflict) else cells.tolist():
-                self.copies.pop(cell, None)
-        writers = _bit(cell_marks)
-        if conflict.any():
-            near = conflict & _same_group(before, cell_marks)
+            near = conflict & in_same_workgroup(before, tags)
             writers = np.where(near, self.writers[cells] | writers, writers)
             far = conflict & ~near
-            self._copied(cells[far], before[far], cell_marks[far])
+            self._add_co_writers(cells[far], before[far], tags[far])
         self.store(at, data, size)
-        self.written[cells], self.writers[cells] = cell_marks, writers
-        self._placed(cells)
-        # several waves in one instruction: the last one stands there
-        lost = self.written[cells] != cell_marks
-        if lost.any():
-            lanes = np.flatnonzero(lost.reshape(-1, len(at)).any(axis=0))
-            if self._differs(at[lanes], data[:, lanes], size):
-                self.findings.found(
-                    "race", f"two waves write different values to one {self.name} cell at once"
-                )
-            here = np.isin(cells, cells[lost])
-            np.bitwise_or.at(self.writers, cells[here], writers[here])
-            here &= ~_same_group(self.written[cells], cell_marks)
-            self._copied(cells[here], self.written[cells[here]], cell_marks[here])
-        return Touch(self, at, marks, size, True)
+        self.written[cells] = tags
+        self.writers[cells] = writers
+        self._record_store(cells)
+        self._check_lanes(cells, at, data, size, tags, writers)
+        return touch
 
-    def _repeated(self, cells, at, data, size: int, readers, asked):
-        """Return where a store repeats a value that the wave which read it had written itself.
+    def _check_readers(self, cells, at, data, size: int, tags) -> None:
+        """Report a store to a cell that another wave read."""
+        readers = np.take(self.read, cells)
+        if self._may_conflict(readers, tags):
+            conflict = self._unordered(readers, tags)
+            conflict &= ~self._repeats_value(
+                cells,
+                at,
+                data,
+                size,
+                readers,
+                conflict,
+            )
+            self._report_race(conflict, readers, tags, "a read", cells, readers)
 
-        Workgroups that share a head of keys each append the same ones and read them back. Of others
-        that read the cell, each was a race when it did.
-        """
-        if self.one_workgroup or not asked.any():
+    def _check_writers(self, cells, before, at, data, size: int, tags):
+        """Report a store of another value than another wave stored; return where waves conflict."""
+        if not self._may_conflict(before, tags):
             return np.zeros(len(cells), bool)
-        repeated = asked & (who(readers) == who(self.written[cells]))
-        for i in np.flatnonzero(asked & ~repeated).tolist() if self.copies else ():
-            repeated[i] = int(cells[i]) in self.copies
-        lanes = np.flatnonzero(repeated.reshape(-1, len(at)).any(axis=0))
-        if self._differs(at[lanes], data[:, lanes], size):
+        conflict = self._unordered(before, tags)
+        if conflict.any():
+            conflict &= ~self._releases_lock(cells, before, tags, conflict)
+            lanes = _lanes_of_cells(conflict, len(at))
+            if self.differs(at[lanes], data[:, lanes], size):
+                self._report_race(
+                    conflict,
+                    before,
+                    tags,
+                    "another write of another value",
+                )
+        return conflict
+
+    def _check_lanes(
+        self,
+        cells,
+        at,
+        data,
+        size: int,
+        tags,
+        writers,
+    ) -> None:
+        """Report different values that waves stored to one cell by the same instruction.
+
+        The last lane's value stands there.
+        """
+        overwritten = self.written[cells] != tags
+        if not overwritten.any():
+            return
+        lanes = _lanes_of_cells(overwritten, len(at))
+        if self.differs(at[lanes], data[:, lanes], size):
+            self.findings.report(
+                "race",
+                f"two waves write different values to one {self.name} cell at once",
+            )
+        here = np.isin(cells, cells[overwritten])
+        np.bitwise_or.at(self.writers, cells[here], writers[here])
+        here &= ~in_same_workgroup(self.written[cells], tags)
+        self._add_co_writers(cells[here], self.written[cells[here]], tags[here])
+
+    def _repeats_value(
+        self,
+        cells,
+        at,
+        data,
+        size: int,
+        readers,
+        conflict,
+    ):
+        """Return where a store repeats a value that the reading wave had itself written before.
+
+        Workgroups that share a head of keys each append the same keys and read them back. A read of
+        the cell by any other wave was already reported as a race.
+        """
+        if self.one_workgroup or not conflict.any():
+            return np.zeros(len(cells), bool)
+        repeated = conflict & (wave_of(readers) == wave_of(self.written[cells]))
+        if self.co_writers:
+            for i in np.flatnonzero(conflict & ~repeated).tolist():
+                repeated[i] = int(cells[i]) in self.co_writers
+        lanes = _lanes_of_cells(repeated, len(at))
+        if self.differs(at[lanes], data[:, lanes], size):
             repeated[:] = False
         return repeated
 
-    def _copied(self, cells, first, second) -> None:
-        """Note that waves with these tags wrote the same value to these cells."""
-        for cell, a, b in zip(cells.tolist(), first.tolist(), second.tolist(), strict=True):
-            self.copies.setdefault(cell, set()).update((who(a), who(b)))
+    def _add_co_writers(self, cells, first, second) -> None:
+        """Record that waves with these tags wrote the same value to these cells."""
+        tags = zip(cells.tolist(), first.tolist(), second.tolist(), strict=True)
+        for cell, a, b in tags:
+            waves = self.co_writers.setdefault(cell, set())
+            waves.update((wave_of(a), wave_of(b)))
 
-    def _cells(self, at, size: int, marks):
+    def _cells(self, at, size: int, tags):
+        """Return the cells of accesses and a tag for each: first all first cells, and so on."""
         count = max(1, size // self.cell)
         cells = at >> (self.cell.bit_length() - 1)
         if count > 1:
             cells = (cells + np.arange(count)[:, None]).ravel()
-            marks = np.broadcast_to(marks, (count, len(at))).ravel()
-        return cells, marks
+            tags = np.broadcast_to(tags, (count, len(at))).ravel()
+        return cells, tags
 
-    def _in_words(self, words: int, size: int, lanes: int) -> np.ndarray:
-        """Return which cells of accesses by so many lanes are in these words of each."""
-        first = np.arange(max(1, size // self.cell)) * self.cell // 4
-        return np.repeat((words >> first & 1).astype(bool), lanes)
+    def _cells_in_words(
+        self,
+        words: int,
+        size: int,
+        lanes: int,
+    ) -> np.ndarray:
+        """Return which cells of accesses by so many lanes lie in these words of each access."""
+        count = max(1, size // self.cell)
+        word = np.arange(count) * self.cell // 4
+        return np.repeat((words >> word & 1).astype(bool), lanes)
 
-    def _differs(self, at, data, size: int) -> bool:
-        if size < 4:
-            data = data & np.uint32((1 << 8 * size) - 1)
-        return not np.array_equal(self.load(at, size), data)
+    def _report_race(
+        self,
+        conflict,
+        before,
+        tags,
+        event: str,
+        cells=None,
+        readers=None,
+    ) -> None:
+        """Report a race, or postpone it until it is known whether a store uses the loaded value.
 
-    def _race(self, conflict, before, marks, what: str, cells=None, readers=None) -> None:
-        """Find a race.
-
-        cells, readers: of one between a load and a store, the tags of the load.
+        Args:
+            conflict: Which cells race.
+            before: Tags of the earlier accesses.
+            tags: Tags of the access that is executed.
+            event: What the earlier access was, for the message.
+            cells: For a race between a load and a store, the cells.
+            readers: For such a race, the tags of the load: `before` or `tags`.
         """
         if not conflict.any():
             return
         first = int(np.flatnonzero(conflict)[0])
-        old, new = int(before[first]), int(marks[first])
+        old = describe(int(before[first]))
+        new = describe(int(tags[first]))
         message = (
-            f"{self.name} cell is touched by {_who(new)} and, with no barrier between, had "
-            f"{what} by {_who(old)}"
+            f"{self.name} cell is touched by {new} and, with no barrier between, had "
+            f"{event} by {old}"
         )
         if self.doubts is not None and readers is not None:
-            reads = readers is marks
-            writers = before if reads else marks
-            places = cells[conflict] * self.cell
-            if self.doubts.postpone(message, places, readers[conflict], writers[conflict], reads):
+            is_load = readers is tags
+            writers = before if is_load else tags
+            is_postponed = self.doubts.postpone(
+                message,
+                cells[conflict] * self.cell,
+                readers[conflict],
+                writers[conflict],
+                is_load,
+            )
+            if is_postponed:
                 return
-        self.findings.found("race", message)
+        self.findings.report("race", message)
 
     def postpone(self, touch: Touch, waves, unit: int) -> None:
-        """Move an access that outlives a barrier or a release behind it, for these waves.
+        """Move an outstanding access of these waves behind a barrier or a release.
 
-        waves: without clock; unit: 1 << BARRIER or 1 << RELEASE.
+        Args:
+            touch: The access.
+            waves: Waves, as tags without clocks.
+            unit: 1 << BARRIER or 1 << RELEASE.
         """
-        held = self.written if touch.write else self.read
-        mine = np.isin(who(touch.marks), waves)
-        cells, marks = self._cells(touch.at[mine], touch.size, touch.marks[mine])
-        here = held[cells]
-        same = here >> RELEASE == marks >> RELEASE
+        shadow = self.written if touch.write else self.read
+        selected = np.isin(wave_of(touch.tags), waves)
+        cells, tags = self._cells(
+            touch.at[selected],
+            touch.size,
+            touch.tags[selected],
+        )
+        now = shadow[cells]
+        is_same = now >> RELEASE == tags >> RELEASE
         if unit == 1 << BARRIER:
-            # of readers in common only the barriers are known
-            same |= (here & 0xFF == SEVERAL) & (barriers(here) == barriers(marks))
-        held[cells[same]] += unit
-        touch.marks = np.where(mine, touch.marks + unit, touch.marks)
+            # of several readers only the barriers are recorded
+            has_readers = now & 0xFF == SEVERAL
+            is_same |= has_readers & (barriers_of(now) == barriers_of(tags))
+        shadow[cells[is_same]] += unit
+        touch.tags = np.where(selected, touch.tags + unit, touch.tags)
 
 
-def _same_group(old, new):
-    return old >> WORKGROUP == new >> WORKGROUP
-
-
-def _bit(tag):
-    """Return the bit of a wave among the up to 32 of its workgroup."""
-    return np.uint32(1) << (tag & 31).astype(np.uint32)
-
-
-def _unordered(old, new):
-    """Return whether an access tagged old and a later one tagged new could come in reverse."""
-    if len(old) == 0 or not old.any():
-        return np.zeros(len(old), bool)
-    return np.where(
-        _same_group(old, new),
-        (barriers(old) >= barriers(new)) & ((old ^ new) & 0xFF != 0),
-        old != 0,
-    )
-
-
-def _merge(old, new):
-    """Make a read tag for two readers: several waves of one workgroup, or several workgroups."""
-    several = np.maximum(barriers(old), barriers(new)) << BARRIER | _readers(old) | _readers(new)
-    return np.where(_same_group(old, new), several | SEVERAL, np.int64(EVERYONE))
-
-
-def _readers(tag):
-    """Return the waves of a read tag, as bits in the place of its releases."""
-    one = np.int64(1) << (RELEASE + (tag & READERS))
-    return np.where(tag & 0xFF == SEVERAL, tag & _RELEASES, one)
-
-
-def _who(tag: int) -> str:
-    if tag >= EVERYONE:
-        return "several workgroups"
-    wave = "several waves" if tag & 0xFF == SEVERAL else f"wave {tag & 0xFF}"
-    return f"{wave} of workgroup {(tag >> WORKGROUP) - 1}"
+def _lanes_of_cells(flags, lanes: int):
+    """Return the lanes that have a flagged cell among their cells."""
+    return np.flatnonzero(flags.reshape(-1, lanes).any(axis=0))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Registers of waves that stand at the same instruction, and typed access to them.
 
-n waves are one numpy operation: vector registers have the shape (n, width), 32 or 64 lanes, scalar
-ones (n, 1), so that they broadcast. Lane masks of wave64 are pairs of scalar registers. Waves that
-branch apart become two `Waves`; they are joined when they meet again.
+n waves are one numpy operation. A vector register has the shape (n, width), with 32 or 64 lanes; a
+scalar register has (n, 1), so that it broadcasts. Lane masks of wave64 are pairs of scalar
+registers. Waves that branch apart become two `Waves`, which are joined when they meet again.
 """
 
 from collections.abc import Callable
@@ -16,28 +16,51 @@ from strix_emulate.code.decode import APERTURES, EXEC, NULL, VCC, Operand, Unkno
 
 #: Lanes of a wave32, of half a wave64, and of a scalar register that is a mask.
 LANES = 32
-#: Scalar registers; those in front are general ones, behind them are VCC, EXEC and other special
-#: ones.
-SCALARS, GENERAL_SCALARS = 128, 104
-_SPANS = {16: "u2", 32: "u4", 64: "u8"}
-ZERO = Operand("const")
+#: Scalar registers. The general ones come first, then VCC, EXEC and other special ones.
+SCALARS = 128
+GENERAL_SCALARS = 104
+#: numpy's unsigned types by bits.
+_UNSIGNED = {16: "u2", 32: "u4", 64: "u8"}
 _FLOATS = {"f32": np.float32, "f16": np.float16, "f64": np.float64}
+ZERO = Operand("const")
+VCC_OPERAND = Operand("s", VCC)
 
 
 class Waves:
-    """State of n waves: V (vector registers), S (scalar registers), scc, EXEC and identity.
+    """State of n waves.
 
-    workgroup, wave: number of the workgroup in the grid, and of the wave in it. slot: row of the
-    wave in scratch; lds_slot: that of its workgroup in LDS. epoch: barriers passed
-    and atomics since (:mod:`memory.happens_before`). stored: numbers of the stores that it
-    executed, as bits (:mod:`memory.doubts`). turn: how often others were let by; polls and
-    asks: what that is decided by. look, seen: what they see in memory that others change in this
-    turn of a loop, and saw in an earlier one, as numbers; watch: the same as
-    :class:`memory.polls.Seen`; records: whether that is noted; skips, pause: for how many turns
-    not; woken: the waves with which they slept last. scalars: how many of the general scalar
-    registers their kernel may use. I, F, U16, I16, H: V as other types; VF: V
-    without its axes of waves and lanes; SI, SF: S as other types. queues: what the wait counters
-    still count (see :mod:`strix_emulate.memory.waits`).
+    Attributes:
+        n: Number of waves.
+        width: Lanes of a wave: 32 or 64.
+        pc: Address of their next instruction.
+        V: Vector registers, (registers, n, width) uint32.
+        I, F, U16, I16, H: V as int32, float32, uint16, int16, float16.
+        VF: V as (registers, n * width).
+        S: Scalar registers, (SCALARS, n, 1) uint32.
+        SI, SF: S as int32, float32.
+        scc: The SCC bits, (n, 1) bool.
+        scalars: Number of general scalar registers that the kernel may use.
+        queues: Entries of the wait counters (:mod:`strix_emulate.memory.waits`).
+        identity: The following eight arrays in one, (8, n) int64.
+        workgroup: Number of the wave's workgroup in the grid.
+        wave: Number of the wave in its workgroup.
+        slot: Row of the wave in scratch.
+        lds_slot: Row of its workgroup in LDS.
+        epoch: Barriers passed and releases since (:mod:`strix_emulate.memory.tags`).
+        stored: As bits, the numbers of the stores that it executed
+            (:mod:`strix_emulate.memory.doubts`).
+        poll_hash: Hash of what it polled in this iteration of a loop
+            (:mod:`strix_emulate.memory.polls`).
+        last_poll_hash: Hash of what it polled in an earlier iteration.
+        tags: Tags of the waves' accesses, or None until they are needed.
+        yields: How often the waves let others go first.
+        iterations: Loop iterations since then; iterations that poll memory count more.
+        has_polled: Whether the waves polled memory in this iteration.
+        records_polls: Whether polls of this iteration are recorded.
+        polled: The polls of this iteration.
+        pause: Iterations for which no polls are recorded, the next time.
+        skips: Iterations that remain until polls are recorded again.
+        slept_with: The group of waves with which they slept last, or None.
     """
 
     __slots__ = (
@@ -52,70 +75,81 @@ class Waves:
         "V",
         "VF",
         "_active",
-        "asks",
         "epoch",
+        "has_polled",
         "identity",
+        "iterations",
+        "last_poll_hash",
         "lds_slot",
-        "look",
         "n",
         "pause",
         "pc",
-        "polls",
+        "poll_hash",
+        "polled",
         "queues",
-        "records",
+        "records_polls",
         "scalars",
         "scc",
-        "seen",
         "skips",
+        "slept_with",
         "slot",
         "stored",
         "tags",
-        "turn",
-        "watch",
         "wave",
         "width",
-        "woken",
         "workgroup",
-    )  # fmt: skip
-    identity: np.ndarray  #: (8, n): the following, in this order
-    workgroup: np.ndarray
-    wave: np.ndarray
-    slot: np.ndarray
-    lds_slot: np.ndarray
-    epoch: np.ndarray
-    stored: np.ndarray
-    look: np.ndarray
-    seen: np.ndarray
-    tags: Any  #: None until they are needed
+        "yields",
+    )
 
     def __init__(self, V, S, scc, pc, identity, queues):
-        # V and S in C's order: of another one a flat view would be a copy
+        # V and S have to be in C order, as a flat view of another order would be a copy.
         self.n, self.width = V.shape[1:]
-        self.V, self.S, self.scc, self.pc, self.queues = V, S, scc, pc, queues
-        self.I, self.F = V.view(np.int32), V.view(np.float32)
-        self.U16, self.I16, self.H = V.view(np.uint16), V.view(np.int16), V.view(np.float16)
+        self.pc = pc
+        self.queues = queues
+        self.V = V
+        self.I = V.view(np.int32)
+        self.F = V.view(np.float32)
+        self.U16 = V.view(np.uint16)
+        self.I16 = V.view(np.int16)
+        self.H = V.view(np.float16)
         self.VF = V.reshape(V.shape[0], -1)
-        self.SI, self.SF = S.view(np.int32), S.view(np.float32)
-        self.identity = identity
-        self.workgroup, self.wave, self.slot, self.lds_slot, self.epoch, self.stored = identity[:6]
-        self.look, self.seen = identity[6:]
-        self.tags = None
-        self.turn, self.polls, self.asks = 0, 0, False
-        self.records, self.watch = False, []
-        self.pause, self.skips = 1, 0
-        self.woken: Any = None
+        self.S = S
+        self.SI = S.view(np.int32)
+        self.SF = S.view(np.float32)
+        self.scc = scc
         self.scalars = GENERAL_SCALARS
+        self.identity = identity
+        self.workgroup = identity[0]
+        self.wave = identity[1]
+        self.slot = identity[2]
+        self.lds_slot = identity[3]
+        self.epoch = identity[4]
+        self.stored = identity[5]
+        self.poll_hash = identity[6]
+        self.last_poll_hash = identity[7]
+        self.tags: Any = None
+        self.yields = 0
+        self.iterations = 0
+        self.has_polled = False
+        self.records_polls = False
+        self.polled: list[Any] = []
+        self.pause = 1
+        self.skips = 0
+        self.slept_with: Any = None
         self.exec_changed()
 
     def exec_changed(self):
-        """Forget what follows from EXEC, to derive it anew."""
+        """Forget what was derived from EXEC."""
         self._active = None
 
     def _derived(self) -> list:
+        """Return whether all lanes are active, the mask, and the numbers of active lanes."""
         if self._active is None:
             bits = self.masks(EXEC)
-            full, mask = bool((bits == 0xFFFFFFFF).all()), unpack(bits)
-            self._active = [full, mask, slice(None) if full else np.flatnonzero(mask)]
+            full = bool((bits == 0xFFFFFFFF).all())
+            mask = unpack(bits)
+            lanes = slice(None) if full else np.flatnonzero(mask)
+            self._active = [full, mask, lanes]
         return self._active
 
     @property
@@ -125,28 +159,30 @@ class Waves:
 
     @property
     def mask(self) -> np.ndarray:
-        """Which lanes are active, (n, width)."""
+        """Which lanes are active, (n, width) bool."""
         return self._derived()[1]
 
     @property
     def lanes(self) -> Any:
-        """Flat numbers of the active lanes, or a slice."""
+        """Flat numbers of the active lanes, or a slice of all lanes."""
         return self._derived()[2]
 
     @lanes.setter
-    def lanes(self, chosen) -> None:
-        self._derived()[2] = chosen
+    def lanes(self, selected) -> None:
+        self._derived()[2] = selected
 
     def masks(self, register: int):
-        """Return the lane masks in that scalar register, (n, width / 32) uint32."""
+        """Return the lane masks in a scalar register, (n, width / 32) uint32."""
         if self.width == LANES:
             return self.S[register]
         return self.S[register : register + 2, :, 0].T
 
     def either(self, register: int):
-        """Return for each wave whether any lane is in the mask in that scalar register: not 0."""
+        """Return by wave a number that is not 0 if the mask in a scalar register has any lane."""
         low = self.S[register, :, 0]
-        return low if self.width == LANES else low | self.S[register + 1, :, 0]
+        if self.width == LANES:
+            return low
+        return low | self.S[register + 1, :, 0]
 
     def lane_array(self, values):
         """Repeat per-wave values for the active lanes, flat."""
@@ -158,14 +194,20 @@ class Waves:
 
 
 def take_scalars(sets: list[Waves], index) -> np.ndarray:
-    """Copy the scalar registers of waves, numbered through all sets: those that may be in use."""
+    """Copy the scalar registers that may be in use of some waves, numbered through all sets.
+
+    Returns:
+        (SCALARS, len(index), 1) uint32. Unused general registers are 0.
+    """
     used = max(g.scalars for g in sets)
-    taken = np.zeros((SCALARS, len(index), 1), np.uint32)
+    result = np.zeros((SCALARS, len(index), 1), np.uint32)
     for rows in (slice(used), slice(GENERAL_SCALARS, SCALARS)):
         registers = [g.S[rows] for g in sets]
-        together = np.concatenate(registers, axis=1) if len(sets) > 1 else registers[0]
-        np.take(together, index, 1, out=taken[rows], mode="clip")
-    return taken
+        joined = registers[0]
+        if len(sets) > 1:
+            joined = np.concatenate(registers, axis=1)
+        np.take(joined, index, 1, out=result[rows], mode="clip")
+    return result
 
 
 def unpack(bits):
@@ -182,41 +224,42 @@ def pack(flags):
 def constant(op: Operand, kind: str):
     """Return a constant as a number of the kind (f32, u16, b64 ...).
 
-    Integers are bit patterns, inline fractions are values in the operand's own type, but those of
-    16-bit integers the low half of a float32 (LLVM's getInlineEncodingV216).
+    Integers are bit patterns. Inline fractions are values in the operand's own type; a 16-bit
+    integer operand takes the low half of the fraction as float32 (LLVM's getInlineEncodingV216).
     """
     span = int(kind[-2:])
     if kind == "bf16":
         return bfloat(np.uint16(_bits(op, "bf16", 16)))
     bits = _bits(op, kind, span)
-    view = {"f": f"f{span // 8}", "i": f"i{span // 8}"}.get(kind[0], f"u{span // 8}")
-    return np.array(bits, _SPANS[span]).view(view)[()]
+    return np.array(bits, _UNSIGNED[span]).view(_dtype(kind, span))[()]
+
+
+def _dtype(kind: str, span: int) -> str:
+    """Return numpy's type of a kind of operand with so many bits. Bit patterns are unsigned."""
+    letter = kind[0] if kind[0] in "fi" else "u"
+    return f"{letter}{span // 8}"
 
 
 def constant_half(op: Operand, kind: str, high: bool):
     """Return the half of a constant that op_sel picks for a packed operation on this 16-bit kind.
 
-    All 32 bits of a literal; an inline integer, sign-extended; an inline fraction as float16 below
-    zeros, but for integer operations as float32 (LLVM's getInlineEncodingV216: the ISA document is
-    misleading there).
+    A literal has 32 bits, and an inline integer is sign-extended to 32 bits. An inline fraction is
+    a float16 below zeros; for integer operations it is a float32 (LLVM's getInlineEncodingV216: the
+    ISA document is misleading there).
     """
-    half = kind == "f16" and isinstance(op.value, float)
-    whole = _bits(op, "f16", 16) if half else _bits(op, "u32", 32)
-    return np.uint16(whole >> 16 * high & 0xFFFF).view(f"{kind[0]}2")
+    if kind == "f16" and isinstance(op.value, float):
+        bits = _bits(op, "f16", 16)
+    else:
+        bits = _bits(op, "u32", 32)
+    return np.uint16(bits >> 16 * high & 0xFFFF).view(f"{kind[0]}2")
 
 
 def _bits(op: Operand, kind: str, span: int) -> int:
     value = op.value
     if isinstance(value, float):
-        if kind == "bf16":
-            return int(np.float32(value).view(np.uint32)) >> 16
-        if kind in ("u16", "i16"):
-            return _bits(op, "u32", 32) & 0xFFFF
-        # b32 and u32 operands take the bits of a float32
-        number = {16: np.float16, 32: np.float32, 64: np.float64}[span](value)
-        return int(number.view(_SPANS[span]))
+        return _fraction_bits(value, kind, span)
     if value in APERTURES.values() and span != 64:
-        # LLVM: read as 32 bits, the hardware gives something else
+        # LLVM: if it is read as 32 bits, the hardware returns something else.
         raise Unknown(f"an aperture in {span} bits")
     if kind == "f64" and op.literal:
         # a literal is the high half of a 64-bit float
@@ -224,67 +267,124 @@ def _bits(op: Operand, kind: str, span: int) -> int:
     return value & ((1 << span) - 1)
 
 
+def _fraction_bits(value: float, kind: str, span: int) -> int:
+    if kind == "bf16":
+        return int(np.float32(value).view(np.uint32)) >> 16
+    if kind in ("u16", "i16"):
+        return int(np.float32(value).view(np.uint32)) & 0xFFFF
+    # b32 and u32 operands take the bits of a float32
+    number = _FLOATS[f"f{span}"](value)
+    return int(number.view(_UNSIGNED[span]))
+
+
 def _raw_reader(op: Operand, kind: str) -> Callable:
-    i, span = op.index, int(kind[-2:])
+    """Return a function from waves to an operand's values without its modifiers."""
+    span = int(kind[-2:])
     letter = "b" if kind == "bf16" else kind[0]
-    if op.kind == "v" and span == 32:
-        field = {"f": "F", "i": "I"}.get(letter, "V")
-        return lambda g: getattr(g, field)[i]
-    if op.kind == "v" and span == 16:
-        field = "H" if letter == "f" else {"i": "I16"}.get(letter, "U16")
-        start = int(op.half == "h")
-        return lambda g: getattr(g, field)[i][:, start::2]
-    if op.kind == "s" and span == 32:
-        if i == NULL:
-            zero = constant(ZERO, kind)
-            return lambda _g: zero
-        field = {"f": "SF", "i": "SI"}.get(letter, "S")
-        return lambda g: getattr(g, field)[i]
-    if op.kind == "s" and span == 16:
-        view = {"f": "f2", "i": "i2"}.get(letter, "u2")
+    if op.kind not in ("v", "s") or span not in _UNSIGNED:
+        raise Unknown(f"operand {op} as {kind}")
+    if span == 64:
+        return _pair_reader(op, letter)
+    if op.kind == "v":
+        return _vector_reader(op, letter, span)
+    return _scalar_reader(op, kind, letter, span)
+
+
+def _vector_reader(op: Operand, letter: str, span: int) -> Callable:
+    i = op.index
+    if span == 32:
+        view = {"f": "F", "i": "I"}.get(letter, "V")
+        return lambda g: getattr(g, view)[i]
+    view = {"f": "H", "i": "I16"}.get(letter, "U16")
+    start = int(op.half == "h")
+    return lambda g: getattr(g, view)[i][:, start::2]
+
+
+def _scalar_reader(
+    op: Operand,
+    kind: str,
+    letter: str,
+    span: int,
+) -> Callable:
+    i = op.index
+    if span == 16:
+        dtype = _dtype(letter, 16)
         shift = np.uint32(16 if op.half == "h" else 0)
-        return lambda g: (g.S[i] >> shift).astype(np.uint16).view(view)
-    if op.kind in "vs" and span == 64:
-        field, view = op.kind.upper(), {"f": "f8", "i": "i8"}.get(letter, "u8")
+        return lambda g: (g.S[i] >> shift).astype(np.uint16).view(dtype)
+    if i == NULL:
+        zero = constant(ZERO, kind)
+        return lambda _g: zero
+    view = {"f": "SF", "i": "SI"}.get(letter, "S")
+    return lambda g: getattr(g, view)[i]
 
-        def read(g):
-            file = getattr(g, field)
-            return (
-                file[i].astype(np.uint64) | file[i + 1].astype(np.uint64) << np.uint64(32)
-            ).view(view)
 
-        return read
-    raise Unknown(f"operand {op} as {kind}")
+def _pair_reader(op: Operand, letter: str) -> Callable:
+    """Return a reader of two consecutive registers as a number of 64 bits."""
+    i = op.index
+    file_name = op.kind.upper()
+    dtype = _dtype(letter, 64)
+
+    def read(g):
+        file = getattr(g, file_name)
+        low = file[i].astype(np.uint64)
+        high = file[i + 1].astype(np.uint64)
+        return (low | high << np.uint64(32)).view(dtype)
+
+    return read
 
 
 def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
-    """Return a function from Waves to the operand's values, with abs and neg; may share memory."""
-    if op.kind == "const":
-        value = constant_half(op, kind, op.half == "h") if op.half else constant(op, kind)
-        read = lambda _g: value  # noqa: E731
-    else:
-        read = _raw_reader(op, kind)
-        if kind == "bf16":
-            raw = read
-            read = lambda g: bfloat(raw(g))  # noqa: E731
-    plain = read
+    """Return a function from waves to the operand's values, with abs and neg applied.
+
+    Args:
+        op: The operand.
+        kind: Type of the values: f32, u16, b64 ...
+        denormals: Whether denormal floats are kept. Otherwise they are read as 0.
+
+    Returns:
+        A function whose result may share memory with a register.
+    """
+    read = _constant_reader(op, kind) if op.kind == "const" else _raw_reader(op, kind)
+    if kind == "bf16" and op.kind != "const":
+        read = _bfloat_reader(read)
     if not denormals and kind in _FLOATS:
-        plain = lambda g: flush(np.asarray(read(g)))  # noqa: E731
+        read = _flushing_reader(read)
     if not (op.neg or op.abs):
-        return plain
-    kind_of_float = _FLOATS.get(f"f{kind[-2:]}") if kind != "bf16" else np.float32
+        return read
+    dtype = np.float32 if kind == "bf16" else _FLOATS.get(f"f{kind[-2:]}")
 
-    def modified(g):
-        bits = np.asarray(plain(g))
-        value = np.abs(bits.view(kind_of_float)) if op.abs else bits.view(kind_of_float)
-        return (np.negative(value) if op.neg else value).view(bits.dtype)
+    def read_modified(g):
+        bits = np.asarray(read(g))
+        value = bits.view(dtype)
+        if op.abs:
+            value = np.abs(value)
+        if op.neg:
+            value = np.negative(value)
+        return value.view(bits.dtype)
 
-    return modified
+    return read_modified
+
+
+def _constant_reader(op: Operand, kind: str) -> Callable:
+    value = constant_half(op, kind, op.half == "h") if op.half else constant(op, kind)
+    return lambda _g: value
+
+
+def _bfloat_reader(read: Callable) -> Callable:
+    return lambda g: bfloat(read(g))
+
+
+def _flushing_reader(read: Callable) -> Callable:
+    return lambda g: flush(np.asarray(read(g)))
 
 
 def vector_writer(op: Operand, kind: str) -> Callable:
-    """Return a function (waves, values, mask or None) that writes active lanes, or the mask's."""
-    i, span = op.index, int(kind[-2:])
+    """Return a function (waves, values, mask or None) that writes a vector register.
+
+    It writes the lanes of the mask, or without one the active lanes.
+    """
+    i = op.index
+    span = int(kind[-2:])
     if op.kind != "v":
         raise Unknown(f"destination {op}")
     if span == 64:
@@ -292,14 +392,28 @@ def vector_writer(op: Operand, kind: str) -> Callable:
         def write_pair(g, value, mask=None):
             bits = np.asarray(value).view(np.uint64)
             _store(g, g.V[i], bits.astype(np.uint32), mask)
-            _store(g, g.V[i + 1], (bits >> np.uint64(32)).astype(np.uint32), mask)
+            _store(
+                g,
+                g.V[i + 1],
+                (bits >> np.uint64(32)).astype(np.uint32),
+                mask,
+            )
 
         return write_pair
     if span == 16:
-        field, start = {"f": "H", "i": "I16"}.get(kind[0], "U16"), int(op.half == "h")
-        return lambda g, value, mask=None: _store(g, getattr(g, field)[i][:, start::2], value, mask)
-    field = {"f": "F", "i": "I"}.get(kind[0], "V")
-    return lambda g, value, mask=None: _store(g, getattr(g, field)[i], value, mask)
+        view = {"f": "H", "i": "I16"}.get(kind[0], "U16")
+        start = int(op.half == "h")
+
+        def write_half(g, value, mask=None):
+            _store(g, getattr(g, view)[i][:, start::2], value, mask)
+
+        return write_half
+    view = {"f": "F", "i": "I"}.get(kind[0], "V")
+
+    def write(g, value, mask=None):
+        _store(g, getattr(g, view)[i], value, mask)
+
+    return write
 
 
 def _store(g, target, value, mask):
@@ -312,12 +426,12 @@ def _store(g, target, value, mask):
 
 
 def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
-    """Return a function (waves, values (n, 1)) that writes scalar registers."""
+    """Return a function (waves, values (n, 1)) that writes a scalar register or a pair of them."""
     i = op.index
     if op.kind != "s":
         raise Unknown(f"destination {op}")
     if i == NULL:
-        return lambda _g, _value: None
+        return _write_nothing
     if kind[-2:] == "64":
 
         def write_pair(g, value):
@@ -328,10 +442,10 @@ def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
                 g.exec_changed()
 
         return write_pair
-    field = {"f": "SF", "i": "SI"}.get(kind[0], "S")
+    view = {"f": "SF", "i": "SI"}.get(kind[0], "S")
 
     def write(g, value):
-        getattr(g, field)[i] = value
+        getattr(g, view)[i] = value
         if i in (EXEC, EXEC + 1):
             g.exec_changed()
 
@@ -350,7 +464,7 @@ def mask_writer(op: Operand) -> Callable:
     if op.kind != "s":
         raise Unknown(f"destination {op}")
     if i == NULL:
-        return lambda _g, _flags: None
+        return _write_nothing
 
     def write(g, flags):
         bits = pack(flags)
@@ -361,4 +475,5 @@ def mask_writer(op: Operand) -> Callable:
     return write
 
 
-VCC_OPERAND = Operand("s", VCC)
+def _write_nothing(_g, _value) -> None:
+    """Discard what an instruction writes to the null register."""

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Executes runs of instructions on the registers of waves, as the numpy path of this package does.
+// Executes runs of instructions on the registers of waves, with the results of this package's
+// numpy.
 //
-// What operations compute is not here: operations.inc is generated from the tables (translate.py).
-// What looks wrong (a race, an address outside, a partial EXEC) is not judged here either: run()
-// stops in front of such an instruction, and numpy executes it, or traps.
+// operations.inc, which is generated from the tables by translate.py, has what operations compute.
+// strix_run stops before an instruction that looks wrong (a race, an address out of bounds, a
+// partial EXEC). numpy then executes it, or traps.
 #include "numbers.h"
 
-// For any number, and for one that is a multiple of 32: that becomes vector code without a rest.
+// Loops over n lanes. LANES is for multiples of 32, which become vector code without a remainder.
 #define EACH for (long l = 0; l < n; l++)
 #define LANES _Pragma("GCC ivdep") for (long l = 0; l < (n & ~31l); l++)
 enum { EXEC = 126, NIL = 124 };
@@ -17,7 +18,7 @@ typedef struct {
   Function *function;
 } Named;
 
-// Once: a hundred operations have halves.
+// Compiled once and not inlined, as a hundred operations convert halves.
 #define ONCE static __attribute__((noinline)) void
 ONCE from_halves(float *restrict to, const uint16_t *restrict from, long n) {
   EACH to[l] = half_value(from[l]);
@@ -28,7 +29,7 @@ ONCE to_halves(uint16_t *restrict to, const float *restrict from, long n) {
 
 #include "operations.inc"
 
-// The structures of this file are those of library.py.
+// The structures of this file have the layout of those in library.py.
 typedef struct {
   int32_t file, index, bits, half, neg, abs, flush, pad;
   uint64_t value;
@@ -41,49 +42,52 @@ typedef struct {
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
       resource, acquires, indexed, number, polls;
-  uint32_t valid, written[2];  // written: by half of a wave64; the sources of both are alike
+  uint32_t valid, written[2];  // written: by half of a wave64; both halves read the same lanes
   uint8_t lanes[32];
   uint32_t apertures[2];  // of a flat access: the high halves of addresses in LDS and scratch
   Operand target, flag, source[4];
 } Op;
-// HANDLER_...: by generate.py, what library.py numbers the handlers of micro-operations.
+// generate.py defines HANDLER_..., the numbers of library.HANDLERS. Bits of `after`:
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
   uint64_t start, size;
-  int64_t offset, mode;  // mode as in arena.py: 1 read-only, 3 not written yet
+  int64_t offset, mode;
 } Range;
+enum { READ_ONLY = 1, UNWRITTEN = 3 };  // modes of arena.py
 
 typedef struct {
   uint8_t *bytes;
   int64_t *written, *read;  // shadow, or null
-  uint32_t *writers, *places;
-  const int64_t *slots;  // of each wave: row in LDS or scratch
-  int64_t size, stride, shift, strict, copies;
-  const Range *ranges;  // of global memory, in order; the first one may be empty
-  int64_t range_count, last;
-  uint64_t seen;  // ranges that accesses found, as bits
+  uint32_t *writers, *store_addresses;
+  const int64_t *slots;  // by wave, its row in LDS or scratch
+  int64_t size, stride, shift, strict, co_writers;
+  const Range *ranges;  // of global memory, sorted; the first one may be empty
+  int64_t range_count, last_range;
+  uint64_t accessed_ranges;  // as bits
 } Memory;
 enum { GLOBAL, LDS, SCRATCH, FLAT };
 
 typedef struct {
   uint32_t *v, *s;
   uint8_t *scc;
-  int64_t n, halves;  // waves, and how often a wave has 32 lanes: 1 or 2
+  int64_t n, halves;  // waves, and halves of a wave with 32 lanes each: 1 or 2
   const int64_t *tags;
-  int64_t exec_changed, ordered;   // ordered: whether atomics ordered anything
-  int (*order)(int64_t, int64_t);  // Python's Order.told: what they did to accesses with these tags
-  int64_t asked[2], answer;        // the last time
-  uint64_t *stored, *touched;      // see doubts.py, or null
-  int64_t *polled, polled_memory;  // offsets of the last poll, if not null: see polls.py
-  uint32_t *masks;                 // of each lane: all ones if it is active
-  uint64_t *spare[8];              // one for each lane
-  int64_t *log;                    // offsets and marks that outlive the run
-  int64_t full, readers, shared;   // readers: whether others read the cells of the last load
+  int64_t exec_changed, atomics_order;    // atomics_order: whether atomics have ordered anything
+  int (*classify)(int64_t, int64_t);      // Order.classify of happens_before.py
+  int64_t classified[2], classification;  // its last arguments and result
+  uint64_t *stored, *loaded_ranges;       // see doubts.py, or null
+  int64_t *polled, polled_memory;         // offsets of the last poll, or null: see polls.py
+  uint32_t *masks;                        // by lane, all ones if it is active
+  uint64_t *spare[8];                     // spare registers, 64 bits by lane
+  int64_t *log;                           // accesses that may be outstanding behind the run
+  int64_t full;                           // whether all lanes are active
+  int64_t has_readers;                    // whether other waves read the cells of the last load
+  int64_t shares_cells;                   // whether waves of an access may share cells
   Memory memory[3];
 } State;
 
-// Lanes of a wave, and the wave of a lane; what masks say of 32 lanes, the h-th of all waves.
+// Lanes of a wave; the wave of a lane; the mask of the h-th half of all waves.
 static inline long lanes(const State *w) { return 32 * w->halves; }
 static inline long wave_of(const State *w, long lane) { return lane >> (4 + w->halves); }
 static inline uint32_t *mask_of(const State *w, int index, long h) {
@@ -91,7 +95,8 @@ static inline uint32_t *mask_of(const State *w, int index, long h) {
   return w->s + (index + (h & second)) * w->n + (h >> second);
 }
 
-static void refresh(State *w) {
+// Derives `full` and `masks` from EXEC.
+static void update_masks(State *w) {
   const long halves = w->n * w->halves;
   uint32_t all = 0xffffffff;
   for (long h = 0; h < halves; h++) all &= *mask_of(w, EXEC, h);
@@ -124,7 +129,8 @@ static void flush(void *at, int bits, long n) {
   else MODIFY(uint16_t, 1u << 15, 1u << 10)
 }
 
-// The values of a source: n, one for each lane, or per wave if width is 1. May share the register.
+// Returns the values of a source: one for each lane, or one for each wave if width is 1. They may
+// be the register itself.
 static void *fetch(State *w, const Operand *o, void *temporary, long width) {
   const long waves = w->n, n = waves * width;
   const uint32_t *row = o->file == VECTOR ? w->v + o->index * n : w->s + o->index * waves;
@@ -187,8 +193,8 @@ static void *fetch(State *w, const Operand *o, void *temporary, long width) {
       for (int l = 0; l < 32; l++) if (!(fetched[i] >> l & 1)) y[32 * i + l] = 0; }
 // clang-format on
 
-// Source 0 through DPP; masks: the lanes to write. See crosslane.dpp_source.
-static void permute(State *w, const Op *o, const void *from, void *to, uint32_t *masks) {
+// Applies DPP to source 0, and finds the masks of lanes to write. See crosslane.dpp_source.
+static void apply_dpp(State *w, const Op *o, const void *from, void *to, uint32_t *masks) {
   const long halves = w->n * w->halves;
   uint32_t fetched[halves];
   for (long i = 0; i < halves; i++) {
@@ -206,8 +212,8 @@ static void permute(State *w, const Op *o, const void *from, void *to, uint32_t 
   else PERMUTE(uint16_t)
 }
 
-// Output modifiers, in the ISA's order. See valu._after.
-static void modify(const Op *o, void *at, long n) {
+// Applies output modifiers in the ISA's order. See valu._after.
+static void apply_output_modifiers(const Op *o, void *at, long n) {
   float *x = at;
   if (o->after & FACTOR) {
     LANES x[l] *= o->factor;
@@ -257,13 +263,13 @@ static void compute(State *w, const Op *o) {
   for (int i = 0; i < o->sources; i++)
     p[count + i] = fetch(w, &o->source[i], w->spare[2 + i], lanes(w));
   if (o->dpp) {
-    permute(w, o, p[count], w->spare[6], w->masks);
+    apply_dpp(w, o, p[count], w->spare[6], w->masks);
     p[count] = w->spare[6];
     m = w->masks;
   }
   o->function(p, n);
   if (o->target.file && !direct) {
-    if (o->after) modify(o, value, n);
+    if (o->after) apply_output_modifiers(o, value, n);
     store_vector(w, &o->target, value, m);
   }
   if (o->flag.file) {
@@ -274,7 +280,7 @@ static void compute(State *w, const Op *o) {
       if (o->flag.index != NIL) *mask_of(w, o->flag.index, h) = bits;
     }
   }
-  if (o->write_exec || (o->dpp && !w->full)) refresh(w);
+  if (o->write_exec || (o->dpp && !w->full)) update_masks(w);
   w->exec_changed |= o->write_exec;
 }
 
@@ -296,10 +302,10 @@ static void compute_scalar(State *w, const Op *o) {
   }
   if (o->flag.file)
     for (long i = 0; i < w->n; i++) w->scc[i] = ((uint32_t *)w->spare[1])[i] != 0;
-  if (o->write_exec) refresh(w), w->exec_changed = 1;
+  if (o->write_exec) update_masks(w), w->exec_changed = 1;
 }
 
-// The target gets EXEC, EXEC the result, SCC whether it is not 0.
+// Writes EXEC to the target, the result to EXEC, and whether that is not 0 to SCC.
 static void save_exec(State *w, const Op *o) {
   void *p[3] = {w->spare[0]};
   for (int i = 0; i < 2; i++) p[1 + i] = fetch(w, &o->source[i], w->spare[2 + i], 1);
@@ -314,15 +320,15 @@ static void save_exec(State *w, const Op *o) {
       *exec = result;
       w->scc[i] |= result != 0;
     }
-  refresh(w), w->exec_changed = 1;
+  update_masks(w), w->exec_changed = 1;
 }
 
 #include "exchange.h"
 #include "matrix.h"
 #include "memory.h"
 
-// Whether all waves go the way that the operation says: see traces.py.
-static int follow(const State *w, const Op *o) {
+// Whether all waves go the way of the trace: see traces.py.
+static int all_follow(const State *w, const Op *o) {
   const uint32_t *low = w->s + o->target.index * w->n, *high = low + (w->halves - 1) * w->n;
   int others = 0;
   for (long i = 0; i < w->n; i++)
@@ -330,10 +336,11 @@ static int follow(const State *w, const Op *o) {
   return !others;
 }
 
-// Executes count operations; gives how many: fewer if numpy is to execute the next one.
+// Executes count operations. Returns how many: fewer if numpy has to execute the next one.
 long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
-  w->exec_changed = w->asked[0] = 0;
-  refresh(w);
+  w->exec_changed = 0;
+  w->classified[0] = 0;
+  update_masks(w);
   for (long i = 0; i < count; i++) {
     const Op *o = ops + i;
     int64_t *log = kept && kept[i] >= 0 ? w->log + kept[i] * (1 + lanes(w) * w->n) : 0;
@@ -366,7 +373,7 @@ long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
       if (store(w, o, log)) return i;
       break;
     case HANDLER_GUARD:
-      if (!follow(w, o)) return i;
+      if (!all_follow(w, o)) return i;
       break;
     case HANDLER_ATOMIC:
       if (atomic(w, o, log)) return i;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Values that go from lane to lane, or between vector and scalar registers. See crosslane.py,
-// and vmem.py for those that go through LDS.
+// Moves values from lane to lane, and between vector and scalar registers. See crosslane.py, and
+// vmem.py for instructions of LDS.
 static void permlane(State *w, const Op *o, int across) {
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
   const uint32_t *low = fetch(w, &o->source[1], w->spare[3], 1);
@@ -14,7 +14,7 @@ static void permlane(State *w, const Op *o, int across) {
   store_vector(w, &o->target, y, 0);
 }
 
-// The halves of a wave64 change places, whatever lanes are active.
+// Exchanges the halves of a wave64, whichever lanes are active.
 static void swap_halves(State *w, const Op *o) {
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
   uint32_t *y = (uint32_t *)w->spare[0];
@@ -23,6 +23,7 @@ static void swap_halves(State *w, const Op *o) {
   store_vector(w, &o->target, y, w->full ? 0 : w->masks);
 }
 
+// V_READLANE, V_READFIRSTLANE and V_WRITELANE.
 static void between_files(State *w, const Op *o) {
   const uint32_t *exec = w->s + EXEC * w->n;
   const long all = lanes(w), width = o->handler == HANDLER_WRITELANE ? 1 : all;
@@ -35,10 +36,10 @@ static void between_files(State *w, const Op *o) {
     if (width == 1) w->v[(o->target.index * w->n + i) * all + lane] = x[i];
     else if (o->target.index != NIL) w->s[o->target.index * w->n + i] = x[all * i + lane];
   }
-  if (o->write_exec) refresh(w), w->exec_changed = 1;
+  if (o->write_exec) update_masks(w), w->exec_changed = 1;
 }
 
-// Through LDS, without touching it; of inactive lanes come zeros.
+// Moves values as LDS instructions do, without touching LDS. Inactive lanes give zeros.
 static void exchange(State *w, const Op *o) {
   const long halves = w->n * w->halves;
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs of instructions in C: libstrix-emulate, where it is installed; else numpy does all.
+"""Load libstrix-emulate, and encode instructions for it. Without the library numpy does all.
 
-emulate.c stops in front of what it does not decide (a race, an address out of bounds); that one
-instruction is numpy's. So both give the same results and the same traps.
+emulate.c stops before an instruction whose outcome it does not decide: a race, or an address out of
+bounds. numpy then executes that one instruction. So C and numpy give the same results and traps.
 """
 
 import ctypes
@@ -19,29 +19,77 @@ from strix_emulate.instructions.crosslane import dpp_lanes, gives_zero
 from strix_emulate.instructions.microops import MicroOp
 from strix_emulate.memory.waves import ZERO, constant, constant_half
 
-_I, _L, _P = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-FILES = {"none": 0, "v": 1, "s": 2, "const": 3, "mask": 4, "scc": 5, "spare": 6, "lane": 7}
+#: Where operands come from. emulate.c has the same numbers.
+FILES = {
+    "none": 0,
+    "v": 1,
+    "s": 2,
+    "const": 3,
+    "mask": 4,
+    "scc": 5,
+    "spare": 6,
+    "lane": 7,
+}
+#: Numbers of the handlers of operations, which generate.py defines for emulate.c.
 HANDLERS = {
-    "vector": 0, "scalar": 1, "wmma_f16": 2, "wmma_bf16": 3, "permlane16": 4, "permlanex16": 5,
-    "readlane": 6, "readfirstlane": 7, "writelane": 8, "load": 9, "store": 10,
-    "saveexec": 11, "load_scalar": 12, "bpermute": 13, "permute": 14, "swizzle": 15,
-    "wmma_half": 16, "wmma_iu8": 17, "permlane64": 18, "atomic": 19, "guard": 20,
-}  # fmt: skip
-#: by level of x86-64: some of what only processors of that level have
+    "vector": 0,
+    "scalar": 1,
+    "wmma_f16": 2,
+    "wmma_bf16": 3,
+    "permlane16": 4,
+    "permlanex16": 5,
+    "readlane": 6,
+    "readfirstlane": 7,
+    "writelane": 8,
+    "load": 9,
+    "store": 10,
+    "saveexec": 11,
+    "load_scalar": 12,
+    "bpermute": 13,
+    "permute": 14,
+    "swizzle": 15,
+    "wmma_half": 16,
+    "wmma_iu8": 17,
+    "permlane64": 18,
+    "atomic": 19,
+    "guard": 20,
+}
+#: By level of x86-64, processor flags that tell it from lower levels.
 LEVELS = {
-    2: {"sse4_2", "popcnt"}, 3: {"avx2", "fma", "bmi2", "f16c"},
+    2: {"sse4_2", "popcnt"},
+    3: {"avx2", "fma", "bmi2", "f16c"},
     4: {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"},
-}  # fmt: skip
+}
+#: Files that decide what the library does.
 SOURCES = (
-    "native/emulate.c", "native/numbers.h", "native/memory.h", "native/shadow.h",
-    "native/matrix.h", "native/exchange.h",
-    "native/library.py", "native/generate.py", "instructions/microops.py",
-    "instructions/atomics.py", "instructions/mnemonics.py",
-    *(f"arithmetic/{name}.py" for name in (
-        "translate", "operations", "subdword", "doubles", "floats", "scalars", "mode_register",
-    )),
-)  # fmt: skip
-_CLAMP, _FLUSH, _FACTOR = 1, 2, 4
+    "native/emulate.c",
+    "native/numbers.h",
+    "native/memory.h",
+    "native/shadow.h",
+    "native/matrix.h",
+    "native/exchange.h",
+    "native/library.py",
+    "native/generate.py",
+    "instructions/microops.py",
+    "instructions/atomics.py",
+    "instructions/mnemonics.py",
+    "arithmetic/translate.py",
+    "arithmetic/operations.py",
+    "arithmetic/subdword.py",
+    "arithmetic/doubles.py",
+    "arithmetic/floats.py",
+    "arithmetic/scalars.py",
+    "arithmetic/mode_register.py",
+)
+#: Output modifiers, as bits of COp.after.
+_CLAMP = 1
+_FLUSH = 2
+_FACTOR = 4
+
+_Int = ctypes.c_int32
+_Long = ctypes.c_int64
+_Word = ctypes.c_uint32
+_Pointer = ctypes.c_void_p
 
 
 def _fields(kind, names: str) -> list:
@@ -51,70 +99,101 @@ def _fields(kind, names: str) -> list:
 class COperand(ctypes.Structure):
     """An operand, as emulate.c reads it."""
 
-    _fields_ = [*_fields(_I, "file index bits half neg abs flush pad"), ("value", ctypes.c_uint64)]
+    _fields_ = [
+        *_fields(_Int, "file index bits half neg abs flush pad"),
+        ("value", ctypes.c_uint64),
+    ]
 
 
 class COp(ctypes.Structure):
     """An instruction, as emulate.c reads it."""
 
     _fields_ = [
-        ("function", _P), *_fields(_I, "handler results sources after write_exec step place"),
+        ("function", _Pointer),
+        *_fields(_Int, "handler results sources after write_exec step place"),
         ("factor", ctypes.c_float),
-        *_fields(_I, "dpp zero_bound fetch_inactive"),
-        *_fields(_I, "size words offset half extended memory highest resource acquires indexed"
-                    " number polls"),
-        ("valid", ctypes.c_uint32), ("written", ctypes.c_uint32 * 2),
-        ("lanes", ctypes.c_uint8 * 32), ("apertures", ctypes.c_uint32 * 2),
-        ("target", COperand), ("flag", COperand), ("source", COperand * 4),
-    ]  # fmt: skip
+        *_fields(_Int, "dpp zero_bound fetch_inactive"),
+        *_fields(_Int, "size words offset half extended memory highest"),
+        *_fields(_Int, "resource acquires indexed number polls"),
+        ("valid", _Word),
+        ("written", _Word * 2),
+        ("lanes", ctypes.c_uint8 * 32),
+        ("apertures", _Word * 2),
+        ("target", COperand),
+        ("flag", COperand),
+        ("source", COperand * 4),
+    ]
 
 
 class CMemory(ctypes.Structure):
-    """A space of memory, as emulate.c reads it."""
+    """A memory, as emulate.c reads it."""
 
     _fields_ = [
-        *_fields(_P, "bytes written read writers places slots"),
-        *_fields(_L, "size stride shift strict copies"),
-        ("ranges", _P), *_fields(_L, "range_count last seen"),
-    ]  # fmt: skip
+        *_fields(_Pointer, "bytes written read writers store_addresses slots"),
+        *_fields(_Long, "size stride shift strict co_writers"),
+        ("ranges", _Pointer),
+        *_fields(_Long, "range_count last_range accessed_ranges"),
+    ]
 
 
-#: Whether atomics ordered accesses with two tags.
-ORDER = ctypes.CFUNCTYPE(ctypes.c_int, _L, _L)
+#: Order.classify for C: how atomics ordered accesses with two tags.
+CLASSIFY = ctypes.CFUNCTYPE(ctypes.c_int, _Long, _Long)
 
 
 class CState(ctypes.Structure):
     """The registers of waves, as emulate.c reads them."""
 
     _fields_ = [
-        *_fields(_P, "v s scc"), *_fields(_L, "n halves"), ("tags", _P),
-        *_fields(_L, "exec_changed ordered"),
-        ("order", _P), ("asked", _L * 2), ("answer", _L),
-        *_fields(_P, "stored touched polled"), ("polled_memory", _L),
-        ("masks", _P), ("spare", _P * 8), ("log", _P),
-        *_fields(_L, "full readers shared"), ("memory", CMemory * 3),
-    ]  # fmt: skip
+        *_fields(_Pointer, "v s scc"),
+        *_fields(_Long, "n halves"),
+        ("tags", _Pointer),
+        *_fields(_Long, "exec_changed atomics_order"),
+        ("classify", _Pointer),
+        ("classified", _Long * 2),
+        ("classification", _Long),
+        *_fields(_Pointer, "stored loaded_ranges polled"),
+        ("polled_memory", _Long),
+        ("masks", _Pointer),
+        ("spare", _Pointer * 8),
+        ("log", _Pointer),
+        *_fields(_Long, "full has_readers shares_cells"),
+        ("memory", CMemory * 3),
+    ]
 
 
 class _Named(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("function", _P)]
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("function", _Pointer),
+    ]
 
 
 class Library:
-    """A loaded libstrix-emulate; functions: addresses by the names of the tables."""
+    """A loaded libstrix-emulate.
+
+    Attributes:
+        path: Its file.
+        run: strix_run of emulate.c.
+        functions: Addresses of functions by their names in the tables.
+    """
 
     def __init__(self, path: Path):
+        """Load the library.
+
+        Raises:
+            OSError: It cannot be loaded, or was compiled from another version.
+        """
         self.path = path
-        found = ctypes.CDLL(str(path))
-        found.strix_operations.restype = ctypes.POINTER(_Named)
-        found.strix_digest.restype = ctypes.c_char_p
-        if found.strix_digest().decode() != digest():
+        library = ctypes.CDLL(str(path))
+        library.strix_operations.restype = ctypes.POINTER(_Named)
+        library.strix_digest.restype = ctypes.c_char_p
+        if library.strix_digest().decode() != digest():
             raise OSError(f"{path} was made from another version of strix-emulate")
-        self.run = found.strix_run
+        self.run = library.strix_run
         self.run.restype = ctypes.c_long
-        self.run.argtypes = [_P, _P, ctypes.c_long, _P]
+        self.run.argtypes = [_Pointer, _Pointer, ctypes.c_long, _Pointer]
         self.functions: dict[str, int] = {}
-        for entry in found.strix_operations():
+        for entry in library.strix_operations():
             if not entry.name:
                 break
             self.functions[entry.name.decode()] = entry.function
@@ -122,24 +201,27 @@ class Library:
 
 @cache
 def digest() -> str:
-    """Hash all that decides what the library does."""
-    return hashlib.sha256(
-        b"".join((Path(__file__).parents[1] / name).read_bytes() for name in SOURCES)
-    ).hexdigest()
+    """Return a hash of all sources that decide what the library does."""
+    package = Path(__file__).parents[1]
+    sources = b"".join((package / name).read_bytes() for name in SOURCES)
+    return hashlib.sha256(sources).hexdigest()
 
 
 def loaded() -> Library | None:
-    """Return the library for this processor: of the folder STRIX_EMULATE_NATIVE, or installed."""
-    return _found()[0]
+    """Return the library for this processor, or None.
+
+    It comes from the folder STRIX_EMULATE_NATIVE, or is the installed one.
+    """
+    return _load()[0]
 
 
 @cache
-def _found() -> tuple[Library | None, str]:
-    """Find the library, or why numpy goes on alone."""
-    asked = os.environ.get("STRIX_EMULATE_NATIVE", "")
-    if asked == "off":
+def _load() -> tuple[Library | None, str]:
+    """Return the library and its file's name, or None and the reason."""
+    setting = os.environ.get("STRIX_EMULATE_NATIVE", "")
+    if setting == "off":
         return None, "STRIX_EMULATE_NATIVE is off"
-    folder = Path(asked) if asked else Path(sys.prefix, "lib")
+    folder = Path(setting) if setting else Path(sys.prefix, "lib")
     for level in range(processor_level(), 1, -1):
         path = folder / f"libstrix-emulate-v{level}.so"
         try:
@@ -151,116 +233,189 @@ def _found() -> tuple[Library | None, str]:
 
 
 def forget() -> None:
-    """Forget the library: the environment variable changed."""
-    _found.cache_clear()
+    """Load the library again the next time, as the environment variable has changed."""
+    _load.cache_clear()
 
 
 def processor_level() -> int:
-    """Return the level of x86-64, 2 to 4, that this machine has; 1 where Linux does not say."""
+    """Return the machine's level of x86-64, 2 to 4, or 1 if Linux does not tell."""
     try:
-        flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return 1
-    return max([1, *(level for level, wanted in LEVELS.items() if wanted <= set(flags))])
+    flags = text.partition("\nflags")[2].partition("\n")[0].split()
+    levels = [level for level, needed in LEVELS.items() if needed <= set(flags)]
+    return max([1, *levels])
 
 
 def describe() -> str:
-    """Say in a line what executes instructions here."""
-    found, why = _found()
-    return f"{why}, and numpy for the rest" if found else f"numpy alone: {why}"
+    """Return in one line what executes instructions here."""
+    library, detail = _load()
+    if library is None:
+        return f"numpy alone: {detail}"
+    return f"{detail}, and numpy for the rest"
 
 
-def _bits(kind: str) -> int:
+def _count_bits(kind: str) -> int:
     return 32 if kind in ("mask", "scc", "lane") else int(kind[-2:])
 
 
-def _operand(op: Operand, kind: str, keeps: bool = True) -> COperand:
-    """Encode an operand. Raise Unknown for what C does not read."""
+def _encode_operand(
+    op: Operand,
+    kind: str,
+    keeps_denormals: bool = True,
+) -> COperand:
+    """Encode an operand.
+
+    Raises:
+        Unknown: C does not read such an operand.
+    """
     if kind == "bf16":
         raise Unknown("bf16")
     if kind == "lane":
         return COperand(bits=32, file=FILES["lane"])
-    found = COperand(bits=_bits(kind), index=op.index, half=op.half == "h", neg=op.neg, abs=op.abs,
-                     flush=kind in ("f16", "f32", "f64") and not keeps)  # fmt: skip
+    encoded = COperand(
+        bits=_count_bits(kind),
+        index=op.index,
+        half=op.half == "h",
+        neg=op.neg,
+        abs=op.abs,
+        flush=kind in ("f16", "f32", "f64") and not keeps_denormals,
+    )
     if kind == "scc":
-        found.file = FILES["scc"]
+        encoded.file = FILES["scc"]
     elif op.kind == "const" or (op.kind == "s" and op.index == NULL):
         if kind == "mask":
             raise Unknown("a constant mask")
-        number = op if op.kind == "const" else ZERO
-        half = op.half and op.kind == "const"
-        value = constant_half(op, kind, op.half == "h") if half else constant(number, kind)
-        found.file = FILES["const"]
-        found.value = int(np.asarray(value).view(f"u{np.asarray(value).itemsize}"))
+        encoded.file = FILES["const"]
+        encoded.value = _constant_bits(op, kind)
+    elif kind == "mask":
+        encoded.file = FILES["mask"]
     else:
-        found.file = FILES["mask" if kind == "mask" else op.kind]
-    return found
+        encoded.file = FILES[op.kind]
+    return encoded
+
+
+def _constant_bits(op: Operand, kind: str) -> int:
+    """Return the bits of a constant, or of the null register."""
+    if op.kind != "const":
+        value = constant(ZERO, kind)
+    elif op.half:
+        value = constant_half(op, kind, op.half == "h")
+    else:
+        value = constant(op, kind)
+    number = np.asarray(value)
+    return int(number.view(f"u{number.itemsize}"))
 
 
 def encode(micro: MicroOp, functions: dict[str, int]) -> COp:
-    """Encode the micro as C executes it. Raise Unknown if C has none."""
+    """Encode an operation as C executes it.
+
+    Args:
+        micro: The operation.
+        functions: Addresses of functions by name.
+
+    Raises:
+        Unknown: C cannot execute it.
+    """
     op = COp(handler=HANDLERS[micro.handler], sources=len(micro.sources))
     if micro.function is not None:
         if micro.name not in functions:
             raise Unknown("not in the library")
         op.function = functions[micro.name]
-    if micro.handler == "scalar" and {"f16", "h16"} & {kind for _, kind in micro.sources}:
+    kinds = {kind for _, kind in micro.sources}
+    if micro.handler == "scalar" and kinds & {"f16", "h16"}:
         raise Unknown("16 bits of a scalar register")
     keeps = micro.keeps or (True,) * len(micro.sources)
-    for i, ((source, kind), keep) in enumerate(zip(micro.sources, keeps, strict=True)):
-        op.source[i] = _operand(source, kind, keep)
+    pairs = zip(micro.sources, keeps, strict=True)
+    for i, ((source, kind), keeps_denormals) in enumerate(pairs):
+        op.source[i] = _encode_operand(source, kind, keeps_denormals)
     _encode_targets(op, micro)
     if micro.dpp is not None:
         _encode_dpp(op, micro.dpp)
-    if micro.after.keys() & {"factor", "clamp"} and micro.kind != "f32":
-        raise Unknown("output modifiers of 16 and 64 bits")
-    op.after = (_CLAMP * ("clamp" in micro.after) | _FLUSH * ("flush" in micro.after)
-                | _FACTOR * ("factor" in micro.after))  # fmt: skip
-    op.factor = micro.after.get("factor", 1)
-    for key, value in micro.access.items():
-        setattr(op, key, value)
-    op.highest = _highest(op, micro.handler)
+    _encode_modifiers(op, micro)
+    for name, value in micro.access.items():
+        setattr(op, name, value)
+    op.highest = _highest_register(op, micro.handler)
     return op
 
 
+def _encode_modifiers(op: COp, micro: MicroOp) -> None:
+    after = micro.after
+    if after.keys() & {"factor", "clamp"} and micro.kind != "f32":
+        raise Unknown("output modifiers of 16 and 64 bits")
+    op.after = 0
+    for name, bit in (("clamp", _CLAMP), ("flush", _FLUSH), ("factor", _FACTOR)):
+        if name in after:
+            op.after |= bit
+    op.factor = after.get("factor", 1)
+
+
 def _encode_targets(op: COp, micro: MicroOp) -> None:
-    written: list[int] = []
-    if micro.target is not None:
-        if micro.target.kind not in ("v", "s"):
+    target = micro.target
+    written: set[int] = set()
+    if target is not None:
+        if target.kind not in ("v", "s"):
             raise Unknown("target")
-        op.target = COperand(file=FILES[micro.target.kind], index=micro.target.index,
-                             bits=_bits(micro.kind), half=micro.target.half == "h")  # fmt: skip
-        if micro.target.kind == "s" and micro.target.index != NULL:
-            count = micro.access.get("words", _bits(micro.kind) // 32)
-            written += range(micro.target.index, micro.target.index + count)
+        op.target = COperand(
+            file=FILES[target.kind],
+            index=target.index,
+            bits=_count_bits(micro.kind),
+            half=target.half == "h",
+        )
+        if target.kind == "s" and target.index != NULL:
+            count = micro.access.get("words", _count_bits(micro.kind) // 32)
+            written |= set(range(target.index, target.index + count))
     if micro.flag is not None:
-        op.flag = COperand(file=FILES[micro.flag.kind], index=micro.flag.index, bits=32)
-        written += [micro.flag.index] * (micro.flag.kind == "s")
-    op.write_exec = bool({EXEC, EXEC + 1} & {*written}) or micro.handler == "saveexec"
+        op.flag = COperand(
+            file=FILES[micro.flag.kind],
+            index=micro.flag.index,
+            bits=32,
+        )
+        if micro.flag.kind == "s":
+            written.add(micro.flag.index)
+    writes_exec = bool(written & {EXEC, EXEC + 1})
+    op.write_exec = writes_exec or micro.handler == "saveexec"
 
 
 def _encode_dpp(op: COp, dpp: dict) -> None:
     source, valid, lanes = dpp_lanes(dpp)
-    op.dpp, op.zero_bound, op.fetch_inactive = 1, gives_zero(dpp), bool(dpp.get("fi"))
-    # both halves of a wave64 have the same sources, in themselves, but other rows to write
+    op.dpp = 1
+    op.zero_bound = gives_zero(dpp)
+    op.fetch_inactive = bool(dpp.get("fi"))
+    # Both halves of a wave64 read the same lanes of their own half, but may write other rows.
     op.lanes[:] = source[:32].tolist()
-    valid, lanes = (np.packbits(x, bitorder="little").view(np.uint32) for x in (valid, lanes))
-    op.valid, op.written[:] = int(valid[0]), lanes.tolist()
+    op.valid = int(_pack_lanes(valid)[0])
+    op.written[:] = _pack_lanes(lanes).tolist()
 
 
-def _highest(op: COp, handler: str) -> int:
-    """Return the last vector register that it touches; 8 are counted for each operand of WMMA."""
-    ends = [-1]
-    matrix = handler.startswith("wmma")
-    for operand in (op.target, *list(op.source)[: op.sources]):
+def _pack_lanes(flags: np.ndarray) -> np.ndarray:
+    return np.packbits(flags, bitorder="little").view(np.uint32)
+
+
+def _highest_register(op: COp, handler: str) -> int:
+    """Return the last vector register that an operation touches, or -1.
+
+    Each operand of a matrix operation counts as 8 registers.
+    """
+    is_matrix = handler.startswith("wmma")
+    # a load or a store has as many registers as words
+    operands = [(op.target, op.words)]
+    operands += [(source, 0) for source in list(op.source)[: op.sources]]
+    ends = [0]
+    for operand, words in operands:
         if operand.file == FILES["v"]:
-            count = 8 if matrix else max(operand.bits // 32, 1)
-            ends.append(operand.index + (max(count, op.words) if operand is op.target else count))
+            count = 8 if is_matrix else max(operand.bits // 32, 1)
+            ends.append(operand.index + max(count, words))
     return max(ends) - 1
 
 
 def encode_step(micros: tuple[MicroOp, ...], functions: dict[str, int]) -> list[COp]:
-    """Encode operations of one step, in an order in which none writes what a later one reads."""
+    """Encode the operations of one step so that none writes what a later one reads.
+
+    Raises:
+        Unknown: C cannot execute them.
+    """
     ops = [encode(micro, functions) for micro in micros]
     if len(ops) < 2:
         return ops
@@ -271,21 +426,29 @@ def encode_step(micros: tuple[MicroOp, ...], functions: dict[str, int]) -> list[
         return [second, first]
     if first.handler == HANDLERS["load"]:
         raise Unknown("both loads write the address")
+    # The first result waits in a spare register.
     move = COp.from_buffer_copy(first)
     bits = first.target.bits
-    move.function, move.sources, move.after = functions[f"v_mov_b{bits}"], 1, 0
+    move.function = functions[f"v_mov_b{bits}"]
+    move.sources = 1
+    move.after = 0
     move.source[0] = COperand(file=FILES["spare"], bits=bits)
     first.target.file = FILES["spare"]
     return [first, second, move]
 
 
 def _feeds(first: COp, second: COp) -> bool:
-    """Return whether the second reads what the first writes."""
-    width = max(1, first.words) if first.words else max(1, first.target.bits // 32)
-    written = set(range(first.target.index, first.target.index + width))
+    """Return whether the second operation reads what the first one writes."""
+    target = first.target
+    width = max(1, first.words or target.bits // 32)
+    written = set(range(target.index, target.index + width))
     for source in list(second.source)[: second.sources]:
-        read = {source.index, source.index + (source.bits == 64)}
-        other_half = source.bits == first.target.bits == 16 and source.half != first.target.half
-        if source.file == first.target.file and written & read and not other_half:
+        if source.file != target.file:
+            continue
+        read = {source.index}
+        if source.bits == 64:
+            read.add(source.index + 1)
+        is_other_half = source.bits == target.bits == 16 and source.half != target.half
+        if written & read and not is_other_half:
             return True
     return bool(first.flag.file)

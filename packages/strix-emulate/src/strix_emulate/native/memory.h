@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Loads and stores: addressing.py and vmem.py, where there is no fault.
+// Loads and stores: what addressing.py and vmem.py do if there is no finding.
 #include "shadow.h"
 
-// Offset of a global address, or -1; changing: whether races are possible there.
-static inline int64_t find(Memory *m, uint64_t address, int size, int write, int *changing) {
-  const Range *r = m->ranges + m->last;
+// The offset of a global address, or -1 if numpy has to look at it. changing: set if the memory is
+// writable, so that races are possible.
+static inline int64_t find_offset(Memory *m, uint64_t address, int size, int write, int *changing) {
+  const Range *r = m->ranges + m->last_range;
   if (address < r->start || address - r->start >= r->size) {
     int64_t low = 0, high = m->range_count;
     while (high - low > 1) {
@@ -12,22 +13,23 @@ static inline int64_t find(Memory *m, uint64_t address, int size, int write, int
       if (address < m->ranges[middle].start) high = middle;
       else low = middle;
     }
-    r = m->ranges + (m->last = low);
+    r = m->ranges + (m->last_range = low);
   }
   if (address < r->start || address - r->start + (uint64_t)size > r->size) return -1;
-  m->seen |= 1ull << ((r - m->ranges) & 63);
+  m->accessed_ranges |= 1ull << ((r - m->ranges) & 63);
   const int64_t offset = (int64_t)(address - r->start) + r->offset;
-  if (r->mode == 1 && write) return -1;
-  if (r->mode == 3 && !write && m->strict && m->written && !m->written[offset >> m->shift])
+  if (r->mode == READ_ONLY && write) return -1;
+  if (r->mode == UNWRITTEN && !write && m->strict && m->written && !m->written[offset >> m->shift])
     return -1;
-  *changing |= r->mode != 1;
+  *changing |= r->mode != READ_ONLY;
   return offset;
 }
 
-// Of a buffer resource: its base address, its records, each of so many bytes (a raw one has bytes);
-// 1 if it is not of the kind that the access wants, or numpy knows its range alone.
-static inline int resource(const State *w, const Op *o, long wave, uint64_t *base, int64_t *records,
-                           int64_t *stride) {
+// Reads a buffer resource: its base address, its number of records, and the bytes of a record. A
+// raw resource has records of one byte. 1 if the resource does not fit the access, or only numpy
+// knows its range.
+static inline int read_resource(const State *w, const Op *o, long wave, uint64_t *base,
+                                int64_t *records, int64_t *stride) {
   const uint32_t *s = w->s + (o->resource - 1) * w->n + wave;
   const uint32_t high = s[w->n], kind = s[3 * w->n];
   *base = s[0] | (uint64_t)(high & 0xffff) << 32;
@@ -39,12 +41,12 @@ static inline int resource(const State *w, const Op *o, long wave, uint64_t *bas
 
 enum { IDLE = -1, OUT = -2 };
 
-// As locate below, in vector code, if all lanes lie in the last access's range, LDS or scratch;
-// else 0.
-static int locate_near(const State *w, const Op *o, int64_t *at, const void *first,
+// Does what locate does in vector code, if all lanes lie in the range of the last access, in LDS or
+// in scratch; returns 0 otherwise.
+static int locate_fast(const State *w, const Op *o, int64_t *at, const void *first,
                        const uint32_t *second, int write, int *changing) {
   const Memory *m = &w->memory[o->memory];
-  const Range *r = m->ranges + m->last;
+  const Range *r = m->ranges + m->last_range;
   const long width = lanes(w), n = width * w->n;
   const uint64_t *wide = first;
   const uint32_t *narrow = first;
@@ -60,7 +62,7 @@ static int locate_near(const State *w, const Op *o, int64_t *at, const void *fir
     else LANES at[l] = (int64_t)narrow[l] + o->offset;
   } else {
     const uint64_t offset = (uint64_t)o->offset - r->start;
-    if (r->mode == 3 || (r->mode == 1 && write)) return 0;
+    if (r->mode == UNWRITTEN || (r->mode == READ_ONLY && write)) return 0;
     if (second) LANES at[l] = (int64_t)(wide[l] + second[l] + offset);
     else LANES at[l] = (int64_t)(wide[l] + offset);
   }
@@ -79,12 +81,12 @@ static int locate_near(const State *w, const Op *o, int64_t *at, const void *fir
       for (uint32_t l = 0; l < width; l++) mine[l] += base + (int64_t)((uint64_t)step * l);
   }
   if (!w->full) LANES at[l] = w->masks[l] ? at[l] : IDLE;
-  *changing |= o->memory != GLOBAL || r->mode != 1;
+  *changing |= o->memory != GLOBAL || r->mode != READ_ONLY;
   return 1;
 }
 
-// Offsets of all lanes in the memory, IDLE for inactive ones, OUT for those that are out of a
-// buffer's range; 1: numpy is to look at it.
+// Finds the offsets of all lanes in the memory: IDLE for inactive lanes, OUT for those outside of a
+// buffer's range. 1 if numpy has to execute the access.
 static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) {
   Memory *m = &w->memory[o->memory];
   const long width = lanes(w), n = width * w->n;
@@ -95,15 +97,16 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   int64_t records = 0, stride = 0;
   int unused = 0;
   for (int tries = 0; tries < 2; tries++) {
-    if (locate_near(w, o, at, wide, second, write, changing)) {
-      m->seen |= 1ull << (m->last & 63);
+    if (locate_fast(w, o, at, wide, second, write, changing)) {
+      m->accessed_ranges |= 1ull << (m->last_range & 63);
       return 0;
     }
     if (o->memory != GLOBAL || o->resource) break;
-    // perhaps in the range of another array
+    // The access may lie in the range of another array.
     long l = 0;
     while (!w->full && l < n - 1 && !w->masks[l]) l++;
-    find(m, wide[l] + (second ? second[l] : 0) + (int64_t)o->offset, o->size, write, &unused);
+    find_offset(m, wide[l] + (second ? second[l] : 0) + (int64_t)o->offset, o->size, write,
+                &unused);
   }
   for (long l = 0; l < n; l++) {
     at[l] = IDLE;
@@ -112,22 +115,22 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
       uint64_t address =
           (o->resource ? 0 : wide[l]) + (second ? second[l] : 0) + (int64_t)o->offset;
       if (o->resource) {
-        if (resource(w, o, wave_of(w, l), &base, &records, &stride)) return 1;
+        if (read_resource(w, o, wave_of(w, l), &base, &records, &stride)) return 1;
         const int64_t within = (o->indexed ? narrow[l] * stride : narrow[l]) + o->offset;
-        // the scalar offset lessens what is left of a raw buffer
+        // The scalar offset shortens a raw buffer.
         if (o->indexed ? narrow[l] >= records : within + o->size > records - (int64_t)second[l]) {
           at[l] = OUT;
           continue;
         }
         address = base + second[l] + within;
       }
-      at[l] = find(m, address, o->size, write, changing);
+      at[l] = find_offset(m, address, o->size, write, changing);
       if (at[l] < 0) return 1;
       continue;
     }
     const int64_t row = m->slots[wave_of(w, l)];
     const uint32_t index = narrow[l] + (second ? second[l] : 0);
-    // addresses in LDS are of 32 bits
+    // Addresses in LDS have 32 bits.
     const int64_t inside =
         o->memory == LDS ? index + (uint32_t)o->offset : (int64_t)index + o->offset;
     if (inside < 0 || inside + o->size > m->size) return 1;
@@ -137,13 +140,13 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   return 0;
 }
 
-// Where it was, whether races are possible there, and the offsets of all lanes.
-static void keep(const State *w, const Op *o, const int64_t *at, int64_t *log, int changing) {
+// Logs the memory of an access, whether races are possible there, and the offsets of all lanes.
+static void log_access(const State *w, const Op *o, const int64_t *at, int64_t *log, int changing) {
   log[0] = 2 * o->memory + changing;
   if (changing) memcpy(log + 1, at, 8 * lanes(w) * w->n);
 }
 
-// Where waves asked for memory that others change.
+// Records the offsets of a poll: see polls.py.
 static void note_poll(State *w, const Op *o, const int64_t *at) {
   if (!o->polls || !w->polled) return;
   memcpy(w->polled, at, 8 * lanes(w) * w->n);
@@ -161,17 +164,17 @@ static int load_by_lane(Memory *m, State *w, const int64_t *at, int64_t count, i
 static void note_all_loads(Memory *m, State *w, const int64_t *at, int64_t count, int global) {
   const int64_t first = 0;
   if (!global) BY_COUNT(note_loads, w, at, UNNAMED);
-  else if (w->readers) BY_COUNT(note_loads, w, at, NAMED);
+  else if (w->has_readers) BY_COUNT(note_loads, w, at, NAMED);
   else if (BY_COUNT(note_loads, w, at, ALONE)) BY_COUNT(note_loads, w, at, NAMED);
 }
 
 typedef uint32_t Word __attribute__((aligned(1), may_alias));
 
-INLINE int small(uint32_t *row, const uint8_t *bytes, const int64_t *at, long n, int size,
-                 int extended, int half) {
+INLINE int load_small_lanes(uint32_t *row, const uint8_t *bytes, const int64_t *at, long n,
+                            int size, int extended, int half) {
   LANES {
     if (at[l] < 0) continue;
-    // behind the last byte is room for this
+    // There is room behind the last byte of memory.
     const uint32_t raw = *(const Word *)(bytes + at[l]);
     const uint32_t plain = size == 2 ? (uint16_t)raw : (uint8_t)raw;
     const uint32_t x = !extended ? plain : size == 2 ? (int16_t)raw : (int8_t)raw;
@@ -182,21 +185,22 @@ INLINE int small(uint32_t *row, const uint8_t *bytes, const int64_t *at, long n,
   return 1;
 }
 
-// One or two bytes of each lane, in vector code, if they are of a common kind.
+// Loads one or two bytes for each lane in vector code. 0 for rare kinds of loads.
 static int load_small(const Op *o, uint32_t *row, const uint8_t *bytes, const int64_t *at, long n) {
   switch (o->size << 8 | o->extended << 4 | o->half) {
-  case 0x100: return small(row, bytes, at, n, 1, 0, 0);
-  case 0x110: return small(row, bytes, at, n, 1, 1, 0);
-  case 0x200: return small(row, bytes, at, n, 2, 0, 0);
-  case 0x201: return small(row, bytes, at, n, 2, 0, 1);
-  case 0x202: return small(row, bytes, at, n, 2, 0, 2);
-  case 0x210: return small(row, bytes, at, n, 2, 1, 0);
+  case 0x100: return load_small_lanes(row, bytes, at, n, 1, 0, 0);
+  case 0x110: return load_small_lanes(row, bytes, at, n, 1, 1, 0);
+  case 0x200: return load_small_lanes(row, bytes, at, n, 2, 0, 0);
+  case 0x201: return load_small_lanes(row, bytes, at, n, 2, 0, 1);
+  case 0x202: return load_small_lanes(row, bytes, at, n, 2, 0, 2);
+  case 0x210: return load_small_lanes(row, bytes, at, n, 2, 1, 0);
   default: return 0;
   }
 }
 
-// A flat access as one to the memory that all lanes go to; 0: to LDS or several, which is numpy's.
-static const Op *unflat(State *w, const Op *o, Op *copy) {
+// Turns a flat access into one to the memory that all lanes access. 0 if that is LDS or several
+// memories: numpy then executes it.
+static const Op *resolve_flat(State *w, const Op *o, Op *copy) {
   if (o->memory != FLAT) return o;
   const long n = lanes(w) * w->n;
   const uint64_t *at = fetch(w, &o->source[0], w->spare[2], lanes(w));
@@ -216,24 +220,24 @@ static const Op *unflat(State *w, const Op *o, Op *copy) {
 
 static int load(State *w, const Op *o, int64_t *log) {
   Op copy;
-  if (!(o = unflat(w, o, &copy))) return 1;
+  if (!(o = resolve_flat(w, o, &copy))) return 1;
   Memory *m = &w->memory[o->memory];
   const long width = lanes(w), n = width * w->n;
   int64_t *at = (int64_t *)w->spare[0];
   int changing = 0;
-  m->seen = 0;
+  m->accessed_ranges = 0;
   if (locate(w, o, at, 0, &changing)) return 1;
-  if (w->touched && o->memory == GLOBAL) w->touched[o->number] |= m->seen;
+  if (w->loaded_ranges && o->memory == GLOBAL) w->loaded_ranges[o->number] |= m->accessed_ranges;
   if (m->written && o->memory == SCRATCH) {
     const int64_t count = cells(m, o->size), first = 0;
-    if (m->strict && BY_COUNT(unwritten, n, at)) return 1;
+    if (m->strict && BY_COUNT(has_unwritten, n, at)) return 1;
   } else if (m->written && changing && !o->acquires) {
     const int private = o->memory != GLOBAL && m->strict;
     const int64_t count = cells(m, o->size), first = 0;
-    if (!w->ordered && BY_COUNT(quiet, w, at, 0, private))
+    if (!w->atomics_order && BY_COUNT(has_no_conflict, w, at, 0, private))
       note_all_loads(m, w, at, count, o->memory == GLOBAL);
     else {
-      w->shared = w->ordered && meet(m, w, at, o->size);
+      w->shares_cells = w->atomics_order && may_share_cells(m, w, at, o->size);
       if (load_by_lane(m, w, at, count, private)) return 1;
     }
   }
@@ -263,7 +267,7 @@ static int load(State *w, const Op *o, int64_t *log) {
       if (kept) x = (row[l] & kept) | (o->half == 2 ? x << 16 : x & 0xffff);
       row[l] = x;
     }
-  if (log) keep(w, o, at, log, changing);
+  if (log) log_access(w, o, at, log, changing);
   return 0;
 }
 
@@ -275,29 +279,29 @@ static int load_scalar(State *w, const Op *o) {
   uint32_t *row = w->s + o->target.index * n;
   int64_t *at = (int64_t *)w->spare[0];
   int changing = 0;
-  m->seen = 0;
+  m->accessed_ranges = 0;
   for (long i = 0; i < n; i++) {
-    at[i] = find(m, (base[i] + more[i] + (int64_t)o->offset) & ~3ull, o->size, 0, &changing);
+    at[i] = find_offset(m, (base[i] + more[i] + (int64_t)o->offset) & ~3ull, o->size, 0, &changing);
     if (at[i] < 0) return 1;
   }
-  if (w->touched) w->touched[o->number] |= m->seen;
-  w->shared = n > 1;
+  if (w->loaded_ranges) w->loaded_ranges[o->number] |= m->accessed_ranges;
+  w->shares_cells = n > 1;
   if (m->written && changing)
     for (long i = 0; i < n; i++)
       if (note_load(m, at[i] >> m->shift, cells(m, o->size), w, w->tags[i], 0)) return 1;
   for (int k = 0; k < o->words; k++)
     for (long i = 0; i < n; i++) memcpy(row + k * n + i, m->bytes + at[i] + 4 * k, 4);
-  if (o->write_exec) refresh(w), w->exec_changed = 1;
+  if (o->write_exec) update_masks(w), w->exec_changed = 1;
   return 0;
 }
 
-// The bytes that a lane stores.
-static inline void data_of(const Op *o, const uint32_t *row, long n, long lane, uint32_t *data) {
+// Collects the bytes that a lane stores.
+static inline void lane_data(const Op *o, const uint32_t *row, long n, long lane, uint32_t *data) {
   for (int i = 0; i < o->words; i++) data[i] = row[i * n + lane] >> (o->half == 2 ? 16 : 0);
 }
 
-INLINE int put(uint8_t *bytes, const int64_t *at, const uint32_t *row, long n, int size,
-               int shift) {
+INLINE int store_lanes(uint8_t *bytes, const int64_t *at, const uint32_t *row, long n, int size,
+                       int shift) {
   for (long l = 0; l < n; l++)
     if (size == 4 && !(l & 15) && at[l] != at[l + 1] && in_a_row(at + l, 4)) {
       memcpy(bytes + at[l], row + l, 64);
@@ -314,16 +318,16 @@ static void store_data(const Op *o, uint8_t *bytes, const int64_t *at, const uin
                        long n) {
   const int shift = o->half == 2 ? 16 : 0;
   switch (o->size) {
-  case 1: put(bytes, at, row, n, 1, shift); break;
-  case 2: put(bytes, at, row, n, 2, shift); break;
-  case 4: put(bytes, at, row, n, 4, shift); break;
-  case 8: put(bytes, at, row, n, 8, shift); break;
-  case 12: put(bytes, at, row, n, 12, shift); break;
-  default: put(bytes, at, row, n, 16, shift);
+  case 1: store_lanes(bytes, at, row, n, 1, shift); break;
+  case 2: store_lanes(bytes, at, row, n, 2, shift); break;
+  case 4: store_lanes(bytes, at, row, n, 4, shift); break;
+  case 8: store_lanes(bytes, at, row, n, 8, shift); break;
+  case 12: store_lanes(bytes, at, row, n, 12, shift); break;
+  default: store_lanes(bytes, at, row, n, 16, shift);
   }
 }
 
-// The same with what may swap: 1 if numpy is to look at it.
+// Checks the lanes of a store one by one. 1 if numpy has to execute it.
 static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64_t *at,
                              const uint32_t *row, int64_t count) {
   const long n = lanes(w) * w->n;
@@ -331,7 +335,7 @@ static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64
   for (long l = 0; l < n; l++) {
     const int64_t first = at[l] >> m->shift;
     if (at[l] < 0 || BY_COUNT(may_store, w, w->tags[wave_of(w, l)], 0)) continue;
-    data_of(o, row, n, l, data);
+    lane_data(o, row, n, l, data);
     if (memcmp(m->bytes + at[l], data, o->size) ||
         !may_store(m, first, count, w, w->tags[wave_of(w, l)], 1))
       return 1;
@@ -339,7 +343,7 @@ static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64
   return 0;
 }
 
-// Notes which waves store, with any lane: see doubts.py.
+// Records which waves store with an active lane: see doubts.py.
 static void note_stored(State *w, const Op *o, const int64_t *at) {
   for (long i = 0; w->stored && i < w->n; i++) {
     int64_t active = -(w->full && !o->resource);
@@ -350,7 +354,7 @@ static void note_stored(State *w, const Op *o, const int64_t *at) {
 
 static int store(State *w, const Op *o, int64_t *log) {
   Op copy;
-  if (!(o = unflat(w, o, &copy))) return 1;
+  if (!(o = resolve_flat(w, o, &copy))) return 1;
   Memory *m = &w->memory[o->memory];
   const long n = lanes(w) * w->n;
   const uint32_t *row = w->v + o->target.index * n;
@@ -360,43 +364,46 @@ static int store(State *w, const Op *o, int64_t *log) {
   int changing = 0, alone = 0;
   if (locate(w, o, at, 1, &changing)) return 1;
   if (m->written && o->memory != SCRATCH) {
-    if (m->copies) return 1;
-    w->shared = w->ordered && meet(m, w, at, o->size);
-    alone = !w->ordered && BY_COUNT(quiet, w, at, 1, 0);
+    if (m->co_writers) return 1;
+    w->shares_cells = w->atomics_order && may_share_cells(m, w, at, o->size);
+    alone = !w->atomics_order && BY_COUNT(has_no_conflict, w, at, 1, 0);
     if (!alone && may_store_by_lane(m, w, o, at, row, count)) return 1;
   }
   note_stored(w, o, at);
   store_data(o, m->bytes, at, row, n);
   if (!m->written) return 0;
   if (o->memory == SCRATCH) {
-    BY_COUNT(note_own, n, at);
-    if (log) keep(w, o, at, log, changing);
+    BY_COUNT(note_scratch_store, n, at);
+    if (log) log_access(w, o, at, log, changing);
     return 0;
   }
-  for (long l = 0; m->places && l < n; l++)
-    for (int64_t c = 0; at[l] >= 0 && c < count; c++) m->places[(at[l] >> m->shift) + c] = o->place;
+  for (long l = 0; m->store_addresses && l < n; l++)
+    for (int64_t c = 0; at[l] >= 0 && c < count; c++)
+      m->store_addresses[(at[l] >> m->shift) + c] = o->place;
   if (alone) alone = !BY_COUNT(note_stores, w, at);
   else
     for (long l = 0; l < n; l++) {
       const int64_t first = at[l] >> m->shift;
       if (at[l] >= 0) BY_COUNT(note_store, w, w->tags[wave_of(w, l)]);
     }
-  // several waves in one instruction: of other workgroups, or other values, numpy's
+  // If several waves stored to one cell in this instruction, they have to be of one workgroup and
+  // store the same value. Otherwise numpy executes it.
   for (long l = 0; !alone && l < n; l++) {
     const int64_t first = at[l] >> m->shift;
     for (int64_t c = first; at[l] >= 0 && c < first + count; c++) {
       if (m->written[c] == w->tags[wave_of(w, l)]) continue;
-      data_of(o, row, n, l, data);
+      lane_data(o, row, n, l, data);
       if (m->written[c] >> 40 != w->tags[wave_of(w, l)] >> 40 ||
           memcmp(m->bytes + at[l], data, o->size))
         return 1;
     }
   }
-  if (log) keep(w, o, at, log, changing);
+  if (log) log_access(w, o, at, log, changing);
   return 0;
 }
 
-// Lanes one after the other. What it orders is noted in Python, which stops the run behind it.
+// Executes the lanes of an atomic one after the other. It ends its run, and Python then records
+// what it orders.
 static int atomic(State *w, const Op *o, int64_t *log) {
   const Memory *m = &w->memory[o->memory];
   const long n = lanes(w) * w->n;
@@ -426,6 +433,6 @@ static int atomic(State *w, const Op *o, int64_t *log) {
     }
     for (int i = 0; row && i < o->words; i++) row[i * n + l] = old[i];
   }
-  if (log) keep(w, o, at, log, 1);
+  if (log) log_access(w, o, at, log, 1);
   return 0;
 }

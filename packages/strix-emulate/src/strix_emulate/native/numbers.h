@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-// a ? : that compilers do not make a branch of, so that loops become vector code
+// chosen ? a : b without a branch, so that loops become vector code.
 static inline uint32_t pick(int chosen, uint32_t a, uint32_t b) {
   const uint32_t mask = -(uint32_t)chosen;
   return (a & mask) | (b & ~mask);
@@ -25,7 +25,7 @@ static inline float half_value(uint16_t h) {
   return value;
 }
 
-// to nearest even; like numpy, keeps of a NaN the high bits of the fraction, or 1
+// Rounds to nearest even. As in numpy, a NaN keeps the high bits of its fraction, or 1.
 static inline uint16_t half_bits(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
@@ -42,7 +42,7 @@ static inline uint16_t half_bits(float x) {
   return (uint16_t)(sign | result);
 }
 
-// Sixteen of them; a signalling NaN may become quiet.
+// Converts sixteen halves. A signalling NaN may become quiet.
 static inline void sixteen_halves(float *to, const uint16_t *from) {
 #ifdef __F16C__
   for (int l = 0; l < 16; l += 8)
@@ -54,7 +54,7 @@ static inline void sixteen_halves(float *to, const uint16_t *from) {
 
 static inline float float_to_half(float x) { return half_value(half_bits(x)); }
 
-// so that another rounding, to half precision, is right
+// Rounds to odd, so that a second rounding to half precision is correct.
 static inline float to_odd(double x) {
   float f = (float)x;
   uint32_t bits;
@@ -80,7 +80,7 @@ BITS(double, int64_t, d, l)
 BITS(uint64_t, double, L, d)
 BITS(int64_t, double, l, d)
 
-// nextafter, without branches
+// nextafter without branches.
 static inline double next_double(double x, double to) {
   const int up = x < to, still = x == to, nan = (x != x) | (to != to);
   const int64_t step = up == (x > 0) ? 1 : -1;
@@ -89,7 +89,7 @@ static inline double next_double(double x, double to) {
   return nan ? x + to : still ? to : d_of_l(next);
 }
 
-// numpy's frexp in two
+// The two results of numpy's frexp.
 static inline double fraction(double x) {
   int power;
   return frexp(x, &power);

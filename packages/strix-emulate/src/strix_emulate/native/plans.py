@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What steps that C executes in a row do to the wait counters.
+"""What consecutive steps that C executes do to the wait counters.
 
-That depends on the code alone, not on data: it is worked out once for each state of the counters in
-which waves come to the steps.
+That depends on the code alone and not on data. So it is planned once for each state of the counters
+in which waves come to the steps.
 """
 
 import ctypes
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,114 +22,189 @@ from strix_emulate.memory.waves import Waves
 from strix_emulate.native import library as native
 
 
-class Logged:
-    """A Touch that C noted, worked out when it is asked for.
+class LoggedTouch:
+    """A `shadow.Touch` that C logged. Its attributes are computed when they are needed."""
 
-    rows: what C wrote; tags: of the waves; op: the operation to which the row belongs.
-    """
+    def __init__(
+        self,
+        memories,
+        rows: np.ndarray,
+        row: int,
+        wave_tags,
+        op: native.COp,
+    ):
+        """Refer to one row of a log.
 
-    def __init__(self, memories, rows: np.ndarray, row: int, tags, op: native.COp):
-        self._memories, self._rows, self._row, self._tags, self._op = memories, rows, row, tags, op
+        Args:
+            memories: The memories of the launch.
+            rows: The log.
+            row: Number of the row.
+            wave_tags: Tags of the waves.
+            op: The operation that logged the row.
+        """
+        self._memories = memories
+        self._rows = rows
+        self._row = row
+        self._wave_tags = wave_tags
+        self._op = op
 
     @cached_property
     def _lanes(self) -> np.ndarray | slice:
-        found, at = self._rows[self._row, 0], self._rows[self._row, 1:]
-        if not found & 1:
+        header = self._rows[self._row, 0]
+        at = self._rows[self._row, 1:]
+        if not header & 1:
             return np.zeros(0, np.int64)
         active = at >= 0
         return slice(None) if active.all() else np.flatnonzero(active)
 
     @cached_property
     def at(self) -> np.ndarray:
-        """As of a Touch; so are the others."""
+        """Offsets of the active lanes."""
         return self._rows[self._row, 1:][self._lanes]
 
     @cached_property
-    def marks(self) -> np.ndarray:  # noqa: D102
-        width = (self._rows.shape[1] - 1) // len(self._tags)
-        return np.repeat(self._tags, width)[self._lanes]
+    def tags(self) -> np.ndarray:
+        """Tags that the access left in the shadow."""
+        width = (self._rows.shape[1] - 1) // len(self._wave_tags)
+        return np.repeat(self._wave_tags, width)[self._lanes]
 
     @property
-    def memory(self) -> Memory:  # noqa: D102
+    def memory(self) -> Memory:
+        """The memory."""
         return self._memories[self._rows[self._row, 0] >> 1]
 
     @property
-    def size(self) -> int:  # noqa: D102
+    def size(self) -> int:
+        """Bytes of each access."""
         return self._op.size
 
     @property
-    def write(self) -> bool:  # noqa: D102
+    def write(self) -> bool:
+        """Whether it is a store."""
         return self._op.handler == native.HANDLERS["store"]
 
 
-class Plan:
-    """What is outstanding behind each of some ends of the steps: of what was, and of what is new.
+class _Change:
+    """What becomes of one counter's queue.
 
-    The log has a row for each operation that may be outstanding there. array: for each operation
-    its row, or -1; kept: the array's address; rows: how many.
+    Attributes:
+        remaining: Numbers of the old entries that stay.
+        added: For each new entry, its operations with their rows of the log.
+    """
+
+    __slots__ = ("added", "remaining")
+
+    def __init__(self, remaining: list[int], added: list[list[tuple[int, int]]]):
+        self.remaining = remaining
+        self.added = added
+
+
+class Plan:
+    """What is outstanding behind each of several ends of the steps.
+
+    Attributes:
+        rows: Number of rows of the log: one for each operation that may be outstanding.
+        log_rows: Address of an array with the row of each operation, or -1.
     """
 
     def __init__(
-        self, behind: dict[int, waits.Queues], ops: Sequence[range], count: int, orders: bool
+        self,
+        behind: dict[int, waits.Queues],
+        ops: Sequence[range],
+        count: int,
+        orders: bool,
     ):
-        """Take behind: queues by end, with an old entry's number or (step,) for what was touched,
-        or () where that is another counter's.
+        """Make a plan.
 
-        ops: numbers of the operations of each step, of count in all; orders: whether the last one
-        orders others. Its row is the first: it is no access that a barrier would postpone.
+        Args:
+            behind: Queues by end, from `follow_counters`.
+            ops: Numbers of the operations of each step.
+            count: Number of operations.
+            orders: Whether the last operation orders others. It then has the first row, and a
+                barrier does not postpone it.
         """
-        self.array = (ctypes.c_int32 * count)(*[-1] * count)
-        self.kept, self.rows = ctypes.addressof(self.array), 0
+        self._rows_of_ops = (ctypes.c_int32 * count)(*[-1] * count)
+        self.log_rows = ctypes.addressof(self._rows_of_ops)
+        self.rows = 0
         if orders:
-            self._row(count - 1)
-        entries: dict[int, list[tuple[int, int]]] = {}
+            self._add_row(count - 1)
+        self._entries: dict[int, list[tuple[int, int]]] = {}
         self._changes = {}
         for end, queues in behind.items():
-            changes = []
-            for touched in queues.touched:
-                new = [steps for steps in touched if isinstance(steps, tuple)]
-                for step in chain(*new):
-                    if step not in entries:
-                        entries[step] = [self._row(i) for i in ops[step] if self.array[i] < 0]
-                left = [old for old in touched if isinstance(old, int)]
-                changes.append((left, [[x for i in steps for x in entries[i]] for steps in new]))
-            self._changes[end] = queues.state, changes
+            changes = [self._plan_queue(touched, ops) for touched in queues.touched]
+            self._changes[end] = (queues.state, changes)
 
-    def _row(self, op: int) -> tuple[int, int]:
-        self.array[op] = self.rows
+    def _plan_queue(self, touched: list, ops: Sequence[range]) -> _Change:
+        """Plan one queue, whose entries are numbers of old ones, or the steps of new ones."""
+        change = _Change([], [])
+        for entry in touched:
+            if isinstance(entry, int):
+                change.remaining.append(entry)
+                continue
+            rows = []
+            for step in entry:
+                rows += self._rows_of_step(step, ops)
+            change.added.append(rows)
+        return change
+
+    def _rows_of_step(self, step: int, ops: Sequence[range]) -> list[tuple[int, int]]:
+        if step not in self._entries:
+            without_row = [op for op in ops[step] if self._rows_of_ops[op] < 0]
+            self._entries[step] = [self._add_row(op) for op in without_row]
+        return self._entries[step]
+
+    def _add_row(self, op: int) -> tuple[int, int]:
+        row = self.rows
+        self._rows_of_ops[op] = row
         self.rows += 1
-        return op, self.array[op]
+        return op, row
 
-    def leave(self, g: Waves, end: int, memories, ops, log) -> None:
-        """Leave the wait counters as they are behind that end."""
+    def apply(self, g: Waves, end: int, memories, ops, log) -> None:
+        """Set the wait counters of waves to what they are behind that end."""
         g.queues.state, changes = self._changes[end]
-        for number, (left, new) in enumerate(changes):
-            old = g.queues.touched[number]
-            if new or len(left) < len(old):
-                g.queues.touched[number] = [old[i] for i in left] + [
-                    tuple([Logged(memories, log, row, g.tags, ops[op]) for op, row in some])
-                    for some in new
-                ]
+        for counter, change in enumerate(changes):
+            old = g.queues.touched[counter]
+            if not change.added and len(change.remaining) == len(old):
+                continue
+            touched = [old[i] for i in change.remaining]
+            for rows in change.added:
+                touches = [LoggedTouch(memories, log, row, g.tags, ops[op]) for op, row in rows]
+                touched.append(tuple(touches))
+            g.queues.touched[counter] = touched
 
 
-def behind(
-    steps: Sequence[Step], first: int, state: waits.State, ends: Iterable[int], checks: Findings
+def follow_counters(
+    steps: Sequence[Step],
+    first: int,
+    state: waits.State,
+    ends: Iterable[int],
+    checks: Findings,
 ) -> dict[int, waits.Queues] | None:
-    """Follow the counters through steps from the first on, for :class:`Plan`.
+    """Follow the counters through steps for `Plan`.
 
-    Return None if a wait is missing.
+    Args:
+        steps: The steps.
+        first: Number of the first step.
+        state: State of the counters in front of it.
+        ends: Numbers of steps before which the queues are returned.
+        checks: The checks. Findings must raise Trap.
+
+    Returns:
+        The queues by end, or None if a wait is missing. Instead of the memory that was touched, an
+        old entry has its number in the old queue, and a new one its steps in a tuple. The tuple is
+        empty for an entry whose result another counter guarantees.
     """
-    # in the place of what they touched, the old entries' numbers and the new ones' steps
-    places = [list(range(len(queue))) for queue in state.queues]
-    ghost: Any = SimpleNamespace(queues=waits.Queues(state, places))
-    found = {}
+    numbers = [list(range(len(queue))) for queue in state.queues]
+    waves: Any = SimpleNamespace(queues=waits.Queues(state, numbers))
+    behind = {}
     try:
         for number in range(first, len(steps) + 1):
             if number in ends:
-                found[number] = waits.Queues(ghost.queues.state, list(ghost.queues.touched))
+                touched = list(waves.queues.touched)
+                behind[number] = waits.Queues(waves.queues.state, touched)
             if number < len(steps):
-                steps[number].check(ghost, checks)
-                steps[number].issue(ghost, (number,))
+                steps[number].check(waves, checks)
+                steps[number].issue(waves, (number,))
     except Trap:
         return None
-    return found
+    return behind

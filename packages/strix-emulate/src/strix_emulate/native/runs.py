@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parts of basic blocks: steps that numpy executes, and runs of steps that C does."""
+"""Parts of basic blocks: steps that numpy executes, and runs of steps that C executes."""
 
 import ctypes
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
@@ -12,116 +13,206 @@ from strix_emulate.instructions.steps import Step
 from strix_emulate.memory import polls
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.findings import Findings
+from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waits import State
 from strix_emulate.memory.waves import LANES, Waves
 from strix_emulate.native import library as native
 from strix_emulate.native import plans
-from strix_emulate.native.plans import Logged, Plan
+from strix_emulate.native.plans import LoggedTouch, Plan
+
+#: Arrays of 64-bit words by lane that C uses as spare registers.
+_SPARE_REGISTERS = 8
 
 
 class Session:
-    """What C needs of a launch: its memories, and room for so many lanes."""
+    """What C needs of a launch: its memories, and room for the lanes.
+
+    Attributes:
+        compiled: The library.
+        registers: Number of vector registers of the waves.
+        memories: Global memory, LDS, scratch.
+        state: The state that C reads.
+    """
 
     def __init__(
-        self, library: native.Library, spaces: Spaces, lanes: int, registers: int, checks: bool
+        self,
+        library: native.Library,
+        spaces: Spaces,
+        lanes: int,
+        registers: int,
+        checks: bool,
     ):
-        """Take registers, how many vector registers the waves have."""
-        self.compiled, self.spaces, self.checks = library, spaces, checks
+        """Prepare a launch.
+
+        Args:
+            library: The library.
+            spaces: The memories.
+            lanes: Lanes of the waves that run at a time, at most.
+            registers: Number of vector registers of the waves.
+            checks: Whether the launch is checked.
+        """
+        self.compiled = library
         self.registers = registers
-        self.memories = (spaces.arena, spaces.lds, spaces.scratch)
-        self.state = state = native.CState()
-        self._room = np.zeros(9 * lanes, np.uint64)
-        self._polled, self._records = np.zeros(lanes, np.int64), False
-        start = self._room.ctypes.data
-        state.masks = start + 8 * 8 * lanes
-        state.spare[:] = [start + 8 * lanes * i for i in range(8)]
-        for memory, c in zip(self.memories, state.memory, strict=True):
-            c.bytes, c.strict = memory.bytes.ctypes.data, memory.strict
-            c.shift = memory.cell.bit_length() - 1
-        self._address, self._tags = ctypes.addressof(state), None
-        self._waves: Waves | None = None
-        arena, lds, scratch = state.memory
-        self._lds, self._scratch = lds, scratch
-        self._order: Any = spaces.arena.order
-        self._told: Any = None
-        self._doubts = spaces.arena.doubts
-        if self._doubts is not None:
-            state.touched = self._doubts.touched.ctypes.data
-        if self._order is not None:
-            self._asked = native.ORDER(self._order.told)
-            state.order = ctypes.cast(self._asked, ctypes.c_void_p).value
+        self.memories: tuple[Memory, ...] = (spaces.arena, spaces.lds, spaces.scratch)
+        self._checks = checks
+        self.state = native.CState()
         self._ranges = spaces.arena.ranges()
-        arena.ranges, arena.range_count = self._ranges.ctypes.data, len(self._ranges)
-        lds.size, lds.stride = spaces.lds_size, spaces.lds_stride
-        scratch.size, scratch.stride = spaces.scratch_size, spaces.scratch_size
+        self._describe_memories(spaces)
+        self._waves: Waves | None = None
+        self._tags: Any = None
+        self._records_polls = False
+        self._last_order: Any = None
+        self._order: Any = spaces.arena.order
+        self._doubts = spaces.arena.doubts
+        self._polled = np.zeros(lanes, np.int64)
+        # behind the spare registers, 32-bit masks of all lanes
+        self._room = np.zeros((_SPARE_REGISTERS + 1) * lanes, np.uint64)
+        room = self._room.ctypes.data
+        state = self.state
+        state.spare[:] = [room + 8 * lanes * i for i in range(_SPARE_REGISTERS)]
+        state.masks = room + 8 * lanes * _SPARE_REGISTERS
+        self._address = ctypes.addressof(state)
+        if self._doubts is not None:
+            state.loaded_ranges = self._doubts.touched.ctypes.data
+        if self._order is not None:
+            self._classify = native.CLASSIFY(self._order.classify)
+            state.classify = ctypes.cast(self._classify, ctypes.c_void_p).value
 
-    def start(self) -> None:
-        """Tell C where the shadows are, after they were cleared."""
+    def _describe_memories(self, spaces: Spaces) -> None:
         for memory, c in zip(self.memories, self.state.memory, strict=True):
-            if memory.checked:
-                c.written, c.read = memory.written.ctypes.data, memory.read.ctypes.data
-                c.writers = memory.writers.ctypes.data
-                c.places = memory.places.ctypes.data if memory.code else None
+            c.bytes = memory.bytes.ctypes.data
+            c.strict = memory.strict
+            c.shift = memory.cell.bit_length() - 1
+        arena, lds, scratch = self.state.memory
+        arena.ranges = self._ranges.ctypes.data
+        arena.range_count = len(self._ranges)
+        lds.size = spaces.lds_size
+        lds.stride = spaces.lds_stride
+        scratch.size = spaces.scratch_size
+        scratch.stride = spaces.scratch_size
+        self._lds = lds
+        self._scratch = scratch
 
-    def run(self, g: Waves, ops: int, count: int, kept: int | None = None, log: Any = None) -> int:
-        """Execute operations at that address; return how many, less than count if C stopped.
+    def update_shadows(self) -> None:
+        """Pass the addresses of the shadows to C, after they were cleared."""
+        for memory, c in zip(self.memories, self.state.memory, strict=True):
+            if not memory.checked:
+                continue
+            c.written = memory.written.ctypes.data
+            c.read = memory.read.ctypes.data
+            c.writers = memory.writers.ctypes.data
+            c.store_addresses = memory.store_addresses.ctypes.data if memory.stores else None
 
-        kept: the address of the rows of the log by operation, if there is one.
+    def run(
+        self,
+        g: Waves,
+        ops: int,
+        count: int,
+        log_rows: int | None = None,
+        log: Any = None,
+    ) -> int:
+        """Execute operations.
+
+        Args:
+            g: The waves.
+            ops: Address of the first operation.
+            count: Number of operations.
+            log_rows: Address of an array with the row of the log by operation, or None.
+            log: The log, (rows, 1 + lanes) int64, or None.
+
+        Returns:
+            Number of operations that were executed: less than count if C stopped.
         """
         state = self.state
         if self._waves is not g:
-            state.v, state.s, state.scc, row = (
-                x.ctypes.data for x in (g.V, g.S, g.scc, g.identity)
-            )
-            state.n, state.halves = g.n, g.width // LANES
-            size = 8 * g.n
-            self._scratch.slots, self._lds.slots = row + 2 * size, row + 3 * size
-            if self._doubts is not None:
-                state.stored = row + 5 * size
-            self._waves, self._tags = g, None
-        if self.checks:
+            self._set_waves(g)
+        if self._checks:
             if self._tags is not g.tags:
-                state.tags, self._tags = g.tags.ctypes.data, g.tags
-            order = self._order.idle, *[len(memory.copies) for memory in self.memories]
-            if order != self._told:
-                self._told = order
-                state.ordered = not order[0]
-                for c, copies in zip(state.memory, order[1:], strict=True):
-                    c.copies = copies
+                state.tags = g.tags.ctypes.data
+                self._tags = g.tags
+            order = self._order.idle, *[len(memory.co_writers) for memory in self.memories]
+            if order != self._last_order:
+                self._set_order(order)
             if log is not None:
                 state.log = log.ctypes.data
-        if g.records != self._records:
-            self._records = g.records
-            state.polled = self._polled.ctypes.data if g.records else None
-        done = self.compiled.run(self._address, ops, count, kept)
+        if g.records_polls != self._records_polls:
+            self._records_polls = g.records_polls
+            state.polled = self._polled.ctypes.data if g.records_polls else None
+        executed = self.compiled.run(self._address, ops, count, log_rows)
         if state.exec_changed:
             g.exec_changed()
-        return done
+        return executed
+
+    def _set_waves(self, g: Waves) -> None:
+        state = self.state
+        state.v = g.V.ctypes.data
+        state.s = g.S.ctypes.data
+        state.scc = g.scc.ctypes.data
+        state.n = g.n
+        state.halves = g.width // LANES
+        identity = g.identity.ctypes.data
+        # rows of Waves.identity
+        size = 8 * g.n
+        self._scratch.slots = identity + 2 * size
+        self._lds.slots = identity + 3 * size
+        if self._doubts is not None:
+            state.stored = identity + 5 * size
+        self._waves = g
+        self._tags = None
+
+    def _set_order(self, order: tuple) -> None:
+        """Pass to C whether atomics order anything, and where several workgroups wrote a value."""
+        self._last_order = order
+        is_idle, *co_writers = order
+        self.state.atomics_order = not is_idle
+        for c, count in zip(self.state.memory, co_writers, strict=True):
+            c.co_writers = count
 
     def note_poll(self, g: Waves, op: native.COp) -> None:
-        """Note what waves saw where the last operation asked for memory that others change."""
+        """Record what waves polled in the last operation."""
         at = self._polled[: g.n * g.width]
         lanes = np.flatnonzero(at >= 0)
         target = range(op.target.index, op.target.index + op.words)
         memory = self.memories[self.state.polled_memory]
-        polls.note(g, memory, at[lanes], op.size, lanes, target, op.polls > 1)
+        polls.note(
+            g,
+            memory,
+            at[lanes],
+            op.size,
+            lanes,
+            target,
+            compares=op.polls > 1,
+        )
 
 
-_OP = ctypes.sizeof(native.COp)
+_OP_SIZE = ctypes.sizeof(native.COp)
 
 
 class Run:
-    """Steps in a row that C executes; only the last one may order what other waves do."""
+    """Consecutive steps that C executes. Only the last one may order what other waves do.
 
-    def __init__(self, session: Session, steps: list[Step], ops: list[list[native.COp]]):
-        self.session: Any = session  # None between launches
+    Attributes:
+        session: The session of the launch, or None between launches.
+        steps: The steps.
+        ops: Their operations.
+        orders: Records for the checks what the last step orders, or None.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        steps: list[Step],
+        ops: list[list[native.COp]],
+    ):
+        self.session: Any = session
         self.steps = steps
-        flat = [op for part in ops for op in part]
+        flat = [op for ops_of_step in ops for op in ops_of_step]
         self.ops = (native.COp * len(flat))(*flat)
-        self._first = ctypes.addressof(self.ops)
+        self._address = ctypes.addressof(self.ops)
+        #: number of the first operation of each step, and of all operations
         self._starts = [0, *accumulate(map(len, ops))]
-        self._of = [range(*pair) for pair in pairwise(self._starts)]
-        for number, (step, numbers) in enumerate(zip(steps, self._of, strict=True)):
+        self._ops_of_steps = [range(start, end) for start, end in pairwise(self._starts)]
+        for number, (step, numbers) in enumerate(zip(steps, self._ops_of_steps, strict=True)):
             for i in numbers:
                 self.ops[i].step = number
                 step.tell(self.ops[i])
@@ -129,11 +220,18 @@ class Run:
         self.orders: Any = steps[-1].traits.executable.orders
         self._plans: dict[tuple, Plan | None] = {}
 
-    def execute(self, g: Waves, checks: Findings | None, first: int = 0) -> None:
-        """Execute the steps from the first: in C where what they need is known, else one by one."""
-        count, session, start = len(self.ops), self.session, self._starts[first]
+    def execute(
+        self,
+        g: Waves,
+        checks: Findings | None,
+        first: int = 0,
+    ) -> None:
+        """Execute the steps from the first one on: in C if a plan exists, or else one by one."""
+        count = len(self.ops)
+        session = self.session
+        start = self._starts[first]
         while first < len(self.steps):
-            plan = log = kept = None
+            plan = log = log_rows = None
             if checks:
                 plan = self._plan(g.queues.state, first, checks)
                 if plan is None:
@@ -143,85 +241,115 @@ class Run:
                     return
                 if plan.rows:
                     log = np.empty((plan.rows, 1 + g.width * g.n), np.int64)
-                    kept = plan.kept + 4 * start
-            done = count - start
-            if done:
-                done = session.run(g, self._first + start * _OP, done, kept, log)
-            start += done
+                    log_rows = plan.log_rows + 4 * start
+            executed = count - start
+            if executed:
+                address = self._address + start * _OP_SIZE
+                executed = session.run(g, address, executed, log_rows, log)
+            start += executed
             if start == count:
-                if g.records and done and self._polls:
+                if g.records_polls and executed and self._polls:
                     session.note_poll(g, self.ops[-1])
                 if checks and plan:
-                    self._leave(g, checks, plan, log)
+                    self._finish(g, checks, plan, log)
                 return
             stopped = self.ops[start].step
-            self.by_numpy(g, checks, first, stopped)
+            self.execute_in_numpy(g, checks, first, stopped)
             first = stopped + 1
             start = self._starts[first]
 
-    def _leave(self, g: Waves, checks: Findings, plan: Plan, log: Any) -> None:
-        """Note for the checks what C has done."""
+    def _finish(
+        self,
+        g: Waves,
+        checks: Findings,
+        plan: Plan,
+        log: Any,
+    ) -> None:
+        """Record for the checks what C has executed."""
         memories = self.session.memories
-        plan.leave(g, len(self.steps), memories, self.ops, log)
+        plan.apply(g, len(self.steps), memories, self.ops, log)
         if self.orders:
             checks.at = self.steps[-1].instruction
-            last = Logged(memories, log, 0, g.tags, self.ops[-1])
-            if last.memory.of_lanes:
-                return
-            self.orders(g, last.memory, last.at, last.size, last.marks)
+            last = LoggedTouch(memories, log, 0, g.tags, self.ops[-1])
+            if not last.memory.of_lanes:
+                self.orders(g, last.memory, last.at, last.size, last.tags)
 
-    def by_numpy(self, g: Waves, checks: Findings | None, first: int, stopped: int) -> None:
-        """Execute the step in front of which C stopped after it had begun with the first."""
+    def execute_in_numpy(
+        self,
+        g: Waves,
+        checks: Findings | None,
+        first: int,
+        stopped: int,
+    ) -> None:
+        """Execute the step before which C stopped. C had begun with the step `first`."""
         if checks:
             for step in self.steps[first:stopped]:
                 step.issue(g)
         self.steps[stopped].execute(g, checks)
 
-    def _plan(self, state: State, first: int, checks: Findings) -> Plan | None:
+    def _plan(
+        self,
+        state: State,
+        first: int,
+        checks: Findings,
+    ) -> Plan | None:
         key = (first, state)
         if key not in self._plans:
             end = len(self.steps)
-            found = plans.behind(self.steps, first, state, [end], Findings(checks.off))
-            self._plans[key] = (
-                None if found is None
-                else Plan(found, self._of, len(self.ops), bool(self.orders)))  # fmt: skip
+            behind = plans.follow_counters(
+                self.steps,
+                first,
+                state,
+                [end],
+                Findings(checks.off),
+            )
+            plan = None
+            if behind is not None:
+                plan = Plan(
+                    behind,
+                    self._ops_of_steps,
+                    len(self.ops),
+                    bool(self.orders),
+                )
+            self._plans[key] = plan
         return self._plans[key]
 
 
 def encoded(step: Step, library: native.Library) -> list | Literal[False]:
-    """Return what C executes of a step; False if it cannot."""
+    """Return the operations that C executes for a step, or False if it cannot."""
     traits = step.traits
     if traits.ops is None:
-        try:
-            micros = traits.executable.micros
-            traits.ops = False if micros is None else native.encode_step(micros, library.functions)
-        except Unknown:
-            traits.ops = False
+        micros = traits.executable.micros
+        traits.ops = False
+        if micros is not None:
+            with suppress(Unknown):
+                traits.ops = native.encode_step(micros, library.functions)
     return traits.ops
 
 
-def parts(steps: list[Step], session: Session | None) -> list[Step | Run]:
-    """Return the steps of a block, with runs of those that C knows in their place."""
+def split_steps(steps: list[Step], session: Session | None) -> list[Step | Run]:
+    """Return the steps of a block. Runs take the place of those that C can execute."""
     if session is None:
         return list(steps)
-    found: list[Step | Run] = []
-    waiting: list[tuple[Step, list]] = []
-
-    def close():
-        if any(ops for _, ops in waiting):
-            found.append(Run(session, [s for s, _ in waiting], [o for _, o in waiting]))
-        else:
-            found.extend(step for step, _ in waiting)
-        waiting.clear()
-
+    parts: list[Step | Run] = []
+    collected: list[Step] = []
     for step in steps:
         ops = encoded(step, session.compiled)
         if ops is False or any(op.highest >= session.registers for op in ops):
-            close()
-            found.append(step)
-        else:
-            waiting.append((step, ops))
-            if step.traits.executable.orders:
-                close()
-    close()
-    return found
+            parts += _make_run(collected, session)
+            collected = []
+            parts.append(step)
+            continue
+        collected.append(step)
+        if step.traits.executable.orders:
+            parts += _make_run(collected, session)
+            collected = []
+    return parts + _make_run(collected, session)
+
+
+def _make_run(steps: list[Step], session: Session) -> list[Step] | list[Run]:
+    """Return a run of steps, or the steps if they have no operations."""
+    ops: Any = [step.traits.ops for step in steps]
+    if any(ops):
+        return [Run(session, steps, ops)]
+    return steps

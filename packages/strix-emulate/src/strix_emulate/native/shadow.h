@@ -1,35 +1,51 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The race shadow: what track and track_store of memory/shadow.py do where there is no fault.
-// Tags: happens_before.py. Whether an access tagged old and a later one tagged new may swap.
-// Not 0 if so; without branches, so that loops become vector code.
+// The race shadow: what track and track_store of memory/shadow.py do if there is no finding.
+
+// Layout of a tag: see memory/tags.py.
+enum { WORKGROUP = 40, BARRIER = 22, SEVERAL = 0xff };
+#define EVERYONE (1ll << 62)
+#define BELOW_BARRIER ((1ll << BARRIER) - 1)
+
+// Whether no barrier orders an access tagged old and a later one tagged new: not 0 if so. Without
+// branches, so that loops become vector code.
 static inline int64_t unordered(int64_t old, int64_t new) {
-  const int64_t differ = old ^ new, other = old >> 22 >= new >> 22 ? differ & 0xff : 0;
-  return old ? differ >> 40 | other : 0;
+  const int64_t differ = old ^ new;
+  const int64_t other_wave = old >> BARRIER >= new >> BARRIER ? differ & 0xff : 0;
+  return old ? differ >> WORKGROUP | other_wave : 0;
 }
 
-// The tag of several waves that read a cell: see happens_before.py.
-static inline int64_t readers(int64_t tag) {
-  return (tag & 0xff) == 0xff ? tag & 0x3fff00 : 0x100ll << (tag & 7);
-}
-static inline int64_t several(int64_t a, int64_t b) {
-  return ((a > b ? a : b) & ~0x3fffffll) | readers(a) | readers(b) | 0xff;
+static inline int same_workgroup(int64_t a, int64_t b) { return a >> WORKGROUP == b >> WORKGROUP; }
+
+// The waves of a read tag, as bits in the field of releases.
+static inline int64_t reader_bits(int64_t tag) {
+  return (tag & 0xff) == SEVERAL ? tag & 0x3fff00 : 0x100ll << (tag & 7);
 }
 
-// Whether they may, for all that atomics ordered. 2: numpy is to look at it, as what they ordered
-// for some of several waves at one cell decides which tags are left, or as a cache may hide what is
-// ordered.
-static int may_swap(State *w, int64_t old, int64_t new) {
-  if (!unordered(old, new)) return 0;
-  if (!w->ordered) return 1;
-  if (w->asked[0] != old || w->asked[1] != new) {
-    w->answer = w->order(old, new);
-    w->asked[0] = old, w->asked[1] = new;
+// The tag of two waves of one workgroup that read a cell.
+static inline int64_t merge_readers(int64_t a, int64_t b) {
+  return ((a > b ? a : b) & ~BELOW_BARRIER) | reader_bits(a) | reader_bits(b) | SEVERAL;
+}
+
+enum { ORDERED, RACE, ASK_NUMPY };
+
+// Whether two accesses may race, for all that barriers and atomics order. ASK_NUMPY: either several
+// waves access one cell, and which of them an atomic orders decides the tags that remain; or a
+// cache may hide the earlier access.
+static int may_race(State *w, int64_t old, int64_t new) {
+  if (!unordered(old, new)) return ORDERED;
+  if (!w->atomics_order) return RACE;
+  if (w->classified[0] != old || w->classified[1] != new) {
+    w->classification = w->classify(old, new);
+    w->classified[0] = old;
+    w->classified[1] = new;
   }
-  return !w->answer ? 1 : w->answer == 2 || w->shared ? 2 : 0;
+  if (!w->classification) return RACE;
+  return w->classification == 2 || w->shares_cells ? ASK_NUMPY : ORDERED;
 }
 
-// Whether waves may have a cell in common: all but where each lies behind the one before it.
-static inline int meet(const Memory *m, const State *w, const int64_t *at, int size) {
+// Whether waves may have a cell in common. They have none if the cells of each wave lie behind
+// those of the wave before it.
+static inline int may_share_cells(const Memory *m, const State *w, const int64_t *at, int size) {
   int64_t end = -1;
   for (long i = 0; i < w->n; i++) {
     const int64_t *mine = at + i * lanes(w);
@@ -46,80 +62,84 @@ static inline int meet(const Memory *m, const State *w, const int64_t *at, int s
   return 0;
 }
 
+// Number of cells of an access.
 static inline int64_t cells(const Memory *m, int size) {
   const int64_t count = size >> m->shift;
   return count ? count : 1;
 }
 
-// In memory of one workgroup: a tag below this one is of an access in front of the last barrier.
-static inline int64_t before_barrier(int64_t tag) { return tag & ~0x3fffffll; }
+// In memory of one workgroup, smaller tags are of accesses that the last barrier orders.
+static inline int64_t last_barrier(int64_t tag) { return tag & ~BELOW_BARRIER; }
 
-static inline int wrote(const Memory *m, int64_t cell, int64_t mark) {
-  return m->written[cell] >> 40 == mark >> 40 && m->writers[cell] >> (mark & 31) & 1;
+// Whether the tag's wave wrote the value that stands in a cell.
+static inline int wrote_value(const Memory *m, int64_t cell, int64_t tag) {
+  return same_workgroup(m->written[cell], tag) && m->writers[cell] >> (tag & 31) & 1;
 }
 
-// The tag of cells after a read by mark; 0 if numpy is to look at it. private: of one workgroup,
-// where it must have been written before.
-static inline int64_t tag_read(State *w, int64_t written, int64_t seen, int64_t mark, int mine,
+// The new read tag of a cell after a load; 0 if numpy has to execute the load.
+// own: the wave itself wrote the value. private: the memory belongs to one workgroup, and the cell
+// must have been written.
+static inline int64_t read_tag(State *w, int64_t written, int64_t read, int64_t tag, int own,
                                int private) {
   if (private && !written) return 0;
-  const int after_write = may_swap(w, written, mark), after_read = may_swap(w, seen, mark);
-  if (after_write == 2 || (after_write && !mine) || after_read == 2) return 0;
-  if (!after_read) return mark;
-  if (seen >> 40 != mark >> 40) return 1ll << 62;
-  return several(seen, mark);
+  const int after_write = may_race(w, written, tag), after_read = may_race(w, read, tag);
+  if (after_write == ASK_NUMPY || (after_write && !own) || after_read == ASK_NUMPY) return 0;
+  if (!after_read) return tag;
+  if (!same_workgroup(read, tag)) return EVERYONE;
+  return merge_readers(read, tag);
 }
 
-// Whether all cells from the first on have the first one's tags: most often so.
-static inline int alike(const int64_t *written, const int64_t *read, int64_t count) {
+// Whether all cells have the tags of the first one, as is most often so.
+static inline int have_same_tags(const int64_t *written, const int64_t *read, int64_t count) {
   int64_t differ = 0;
   for (int64_t c = 1; c < count; c++) differ |= (written[c] ^ written[0]) | (read[c] ^ read[0]);
   return !differ;
 }
 
-// Notes a load of count cells. 1 if numpy is to look at it.
+// Records a load of count cells. 1 if numpy has to execute it.
 static inline __attribute__((always_inline)) int note_load(Memory *m, int64_t first, int64_t count,
-                                                           State *w, int64_t mark, int private) {
+                                                           State *w, int64_t tag, int private) {
   int64_t *written = m->written + first, *read = m->read + first;
-  if (alike(written, read, count) && !unordered(written[0], mark)) {
-    if (read[0] == mark && (written[0] || !private)) return 0;
-    const int64_t tag = tag_read(w, written[0], read[0], mark, 0, private);
-    for (int64_t c = 0; c < count; c++) read[c] = tag ? tag : read[c];
-    return !tag;
+  if (have_same_tags(written, read, count) && !unordered(written[0], tag)) {
+    if (read[0] == tag && (written[0] || !private)) return 0;
+    const int64_t merged = read_tag(w, written[0], read[0], tag, 0, private);
+    for (int64_t c = 0; c < count; c++) read[c] = merged ? merged : read[c];
+    return !merged;
   }
   for (int64_t c = 0; c < count; c++) {
-    const int mine = wrote(m, first + c, mark);
-    const int64_t tag = tag_read(w, written[c], read[c], mark, mine, private);
-    if (!tag) return 1;
-    read[c] = tag;
+    const int own = wrote_value(m, first + c, tag);
+    const int64_t merged = read_tag(w, written[c], read[c], tag, own, private);
+    if (!merged) return 1;
+    read[c] = merged;
   }
   return 0;
 }
 
-// Waves of a workgroup may store the same value to one place. same: whether it stands there.
+// Whether a store needs no finding. Waves of a workgroup may store the same value to one cell.
+// same: whether that value stands there already.
 static inline __attribute__((always_inline)) int
-may_store(const Memory *m, int64_t first, int64_t count, State *w, int64_t mark, int same) {
+may_store(const Memory *m, int64_t first, int64_t count, State *w, int64_t tag, int same) {
   const int64_t *written = m->written + first, *read = m->read + first;
-  if (alike(written, read, count)) count = 1;
+  if (have_same_tags(written, read, count)) count = 1;
   for (int64_t c = 0; c < count; c++) {
-    const int after_write = may_swap(w, written[c], mark);
-    if (may_swap(w, read[c], mark) || after_write == 2) return 0;
-    if (after_write && !(same && written[c] >> 40 == mark >> 40)) return 0;
+    const int after_write = may_race(w, written[c], tag);
+    if (may_race(w, read[c], tag) || after_write == ASK_NUMPY) return 0;
+    if (after_write && !(same && same_workgroup(written[c], tag))) return 0;
   }
   return 1;
 }
 
 static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t first, int64_t count,
-                                                            State *w, int64_t mark) {
+                                                            State *w, int64_t tag) {
   for (int64_t c = first; c < first + count; c++) {
-    const uint32_t others = may_swap(w, m->written[c], mark) ? m->writers[c] : 0;
-    m->writers[c] = others | 1u << (mark & 31);
-    m->written[c] = mark;
+    const uint32_t others = may_race(w, m->written[c], tag) ? m->writers[c] : 0;
+    m->writers[c] = others | 1u << (tag & 31);
+    m->written[c] = tag;
   }
   return 0;
 }
 
-// With a count that the compiler knows.
+// Calls F with a number of cells that the compiler knows.
 #define BY_COUNT(F, ...)                      \
   (count == 1   ? F(m, first, 1, __VA_ARGS__) \
    : count == 2 ? F(m, first, 2, __VA_ARGS__) \
@@ -129,9 +149,9 @@ static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t f
 
 #define INLINE static inline __attribute__((always_inline))
 
-// Whether sixteen lanes lie one behind the other, size bytes apart, or all at one place.
+// Whether the offsets of sixteen lanes are consecutive, size bytes apart, or all the same.
 static inline int in_a_row(const int64_t *at, int64_t size) {
-  // of 32 bits: a product of 64 takes three instructions of vector code
+  // In 32 bits, as a 64-bit product takes three vector instructions.
   const uint32_t step = at[1] == at[0] ? 0 : size;
 #ifdef __AVX512F__
   const __m512i number = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
@@ -147,8 +167,8 @@ static inline int in_a_row(const int64_t *at, int64_t size) {
 #endif
 }
 
-// Executes what follows for each cell, of count by active lane, of a wave's lanes: long rows of
-// cells are vector code. Inactive lanes lie below 0.
+// Executes statements for each cell c of a wave's lanes. Each active lane has count cells, and the
+// offset of an inactive lane is negative. Consecutive cells become vector code.
 #define EACH_CELL(...)                                                                       \
   for (long g = 0; g < lanes(w); g += 16)                                                    \
     if (in_a_row(mine + g, count << m->shift)) {                                             \
@@ -171,40 +191,43 @@ static inline int in_a_row(const int64_t *at, int64_t size) {
         }                                                                                    \
       }
 
-// For all lanes of one access: whether their tags alone say that nothing can swap with it.
-INLINE int quiet(const Memory *m, int64_t unused, int64_t count, State *w, const int64_t *at,
-                 int write, int private) {
+// Whether the tags alone tell that no lane of an access conflicts with an earlier access.
+INLINE int has_no_conflict(const Memory *m, int64_t unused, int64_t count, State *w,
+                           const int64_t *at, int write, int private) {
   const int64_t *written = m->written, *read = m->read;
-  int64_t found = 0, others = 0;
+  int64_t conflicts = 0, other_readers = 0;
   for (long i = 0; private && i < w->n; i++) {
     const int64_t *mine = at + i * lanes(w);
-    const uint64_t before = before_barrier(w->tags[i]);
-    EACH_CELL(found |= (uint64_t)written[c] - 1 >= before - 1;)
+    const uint64_t barrier = last_barrier(w->tags[i]);
+    // Not written at all, or written since the barrier.
+    EACH_CELL(conflicts |= (uint64_t)written[c] - 1 >= barrier - 1;)
   }
-  if (private && !found) return 1;
+  if (private) return !conflicts;
   for (long i = 0; i < w->n; i++) {
-    const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
-    if (write) EACH_CELL(found |= unordered(written[c], mark) | unordered(read[c], mark);)
-    else if (private) EACH_CELL(found |= unordered(written[c], mark) | !written[c];)
-    else EACH_CELL(found |= unordered(written[c], mark); others |= unordered(read[c], mark);)
+    const int64_t tag = w->tags[i], *mine = at + i * lanes(w);
+    if (write) EACH_CELL(conflicts |= unordered(written[c], tag) | unordered(read[c], tag);)
+    else
+      EACH_CELL(conflicts |= unordered(written[c], tag); other_readers |= unordered(read[c], tag);)
   }
-  w->readers = others != 0;
-  return !found;
+  w->has_readers = other_readers != 0;
+  return !conflicts;
 }
 
-// Scratch is a lane's own, so nothing races there: its shadow has a byte for each cell that was
-// written. Whether a lane loads what nothing wrote.
-INLINE int unwritten(const Memory *m, int64_t unused, int64_t count, long n, const int64_t *at) {
+// The shadow of scratch has one byte for each cell: whether it was written. This is whether a lane
+// loads a cell that nothing wrote.
+INLINE int has_unwritten(const Memory *m, int64_t unused, int64_t count, long n,
+                         const int64_t *at) {
   const uint8_t *written = (const uint8_t *)m->written;
-  int64_t found = 0;
+  int64_t is_unwritten = 0;
   for (long l = 0; l < n; l++) {
     const int64_t first = at[l] >> m->shift;
-    for (int64_t c = first; at[l] >= 0 && c < first + count; c++) found |= !written[c];
+    for (int64_t c = first; at[l] >= 0 && c < first + count; c++) is_unwritten |= !written[c];
   }
-  return found != 0;
+  return is_unwritten != 0;
 }
 
-INLINE int note_own(const Memory *m, int64_t unused, int64_t count, long n, const int64_t *at) {
+INLINE int note_scratch_store(const Memory *m, int64_t unused, int64_t count, long n,
+                              const int64_t *at) {
   uint8_t *written = (uint8_t *)m->written;
   for (long l = 0; l < n; l++) {
     const int64_t first = at[l] >> m->shift;
@@ -213,53 +236,53 @@ INLINE int note_own(const Memory *m, int64_t unused, int64_t count, long n, cons
   return 0;
 }
 
-// What is noted of several readers: which they are, as doubts.py asks of global memory, or that
-// there are some; or there are none.
+// How note_loads records several readers of a cell: which waves they are, as doubts.py needs it for
+// global memory; only that there are several; or not at all, as each cell has one.
 enum { NAMED, UNNAMED, ALONE };
 
-// Notes such a load: tag_read for all lanes, where atomics ordered nothing. A second time for the
-// same wave changes nothing. Gives whether waves that were noted as alone have a cell in common.
+// Records a load of all lanes, as read_tag does, if atomics have ordered nothing. A second call for
+// the same waves changes nothing. Returns whether waves share a cell that were recorded as ALONE.
 INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
-                      int how) {
+                      int mode) {
   int64_t *read = m->read;
   for (long i = 0; i < w->n; i++) {
-    const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
-    if (how == ALONE) {
-      EACH_CELL(read[c] = mark;)
+    const int64_t tag = w->tags[i], *mine = at + i * lanes(w);
+    if (mode == ALONE) {
+      EACH_CELL(read[c] = tag;)
       continue;
     }
-    if (how == UNNAMED) {
-      const int64_t before = before_barrier(mark);
-      EACH_CELL(const int64_t seen = read[c], later = seen > mark ? seen : mark;
-                read[c] = seen < before || !((seen ^ mark) & 0xff) ? mark : later | 0xff;)
+    if (mode == UNNAMED) {
+      const int64_t barrier = last_barrier(tag);
+      EACH_CELL(const int64_t old = read[c], later = old > tag ? old : tag;
+                read[c] = old < barrier || !((old ^ tag) & 0xff) ? tag : later | SEVERAL;)
       continue;
     }
-    EACH_CELL(const int64_t seen = read[c];
-              const int64_t both = seen >> 40 == mark >> 40 ? several(seen, mark) : 1ll << 62;
-              read[c] = unordered(seen, mark) ? both : mark;)
+    EACH_CELL(const int64_t old = read[c];
+              const int64_t both = same_workgroup(old, tag) ? merge_readers(old, tag) : EVERYONE;
+              read[c] = unordered(old, tag) ? both : tag;)
   }
   int64_t shared = 0;
-  for (long i = 0; how == ALONE && w->n > 1 && i < w->n; i++) {
-    const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
-    EACH_CELL(shared |= read[c] ^ mark;)
+  for (long i = 0; mode == ALONE && w->n > 1 && i < w->n; i++) {
+    const int64_t tag = w->tags[i], *mine = at + i * lanes(w);
+    EACH_CELL(shared |= read[c] ^ tag;)
   }
   return shared != 0;
 }
 
-// Notes such a store; gives whether several waves stored to one cell.
+// Records a store of all lanes. Returns whether several waves stored to one cell.
 INLINE int note_stores(Memory *m, int64_t unused, int64_t count, const State *w,
                        const int64_t *at) {
   int64_t *written = m->written, shared = 0;
   uint32_t *writers = m->writers;
   for (long i = 0; i < w->n; i++) {
-    const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
-    const uint32_t writer = 1u << (mark & 31);
-    EACH_CELL(writers[c] = writer | (unordered(written[c], mark) ? writers[c] : 0);
-              written[c] = mark;)
+    const int64_t tag = w->tags[i], *mine = at + i * lanes(w);
+    const uint32_t writer = 1u << (tag & 31);
+    EACH_CELL(writers[c] = writer | (unordered(written[c], tag) ? writers[c] : 0);
+              written[c] = tag;)
   }
   for (long i = 0; w->n > 1 && i < w->n; i++) {
-    const int64_t mark = w->tags[i], *mine = at + i * lanes(w);
-    EACH_CELL(shared |= written[c] ^ mark;)
+    const int64_t tag = w->tags[i], *mine = at + i * lanes(w);
+    EACH_CELL(shared |= written[c] ^ tag;)
   }
   return shared != 0;
 }

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Blocks in a row that C executes at once, as waves went through them before.
+"""Traces: consecutive basic blocks, as waves went through them before, that C executes at once.
 
-Between two blocks stands a guard: where not all waves go on to the next one, C stops, and the
-machine decides as it does behind each block. So a trace changes nothing but how often C is called.
+A guard lies between two blocks: if not all waves go on to the next block, C stops, and the
+scheduler decides as it does behind every block. So a trace changes nothing but how often C is
+called.
 """
 
 import ctypes
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -20,118 +22,198 @@ from strix_emulate.native import plans
 from strix_emulate.native.plans import Plan
 from strix_emulate.native.runs import Run, Session
 
-#: How often waves begin at a block before it gets a trace, how many blocks that has, and how often
-#: another one is tried where waves leave it early.
-_OFTEN, _LONGEST, _TRIES = 8, 64, 4
-#: Plans of a trace that are kept: waves that met come with many states.
-_STATES = 32
-#: What branches ask, and whether they jump where it is not 0.
-_ASKS = {
-    "s_cbranch_scc0": ("scc", 0, False), "s_cbranch_scc1": ("scc", 0, True),
-    "s_cbranch_vccz": ("mask", VCC, False), "s_cbranch_vccnz": ("mask", VCC, True),
-    "s_cbranch_execz": ("mask", EXEC, False), "s_cbranch_execnz": ("mask", EXEC, True),
-}  # fmt: skip
+#: Number of entries before a block is traced.
+_OFTEN = 8
+#: Maximum number of blocks of a trace.
+_LONGEST = 64
+#: Number of traces that are tried for a block if waves leave them early.
+_TRIES = 4
+#: Plans that a trace keeps. Waves that met come with many states of the wait counters.
+_MOST_PLANS = 32
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """When a branch jumps.
+
+    Attributes:
+        file: Kind of register that it reads: SCC, or a lane mask.
+        register: Number of the register.
+        jumps_if_set: Whether it jumps if the register is not 0.
+    """
+
+    file: str
+    register: int
+    jumps_if_set: bool
+
+
+_CONDITIONS = {
+    "s_cbranch_scc0": _Condition("scc", 0, False),
+    "s_cbranch_scc1": _Condition("scc", 0, True),
+    "s_cbranch_vccz": _Condition("mask", VCC, False),
+    "s_cbranch_vccnz": _Condition("mask", VCC, True),
+    "s_cbranch_execz": _Condition("mask", EXEC, False),
+    "s_cbranch_execnz": _Condition("mask", EXEC, True),
+}
 
 
 class Trace:
-    """length: how many wave-instructions a wave executes in it; highest: the highest address behind
-    the first block."""
+    """Consecutive blocks that C executes at once.
+
+    Attributes:
+        session: The session of the launch, or None between launches.
+        blocks: The blocks.
+        length: Wave-instructions that a wave executes in the trace.
+        highest: Highest address of a block behind the first one.
+        ops: The operations of all blocks, with the guards between them.
+        entered: Number of times that waves entered the trace.
+        left: Number of times that waves left it early.
+    """
 
     def __init__(self, session: Session | None, blocks: list):
-        self.session: Any = session  # None between launches
+        self.session: Any = session
         self.blocks = blocks
         self.length = sum(len(block.steps) + 1 for block in blocks)
         self.highest = max(block.start for block in blocks[1:])
-        steps = [step for block in blocks for step in block.steps]
-        #: steps in front of each block, and behind the last
+        self.entered = 0
+        self.left = 0
+        self._plans: dict[State, Plan | None] = {}
+        self._steps = [step for block in blocks for step in block.steps]
+        #: number of steps before each block, and of all steps
         self._ends = [0, *accumulate(len(block.steps) for block in blocks)]
-        #: of each operation: block and step; -1 for a guard
+        #: numbers of the operations of each step
+        self._ops_of_steps: list[range] = []
+        #: by operation, the number of its block and of its step there, which is -1 for a guard
         self._places: list[tuple[int, int]] = []
-        of: list[range] = []
-        flat: list[native.COp] = []
-        for number, block in enumerate(blocks):
-            for i, step in enumerate(block.steps):
-                of.append(range(len(flat), len(flat) + len(step.traits.ops)))
-                flat += step.traits.ops
-                self._places += [(number, i)] * len(step.traits.ops)
-            if number + 1 < len(blocks) and block.condition:
-                flat.append(_guard(block, blocks[number + 1].start))
-                self._places.append((number, -1))
-        self.ops = (native.COp * len(flat))(*flat)
-        for step, numbers in zip(steps, of, strict=True):
+        ops = self._collect_ops()
+        self.ops = (native.COp * len(ops))(*ops)
+        self._address = ctypes.addressof(self.ops)
+        for step, numbers in zip(self._steps, self._ops_of_steps, strict=True):
             for i in numbers:
                 step.tell(self.ops[i])
-        self._first, self._steps, self._of = ctypes.addressof(self.ops), steps, of
-        self._plans: dict[State, Plan | None] = {}
-        self.entered = self.left = 0
+
+    def _collect_ops(self) -> list[native.COp]:
+        ops: list[native.COp] = []
+        for number, block in enumerate(self.blocks):
+            for i, step in enumerate(block.steps):
+                step_ops = step.traits.ops
+                self._ops_of_steps.append(range(len(ops), len(ops) + len(step_ops)))
+                self._places += [(number, i)] * len(step_ops)
+                ops += step_ops
+            is_last = number + 1 == len(self.blocks)
+            if block.condition and not is_last:
+                ops.append(_make_guard(block, self.blocks[number + 1].start))
+                self._places.append((number, -1))
+        return ops
 
     def execute(self, g: Waves, checks: Findings | None) -> int:
-        """Run it; return the number of the last block whose steps were executed; -1 if none was."""
-        plan = log = kept = None
+        """Execute the trace.
+
+        Returns:
+            Number of the last block whose steps were executed, or -1 if none was.
+        """
+        plan = log = log_rows = None
         if checks:
             plan = self._plan(g.queues.state, checks)
             if plan is None:
                 return -1
             if plan.rows:
-                log, kept = np.empty((plan.rows, 1 + g.width * g.n), np.int64), plan.kept
-        done = self.session.run(g, self._first, len(self.ops), kept, log) if self.ops else 0
+                log = np.empty((plan.rows, 1 + g.width * g.n), np.int64)
+                log_rows = plan.log_rows
+        executed = 0
+        if self.ops:
+            executed = self.session.run(
+                g,
+                self._address,
+                len(self.ops),
+                log_rows,
+                log,
+            )
         self.entered += 1
-        last, step = len(self.blocks) - 1, -1
-        if done < len(self.ops):
-            last, step = self._places[done]
+        last = len(self.blocks) - 1
+        step = -1
+        if executed < len(self.ops):
+            last, step = self._places[executed]
             self.left += 1
         if plan:
-            end = self._ends[last + (step < 0)]
-            plan.leave(g, end, self.session.memories, self.ops, log)
+            # behind the block, or before it if C stopped in the middle
+            end = self._ends[last + 1] if step < 0 else self._ends[last]
+            plan.apply(g, end, self.session.memories, self.ops, log)
         if step >= 0:
             (run,) = self.blocks[last].parts
-            run.by_numpy(g, checks, 0, step)
+            run.execute_in_numpy(g, checks, 0, step)
             run.execute(g, checks, step + 1)
         return last
 
     def _plan(self, state: State, checks: Findings) -> Plan | None:
-        """Plan it up to each of its blocks; None if a wait is missing: then the blocks find it."""
+        """Plan the counters up to each block. None if a wait is missing: the block then traps."""
         if state not in self._plans:
-            if len(self._plans) == _STATES:
+            if len(self._plans) == _MOST_PLANS:
                 self._plans.clear()
-            found = plans.behind(self._steps, 0, state, self._ends, Findings(checks.off))
-            self._plans[state] = (
-                None if found is None else Plan(found, self._of, len(self.ops), False)
+            findings = Findings(checks.off)
+            behind = plans.follow_counters(
+                self._steps,
+                0,
+                state,
+                self._ends,
+                findings,
             )
+            plan = None
+            if behind is not None:
+                plan = Plan(
+                    behind,
+                    self._ops_of_steps,
+                    len(self.ops),
+                    orders=False,
+                )
+            self._plans[state] = plan
         return self._plans[state]
 
     @property
-    def useless(self) -> bool:
+    def is_useless(self) -> bool:
         """Whether waves leave it early more often than not."""
         return self.left > _OFTEN and 2 * self.left > self.entered
 
 
-def _guard(block, following: int) -> native.COp:
-    """Make an operation that stops C where not all waves go from the block to the following one."""
-    kind, register, jumps = _ASKS[block.end.name]
+def _make_guard(block, following: int) -> native.COp:
+    """Return an operation that stops C if not all waves go from a block to the following one."""
+    condition = _CONDITIONS[block.end.name]
     guard = native.COp(handler=native.HANDLERS["guard"])
-    guard.target = native.COperand(file=native.FILES[kind], index=register)
-    guard.words = jumps == (following == block.taken)
+    guard.target = native.COperand(
+        file=native.FILES[condition.file],
+        index=condition.register,
+    )
+    follows_jump = following == block.taken
+    guard.words = condition.jumps_if_set == follows_jump
     return guard
 
 
 def grow(blocks: dict, head, session: Session | None) -> Trace | None:
-    """Grow a trace from the block on, the way that waves went last."""
-    found: list = []
+    """Return a trace from a block on, by the way that waves went last. None if it is too short."""
+    chain: list = []
     block = head
-    while len(found) < _LONGEST and block not in found and _suits(block):
-        found.append(block)
-        following = block.went if block.condition else block.next if block.end is None else -1
-        if block.end is not None and block.end.name == "s_branch":
-            following = block.taken
+    while len(chain) < _LONGEST and block not in chain and _is_traceable(block):
+        chain.append(block)
+        following = _following(block)
         if following < 0 or following not in blocks:
             break
         block = blocks[following]
-    return Trace(session, found) if len(found) > 1 else None
+    return Trace(session, chain) if len(chain) > 1 else None
 
 
-def _suits(block) -> bool:
-    """Return whether C executes all of it, and nothing in it orders what other waves do."""
+def _following(block) -> int:
+    """Return the address of the block to which waves went last, or -1."""
+    if block.condition:
+        return block.went
+    if block.end is None:
+        return block.next
+    if block.end.name == "s_branch":
+        return block.taken
+    return -1
+
+
+def _is_traceable(block) -> bool:
+    """Return whether C executes all of a block, and nothing in it orders what other waves do."""
     if block.parts is None:
         return False
     if len(block.parts) == 1 and isinstance(block.parts[0], Run):
@@ -140,16 +222,19 @@ def _suits(block) -> bool:
 
 
 def find(blocks: dict, block, session: Session | None) -> Trace | None:
-    """Find the trace that begins at the block, if it has one by now."""
+    """Return the trace that begins at a block, or None. A block that is entered often gets one."""
     trace = block.trace
-    if trace is not None and trace.useless:
-        trace = block.trace = None
+    if trace is not None and trace.is_useless:
+        trace = None
+        block.trace = None
         block.begun = 0
         block.tried += 1
     if trace is None and block.tried < _TRIES:
         block.begun += 1
         if block.begun >= _OFTEN:
-            trace = block.trace = grow(blocks, block, session)
-            block.tried += trace is None
+            trace = grow(blocks, block, session)
+            block.trace = trace
             block.begun = 0
+            if trace is None:
+                block.tried += 1
     return trace

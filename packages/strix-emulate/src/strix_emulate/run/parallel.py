@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Workgroups on several cores, where that changes nothing: forked processes over one memory.
+"""Workgroups on several cores, where that changes no result: forked processes over one memory.
 
 Workgroups have only global memory in common. Each process runs whole workgroups, with a race shadow
-of its own; afterwards the shadows say whether one touched what another wrote. If so, or if anything
-trapped, memory is put back and one core does it all again: so results, traps and counts are its.
-Without checks there is no shadow, and what a kernel with a race gives may differ.
+of its own. Afterwards the shadows tell whether one process touched what another wrote. If so, or if
+anything trapped, memory is put back and one core repeats all of it. So results, traps and counts
+are those of one core. Without checks there is no shadow, and the results of a kernel with a race
+may differ.
 """
 
 import ctypes
@@ -19,19 +20,28 @@ import numpy as np
 
 from strix_emulate.errors import Trap
 from strix_emulate.memory.arena import READ_ONLY, Arena
-from strix_emulate.memory.shadow import shared_zeros
+from strix_emulate.memory.pages import shared_zeros
 
-#: Wave-instructions, and those for a byte that may change, below which processes cost more than
-#: they save.
-WORTH, _WORTH_OF_BYTE = 500_000, 1 / 64
-_READ, _WRITTEN = 1, 2
+#: Wave-instructions below which processes cost more than they save, in all and for each byte that
+#: may change.
+WORTH = 500_000
+_WORTH_OF_BYTE = 1 / 64
+#: How a process touched a cell.
+_READ = 1
+_WRITTEN = 2
 _PR_SET_PDEATHSIG = 1
 _FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a share: wave-instructions, how many waves entered each block, CPU seconds."""
+    """What a process executed.
+
+    Attributes:
+        executed: Wave-instructions.
+        entered: By address of a block, the number of waves that entered it.
+        seconds: CPU seconds.
+    """
 
     executed: int
     entered: dict[int, int]
@@ -39,56 +49,66 @@ class Answer:
 
 
 def one_core(names: list[str]) -> str:
-    """Say why the workgroups of a kernel must stay on one core; nothing if they need not.
+    """Return why the workgroups of a kernel must stay on one core, or "".
 
-    names: of instructions by which they may wait for each other.
+    names: instructions of the kernel by which workgroups may wait for each other.
     """
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return "no processes can be forked here"
-    return f"workgroups may wait for each other: {', '.join(names)}" if names else ""
+    if names:
+        return f"workgroups may wait for each other: {', '.join(names)}"
+    return ""
 
 
-def worth(left: float, arena: Arena) -> bool:
+def is_worthwhile(instructions: float, arena: Arena) -> bool:
     """Return whether so many wave-instructions are worth the processes."""
-    if left < WORTH:
+    if instructions < WORTH:
         return False
-    return left >= _WORTH_OF_BYTE * sum(end - start for start, end in _spans(arena))
+    changing = sum(end - start for start, end in _changing_spans(arena))
+    return instructions >= _WORTH_OF_BYTE * changing
 
 
 def deal(jobs: Sequence[int], count: int) -> list[list[int]]:
-    """Deal shares of about the same work, even if it grows from job to job or alternates.
+    """Deal shares of about the same work, even if work grows from job to job or alternates.
 
-    They depend on nothing but the numbers, as does what the processes find.
+    The shares depend on nothing but the numbers, so the processes' findings do not either.
     """
     count = min(count, len(jobs))
-    found: list[list[int]] = [[] for _ in range(count)]
+    shares: list[list[int]] = [[] for _ in range(count)]
     for number, job in enumerate(jobs):
         place = number % (2 * count)
-        found[min(place, 2 * count - 1 - place)].append(job)
-    return found
+        shares[min(place, 2 * count - 1 - place)].append(job)
+    return shares
 
 
-def split(
+def run_shares(
     shares: list[list[int]],
     execute: Callable[[list[int]], Answer],
     arena: Arena,
-    since: int,
+    first_tag: int,
     budget: int,
 ) -> list[Answer] | None:
-    """Return what execute(share) answers for each share, each in a process of its own.
+    """Call execute(share) for each share in a process of its own.
 
-    None: memory is as it was before, and one core is to do it. since: the lowest tag of these
-    workgroups. budget: the most wave-instructions of all.
+    Args:
+        shares: Work by process.
+        execute: Runs a share.
+        arena: Global memory, which the processes share.
+        first_tag: Lowest tag of the workgroups in the shares.
+        budget: Maximum number of wave-instructions of all processes.
+
+    Returns:
+        The answers, or None if one core has to do the work. Memory is then as before the call.
     """
-    spans = _spans(arena)
+    spans = _changing_spans(arena)
     cells = sum(-(-end // arena.cell) - start // arena.cell for start, end in spans)
     try:
-        kept = [arena.bytes[start:end].copy() for start, end in spans]
+        saved = [arena.bytes[start:end].copy() for start, end in spans]
         rows = shared_zeros(len(shares) * cells).reshape(len(shares), -1)
     except (MemoryError, OSError):
         return None
 
-    def child(number: int, sender) -> None:
+    def run_child(number: int, sender) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
@@ -97,51 +117,68 @@ def split(
             # one core finds it as well
             return
         if arena.checked:
-            _note(rows[number], arena, spans, since)
+            _record_touches(rows[number], arena, spans, first_tag)
         sender.send(answer)
 
-    answers = _fork(child, len(shares))
-    within = answers is not None and sum(answer.executed for answer in answers) <= budget
-    if within and not (arena.checked and _meet(rows)):
-        return answers
-    for (start, end), old in zip(spans, kept, strict=True):
+    answers = _run_processes(run_child, len(shares))
+    if answers is not None:
+        is_within = sum(answer.executed for answer in answers) <= budget
+        if is_within and not (arena.checked and _has_conflict(rows)):
+            return answers
+    for (start, end), old in zip(spans, saved, strict=True):
         arena.bytes[start:end] = old
     return None
 
 
-def _spans(arena: Arena) -> list[tuple[int, int]]:
-    """Return where bytes may change: offsets of the start and the end."""
-    rows = arena.ranges().tolist()
-    return sorted({(at, at + size) for _, size, at, mode in rows if mode != READ_ONLY and size})
+def _changing_spans(arena: Arena) -> list[tuple[int, int]]:
+    """Return the offsets of the start and the end of memory that may change."""
+    spans = set()
+    for _, size, at, mode in arena.ranges().tolist():
+        if mode != READ_ONLY and size:
+            spans.add((at, at + size))
+    return sorted(spans)
 
 
-def _note(row: np.ndarray, arena: Arena, spans, since: int) -> None:
-    """Note for each cell how it was touched."""
+def _record_touches(
+    row: np.ndarray,
+    arena: Arena,
+    spans,
+    first_tag: int,
+) -> None:
+    """Record for each cell how this process touched it."""
     at = 0
     for start, end in spans:
         cells = slice(start // arena.cell, -(-end // arena.cell))
-        here = row[at : at + cells.stop - cells.start]
-        here[arena.read[cells] >= since] = _READ
-        here[arena.written[cells] >= since] = _WRITTEN
-        at += len(here)
+        touches = row[at : at + cells.stop - cells.start]
+        touches[arena.read[cells] >= first_tag] = _READ
+        touches[arena.written[cells] >= first_tag] = _WRITTEN
+        at += len(touches)
 
 
-def _meet(rows: np.ndarray, chunk: int = 1 << 20) -> bool:
-    """Return whether any cell was written by one process and touched by another."""
+def _has_conflict(rows: np.ndarray, chunk: int = 1 << 20) -> bool:
+    """Return whether one process wrote a cell that another one touched."""
     for at in range(0, rows.shape[1], chunk):
         part = rows[:, at : at + chunk]
-        if (((part > 0).sum(axis=0) > 1) & (part == _WRITTEN).any(axis=0)).any():
+        is_shared = (part > 0).sum(axis=0) > 1
+        is_written = (part == _WRITTEN).any(axis=0)
+        if (is_shared & is_written).any():
             return True
     return False
 
 
-def _fork(child: Callable, count: int) -> list[Answer] | None:
-    """Return what the processes send; None as soon as one ends without sending."""
-    processes, receivers, answers = [], [], []
+def _run_processes(child: Callable, count: int) -> list[Answer] | None:
+    """Return what the processes send, or None as soon as one ends without sending."""
+    processes = []
+    receivers = []
+    answers = []
     try:
         for number in range(count):
             receiver, sender = _FORK.Pipe(duplex=False)
-            process = _FORK.Process(target=child, args=(number, sender), daemon=True)
+            process = _FORK.Process(
+                target=child,
+                args=(number, sender),
+                daemon=True,
+            )
             process.start()
             sender.close()
             processes.append(process)

@@ -4,7 +4,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import product
 from typing import Any
 
 from strix_emulate.arithmetic import mode_register, operations, scalars
@@ -17,44 +16,129 @@ from strix_emulate.instructions.microops import NO_OPERATION, Compiled, compiled
 from strix_emulate.instructions.steps import Step, Traits
 from strix_emulate.instructions.uses import Uses
 from strix_emulate.memory import addressing, waits
-from strix_emulate.memory.waves import GENERAL_SCALARS
+from strix_emulate.memory.waves import GENERAL_SCALARS, Waves
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
 
 #: Hints, and waits for hazards that do not exist on a machine without timing.
 NO_EFFECT = {
-    "s_nop", "s_delay_alu", "s_clause", "s_sleep", "s_waitcnt_depctr",
+    "s_clause",
+    "s_code_end",
+    "s_decperflevel",
+    "s_delay_alu",
+    "s_incperflevel",
+    "s_nop",
     "s_set_inst_prefetch_distance",
-    "s_setprio", "s_wait_idle", "s_code_end", "s_wakeup", "s_sethalt", "s_incperflevel",
-    "s_decperflevel", "s_ttracedata", "s_ttracedata_imm", "s_version", "s_wait_event",
-}  # fmt: skip
-#: of S_SENDMSG
+    "s_sethalt",
+    "s_setprio",
+    "s_sleep",
+    "s_ttracedata",
+    "s_ttracedata_imm",
+    "s_version",
+    "s_wait_event",
+    "s_wait_idle",
+    "s_waitcnt_depctr",
+    "s_wakeup",
+}
+#: The message of S_SENDMSG that releases vector registers.
 _DEALLOC_VGPRS = 3
-WAITS = {"s_waitcnt", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"}
-#: They change what follows them in the code, not the state of waves.
-MODES = {"s_setreg_imm32_b32", "s_setreg_b32", "s_denorm_mode", "s_round_mode"}
-#: To where a register says: function calls. The first writes where to return to.
-CALLS = {"s_swappc_b64", "s_setpc_b64", "s_call_b64"}
-#: Of a workgroup, and of the whole grid.
-BARRIERS = {"s_barrier", "ds_gws_barrier"}
+WAITS = {
+    "s_waitcnt",
+    "s_waitcnt_lgkmcnt",
+    "s_waitcnt_vmcnt",
+    "s_waitcnt_vscnt",
+}
+#: They change how the instructions behind them compute, and no other state of waves.
+MODES = {
+    "s_denorm_mode",
+    "s_round_mode",
+    "s_setreg_b32",
+    "s_setreg_imm32_b32",
+}
+#: Jumps to the address in a register, and function calls, which write the return address.
+CALLS = {
+    "s_call_b64",
+    "s_setpc_b64",
+    "s_swappc_b64",
+}
+#: Barriers of a workgroup, and of the whole grid.
+BARRIERS = {
+    "s_barrier",
+    "ds_gws_barrier",
+}
+
+
+def _scc_is_clear(g: Waves):
+    return ~g.scc[:, 0]
+
+
+def _scc_is_set(g: Waves):
+    return g.scc[:, 0]
+
+
+def _vcc_is_zero(g: Waves):
+    return g.either(VCC) == 0
+
+
+def _vcc_is_not_zero(g: Waves):
+    return g.either(VCC) != 0
+
+
+def _exec_is_zero(g: Waves):
+    return g.either(EXEC) == 0
+
+
+def _exec_is_not_zero(g: Waves):
+    return g.either(EXEC) != 0
+
+
+#: When a branch jumps, by wave.
+_CONDITIONS: dict[str, Callable] = {
+    "s_cbranch_scc0": _scc_is_clear,
+    "s_cbranch_scc1": _scc_is_set,
+    "s_cbranch_vccz": _vcc_is_zero,
+    "s_cbranch_vccnz": _vcc_is_not_zero,
+    "s_cbranch_execz": _exec_is_zero,
+    "s_cbranch_execnz": _exec_is_not_zero,
+}
+#: Instructions that end a block.
 CONTROL = {
-    "s_endpgm", *BARRIERS, "s_branch", "s_cbranch_scc0", "s_cbranch_scc1", "s_cbranch_vccz",
-    "s_cbranch_vccnz", "s_cbranch_execz", "s_cbranch_execnz", *CALLS,
-}  # fmt: skip
-_CONDITIONS = {
-    "s_cbranch_scc0": lambda g: ~g.scc[:, 0], "s_cbranch_scc1": lambda g: g.scc[:, 0],
-    "s_cbranch_vccz": lambda g: g.either(VCC) == 0, "s_cbranch_vccnz": lambda g: g.either(VCC) != 0,
-    "s_cbranch_execz": lambda g: g.either(EXEC) == 0,
-    "s_cbranch_execnz": lambda g: g.either(EXEC) != 0,
-}  # fmt: skip
+    "s_endpgm",
+    "s_branch",
+    *_CONDITIONS,
+    *BARRIERS,
+    *CALLS,
+}
+#: Instructions that end a function if no branch leads behind them.
+_FUNCTION_ENDS = {
+    "s_branch",
+    "s_endpgm",
+    "s_setpc_b64",
+}
+#: Files with more bytes of code are decoded function by function. RCCL's has 88 million.
+_MOST_CODE = 8 << 20
+#: Bytes of code in which the end of a function is looked for, one size after the other.
+_FUNCTION_SIZES = (1 << 12, 1 << 16, 1 << 20)
 
 
 @dataclass(eq=False)
 class Block:
-    """Steps up to a control instruction, which `end` names; taken and next are block addresses.
+    """Steps up to a control instruction.
 
-    polls: it asks for memory that other waves change (see machine.PATIENCE). went: where the last
-    waves that stayed together went from here; trace, begun, tried: see :mod:`native.traces`.
+    Attributes:
+        start: Address of the first instruction.
+        steps: The instructions before `end`.
+        end: The control instruction, or None if the next instruction is a branch target.
+        condition: When a branch jumps, by wave. None if it always does.
+        taken: Address of the block to which a branch jumps.
+        next: Address of the block behind this one.
+        entered: Number of waves that entered it.
+        polls: Whether it polls memory that other waves change (see scheduler.PATIENCE).
+        parts: Executes the steps, once the block was reached.
+        went: Address of the block to which the last waves went that stayed together.
+        trace: The trace that begins here (:mod:`strix_emulate.native.traces`).
+        begun: Number of times that waves began here without a trace.
+        tried: Number of traces that were tried.
     """
 
     start: int
@@ -65,41 +149,67 @@ class Block:
     next: int = -1
     entered: int = 0
     polls: bool = False
-    #: what executes the steps, once the block was reached
     parts: list[Step | Run] | None = None
     went: int = -1
     trace: Trace | None = None
     begun: int = 0
     tried: int = 0
 
-
-#: what another block with the same end does not have from it
-_FRESH: dict[str, Any] = {"entered": 0, "parts": None, "trace": None, "begun": 0, "tried": 0}
+    def tail(self, address: int, steps: list[Step]) -> "Block":
+        """Return a new block that begins at an address in this one, with the same end."""
+        return replace(
+            self,
+            start=address,
+            steps=steps,
+            entered=0,
+            parts=None,
+            trace=None,
+            begun=0,
+            tried=0,
+        )
 
 
 def supported() -> set[str]:
-    """List mnemonics that the machine executes, without the suffix of an encoding."""
-    return {*operations.NAMES, *scalars.NAMES, *crosslane.COMPILERS, *NO_EFFECT, *WAITS,
-            *CONTROL, *MODES, *vmem.names(),
-            "s_getpc_b64", "s_getreg_b32", "s_sendmsg", "s_sendmsg_rtn_b64", "s_trap"}  # fmt: skip
+    """Return the mnemonics that the machine executes, without the suffix of an encoding."""
+    return {
+        *operations.NAMES,
+        *scalars.NAMES,
+        *crosslane.COMPILERS,
+        *NO_EFFECT,
+        *WAITS,
+        *CONTROL,
+        *MODES,
+        *vmem.names(),
+        "s_getpc_b64",
+        "s_getreg_b32",
+        "s_sendmsg",
+        "s_sendmsg_rtn_b64",
+        "s_trap",
+    }
 
 
 class Blocks(dict[int, Block]):
-    """Blocks by address; what is jumped to inside of one becomes a block of its own.
+    """Blocks by address. A jump into the middle of one adds a block.
 
-    spaces: the memories of the launch; made: functions of its steps on them; numbers: of loads and
-    stores by their addresses, as :class:`uses.Uses` has them.
+    Attributes:
+        kernel: The kernel.
+        gpu: Name of the target.
+        shares: Whether the kernel polls memory that other waves change.
+        numbers: Numbers of loads and stores by their addresses (:class:`uses.Uses`).
+        spaces: The memories of the launch, or None between launches.
+        made: The functions of steps on these memories.
     """
 
     def __init__(self, spaces: addressing.Spaces, kernel: Kernel):
         super().__init__()
         self.kernel = kernel
-        self.gpu, self.shares = spaces.target.name, spaces.shares
+        self.gpu = spaces.target.name
+        self.shares = spaces.shares
         self.numbers: dict[int, int] = {}
         self.attach(spaces, None)
 
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
-        """Attach to the memories of another launch, or to none: what was compiled stays."""
+        """Attach to the memories of another launch, or to none. Compiled steps stay."""
         self.spaces = spaces
         self.made: dict[Traits, Callable] = {}
         for block in self.values():
@@ -110,21 +220,28 @@ class Blocks(dict[int, Block]):
                 block.trace.session = session
 
     def __missing__(self, address: int) -> Block:
-        for block in list(self.values()):
+        block = self._find_tail(address)
+        if block is not None:
+            self[address] = block
+            return block
+        instructions = decode_function(self.kernel, address)
+        if not instructions:
+            message = f"jumps to {address:#x}, which is not an instruction of the kernel"
+            raise Trap("bounds", message)
+        if self.spaces and self.spaces.arena.stores:
+            self.spaces.arena.record_stores(instructions)
+        self.update(_make_blocks(instructions, self))
+        return self[address]
+
+    def _find_tail(self, address: int) -> Block | None:
+        """Return the rest of the block that has an instruction at the address."""
+        for block in self.values():
             for i, step in enumerate(block.steps):
                 if step.instruction.address == address:
-                    tail = replace(block, start=address, steps=block.steps[i:], **_FRESH)
-                    self[address] = tail
-                    return tail
+                    return block.tail(address, block.steps[i:])
             if block.end is not None and block.end.address == address:
-                self[address] = replace(block, start=address, steps=[], **_FRESH)
-                return self[address]
-        if later := decode_function(self.kernel, address):
-            if self.spaces and self.spaces.arena.code:
-                self.spaces.arena.know(later)
-            self.update(_blocks(later, self))
-            return self[address]
-        raise Trap("bounds", f"jumps to {address:#x}, which is not an instruction of the kernel")
+                return block.tail(address, [])
+        return None
 
 
 def compile_blocks(
@@ -134,116 +251,151 @@ def compile_blocks(
     numbers: dict[int, int] | None = None,
 ) -> Blocks:
     """Compile basic blocks by address. What cannot be executed becomes a step that traps."""
-    found = Blocks(spaces, kernel)
-    found.numbers = numbers or {}
-    found.update(_blocks(instructions, found))
-    return found
+    blocks = Blocks(spaces, kernel)
+    blocks.numbers = numbers or {}
+    blocks.update(_make_blocks(instructions, blocks))
+    return blocks
 
 
-def _blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Block]:
+def _make_blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Block]:
     instructions = flow.mark_swaps(instructions)
-    parting = [ins for ins in instructions if ins.name in CONTROL]
-    starts = {ins.address + ins.size for ins in parting}
-    starts |= {branch_target(ins) for ins in parting if "branch" in ins.name}
-    found: dict[int, Block] = {}
-    lines: dict[int, list[Instruction]] = {}
-    block = None
-    for ins in instructions:
-        if block is None or block.end is not None or ins.address in starts:
-            block = found[ins.address] = Block(ins.address)
-            lines[ins.address] = []
-        block.next = ins.address + ins.size
-        if ins.name in CONTROL and not ins.unknown:
-            block.end = ins
-            if "branch" in ins.name:
-                block.condition, block.taken = _CONDITIONS.get(ins.name), branch_target(ins)
-        else:
-            lines[block.start].append(ins)
+    blocks, lines = _split_at_control(instructions)
     initial = mode_register.initial(home.kernel)
-    entry = _modes_at(found, lines, initial)
-    for start, block in found.items():
+    entry = _find_modes(blocks, lines, initial)
+    for start, block in blocks.items():
         mode = entry.get(start, initial)
         for ins in lines[start]:
             block.steps.append(_step(ins, mode, home))
             block.polls |= vmem.polls(ins)
             mode = _mode_after(ins, mode)
-    return found
+    return blocks
+
+
+def _split_at_control(
+    instructions: list[Instruction],
+) -> tuple[dict[int, Block], dict[int, list[Instruction]]]:
+    """Return blocks without steps by address, and the instructions of each."""
+    starts = set()
+    for ins in instructions:
+        if ins.name in CONTROL:
+            starts.add(ins.address + ins.size)
+            if "branch" in ins.name:
+                starts.add(branch_target(ins))
+    blocks: dict[int, Block] = {}
+    lines: dict[int, list[Instruction]] = {}
+    block = None
+    for ins in instructions:
+        if block is None or block.end is not None or ins.address in starts:
+            block = Block(ins.address)
+            blocks[ins.address] = block
+            lines[ins.address] = []
+        block.next = ins.address + ins.size
+        if ins.name not in CONTROL or ins.unknown:
+            lines[block.start].append(ins)
+            continue
+        block.end = ins
+        if "branch" in ins.name:
+            block.condition = _CONDITIONS.get(ins.name)
+            block.taken = branch_target(ins)
+    return blocks, lines
 
 
 class Program:
-    """A kernel's instructions, and what stays known of them from launch to launch.
+    """A kernel's instructions, and what is derived from them for all launches.
 
-    partial: functions that it calls are decoded when they are called, and may do anything.
+    Attributes:
+        instructions: The instructions.
+        partial: Whether called functions are decoded when they are called, and may do anything.
     """
 
     def __init__(self, instructions: list[Instruction], partial: bool = False):
-        self.instructions, self.partial = instructions, partial
+        self.instructions = instructions
+        self.partial = partial
         self._blocks: Blocks | None = None
 
     @classmethod
-    def of(cls, kernel: Kernel) -> "Program":
-        """Decode a kernel. Raise DisassemblerError without a suitable libLLVM."""
-        found = decode_kernel(kernel)
-        return cls(found, _is_large(kernel) and any(ins.name in CALLS for ins in found))
+    def from_kernel(cls, kernel: Kernel) -> "Program":
+        """Decode a kernel.
+
+        Raises:
+            DisassemblerError: There is no suitable libLLVM.
+        """
+        instructions = decode_kernel(kernel)
+        has_calls = any(ins.name in CALLS for ins in instructions)
+        return cls(instructions, partial=_is_large(kernel) and has_calls)
 
     @cached_property
     def uses(self) -> Uses:
-        """Where values go."""
+        """The stores that loaded values can reach."""
         return Uses(self.instructions)
 
     @cached_property
     def cell(self) -> int:
-        """Bytes of a shadow cell: the smallest access of the kernel."""
-        sizes = [size for ins in self.instructions if (size := vmem.access_size(ins))]
-        return 1 if self.partial else min([4, *sizes])
+        """Bytes of a shadow cell: the smallest access of the kernel, at most 4."""
+        if self.partial:
+            return 1
+        sizes = [vmem.access_size(ins) for ins in self.instructions]
+        return min([4, *filter(None, sizes)])
 
     @cached_property
     def scalars(self) -> int:
-        """How many of the general scalar registers it may use."""
+        """Number of general scalar registers that the kernel may use."""
         if self.partial:
             return GENERAL_SCALARS
         bits = 0
         for ins in self.instructions:
             for part in ins.pair or (ins,):
                 bits |= operand_bits(*part.operands)
-        scalars = bits >> 256 & (1 << GENERAL_SCALARS) - 1
-        return scalars.bit_length()
+        scalar_bits = bits >> 256 & (1 << GENERAL_SCALARS) - 1
+        return scalar_bits.bit_length()
 
     @cached_property
     def polls(self) -> bool:
-        """Whether it asks for memory that other waves change."""
+        """Whether the kernel polls memory that other waves change."""
         return self.partial or any(map(vmem.polls, self.instructions))
 
     @cached_property
     def orders(self) -> bool:
         """Whether more than barriers orders its waves."""
-        return self.partial or any(
-            ins.name in atomics.NAMES or vmem.polls(ins) for ins in self.instructions
-        )
+        if self.partial or self.polls:
+            return True
+        return any(ins.name in atomics.NAMES for ins in self.instructions)
 
     @cached_property
     def communicates(self) -> list[str]:
-        """By what its workgroups may wait for each other."""
-        calls = CALLS if self.partial else ()
-        found = [x.name for x in self.instructions if vmem.communicates(x) or x.name in calls]
-        return sorted({*found})
+        """Mnemonics by which its workgroups may wait for each other, sorted."""
+        names = set()
+        for ins in self.instructions:
+            if vmem.communicates(ins) or (self.partial and ins.name in CALLS):
+                names.add(ins.name)
+        return sorted(names)
 
     @cached_property
     def whole_words(self) -> bool:
         """Whether words may reach past an array's end.
 
-        Atomics of 16 bits are compare-and-swap of the word around them.
+        An atomic of 16 bits is a compare-and-swap of the word around them.
         """
         return self.partial or any("cmpswap_b32" in ins.name for ins in self.instructions)
 
-    def blocks(self, kernel: Kernel, spaces: addressing.Spaces, session: Session | None) -> Blocks:
-        """Return the blocks for one launch, up to :meth:`release`."""
+    def blocks(
+        self,
+        kernel: Kernel,
+        spaces: addressing.Spaces,
+        session: Session | None,
+    ) -> Blocks:
+        """Return the blocks for one launch, which ends with :meth:`release`."""
         if self._blocks is None:
-            self._blocks = compile_blocks(self.instructions, kernel, spaces, self.uses.numbers)
-        else:
-            self._blocks.attach(spaces, session)
-            for block in self._blocks.values():
-                block.entered = 0
+            self._blocks = compile_blocks(
+                self.instructions,
+                kernel,
+                spaces,
+                self.uses.numbers,
+            )
+            return self._blocks
+        self._blocks.attach(spaces, session)
+        for block in self._blocks.values():
+            block.entered = 0
         return self._blocks
 
     def release(self) -> None:
@@ -252,14 +404,16 @@ class Program:
             self._blocks.attach(None, None)
 
 
-def _modes_at(
-    blocks: dict[int, Block], lines: dict, start: mode_register.Mode
+def _find_modes(
+    blocks: dict[int, Block],
+    lines: dict[int, list[Instruction]],
+    start: mode_register.Mode,
 ) -> dict[int, mode_register.Mode | None]:
-    """Find the mode at each block that is reached; None where it depends on the way there."""
-    todo = list(blocks)[:1]
-    entry: dict[int, mode_register.Mode | None] = dict.fromkeys(todo, start)
-    while todo:
-        block = blocks.get(todo.pop())
+    """Return the mode at each block that is reached, or None if it depends on the path there."""
+    pending = list(blocks)[:1]
+    entry: dict[int, mode_register.Mode | None] = dict.fromkeys(pending, start)
+    while pending:
+        block = blocks.get(pending.pop())
         if block is None:
             continue
         mode = entry[block.start]
@@ -269,67 +423,98 @@ def _modes_at(
             merged = mode if entry.get(place, mode) == mode else None
             if place not in entry or entry[place] != merged:
                 entry[place] = merged
-                todo.append(place)
+                pending.append(place)
     return entry
 
 
 def _mode_after(ins: Instruction, mode: mode_register.Mode | None) -> mode_register.Mode | None:
+    if ins.name not in MODES or not mode:
+        return mode
     try:
-        return mode_register.after(ins, mode) if ins.name in MODES and mode else mode
+        return mode_register.after(ins, mode)
     except Unknown:
         return None
 
 
 def decode_kernel(kernel: Kernel) -> list[Instruction]:
-    """Decode the kernel's instructions, and if it calls functions all of the file, unless large.
+    """Decode the kernel's instructions, and all functions of its file if it calls any.
 
-    Addresses count from the kernel's first instruction. Raise DisassemblerError without a suitable
-    libLLVM.
+    Large files are left out, see `decode_function`. Addresses count from the kernel's first
+    instruction.
+
+    Raises:
+        DisassemblerError: There is no suitable libLLVM.
     """
-    found = decode(kernel.code, width=kernel.width, target=kernel.target)
-    if kernel.image is None or _is_large(kernel) or not any(ins.name in CALLS for ins in found):
-        return found
+    instructions = decode(kernel.code, width=kernel.width, target=kernel.target)
+    has_calls = any(ins.name in CALLS for ins in instructions)
+    if kernel.image is None or _is_large(kernel) or not has_calls:
+        return instructions
     others = []
     for first, size in kernel.image.code:
         start = first - kernel.image.entry
         code = kernel.image.data[first : first + size]
-        others += decode(code, start, kernel.width, padded=True, target=kernel.target)
-    inside = {ins.address for ins in found}
-    return found + [ins for ins in others if ins.address not in inside]
-
-
-#: Files with more bytes of code (RCCL's has 88 million) are decoded function by function.
-_MOST_CODE = 8 << 20
+        others += decode(
+            code,
+            start,
+            kernel.width,
+            padded=True,
+            target=kernel.target,
+        )
+    addresses = {ins.address for ins in instructions}
+    return instructions + [ins for ins in others if ins.address not in addresses]
 
 
 def _is_large(kernel: Kernel) -> bool:
-    return kernel.image is not None and sum(size for _, size in kernel.image.code) > _MOST_CODE
+    if kernel.image is None:
+        return False
+    return sum(size for _, size in kernel.image.code) > _MOST_CODE
 
 
 def decode_function(kernel: Kernel, address: int) -> list[Instruction]:
-    """Decode a large file's function that begins there; return [] where no code is.
+    """Decode the function of a large file that begins at an address.
 
-    It ends with a way out behind which none of its branches leads, at most a MiB away.
+    It ends with an instruction behind which none of its branches leads, at most a MiB away.
+
+    Returns:
+        The instructions, or [] if there is no code at the address.
     """
-    if kernel.image is None or not _is_large(kernel):
+    image = kernel.image
+    if image is None or not _is_large(kernel):
         return []
-    at = address + kernel.image.entry
-    ends = [first + size for first, size in kernel.image.code if first <= at < first + size]
-    for end, room in product(ends, (1 << 12, 1 << 16, 1 << 20)):
-        code, reach, found = kernel.image.data[at : min(at + room, end)], address, []
-        for ins in decode(code, address, kernel.width, target=kernel.target):
-            found.append(ins)
-            if "branch" in ins.name and not ins.unknown:
-                reach = max(reach, branch_target(ins))
-            if ins.name in _LEAVES and ins.address + ins.size > reach:
-                return found
+    at = address + image.entry
+    for first, size in image.code:
+        if not first <= at < first + size:
+            continue
+        for room in _FUNCTION_SIZES:
+            code = image.data[at : min(at + room, first + size)]
+            instructions = _decode_to_end(kernel, code, address)
+            if instructions:
+                return instructions
     return []
 
 
-_LEAVES = {"s_endpgm", "s_setpc_b64", "s_branch"}
+def _decode_to_end(
+    kernel: Kernel,
+    code: bytes,
+    address: int,
+) -> list[Instruction]:
+    """Decode a function, or return [] if its end is not in the code."""
+    farthest = address
+    instructions = []
+    for ins in decode(code, address, kernel.width, target=kernel.target):
+        instructions.append(ins)
+        if "branch" in ins.name and not ins.unknown:
+            farthest = max(farthest, branch_target(ins))
+        if ins.name in _FUNCTION_ENDS and ins.address + ins.size > farthest:
+            return instructions
+    return []
 
 
-def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> Step:
+def _step(
+    ins: Instruction,
+    mode: mode_register.Mode | None,
+    home: Blocks,
+) -> Step:
     key = (
         ins.text,
         ins.code,
@@ -337,38 +522,58 @@ def _step(ins: Instruction, mode: mode_register.Mode | None, home: Blocks) -> St
         mode,
         home.gpu,
         home.shares,
-        (ins.address if ins.name == "s_getpc_b64" else 0),
+        ins.address if ins.name == "s_getpc_b64" else 0,
     )
     traits = _TRAITS.get(key)
-    if traits is not None:
-        return Step(ins, traits, partial(_compiled, ins, mode), home)
-    compiled = _compiled(ins, mode, home.spaces)
-    reads = target = 0
+    if traits is None:
+        traits = _find_traits(ins, mode, home.spaces)
+        if len(_TRAITS) > _MOST_TRAITS:
+            _TRAITS.clear()
+        _TRAITS[key] = traits
+    return Step(ins, traits, partial(_compile_or_trap, ins, mode), home)
+
+
+def _find_traits(
+    ins: Instruction,
+    mode: mode_register.Mode | None,
+    spaces,
+) -> Traits:
+    compiled = _compile_or_trap(ins, mode, spaces)
+    reads = 0
+    target = 0
     counter = -1
     if vmem.is_memory(ins.name) and "store" not in ins.name and ins.operands:
         target = operand_bits(*ins.operands[:1])
-        counter = waits.LGKM if ins.name.startswith(("ds_", "s_")) else waits.VM
         reads = operand_bits(*ins.operands[1:])
+        counter = waits.LGKM if ins.name.startswith(("ds_", "s_")) else waits.VM
     else:
         for part in ins.pair or (ins,):
             reads |= operand_bits(*part.operands)
-    traits = Traits(reads, target, counter, compiled.executable, vmem.stored_half(ins))
-    if len(_TRAITS) > _MOST_TRAITS:
-        _TRAITS.clear()
-    _TRAITS[key] = traits
-    return Step(ins, traits, partial(_compiled, ins, mode), home)
+    return Traits(
+        reads,
+        target,
+        counter,
+        compiled.executable,
+        vmem.stored_half(ins),
+    )
 
 
-#: what is known of instructions, by their text, bytes and mode: kernels are launched more than once
+#: Traits of instructions by text, bytes and mode, for all launches of this process.
 _TRAITS: dict[tuple, Traits] = {}
 _MOST_TRAITS = 100_000
 
 
-def _compiled(ins: Instruction, mode: mode_register.Mode | None, spaces) -> Compiled:
+def _compile_or_trap(
+    ins: Instruction,
+    mode: mode_register.Mode | None,
+    spaces,
+) -> Compiled:
+    """Compile an instruction to a function on waves. If that is impossible, the function traps."""
     try:
         if ins.unknown:
             raise Unknown(ins.unknown)
-        if mode is None and (ins.name.startswith("v_") or ins.name in (*MODES, "s_getreg_b32")):
+        needs_mode = ins.name.startswith("v_") or ins.name in (*MODES, "s_getreg_b32")
+        if mode is None and needs_mode:
             raise Unknown("in a mode that is not known here")
         return _compile(ins, mode, spaces)
     except (Unknown, IndexError, ValueError) as error:
@@ -382,29 +587,77 @@ def _trap(message: str) -> Compiled:
     return Compiled(run)
 
 
-def _set_mode(ins: Instruction, mode: Any, _spaces: addressing.Spaces) -> Compiled:
+def _compile_mode(
+    ins: Instruction,
+    mode: Any,
+    _spaces: addressing.Spaces,
+) -> Compiled:
     mode_register.after(ins, mode)
     if ins.name == "s_setreg_b32":
         return salu.compile_setreg(ins, mode.start)
     return NO_OPERATION
 
 
+def _compile_wait(
+    ins: Instruction,
+    _mode: Any,
+    spaces: addressing.Spaces,
+) -> Compiled:
+    return compiled_for_c(waits.compile_wait(ins, spaces.target), waits=True)
+
+
+def _compile_getreg(
+    ins: Instruction,
+    mode: Any,
+    spaces: addressing.Spaces,
+) -> Compiled:
+    return salu.compile_getreg(ins, mode.bits, spaces)
+
+
+def _compile_message(
+    ins: Instruction,
+    _mode: Any,
+    _spaces: addressing.Spaces,
+) -> Compiled:
+    return salu.compile_message(ins)
+
+
+def _compile_trap(
+    ins: Instruction,
+    _mode: Any,
+    _spaces: addressing.Spaces,
+) -> Compiled:
+    return salu.compile_trap(ins)
+
+
+def _compile_getpc(
+    ins: Instruction,
+    _mode: Any,
+    spaces: addressing.Spaces,
+) -> Compiled:
+    return salu.compile_getpc(ins, spaces)
+
+
 _COMPILERS: dict[str, Callable[..., Compiled]] = {
-    **dict.fromkeys(MODES, _set_mode),
-    **dict.fromkeys(WAITS, lambda ins, _mode, spaces: compiled_for_c(
-        waits.compile_wait(ins, spaces.target), waits=True)),
-    "s_getreg_b32": lambda ins, mode, spaces: salu.compile_getreg(ins, mode.bits, spaces),
-    "s_sendmsg_rtn_b64": lambda ins, _mode, _spaces: salu.compile_message(ins),
-    "s_trap": lambda ins, _mode, _spaces: salu.compile_trap(ins),
-    "s_getpc_b64": lambda ins, _mode, spaces: salu.compile_getpc(ins, spaces),
-}  # fmt: skip
+    **dict.fromkeys(MODES, _compile_mode),
+    **dict.fromkeys(WAITS, _compile_wait),
+    "s_getreg_b32": _compile_getreg,
+    "s_sendmsg_rtn_b64": _compile_message,
+    "s_trap": _compile_trap,
+    "s_getpc_b64": _compile_getpc,
+}
 
 
-def _compile(ins: Instruction, mode: Any, spaces: addressing.Spaces) -> Compiled:
+def _compile(
+    ins: Instruction,
+    mode: Any,
+    spaces: addressing.Spaces,
+) -> Compiled:
     name = ins.name
     if ins.pair:
         return valu.compile_pair(ins, mode)
-    if name in NO_EFFECT or (name == "s_sendmsg" and ins.operands[0].value == _DEALLOC_VGPRS):
+    is_dealloc = name == "s_sendmsg" and ins.operands[0].value == _DEALLOC_VGPRS
+    if name in NO_EFFECT or is_dealloc:
         return NO_OPERATION
     if name in _COMPILERS:
         return _COMPILERS[name](ins, mode, spaces)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Waves that wait for others: they sleep until what they saw in memory is no longer there.
+"""Waves that wait for other waves: they sleep until the values that they polled have changed.
 
-A wave may be late by any time, so to wake one later, or for nothing, changes no result. As long as
-others can go on nobody is woken: so a lock goes from wave to wave, and what is woken for it is one.
+A wave may be late by any time, so it changes no result if a wave is woken later than possible, or
+for nothing. Nobody is woken as long as other waves can go on. So a lock goes from wave to wave, and
+one wave is woken for it.
 """
 
 import time
@@ -14,174 +15,220 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from strix_emulate.errors import Trap
-from strix_emulate.memory.polls import Seen
+from strix_emulate.memory.polls import Poll
 from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import Waves
 from strix_emulate.run.meeting import select
 
-#: Turns between two looks at what a wave sees, where it saw something new; twice as many each time.
-_MOST_TURNS = 8
-#: Turns for which all waves go on when none can be woken; twice as many each time.
+#: Iterations between two recordings of polls. They double while a wave polls new values.
+_MOST_SKIPS = 8
+#: Iterations for which all waves go on if none can be woken. They double each time.
 _MOST_IDLE = 1 << 12
-#: Bytes of memory that are compared to be sure that nothing changes any more.
+#: Bytes of memory up to which all of it is compared, to be sure that nothing changes any more.
 _COMPARED = 1 << 26
 
 
 @dataclass
 class _Group:
-    """Waves that saw the same.
+    """Waves that polled the same values.
 
     Attributes:
-        next: How many are woken at the next change.
-        last: What stood there when some were woken last.
-        taken: Whether those changed it as they looked.
+        polled: The polls of the first waves.
+        sets: The waves.
+        count: Number of waves to wake at the next change.
+        last_values: The values that stood there when waves were woken last.
+        was_changed: Whether these waves changed the values when they polled them.
     """
 
-    watch: list[Seen]
+    polled: list[Poll]
     sets: deque[Waves] = field(default_factory=deque)
-    next: int = 1
-    last: bytes = b""
-    taken: bool = False
+    count: int = 1
+    last_values: bytes = b""
+    was_changed: bool = False
 
-    def note(self, seen: Seen) -> None:
-        """Note what one that was woken sees."""
-        first = self.watch[0]
-        if seen.memory is first.memory and seen.at[0] == first.at[0]:
-            self.taken |= seen.words[:, 0].tobytes() not in self.last
+    def note_poll(self, poll: Poll) -> None:
+        """Record what a wave reads that was woken."""
+        first = self.polled[0]
+        if poll.memory is first.memory and poll.at[0] == first.at[0]:
+            self.was_changed |= poll.words[:, 0].tobytes() not in self.last_values
 
     @property
-    def changed(self) -> bool:
-        return any(seen.changed for seen in self.watch)
+    def has_changed(self) -> bool:
+        """Whether any polled value has changed."""
+        return any(poll.has_changed for poll in self.polled)
 
     def take(self) -> list[Waves]:
-        """Return the waves to wake.
+        """Remove and return the waves to wake.
 
-        One for each change: it may be a lock, and all others would find it taken. If that one
-        leaves what stands there, it was none, and twice as many are woken the next time.
+        That is one wave for each change: the cell may be a lock, which all others would find taken.
+        If that wave leaves the same values, the cell is no lock, and twice as many waves are woken
+        the next time.
         """
-        now = b"".join(seen.memory.load(seen.at, seen.size)[:, 0].tobytes() for seen in self.watch)
-        self.next = 2 * self.next if now == self.last and not self.taken else 1
-        self.last, self.taken = now, False
-        taken, left = [], self.next
-        while left and self.sets:
+        values = b"".join(
+            poll.memory.load(poll.at, poll.size)[:, 0].tobytes() for poll in self.polled
+        )
+        if values == self.last_values and not self.was_changed:
+            self.count *= 2
+        else:
+            self.count = 1
+        self.last_values = values
+        self.was_changed = False
+        woken = []
+        remaining = self.count
+        while remaining and self.sets:
             g = self.sets.popleft()
-            while g.n > left:
-                first = np.arange(g.n) < (g.n + 1) // 2
-                self.sets.appendleft(select(g, ~first))
-                g = select(g, first)
-            g.woken = self
-            taken.append(g)
-            left -= g.n
-        return taken
+            while g.n > remaining:
+                first_half = np.arange(g.n) < (g.n + 1) // 2
+                self.sets.appendleft(select(g, ~first_half))
+                g = select(g, first_half)
+            g.slept_with = self
+            woken.append(g)
+            remaining -= g.n
+        return woken
 
 
 class Sleepers:
-    """The waves that sleep.
+    """The waves that sleep."""
 
-    Args:
-        memories: What waves can change.
-        lonely: Whether nothing but these waves changes memory.
-    """
+    def __init__(self, memories: tuple[Memory, ...], is_closed: bool) -> None:
+        """Begin with no wave asleep.
 
-    def __init__(self, memories: tuple[Memory, ...], lonely: bool) -> None:
-        self._memories, self._lonely = memories, lonely
+        Args:
+            memories: The memories that waves can change.
+            is_closed: Whether only these waves change the memories.
+        """
+        self._memories = memories
+        self._is_closed = is_closed
         self._groups: dict[int, _Group] = {}
-        self._state, self._idle = 0, 1
+        self._digest = 0
+        self._idle_iterations = 1
 
     @property
     def idle(self) -> bool:
         """Whether all waves slept the last time, and none could be woken."""
-        return self._idle > 1
+        return self._idle_iterations > 1
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def look(self, g: Waves) -> list[Waves] | None:
-        """Let those waves sleep that saw nothing new in a turn of a loop.
+    def put_to_sleep(self, g: Waves) -> list[Waves] | None:
+        """Let those waves sleep that polled nothing new in an iteration of a loop.
 
-        Return the others; or None, if none sleeps.
+        Returns:
+            The other waves, or None if none sleeps.
         """
-        if not g.records:
+        if not g.records_polls:
             g.skips -= 1
-            g.records = g.skips <= 0
+            g.records_polls = g.skips <= 0
             return None
-        same = (g.look == g.seen) & (g.look != 0)
-        if any(seen.compares for seen in g.watch):
-            # of several whose swaps failed for the same reason only one can succeed now
-            number, first, count = np.unique(g.look, return_index=True, return_counts=True)
-            rivals = np.isin(g.look, number[(count > 1) & (number != 0)])
-            rivals[first] = False
-            same |= rivals
-        fresh = not g.seen.any()
-        g.seen[:] = g.look
-        if not same.any():
-            g.look[:] = 0
-            g.watch = []
-            if not fresh:
-                g.pause = min(2 * g.pause, _MOST_TURNS)
-                g.skips, g.records = g.pause, False
+        is_same = (g.poll_hash == g.last_poll_hash) & (g.poll_hash != 0)
+        if any(poll.compares for poll in g.polled):
+            is_same |= _find_rivals(g)
+        is_first = not g.last_poll_hash.any()
+        g.last_poll_hash[:] = g.poll_hash
+        if not is_same.any():
+            _clear_polls(g)
+            if not is_first:
+                g.pause = min(2 * g.pause, _MOST_SKIPS)
+                g.skips = g.pause
+                g.records_polls = False
             return None
-        others = [] if same.all() else [select(g, ~same)]
-        for number in np.unique(g.look[same]).tolist():
-            self._add(number, select(g, same & (g.seen == number)))
+        others = [] if is_same.all() else [select(g, ~is_same)]
+        for number in np.unique(g.poll_hash[is_same]).tolist():
+            sleeping = is_same & (g.last_poll_hash == number)
+            self._add(number, select(g, sleeping))
         for other in others:
-            other.look[:] = 0
-            other.watch = []
+            _clear_polls(other)
         return others
 
     def _add(self, number: int, g: Waves) -> None:
-        if number not in self._groups:
-            self._groups[number] = _Group(g.watch)
-        g.look[:] = 0
-        g.watch, g.pause, g.woken = [], 1, None
-        self._groups[number].sets.append(g)
+        group = self._groups.get(number)
+        if group is None:
+            group = _Group(g.polled)
+            self._groups[number] = group
+        _clear_polls(g)
+        g.pause = 1
+        g.slept_with = None
+        group.sets.append(g)
 
-    def wake(self, stuck: Callable[[Waves, int], Trap]) -> list[Waves]:
-        """Return the waves that go on now that no other can.
+    def wake(self, make_trap: Callable[[Waves, int], Trap]) -> list[Waves]:
+        """Return the waves that go on now that no other wave can.
 
-        stuck: makes the trap if they wait for ever, of one of them and of how many.
+        Args:
+            make_trap: Returns the trap for waves that wait for ever, from one of them and their
+                number.
+
+        Raises:
+            Trap: Nothing that the waves wait for can change.
         """
-        woken = self.eligible()
+        woken = self.wake_changed()
         if woken:
             return woken
         sets = [g for group in self._groups.values() for g in group.sets]
-        if self._lonely:
-            state = self._digest(sets)
-            exact = sum(memory.size for memory in self._memories) <= _COMPARED
-            if state == self._state and (exact or self._idle >= _MOST_IDLE):
-                raise stuck(sets[0], sum(g.n for g in sets))
-            self._state = state
+        if self._is_closed:
+            digest = self._compute_digest(sets)
+            is_exact = self._compares_memory()
+            if digest == self._digest and (is_exact or self._idle_iterations >= _MOST_IDLE):
+                raise make_trap(sets[0], sum(g.n for g in sets))
+            self._digest = digest
         else:
             time.sleep(0.001)
         self._groups.clear()
         for g in sets:
-            # they may count their turns
-            g.skips, g.records = self._idle, False
-        self._idle = min(2 * self._idle, _MOST_IDLE)
+            # they may count their iterations, and give up
+            g.skips = self._idle_iterations
+            g.records_polls = False
+        self._idle_iterations = min(2 * self._idle_iterations, _MOST_IDLE)
         return sets
 
-    def eligible(self) -> list[Waves]:
-        """Return some of the waves for whom something has changed."""
+    def wake_changed(self) -> list[Waves]:
+        """Return some of the waves whose polled values have changed."""
         woken = []
         for number, group in list(self._groups.items()):
-            if group.changed:
+            if group.has_changed:
                 woken += group.take()
                 if not group.sets:
                     del self._groups[number]
         if woken:
-            self._state, self._idle = 0, 1
+            self._digest = 0
+            self._idle_iterations = 1
         return woken
 
-    def _digest(self, sets: list[Waves]) -> int:
-        """Digest the state of the waves, and of memory if it is not too much."""
+    def _compares_memory(self) -> bool:
+        return sum(memory.size for memory in self._memories) <= _COMPARED
+
+    def _compute_digest(self, sets: list[Waves]) -> int:
+        """Return a digest of the waves' registers, and of memory if it is not too large."""
         total = 1
         for g in sets:
             for i in range(g.n):
                 key = int(g.workgroup[i]) << 8 | int(g.wave[i])
                 state = zlib.crc32(np.ascontiguousarray(g.V[:, i]), key)
                 state = zlib.crc32(np.ascontiguousarray(g.S[:, i]), state)
-                total += zlib.crc32(bytes([bool(g.scc[i, 0])]), state) * (2 * key + 1)
-        if sum(memory.size for memory in self._memories) <= _COMPARED:
+                scc = bytes([bool(g.scc[i, 0])])
+                total += zlib.crc32(scc, state) * (2 * key + 1)
+        if self._compares_memory():
             for memory in self._memories:
                 total = total * 31 + zlib.crc32(memory.bytes[: memory.size])
         return total
+
+
+def _find_rivals(g: Waves) -> np.ndarray:
+    """Return the waves whose swap failed for the same reason as that of an earlier wave.
+
+    Only one of them can succeed now.
+    """
+    number, first, count = np.unique(
+        g.poll_hash,
+        return_index=True,
+        return_counts=True,
+    )
+    shared = number[(count > 1) & (number != 0)]
+    rivals = np.isin(g.poll_hash, shared)
+    rivals[first] = False
+    return rivals
+
+
+def _clear_polls(g: Waves) -> None:
+    g.poll_hash[:] = 0
+    g.polled = []

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Access tags: which wave accessed a memory cell, and at which time of its own clock.
+
+A tag is an int64. From high bits to low it holds workgroup + 1, barriers passed + 1, releases since
+the last barrier, and the wave's number in its workgroup. The two fields in the middle are the
+wave's clock. 0 stands for no access. native/shadow.h has the same layout.
+"""
+
+import numpy as np
+
+#: First bit of the workgroup, of the barriers passed, and of the releases.
+WORKGROUP = 40
+BARRIER = 22
+RELEASE = 8
+#: In place of a wave's number: several waves of a workgroup read the cell. The field of releases
+#: then holds one bit for each of their numbers modulo 8.
+SEVERAL = 0xFF
+READERS = 7
+#: Tag of a cell that several workgroups read.
+EVERYONE = 2**62
+#: Bits of a wave's clock, and those of the releases in a tag.
+CLOCK = (1 << WORKGROUP) - 1 & ~0xFF
+RELEASES = (1 << BARRIER) - (1 << RELEASE)
+
+_EPOCH_RELEASES = (1 << (BARRIER - RELEASE)) - 1
+
+
+def make_tags(workgroup, epoch, wave):
+    """Return the tags of the waves' accesses. They grow with the epoch."""
+    clock = epoch + (1 << (BARRIER - RELEASE))
+    group = workgroup.astype(np.int64) + 1
+    return group << WORKGROUP | clock << RELEASE | wave
+
+
+def epoch_after_barrier(epoch):
+    """Return the epoch of waves that passed a barrier."""
+    barriers = epoch >> (BARRIER - RELEASE)
+    return barriers + 1 << (BARRIER - RELEASE)
+
+
+def epoch_after_release(epoch):
+    """Return the epoch of waves that released. The last release that can be counted stays."""
+    return epoch + ((epoch & _EPOCH_RELEASES) < _EPOCH_RELEASES)
+
+
+def wave_of(tag):
+    """Return the tag's wave: the tag without its clock."""
+    return tag >> WORKGROUP << WORKGROUP | tag & 0xFF
+
+
+def barriers_of(tag):
+    """Return the tag's workgroup and barriers as one number."""
+    return tag >> BARRIER
+
+
+def in_same_workgroup(old, new):
+    """Return where two tags are of the same workgroup."""
+    return old >> WORKGROUP == new >> WORKGROUP
+
+
+def wave_bit(tag):
+    """Return the bit of the tag's wave among the up to 32 waves of its workgroup."""
+    return np.uint32(1) << (tag & 31).astype(np.uint32)
+
+
+def are_unordered(old, new):
+    """Return where no barrier orders an access tagged old and a later one tagged new."""
+    if len(old) == 0 or not old.any():
+        return np.zeros(len(old), bool)
+    no_barrier = barriers_of(old) >= barriers_of(new)
+    other_wave = (old ^ new) & 0xFF != 0
+    return np.where(
+        in_same_workgroup(old, new),
+        no_barrier & other_wave,
+        old != 0,
+    )
+
+
+def merge_readers(old, new):
+    """Return the tags of cells that two waves read: of one workgroup, or of several."""
+    barriers = np.maximum(barriers_of(old), barriers_of(new)) << BARRIER
+    near = barriers | reader_bits(old) | reader_bits(new) | SEVERAL
+    return np.where(in_same_workgroup(old, new), near, np.int64(EVERYONE))
+
+
+def reader_bits(tag):
+    """Return the waves of a read tag as bits in the field of releases."""
+    one = np.int64(1) << (RELEASE + (tag & READERS))
+    return np.where(tag & 0xFF == SEVERAL, tag & RELEASES, one)
+
+
+def describe(tag: int) -> str:
+    """Return the tag's wave and workgroup for a message."""
+    if tag >= EVERYONE:
+        return "several workgroups"
+    wave = "several waves" if tag & 0xFF == SEVERAL else f"wave {tag & 0xFF}"
+    return f"{wave} of workgroup {(tag >> WORKGROUP) - 1}"

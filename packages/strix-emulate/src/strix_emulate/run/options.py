@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Options of a launch, and its outcome."""
+
+from dataclasses import dataclass, field
+
+from strix_emulate.memory.findings import Note
+from strix_emulate.run.program import Block
+
+#: Fills registers, LDS and scratch: a NaN in float32, and in both halves as float16.
+POISON = 0x7FB5_7FB5
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a launch is executed.
+
+    Attributes:
+        checks: Report races, missing waits and reads of memory that nothing wrote.
+        batch: Maximum number of waves at a time, but at least one workgroup. The default is 128. In
+            C it is 32 to 512 if no wave waits for others, so that a cache holds their registers.
+        lockstep: Execute waves at the same instruction as one operation. Otherwise each wave runs
+            alone.
+        budget: Wave-instructions before a kernel counts as hung.
+        seconds: Seconds of wall-clock time before a kernel counts as hung.
+        poison: 32-bit value that fills registers, LDS and scratch at the start.
+        native: Execute instructions in C where libstrix-emulate is installed.
+        cores: Maximum number of processor cores. More than one is used if workgroups do not wait
+            for each other and there is enough work (:mod:`strix_emulate.run.parallel`).
+        off: Checks that are not made (:data:`strix_emulate.memory.findings.CHECKS`).
+        lenient: Report findings without stopping the launch.
+        noted: Checks whose findings are only reported.
+        cooperative: Workgroups may wait for each other.
+        drains: A barrier waits for all that its waves have outstanding, as if the code had that
+            s_waitcnt.
+    """
+
+    checks: bool = True
+    batch: int | None = None
+    lockstep: bool = True
+    budget: int = 200_000_000
+    seconds: float = 1800
+    poison: int = POISON
+    native: bool = True
+    cores: int = 1
+    off: frozenset[str] = frozenset()
+    lenient: bool = False
+    noted: frozenset[str] = frozenset()
+    cooperative: bool = False
+    drains: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a launch executed.
+
+    Attributes:
+        executed: Wave-instructions.
+        blocks: Basic blocks by address, each with the number of waves that entered it.
+        seconds: CPU seconds of other processes.
+        cores: Number of processor cores that were used.
+        one_core: Why the kernel had to stay on one core, or "".
+        notes: Findings that did not end the launch.
+    """
+
+    executed: int
+    blocks: dict[int, Block]
+    seconds: float = 0.0
+    cores: int = 1
+    one_core: str = ""
+    notes: list[Note] = field(default_factory=list)

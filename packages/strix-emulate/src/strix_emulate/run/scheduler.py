@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Decides which waves proceed: where they diverge, rejoin, and wait for each other."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from strix_emulate.code.decode import Instruction
+from strix_emulate.errors import Trap
+from strix_emulate.memory import waits
+from strix_emulate.memory.arena import Arena
+from strix_emulate.memory.findings import Findings
+from strix_emulate.memory.tags import make_tags
+from strix_emulate.memory.waves import Waves, reader, scalar_writer
+from strix_emulate.native import traces
+from strix_emulate.native.runs import Session, split_steps
+from strix_emulate.run.meeting import Barriers, join, select
+from strix_emulate.run.options import Options
+from strix_emulate.run.program import BARRIERS, CALLS, Block
+from strix_emulate.run.sleep import Sleepers
+
+#: Number of polling iterations before the scheduler switches to other waves. Without that, a lock
+#: would never be released.
+PATIENCE = 8
+#: Number of iterations of any other loop that count as one polling iteration: the loop may wait by
+#: plain loads.
+_ITERATIONS_PER_POLL = 512
+#: Larger than every address of code.
+_NO_LIMIT = 1 << 62
+
+
+@dataclass(slots=True)
+class Event:
+    """Why waves stopped.
+
+    Attributes:
+        name: "end", the mnemonic of a barrier, "yield", "part", or "meet".
+        ready: The waves that can proceed.
+    """
+
+    name: str
+    ready: list[Waves]
+
+
+class Scheduler:
+    """Executes batches of workgroups of one launch.
+
+    Attributes:
+        blocks: Basic blocks by address.
+        code: Address of the kernel's first instruction.
+        total: Workgroups of the launch.
+        resident: Workgroups that run at a time.
+        deadline: Value of time.monotonic() at which the launch counts as hung.
+        executed: Wave-instructions so far.
+        last_control: The control instruction that was executed last.
+        service: What the host does while waves wait for it, or None.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        arena: Arena,
+        findings: Findings | None,
+        code: int,
+    ):
+        self._options = options
+        self._arena = arena
+        self._findings = findings
+        self.code = code
+        self.blocks: dict[int, Block] = {}
+        self.total = 0
+        self.resident = 0
+        self.executed = 0
+        self.deadline = time.monotonic() + options.seconds
+        self.last_control: Instruction | None = None
+        self.service: Callable[[], None] | None = None
+        self._session: Session | None = None
+        self._sleepers = Sleepers((), is_closed=False)
+        self._uses_traces = False
+        self._is_alone = False
+
+    def attach(
+        self,
+        blocks: dict[int, Block],
+        session: Session | None,
+        polls: bool,
+    ) -> None:
+        """Take the blocks of a launch, its session in C, and whether the kernel polls memory."""
+        self.blocks = blocks
+        self._session = session
+        # Traces count blocks only afterwards. Where waves let others go first, or run one by one,
+        # each block has to be counted at once.
+        self._uses_traces = session is not None and not polls and self._options.lockstep
+
+    def detach(self) -> None:
+        """Let the launch's session go."""
+        self._session = None
+
+    def run_batch(
+        self,
+        start: Waves,
+        waves: int,
+        sleepers: Sleepers,
+    ) -> None:
+        """Execute some workgroups.
+
+        Args:
+            start: Their waves.
+            waves: Waves of a workgroup.
+            sleepers: Holds the waves that sleep. None does at the start.
+
+        Raises:
+            Trap: A finding, or a kernel that hangs.
+        """
+        self._sleepers = sleepers
+        barriers = Barriers(
+            start,
+            waves,
+            self._arena,
+            self._findings,
+            is_grid=self._options.cooperative and start.n == self.total * waves,
+            on_clear=self.update_shadows,
+        )
+        ready = self._split([start])
+        while ready or sleepers or not barriers.empty:
+            if not ready:
+                ready = self._split(self._resume(barriers))
+                continue
+            g = self._pop_next(ready)
+            limit = min((x.pc for x in ready if x.pc > g.pc), default=_NO_LIMIT)
+            self._is_alone = not ready and not sleepers
+            event = self._advance(g, limit)
+            if event.name == "end":
+                if self._arena.doubts is not None:
+                    self._arena.doubts.note_end(g)
+                ready += self._split(barriers.end(g))
+            elif event.name == "s_barrier":
+                ready += self._split(barriers.arrive(g))
+            elif event.name == "ds_gws_barrier":
+                ready += self._split(barriers.arrive_for_grid(g))
+            else:
+                ready += event.ready
+                if event.name == "yield":
+                    ready += self._split(sleepers.wake_changed())
+
+    def _pop_next(self, ready: list[Waves]) -> Waves:
+        """Remove the waves that go on from those that are ready.
+
+        These are the waves that are farthest behind, so that the others can meet them, unless they
+        only wait for something that other waves do.
+        """
+        first = min(range(len(ready)), key=lambda i: (ready[i].yields, ready[i].pc))
+        g = ready.pop(first)
+        if self._options.lockstep:
+            for other in [x for x in ready if x.pc == g.pc]:
+                ready.remove(other)
+                g = join(g, other)
+        return g
+
+    def _resume(self, barriers: Barriers) -> list[Waves]:
+        """Return the waves that go on if all waves sleep or stand at barriers."""
+        if not self._sleepers:
+            return barriers.pass_stuck(self.last_control)
+        if self.service:
+            self.service()
+        return self._sleepers.wake(self._deadlock)
+
+    def update_shadows(self) -> None:
+        """Pass the addresses of shadows that were cleared to C."""
+        if self._session:
+            self._session.update_shadows()
+
+    def _split(self, sets: list[Waves]) -> list[Waves]:
+        """Split sets of waves into single waves, unless the launch is in lockstep."""
+        if self._options.lockstep:
+            return sets
+        single = []
+        for g in sets:
+            single += [select(g, np.arange(g.n) == i) for i in range(g.n)]
+        return single
+
+    def _advance(self, g: Waves, limit: int) -> Event:
+        """Execute blocks until the waves part, end, reach a barrier, or reach waves ahead of them.
+
+        limit: the address of the waves ahead.
+        """
+        if g.tags is None:
+            g.tags = make_tags(g.workgroup, g.epoch, g.wave)
+        while True:
+            block = self.blocks[g.pc]
+            last = self._run_trace(block, g, limit) if self._uses_traces else None
+            if last is None:
+                block.entered += g.n
+                self.executed += g.n * (len(block.steps) + 1)
+            self._check_budget(g)
+            if last is None:
+                self._execute(block, g)
+            else:
+                block = last
+            self.last_control = block.end
+            g.has_polled |= block.polls
+            event = self._leave(block, g)
+            if event is None and g.pc >= limit:
+                return Event("meet", [g])
+            if event is None and g.pc <= block.start:
+                event = self._end_iteration(g)
+            if event is not None:
+                return event
+
+    def _execute(self, block: Block, g: Waves) -> None:
+        if block.parts is None:
+            block.parts = split_steps(block.steps, self._session)
+        for part in block.parts:
+            part.execute(g, self._findings)
+
+    def _leave(self, block: Block, g: Waves) -> Event | None:
+        """Go to the next block, or return why the waves stopped."""
+        end = block.end
+        if end is None:
+            g.pc = block.next
+        elif end.name == "s_endpgm":
+            return Event("end", [])
+        elif end.name in BARRIERS:
+            g.pc = block.next
+            if not self._options.drains:
+                waits.at_barrier(g)
+            return Event(end.name, [])
+        elif end.name in CALLS:
+            parts = self._call(end, g)
+            if len(parts) > 1:
+                return self._part(block, parts)
+        elif block.condition is None:
+            g.pc = block.taken
+        else:
+            return self._branch(block, block.condition(g), g)
+        return None
+
+    def _branch(
+        self,
+        block: Block,
+        jump: np.ndarray,
+        g: Waves,
+    ) -> Event | None:
+        if 0 < np.count_nonzero(jump) < g.n:
+            jumping = select(g, jump)
+            falling = select(g, ~jump)
+            jumping.pc = block.taken
+            falling.pc = block.next
+            return self._part(block, [jumping, falling])
+        block.went = block.taken if jump[0] else block.next
+        g.pc = block.went
+        return None
+
+    def _part(self, block: Block, parts: list[Waves]) -> Event:
+        """Return the waves that are ready after some have parted behind a block."""
+        ready = []
+        for g in parts:
+            event = self._end_iteration(g) if g.pc <= block.start else None
+            ready += [g] if event is None else event.ready
+        return Event("part", ready)
+
+    def _end_iteration(self, g: Waves) -> Event | None:
+        """End an iteration of a loop. Waves that wait for other waves sleep.
+
+        Returns:
+            None if all of them go on, or else the waves that are ready when others go first.
+        """
+        awake = None
+        if g.has_polled:
+            if self.service:
+                self.service()
+            awake = self._sleepers.put_to_sleep(g)
+        g.iterations += _ITERATIONS_PER_POLL if g.has_polled else 1
+        g.has_polled = False
+        if awake is not None:
+            return Event("meet", awake)
+        if g.iterations < PATIENCE * _ITERATIONS_PER_POLL or self._is_alone:
+            return None
+        g.iterations = 0
+        g.yields += 1
+        return Event("yield", [g])
+
+    def _run_trace(
+        self,
+        block: Block,
+        g: Waves,
+        limit: int,
+    ) -> Block | None:
+        """Execute several blocks at once in C if possible. Return the last one, or None."""
+        trace = traces.find(self.blocks, block, self._session)
+        if trace is None or trace.highest >= limit:
+            return None
+        if self.executed + g.n * trace.length > self._options.budget:
+            return None
+        last = trace.execute(g, self._findings)
+        for entered in trace.blocks[: last + 1]:
+            entered.entered += g.n
+            self.executed += g.n * (len(entered.steps) + 1)
+        return trace.blocks[last] if last >= 0 else None
+
+    def _call(self, ins: Instruction, g: Waves) -> list[Waves]:
+        """Execute S_SETPC, S_SWAPPC, or S_CALL. Return the waves by where they go."""
+        following = ins.address + ins.size
+        if ins.name == "s_call_b64":
+            places = np.full(g.n, following + 4 * int(ins.operands[1].value))
+        else:
+            target = reader(ins.operands[-1], "u64")(g).ravel()
+            places = (target - np.uint64(self.code)).view(np.int64)
+        if ins.name != "s_setpc_b64":
+            write = scalar_writer(ins.operands[0], "u64")
+            write(g, np.full((g.n, 1), self.code + following, np.uint64))
+        parts = []
+        for place in np.unique(places):
+            part = select(g, places == place)
+            part.pc = int(place)
+            parts.append(part)
+        if len(parts) == 1:
+            g.tags = make_tags(g.workgroup, g.epoch, g.wave)
+        return parts
+
+    def _check_budget(self, g: Waves) -> None:
+        """Raise Trap when the budget or the time is spent."""
+        if self.executed > self._options.budget:
+            raise self._hung(f"{self._options.budget} wave-instructions", g)
+        if time.monotonic() > self.deadline:
+            raise self._hung(f"{self._options.seconds:g} seconds", g)
+
+    def _hung(self, limit: str, g: Waves) -> Trap:
+        if self._sleepers.idle:
+            limit += ", and all waves wait for memory that none of them changes"
+        return Trap("budget", f"more than {limit}{self._describe_residents()}; {_place(g)}")
+
+    def _deadlock(self, g: Waves, count: int) -> Trap:
+        message = f"{count} waves wait for memory that no wave changes any more"
+        return Trap("budget", f"{message}{self._describe_residents()}; {_place(g)}")
+
+    def _describe_residents(self) -> str:
+        if self.resident >= self.total:
+            return ""
+        residents = f"{self.resident} of {self.total} workgroups run at a time"
+        return f" ({residents}: one that waits for a later one waits for ever)"
+
+
+def _place(g: Waves) -> str:
+    return f"wave {int(g.wave[0])} of workgroup {int(g.workgroup[0])} is at {g.pc:#x}"
