@@ -322,6 +322,6 @@ class DeviceMemory(Arena):
         return in_view, np.where(in_view, at + self.view_distances[view], at)
 
 
-def _is_argument(array: np.ndarray) -> np.ndarray:
+def _is_argument(array):
     """Return which ranges of `DeviceMemory.starts` hold arguments or the dispatch packet."""
     return (array == 0) | (array == 2)

@@ -339,8 +339,8 @@ def join(a: Queues, n: int, b: Queues, m: int) -> Queues:
     if a.state is b.state and a.state.together:
         # every wave has the same entries
         touched = []
-        for first, second in zip(a.touched, b.touched, strict=True):
-            pairs = zip(first, second, strict=True)
+        for touches_of_a, touches_of_b in zip(a.touched, b.touched, strict=True):
+            pairs = zip(touches_of_a, touches_of_b, strict=True)
             touched.append([_unite(x, y) for x, y in pairs])
         return Queues(a.state, touched)
     queues = []
