@@ -227,25 +227,19 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
         "far": far,
     }
 
-    causal: reference.Causal = "bottom-right" if shape.causal else None
-
     def expected(dtype: Precision) -> dict[str, Tensor]:
         outs = []
-        for rows, (k, v) in zip(q.split(queries), pairs, strict=True):
-            bias = _compute_bias(tensors["slopes"], len(rows), len(k)) if alibi else None
-            # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
-            inputs = [x.transpose(0, 1)[None] for x in (rows, k, v, rows)]
-            results = reference.attention(
-                *inputs,
-                causal=causal,
-                attn_mask=bias,
-                scale=scale,
-                window=_window_size(shape),
-                softcap=shape.softcap,
-                sinks=tensors.get("sinks"),
-                dtype=dtype,
+        for rows, pair in zip(q.split(queries), pairs, strict=True):
+            out = _compute_sequence(
+                rows,
+                pair,
+                shape,
+                scale,
+                tensors.get("sinks"),
+                tensors.get("slopes"),
+                dtype,
             )
-            outs.append(results["out"][0].transpose(0, 1))
+            outs.append(out)
         expected_tensors = {"out": torch.cat(outs)}
         if padding:
             expected_tensors["rest"] = torch.ones(padding, dtype=torch.float64)
@@ -300,6 +294,46 @@ def _round_to_fp8(k: Tensor, v: Tensor) -> _KeysAndValues:
     rounded_k = k.to(FP8).to(k.dtype) * FP8_SCALES["k"]
     rounded_v = v.to(FP8).to(v.dtype) * FP8_SCALES["v"]
     return rounded_k, rounded_v
+
+
+def _compute_sequence(
+    rows: Tensor,
+    pair: _KeysAndValues,
+    layer: Attention,
+    scale: float | None,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
+    dtype: Precision,
+) -> Tensor:
+    """Compute the attention of one sequence, (tokens, heads, head_dim).
+
+    Args:
+        rows: Its queries, (tokens, heads, head_dim).
+        pair: Its keys and values.
+        layer: Its window, softcap and mask.
+        scale: See attend.
+        sinks: See attend.
+        slopes: See attend.
+        dtype: See cases.Expected.
+    """
+    k, v = pair
+    bias = None
+    if slopes is not None:
+        bias = _compute_bias(slopes, len(rows), len(k))
+    causal: reference.Causal = "bottom-right" if layer.causal else None
+    # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
+    inputs = [x.transpose(0, 1)[None] for x in (rows, k, v, rows)]
+    results = reference.attention(
+        *inputs,
+        causal=causal,
+        attn_mask=bias,
+        scale=scale,
+        window=_window_size(layer),
+        softcap=layer.softcap,
+        sinks=sinks,
+        dtype=dtype,
+    )
+    return results["out"][0].transpose(0, 1)
 
 
 def _compute_bias(slopes: Tensor, queries: int, keys: int) -> Tensor:

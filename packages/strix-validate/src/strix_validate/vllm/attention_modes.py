@@ -144,15 +144,34 @@ def masked_attention(
                 clamped=clamped,
                 **_select_sequence(i, causal, pictures, prefixes),
             )
-            bias = torch.zeros(visible.shape, dtype=torch.float64)
-            bias = bias.masked_fill(~visible, -torch.inf)
-            # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
-            inputs = [x.transpose(0, 1)[None] for x in (rows, k, v, rows)]
-            out = reference.attention(*inputs, attn_mask=bias, dtype=dtype)["out"]
-            outs.append(out[0].transpose(0, 1))
+            outs.append(_compute_masked(rows, k, v, visible, dtype))
         return {"out": torch.cat(outs)}
 
     return VllmCall(_attend_masked, tensors, options, products=1), expected
+
+
+def _compute_masked(
+    rows: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    dtype: Precision,
+) -> Tensor:
+    """Compute the attention of one sequence, (tokens, heads, head_dim).
+
+    Args:
+        rows: Its queries, (tokens, heads, head_dim).
+        k: Its keys, likewise.
+        v: Its values, likewise.
+        visible: See _build_mask.
+        dtype: See cases.Expected.
+    """
+    bias = torch.zeros(visible.shape, dtype=torch.float64)
+    bias = bias.masked_fill(~visible, -torch.inf)
+    # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
+    inputs = [x.transpose(0, 1)[None] for x in (rows, k, v, rows)]
+    out = reference.attention(*inputs, attn_mask=bias, dtype=dtype)["out"]
+    return out[0].transpose(0, 1)
 
 
 def _select_sequence(
