@@ -39,9 +39,12 @@ class Build:
         command += ["--build", self.root / f"build{self.number}", "--jobs", str(JOBS)]
         return subprocess.Popen(
             [*command, "--commit", "c" * 40, "--tree", "d" * 40],
-            env=os.environ | {"TRITON_CACHE_DIR": str(self.cache)} | environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            env=os.environ | {"TRITON_CACHE_DIR": str(self.cache)} | environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def run(self, code: int = 0, **environment: str) -> str:
         child = self.start(**environment)
@@ -221,9 +224,13 @@ def test_layouts(attention_stack: Path) -> None:
     cases = [("attn_fwd", kinds, causal) for kinds, causal, _ in LAYOUTS]
     cases += [("attn_fwd", [_POINTER, *_BASE], False), ("bwd_kernel_fuse", _BASE, False)]
     done = subprocess.run(
-        [attention_stack / PYTHON, "-c", SCRIPT], cwd=RECIPE,
-        input=json.dumps(cases), text=True, capture_output=True, check=True,
-    )  # fmt: skip
+        [attention_stack / PYTHON, "-c", SCRIPT],
+        cwd=RECIPE,
+        input=json.dumps(cases),
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     *given, unknown, other = json.loads(done.stdout)
     for (kinds, _, last), arguments in zip(LAYOUTS, given, strict=True):
         assert len(arguments) == len(kinds) and arguments[:4] == ["Q", "K", "V", "Sm_scale"]

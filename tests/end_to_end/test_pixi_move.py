@@ -54,8 +54,9 @@ def blocks(section: str) -> list[tuple[str, str]]:
     """The fenced blocks of a section, by their language; "tables" where it says to append them."""
     text = re.sub(r"\[the\s+tables\]\(#the-tables\)", "[the tables](#the-tables)", section)
     steps = r"(?ms)^```(\w+)\n(.*?)^```|(Append \[the tables\])"
-    return [("tables", "") if append else (kind, text) for kind, text, append in
-            re.findall(steps, text)]  # fmt: skip
+    return [
+        ("tables", "") if append else (kind, text) for kind, text, append in re.findall(steps, text)
+    ]
 
 
 def block(section: str, kind: str) -> str:
@@ -83,9 +84,14 @@ def world(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         needs += [*python, f"libtorch {version}"]
         theirs.make("libtorch", version, "linux-64")
         theirs.make(
-            "pytorch", version, "linux-64", build=build, file=torch, text=module(text),
+            "pytorch",
+            version,
+            "linux-64",
+            build=build,
+            file=torch,
+            text=module(text),
             depends=needs,
-        )  # fmt: skip
+        )
     theirs.make("pytorch-gpu", "2.12.0", "linux-64", depends=["pytorch 2.12.0 cuda*"])
     theirs.make("pytorch-cpu", "2.11.0", "linux-64", depends=["pytorch 2.11.0 cpu*"])
     for name, version in (("cuda-version", "12.9"), ("numpy", "2.0")):

@@ -200,11 +200,17 @@ def pixi(
         names = {"python": [], "pytorch": ["python >=3.12,<3.13"], "numpy": ["python"]}
         packages = {
             f"{name}-3.12.5-0.conda": {
-                "name": name, "version": "3.12.5", "build": "0", "build_number": 0,
-                "subdir": subdir, "depends": needs, "sha256": "0" * 64, "size": 1,
+                "name": name,
+                "version": "3.12.5",
+                "build": "0",
+                "build_number": 0,
+                "subdir": subdir,
+                "depends": needs,
+                "sha256": "0" * 64,
+                "size": 1,
             }
             for name, needs in names.items()
-        }  # fmt: skip
+        }
         write_repodata(folder / "theirs", subdir, packages)
     if request.param == "hosted":
         without_purls(folder / "ours")

@@ -61,9 +61,15 @@ def add_lacking(index: Path, wanted: set[str]) -> None:
     for name in {name for names in LACKS.values() for name in names}:
         version = least.get(name, "1")
         data["packages.conda"][f"{name}-{version}-0.conda"] = {
-            "name": name, "version": version, "build": "0", "build_number": 0, "subdir": "linux-64",
-            "depends": [], "sha256": "0" * 64, "size": 1,
-        }  # fmt: skip
+            "name": name,
+            "version": version,
+            "build": "0",
+            "build_number": 0,
+            "subdir": "linux-64",
+            "depends": [],
+            "sha256": "0" * 64,
+            "size": 1,
+        }
     index.write_text(json.dumps(data))
 
 
@@ -90,10 +96,14 @@ class Workspace(Pixi):
         self.folder = folder
         files = [str(root / "variants.yaml"), str(root / "recipes/bases/conda-forge/variants.yaml")]
         lines = [
-            "[workspace]", 'name = "mine"', 'platforms = ["linux-64"]', 'preview = ["pixi-build"]',
+            "[workspace]",
+            'name = "mine"',
+            'platforms = ["linux-64"]',
+            'preview = ["pixi-build"]',
             f'channels = ["{PUBLISHED}", "conda-forge"]',
-            f"build-variants-files = {json.dumps(files)}", "[dependencies]",
-        ]  # fmt: skip
+            f"build-variants-files = {json.dumps(files)}",
+            "[dependencies]",
+        ]
         for recipe in recipes:
             path = json.dumps(str(root / "recipes" / BUILT.get(recipe, recipe)))
             lines.append(f"{OUTPUTS.get(recipe, recipe)} = {{ path = {path} }}")

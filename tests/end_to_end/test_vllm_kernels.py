@@ -17,15 +17,37 @@ from support.project import FILTER, drive
 TIERS = {
     "kernels": ("prefill-d128", "decode-d128", "prefill-d512", "moe-prefill", "awq", "mla-decode"),
     "attention": (
-        "prefill", "decode-sinks", "decode-alibi", "prefill-fp8-kv", "reshape-and-cache",
-        "rms-norm-eps", "rope-interleaved", "moe-int4-zeros", "awq", "w4a16", "conv1d",
-        "gdn-prefill", "gated-norm", "mla-decode", "merge-states", "penalties", "lora-one-slice",
+        "prefill",
+        "decode-sinks",
+        "decode-alibi",
+        "prefill-fp8-kv",
+        "reshape-and-cache",
+        "rms-norm-eps",
+        "rope-interleaved",
+        "moe-int4-zeros",
+        "awq",
+        "w4a16",
+        "conv1d",
+        "gdn-prefill",
+        "gated-norm",
+        "mla-decode",
+        "merge-states",
+        "penalties",
+        "lora-one-slice",
     ),
     "emulated": (
-        "prefill", "decode-bfloat16", "prefill-fp8-kv-bfloat16", "reshape-and-cache", "rms-norm",
-        "rope", "moe", "moe-int4", "w4a16-bfloat16", "top-k-top-p",
+        "prefill",
+        "decode-bfloat16",
+        "prefill-fp8-kv-bfloat16",
+        "reshape-and-cache",
+        "rms-norm",
+        "rope",
+        "moe",
+        "moe-int4",
+        "w4a16-bfloat16",
+        "top-k-top-p",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -53,8 +53,12 @@ def test_libraries_of_a_package(tmp_path: Path) -> None:
 def test_closure(prefix: Path) -> None:
     """libtorch_hip, AOTriton beside it, and a library of the SDK's tree."""
     library(prefix, "libamdhip64.so.7", folder="opt/rocm/lib")
-    library(prefix, "libaotriton_v2.so.0.12.0", needs=("libamdhip64.so.7",),
-            rpath="$ORIGIN/../opt/rocm/lib")  # fmt: skip
+    library(
+        prefix,
+        "libaotriton_v2.so.0.12.0",
+        needs=("libamdhip64.so.7",),
+        rpath="$ORIGIN/../opt/rocm/lib",
+    )
     hip = library(prefix, "libtorch_hip.so", needs=("libaotriton_v2.so.0.12.0",))
     assert binaries.check([hip], prefix, 0, True) == []
     other = library(prefix, "libc10.so")
@@ -68,8 +72,13 @@ def test_closure(prefix: Path) -> None:
 def test_libraries_of_other_packages(prefix: Path) -> None:
     """Their search paths are not ours to judge, and a library that is loaded already will do."""
     library(prefix, "libstdc++.so.6")
-    library(prefix, "libroctx64.so.4", needs=("libstdc++.so.6",), rpath="/opt/rocm/lib",
-            folder="opt/rocm/lib")  # fmt: skip
+    library(
+        prefix,
+        "libroctx64.so.4",
+        needs=("libstdc++.so.6",),
+        rpath="/opt/rocm/lib",
+        folder="opt/rocm/lib",
+    )
     needs, rpath = ("libroctx64.so.4", "libstdc++.so.6"), "$ORIGIN:$ORIGIN/../opt/rocm/lib"
     cpu = library(prefix, "libtorch_cpu.so", needs=needs, rpath=rpath)
     assert binaries.check([cpu], prefix, 0, False) == []
@@ -216,9 +225,12 @@ AS_TORCH = "try:\n import amdsmi\nexcept ImportError as error:\n print('survived
 def python(prefix: Path, code: str, **environment: str) -> str:
     site = next(prefix.glob("lib/python*/site-packages"))
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(site)} | environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(site)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout + done.stderr
 
 

@@ -14,19 +14,28 @@ from support.project import MiniProject, processes_in
 
 # the call of the driver at which it is killed; what it reads of a log depends on the clock
 KILLS = [
-    "mkdir:1:0:/staging/beta", "open:1:0:/beta/session", "rename:1:0:/noarch/beta",
-    "open:1:0:/staging/beta/job.json", "write:1:0:/logs/beta.log", "open:1:0:/info/index.json",
+    "mkdir:1:0:/staging/beta",
+    "open:1:0:/beta/session",
+    "rename:1:0:/noarch/beta",
+    "open:1:0:/staging/beta/job.json",
+    "write:1:0:/logs/beta.log",
+    "open:1:0:/info/index.json",
     "open:1:0:/beta/whole-conda",
-    "unlink:1:0:/staging/beta/bld", "open:1:0:/_test-beta/session", "open:1:0:/forge/.partial-beta",
-    "fsync:1:0:/noarch/.partial-beta", "unlink:1:0:/staging/beta/noarch",
+    "unlink:1:0:/staging/beta/bld",
+    "open:1:0:/_test-beta/session",
+    "open:1:0:/forge/.partial-beta",
+    "fsync:1:0:/noarch/.partial-beta",
+    "unlink:1:0:/staging/beta/noarch",
     "rename:1:0:/repodata.json",
-]  # fmt: skip
+]
 EVERY = 1 if os.environ.get("FORGE_KILLS") else 5
 FAULTS = [
-    ("rename", "EXDEV", "/noarch/beta"), ("fsync", "EIO", "/.partial-beta"),
-    ("write", "ENOSPC", "/staging/beta/job.json"), ("open", "ENOSPC", "/build/logs/beta.log"),
+    ("rename", "EXDEV", "/noarch/beta"),
+    ("fsync", "EIO", "/.partial-beta"),
+    ("write", "ENOSPC", "/staging/beta/job.json"),
+    ("open", "ENOSPC", "/build/logs/beta.log"),
     ("write", "ENOSPC", "/noarch/.partial-beta"),
-]  # fmt: skip
+]
 
 
 def built(project: MiniProject) -> dict[str, bytes]:

@@ -155,9 +155,12 @@ def slow_build(project: MiniProject, tmp_path: Path) -> Iterator[subprocess.Pope
     for mark in marks:
         project.recipe(mark.name, run=["alpha"], script=SLOW.replace("{{mark}}", str(mark)))
     child = subprocess.Popen(
-        project.command("build-all"), env=project.environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        project.command("build-all"),
+        env=project.environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     for mark in marks:
         wait_for(mark, child)
     yield child

@@ -37,8 +37,11 @@ def run(copy: Path, test: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, test],
-        cwd=copy, env=kept | {"PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=copy,
+        env=kept | {"PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_a_removed_guard_is_noticed(removed: Guard, copy: Path) -> None:

@@ -50,12 +50,21 @@ class Part(NamedTuple):
 
 def parts() -> list[Part]:
     about = {
-        "name": "alpha", "version": "1.0", "build": "h1234567_0", "build_number": 0, "depends": [],
-        "subdir": "noarch", "noarch": "generic", "license": "MIT", "timestamp": 1,
-    }  # fmt: skip
+        "name": "alpha",
+        "version": "1.0",
+        "build": "h1234567_0",
+        "build_number": 0,
+        "depends": [],
+        "subdir": "noarch",
+        "noarch": "generic",
+        "license": "MIT",
+        "timestamp": 1,
+    }
     paths = {"paths": listed(HONEST), "paths_version": 1}
-    info = [file(f"info/{n}.json", json.dumps(v).encode()) for n, v in
-            {"index": about, "paths": paths}.items()]  # fmt: skip
+    info = [
+        file(f"info/{n}.json", json.dumps(v).encode())
+        for n, v in {"index": about, "paths": paths}.items()
+    ]
     return [
         Part(b"metadata.json", b'{"conda_pkg_format_version": 2}', {}),
         Part(f"pkg-{STEM}.tar.zst".encode(), zstandard.compress(tar(HONEST)), {}),
@@ -68,13 +77,28 @@ def zipped(members: list[Part], comment: bytes = b"", tail: bytes = b"") -> byte
     for part in members:
         out += part.before
         say = {
-            "flags": 0, "method": 0, "crc": zlib.crc32(part.content), "packed": len(part.content),
-            "size": len(part.content), "name": part.name, "extra": b"", "offset": len(out),
-        }  # fmt: skip
+            "flags": 0,
+            "method": 0,
+            "crc": zlib.crc32(part.content),
+            "packed": len(part.content),
+            "size": len(part.content),
+            "name": part.name,
+            "extra": b"",
+            "offset": len(out),
+        }
         for kind in ("local", "central"):
             own = say | {k[len(kind) + 1 :]: v for k, v in part.lies.items() if k.startswith(kind)}
-            fields = (own["flags"], own["method"], 0, 0, own["crc"], own["packed"], own["size"],
-                      len(own["name"]), len(own["extra"]))  # fmt: skip
+            fields = (
+                own["flags"],
+                own["method"],
+                0,
+                0,
+                own["crc"],
+                own["packed"],
+                own["size"],
+                len(own["name"]),
+                len(own["extra"]),
+            )
             if kind == "local":
                 out += struct.pack("<4s5H3I2H", b"PK\3\4", 20, *fields)
                 out += own["name"] + own["extra"] + part.content + part.after
@@ -82,8 +106,17 @@ def zipped(members: list[Part], comment: bytes = b"", tail: bytes = b"") -> byte
                 more = struct.pack("<HHHII", 0, 0, 0, 0, own["offset"])
                 directory += struct.pack("<4s6H3I2H", b"PK\1\2", 20, 20, *fields) + more
                 directory += own["name"] + own["extra"]
-    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, len(members), len(members), len(directory),
-                      len(out), len(comment))  # fmt: skip
+    end = struct.pack(
+        "<4s4H2IH",
+        b"PK\5\6",
+        0,
+        0,
+        len(members),
+        len(members),
+        len(directory),
+        len(out),
+        len(comment),
+    )
     return out + directory + end + comment + tail
 
 
@@ -94,10 +127,14 @@ def lies() -> Iterator[tuple[str, bytes]]:
     entry = evil[: 30 + len(b"evil.tar.zst") + len(EVIL)]
     for place, part in enumerate(parts()):
         values = {
-            "flags": (1, 8, 0x800), "method": (8, 93), "crc": (0, 7), "packed": (0, 20, 1 << 30),
-            "size": (0, 20, 1 << 30), "name": (b"aaaaa.tar.zst", b"metadata.json", b"x"),
+            "flags": (1, 8, 0x800),
+            "method": (8, 93),
+            "crc": (0, 7),
+            "packed": (0, 20, 1 << 30),
+            "size": (0, 20, 1 << 30),
+            "name": (b"aaaaa.tar.zst", b"metadata.json", b"x"),
             "extra": (struct.pack("<HHQQ", 1, 16, 9, 9), b"xx\1\0y"),
-        }  # fmt: skip
+        }
         for side in ("local", "central"):
             for field, wrong in values.items():
                 for value in wrong:

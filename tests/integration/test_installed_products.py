@@ -13,10 +13,14 @@ from support.project import CHECKOUT, copy_checkout
 PRODUCTS = ("strix-validate", "strix-emulate")
 # what looks at all files of the tree, or of a part of it
 TESTS = (
-    "test_dependencies.py", "test_documented.py", "test_evidence.py", "test_optimized.py",
-    "test_subpackages.py", "test_recipes.py::test_no_recipe_knows_its_base",
+    "test_dependencies.py",
+    "test_documented.py",
+    "test_evidence.py",
+    "test_optimized.py",
+    "test_subpackages.py",
+    "test_recipes.py::test_no_recipe_knows_its_base",
     "test_support.py::test_no_test_has_a_web_server_of_another_kind",
-)  # fmt: skip
+)
 
 
 @pytest.fixture

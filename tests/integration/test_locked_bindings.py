@@ -35,9 +35,15 @@ TYPER = [
 # and plan, to index, publish and verify, to read packages, locks and servers, to solve, to offer to
 # the cache. The others reach the bindings through the same functions.
 REACHED = (
-    "test_publish.py", "test_local_channel.py", "test_locks.py", "test_network.py",
-    "test_package.py", "test_package_cache.py", "test_plan.py", "test_recipes.py",
-)  # fmt: skip
+    "test_publish.py",
+    "test_local_channel.py",
+    "test_locks.py",
+    "test_network.py",
+    "test_package.py",
+    "test_package_cache.py",
+    "test_plan.py",
+    "test_recipes.py",
+)
 # of every recipe alone: does it render on both bases, and in which order are they built
 OF_RECIPES = "not test_recipes or test_renders or test_order"
 
@@ -65,9 +71,13 @@ def test_unit_tests(environment: dict[str, str]) -> None:
     options = ["-q", "-n0", "-p", "no:cacheprovider", "-m", "unit"]
     options += ["-k", OF_RECIPES, *(f"tests/unit/{name}" for name in REACHED)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options], cwd=CHECKOUT, env=environment,
-        text=True, capture_output=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", *options],
+        cwd=CHECKOUT,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 

@@ -95,9 +95,10 @@ class Owner:
     def night(self, killed_before: int = 0, *words: str) -> subprocess.CompletedProcess[str]:
         script = [str(killed_before), str(self.machine.script), *words]
         environment = stand_in.clean_environment(self.home) | {
-            "FORGE_ROOT": str(self.root), "NIGHT_PID": str(self.pid),
+            "FORGE_ROOT": str(self.root),
+            "NIGHT_PID": str(self.pid),
             "PATH": self.project.environment["PATH"],
-        }  # fmt: skip
+        }
         done = subprocess.run(
             [sys.executable, "-c", KILLED, *script],
             env=environment,

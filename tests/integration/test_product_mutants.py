@@ -12,8 +12,20 @@ from support.project import CHECKOUT, MiniProject
 
 PACKAGES = CHECKOUT / "packages"
 PRODUCTS = ("strix-validate", "strix-emulate")
-NEEDS = ("jinja2", "matplotlib-base", "msgpack-python", "numpy", "pydantic", "pyelftools", "pytest",
-         "python", "pytorch", "rich", "triton", "typer")  # fmt: skip
+NEEDS = (
+    "jinja2",
+    "matplotlib-base",
+    "msgpack-python",
+    "numpy",
+    "pydantic",
+    "pyelftools",
+    "pytest",
+    "python",
+    "pytorch",
+    "rich",
+    "triton",
+    "typer",
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +45,21 @@ def test_mutants_of_a_product(
     name: str, products: MiniProject, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     report, path = tmp_path / "report.xml", ":".join(str(PACKAGES / p / "src") for p in PRODUCTS)
-    words = ["env", f"PYTHONPATH={path}", "python", "-m", "pytest", "-q", "-p", "no:cacheprovider",
-             "-o", "junit_family=xunit1", f"--junitxml={report}", f"--basetemp={tmp_path}/tests",
-             str(PACKAGES / name / "tests" / "test_damaged.py")]  # fmt: skip
+    words = [
+        "env",
+        f"PYTHONPATH={path}",
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "junit_family=xunit1",
+        f"--junitxml={report}",
+        f"--basetemp={tmp_path}/tests",
+        str(PACKAGES / name / "tests" / "test_damaged.py"),
+    ]
     done = products.forge("run", "products", "--", *words)
     found = [
         ast.literal_eval(p.attrib["value"]) for p in ElementTree.parse(report).iter("property")

@@ -51,10 +51,14 @@ def test_each_python_has_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     output = tmp_path / "output"
     job = {
-        "action": "build", "recipes": [str(tmp_path / "recipe.yaml")], "output_dir": str(output),
-        "channel": [channel.folder.as_uri()], "package_format": "conda:1",
-        "variant_overrides": {"python": ["3.12", "3.13"]}, "pythons": ["3.12", "3.13"],
-    }  # fmt: skip
+        "action": "build",
+        "recipes": [str(tmp_path / "recipe.yaml")],
+        "output_dir": str(output),
+        "channel": [channel.folder.as_uri()],
+        "package_format": "conda:1",
+        "variant_overrides": {"python": ["3.12", "3.13"]},
+        "pythons": ["3.12", "3.13"],
+    }
     (tmp_path / "job.json").write_text(json.dumps(job))
     command = [sys.executable, "-m", "forge.building.engine", str(tmp_path / "job.json")]
     environment = os.environ | {"PYTHONPATH": str(DRIVER), "RATTLER_CACHE_DIR": f"{tmp_path}/cache"}

@@ -73,12 +73,23 @@ def attempt(
     (work / "scale.hip").write_text(SOURCE)
     (work / "include/scale.h").write_text(f"#define SCALE {scale}\n")
     environment = {
-        "PATH": os.environ["PATH"], "HOME": str(folder), "CLANG": compiler, "CXX": "g++",
-        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""), "CONDA_BUILD_SYSROOT": "/",
-        "RECIPE_DIR": str(RECIPE), "SRC_DIR": str(work), "PREFIX": str(prefix), "PYTHON": "python",
-        "CPU_COUNT": "2", "TORCH_VERSION": "2.13.0", "CMAKE_ARGS": "", "CXXFLAGS": "",
-        "LDFLAGS": "", "FORGE_CACHE": str(cache),
-    }  # fmt: skip
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "CLANG": compiler,
+        "CXX": "g++",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+        "CONDA_BUILD_SYSROOT": "/",
+        "RECIPE_DIR": str(RECIPE),
+        "SRC_DIR": str(work),
+        "PREFIX": str(prefix),
+        "PYTHON": "python",
+        "CPU_COUNT": "2",
+        "TORCH_VERSION": "2.13.0",
+        "CMAKE_ARGS": "",
+        "CXXFLAGS": "",
+        "LDFLAGS": "",
+        "FORGE_CACHE": str(cache),
+    }
     subprocess.run(["bash", "-c", COMPILE], cwd=work, env=environment, check=True)
     return (work / "scale.o").read_bytes(), hits_in(cache)
 
@@ -117,16 +128,29 @@ def aotriton_attempt(folder: Path, cache: Path, **more: str) -> None:
     (work / "dispatch.cc").write_text('#include "number.h"\nint number() { return NUMBER; }\n')
     (prefix / "include" / "number.h").write_text("#define NUMBER 7\n")
     environment = {
-        "PATH": os.environ["PATH"], "HOME": str(folder), "SRC_DIR": str(work), "CPU_COUNT": "2",
-        "PREFIX": str(prefix), "RECIPE_DIR": str(RECIPES / "aotriton"), "GPU_ARCH": "gfx1151",
-        "AOTRITON_KERNELS": "sample", "AOTRITON_COMMIT": "a" * 40, "AOTRITON_TREE": "b" * 40,
-        "FORGE_CACHE": str(cache), "LDFLAGS": "-Wl,--gc-sections", "PYTHON": sys.executable,
-    }  # fmt: skip
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "SRC_DIR": str(work),
+        "CPU_COUNT": "2",
+        "PREFIX": str(prefix),
+        "RECIPE_DIR": str(RECIPES / "aotriton"),
+        "GPU_ARCH": "gfx1151",
+        "AOTRITON_KERNELS": "sample",
+        "AOTRITON_COMMIT": "a" * 40,
+        "AOTRITON_TREE": "b" * 40,
+        "FORGE_CACHE": str(cache),
+        "LDFLAGS": "-Wl,--gc-sections",
+        "PYTHON": sys.executable,
+    }
     environment |= more
     done = subprocess.run(
-        ["bash", RECIPES / "aotriton" / "build_library.sh"], cwd=work, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["bash", RECIPES / "aotriton" / "build_library.sh"],
+        cwd=work,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "Installing: " in done.stdout, done.stdout + done.stderr
     # the last word counts: newer linkers would take the version string for garbage
     linked = (work / "build" / "CMakeCache.txt").read_text()

@@ -188,9 +188,14 @@ tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }
         '[feature.two.dependencies]\nray-default = ">=2"\n[feature.three]\n'
     )
     wheels = [
-        "lark>=1.2.2,<2", "matplotlib-base", "peft", "ray-default>=2", "regex", "six",
+        "lark>=1.2.2,<2",
+        "matplotlib-base",
+        "peft",
+        "ray-default>=2",
+        "regex",
+        "six",
         "trl>=1.10,<2",
-    ]  # fmt: skip
+    ]
     assert conda_forge.asked(tmp_path) == wheels
     real = conda_forge.asked(CHECKOUT)
     assert {"huggingface_hub>=1.31.0", "pyelftools", "accelerate"} < {*real}
@@ -385,9 +390,11 @@ def test_device_code_for_the_files_that_are_named(
     compiler.chmod(0o755)
     (tmp_path / "hip").mkdir()
     for folder, name in (
-        ("torch_hip.dir", "Copy"), ("torch_hip.dir", "TensorMode"), ("torch_hip.dir", "CopyMore"),
+        ("torch_hip.dir", "Copy"),
+        ("torch_hip.dir", "TensorMode"),
+        ("torch_hip.dir", "CopyMore"),
         ("gloo_hip.dir", "cuda"),
-    ):  # fmt: skip
+    ):
         command = [launcher, "env", compiler, "-o", f"{folder}/{name}.o", "-x", "hip", "-c"]
         subprocess.run([*command, f"hip/{name}.hip"], cwd=tmp_path, check=True)
     named, empty, other, more, gloo = (tmp_path / "said").read_text().splitlines()
@@ -609,8 +616,11 @@ def test_the_page_makes_an_environment_with_all_that_is_imported() -> None:
     lists = ["requirements.txt", *["requirements-dev.txt"] * (command in dev.split(" | "))]
     locked = {n for f in lists for n in re.findall(r"(?m)^(\S+)==", (CHECKOUT / f).read_text())}
     done = subprocess.run(
-        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", LOADED],
+        capture_output=True,
+        text=True,
+        check=True,
         env=os.environ | {"PYTHONPATH": f"{CHECKOUT / 'tests'}:{CHECKOUT / 'src'}"},
-    )  # fmt: skip
+    )
     imported = {*done.stdout.split()}
     assert "pyelftools" in imported and imported <= locked

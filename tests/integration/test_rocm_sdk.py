@@ -24,17 +24,29 @@ RECIPE = RECIPES / "rocm-sdk"
 tree = load("rocm-sdk", "tree")
 
 DROPPED = {
-    "bin/rocgdb", "bin/rocgdb-py3.12", "bin/test_hip_api", "clients/run",
-    "include/gdb/jit-reader.h", "libexec/rocgdb/x", "share/rocgdb/syscalls.xml",
+    "bin/rocgdb",
+    "bin/rocgdb-py3.12",
+    "bin/test_hip_api",
+    "clients/run",
+    "include/gdb/jit-reader.h",
+    "libexec/rocgdb/x",
+    "share/rocgdb/syscalls.xml",
     "lib/rocm_sysdeps/lib/librocm_sysdeps_gmp.so.10",
     "lib/rocm_sysdeps/lib/librocm_sysdeps_gmp.so",
     "lib/rocm_sysdeps/lib/librocm_sysdeps_mpfr.so.6",
     "share/doc/rocgdb/COPYING3",
-    "libhipcxx/include/cuda/std/array", "src/rocprofiler/main.cpp", "tests/run.sh", "tests/libc.so",
-    "lib/rdc/grpc/include/absl/base/config.h", "lib/rdc/hsaco/gfx942/gpuReadWrite_kernels.hsaco",
-    "lib/rocm_sysdeps/share/terminfo/x/xterm", "lib/python3.10/site-packages/rocpd/__init__.py",
-    "include/fftw3.h", "lib/libfftw3.so", "lib/libfftw3.so.3",
-}  # fmt: skip
+    "libhipcxx/include/cuda/std/array",
+    "src/rocprofiler/main.cpp",
+    "tests/run.sh",
+    "tests/libc.so",
+    "lib/rdc/grpc/include/absl/base/config.h",
+    "lib/rdc/hsaco/gfx942/gpuReadWrite_kernels.hsaco",
+    "lib/rocm_sysdeps/share/terminfo/x/xterm",
+    "lib/python3.10/site-packages/rocpd/__init__.py",
+    "include/fftw3.h",
+    "lib/libfftw3.so",
+    "lib/libfftw3.so.3",
+}
 
 
 @pytest.fixture(scope="module")
@@ -350,8 +362,10 @@ def configured(tmp_path: Path, *lost: str, elsewhere: str = "") -> subprocess.Co
     return subprocess.run(
         ["cmake", "-S", RECIPE / "compiler_test", "-B", tmp_path / "found"],
         env=os.environ | {"ROCM_PATH": str(rocm), "CMAKE_PREFIX_PATH": f"{other}:{rocm}"},
-        text=True, capture_output=True, check=False,
-    )  # fmt: skip
+        text=True,
+        capture_output=True,
+        check=False,
+    )
 
 
 def cmake_packages() -> list[str]:

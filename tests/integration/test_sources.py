@@ -305,9 +305,12 @@ def test_import_and_build_without_a_network(
     if subprocess.run([*cut, "true"], capture_output=True, check=False).returncode:
         pytest.skip("not attempted: this machine lets nobody make a network namespace")
     done = subprocess.run(
-        [*cut, *project.command("build", "alpha")], env=project.environment, check=False,
-        text=True, capture_output=True,
-    )  # fmt: skip
+        [*cut, *project.command("build", "alpha")],
+        env=project.environment,
+        check=False,
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert {name.split("-")[0] for name in project.packages()} == {"alpha"}
 

@@ -223,9 +223,12 @@ def test_a_package_that_says_something_else(
 
 
 INDEX_LIES: dict[str, object] = {
-    "build_number": 7, "license": "Apache-2.0", "noarch": "generic", "depends": ["evil >=1"],
+    "build_number": 7,
+    "license": "Apache-2.0",
+    "noarch": "generic",
+    "depends": ["evil >=1"],
     "constrains": ["packaging <20"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("key", INDEX_LIES)
@@ -252,8 +255,9 @@ def test_another_version_with_the_same_recipe(
     with tarfile.open(fileobj=io.BytesIO(content)) as members:
         stream = members.extractfile("info/recipe/rendered_recipe.yaml")
         rendered = ("info/recipe/rendered_recipe.yaml", stream.read() if stream else b"")
-    newer = package(tmp_path, [file("x")], "alpha", info=[file(*rendered)], version="9.9",
-                    dist="alpha-9.9-0")  # fmt: skip
+    newer = package(
+        tmp_path, [file("x")], "alpha", info=[file(*rendered)], version="9.9", dist="alpha-9.9-0"
+    )
     done = app.forge("verify", str(newer), code=1)
     assert "version: the package has 9.9, its rendered recipe has 1.0" in done.stdout
     assert "build: the package has 0, its rendered recipe has hostbound_h" in done.stdout

@@ -76,8 +76,10 @@ def check(python: Path, name: str, source: Path, *cases: str) -> subprocess.Comp
     return subprocess.run(
         [python, CHECKS / f"{name}.py", "--source", source, *cases],
         env=os.environ | {"PYTHONPATH": str(VALIDATOR)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(("name", "number"), [("check_detection", 12), ("check_memory", 5)])

@@ -55,10 +55,12 @@ def make(
     copy = place.copy()
     with place.noted("channel"):
         conda_forge.make(
-            place.conda_forge, place.work, host,
+            place.conda_forge,
+            place.work,
+            host,
             copy / "recipes/bases/host" / "copy_interpreter.py",
             [*checkout.PYPI, *conda_forge.asked(copy)],
-        )  # fmt: skip
+        )
     asked = ((torch, thin_torch), (vllm, thin_vllm))
     print(place.overlay(*(module for wanted, module in asked if wanted)))
 

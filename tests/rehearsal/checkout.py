@@ -244,10 +244,16 @@ class Place:
         program = [sys.executable, str(self.root / "src" / "forge")]
         with served(self.conda_forge, Revalidating) as theirs, served(published) as own:
             write_mirrors(home, {CONDA_FORGE: theirs, PUBLISHED: own})
-            environment = clean_environment(home) | GPU | {
-                "FORGE_ROOT": str(home), "FORGE_BASE": "conda-forge", "FORGE_NO_PIXI": "1",
-                "FORGE_CHANNEL": PUBLISHED,
-            }  # fmt: skip
+            environment = (
+                clean_environment(home)
+                | GPU
+                | {
+                    "FORGE_ROOT": str(home),
+                    "FORGE_BASE": "conda-forge",
+                    "FORGE_NO_PIXI": "1",
+                    "FORGE_CHANNEL": PUBLISHED,
+                }
+            )
             with self.noted(f"user {' '.join(words)}") as said:
                 command = [*program, *words[1:]] if words[0] == "forge" else words
                 code = subprocess.run(command, cwd=home, env=environment, check=False).returncode
@@ -266,10 +272,12 @@ class Place:
         with served(self.conda_forge, Revalidating) as url:
             write_mirrors(home, {CONDA_FORGE: url})
             environment = clean_environment(home) | {
-                "FORGE_ROOT": str(self.root), "FORGE_BASE": "conda-forge", "FORGE_NO_PIXI": "1",
+                "FORGE_ROOT": str(self.root),
+                "FORGE_BASE": "conda-forge",
+                "FORGE_NO_PIXI": "1",
                 "PYTHONPATH": str(self.root / "src"),
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            }  # fmt: skip
+            }
             with self.noted(" ".join(words)) as said:
                 command = [sys.executable, *program]
                 code = subprocess.run(command, env=environment, check=False).returncode

@@ -48,8 +48,11 @@ MOVES: trees.Moves = [
     (rf"{LIB}/(.*)", r"lib/\1"),
     (r"usr/(bin|include|lib|share)/(.*)", r"\1/\2"),
 ]
-BLAS = {f"lib/lib{name}.so{end}": "libopenblas.so.0"
-        for name in ("blas", "cblas", "lapack") for end in ("", ".3")}  # fmt: skip
+BLAS = {
+    f"lib/lib{name}.so{end}": "libopenblas.so.0"
+    for name in ("blas", "cblas", "lapack")
+    for end in ("", ".3")
+}
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,18 @@ PARTS: dict[str, Part] = {
     "libstdcxx": Part(("libstdc++6",), ("libgcc",), only=r"lib/lib.*\.so.*"),
     "libgfortran5": Part(("libgfortran5",), ("libgcc",), only=r"lib/lib.*\.so.*"),
     "libopenblas": Part(
-        ("libopenblas0-openmp",), ("libgfortran5", "llvm-openmp"), build="openmp_{mark}_0",
+        ("libopenblas0-openmp",),
+        ("libgfortran5", "llvm-openmp"),
+        build="openmp_{mark}_0",
         only=r"lib/lib.*\.so.*",
     ),
     "llvm-openmp": Part(("libomp-21-dev", "libomp5"), exports={"strong": ["llvm-openmp >=21"]}),
     "libzlib": Part(("zlib1g",), only=r"lib/lib.*\.so.*"),
     "zlib": Part(
-        ("zlib1g-dev",), ("libzlib",), weak("libzlib >=1.3,<2"), only=NO_ARCHIVE,
+        ("zlib1g-dev",),
+        ("libzlib",),
+        weak("libzlib >=1.3,<2"),
+        only=NO_ARCHIVE,
         links={"lib/libz.so": "libz.so.1"},
     ),
     "libpng": Part(("libpng16-16t64", "libpng-dev"), ("libzlib",), weak("libpng >=1.6,<1.7")),
@@ -96,7 +104,10 @@ PARTS: dict[str, Part] = {
     "libwebp-base": Part(("libwebp7", "libwebp-dev", "libsharpyuv0"), (), weak("libwebp-base")),
     "liblzma": Part(("liblzma5",), only=r"lib/lib.*\.so.*"),
     "liblzma-devel": Part(
-        ("liblzma-dev",), ("liblzma",), weak("liblzma >=5,<6.0a0"), only=NO_ARCHIVE,
+        ("liblzma-dev",),
+        ("liblzma",),
+        weak("liblzma >=5,<6.0a0"),
+        only=NO_ARCHIVE,
         links={"lib/liblzma.so": "liblzma.so.5"},
     ),
     "bzip2": Part(("libbz2-1.0",)),
@@ -119,16 +130,25 @@ PARTS: dict[str, Part] = {
     "pybind11-abi": Part(version="11"),
     **{
         name: Part(
-            needs=BLAS_NEEDS, version="3.9.0", links=BLAS if name == "libblas" else {},
+            needs=BLAS_NEEDS,
+            version="3.9.0",
+            links=BLAS if name == "libblas" else {},
             exports=weak(f"{name} >=3.9.0,<4.0a0"),
         )
         for name in ("libblas", "libcblas", "liblapack")
     },
-}  # fmt: skip
+}
 # What Python's own modules load, which would be this machine's.
 PYTHON_NEEDS = (
-    "bzip2", "libexpat", "libffi", "liblzma", "libuuid", "libzlib", "openssl", "zstd",
-)  # fmt: skip
+    "bzip2",
+    "libexpat",
+    "libffi",
+    "liblzma",
+    "libuuid",
+    "libzlib",
+    "openssl",
+    "zstd",
+)
 BLAS_NAMES = ("libblas", "libcblas", "liblapack")
 # of a recipe's requirements
 NOT_INSTALLED = {"if", "run_constraints", "run_exports", "ignore_run_exports"}
@@ -139,11 +159,16 @@ PYPI_NAMES = {"ray-default": "ray"} | {conda: pypi for pypi, conda in wheels.CON
 # headers where extensions of torch look for them.
 NEEDS_MORE = {
     "fastapi": (
-        "email-validator", "fastapi-cli", "httpx", "jinja2", "python-multipart", "uvicorn",
+        "email-validator",
+        "fastapi-cli",
+        "httpx",
+        "jinja2",
+        "python-multipart",
+        "uvicorn",
         "uvloop",
     ),
     "pybind11": ("pybind11-global",),
-}  # fmt: skip
+}
 
 
 def required(section: Any) -> Iterator[str]:
@@ -227,12 +252,15 @@ def output(
     return {
         "package": {"name": name, "version": version},
         "build": {
-            "string": build, "script": [copy], "dynamic_linking": linking,
-            "prefix_detection": {"ignore": True}, "python": {"skip_pyc_compilation": ["**"]},
+            "string": build,
+            "script": [copy],
+            "dynamic_linking": linking,
+            "prefix_detection": {"ignore": True},
+            "python": {"skip_pyc_compilation": ["**"]},
         },
         "requirements": requirements,
         "about": {"license": "LicenseRef-Debian", "summary": f"{name} of Debian, for a rehearsal"},
-    }  # fmt: skip
+    }
 
 
 def python_outputs(tree: Path, copier: Path) -> list[dict[str, Any]]:
@@ -334,9 +362,14 @@ def renamed(name: str, wheel: wheels.Conversion, subdir: Path) -> Iterable[Path]
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "none").mkdir()
         made = assemble_package(
-            name, wheel.version, "linux-64", f"{MARK}_0", scratch,
-            files_dir=Path(scratch) / "none", depends=[f"{wheel.name} =={wheel.version}"],
-        )  # fmt: skip
+            name,
+            wheel.version,
+            "linux-64",
+            f"{MARK}_0",
+            scratch,
+            files_dir=Path(scratch) / "none",
+            depends=[f"{wheel.name} =={wheel.version}"],
+        )
         if not (subdir / made.path.name).exists():
             move_whole(made.path, subdir / made.path.name)
             yield subdir / made.path.name

@@ -32,10 +32,13 @@ def build(ctx: Context, name: str, folder: Path) -> list[Path]:
         if wrong := prepare(step.recipe, raw, sources, folder / "src_cache"):
             raise Failed(wrong)
     job = ctx.base.arguments(step.digest_value, step.outputs[0].number) | {
-        "action": "build", "recipes": [str(step.recipe.path)], "output_dir": str(folder),
+        "action": "build",
+        "recipes": [str(step.recipe.path)],
+        "output_dir": str(folder),
         "channel": [ctx.channel.folder.as_uri(), ctx.base.channel_url],
-        "package_format": LOCAL_FORMAT, "pythons": step.pythons(),
-    }  # fmt: skip
+        "package_format": LOCAL_FORMAT,
+        "pythons": step.pythons(),
+    }
     log = ctx.project.logs / f"{name}.untested.log"
     run_job(ctx.project, max_jobs(), lambda _: None, threading.Event(), job, log)
     for made in ("bld", "build_cache", "src_cache"):

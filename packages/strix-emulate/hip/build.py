@@ -16,8 +16,17 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NAME = "libamdhip64.so"
 #: HIP's functions have parameters that mean nothing here.
-FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
-         "-Wno-unused-parameter", "-pthread"]  # fmt: skip
+FLAGS = [
+    "-std=gnu11",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unused-parameter",
+    "-pthread",
+]
 _DEFINED = re.compile(r"^(API|HINT|API_OF)\(\s*(?:[^,()]+,\s*)?(\w+)\)", re.M)
 _STATES = {
     "served": "does what HIP does: each name of [hip.map](hip.map) that is not below",
@@ -27,9 +36,13 @@ _STATES = {
 }
 #: Those that clr's sources refuse always.
 _ABSENT = {
-    "hipCtxGetApiVersion", "hipCtxGetCacheConfig", "hipCtxGetFlags", "hipCtxSetCacheConfig",
-    "hipCtxSetSharedMemConfig", "hipMemMapArrayAsync",
-}  # fmt: skip
+    "hipCtxGetApiVersion",
+    "hipCtxGetCacheConfig",
+    "hipCtxGetFlags",
+    "hipCtxSetCacheConfig",
+    "hipCtxSetSharedMemConfig",
+    "hipMemMapArrayAsync",
+}
 
 
 def states() -> dict[str, str]:
@@ -53,9 +66,11 @@ def table() -> str:
     """ENTRY_POINTS.md: how many names have each state, and which are not served."""
     found = states()
     lines = [
-        "# Entry points of the stand-in libamdhip64.so.7", "",
-        "Written by `python hip/build.py --table`; a test compares it with the sources.", "",
-    ]  # fmt: skip
+        "# Entry points of the stand-in libamdhip64.so.7",
+        "",
+        "Written by `python hip/build.py --table`; a test compares it with the sources.",
+        "",
+    ]
     for state, meaning in _STATES.items():
         names = sorted(name for name in found if found[name] == state)
         lines += [f"## {state}: {len(names)}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
@@ -73,9 +88,23 @@ def targets() -> str:
 
     rows = []
     for t in TARGETS.values():
-        numbers = [*t.version, t.processors, t.registers, t.simds, t.waves, min(t.widths),
-                   t.threads, t.lds, t.lds_of_processor, t.stack, t.l2, t.clock, t.memory_clock,
-                   t.bus, int(t.integrated)]  # fmt: skip
+        numbers = [
+            *t.version,
+            t.processors,
+            t.registers,
+            t.simds,
+            t.waves,
+            min(t.widths),
+            t.threads,
+            t.lds,
+            t.lds_of_processor,
+            t.stack,
+            t.l2,
+            t.clock,
+            t.memory_clock,
+            t.bus,
+            int(t.integrated),
+        ]
         rows.append(f'{{"{t.name}", "{t.product}", {", ".join(map(str, numbers))}}}')
     table = ",\n".join([*rows, "{.name = NULL}"])
     return f'#include "device.h"\nconst struct target targets[] = {{\n{table}\n}};\n'
@@ -100,8 +129,14 @@ def build(folder: Path) -> Path:
     library = folder / f"{NAME}.7"
     flags = [*shlex.split(os.environ.get("CFLAGS", "")), *FLAGS]
     aliases = [f"-Wl,--defsym,{name}={plain}" for name, plain in _per_thread(states()).items()]
-    linking = [*aliases, f"-Wl,-soname,{NAME}.7", f"-Wl,--version-script,{HERE / 'hip.map'}",
-               "-Wl,-z,defs", *shlex.split(os.environ.get("LDFLAGS", "")), "-ldl"]  # fmt: skip
+    linking = [
+        *aliases,
+        f"-Wl,-soname,{NAME}.7",
+        f"-Wl,--version-script,{HERE / 'hip.map'}",
+        "-Wl,-z,defs",
+        *shlex.split(os.environ.get("LDFLAGS", "")),
+        "-ldl",
+    ]
     sources = [str(path) for path in sorted(HERE.glob("*.c"))]
     compiler = shlex.split(os.environ.get("CC", "cc"))
     subprocess.run(

@@ -59,12 +59,21 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     log = given.out / f"{given.name}.log"
-    command = [sys.executable, "-m", "strix_emulate", "device", "--target", given.target, "--",
-               *given.command]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "strix_emulate",
+        "device",
+        "--target",
+        given.target,
+        "--",
+        *given.command,
+    ]
     with log.open("wb") as file:
         try:
-            status = subprocess.run(command, stdout=file, stderr=file, timeout=given.seconds,
-                                    check=False).returncode  # fmt: skip
+            status = subprocess.run(
+                command, stdout=file, stderr=file, timeout=given.seconds, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             status = -14
     counts = count(log.read_text(errors="replace"), status)

@@ -86,8 +86,11 @@ class Runner:
                 wanted.write("\n".join(left))
                 wanted.flush()
                 files = sorted({name.partition("::")[0] for name in left})
-                told = {"SUITES_WANTED": wanted.name, "SUITES_DONE": done.name,
-                        "SUITES_SECONDS": str(self.seconds)}  # fmt: skip
+                told = {
+                    "SUITES_WANTED": wanted.name,
+                    "SUITES_DONE": done.name,
+                    "SUITES_SECONDS": str(self.seconds),
+                }
                 code = self._pytest(files, told)
                 outcomes = [json.loads(line) for line in Path(done.name).read_text().splitlines()]
             begun = [name for name, outcome in outcomes if outcome == "begun"]
@@ -100,18 +103,39 @@ class Runner:
             left = [name for name in left if name not in begun]
 
     def _pytest(self, arguments: list[str], told: dict[str, str]) -> int:
-        command = [*self.command, self.variables.get("SUITES_PYTHON", sys.executable), "-m",
-                   "pytest", "-q", "-p", "plugin", "-p", "no:cacheprovider", "--capture=sys",
-                   "--rootdir", str(self.source), *arguments]  # fmt: skip
+        command = [
+            *self.command,
+            self.variables.get("SUITES_PYTHON", sys.executable),
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "plugin",
+            "-p",
+            "no:cacheprovider",
+            "--capture=sys",
+            "--rootdir",
+            str(self.source),
+            *arguments,
+        ]
         with self.log.open("a") as log:
-            return subprocess.run(command, cwd=self.source, env=self.variables | told, stdout=log,
-                                  stderr=log, check=False).returncode  # fmt: skip
+            return subprocess.run(
+                command,
+                cwd=self.source,
+                env=self.variables | told,
+                stdout=log,
+                stderr=log,
+                check=False,
+            ).returncode
 
 
 def environment(source: Path, suite: dict) -> dict[str, str]:
     """Return the environment of a suite's programs."""
-    path = [*(str(source / folder) for folder in suite.get("path", [])), str(HERE),
-            str(HERE.parent / "src")]  # fmt: skip
+    path = [
+        *(str(source / folder) for folder in suite.get("path", [])),
+        str(HERE),
+        str(HERE.parent / "src"),
+    ]
     given = os.environ.get("PYTHONPATH")
     variables = {"PYTHONPATH": os.pathsep.join([*path, *([given] if given else [])])}
     return os.environ | variables | suite.get("environment", {})
@@ -138,8 +162,9 @@ def main() -> None:
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder, results.open("w") as file:
         source = given.source or unpack(suite["recipe"], Path(folder))
-        runner = Runner(DEVICE, source.resolve(), environment(source.resolve(), suite), log,
-                        given.seconds)  # fmt: skip
+        runner = Runner(
+            DEVICE, source.resolve(), environment(source.resolve(), suite), log, given.seconds
+        )
         cases = runner.collect(suite["files"], suite.get("keyword", ""))
         chosen = choose(cases, given.count or suite["count"])
         for name, outcome in runner.run(chosen):
@@ -147,8 +172,11 @@ def main() -> None:
             print(f"{outcome:8} {name}", flush=True)
             file.write(json.dumps([name, outcome]) + "\n")
             file.flush()
-    print(f"| {given.suite}, {len(chosen)} of {len(cases)} | "
-          + " | ".join(str(counts[x]) for x in OUTCOMES) + " |")  # fmt: skip
+    print(
+        f"| {given.suite}, {len(chosen)} of {len(cases)} | "
+        + " | ".join(str(counts[x]) for x in OUTCOMES)
+        + " |"
+    )
     sys.exit(1 if counts["wrong"] else 0)
 
 

@@ -21,16 +21,27 @@ STORE = "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n"
 
 
 def execute(
-    body: str, threads: int = 64, size: int = 64, lds: int = 1024, grid=(1,), second: str = "out",
-    notes: list | None = None, width: int = 32, scratch: int = 0, **options,
-):  # fmt: skip
+    body: str,
+    threads: int = 64,
+    size: int = 64,
+    lds: int = 1024,
+    grid=(1,),
+    second: str = "out",
+    notes: list | None = None,
+    width: int = 32,
+    scratch: int = 0,
+    **options,
+):
     """Runs assembly with one input and one output of `size` words; notes gets the launch's."""
     kernel = selftest.kernel(body, width=width, lds=lds, scratch=scratch)
     data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
     done = launch(
-        kernel, grid, [Buffer(data, "in"), Buffer(out, second)],
-        threads=threads, options=Options(**{"budget": 10_000} | options),
-    )  # fmt: skip
+        kernel,
+        grid,
+        [Buffer(data, "in"), Buffer(out, second)],
+        threads=threads,
+        options=Options(**{"budget": 10_000} | options),
+    )
     if notes is not None:
         notes += done.notes
     return out
@@ -74,20 +85,26 @@ def test_the_other_half_of_a_register_that_is_loaded():
     execute(hi.format("ds_store_b16 v1, v2"))
     execute(hi.format("ds_store_b8 v1, v2"))
     for body in (
-        hi.format(high), lo.format(low), hi.format("v_cvt_f32_f16 v3, v2.l"),
-        lo.format("v_cvt_f32_f16 v3, v2.h"), hi.format("v_mov_b16 v2.l, v1.l"),
-        hi.format("global_store_b32 v1, v2, s[6:7]"), hi.format("ds_store_b16 v2, v2"),
+        hi.format(high),
+        lo.format(low),
+        hi.format("v_cvt_f32_f16 v3, v2.l"),
+        lo.format("v_cvt_f32_f16 v3, v2.h"),
+        hi.format("v_mov_b16 v2.l, v1.l"),
+        hi.format("global_store_b32 v1, v2, s[6:7]"),
+        hi.format("ds_store_b16 v2, v2"),
         hi.format("ds_store_b16_d16_hi v1, v2"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(Trap, match="pending: uses a register"):
             execute(body)
 
 
 def test_scalar_loads_come_in_any_order():
     with pytest.raises(Trap, match="pending"):
-        execute("s_load_b64 s[4:5], s[0:1], 0x0\n"
-                "s_load_b64 s[6:7], s[0:1], 0x8\ns_waitcnt lgkmcnt(1)\n"
-                "v_mov_b32 v1, s4\ns_endpgm\n")  # fmt: skip
+        execute(
+            "s_load_b64 s[4:5], s[0:1], 0x0\n"
+            "s_load_b64 s[6:7], s[0:1], 0x8\ns_waitcnt lgkmcnt(1)\n"
+            "v_mov_b32 v1, s4\ns_endpgm\n"
+        )
 
 
 EXCHANGE = (
@@ -131,7 +148,9 @@ def test_lds_load_that_still_runs_at_a_barrier():
 
 def test_store_that_outlives_barriers_is_ordered_once_it_is_awaited():
     """Also of waves that parted and met meanwhile, and have the store in common."""
-    body = LOAD + """
+    body = (
+        LOAD
+        + """
     v_xor_b32 v3, 0x80, v1
     v_readfirstlane_b32 s8, v0
     global_store_b32 v1, v0, s[6:7]
@@ -147,7 +166,9 @@ def test_store_that_outlives_barriers_is_ordered_once_it_is_awaited():
     global_load_b32 v2, v3, s[6:7]
     s_waitcnt vmcnt(0)
     s_barrier
-    """ + STORE  # fmt: skip
+    """
+        + STORE
+    )
     awaited = body.format("s_waitcnt_vscnt null, 0x0")
     assert (execute(awaited, second="inout") == np.arange(64) ^ 32).all()
     with pytest.raises(Trap, match=r"race.*a write"):
@@ -241,23 +262,35 @@ s_endpgm
 )
 USES = {
     "a store": ("", "global_store_b32 v7, v2, s[6:7] offset:128"),
-    "an address": ("v_and_b32 v2, 0, v2\nv_add_nc_u32 v2, v2, v7",
-                   "global_store_b32 v2, v7, s[6:7] offset:128"),
-    "a copy": ("v_dual_mov_b32 v4, v3 :: v_dual_mov_b32 v5, 0",
-               "v_perm_b32 v4, v4, v5, v5\nglobal_store_b32 v7, v4, s[6:7] offset:128"),
-    "a flag": ("v_cmp_eq_u32 vcc_lo, 0, v2\nv_cndmask_b32 v5, 0, v1, vcc_lo",
-               "global_store_b32 v7, v5, s[6:7] offset:128"),
+    "an address": (
+        "v_and_b32 v2, 0, v2\nv_add_nc_u32 v2, v2, v7",
+        "global_store_b32 v2, v7, s[6:7] offset:128",
+    ),
+    "a copy": (
+        "v_dual_mov_b32 v4, v3 :: v_dual_mov_b32 v5, 0",
+        "v_perm_b32 v4, v4, v5, v5\nglobal_store_b32 v7, v4, s[6:7] offset:128",
+    ),
+    "a flag": (
+        "v_cmp_eq_u32 vcc_lo, 0, v2\nv_cndmask_b32 v5, 0, v1, vcc_lo",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
     "an atomic": ("", "global_atomic_add_u32 v7, v2, s[6:7] offset:128"),
     "LDS": ("", "ds_store_b32 v7, v2"),
     "a branch": ("v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 1\ns_cbranch_scc1 end", ""),
-    "lanes": ("v_cmpx_lt_u32 0, v2\nv_mov_b32 v5, 1\ns_mov_b32 exec_lo, -1",
-              "global_store_b32 v7, v5, s[6:7] offset:128"),
-    "a scalar": ("v_readfirstlane_b32 s9, v2\ns_add_u32 s9, s9, 1\nv_mov_b32 v5, s9",
-                 "global_store_b32 v7, v5, s[6:7] offset:128"),
-    "a loop": ("s_mov_b32 s9, 3\nv_mov_b32 v5, 0\nagain: v_mov_b32 v6, v5\nv_mov_b32 v5, v2\n"
-               "s_sub_u32 s9, s9, 1\ns_cmp_lg_u32 s9, 0\ns_cbranch_scc1 again",
-               "global_store_b32 v7, v6, s[6:7] offset:128"),
-}  # fmt: skip
+    "lanes": (
+        "v_cmpx_lt_u32 0, v2\nv_mov_b32 v5, 1\ns_mov_b32 exec_lo, -1",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a scalar": (
+        "v_readfirstlane_b32 s9, v2\ns_add_u32 s9, s9, 1\nv_mov_b32 v5, s9",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a loop": (
+        "s_mov_b32 s9, 3\nv_mov_b32 v5, 0\nagain: v_mov_b32 v6, v5\nv_mov_b32 v5, v2\n"
+        "s_sub_u32 s9, s9, 1\ns_cmp_lg_u32 s9, 0\ns_cbranch_scc1 again",
+        "global_store_b32 v7, v6, s[6:7] offset:128",
+    ),
+}
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
@@ -279,7 +312,8 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
 def test_a_racing_load_of_waves_that_end_in_another_batch_is_judged():
     """All workgroups read word 0; the first one changes it; the last one stores what it read."""
     body = IN_PLACE.replace("s_cmp_lg_u32 s8, 0", "s_cmp_lg_u32 s2, 0").format(
-        used="s_add_u32 s9, s2, s8", last="{last}")  # fmt: skip
+        used="s_add_u32 s9, s2, s8", last="{last}"
+    )
     kind = {"threads": 32, "grid": (64,), "second": "inout", "batch": 8}
     notes = []
     execute(body.format(last=""), notes=notes, **kind)
@@ -330,7 +364,9 @@ def test_barrier_that_not_all_living_waves_reach():
 
 def test_waves_end_one_after_the_other():
     """As in a forward substitution: those that live meet, and see what the last one left."""
-    body = LOAD + """
+    body = (
+        LOAD
+        + """
     v_readfirstlane_b32 s8, v0
     s_mov_b32 s9, 0
     v_mov_b32 v3, 0
@@ -347,7 +383,9 @@ def test_waves_end_one_after_the_other():
     s_waitcnt lgkmcnt(0)
     v_add_nc_u32 v2, 1, v2
     ds_store_b32 v3, v2
-    """ + STORE  # fmt: skip
+    """
+        + STORE
+    )
     assert (execute(body, threads=128, size=128) == np.arange(128) // 32 + 1).all()
 
 
@@ -385,16 +423,23 @@ FOUND = {
         "readers:\nglobal_load_b32 v2, v1, s[6:7] offset:4 glc\ns_waitcnt vmcnt(0)\n"
         "v_cmp_ne_u32 vcc_lo, 0, v2\ns_cbranch_vccz readers\n"
         "global_load_b32 v2, v1, s[6:7] offset:128\ns_waitcnt vmcnt(0)\ns_endpgm\n",
-        "no buffer_gl1_inv and buffer_gl0_inv"),
+        "no buffer_gl1_inv and buffer_gl0_inv",
+    ),
     "uninitialised": (
-        LOAD + "ds_load_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n" + STORE, "LDS is read before"),
+        LOAD + "ds_load_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n" + STORE,
+        "LDS is read before",
+    ),
     "lds": (
         LOAD + "v_add_nc_u32 v3, 0x400, v1\nds_store_b32 v3, v0\nds_load_b32 v2, v3\n"
-        "s_waitcnt lgkmcnt(0)\n" + STORE, "LDS address 1276 of 1024 bytes"),
+        "s_waitcnt lgkmcnt(0)\n" + STORE,
+        "LDS address 1276 of 1024 bytes",
+    ),
     "barrier": (
         "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 2\ns_barrier\ns_endpgm\n"
-        "s_barrier\ns_endpgm\n", "not all living waves"),
-}  # fmt: skip
+        "s_barrier\ns_endpgm\n",
+        "not all living waves",
+    ),
+}
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -468,11 +513,16 @@ def test_waves_that_wait_by_plain_loads_let_others_run(emptied, native):
 
 
 @pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize("atomic", [
-    "global_atomic_add_u32 v1, v1, s[6:7]", "global_atomic_add_u64 v1, v[2:3], s[6:7]",
-    "global_atomic_swap_b32 v4, v1, v2, s[6:7] glc", "ds_add_u32 v1, v2",
-    "ds_add_rtn_u64 v[4:5], v1, v[2:3]",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "atomic",
+    [
+        "global_atomic_add_u32 v1, v1, s[6:7]",
+        "global_atomic_add_u64 v1, v[2:3], s[6:7]",
+        "global_atomic_swap_b32 v4, v1, v2, s[6:7] glc",
+        "ds_add_u32 v1, v2",
+        "ds_add_rtn_u64 v[4:5], v1, v[2:3]",
+    ],
+)
 @pytest.mark.parametrize("by", [0, 2])
 def test_atomics_have_to_be_aligned(native, atomic, by):
     size = 8 if "u64" in atomic else 4
@@ -486,9 +536,14 @@ def test_atomics_have_to_be_aligned(native, atomic, by):
         execute(text, **kind)
 
 
-@pytest.mark.parametrize("second", [
-    "s_round_mode 1", "s_denorm_mode 0", "s_getreg_b32 s9, hwreg(HW_REG_MODE)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "second",
+    [
+        "s_round_mode 1",
+        "s_denorm_mode 0",
+        "s_getreg_b32 s9, hwreg(HW_REG_MODE)",
+    ],
+)
 def test_modes_behind_one_that_is_refused_are_refused(second):
     with pytest.raises(Trap, match="unknown: cannot execute `s_round_mode 0x1`"):
         execute(f"s_round_mode 1\n{second}\ns_endpgm")
@@ -539,8 +594,12 @@ def test_a_flag_orders_what_was_stored_before_it():
     ask = "global_load_b32 v2, v1, s[6:7] glc\ns_waitcnt vmcnt(0)"
     text = text.replace("s_cbranch_scc1 poll", "").replace("writer:", f"writer:\n{ask}")
     with pytest.raises(Trap, match="race"):
-        execute(text.replace("global_atomic_swap_b32 v1, v2, s[6:7]", ask),
-                threads=32, grid=(2,), second="inout")  # fmt: skip
+        execute(
+            text.replace("global_atomic_swap_b32 v1, v2, s[6:7]", ask),
+            threads=32,
+            grid=(2,),
+            second="inout",
+        )
 
 
 #: of each workgroup: it stores a value, reads it back, and stores it in a place of its own
@@ -575,7 +634,9 @@ def test_other_values_than_a_workgroup_read_back_are_a_race(value):
 
 def test_a_value_that_another_workgroup_only_read_is_a_race():
     """The first one reads 0, and the second one stores 0."""
-    body = LOAD + """
+    body = (
+        LOAD
+        + """
     v_mov_b32 v2, 0
     s_cmp_eq_u32 s2, 0
     s_cbranch_scc1 reads
@@ -586,6 +647,7 @@ def test_a_value_that_another_workgroup_only_read_is_a_race():
     v_add_nc_u32 v1, 0x80, v1
     global_store_b32 v1, v3, s[6:7]
     s_endpgm
-    """  # fmt: skip
+    """
+    )
     with pytest.raises(Trap, match="race"):
         execute(body, threads=32, grid=(2,), batch=1, second="inout")

@@ -27,8 +27,10 @@ _SEVERAL = {"textures", "gpuDirectRDMA", "cooperativeMultiDeviceUnmatched"}
 def _compile(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess:
     return subprocess.run(
         [*compiler(), "-std=gnu11", "-fmax-errors=3", *arguments],
-        input=text, capture_output=True, text=True,
-    )  # fmt: skip
+        input=text,
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("source", sorted(path.name for path in HIP.glob("*.c")))
@@ -79,21 +81,30 @@ def test_numbers_and_layouts_are_hips(tmp_path: Path) -> None:
 def test_both_sides_have_the_same_numbers(tmp_path) -> None:
     """hip/protocol.h and protocol.py, by a program that prints the first."""
     sizes = {
-        "request": protocol.REQUEST, "reply": protocol.REPLY, "hello": protocol.HELLO,
-        "load_reply": protocol.LOADED, "place_request": protocol.PLACE,
-        "module_request": protocol.MODULE, "function_reply": protocol.FUNCTION,
-        "function_argument": protocol.ARGUMENT, "symbol_reply": protocol.SYMBOL,
+        "request": protocol.REQUEST,
+        "reply": protocol.REPLY,
+        "hello": protocol.HELLO,
+        "load_reply": protocol.LOADED,
+        "place_request": protocol.PLACE,
+        "module_request": protocol.MODULE,
+        "function_reply": protocol.FUNCTION,
+        "function_argument": protocol.ARGUMENT,
+        "symbol_reply": protocol.SYMBOL,
         "launch_request": protocol.LAUNCHED,
-    }  # fmt: skip
+    }
     expected = {f"sizeof(struct {name})": form.size for name, form in sizes.items()}
     expected |= {f"OP_{x.name}": x.value for x in Operation}
     expected |= {f"KIND_{x.name}": x.value for x in Kind}
     expected |= {
-        "sizeof(struct pool_entry)": protocol.ENTRY.itemsize, "POOL_BASE": protocol.BASE,
-        "sizeof(struct pool_header)": protocol.HEADER, "POOL_VIEWS": protocol.VIEWS,
-        "sizeof(struct pool_view)": protocol.VIEW.itemsize, "POOL_LAUNCH": protocol.LAUNCH,
-        "POOL_HEAP": protocol.HEAP, "PROTOCOL_VERSION": protocol.VERSION,
-    }  # fmt: skip
+        "sizeof(struct pool_entry)": protocol.ENTRY.itemsize,
+        "POOL_BASE": protocol.BASE,
+        "sizeof(struct pool_header)": protocol.HEADER,
+        "POOL_VIEWS": protocol.VIEWS,
+        "sizeof(struct pool_view)": protocol.VIEW.itemsize,
+        "POOL_LAUNCH": protocol.LAUNCH,
+        "POOL_HEAP": protocol.HEAP,
+        "PROTOCOL_VERSION": protocol.VERSION,
+    }
     lines = "\n".join(f'printf("%lld\\n", (long long)({name}));' for name in expected)
     source = tmp_path / "numbers.c"
     source.write_text(

@@ -47,42 +47,68 @@ def scenario(folder: Path, name: str, *arguments, options=()) -> tuple[dict, str
 def test_memory(folder: Path) -> None:
     found, _ = scenario(folder, "memory", options=["--memory", "0.0625"])
     assert found == {
-        "readable on the host": 0x7FB57FB5, "copy": "hipSuccess", "copied": "xxx",
-        "copy past the end": INVALID, "copy between allocations": INVALID,
-        "copy to the host as to the device": INVALID, "fill past the end": INVALID,
-        "fill the host": INVALID, "free the middle": INVALID, "free the host's": INVALID,
-        "free as pinned": INVALID, "free": "hipSuccess", "free again": INVALID,
-        "free nothing": "hipSuccess", "use after free": INVALID, "another place": True,
+        "readable on the host": 0x7FB57FB5,
+        "copy": "hipSuccess",
+        "copied": "xxx",
+        "copy past the end": INVALID,
+        "copy between allocations": INVALID,
+        "copy to the host as to the device": INVALID,
+        "fill past the end": INVALID,
+        "fill the host": INVALID,
+        "free the middle": INVALID,
+        "free the host's": INVALID,
+        "free as pinned": INVALID,
+        "free": "hipSuccess",
+        "free again": INVALID,
+        "free nothing": "hipSuccess",
+        "use after free": INVALID,
+        "another place": True,
         "all free": True,
-        "too much": "hipErrorOutOfMemory", "absurd": "hipErrorOutOfMemory",
-        "remembered": "hipErrorOutOfMemory", "last": ["hipErrorOutOfMemory", "hipSuccess"],
-        "distinct": 1000, "first again": True,
-    }  # fmt: skip
+        "too much": "hipErrorOutOfMemory",
+        "absurd": "hipErrorOutOfMemory",
+        "remembered": "hipErrorOutOfMemory",
+        "last": ["hipErrorOutOfMemory", "hipSuccess"],
+        "distinct": 1000,
+        "first again": True,
+    }
 
 
 def test_handles(folder: Path) -> None:
     found, _ = scenario(folder, "handles")
     invalid = "hipErrorInvalidHandle"
     assert found == {
-        "create": "hipSuccess", "device": ["hipSuccess", 0], "device of none": "hipSuccess",
-        "device of destroyed": INVALID, "not recorded": invalid, "record": "hipSuccess",
-        "wait": "hipSuccess", "elapsed": "hipSuccess", "destroy": "hipSuccess",
-        "destroyed": invalid, "no event": invalid,
-        "address": "hipSuccess", "no address": "hipErrorNotFound",
-    }  # fmt: skip
+        "create": "hipSuccess",
+        "device": ["hipSuccess", 0],
+        "device of none": "hipSuccess",
+        "device of destroyed": INVALID,
+        "not recorded": invalid,
+        "record": "hipSuccess",
+        "wait": "hipSuccess",
+        "elapsed": "hipSuccess",
+        "destroy": "hipSuccess",
+        "destroyed": invalid,
+        "no event": invalid,
+        "address": "hipSuccess",
+        "no address": "hipErrorNotFound",
+    }
 
 
 def test_launches(folder: Path) -> None:
     found, text = scenario(folder, "add", folder / "add.hsaco")
     assert found == {
-        "launch": "hipSuccess", "sum": 3750, "no kernel": "hipErrorInvalidHandle",
-        "too many threads": "hipErrorInvalidConfiguration", "still usable": "hipSuccess",
-        "too far": "hipErrorIllegalAddress", "after": ["hipErrorIllegalAddress"] * 2,
-    }  # fmt: skip
+        "launch": "hipSuccess",
+        "sum": 3750,
+        "no kernel": "hipErrorInvalidHandle",
+        "too many threads": "hipErrorInvalidConfiguration",
+        "still usable": "hipSuccess",
+        "too far": "hipErrorIllegalAddress",
+        "after": ["hipErrorIllegalAddress"] * 2,
+    }
     assert re.search(
         r"trap in add at 0x[\da-f]+ `global_load\w+ .*`: bounds: \d+ bytes at 0x[\da-f]+ do not "
-        r"lie in an allocation \(lane \d+ of wave \d+ of workgroup [34]\)", text
-    ), text  # fmt: skip
+        r"lie in an allocation \(lane \d+ of wave \d+ of workgroup [34]\)",
+        text,
+    ), text
 
 
 def test_a_kernel_that_never_ends_is_stopped(folder: Path) -> None:
@@ -115,11 +141,21 @@ def _shared(process: int) -> set[Path]:
 def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
     """Starts a scenario; returns once it has printed its first line."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "strix_emulate", "device", "--", sys.executable, str(SCENARIOS),
-         *map(str, arguments)],
+        [
+            sys.executable,
+            "-m",
+            "strix_emulate",
+            "device",
+            "--",
+            sys.executable,
+            str(SCENARIOS),
+            *map(str, arguments),
+        ],
         env=os.environ | {"STRIX_EMULATE_HIP": str(library(folder / "lib")), "STRIX_MARK": mark},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout and process.stdout.readline()
     return process
 
@@ -201,9 +237,12 @@ def test_every_name_is_exported_with_its_version(folder: Path) -> None:
         pytest.skip("the sources of the stand-in runtime are not here")
     assert exported.keys() == builder().states().keys()
     expected = {
-        "hipMalloc": "hip_4.2", "hipMallocAsync": "hip_5.1", "hipGetProcAddress": "hip_6.1",
-        "hipGetDevicePropertiesR0600": "hip_6.0", "hipDrvLaunchKernelEx": "hip_6.5",
-    }  # fmt: skip
+        "hipMalloc": "hip_4.2",
+        "hipMallocAsync": "hip_5.1",
+        "hipGetProcAddress": "hip_6.1",
+        "hipGetDevicePropertiesR0600": "hip_6.0",
+        "hipDrvLaunchKernelEx": "hip_6.5",
+    }
     assert {name: exported[name] for name in expected} == expected
 
 
@@ -213,9 +252,22 @@ def test_the_table_of_entry_points_is_true() -> None:
     states = made.states()
     assert {"served", "hint", "absent", "refused"} == set(states.values())
     # what Triton's driver and AOTriton's library import
-    for name in ("GetDevicePropertiesR0600", "ModuleLoadDataEx", "ModuleGetFunction",
-                 "FuncGetAttribute", "DrvLaunchKernelEx", "ModuleLaunchKernel",
-                 "ModuleLaunchCooperativeKernel", "PointerGetAttribute", "GetProcAddress",
-                 "DriverGetVersion", "GetLastError", "GetErrorString", "ModuleUnload",
-                 "PeekAtLastError", "StreamGetDevice", "GetDevice"):  # fmt: skip
+    for name in (
+        "GetDevicePropertiesR0600",
+        "ModuleLoadDataEx",
+        "ModuleGetFunction",
+        "FuncGetAttribute",
+        "DrvLaunchKernelEx",
+        "ModuleLaunchKernel",
+        "ModuleLaunchCooperativeKernel",
+        "PointerGetAttribute",
+        "GetProcAddress",
+        "DriverGetVersion",
+        "GetLastError",
+        "GetErrorString",
+        "ModuleUnload",
+        "PeekAtLastError",
+        "StreamGetDevice",
+        "GetDevice",
+    ):
         assert states[f"hip{name}"] == "served", name

@@ -46,7 +46,8 @@ PROGRAMS = {
     "graph_memory": [
         "more nodes: hipErrorGraphExecUpdateFailure 2",
         "another kind: hipErrorGraphExecUpdateFailure 3",
-        "before the launch: hipErrorInvalidValue", "not freed: hipErrorInvalidValue",
+        "before the launch: hipErrorInvalidValue",
+        "not freed: hipErrorInvalidValue",
         "behind its free: hipErrorIllegalAddress",
         "!do not lie in an allocation",
     ],
@@ -62,10 +63,12 @@ PROGRAMS = {
     ],
     # a process forked before the first use has a device
     "fork": [
-        "168", "268", "line 18: hipMalloc((void **)&data, sizeof host): initialization error",
+        "168",
+        "268",
+        "line 18: hipMalloc((void **)&data, sizeof host): initialization error",
         "468",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -139,9 +142,11 @@ def test_processes_share_memory_and_events(folder: Path) -> None:
     done = on(folder, hip_program("share", folder))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [
-        "one process: hipErrorInvalidContext", "child 1063", "closed: hipErrorIllegalAddress",
+        "one process: hipErrorInvalidContext",
+        "child 1063",
+        "closed: hipErrorIllegalAddress",
         "parent 2126",
-    ]  # fmt: skip
+    ]
     two = on(folder, folder / "share", "forked", options=["--devices", "2"])
     assert (two.returncode, two.stdout) == (0, "forked 2126\n"), two.stdout + two.stderr
 
@@ -184,7 +189,9 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
     assert "noted in _Z7paddingPi at 0x" in said["padding"]
     strict = on(folder, program, "padding", options=["--strict"])
     assert (strict.stdout, "uninitialised: LDS" in strict.stderr) == (
-        "padding: hipErrorIllegalAddress\n", True)  # fmt: skip
+        "padding: hipErrorIllegalAddress\n",
+        True,
+    )
     assert "do not lie in an allocation" in said["freed"]
     assert "grid.sync() in a launch that is not cooperative" in said["grid"]
     assert "abort: the kernel called abort(), or an assertion in it failed" in said["abort"]
@@ -206,7 +213,9 @@ def test_kernels_print_assert_and_wait_for_the_grid(folder: Path) -> None:
         "50 of kernel:  25.00, b,   320, 100%",
     ]
     assert done.stdout.splitlines()[4:] == [
-        "after", "heap: some are null", "hipErrorLaunchFailure",
-    ]  # fmt: skip
+        "after",
+        "heap: some are null",
+        "hipErrorLaunchFailure",
+    ]
     assert "ockl.hip: Assertion `x != 5' failed.\n" in done.stderr
     assert "abort: the kernel called abort(), or an assertion in it failed" in done.stderr

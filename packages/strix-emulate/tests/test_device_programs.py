@@ -56,13 +56,37 @@ def test_a_hip_program_computes(folder: Path, program: Path) -> None:
 def test_an_rpath_does_not_win(folder: Path, tmp_path: Path) -> None:
     """conda's linker writes RPATH, which goes before LD_LIBRARY_PATH."""
     source = tmp_path / "real.c"
-    names = ["ModuleLoad", "ModuleGetFunction", "Malloc", "Memcpy", "ModuleLaunchKernel", "Free",
-             "DeviceSynchronize", "ModuleGetGlobal", "ModuleUnload", "GetErrorString"]  # fmt: skip
+    names = [
+        "ModuleLoad",
+        "ModuleGetFunction",
+        "Malloc",
+        "Memcpy",
+        "ModuleLaunchKernel",
+        "Free",
+        "DeviceSynchronize",
+        "ModuleGetGlobal",
+        "ModuleUnload",
+        "GetErrorString",
+    ]
     source.write_text("".join(f"int hip{name}(void) {{ return 100; }}\n" for name in names))
-    run(*compiler(), "-shared", "-fPIC", "-Wl,-soname,libamdhip64.so.7", source,
-        "-o", tmp_path / "libamdhip64.so.7")  # fmt: skip
-    run(*compiler(), HIP_PROGRAMS / "module.c", "-o", tmp_path / "module", f"-L{tmp_path}",
-        "-l:libamdhip64.so.7", f"-Wl,--disable-new-dtags,-rpath,{tmp_path}")  # fmt: skip
+    run(
+        *compiler(),
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libamdhip64.so.7",
+        source,
+        "-o",
+        tmp_path / "libamdhip64.so.7",
+    )
+    run(
+        *compiler(),
+        HIP_PROGRAMS / "module.c",
+        "-o",
+        tmp_path / "module",
+        f"-L{tmp_path}",
+        "-l:libamdhip64.so.7",
+        f"-Wl,--disable-new-dtags,-rpath,{tmp_path}",
+    )
     alone = subprocess.run([tmp_path / "module", folder / "program.hsaco"], capture_output=True)
     assert alone.returncode != 0
     done = on(folder, tmp_path / "module", folder / "program.hsaco")
@@ -85,8 +109,10 @@ def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
     made = assembled(tmp_path, "linked", *stores)
     module = loader.parse_module(made.read_bytes(), "linked")
     assert {name: kernel.width for name, kernel in module.kernels.items()} == {
-        "one": 32, "two": 32, "wide": 64
-    }  # fmt: skip
+        "one": 32,
+        "two": 32,
+        "wide": 64,
+    }
     assert {kernel.kernarg for kernel in module.kernels.values()} == {8}
     # no kernel is decoded for another's sake
     assert sum(size for _, size in module.kernels["one"].image.code) < 1024

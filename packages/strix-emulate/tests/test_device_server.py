@@ -74,9 +74,11 @@ def start(sealed: bool = True, size: int = SIZE, **variables: str) -> Client:
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-m", "strix_emulate.device.server", str(theirs.fileno()), str(pool)],
-        pass_fds=[theirs.fileno(), pool], stderr=subprocess.PIPE, text=True,
+        pass_fds=[theirs.fileno(), pool],
+        stderr=subprocess.PIPE,
+        text=True,
         env=os.environ | variables,
-    )  # fmt: skip
+    )
     theirs.close()
     memory = np.frombuffer(mmap.mmap(pool, size), np.uint8)
     os.close(pool)
@@ -151,11 +153,14 @@ def test_broken_requests_are_refused(client: Client, name: str) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        launch(0, grid=(0, 1, 1)), launch(0, block=(2**32 - 1,) * 3), launch(0, block=(0, 1, 1)),
-        launch(0, lds=2**32 - 1), launch(0, arguments=bytes(1 << 17)),
+        launch(0, grid=(0, 1, 1)),
+        launch(0, block=(2**32 - 1,) * 3),
+        launch(0, block=(0, 1, 1)),
+        launch(0, lds=2**32 - 1),
+        launch(0, arguments=bytes(1 << 17)),
     ],
     ids=["no workgroup", "many threads", "no thread", "much LDS", "many arguments"],
-)  # fmt: skip
+)
 def test_launches_that_cannot_be(client: Client, request_: bytes) -> None:
     number = struct.pack("<I", client.load())
     status, text = client.ask(Operation.LAUNCH, number + request_[4:])
@@ -166,11 +171,14 @@ def test_launches_that_cannot_be(client: Client, request_: bytes) -> None:
 @pytest.mark.parametrize(
     "entries",
     [
-        [(0, 4096, 1)], [(protocol.HEAP, 2**64 - 1, 1)], [(protocol.HEAP + 8192, 4096, 1)] * 2,
-        [(protocol.HEAP, 0, 1)], [(2**63, 4096, 1)],
+        [(0, 4096, 1)],
+        [(protocol.HEAP, 2**64 - 1, 1)],
+        [(protocol.HEAP + 8192, 4096, 1)] * 2,
+        [(protocol.HEAP, 0, 1)],
+        [(2**63, 4096, 1)],
         [(protocol.HEAP + 8192, 1, 1), (protocol.HEAP, 1, 1)],
     ],
-)  # fmt: skip
+)
 def test_a_damaged_table_is_refused(client: Client, entries: list) -> None:
     function = client.load()
     client.table(*entries)

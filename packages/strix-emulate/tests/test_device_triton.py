@@ -11,9 +11,11 @@ from device_support import compiler, library, on_device
 def test_tritons_driver_computes(tmp_path: Path) -> None:
     compiler()  # Triton compiles its launcher
     done = on_device(
-        [sys.executable, Path(__file__).with_name("device_triton.py")], "--log",
-        STRIX_EMULATE_HIP=str(library(tmp_path / "lib")), TRITON_CACHE_DIR=str(tmp_path / "cache"),
-    )  # fmt: skip
+        [sys.executable, Path(__file__).with_name("device_triton.py")],
+        "--log",
+        STRIX_EMULATE_HIP=str(library(tmp_path / "lib")),
+        TRITON_CACHE_DIR=str(tmp_path / "cache"),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found.pop("target") == ["gfx1151", 32]

@@ -113,7 +113,11 @@ s_mov_b32 exec_lo, -1
 @pytest.mark.parametrize("checks", [False, True])
 def test_one_flat_access_reaches_several_apertures(checks):
     data, cells = (bytes(range(start, start + 256)) * 2 for start in (0, 0))
-    body = TO_LDS + TO_SCRATCH + MIXED + """
+    body = (
+        TO_LDS
+        + TO_SCRATCH
+        + MIXED
+        + """
 flat_store_b32 v[2:3], v4
 flat_atomic_add_u32 v[2:3], v5 offset:4
 s_waitcnt lgkmcnt(0)
@@ -121,7 +125,8 @@ s_waitcnt_vscnt null, 0x0
 flat_load_b32 v20, v[2:3] offset:4
 ds_load_b32 v21, v1
 scratch_load_b32 v22, off, off
-"""  # fmt: skip
+"""
+    )
     out = execute(body, data[::-1], cells + bytes(512), checks=checks)
     got = np.frombuffer(out, np.uint32).reshape(2, 32, 4)
     old, new = (np.frombuffer(x, np.uint32).reshape(32, 4) for x in (cells, data[::-1]))
@@ -137,8 +142,9 @@ def test_the_counter_of_a_flat_load_is_that_of_its_aperture(where, wait):
     body = TO_LDS + where + "flat_load_b32 v20, v[2:3]\ns_waitcnt {}(0)\nv_mov_b32 v21, v20\n"
     execute(body.format(wait), bytes(512), bytes(1024))
     with pytest.raises(Trap, match="pending"):
-        execute(body.format({"lgkmcnt": "vmcnt", "vmcnt": "lgkmcnt"}[wait]), bytes(512),
-                bytes(1024))  # fmt: skip
+        execute(
+            body.format({"lgkmcnt": "vmcnt", "vmcnt": "lgkmcnt"}[wait]), bytes(512), bytes(1024)
+        )
 
 
 def test_a_flat_store_to_lds_ends_with_lgkmcnt():
@@ -158,7 +164,9 @@ def test_half_of_an_aperture_is_refused():
 
 def test_append_counts_the_lanes_of_every_wave():
     """Each of two waves gets what it found; the order of them is open, the sum is not."""
-    body = LOAD + """
+    body = (
+        LOAD
+        + """
     v_mov_b32 v3, 0
     v_mov_b32 v4, 100
     ds_store_b32 v3, v4
@@ -167,7 +175,9 @@ def test_append_counts_the_lanes_of_every_wave():
     s_mov_b32 m0, 0
     ds_append v2
     s_waitcnt lgkmcnt(0)
-    """ + STORE  # fmt: skip
+    """
+        + STORE
+    )
     found = launch(body).reshape(2, 32)
     assert (found == found[:, :1]).all() and sorted(found[:, 0]) == [100, 132]
     with pytest.raises(Trap, match=r"modifiers \['gds'\]"):
@@ -191,8 +201,11 @@ def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatc
     first.written[[0, 5000, -1]] = first.writers[[7, -1]] = 1
     first.release_tags()
     second = Memory("memory", (4 << 20) - 64)
-    assert address in {second.written.ctypes.data, second.read.ctypes.data,
-                       second.swapped.ctypes.data}  # fmt: skip
+    assert address in {
+        second.written.ctypes.data,
+        second.read.ctypes.data,
+        second.swapped.ctypes.data,
+    }
     for tags in (second.written, second.read, second.swapped, second.writers):
         assert len(tags) == (1 << 20) - 15 and not tags.any()
     # larger pages are not kept

@@ -22,15 +22,24 @@ def kernels(tmp_path_factory) -> dict[str, Kernel]:
 def run(kernel: Kernel, groups: int, threads: int, **options):
     """Returns word 32 of 256, and what was found."""
     data = np.zeros(256, np.int32)
-    done = launch(kernel, (groups,), [Buffer(data)], threads=threads,
-                  options=Options(budget=200_000, **options))  # fmt: skip
+    done = launch(
+        kernel,
+        (groups,),
+        [Buffer(data)],
+        threads=threads,
+        options=Options(budget=200_000, **options),
+    )
     return data[32], done.notes
 
 
 LOCKS = {
-    "exchange_agent": (5, 64), "compare_agent": (5, 64), "exchange_workgroup": (1, 128),
-    "compare_workgroup": (1, 128), "exchange_lds": (1, 128), "compare_lds": (1, 128),
-}  # fmt: skip
+    "exchange_agent": (5, 64),
+    "compare_agent": (5, 64),
+    "exchange_workgroup": (1, 128),
+    "compare_workgroup": (1, 128),
+    "exchange_lds": (1, 128),
+    "compare_lds": (1, 128),
+}
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -100,9 +109,20 @@ def swaps(tmp_path_factory) -> dict[str, Kernel]:
 
 
 #: of swaps.hip: whose swaps compare what a plain load gave
-SWAPS = ["uniform_word", "uniform_pair", "uniform_float", "builtin_double", "two_cells",
-         "beside_constant", "folded_offsets", "chosen_cell", "each_lane", "each_lane_wide",
-         "half_of_a_word", "in_lds"]  # fmt: skip
+SWAPS = [
+    "uniform_word",
+    "uniform_pair",
+    "uniform_float",
+    "builtin_double",
+    "two_cells",
+    "beside_constant",
+    "folded_offsets",
+    "chosen_cell",
+    "each_lane",
+    "each_lane_wide",
+    "half_of_a_word",
+    "in_lds",
+]
 
 
 @pytest.mark.parametrize("native", [False, True])
@@ -139,8 +159,13 @@ def test_a_lane_that_leaves_its_stack_traps(stacks, name, checks, native) -> Non
     def reach(far: int) -> int:
         data = np.zeros(64, np.int32)
         data[1] = far
-        launch(stacks[name], (1,), [Buffer(data)], threads=32,
-               options=Options(native=native, checks=checks))  # fmt: skip
+        launch(
+            stacks[name],
+            (1,),
+            [Buffer(data)],
+            threads=32,
+            options=Options(native=native, checks=checks),
+        )
         return int(data[32])
 
     assert reach(3) == {"by_index": 7, "by_negative_index": 12, "by_pointer": 9}.get(name, 3)

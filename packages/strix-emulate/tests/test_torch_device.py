@@ -20,10 +20,12 @@ def run(folder: Path, *arguments: str):
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         pytest.skip("no C++ compiler")
     return on_device(
-        [sys.executable, Path(__file__).with_name("device_torch.py"), *arguments], "--log",
-        STRIX_EMULATE_HIP=str(library(folder / "lib")), TRITON_CACHE_DIR=str(folder / "cache"),
+        [sys.executable, Path(__file__).with_name("device_torch.py"), *arguments],
+        "--log",
+        STRIX_EMULATE_HIP=str(library(folder / "lib")),
+        TRITON_CACHE_DIR=str(folder / "cache"),
         XDG_CACHE_HOME=str(folder / "compiled"),
-    )  # fmt: skip
+    )
 
 
 def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:

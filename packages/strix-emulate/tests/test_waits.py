@@ -33,11 +33,17 @@ def run(kernel: Kernel, groups: int, threads: int = 32, **options) -> tuple[int,
 
 #: of waits.hip: threads, and the most wave-instructions for each workgroup
 WAITS = {
-    "compared_lock": (32, 100), "swapped_lock": (32, 100), "polite_lock": (32, 100),
-    "ticket_lock": (32, 120), "reader_lock": (32, 150), "grid_barrier": (32, 320),
-    "in_turn": (32, 80), "by_volatile": (32, 100), "with_barriers": (128, 360),
+    "compared_lock": (32, 100),
+    "swapped_lock": (32, 100),
+    "polite_lock": (32, 100),
+    "ticket_lock": (32, 120),
+    "reader_lock": (32, 150),
+    "grid_barrier": (32, 320),
+    "in_turn": (32, 80),
+    "by_volatile": (32, 100),
+    "with_barriers": (128, 360),
     "lock_of_lds": (128, 390),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("checks", [False, True])
@@ -104,8 +110,15 @@ def test_a_lock_of_many_workgroups_costs_each_the_same(monkeypatch) -> None:
         steps.clear()
         x = np.ones(32 * parts, np.float32)
         lock, count, total = np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32)
-        done = zoo.run(zoo.locked, (parts,), {"BLOCK": 32},
-                       Buffer(lock), Buffer(total), Buffer(count), Buffer(x, "in"))  # fmt: skip
+        done = zoo.run(
+            zoo.locked,
+            (parts,),
+            {"BLOCK": 32},
+            Buffer(lock),
+            Buffer(total),
+            Buffer(count),
+            Buffer(x, "in"),
+        )
         assert count == parts and total == x.sum()
         assert done.executed < 500 * parts
         costs.append(sum(steps) / parts)

@@ -9,9 +9,25 @@ from types import SimpleNamespace
 import torch
 
 NF4 = torch.tensor(
-    [-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0,
-     0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
-)  # fmt: skip
+    [
+        -1.0,
+        -0.6961928,
+        -0.52507305,
+        -0.39491749,
+        -0.28444138,
+        -0.18477343,
+        -0.09105004,
+        0.0,
+        0.0795803,
+        0.1609302,
+        0.2461123,
+        0.33791524,
+        0.44070983,
+        0.562617,
+        0.72295684,
+        1.0,
+    ]
+)
 
 
 def dynamic(signed):
@@ -57,8 +73,13 @@ class Mock:
         first, second = codes[::2], codes[1::2]
         if self.fault == "nibbles swapped":
             first, second = second, first
-        state = SimpleNamespace(blocksize=blocksize, nested=compress_statistics, shape=x.shape,
-                                absmax=scales, dtype=x.dtype)  # fmt: skip
+        state = SimpleNamespace(
+            blocksize=blocksize,
+            nested=compress_statistics,
+            shape=x.shape,
+            absmax=scales,
+            dtype=x.dtype,
+        )
         if compress_statistics:
             state.offset = scales.mean()
             state.absmax, inner = coded(scales - state.offset, dynamic(True), 256)

@@ -39,7 +39,13 @@ _BY_HAND = {
     "Llama-3.2-3B": _heads(24, 8, model_type="llama", head_dim=128, vocab_size=128256),
     "Qwen3-14B": _heads(40, 8, **_QWEN_3, vocab_size=151936),
     "Qwen3-235B-A22B": _heads(
-        64, 4, 4096, **_QWEN_3, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1536,
+        64,
+        4,
+        4096,
+        **_QWEN_3,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=1536,
         vocab_size=151936,
     ),
     "Qwen3.5-9B": _hybrid(32, 16, 4, 4096),
@@ -66,8 +72,14 @@ _BY_HAND = {
         "torch_dtype": "bfloat16",
     },
     "Mixtral-8x7B": _heads(
-        32, 8, model_type="mixtral", sliding_window=None, num_local_experts=8,
-        num_experts_per_tok=2, intermediate_size=14336, vocab_size=32000,
+        32,
+        8,
+        model_type="mixtral",
+        sliding_window=None,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        intermediate_size=14336,
+        vocab_size=32000,
     ),
     "Phi-3.5-mini": _heads(
         32, 32, 3072, model_type="phi3", sliding_window=262144, vocab_size=32064
@@ -75,14 +87,24 @@ _BY_HAND = {
     "Phi-4-mini": _heads(24, 8, model_type="phi3", sliding_window=262144, vocab_size=200064),
     "OLMo-2-7B": _heads(32, 32, model_type="olmo2", vocab_size=100352),
     "OLMo-3-7B": _heads(
-        32, 32, model_type="olmo3", sliding_window=4096, vocab_size=100278,
+        32,
+        32,
+        model_type="olmo3",
+        sliding_window=4096,
+        vocab_size=100278,
         layer_types=["sliding_attention", "full_attention"],
     ),
     "GLM-4-9B": _heads(32, 2, model_type="glm4", head_dim=128, vocab_size=151552),
     "Granite-3.3-8B": _heads(32, 8, model_type="granite", vocab_size=49159),
     "Granite-3.1-3B-A800M": _heads(
-        24, 8, 1536, model_type="granitemoe", num_local_experts=40, num_experts_per_tok=8,
-        intermediate_size=512, vocab_size=49155,
+        24,
+        8,
+        1536,
+        model_type="granitemoe",
+        num_local_experts=40,
+        num_experts_per_tok=8,
+        intermediate_size=512,
+        vocab_size=49155,
     ),
     "Seed-OSS-36B": _heads(80, 8, 5120, model_type="seed_oss", head_dim=128, vocab_size=155136),
     "MiniMax-M2": _heads(
@@ -97,12 +119,16 @@ _BY_HAND = {
         quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
         vocab_size=200064,
     ),
-}  # fmt: skip
+}
 #: Sparse attention, layers of Mamba, or a model that answers with no tokens.
 _WITHOUT = (
-    "DeepSeek-V4-Flash", "GLM-5", "Granite-4.0-H-Small", "Mistral-Small-4-119B",
-    "Qwen3-Embedding-0.6B", "multilingual-e5-large",
-)  # fmt: skip
+    "DeepSeek-V4-Flash",
+    "GLM-5",
+    "Granite-4.0-H-Small",
+    "Mistral-Small-4-119B",
+    "Qwen3-Embedding-0.6B",
+    "multilingual-e5-large",
+)
 
 
 def _read(folder: str) -> dict[str, dict]:

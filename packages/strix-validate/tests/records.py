@@ -45,8 +45,9 @@ def timing(route, size, mask, rate):
 
 
 PAIR = {"out": {"error": 0.5, "bound": 2.0}, "dq": {"error": None, "bound": 1.0}}
-FAILED = Result(Check("sdpa/flash/x", "a title", "why https://example.org/1"), State.FAILED,
-                "wrong: <dq>", PAIR)  # fmt: skip
+FAILED = Result(
+    Check("sdpa/flash/x", "a title", "why https://example.org/1"), State.FAILED, "wrong: <dq>", PAIR
+)
 
 
 def benchmarks(rate=3.0):

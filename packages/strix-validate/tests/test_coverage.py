@@ -105,17 +105,13 @@ def test_what_a_launch_is_recorded_as(whole):
     record, error = json.loads(out.stdout.splitlines()[-1])
     assert error == ""
     (kernel,) = record["kernels"].values()
-    assert kernel["flags"] == {
-        "out": {"given": True}, "scale": {"None": True}, "MODE": {"2": True}
-    }  # fmt: skip
+    assert kernel["flags"] == {"out": {"given": True}, "scale": {"None": True}, "MODE": {"2": True}}
     assert kernel["compared"] == {"MODE": ["1"]}
     assert kernel["grid"] == {"0": 5, "1": 1}
     assert list(kernel["loops"].values()) == [5]
     merged = merge({"a": record}) | {"version": "", "cases": {}}
     gaps = [gap.removeprefix("interpreted._count: ") for gap in list_gaps(merged)]
-    assert gaps == [
-        "scale is always None", "MODE is never 1", "axis 1 has one program"
-    ]  # fmt: skip
+    assert gaps == ["scale is always None", "MODE is never 1", "axis 1 has one program"]
 
 
 @cache
@@ -136,9 +132,13 @@ def test_the_record_is_of_the_cases_as_they_are(library):
 
 @pytest.mark.parametrize(
     ("recorded", "stale"),
-    [({"a": "1", "b": "2"}, []), ({"a": "0", "b": "2"}, ["a"]), ({"a": "1"}, ["b"]),
-     ({"a": "1", "b": "2", "c": "3"}, ["c"])],
-)  # fmt: skip
+    [
+        ({"a": "1", "b": "2"}, []),
+        ({"a": "0", "b": "2"}, ["a"]),
+        ({"a": "1"}, ["b"]),
+        ({"a": "1", "b": "2", "c": "3"}, ["c"]),
+    ],
+)
 def test_which_case_is_stale(recorded, stale):
     assert stale_cases(recorded, {"a": "1", "b": "2"}) == stale
 
@@ -207,7 +207,7 @@ def test_a_case_that_goes_leaves_a_gap(library, case):
         ({"grid": {"1": [2, "a"]}, "loops": {"f+3 for i in range(n)": [9, "a"]}}, []),
         ({"loops": {"f+3 for i in n": [1, ""]}}, ["k: at most one trip of f+3 for i in n"]),
     ],
-)  # fmt: skip
+)
 def test_what_of_a_kernel_is_a_gap(part, gaps):
     kernel = {"flags": {}, "compared": {}, "grid": {}, "loops": {}} | part
     assert list(list_gaps({"kernels": {"k": kernel}, "functions": {}})) == gaps
@@ -215,9 +215,14 @@ def test_what_of_a_kernel_is_a_gap(part, gaps):
 
 @pytest.mark.parametrize(
     ("values", "is_gap"),
-    [({"None": "a"}, True), ({"its default": "a"}, True), ({"a tensor": "a"}, False),
-     ({"its default": "a", "a number": "b"}, False), ({"a tensor": "a", "a number": ""}, True)],
-)  # fmt: skip
+    [
+        ({"None": "a"}, True),
+        ({"its default": "a"}, True),
+        ({"a tensor": "a"}, False),
+        ({"its default": "a", "a number": "b"}, False),
+        ({"a tensor": "a", "a number": ""}, True),
+    ],
+)
 def test_which_argument_is_a_gap(values, is_gap):
     record = {"kernels": {}, "functions": {"f": {"x": values}}}
     assert bool(list(list_gaps(record))) is is_gap

@@ -28,16 +28,37 @@ RECORD = make(
     Result(Check("a/c", "t", "w"), State.SKIPPED, "[/] [bold]not here"),
     tier="attention",
 )
-CONFIG = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
-          "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4096,
-          "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768,
-          "torch_dtype": "bfloat16",
-          "quantization_config": {"bits": 4, "group_size": 128}}  # fmt: skip
-META = {"name": "pytorch", "version": "2.13.0", "build": "h1_0", "sha256": "00",
-        "channel": "https://conda.anaconda.org/conda-forge/linux-64",
-        "depends": ["python >=3.12", "triton ==3.7.1 h2_0"]}  # fmt: skip
-KERNELS = {"kernels": {"AB": {"name": "k", "types": {"x": "*fp32"}, "constants": {"B": "64"},
-                              "options": {"num_warps": 4}, "files": {"k.json": "00"}}}}  # fmt: skip
+CONFIG = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "sliding_window": 4096,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 768,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"bits": 4, "group_size": 128},
+}
+META = {
+    "name": "pytorch",
+    "version": "2.13.0",
+    "build": "h1_0",
+    "sha256": "00",
+    "channel": "https://conda.anaconda.org/conda-forge/linux-64",
+    "depends": ["python >=3.12", "triton ==3.7.1 h2_0"],
+}
+KERNELS = {
+    "kernels": {
+        "AB": {
+            "name": "k",
+            "types": {"x": "*fp32"},
+            "constants": {"B": "64"},
+            "options": {"num_warps": 4},
+            "files": {"k.json": "00"},
+        }
+    }
+}
 
 
 class Refused(Exception):
@@ -212,9 +233,9 @@ def test_layers_are_not_counted_for_ever(valid: dict, count: int, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "valid"), [("config.json", DENSE), ("config.json", AWQ),
-                        ("model_index.json", PIPELINE)],
-)  # fmt: skip
+    ("name", "valid"),
+    [("config.json", DENSE), ("config.json", AWQ), ("model_index.json", PIPELINE)],
+)
 def test_answers_about_models(name: str, valid: dict, tmp_path: Path, damage) -> None:
     escapes = dict.fromkeys(("model_type", "_class_name"), "\x1b[2J")
     evil = valid | escapes | {"architectures": ["\x1b]0;owned\x07ForCausalLM"]}
@@ -263,11 +284,15 @@ def test_lists_of_kernels(tmp_path: Path, damage) -> None:
     assert read() == ["k(*fp32) B=64 num_warps=4"]
 
 
-@pytest.mark.parametrize("reader", [
-    host.packages,
-    lambda prefix: [interpreter.conda_record(prefix, "pytorch")],
-    lambda prefix: list(environment.find_exact_requirements(prefix, "pytorch")),
-], ids=["packages", "record", "requirements"])  # fmt: skip
+@pytest.mark.parametrize(
+    "reader",
+    [
+        host.packages,
+        lambda prefix: [interpreter.conda_record(prefix, "pytorch")],
+        lambda prefix: list(environment.find_exact_requirements(prefix, "pytorch")),
+    ],
+    ids=["packages", "record", "requirements"],
+)
 def test_conda_meta(reader, tmp_path: Path, damage) -> None:
     file = tmp_path / "conda-meta/pytorch-2.13.0-h1_0.json"
     file.parent.mkdir()

@@ -196,8 +196,10 @@ def test_refusal_is_right_only_where_allowed_and_only_as_such():
     )
     check = Check("flash-attn", "", "")
     for name, right in (
-        ("window", [refused]), ("d512", [refused, too_large]), ("full", []),
-    ):  # fmt: skip
+        ("window", [refused]),
+        ("d512", [refused, too_large]),
+        ("full", []),
+    ):
         case = flash_case(name)
         for answer in (refused, too_large, crashed):
             expected = State.PASSED if answer in right else State.FAILED

@@ -54,11 +54,14 @@ def deferred(builds: list[partial], dtype: torch.dtype = torch.bfloat16) -> list
 
 
 def first_calls(layers: list[Attention], dtype: torch.dtype) -> list[DeferredCall]:
-    return deferred([
-        partial(step, layer=layer, sequences=n, queries=new, keys=new + cached)
-        for layer in layers
-        for n, new, cached in STEPS
-    ], dtype)  # fmt: skip
+    return deferred(
+        [
+            partial(step, layer=layer, sequences=n, queries=new, keys=new + cached)
+            for layer in layers
+            for n, new, cached in STEPS
+        ],
+        dtype,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +71,32 @@ def shipped() -> set[str]:
 
 #: Of tokens in a step, those that no set was made with among them.
 STEP_TOKENS = (
-    1, 2, 4, 7, 9, 17, 32, 33, 44, 64, 66, 76, 96, 100, 128, 131, 148, 256, 511, 512, 513, 524,
-    2048, 2084, 4099,
-)  # fmt: skip
+    1,
+    2,
+    4,
+    7,
+    9,
+    17,
+    32,
+    33,
+    44,
+    64,
+    66,
+    76,
+    96,
+    100,
+    128,
+    131,
+    148,
+    256,
+    511,
+    512,
+    513,
+    524,
+    2048,
+    2084,
+    4099,
+)
 
 
 def first_experts(model: str) -> list[DeferredCall]:
@@ -274,9 +300,13 @@ def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "part"),
-    [({"num_attention_heads": 36}, "attention"), ({"head_dim": 96}, "attention"),
-     ({"vocab_size": 77777}, "vocabularies"), ({"num_experts": 99}, "experts")],
-)  # fmt: skip
+    [
+        ({"num_attention_heads": 36}, "attention"),
+        ({"head_dim": 96}, "attention"),
+        ({"vocab_size": 77777}, "vocabularies"),
+        ({"num_experts": 99}, "experts"),
+    ],
+)
 def test_what_no_model_of_the_table_has_is_foretold(change: dict, part: str) -> None:
     found = warm.beyond_table(layers_of(CONFIGS["Qwen3-30B-A3B"] | change))
     assert [name for name in PARTS if getattr(found, name)] == [part]

@@ -150,9 +150,10 @@ def test_a_sample_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call's kernels otherwise, of as many calls as were asked for."""
     answers = [CallAnswer(kernels=(CompiledKernel("k", b"", "", n),)) for n in range(3)]
     monkeypatch.setattr(
-        kernel_packages.triton_modes, "run",
+        kernel_packages.triton_modes,
+        "run",
         lambda calls, mode: CallAnswers("", answers[: len(calls)]),
-    )  # fmt: skip
+    )
     assert [kernel.launch_lds for kernel in testing.compile_sample(3)] == [0, 1, 2]
     answers[1] = CallAnswer(error=("OutOfResources", "LDS"))
     assert len(testing.compile_sample(1)) == 1
@@ -235,11 +236,21 @@ def test_experts_of_a_model(config: dict, experts: list) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"linear_key_head_dim": 32}, {"linear_num_key_heads": 0}, {"linear_conv_kernel_dim": 9},
-     {"linear_value_head_dim": None}, {"vocab_size": -1}, {"vocab_size": "many"},
-     {"num_attention_heads": 0}, {"text_config": 3}, {"sliding_window": "wide"},
-     {"num_experts": "many"}, {"num_experts_per_tok": None}, {"quantization_config": {"bits": 4}}],
-)  # fmt: skip
+    [
+        {"linear_key_head_dim": 32},
+        {"linear_num_key_heads": 0},
+        {"linear_conv_kernel_dim": 9},
+        {"linear_value_head_dim": None},
+        {"vocab_size": -1},
+        {"vocab_size": "many"},
+        {"num_attention_heads": 0},
+        {"text_config": 3},
+        {"sliding_window": "wide"},
+        {"num_experts": "many"},
+        {"num_experts_per_tok": None},
+        {"quantization_config": {"bits": 4}},
+    ],
+)
 def test_wrong_layers_of_a_model(wrong: dict) -> None:
     hybrid = CONFIGS["Qwen3-Next-80B-A3B"]
     with pytest.raises(ValueError, match="no layers can be read from it"):

@@ -102,7 +102,10 @@ FAULTS = {
     "the last term left out": (gemm, "multiply", short_sum, "gemm/blaslt/square-float32"),
     "a sum in half precision": (gemm, "multiply", narrow_sum, "gemm/blaslt/down-float16"),
     "nothing done": (
-        gemm, "multiply", lambda x, weight, out: None, "gemm/blaslt/thin-k64-widened-bfloat16",
+        gemm,
+        "multiply",
+        lambda x, weight, out: None,
+        "gemm/blaslt/thin-k64-widened-bfloat16",
     ),
     "TF32 for float32": (convolution, "convolve", tf32, "conv/native/2d-same-float32"),
     "the edge left out": (convolution, "convolve", unpadded, "conv/native/1d-speech-float16"),
@@ -112,7 +115,10 @@ FAULTS = {
     "a singular vector that is none": (races, "factorise", lagging, "factors/svd-float32"),
     "rows that were not exchanged": (races, "factorise", without_pivots, "factors/lu-float64"),
     "a factor of another matrix": (
-        races, "factorise", lambda k, a: right_factorise(k, a.roll(1, -1)), "factors/qr-float32",
+        races,
+        "factorise",
+        lambda k, a: right_factorise(k, a.roll(1, -1)),
+        "factors/qr-float32",
     ),
     **{
         f"{name} in {kind}": (races, "gradient", broken, f"gradients/embedding-{kind}")
@@ -122,12 +128,18 @@ FAULTS = {
     "stale memory read": (host_memory, "read", stale, "host-memory/pinned-read"),
     "one bit read wrongly": (host_memory, "read", one_word, "host-memory/managed-read"),
     "a store that is lost": (
-        host_memory, "write", lambda view, values: None, "host-memory/pinned-write",
+        host_memory,
+        "write",
+        lambda view, values: None,
+        "host-memory/pinned-write",
     ),
     "weights of the wrong rows": (
-        host_memory, "multiply", lambda x, w: x @ w.flip(0).T, "host-memory/managed-weights",
+        host_memory,
+        "multiply",
+        lambda x, w: x @ w.flip(0).T,
+        "host-memory/managed-weights",
     ),
-}  # fmt: skip
+}
 #: What a failed check says, by the group of its id.
 SAID = {"factors": "rows: their factors give them back", "gradients": "sums of whole numbers"}
 

@@ -42,20 +42,43 @@ CASES = (
 ON_A_GPU = ("conv", "gemm", "sdpa")
 #: GiB of parameters that vLLM 0.33.0 allocates.
 ALLOCATES = {
-    "DeepSeek-V2-Lite": 29.26, "Gemma-3-1B": 1.86, "Llama-3.1-8B": 14.96, "Mistral-7B": 13.49,
-    "Qwen2.5-VL-7B": 15.45, "Qwen3-30B-A3B": 56.87, "Qwen3-8B": 15.26,
-    "Qwen3-Embedding-0.6B": 1.11, "Qwen3-Next-80B-A3B": 148.41, "Whisper-large-v3": 2.88,
-    "gpt-oss-20b": 14.12, "multilingual-e5-large": 1.04, "Llama-3.1-8B, awq": 5.33,
-    "Llama-3.1-8B, fp8-blocks": 8.46, "Qwen3-30B-A3B, w4a16": 15.52,
-    "Qwen3-Next-80B-A3B, gptq": 39.2, "Llama-3.1-8B, w8a16": 8.56,
-    "Llama-3.1-8B, w8a16-channels": 8.46, "Qwen3-30B-A3B, gptq-8": 29.46,
-    "DeepSeek-V4-Flash": 145.29, "GLM-4.5-Air": 199.07, "GLM-4.7-Flash": 55.79, "GLM-5": 1385.64,
-    "Gemma-3-27B": 51.1, "Gemma-4-26B-A4B": 48.09, "Gemma-4-31B": 58.46,
-    "Granite-4.0-H-Small": 59.99, "Llama-3.3-70B": 131.42, "Llama-4-Scout": 202.36,
-    "Mistral-Small-3.2-24B": 44.72, "Olmo-3-32B": 60.04, "Phi-4": 27.31,
-    "Qwen3.5-122B-A10B": 228.29, "Qwen3.6-35B-A3B": 65.39, "Qwen3.8-27B": 50.96,
+    "DeepSeek-V2-Lite": 29.26,
+    "Gemma-3-1B": 1.86,
+    "Llama-3.1-8B": 14.96,
+    "Mistral-7B": 13.49,
+    "Qwen2.5-VL-7B": 15.45,
+    "Qwen3-30B-A3B": 56.87,
+    "Qwen3-8B": 15.26,
+    "Qwen3-Embedding-0.6B": 1.11,
+    "Qwen3-Next-80B-A3B": 148.41,
+    "Whisper-large-v3": 2.88,
+    "gpt-oss-20b": 14.12,
+    "multilingual-e5-large": 1.04,
+    "Llama-3.1-8B, awq": 5.33,
+    "Llama-3.1-8B, fp8-blocks": 8.46,
+    "Qwen3-30B-A3B, w4a16": 15.52,
+    "Qwen3-Next-80B-A3B, gptq": 39.2,
+    "Llama-3.1-8B, w8a16": 8.56,
+    "Llama-3.1-8B, w8a16-channels": 8.46,
+    "Qwen3-30B-A3B, gptq-8": 29.46,
+    "DeepSeek-V4-Flash": 145.29,
+    "GLM-4.5-Air": 199.07,
+    "GLM-4.7-Flash": 55.79,
+    "GLM-5": 1385.64,
+    "Gemma-3-27B": 51.1,
+    "Gemma-4-26B-A4B": 48.09,
+    "Gemma-4-31B": 58.46,
+    "Granite-4.0-H-Small": 59.99,
+    "Llama-3.3-70B": 131.42,
+    "Llama-4-Scout": 202.36,
+    "Mistral-Small-3.2-24B": 44.72,
+    "Olmo-3-32B": 60.04,
+    "Phi-4": 27.31,
+    "Qwen3.5-122B-A10B": 228.29,
+    "Qwen3.6-35B-A3B": 65.39,
+    "Qwen3.8-27B": 50.96,
     "gpt-oss-120b": 68.59,
-}  # fmt: skip
+}
 
 
 def differences(config: dict, said: dict) -> list[str]:
@@ -130,15 +153,26 @@ def test_page_and_table_agree() -> None:
 #: Of models of 2026, in billions of parameters: as the publisher says, and as transformers 5.24's
 #: class makes of the same file, without its head for further tokens.
 PARAMETERS = {
-    "Qwen3.5-122B-A10B": (122, 122.563), "Qwen3.6-35B-A3B": (35, 35.107),
-    "Qwen3.8-27B": (27, 27.357), "Qwen3-Next-80B-A3B": (80, 79.674), "GLM-4.5-Air": (106, 106.852),
-    "GLM-4.7-Flash": (30, 29.943), "GLM-5": (744, 743.911), "gpt-oss-120b": (117, 116.829),
-    "DeepSeek-V4-Flash": (284, 284.332), "Gemma-3-27B": (27, 27.432),
-    "Gemma-4-31B": (31, 31.273), "Gemma-4-26B-A4B": (26, 25.806),
-    "Mistral-Small-3.2-24B": (24, 24.011), "Mistral-Small-4-119B": (119, 119.401),
-    "Phi-4": (14.7, 14.660), "Granite-4.0-H-Small": (32, 32.207), "Olmo-3-32B": (32, 32.234),
-    "Llama-3.3-70B": (70, 70.554), "Llama-4-Scout": (109, 108.642),
-}  # fmt: skip
+    "Qwen3.5-122B-A10B": (122, 122.563),
+    "Qwen3.6-35B-A3B": (35, 35.107),
+    "Qwen3.8-27B": (27, 27.357),
+    "Qwen3-Next-80B-A3B": (80, 79.674),
+    "GLM-4.5-Air": (106, 106.852),
+    "GLM-4.7-Flash": (30, 29.943),
+    "GLM-5": (744, 743.911),
+    "gpt-oss-120b": (117, 116.829),
+    "DeepSeek-V4-Flash": (284, 284.332),
+    "Gemma-3-27B": (27, 27.432),
+    "Gemma-4-31B": (31, 31.273),
+    "Gemma-4-26B-A4B": (26, 25.806),
+    "Mistral-Small-3.2-24B": (24, 24.011),
+    "Mistral-Small-4-119B": (119, 119.401),
+    "Phi-4": (14.7, 14.660),
+    "Granite-4.0-H-Small": (32, 32.207),
+    "Olmo-3-32B": (32, 32.234),
+    "Llama-3.3-70B": (70, 70.554),
+    "Llama-4-Scout": (109, 108.642),
+}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -317,10 +351,14 @@ def header(shapes: dict[str, list[int]], behind: int = 1 << 20) -> bytes:
 @pytest.fixture
 def flux(tmp_path: Path) -> Path:
     """A folder in diffusers' layout: two files of a transformer, a decoder in two types."""
-    index = {"_class_name": "FluxPipeline", "_diffusers_version": "0.37.0",
-             "transformer": ["diffusers", "FluxTransformer2DModel"],
-             "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-             "vae": ["diffusers", "AutoencoderKL"], "safety_checker": [None, None]}  # fmt: skip
+    index = {
+        "_class_name": "FluxPipeline",
+        "_diffusers_version": "0.37.0",
+        "transformer": ["diffusers", "FluxTransformer2DModel"],
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+        "vae": ["diffusers", "AutoencoderKL"],
+        "safety_checker": [None, None],
+    }
     (tmp_path / diffusion.INDEX).write_text(json.dumps(index))
     for part, name, shapes in (
         ("transformer", "model-00001-of-00002", {"a": [512, 1024]}),

@@ -109,21 +109,26 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "gradient of a sum read once": ({"first_of_sum": True}, "summed"),
     "masks ignored at head dim 128": ({"masks_below": 128}, "bool-mask-d128"),
     "key/value head of a neighbour in decoding": (
-        {"neighbour_of_one": True}, "layer-Llama-3.1-8B-decode",
+        {"neighbour_of_one": True},
+        "layer-Llama-3.1-8B-decode",
     ),
     "scale off by 2 % at head dim 128, not causal": ({"full_128": 1.02}, "d128-full"),
     "keys behind the 256th left out in decoding": ({"most_keys_of_one": 256}, "cache-Llama-3.1-8B"),
     "groups rounded up to a power of two in flash-attn's decoding": (
-        {"group_rounded": True}, "cache-Granite-3.1-3B",
+        {"group_rounded": True},
+        "cache-Granite-3.1-3B",
     ),
     "key/value head of a neighbour in flash-attn's decoding": (
-        {"neighbour_of_one": True}, "cache-Llama-3.1-8B",
+        {"neighbour_of_one": True},
+        "cache-Llama-3.1-8B",
     ),
     "lanes behind the 64th left out in flash-attn's decoding": (
-        {"most_lanes_of_one": 64}, "cache-Llama-3.1-8B",
+        {"most_lanes_of_one": 64},
+        "cache-Llama-3.1-8B",
     ),
     "heads behind the fourth left out in flash-attn's decoding": (
-        {"most_heads": 4}, "cache-gpt-oss-20b",
+        {"most_heads": 4},
+        "cache-gpt-oss-20b",
     ),
     "keys behind the last one in dq": ({"padding_backward": True}, "low"),
     "a first maximum of -100": ({"first_maximum": -100.0}, "low"),
@@ -143,35 +148,46 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "sequences behind the 32nd left out": ({"most_sequences": 32}, "batch-33"),
     "heads behind the 64th left out": ({"most_heads": 64}, "heads-72"),
     "gradients of keys behind the 256th left out above head dim 128": (
-        {"wide_gradient_keys": 256}, "d256-keys",
+        {"wide_gradient_keys": 256},
+        "d256-keys",
     ),
     "gradients of keys behind the 128th left out above head dim 128": (
-        {"wide_gradient_keys": 128}, "d256-keys-float16",
+        {"wide_gradient_keys": 128},
+        "d256-keys-float16",
     ),
     "sequences behind the 16th left out in flash-attn": ({"most_sequences": 16}, "batch-17"),
     "packed sequences behind the 16th left out": ({"most_sequences": 16}, "varlen-20"),
     "keys behind the 4096th left out in flash-attn's decoding": (
-        {"most_keys_of_one": 4096}, "cache-4200",
+        {"most_keys_of_one": 4096},
+        "cache-4200",
     ),
     "ALiBi that favours later keys": ({"alibi_signed": True}, "alibi-full"),
     "a window that is open to the left ignored": ({"open_window": False}, "window-right"),
     "a query in front of a window's keys sees the first": (
-        {"window_from_first": True}, "window-short-k",
+        {"window_from_first": True},
+        "window-short-k",
     ),
     "queries that are not causal turned one by one": (
-        {"rotary_one_by_one": True}, "cache-full-rotary",
+        {"rotary_one_by_one": True},
+        "cache-full-rotary",
     ),
     "one length for all taken for the first one's": ({"first_length": True}, "cache-integer"),
     "a cache's logsumexp in base 2": ({"log_base": 0.6931471805599453}, "cache-integer"),
     "groups rounded up to a power of two in packed sequences": (
-        {"group_rounded_packed": True}, "layer-Llama-3.2-3B-varlen",
+        {"group_rounded_packed": True},
+        "layer-Llama-3.2-3B-varlen",
     ),
-}  # fmt: skip
+}
 #: Of these, also where only inference has the fault.
 INFERENCE = (
-    "scale off by 1 %", "causal sees one key more", "last tile of keys left out", "out truncated",
-    "out summed in 16 bits", "scale argument ignored", "mask read for the first tile only",
-)  # fmt: skip
+    "scale off by 1 %",
+    "causal sees one key more",
+    "last tile of keys left out",
+    "out truncated",
+    "out summed in 16 bits",
+    "scale argument ignored",
+    "mask read for the first tile only",
+)
 FAULTS |= {
     f"inference: {name}": ({"inference": tuple(FAULTS[name][0].items())}, FAULTS[name][1])
     for name in INFERENCE

@@ -134,8 +134,9 @@ def test_a_skip_that_is_not_expected_fails():
     strix = record.Device(type="gpu", architecture="gfx1151", build="rocm")
     judged = skips.judge(refused, strix)
     assert judged.state is State.FAILED and "not expected to be skipped" in judged.reason
-    efficient = Result(Check("sdpa/efficient/full-float16", "", ""), State.SKIPPED,
-                       "No viable backend")  # fmt: skip
+    efficient = Result(
+        Check("sdpa/efficient/full-float16", "", ""), State.SKIPPED, "No viable backend"
+    )
     assert skips.judge(efficient, cpu).state is State.SKIPPED
     assert skips.judge(efficient, strix).state is State.FAILED
 

@@ -32,8 +32,10 @@ def test_every_kernel_of_a_sample_set(library: str, gpu: str) -> None:
         pytest.skip("VLLM_SOURCE is not set")
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("sample_sets.py"), library],
-        env=os.environ | {"gpu_arch": gpu}, capture_output=True, text=True,
-    )  # fmt: skip
+        env=os.environ | {"gpu_arch": gpu},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     lacking = [name for name in found["looked up"] if not found["executed"].get(name)]

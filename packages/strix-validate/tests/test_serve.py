@@ -104,18 +104,34 @@ ODD, EVEN = list(tiny_models.MODELS)[1::2], list(tiny_models.MODELS)[::2]
 #: Faults at a time, each of other checks: which fail, and with which words.
 FAULTS = {
     "prefix no-stop template slow-backend no-graphs stays": {
-        "prefix": "less likely than another", "finish-reason": "expected 'stop'",
-        "chat": "prompt [5, 7, 4, 11, 4]", "attention-backend": "ROCM_ATTN",
-        "graphs": "without graphs", "stop": "after SIGTERM",
+        "prefix": "less likely than another",
+        "finish-reason": "expected 'stop'",
+        "chat": "prompt [5, 7, 4, 11, 4]",
+        "attention-backend": "ROCM_ATTN",
+        "graphs": "without graphs",
+        "stop": "after SIGTERM",
     },
     "finish silent latency orphan": {
-        "finish-reason": "expected 'length'", "attention-backend": "names no attention backend",
-        "latency": "s to the first token", "stop": "left a process behind",
+        "finish-reason": "expected 'length'",
+        "attention-backend": "names no attention backend",
+        "latency": "s to the first token",
+        "stop": "left a process behind",
     },
     "decode-logprobs": dict.fromkeys(("decode", "prefill", "prefix", "together", "abort"), "0.20")
     | {"probabilities": "sum to"},
-    "garbage": dict.fromkeys(("completion", "decode", "prefill", "prefix", "together", "abort",
-                              "finish-reason", "probabilities"), ""),
+    "garbage": dict.fromkeys(
+        (
+            "completion",
+            "decode",
+            "prefill",
+            "prefix",
+            "together",
+            "abort",
+            "finish-reason",
+            "probabilities",
+        ),
+        "",
+    ),
     "http": dict.fromkeys(SERVED - {"start", "graphs", "attention-backend", "stop"}, "HTTP 500"),
     "dies": dict.fromkeys(SERVED, "Engine core initialization failed"),
     "crash": dict.fromkeys({"completion"} | OFFLINE, "Failed to infer device type"),
@@ -123,7 +139,7 @@ FAULTS = {
     f"logits {' '.join(ODD)}": {"offline-logits": "off by 0.2"}
     | {f"model-{name}": "off by 0.4" for name in ODD},
     " ".join(EVEN): {f"model-{name}": "off by 0.4" for name in EVEN},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("faults", FAULTS)
@@ -162,8 +178,10 @@ def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monk
     results = list(serve.run([c for c in serve.checks() if serve.applies(c, options)], options))
     assert {result.state for result in results} == {State.SKIPPED}
     for result in results:
-        assert result.reason in ("vllm is not installed",
-                                 "vLLM serves only on a GPU here, and torch sees none")  # fmt: skip
+        assert result.reason in (
+            "vllm is not installed",
+            "vLLM serves only on a GPU here, and torch sees none",
+        )
         assert skips.judge(result, Device(type="cpu", architecture="x86_64")).state is State.SKIPPED
 
 
@@ -178,10 +196,17 @@ def test_a_folder_of_the_users_is_served(examine, started, tmp_path):
 
 #: What `vllm bench serve` leaves, as vLLM 0.33 names it.
 BENCH = {
-    "completed": 32, "failed": 0, "request_throughput": 2.5, "output_throughput": 160.0,
-    "mean_ttft_ms": 80.5, "median_ttft_ms": 75.0, "p99_ttft_ms": 200.0, "mean_tpot_ms": 21.0,
-    "model_id": "any", "ttfts": [0.08],
-}  # fmt: skip
+    "completed": 32,
+    "failed": 0,
+    "request_throughput": 2.5,
+    "output_throughput": 160.0,
+    "mean_ttft_ms": 80.5,
+    "median_ttft_ms": 75.0,
+    "p99_ttft_ms": 200.0,
+    "mean_tpot_ms": 21.0,
+    "model_id": "any",
+    "ttfts": [0.08],
+}
 #: A command vllm that measures nothing: it checks its arguments and writes this text.
 BENCH_MOCK = """#!{python}
 import pathlib, sys

@@ -93,8 +93,10 @@ def test_a_stream_in_each_legal_form_passes(style, judged):
 def test_a_short_context_is_skipped(judged):
     found = judged(context=9000)
     assert {name for name, r in found.items() if r.state is State.SKIPPED} == {
-        "bench", "recall-32768", "speculation",
-    }  # fmt: skip
+        "bench",
+        "recall-32768",
+        "speculation",
+    }
     assert not [r for r in found.values() if r.state is State.FAILED]
 
 

@@ -165,9 +165,11 @@ def test_a_gguf_files_heads_are_interleaved(tmp_path):
     assert found["blk.0.attn_k.weight"].data[:, 0].tolist() == expected
     assert found["blk.0.attn_v.weight"].data[:, 0].tolist() == list(range(128))
     assert {x.name: x.tensor_type.name for x in found.values()} == {
-        "blk.0.attn_q.weight": "Q4_0", "blk.0.attn_k.weight": "Q4_0",
-        "blk.0.attn_v.weight": "Q4_0", "output_norm.weight": "F32",
-    }  # fmt: skip
+        "blk.0.attn_q.weight": "Q4_0",
+        "blk.0.attn_k.weight": "Q4_0",
+        "blk.0.attn_v.weight": "Q4_0",
+        "output_norm.weight": "F32",
+    }
 
 
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")

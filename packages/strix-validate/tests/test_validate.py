@@ -114,10 +114,13 @@ class FaultyTensor:
         raise RuntimeError("unspecified launch failure")
 
 
-@pytest.mark.parametrize(("found", "error"), [
-    (FaultyTensor(), ("RuntimeError", "unspecified launch failure")),
-    (torch.ones(3), None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        (FaultyTensor(), ("RuntimeError", "unspecified launch failure")),
+        (torch.ones(3), None),
+    ],
+)
 def test_fault_of_a_kernel_is_its_calls(found, error):
     call = SimpleNamespace(execute=lambda device: {"out": found})
     assert triton_modes.answer(call, "cuda").error == error

@@ -155,9 +155,22 @@ class Kernel:
         return found
 
     def __call__(
-        self, q, k, v, grad_out=None, *, causal="", window=(-1, -1), softcap=0.0, mask=None,
-        keep=None, stale=None, scale=None, needs="qkv", alibi=None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        q,
+        k,
+        v,
+        grad_out=None,
+        *,
+        causal="",
+        window=(-1, -1),
+        softcap=0.0,
+        mask=None,
+        keep=None,
+        stale=None,
+        scale=None,
+        needs="qkv",
+        alibi=None,
+    ) -> dict[str, Tensor]:
         """out and lse, and with grad_out dq, dk, dv and dmask; (batch, heads, seqlen, head_dim).
 
         keep: (0 or the factor of kept weights, the same for the backward pass). stale: the output
@@ -287,14 +300,45 @@ class Kernel:
         if grad_out is not None:
             log = (best + total.masked_fill(empty, 1).log()).masked_fill(empty, INFINITY)
             seen_out = stale if self.stale_out and stale is not None else out
-            found |= self.gradients(q, k, v, grad_out.float(), seen_out, log, score, tiles, keep,
-                                    scale, dtype, own, kv_heads, lanes, v_lanes, needs)  # fmt: skip
+            found |= self.gradients(
+                q,
+                k,
+                v,
+                grad_out.float(),
+                seen_out,
+                log,
+                score,
+                tiles,
+                keep,
+                scale,
+                dtype,
+                own,
+                kv_heads,
+                lanes,
+                v_lanes,
+                needs,
+            )
         return found | {"out": out[..., :v_lanes].reshape(size).to(dtype)}
 
     def gradients(
-        self, q, k, v, grad_out, out, log, score, tiles, keep, scale, dtype, own, kv_heads, lanes,
-        v_lanes, needs,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        q,
+        k,
+        v,
+        grad_out,
+        out,
+        log,
+        score,
+        tiles,
+        keep,
+        scale,
+        dtype,
+        own,
+        kv_heads,
+        lanes,
+        v_lanes,
+        needs,
+    ) -> dict[str, Tensor]:
         """log: each query's logarithm of its sum of weights, infinite without keys."""
         grad_out = torch.cat([grad_out, torch.zeros(*q.shape[:3], v.shape[-1] - v_lanes)], -1)
         is_alone = self.alone == f"d{needs}"
@@ -330,8 +374,11 @@ class Kernel:
         factors = {"dq": self.dq_scale, "dk": self.dk_scale, "dv": self.dv_scale}
         if is_alone and self.alone == "dv":
             factors["dv"] *= 1.05
-        found = {"dq": dq, "dk": self.per_head(dk, own, kv_heads),
-                 "dv": self.per_head(dv, own, kv_heads)}  # fmt: skip
+        found = {
+            "dq": dq,
+            "dk": self.per_head(dk, own, kv_heads),
+            "dv": self.per_head(dv, own, kv_heads),
+        }
         return {"dmask": dmask.to(dtype)} | {
             name: self.store(
                 x[..., : v_lanes if name == "dv" else lanes] * factors[name], dtype, name

@@ -75,8 +75,10 @@ class Handler(trained_server.Handler):
             return
         choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
         if style == "no-parser" and choice != "none":
-            self.refuse('"auto" tool choice requires --enable-auto-tool-choice and '
-                        "--tool-call-parser to be set")  # fmt: skip
+            self.refuse(
+                '"auto" tool choice requires --enable-auto-tool-choice and '
+                "--tool-call-parser to be set"
+            )
             return
         prompt = self.template(body, fault != "not-opened")
         if len(prompt) + body["max_tokens"] > server.context:
@@ -85,8 +87,11 @@ class Handler(trained_server.Handler):
         tokens, logprobs = self.chat_tokens(body, prompt, choice)
         message, finish = self.message(body, tokens, choice)
         written = len(tokens) + (fault == "chat-usage")
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": written,
-                 "total_tokens": len(prompt) + written}  # fmt: skip
+        usage = {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": written,
+            "total_tokens": len(prompt) + written,
+        }
         with LOCK:
             server.read += len(prompt)
             server.generated += len(tokens)
@@ -94,8 +99,12 @@ class Handler(trained_server.Handler):
             self.stream_message(message, tokens, finish, usage)
             return
         entries = [{"token": WORDS[t], "logprob": x} for t, x in zip(tokens, logprobs, strict=True)]
-        answer = {"message": message, "token_ids": tokens, "finish_reason": finish,
-                  "logprobs": {"content": entries}}  # fmt: skip
+        answer = {
+            "message": message,
+            "token_ids": tokens,
+            "finish_reason": finish,
+            "logprobs": {"content": entries},
+        }
         if style == "no-ids":
             del answer["token_ids"]
         ids = {} if style == "no-ids" else {"prompt_token_ids": prompt}

@@ -333,8 +333,11 @@ class Handler(BaseHTTPRequestHandler):
         with LOCK:
             self.server.generated += number * len(choices)
         written = number * (1 if fault == "usage-n" else len(choices)) + (fault == "usage")
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": written,
-                 "total_tokens": len(prompt) + written}  # fmt: skip
+        usage = {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": written,
+            "total_tokens": len(prompt) + written,
+        }
         if body.get("stream"):
             self.server.left |= number == 200  # of a client that leaves
             first = choices[0]
@@ -369,8 +372,13 @@ class Handler(BaseHTTPRequestHandler):
             top.append({f"token_id:{each}": value for each, value in listed.items()})
             reader.read(token)
         listed = {"token_logprobs": logprobs, "top_logprobs": top}
-        return {"token_ids": tokens, "prompt_token_ids": prompt, "text": text,
-                "finish_reason": finish, "logprobs": listed}  # fmt: skip
+        return {
+            "token_ids": tokens,
+            "prompt_token_ids": prompt,
+            "text": text,
+            "finish_reason": finish,
+            "logprobs": listed,
+        }
 
     def stream(self, tokens, text, finish, usage):
         fault, style = self.server.fault, self.server.style
@@ -442,9 +450,16 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, fault="", style="", delay=0.0, context=40_960, port=0, handler=Handler, block=16,
+        self,
+        fault="",
+        style="",
+        delay=0.0,
+        context=40_960,
+        port=0,
+        handler=Handler,
+        block=16,
         drafts=False,
-    ):  # fmt: skip
+    ):
         super().__init__(("127.0.0.1", port), handler)
         self.fault, self.style, self.delay, self.context = fault, style, delay, context
         self.block, self.drafts, self.patience = block, drafts, 200
