@@ -93,12 +93,14 @@ def test_a_stream(piece: bytes, words: str) -> None:
 
 
 def test_a_deep_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brackets of which the parser would run out of stack."""
-    monkeypatch.setattr(
-        Endless,
-        "do_POST",
-        lambda self: self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * (LIMIT - 1)),
-    )
+    """So many brackets exhaust the parser's stack."""
+
+    def answer(handler: Endless) -> None:
+        # A server that closes before it has read the request resets the connection.
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        handler.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * (LIMIT - 1))
+
+    monkeypatch.setattr(Endless, "do_POST", answer)
     with endless(b"") as server, pytest.raises(CheckFailed, match="is not JSON"):
         server.ask("/v1/completions", {})
 
