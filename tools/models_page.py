@@ -26,7 +26,7 @@ _TITLES = {
 _HEAD = ("of", "choice", "proven")
 # Parts that the tables of models leave out.
 _NOT_LISTED = ("linear", "experts", "prefill")
-# Bytes for weights and cache of 96 GiB, by doctor's rule.
+# Bytes that remain for weights and cache if the GPU has 96 GiB, by the doctor's rule for vLLM.
 ROOM = UTILIZATION * 96 * GIB - OVERHEAD
 
 

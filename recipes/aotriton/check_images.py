@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Open every AOTriton image and check each code object in it.
+"""Check every AOTriton image and each code object in it.
 
     check_images.py FOLDER [--kernels N]
 
-FOLDER is aotriton.images. An AKS2 image is a header of 16 bytes (magic, unpacked size, number of
-kernels, directory size; little endian), then xz: a directory entry per kernel (five u32: LDS
-bytes, threads, offset, size, length of the name) with its name, then the code objects.
+FOLDER is the folder aotriton.images, and N is the number of kernels that it must hold. An image is
+an AKS2 file, which packs compiled kernels. It starts with a header of 16 bytes: the magic "AKS2",
+then three little-endian u32: the unpacked size, the number of kernels and the size of the
+directory. The rest of the file is an xz stream. Unpacked, the stream is the directory, followed by
+the code objects. The directory has an entry for each kernel: five u32 (bytes of LDS, threads per
+workgroup, offset, size, length of the name), then the name.
 """
 
 from __future__ import annotations

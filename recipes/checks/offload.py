@@ -47,10 +47,10 @@ def count_images(data: bytes) -> int:
 
 
 def bundles(data: bytes) -> Iterator[bytes]:
-    """Yield the bundles of a .hip_fatbin section, uncompressed.
+    """Yield each bundle of a .hip_fatbin section, decompressed if it is compressed.
 
     Raises:
-        CheckFailed: There is anything but zeros between bundles.
+        CheckFailed: A byte between bundles is not zero, or a compressed bundle is damaged.
     """
     position = 0
     while True:

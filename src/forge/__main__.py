@@ -6,8 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
-# The imports take a second, in which Ctrl-C would print a traceback. forge.cli.main handles it
-# later.
+# The imports take a second. Ctrl-C during that time would print a traceback, so this handler exits
+# at once. Later, forge.cli.main installs its own handler.
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 # `python src/forge` puts this folder first, where the package is not found. The driver's own child

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tiny random diffusion models on this machine's GPU, against float64 on the CPU.
+"""Compare tiny diffusion models with random weights on this machine's GPU with float64 on the CPU.
 
-A U-Net (Stable Diffusion) and a transformer (Flux) take two steps, and a decoder makes an image of
-what comes out, whole and in tiles. Each is computed by torch's attention and by flash-attn. No
-weights are downloaded. Exit status: 0 all correct, 1 a wrong number, 3 only the CPU was there.
+A U-Net (Stable Diffusion) and a transformer (Flux) take two denoising steps each. A decoder turns
+random latents into an image, once whole and once in tiles. All run with torch's attention, in
+float32 and in bfloat16. The U-Net and the transformer also run with flash-attn, in bfloat16 on the
+GPU. No weights are downloaded.
+
+Exit status: 0 if all results are correct, 1 if one is wrong, 3 if torch found no GPU and the
+results of the CPU are correct.
 """
 
 import argparse
@@ -24,9 +28,11 @@ from torch import Tensor
 #: The root mean square of the errors may be this part of that of the result. Correct runs on the
 #: CPU came to 1.5e-6 and 2.1e-2.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
-#: In bfloat16 the rounding of all layers hides a fault of one: a GPU may be so many times as far
-#: off as the CPU is. A softmax scale of 1.2 makes 1.5 of it in the U-Net, 1.06 in the transformer;
-#: float32 shows it as 17 times its bound and more, and strix-validate looks at flash-attn itself.
+#: In bfloat16, the rounding errors of all layers hide a fault in one layer. So a GPU's error may be
+#: at most this many times the CPU's. A softmax scale that is wrong by a factor of 1.2 makes the
+#: error 1.5 times the CPU's in the U-Net, and 1.06 times in the transformer, where this check does
+#: not see it. In float32, the same fault gives at least 17 times the bound. flash-attn does not run
+#: in float32 here; strix-validate checks flash-attn itself.
 MARGIN = 1.3
 STEPS = 2
 
@@ -132,7 +138,7 @@ def results(device: str) -> Iterator[tuple[str, float, float]]:
             model = model.to(device)
             for backend in backends:
                 if backend == "flash" and (dtype == torch.float32 or run is run_decoder):
-                    continue  # which it does not take, or has one head of 32 for
+                    continue  # flash-attn takes no float32; the decoder has one head of 32
                 model.set_attention_backend(backend)
                 got = compute(model, run, device, dtype).cpu().double()
                 kind = str(dtype).removeprefix("torch.")

@@ -124,7 +124,7 @@ def test_a_change_that_is_not_locked_is_seen(
         ("[feature.default]", "[feature.default] is the name of"),
         ('[environments]\nx = { features = [], solve-group = "y" }', "x] solve-group is not"),
         ('[environments]\n"../x" = []', "lower-case letters"),
-        ('[environments]\nx = ["y"]', "environments.x features: y is not defined"),
+        ('[environments]\nx = ["y"]', "environments.x features: no feature has the name y"),
         ('[dependencies]\nx = { path = "." }', "path is not supported"),
         ('[dependencies]\nx = { git = "https://x" }', "git is not"),
         ('[dependencies]\nx = { channel = "y" }', "channel is not"),

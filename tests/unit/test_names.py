@@ -137,9 +137,9 @@ def test_nothing_outside_a_channel_is_read(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("url", "sha256", "message"),
     [
-        ("https://h.invalid/a.tar.gz", "../../x", "is no sha256"),
-        ("https://h.invalid/a.tar.gz", f"{HASH}/../x", "is no sha256"),
-        ("https://h.invalid/a.tar.gz", "", "is no sha256"),
+        ("https://h.invalid/a.tar.gz", "../../x", "is not a lower-case sha256"),
+        ("https://h.invalid/a.tar.gz", f"{HASH}/../x", "is not a lower-case sha256"),
+        ("https://h.invalid/a.tar.gz", "", "is not a lower-case sha256"),
         ("https://h.invalid/..", HASH, "cannot be the name of a file"),
         ("https://h.invalid/.lock", HASH, "cannot be the name of a file"),
         ("https://h.invalid/", HASH, "cannot be the name of a file"),

@@ -436,7 +436,7 @@ FAULTS = {
             "proc/self/status": "Uid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\n"
             "Groups:\t1000\n"
         },
-        {"groups": ("passed", "warning", "not in the group render", "usermod -aG render,video")},
+        {"groups": ("passed", "warning", "not in the render group", "usermod -aG render,video")},
     ),
     "carve-out-large": (
         {

@@ -126,7 +126,7 @@ TORCH = {
         | torch(VENV_SITE, "2.11.0.dev20260105+rocm7.1", hip="7.1.25424"),
         {
             "kernel": Expected("error", "older than 6.18.4", "rpm-ostree upgrade", reboot=True),
-            "packages": Expected("warning", "stable from 7.2 and 7.11 on", "--force-reinstall"),
+            "packages": Expected("warning", "ROCm 7.2 and newer are stable", "--force-reinstall"),
         },
     ),
     # no override; a newer kernel and runtime; a small carve-out

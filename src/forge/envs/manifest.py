@@ -216,7 +216,7 @@ def require_names(value: Any, where: str, defined: Container[str] | None = None)
         raise ForgeError(f"{where} is not a list of names: {value!r:.80}")
     for name in value:
         if defined is not None and name not in defined:
-            raise ForgeError(f"{where}: {name:.40} is not defined")
+            raise ForgeError(f"{where}: no feature has the name {name:.40}")
     return value
 
 

@@ -197,14 +197,14 @@ class Workspace:
             ForgeError: The environment is not installed, or is not what the lock names.
         """
         prefix = self.prefix(environment)
+        stack = self.name if environment == "default" else f"{self.name} -e {environment}"
         if not (prefix / "conda-meta").is_dir():
-            stack = self.name if environment == "default" else f"{self.name} -e {environment}"
             raise ForgeError(f"stack {stack} is not installed: run forge install {stack}")
         self.require_locked()
         mark = prefix / INSTALLED_FROM
         if not mark.exists() or mark.read_text() != sha256_file(self.lock_file):
-            reason = f"is not what {self.lock_file} names (locked anew, or installed in part)"
-            raise ForgeError(f"{prefix} {reason}: run forge install {self.name}")
+            reason = f"does not match {self.lock_file} (locked again, or installed in part)"
+            raise ForgeError(f"{prefix} {reason}: run forge install {stack}")
         variables = ActivationVariables(None, os.get_exec_path())
         script = f"{activate(prefix, variables).script}\nexec {shlex.join(command)}"
         environ = dict(os.environ)

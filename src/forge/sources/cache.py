@@ -61,7 +61,7 @@ class Source:
     def __post_init__(self) -> None:
         """Raise ForgeError for a digest or a file name that would lead out of the cache."""
         if not DIGEST.fullmatch(self.digest):
-            raise ForgeError(f"{self.url}: {self.digest!a:.80} is no {self.kind} in lower case")
+            raise ForgeError(f"{self.url}: {self.digest!a:.80} is not a lower-case {self.kind}")
         if not FILE_NAME.fullmatch(self.file_name):
             where = f"{self.url} ends in {self.file_name!a:.80}"
             raise ForgeError(f"{where}, which cannot be the name of a file: name another URL")

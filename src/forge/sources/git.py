@@ -121,7 +121,9 @@ def check_out(repository: Path, commit: str, target: Path) -> None:
 
 @contextmanager
 def _view(repository: Path, commit: str) -> Iterator[Path]:
-    """Make a new repository with the objects of another, whose branch is one commit.
+    """Make a temporary repository that has the objects of another one.
+
+    Its only branch points at the commit, and its history ends there.
 
     Yields:
         The new repository.

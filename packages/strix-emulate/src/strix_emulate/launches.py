@@ -122,14 +122,17 @@ def launch(
 
     Args:
         kernel: The kernel.
-        grid: Workgroups as (x,), (x, y) or (x, y, z).
-        arguments: A buffer, a number, or None (a null pointer) for each argument in the kernel's
-            metadata, except the trailing hidden and scratch ones.
-        threads: Threads of a workgroup. None for the metadata's maximum.
-        lds: Bytes of LDS on top of the kernel's own. None for what the file says.
+        grid: Number of workgroups as (x,), (x, y) or (x, y, z).
+        arguments: One value for each argument in the kernel's metadata: a buffer, a number, or None
+            for a null pointer. Hidden arguments cannot be given. The two trailing scratch pointers
+            that Triton appends can be left out.
+        threads: Number of threads of a workgroup, or a tuple like grid. None for the maximum in the
+            metadata.
+        lds: Bytes of LDS in addition to the kernel's own. None for the kernel's launch_lds.
         options: How the launch is executed.
-        instructions: The decoded kernel, to run a modified one.
-        reachable: Arrays to which pointers in arguments point, each with its host address.
+        instructions: Decoded instructions to run instead of the kernel's own, to modify a kernel.
+        reachable: Arrays that the kernel finds by a pointer stored in another array. Each has its
+            host address in Buffer.host.
 
     Raises:
         Trap: The kernel did something forbidden. The message says where.

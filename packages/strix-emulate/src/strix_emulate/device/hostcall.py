@@ -82,7 +82,8 @@ class Heap:
             Trap: Nothing is allocated at the address.
         """
         if address not in self._allocated:
-            raise Trap("bounds", f"free({address:#x}) in a kernel, of what malloc did not give")
+            message = f"free({address:#x}) in a kernel: no allocation starts at this address"
+            raise Trap("bounds", message)
         freed = (address, self._allocated.pop(address))
         merged: list[tuple[int, int]] = []
         for start, end in sorted([*self._free, freed]):
@@ -125,9 +126,9 @@ class Hostcalls:
         headers[1:, 0] = [_COUNT, *range(1, _COUNT - 1)]
 
     def grid(self, groups: int, threads: int) -> int:
-        """Prepare grid.sync() for one grid, and return the address of mg_info.
+        """Write the structure mg_info, which grid.sync() uses, and return its address.
 
-        mg_info is a structure of the device libraries.
+        The device libraries define mg_info. This one describes a launch of a single grid.
 
         Args:
             groups: Workgroups of the grid.

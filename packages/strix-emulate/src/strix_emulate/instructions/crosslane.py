@@ -379,7 +379,8 @@ _WMMA = {
     "v_wmma_i32_16x16x16_iu8": ("iu8", "i32"),
     "v_wmma_i32_16x16x16_iu4": ("iu4", "i32"),
 }
-#: Handlers in C by the types of A and of D.
+#: Names of the handlers written in the C language, by the types of the matrices A and D.
+#: Instructions without one are computed in numpy.
 _WMMA_HANDLERS = {
     ("f16", "f32"): "wmma_f16",
     ("bf16", "f32"): "wmma_bf16",

@@ -49,7 +49,7 @@ class MemoryKind:
 
     @property
     def empties_gl1(self) -> bool:
-        """Whether the instruction empties the cache that workgroups share."""
+        """Whether the instruction invalidates the GL1 cache, which several workgroups share."""
         return self.action == "invalidate" and self.operation == "gl1"
 
 

@@ -109,9 +109,10 @@ class Uses:
 
 
 def _decides(ins: Instruction, bits: int) -> bool:
-    """Return whether an instruction makes waves go where registers with these bits say.
+    """Return whether one of these registers decides where an instruction sends the waves.
 
-    Branches on EXEC do not count: waves without active lanes skip what would do nothing.
+    A call always counts. A branch on EXEC does not: waves without active lanes skip code that
+    would do nothing.
     """
     if ins.name.startswith("s_cbranch_scc"):
         return bool(bits & _SCC)
@@ -127,12 +128,12 @@ def _writes_exec(ins: Instruction) -> bool:
 
 
 def _bits_behind(ins: Instruction, bits: int, exec_changed: bool) -> int:
-    """Return the registers that depend on the value behind an instruction.
+    """Return the registers that depend on the loaded value after an instruction.
 
     Args:
         ins: The instruction.
-        bits: The registers that depend on the value in front of it.
-        exec_changed: Whether other lanes may be active than at the load.
+        bits: The registers that depend on the loaded value before the instruction.
+        exec_changed: Whether EXEC was written since the load, so that other lanes may be active.
     """
     after = bits
     for part in ins.pair or (ins,):

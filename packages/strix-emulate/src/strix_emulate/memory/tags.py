@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Access tags: which wave accessed a memory cell, and at which time of its own clock.
+"""Access tags: which wave accessed a memory cell, and when, by that wave's own clock.
 
-A tag is an int64. From high bits to low it holds workgroup + 1, barriers passed + 1, releases since
-the last barrier, and the wave's number in its workgroup. The two fields in the middle are the
-wave's clock. 0 stands for no access. native/shadow.h has the same layout.
+A tag is an int64 with four fields. From the high bits to the low bits they are: the workgroup + 1,
+the number of barriers that the wave has passed + 1, the number of its releases since the last
+barrier, and the wave's number in its workgroup. The two fields in the middle are the wave's clock.
+The tag 0 means that no wave accessed the cell. memory/happens_before.py says what a release is.
+native/shadow.h uses the same layout.
 """
 
 import numpy as np
@@ -12,8 +14,8 @@ import numpy as np
 WORKGROUP = 40
 BARRIER = 22
 RELEASE = 8
-#: In place of a wave's number: several waves of a workgroup read the cell. The field of releases
-#: then holds one bit for each of their numbers modulo 8.
+#: Value of the wave field if several waves of one workgroup read the cell. The release field
+#: then has 8 bits in use: bit N is set if a wave whose number modulo 8 is N read the cell.
 SEVERAL = 0xFF
 READERS = 7
 #: Tag of a cell that several workgroups read.

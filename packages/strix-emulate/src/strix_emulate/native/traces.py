@@ -79,11 +79,12 @@ class Trace:
         self.left = 0
         self._plans: dict[State, Plan | None] = {}
         self._steps = [step for block in blocks for step in block.steps]
-        #: number of steps before each block, and of all steps
+        #: for each block, the number of steps before it; then the number of all steps
         self._ends = [0, *accumulate(len(block.steps) for block in blocks)]
         #: numbers of the operations of each step
         self._ops_of_steps: list[range] = []
-        #: by operation, the number of its block and of its step there, which is -1 for a guard
+        #: for each operation, the index of its block and the index of its step in that block; for a
+        #: guard the step is -1
         self._places: list[tuple[int, int]] = []
         ops = self._collect_ops()
         self.ops = (native.COp * len(ops))(*ops)

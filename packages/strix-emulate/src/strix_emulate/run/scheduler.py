@@ -90,8 +90,8 @@ class Scheduler:
         """Take the blocks of a launch, its session in C, and whether the kernel polls memory."""
         self.blocks = blocks
         self._session = session
-        # Traces count blocks only afterwards. Where waves let others go first, or run one by one,
-        # each block has to be counted at once.
+        # A trace counts its blocks only after they have been executed. If waves yield to others, or
+        # run one at a time, each block must be counted when it is entered.
         self._uses_traces = session is not None and not polls and self._options.lockstep
 
     def detach(self) -> None:
@@ -146,10 +146,10 @@ class Scheduler:
                     ready += self._split(sleepers.wake_changed())
 
     def _pop_next(self, ready: list[Waves]) -> Waves:
-        """Remove the waves that go on from those that are ready.
+        """Remove from `ready` the waves to execute next, and return them.
 
-        These are the waves that are farthest behind, so that the others can meet them, unless they
-        only wait for something that other waves do.
+        These are the waves that are farthest behind, so that the others can meet them. Waves that
+        have yielded more often come later, because they only wait for what other waves do.
         """
         first = min(range(len(ready)), key=lambda i: (ready[i].yields, ready[i].pc))
         g = ready.pop(first)

@@ -64,8 +64,8 @@ def _find_render_node(tree: Tree) -> str:
 
 
 def groups(tree: Tree) -> Result:
-    """The user is in the group that may open the devices, render in most distributions; without it
-    only root can:
+    """The user is in the group that may open the devices, which is render in most distributions.
+    Without that group, only root can open them:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     need_gpu(tree)
     names = need_value(tree.groups, "the user's groups")
@@ -76,7 +76,7 @@ def groups(tree: Tree) -> Result:
     devices = [tree.read_device(tree.path(file)) for file in files]
     if all(device and _may_open(tree, device) for device in devices):
         return fine(**measured)
-    message = "the user is not in the group render"
+    message = "the user is not in the render group"
     container = containers.detect(tree)
     if container:
         return warning(message, _suggest_devices(container), _NUMBERS, **measured)

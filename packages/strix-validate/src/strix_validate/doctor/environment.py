@@ -90,9 +90,9 @@ def _read_overrides(tree: Tree) -> dict[str, str]:
 def _judge_overrides(overrides: dict[str, str]) -> Result:
     listed = _format_variables(overrides)
     names = " ".join(overrides)
-    fix = f"unset {names}, and remove it from the shell's startup files"
+    fix = f"unset {names}, and remove each assignment from the shell's startup files"
     if set(overrides.values()) == {REQUIRED["__amdgpu_arch"]}:
-        return remark(f"{listed} names this GPU, and changes nothing", fix)
+        return remark(f"{listed}: this is the GPU's own version, so it changes nothing", fix)
     return error(f"{listed}: libraries take the GPU for another one", fix)
 
 
@@ -116,7 +116,7 @@ def _find_foreign_variables(tree: Tree) -> list[str]:
 
 
 def _uses_system_rocm(tree: Tree) -> bool:
-    """Return whether the system's Python has torch, which then loads the system's ROCm."""
+    """Return whether Python is the system's and has torch. That torch uses the system's ROCm."""
     python = find_interpreter(tree)
     if python is None or python.kind != "system":
         return False
@@ -134,7 +134,7 @@ def _judge_debugging(tree: Tree) -> Result:
 
 
 def _judge_activation(tree: Tree) -> Result:
-    """Warn if variables lack the values of the activation, without which programs may hang."""
+    """Warn if a variable differs from what activation sets, because programs may then hang."""
     if not tree.prefix or not any(tree.prefix.glob("conda-meta/rocm-sdk-core-*.json")):
         return fine()
     values = {name: tree.environ.get(name, "unset") for name in _ACTIVATION}
@@ -217,7 +217,7 @@ def caches(tree: Tree) -> Result:
     Triton reuse stale kernels: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
     installed = _find_last_installation(tree)
     if installed is None:
-        raise CannotRun("the age of an installed ROCm or Triton cannot be read")
+        raise CannotRun("no installed ROCm or Triton was found")
     stale = []
     for name, folder in _find_cache_folders(tree).items():
         try:
@@ -234,7 +234,7 @@ def caches(tree: Tree) -> Result:
 
 
 def _find_last_installation(tree: Tree) -> float | None:
-    """Return the time of the newest compiler or library with compiled code; None without any."""
+    """Return when a compiler or a compiled library was last installed, or None if none was."""
     files: list[Path] = []
     if tree.prefix and (tree.prefix / "conda-meta").is_dir():
         meta = tree.prefix / "conda-meta"
@@ -257,7 +257,7 @@ def _find_last_installation(tree: Tree) -> float | None:
 
 
 def _find_cache_folders(tree: Tree) -> dict[str, Path]:
-    """Return the folders of caches by the names that a user knows them by."""
+    """Return each cache folder by the path that the user knows: below ~, or from a variable."""
     folders = {f"~/{name}": tree.home / name for name in _CACHE_FOLDERS}
     for variable in _CACHE_VARIABLES:
         name = tree.environ.get(variable)

@@ -282,7 +282,7 @@ def _judge_torch(
 
 
 def _judge_runtime(tree: Tree, python: Interpreter, torch: Distribution) -> Result:
-    """Judge the age of torch's ROCm: those before 7.2 and 7.11 do not fit the fixed kernels."""
+    """Judge torch's ROCm: 7.2 and newer work with the fixed kernels, but not 7.9 and 7.10."""
     if TARGET != "gfx1151":
         return fine()
     fix = install_command(python, torch)
@@ -299,11 +299,14 @@ def _judge_runtime(tree: Tree, python: Interpreter, torch: Distribution) -> Resu
     release = kernel_release.parse(tree.release or "")
     message = f"torch {torch.version} brings ROCm {torch.runtime}"
     if release is None or not hardware.has_fixes(tree, release):
-        message += ", whose support of gfx1151 is unstable; it is stable from 7.2 and 7.11 on"
+        message += (
+            ", whose support of gfx1151 is unstable; ROCm 7.2 and newer are stable, except 7.9 and "
+            "7.10"
+        )
         return warning(message, fix, source)
     message += (
-        f", which page-faults on kernels with the fixes for gfx1151 ({release.text}): 7.2 and 7.11 "
-        "are the first that fit"
+        f", which page-faults on kernels with the fixes for gfx1151 ({release.text}); ROCm 7.2 and "
+        "newer work, except 7.9 and 7.10"
     )
     return error(message, fix, source)
 
@@ -370,7 +373,7 @@ def runtime(tree: Tree) -> Result:
         return fine(**measured)
     message = (
         f"/opt/rocm has ROCm {', '.join(misfits)}, which page-faults on kernels with the fixes for "
-        f"gfx1151 ({release.text}): 7.2 and 7.11 are the first that fit"
+        f"gfx1151 ({release.text}); ROCm 7.2 and newer work, except 7.9 and 7.10"
     )
     fix = "install ROCm 7.2.1 or newer"
     numbers = {kernel_release.parse_version(version)[:3] for version in misfits}

@@ -22,14 +22,16 @@ _CPU_LIMIT = 96
 
 @dataclass(frozen=True)
 class ProductShape:
-    """The sizes of a product: out (tokens, rows) = x (tokens, columns) @ weight (rows, columns)^T.
+    """The sizes of the matrix product out = x @ weight^T.
+
+    The shape of out is (tokens, rows), of x (tokens, columns), and of the weight (rows, columns).
 
     Attributes:
-        tokens: Rows of x.
-        rows: Rows of the weight.
-        columns: Columns of x and of the weight.
-        catches: The bug that the product catches, with a link.
-        plain: Whether the weight is stored transposed, as (columns, rows).
+        tokens: Number of rows of x.
+        rows: Number of rows of the weight.
+        columns: Number of columns of x and of the weight.
+        catches: The bug that the check catches, with a link if there is one.
+        plain: True if the weight is stored as (columns, rows), False if as (rows, columns).
         widen: Whether bfloat16 inputs give a float32 result.
     """
 

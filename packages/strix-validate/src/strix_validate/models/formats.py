@@ -24,7 +24,7 @@ _QUARK = {
     "fp4": ("float", 4),
     "mxfp4": ("float", 4),
 }
-#: Formats by ModelOpt's quant_algo, where vLLM reads them.
+#: Format for each quant_algo of ModelOpt that vLLM can read. `_modelopt_format` names the others.
 _MODELOPT = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8",

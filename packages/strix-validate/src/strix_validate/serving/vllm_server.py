@@ -106,19 +106,19 @@ class ServerSession:
         self._closing.close()
 
     def need_vllm(self, *plugins: str) -> None:
-        """Require what starts vLLM.
+        """Require a GPU and the modules that vLLM needs.
 
         Args:
             *plugins: Further modules to require.
 
         Raises:
-            CannotRun: vLLM cannot be started here, or lacks a module.
+            CannotRun: A module is not installed, or torch finds no GPU.
         """
         for name in ("vllm", "transformers", *plugins):
             if importlib.util.find_spec(name) is None:
                 raise CannotRun(f"{name} is not installed")
         if self.device != "cuda":
-            raise CannotRun("vLLM serves only on a GPU here, and torch sees none")
+            raise CannotRun("strix-validate starts vLLM only on a GPU, and torch finds no GPU")
 
     @_computed_once
     def folder(self) -> Path:

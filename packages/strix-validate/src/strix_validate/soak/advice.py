@@ -6,7 +6,7 @@ from strix_validate.doctor.tree import Tree
 from strix_validate.tiers import doctor
 
 _READ_LOG = "read what the kernel says: sudo dmesg | grep -iE 'amdgpu|drm|oom|Xid' | tail -n 50"
-#: The doctor's checks of what hangs under load: the kernel, the firmware of the scheduler (MES),
+#: The doctor's checks that concern hangs under load: of the kernel, the scheduler's firmware (MES),
 #: options such as lockup_timeout, the power level and profile, and the IOMMU.
 _CHECKS = (
     "doctor/kernel",
@@ -19,9 +19,9 @@ _POWER_OFF = "https://github.com/superm1/amd-debug-tools/issues/48"
 
 
 def advise(tree: Tree) -> str:
-    """Return advice for this machine; without an AMD GPU, to read the kernel's messages.
+    """Return advice for this machine. Without an AMD GPU, it is only to read the kernel's messages.
 
-    It is made before the loads begin: files of a driver may block when the GPU hangs.
+    Call this before the loads begin: when the GPU hangs, reading a driver's files may block.
     """
     if not tree.has_target_gpu and not tree.gpu_folder:
         return _READ_LOG

@@ -104,7 +104,7 @@ class LineProcess:
     def stop(self, limit: float = 10.0) -> bool:
         """End the process and its children; return False if it cannot be killed.
 
-        A process that waits inside a driver ignores even SIGKILL; it is not waited for.
+        A process that waits inside a driver ignores even SIGKILL. It is given up after 5 seconds.
 
         Args:
             limit: Seconds in which it may end by itself.

@@ -134,10 +134,10 @@ def _cases() -> Iterator[tuple[str, str, str]]:
     """Yield route, size and mask of each measurement."""
     for size, work in SIZES.items():
         for mask, route in product(MASKS, _ROUTES):
-            # one query sees all keys: decoding has no causal mask
+            # A decoding step has one query, which sees all keys, so it has no causal case.
             if work.queries and mask == "causal":
                 continue
-            # vLLM has only causal attention of prompts
+            # For prompts, vLLM has only causal attention.
             if not work.queries and mask == "full" and route == "vllm":
                 continue
             yield route, size, mask

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's LoRA: the two small products that an adapter adds to a layer, for tokens of several."""
+"""vLLM's LoRA: the two small products that each token's adapter adds to the output of a layer."""
 
 import importlib
 from functools import partial
@@ -26,16 +26,17 @@ def adapted_layer(
     adapters=3,
     scaling=0.5,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of lora_shrink, and of lora_expand on the result that lora_shrink must have.
+    """Build a call that runs lora_shrink, then lora_expand on lora_shrink's expected result.
 
     Args:
         randn: Draws the numbers.
-        owners: The adapter of each token, -1 for none.
-        size: Columns of x.
-        rank: Of the adapters.
-        rows: Columns of each slice (as of q, k and v); slices are neighbours in the output.
+        owners: The adapter of each token; -1 for a token without an adapter.
+        size: Number of columns of x.
+        rank: Rank of the adapters.
+        rows: Number of output columns of each slice, for example of q, k and v. The slices are
+            adjacent in the output.
         adapters: Number of adapters.
-        scaling: Multiplies the first product.
+        scaling: Factor by which the first product is multiplied.
     """
     tensors = {"x": randn(len(owners), size), "output": randn(len(owners), sum(rows))}
     for i, n in enumerate(rows):
@@ -99,7 +100,7 @@ def _adapt(
     return {"shrunk": small, "out": out}
 
 
-_ADAPTER = "an adapter applied to another one's tokens, to those of none, or to the wrong slice"
+_ADAPTER = "an adapter applied to tokens of another adapter or of none, or to the wrong slice"
 _OWNERS = (1, -1, 0, 1, 2, -1, 2, 2, 0)
 _PROMPT_OWNERS = (0,) * 90 + (-1,) * 10 + (1,) * 30
 COMPUTED = {

@@ -45,7 +45,7 @@ _VOCABULARY = "tokens of the vocabulary's last block, or rows that are not align
 RANKS = (8, 16, 32, 64, 128, 256)
 #: Candidates by name.
 _Candidates = Iterator[tuple[str, Candidate]]
-#: (queries, keys) of each sequence.
+#: For each sequence, the number of queries and the number of keys.
 _Lengths = tuple[tuple[int, int], ...]
 
 
