@@ -241,7 +241,9 @@ DEVICES = {
     "not in the group": Machine(
         {"proc/self/status": "Uid:\t1000\t1000\nGid:\t1000\t1000\nGroups:\t1000 \n"},
         {
-            "groups": Expected("warning", "not in the render group", "usermod -aG render", reboot=False),
+            "groups": Expected(
+                "warning", "not in the render group", "usermod -aG render", reboot=False
+            ),
             **both_devices(Expected("error", "only the group render", "usermod -aG render")),
         },
         errno.EACCES,
