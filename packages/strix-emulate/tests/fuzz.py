@@ -275,7 +275,7 @@ def differences(
                     options = Options(
                         native=engine == "C",
                         checks=whole or level != "-O0",
-                        off=_OFF.get(level, frozenset()),
+                        disabled_checks=_OFF.get(level, frozenset()),
                     )
                     message = execute(kernels[f"kernel{number}"], number, expected[number], options)
                     if message:
@@ -333,7 +333,7 @@ def main() -> int:
     if clang is None:
         print("fuzz.py: there is no clang; install clang-22 and lld-22", file=sys.stderr)
         return 3
-    engines = ("numpy", "C") if native.loaded() is not None else ("numpy",)
+    engines = ("numpy", "C") if native.load_library() is not None else ("numpy",)
     difference_count = faults = 0
     # 40 % of the time otherwise, for the many instructions of unoptimised code live long
     gc.disable()

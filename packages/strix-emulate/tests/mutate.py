@@ -72,7 +72,7 @@ def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int]
     A wait is idle if, whenever it ran, nothing was left for it to wait for: compilers place one at
     every merge of control flow. Those of stores (vscnt) order only memory that other waves read.
     Left out is a wait in front of a load into the upper half of a register: it separates loads
-    that their counter keeps in order anyway (waits.check).
+    that their counter keeps in order anyway (waits.check_pending).
     """
     waits_of_kernel = [
         ins.address

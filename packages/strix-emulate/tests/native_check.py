@@ -17,7 +17,7 @@ from strix_emulate.code.decode import EXEC
 from strix_emulate.instructions.steps import Step
 from strix_emulate.memory.waves import LANES, SCALARS, Waves
 from strix_emulate.native import library as native
-from strix_emulate.native.runs import Session, encoded
+from strix_emulate.native.runs import Session, encode
 from strix_emulate.run import program
 
 WAVES = 3
@@ -184,13 +184,13 @@ def compare(
 ) -> None:
     """Executes each instruction with both, from the same random state."""
     spaces = selftest.spaces()
-    session = Session(native.loaded(), spaces, WAVES * width, operands.REGISTERS, False)
+    session = Session(native.load_library(), spaces, WAVES * width, operands.REGISTERS, False)
     kernel = replace(selftest.PLAIN, width=width, **mode)
     code = selftest.assembled("\n".join(texts), width)
     blocks = program.compile_blocks(code, kernel, spaces)
     for step in (step for block in blocks.values() for step in block.steps):
         name = step.instruction.name
-        ops = encoded(step, session.compiled)
+        ops = encode(step, session.compiled)
         if ops is False:
             report.numpy_only.add(name)
             continue

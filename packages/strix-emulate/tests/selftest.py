@@ -301,8 +301,9 @@ def _fetch(source: Source, kind: str, g: Waves, lane: int) -> int:
 if __name__ == "__main__":
     report = run(int(sys.argv[1]))
     print(*report.disagreements, sep="\n")
+    supported = real_mnemonics(program.supported_mnemonics())
     print(
-        f"{llvm.version()}: {len(real_mnemonics(program.supported()))} mnemonics supported, "
+        f"{llvm.version()}: {len(supported)} mnemonics supported, "
         f"{len(report.covered)} compared in {report.compared} instructions of {LANES} lanes, "
         f"{len(report.disagreements)} disagreements"
     )

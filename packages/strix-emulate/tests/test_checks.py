@@ -129,10 +129,10 @@ def test_lds_race(missing):
     with pytest.raises(Trap, match="LDS"):
         execute(body)
     if "wait" in missing:
-        assert (execute(body, drains=True) == np.arange(64) ^ 32).all()
+        assert (execute(body, barriers_wait=True) == np.arange(64) ^ 32).all()
     else:
         with pytest.raises(Trap, match="LDS"):
-            execute(body, drains=True)
+            execute(body, barriers_wait=True)
 
 
 def test_lds_load_that_still_runs_at_a_barrier():
@@ -143,7 +143,7 @@ def test_lds_load_that_still_runs_at_a_barrier():
     assert (execute(body.format(wait)) == np.arange(64) ^ 32).all()
     with pytest.raises(Trap, match="race.*a read"):
         execute(body.format(""))
-    execute(body.format(""), drains=True)
+    execute(body.format(""), barriers_wait=True)
 
 
 def test_store_that_outlives_barriers_is_ordered_once_it_is_awaited():
@@ -322,7 +322,7 @@ def test_a_racing_load_of_waves_that_end_in_another_batch_is_judged():
     last += "global_store_b32 v1, v2, s[6:7] offset:128\nover:"
     with pytest.raises(Trap, match="race: global memory"):
         execute(body.format(last=last), **kind)
-    execute(body.format(last=last), off=frozenset({"race"}), **kind)
+    execute(body.format(last=last), disabled_checks=frozenset({"race"}), **kind)
     notes = []
     execute(body.format(last=last), lenient=True, notes=notes, **kind)
     assert notes and not any("reaches no store" in note.message for note in notes)
@@ -449,9 +449,9 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
     kind = {"grid": (2,), "threads": 32, "second": "inout"} if check == "stale" else {}
     for off in (frozenset(), others):
         with pytest.raises(Trap, match=f"{check}.*{text}"):
-            execute(body, off=off, **kind)
+            execute(body, disabled_checks=off, **kind)
     notes = []
-    execute(body, off=frozenset({check}), notes=notes, **kind)
+    execute(body, disabled_checks=frozenset({check}), notes=notes, **kind)
     assert notes == []
     execute(body, notes=notes, lenient=True, **kind)
     assert {note.check for note in notes} == {check}

@@ -191,7 +191,7 @@ def sample(each: int, seed: int):
         for opcode in range(1 << bits):
             for _ in range(each):
                 raw = encoded(rng, kind, opcode)
-                ((_, size, text),) = llvm.disassemble(raw, most=1)
+                ((_, size, text),) = llvm.disassemble(raw, max_instructions=1)
                 if text:
                     yield read(raw[:size], " ".join(text.split()))
 
@@ -218,7 +218,7 @@ def test_bytes_and_text_agree_in_every_encoding():
     names, differences = compare(each=24, seed=1)
     assert differences == []
     # all that the machine executes and gfx1151 has
-    real = selftest.real_mnemonics(program.supported())
+    real = selftest.real_mnemonics(program.supported_mnemonics())
     alias = {"v_cvt_pkrtz_f16_f32"}  # of v_cvt_pk_rtz_f16_f32
     assert real - names - _VERBATIM - alias <= _WITHOUT_OPERANDS
     assert len(names) > 1000
@@ -232,11 +232,11 @@ def test_no_instruction_begins_another():
         for length in range(4, len(ins.code) + 1, 4):
             raw = ins.code[:length] + rng.randbytes(20)
             texts.clear()
-            ((at, size, text),) = llvm.disassemble(raw, most=1)
+            ((at, size, text),) = llvm.disassemble(raw, max_instructions=1)
             if length == len(ins.code):
                 assert (size, " ".join(text.split())) == (length, ins.text)
                 # from what is remembered
-                assert llvm.disassemble(raw, most=1) == [(at, size, text)]
+                assert llvm.disassemble(raw, max_instructions=1) == [(at, size, text)]
             else:
                 assert not text or size > length, ins
 

@@ -11,7 +11,7 @@ from strix_emulate.arithmetic import operations
 from strix_emulate.native import library as native
 from strix_emulate.run import program
 
-ENGINES = ("numpy", "C") if native.loaded() is not None else ("numpy",)
+ENGINES = ("numpy", "C") if native.load_library() is not None else ("numpy",)
 
 
 def test_kernels_agree_with_the_host() -> None:

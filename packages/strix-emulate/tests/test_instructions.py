@@ -11,7 +11,7 @@ from single import LANE, f32, run
 from strix_emulate.arithmetic import floats
 from strix_emulate.code import decode
 from strix_emulate.errors import Trap
-from strix_emulate.memory.waves import LANES, SCALARS, constant
+from strix_emulate.memory.waves import LANES, SCALARS, constant_value
 
 #: LLVM's expansions of IEEE divisions: of v1 by v2 to v3, of v[0:1] by v[2:3] to v[4:5].
 DIVISION = {
@@ -222,8 +222,8 @@ def test_constants_of_packed_operations():
     assert {i: int(g.V[i][0, 0]) for i in expected} == expected
     # of integers of 16 bits alone, too
     two = decode.Operand("const", value=2.0)
-    assert constant(two, "u16") == 0
-    assert constant(two, "f16") == 2
+    assert constant_value(two, "u16") == 0
+    assert constant_value(two, "f16") == 2
 
 
 def test_literals_that_an_inline_constant_would_do_for():

@@ -94,7 +94,7 @@ def test_a_search_without_a_bound_leaves_its_array(kernels, native) -> None:
     data = np.zeros(256, np.int32)
     data[64:] = 1
     data[65:96] = 5
-    options = Options(budget=200_000, native=native, noted=frozenset({"race"}))
+    options = Options(budget=200_000, native=native, warn_only=frozenset({"race"}))
     launch(kernels["search_bounded"], (1,), [Buffer(data)], threads=32, options=options)
     with pytest.raises(Trap, match=r"_load_b32.*bounds: 4 bytes at"):
         launch(kernels["search_unbounded"], (1,), [Buffer(data)], threads=32, options=options)

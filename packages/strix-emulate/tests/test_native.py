@@ -25,7 +25,7 @@ from test_checks import LOAD, STORE, execute
 @pytest.fixture(scope="module", autouse=True)
 def installed(tmp_path_factory):
     """The installed libstrix-emulate, or one that is compiled here and now."""
-    if native.loaded() is not None:
+    if native.load_library() is not None:
         yield
         return
     compiler = os.environ.get("CC", "cc")
@@ -35,15 +35,15 @@ def installed(tmp_path_factory):
     generate.build(folder, compiler, (native.processor_level(),))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STRIX_EMULATE_NATIVE", str(folder))
-        native.forget()
+        native.reload()
         yield
-    native.forget()
+    native.reload()
 
 
 @pytest.fixture
 def library():
     """The one in use, which a test before may have had loaded again."""
-    return native.loaded()
+    return native.load_library()
 
 
 def test_a_compiler_that_fails_is_an_error(tmp_path, monkeypatch):
@@ -354,12 +354,12 @@ def test_where_there_is_none_numpy_says_so(tmp_path, monkeypatch):
         (str(tmp_path / "bad"), "bad/libstrix"),
     ):
         monkeypatch.setenv("STRIX_EMULATE_NATIVE", value)
-        native.forget()
+        native.reload()
         assert native.describe().startswith("numpy alone: ")
         assert words in native.describe()
         fixtures.run_attention(False, fixtures.attention_case(False, 3))
     monkeypatch.undo()
-    native.forget()
+    native.reload()
 
 
 def test_translation():

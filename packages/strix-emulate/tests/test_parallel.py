@@ -62,8 +62,8 @@ def test_results_and_counts_are_those_of_one_core(checks):
         outs, done = fixtures.run_attention(True, case, options=options)
         entered = {at: block.entered for at, block in done.blocks.items() if block.entered}
         found.append(([x.tobytes() for x in outs], done.executed, entered))
-        assert done.cores == cores and not done.one_core
-        assert statistics.executed(done)["cores"] == cores
+        assert done.cores == cores and not done.one_core_reason
+        assert statistics.describe_launch(done)["cores"] == cores
     assert found[0] == found[1]
 
 
@@ -105,7 +105,7 @@ def test_what_processes_did_is_undone_before_one_core_does_it():
     body = COUNT + "global_store_b32 v2, v3, s[4:5]\n"
     alone, _ = execute(body, 1)
     data, done = execute(body, 2)
-    assert done.cores == 1 and not done.one_core
+    assert done.cores == 1 and not done.one_core_reason
     assert (data == alone).all() and (data[16:25] == 1).all() and (data[:5] == 7).all()
 
 
@@ -152,10 +152,10 @@ def test_a_process_that_ends_early_is_made_up_for(monkeypatch):
 def test_workgroups_that_may_wait_for_others_stay_on_one_core(instruction):
     done = execute(instruction + "\n", 2)[1]
     assert done.cores == 1
-    assert instruction.split()[0] in statistics.executed(done)["one_core"]
+    assert instruction.split()[0] in statistics.describe_launch(done)["one_core"]
 
 
 def test_little_work_stays_on_one_core(monkeypatch):
     monkeypatch.setattr(parallel, "WORTH", 10_000)
     done = execute(COUNT, 2)[1]
-    assert done.cores == 1 and not done.one_core
+    assert done.cores == 1 and not done.one_core_reason

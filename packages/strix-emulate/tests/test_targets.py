@@ -14,7 +14,7 @@ from device_support import HIP
 from strix_emulate import TARGETS, Buffer, EmulatorError, launch, statistics
 from strix_emulate.code import llvm
 from strix_emulate.code.decode import decode
-from strix_emulate.code.target import named
+from strix_emulate.code.target import find_target
 
 #: Those whose code differs.
 DIFFERENT = ("gfx1151", "gfx1150", "gfx1100")
@@ -32,7 +32,7 @@ def test_matrix_products_are_right_on_each(gpu: str) -> None:
     assert (facts["target"], facts["unsupported"]) == (gpu, [])
     assert facts["lds"] > 0
     assert facts["waves_per_simd"]["bound"] >= 1
-    assert statistics.executed(done)["classes"]["wmma"] > 0
+    assert statistics.describe_launch(done)["classes"]["wmma"] > 0
 
 
 def test_gfx1152_and_gfx1153_execute_gfx1150s_code() -> None:
@@ -66,7 +66,7 @@ def test_registers_bound_occupancy() -> None:
 
 def test_another_name_is_refused() -> None:
     with pytest.raises(EmulatorError, match="called gfx906: gfx1151, .*, gfx1100"):
-        named("gfx906")
+        find_target("gfx906")
 
 
 def _strings(source: str) -> list[str]:

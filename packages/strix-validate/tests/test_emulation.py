@@ -63,7 +63,7 @@ out = torch.zeros(16, 16)
 product[(1,)](a, b, out)
 assert (out == a.roll(-1, 1).float()).all(), out
 assert done[0].kernel.target.name == gpu, done
-assert statistics.executed(done.pop())["classes"]["wmma"], done
+assert statistics.describe_launch(done.pop())["classes"]["wmma"], done
 x, out = torch.arange(100.0), torch.zeros(100)
 double[lambda m: (triton.cdiv(100, m["BLOCK"]),)](x, out, 100)
 assert (out == 2 * x).all(), out

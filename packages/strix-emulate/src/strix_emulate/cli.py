@@ -108,7 +108,7 @@ def run(
     off = parse(no_checks)
     options = Options(
         checks=off != set(CHECKS),
-        off=off,
+        disabled_checks=off,
         cores=cores or _all_cores(),
     )
     outcome = launch(
@@ -121,7 +121,7 @@ def run(
     )
     for path, array in arrays.items():
         np.save(path, array)
-    console.print_json(json.dumps(statistics.executed(outcome)))
+    console.print_json(json.dumps(statistics.describe_launch(outcome)))
 
 
 @app.command()
@@ -174,7 +174,7 @@ def device(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Run a program that uses HIP. The emulator executes its kernels."""
     options = launcher.DeviceOptions(
-        off=parse(no_checks),
+        disabled_checks=parse(no_checks),
         memory=None if memory is None else int(memory * 2**30),
         budget=budget,
         seconds=seconds,

@@ -50,9 +50,9 @@ class Launch:
         seconds: CPU seconds.
         blocks: Basic blocks by address, each with the number of waves that entered it.
         cores: Number of processor cores that were used.
-        one_core: Why the kernel had to stay on one core although more were allowed, or "".
+        one_core_reason: Why the kernel had to stay on one core although more were allowed, or "".
         notes: Findings that did not end the launch.
-        off: Checks that were not made.
+        disabled_checks: Checks that were not made.
     """
 
     kernel: Kernel
@@ -61,9 +61,9 @@ class Launch:
     seconds: float
     blocks: dict[int, Block]
     cores: int
-    one_core: str
+    one_core_reason: str
     notes: list[Note] = field(default_factory=list)
-    off: frozenset[str] = frozenset()
+    disabled_checks: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,9 @@ def _describe_launch(
         seconds,
         blocks,
         outcome.cores,
-        outcome.one_core,
+        outcome.one_core_reason,
         outcome.notes,
-        options.off if options.checks else frozenset(CHECKS),
+        options.disabled_checks if options.checks else frozenset(CHECKS),
     )
 
 
@@ -268,8 +268,8 @@ def _read_back(arena: Arena, placed: dict[int, _Placed]) -> None:
 
 
 def _load(kernel: Kernel, options: Options) -> Program:
-    library = native.loaded() if options.native else None
-    return _cached_program(kernel, kernel.image, library, options.off)
+    library = native.load_library() if options.native else None
+    return _cached_program(kernel, kernel.image, library, options.disabled_checks)
 
 
 @lru_cache(maxsize=32)

@@ -10,7 +10,7 @@ from strix_emulate.code.kernel import Kernel
 from strix_emulate.code.target import Target
 from strix_emulate.instructions.vmem import is_memory
 from strix_emulate.launches import Launch
-from strix_emulate.run.program import CONTROL, NO_EFFECT, WAITS, supported
+from strix_emulate.run.program import BLOCK_ENDS, NO_EFFECT, WAITS, supported_mnemonics
 
 _PREFIXES = {
     "ds_": "lds",
@@ -41,7 +41,7 @@ def classify(ins: Instruction) -> str:
         return "wait"
     if name in NO_EFFECT or name == "s_sendmsg":
         return "hint"
-    if name in CONTROL:
+    if name in BLOCK_ENDS:
         return "branch"
     for prefix, kind in _PREFIXES.items():
         if name.startswith(prefix):
@@ -83,7 +83,7 @@ def describe_kernel(kernel: Kernel, instructions: list[Instruction]) -> dict:
 
 
 def _unsupported_names(instructions: list[Instruction]) -> list[str]:
-    supported_names = supported()
+    supported_names = supported_mnemonics()
     names = set()
     for ins in instructions:
         if not ins.pair and ins.name not in supported_names and not is_memory(ins.name):
@@ -153,7 +153,7 @@ def measure_traffic(launch: Launch) -> dict:
     return traffic
 
 
-def executed(launch: Launch) -> dict:
+def describe_launch(launch: Launch) -> dict:
     """Return what a launch executed, ready for JSON: wave-instructions by class, traffic, cores."""
     classes: Counter[str] = Counter()
     for block in launch.blocks.values():
@@ -171,10 +171,10 @@ def executed(launch: Launch) -> dict:
         "cpu_seconds": round(launch.seconds, 3),
         "cores": launch.cores,
     }
-    if launch.one_core:
-        facts["one_core"] = launch.one_core
-    if launch.off:
-        facts["not_checked"] = sorted(launch.off)
+    if launch.one_core_reason:
+        facts["one_core"] = launch.one_core_reason
+    if launch.disabled_checks:
+        facts["not_checked"] = sorted(launch.disabled_checks)
     if launch.notes:
         facts["notes"] = [asdict(note) for note in launch.notes]
     return facts

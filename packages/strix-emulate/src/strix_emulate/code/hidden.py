@@ -18,7 +18,7 @@ _ABSENT = {
 _NEAR_NULL = 1 << 16
 
 
-def missing(kernel: Kernel, trap: Trap) -> str:
+def hint_for_null_pointer(kernel: Kernel, trap: Trap) -> str:
     """Return a hint for a trap at an address near null, or an empty string."""
     address = re.search(r"at 0x([0-9a-f]+) do not lie", trap.args[0])
     if not address or int(address[1], 16) >= _NEAR_NULL:

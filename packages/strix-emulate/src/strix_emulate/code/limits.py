@@ -65,12 +65,12 @@ class Budget:
     counted: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.left = max(ALLOWED, RATIO * self.size)
+        self.remaining = max(ALLOWED, RATIO * self.size)
 
     def take(self, size: int) -> None:
         """Take bytes from the budget. Raise LoadError if it has no more of them."""
-        self.left -= size
-        if self.left < 0:
+        self.remaining -= size
+        if self.remaining < 0:
             limit = max(ALLOWED, RATIO * self.size)
             raise LoadError(
                 f"{self.origin}: {self.size} bytes that would grow to more than {limit}: damaged, "

@@ -46,7 +46,7 @@ def disassemble(
     code: bytes,
     address: int = 0,
     width: int = 32,
-    most: int = sys.maxsize,
+    max_instructions: int = sys.maxsize,
     target: Target = DEFAULT,
 ) -> list[tuple[int, int, str]]:
     """Return address, size in bytes and text of each instruction; "" where LLVM gives up.
@@ -68,7 +68,7 @@ def disassemble(
     line = ctypes.create_string_buffer(_MOST_TEXT)
     lines: list[tuple[int, int, str]] = []
     at = 0
-    while at < len(code) and len(lines) < most:
+    while at < len(code) and len(lines) < max_instructions:
         for size in _USUAL:
             text = texts.get(code[at : at + size])
             if text is not None:

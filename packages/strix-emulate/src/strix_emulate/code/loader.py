@@ -20,7 +20,7 @@ from strix_emulate.code.bundles import is_bundle, unbundle
 from strix_emulate.code.elf import CodeObject, guarded
 from strix_emulate.code.kernel import Argument, Image, Kernel
 from strix_emulate.code.limits import Budget, read_file
-from strix_emulate.code.target import TARGETS, Target, of_elf
+from strix_emulate.code.target import TARGETS, Target, find_target_of_elf
 from strix_emulate.errors import LoadError, Unsupported
 
 EM_AMDGPU = "EM_AMDGPU"
@@ -233,7 +233,7 @@ def _read_target(code_object: CodeObject) -> Target:
     if header["e_machine"] != EM_AMDGPU:
         raise LoadError(f"{origin}: machine is {header['e_machine']}, not {EM_AMDGPU}")
     mach = header["e_flags"] & 0xFF
-    target = of_elf(mach)
+    target = find_target_of_elf(mach)
     if target is None:
         emulated = ", ".join(f"{name} is {x.mach:#x}" for name, x in TARGETS.items())
         raise LoadError(f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, {emulated})")

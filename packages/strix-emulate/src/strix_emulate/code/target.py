@@ -168,13 +168,13 @@ TARGETS = {target.name: target for target in _GPUS}
 DEFAULT = _GPUS[0]
 
 
-def named(name: str) -> Target:
+def find_target(name: str) -> Target:
     """Return the GPU that LLVM calls so. Raise EmulatorError."""
     if name not in TARGETS:
         raise EmulatorError(f"no GPU that is emulated is called {name}: {', '.join(TARGETS)}")
     return TARGETS[name]
 
 
-def of_elf(mach: int) -> Target | None:
+def find_target_of_elf(mach: int) -> Target | None:
     """Return the GPU of an ELF file's EF_AMDGPU_MACH, or None if it is not emulated."""
     return next((target for target in TARGETS.values() if target.mach == mach), None)

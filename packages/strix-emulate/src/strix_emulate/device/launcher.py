@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strix_emulate.code import llvm
-from strix_emulate.code.target import DEFAULT, named
+from strix_emulate.code.target import DEFAULT, find_target
 from strix_emulate.errors import EmulatorError
 
 NAME = "libamdhip64.so"
@@ -20,7 +20,7 @@ class DeviceOptions:
     """Settings of the device.
 
     Attributes:
-        off: Checks that are not made.
+        disabled_checks: Checks that are not made.
         memory: Bytes of device memory, or None for the runtime's default.
         budget: Wave-instructions before a launch counts as hung, or None for the default.
         seconds: Seconds of wall-clock time before a launch counts as hung, or None.
@@ -31,7 +31,7 @@ class DeviceOptions:
         target: Name of the GPU.
     """
 
-    off: frozenset[str] = frozenset()
+    disabled_checks: frozenset[str] = frozenset()
     memory: int | None = None
     budget: int | None = None
     seconds: float | None = None
@@ -78,10 +78,10 @@ def environment(inherited: dict[str, str], options: DeviceOptions | None = None)
     variables |= {
         "TRITON_LIBHIP_PATH": str(path / NAME),
         "STRIX_EMULATE_PYTHON": sys.executable,
-        "STRIX_EMULATE_NO_CHECKS": ",".join(sorted(options.off)),
+        "STRIX_EMULATE_NO_CHECKS": ",".join(sorted(options.disabled_checks)),
         "STRIX_EMULATE_STRICT": str(int(options.strict)),
         "STRIX_EMULATE_LOG": str(int(options.log)),
-        "STRIX_EMULATE_TARGET": named(options.target).name,
+        "STRIX_EMULATE_TARGET": find_target(options.target).name,
         "STRIX_EMULATE_DEVICES": str(options.devices),
         "STRIX_EMULATE_CORES": str(options.cores),
     }

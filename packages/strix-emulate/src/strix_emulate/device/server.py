@@ -20,7 +20,7 @@ import numpy as np
 from strix_emulate import launches
 from strix_emulate.code import bundles, hidden, llvm, loader
 from strix_emulate.code.kernel import Kernel
-from strix_emulate.code.target import DEFAULT, Target, named
+from strix_emulate.code.target import DEFAULT, Target, find_target
 from strix_emulate.device import protocol
 from strix_emulate.device.hostcall import HEAP, START, Heap, Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
@@ -77,7 +77,7 @@ class ServerOptions:
     """Settings of the device.
 
     Attributes:
-        off: Checks that are not made.
+        disabled_checks: Checks that are not made.
         budget: Wave-instructions before a launch counts as hung, or 0 for the default.
         seconds: Seconds of wall-clock time before a launch counts as hung, or 0 for the default.
         cores: Maximum number of processor cores of a launch.
@@ -86,7 +86,7 @@ class ServerOptions:
         target: The GPU that the device is.
     """
 
-    off: frozenset[str] = frozenset()
+    disabled_checks: frozenset[str] = frozenset()
     budget: int = 0
     seconds: float = 0
     cores: int = 1
@@ -104,13 +104,13 @@ class ServerOptions:
         """
         variables = os.environ
         return ServerOptions(
-            off=parse(variables.get("STRIX_EMULATE_NO_CHECKS", "")),
+            disabled_checks=parse(variables.get("STRIX_EMULATE_NO_CHECKS", "")),
             budget=int(variables.get("STRIX_EMULATE_BUDGET") or 0),
             seconds=float(variables.get("STRIX_EMULATE_SECONDS") or 0),
             cores=int(variables.get("STRIX_EMULATE_CORES") or 1),
             log=variables.get("STRIX_EMULATE_LOG", "0") != "0",
             strict=variables.get("STRIX_EMULATE_STRICT", "0") != "0",
-            target=named(variables.get("STRIX_EMULATE_TARGET") or DEFAULT.name),
+            target=find_target(variables.get("STRIX_EMULATE_TARGET") or DEFAULT.name),
         )
 
 
@@ -175,13 +175,13 @@ class Server:
         self.strict = options.strict
         self.target = options.target
         self.options = Options(
-            checks=options.off != set(CHECKS),
-            off=options.off,
+            checks=options.disabled_checks != set(CHECKS),
+            disabled_checks=options.disabled_checks,
             budget=options.budget or Options.budget,
             cores=options.cores,
             seconds=options.seconds or Options.seconds,
         )
-        self.tally = Tally(options.off)
+        self.tally = Tally(options.disabled_checks)
         self.modules: dict[int, _Module] = {}
         self.functions: dict[int, _Function] = {}
         self.heap: Heap | None = None
@@ -398,7 +398,7 @@ class Server:
             noted = frozenset()
         elif is_of_headers(kernel.name):
             lenient = True
-        options = replace(self.options, lenient=lenient, noted=noted)
+        options = replace(self.options, lenient=lenient, warn_only=noted)
         if not request.cooperative:
             return options
         waves = -(-threads // kernel.width) * request.groups

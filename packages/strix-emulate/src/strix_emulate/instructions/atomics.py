@@ -129,7 +129,7 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
             counters = (LGKM, counter) if space == "ds" else (counter, LGKM)
             return atomic.compile_run(*atomic.locate(space), counters)
 
-        run = addressing.in_apertures(ins, atomic.address[0], compile_for)
+        run = addressing.compile_flat(ins, atomic.address[0], compile_for)
         return Compiled(run)
     return atomic.compile(*atomic.locate(kind.space), counter)
 
@@ -195,7 +195,7 @@ class _Atomic:
 
     def locate(self, space: str) -> tuple[Any, Callable]:
         """Return the memory of a space, and the function that finds the atomic's offsets there."""
-        memory, (locate,) = addressing.located(
+        memory, (locate,) = addressing.make_locators(
             space,
             self.ins,
             self.address,
@@ -246,7 +246,7 @@ class _Atomic:
         target_registers = range(first, first + self.words)
         compares = self.kind.operation in _COMPARES
         size = self.dtype.itemsize
-        polls.note_active(g, memory, at, size, inside, target_registers, compares)
+        polls.record_active(g, memory, at, size, inside, target_registers, compares)
 
     def compile(self, memory, locate: Callable, counter: int) -> Compiled:
         """Compile the atomic, which has one memory only, for numpy and C."""
@@ -255,10 +255,10 @@ class _Atomic:
         function = _OPERATIONS[operation].function
         name = "" if function is None else f"atomic_{operation}_{self.kind.type}"
         target = self.target and replace(self.target, count=self.words)
-        sources = list(addressing.sources(self.ins, self.address, 2))
+        sources = list(addressing.address_sources(self.ins, self.address, 2))
         for register in self.data_registers:
             sources.append((Operand("v", register), bits_kind))
-        access = addressing.access(self.ins, self.address) | {
+        access = addressing.memory_fields(self.ins, self.address) | {
             "size": self.dtype.itemsize,
             "words": self.words,
             "polls": (self.target is not None) + (operation in _COMPARES),

@@ -19,7 +19,14 @@ from strix_emulate.arithmetic.subdword import (
 from strix_emulate.code.decode import M0, Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.instructions.microops import Compiled, MicroOp, compiled_for_c
-from strix_emulate.memory.waves import LANES, Waves, constant, reader, scalar_writer, vector_writer
+from strix_emulate.memory.waves import (
+    LANES,
+    Waves,
+    constant_value,
+    reader,
+    scalar_writer,
+    vector_writer,
+)
 
 #: Lanes of a wave64. A wave32 takes the first half of what is computed from them.
 _LANE = np.arange(2 * LANES)
@@ -40,7 +47,7 @@ def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
     if mods is None:
         return read, lambda _g: None
     source, valid, written = dpp_lanes(mods)
-    zero_bound = gives_zero(mods)
+    zero_bound = reads_zero(mods)
     fetch_inactive = bool(mods.get("fi"))
 
     def is_fetched(g: Waves):
@@ -62,7 +69,7 @@ def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
     return read_permuted, lanes
 
 
-def gives_zero(mods: dict) -> bool:
+def reads_zero(mods: dict) -> bool:
     """Return whether a lane without a source lane reads 0."""
     return bool(mods.get("bound_ctrl")) or "dpp8" in mods
 
@@ -470,7 +477,7 @@ def _matrix_adder(ins: Instruction, result: str, start: int) -> Callable:
         start: Half of the registers of C and D, for types of 16 bits: 0 or 1.
     """
     target, _, _, c = ins.operands
-    value = constant(c, result) if c.kind == "const" else None
+    value = constant_value(c, result) if c.kind == "const" else None
     clamp = "clamp" in ins.modifiers
 
     def places(product) -> tuple[slice, slice]:

@@ -20,7 +20,7 @@ class MicroOp:
         kind: Kind of the result, such as "f32" or "u16".
         target: Register that gets the result; None without one.
         sources: Operands with their kinds. "mask" is a bit for each lane, "scc" the wave's SCC.
-        keeps: Whether each source keeps denormal numbers; empty if all do.
+        keeps_denormals: Whether each source keeps denormal numbers; empty if all do.
         flag: Register that gets the mask of flags; None without one.
         dpp: DPP modifiers of source 0; None without DPP.
         after: Output modifiers ("clamp", "factor", "flush") with their values.
@@ -33,7 +33,7 @@ class MicroOp:
     kind: str
     target: Operand | None
     sources: tuple[tuple[Operand, str], ...]
-    keeps: tuple[bool, ...] = ()
+    keeps_denormals: tuple[bool, ...] = ()
     flag: Operand | None = None
     dpp: dict | None = None
     after: dict = field(default_factory=dict)

@@ -251,7 +251,7 @@ def compile_getpc(ins: Instruction, spaces: Spaces) -> Compiled:
     next_address = ins.address + ins.size
 
     def run(g: Waves):
-        write(g, np.full((g.n, 1), spaces.code + next_address, np.uint64))
+        write(g, np.full((g.n, 1), spaces.code_address + next_address, np.uint64))
 
     return Compiled(run)
 

@@ -24,7 +24,8 @@ class Traits:
         counter: Wait counter of a load; -1 for other instructions.
         executable: What C needs to execute it.
         stored: Bits of a register of which it stores half, and the half, "l" or "h".
-        ops: The instruction encoded for C; None until that was tried, False if C cannot execute it.
+        c_operations: The instruction encoded for C; None until that was tried, False if C cannot
+            execute it.
     """
 
     reads: int
@@ -32,7 +33,7 @@ class Traits:
     counter: int
     executable: Executable
     stored: tuple[int, str] = (0, "")
-    ops: list | Literal[False] | None = None
+    c_operations: list | Literal[False] | None = None
 
 
 class Step:
@@ -61,13 +62,13 @@ class Step:
     @property
     def run(self) -> Callable:
         """numpy's function on Waves; made when a launch needs it, once for equal instructions."""
-        run = self._home.made.get(self.traits)
+        run = self._home.functions.get(self.traits)
         if run is None:
             run = self._make(self._home.spaces).run
-            self._home.made[self.traits] = run
+            self._home.functions[self.traits] = run
         return run
 
-    def tell(self, op: Any) -> None:
+    def describe_to_c(self, op: Any) -> None:
         """Write into an operation of C which instruction of the kernel it belongs to."""
         op.place = self.instruction.address
         op.number = self._home.numbers.get(op.place, 0)
@@ -76,7 +77,7 @@ class Step:
         """Execute the instruction with numpy. A trap names the instruction."""
         try:
             if checks:
-                checks.at = self.instruction
+                checks.instruction = self.instruction
                 self.check(g, checks)
             elif g.queues.state is not waits.NOTHING:
                 g.queues = waits.Queues()
@@ -89,8 +90,10 @@ class Step:
         """Report a missing wait: a register that it needs is still to be written."""
         traits = self.traits
         pending = g.queues.state.pending
-        if pending and pending & (traits.reads | traits.target) and checks.on("pending"):
-            waits.check(g, traits.reads, traits.target, traits.counter, checks, traits.stored)
+        if pending and pending & (traits.reads | traits.target) and checks.is_enabled("pending"):
+            waits.check_pending(
+                g, traits.reads, traits.target, traits.counter, checks, traits.stored
+            )
 
     def issue(self, g, touches: Any = ()) -> None:
         """Apply what the instruction does to the wait counters, without touching memory."""

@@ -30,7 +30,7 @@ _ACCUMULATES = re.compile(r"v_(dual_)?fmac|v_writelane|v_dot\w+acc|v_dot2c")
 _CALLS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
 
-def stores(ins: Instruction) -> bool:
+def is_store(ins: Instruction) -> bool:
     """Return whether an instruction changes memory: a store or an atomic."""
     return has_action(ins.name, "store", "atomic")
 
@@ -55,14 +55,14 @@ class Uses:
         self.loads: list[Instruction] = []
         store_count = 0
         for ins in instructions:
-            if stores(ins):
+            if is_store(ins):
                 self.numbers[ins.address] = store_count % 64
                 store_count += 1
             elif "_load" in ins.name:
                 self.numbers[ins.address] = len(self.loads)
                 self.loads.append(ins)
 
-    def of(self, load: Instruction) -> int:
+    def reached_stores(self, load: Instruction) -> int:
         """Return as bits the numbers of the stores that a loaded value may reach; or DECIDES."""
         place = self._places[load.address]
         if place not in self._reached:
@@ -97,7 +97,7 @@ class Uses:
             ins = self._instructions[here]
             if _decides(ins, bits):
                 return DECIDES
-            if stores(ins) and bits & (_EXEC | operand_bits(*ins.operands)):
+            if is_store(ins) and bits & (_EXEC | operand_bits(*ins.operands)):
                 reached |= 1 << self.numbers[ins.address]
             bits = _bits_behind(ins, bits, exec_changed)
             if here == place:

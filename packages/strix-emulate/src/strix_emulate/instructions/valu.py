@@ -210,7 +210,7 @@ def _typed_sources(
 def _compute_and_write(micro: MicroOp) -> tuple[Callable, Callable]:
     """Return (compute, write): compute(waves) gives the arguments of write(waves, ...)."""
     reads = []
-    for (op, kind), keeps in zip(micro.sources, micro.keeps, strict=True):
+    for (op, kind), keeps in zip(micro.sources, micro.keeps_denormals, strict=True):
         reads.append(_source_reader(op, kind, keeps))
     reads[0], lanes = dpp_source(micro.dpp, reads[0])
     if micro.flag is not None:

@@ -13,9 +13,9 @@ from strix_emulate.instructions.flow import operand_bits
 from strix_emulate.instructions.microops import NO_OPERATION, Compiled, MicroOp, compiled_for_c
 from strix_emulate.instructions.mnemonics import MEMORY, MemoryKind, has_action
 from strix_emulate.memory import addressing
-from strix_emulate.memory.addressing import Spaces, in_apertures, located
+from strix_emulate.memory.addressing import Spaces, compile_flat, make_locators
 from strix_emulate.memory.arena import Arena
-from strix_emulate.memory.polls import note_active
+from strix_emulate.memory.polls import record_active
 from strix_emulate.memory.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
 from strix_emulate.memory.waves import ZERO, Waves, reader
 
@@ -58,7 +58,7 @@ def stored_half(ins: Instruction) -> tuple[int, str]:
     return bits, kind.half or "l"
 
 
-def polls(ins: Instruction) -> bool:
+def reads_shared_memory(ins: Instruction) -> bool:
     """Return whether an instruction reads memory that other waves change.
 
     It does so by GLC, by a cache that it empties, or by the result of an LDS atomic. Scratch is
@@ -80,7 +80,7 @@ def communicates(ins: Instruction) -> bool:
     kind = MEMORY.get(ins.name)
     if kind is None or kind.space == "ds":
         return False
-    return kind.action == "atomic" or polls(ins)
+    return kind.action == "atomic" or reads_shared_memory(ins)
 
 
 def compile_memory(ins: Instruction, spaces: Spaces) -> Compiled:
@@ -101,13 +101,13 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Compiled:
 
 def _compile_invalidation(kind: MemoryKind, spaces: Spaces) -> Compiled:
     """Compile BUFFER_GL0_INV, BUFFER_GL1_INV, which let loads see what others wrote, and others."""
-    if kind.space != "buffer" or not spaces.shares:
+    if kind.space != "buffer" or not spaces.polls:
         return NO_OPERATION
     order = spaces.arena.order
 
     def run(g: Waves):
         if order is not None:
-            order.emptied(g.tags, kind.empties_gl1)
+            order.invalidate(g.tags, kind.empties_gl1)
 
     return Compiled(run)
 
@@ -280,13 +280,13 @@ def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -
             order = counters[::-1] if space == "ds" else counters
             return compile_run(ins, access, spaces, space, order)
 
-        run = in_apertures(ins, access.address[0], compile_for)
+        run = compile_flat(ins, access.address[0], compile_for)
     else:
         run = compile_run(ins, access, spaces, kind.space, counters)
     if {"offen", "idxen"} <= ins.modifiers.keys():
         # C adds one of them only.
         return Compiled(run)
-    acquires = not access.is_store and polls(ins)
+    acquires = not access.is_store and reads_shared_memory(ins)
     return compiled_for_c(
         run,
         *_load_or_store_micros(ins, access, acquires),
@@ -296,7 +296,7 @@ def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -
 
 
 def _load_or_store_micros(ins: Instruction, access: _Access, acquires: bool) -> list[MicroOp]:
-    fields = addressing.access(ins, access.address) | {
+    fields = addressing.memory_fields(ins, access.address) | {
         "size": access.kind.size,
         "words": access.words,
         "acquires": int(acquires),
@@ -304,7 +304,7 @@ def _load_or_store_micros(ins: Instruction, access: _Access, acquires: bool) -> 
         "half": _HALF_NUMBERS[access.half],
         "extended": int(access.kind.signed),
     }
-    sources = addressing.sources(ins, access.address)
+    sources = addressing.address_sources(ins, access.address)
     micros = []
     for register, offset in zip(access.data, access.offsets, strict=True):
         micro = MicroOp(
@@ -331,9 +331,11 @@ def _compile_load(
     """Compile a load from one space. The first of the counters guarantees the result."""
     size = access.kind.size
     words = access.words
-    memory, locators = located(space, ins, access.address, size, False, spaces, access.offsets)
+    memory, locators = make_locators(
+        space, ins, access.address, size, False, spaces, access.offsets
+    )
     # A load that bypasses the wave's own cache reads a flag, or what other workgroups change.
-    polls_memory = polls(ins) and memory.name != "scratch"
+    polls_memory = reads_shared_memory(ins) and memory.name != "scratch"
     acquires = polls_memory and memory.name != "LDS"
     issued = access.outstanding(ins.text)
     swap_words = [ins.swap_words >> i * words & (1 << words) - 1 for i in range(len(access.data))]
@@ -362,7 +364,7 @@ def _compile_load(
                 data = data.astype(narrow).astype(np.int32).view(np.uint32)
             _write_loaded(g, first, data, access.half)
             if polls_memory:
-                note_active(g, memory, at, size, inside, range(first, first + words))
+                record_active(g, memory, at, size, inside, range(first, first + words))
         issue_all(g, counters, issued, tuple(touches))
 
     return run
@@ -383,7 +385,7 @@ def _compile_store(
 ) -> Callable:
     """Compile a store to one space. The first of the counters guarantees that it is done."""
     size = access.kind.size
-    memory, locators = located(space, ins, access.address, size, True, spaces, access.offsets)
+    memory, locators = make_locators(space, ins, access.address, size, True, spaces, access.offsets)
     issued = access.outstanding(ins.text)
 
     def run(g: Waves):

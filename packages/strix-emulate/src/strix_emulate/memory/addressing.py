@@ -33,10 +33,10 @@ class Spaces:
         lds_stride: Bytes from one workgroup's LDS to the next one's.
         scratch: Scratch memory of the waves that run at a time.
         scratch_size: Bytes of scratch of a lane.
-        code: Address of the kernel's first instruction.
+        code_address: Address of the kernel's first instruction.
         clock: Returns the number of wave-instructions executed so far.
         target: The GPU.
-        shares: Whether the kernel polls memory that other waves change.
+        polls: Whether the kernel polls memory that other waves change.
     """
 
     arena: Arena
@@ -45,10 +45,10 @@ class Spaces:
     lds_stride: int
     scratch: Memory
     scratch_size: int
-    code: int = 0
+    code_address: int = 0
     clock: Callable[[], int] = _no_clock
     target: Target = DEFAULT
-    shares: bool = False
+    polls: bool = False
 
     def note_load(self, at: np.ndarray) -> None:
         """Record the offsets of a load of global memory, to judge races by."""
@@ -65,7 +65,7 @@ class Spaces:
 _SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2, "flat": 3}
 
 
-def access(ins: Instruction, operands) -> dict:
+def memory_fields(ins: Instruction, operands) -> dict:
     """Return the fields of C's operation that name the memory of an access."""
     space = ins.name.split("_")[0]
     fields = {
@@ -80,7 +80,7 @@ def access(ins: Instruction, operands) -> dict:
     return fields
 
 
-def sources(
+def address_sources(
     ins: Instruction,
     operands,
     count: int = 0,
@@ -124,7 +124,7 @@ def global_address(
     return lambda g: g.active(start(g) + index(g)) + constant
 
 
-def in_apertures(
+def compile_flat(
     ins: Instruction,
     address: Operand,
     part: Callable[[str], Callable],
@@ -346,7 +346,7 @@ def locate_lds(
     return locate
 
 
-def located(
+def make_locators(
     space: str,
     ins: Instruction,
     operands,

@@ -89,7 +89,7 @@ class Doubts:
 
     def note_load(self, at: np.ndarray) -> None:
         """Record the arrays that the current load touches, by its offsets."""
-        load = self._findings.at
+        load = self._findings.instruction
         if load is not None and len(at):
             self.touched[self.number(load.address)] |= self._array_bits(at)
 
@@ -98,7 +98,7 @@ class Doubts:
 
         inside: which of the active lanes store, None for all.
         """
-        store = self._findings.at
+        store = self._findings.instruction
         if store is None:
             return
         lanes = np.arange(g.n * g.width)[g.lanes]
@@ -144,13 +144,13 @@ class Doubts:
             writers: Tags of the stores.
             is_load: Whether the load is executed now, and not the store.
         """
-        here = self._findings.at
+        here = self._findings.instruction
         if self.refused or here is None or not self._findings.ends_launch("race"):
             return False
         loads = [here] if is_load else self._loads_of(self._array_bits(at))
         reached = 0
         for load in loads:
-            uses = self._uses.of(load)
+            uses = self._uses.reached_stores(load)
             if uses == DECIDES:
                 return False
             reached |= uses

@@ -41,7 +41,7 @@ class Findings:
         off: Checks that are not made.
         lenient: Whether no finding ends the launch.
         noted: Checks whose findings never end the launch.
-        at: The instruction that is executed.
+        instruction: The instruction that is executed.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Findings:
         self.off = off
         self.lenient = lenient
         self.noted = noted
-        self.at: Instruction | None = None
+        self.instruction: Instruction | None = None
         self._notes: dict[tuple[str, str], Note] = {}
 
-    def on(self, check: str) -> bool:
+    def is_enabled(self, check: str) -> bool:
         """Return whether the check is made."""
         return check not in self.off
 
@@ -74,7 +74,7 @@ class Findings:
             return
         if self.ends_launch(check):
             raise Trap(check, message)
-        self.note(check, self.at, message)
+        self.note(check, self.instruction, message)
 
     def note(
         self,

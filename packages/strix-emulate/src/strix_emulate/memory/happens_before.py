@@ -104,7 +104,7 @@ class Order:
         """Add loads that bypass the caches."""
         self._add(_Accesses(memory, cells, tags, writers, False))
 
-    def emptied(self, tags, gl1: bool) -> None:
+    def invalidate(self, tags, gl1: bool) -> None:
         """Add the invalidation of a cache by these waves: GL1, or else GL0."""
         if not self.idle:
             self._add(_Invalidation(tags, gl1))

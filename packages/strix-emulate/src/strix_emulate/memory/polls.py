@@ -93,7 +93,7 @@ def note(
         g.slept_with.note_poll(poll)
 
 
-def note_active(
+def record_active(
     g: Waves,
     memory: Memory,
     at: np.ndarray,

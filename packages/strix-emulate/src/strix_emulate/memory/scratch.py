@@ -37,7 +37,7 @@ class Scratch(Memory):
         at,
         size: int,
         tags,
-        takes: bool = False,
+        may_take_lock: bool = False,
     ) -> None:
         """Record an atomic as a store."""
         self._record(at, size, tags)

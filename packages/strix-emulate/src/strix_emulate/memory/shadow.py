@@ -145,8 +145,8 @@ class Memory(Storage):
         self.stores |= {ins.address: ins for ins in instructions}
 
     def _record_store(self, cells) -> None:
-        if self.stores and self.findings.at:
-            self.store_addresses[cells] = self.findings.at.address
+        if self.stores and self.findings.instruction:
+            self.store_addresses[cells] = self.findings.instruction.address
 
     def track(
         self,
@@ -250,7 +250,7 @@ class Memory(Storage):
         at,
         size: int,
         tags,
-        takes: bool = False,
+        may_take_lock: bool = False,
     ) -> None:
         """Record an atomic after its execution.
 
@@ -258,14 +258,14 @@ class Memory(Storage):
             at: Offsets, flat.
             size: Bytes of each access.
             tags: Tag of each access.
-            takes: Whether the atomic may take a lock: a swap that returns the old value.
+            may_take_lock: Whether the atomic may take a lock: a swap that returns the old value.
         """
         self._has_swaps = True
         cells, tags = self._cells(at, size, tags)
         if self.order is not None:
             before = np.take(self.written, cells)
             swaps = None
-            if takes:
+            if may_take_lock:
                 values = np.take(self.views[size], at // size)
                 values = np.tile(values, len(cells) // max(1, len(at)))
                 swaps = (values, before == np.take(self.swapped, cells))

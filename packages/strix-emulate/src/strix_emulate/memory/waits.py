@@ -40,19 +40,19 @@ class Outstanding:
     Attributes:
         registers: As bits, the registers that it will write.
         ordered: Whether its counter keeps it in order.
-        text: The instruction, for messages.
+        instruction_text: The instruction, for messages.
         issuers: By wave, whether it issued the instruction. None for all waves.
         half: "l" or "h" if it writes half a register.
         number: Equal for equal entries.
     """
 
-    __slots__ = ("half", "issuers", "number", "ordered", "registers", "text")
+    __slots__ = ("half", "instruction_text", "issuers", "number", "ordered", "registers")
 
     def __init__(
         self,
         registers: int,
         ordered: bool,
-        text: str,
+        instruction_text: str,
         issuers: np.ndarray | None = None,
         half: str = "",
     ):
@@ -60,11 +60,11 @@ class Outstanding:
             issuers = None
         self.registers = registers
         self.ordered = ordered
-        self.text = text
+        self.instruction_text = instruction_text
         self.half = half
         self.issuers = issuers
         issuer_bytes = None if issuers is None else issuers.tobytes()
-        key = (registers, ordered, text, issuer_bytes)
+        key = (registers, ordered, instruction_text, issuer_bytes)
         self.number = _numbers.get(key, -1)
         if self.number < 0:
             self.number = next(_next_number)
@@ -77,7 +77,7 @@ class Outstanding:
         return Outstanding(
             self.registers,
             self.ordered,
-            self.text,
+            self.instruction_text,
             issuers,
             self.half,
         )
@@ -204,10 +204,10 @@ def issue_all(
     """
     issue(g, counters[0], entry, touches)
     for counter in counters[1:]:
-        issue(g, counter, Outstanding(0, True, entry.text))
+        issue(g, counter, Outstanding(0, True, entry.instruction_text))
 
 
-def check(
+def check_pending(
     g: Waves,
     touched: int,
     target: int,
@@ -244,7 +244,9 @@ def check(
             if entry.half and half and entry.half != half:
                 forbidden &= ~half_bits
             if entry.registers & forbidden:
-                message = f"uses a register that `{entry.text}` has yet to write: no wait"
+                message = (
+                    f"uses a register that `{entry.instruction_text}` has yet to write: no wait"
+                )
                 findings.report("pending", message)
 
 

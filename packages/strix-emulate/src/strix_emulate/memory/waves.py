@@ -221,7 +221,7 @@ def pack(flags):
     return np.packbits(flags, axis=1, bitorder="little").view(np.uint32)
 
 
-def constant(op: Operand, kind: str):
+def constant_value(op: Operand, kind: str):
     """Return a constant as a number of the kind (f32, u16, b64 ...).
 
     Integers are bit patterns. Inline fractions are values in the operand's own type; a 16-bit
@@ -312,7 +312,7 @@ def _scalar_reader(
         shift = np.uint32(16 if op.half == "h" else 0)
         return lambda g: (g.S[i] >> shift).astype(np.uint16).view(dtype)
     if i == NULL:
-        zero = constant(ZERO, kind)
+        zero = constant_value(ZERO, kind)
         return lambda _g: zero
     view = {"f": "SF", "i": "SI"}.get(letter, "S")
     return lambda g: getattr(g, view)[i]
@@ -366,7 +366,7 @@ def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
 
 
 def _constant_reader(op: Operand, kind: str) -> Callable:
-    value = constant_half(op, kind, op.half == "h") if op.half else constant(op, kind)
+    value = constant_half(op, kind, op.half == "h") if op.half else constant_value(op, kind)
     return lambda _g: value
 
 

@@ -5,7 +5,7 @@ Its modules, imported where they are needed:
 
 * ``generate``: `build`, which compiles the library:
   `python -m strix_emulate.native.generate FOLDER`.
-* ``library``: `loaded`, the library for this processor, if one is installed.
+* ``library``: `load_library`, the library for this processor, if one is installed.
 * ``plans``: what a run or a trace does to the wait counters.
 * ``runs``: `Run`: consecutive steps of a basic block that C executes.
 * ``traces``: consecutive basic blocks that C executes at once.

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from strix_emulate.code.decode import EXEC, NULL, Operand, Unknown
-from strix_emulate.instructions.crosslane import dpp_lanes, gives_zero
+from strix_emulate.instructions.crosslane import dpp_lanes, reads_zero
 from strix_emulate.instructions.microops import MicroOp
-from strix_emulate.memory.waves import ZERO, constant, constant_half
+from strix_emulate.memory.waves import ZERO, constant_half, constant_value
 
 #: Where operands come from. emulate.c has the same numbers.
 FILES = {
@@ -207,7 +207,7 @@ def digest() -> str:
     return hashlib.sha256(sources).hexdigest()
 
 
-def loaded() -> Library | None:
+def load_library() -> Library | None:
     """Return the library for this processor, or None.
 
     It comes from the folder STRIX_EMULATE_NATIVE, or is the installed one.
@@ -232,7 +232,7 @@ def _load() -> tuple[Library | None, str]:
     return None, "no libstrix-emulate is installed (package strix-emulate-native)"
 
 
-def forget() -> None:
+def reload() -> None:
     """Load the library again the next time, as the environment variable has changed."""
     _load.cache_clear()
 
@@ -299,11 +299,11 @@ def _encode_operand(
 def _constant_bits(op: Operand, kind: str) -> int:
     """Return the bits of a constant, or of the null register."""
     if op.kind != "const":
-        value = constant(ZERO, kind)
+        value = constant_value(ZERO, kind)
     elif op.half:
         value = constant_half(op, kind, op.half == "h")
     else:
-        value = constant(op, kind)
+        value = constant_value(op, kind)
     number = np.asarray(value)
     return int(number.view(f"u{number.itemsize}"))
 
@@ -326,7 +326,7 @@ def encode(micro: MicroOp, functions: dict[str, int]) -> COp:
     kinds = {kind for _, kind in micro.sources}
     if micro.handler == "scalar" and kinds & {"f16", "h16"}:
         raise Unknown("16 bits of a scalar register")
-    keeps = micro.keeps or (True,) * len(micro.sources)
+    keeps = micro.keeps_denormals or (True,) * len(micro.sources)
     pairs = zip(micro.sources, keeps, strict=True)
     for i, ((source, kind), keeps_denormals) in enumerate(pairs):
         op.source[i] = _encode_operand(source, kind, keeps_denormals)
@@ -381,7 +381,7 @@ def _encode_targets(op: COp, micro: MicroOp) -> None:
 def _encode_dpp(op: COp, dpp: dict) -> None:
     source, valid, lanes = dpp_lanes(dpp)
     op.dpp = 1
-    op.zero_bound = gives_zero(dpp)
+    op.zero_bound = reads_zero(dpp)
     op.fetch_inactive = bool(dpp.get("fi"))
     # Both halves of a wave64 read the same lanes of their own half, but may write other rows.
     op.lanes[:] = source[:32].tolist()

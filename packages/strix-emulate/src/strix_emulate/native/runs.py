@@ -215,7 +215,7 @@ class Run:
         for number, (step, numbers) in enumerate(zip(steps, self._ops_of_steps, strict=True)):
             for i in numbers:
                 self.ops[i].step = number
-                step.tell(self.ops[i])
+                step.describe_to_c(self.ops[i])
         self._polls = self.ops[-1].polls if flat else False
         self.orders: Any = steps[-1].traits.executable.orders
         self._plans: dict[tuple, Plan | None] = {}
@@ -269,7 +269,7 @@ class Run:
         memories = self.session.memories
         plan.apply(g, len(self.steps), memories, self.ops, log)
         if self.orders:
-            checks.at = self.steps[-1].instruction
+            checks.instruction = self.steps[-1].instruction
             last = LoggedTouch(memories, log, 0, g.tags, self.ops[-1])
             if not last.memory.of_lanes:
                 self.orders(g, last.memory, last.at, last.size, last.tags)
@@ -315,16 +315,16 @@ class Run:
         return self._plans[key]
 
 
-def encoded(step: Step, library: native.Library) -> list | Literal[False]:
+def encode(step: Step, library: native.Library) -> list | Literal[False]:
     """Return the operations that C executes for a step, or False if it cannot."""
     traits = step.traits
-    if traits.ops is None:
+    if traits.c_operations is None:
         micros = traits.executable.micros
-        traits.ops = False
+        traits.c_operations = False
         if micros is not None:
             with suppress(Unknown):
-                traits.ops = native.encode_step(micros, library.functions)
-    return traits.ops
+                traits.c_operations = native.encode_step(micros, library.functions)
+    return traits.c_operations
 
 
 def split_steps(steps: list[Step], session: Session | None) -> list[Step | Run]:
@@ -334,7 +334,7 @@ def split_steps(steps: list[Step], session: Session | None) -> list[Step | Run]:
     parts: list[Step | Run] = []
     collected: list[Step] = []
     for step in steps:
-        ops = encoded(step, session.compiled)
+        ops = encode(step, session.compiled)
         if ops is False or any(op.highest >= session.registers for op in ops):
             parts += _make_run(collected, session)
             collected = []
@@ -349,7 +349,7 @@ def split_steps(steps: list[Step], session: Session | None) -> list[Step | Run]:
 
 def _make_run(steps: list[Step], session: Session) -> list[Step] | list[Run]:
     """Return a run of steps, or the steps if they have no operations."""
-    ops: Any = [step.traits.ops for step in steps]
+    ops: Any = [step.traits.c_operations for step in steps]
     if any(ops):
         return [Run(session, steps, ops)]
     return steps

@@ -91,13 +91,13 @@ class Trace:
         self._address = ctypes.addressof(self.ops)
         for step, numbers in zip(self._steps, self._ops_of_steps, strict=True):
             for i in numbers:
-                step.tell(self.ops[i])
+                step.describe_to_c(self.ops[i])
 
     def _collect_ops(self) -> list[native.COp]:
         ops: list[native.COp] = []
         for number, block in enumerate(self.blocks):
             for i, step in enumerate(block.steps):
-                step_ops = step.traits.ops
+                step_ops = step.traits.c_operations
                 self._ops_of_steps.append(range(len(ops), len(ops) + len(step_ops)))
                 self._places += [(number, i)] * len(step_ops)
                 ops += step_ops
@@ -219,7 +219,7 @@ def _is_traceable(block) -> bool:
         return False
     if len(block.parts) == 1 and isinstance(block.parts[0], Run):
         return not block.parts[0].orders
-    return all(not isinstance(part, Run) and part.traits.ops == [] for part in block.parts)
+    return all(not isinstance(part, Run) and part.traits.c_operations == [] for part in block.parts)
 
 
 def find(blocks: dict, block, session: Session | None) -> Trace | None:

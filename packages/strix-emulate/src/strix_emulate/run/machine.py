@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from strix_emulate.code.hidden import missing
+from strix_emulate.code.hidden import hint_for_null_pointer
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.memory.addressing import Spaces
@@ -80,9 +80,9 @@ class Machine:
         self._findings: Findings | None = None
         if options.checks:
             self._findings = Findings(
-                options.off,
+                options.disabled_checks,
                 options.lenient,
-                options.noted,
+                options.warn_only,
             )
         self._scheduler = Scheduler(options, arena, self._findings, code)
 
@@ -107,7 +107,7 @@ class Machine:
         waves = -(-threads // width)
         self._geometry = Geometry(grid, block, waves)
         self._pointers["kernarg"] = kernarg
-        library = native.loaded() if self._options.native else None
+        library = native.load_library() if self._options.native else None
         polls = self._program.polls
         first, groups = self._batch_sizes(in_c=library is not None and not polls)
         scheduler = self._scheduler
@@ -187,7 +187,7 @@ class Machine:
             if self._arena.doubts:
                 self._arena.doubts.judge()
         except Trap as trap:
-            trap.hint = trap.hint or missing(self._kernel, trap)
+            trap.hint = trap.hint or hint_for_null_pointer(self._kernel, trap)
             if not trap.where:
                 place = describe_place(trap.instruction or self._scheduler.last_control)
                 trap.where = f"{self._kernel.name} at {place}: "
@@ -255,10 +255,10 @@ class Machine:
             lds_stride=stride,
             scratch=Scratch("scratch", lanes * scratch, cell, checks, checks),
             scratch_size=scratch,
-            code=self._code,
+            code_address=self._code,
             clock=lambda: self._scheduler.executed,
             target=self._kernel.target,
-            shares=self._program.polls,
+            polls=self._program.polls,
         )
         order = self._arena.order
         spaces.lds.order = order
@@ -283,10 +283,10 @@ class Machine:
         Returns:
             False if they are still to be run.
         """
-        outcome.one_core = parallel.one_core(self._program.communicates)
+        outcome.one_core_reason = parallel.one_core(self._program.communicates)
         executed_before = self._scheduler.executed
         expected = executed_before / first * (total - first)
-        if self._arena.doubts or outcome.one_core:
+        if self._arena.doubts or outcome.one_core_reason:
             return False
         if not parallel.is_worthwhile(expected, self._arena):
             return False

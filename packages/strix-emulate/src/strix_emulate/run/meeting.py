@@ -104,7 +104,7 @@ class Barriers:
         )
         if self._for_grid or self._findings is None:
             raise Trap("barrier", message)
-        self._findings.at = last_control
+        self._findings.instruction = last_control
         self._findings.report("barrier", message)
         return self._pass(same=False)
 
@@ -118,7 +118,7 @@ class Barriers:
             same: Whether all waves of a workgroup have to stand at the same barrier, as HIP
                 requires.
         """
-        if self._findings is None or not self._findings.on("barrier"):
+        if self._findings is None or not self._findings.is_enabled("barrier"):
             same = False
         counts = [gathered.count for gathered in self._waiting.values()]
         if not same and counts:

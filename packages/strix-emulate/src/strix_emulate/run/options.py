@@ -26,12 +26,12 @@ class Options:
         native: Execute instructions in C where libstrix-emulate is installed.
         cores: Maximum number of processor cores. More than one is used if workgroups do not wait
             for each other and there is enough work (:mod:`strix_emulate.run.parallel`).
-        off: Checks that are not made (:data:`strix_emulate.memory.findings.CHECKS`).
+        disabled_checks: Checks that are not made (:data:`strix_emulate.memory.findings.CHECKS`).
         lenient: Report findings without stopping the launch.
-        noted: Checks whose findings are only reported.
+        warn_only: Checks whose findings are only reported.
         cooperative: Workgroups may wait for each other.
-        drains: A barrier waits for all that its waves have outstanding, as if the code had that
-            s_waitcnt.
+        barriers_wait: A barrier waits for all that its waves have outstanding, as if the code had
+            that s_waitcnt.
     """
 
     checks: bool = True
@@ -42,11 +42,11 @@ class Options:
     poison: int = POISON
     native: bool = True
     cores: int = 1
-    off: frozenset[str] = frozenset()
+    disabled_checks: frozenset[str] = frozenset()
     lenient: bool = False
-    noted: frozenset[str] = frozenset()
+    warn_only: frozenset[str] = frozenset()
     cooperative: bool = False
-    drains: bool = False
+    barriers_wait: bool = False
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Outcome:
         blocks: Basic blocks by address, each with the number of waves that entered it.
         seconds: CPU seconds of other processes.
         cores: Number of processor cores that were used.
-        one_core: Why the kernel had to stay on one core, or "".
+        one_core_reason: Why the kernel had to stay on one core, or "".
         notes: Findings that did not end the launch.
     """
 
@@ -66,5 +66,5 @@ class Outcome:
     blocks: dict[int, Block]
     seconds: float = 0.0
     cores: int = 1
-    one_core: str = ""
+    one_core_reason: str = ""
     notes: list[Note] = field(default_factory=list)

@@ -102,7 +102,7 @@ _CONDITIONS: dict[str, Callable] = {
     "s_cbranch_execnz": _exec_is_not_zero,
 }
 #: Instructions that end a block.
-CONTROL = {
+BLOCK_ENDS = {
     "s_endpgm",
     "s_branch",
     *_CONDITIONS,
@@ -169,7 +169,7 @@ class Block:
         )
 
 
-def supported() -> set[str]:
+def supported_mnemonics() -> set[str]:
     """Return the mnemonics that the machine executes, without the suffix of an encoding."""
     return {
         *operations.NAMES,
@@ -177,7 +177,7 @@ def supported() -> set[str]:
         *crosslane.COMPILERS,
         *NO_EFFECT,
         *WAITS,
-        *CONTROL,
+        *BLOCK_ENDS,
         *MODES,
         *vmem.names(),
         "s_getpc_b64",
@@ -194,24 +194,24 @@ class Blocks(dict[int, Block]):
     Attributes:
         kernel: The kernel.
         gpu: Name of the target.
-        shares: Whether the kernel polls memory that other waves change.
+        polls: Whether the kernel polls memory that other waves change.
         numbers: Numbers of loads and stores by their addresses (:class:`uses.Uses`).
         spaces: The memories of the launch, or None between launches.
-        made: The functions of steps on these memories.
+        functions: The functions of steps on these memories.
     """
 
     def __init__(self, spaces: addressing.Spaces, kernel: Kernel):
         super().__init__()
         self.kernel = kernel
         self.gpu = spaces.target.name
-        self.shares = spaces.shares
+        self.polls = spaces.polls
         self.numbers: dict[int, int] = {}
         self.attach(spaces, None)
 
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
         """Attach to the memories of another launch, or to none. Compiled steps stay."""
         self.spaces = spaces
-        self.made: dict[Traits, Callable] = {}
+        self.functions: dict[Traits, Callable] = {}
         for block in self.values():
             for part in block.parts or ():
                 if isinstance(part, Run):
@@ -266,7 +266,7 @@ def _make_blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Blo
         mode = entry.get(start, initial)
         for ins in lines[start]:
             block.steps.append(_step(ins, mode, home))
-            block.polls |= vmem.polls(ins)
+            block.polls |= vmem.reads_shared_memory(ins)
             mode = _mode_after(ins, mode)
     return blocks
 
@@ -277,7 +277,7 @@ def _split_at_control(
     """Return blocks without steps by address, and the instructions of each."""
     starts = set()
     for ins in instructions:
-        if ins.name in CONTROL:
+        if ins.name in BLOCK_ENDS:
             starts.add(ins.address + ins.size)
             if "branch" in ins.name:
                 starts.add(branch_target(ins))
@@ -290,7 +290,7 @@ def _split_at_control(
             blocks[ins.address] = block
             lines[ins.address] = []
         block.next = ins.address + ins.size
-        if ins.name not in CONTROL or ins.unknown:
+        if ins.name not in BLOCK_ENDS or ins.unknown:
             lines[block.start].append(ins)
             continue
         block.end = ins
@@ -352,7 +352,7 @@ class Program:
     @cached_property
     def polls(self) -> bool:
         """Whether the kernel polls memory that other waves change."""
-        return self.partial or any(map(vmem.polls, self.instructions))
+        return self.partial or any(map(vmem.reads_shared_memory, self.instructions))
 
     @cached_property
     def orders(self) -> bool:
@@ -521,7 +521,7 @@ def _step(
         ins.swap_words,
         mode,
         home.gpu,
-        home.shares,
+        home.polls,
         ins.address if ins.name == "s_getpc_b64" else 0,
     )
     traits = _TRAITS.get(key)

@@ -224,7 +224,7 @@ class Scheduler:
             return Event("end", [])
         elif end.name in BARRIERS:
             g.pc = block.next
-            if not self._options.drains:
+            if not self._options.barriers_wait:
                 waits.at_barrier(g)
             return Event(end.name, [])
         elif end.name in CALLS:

@@ -120,14 +120,14 @@ def _compile(root: Path, abi: int, output: Path) -> None:
 
 def _patch(torch) -> None:
     """Let torch.cuda report one device, on which every call is complete when it returns."""
-    from strix_emulate.code.target import DEFAULT, named
+    from strix_emulate.code.target import DEFAULT, find_target
 
     stream = SimpleNamespace(
         cuda_stream=0,
         synchronize=_nothing,
         wait_stream=_nothing,
     )
-    target = named(os.environ.get("STRIX_EMULATE_TARGET") or DEFAULT.name)
+    target = find_target(os.environ.get("STRIX_EMULATE_TARGET") or DEFAULT.name)
     properties = SimpleNamespace(
         name="AMD Radeon Graphics",
         gcnArchName=target.name,

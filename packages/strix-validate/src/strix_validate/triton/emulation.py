@@ -51,7 +51,7 @@ def execute(launch: InterceptedLaunch) -> tuple[emulator.Launch, str]:
             raise
         # A trap leaves the tensors as they were before the launch.
         try:
-            launched = run(options=emulator.Options(drains=True))
+            launched = run(options=emulator.Options(barriers_wait=True))
         except emulator.Trap:
             raise trap from None
         return launched, str(trap)
