@@ -9,7 +9,7 @@ from typing import Any
 
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, UTILIZATION
 from strix_validate.models import model_memory, table
-from strix_validate.models.formats import format_of
+from strix_validate.models.formats import read_format
 
 Config = dict[str, Any]
 
@@ -42,7 +42,7 @@ def _make_part_tables() -> dict[str, list[str]]:
             _format_row(_HEAD),
             _format_row(["---"] * len(_HEAD)),
         ]
-    for row in table.rows():
+    for row in table.read_rows():
         choice = f"`{row.chosen}`"
         if row.refused:
             choice = f"refused: “{row.refused}”; take {row.instead}"
@@ -79,11 +79,11 @@ def _make_model_row(name: str, config: Config, is_compared: bool) -> list[str]:
     cache_of_token = model_memory.cache_of_token(config)
     parts = []
     if is_compared:
-        for row in table.rows_of(config):
+        for row in table.find_rows(config):
             if row.part not in _NOT_LISTED:
                 parts.append(f"{row.part} ({row.of})")
     else:
-        parts.append(table.tiles_of(config) or "no table is read")
+        parts.append(table.describe_tiles(config) or "no table is read")
     room = int(ROOM - weights)
     if room < GIB:
         tokens = "does not fit"
@@ -93,7 +93,7 @@ def _make_model_row(name: str, config: Config, is_compared: bool) -> list[str]:
         tokens = "no cache"
     return [
         name,
-        format_of(config),
+        read_format(config),
         ", ".join(parts),
         f"{weights / GIB:.1f}",
         f"{cache_of_token / 1024:.0f}",

@@ -95,7 +95,7 @@ def main() -> None:
         tensors = [torch.randn(SHAPE, generator=generator).half() for _ in range(4)]
         call, expected = testing.flash_attention(*tensors, causal=True)
         results = call.execute("cpu")
-    fault, measured = testing.flash_fault(call, results, expected)
+    fault, measured = testing.find_flash_fault(call, results, expected)
     print(flash_attn_interface.BACKEND, measured)
     if fault:
         raise SystemExit(f"wrong on the emulated device: {fault}")

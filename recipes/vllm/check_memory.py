@@ -187,7 +187,7 @@ def measure(name: str, root: str, source: Path | None) -> list[str]:
     for name, (value, expected) in comparisons.items():
         if value != expected:
             faults.append(f"{name}: {value}, not {expected}")
-    memory = testing.memory_of(Path(root))
+    memory = testing.read_memory_budget(Path(root))
     if memory is None or memory.total != snapshot.total_memory:
         return [*faults, f"the doctor reads {memory}, HIP's total is {snapshot.total_memory}"]
     flags = memory.flags(case.weights * GIB)

@@ -19,7 +19,7 @@ sys.path.insert(0, sys.argv.pop(1))
 sys.argv += ["--device", "cpu"]
 import check
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-from strix_validate.models.table import rows
+from strix_validate.models.table import read_rows
 from torch.nn import functional
 
 def said():
@@ -31,7 +31,7 @@ right, sdpa = said(), functional.scaled_dot_product_attention
 functional.scaled_dot_product_attention = lambda query, *kv, **more: sdpa(
     1.2 * query if query.dtype == torch.float32 else query, *kv, **more
 )
-default, asked = (row.chosen for row in rows() if row.of.startswith("attention, "))
+default, asked = (row.chosen for row in read_rows() if row.of.startswith("attention, "))
 own = _AttentionBackendRegistry.get_active_backend()[0].value
 names = [default == own, asked in [x.value for x in AttentionBackendName]]
 print(json.dumps({"right": right, "wrong": said(), "names": names}))

@@ -74,6 +74,6 @@ def quick_cases(library: str) -> Iterator[QuickCase]:
                 yield QuickCase(flash_case.label, case, flash_case.refusals)
         return
     for name, case in _TABLES[library].items():
-        is_for_cpu = library != "vllm" or vllm_checks.suits(name, "cpu")
+        is_for_cpu = library != "vllm" or vllm_checks.is_for_device(name, "cpu")
         if is_for_cpu and case.size is Size.QUICK:
             yield QuickCase(name, case)

@@ -10,7 +10,7 @@ from strix_validate.tiers import bench
 
 
 def make(*results, subject="harness", tier="bench", **device):
-    checks = [record.of_result(tier, result) for result in results]
+    checks = [record.make_check_record(tier, result) for result in results]
     return Record(
         created=datetime(2026, 11, 21, 12, tzinfo=UTC),
         command=[tier],

@@ -26,7 +26,7 @@ from strix_validate.precompiled.flash_calls import FLASH_SETS, has_aiter
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.tiers import kernels
 from strix_validate.triton import emulation, modes, stand_in
-from strix_validate.triton.call import DeferredCall, deferred
+from strix_validate.triton.call import DeferredCall, defer
 from strix_validate.triton.cases import Case, make
 from strix_validate.triton_packages import fla, liger, sage
 from triton.runtime.cache import _base32
@@ -34,9 +34,9 @@ from triton.runtime.cache import _base32
 SETS = {
     "flash-attn": lambda: FLASH_SETS["sample"](),
     "vllm": lambda: vllm_set("sample", Path(os.environ["VLLM_SOURCE"])),
-    "fla-core": lambda: map(deferred, *zip(*fla.SHIPPED["sample"], strict=True)),
-    "liger-kernel": lambda: map(deferred, *zip(*liger.SHIPPED["sample"], strict=True)),
-    "sageattention": lambda: map(deferred, *zip(*sage.SHIPPED["sample"], strict=True)),
+    "fla-core": lambda: map(defer, *zip(*fla.SHIPPED["sample"], strict=True)),
+    "liger-kernel": lambda: map(defer, *zip(*liger.SHIPPED["sample"], strict=True)),
+    "sageattention": lambda: map(defer, *zip(*sage.SHIPPED["sample"], strict=True)),
 }
 #: Workgroups of a launch; sageattention's are long, liger's and aiter's short.
 MOST = dict.fromkeys(SETS, 32) | {"sageattention": 2, "liger-kernel": 2048}

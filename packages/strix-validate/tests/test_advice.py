@@ -46,7 +46,7 @@ def test_the_registries_are_vllms() -> None:
     for kind in ADVICE["speculation"]["mtp"]:
         assert f'"{kind}"' in speculative or f'"{kind}_mtp"' in speculative, kind
     methods = (source / "platforms" / "rocm.py").read_text()
-    assert all(f'"{method}"' in methods for method in table.contents()["methods"])
+    assert all(f'"{method}"' in methods for method in table.read_table()["methods"])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_blocks_of_fp8_are_slow() -> None:
 
 
 def test_each_speed_has_a_source_and_a_format() -> None:
-    forms = {row.of for row in table.rows() if row.part in ("linear", "experts")}
+    forms = {row.of for row in table.read_rows() if row.part in ("linear", "experts")}
     for row in ADVICE["speed"]:
         assert row["source"] and set(row["formats"]) <= forms
 

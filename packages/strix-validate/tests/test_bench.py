@@ -13,7 +13,7 @@ from strix_validate.reporting.page import render
 from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import run
 from strix_validate.tiers import bench, machine_speed
-from strix_validate.timing import Timing, timed
+from strix_validate.timing import Timing, time_call
 from strix_validate.triton import launches
 from strix_validate.vllm import experts
 
@@ -116,7 +116,7 @@ def test_timer_times_what_it_is_given(monkeypatch):
         clock[0] += next(calls) / 1e3
 
     monkeypatch.setattr("strix_validate.timing.time.perf_counter", lambda: clock[0])
-    found = timed(call, "cpu", budget_ms=50)
+    found = time_call(call, "cpu", budget_ms=50)
     assert found.repeats == 7 and found.median == pytest.approx(9)
     assert 2 <= round(found.low, 6) < found.median == found.high
 

@@ -13,8 +13,8 @@ from records import make, timing
 from strix_validate.checks import Check, Result, State
 from strix_validate.cli import app
 from strix_validate.doctor import environment, host, interpreter, kernel_lists
-from strix_validate.json_file import json_object
-from strix_validate.layers.config import ModelLayers, layers_of
+from strix_validate.json_file import read_json_object
+from strix_validate.layers.config import ModelLayers, read_layers
 from strix_validate.reporting import record
 from test_doctor import examine
 from threads import THREADS
@@ -155,7 +155,7 @@ def test_models(tmp_path: Path, damage) -> None:
 
     def read() -> ModelLayers:
         try:
-            return layers_of(json_object(file))
+            return read_layers(read_json_object(file))
         except ValueError as error:
             raise Refused(str(error)) from error
 
@@ -210,7 +210,7 @@ def loaded(file: Path) -> record.Record:
         raise Refused(str(error)) from error
 
 
-@pytest.mark.parametrize("read", [json_object, lambda file: asked(str(file)), loaded])
+@pytest.mark.parametrize("read", [read_json_object, lambda file: asked(str(file)), loaded])
 def test_no_config_is_read_for_ever(read, tmp_path: Path) -> None:
     """A pipe, and a file of more bytes than memory has."""
     file = tmp_path / "config.json"
@@ -274,7 +274,7 @@ def test_lists_of_kernels(tmp_path: Path, damage) -> None:
     file.parent.mkdir(parents=True)
 
     def read() -> list[str]:
-        lists = kernel_lists.installed(tmp_path)
+        lists = kernel_lists.read_lists(tmp_path)
         return [
             kernel_lists.describe(kernel) for found in lists.values() for kernel in found.values()
         ]
@@ -287,8 +287,8 @@ def test_lists_of_kernels(tmp_path: Path, damage) -> None:
 @pytest.mark.parametrize(
     "reader",
     [
-        host.packages,
-        lambda prefix: [interpreter.conda_record(prefix, "pytorch")],
+        host.list_packages,
+        lambda prefix: [interpreter.read_conda_record(prefix, "pytorch")],
         lambda prefix: list(environment.find_exact_requirements(prefix, "pytorch")),
     ],
     ids=["packages", "record", "requirements"],
@@ -304,7 +304,9 @@ def test_conda_meta(reader, tmp_path: Path, damage) -> None:
 def test_a_package_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "conda-meta").mkdir()
     (tmp_path / "conda-meta" / "pytorch-1-0.json").write_text("[")
-    assert [(p.name, p.version) for p in host.packages(tmp_path)] == [("pytorch-1-0", "unreadable")]
+    assert [(p.name, p.version) for p in host.list_packages(tmp_path)] == [
+        ("pytorch-1-0", "unreadable")
+    ]
     (tmp_path / "conda-meta" / "pytorch-2-0.json").write_text(json.dumps(META))
-    package = interpreter.conda_record(tmp_path, "pytorch")
+    package = interpreter.read_conda_record(tmp_path, "pytorch")
     assert package and package["version"] == "2.13.0"

@@ -10,7 +10,7 @@ import pytest
 from strix_validate.checks import Check, Result, Severity, State
 from strix_validate.cli import app
 from strix_validate.doctor import findings
-from strix_validate.reporting.record import of_result
+from strix_validate.reporting.record import make_check_record
 from test_doctor import command
 from typer.testing import CliRunner
 
@@ -95,7 +95,7 @@ def test_a_record_keeps_it():
     result = Result(
         check, State.PASSED, "half", {}, Severity.WARNING, "raise it", needs_reboot=True
     )
-    record = of_result("doctor", result)
+    record = make_check_record("doctor", result)
     assert record.needs_reboot and record.source == ""
     old = record.model_dump(exclude={"needs_reboot", "source"})
     assert not type(record).model_validate(old).needs_reboot

@@ -221,5 +221,5 @@ def test_a_gradient_of_zeros_may_have_the_rounding_of_its_terms():
 
 
 def test_sizes_hold_the_smaller_ones():
-    assert Size.STRESS.holds(Size.QUICK) and Size.FULL.holds(Size.FULL)
-    assert not Size.QUICK.holds(Size.FULL)
+    assert Size.STRESS.includes(Size.QUICK) and Size.FULL.includes(Size.FULL)
+    assert not Size.QUICK.includes(Size.FULL)

@@ -18,7 +18,7 @@ import torch
 from calls import skip_without
 from models import CONFIGS
 from strix_validate.attention import flash
-from strix_validate.layers.config import ModelLayers, layers_of
+from strix_validate.layers.config import ModelLayers, read_layers
 from strix_validate.layers.table import MODELS, Attention
 from strix_validate.precompiled import flash_calls, vllm_calls, warm
 from strix_validate.precompiled import packages as kernel_packages
@@ -41,7 +41,7 @@ def asked(calls: Sequence[Call]) -> list[set[str]]:
     """The kernels that each call needs: Triton asks again for one that it was refused."""
     answers = triton_modes.run(calls, "ask").calls
     assert not (wrong := [found.error for found in answers if found.error]), wrong
-    return [set(found.asked) for found in answers]
+    return [set(found.kernel_keys) for found in answers]
 
 
 def needs(calls: Sequence[Call]) -> set[str]:
@@ -100,7 +100,7 @@ STEP_TOKENS = (
 
 
 def first_experts(model: str) -> list[DeferredCall]:
-    layers = layers_of(CONFIGS[model]).experts
+    layers = read_layers(CONFIGS[model]).experts
     return list(vllm_calls.experts_calls(SOURCE, layers, [torch.bfloat16], STEP_TOKENS))
 
 
@@ -114,7 +114,7 @@ def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
 
 def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
     """A server's steps with layers of linear attention: prompts, several of them, and decoding."""
-    (linear,) = layers_of(CONFIGS[model]).linear
+    (linear,) = read_layers(CONFIGS[model]).linear
     heads = {"heads": keys * linear.heads, "value_heads": keys * linear.value_heads}
     channels = 128 * (2 * heads["heads"] + heads["value_heads"])
     delta = partial(linear_attention.delta_rule, size=128, **heads)
@@ -150,7 +150,7 @@ def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
 
 def first_steps(model: str) -> dict[str, list[Call]]:
     """All that a server's steps launch of vLLM's Triton kernels, by part of the model."""
-    layers = layers_of(CONFIGS[model])
+    layers = read_layers(CONFIGS[model])
     latent = [
         partial(mla.latent, keys=(n,) * count, heads=x.heads, rank=x.rank, rope=x.rope)
         for x in layers.latent
@@ -244,7 +244,7 @@ def test_flash_attn_compiles_nothing(shipped_flash: set[str]) -> None:
     calls = [
         call
         for model, config in CONFIGS.items()
-        for call in first_flash_calls(model, layers_of(config))
+        for call in first_flash_calls(model, read_layers(config))
     ]
     found = asked(calls)
     assert all(found)
@@ -275,7 +275,7 @@ def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
 @needs_flash_attn
 def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
     """Another head dimension, padded to the same tile."""
-    layers = replace(layers_of(CONFIGS["Phi-4"]), attention=[Attention(4, 2, 112)])
+    layers = replace(read_layers(CONFIGS["Phi-4"]), attention=[Attention(4, 2, 112)])
     found = needs(list(first_flash_calls("Phi-4", layers)))
     assert len(found - shipped_flash) > 3
 
@@ -294,7 +294,7 @@ def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
             continue
         if change and "linear_num_key_heads" in config:
             continue  # the size of a block depends on the heads
-        found = warm.beyond_table(layers_of(config | change))
+        found = warm.beyond_table(read_layers(config | change))
         assert not (found.attention or found.experts or found.linear or found.vocabularies)
 
 
@@ -308,7 +308,7 @@ def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
     ],
 )
 def test_what_no_model_of_the_table_has_is_foretold(change: dict, part: str) -> None:
-    found = warm.beyond_table(layers_of(CONFIGS["Qwen3-30B-A3B"] | change))
+    found = warm.beyond_table(read_layers(CONFIGS["Qwen3-30B-A3B"] | change))
     assert [name for name in PARTS if getattr(found, name)] == [part]
 
 
@@ -317,7 +317,9 @@ def test_warm_foretells_what_it_compiles(tmp_path: Path, shipped: set[str]) -> N
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["Qwen3-8B"] | {"head_dim": 96}))
     lacking = needs(warm.calls(file, SOURCE)["vLLM"]) - shipped
-    assert warm.foretell(file, SOURCE, 2).startswith(f"{len(lacking)} of vLLM's kernels")
+    assert warm.estimate_compilation(file, SOURCE, 2).startswith(
+        f"{len(lacking)} of vLLM's kernels"
+    )
 
 
 WARMED = ("Gemma-2-9B", "Qwen3.6-27B", "Whisper-large-v3")
@@ -340,7 +342,7 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["Mistral-7B"]))
     warmed = needs(warm.calls(file, None)["flash-attn"])
-    calls = first_flash_calls("Mistral-7B", layers_of(CONFIGS["Mistral-7B"]))
+    calls = first_flash_calls("Mistral-7B", read_layers(CONFIGS["Mistral-7B"]))
     found = needs([replace(call, change=flash_calls.FORWARD) for call in calls])
     assert found and not found - warmed
 
@@ -348,13 +350,13 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_table_has_what_config_says(model: str) -> None:
     """All of a row, where the model is one; where it is not, its layers are of rows."""
-    found = layers_of(CONFIGS[model])
+    found = read_layers(CONFIGS[model])
     beyond = warm.beyond_table(found)
     assert not any(getattr(beyond, part) for part in PARTS), beyond
     if row := MODELS.get(model):
         # of experts a file has one format
-        assert [*found.attention] == row.attention()
-        assert found.experts == [x for x in row.mixture().values() if x in found.experts]
-        assert bool(found.experts) is bool(row.mixture())
-        assert (found.linear, found.latent) == (row.recurrent(), row.compressed())
+        assert [*found.attention] == row.layers.attention
+        assert found.experts == [x for x in row.experts_by_format().values() if x in found.experts]
+        assert bool(found.experts) is bool(row.experts_by_format())
+        assert (found.linear, found.latent) == (row.layers.linear, row.layers.latent)
         assert found.vocabularies == [row.vocab_size]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from strix_validate import cli, installing, terminal
-from strix_validate.installing import install_advice
+from strix_validate.installing import suggest_installation
 from typer.testing import CliRunner
 
 UV, PLAIN = "home = /usr/bin\nuv = 0.13.9\n", "home = /usr/bin\n"
@@ -84,8 +84,8 @@ def test_advice_fits_the_environment(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv("PIXI_HOME", raising=False)
     prefix = environment(tmp_path, place, config)
-    assert install_advice("strix-emulate", prefix) == emulator
-    assert install_advice("matplotlib", prefix) == matplotlib
+    assert suggest_installation("strix-emulate", prefix) == emulator
+    assert suggest_installation("matplotlib", prefix) == matplotlib
 
 
 @pytest.mark.parametrize("name", PREFIXES)
@@ -93,7 +93,7 @@ def test_no_advice_installs_torch_for_cuda(name, tmp_path, monkeypatch):
     place, config, *_ = PREFIXES[name]
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv("PIXI_HOME", raising=False)
-    advice = install_advice("torch", environment(tmp_path, place, config))
+    advice = suggest_installation("torch", environment(tmp_path, place, config))
     if config is None:
         assert advice.endswith(" pytorch") or " pytorch " in advice
     else:
@@ -103,16 +103,16 @@ def test_no_advice_installs_torch_for_cuda(name, tmp_path, monkeypatch):
 def test_pixis_home_may_be_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("PIXI_HOME", str(tmp_path / "pixi"))
     prefix = environment(tmp_path, "pixi/envs/strix-validate", None)
-    assert install_advice("gguf", prefix).startswith("pixi global add")
+    assert suggest_installation("gguf", prefix).startswith("pixi global add")
 
 
 def test_an_environment_of_pixi_outside_of_its_workspace(tmp_path, monkeypatch):
     """By pixi's option detached-environments."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     prefix = environment(tmp_path, ".cache/rattler/cache/envs/mine-1a2b/envs/default", None)
-    assert install_advice("strix-emulate", prefix) == "conda install strix-emulate"
+    assert suggest_installation("strix-emulate", prefix) == "conda install strix-emulate"
     (prefix / "conda-meta/pixi").write_text("{}")
-    assert install_advice("strix-emulate", prefix) == "pixi add strix-emulate"
+    assert suggest_installation("strix-emulate", prefix) == "pixi add strix-emulate"
 
 
 @pytest.mark.parametrize("name", ["uvx", "python -m venv", "pixi workspace"])

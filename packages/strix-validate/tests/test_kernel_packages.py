@@ -13,7 +13,7 @@ import torch
 from models import CONFIGS
 from strix_validate import cli, testing
 from strix_validate.doctor import kernel_lists
-from strix_validate.layers.config import layers_of
+from strix_validate.layers.config import read_layers
 from strix_validate.layers.table import Attention
 from strix_validate.precompiled import costs, flash_calls, warm, workload
 from strix_validate.precompiled import packages as kernel_packages
@@ -95,7 +95,7 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elftools.elf.elffile.ELFFile", lambda stream: stream)
     package = tmp_path / kernel_lists.FOLDER / "some-kernels"
     assert kernel_packages.write(package, [lookup(tmp_path / "cache")]) == 1
-    (kernel,) = kernel_lists.installed(tmp_path)["some-kernels"].values()
+    (kernel,) = kernel_lists.read_lists(tmp_path)["some-kernels"].values()
     assert sorted(kernel["files"]) == ["k.hsaco", "k.json"]
     assert kernel["cost"] == {
         "vgprs": 200,
@@ -123,7 +123,7 @@ def test_damaged_list(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPa
     file = tmp_path / kernel_lists.FOLDER / "some-kernels" / kernel_lists.LIST
     file.parent.mkdir(parents=True)
     file.write_text(content)
-    assert kernel_lists.installed(tmp_path) == {}
+    assert kernel_lists.read_lists(tmp_path) == {}
     monkeypatch.setattr("sys.base_prefix", str(tmp_path))
     assert CliRunner().invoke(cli.app, ["list", "--kernels"]).exit_code == 3
 
@@ -136,12 +136,12 @@ def test_answers_come_in_the_order_of_calls(
 
     def run(calls: list[str], mode: str, cache: Path, variables: None) -> CallAnswers:
         batches.append(calls)
-        return CallAnswers("", [CallAnswer(asked=(call,)) for call in calls])
+        return CallAnswers("", [CallAnswer(kernel_keys=(call,)) for call in calls])
 
     monkeypatch.setattr(kernel_packages.triton_modes, "run", run)
     calls: list = [str(i) for i in range(2 * kernel_packages.BATCH + 3)]
     answers = kernel_packages.look_up(calls, tmp_path, jobs=1)
-    assert [answer.asked for answer in answers] == [(call,) for call in calls]
+    assert [answer.kernel_keys for answer in answers] == [(call,) for call in calls]
     assert len(batches) == 3 and batches[0][:3] == ["0", "3", "6"]
     assert kernel_packages.look_up([], tmp_path) == []
 
@@ -165,9 +165,9 @@ def test_a_wrong_result_of_flash_attn_is_told() -> None:
     tensors = [torch.randn(1, 9, 2, 16, dtype=torch.float16) for _ in range(4)]
     call, expected = testing.flash_attention(*tensors, causal=True)
     right = expected(call.dtype)
-    assert testing.flash_fault(call, right, expected)[0] == ""
+    assert testing.find_flash_fault(call, right, expected)[0] == ""
     wrong = right | {"dk": right["dk"] * 1.1}
-    assert testing.flash_fault(call, wrong, expected)[0] == "wrong: dk"
+    assert testing.find_flash_fault(call, wrong, expected)[0] == "wrong: dk"
 
 
 def test_origins(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_origins(tmp_path: Path) -> None:
         CallAnswer(lookups=(shipped, shipped, lookup(tmp_path / "cache", "A"))),
         CallAnswer(lookups=(lookup(tmp_path / "cache", "B", compiled=False),)),
     ]
-    found = kernel_packages.origins(answers, tmp_path)
+    found = kernel_packages.count_origins(answers, tmp_path)
     assert found == {"packages": 2, "compiled": 1, "cache": 1}
 
 
@@ -208,7 +208,7 @@ LLAMA, QWEN = CONFIGS["Llama-3.1-8B"], CONFIGS["Qwen3-30B-A3B"]
     ],
 )
 def test_layers_of_a_model(change: dict, dtype: torch.dtype) -> None:
-    found = layers_of(LLAMA | change)
+    found = read_layers(LLAMA | change)
     assert (found.attention, found.dtype) == ([Attention(32, 8, 128)], dtype)
 
 
@@ -231,7 +231,7 @@ INT4 = {"bits": 4, "group_size": 128}
     ],
 )
 def test_experts_of_a_model(config: dict, experts: list) -> None:
-    assert layers_of(config).experts == experts
+    assert read_layers(config).experts == experts
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_experts_of_a_model(config: dict, experts: list) -> None:
 def test_wrong_layers_of_a_model(wrong: dict) -> None:
     hybrid = CONFIGS["Qwen3-Next-80B-A3B"]
     with pytest.raises(ValueError, match="no layers can be read from it"):
-        layers_of(hybrid | wrong)
+        read_layers(hybrid | wrong)
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}"])

@@ -66,8 +66,8 @@ def test_combined_shapes_hold_each_pair_that_fits():
 @pytest.mark.parametrize("model", MODELS)
 def test_each_model_has_layers(model):
     row = MODELS[model]
-    assert row.attention() or row.compressed()
-    assert all(layer.heads % layer.kv_heads == 0 for layer in row.attention())
+    assert row.layers.attention or row.layers.latent
+    assert all(layer.heads % layer.kv_heads == 0 for layer in row.layers.attention)
 
 
 @pytest.mark.parametrize("model", sorted(MODELS.keys() & FILES.keys()))
@@ -105,10 +105,10 @@ def test_sdpa_and_flash_attn_have_the_heads_of_each_model():
 
 
 #: A family of vLLM's kernels, an argument, and its values in the table of models.
-MIXTURES = [layer for row in MODELS.values() for layer in row.mixture().values()]
-LATENT = [layer for row in MODELS.values() for layer in row.compressed()]
-ANGLES = [layer for row in MODELS.values() for layer in row.angles()]
-LINEAR = [layer for row in MODELS.values() for layer in row.recurrent()]
+MIXTURES = [layer for row in MODELS.values() for layer in row.experts_by_format().values()]
+LATENT = [layer for row in MODELS.values() for layer in row.layers.latent]
+ANGLES = [row.rope for row in MODELS.values() if row.rope]
+LINEAR = [layer for row in MODELS.values() for layer in row.layers.linear]
 QUICK_HAS = {
     ("experts", "top_k"): {layer.top_k for layer in MIXTURES},
     ("experts", "group"): {layer.group for layer in MIXTURES if layer.group},
@@ -123,8 +123,8 @@ QUICK_HAS = {
     ("latent", "heads"): {layer.heads for layer in LATENT},
     ("latent", "rank"): {layer.rank for layer in LATENT},
     ("latent", "rope"): {layer.rope for layer in LATENT},
-    ("writer", "heads"): {x.kv_heads for row in MODELS.values() for x in row.attention()},
-    ("writer", "block"): {x.block for row in MODELS.values() for x in row.attention()},
+    ("writer", "heads"): {x.kv_heads for row in MODELS.values() for x in row.layers.attention},
+    ("writer", "block"): {x.block for row in MODELS.values() for x in row.layers.attention},
     ("quantized", "group"): {128},
     ("lora", "rank"): {8, 16, 32, 64},
 }

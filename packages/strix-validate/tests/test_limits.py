@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from strix_validate import limits
 from strix_validate.checks import CheckFailed
-from strix_validate.json_file import json_object, small_text
+from strix_validate.json_file import read_json_object, read_small_text
 from strix_validate.serving.endpoint import Endpoint
 
 LIMIT = 1 << 20
@@ -123,7 +123,7 @@ def test_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         out.write(b"first line\n")
         out.seek(1 << 34)  # sixteen gigabytes, of which the disk has a page
         out.write(b"\nlast\nbut \xff one\n")
-    assert limits.last_lines(log, 2) == "last | but \ufffd one"
+    assert limits.read_last_lines(log, 2) == "last | but \ufffd one"
     assert limits.read_log(log).startswith("first line\n")
     assert len(limits.read_log(log)) == LIMIT
 
@@ -133,6 +133,6 @@ def test_files(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(b'{"a": "' + b"b" * LIMIT + b'"}')
     with pytest.raises(ValueError, match=r"config\.json: it has more than 1048576 bytes"):
-        json_object(file)
-    assert small_text(file) is None
-    assert small_text(Path("/proc/self/status")).startswith("Name:")
+        read_json_object(file)
+    assert read_small_text(file) is None
+    assert read_small_text(Path("/proc/self/status")).startswith("Name:")

@@ -21,7 +21,7 @@ from calls import skip_without
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, MemoryBudget
 from strix_validate.models import answer, serving
-from strix_validate.models.parts import list_layers, text_of
+from strix_validate.models.parts import find_text, list_layers
 from test_model_counts import CONFIGS as PLAIN
 from test_models import CASES, CONFIGS
 
@@ -36,7 +36,7 @@ BLOCK, CHUNK = 16, 2048
 def line_of(name: str, gib: int, monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
     """The arguments that are printed for a model on a machine; None if it does not fit or start."""
     budget = MemoryBudget(gib * GIB, gib * GIB, True)
-    monkeypatch.setattr(answer, "memory_of", lambda tree: budget)
+    monkeypatch.setattr(answer, "read_memory_budget", lambda tree: budget)
     result = answer.answer(ALL[name], None, None)
     line = answer.describe("MODEL", result, Tree())[-1]
     if result.refusal or "vllm serve MODEL" not in line:
@@ -54,7 +54,7 @@ def flags(arguments: list[str]) -> dict[str, str]:
 
 def needed(config: dict, length: int) -> int:
     """The bytes of cache that vLLM wants for one request of a length, and its null block."""
-    text = text_of(config)
+    text = find_text(config)
     pages = [page for layer in list_layers(text) if (page := page_of(text, layer.mixer))]
     if not pages:
         return 0
@@ -90,7 +90,7 @@ def refusal(config: dict, arguments: list[str]) -> str:
     given = flags(arguments)
     cache = int(given["--kv-cache-memory-bytes"].removesuffix("G")) * GIB
     said = given.get("--max-model-len")
-    text = text_of(config)
+    text = find_text(config)
     if "type_vocab_size" in text or "encoder_layers" in text:
         return ""
     length = serving.read_length(config) if said is None else 1 if said == "auto" else int(said)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from models import FILES, FORMATS, SHAPES, THREADS
 from strix_validate.models import answer, defaults, model_memory, table
-from strix_validate.models.parts import find_encoders, text_of
+from strix_validate.models.parts import find_encoders, find_text
 
 TESTS = Path(__file__).parent
 FAMILIES = json.loads((TESTS / "families.json").read_text())
@@ -48,14 +48,14 @@ def test_a_lower_bound_is_never_more_than_the_truth(kind: str) -> None:
             assert counted is None or counted <= EXACT * total, config
 
 
-@pytest.mark.parametrize("kind", table.contents()["counted"])
+@pytest.mark.parametrize("kind", table.read_table()["counted"])
 def test_counted_families_are_within_three_percent(kind: str) -> None:
     """Of their text alone, in the config that says what its class derives."""
     close = []
     for name, counts in FAMILIES["families"].items():
         changes, total, encoders = counts[-1]
         config = {"model_type": name} | changes
-        if text_of(config).get("model_type") == kind:
+        if find_text(config).get("model_type") == kind:
             counted = (count(config) or 0) - model_memory.encoder_parameters(config)
             close.append(0.97 * (total - encoders) <= counted <= EXACT * total)
     assert any(close)
@@ -135,7 +135,7 @@ def test_an_encoder_that_leaves_keys_out() -> None:
 
 def test_names_that_a_class_maps() -> None:
     own = {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25}
-    text = text_of(own)
+    text = find_text(own)
     assert (text["hidden_size"], text["num_hidden_layers"]) == (1600, 48)
     assert text["max_position_embeddings"] == 1024
 
@@ -169,7 +169,7 @@ PATTERNS = {
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns_of_hybrid_models(name: str) -> None:
     kind, keys, attend = PATTERNS[name]
-    text = text_of({"model_type": kind} | keys)
+    text = find_text({"model_type": kind} | keys)
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     cached = model_memory.cache_of_token({"model_type": kind} | keys)
@@ -228,5 +228,5 @@ def test_the_table_of_defaults_is_transformers_own() -> None:
 
 def test_both_tables_are_of_one_transformers() -> None:
     assert FAMILIES["transformers"] == defaults.contents()["transformers"]
-    kinds = chain(*(table.contents()[key] for key in ("counted", "encoders", "without_gate")))
+    kinds = chain(*(table.read_table()[key] for key in ("counted", "encoders", "without_gate")))
     assert set(kinds) <= defaults.contents()["types"].keys()

@@ -83,7 +83,7 @@ ALLOCATES = {
 
 def differences(config: dict, said: dict) -> list[str]:
     """Where vLLM's answer is not what the table's rows say."""
-    rows = table.rows_of(config)
+    rows = table.find_rows(config)
     # what is chosen and then refused is refused by a device, which vLLM does not see here
     if refused := [row.refused for row in rows if row.refused and not row.chosen]:
         return [words for words in refused if words not in said.get("error", "")]
@@ -110,8 +110,8 @@ def test_the_table_is_what_vllm_chooses() -> None:
     assert not wrong
     said = dict(zip(CASES, answers, strict=True))
     assert {n: round(said[n]["parameters"] / 2**30, 2) for n in ALLOCATES} == ALLOCATES
-    used = {row for config in CASES.values() for row in table.rows_of(config)}
-    own = {row for row in table.rows() if row.part != "images"}
+    used = {row for config in CASES.values() for row in table.find_rows(config)}
+    own = {row for row in table.read_rows() if row.part != "images"}
     assert own <= used, "a row that no model here has"
 
 
@@ -127,7 +127,7 @@ def test_a_wrong_row_is_found() -> None:
 
 def test_every_check_of_the_table_exists() -> None:
     known = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
-    named = {name for row in table.rows() for name in row.checks}
+    named = {name for row in table.read_rows() for name in row.checks}
     assert named and not named - known
     assert {name.partition("/")[0] for name in named} == {*table.PROVES, *ON_A_GPU}
 
@@ -136,7 +136,7 @@ def test_architectures_are_those_that_are_compared() -> None:
     names = {name for config in CASES.values() for name in config["architectures"]}
     assert table.was_compared(CONFIGS["Qwen3-8B"]) and not table.was_compared({})
     assert SHAPES.keys() - CASES.keys() == {"Mistral-Small-4-119B"}
-    assert sorted(names) == table.contents()["architectures"]
+    assert sorted(names) == table.read_table()["architectures"]
 
 
 @pytest.mark.skipif(not (CHECKOUT / "docs").is_dir(), reason="not in the repository")
@@ -146,7 +146,7 @@ def test_page_and_table_agree() -> None:
     assert written == page["render"](written, FOLDER), "tools/models_page.py writes it"
     assert f"with vLLM {table.version()} and" in written
     assert f"leave {page['ROOM'] / GIB:.0f} for both" in written
-    records = {row.record for row in table.rows()} - {""}
+    records = {row.record for row in table.read_rows()} - {""}
     assert records and all((CHECKOUT / "docs/evidence" / name).is_file() for name in records)
 
 
@@ -237,11 +237,11 @@ def test_what_is_not_counted_makes_a_lower_bound() -> None:
 def test_tiles_of_experts(name: str, words: str, tmp_path: Path) -> None:
     """Which tables exist is vLLM's source with the recipe's patches, where there is one."""
     config = (CASES | SHAPES)[name]
-    found = table.tiles_of(config)
+    found = table.describe_tiles(config)
     assert found.startswith(words) and bool(found) == bool(words)
-    assert table.tiles_of(config, tmp_path).startswith("vLLM's defaults" if words else "")
+    assert table.describe_tiles(config, tmp_path).startswith("vLLM's defaults" if words else "")
     if source := os.environ.get("VLLM_SOURCE"):
-        assert table.tiles_of(config, Path(source)) == found
+        assert table.describe_tiles(config, Path(source)) == found
 
 
 @pytest.mark.parametrize(("kind", "heads"), [("llama", 2), ("gemma3_text", 1)])

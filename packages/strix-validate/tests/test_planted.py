@@ -381,7 +381,7 @@ def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.CallAnswer:
 def problems(size: Size) -> list[Problem]:
     selected = []
     for case in (*CASES, *sdpa_pairs.cases()):
-        if size.holds(case.size) and not case.on_device:
+        if size.includes(case.size) and not case.on_device:
             selected += [Problem(case, dtype, "cpu") for dtype in case.dtypes]
     return selected
 
@@ -389,7 +389,7 @@ def problems(size: Size) -> list[Problem]:
 @cache
 def cases(size: Size) -> list[flash_cases.FlashCase]:
     every = [case for dtype in (torch.float32, HALF) for case in flash_cases.cases(dtype)]
-    found = [case for case in every if size.holds(case.size)]
+    found = [case for case in every if size.includes(case.size)]
     for case in found:
         object.__setattr__(case, "expected", cache(case.expected))
     return found

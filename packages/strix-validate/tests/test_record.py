@@ -46,7 +46,7 @@ def test_record_survives_its_own_json(tmp_path):
 def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, said):
     """As it is judged, and in a record that somebody wrote."""
     passed = Result(Check("x/y", "t", "w"), State.PASSED, "", {"out": comparison})
-    written = record.of_result("x", passed)
+    written = record.make_check_record("x", passed)
     assert written.state is State.FAILED and said in written.reason
     right = {"error": 0.01, "bound": 0.1, "dtype": "float16", "size": 99.0}
     good = make(Result(passed.check, State.PASSED, "", {"out": right, "logprob": 3}))
@@ -81,8 +81,10 @@ def test_packages_come_from_conda_meta_without_paths(tmp_path):
     meta.mkdir()
     entry = {"name": "torch", "version": "2", "build": "h_0", "sha256": "ab", "url": "file:///x/y"}
     (meta / "torch.json").write_text(json.dumps(entry))
-    assert host.packages(tmp_path) == [Package(name="torch", version="2", build="h_0", sha256="ab")]
-    assert host.packages(tmp_path / "none") == []
+    assert host.list_packages(tmp_path) == [
+        Package(name="torch", version="2", build="h_0", sha256="ab")
+    ]
+    assert host.list_packages(tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_packages_come_from_conda_meta_without_paths(tmp_path):
     ],
 )
 def test_a_kernel_of_ones_own_is_not_named(release, kept):
-    assert host.kernel_version(release) == kept
+    assert host.shorten_release(release) == kept
 
 
 def test_every_check_has_id_title_and_reason():
@@ -171,7 +173,7 @@ def test_what_nobody_measured_is_0():
     cpu = record.Device(type="cpu", architecture="x86_64")
     assert cpu.units == cpu.clock_mhz == cpu.memory_gib == 0
     skipped = Result(Check("sdpa/flash/full-float16", "", ""), State.SKIPPED)
-    assert record.of_result("attention", skipped).seconds == 0
+    assert record.make_check_record("attention", skipped).seconds == 0
 
 
 def test_select_and_misspelt_names():

@@ -7,7 +7,7 @@ from records import FAILED, PAIR, benchmarks, make
 from rich.console import Console
 from strix_validate import cli, terminal
 from strix_validate.checks import Check, Result, Severity, State
-from strix_validate.installing import install_advice
+from strix_validate.installing import suggest_installation
 from strix_validate.reporting import plots
 from strix_validate.reporting.page import render
 from strix_validate.reporting.terminal_table import show, summary
@@ -102,7 +102,7 @@ def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr(terminal, "find_spec", lambda name: None)
     done = CliRunner().invoke(cli.app, ["bench", "--plots", str(tmp_path / "plots")])
     assert done.exit_code == 2
-    assert install_advice("matplotlib").split()[-1] in done.output
+    assert suggest_installation("matplotlib").split()[-1] in done.output
     assert not (tmp_path / "plots").exists()
 
 

@@ -290,7 +290,7 @@ def test_the_plot_has_a_panel_for_each_quantity_that_was_read(tmp_path):
         return {"error": 40.0} if (load, number) == ("copy", 50) else {}
 
     story = run(step=step, reading=lambda at, load: {"power_w": None})
-    checks = [record.of_result("soak", result) for result in verdicts.judge(story)]
+    checks = [record.make_check_record("soak", result) for result in verdicts.judge(story)]
     (sensors,) = [check for check in checks if check.id == "soak/sensors"]
     assert len(sensors.measured["series"]["minutes"]) == 515  # spans of 7 seconds
     (figure,) = plots.figures(make(*verdicts.judge(story), tier="soak"))
@@ -302,10 +302,10 @@ def test_the_plot_has_a_panel_for_each_quantity_that_was_read(tmp_path):
 
 def test_a_series_is_thinned_by_means():
     story = run(minutes=20, reading=lambda at, load: {"temperature_c": at})
-    series = verdicts.thin(story, 100)
+    series = verdicts.thin_samples(story, 100)
     assert len(series["minutes"]) == len(series["load"]) == 93
     assert series["temperature_c"][1] == pytest.approx(sum(range(13, 26)) / 13)
-    assert verdicts.thin(command.Story(GPU))["minutes"] == []
+    assert verdicts.thin_samples(command.Story(GPU))["minutes"] == []
 
 
 def test_advice_stands_beside_a_hang():

@@ -11,7 +11,7 @@ import pytest
 from models import FILES
 from strix_validate.cli import app
 from strix_validate.doctor.tree import Tree
-from strix_validate.installing import install_advice
+from strix_validate.installing import suggest_installation
 from strix_validate.models import answer, command, gguf_file, lora, mistral, table
 from typer.testing import CliRunner
 
@@ -117,7 +117,7 @@ def test_each_type_of_gguf_has_its_checks() -> None:
     from strix_validate import tiers
 
     known = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
-    for kind in table.contents()["gguf_types"]:
+    for kind in table.read_table()["gguf_types"]:
         row = gguf_file.make_row(kind.upper())
         assert set(row.checks) <= known and row.proven == "compiled, interpreted, emulated"
 
@@ -185,7 +185,7 @@ def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     status, said = run(tmp_path / "model.gguf")
-    assert status == 2 and install_advice("gguf") in said
+    assert status == 2 and suggest_installation("gguf") in said
 
 
 #: Mistral-Small-3.2's, as far as it is read.

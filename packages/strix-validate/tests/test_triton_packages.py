@@ -152,7 +152,7 @@ def test_a_gpu_computes_each_case_in_bfloat16_too(library):
     for name in names:
         check = Check(f"attention/{prefix}{name}-bfloat16", "", "")
         assert not attention.applies(check, RunOptions(device="cpu", size=Size.FULL))
-        ours = library is vllm_checks and not vllm_checks.suits(name, "cuda")
+        ours = library is vllm_checks and not vllm_checks.is_for_device(name, "cuda")
         assert attention.applies(check, RunOptions(device="cuda", size=Size.FULL)) is not ours
 
 

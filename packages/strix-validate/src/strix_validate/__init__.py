@@ -14,7 +14,7 @@ import os
 # again: an eighth of a run's CPU time, a third where kernels are executed.
 gc.set_threshold(10_000, 10, 100)
 
-__all__ = ["GPUS", "NAMED", "TARGET"]
+__all__ = ["GPUS", "TARGET", "VLLM_DEVICE_NAME"]
 
 #: Supported GPUs and their number of workgroup processors (HIP's `multiProcessorCount`), each of
 #: which is two compute units.
@@ -29,4 +29,4 @@ GPUS = {
 #: in variants.yaml, which package tests get.
 TARGET = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name is in lower case)
 #: The name of the GPU in vLLM's files of tuned tiles; only gfx1151 has one here.
-NAMED = "AMD_Radeon_8060S" if TARGET == "gfx1151" else TARGET
+VLLM_DEVICE_NAME = "AMD_Radeon_8060S" if TARGET == "gfx1151" else TARGET

@@ -48,7 +48,7 @@ class Size(StrEnum):
     FULL = "full"
     STRESS = "stress"
 
-    def holds(self, other: "Size") -> bool:
+    def includes(self, other: "Size") -> bool:
         """Return whether this size includes the other."""
         order = list(Size)
         return order.index(other) <= order.index(self)
@@ -70,7 +70,7 @@ class Check:
 
 
 #: The check of a result to which tiers.run_each gives its real check.
-ANY = Check("")
+PLACEHOLDER = Check("")
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def is_emulated(options: RunOptions) -> bool:
     return "(emulated)" in torch.cuda.get_device_name()
 
 
-def seed_of(name: str) -> int:
+def derive_seed(name: str) -> int:
     """Return the seed of the inputs of this name: the same in each run with the same --seed."""
     return zlib.crc32(name.encode(), int(os.environ.get(SEED, "0")))
 
@@ -171,7 +171,7 @@ def require(condition: object, message: str) -> None:
         raise CheckFailed(message)
 
 
-def judged(check: Check, faults: Sequence[str], measured: dict) -> Result:
+def make_result(check: Check, faults: Sequence[str], measured: dict) -> Result:
     """Return the result of a check: failed if there are faults, with all of them as its reason."""
     state = State.FAILED if faults else State.PASSED
     return Result(check, state, "; ".join(faults), measured)
@@ -194,17 +194,17 @@ def exit_code(states: Iterable[State]) -> int:
     return 0 if State.PASSED in distinct else 3
 
 
-def reason_of(body: Callable) -> str:
+def read_reason(body: Callable) -> str:
     """Return the docstring of a check's function, what the check catches, in one line."""
     return " ".join((body.__doc__ or "").split())
 
 
-def named(*bodies: Callable) -> dict[str, Callable]:
+def index_by_name(*bodies: Callable) -> dict[str, Callable]:
     """Return functions by their names, with hyphens as in ids."""
     return {body.__name__.replace("_", "-"): body for body in bodies}
 
 
-def described(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Callable]:
+def make_checks(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Callable]:
     """Return the checks GROUP/NAME of functions.
 
     The title of a check is the first sentence of its function's docstring.
@@ -215,7 +215,7 @@ def described(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Callabl
     """
     checks: dict[Check, Callable] = {}
     for name, body in bodies.items():
-        reason = reason_of(body)
+        reason = read_reason(body)
         title = reason.split(". ")[0]
         checks[Check(f"{group}/{name}", title, reason)] = body
     return checks

@@ -16,7 +16,7 @@ from rich.markup import escape
 from strix_validate import GPUS, TARGET, tiers
 from strix_validate.checks import CannotRun, Check, Size
 from strix_validate.doctor import findings
-from strix_validate.doctor.kernel_lists import describe, installed
+from strix_validate.doctor.kernel_lists import describe, read_lists
 from strix_validate.models import command as models_command
 from strix_validate.reporting import record
 from strix_validate.runner import NoSuchCheck, select
@@ -354,12 +354,12 @@ def warm(
     many kernels are in no package, and for how long they compile.
     """
     with _exit_if_missing("compile") as console:
-        from strix_validate.precompiled.warm import calls, fill, foretell
+        from strix_validate.precompiled.warm import calls, estimate_compilation, fill
 
         try:
             kernel_calls = calls(model, vllm_source)
             if model and "vLLM" in kernel_calls:
-                console.print(foretell(model, vllm_source, jobs))
+                console.print(estimate_compilation(model, vllm_source, jobs))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         failures = fill(kernel_calls, jobs, console)
@@ -394,7 +394,7 @@ def compilations(
 
 def _list_kernels(as_json: bool) -> None:
     """List the kernels that packages installed into this environment."""
-    lists = installed(Path(sys.base_prefix))
+    lists = read_lists(Path(sys.base_prefix))
     if as_json:
         typer.echo(json.dumps(lists, indent=1))
     else:

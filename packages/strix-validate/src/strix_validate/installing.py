@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from strix_validate import TARGET
-from strix_validate.json_file import small_text
+from strix_validate.json_file import read_small_text
 
 #: Names of packages in conda channels, where they differ from PyPI's.
 _CONDA_NAMES = {
@@ -22,7 +22,7 @@ _PIP_ARGUMENTS = {
 _BESIDE_TORCH = "install strix-validate beside your PyTorch: packages/strix-validate/README.md"
 
 
-def install_advice(name: str, prefix: Path | None = None) -> str:
+def suggest_installation(name: str, prefix: Path | None = None) -> str:
     """Return the command that adds a package to an environment, or what to do instead.
 
     Args:
@@ -50,7 +50,7 @@ def _advise_conda(name: str, prefix: Path) -> str:
 def _advise_pip(name: str, prefix: Path) -> str:
     """Return the command for an environment of pipx, uv or venv."""
     arguments = _PIP_ARGUMENTS.get(name, name)
-    config = small_text(prefix / "pyvenv.cfg") or ""
+    config = read_small_text(prefix / "pyvenv.cfg") or ""
     is_of_pipx = "pipx" in prefix.parts
     is_of_uv = "\nuv = " in f"\n{config}"
     is_of_uvx = is_of_uv and "archive-v0" in prefix.parts

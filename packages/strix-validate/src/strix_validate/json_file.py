@@ -9,7 +9,7 @@ from typing import Any
 from strix_validate import limits
 
 
-def small_file(file: Path) -> bytes:
+def read_small_file(file: Path) -> bytes:
     """Read a file.
 
     Raises:
@@ -25,23 +25,23 @@ def small_file(file: Path) -> bytes:
     return data
 
 
-def small_text(file: Path) -> str | None:
+def read_small_text(file: Path) -> str | None:
     """Return a text file without blanks at its ends, or None if it cannot be read."""
     try:
-        data = small_file(file)
+        data = read_small_file(file)
     except OSError:
         return None
     return data.decode(errors="replace").strip("\0\n ")
 
 
-def json_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """Read a file that holds a JSON object.
 
     Raises:
         ValueError: It holds none, cannot be read, is a pipe, or has more than limits.FILE bytes.
     """
     try:
-        value = json.loads(small_file(file))
+        value = json.loads(read_small_file(file))
     except (OSError, ValueError, RecursionError) as error:
         message = getattr(error, "strerror", None) or error
         raise ValueError(f"{file}: {message!s:.200}") from error

@@ -65,7 +65,7 @@ def read_log(file: Path) -> str:
         return stream.read(LOG).decode(errors="replace")
 
 
-def last_lines(file: Path, number: int) -> str:
+def read_last_lines(file: Path, number: int) -> str:
     """Return the last lines of a log, joined by bars; they come from its last TAIL bytes."""
     with file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)

@@ -119,7 +119,7 @@ def run(
             for result in _run_tier(name, tier, selected[name], options, report):
                 short = replace(result, reason=host.shorten(result.reason))
                 judged = skips.judge(short, report.device)
-                report.checks.append(record.of_result(name, judged))
+                report.checks.append(record.make_check_record(name, judged))
                 report.unfinished -= 1
                 report.seconds = round(perf_counter() - begin, 1)
                 report.summary = record.summarise(report.checks)
@@ -165,8 +165,8 @@ def _begin_record(names: Sequence[str], options: RunOptions, created: datetime) 
         size=options.size.value,
         seed=options.seed,
         subject=subject,
-        versions=host.versions(),
-        packages=host.packages(),
+        versions=host.read_versions(),
+        packages=host.list_packages(),
         host=host.describe_host(),
         device=device,
         checks=[],

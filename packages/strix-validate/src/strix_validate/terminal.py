@@ -24,7 +24,7 @@ from strix_validate import TARGET
 from strix_validate.checks import RunOptions, Size, exit_code
 from strix_validate.doctor import host
 from strix_validate.doctor.tree import DEVICES
-from strix_validate.installing import install_advice
+from strix_validate.installing import suggest_installation
 from strix_validate.reporting.record import Record
 from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
@@ -208,7 +208,7 @@ def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]
     if "doctor" in names and TARGET not in DEVICES:
         raise typer.BadParameter(f"gpu_arch is {TARGET}; doctor knows {', '.join(DEVICES)}")
     if plots and not find_spec("matplotlib"):
-        raise typer.BadParameter(f"--plots needs matplotlib: {install_advice('matplotlib')}")
+        raise typer.BadParameter(f"--plots needs matplotlib: {suggest_installation('matplotlib')}")
 
 
 def _find_device(names: list[str], device: DeviceName, options: dict[str, Any]) -> str:
@@ -216,7 +216,7 @@ def _find_device(names: list[str], device: DeviceName, options: dict[str, Any]) 
     is_server_elsewhere = names == ["serve"] and options.get("url")
     if names == ["doctor"] or is_server_elsewhere:
         return "none"
-    return host.device_for(device.value)
+    return host.resolve_device(device.value)
 
 
 @contextmanager
@@ -229,7 +229,9 @@ def _report_errors(console: Console) -> Iterator[None]:
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         name = module.replace("_", "-")
-        message = f"{name} is not installed here: nothing could be checked: {install_advice(name)}"
+        message = (
+            f"{name} is not installed here: nothing could be checked: {suggest_installation(name)}"
+        )
         console.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(3) from error
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from strix_validate.attention.flash import FlashCall
 from strix_validate.attention.flash import dense as flash_attention
-from strix_validate.checks import ANY
+from strix_validate.checks import PLACEHOLDER
 from strix_validate.doctor import kernel_lists, vllm_memory
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import OVERHEAD, MemoryBudget
@@ -27,15 +27,15 @@ __all__ = [
     "OVERHEAD",
     "compile_sample",
     "complete_interpreter",
+    "find_flash_fault",
     "flash_attention",
-    "flash_fault",
-    "memory_of",
     "packaged_kernels",
+    "read_memory_budget",
     "stand_in",
 ]
 
 
-def flash_fault(
+def find_flash_fault(
     call: FlashCall,
     actual: dict[str, Tensor],
     expected: Expected,
@@ -45,7 +45,7 @@ def flash_fault(
     Returns:
         What is wrong, or "", and what was measured.
     """
-    result = compare(ANY, actual, expected, call.dtype)
+    result = compare(PLACEHOLDER, actual, expected, call.dtype)
     return result.reason, result.measured
 
 
@@ -57,7 +57,7 @@ def packaged_kernels(package: str) -> tuple[Path, dict[str, dict]]:
     """
     prefix = Path(sys.base_prefix)
     folder = prefix / kernel_lists.FOLDER / package
-    return folder, kernel_lists.installed(prefix)[package]
+    return folder, kernel_lists.read_lists(prefix)[package]
 
 
 def compile_sample(number: int) -> list[modes.CompiledKernel]:
@@ -80,7 +80,7 @@ def compile_sample(number: int) -> list[modes.CompiledKernel]:
     return kernels
 
 
-def memory_of(root: Path) -> MemoryBudget | None:
+def read_memory_budget(root: Path) -> MemoryBudget | None:
     """Return the memory that vLLM may use on the machine whose files are below root.
 
     Its method flags returns the flags of `vllm serve` that fit a model.
@@ -88,4 +88,4 @@ def memory_of(root: Path) -> MemoryBudget | None:
     Returns:
         The memory, or None if a number cannot be read.
     """
-    return vllm_memory.memory_of(Tree(root))
+    return vllm_memory.read_memory_budget(Tree(root))

@@ -53,11 +53,11 @@ class Timing:
         return cls(median, low, high, int(repeats), kernels)
 
 
-def timed(
+def time_call(
     function: Callable[[], object],
     device: str,
     budget_ms: float = 300,
-    named: bool = True,
+    with_kernels: bool = True,
 ) -> Timing:
     """Time one call, over as many calls as the budget allows, at least 5, after a warm-up.
 
@@ -68,11 +68,11 @@ def timed(
         function: The call.
         device: "cpu", or torch's name of a GPU.
         budget_ms: The time that all calls may take, in milliseconds.
-        named: Whether to name the kernels that ran, which takes the profiler a second.
+        with_kernels: Whether to name the kernels that ran, which takes the profiler a second.
     """
     if device == "cpu":
         return _summarise(_time_on_cpu(function, budget_ms))
-    kernels = launches.describe(function) if named else ""
+    kernels = launches.describe(function) if with_kernels else ""
     cache_filler = torch.empty(_CACHE_BYTES // 4, dtype=torch.int32, device=device)
     estimate = statistics.median(_time_on_gpu(function, _FEWEST, cache_filler))
     repeats = int(budget_ms / max(estimate, 1e-3))

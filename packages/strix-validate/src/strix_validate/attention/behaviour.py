@@ -17,18 +17,18 @@ from strix_validate.attention import sdpa
 from strix_validate.attention.sdpa_cases import SdpaCase
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.checks import (
-    ANY,
+    PLACEHOLDER,
     CannotRun,
     Check,
     Result,
     RunOptions,
     Size,
     State,
-    named,
+    derive_seed,
+    index_by_name,
     need_gpu,
-    reason_of,
+    read_reason,
     require,
-    seed_of,
 )
 from strix_validate.numerics import comparison, reference
 
@@ -51,7 +51,7 @@ def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
         for route, dtype in product(routes, dtypes):
             suffix = _SUFFIX if dtype is torch.bfloat16 else ""
             id_ = f"{name}{suffix}"
-            check = Check(f"sdpa/{route}/{id_}", f"torch SDPA {route}: {id_}", reason_of(body))
+            check = Check(f"sdpa/{route}/{id_}", f"torch SDPA {route}: {id_}", read_reason(body))
             functions[check] = partial(_check_route, body, route, dtype)
     return functions
 
@@ -98,7 +98,7 @@ class Watched:
 
 
 def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed_of(str(seed)))
+    generator = torch.Generator().manual_seed(derive_seed(str(seed)))
     return torch.randn(size, generator=generator).to(device, dtype)
 
 
@@ -124,7 +124,7 @@ def large(route: sdpa.Route, options: RunOptions) -> dict:
     A kernel that accumulates q k^T in fp16 gives NaN: https://github.com/ROCm/aotriton/pull/179
     """
     size = (1, 2, 512, 72)
-    if options.size.holds(Size.FULL):
+    if options.size.includes(Size.FULL):
         size = (4, 8, 4096, 72)
     q = torch.full(size, 260 / 72**0.5, dtype=HALF, device=options.device)
     v = _randn(*size, device=options.device)
@@ -164,7 +164,7 @@ def finite(route: sdpa.Route, options: RunOptions) -> dict:
     Some races show in one call of hundreds: https://github.com/ROCm/aotriton/issues/183
     """
     repeats = 1000 if options.size is Size.STRESS else 100
-    generator = torch.Generator(options.device).manual_seed(seed_of("finite"))
+    generator = torch.Generator(options.device).manual_seed(derive_seed("finite"))
     for i in range(repeats):
         head_dim = (72, 80)[i % 2]
         dtype = (torch.float16, torch.bfloat16)[i // 2 % 2]
@@ -241,7 +241,7 @@ def lse(route: Watched, options: RunOptions) -> Result:
         results = reference.attention(q, k, v, q, causal="top-left", lse=True, dtype=dtype)
         return {"lse": results["lse"]}
 
-    return comparison.compare(ANY, {"lse": actual}, expected, route.dtype)
+    return comparison.compare(PLACEHOLDER, {"lse": actual}, expected, route.dtype)
 
 
 def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def dropout(route: Watched, options: RunOptions) -> dict:
     choice, with and without a causal mask. aiter 0.1.20.post1 has a constant seed: it drops the
     same positions in every layer and step (patches/amd-aiter/0003-refuse-dropout.patch)
     """
-    torch.manual_seed(seed_of("dropout"))
+    torch.manual_seed(derive_seed("dropout"))
     measured = _check_dropout(route, 256, causal=False, device=options.device)
     return measured | _check_dropout(route, 96, causal=True, device=options.device)
 
@@ -304,7 +304,7 @@ def _check_dropout(
     def expected(dtype: reference.Precision) -> dict[str, Tensor]:
         return reference.attention(q, k, v, grad_out, keep=keep, causal=corner, dtype=dtype)
 
-    result = comparison.compare(ANY, actual, expected, route.dtype)
+    result = comparison.compare(PLACEHOLDER, actual, expected, route.dtype)
     where = ", causal" if causal else ""
     require(result.state is State.PASSED, f"{result.reason}{where}")
     prefix = "causal_" if causal else ""
@@ -364,7 +364,7 @@ def nested(route: Watched, options: RunOptions) -> dict | Result:
             outs.append(exact["out"][0].transpose(0, 1))
         return {"out": torch.cat(outs)}
 
-    return comparison.compare(ANY, {"out": out}, expected, route.dtype)
+    return comparison.compare(PLACEHOLDER, {"out": out}, expected, route.dtype)
 
 
 def captured(route: Watched, options: RunOptions) -> dict | Result:
@@ -393,7 +393,7 @@ def captured(route: Watched, options: RunOptions) -> dict | Result:
     def expected(dtype: reference.Precision) -> dict[str, Tensor]:
         return {"out": problem.expected(dtype)["out"]}
 
-    return comparison.compare(ANY, {"out": out.clone()}, expected, route.dtype)
+    return comparison.compare(PLACEHOLDER, {"out": out.clone()}, expected, route.dtype)
 
 
 def compiled(route: Watched, options: RunOptions) -> dict | Result:
@@ -402,7 +402,7 @@ def compiled(route: Watched, options: RunOptions) -> dict | Result:
     An operator of flash-attn 2.8.3 announced other shapes to the compiler than it returned
     (patches/flash-attn/0002-register-op-outputs.patch)
     """
-    uses_inductor = options.size.holds(Size.FULL)
+    uses_inductor = options.size.includes(Size.FULL)
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if uses_inductor and options.device == "cpu" and not compiler:
         raise CannotRun("torch.compile needs a C++ compiler on the CPU")
@@ -415,10 +415,10 @@ def compiled(route: Watched, options: RunOptions) -> dict | Result:
     backend = "inductor" if uses_inductor else "aot_eager"
     out = torch.compile(route.unwatched, backend=backend)(*leaves, is_causal=True)
     actual = _differentiate(out, leaves, grad_out)
-    return comparison.compare(ANY, actual, problem.expected, route.dtype)
+    return comparison.compare(PLACEHOLDER, actual, problem.expected, route.dtype)
 
 
-BODIES = named(
+BODIES = index_by_name(
     large,
     deterministic,
     finite,

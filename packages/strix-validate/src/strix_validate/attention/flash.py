@@ -574,7 +574,7 @@ def _rotate(
     parts = []
     for i, length in enumerate(lengths):
         positions = slice(length, length + count)
-        part = reference.rotated(
+        part = reference.rotate(
             x[i],
             angles["rotary_cos"][positions, None],
             angles["rotary_sin"][positions, None],

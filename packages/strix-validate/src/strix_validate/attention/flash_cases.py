@@ -49,11 +49,6 @@ class FlashCase:
         function = flash.function_of(self.build.func, self.build.keywords.get("pack", ""))
         return f"{function} {self.label} {_name_of(self.dtype)}"
 
-    @property
-    def why(self) -> str:
-        """The same as catches, for callers with the former name."""
-        return self.catches
-
     @cached_property
     def call(self) -> flash.FlashCall:
         """The call. It is built when first read, because every run lists all cases."""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from strix_validate.attention import sdpa_pairs
 from strix_validate.attention.sdpa_cases import CASES, HALVES, SdpaCase
 from strix_validate.attention.sdpa_problem import Problem
-from strix_validate.checks import CannotRun, Check, Result, RunOptions, State, seed_of
+from strix_validate.checks import CannotRun, Check, Result, RunOptions, State, derive_seed
 from strix_validate.numerics import comparison, reference
 
 BACKENDS = {
@@ -222,7 +222,7 @@ def _answer(route: Route, problem: Problem) -> _Answer:
         mask = problem.options["attn_mask"].detach().requires_grad_()
         options["attn_mask"] = mask
         leaves["dmask"] = mask
-    torch.manual_seed(seed_of(case.name))  # for dropout
+    torch.manual_seed(derive_seed(case.name))  # for dropout
     out, operators = call(route, *tensors, **options)
     gradients = _compute_gradients(out, leaves, grad_out, retain_graph=case.again)
     again = gradients

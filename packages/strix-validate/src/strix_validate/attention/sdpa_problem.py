@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from strix_validate.attention.sdpa_cases import SdpaCase
-from strix_validate.checks import seed_of
+from strix_validate.checks import derive_seed
 from strix_validate.numerics import reference
 
 #: Number of different sequences in a batch whose tensors exceed 2 GiB. The number is prime, so that
@@ -35,7 +35,7 @@ class Problem:
     def __init__(self, case: SdpaCase, dtype: torch.dtype, device: str) -> None:
         self.case = case
         self.dtype = dtype
-        generator = torch.Generator().manual_seed(seed_of(case.name))
+        generator = torch.Generator().manual_seed(derive_seed(case.name))
         q, k, v, grad_out = _draw_inputs(case, dtype, generator)
         attn_mask = mask_of(case, dtype, generator)
         reference_device = device if case.on_device else "cpu"
@@ -106,7 +106,7 @@ class Problem:
         if "m" in self.case.needs and self._mask is not None:
             # the mask's gradient is summed over what the mask was broadcast to
             grad_mask = results["dmask"].sum_to_size(self._mask.shape)
-            results["dmask"] = reference.stored(grad_mask, dtype)
+            results["dmask"] = reference.store(grad_mask, dtype)
         return results
 
     def _list_parts(self) -> list[slice]:

@@ -4,7 +4,7 @@
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from strix_validate.checks import ANY, CannotRun, Result, Severity, State
+from strix_validate.checks import PLACEHOLDER, CannotRun, Result, Severity, State
 from strix_validate.doctor.tree import Tree
 
 _Value = TypeVar("_Value")
@@ -27,7 +27,7 @@ class Fix:
 
 def fine(**measured) -> Result:
     """Return a pass without a remark."""
-    return Result(ANY, State.PASSED, "", measured)
+    return Result(PLACEHOLDER, State.PASSED, "", measured)
 
 
 def error(message: str, fix: Fix | str, source: str = "", /, **measured) -> Result:
@@ -39,19 +39,19 @@ def error(message: str, fix: Fix | str, source: str = "", /, **measured) -> Resu
         source: Links that replace the one in the check's docstring.
         measured: Numbers and words behind the verdict, by name.
     """
-    result = Result(ANY, State.FAILED, message, measured, Severity.ERROR)
+    result = Result(PLACEHOLDER, State.FAILED, message, measured, Severity.ERROR)
     return _add_fix(result, fix, source)
 
 
 def warning(message: str, fix: Fix | str, source: str = "", /, **measured) -> Result:
     """Return a pass that costs speed, memory or stability; the arguments are those of error."""
-    result = Result(ANY, State.PASSED, message, measured, Severity.WARNING)
+    result = Result(PLACEHOLDER, State.PASSED, message, measured, Severity.WARNING)
     return _add_fix(result, fix, source)
 
 
 def remark(message: str, fix: Fix | str = "", source: str = "", /, **measured) -> Result:
     """Return a pass with information that is no fault; the arguments are those of error."""
-    result = Result(ANY, State.PASSED, message, measured, Severity.INFO)
+    result = Result(PLACEHOLDER, State.PASSED, message, measured, Severity.INFO)
     return _add_fix(result, fix, source)
 
 

@@ -45,7 +45,7 @@ def list_links() -> list[Link]:
 def hash_packages(prefix: Path) -> str:
     """Return one hash of all conda packages of an environment, as a lock has them."""
     lines = []
-    for package in host.packages(prefix):
+    for package in host.list_packages(prefix):
         lines.append(f"{package.name} {package.version} {package.build} {package.sha256}")
     lines.sort()
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -21,7 +21,7 @@ from strix_validate.doctor._verdicts import (
 from strix_validate.doctor.interpreter import find_interpreter
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.virtual_packages import REQUIRED
-from strix_validate.json_file import json_object, small_text
+from strix_validate.json_file import read_json_object, read_small_text
 
 #: Bytes that the ROCm libraries and this repository's packages take.
 DISK = 20 * 10**9
@@ -169,7 +169,7 @@ def kernels(tree: Tree) -> Result:
     docs/validate.md"""
     if not tree.prefix:
         return fine()
-    lists = kernel_lists.installed(tree.prefix)
+    lists = kernel_lists.read_lists(tree.prefix)
     measured = {}
     messages = []
     for package, package_kernels in lists.items():
@@ -202,7 +202,7 @@ def find_exact_requirements(prefix: Path, package: str) -> Iterator[tuple[str, s
     """
     for file in prefix.glob(f"conda-meta/{package}-[0-9]*.json"):
         try:
-            record = json_object(file)
+            record = read_json_object(file)
             specs = [*record.get("depends", ()), *record.get("constrains", ())]
         except (ValueError, TypeError):
             continue
@@ -245,7 +245,7 @@ def _find_last_installation(tree: Tree) -> float | None:
     for place in python.places if python else ():
         for name in _COMPILER_WHEELS:
             for wheel in place.path.glob(f"{name}-*.dist-info"):
-                if small_text(wheel / "INSTALLER") != "conda":
+                if read_small_text(wheel / "INSTALLER") != "conda":
                     files.append(wheel)
     # Package managers preserve the times of files, but write their own lists when they install.
     for name in _COMPILER_PACKAGES:

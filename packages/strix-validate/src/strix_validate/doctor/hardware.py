@@ -23,7 +23,7 @@ from strix_validate.doctor._verdicts import (
     remark,
     warning,
 )
-from strix_validate.doctor.host import kernel_version
+from strix_validate.doctor.host import shorten_release
 from strix_validate.doctor.tree import DEVICES, Node, Tree
 from strix_validate.doctor.virtual_packages import REQUIRED, VARIABLES
 
@@ -298,7 +298,7 @@ def kernel(tree: Tree) -> Result:
     release = kernel_release.parse(text)
     if release is None:
         raise CannotRun(f"the kernel's release cannot be read: {text!r}")
-    name = kernel_version(text)
+    name = shorten_release(text)
     if tree.is_wsl:
         raise CannotRun(f"{name} is WSL's kernel, which comes with Windows")
     if not has_fixes(tree, release):

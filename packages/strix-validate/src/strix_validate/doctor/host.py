@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from strix_validate.json_file import json_object
+from strix_validate.json_file import read_json_object
 from strix_validate.reporting.record import Device, Host, Package
 
 #: The distributions of Python whose versions a record has.
@@ -27,7 +27,7 @@ _PACKAGES = (
 _GIB = 2**30
 
 
-def versions() -> dict[str, str | None]:
+def read_versions() -> dict[str, str | None]:
     """Return the version of each package in _PACKAGES, or None if it is not installed."""
     installed: dict[str, str | None] = {}
     for name in _PACKAGES:
@@ -38,7 +38,7 @@ def versions() -> dict[str, str | None]:
     return installed
 
 
-def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
+def list_packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
     """Return the environment's conda packages, sorted by name.
 
     The list is empty outside of a conda environment. A package whose entry cannot be read is named
@@ -60,7 +60,7 @@ def packages(prefix: Path = Path(sys.prefix)) -> list[Package]:
 
 
 def _read_package(file: Path) -> Package:
-    entry = json_object(file)
+    entry = read_json_object(file)
     keys = ("name", "version", "build", "sha256")
     return Package(**{key: entry.get(key) for key in keys})
 
@@ -73,7 +73,7 @@ def describe_host() -> Host:
         release = platform.freedesktop_os_release()
         distribution = release.get("PRETTY_NAME", distribution)
     return Host(
-        kernel=kernel_version(platform.release()),
+        kernel=shorten_release(platform.release()),
         distribution=distribution,
         glibc=platform.libc_ver()[1],
         cpu=_read_cpu(),
@@ -83,7 +83,7 @@ def describe_host() -> Host:
     )
 
 
-def kernel_version(release: str) -> str:
+def shorten_release(release: str) -> str:
     """Return a kernel's release without the name of a custom kernel.
 
     A distribution's build number stays: 6.17.0-19-generic, 6.18.9-200.fc43.x86_64.
@@ -92,7 +92,7 @@ def kernel_version(release: str) -> str:
     return match[0] if match else "unknown"
 
 
-def device_for(device: str) -> str:
+def resolve_device(device: str) -> str:
     """Return the device that --device names: "auto" is "cuda", or "cpu" where torch has none."""
     if device != "auto":
         return device

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strix_validate.doctor.tree import Tree
-from strix_validate.json_file import json_object, small_text
+from strix_validate.json_file import read_json_object, read_small_text
 
 #: The name of the channel's conda package, by the name of the distribution's dist-info folder.
 CONDA_NAMES = {
@@ -160,7 +160,7 @@ def _read_interpreter(tree: Tree, prefix: Path) -> Interpreter | None:
     if not versions:
         return None
     version = versions[-1].name
-    config = small_text(prefix / "pyvenv.cfg")
+    config = read_small_text(prefix / "pyvenv.cfg")
     if config is not None:
         base = _find_base(tree, config)
         places = _list_venv_places(tree, prefix, base, version, config)
@@ -245,7 +245,7 @@ def _add_pth_folders(tree: Tree, places: list[Place]) -> Iterator[Place]:
 
 def _read_pth(tree: Tree, file: Path) -> Iterator[Place]:
     """Yield the folders that a .pth file names."""
-    for line in (small_text(file) or "").splitlines():
+    for line in (read_small_text(file) or "").splitlines():
         name = line.strip()
         is_code = name.startswith(("#", "import ", "import\t"))
         if not name or is_code or len(name) > _LONGEST_PATH:
@@ -263,7 +263,7 @@ def _read_distributions(place: Place, name: str) -> Iterator[Distribution]:
     facts_of_one = facts if len(folders) == 1 else {}
     for folder in folders:
         version = folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
-        installer = small_text(folder / "INSTALLER") or _UNKNOWN_TOOL
+        installer = read_small_text(folder / "INSTALLER") or _UNKNOWN_TOOL
         build, runtime = _find_build(version, facts_of_one)
         yield Distribution(name, version, installer, place, build, runtime)
     if facts and not folders:
@@ -275,7 +275,7 @@ def _read_distributions(place: Place, name: str) -> Iterator[Distribution]:
 
 def _read_torch_facts(folder: Path) -> dict[str, str]:
     """Return the values of __version__, cuda, hip and rocm in torch/version.py."""
-    text = small_text(folder / "torch/version.py") or ""
+    text = read_small_text(folder / "torch/version.py") or ""
     line = r"""(?m)^(__version__|cuda|hip|rocm)\b[^=\n]*= *(?:['"]([^'"]*)['"]|None)"""
     return dict(re.findall(line, text))
 
@@ -303,11 +303,11 @@ def _find_build(version: str, facts: dict[str, str]) -> tuple[str, str]:
     return "", ""
 
 
-def conda_record(prefix: Path, package: str) -> dict | None:
+def read_conda_record(prefix: Path, package: str) -> dict | None:
     """Return conda-meta's record of a package, or None."""
     for file in sorted(prefix.glob(f"conda-meta/{package}-*.json")):
         try:
-            record = json_object(file)
+            record = read_json_object(file)
         except ValueError:
             continue
         if record.get("name") == package:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from strix_validate.json_file import small_file
+from strix_validate.json_file import read_small_file
 
 #: The folder in an environment; recipes/triton patches Triton to look here.
 FOLDER = Path("share", "triton-kernels")
@@ -44,7 +44,7 @@ class _List(BaseModel):
     kernels: dict[str, _Kernel]
 
 
-def installed(prefix: Path) -> dict[str, dict[str, dict]]:
+def read_lists(prefix: Path) -> dict[str, dict[str, dict]]:
     """Return the kernels of an environment, by package and by key.
 
     A list that cannot be read is left out: Triton finds nothing there either.
@@ -52,7 +52,7 @@ def installed(prefix: Path) -> dict[str, dict[str, dict]]:
     lists = {}
     for file in sorted((prefix / FOLDER).glob(f"*/{LIST}")):
         try:
-            listed = _List.model_validate_json(small_file(file), strict=True)
+            listed = _List.model_validate_json(read_small_file(file), strict=True)
         except (OSError, ValueError):
             continue
         lists[file.parent.name] = listed.model_dump()["kernels"]

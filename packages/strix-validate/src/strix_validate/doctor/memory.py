@@ -22,7 +22,7 @@ from strix_validate.doctor.vllm_memory import (
     PAGE,
     SPARE,
     UTILIZATION,
-    memory_of,
+    read_memory_budget,
 )
 
 #: Bytes reserved by the BIOS above which the memory is worth getting back first.
@@ -241,7 +241,9 @@ def vllm_memory(tree: Tree, options: RunOptions) -> Result:
     """vLLM is told how much memory the GPU may use now. By default it takes 92 % of HIP's total,
     whatever the system uses of that: https://github.com/vllm-project/vllm/pull/54776"""
     need_gpu(tree)
-    budget = need_value(memory_of(tree), "the GPU's memory or the system's available memory")
+    budget = need_value(
+        read_memory_budget(tree), "the GPU's memory or the system's available memory"
+    )
     measured = {
         "usable_gib": round(budget.usable / GIB, 1),
         "hip_total_gib": round(budget.total / GIB, 1),

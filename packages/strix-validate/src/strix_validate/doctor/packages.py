@@ -12,10 +12,10 @@ from strix_validate.doctor.interpreter import (
     CONDA_NAMES,
     Distribution,
     Interpreter,
-    conda_record,
     find_interpreter,
     is_from_our_channel,
     is_our_channel,
+    read_conda_record,
 )
 from strix_validate.doctor.tree import Tree
 from strix_validate.installing import is_of_pixi
@@ -106,7 +106,7 @@ def _read_records(python: Interpreter) -> dict[str, _CondaRecord]:
     """Return conda-meta's records by the name of the distribution."""
     records = {}
     for name, package in CONDA_NAMES.items():
-        record = conda_record(python.prefix, package)
+        record = read_conda_record(python.prefix, package)
         if record:
             records[name] = record
     return records
@@ -240,7 +240,7 @@ def _judge_hidden_environment(tree: Tree, python: Interpreter, torch: Distributi
     if active:
         prefixes.insert(0, tree.path(active))
     for prefix in prefixes:
-        record = conda_record(prefix, CONDA_NAMES["torch"])
+        record = read_conda_record(prefix, CONDA_NAMES["torch"])
         is_loaded = torch.place.path.is_relative_to(prefix)
         if record is None or not is_from_our_channel(record) or is_loaded:
             continue

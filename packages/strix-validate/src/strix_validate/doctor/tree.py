@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from strix_validate import TARGET
-from strix_validate.json_file import small_text
+from strix_validate.json_file import read_small_text
 
 #: AMD's vendor id on the PCI bus.
 AMD = "0x1002"
@@ -143,7 +143,7 @@ class Tree:
 
     def read(self, name: str) -> str | None:
         """Return a text file without blanks at its ends, or None."""
-        return small_text(self.path(name))
+        return read_small_text(self.path(name))
 
     def read_at(self, file: Path) -> str | None:
         """Return the text of a file that glob returned."""

@@ -70,7 +70,7 @@ class MemoryBudget:
         return f"{share} (--model-gib adds --kv-cache-memory-bytes)"
 
 
-def memory_of(tree: Tree) -> MemoryBudget | None:
+def read_memory_budget(tree: Tree) -> MemoryBudget | None:
     """Return the memory that the tree's GPU may use, or None if a number cannot be read."""
     carve_out = tree.number(f"{tree.gpu_folder}/mem_info_vram_total")
     gtt = tree.number(f"{tree.gpu_folder}/mem_info_gtt_total")

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from strix_validate.json_file import small_text
+from strix_validate.json_file import read_small_text
 
 #: A channel's name and its priority.
 _Channel = tuple[str, int]
@@ -71,6 +71,6 @@ def _get_table(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(small_text(file) or "")
+        return tomllib.loads(read_small_text(file) or "")
     except (ValueError, RecursionError):
         return {}

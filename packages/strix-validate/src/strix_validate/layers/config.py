@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from strix_validate.layers.kinds import Attention, Experts, Latent, Linear
-from strix_validate.models.parts import text_of
+from strix_validate.models.parts import find_text
 
 #: Data types by their names in config.json. Any other is taken for bfloat16.
 _DTYPES = {"float16": torch.float16}
@@ -36,7 +36,7 @@ class ModelLayers:
     dtype: torch.dtype
 
 
-def layers_of(config: dict) -> ModelLayers:
+def read_layers(config: dict) -> ModelLayers:
     """Return the layers that a model's config.json for transformers describes.
 
     Args:
@@ -46,7 +46,7 @@ def layers_of(config: dict) -> ModelLayers:
         ValueError: A number is missing, is not a number, or is one that no model has.
     """
     try:
-        text = text_of(config)
+        text = find_text(config)
         vocab_size = int(text.get("vocab_size") or 0)
         if not 0 <= vocab_size <= _LIMIT**2:
             raise ValueError(f"a vocabulary of {vocab_size} tokens")
@@ -66,7 +66,7 @@ def layers_of(config: dict) -> ModelLayers:
 
 def has_experts(config: dict) -> bool:
     """Return whether the model has layers of experts, with kernels of vLLM's own or not."""
-    return _count_experts(text_of(config)) > 0
+    return _count_experts(find_text(config)) > 0
 
 
 def _count_experts(text: dict) -> int:
@@ -211,11 +211,11 @@ def _read_experts(config: dict, text: dict) -> list[Experts]:
     layer = Experts(
         experts=experts,
         top_k=int(top_k),
-        hidden=int(text["hidden_size"]),
-        inner=int(inner),
+        hidden_size=int(text["hidden_size"]),
+        intermediate_size=int(inner),
         group=int(quantized["group_size"]) if bits else 0,
         zeros=bool(quantized.get("zero_point", not is_symmetric)),
         block=block,
-        first=str(text.get("model_type")).startswith("llama4"),
+        weights_input=str(text.get("model_type")).startswith("llama4"),
     )
     return [layer]

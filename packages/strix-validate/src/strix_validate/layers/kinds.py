@@ -41,22 +41,24 @@ class Experts:
     Attributes:
         experts: Number of experts.
         top_k: Number of experts that a token is sent to.
-        hidden: Size of a token's vector (config.json's hidden_size).
-        inner: Size between an expert's two products (moe_intermediate_size).
+        hidden_size: Size of a token's vector.
+        intermediate_size: Size between an expert's two products (config.json's
+            moe_intermediate_size).
         group: Weights of 4 bits that share a scale; 0 for other weights.
         zeros: Whether weights of 4 bits have zero points, as AWQ's do.
         block: Rows and columns of FP8 weights that share a scale; 0 for other weights.
-        first: Whether the router's weight is applied to what an expert reads, not to its result.
+        weights_input: Whether the router's weight is applied to what an expert reads, not to its
+            result.
     """
 
     experts: int
     top_k: int
-    hidden: int
-    inner: int
+    hidden_size: int
+    intermediate_size: int
     group: int = 0
     zeros: bool = False
     block: int = 0
-    first: bool = False
+    weights_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class Rope:
         rotary: Lanes of a head that are rotated.
         sections: Number of angles for time, height and width (mrope_section).
         interleaved: Whether the three sections alternate.
-        adjacent: Whether neighbouring lanes form a pair; otherwise lane i and i + rotary / 2 do.
+        has_adjacent_pairs: Whether neighbouring lanes form a pair; otherwise lane i and
+            i + rotary / 2 do.
     """
 
     heads: int
@@ -111,4 +114,4 @@ class Rope:
     rotary: int
     sections: tuple[int, int, int]
     interleaved: bool = False
-    adjacent: bool = False
+    has_adjacent_pairs: bool = False

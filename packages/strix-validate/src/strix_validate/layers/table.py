@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from strix_validate.layers.config import ModelLayers, has_experts, layers_of
+from strix_validate.layers.config import ModelLayers, has_experts, read_layers
 from strix_validate.layers.kinds import Attention, Experts, Latent, Linear, Rope
 
 __all__ = [
+    "DIFFUSION_MODELS",
     "FORMATS",
+    "GEMMA_3_WINDOW",
     "MODELS",
-    "OWN_WINDOW",
-    "PICTURES",
     "Attention",
     "Experts",
     "Latent",
@@ -76,36 +76,7 @@ class Model:
         """Limit of the scores of attention; 0 is none."""
         return self.layers.attention[-1].softcap if self.layers.attention else 0.0
 
-    @property
-    def hidden(self) -> int:
-        """The same as hidden_size, for callers with the former name."""
-        return self.hidden_size
-
-    @property
-    def inner(self) -> int:
-        """The same as intermediate_size, for callers with the former name."""
-        return self.intermediate_size
-
-    @property
-    def words(self) -> int:
-        """The same as vocab_size, for callers with the former name."""
-        return self.vocab_size
-
-    @property
-    def heads(self) -> int:
-        """The same as num_attention_heads, for callers with the former name."""
-        return self.num_attention_heads
-
-    @property
-    def kv_heads(self) -> int:
-        """The same as num_key_value_heads, for callers with the former name."""
-        return self.num_key_value_heads
-
-    def attention(self) -> list[Attention]:
-        """Return the kinds of attention layers with keys and values of their own."""
-        return list(self.layers.attention)
-
-    def mixture(self) -> dict[str, Experts]:
+    def experts_by_format(self) -> dict[str, Experts]:
         """Return the layer of experts by the format of its weights; "" is the model's own."""
         layers: dict[str, Experts] = {}
         for layer in self.layers.experts:
@@ -114,22 +85,10 @@ class Model:
                 layers[name] = replace(layer, **FORMATS[name])
         return layers
 
-    def recurrent(self) -> list[Linear]:
-        """Return the layer of linear attention."""
-        return list(self.layers.linear)
-
-    def angles(self) -> list[Rope]:
-        """Return the rotary embedding, if it is of several positions."""
-        return [self.rope] if self.rope else []
-
-    def compressed(self) -> list[Latent]:
-        """Return the layer of latent attention."""
-        return list(self.layers.latent)
-
 
 def read_model(row: dict[str, Any]) -> Model:
     """Return the model of an entry, which may have more of config.json's keys than it needs."""
-    layers = layers_of(row)
+    layers = read_layers(row)
     # Whisper's config.json has other names for these three.
     hidden_size = row.get("hidden_size") or row["d_model"]
     heads = row.get("num_attention_heads") or row["decoder_attention_heads"]
@@ -162,7 +121,7 @@ def _read_rope(row: dict[str, Any], layers: ModelLayers) -> Rope | None:
         rotary=int(layer.head_dim * rotated_share),
         sections=tuple(sections),
         interleaved=parameters.get("mrope_interleaved", False),
-        adjacent=row.get("model_type") == "glm4",
+        has_adjacent_pairs=row.get("model_type") == "glm4",
     )
 
 
@@ -178,9 +137,9 @@ def _read_table() -> tuple[dict[str, Model], dict[str, tuple[int, int]]]:
 
 
 #: Text models by name; and the number and size of heads of diffusion models, by name.
-MODELS, PICTURES = _read_table()
+MODELS, DIFFUSION_MODELS = _read_table()
 #: The longest window that is checked as it is: Gemma 3's, for which vLLM has a branch of its own.
-OWN_WINDOW = 1024
+GEMMA_3_WINDOW = 1024
 #: The window that longer ones are replaced by, so that a check can fill it.
 _SHORT_WINDOW = 256
 
@@ -195,14 +154,14 @@ def layers_in_table(name: str) -> ModelLayers | None:
     model = MODELS.get(model_name)
     if model is None:
         return None
-    experts = model.mixture()
+    experts = model.experts_by_format()
     if weights and weights not in experts:
         return None
     return ModelLayers(
-        attention=model.attention(),
+        attention=model.layers.attention,
         experts=[experts[weights]] if experts else [],
-        linear=model.recurrent(),
-        latent=model.compressed(),
+        linear=model.layers.linear,
+        latent=model.layers.latent,
         vocabularies=[model.vocab_size],
         dtype=torch.bfloat16,
     )
@@ -216,13 +175,13 @@ def small_layers() -> dict[str, Attention]:
     """
     names: dict[Attention, str] = {}
     for model_name, model in MODELS.items():
-        for layer in model.attention():
+        for layer in model.layers.attention:
             kv_heads = min(layer.kv_heads, 2)
             small = replace(
                 layer,
                 heads=layer.group * kv_heads,
                 kv_heads=kv_heads,
-                window=layer.window if layer.window <= OWN_WINDOW else _SHORT_WINDOW,
+                window=layer.window if layer.window <= GEMMA_3_WINDOW else _SHORT_WINDOW,
             )
             name = model_name
             if layer.window:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strix_validate.checks import ANY, Body, Check, Result, RunOptions, require, seed_of
+from strix_validate.checks import PLACEHOLDER, Body, Check, Result, RunOptions, derive_seed, require
 from strix_validate.numerics import comparison, reference
-from strix_validate.numerics.reference import Precision, stored
+from strix_validate.numerics.reference import Precision, store
 from strix_validate.triton.call import require as require_module
 
 MODULE = "bitsandbytes"
@@ -217,7 +217,7 @@ def _read_nested_scales(state: Any, largest: Tensor) -> Tensor:
 
 
 def _make_randn(id_: str) -> Callable[..., Tensor]:
-    generator = torch.Generator().manual_seed(seed_of(id_))
+    generator = torch.Generator().manual_seed(derive_seed(id_))
 
     def randn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator)
@@ -251,9 +251,9 @@ def _check_codes(
 
     def expected(precision: Precision) -> dict[str, Tensor]:
         exact = weight.abs() if precision == reference.TERMS else weight
-        return {"out": stored(exact.to(reference.working(precision)), precision)}
+        return {"out": store(exact.to(reference.working_dtype(precision)), precision)}
 
-    return comparison.compare(ANY, {"out": out}, expected, dtype)
+    return comparison.compare(PLACEHOLDER, {"out": out}, expected, dtype)
 
 
 def _check_layer(block: int, dtype: torch.dtype, id_: str, options: RunOptions) -> Result:
@@ -290,15 +290,15 @@ def _check_layer(block: int, dtype: torch.dtype, id_: str, options: RunOptions) 
 
     def expected(precision: Precision) -> dict[str, Tensor]:
         # with several rows, a layer rounds its weights first
-        rounded_weight = stored(weight.to(reference.working(precision)), precision)
+        rounded_weight = store(weight.to(reference.working_dtype(precision)), precision)
         results = {
             "one": reference.product(one, rounded_weight, precision),
             "nine": reference.product(nine, rounded_weight, precision),
             "dnine": reference.product(grad, rounded_weight.T, precision),
         }
-        return {name: stored(value, precision) for name, value in results.items()}
+        return {name: store(value, precision) for name, value in results.items()}
 
-    return comparison.compare(ANY, actual, expected, dtype)
+    return comparison.compare(PLACEHOLDER, actual, expected, dtype)
 
 
 @dataclass(frozen=True)

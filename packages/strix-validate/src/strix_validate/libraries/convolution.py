@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strix_validate.checks import ANY, Body, Check, Result, RunOptions, State, seed_of
+from strix_validate.checks import PLACEHOLDER, Body, Check, Result, RunOptions, State, derive_seed
 from strix_validate.numerics import comparison, reference
 
 _ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
@@ -108,7 +108,7 @@ def _check(
     dtype: torch.dtype,
     options: RunOptions,
 ) -> Result:
-    generator = torch.Generator().manual_seed(seed_of(id_))
+    generator = torch.Generator().manual_seed(derive_seed(id_))
 
     def randn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator).to(dtype)
@@ -129,15 +129,15 @@ def _check(
         actual = _differentiate(convolve, shape, *(t.to(options.device) for t in inputs))
 
     def expected(precision: reference.Precision) -> dict[str, Tensor]:
-        tensors = [t.to(reference.working(precision)) for t in inputs]
+        tensors = [t.to(reference.working_dtype(precision)) for t in inputs]
         if precision == reference.TERMS:
             # a convolution is bilinear: the sums of magnitudes are those of magnitudes
             tensors = [t.abs() for t in tensors]
         with torch.backends.mkldnn.flags(enabled=False):
             results = _differentiate(_convolve_by_torch, shape, *tensors)
-        return {name: reference.stored(value, precision) for name, value in results.items()}
+        return {name: reference.store(value, precision) for name, value in results.items()}
 
-    return comparison.compare(ANY, actual, expected, dtype, FACTORS.get(dtype))
+    return comparison.compare(PLACEHOLDER, actual, expected, dtype, FACTORS.get(dtype))
 
 
 def _differentiate(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from strix_validate import TARGET
 from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.vllm_memory import GIB, memory_of
+from strix_validate.doctor.vllm_memory import GIB, read_memory_budget
 from strix_validate.models import model_memory, serving, table
 from strix_validate.models.table import NoModel, Row
 
@@ -120,7 +120,7 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
     choice = _ask_code(config, source) if source else _ask_table(rows)
     if choice.weights:
         count = _Count(file_bytes or choice.weights)
-    tiles = table.tiles_of(config, source) if rows else ""
+    tiles = table.describe_tiles(config, source) if rows else ""
     return ModelAnswer(
         source=choice.source,
         rows=rows,
@@ -149,7 +149,7 @@ def _rows(config: dict, is_required: bool) -> list[Row]:
         NoModel: The table has no place for the model, and rows are required.
     """
     try:
-        return table.rows_of(config)
+        return table.find_rows(config)
     except NoModel:
         if is_required:
             raise
@@ -334,7 +334,7 @@ def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> li
             remark = f" ({note})" if note else ""
             lines.append(_line("tools", f"{flags}{remark}"))
         lines += [_line("drafts", draft_flags) for draft_flags in result.drafts]
-    machine = memory_of(tree)
+    machine = read_memory_budget(tree)
     if not machine:
         return [*lines, _line("here", "no Strix Halo whose memory could be read")]
     memory_flags = machine.flags(weights)

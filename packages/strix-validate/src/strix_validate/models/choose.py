@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from strix_validate import GPUS, NAMED, TARGET
+from strix_validate import GPUS, TARGET, VLLM_DEVICE_NAME
 from strix_validate.checks import CannotRun
 from strix_validate.vllm import source as vllm_source
 
@@ -166,7 +166,7 @@ def _mock_torch() -> None:
         warp_size=32,
         major=11,
         minor=int(TARGET[5]),
-        name=NAMED,
+        name=VLLM_DEVICE_NAME,
     )
     cuda: Any = torch.cuda
     cuda.get_device_properties = lambda device=None: properties

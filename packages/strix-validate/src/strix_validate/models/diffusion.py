@@ -10,7 +10,7 @@ from pathlib import Path
 
 from strix_validate import limits
 from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, memory_of
+from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, read_memory_budget
 from strix_validate.models import table
 from strix_validate.models.table import NoModel, Row
 
@@ -53,7 +53,7 @@ class Pipeline:
     @property
     def rows(self) -> list[Row]:
         """What diffusers chooses for it."""
-        return [row for row in table.rows() if row.part == "images"]
+        return [row for row in table.read_rows() if row.part == "images"]
 
 
 def answer(index: Mapping, folder: Path) -> Pipeline:
@@ -136,7 +136,7 @@ def describe(name: str, pipeline: Pipeline, tree: Tree) -> str:
     sizes = [f"{part} {size / GIB:.1f}" for part, size in pipeline.weights.items() if size]
     size = f"{total / GIB:.1f} GiB of weights in bfloat16: {', '.join(sizes)}"
     lines.append(_line("memory", size))
-    machine = memory_of(tree)
+    machine = read_memory_budget(tree)
     if not machine:
         verdict = "no Strix Halo whose memory could be read"
     else:

@@ -56,7 +56,7 @@ def find_quantization(config: Mapping) -> Mapping[str, Any]:
     return {}
 
 
-def format_of(config: Mapping) -> str:
+def read_format(config: Mapping) -> str:
     """Return the format of a model's weights, as table.toml names it, or its quant_method.
 
     Raises:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strix_validate.installing import install_advice
+from strix_validate.installing import suggest_installation
 from strix_validate.models.defaults import NoModel
-from strix_validate.models.table import Row, contents
+from strix_validate.models.table import Row, read_table
 
 SUFFIX = ".gguf"
 #: model_type by general.architecture, where they differ by more than a hyphen.
@@ -80,7 +80,7 @@ class GgufModel:
 def make_row(name: str) -> Row:
     """Return the row of a packed type, by its name in the package gguf."""
     kind = name.lower()
-    if kind not in contents()["gguf_types"]:
+    if kind not in read_table()["gguf_types"]:
         refused = f"vllm-gguf-plugin has no kernel for {name}"
         return Row(
             "linear",
@@ -103,7 +103,7 @@ def read(path: Path) -> GgufModel:
     except ImportError as error:
         raise NoModel(
             f"{path.name} is read by the package gguf, which is not installed here: "
-            f"{install_advice('gguf')}, or use the vllm stack's environment formats"
+            f"{suggest_installation('gguf')}, or use the vllm stack's environment formats"
         ) from error
     fields: dict[str, Any] = {}
     tensors: list[Any] = []

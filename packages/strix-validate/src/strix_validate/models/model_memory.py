@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from strix_validate.json_file import json_object
+from strix_validate.json_file import read_json_object
 from strix_validate.models import defaults
-from strix_validate.models.formats import format_of
-from strix_validate.models.parts import ATTENTION, Layer, find_encoders, list_layers, text_of
-from strix_validate.models.table import contents
+from strix_validate.models.formats import read_format
+from strix_validate.models.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
+from strix_validate.models.table import read_table
 
 #: The format in which the head is not in 16 bits.
 _HEAD_TOO = "mxfp8, its head too"
@@ -76,7 +76,7 @@ def weights_of_files(folder: Path) -> int:
     if size:
         return size
     try:
-        index = json_object(folder / "model.safetensors.index.json")
+        index = read_json_object(folder / "model.safetensors.index.json")
         size = int(index["metadata"]["total_size"])
     except (ValueError, LookupError, TypeError, OverflowError):
         return 0
@@ -93,9 +93,9 @@ def weights(config: Mapping) -> int:
 
     Layers of unknown kinds count as nothing: the count is then a lower bound.
     """
-    text = text_of(config)
+    text = find_text(config)
     hidden = text["hidden_size"]
-    form = format_of(config)
+    form = read_format(config)
     matrix_bytes = 2.0 if form in _EXPERTS_ALONE else weight_bytes(form)
     embedding = text["vocab_size"] * hidden
     total = 2.0 * embedding
@@ -155,7 +155,7 @@ def is_counted(config: Mapping) -> bool:
 
     For other families :func:`weights` is an estimate: their layers may differ from Llama's.
     """
-    return str(text_of(config).get("model_type")) in contents()["counted"]
+    return str(find_text(config).get("model_type")) in read_table()["counted"]
 
 
 def _is_counted(layer: Layer) -> bool:
@@ -322,7 +322,7 @@ def _divide_up(number: int, divisor: int) -> int:
 
 def _num_matrices(text: Mapping) -> int:
     """Return how many matrices a feed-forward part has: three with a gate, which most have."""
-    return 2 if text.get("model_type") in contents()["without_gate"] else 3
+    return 2 if text.get("model_type") in read_table()["without_gate"] else 3
 
 
 def _dense(text: Mapping, hidden: int, number: int) -> int:
@@ -421,7 +421,7 @@ def encoder_parameters(config: Mapping) -> int:
 
 
 def _is_vision_counted(vision: Mapping) -> bool:
-    return vision.get("model_type") in contents()["encoders"]
+    return vision.get("model_type") in read_table()["encoders"]
 
 
 def _is_encoder(text: Mapping) -> bool:
@@ -430,7 +430,7 @@ def _is_encoder(text: Mapping) -> bool:
 
 def _is_tied(config: Mapping) -> bool:
     """Return whether a model's head is its embedding, by its file or else its family's default."""
-    text = text_of(config)
+    text = find_text(config)
     if "encoder_layers" in text:
         return True
     tied = _file_text(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
@@ -446,7 +446,7 @@ def _is_tied(config: Mapping) -> bool:
 
 def uncounted(config: Mapping) -> list[str]:
     """Name the parts of a model that :func:`weights` leaves out: it is then a lower bound."""
-    text = text_of(config)
+    text = find_text(config)
     names = []
     if "encoder_layers" not in text:
         layers = list_layers(text)
@@ -459,7 +459,7 @@ def uncounted(config: Mapping) -> list[str]:
             if name == "audio_config" or not _is_vision_counted(part):
                 names.append(_ENCODERS[name])
     # the keys of the class itself were there when the count was compared with it
-    counted_keys = {*contents()["known"], *defaults.list_keys(str(text.get("model_type")))}
+    counted_keys = {*read_table()["known"], *defaults.list_keys(str(text.get("model_type")))}
     for key, value in _file_text(config).items():
         is_size = type(value) is int and value > 0 and _SIZE.search(key)
         if is_size and key not in counted_keys:
@@ -475,7 +475,7 @@ def _file_text(config: Mapping) -> Mapping:
 
 def not_in_table(config: Mapping) -> list[str]:
     """Name the kinds of layers that the table has no row for, with how many there are."""
-    text = text_of(config)
+    text = find_text(config)
     if "encoder_layers" in text:
         return []
     mixers = [layer.mixer for layer in list_layers(text)]
@@ -491,7 +491,7 @@ def not_in_table(config: Mapping) -> list[str]:
 
 def cache_of_token(config: Mapping) -> int:
     """Return bytes of a token's keys and values in 16 bits, at most: windows hold fewer tokens."""
-    text = text_of(config)
+    text = find_text(config)
     if _is_encoder(text):
         return 0
     if "decoder_layers" in text:

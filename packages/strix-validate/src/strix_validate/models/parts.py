@@ -113,7 +113,7 @@ class Layer:
     feed_forward: str
 
 
-def text_of(config: Mapping) -> dict[str, Any]:
+def find_text(config: Mapping) -> dict[str, Any]:
     """Return the text model of a config.json, with its class's defaults and under usual names.
 
     Raises:

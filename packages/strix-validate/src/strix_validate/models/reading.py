@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from strix_validate.json_file import json_object
+from strix_validate.json_file import read_json_object
 from strix_validate.models import diffusion, gguf_file, lora, mistral
 from strix_validate.models.defaults import NoModel
 
@@ -90,6 +90,6 @@ def read(file: Path) -> dict[str, Any]:
 
 def _read_object(file: Path) -> dict[str, Any]:
     try:
-        return json_object(file)
+        return read_json_object(file)
     except ValueError as error:
         raise NoModel(str(error)) from error

@@ -8,10 +8,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from strix_validate.json_file import json_object
+from strix_validate.json_file import read_json_object
 from strix_validate.models.defaults import complete
-from strix_validate.models.formats import format_of
-from strix_validate.models.parts import list_layers, text_of
+from strix_validate.models.formats import read_format
+from strix_validate.models.parts import find_text, list_layers
 
 #: Keys of a text config that limit a model's length, as vLLM 0.33.0's ModelArchConfigConvertorBase
 #: reads them (transformers_utils/model_arch_config_convertor.py).
@@ -62,7 +62,7 @@ def read_length(config: Mapping, folder: Path | None = None) -> int:
         config: A config.json.
         folder: Where a tokenizer_config.json may set a lower limit.
     """
-    text = text_of(config)
+    text = find_text(config)
     lengths = [text[key] for key in _LENGTHS if _is_number(text.get(key))]
     length: float | None = min(lengths) if lengths else None
     if _is_number(text.get("model_max_length")):
@@ -96,7 +96,7 @@ def _is_number(value: object) -> bool:
 def _limit_by_tokenizer(length: float | None, folder: Path) -> float | None:
     """Return the length, or the tokenizer's model_max_length if that is less."""
     try:
-        limit = json_object(folder / "tokenizer_config.json").get("model_max_length")
+        limit = read_json_object(folder / "tokenizer_config.json").get("model_max_length")
     except ValueError:
         return length
     if not isinstance(limit, int | float) or not _is_number(limit):
@@ -142,7 +142,7 @@ def _model_types(config: Mapping, text: Mapping) -> set[str]:
 
 def find_parsers(config: Mapping) -> tuple[str, str]:
     """Return the flags by which tool calls and reasoning are parsed, and a note; "" if unknown."""
-    kinds = _model_types(config, text_of(config))
+    kinds = _model_types(config, find_text(config))
     for row in advice()["parsers"]:
         if kinds.isdisjoint(row["types"]):
             continue
@@ -155,7 +155,7 @@ def find_parsers(config: Mapping) -> tuple[str, str]:
 
 def list_draft_flags(config: Mapping) -> list[str]:
     """Return flags of speculative decoding, each with its known faults."""
-    text = text_of(config)
+    text = find_text(config)
     if "type_vocab_size" in text or "encoder_layers" in text:
         return []
     mixers = {layer.mixer for layer in list_layers(text)}
@@ -174,8 +174,8 @@ def list_draft_flags(config: Mapping) -> list[str]:
 
 def find_speed(config: Mapping) -> str:
     """Return the public figures of a model's format on gfx1151, with their source, or nothing."""
-    text = text_of(config)
-    form = format_of(config)
+    text = find_text(config)
+    form = read_format(config)
     layers = [] if "encoder_layers" in text else list_layers(text)
     has_experts = any(layer.feed_forward == "sparse" for layer in layers)
     for row in advice()["speed"]:

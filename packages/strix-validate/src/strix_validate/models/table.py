@@ -9,10 +9,10 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from strix_validate import NAMED, TARGET
+from strix_validate import TARGET, VLLM_DEVICE_NAME
 from strix_validate.models.defaults import NoModel
-from strix_validate.models.formats import find_quantization, format_of
-from strix_validate.models.parts import ATTENTION, Layer, find_encoders, list_layers, text_of
+from strix_validate.models.formats import find_quantization, read_format
+from strix_validate.models.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 
 #: What a check proves, by the first part of its id. Checks such as gemm, sdpa and conv prove
 #: something on a GPU alone.
@@ -85,7 +85,7 @@ class Row:
 
 
 @cache
-def contents() -> dict:
+def read_table() -> dict:
     """Return the contents of table.toml."""
     return tomllib.loads(files(__package__).joinpath("table.toml").read_text())
 
@@ -100,10 +100,10 @@ def require_target() -> None:
         raise NoModel(f"the table is about gfx1151, not {TARGET}: only vLLM's own code can say")
 
 
-def rows() -> list[Row]:
+def read_rows() -> list[Row]:
     """Return all rows, in the file's order."""
     listed = []
-    for values in contents()["row"]:
+    for values in read_table()["row"]:
         checks = tuple(values.get("checks", ()))
         listed.append(Row(**values | {"checks": checks}))
     return listed
@@ -111,19 +111,19 @@ def rows() -> list[Row]:
 
 def version() -> str:
     """Return the release of vLLM whose code the table was compared with."""
-    return contents()["vllm"]
+    return read_table()["vllm"]
 
 
 def was_compared(config: Mapping) -> bool:
     """Return whether the table was compared with a model of the same architecture."""
-    if text_of(config).get("model_type") in contents()["unanswered"]:
+    if find_text(config).get("model_type") in read_table()["unanswered"]:
         return False
     names = config.get("architectures")
-    compared = contents()["architectures"]
+    compared = read_table()["architectures"]
     return isinstance(names, list) and any(name in compared for name in names)
 
 
-def tiles_of(config: Mapping, source: Path | None = None) -> str:
+def describe_tiles(config: Mapping, source: Path | None = None) -> str:
     """Say whether vLLM has tiles for the model's experts that were tuned on this GPU.
 
     Args:
@@ -133,10 +133,10 @@ def tiles_of(config: Mapping, source: Path | None = None) -> str:
     Returns:
         A phrase; empty without experts, or where their kernel reads no table.
     """
-    text = text_of(config)
+    text = find_text(config)
     count = text.get("num_experts")
     size = text.get("moe_intermediate_size") or text.get("intermediate_size")
-    form = "mxfp4" if text.get("expert_dtype") == "fp4" else format_of(config)
+    form = "mxfp4" if text.get("expert_dtype") == "fp4" else read_format(config)
     if not count or form not in _TILED:
         return ""
     name = f"E={count},N={size}{_TILED[form]}"
@@ -148,9 +148,9 @@ def tiles_of(config: Mapping, source: Path | None = None) -> str:
 def _tuned_tables(source: Path | None) -> set[str]:
     """Return the names of vLLM's tables of tiles for this GPU, without the GPU's name."""
     if not source:
-        return set(contents()["tuned"])
+        return set(read_table()["tuned"])
     folder = source / "vllm/model_executor/layers/fused_moe/configs"
-    device = f"device_name={NAMED}"
+    device = f"device_name={VLLM_DEVICE_NAME}"
     return {file.stem.replace(f",{device}", "") for file in folder.glob(f"*{device}*.json")}
 
 
@@ -171,13 +171,13 @@ def _attention(config: Mapping, text: Mapping) -> list[str]:
     return kinds
 
 
-def rows_of(config: Mapping) -> list[Row]:
+def find_rows(config: Mapping) -> list[Row]:
     """Return the rows of a model.
 
     Raises:
         NoModel: It has no layers that the table has rows for.
     """
-    text = text_of(config)
+    text = find_text(config)
     if not text.get("num_attention_heads") and not text.get("mamba_d_state"):
         raise NoModel("no attention heads are in it: is it the config.json of a language model?")
     is_encoder_decoder = "decoder_attention_heads" in text
@@ -198,7 +198,7 @@ def rows_of(config: Mapping) -> list[Row]:
 
 def _matrix_rows(config: Mapping, text: Mapping, layers: Sequence[Layer]) -> list[Row]:
     """Return the rows of a model's linear layers and experts, up to the first that is refused."""
-    form = format_of(config)
+    form = read_format(config)
     # gpt-oss keeps all but its experts in 16 bits
     linear_format = "16 bits" if form == "mxfp4" else form
     chosen = [_row("linear", linear_format)]
@@ -241,11 +241,11 @@ def _experts_format(text: Mapping, form: str) -> str:
 @cache
 def _row(part: str, of: str) -> Row:
     """Return a row of the table, or for a format that it lacks what vLLM's registry says."""
-    for row in rows():
+    for row in read_rows():
         if (row.part, row.of) == (part, of):
             return row
     method = re.split("[ ,]", of)[0]
-    if method in contents()["methods"]:
+    if method in read_table()["methods"]:
         return Row(part, of, chosen=NOT_COMPARED, instead=_OTHER_FORMATS)
     refused = f"Unknown quantization method: {of:.60}"
     return Row(part, of, refused=refused, instead=_OTHER_FORMATS)

@@ -15,16 +15,16 @@ TERMS = "terms"
 Precision: TypeAlias = torch.dtype | Literal["terms"]
 
 
-def working(dtype: Precision) -> torch.dtype:
+def working_dtype(dtype: Precision) -> torch.dtype:
     """Return the dtype that a reference computes in: float64, or float32 for a smaller dtype."""
     return torch.float64 if dtype in (torch.float64, TERMS) else torch.float32
 
 
-def stored(x: Tensor, dtype: Precision) -> Tensor:
+def store(x: Tensor, dtype: Precision) -> Tensor:
     """Return x, rounded as if a kernel of the dtype had stored it; not rounded for TERMS."""
     if dtype == TERMS:
         return x
-    return x.to(dtype).to(working(dtype))
+    return x.to(dtype).to(working_dtype(dtype))
 
 
 def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Tensor:
@@ -37,7 +37,7 @@ def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Te
         rows: Rows of the weight that are converted at a time, so that a head of 248,000 tokens fits
             into memory in float64.
     """
-    x = x.to(working(dtype))
+    x = x.to(working_dtype(dtype))
     if dtype == TERMS:
         x = x.abs()
     products = []
@@ -53,12 +53,12 @@ def layer(x: Tensor, weight: Tensor) -> Callable[[Precision], dict[str, Tensor]]
     """Return a function of the precision that gives the result of x @ weight^T as "out"."""
 
     def compute(dtype: Precision) -> dict[str, Tensor]:
-        return {"out": stored(product(x, weight, dtype), dtype)}
+        return {"out": store(product(x, weight, dtype), dtype)}
 
     return compute
 
 
-def rotated(
+def rotate(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -75,7 +75,7 @@ def rotated(
         dtype: Precision of the result.
         neighbours: Whether neighbouring lanes form a pair; otherwise lane i and i + lanes / 2 do.
     """
-    x, cos, sin = (t.to(working(dtype)) for t in (x, cos, sin))
+    x, cos, sin = (t.to(working_dtype(dtype)) for t in (x, cos, sin))
     sign = -1.0
     if dtype == TERMS:
         x, cos, sin = (t.abs() for t in (x, cos, sin))
@@ -311,7 +311,7 @@ def attention(  # noqa: PLR0913 (the arguments of attention)
     group, remainder = divmod(q.shape[1], k.shape[1])
     if remainder:
         raise ValueError(f"{k.shape[1]} key/value heads do not divide {q.shape[1]} heads")
-    work = working(dtype)
+    work = working_dtype(dtype)
     q, k, v, grad_out = (x.detach().to(work) for x in (q, k, v, grad_out))
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     if scale is None:
@@ -358,18 +358,18 @@ def _multiply(
     kept_weights = weights.weights
     if keep is not None:
         kept_weights = kept_weights * keep
-    rounded_weights = stored(kept_weights, dtype)
-    out = stored(rounded_weights @ v, dtype)
+    rounded_weights = store(kept_weights, dtype)
+    out = store(rounded_weights @ v, dtype)
     grad_v = rounded_weights.transpose(-2, -1) @ grad_out
     grad_weights = grad_out @ v.transpose(-2, -1)
     if keep is not None:
         grad_weights = grad_weights * keep
     delta = (grad_out * out).sum(-1, keepdim=True)
     grad_scores = weights.weights * (grad_weights + sign * delta) * weights.slope
-    grad_scores = stored(grad_scores, dtype)
+    grad_scores = store(grad_scores, dtype)
     return {
         "out": out,
-        "dq": stored(grad_scores @ k * scale, dtype),
+        "dq": store(grad_scores @ k * scale, dtype),
         "dk": grad_scores.transpose(-2, -1) @ q * scale,
         "dv": grad_v,
         "dscores": grad_scores,
@@ -381,5 +381,5 @@ def _sum_groups(x: Tensor, group: int, dtype: Precision) -> Tensor:
 
     Kernels without grouped heads sum what they stored for each query head.
     """
-    of_query_heads = stored(x, dtype).unflatten(1, (-1, group))
-    return stored(of_query_heads.sum(2), dtype)
+    of_query_heads = store(x, dtype).unflatten(1, (-1, group))
+    return store(of_query_heads.sum(2), dtype)

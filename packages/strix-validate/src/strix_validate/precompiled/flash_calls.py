@@ -14,7 +14,7 @@ from itertools import product
 import torch
 
 from strix_validate.attention import flash
-from strix_validate.triton.call import BF16, FP16, DeferredCall, deferred
+from strix_validate.triton.call import BF16, FP16, DeferredCall, defer
 
 #: Changes a call to one without gradients.
 FORWARD = {"grad_out": None}
@@ -60,9 +60,9 @@ def flash_calls(
     for head_dim, dtype in product(head_dims, dtypes):
         change = {} if head_dim in trained else FORWARD
         for build in _prompts(head_dim, windows):
-            yield deferred(build, dtype, **change)
+            yield defer(build, dtype, **change)
         for build in _decoding(head_dim, windows, capacities):
-            yield deferred(build, dtype, **FORWARD)
+            yield defer(build, dtype, **FORWARD)
 
 
 def _prompts(head_dim: int, windows: Iterable[tuple[int, int]]) -> Iterator[partial]:

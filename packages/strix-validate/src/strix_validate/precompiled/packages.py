@@ -24,7 +24,7 @@ from strix_validate.precompiled import costs
 from strix_validate.precompiled.flash_calls import FLASH_SETS
 from strix_validate.precompiled.vllm_calls import vllm_set
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.call import Call, DeferredCall, deferred, require
+from strix_validate.triton.call import Call, DeferredCall, defer, require
 from strix_validate.triton.modes import CallAnswer
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.triton_packages import fla, liger, sage
@@ -159,7 +159,7 @@ def _remove_paths(content: bytes) -> bytes:
     return json.dumps(metadata).encode()
 
 
-def origins(answers: Iterable[CallAnswer], prefix: Path) -> Counter[str]:
+def count_origins(answers: Iterable[CallAnswer], prefix: Path) -> Counter[str]:
     """Count the kernels that came from "packages" or the "cache", or that were "compiled"."""
     packages = str(prefix / FOLDER)
     counts: Counter[str] = Counter()
@@ -184,7 +184,7 @@ def _list_shipped_calls(set_name: str) -> list[DeferredCall]:
     for package in SHIPPING:
         require(package.MODULE)
         for build, dtype in package.SHIPPED[set_name]:
-            calls.append(deferred(build, dtype))
+            calls.append(defer(build, dtype))
     return calls
 
 

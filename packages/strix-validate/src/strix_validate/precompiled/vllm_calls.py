@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from strix_validate.layers.table import MODELS, Attention, Experts, Latent, Linear
-from strix_validate.triton.call import BF16, FP16, Call, DeferredCall, deferred
+from strix_validate.triton.call import BF16, FP16, Call, DeferredCall, defer
 from strix_validate.triton.cases import Randn
 from strix_validate.vllm import attention as vllm_attention
 from strix_validate.vllm import experts as vllm_experts
@@ -75,7 +75,7 @@ def _step(
     shape = (4, layer.kv_heads, layer.block, 2 * layer.head_dim)
     cache_dtype = vllm_attention.FP8 if fp8 else rows.dtype
     cache = torch.empty(shape, dtype=cache_dtype, device=device)
-    caches = vllm_attention.halves(cache)
+    caches = vllm_attention.split_cache(cache)
     for part in caches:
         part.ptr_range = lambda: _GIB_2 if huge else cache.nbytes
     slots = torch.zeros(len(k), dtype=torch.int64, device=device)
@@ -100,7 +100,7 @@ def _list_layers() -> dict[str, Attention]:
     """Return the attention layers of the table, by a model that has them."""
     layers = {}
     for model_name, model in MODELS.items():
-        kinds = model.attention()
+        kinds = model.layers.attention
         for layer in kinds:
             name = model_name
             if layer.window and len(kinds) > 1:
@@ -113,7 +113,7 @@ def _list_layers() -> dict[str, Attention]:
 
 LAYERS = _list_layers()
 #: Layers of linear attention, by a model of the table that has them.
-LINEAR = {name: layer for name, model in MODELS.items() for layer in model.recurrent()}
+LINEAR = {name: layer for name, model in MODELS.items() for layer in model.layers.linear}
 #: Sizes of vocabularies, by a model of the table that has them.
 VOCABULARIES = {name: model.vocab_size for name, model in MODELS.items()}
 #: The models whose attention layers are in a small set.
@@ -142,7 +142,7 @@ def attention_calls(
     """
     for layer, dtype, is_fp8, is_huge, n in product(layers, dtypes, fp8, huge, (1, 100)):
         build = partial(step, layer=layer, sequences=2, queries=n, fp8=is_fp8, huge=is_huge)
-        yield deferred(build, dtype, source=source)
+        yield defer(build, dtype, source=source)
 
 
 def experts_calls(
@@ -154,7 +154,7 @@ def experts_calls(
     """Yield both products of these layers of experts, for each number of tokens."""
     for layer, dtype, n in product(layers, dtypes, tokens):
         build = partial(vllm_experts.mixture, layer=layer, tokens=n)
-        yield deferred(build, dtype, source=source)
+        yield defer(build, dtype, source=source)
 
 
 def latent_calls(
@@ -171,7 +171,7 @@ def latent_calls(
             rank=layer.rank,
             rope=layer.rope,
         )
-        yield deferred(build, dtype, source=source)
+        yield defer(build, dtype, source=source)
 
 
 def linear_calls(
@@ -184,7 +184,7 @@ def linear_calls(
     """Yield decoding by these layers, and prompts of some lengths in tokens."""
     for layer, dtype in product(layers, dtypes):
         for build in _linear_builds(layer, prompts):
-            yield deferred(build, dtype, source=source)
+            yield defer(build, dtype, source=source)
 
 
 def _linear_builds(layer: Linear, prompts: tuple[int, ...]) -> Iterator[partial]:
@@ -211,7 +211,7 @@ def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[Deferr
     """Yield a step's choice of tokens: penalties, temperature, min-p, top-k, top-p, noise."""
     for size in vocabularies:
         for build in _sampling_builds(size):
-            yield deferred(build, torch.float32, source=source)
+            yield defer(build, torch.float32, source=source)
 
 
 def _sampling_builds(vocabulary: int) -> Iterator[partial]:
@@ -230,7 +230,7 @@ def _other_calls(source: Path) -> Iterator[DeferredCall]:
     for n, size in product(_FP8_TOKENS, _FP8_SIZES):
         builds.append(partial(quantized.fp8_blocks, tokens=n, size=size, rows=512))
     for dtype, build in product((FP16, BF16), builds):
-        yield deferred(build, dtype, source=source)
+        yield defer(build, dtype, source=source)
 
 
 def vllm_set(name: str, folder: Path | None) -> list[Call]:
@@ -256,7 +256,7 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
         ]
     dtypes = (FP16, BF16)
     # each layer and vocabulary once, in the order of the table
-    latent = dict.fromkeys(layer for model in MODELS.values() for layer in model.compressed())
+    latent = dict.fromkeys(layer for model in MODELS.values() for layer in model.layers.latent)
     return [
         *attention_calls(source, dict.fromkeys(LAYERS.values()), dtypes),
         *experts_calls(source, vllm_experts.LAYERS.values(), dtypes),

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from strix_validate.checks import CannotRun
-from strix_validate.json_file import json_object
-from strix_validate.layers.config import ModelLayers, layers_of
+from strix_validate.json_file import read_json_object
+from strix_validate.layers.config import ModelLayers, read_layers
 from strix_validate.layers.table import MODELS, Attention, Latent
 from strix_validate.precompiled import packages, vllm_calls
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
@@ -38,10 +38,10 @@ def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
 
     Raises:
         CannotRun: Neither library is there.
-        ValueError: The file cannot be read; see layers_of.
+        ValueError: The file cannot be read; see read_layers.
     """
     by_library: dict[str, list[Call]] = {}
-    model = layers_of(json_object(file)) if file else None
+    model = read_layers(read_json_object(file)) if file else None
     if packages.has("flash_attn"):
         by_library["flash-attn"] = list(_list_flash_calls(model))
     try:
@@ -87,7 +87,7 @@ def beyond_table(model: ModelLayers) -> ModelLayers:
     kernels = {_reduce_to_kernel(layer) for layer in LAYERS.values()}
     latent: list[Latent] = []
     for table_model in MODELS.values():
-        latent += table_model.compressed()
+        latent += table_model.layers.latent
     return ModelLayers(
         attention=[x for x in model.attention if _reduce_to_kernel(x) not in kernels],
         experts=[x for x in model.experts if x not in EXPERTS.values()],
@@ -98,7 +98,7 @@ def beyond_table(model: ModelLayers) -> ModelLayers:
     )
 
 
-def foretell(file: Path, vllm: Path | None, jobs: int | None) -> str:
+def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str:
     """Return how many of vLLM's kernels no package has for a model, and how long they compile.
 
     Triton only lists the kernels; it compiles none.
@@ -110,16 +110,16 @@ def foretell(file: Path, vllm: Path | None, jobs: int | None) -> str:
 
     Raises:
         CannotRun: vLLM is not installed.
-        ValueError: The file cannot be read; see layers_of.
+        ValueError: The file cannot be read; see read_layers.
     """
-    unpackaged = beyond_table(layers_of(json_object(file)))
+    unpackaged = beyond_table(read_layers(read_json_object(file)))
     source = vllm_calls.vllm_source.find(vllm)
     missing_calls = list(_list_vllm_calls(source, unpackaged))
     if not missing_calls:
         return "vLLM's kernels for this model are all in vllm-kernels-gfx1151"
     kernels: set[str] = set()
     for answer in triton_modes.run(missing_calls, "ask").calls:
-        kernels.update(answer.asked)
+        kernels.update(answer.kernel_keys)
     jobs = jobs or len(os.sched_getaffinity(0))
     minutes = math.ceil(len(kernels) * _SECONDS / 60 / jobs)
     return f"{len(kernels)} of vLLM's kernels for this model are in no package: about {minutes} min"
@@ -165,7 +165,7 @@ def fill(by_library: dict[str, list[Call]], jobs: int | None, console: Console) 
         if answer.error:
             has_failed = True
             console.print(escape(f"{name}: {': '.join(answer.error)}"))
-    origins = packages.origins(answers, Path(sys.base_prefix))
+    origins = packages.count_origins(answers, Path(sys.base_prefix))
     console.print(
         f"{origins.total()} kernels: {origins['packages']} from packages, "
         f"{origins['cache']} were in the cache, {origins['compiled']} compiled"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from strix_validate.attention import flash
 from strix_validate.checks import CannotRun, is_named
-from strix_validate.layers.table import PICTURES, Attention
+from strix_validate.layers.table import DIFFUSION_MODELS, Attention
 from strix_validate.precompiled import packages, vllm_calls
 from strix_validate.precompiled.flash_calls import FORWARD
 from strix_validate.precompiled.vllm_calls import LAYERS, LINEAR, VOCABULARIES
@@ -104,7 +104,7 @@ def package_workload() -> Iterator[_GroupedCall]:
     """Yield (PACKAGE-MODEL/KIND, call): linear attention, a training step, and diffusion."""
     yield from _fla_workload()
     yield from _liger_workload()
-    for model, (heads, head_dim) in PICTURES.items():
+    for model, (heads, head_dim) in DIFFUSION_MODELS.items():
         for n in (999, 1024, 4096):
             build = partial(
                 sage.attention,
@@ -165,7 +165,7 @@ def count(
         say: Called with messages.
 
     Returns:
-        The counts of packages.origins by group.
+        The counts of packages.count_origins by group.
 
     Raises:
         CannotRun: No call was selected, or no library has it.
@@ -187,7 +187,7 @@ def count(
             for (group, call), answer in zip(grouped_calls, answers, strict=True):
                 if answer.error:
                     raise RuntimeError(f"{call.name}: {': '.join(answer.error)}")
-                counts[group] += packages.origins([answer], prefix)
+                counts[group] += packages.count_origins([answer], prefix)
     return counts
 
 

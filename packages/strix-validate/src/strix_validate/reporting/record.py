@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from strix_validate import TARGET
 from strix_validate.checks import Result, Severity, State
-from strix_validate.json_file import small_file
+from strix_validate.json_file import read_small_file
 
 #: The version of the schema. It is raised when a field changes its meaning or is removed.
 SCHEMA = 2
@@ -184,7 +184,7 @@ class Record(StrictModel):
             raise ValueError("packages are proven on gfx1151 alone")
         for check in self.checks:
             if check.state is State.PASSED:
-                reason = unsound_pass(check.measured)
+                reason = find_unsound_reason(check.measured)
                 if reason:
                     raise ValueError(f"a check passed {reason}")
         return self
@@ -241,7 +241,7 @@ def _comparisons(measured: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def unsound_pass(measured: dict[str, Any]) -> str:
+def find_unsound_reason(measured: dict[str, Any]) -> str:
     """Return why a check that measured this cannot have passed, or "" if it can."""
     for comparison in _comparisons(measured):
         numbers = [comparison[name] for name in _NUMBERS if name in comparison]
@@ -281,13 +281,13 @@ def summarise(checks: list[CheckRecord]) -> dict[str, int]:
     return summary
 
 
-def of_result(tier: str, result: Result) -> CheckRecord:
+def make_check_record(tier: str, result: Result) -> CheckRecord:
     """Return the record of a result.
 
     A pass becomes a failure if what it measured does not prove it.
     """
     if result.state is State.PASSED:
-        reason = unsound_pass(result.measured)
+        reason = find_unsound_reason(result.measured)
         if reason:
             reason = f"passed {reason}. {result.reason}"
             result = replace(result, state=State.FAILED, reason=reason)
@@ -304,7 +304,7 @@ def load(file: Path) -> Record:
         BadRecord: The file cannot be read, or is not a record of this schema.
     """
     try:
-        return Record.model_validate_json(small_file(file))
+        return Record.model_validate_json(read_small_file(file))
     except OSError as error:
         raise BadRecord(f"{file}: {error.strerror}") from error
     except ValidationError as error:

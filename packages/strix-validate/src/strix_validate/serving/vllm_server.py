@@ -22,8 +22,8 @@ from typing import Any
 
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.doctor.tree import Tree
-from strix_validate.doctor.vllm_memory import memory_of
-from strix_validate.limits import last_lines
+from strix_validate.doctor.vllm_memory import read_memory_budget
+from strix_validate.limits import read_last_lines
 from strix_validate.serving.endpoint import Endpoint, Generation
 from strix_validate.serving.tiny_llama import PROMPT, TOKENS
 from strix_validate.serving.web import open_url
@@ -165,7 +165,7 @@ class ServerSession:
         """A server of the model, which is started on first use."""
         if self.model:
             folder = Path(self.model)
-            memory = memory_of(Tree())
+            memory = read_memory_budget(Tree())
             flags: Sequence[str] = []
             if memory:
                 flags = ["--gpu-memory-utilization", f"{memory.utilization:.2f}"]
@@ -227,13 +227,13 @@ class VllmServer:
         while time.perf_counter() - begin < limit:
             status = self.process.poll()
             if status is not None:
-                last = last_lines(self.log, 5)
+                last = read_last_lines(self.log, 5)
                 raise CheckFailed(f"vllm serve ended with status {status}: {last}")
             with contextlib.suppress(OSError), open_url(f"{self.endpoint.url}/health", 5):
                 self.start_seconds = time.perf_counter() - begin
                 return
             time.sleep(0.2)
-        raise CheckFailed(f"no answer within {limit:.0f} s: {last_lines(self.log, 5)}")
+        raise CheckFailed(f"no answer within {limit:.0f} s: {read_last_lines(self.log, 5)}")
 
     def _command(self) -> list[str]:
         beside_python = str(Path(sys.executable).parent)

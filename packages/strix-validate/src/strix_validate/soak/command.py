@@ -19,7 +19,7 @@ from strix_validate import TARGET
 from strix_validate.checks import CannotRun, CheckFailed
 from strix_validate.doctor import host
 from strix_validate.doctor.tree import Tree
-from strix_validate.installing import install_advice
+from strix_validate.installing import suggest_installation
 from strix_validate.reporting import record
 from strix_validate.reporting.record import Record
 from strix_validate.reporting.terminal_table import show
@@ -80,8 +80,8 @@ class SoakRecord:
         self.log = self._make_path("log")
         self.file = self._make_path("json")
         self._table = Table(self._make_path("csv"))
-        self._versions = host.versions()
-        self._packages = host.packages()
+        self._versions = host.read_versions()
+        self._packages = host.list_packages()
         self._host = host.describe_host()
         self._last_write = float("-inf")
 
@@ -92,7 +92,7 @@ class SoakRecord:
         """Return the record of the story so far; before its end, one check is missing."""
         checks = []
         for result in judge(self._story):
-            check = record.of_result("soak", result)
+            check = record.make_check_record("soak", result)
             check.reason = host.shorten(check.reason)
             checks.append(check)
         device = self._story.device
@@ -129,7 +129,7 @@ class SoakRecord:
         if self.log.exists() and not self.log.stat().st_size:
             self.log.unlink()
         if not find_spec("matplotlib"):
-            say(f"no plot, since matplotlib is not installed: {install_advice('matplotlib')}")
+            say(f"no plot, since matplotlib is not installed: {suggest_installation('matplotlib')}")
             return report
         from strix_validate.reporting.plots import write
 
@@ -309,7 +309,7 @@ def soak(
         console.print(line, markup=False)
 
     if not find_spec("torch"):
-        advice = install_advice("torch")
+        advice = suggest_installation("torch")
         say(f"torch is not installed here: nothing could be loaded: {advice}")
         raise typer.Exit(3)
     story = Story(host.describe_device("none"))

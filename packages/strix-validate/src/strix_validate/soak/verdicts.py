@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from strix_validate.checks import Check, Result, State, judged
+from strix_validate.checks import Check, Result, State, make_result
 from strix_validate.soak.story import LOADS, StepRecord, Story
 from strix_validate.soak.telemetry import COLUMNS
 
@@ -133,7 +133,7 @@ def _judge_results(story: Story, name: str, check: Check) -> Result:
             f"{len(faulty)} of {len(steps)} steps, the first of them step {number} after "
             f"{first.at / 60:.1f} minutes: {_describe_fault(first)}"
         )
-    return judged(check, faults, measured)
+    return make_result(check, faults, measured)
 
 
 def _describe_fault(step: StepRecord) -> str:
@@ -149,7 +149,7 @@ def _describe_fault(step: StepRecord) -> str:
     )
 
 
-def quarters(values: Sequence[float]) -> list[float]:
+def find_quarter_medians(values: Sequence[float]) -> list[float]:
     """Return the medians of the four quarters of a series."""
     size = len(values) / 4
     medians = []
@@ -167,14 +167,14 @@ def _judge_drift(story: Story) -> Result:
         errors = [step.error for step in steps if step.error is not None]
         if len(errors) < _FEWEST_STEPS:
             continue
-        first, _, _, last = quarters(errors)
+        first, _, _, last = find_quarter_medians(errors)
         measured[f"{name}_first"] = first
         measured[f"{name}_last"] = last
         if last > max(_DRIFT_FACTOR * first, first + _DRIFT_FLOOR):
             faults.append(f"{name}: from {first:.2f} to {last:.2f} of the bound")
     if not measured:
         return Result(DRIFT, State.SKIPPED, f"no load made {_FEWEST_STEPS} steps")
-    return judged(DRIFT, faults, measured)
+    return make_result(DRIFT, faults, measured)
 
 
 def _judge_throttling(story: Story) -> Result:
@@ -200,7 +200,7 @@ def _judge_throttling(story: Story) -> Result:
     limits = _collect_limits(story)
     if limits:
         measured["limited_by"] = ", ".join(limits)
-    result = judged(THROTTLING, faults, measured)
+    result = make_result(THROTTLING, faults, measured)
     if faults:
         fix = (
             "clean the fans and let air through, look at the power limit in the BIOS and at "
@@ -287,7 +287,7 @@ def _judge_memory(story: Story) -> Result:
         values = _list_numbers(samples, f"{label}_mib")
         if len(values) < _FEWEST_SAMPLES:
             continue
-        medians = quarters(values)
+        medians = find_quarter_medians(values)
         measured[f"{label}_first_mib"] = medians[0]
         measured[f"{label}_last_mib"] = medians[-1]
         grows = medians == sorted(set(medians))
@@ -297,7 +297,7 @@ def _judge_memory(story: Story) -> Result:
             faults.append(f"{name} grows from quarter to quarter: {listed} MiB")
     if not measured:
         return Result(MEMORY, State.SKIPPED, f"fewer than {_FEWEST_SAMPLES} seconds were recorded")
-    return judged(MEMORY, faults, measured)
+    return make_result(MEMORY, faults, measured)
 
 
 def _list_numbers(rows: list[dict], name: str) -> list[float]:
@@ -319,7 +319,7 @@ def _judge_kernel(story: Story) -> Result:
     messages = []
     for at, message in story.kernel[:_MESSAGES]:
         messages.append(f"{at:.0f} s: {message[:_MESSAGE_LENGTH]}")
-    return judged(KERNEL, faults, {"faults": len(story.kernel), "messages": messages})
+    return make_result(KERNEL, faults, {"faults": len(story.kernel), "messages": messages})
 
 
 def _judge_sensors(story: Story) -> Result:
@@ -333,14 +333,14 @@ def _judge_sensors(story: Story) -> Result:
             measured[f"{label}_least_{unit}"] = min(values)
             measured[f"{label}_most_{unit}"] = max(values)
     is_read = bool(measured)
-    measured["series"] = thin(story)
+    measured["series"] = thin_samples(story)
     if not is_read:
         reason = story.sensors_absent or "the sensors gave no reading"
         return Result(SENSORS, State.SKIPPED, reason, measured)
     return Result(SENSORS, State.PASSED, "", measured)
 
 
-def thin(story: Story, points: int = POINTS) -> dict[str, list]:
+def thin_samples(story: Story, points: int = POINTS) -> dict[str, list]:
     """Return the samples as columns for a plot.
 
     Args:

@@ -71,7 +71,7 @@ def main(arguments: str) -> None:
     # Libraries print to standard output, which belongs to the recorder.
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    device = host.device_for(options["device"])
+    device = host.resolve_device(options["device"])
     description = host.describe_device(device)
     _write(report, device=description.model_dump(), name=device)
     if "turn_seconds" not in options:

@@ -17,7 +17,7 @@ from strix_validate.numerics.comparison import compare
 from strix_validate.tiers import Tier, run_each
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import Call, require
-from strix_validate.triton.cases import unanswered
+from strix_validate.triton.cases import describe_missing_answer
 from strix_validate.triton_packages import package_checks
 
 #: Title and dtypes of flash-attn's checks by where its kernels run. The package accepts half
@@ -48,7 +48,7 @@ def applies(check: Check, options: RunOptions) -> bool:
     sdpa_checks = sdpa.checks()
     if check in sdpa_checks:
         _, shape, _ = sdpa_checks[check]
-        return options.size.holds(shape.size)
+        return options.size.includes(shape.size)
     return package_checks.applies(check, options)
 
 
@@ -91,9 +91,9 @@ def _flash_cases(size: Size, only_kind: str = "") -> dict[Check, flash_cases.Fla
         if only_kind not in ("", kind):
             continue
         for case in chain.from_iterable(map(flash_cases.cases, dtypes)):
-            if size.holds(case.size):
+            if size.includes(case.size):
                 check_id = f"flash-attn/{kind}/{case.name}"
-                cases[Check(check_id, f"{where}: {case.title}", case.why)] = case
+                cases[Check(check_id, f"{where}: {case.title}", case.catches)] = case
     return cases
 
 
@@ -125,7 +125,7 @@ def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator
             answers = triton_modes.run(calls, "interpret")
     except (CannotRun, ImportError, triton_modes.ChildError) as error:
         for check in cases:
-            yield unanswered(check, error)
+            yield describe_missing_answer(check, error)
         return
     for (check, case), answer in zip(cases.items(), answers.calls, strict=True):
         result = judge(check, case, answer)

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend
 from strix_validate import TARGET
 from strix_validate.attention import flash, sdpa
 from strix_validate.checks import (
-    ANY,
+    PLACEHOLDER,
     Body,
     CannotRun,
     Check,
@@ -27,9 +27,9 @@ from strix_validate.checks import (
     RunOptions,
     Severity,
     State,
-    described,
+    index_by_name,
     is_emulated,
-    named,
+    make_checks,
     need_gpu,
     require,
 )
@@ -89,7 +89,7 @@ def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
 
 def _bodies() -> dict[Check, Body]:
     """Return the function of each check. Those with a docstring have their reason there."""
-    before = named(
+    before = index_by_name(
         versions,
         environment,
         library,
@@ -98,12 +98,12 @@ def _bodies() -> dict[Check, Body]:
         can_flash,
         can_efficient,
     )
-    after = named(default_is_fused, kernel_name, limit_512, flash_attn)
-    bodies = described("backend", before)
+    after = index_by_name(default_is_fused, kernel_name, limit_512, flash_attn)
+    bodies = make_checks("backend", before)
     for route, reason in _EXECUTION_REASONS.items():
         check = check_from_reason(f"backend/executes-{route}", reason)
         bodies[check] = partial(_execute, route)
-    return bodies | described("backend", after)
+    return bodies | make_checks("backend", after)
 
 
 def _is_gfx1151(options: RunOptions) -> bool:
@@ -167,7 +167,7 @@ def environment(options: RunOptions) -> Result:
     # for a GPU of another vendor these variables mean nothing
     state = State.FAILED if harmful and torch.version.hip else State.PASSED
     severity = Severity.WARNING if harmful else None
-    return Result(ANY, state, "; ".join(harmful), reported, severity)
+    return Result(PLACEHOLDER, state, "; ".join(harmful), reported, severity)
 
 
 def library(options: RunOptions) -> dict:

@@ -20,20 +20,20 @@ from torch import Tensor
 
 from strix_validate.attention import sdpa
 from strix_validate.checks import (
-    ANY,
+    PLACEHOLDER,
     Body,
     CannotRun,
     Check,
     Result,
     RunOptions,
     Size,
-    judged,
+    make_result,
     need_gpu,
     require,
 )
 from strix_validate.layers.table import MODELS
 from strix_validate.tiers import Tier, machine_speed, run_each
-from strix_validate.timing import Timing, timed
+from strix_validate.timing import Timing, time_call
 from strix_validate.triton import modes as triton_modes
 from strix_validate.vllm import attention as vllm_attention
 from strix_validate.vllm import experts
@@ -75,7 +75,7 @@ class Work:
 
 
 #: The layer whose sizes "gqa" and "decode" have.
-_LAYER = MODELS["Llama-3.1-8B"].attention()[0]
+_LAYER = MODELS["Llama-3.1-8B"].layers.attention[0]
 #: The first five are those of the published table.
 SIZES = {
     "tiny": Work(1, 1, 128, 64),
@@ -102,7 +102,7 @@ SIZES = {
 }
 MASKS = {"causal": True, "full": False}
 #: Layer of the checks of experts.
-_EXPERTS = MODELS["Qwen3-30B-A3B"].mixture()[""]
+_EXPERTS = MODELS["Qwen3-30B-A3B"].experts_by_format()[""]
 #: Numbers of tokens of the checks of experts: a decoding batch, and a prefill.
 _TOKENS = {"decode": 16, "prefill": 2048}
 #: Torch's backends, flash-attn's own package, and vLLM's kernel on its paged cache.
@@ -209,7 +209,7 @@ def applies(check: Check, options: RunOptions) -> bool:
         return True
     size = check.id.rsplit("/", 1)[-1].split("-")[0]
     if options.device == "cuda":
-        return options.size.holds(Size.FULL) or size not in _LARGE
+        return options.size.includes(Size.FULL) or size not in _LARGE
     return size in ("tiny", "small")
 
 
@@ -297,10 +297,10 @@ def time_torch(route: str, work: Work, causal: bool, device: str) -> RouteTimes:
         if on_gpu:
             memory_mib = (torch.cuda.max_memory_allocated() - memory_before) / 2**20
         with torch.no_grad():
-            forward = timed(lambda: function(*leaves, **options), device)
+            forward = time_call(lambda: function(*leaves, **options), device)
         backward = None
         if not work.queries:
-            backward = timed(differentiate, device)
+            backward = time_call(differentiate, device)
         return RouteTimes(forward, backward, memory_mib)
     except torch.cuda.OutOfMemoryError as error:
         raise CannotRun("the GPU is out of memory") from error
@@ -345,7 +345,7 @@ def _function(route: str) -> Callable:
 
 def timed_launch(rows: Tensor, *, launch: Callable, **launch_options) -> dict[str, Tensor]:
     """Return the packed timing of a launch, in place of what the launch returns."""
-    timing = timed(lambda: launch(rows=rows, **launch_options), rows.device.type)
+    timing = time_call(lambda: launch(rows=rows, **launch_options), rows.device.type)
     return timing.pack()
 
 
@@ -378,7 +378,9 @@ def _mixture(tokens: int, options: RunOptions) -> dict:
     call = replace(call, launch=experts.time_mixture, tensors={"x": x})
     timing = _time_in_child(call, options)
     pairs = tokens * _EXPERTS.top_k
-    weights = 3 * _EXPERTS.hidden * _EXPERTS.inner  # of one expert, for both products
+    weights = (
+        3 * _EXPERTS.hidden_size * _EXPERTS.intermediate_size
+    )  # of one expert, for both products
     experts_read = min(pairs, _EXPERTS.experts)
     return {
         "experts_ms": timing.median,
@@ -448,7 +450,7 @@ def _compare_timers(options: RunOptions) -> Result:
     ratios = {}
     faults = []
     for size in _published()["run"][0]["causal"]["forward"]:
-        if "large" in size and not options.size.holds(Size.FULL):
+        if "large" in size and not options.size.includes(Size.FULL):
             continue
         for direction, function in _flash_calls(SIZES[size]).items():
             timed_ms, do_bench_ms = _time_by_both(function)
@@ -458,7 +460,7 @@ def _compare_timers(options: RunOptions) -> Result:
                 faults.append(
                     f"{size} {direction}: {timed_ms:.4g} ms, do_bench {do_bench_ms:.4g} ms"
                 )
-    return judged(ANY, faults, ratios)
+    return make_result(PLACEHOLDER, faults, ratios)
 
 
 def _flash_calls(work: Work) -> dict[str, Callable[[], object]]:
@@ -491,7 +493,7 @@ def _time_by_both(function: Callable[[], object]) -> tuple[float, float]:
     do_bench_medians = []
     for _ in range(5):
         # alternately, so that a change of clocks affects both
-        timed_medians.append(timed(function, "cuda").median)
+        timed_medians.append(time_call(function, "cuda").median)
         do_bench_medians.append(do_bench(function, return_mode="median"))
     return min(timed_medians), min(do_bench_medians)
 

@@ -9,7 +9,7 @@ optimization", 2026.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from strix_validate.checks import Body, Check, Result, RunOptions, described, named
+from strix_validate.checks import Body, Check, Result, RunOptions, index_by_name, make_checks
 from strix_validate.doctor import (
     access,
     copies,
@@ -46,7 +46,7 @@ def examine(selected: list[Check], tree: Tree, weights: int = 0) -> Iterator[Res
 
 
 def _bodies(tree: Tree) -> dict[Check, Body]:
-    functions = described("doctor", named(*_FINDINGS))
+    functions = make_checks("doctor", index_by_name(*_FINDINGS))
     return {check: partial(_find, function, tree) for check, function in functions.items()}
 
 

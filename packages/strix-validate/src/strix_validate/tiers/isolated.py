@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strix_validate.checks import Check, Result, RunOptions, State
-from strix_validate.limits import last_lines
+from strix_validate.limits import read_last_lines
 from strix_validate.tiers import run_each
 
 #: Seconds in which a child must end or give the next result: MIOpen's search may lock up the GPU
@@ -94,7 +94,7 @@ def _run_child(
                 child.kill()
                 child.wait()
         results = _read_results(result_file)
-        last = last_lines(log, 3)
+        last = read_last_lines(log, 3)
     return results, f"{ending}: {last}".removesuffix(": ")
 
 

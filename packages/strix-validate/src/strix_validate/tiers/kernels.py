@@ -10,7 +10,7 @@ from strix_emulate import EM_AMDGPU, TARGETS, elf_metadata
 
 from strix_validate import TARGET
 from strix_validate.attention import flash
-from strix_validate.checks import Check, Result, RunOptions, judged
+from strix_validate.checks import Check, Result, RunOptions, make_result
 from strix_validate.precompiled.costs import measure
 from strix_validate.tiers import Tier
 from strix_validate.triton import modes as triton_modes
@@ -55,7 +55,7 @@ def judge_products(
         faults.append(
             f"{len(with_wmma)} of {len(facts)} kernels have WMMA, expected {call.products}"
         )
-    return judged(check, faults, facts)
+    return make_result(check, faults, facts)
 
 
 def _inspect_all(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list[str]]:
@@ -87,7 +87,7 @@ def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
         faults.append(
             f"{len(multiplying)} attention kernels compiled, expected at least {required}"
         )
-    return judged(check, faults, facts)
+    return make_result(check, faults, facts)
 
 
 def inspect(kernel: triton_modes.CompiledKernel) -> dict:

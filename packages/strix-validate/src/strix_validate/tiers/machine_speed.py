@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from strix_validate.checks import Body, Check, RunOptions, need_gpu
-from strix_validate.timing import Timing, timed
+from strix_validate.timing import Timing, time_call
 
 #: fp16 operations per clock of one multiprocessor's matrix units. RDNA 3: 512 of a compute unit
 #: (WMMA, ISA guide), of which HIP counts two as one: https://github.com/ROCm/hip/issues/3198.
@@ -58,7 +58,7 @@ def _time_on_gpu(
     """Time a function of two random tensors of this shape."""
     need_gpu(options, "only a GPU's speed is of interest")
     tensors = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2)]
-    return timed(lambda: function(*tensors), "cuda")
+    return time_call(lambda: function(*tensors), "cuda")
 
 
 def _copy(options: RunOptions) -> dict:
@@ -87,8 +87,8 @@ def _host_copy(options: RunOptions) -> dict:
     need_gpu(options, "only a GPU's speed is of interest")
     on_host = torch.zeros(_HOST_COPY_BYTES, dtype=torch.uint8).pin_memory()
     on_gpu = on_host.to("cuda")
-    to_gpu = timed(lambda: on_gpu.copy_(on_host), "cuda")
-    from_gpu = timed(lambda: on_host.copy_(on_gpu), "cuda")
+    to_gpu = time_call(lambda: on_gpu.copy_(on_host), "cuda")
+    from_gpu = time_call(lambda: on_host.copy_(on_gpu), "cuda")
     return {
         "to_gpu_gbps": _HOST_COPY_BYTES / to_gpu.median / 1e6,
         "from_gpu_gbps": _HOST_COPY_BYTES / from_gpu.median / 1e6,

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from strix_validate.checks import Check, CheckFailed, Result, RunOptions, reason_of, require
+from strix_validate.checks import Check, CheckFailed, Result, RunOptions, read_reason, require
 from strix_validate.limits import read_log
 from strix_validate.serving import judges
 from strix_validate.serving.costs import describe_costs, describe_plain_costs
@@ -386,7 +386,7 @@ def stop(session: ServerSession) -> dict:
 
 def _from_docstring(judge: Callable[[ServerSession], dict]) -> ServerCheck:
     """Return a check whose reason is its function's docstring."""
-    return ServerCheck(judge, reason_of(judge))
+    return ServerCheck(judge, read_reason(judge))
 
 
 def _model_check(name: str) -> ServerCheck:

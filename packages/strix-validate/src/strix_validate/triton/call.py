@@ -178,7 +178,7 @@ class DeferredCall:
         return self._build_call().execute(device)
 
 
-def deferred(build: partial, dtype: torch.dtype, **change) -> DeferredCall:
+def defer(build: partial, dtype: torch.dtype, **change) -> DeferredCall:
     """Return the call that a builder will build, named after the builder and its keywords.
 
     Args:

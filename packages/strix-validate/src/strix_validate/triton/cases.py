@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from strix_validate import TARGET
-from strix_validate.checks import CannotRun, Check, Result, Size, State, seed_of
+from strix_validate.checks import CannotRun, Check, Result, Size, State, derive_seed
 from strix_validate.layers.pairs import pairwise
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton import modes
@@ -111,7 +111,7 @@ def make(name: str, case: Case) -> tuple[Any, Expected]:
         name: Of the case; with the seed of the run, it determines the random numbers.
         case: What is built.
     """
-    generator = torch.Generator().manual_seed(seed_of(name))
+    generator = torch.Generator().manual_seed(derive_seed(name))
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(case.dtype)
@@ -129,7 +129,7 @@ def run_calls(
         answers = modes.run([call for call, _ in calls.values()], mode)
     except (CannotRun, modes.ChildError) as error:
         for check in calls:
-            yield unanswered(check, error)
+            yield describe_missing_answer(check, error)
         return
     for (check, (call, expected)), answer in zip(calls.items(), answers.calls, strict=True):
         result = judge(check, call, expected, answer)
@@ -137,7 +137,7 @@ def run_calls(
         yield replace(result, reason=reason, seconds=answer.seconds)
 
 
-def unanswered(check: Check, error: Exception) -> Result:
+def describe_missing_answer(check: Check, error: Exception) -> Result:
     """Return the result of a check without an answer: skipped for CannotRun, otherwise failed."""
     state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
     return Result(check, state, str(error))

@@ -83,7 +83,7 @@ class CallAnswer:
         kernels: The compiled kernels, in the mode "compile".
         executed: The executed kernels, in the mode "emulate".
         lookups: The kernels that Triton looked for.
-        asked: The keys of the needed kernels, in the mode "ask".
+        kernel_keys: The keys of the needed kernels, in the mode "ask".
         seconds: Of the call.
     """
 
@@ -92,7 +92,7 @@ class CallAnswer:
     kernels: tuple[CompiledKernel, ...] = ()
     executed: tuple[ExecutedKernel, ...] = ()
     lookups: tuple[stand_in.Lookup, ...] = ()
-    asked: tuple[str, ...] = ()
+    kernel_keys: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -213,14 +213,14 @@ class _Records:
     kernels: list[CompiledKernel] = field(default_factory=list)
     executed: list[ExecutedKernel] = field(default_factory=list)
     lookups: list[stand_in.Lookup] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    kernel_keys: list[str] = field(default_factory=list)
 
     def clear(self) -> None:
         """Forget the previous call."""
         self.kernels.clear()
         self.executed.clear()
         self.lookups.clear()
-        self.asked.clear()
+        self.kernel_keys.clear()
 
     def add_to(self, outcome: CallAnswer) -> CallAnswer:
         """Return an outcome with what was recorded."""
@@ -229,7 +229,7 @@ class _Records:
             kernels=tuple(self.kernels),
             executed=tuple(self.executed),
             lookups=tuple(self.lookups),
-            asked=tuple(self.asked),
+            kernel_keys=tuple(self.kernel_keys),
         )
 
 
@@ -276,7 +276,7 @@ def _install_hooks(mode: Mode, records: _Records) -> None:
         stand_in.intercept(lambda launch: None)
         stand_in.skip_products()
     if mode == "ask":
-        stand_in.report_keys(records.asked.append)
+        stand_in.report_keys(records.kernel_keys.append)
     if mode == "compile":
         stand_in.intercept(lambda launch: records.kernels.append(_describe_compiled(launch)))
     if mode == "emulate":

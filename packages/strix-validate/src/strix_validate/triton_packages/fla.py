@@ -17,7 +17,7 @@ from strix_validate.checks import Size
 from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.comparison import rms
-from strix_validate.numerics.reference import TERMS, Precision, stored
+from strix_validate.numerics.reference import TERMS, Precision, store
 from strix_validate.triton.call import BF16, PackageCall, Shipped, differentiate
 from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
@@ -164,7 +164,7 @@ class _Reference:
     def __call__(self, dtype: Precision) -> dict[str, Tensor]:
         """Compute the results, and the gradients of the inputs; see cases.Expected."""
         exact = torch.float64 if dtype == TERMS else dtype
-        work = reference.working(exact)
+        work = reference.working_dtype(exact)
         inputs = {name: x.to(work) for name, x in self.tensors.items()}
         attend = partial(self._attend, exact)
         if self.grads:
@@ -175,7 +175,7 @@ class _Reference:
         if "dgate" in results:
             results["dgate"] += _compute_gate_error(inputs, results, exact, self.lengths)
         for name in results.keys() - {"last", "dgate", "dstate"}:
-            results[name] = stored(results[name], exact)
+            results[name] = store(results[name], exact)
         if dtype == TERMS:
             return {name: _sum_terms(name, x) for name, x in results.items()}
         return results
@@ -192,12 +192,12 @@ class _Reference:
         empty = torch.zeros(len(self.lengths), *shape, dtype=inputs["q"].dtype)
         states = inputs.pop("state", empty)
         parts = {name: x[0].split(self.lengths) for name, x in inputs.items()}
-        store = partial(stored, dtype=dtype)
+        in_dtype = partial(store, dtype=dtype)
         outs = []
         final_states = []
         for i, state in enumerate(states):
             sequence = {name: x[i] for name, x in parts.items()}
-            out, final_state = _follow_recurrence(store, state, sequence)
+            out, final_state = _follow_recurrence(in_dtype, state, sequence)
             outs.append(out)
             final_states.append(final_state)
         results = {"out": torch.cat(outs)[None]}
@@ -230,7 +230,7 @@ def _compute_gate_error(
     errors = {}
     for name in ("q", "k"):
         grad = results[f"d{name}"]
-        errors[name] = inputs[name] * (stored(grad, dtype) - grad)
+        errors[name] = inputs[name] * (store(grad, dtype) - grad)
     error = errors["q"] - errors["k"]
     # Each head of values has its own gradient, and those of a head of keys are then summed.
     error = error.repeat_interleave(inputs["v"].shape[2] // error.shape[2], 2)
@@ -348,7 +348,7 @@ def model_cases() -> dict[str, Case]:
     candidates: dict[str, Candidate] = {}
     listed_columns = set()
     for model, row in layers.MODELS.items():
-        for layer in row.recurrent():
+        for layer in row.layers.linear:
             ratio = layer.value_heads // layer.heads
             for step, shape in _MODEL_STEPS.items():
                 columns = (ratio, step, layer.size)

@@ -171,7 +171,7 @@ def _decode(
     if dtype == TERMS:
         terms = (scaled.abs() + offsets.abs()).view(rows, -1)
         return terms, terms
-    stored = partial(reference.stored, dtype=dtype)
+    stored = partial(reference.store, dtype=dtype)
     factors = stored(stored(scaled) + stored(offsets))
     return stored(weights).view(rows, -1), factors.view(rows, -1)
 
@@ -217,8 +217,8 @@ def product(
                 expert_rows.append(reference.product(x[i : i + 1], expert_factors, dtype))
         out = reference.product(x, factors, dtype)
         return {
-            "out": reference.stored(out, dtype),
-            "experts": reference.stored(torch.cat(expert_rows), dtype),
+            "out": reference.store(out, dtype),
+            "experts": reference.store(torch.cat(expert_rows), dtype),
             "weights": weights,
         }
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from strix_validate.checks import Size
 from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
-from strix_validate.numerics.reference import TERMS, Precision, stored
+from strix_validate.numerics.reference import TERMS, Precision, store
 from strix_validate.triton.call import BF16, PackageCall, Shipped, differentiate
 from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
@@ -27,14 +27,14 @@ IGNORED = -100
 
 def _convert(dtype: Precision, *tensors: Tensor) -> list[Tensor]:
     """Return tensors in the working precision; for TERMS their magnitudes."""
-    converted = [x.to(reference.working(dtype)) for x in tensors]
+    converted = [x.to(reference.working_dtype(dtype)) for x in tensors]
     if dtype == TERMS:
         return [x.abs() for x in converted]
     return converted
 
 
 def _store_all(results: dict[str, Tensor], dtype: Precision) -> dict[str, Tensor]:
-    return {name: stored(value, dtype) for name, value in results.items()}
+    return {name: store(value, dtype) for name, value in results.items()}
 
 
 def _rms_norm(
@@ -86,7 +86,7 @@ def rms_norm(
         inverse = (x.to(a.dtype).square().mean(-1, keepdim=True) + eps).rsqrt()
         row = a * inverse
         if casting == "llama":
-            row = stored(row, dtype)
+            row = store(row, dtype)
         dot = (d * w * a).mean(-1, keepdim=True)
         results = {
             "out": row * w,
@@ -146,10 +146,10 @@ def rope(
         half_cos = cos[:, None, :, : lanes // 2]
         half_sin = sin[:, None, :, : lanes // 2]
         results = {
-            "q_out": reference.rotated(q, half_cos, half_sin, dtype),
-            "k_out": reference.rotated(k, half_cos, half_sin, dtype),
-            "dq": reference.rotated(dq, half_cos, -half_sin, dtype),
-            "dk": reference.rotated(dk, half_cos, -half_sin, dtype),
+            "q_out": reference.rotate(q, half_cos, half_sin, dtype),
+            "k_out": reference.rotate(k, half_cos, half_sin, dtype),
+            "dq": reference.rotate(dq, half_cos, -half_sin, dtype),
+            "dk": reference.rotate(dk, half_cos, -half_sin, dtype),
         }
         return _store_all(results, dtype)
 
@@ -189,7 +189,7 @@ def swiglu(
     def expected(dtype: Precision) -> dict[str, Tensor]:
         a, u, d = _convert(dtype, gate, up, grad)
         s = torch.sigmoid(gate.to(a.dtype))
-        silu = stored(a * s, dtype)
+        silu = store(a * s, dtype)
         slope = s + a * s * (1 - s)
         results = {"out": silu * u, "dgate": d * u * slope, "dup": d * silu}
         return _store_all(results, dtype)
@@ -222,7 +222,7 @@ def geglu(randn: Randn, *, rows=5, columns=300) -> tuple[PackageCall, Expected]:
         inner = x * (1 - t.square()) * root * (1 + 3 * 0.044715 * x.square())
         if dtype == TERMS:
             inner = inner.abs()
-        gelu = stored(a * (1 + t) / 2, dtype)
+        gelu = store(a * (1 + t) / 2, dtype)
         slope = (1 + t) / 2 + inner / 2
         results = {"out": gelu * u, "dgate": d * u * slope, "dup": d * gelu}
         return _store_all(results, dtype)
@@ -298,7 +298,7 @@ def loss(  # noqa: PLR0913 (the options of a case)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         plain = torch.float64 if dtype == TERMS else dtype
-        logits = stored(reference.product(x, weight, plain), plain)
+        logits = store(reference.product(x, weight, plain), plain)
         slope = torch.ones_like(logits)
         if softcap:
             inner = torch.tanh(logits / softcap)
@@ -320,12 +320,12 @@ def loss(  # noqa: PLR0913 (the options of a case)
         else:
             errors = weights - targets
             losses = -log_weights * targets
-        errors = stored(gain * errors * slope * counts / n, dtype)
+        errors = store(gain * errors * slope * counts / n, dtype)
         a, w = _convert(dtype, x, weight)
         return {
             "loss": (losses * counts).sum() / n,
-            "dx": stored(errors @ w, dtype),
-            "dweight": stored(errors.T @ a, dtype),
+            "dx": store(errors @ w, dtype),
+            "dweight": store(errors.T @ a, dtype),
         }
 
     tensors = {"x": x, "weight": weight, "labels": labels}
@@ -370,33 +370,36 @@ def _model_candidates(name: str, row: layers.Model) -> Iterator[tuple[str, Candi
     yield (
         f"rms-norm-{name}",
         Candidate(
-            partial(rms_norm, rows=3, columns=row.hidden, **norm),
-            ("norm", *_describe_block(row.hidden), is_gemma),
+            partial(rms_norm, rows=3, columns=row.hidden_size, **norm),
+            ("norm", *_describe_block(row.hidden_size), is_gemma),
         ),
     )
-    if row.kv_heads:
+    if row.num_key_value_heads:
         heads: dict[str, Any] = {
-            "heads": row.heads,
-            "kv_heads": row.kv_heads,
+            "heads": row.num_attention_heads,
+            "kv_heads": row.num_key_value_heads,
             "head_dim": row.head_dim,
         }
         build: partial = partial(rope, batch=1, tokens=2, **heads)
         yield f"rope-{name}", Candidate(build, ("rope", *heads.values()))
-    if row.inner:
-        build = partial(swiglu, rows=2, columns=row.inner)
-        yield f"swiglu-{name}", Candidate(build, ("swiglu", *_describe_block(row.inner)))
+    if row.intermediate_size:
+        build = partial(swiglu, rows=2, columns=row.intermediate_size)
+        yield (
+            f"swiglu-{name}",
+            Candidate(build, ("swiglu", *_describe_block(row.intermediate_size))),
+        )
     # Each row of logits begins at a multiple of this many numbers.
-    alignment = min(row.words & -row.words, 16)
+    alignment = min(row.vocab_size & -row.vocab_size, 16)
     build = partial(
         loss,
         tokens=3,
         size=16,
-        words=row.words,
+        words=row.vocab_size,
         ignored=1,
         gain=1.0,
         softcap=row.softcap or None,
     )
-    is_large = row.words > 1 << 17
+    is_large = row.vocab_size > 1 << 17
     yield f"loss-{name}", Candidate(build, ("loss", alignment, is_large, row.softcap))
 
 
@@ -462,10 +465,10 @@ def _list_trained(norm_style: str) -> dict[str, _Shape]:
     for name, model in layers.MODELS.items():
         if model.liger == norm_style:
             shapes[name] = (
-                model.hidden,
-                model.inner,
-                model.heads,
-                model.kv_heads,
+                model.hidden_size,
+                model.intermediate_size,
+                model.num_attention_heads,
+                model.num_key_value_heads,
                 model.head_dim,
             )
     return shapes

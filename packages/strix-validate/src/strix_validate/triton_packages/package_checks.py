@@ -24,7 +24,14 @@ from strix_validate.attention import flash_cases
 from strix_validate.checks import CannotRun, Check, Result, RunOptions
 from strix_validate.triton import modes as triton_modes
 from strix_validate.triton.call import BF16, require
-from strix_validate.triton.cases import TIER_TITLES, Case, Judge, make, run_calls, unanswered
+from strix_validate.triton.cases import (
+    TIER_TITLES,
+    Case,
+    Judge,
+    describe_missing_answer,
+    make,
+    run_calls,
+)
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
 from strix_validate.vllm import vllm_checks
 
@@ -88,9 +95,9 @@ def applies(check: Check, options: RunOptions) -> bool:
         name, case = cases[check]
         if name in in_bfloat16(library) and options.device != "cuda":
             return False
-        if library is vllm_checks and not vllm_checks.suits(name, options.device):
+        if library is vllm_checks and not vllm_checks.is_for_device(name, options.device):
             return False
-        return options.size.holds(case.size)
+        return options.size.includes(case.size)
     return True
 
 
@@ -120,7 +127,7 @@ def run(
             try:
                 fields = _read_fields(library, name, options)
             except (CannotRun, ValueError) as error:
-                yield unanswered(check, error)
+                yield describe_missing_answer(check, error)
                 continue
             call, expected = make(name, case)
             calls[check] = (replace(call, **fields), expected)
@@ -133,9 +140,9 @@ def _read_fields(library: ModuleType, name: str, options: RunOptions) -> dict[st
 
     Raises:
         CannotRun: The library is not installed.
-        ValueError: See vllm_checks.source_for.
+        ValueError: See vllm_checks.find_source.
     """
     if library is vllm_checks:
-        return {"source": vllm_checks.source_for(name, options)}
+        return {"source": vllm_checks.find_source(name, options)}
     require(library.MODULE)
     return {}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from strix_validate.layers.pairs import Combination, combine
-from strix_validate.layers.table import PICTURES
+from strix_validate.layers.table import DIFFUSION_MODELS
 from strix_validate.numerics import reference
-from strix_validate.numerics.reference import TERMS, WHY_LOW, Precision, stored
+from strix_validate.numerics.reference import TERMS, WHY_LOW, Precision, store
 from strix_validate.triton.call import BF16, FP16, PackageCall, Shipped
 from strix_validate.triton.cases import Case, Expected, Randn
 
@@ -185,15 +185,15 @@ class _Reference:
             mask = torch.ones(len(q), len(k), dtype=torch.bool).tril()
             scores = scores.masked_fill(~mask, float("-inf"))
         exact = torch.float64 if dtype == TERMS else dtype
-        weights = scores.to(reference.working(exact)).softmax(-1)
+        weights = scores.to(reference.working_dtype(exact)).softmax(-1)
         values = v.half().transpose(0, 1).repeat_interleave(group, 0).to(weights)
         if dtype == TERMS:
             return (weights @ values.abs()).transpose(0, 1)
         # The products of a block are summed in 16 bits.
         narrow = torch.float64 if exact is torch.float64 else torch.float16
         blocks = zip(weights.split(KEYS, -1), values.split(KEYS, 1), strict=True)
-        out = sum(stored(stored(w, narrow) @ x, narrow) for w, x in blocks)
-        return stored(out.to(weights), exact).transpose(0, 1)
+        out = sum(store(store(w, narrow) @ x, narrow) for w, x in blocks)
+        return store(out.to(weights), exact).transpose(0, 1)
 
 
 def attention(  # noqa: PLR0913 (the options of a case)
@@ -308,7 +308,7 @@ def model_cases() -> dict[str, Case]:
 
     Head dims are those of diffusion models, and Phi's, which has kernels of its own.
     """
-    head_dims = {head_dim for _, head_dim in PICTURES.values()} | {96}
+    head_dims = {head_dim for _, head_dim in DIFFUSION_MODELS.values()} | {96}
     columns = {
         "head_dim": sorted(head_dims),
         "causal": (False, True),
@@ -395,7 +395,7 @@ def _build_shape(heads: int, head_dim: int, tokens: int) -> partial:
 
 def _list_all_calls() -> list[Shipped]:
     builds = []
-    for heads, head_dim in PICTURES.values():
+    for heads, head_dim in DIFFUSION_MODELS.values():
         for tokens in (200, 256):
             builds.append(_build_shape(heads, head_dim, tokens))
     for head_dim, tokens in product((64, 128), _TOKENS):

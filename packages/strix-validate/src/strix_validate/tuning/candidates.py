@@ -243,8 +243,8 @@ def _build_experts(
     block = [layer.block, layer.group or layer.block]
     weights_per_item = 2 if bits == 4 else 1
     sizes = (
-        (2 * layer.inner, layer.hidden),
-        (layer.hidden, layer.inner),
+        (2 * layer.intermediate_size, layer.hidden_size),
+        (layer.hidden_size, layer.intermediate_size),
     )
     block_shape = block if any(block) else None
     shapes = [(layer.experts, rows, columns // weights_per_item) for rows, columns in sizes]
@@ -298,7 +298,7 @@ def _build_products(
         build,
         tokens=tokens * layer.top_k,
         top_k=1,
-        routed=not layer.first,
+        routed=not layer.weights_input,
         rows=second_rows,
         columns=second_columns,
     )

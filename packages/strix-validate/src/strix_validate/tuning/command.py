@@ -56,7 +56,7 @@ def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[
         ValueError: The model cannot be read.
         CannotRun: Nothing of it can be tuned here.
     """
-    from strix_validate.layers.config import layers_of
+    from strix_validate.layers.config import read_layers
     from strix_validate.layers.table import layers_in_table
     from strix_validate.models import reading
     from strix_validate.precompiled.flash_calls import has_aiter
@@ -64,7 +64,7 @@ def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[
     from strix_validate.precompiled.vllm_calls import vllm_source
     from strix_validate.tuning.candidates import list_problems
 
-    model = layers_in_table(name) or layers_of(reading.read(reading.find(name)))
+    model = layers_in_table(name) or read_layers(reading.read(reading.find(name)))
     backend = ""
     reasons = []
     if has("flash_attn"):
@@ -122,8 +122,8 @@ def fill_cache(
         errors = [": ".join(answer.error) for answer in (*first, *second) if answer.error]
         for error in dict.fromkeys(errors):
             print_line(f"{library}: {error:.300}")
-        count = packages.origins(first, Path())["compiled"]
-        later_count = packages.origins(second, Path())["compiled"]
+        count = packages.count_origins(first, Path())["compiled"]
+        later_count = packages.count_origins(second, Path())["compiled"]
         print_line(f"{library}: {count} kernels compiled, {later_count} at the first call after it")
         if errors or later_count:
             has_failed = True
@@ -171,7 +171,7 @@ def _load(store: record.Store, print_line: Print) -> TuneRecord | None:
     stored = store.load()
     if stored is None:
         return None
-    device = host.describe_device(host.device_for("auto"))
+    device = host.describe_device(host.resolve_device("auto"))
     differences = stored.binding.describe_differences(record.read_binding(device))
     if differences:
         message = "; ".join(differences)
@@ -186,13 +186,13 @@ def _run(store: record.Store, name: str, options: Options, print_line: Print) ->
 
     begin = time.monotonic()
     model, problems = find_problems(name, options.only, options.source)
-    device = host.describe_device(host.device_for("auto"))
+    device = host.describe_device(host.resolve_device("auto"))
     if device.type != "gpu":
         raise CannotRun("no GPU to measure on (--dry-run needs none)")
     store.record = _load(store, print_line) or TuneRecord(
         models=[],
         binding=record.read_binding(device),
-        versions=host.versions(),
+        versions=host.read_versions(),
     )
     if name not in store.record.models:
         store.record.models.append(name)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from strix_validate.json_file import small_file
+from strix_validate.json_file import read_small_file
 from strix_validate.reporting.record import Device, StrictModel
 
 #: A configuration replaces the packaged one if the median ratio of their times is below _MAX_RATIO,
@@ -238,7 +238,7 @@ class Store:
         if not file.exists():
             return None
         try:
-            return TuneRecord.model_validate_json(small_file(file))
+            return TuneRecord.model_validate_json(read_small_file(file))
         except (OSError, ValueError) as error:
             message = str(error).splitlines()[0]
             raise ValueError(f"{file} is no record of tune ({message}): move it away") from error

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strix_validate.checks import Check, State, seed_of
+from strix_validate.checks import Check, State, derive_seed
 from strix_validate.numerics.comparison import compare
 from strix_validate.numerics.reference import Precision
-from strix_validate.timing import timed
+from strix_validate.timing import time_call
 from strix_validate.triton import stand_in
 from strix_validate.triton.cases import Expected
 from strix_validate.tuning.candidates import Configuration, ConfiguredCall, Problem, configured
@@ -62,7 +62,7 @@ class Request:
 
 def find_fault(problem: Problem, configuration: Configuration, device: str) -> str:
     """Return what is wrong with a configuration's results compared with float64, or ""."""
-    generator = torch.Generator().manual_seed(seed_of(problem.name))
+    generator = torch.Generator().manual_seed(derive_seed(problem.name))
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(problem.dtype)
@@ -180,7 +180,7 @@ def measure(request: Request, emit: Callable[[dict], None]) -> None:
         times = {}
         for i in right[start:] + right[:start]:
             with configured(problem, request.configurations[i]), _gradients(problem):
-                timing = timed(functions[i], request.device, _TURN, named=False)
+                timing = time_call(functions[i], request.device, _TURN, with_kernels=False)
             times[i] = timing.median
         emit({"round": times})
 

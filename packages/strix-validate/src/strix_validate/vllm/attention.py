@@ -30,7 +30,7 @@ _SMALL: dict = {"heads": 4, "kv_heads": 2, "head_dim": 128}
 _KeysAndValues = tuple[Tensor, Tensor]
 
 
-def halves(cache: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
+def split_cache(cache: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
     """Return a cache's keys and values, (blocks, block, kv_heads, head_dim) each.
 
     Args:
@@ -63,7 +63,7 @@ def attend(  # noqa: PLR0913 (the parameters of the kernels)
 
     Args:
         q: (tokens, heads, head_dim), with any stride between tokens.
-        caches: Keys and values; see halves.
+        caches: Keys and values; see split_cache.
         layer: Its heads, lanes, window and softcap.
         starts: Index of each sequence's first query, and the number of queries.
         keys: Number of each sequence's keys.
@@ -143,7 +143,7 @@ def store(
     Args:
         k: (tokens, kv_heads, head_dim).
         v: Like k.
-        caches: Keys and values; see halves.
+        caches: Keys and values; see split_cache.
         slots: Of each token, -1 is none.
         scales: Of keys and values, if they are stored as FP8.
     """
@@ -392,7 +392,7 @@ def _unified_attention(
     scales = (FP8_SCALES["k"], FP8_SCALES["v"]) if fp8 else None
     out = attend(
         rows[:, : layer.heads],
-        halves(cache, fp8),
+        split_cache(cache, fp8),
         layer,
         table=table,
         fp8=scales,
@@ -447,7 +447,7 @@ def store_keys(
         after = cache.clone()
         is_stored = slots >= 0
         stored_slots = slots[is_stored]
-        for name, half in zip(("k", "v"), halves(after), strict=True):
+        for name, half in zip(("k", "v"), split_cache(after), strict=True):
             values = new[name][is_stored]
             if fp8:
                 scaled = values.float() / FP8_SCALES[name]
@@ -469,5 +469,5 @@ def _reshape_and_cache(
     k, v = rows[:, 2 * heads :].chunk(2, 1)
     written = cache.to(FP8) if fp8 else cache
     scales = FP8_SCALES.values() if fp8 else ()
-    store(k, v, halves(written), slots, *scales)
+    store(k, v, split_cache(written), slots, *scales)
     return {"cache": written.to(cache.dtype)}

@@ -18,7 +18,7 @@ from strix_validate.layers.table import Attention
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Case, Expected, Randn
-from strix_validate.vllm.attention import FP8, attend, build_paged_cache, halves
+from strix_validate.vllm.attention import FP8, attend, build_paged_cache, split_cache
 from strix_validate.vllm.source import CACHE_MODULE, VllmCall
 
 _SHAPE: dict = {"heads": 4, "kv_heads": 2, "head_dim": 64}
@@ -198,7 +198,7 @@ def _attend_masked(
     layer: Attention,
     **arguments,
 ) -> dict[str, Tensor]:
-    return {"out": attend(q, halves(cache), layer, **arguments)}
+    return {"out": attend(q, split_cache(cache), layer, **arguments)}
 
 
 #: By kind of cache: the largest code, and the exponent of the largest scale, a power of 2 with

@@ -53,7 +53,7 @@ def convolution(
     }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work = reference.working(dtype)
+        work = reference.working_dtype(dtype)
         states = tensors["states"].clone().to(work)
         weight = tensors["weight"].to(work).T
         outs = []
@@ -66,7 +66,7 @@ def convolution(
             if dtype == reference.TERMS:
                 outs.append(terms.abs().sum(1))
             else:
-                outs.append(reference.stored(silu(terms.sum(1)), dtype))
+                outs.append(reference.store(silu(terms.sum(1)), dtype))
         return {"out": torch.cat(outs), "states": states}
 
     return VllmCall(_convolve, tensors, {"most": most}), expected
@@ -137,7 +137,7 @@ def delta_rule(
     }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work = reference.working(dtype)
+        work = reference.working_dtype(dtype)
         before = tensors["states"].to(work)
         after = before.clone()
         q = normalize_rows(tensors["q"].to(work)).repeat_interleave(value_heads // heads, 1)
@@ -152,7 +152,7 @@ def delta_rule(
                 first_tokens = [x[: t + 1] for x in sequence]
                 out, new_state = follow_recurrence(first_tokens, state, dtype, False)
                 after[blocks[i, t]] = new_state
-                outs.append(reference.stored(out[-1:], dtype))
+                outs.append(reference.store(out[-1:], dtype))
         return {"out": torch.cat(outs), "states": after}
 
     return VllmCall(_remember, tensors), expected

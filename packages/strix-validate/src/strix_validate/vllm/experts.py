@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from strix_validate.layers.table import MODELS, Experts
-from strix_validate.timing import timed
+from strix_validate.timing import time_call
 from strix_validate.triton.cases import Randn
 from strix_validate.vllm.source import MOE_MODULE, VllmCall
 
@@ -33,7 +33,7 @@ TOKENS = (
 def _list_layers() -> dict[str, Experts]:
     layers = {}
     for model, row in MODELS.items():
-        for weight_format, layer in row.mixture().items():
+        for weight_format, layer in row.experts_by_format().items():
             name = f"{model}, {weight_format}" if weight_format else model
             layers[name] = layer
     return layers
@@ -45,7 +45,7 @@ LAYERS = _list_layers()
 
 def mixture(randn: Randn, *, layer: Experts, tokens: int) -> tuple[VllmCall, None]:
     """Build a call of a layer's two products, whose weights are not initialized."""
-    return VllmCall(_mix, {"x": randn(tokens, layer.hidden)}, {"layer": layer}), None
+    return VllmCall(_mix, {"x": randn(tokens, layer.hidden_size)}, {"layer": layer}), None
 
 
 def _mix(x: Tensor, *, layer: Experts) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ def time_mixture(x: Tensor, *, layer: Experts) -> dict[str, Tensor]:
     block = [0, layer.group]
     assignment = assign(module, chosen, config, layer.experts, dtype_name, block)
     launch = _bind_products(module, x, layer, config, assignment)
-    return timed(launch, x.device.type).pack()
+    return time_call(launch, x.device.type).pack()
 
 
 def _block_shape(layer: Experts) -> dict[str, list[int]]:
@@ -100,8 +100,8 @@ def _configure(module: Any, layer: Experts, tokens: int) -> dict[str, int]:
     """Return the tile that vLLM chooses for a layer and a number of tokens."""
     weights_per_item = 2 if layer.group else 1  # int4 weights, two to a byte
     return module.try_get_optimal_moe_config(
-        (layer.experts, 2 * layer.inner, layer.hidden // weights_per_item),
-        (layer.experts, layer.hidden, layer.inner // weights_per_item),
+        (layer.experts, 2 * layer.intermediate_size, layer.hidden_size // weights_per_item),
+        (layer.experts, layer.hidden_size, layer.intermediate_size // weights_per_item),
         layer.top_k,
         _dtype_name(layer),
         tokens,
@@ -142,12 +142,12 @@ def _bind_products(
     """
     place = {"device": x.device, "dtype": x.dtype}
     shares = torch.ones(len(x), layer.top_k, device=x.device)
-    inner = torch.zeros(len(x) * layer.top_k, layer.inner, **place)
-    first = _allocate_weights(layer, 2 * layer.inner, layer.hidden, x)
-    second = _allocate_weights(layer, layer.hidden, layer.inner, x)
-    first_out = torch.empty(len(x), layer.top_k, 2 * layer.inner, **place)
-    second_out = torch.empty(len(x), layer.top_k, layer.hidden, **place)
-    second_shares = None if layer.first else shares
+    inner = torch.zeros(len(x) * layer.top_k, layer.intermediate_size, **place)
+    first = _allocate_weights(layer, 2 * layer.intermediate_size, layer.hidden_size, x)
+    second = _allocate_weights(layer, layer.hidden_size, layer.intermediate_size, x)
+    first_out = torch.empty(len(x), layer.top_k, 2 * layer.intermediate_size, **place)
+    second_out = torch.empty(len(x), layer.top_k, layer.hidden_size, **place)
+    second_shares = None if layer.weights_input else shares
     launcher = _Launcher(module, layer, config, assignment)
 
     def launch() -> None:

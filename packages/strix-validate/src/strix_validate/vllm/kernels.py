@@ -27,13 +27,13 @@ def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[VllmCall,
     weight = randn(columns)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work = reference.working(dtype)
+        work = reference.working_dtype(dtype)
         wide = x.to(work)
         scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
         out = wide * scale * weight.to(work)
         if dtype == reference.TERMS:
             out = out.abs()
-        return {"out": reference.stored(out, dtype)}
+        return {"out": reference.store(out, dtype)}
 
     return VllmCall(run_rms_norm, {"x": x, "weight": weight}, {"eps": eps}), expected
 
@@ -102,14 +102,14 @@ def rope(  # noqa: PLR0913 (the options of a case)
         token_sin = sin.gather(0, positions)[0][:, None]
         results = {}
         for name, x in (("q", q), ("k", k)):
-            turned = reference.rotated(
+            turned = reference.rotate(
                 x.view(tokens, -1, head_dim),
                 token_cos,
                 token_sin,
                 dtype,
                 neighbours=not neox,
             )
-            results[name] = reference.stored(turned.flatten(1), dtype)
+            results[name] = reference.store(turned.flatten(1), dtype)
         if whole:
             results["v"] = v.double()
         return results
@@ -208,7 +208,7 @@ def moe(  # noqa: PLR0913 (the options of a case)
         tensors["bias"] = randn(experts, rows)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work = reference.working(dtype)
+        work = reference.working_dtype(dtype)
         scaled_x, scaled_weights = product.scale(work)
         parts = []
         for i, token_experts in enumerate(chosen.tolist()):
@@ -224,7 +224,7 @@ def moe(  # noqa: PLR0913 (the options of a case)
         if dtype == reference.TERMS:
             shares = shares.abs()
             offsets = offsets.abs()
-        return {"out": reference.stored((out + offsets) * shares[..., None], dtype)}
+        return {"out": reference.store((out + offsets) * shares[..., None], dtype)}
 
     options = {
         "bits": bits,

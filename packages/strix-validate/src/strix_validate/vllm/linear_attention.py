@@ -63,7 +63,7 @@ def convolution(
         tensors["bias"] = randn(channels)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work = reference.working(dtype)
+        work = reference.working_dtype(dtype)
         offset = tensors["bias"].to(work) if bias else torch.zeros(1, dtype=work)
         states = tensors["states"].clone().to(work)
         weight = tensors["weight"].to(work).T
@@ -78,7 +78,7 @@ def convolution(
             if dtype == reference.TERMS:
                 out = terms.abs().sum(1) + offset.abs()
             else:
-                out = reference.stored(silu(terms.sum(1) + offset), dtype)
+                out = reference.store(silu(terms.sum(1) + offset), dtype)
             outs.append(out[:-1])
             next_outs.append(out[-1:])
         return {"out": torch.cat(outs), "next": torch.cat(next_outs), "states": states}
@@ -208,14 +208,14 @@ def follow_recurrence(
         read = torch.einsum("hvk,hk->hv", state, k[t])
         new = share * (v[t] - read)
         if rounded:
-            new = reference.stored(new, dtype)
+            new = reference.store(new, dtype)
         state = state + new[..., None] * k[t][:, None]
         size = torch.maximum(new.abs(), share * v[t].abs())
         terms = terms + size[..., None] * k[t].abs()[:, None]
         if dtype == reference.TERMS:
             outs.append(torch.einsum("hvk,hk->hv", terms, q[t].abs()))
             continue
-        multiplied = reference.stored(state, dtype) if rounded else state
+        multiplied = reference.store(state, dtype) if rounded else state
         outs.append(torch.einsum("hvk,hk->hv", multiplied, q[t]))
     final_state = terms if dtype == reference.TERMS else state
     return torch.stack(outs), final_state
@@ -267,7 +267,7 @@ def delta_rule(
     options = {"heads": heads, "value_heads": value_heads, "size": size, "kernel": kernel}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work = reference.working(dtype)
+        work = reference.working_dtype(dtype)
         uses_chunks = kernel == "chunks"
         states = tensors["states"].clone().to(work)
         q, k, v = _split_qkv(tensors["qkv"].to(work), heads, value_heads, size)
@@ -276,8 +276,8 @@ def delta_rule(
         results = {}
         if uses_chunks:
             # They are stored between the two kernels.
-            q = reference.stored(q, dtype)
-            k = reference.stored(k, dtype)
+            q = reference.store(q, dtype)
+            k = reference.store(k, dtype)
             results = {"q": q, "k": k, "v": v}
         q = q.repeat_interleave(value_heads // heads, 1) * size**-0.5
         k = k.repeat_interleave(value_heads // heads, 1)
@@ -291,7 +291,7 @@ def delta_rule(
             rows = [x[begin : begin + n] for x in (q, k, v, keep, take)]
             out, final_state = follow_recurrence(rows, states[block], dtype, uses_chunks)
             states[block] = final_state
-            outs.append(reference.stored(out, dtype))
+            outs.append(reference.store(out, dtype))
         return results | {"out": torch.cat(outs), "states": states}
 
     return VllmCall(run_delta_rule, tensors, options), expected
@@ -399,13 +399,13 @@ def gated_norm(
     }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        x, weight, gate = (x.to(reference.working(dtype)) for x in tensors.values())
+        x, weight, gate = (x.to(reference.working_dtype(dtype)) for x in tensors.values())
         factor = gate.sigmoid() if activation == "sigmoid" else silu(gate)
         scale = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
         out = x * scale * weight * factor
         if dtype == reference.TERMS:
             out = out.abs()
-        return {"out": reference.stored(out, dtype)}
+        return {"out": reference.store(out, dtype)}
 
     options = {} if activation == "swish" else {"activation": activation}
     return VllmCall(run_gated_norm, tensors, options), expected
@@ -459,12 +459,12 @@ def compute_layer(
         prompt: Tokens of the prompt.
         dtype: What kernels compute in.
     """
-    work = reference.working(dtype)
-    projected = reference.stored(reference.product(x, weights["in"], dtype), dtype)
+    work = reference.working_dtype(dtype)
+    projected = reference.store(reference.product(x, weights["in"], dtype), dtype)
     qkv, gate, a, b = projected.split(_INPUT_WIDTHS, -1)
     windows = pad(qkv, (0, 0, WIDTH - 1, 0)).unfold(0, WIDTH, 1)
     convolved = silu((windows * weights["conv"].to(work)).sum(-1))
-    q, k, v = _split_qkv(reference.stored(convolved, dtype), HEADS, VALUE_HEADS, SIZE)
+    q, k, v = _split_qkv(reference.store(convolved, dtype), HEADS, VALUE_HEADS, SIZE)
     q = normalize_rows(q).repeat_interleave(VALUE_HEADS // HEADS, 1) * SIZE**-0.5
     k = normalize_rows(k).repeat_interleave(VALUE_HEADS // HEADS, 1)
     keep, take = compute_gates(weights | {"a": a, "b": b}, work)
@@ -473,12 +473,12 @@ def compute_layer(
     for tokens, uses_chunks in ((slice(prompt), True), (slice(prompt, None), False)):
         rows = [y[tokens] for y in (q, k, v, keep, take)]
         out, state = follow_recurrence(rows, state, dtype, uses_chunks)
-        outs.append(reference.stored(out, dtype))
+        outs.append(reference.store(out, dtype))
     heads = torch.cat(outs)
     scale = (heads.square().mean(-1, keepdim=True) + EPS).rsqrt()
     factor = silu(gate.unflatten(1, (-1, SIZE)))
     heads = heads * scale * weights["gated"].to(work) * factor
-    return reference.stored(heads, dtype).flatten(1)
+    return reference.store(heads, dtype).flatten(1)
 
 
 def build_layer_state(place: dict) -> dict[str, Tensor]:

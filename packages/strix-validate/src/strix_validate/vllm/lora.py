@@ -59,18 +59,18 @@ def adapted_layer(
     tensors["shrunk"] = shrink(torch.float64).float()
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        out = tensors["output"].to(reference.working(dtype)).clone()
+        out = tensors["output"].to(reference.working_dtype(dtype)).clone()
         if dtype == reference.TERMS:
             out = out.abs()
         begin = 0
         for i, n in enumerate(rows):
             for t, owner in enumerate(owners):
                 # The kernel rounds what it reads to the weights' type.
-                row = reference.stored(tensors["shrunk"][i, t : t + 1], dtype)
+                row = reference.store(tensors["shrunk"][i, t : t + 1], dtype)
                 part = reference.product(row, tensors[f"b{i}"][owner], dtype)[0]
                 out[t, begin : begin + n] += part * (owner >= 0)
             begin += n
-        return {"shrunk": shrink(dtype), "out": reference.stored(out, dtype)}
+        return {"shrunk": shrink(dtype), "out": reference.store(out, dtype)}
 
     options = {"slices": len(rows), "scaling": scaling}
     return VllmCall(_adapt, tensors, options), expected

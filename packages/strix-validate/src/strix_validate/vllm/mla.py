@@ -84,7 +84,7 @@ def latent(  # noqa: PLR0913 (the options of a case)
             )
             outs.append(results["out"][0, :, 0])
             # vLLM stores the logsumexp in 16 bits.
-            sums.append(reference.stored(results["lse"][0, :, 0], dtype))
+            sums.append(reference.store(results["lse"][0, :, 0], dtype))
         return {"out": torch.stack(outs), "logsumexp": torch.stack(sums)}
 
     options = {"rank": rank, "splits": splits, "scale": scale, "fp8": fp8}
@@ -161,7 +161,7 @@ def merged_states(
     tensors["prefix_lse"][1, 0] = float("inf")
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work = reference.working(dtype)
+        work = reference.working_dtype(dtype)
         sums = torch.stack([tensors[f"{name}_lse"].to(work) for name in names])
         sums[sums == float("inf")] = -float("inf")
         sums[0, :, cached:] = -float("inf")
@@ -171,7 +171,7 @@ def merged_states(
         if dtype == reference.TERMS:
             parts = parts.abs()
             lse = lse.abs() + 1
-        return {"out": reference.stored((parts * shares).sum(0), dtype), "lse": lse}
+        return {"out": reference.store((parts * shares).sum(0), dtype), "lse": lse}
 
     return VllmCall(_merge, tensors, {"cached": cached}), expected
 

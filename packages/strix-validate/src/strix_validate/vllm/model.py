@@ -68,7 +68,7 @@ def decoding(
             terms = LAYERS * reference.product(x, tensors["head"], dtype)
             return {"logprobs": terms[-STEPS:]}
         logits = reference.product(x, tensors["head"], exact)
-        logprobs = reference.stored(logits.log_softmax(-1), dtype)
+        logprobs = reference.store(logits.log_softmax(-1), dtype)
         return {"logprobs": logprobs[-STEPS:]}
 
     return VllmCall(_decode, tensors, options), expected
@@ -131,7 +131,7 @@ def _forward(
     linear: int,
 ) -> Tensor:
     """Compute the input of the head, of all tokens at once, without a cache."""
-    embedding = tensors["embedding"].to(reference.working(dtype))
+    embedding = tensors["embedding"].to(reference.working_dtype(dtype))
     x = embedding[tensors["tokens"]]
     for i in range(LAYERS):
         normed = _norm(x, tensors[f"norm{i}a"], dtype)
@@ -141,19 +141,19 @@ def _forward(
         else:
             attended = _attend(tensors, i, normed, dtype, window)
         projected = _multiply(attended, tensors[f"out{i}"], dtype)
-        x = reference.stored(x + projected, dtype)
+        x = reference.store(x + projected, dtype)
         normed = _norm(x, tensors[f"norm{i}b"], dtype)
-        x = reference.stored(x + _mix(tensors, i, normed, dtype, experts), dtype)
+        x = reference.store(x + _mix(tensors, i, normed, dtype, experts), dtype)
     return _norm(x, tensors["norm"], dtype)
 
 
 def _norm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     scale = (x.square().mean(-1, keepdim=True) + _EPS).rsqrt()
-    return reference.stored(x * scale * weight.to(x.dtype), dtype)
+    return reference.store(x * scale * weight.to(x.dtype), dtype)
 
 
 def _multiply(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return reference.stored(reference.product(x, weight, dtype), dtype)
+    return reference.store(reference.product(x, weight, dtype), dtype)
 
 
 def _attend(
@@ -169,7 +169,7 @@ def _attend(
 
     def turn(x: Tensor) -> Tensor:
         heads = x.view(len(x), -1, SIZE)
-        return reference.stored(reference.rotated(heads, cos, sin, dtype), dtype)
+        return reference.store(reference.rotate(heads, cos, sin, dtype), dtype)
 
     q, k, v = _multiply(normed, tensors[f"qkv{i}"], dtype).split(_QKV_WIDTHS, -1)
     heads = (turn(q), turn(k), v.view(len(v), -1, SIZE))
@@ -203,7 +203,7 @@ def _mix(
             expert = int(chosen[t, j])
             projected = _multiply(normed[t : t + 1], tensors[f"up{i}"][expert], dtype)
             gate, up = projected.chunk(2, -1)
-            inner = reference.stored(silu(gate) * up, dtype)
+            inner = reference.store(silu(gate) * up, dtype)
             out = _multiply(inner, tensors[f"down{i}"][expert], dtype)
             mixed[t] += shares[t, j] * out[0]
     return mixed
@@ -276,7 +276,7 @@ class _Decoder:
         table = torch.tensor([_BLOCKS], dtype=torch.int32, device=device)
         positions = torch.arange(begin, end, device=device)
         slots = table[0].long()[positions // _BLOCK] * _BLOCK + positions % _BLOCK
-        halves = attention.halves(self.caches[i])
+        halves = attention.split_cache(self.caches[i])
         attention.store(k, v, halves, slots)
         out = attention.attend(
             q,

@@ -16,8 +16,8 @@ import torch
 
 from strix_validate.layers.table import (
     FORMATS,
+    GEMMA_3_WINDOW,
     MODELS,
-    OWN_WINDOW,
     Attention,
     Experts,
     Linear,
@@ -83,7 +83,7 @@ def _attention_candidates() -> _Candidates:
     for name, layer in small_layers().items():
         for (step, lengths), fp8 in product(_list_steps(layer).items(), (False, True)):
             build = partial(paged_attention, lengths=lengths, fp8=fp8, **asdict(layer))
-            window_kind = (layer.window == OWN_WINDOW) + bool(layer.window)
+            window_kind = (layer.window == GEMMA_3_WINDOW) + bool(layer.window)
             columns = (
                 layer.group,
                 layer.head_dim,
@@ -106,7 +106,7 @@ def expert_cases() -> dict[str, Case]:
 
 def _expert_candidates() -> _Candidates:
     for model, row in MODELS.items():
-        for weight_format, layer in row.mixture().items():
+        for weight_format, layer in row.experts_by_format().items():
             for step in ("decode", "prefill"):
                 for name, candidate in _list_products(layer, step):
                     parts = (model, weight_format.lower(), name, step)
@@ -133,8 +133,20 @@ def _list_products(layer: Experts, step: str) -> _Candidates:
         weights["group"] = layer.group
     # Rows of x, experts of each, rows and columns of the weights, whether they are routed.
     products = {
-        "up": (tokens, layer.top_k, 2 * layer.inner, layer.hidden, layer.first),
-        "down": (tokens * layer.top_k, 1, layer.hidden, layer.inner, not layer.first),
+        "up": (
+            tokens,
+            layer.top_k,
+            2 * layer.intermediate_size,
+            layer.hidden_size,
+            layer.weights_input,
+        ),
+        "down": (
+            tokens * layer.top_k,
+            1,
+            layer.hidden_size,
+            layer.intermediate_size,
+            not layer.weights_input,
+        ),
     }
     for name, (x_rows, top_k, rows, columns, routed) in products.items():
         build = partial(
@@ -168,7 +180,7 @@ def writer_cases() -> dict[str, Case]:
 
 def _writer_candidates() -> _Candidates:
     for model, row in MODELS.items():
-        for layer, fp8 in product(row.attention(), (False, True)):
+        for layer, fp8 in product(row.layers.attention, (False, True)):
             build = partial(
                 store_keys,
                 tokens=3,
@@ -191,9 +203,9 @@ def norm_cases() -> dict[str, Case]:
     """Return the norm of each hidden size."""
     candidates = {}
     for row in MODELS.values():
-        build = partial(rms_norm, columns=row.hidden, eps=1e-5)
-        columns = (row.hidden, row.hidden % 1024 > 0)
-        candidates[f"rms-norm-{row.hidden}"] = Candidate(build, columns)
+        build = partial(rms_norm, columns=row.hidden_size, eps=1e-5)
+        columns = (row.hidden_size, row.hidden_size % 1024 > 0)
+        candidates[f"rms-norm-{row.hidden_size}"] = Candidate(build, columns)
     return choose(candidates, _NORM)
 
 
@@ -201,19 +213,21 @@ def rope_cases() -> dict[str, Case]:
     """Return the angles of each model that has several positions, with all of its heads."""
     candidates = {}
     for model, row in MODELS.items():
-        for angles in row.angles():
-            build = partial(
-                rope,
-                heads=angles.heads,
-                kv_heads=angles.kv_heads,
-                head_dim=angles.head_dim,
-                rotary=angles.rotary,
-                sections=angles.sections,
-                interleaved=angles.interleaved,
-                neox=not angles.adjacent,
-            )
-            columns = (angles, angles.heads, angles.kv_heads)
-            candidates[f"rope-{model}"] = Candidate(build, columns)
+        angles = row.rope
+        if angles is None:
+            continue
+        build = partial(
+            rope,
+            heads=angles.heads,
+            kv_heads=angles.kv_heads,
+            head_dim=angles.head_dim,
+            rotary=angles.rotary,
+            sections=angles.sections,
+            interleaved=angles.interleaved,
+            neox=not angles.has_adjacent_pairs,
+        )
+        columns = (angles, angles.heads, angles.kv_heads)
+        candidates[f"rope-{model}"] = Candidate(build, columns)
     return choose(candidates, _ROPE)
 
 
@@ -238,7 +252,7 @@ def linear_cases() -> dict[str, Case]:
 
 def _linear_candidates() -> _Candidates:
     for model, row in MODELS.items():
-        for layer in row.recurrent():
+        for layer in row.layers.linear:
             yield from _list_linear(model, layer)
 
 
@@ -276,7 +290,7 @@ def latent_cases() -> dict[str, Case]:
 
 def _latent_candidates() -> _Candidates:
     for model, row in MODELS.items():
-        for layer, fp8 in product(row.compressed(), (False, True)):
+        for layer, fp8 in product(row.layers.latent, (False, True)):
             build = partial(mla.latent, keys=(40, 9), splits=2, fp8=fp8, **asdict(layer))
             suffix = "-fp8" if fp8 else ""
             yield f"mla-decode-{model}{suffix}", Candidate(build, (layer, fp8))
@@ -303,11 +317,11 @@ _DENSE_FORMATS: dict[str, tuple[partial, torch.dtype]] = {
 
 def _quantized_candidates() -> _Candidates:
     for model, row in MODELS.items():
-        if not row.inner:
+        if not row.intermediate_size:
             continue
         products = {
-            "up": (row.inner, row.hidden),
-            "down": (row.hidden, row.inner),
+            "up": (row.intermediate_size, row.hidden_size),
+            "down": (row.hidden_size, row.intermediate_size),
         }
         for (name, shape), format_name in product(products.items(), _DENSE_FORMATS):
             rows, size = shape
@@ -362,12 +376,12 @@ def _lora_candidates() -> _Candidates:
 
 def _list_adapted_layers(row: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
     """Return columns of x, and columns of each slice of the result, by layer."""
-    queries = row.heads * row.head_dim
-    keys = row.kv_heads * row.head_dim
+    queries = row.num_attention_heads * row.head_dim
+    keys = row.num_key_value_heads * row.head_dim
     return {
-        "qkv": (row.hidden, (queries, keys, keys)),
-        "gate-up": (row.hidden, (row.inner, row.inner)),
-        "down": (row.inner, (row.hidden,)),
+        "qkv": (row.hidden_size, (queries, keys, keys)),
+        "gate-up": (row.hidden_size, (row.intermediate_size, row.intermediate_size)),
+        "down": (row.intermediate_size, (row.hidden_size,)),
     }
 
 
@@ -397,11 +411,11 @@ def sampling_cases() -> dict[str, Case]:
 def _sampling_candidates() -> _Candidates:
     for model, row in MODELS.items():
         # Each row of logits begins at a multiple of this many numbers.
-        alignment = min(row.words & -row.words, 16)
+        alignment = min(row.vocab_size & -row.vocab_size, 16)
         # The largest vocabularies have more than 2^17 tokens.
-        bits = max(16, (row.words - 1).bit_length())
+        bits = max(16, (row.vocab_size - 1).bit_length())
         for name, sampler in _SAMPLERS.items():
-            build = partial(sampler, vocabulary=row.words)
+            build = partial(sampler, vocabulary=row.vocab_size)
             columns = (name, alignment, bits)
             yield f"{name}-{model}", Candidate(build, columns, torch.float32)
 

@@ -64,8 +64,8 @@ def mixture(
             for index in indices.tolist():
                 rows.append(_compute_expert(x[None], tensors, weights, index, dtype))
             weighted = torch.cat(rows) * token_shares.to(rows[0])[:, None]
-            outs.append(reference.stored(weighted, dtype).sum(0))
-        return {"out": reference.stored(torch.stack(outs), dtype)}
+            outs.append(reference.store(weighted, dtype).sum(0))
+        return {"out": reference.store(torch.stack(outs), dtype)}
 
     return VllmCall(launch, tensors, {"top_k": top_k}, products=2), expected
 
@@ -78,7 +78,7 @@ def _compute_expert(
     dtype: Precision,
 ) -> Tensor:
     """Compute one expert's result for one token; for TERMS an upper bound of its magnitudes."""
-    work = reference.working(dtype)
+    work = reference.working_dtype(dtype)
 
     def multiply(name: str, x: Tensor) -> Tensor:
         bias = tensors[f"{name}_bias"][index].to(work)
@@ -95,7 +95,7 @@ def _compute_expert(
     gate = gate.clamp(max=_LIMIT)
     up = up.clamp(-_LIMIT, _LIMIT)
     activated = gate * (_ALPHA * gate).sigmoid() * (up + 1)
-    return multiply("w2", reference.stored(activated, dtype))
+    return multiply("w2", reference.store(activated, dtype))
 
 
 def launch(x: Tensor, logits: Tensor, *, top_k: int, **weights: Tensor) -> dict[str, Tensor]:

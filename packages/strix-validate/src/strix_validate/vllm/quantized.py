@@ -71,10 +71,10 @@ def awq(
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
         out = reference.product(x, weights.T, dtype)
-        dequantized = weights.to(reference.working(dtype))
+        dequantized = weights.to(reference.working_dtype(dtype))
         if dtype == reference.TERMS:
             dequantized = dequantized.abs()
-        return {"out": reference.stored(out, dtype), "weights": dequantized}
+        return {"out": reference.store(out, dtype), "weights": dequantized}
 
     return VllmCall(_awq, tensors, products=1), expected
 
@@ -166,12 +166,12 @@ def fp8_blocks(
     }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        work = reference.working(dtype)
+        work = reference.working_dtype(dtype)
         x_scales = tensors["x_scales"].to(work).repeat_interleave(block, 1)
         scales = tensors["scales"].to(work).repeat_interleave(block, 1)
         scales = scales.repeat_interleave(block, 0)[:rows]
         out = reference.product(x.to(work) * x_scales, weights.to(work) * scales, dtype)
-        return {"out": reference.stored(out, dtype)}
+        return {"out": reference.store(out, dtype)}
 
     return VllmCall(_fp8_blocks, tensors, {"block": block}, products=1), expected
 

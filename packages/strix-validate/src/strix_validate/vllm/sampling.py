@@ -175,10 +175,10 @@ def penalized(
     }
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        penalized_logits = logits.to(reference.working(dtype)).clone()
+        penalized_logits = logits.to(reference.working_dtype(dtype)).clone()
         for i in range(len(rows)):
             penalized_logits[i] = _penalize_row(tensors, i, penalized_logits[i], dtype)
-        return {"logits": reference.stored(penalized_logits, dtype)}
+        return {"logits": reference.store(penalized_logits, dtype)}
 
     return VllmCall(_penalize, tensors), expected
 
@@ -274,8 +274,8 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     threshold = order[:, :1] + min_p[rows.long()].double().log()[:, None]
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        results = logits.to(reference.working(dtype)) / divisor
-        results = reference.stored(results, dtype)
+        results = logits.to(reference.working_dtype(dtype)) / divisor
+        results = reference.store(results, dtype)
         return _describe_kept(results.masked_fill(scaled_logits < threshold, float("-inf")))
 
     tensors = {"logits": logits, "rows": rows, "temperature": temperature, "min_p": min_p}
@@ -492,10 +492,10 @@ def token_logprobs(
     tokens[:, 0] = vocabulary - 1
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        x = logits.to(reference.working(dtype))
+        x = logits.to(reference.working_dtype(dtype))
         lse = x.logsumexp(-1, keepdim=True)
         logprobs = x.abs() + lse.abs() if dtype == reference.TERMS else x - lse
-        return {"logprobs": reference.stored(logprobs.gather(1, tokens), dtype)}
+        return {"logprobs": reference.store(logprobs.gather(1, tokens), dtype)}
 
     return VllmCall(_score, {"logits": logits, "tokens": tokens}), expected
 

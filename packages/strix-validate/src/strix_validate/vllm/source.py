@@ -21,7 +21,7 @@ from unittest.mock import MagicMock
 
 import torch
 
-from strix_validate import GPUS, NAMED, TARGET
+from strix_validate import GPUS, TARGET, VLLM_DEVICE_NAME
 from strix_validate.checks import CannotRun
 from strix_validate.triton.call import FunctionCall
 
@@ -161,9 +161,9 @@ def generation() -> str:
 def device_name() -> str:
     """Return the GPU's name in vLLM's files of tuned tiles: gfx1151's, or this NVIDIA GPU's."""
     if torch.version.hip or not torch.cuda.is_available():
-        return NAMED
+        return VLLM_DEVICE_NAME
     # The stand-in for a gfx1151 has no name.
-    name = getattr(torch.cuda.get_device_properties(0), "name", NAMED)
+    name = getattr(torch.cuda.get_device_properties(0), "name", VLLM_DEVICE_NAME)
     return re.sub(r"[\s/]+", "_", name)
 
 

@@ -347,14 +347,14 @@ EMULATED = {
 }
 
 
-def suits(name: str, device: str) -> bool:
+def is_for_device(name: str, device: str) -> bool:
     """Return whether a case of COMPUTED is for this kind of device."""
     # One has an instruction of gfx1151, the other an option of AMD's compiler.
     is_for_amd = name.startswith(("w4a16-packed", "mla-decode"))
     return not is_for_amd or device != "cuda" or bool(torch.version.hip)
 
 
-def source_for(name: str, options: RunOptions) -> Path:
+def find_source(name: str, options: RunOptions) -> Path:
     """Return the folder of vLLM for a case.
 
     Raises:
