@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The bindings to rattler and rattler-build in the versions of pixi.lock."""
+"""Install the bindings to rattler and rattler-build in the versions of pixi.lock."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import rattler
 import yaml
 from support.project import CHECKOUT
 
-# py-rattler 0.26 made build strings a type
+# py-rattler 0.26 introduced a type for build strings.
 BuildString: Any = getattr(rattler, "BuildString", str)
 
 BINDINGS = ("py-rattler", "py-rattler-build")
@@ -21,34 +21,44 @@ UNREACHABLE = "Could not find a version|No matching distribution|Connection|Temp
 
 
 def locked() -> dict[str, str]:
-    """The version of each binding in the environment of pixi.lock that the driver runs in."""
+    """Return the version of each binding in the environment in which pixi runs the driver."""
     lock = yaml.load((CHECKOUT / "pixi.lock").read_text(), yaml.CSafeLoader)
-    result = {}
+    versions = {}
     for package in lock["environments"]["default"]["packages"]["linux-64"]:
         name, version, _ = package["conda"].rpartition("/")[2].rsplit("-", 2)
         if name in BINDINGS:
-            result[name] = version
-    return result
+            versions[name] = version
+    return versions
 
 
 def install() -> Path:
-    """A folder with those versions from PyPI, made once; skips the test where PyPI lacks them."""
-    words = [f"{name}=={version}" for name, version in locked().items()]
-    folder = CHECKOUT / "build" / "-".join(["bindings", *locked().values()])
+    """Install those versions from PyPI into a folder, once, and return the folder.
+
+    The test is skipped where PyPI cannot be reached or lacks a version.
+    """
+    versions = locked()
+    requirements = [f"{name}=={version}" for name, version in versions.items()]
+    folder = CHECKOUT / "build" / "-".join(["bindings", *versions.values()])
     if not (folder / ".complete").exists():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        options = ["--no-deps", "--only-binary", ":all:", "--upgrade"]
         done = subprocess.run(
-            [*pip, "--no-deps", "--only-binary", ":all:", "--upgrade", "--target", folder, *words],
-            text=True, capture_output=True, check=False,
-        )  # fmt: skip
+            [*pip, *options, "--target", folder, *requirements],
+            text=True,
+            capture_output=True,
+            check=False,
+        )
         if done.returncode and re.search(UNREACHABLE, done.stderr):
-            pytest.skip(f"PyPI does not give {' and '.join(words)} here: {done.stderr.strip()}")
+            names = " and ".join(requirements)
+            pytest.skip(f"{names} cannot be installed from PyPI: {done.stderr.strip()}")
         assert done.returncode == 0, done.stderr
         (folder / ".complete").touch()
     return folder
 
 
 def in_front(folder: Path) -> dict[str, str]:
-    """The environment of a process that imports from `folder` first."""
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    return dict(os.environ) | {"PYTHONPATH": path}
+    """Return the environment of a process that imports from `folder` first."""
+    folders = [str(folder)]
+    if os.environ.get("PYTHONPATH"):
+        folders.append(os.environ["PYTHONPATH"])
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(folders)}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Our rendered outputs before real conda-forge records, and a solver for both.
+"""A solver over our rendered outputs and real conda-forge records.
 
-What the conda-forge records lack is listed in data/conda-forge/lacks.yaml, and is left out.
+The committed records are a part of conda-forge. data/conda-forge/lacks.yaml lists the requirements
+that they lack; these are left out.
 """
 
 import asyncio
@@ -38,217 +39,281 @@ from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 os.environ[PYPI_SOURCES] = PYPI_URL
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
 LACKS: dict[str, list[str]] = yaml.safe_load((DATA / "lacks.yaml").read_text())
-# the packages of another ROCm, by who has them
-OTHER_ROCM = [
-    name
-    for names in yaml.safe_load((DATA / "other-rocm.yaml").read_text()).values()
-    for name in names
-]
+# Packages of other ROCm distributions. The file lists them by distribution.
+OTHER_ROCM: list[str] = []
+for packages in yaml.safe_load((DATA / "other-rocm.yaml").read_text()).values():
+    OTHER_ROCM += packages
 PROJECT = Project.at(CHECKOUT)
 NAMES = pypi.read_names(PROJECT.recipes)
-# What these records hold for a Python, but not beside the rest; not counted as solved either:
-# for 3.13 sentencepiece has an older protobuf, and tiktoken, and regex as transformers 5 wants it,
-# are for others alone
+# Requirements that the records have for a Python, but that do not solve beside the other ones. They
+# are not counted as solved either. For 3.13, sentencepiece was built with an older protobuf; the
+# records have tiktoken, and the regex that transformers 5 needs, for other Pythons only.
 APART = {
     "python 3.13.* *_cp313": {
-        "vllm": {"sentencepiece", "tiktoken"}, "flash-linear-attention": {"transformers"}
+        "vllm": {"sentencepiece", "tiktoken"},
+        "flash-linear-attention": {"transformers"},
     }
-}  # fmt: skip
+}
 MACHINE = {"__unix": "0", "__linux": "6.18", "__glibc": "2.39", "__archspec": "1"}
-# what `amdgpu = "gfx1151"` of a stack promises
+# The virtual packages that a stack states with `amdgpu = "gfx1151"`.
 STRIX_HALO = MACHINE | {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
 
 
-class Wanted(NamedTuple):
-    """The specs of one environment of one recipe, and which environment it is."""
+class RecipeEnvironment(NamedTuple):
+    """The specs of one environment of a recipe.
+
+    Attributes:
+        what: Which environment of which output this is.
+        specs: Its match specs.
+    """
 
     what: str
     specs: list[str]
 
 
 def spec_of(requirement: Any, outputs: dict[str, dict[str, Any]]) -> str:
-    """A rendered requirement as a match spec; pins become what they pin to."""
+    """Return a rendered requirement as a match spec. Pins are resolved with `outputs`."""
     if not isinstance(requirement, dict):
         return requirement
     pin = requirement.get("pin_subpackage") or requirement["pin_compatible"]
     output = outputs.get(pin["name"])
     if output is None:
         return pin["name"]
-    version = output["package"]["version"]
-    build = f" {output['build']['string']}" if pin.get("exact") else ""
-    return f"{pin['name']} =={version}{build}"
+    spec = f"{pin['name']} =={output['package']['version']}"
+    if pin.get("exact"):
+        spec += f" {output['build']['string']}"
+    return spec
 
 
 class Rendered:
-    """All recipes on the conda-forge base: their environments, and their outputs as records.
+    """All recipes, rendered on the conda-forge base.
 
-    Rendered for every Python of the base. What is for another one than `python` is left out.
+    Recipes are rendered for every Python of the base; outputs for another Python than `python` are
+    left out.
+
+    Attributes:
+        variants: The variants of the base with one Python.
+        python: The match spec of that Python.
+        by_recipe: The rendered outputs of each recipe.
+        outputs: The rendered outputs by name.
+        lacks: For each output the names of requirements that the conda-forge records lack.
     """
 
     def __init__(self, overrides: dict[str, list[str]], python: str = "3.12") -> None:
         base = bases.load(PROJECT, "conda-forge", overrides)
-        (chosen,) = [value for value in base.variants["python"] if value.startswith(f"{python}.")]
+        pythons = base.variants["python"]
+        (chosen,) = [value for value in pythons if value.startswith(f"{python}.")]
         self.variants = base.variants.merge(VariantConfig({"python": [chosen]}))
         self.python = self.pinned("python")
         recipes = RecipeSet(PROJECT, base)
-        self.by_recipe = {
-            name: [
-                data["recipe"]
-                for data in render(recipe.path, recipes.base, "x")
-                if data["build_configuration"]["variant"].get("python", chosen) == chosen
-            ]
-            for name, recipe in recipes.recipes.items()
-        }
-        self.outputs = {o["package"]["name"]: o for many in self.by_recipe.values() for o in many}
-        self.lacks = {
-            output["package"]["name"]: {*LACKS.get(recipe, []), *self.apart(recipe)}
-            for recipe, many in self.by_recipe.items()
-            for output in many
-        }
+        self.by_recipe: dict[str, list[dict[str, Any]]] = {}
+        self.outputs: dict[str, dict[str, Any]] = {}
+        self.lacks: dict[str, set[str]] = {}
+        for recipe_name, recipe in recipes.recipes.items():
+            self.by_recipe[recipe_name] = []
+            for data in render(recipe.path, recipes.base, "x"):
+                if data["build_configuration"]["variant"].get("python", chosen) != chosen:
+                    continue
+                output = data["recipe"]
+                name = output["package"]["name"]
+                self.by_recipe[recipe_name].append(output)
+                self.outputs[name] = output
+                self.lacks[name] = {*LACKS.get(recipe_name, []), *self.apart(recipe_name)}
 
     def apart(self, recipe: str) -> set[str]:
+        """Return the names of requirements that do not solve beside the other ones of a recipe."""
         return APART.get(self.python, {}).get(recipe, set())
 
     def pinned(self, spec: str) -> str:
-        """A bare name with the version that rattler-build gives it from the variants."""
+        """Return a bare name with the version that rattler-build takes from the variants."""
         key = spec.replace("-", "_")
         if key not in self.variants.keys():  # noqa: SIM118  VariantConfig has no __contains__
             return spec
         value = self.variants[key][0]
-        return f"{spec} {'=' if value.replace('.', '').isalnum() else ''}{value}"
+        operator = "=" if value.replace(".", "").isalnum() else ""
+        return f"{spec} {operator}{value}"
 
     def run(self, output: dict[str, Any]) -> list[str]:
-        """Run requirements with what python and our own host packages export."""
+        """Return the run requirements of an output, with the run_exports of its host section.
+
+        The run_exports are those of python and of our own packages.
+        """
         requirements = output.get("requirements", {})
-        specs = [spec_of(r, self.outputs) for r in requirements.get("run", [])]
-        sections = [output, *output.get("staging_caches", [])]
+        specs = self._to_specs(requirements.get("run", []))
         ignored = requirements.get("ignore_run_exports", {}).get("from_package", [])
-        for section in sections:
-            own = section.get("requirements", {})
-            unbound = output["build"].get("noarch") or own.get("ignore_run_exports")
-            for host in own.get("host", []):
-                name = parse_package_name(spec_of(host, self.outputs))
-                if name == "python" and not unbound:
+        for section in [output, *output.get("staging_caches", [])]:
+            section_requirements = section.get("requirements", {})
+            is_noarch = output["build"].get("noarch")
+            is_unbound = is_noarch or section_requirements.get("ignore_run_exports")
+            for spec in self._to_specs(section_requirements.get("host", [])):
+                name = parse_package_name(spec)
+                if name == "python" and not is_unbound:
                     number = self.python.split()[1].removesuffix(".*")
                     specs.append(f"python_abi {number}.* *_cp{number.replace('.', '')}")
                 if name in self.outputs and name not in ignored:
-                    exports = self.outputs[name].get("requirements", {}).get("run_exports", {})
-                    weak = exports.get("weak", []) if isinstance(exports, dict) else exports
-                    specs += [spec_of(r, self.outputs) for r in weak]
+                    specs += self._read_weak_exports(name)
         return specs
 
-    def environments(self, recipe: str) -> Iterator[Wanted]:
-        """Each build, host and run environment of a recipe once."""
-        seen = set()
+    def _to_specs(self, requirements: list[Any]) -> list[str]:
+        return [spec_of(requirement, self.outputs) for requirement in requirements]
+
+    def _read_weak_exports(self, name: str) -> list[str]:
+        exports = self.outputs[name].get("requirements", {}).get("run_exports", {})
+        if isinstance(exports, dict):
+            exports = exports.get("weak", [])
+        return self._to_specs(exports)
+
+    def environments(self, recipe: str) -> Iterator[RecipeEnvironment]:
+        """Yield each build, host and run environment of a recipe once."""
+        visited = set()
         for output in self.by_recipe[recipe]:
             name = output["package"]["name"]
             for section in [output, *output.get("staging_caches", [])]:
                 requirements = section.get("requirements", {})
                 for kind in ("build", "host"):
-                    specs = [spec_of(r, self.outputs) for r in requirements.get(kind, [])]
+                    specs = self._to_specs(requirements.get(kind, []))
                     specs = [self.pinned(spec) for spec in specs]
-                    if specs and (kind, *specs) not in seen:
-                        seen.add((kind, *specs))
-                        yield Wanted(f"{kind} of {section.get('name', name)}", specs)
-            if specs := self.run(output):
-                yield Wanted(f"run of {name}", specs)
+                    if specs and (kind, *specs) not in visited:
+                        visited.add((kind, *specs))
+                        yield RecipeEnvironment(f"{kind} of {section.get('name', name)}", specs)
+            specs = self.run(output)
+            if specs:
+                yield RecipeEnvironment(f"run of {name}", specs)
 
-    def repodata(self, folder: Path, theirs: Callable[[str], bool]) -> Path:
-        """Our outputs as a channel of records without files.
+    def repodata(self, folder: Path, is_in_conda_forge: Callable[[str], bool]) -> Path:
+        """Write our outputs as a channel of records without files, and return its folder.
 
-        A dependency that is neither ours nor `theirs`, or that lacks.yaml lists for the recipe, is
-        left out: it counts as lacking already. What the folder has of another Python stays.
+        A dependency that neither we nor conda-forge have, or that lacks.yaml lists for the recipe,
+        is left out: it counts as lacking already. Records of another Python stay in the folder.
         """
         for subdir in ("linux-64", "noarch"):
             file = folder / subdir / "repodata.json"
             packages = json.loads(file.read_text())["packages.conda"] if file.exists() else {}
             for name, output in self.outputs.items():
-                noarch = output["build"].get("noarch")
-                if (subdir == "noarch") != bool(noarch):
+                is_noarch = bool(output["build"].get("noarch"))
+                if (subdir == "noarch") != is_noarch:
                     continue
-                build, version = output["build"]["string"], output["package"]["version"]
-                constrains = output.get("requirements", {}).get("run_constraints", [])
-                packages[f"{name}-{version}-{build}.conda"] = {
-                    "name": name, "version": version, "build": build, "subdir": subdir,
-                    "build_number": 0, "sha256": "0" * 64, "size": 1,
-                    "depends": [
-                        d for d in self.run(output) if parse_package_name(d) not in self.lacks[name]
-                        and (parse_package_name(d) in self.outputs or theirs(d))
-                    ],
-                    "constrains": [spec_of(c, self.outputs) for c in constrains],
-                    "purls": pypi.purls(f"{name}-{version}-{build}.conda", NAMES),
-                }  # fmt: skip
-            # other ROCms', which no record here holds
-            for name in OTHER_ROCM if subdir == "linux-64" else ():
-                packages[f"{name}-7.2.4-0.conda"] = {
-                    "name": name, "version": "7.2.4", "build": "0", "build_number": 0,
-                    "subdir": subdir, "depends": [], "sha256": "0" * 64, "size": 1,
-                }  # fmt: skip
+                record = self._make_record(output, subdir, is_in_conda_forge)
+                packages[f"{name}-{record['version']}-{record['build']}.conda"] = record
+            if subdir == "linux-64":
+                # No record of conda-forge in this repository is from another ROCm.
+                for name in OTHER_ROCM:
+                    packages[f"{name}-7.2.4-0.conda"] = {
+                        "name": name,
+                        "version": "7.2.4",
+                        "build": "0",
+                        "build_number": 0,
+                        "subdir": subdir,
+                        "depends": [],
+                        "sha256": "0" * 64,
+                        "size": 1,
+                    }
             file.parent.mkdir(parents=True, exist_ok=True)
             text = {"info": {"subdir": subdir}, "packages": {}, "packages.conda": packages}
             file.write_text(json.dumps(text))
         return folder
 
+    def _make_record(
+        self, output: dict[str, Any], subdir: str, is_in_conda_forge: Callable[[str], bool]
+    ) -> dict[str, Any]:
+        name = output["package"]["name"]
+        version = output["package"]["version"]
+        build = output["build"]["string"]
+        depends = []
+        for spec in self.run(output):
+            dependency = parse_package_name(spec)
+            if dependency in self.lacks[name]:
+                continue
+            if dependency in self.outputs or is_in_conda_forge(spec):
+                depends.append(spec)
+        constrains = output.get("requirements", {}).get("run_constraints", [])
+        return {
+            "name": name,
+            "version": version,
+            "build": build,
+            "subdir": subdir,
+            "build_number": 0,
+            "sha256": "0" * 64,
+            "size": 1,
+            "depends": depends,
+            "constrains": self._to_specs(constrains),
+            "purls": pypi.purls(f"{name}-{version}-{build}.conda", NAMES),
+        }
+
 
 class Solver:
-    """Our records before conda-forge's, strict priority, on a machine like a user's.
+    """A solver with strict priority: our records first, then those of conda-forge.
 
-    Ours for each Python given are one channel.
+    The records of all `rendered` form one channel.
+
+    Attributes:
+        folder: Where the channels are.
+        data: The records, those of the first channel first.
+        names: The names of all packages.
     """
 
     def __init__(self, folder: Path, *rendered: Rendered) -> None:
         self.folder = folder
-        theirs = folder / "conda-forge"
+        conda_forge = folder / "conda-forge"
         for packed in DATA.glob("*/repodata.json.zst"):
-            file = theirs / packed.parent.name / "repodata.json"
+            file = conda_forge / packed.parent.name / "repodata.json"
             file.parent.mkdir(parents=True)
-            file.write_bytes(zstandard.ZstdDecompressor().stream_reader(packed.open("rb")).read())
+            with packed.open("rb") as stream:
+                file.write_bytes(zstandard.ZstdDecompressor().stream_reader(stream).read())
         self.data: list[SparseRepoData] = []
         self.names: set[str] = set()
-        self._load(theirs)
+        self._load(conda_forge)
         for one in rendered:
             one.repodata(folder / "ours", self._has)
         self._load(folder / "ours")
 
     def _load(self, channel: Path) -> None:
-        """Put a channel before those that are loaded already."""
+        """Load a channel, with a higher priority than those loaded before."""
         new = [
             SparseRepoData(Channel(channel.as_uri()), subdir, channel / subdir / "repodata.json")
             for subdir in ("linux-64", "noarch")
         ]
         self.data = new + self.data
-        self.names |= {name for data in new for name in data.package_names()}
+        for data in new:
+            self.names.update(data.package_names())
 
     def lacking(self, specs: list[str]) -> set[str]:
-        """The names of which no record is as asked."""
+        """Return the names of the specs that no record matches."""
         return {parse_package_name(spec) for spec in specs if not self._has(spec)}
 
     def _has(self, spec: str) -> bool:
-        name, wanted = parse_package_name(spec), MatchSpec(spec)
+        name = parse_package_name(spec)
         if name.startswith("__"):
             return True
-        return name in self.names and any(
-            wanted.matches(record)
-            for data in self.data
-            for record in data.load_records(PackageName(name))
-        )
+        if name not in self.names:
+            return False
+        match_spec = MatchSpec(spec)
+        for data in self.data:
+            if any(match_spec.matches(record) for record in data.load_records(PackageName(name))):
+                return True
+        return False
 
     def records(self, specs: list[str], machine: dict[str, str] = MACHINE) -> list[RepoDataRecord]:
-        """The packages of the environment. Raises SolverError if there is none."""
+        """Return the packages of an environment of the specs that some record matches.
+
+        Raises:
+            SolverError: There is no such environment.
+        """
         virtual = [
             GenericVirtualPackage(PackageName(name), Version(version), BuildString("0"))
             for name, version in machine.items()
         ]
-        specs = [spec for spec in specs if parse_package_name(spec) not in self.lacking(specs)]
+        lacking = self.lacking(specs)
+        specs = [spec for spec in specs if parse_package_name(spec) not in lacking]
         return asyncio.run(solve_with_sparse_repodata(specs, self.data, virtual_packages=virtual))
 
     def solve(self, specs: list[str], machine: dict[str, str] = MACHINE) -> set[str]:
-        """The names in the environment. Raises SolverError if there is none."""
+        """Return the names of the packages of the environment. Raises as `records` does."""
         return {record.name.normalized for record in self.records(specs, machine)}
 
 
 def records_of_both(folder: Path, *pythons: str) -> Path:
-    """FOLDER/theirs are the committed records of conda-forge, FOLDER/ours the recipes rendered."""
+    """Make FOLDER/theirs, the committed records of conda-forge, and FOLDER/ours, our records."""
     rendered = [Rendered({}, python) for python in pythons or ["3.12"]]
     solver = Solver(folder / "solver", *rendered)
     for one in rendered:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The driver's commands, in forks of one process that has imported it, which takes half a second.
+"""Run the driver's commands in forks of one process that has already imported the driver.
 
-In a fork one call of the system can fail, or be the one at which the driver is killed (faults.c).
-As a program this file is that process: a line of JSON for each command, and one for its end.
+Importing the driver takes half a second, which each command saves. In a fork one system call can
+fail, or be the one at which the driver is killed (faults.c). Run as a program, this file is the
+process that forks: it reads one line of JSON for each command and writes one for each result.
 """
 
 import ctypes
@@ -21,13 +22,19 @@ from typing import Any, Self
 
 SOURCE = Path(__file__).with_suffix(".c")
 DRIVER = Path(__file__).parents[2] / "src"
-KILL = 0  # in the place of an errno
-LONGEST = 600  # seconds; a command that takes more hangs
+KILL = 0  # stands where an errno would
+LONGEST = 600  # Seconds. A command that takes longer is taken to hang.
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its code, negative for a signal, and what it printed."""
+    """The result of a command.
+
+    Attributes:
+        code: The exit code, or the negative number of the signal that killed it.
+        out: Its standard output.
+        err: Its standard error.
+    """
 
     code: int
     out: str
@@ -35,27 +42,36 @@ class Ended:
 
     @property
     def said(self) -> str:
+        """Return both outputs, standard output first."""
         return self.out + self.err
 
 
 def library(folder: Path) -> Path:
-    """Compile faults.c."""
-    made = folder / "faults.so"
-    words = ["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", made, SOURCE, "-ldl"]
-    subprocess.run(words, check=True)
-    return made
+    """Compile faults.c and return the shared library."""
+    target = folder / "faults.so"
+    command = ["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", target, SOURCE, "-ldl"]
+    subprocess.run(command, check=True)
+    return target
 
 
 class Forks:
-    """The process that forks; a context manager. preload: of faults.c, if calls have to fail."""
+    """The process that forks. It is a context manager.
+
+    Args:
+        preload: The compiled faults.c, if calls have to fail.
+        environment: Variables of every command.
+    """
 
     def __init__(self, preload: Path | None, environment: dict[str, str]) -> None:
         faults = {"LD_PRELOAD": str(preload)} if preload else {}
         self.environment = os.environ | environment | faults | {"PYTHONPATH": str(DRIVER)}
         self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env=self.environment,
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -64,22 +80,35 @@ class Forks:
         self.process.communicate()
 
     def __call__(self, *words: str, fault: str = "", trace: str = "", **environment: str) -> Ended:
-        """Run the driver with FAULT (see faults.c); FAULT in `environment` is its children's."""
-        asked: dict[str, Any] = {"words": words, "fault": fault, "trace": trace}
-        asked["environment"] = self.environment | environment
-        print(json.dumps(asked), file=self.process.stdin, flush=True)
+        """Run the driver with a fault, and return its result.
+
+        Args:
+            words: The command line.
+            fault: The fault of the driver itself, as faults.c reads it from FAULT. A FAULT in
+                `environment` is that of the programs that the driver starts.
+            trace: The file to which faults.c writes the calls.
+            environment: Further variables of this command.
+        """
+        request: dict[str, Any] = {"words": words, "fault": fault, "trace": trace}
+        request["environment"] = self.environment | environment
+        print(json.dumps(request), file=self.process.stdin, flush=True)
         return Ended(**json.loads(self.process.stdout.readline()))
 
 
 def main() -> None:
+    """Read commands from standard input and run each in a fork."""
     import forge
     from forge.cli import main as driver
 
-    for found in pkgutil.walk_packages(forge.__path__, "forge."):
-        if not found.name.endswith("__main__"):
-            importlib.import_module(found.name)
+    for module in pkgutil.walk_packages(forge.__path__, "forge."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     preloaded = os.environ.get("LD_PRELOAD", "")
-    arm = ctypes.CDLL(preloaded).faults_arm if preloaded else lambda *_: None
+    injector = ctypes.CDLL(preloaded) if preloaded else None
+
+    def arm(fault: bytes | None, trace: bytes | None) -> None:
+        if injector:
+            injector.faults_arm(fault, trace)
 
     def run(words: list[str], fault: str, trace: str, environment: dict[str, str]) -> int:
         os.environ.clear()
@@ -94,7 +123,8 @@ def main() -> None:
 
     for line in sys.stdin:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            if not (child := os.fork()):
+            child = os.fork()
+            if not child:
                 os.setpgid(0, 0)
                 for descriptor, file in enumerate((out, err), 1):
                     os.dup2(file.fileno(), descriptor)
@@ -104,15 +134,15 @@ def main() -> None:
                 finally:
                     os._exit(code)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            said = []
+            outputs = []
             for file in (out, err):
                 file.seek(0)
-                said.append(file.read().decode(errors="replace"))
-        print(json.dumps({"code": code, "out": said[0], "err": said[1]}), flush=True)
+                outputs.append(file.read().decode(errors="replace"))
+        print(json.dumps({"code": code, "out": outputs[0], "err": outputs[1]}), flush=True)
 
 
 def reset(template: Path, world: Path) -> None:
-    """Have the folder as it was before a command."""
+    """Make the folder again what it was before a command."""
     shutil.rmtree(world, ignore_errors=True)
     shutil.copytree(template, world, symlinks=True)
 

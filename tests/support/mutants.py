@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mutations of foreign data by a seed, and the tally of what a reader made of them.
+"""Mutate foreign data by a seed, and count the outcomes of reading it.
 
-A test takes valid data, mutates it, and gives each mutant to the reader. Two outcomes are allowed:
-success with the right content, or one error of the kind that the reader raises (`Tally.refusal`)
-whose message is short; both soon. The closing lines of a run add up what every such test recorded
+A test mutates valid data and passes each mutant to a reader. Two outcomes are allowed: success with
+the right content, or an error of the kind that the reader raises (`Tally.refusal`) with a short
+message. Either has to come soon. The last lines of a run sum up what all such tests recorded
 (tests/conftest.py). The tests inside our packages use this file as well.
 
-The seed is fixed, so that no run fails by chance. FORGE_SEED=N takes another: mutants of one seed
-prove that seed alone, hence CONTRIBUTING.md has a command for many, and a workflow draws new ones.
+The seed is fixed, so that no run fails by chance. FORGE_SEED=N sets another one. The mutants of one
+seed prove nothing about another: hence CONTRIBUTING.md has a command that tries many seeds, and a
+workflow draws new ones.
 """
 
 import copy
@@ -18,22 +19,45 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
 SEED = os.environ.get("FORGE_SEED") or "1"
-# What stands in for a value: other types, other sizes, and texts that mean something to a path.
+# Values that replace a valid one: other types, other sizes, and texts with a meaning in a path.
 STRANGE: tuple[Any, ...] = (
-    None, True, 0, -1, 2**63, 1e308, "", "\x00", "..", "../../x", "/etc/passwd", "a" * 70_000,
-    "\ud800", "\u202e", [], {}, [[]], {"": None}, ["../x"], {"../x": {}},
-)  # fmt: skip
-# of nesting: as much as json.dumps and deepcopy take, and more than a parser of texts takes
-TREE_DEPTH, TEXT_DEPTH = 60, 20_000
-SLOWEST = 20  # CPU seconds for one mutant, whatever else runs: beyond it a reader hangs
-LARGEST = 2 << 20  # KiB of memory that one mutant may add to the most that the process had
-LONGEST = 2_000  # characters of a message; a reader must not repeat what it was given
+    None,
+    True,
+    0,
+    -1,
+    2**63,
+    1e308,
+    "",
+    "\x00",
+    "..",
+    "../../x",
+    "/etc/passwd",
+    "a" * 70_000,
+    "\ud800",
+    "\u202e",
+    [],
+    {},
+    [[]],
+    {"": None},
+    ["../x"],
+    {"../x": {}},
+)
+# Levels of nesting that json.dumps and deepcopy still accept.
+TREE_DEPTH = 60
+# Levels of nesting that exceed what a parser of texts accepts.
+TEXT_DEPTH = 20_000
+# CPU seconds for one mutant, whatever else runs. A reader that takes longer hangs.
+SLOWEST = 20
+# KiB that one mutant may add to the peak memory of the process.
+LARGEST = 2 << 20
+# Characters of a message. A reader must not repeat its input.
+LONGEST = 2_000
 
 
 def trees(valid: Any, stream: int, count: int) -> Iterator[Any]:
-    """`count` copies of a JSON-like value, each with one to three places changed.
+    """Yield `count` copies of a JSON-like value, each with one to three places changed.
 
-    `stream` is a number that tells the mutants of one test from those of another.
+    `stream` is a number that makes the mutants of one test differ from those of another.
     """
     rng = random.Random(f"{SEED} {stream}")
     for _ in range(count):
@@ -44,13 +68,15 @@ def trees(valid: Any, stream: int, count: int) -> Iterator[Any]:
 
 
 def texts(valid: bytes, stream: int, count: int) -> Iterator[bytes]:
-    """`count` copies of a file, cut, flipped, repeated, with lines lost or with foreign bytes."""
+    """Yield `count` copies of a file, each cut, flipped, repeated, or otherwise damaged."""
     rng = random.Random(f"{SEED} {stream}")
     for _ in range(count):
-        yield rng.choice((_cut, _flip, _repeat, _drop_line, _insert))(valid, rng)
+        mutate = rng.choice((_cut, _flip, _repeat, _drop_line, _insert))
+        yield mutate(valid, rng)
 
 
 def _change(root: list[Any], rng: random.Random) -> None:
+    """Change one place below a value: delete, replace, rename or nest it."""
     places = list(_places(root))
     container, key = rng.choice(places)
     kind = rng.randrange(6)
@@ -71,7 +97,7 @@ def _change(root: list[Any], rng: random.Random) -> None:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) below a value."""
+    """Yield each (container, key) below a value."""
     todo = [value]
     while todo:
         container = todo.pop()
@@ -119,44 +145,63 @@ def _insert(data: bytes, rng: random.Random) -> bytes:
     return data[:at] + rng.choice(strange) + data[at:]
 
 
-def _used() -> tuple[float, int]:
-    """CPU seconds and the most KiB so far, of this process and of the programs that it ran."""
-    both = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
-    return sum(use.ru_utime + use.ru_stime for use in both), sum(use.ru_maxrss for use in both)
+def _measure_usage() -> tuple[float, int]:
+    """Return CPU seconds and peak memory in KiB of this process and of those that it ran."""
+    usages = [getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)]
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    peak = sum(usage.ru_maxrss for usage in usages)
+    return seconds, peak
 
 
 class Tally:
-    """Outcomes of one reader's mutants. `record` is pytest's record_property."""
+    """Counts the outcomes of one reader's mutants.
 
-    refusal: type[Exception]  # what readers raise for bad input, set in a conftest.py
+    Attributes:
+        refusal: The exception that readers raise for bad input. A conftest.py sets it.
+        reader: The name of the reader.
+        outcomes: Number of mutants by outcome.
+    """
+
+    refusal: type[Exception]
 
     def __init__(self, reader: str, record: Callable[[str, object], None]) -> None:
-        self.reader, self.outcomes = reader, {"accepted": 0, "refused": 0}
-        record("mutants", (reader, self.outcomes))  # of plain types: it passes between workers
+        """Start at zero. `record` is pytest's record_property."""
+        self.reader = reader
+        self.outcomes = {"accepted": 0, "refused": 0}
+        # The types are plain ones because xdist sends them from a worker to the main process.
+        record("mutants", (reader, self.outcomes))
 
     def give(self, read: Callable[[], Any], right: Callable[[Any], bool], what: object) -> None:
-        """Read one mutant. `right` says whether the result of a success has the right content.
+        """Read one mutant and count its outcome.
 
-        Raises AssertionError for any other outcome and notes the seed; `what` describes the mutant.
+        Args:
+            read: Reads the mutant.
+            right: Returns whether a result has the right content.
+            what: The mutant, for messages.
+
+        Raises:
+            AssertionError: The outcome is not allowed. The message has the seed.
         """
-        (start, before), result, message = _used(), None, ""
+        start, peak_before = _measure_usage()
+        result = None
+        message = ""
         try:
             result = read()
         except self.refusal as error:
             message = str(error) or "none"
         except BaseException as error:
-            error.add_note(self._of(what))
+            error.add_note(self._describe(what))
             raise
-        seconds, most = _used()
-        if seconds - start > SLOWEST:
-            raise AssertionError(f"more than {SLOWEST} s: {self._of(what)}")
-        if most - before > LARGEST:
-            raise AssertionError(f"more than {LARGEST} KiB: {self._of(what)}")
+        end, peak = _measure_usage()
+        if end - start > SLOWEST:
+            raise AssertionError(f"more than {SLOWEST} s: {self._describe(what)}")
+        if peak - peak_before > LARGEST:
+            raise AssertionError(f"more than {LARGEST} KiB: {self._describe(what)}")
         if message == "none" or len(message) > LONGEST or "Traceback" in message:
-            raise AssertionError(f"a bad message, {message!r:.500}: {self._of(what)}")
+            raise AssertionError(f"a bad message, {message!r:.500}: {self._describe(what)}")
         if not (message or right(result)):
-            raise AssertionError(f"wrong content accepted: {self._of(what)}")
+            raise AssertionError(f"wrong content accepted: {self._describe(what)}")
         self.outcomes["refused" if message else "accepted"] += 1
 
-    def _of(self, what: object) -> str:
+    def _describe(self, what: object) -> str:
         return f"{self.reader}, FORGE_SEED={SEED}: {what!r:.500}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Places for the bytes of hostile packages, generated: alone and two packages together."""
+"""Generate hostile packages that try to write outside of the prefix, alone or in pairs."""
 
 import json
 from dataclasses import dataclass
@@ -11,20 +11,35 @@ from support.small_channel import index, workspace
 SITE = "lib/python3.12/site-packages"
 GHOST_FILE = "ghost-1.0-0.json"
 RECORD = f"conda-meta/{GHOST_FILE}"
-OUT = "../../../../out/victim"  # of app/.pixi/envs/default
-GHOST = {  # an installed package that the solution lacks: an installer removes its files
-    "name": "ghost", "version": "1.0", "build": "0", "build_number": 0, "subdir": "noarch",
-    "depends": [], "fn": "ghost-1.0-0.conda", "url": "https://a.invalid/noarch/ghost-1.0-0.conda",
-    "channel": "https://a.invalid/", "files": [OUT],
+# Relative to app/.pixi/envs/default.
+OUT = "../../../../out/victim"
+# The record of an installed package that is not in the solution: an installer removes its files.
+GHOST = {
+    "name": "ghost",
+    "version": "1.0",
+    "build": "0",
+    "build_number": 0,
+    "subdir": "noarch",
+    "depends": [],
+    "fn": "ghost-1.0-0.conda",
+    "url": "https://a.invalid/noarch/ghost-1.0-0.conda",
+    "channel": "https://a.invalid/",
+    "files": [OUT],
     "paths_data": {"paths_version": 1, "paths": [{"_path": OUT, "path_type": "hardlink"}]},
-}  # fmt: skip
+}
 
 
 @dataclass
 class Case:
-    """alpha has the links. The files and console scripts are beta's if `apart`, else alpha's too.
+    """The content of the packages alpha and beta.
 
-    `{out}` in a link stands for the folder outside that nothing may change.
+    Attributes:
+        name: The name of the case.
+        links: Links of alpha and their targets. `{out}` in a target stands for the folder outside
+            of the prefix that nothing may change.
+        files: Paths of files.
+        scripts: Names of console scripts.
+        apart: Whether files and scripts belong to beta. Otherwise they belong to alpha.
     """
 
     name: str
@@ -35,49 +50,51 @@ class Case:
 
 
 def routes(top: str) -> dict[str, dict[str, str]]:
-    """The ways in which a name can lead out."""
+    """Return, by name, the links through which the path `top` can lead out of the prefix."""
     up = top.count("/")
     return {
         "absolute": {top: "{out}"},
-        "upwards": {top: "../" * (up + 4) + "out"},  # of app/.pixi/envs/default
+        "upwards": {top: "../" * (up + 4) + "out"},  # from app/.pixi/envs/default
         "two links": {"a/one": "{out}", top: "../" * up + "a/one"},
     }
 
 
 def cases() -> list[Case]:
+    """Return all cases."""
     tops = {"bin": "bin", "share": "share", "lib": "lib"}
     tops |= {"lib/python3.12": "site-packages", SITE: "site-packages"}
-    made = []
+    result = []
     for apart in (False, True):
         where = "two packages" if apart else "one package"
         for top, inside in tops.items():
             for route, links in routes(top).items():
                 name = f"{top} {route}, {where}"
-                made.append(Case(f"file {name}", links, (f"{inside}/new",), (), apart))
+                result.append(Case(f"file {name}", links, (f"{inside}/new",), (), apart))
         for route, links in routes("bin").items():
-            made.append(Case(f"script {route}, {where}", links, (), ("new",), apart))
+            result.append(Case(f"script {route}, {where}", links, (), ("new",), apart))
         for top in ("bin", "python-scripts"):
-            to = {f"{top}/x": "{out}/victim"}
-            made.append(Case(f"script over {top} link, {where}", to, (), ("x",), apart))
-        made.append(Case(f"record, {where}", {}, (RECORD,), (), apart))
-        made.append(
-            Case(
-                f"record by link, {where}", {"m": "conda-meta"}, ("m/ghost-1.0-0.json",), (), apart
-            )
-        )
+            links = {f"{top}/x": "{out}/victim"}
+            result.append(Case(f"script over {top} link, {where}", links, (), ("x",), apart))
+        result.append(Case(f"record, {where}", {}, (RECORD,), (), apart))
+        links = {"m": "conda-meta"}
+        result.append(Case(f"record by link, {where}", links, (f"m/{GHOST_FILE}",), (), apart))
     for name in (
-        ".partial-installed-from", "installed-from", "history", "alpha-1-0.json", "beta-1-0.json",
-    ):  # fmt: skip
-        made.append(Case(f"link {name}", {f"conda-meta/{name}": "{out}/victim"}))
+        ".partial-installed-from",
+        "installed-from",
+        "history",
+        "alpha-1-0.json",
+        "beta-1-0.json",
+    ):
+        result.append(Case(f"link {name}", {f"conda-meta/{name}": "{out}/victim"}))
     for name in ("conda-meta", "__clobbers__", ".trash"):
-        made.append(Case(f"link {name}", {name: "{out}"}))
-    made.append(Case("link CACHEDIR.TAG", {"CACHEDIR.TAG": "{out}/new"}))
-    made.append(Case("script over a file", {}, ("bin/x",), ("x",)))
-    return made
+        result.append(Case(f"link {name}", {name: "{out}"}))
+    result.append(Case("link CACHEDIR.TAG", {"CACHEDIR.TAG": "{out}/new"}))
+    result.append(Case("script over a file", {}, ("bin/x",), ("x",)))
+    return result
 
 
 CASES = {case.name: case for case in cases()}
-# what rattler, and so pixi, lets out of the prefix
+# The cases in which rattler, and hence pixi, writes outside of the prefix.
 LET_THROUGH = {
     "script over bin link, one package",
     "script over python-scripts link, one package",
@@ -85,29 +102,39 @@ LET_THROUGH = {
     "record, two packages",
     "link CACHEDIR.TAG",
 }
-PIXIS = {"link history"}  # pixi writes that file itself
-# what it lets out, or not, by the order in which it happens to link
+# A case of pixi alone, which writes that file itself.
+PIXIS = {"link history"}
+# The cases in which the order of linking, which varies, decides whether it writes outside.
 BY_ORDER = {
-    name for name in CASES
+    name
+    for name in CASES
     if name.startswith("script") or (name.startswith("file") and name.endswith("two packages"))
-} - LET_THROUGH  # fmt: skip
+} - LET_THROUGH
 
 
 class Machine:
-    """A channel of python, alpha and beta, a user's workspace, and what lies beside its prefix."""
+    """A channel of python, alpha and beta, a workspace of a user, and a folder beside its prefix.
+
+    Attributes:
+        out: The folder outside of the prefix that nothing may change.
+        channel: The folder of the channel.
+        app: The workspace.
+        cache: The folder for the package cache.
+    """
 
     def __init__(self, case: Case, folder: Path) -> None:
-        self.out, self.channel = folder / "out", folder / "channel"
+        self.out = folder / "out"
+        self.channel = folder / "channel"
         self.out.mkdir()
         (self.out / "victim").write_text("before")
         links = [link(name, to.format(out=self.out)) for name, to in case.links.items()]
-        rest: list[Member] = [file(name, json.dumps(GHOST).encode()) for name in case.files]
-        points = [f"{name} = a:b" for name in case.scripts]
+        files: list[Member] = [file(name, json.dumps(GHOST).encode()) for name in case.files]
+        entry_points = [f"{name} = a:b" for name in case.scripts]
         if case.apart:
             self.make("alpha", links, [])
-            self.make("beta", rest, points)
+            self.make("beta", files, entry_points)
         else:
-            self.make("alpha", links + rest, points)
+            self.make("alpha", links + files, entry_points)
             self.make("beta", [], [])
         python = [file("bin/python3.12")]
         package(self.channel / "noarch", python, "python", dist="python-3.12-0", version="3.12")
@@ -115,13 +142,15 @@ class Machine:
         self.app = workspace(folder / "app", self.channel.as_uri(), 'python = "*"\n')
         self.cache = folder / "cache"
 
-    def make(self, name: str, members: list[Member], points: list[str]) -> None:
-        says = {"noarch": {"type": "python", "entry_points": points}, "package_metadata_version": 1}
-        info = [file("info/link.json", json.dumps(says).encode())]
+    def make(self, name: str, members: list[Member], entry_points: list[str]) -> None:
+        """Put a noarch Python package into the channel."""
+        noarch = {"type": "python", "entry_points": entry_points}
+        link_json = {"noarch": noarch, "package_metadata_version": 1}
+        info = [file("info/link.json", json.dumps(link_json).encode())]
         needs = {"noarch": "python", "depends": ["python"]}
         package(self.channel / "noarch", members, name, info=info, **needs)
 
     @property
     def files(self) -> list[Path]:
-        """The packages of the channel."""
+        """Return the packages of the channel."""
         return sorted(self.channel.glob("*/*.conda"))

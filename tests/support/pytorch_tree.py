@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pytorch recipe's programs as modules, and a source tree and tools for its build script."""
+"""The programs of the pytorch recipe as modules; a source tree and tools for its build script."""
 
 import os
 import shutil
@@ -13,9 +13,9 @@ RECIPE = RECIPES / "pytorch"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-pin, configuration, layout = (
-    load("pytorch", name) for name in ("check_aotriton_pin", "check_configuration", "lay_out")
-)
+pin = load("pytorch", "check_aotriton_pin")
+configuration = load("pytorch", "check_configuration")
+layout = load("pytorch", "lay_out")
 
 PINNED = f"""\
   if(DEFINED ENV{{PYTORCH_AOTRITON_COMMIT}})
@@ -39,7 +39,7 @@ LOG = """\
 -- Using Kineto with Roctracer support
 """ + "".join(f"--   {name} : {value}\n" for name, value in configuration.SUMMARY.items())
 
-# at the end of each tool: the build is stopped there if its words contain those of this file
+# The end of each tool: it fails if its arguments contain the text of the file `stop`.
 STOPPED = """
 [[ ! -e $SRC_DIR/../stop || "$*" != *"$(< "$SRC_DIR/../stop")"* ]]
 """
@@ -47,7 +47,8 @@ FAKE_TOOLS = {
     "find": f"""\
         {shutil.which("find")} "$@"
         """,
-    # pip, setup.py and hipify are Python programs; each leaves a line and fails when told to
+    # pip, setup.py and hipify are Python programs. Each call leaves a line; hipify fails where the
+    # file fail-hipify exists.
     "python": """\
         case "$*" in
             *check_*|*lay_out*) "$REAL_PYTHON" "$@" ;;
@@ -55,7 +56,7 @@ FAKE_TOOLS = {
         esac
         [[ "$*" != *build_amd* ]] || [[ ! -e $SRC_DIR/fail-hipify ]]
         """,
-    # the Python that CMake and setup.py have to share
+    # CMake and setup.py have to use the same Python: this one.
     "host-python": """\
         echo "host-python ${*//$SRC_DIR/SRC}, $MAX_JOBS jobs" >> "$SRC_DIR/calls"
         cp -r "$SRC_DIR/installed" "$SP_DIR/torch"
@@ -83,34 +84,51 @@ FAKE_TOOLS = {
 }
 
 
-# what setup.py reads of the submodules; the rest only the compilers
+# The files of submodules that setup.py reads. The compilers read the other ones.
 READ_BY_SETUP = [
-    "build_bundled.py", "a/CMakeLists.txt", "a/LICENSE", "a/b/LICENSES/MIT.txt", "a/COPYING.BSD",
-    "a/NOTICE", "valgrind-headers/callgrind.h",
-]  # fmt: skip
+    "build_bundled.py",
+    "a/CMakeLists.txt",
+    "a/LICENSE",
+    "a/b/LICENSES/MIT.txt",
+    "a/COPYING.BSD",
+    "a/NOTICE",
+    "valgrind-headers/callgrind.h",
+]
 
 
 def installed_torch(prefix: Path) -> tuple[Path, Path]:
-    """site-packages/torch as torch's own build leaves it, and the prefix."""
+    """Make site-packages/torch as torch's own build leaves it.
+
+    Returns:
+        The folder of torch, and the prefix.
+    """
     torch = prefix / "lib/python3.12/site-packages/torch"
-    for name in [
-        "__init__.py", "bin/torch_shm_manager", "bin/protoc", "lib/libtorch.so", "lib/libdnnl.a",
-        "lib/libtorch_python.so", "lib/libaotriton_v2.so", "lib/aotriton.images/image",
-        "include/google/any.h", "share/cmake/dnnl/dnnl-config.cmake",
-        *(f"include/{name}/header.h" for name in layout.PARTS["include"]),
-        *(f"share/cmake/{name}/{name}Config.cmake" for name in layout.PARTS["share/cmake"]),
-    ]:  # fmt: skip
+    names = [
+        "__init__.py",
+        "bin/torch_shm_manager",
+        "bin/protoc",
+        "lib/libtorch.so",
+        "lib/libdnnl.a",
+        "lib/libtorch_python.so",
+        "lib/libaotriton_v2.so",
+        "lib/aotriton.images/image",
+        "include/google/any.h",
+        "share/cmake/dnnl/dnnl-config.cmake",
+    ]
+    names += [f"include/{name}/header.h" for name in layout.PARTS["include"]]
+    names += [f"share/cmake/{name}/{name}Config.cmake" for name in layout.PARTS["share/cmake"]]
+    for name in names:
         path = torch / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    # as CMake copies it from aotriton-devel: a relative link that leads nowhere here
+    # CMake copies it from aotriton-devel like this: a relative link, which leads nowhere here.
     (torch / "include/aotriton").symlink_to("../../../include/aotriton")
     (prefix / "include").mkdir()
     return torch, prefix
 
 
 def hip_clang(prefix: Path, version: str) -> None:
-    """The SDK's clang++, of which options.sh asks the version."""
+    """Make the clang++ of the SDK, whose version options.sh asks for."""
     path = prefix / "opt/rocm/lib/llvm/bin/clang++"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\nprintf '%s\\nInstalledDir: {path.parent}\\n' '{version}'\n")
@@ -118,10 +136,18 @@ def hip_clang(prefix: Path, version: str) -> None:
 
 
 class Build:
-    """build.sh in an environment like rattler-build's, on a tree of the few files it touches."""
+    """build.sh in an environment like rattler-build's, on a tree of the few files that it uses.
+
+    Attributes:
+        source: The work folder, SRC_DIR.
+        prefix: The host prefix, PREFIX.
+        environment: The environment variables of the build.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.source, self.prefix, tools = root / "bld/work", root / "bld/host", root / "tools"
+        self.source = root / "bld/work"
+        self.prefix = root / "bld/host"
+        tools = root / "tools"
         site = self.prefix / "lib/python3.12/site-packages"
         for folder in (site, self.prefix / "include", tools, root / "bld/build/lib/gcc"):
             folder.mkdir(parents=True)
@@ -143,31 +169,52 @@ class Build:
             for name in names:
                 self.write(f"installed/{part}/{name.replace('*', 'libtorch')}", "x")
         self.environment = {
-            "PATH": f"{tools}:{os.environ['PATH']}", "SRC_DIR": str(self.source),
-            "PREFIX": str(self.prefix), "BUILD_PREFIX": str(root / "bld/build"),
-            "SP_DIR": str(site), "PYTHON": str(tools / "host-python"), "CPU_COUNT": "2",
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "SRC_DIR": str(self.source),
+            "PREFIX": str(self.prefix),
+            "BUILD_PREFIX": str(root / "bld/build"),
+            "SP_DIR": str(site),
+            "PYTHON": str(tools / "host-python"),
+            "CPU_COUNT": "2",
             "RECIPE_DIR": str(RECIPE),
-            "CXX": "g++", "CFLAGS": "-pipe", "CXXFLAGS": "-std=c++17 -O2",
-            "LDFLAGS": "-Wl,--as-needed -Wl,-z,now -Wl,-O2", "CONDA_BUILD_SYSROOT": "/sysroot",
+            "CXX": "g++",
+            "CFLAGS": "-pipe",
+            "CXXFLAGS": "-std=c++17 -O2",
+            "LDFLAGS": "-Wl,--as-needed -Wl,-z,now -Wl,-O2",
+            "CONDA_BUILD_SYSROOT": "/sysroot",
             "CMAKE_ARGS": f"-DCMAKE_FIND_ROOT_PATH={self.prefix};/sysroot -DA=1",
-            "TORCH_VERSION": "2.13.0", "GPU_ARCH": "gfx1151",
-            "AOTRITON_COMMIT": COMMIT, "REAL_PYTHON": sys.executable,
+            "TORCH_VERSION": "2.13.0",
+            "GPU_ARCH": "gfx1151",
+            "AOTRITON_COMMIT": COMMIT,
+            "REAL_PYTHON": sys.executable,
             "FORGE_CACHE": str(root / "cache"),
-        }  # fmt: skip
+        }
 
     def write(self, name: str, text: str) -> Path:
+        """Write a file of the work folder."""
         path = self.source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
     def run(self, code: int = 0) -> tuple[str, list[str]]:
-        """What the script printed, and the calls of tools that it made in this run."""
+        """Run the script, which has to fail if and only if `code` is not 0.
+
+        Returns:
+            Its output, and the calls of tools in this run.
+        """
         (self.source / "calls").unlink(missing_ok=True)
         done = subprocess.run(
-            ["bash", RECIPE / "build.sh"], cwd=self.source, env=self.environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
+            ["bash", RECIPE / "build.sh"],
+            cwd=self.source,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
         assert (done.returncode != 0) == (code != 0), done.stdout
         calls = self.source / "calls"
-        return done.stdout, calls.read_text().splitlines() if calls.exists() else []
+        if not calls.exists():
+            return done.stdout, []
+        return done.stdout, calls.read_text().splitlines()

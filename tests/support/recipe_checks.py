@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The package checks of recipes/checks, as modules of the tests and as programs.
 
-Importing this module makes `checks` importable, as in a package test. Tests of those that read ELF
-files skip without pyelftools: `pytest.importorskip("elftools")`.
+Importing this module makes `checks` importable, as in a package test. Some checks read ELF files:
+their tests call `pytest.importorskip("elftools")`, which skips them where pyelftools is missing.
 """
 
 import os
@@ -14,21 +14,33 @@ from types import ModuleType
 from support.project import CHECKOUT, module
 
 RECIPES = CHECKOUT / "recipes"
-# a folder without __init__.py, so that no setup.py takes it for a package to install
+# The folder has no __init__.py, so that no setup.py takes it for a package to install. Hence
+# Python does not import it by itself.
 checks = ModuleType("checks")
 checks.__path__ = [str(RECIPES / "checks")]
 sys.modules["checks"] = checks
 
 
 def load(recipe: str, name: str) -> ModuleType:
-    """A recipe's own program as a module."""
+    """Import a program of a recipe as a module."""
     return module(RECIPES / recipe / f"{name}.py")
 
 
 def run(*arguments: str | Path, path: Path | None = None, **environment: str | Path):
-    """Run Python with `checks`, and what lies in `path`, importable; returns the ended process."""
-    folders = os.pathsep.join(str(folder) for folder in (path, RECIPES) if folder)
+    """Run Python and return the completed process.
+
+    Args:
+        arguments: The command line of Python.
+        path: A folder whose modules can be imported, in addition to `checks`.
+        environment: Further variables of the environment.
+    """
+    folders = [str(folder) for folder in (path, RECIPES) if folder]
+    variables = {name: str(value) for name, value in environment.items()}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(folders)} | variables
     return subprocess.run(
-        [sys.executable, *arguments], text=True, capture_output=True, check=False,
-        env=os.environ | {"PYTHONPATH": folders} | {k: str(v) for k, v in environment.items()},
-    )  # fmt: skip
+        [sys.executable, *arguments],
+        text=True,
+        capture_output=True,
+        check=False,
+        env=variables,
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A channel of small packages, and a workspace that takes them from it."""
+"""A channel of small packages, and a workspace that installs them from it."""
 
 import asyncio
 import io
@@ -26,42 +26,59 @@ beta = "*"
 
 
 def package(channel: Path, name: str, version: str, build: str = "h1234567_0", **more: list) -> str:
-    """Put a small package into a channel folder; returns its file name."""
+    """Put a small package into a channel folder and return its file name."""
     content = channel.parent / "content" / name
     (content / "share").mkdir(parents=True, exist_ok=True)
-    (content / "share" / name).write_text("".join(f"{name} {i**5:x}\n" for i in range(300)))
-    made = assemble_package(
-        name, version, "noarch", build, channel / "noarch", files_dir=content, noarch="generic",
-        license="MIT", timestamp=datetime(2026, 1, 1, tzinfo=UTC), **more,
-    )  # fmt: skip
-    made.path.chmod(0o644)
-    return made.path.name
+    lines = [f"{name} {number**5:x}\n" for number in range(300)]
+    (content / "share" / name).write_text("".join(lines))
+    package = assemble_package(
+        name,
+        version,
+        "noarch",
+        build,
+        channel / "noarch",
+        files_dir=content,
+        noarch="generic",
+        license="MIT",
+        timestamp=datetime(2026, 1, 1, tzinfo=UTC),
+        **more,
+    )
+    package.path.chmod(0o644)
+    return package.path.name
 
 
 def index(channel: Path) -> None:
+    """Write the index of the channel in all three forms."""
     (channel / "linux-64").mkdir(exist_ok=True)
     asyncio.run(index_fs(channel, write_zst=True, write_shards=True))
 
 
 def make(channel: Path, *names: str, version: str = "1.0", **more: list) -> Path:
-    """A channel folder of packages; `more` is of the last one."""
+    """Make a channel folder with these packages.
+
+    Args:
+        more: Further arguments of `assemble_package`, for the last package only.
+    """
     (channel / "noarch").mkdir(parents=True, exist_ok=True)
     for name in names:
-        package(channel, name, version, **(more if name == names[-1] else {}))
+        is_last = name == names[-1]
+        options = more if is_last else {}
+        package(channel, name, version, **options)
     index(channel)
     return channel
 
 
 def workspace(folder: Path, channel: str, text: str = "") -> Workspace:
-    """A workspace that takes all from one channel, with `text` at the end of its manifest."""
+    """Make a workspace of one channel, with `text` at the end of its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pixi.toml").write_text(
-        MANIFEST.replace(f'"{PUBLISHED}", "conda-forge"', f'"{channel}"') + text
-    )
+    manifest = MANIFEST.replace(f'"{PUBLISHED}", "conda-forge"', f'"{channel}"')
+    (folder / "pixi.toml").write_text(manifest + text)
     return Workspace("app", folder)
 
 
 def read(location: Location, name: str) -> bytes | None:
-    """The bytes of a file of a channel; None if there is no such file."""
-    out = io.BytesIO()
-    return out.getvalue() if location.stream(name, out) else None
+    """Return the bytes of a file of a channel, or None if there is no such file."""
+    content = io.BytesIO()
+    if not location.stream(name, content):
+        return None
+    return content.getvalue()

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A small conda-forge for tests, on loopback: it solves, builds, installs and runs for real.
+"""A small conda-forge for tests, on loopback, from which one can solve, build, install and run.
 
-Its packages are this machine's: the host base's (Python, the compilers and the wheels that recipes
-and stacks need, without the 2 GB that its pytorch alone needs), packages of one text file for what
-PyPI lacks, and where there is a pixi, which locks the root workspace, the wheels of
-requirements*.txt. None carries the mark of the host base, as none of conda-forge's does; inside
-they are the same. Clients find it as people behind a mirror find theirs: through `[mirrors]` in the
+Its packages come from three places:
+
+- the host base: Python, the compilers, and the wheels that recipes and stacks need, without the
+  2 GB that only its pytorch needs;
+- stubs of one text file, for packages that PyPI lacks;
+- the wheels of requirements*.txt, if there is a pixi, which locks the root workspace.
+
+No build string has the mark of the host base, as none of conda-forge's has; otherwise the packages
+are the same. Clients reach the channel as people behind a mirror do: through `[mirrors]` in the
 configuration of a home folder.
 """
 
@@ -21,7 +25,6 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +48,14 @@ HOST_BASE = CHECKOUT / "build" / "host-base" / "linux-64"
 PACKAGES = CHECKOUT / "build" / "conda-forge" / "linux-64"
 RECORDS = CHECKOUT / "tests" / "data" / "conda-forge"
 PYTHON = wheels.PYTHON
-# the service that pixi asks for PyPI's names of conda packages: it knows conda-forge's, not ours
+# pixi asks this service for the names on PyPI of conda packages. It has those of conda-forge, not
+# ours.
 MAPPING = "https://conda-mapping.prefix.dev"
 
-# Packages of one text file, NAME VERSION [BUILD]: what they need. What PyPI lacks, what is hundreds
-# of megabytes, what has a recipe that no test can build, or lints: enough to solve and install. And
-# conda-forge's names for what has another on the host base or on PyPI.
+# Packages of one text file, `NAME VERSION [BUILD]`, and their requirements. They suffice to solve
+# and install. They stand for packages that PyPI lacks, that have hundreds of megabytes, that no
+# test can build, or that lint; and for conda-forge's names of packages that are called differently
+# on the host base or on PyPI.
 STUBS = {
     "actionlint 1.7.12": [],
     "amd-aiter 0.1.20": [],
@@ -84,8 +89,8 @@ STUBS = {
     "sysroot_linux-64 2.28": ["hostsysroot_linux-64"],
 }
 
-# What conda-forge's packages of these names make those require that are built with them. Without it
-# a wrong list of requirements passes.
+# The run_exports of conda-forge's packages of these names. Without them a wrong list of
+# requirements would pass.
 RUN_EXPORTS: dict[str, dict[str, list[str]]] = {
     "gcc_linux-64": {"strong": ["libgcc >=14"]},
     "gxx_linux-64": {"strong": ["libstdcxx >=14", "libgcc >=14"]},
@@ -95,12 +100,15 @@ RUN_EXPORTS: dict[str, dict[str, list[str]]] = {
 
 
 def make(folder: Path) -> Path:
-    """Write the channel to `folder`: an index, and links to packages. The host base must exist."""
+    """Write the channel to `folder` and return it: an index, and links to packages.
+
+    The host base must exist.
+    """
     with FileLock(CHECKOUT / "build" / ".conda-forge"):
         packages = _packages()
     (folder / "linux-64").mkdir(parents=True)
     for name, record in packages.items():
-        record.pop("indexed_timestamp", None)  # conda-forge's have none
+        record.pop("indexed_timestamp", None)  # Records of conda-forge have none.
         (folder / "linux-64" / name).symlink_to(PACKAGES / name)
     write_repodata(folder, "linux-64", packages)
     write_repodata(folder, "noarch", {})
@@ -108,48 +116,62 @@ def make(folder: Path) -> Path:
 
 
 def write_repodata(folder: Path, subdir: str, packages: dict[str, dict[str, Any]]) -> None:
-    """The index of a subdir in the two forms that clients ask for first."""
-    text = json.dumps(
-        {"info": {"subdir": subdir}, "packages": {}, "packages.conda": packages,
-         "repodata_version": 1},
-    ).encode()  # fmt: skip
+    """Write the index of a subdir in the two forms that clients ask for first."""
+    repodata = {
+        "info": {"subdir": subdir},
+        "packages": {},
+        "packages.conda": packages,
+        "repodata_version": 1,
+    }
+    text = json.dumps(repodata).encode()
     (folder / subdir).mkdir(exist_ok=True)
     (folder / subdir / "repodata.json").write_bytes(text)
     (folder / subdir / "repodata.json.zst").write_bytes(zstandard.compress(text))
 
 
 def _packages() -> dict[str, dict[str, Any]]:
-    """The index of all packages in build/conda-forge; made once."""
-    made_of, lists = PACKAGES.parent / "made-of.json", LISTS if shutil.which("pixi") else []
+    """Return the records of all packages in build/conda-forge, which are made once."""
+    lists = LISTS if shutil.which("pixi") else []
     base = json.loads((HOST_BASE / "repodata.json").read_bytes())["packages.conda"]
-    made_by = [sha256_file(path) for path in (Path(__file__), *lists)]
-    inputs = [wheels.CODE, *made_by, sys.version, [*base]]
-    if not made_of.exists() or json.loads(made_of.read_text()) != inputs:
-        PACKAGES.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=PACKAGES.parent) as scratch:
-            stubs = {stub.split()[0] for stub in STUBS}
-            names = (*map(re.escape, stubs), wheels.CUDA_STUBS, "(nvidia|cuda)-.*")
-            unused = re.compile("|".join(names))
-            kept = {n: r for n, r in base.items() if not unused.fullmatch(r["name"])}
-            renamed = {_unmarked(HOST_BASE / name): record for name, record in kept.items()}
-            made = {
-                *renamed,
-                *map(_unmarked, _convert(Path(scratch), lists) if lists else ()),
-                *_stubs(Path(scratch), PACKAGES),
-            }
-        for file in {*PACKAGES.glob("*.conda")} - made:
-            file.unlink()
-        # the rest is read by rattler, which takes 20 s for these; a changed stub
-        # keeps its name, so nothing else is kept
-        known = {file.name: _renamed(record, file) for file, record in renamed.items()}
-        write_repodata(PACKAGES.parent, "linux-64", known)
-        LocalChannel(PACKAGES.parent).index()
-        made_of.write_text(json.dumps(inputs))
+    sources = [sha256_file(path) for path in (Path(__file__), *lists)]
+    inputs = [wheels.CODE, *sources, sys.version, [*base]]
+    inputs_file = PACKAGES.parent / "made-of.json"
+    if not inputs_file.exists() or json.loads(inputs_file.read_text()) != inputs:
+        _make_packages(base, lists)
+        inputs_file.write_text(json.dumps(inputs))
     return json.loads((PACKAGES / "repodata.json").read_bytes())["packages.conda"]
 
 
+def _make_packages(base: dict[str, dict[str, Any]], lists: list[Path]) -> None:
+    """Make and index the packages in build/conda-forge, and remove others.
+
+    Args:
+        base: The records of the host base by file name.
+        lists: The lists of requirements whose wheels become packages.
+    """
+    PACKAGES.mkdir(parents=True, exist_ok=True)
+    stubs = {stub.split()[0] for stub in STUBS}
+    unused = re.compile("|".join([*map(re.escape, stubs), wheels.CUDA_STUBS, "(nvidia|cuda)-.*"]))
+    records = {}
+    for name, record in base.items():
+        if not unused.fullmatch(record["name"]):
+            records[_unmarked(HOST_BASE / name)] = record
+    packages = {*records}
+    with tempfile.TemporaryDirectory(dir=PACKAGES.parent) as scratch:
+        if lists:
+            packages |= {_unmarked(package) for package in _convert(Path(scratch), lists)}
+        packages |= {*_stubs(Path(scratch), PACKAGES)}
+    for file in {*PACKAGES.glob("*.conda")} - packages:
+        file.unlink()
+    # rattler takes 20 s to read these packages, so their records are copied. It reads all others:
+    # a changed stub keeps its file name, and its old record would be wrong.
+    copied = {file.name: _renamed(record, file) for file, record in records.items()}
+    write_repodata(PACKAGES.parent, "linux-64", copied)
+    LocalChannel(PACKAGES.parent).index()
+
+
 def _unmarked(file: Path) -> Path:
-    """A package of the host base in PACKAGES, whose build string does not say so; made once."""
+    """Copy a package of the host base to PACKAGES, once, without the mark in its build string."""
     name, version, build = file.stem.rsplit("-", 2)
     build = build.removeprefix(HOST_BOUND)
     target = PACKAGES / f"{name}-{version}-{build}.conda"
@@ -174,14 +196,19 @@ def _repacked(file: Path, target: Path, build: str) -> Path:
 
 
 def _renamed(record: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The record of what `_unmarked` made from the package of `record`."""
-    own = {"build": file.stem.rsplit("-", 1)[1], "size": file.stat().st_size}
-    kept = {key: value for key, value in record.items() if key != "md5"}
-    return kept | own | {"sha256": sha256_file(file)}
+    """Return `record`, changed to the copy `file` that `_unmarked` made of its package."""
+    changes = {
+        "build": file.stem.rsplit("-", 1)[1],
+        "size": file.stat().st_size,
+        "sha256": sha256_file(file),
+    }
+    result = record | changes
+    result.pop("md5", None)
+    return result
 
 
 def _info_with(packed: bytes, build: str, exports: dict[str, list[str]] | None) -> bytes:
-    """The info section of a package with another build string, and perhaps with run_exports."""
+    """Return the info section of a package with another build string and run_exports."""
     unpacked = zstandard.ZstdDecompressor().decompressobj().decompress(packed)
     section = io.BytesIO()
     with (
@@ -196,63 +223,66 @@ def _info_with(packed: bytes, build: str, exports: dict[str, list[str]] | None) 
             if not (exports and member.name == "info/run_exports.json"):
                 new.addfile(member, io.BytesIO(content))
         if exports:
-            content, member = json.dumps(exports).encode(), tarfile.TarInfo("info/run_exports.json")
+            content = json.dumps(exports).encode()
+            member = tarfile.TarInfo("info/run_exports.json")
             member.size = len(content)
             new.addfile(member, io.BytesIO(content))
     return zstandard.compress(section.getvalue())
 
 
 def _convert(scratch: Path, lists: list[Path]) -> Iterator[Path]:
-    """The wheels of some requirements, but for linters, by the host base's own code."""
+    """Convert the wheels of requirements, except linters, with the code of the host base."""
+    requirements: list[str | Path] = []
+    for path in lists:
+        requirements += ["-r", path]
     pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
-    subprocess.run(
-        [*pip, "--no-deps", "--require-hashes", "--only-binary", ":all:", "-d", scratch / "wheels",
-         *chain(*(("-r", path) for path in lists))],
-        check=True,
-    )  # fmt: skip
-    found: dict[str, wheels.Wheel] = {}
+    options = ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    command = [*pip, *options, "-d", scratch / "wheels", *requirements]
+    subprocess.run(command, check=True)
+    by_name: dict[str, wheels.Wheel] = {}
     for file in sorted((scratch / "wheels").glob("*.whl")):
         name, version, *_ = parse_wheel_filename(file.name)
         purl = PackageURL("pypi", None, name, str(version), {"file_name": file.name})
         source = Source(f"{PYPI_URL}/{file.name}", sha256_file(file), purl)
-        found[name] = wheels.Wheel.read(file, source, "")
-    for wheel in (wheel for name, wheel in found.items() if name not in LINTERS):
-        yield wheel.plan_conversion(found).make(scratch)
+        by_name[name] = wheels.Wheel.read(file, source, "")
+    for name, wheel in by_name.items():
+        if name not in LINTERS:
+            yield wheel.plan_conversion(by_name).make(scratch)
 
 
 def _stubs(scratch: Path, folder: Path) -> Iterator[Path]:
-    """The packages of STUBS, in `folder`."""
+    """Make the packages of STUBS in `folder`."""
     for stub, needs in STUBS.items():
         name, version, build = [*stub.split(), "stub_0"][:3]
         files = scratch / f"{name}-stub"
         (files / "share").mkdir(parents=True)
         (files / "share" / f"{name}.txt").write_text("stands for the real one in tests\n")
-        made = assemble_package(
+        package = assemble_package(
             name, version, "linux-64", build, scratch, files_dir=files, depends=needs
         )
-        yield _repacked(made.path, folder / made.path.name, build)
+        yield _repacked(package.path, folder / package.path.name, build)
 
 
-# a machine without the GPU is told that it has it; docs/stacks.md
+# With these a machine without the GPU solves as one that has it; see docs/stacks.md.
 GPU = {"CONDA_OVERRIDE_AMDGPU": "0", "CONDA_OVERRIDE_AMDGPU_ARCH": "11.5.1"}
 
 
 def write_mirrors(home: Path, mirrors: dict[str, str]) -> None:
-    """The configuration in a home folder that gives each URL another address."""
+    """Write the configuration in a home folder that redirects each URL to its mirror."""
     lines = [f'"{url}" = ["{mirror}"]' for url, mirror in mirrors.items()]
     (home / ".pixi").mkdir(parents=True, exist_ok=True)
     (home / ".pixi" / "config.toml").write_text("\n".join(["[mirrors]", *lines, ""]))
 
 
 def write_mapping(folder: Path, **names: str) -> None:
-    """What the service MAPPING says, in a folder to serve."""
+    """Write the answer of the service MAPPING into a folder that will be served."""
     file = folder / "compressed-v0" / "compressed_mapping.json"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps(names))
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """The environment of a user whose home is `home`, with nothing configured but what is there."""
+    """Return the environment of a user whose only configuration is in `home`."""
     foreign = re.compile(r"(XDG|PIXI|RATTLER|CONDA|FORGE|PYTHON)_?|VIRTUAL_ENV")
-    kept = {key: value for key, value in os.environ.items() if not foreign.match(key)}
-    return kept | {"HOME": str(home)}
+    variables = {key: value for key, value in os.environ.items() if not foreign.match(key)}
+    return variables | {"HOME": str(home)}

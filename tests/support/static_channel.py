@@ -21,7 +21,7 @@ from forge.files import sha256_file
 from forge.project import SUBDIRS
 
 BUILD = "h1234567_0"
-# the least that rattler-build leaves in a package
+# The parts of a rendered recipe that the driver reads from a package.
 RENDERED = """\
 recipe: {}
 build_configuration:
@@ -33,7 +33,7 @@ system_tools: {rattler-build: 0.73.0}
 
 
 class Source(LocalChannel):
-    """A channel as the driver leaves it, with packages that are bound to no host."""
+    """A channel as the driver writes it, with packages that are bound to no host."""
 
     def make(
         self,
@@ -48,7 +48,16 @@ class Source(LocalChannel):
         exports: dict[str, list[str]] | None = None,
         **more: object,
     ) -> str:
-        """Build a package of one file and add it; returns NAME-VERSION-BUILD."""
+        """Build a package of one file, add it, and return NAME-VERSION-BUILD.
+
+        Args:
+            tests: The number of tests that the channel's note gives the package.
+            licensed: Whether the package has a license and its text.
+            text: The content of the file; the name of the package by default.
+            file: The path of the file; the name of the package by default.
+            exports: The package's run_exports.
+            more: Further arguments of `assemble_package`.
+        """
         work = self.folder.parent / "work"
         (work / subdir).mkdir(parents=True, exist_ok=True)
         path = work / "files" / (file or name)
@@ -61,20 +70,30 @@ class Source(LocalChannel):
         (work / "recipe").mkdir(exist_ok=True)
         (work / "recipe" / "recipe.yaml").write_text(f"package: {name}\n")
         (work / "recipe" / "rendered_recipe.yaml").write_text(RENDERED)
-        about = {"license": "MIT", "license_files": [work / "LICENSE"]} if licensed else {}
+        about: dict[str, object] = {}
+        if licensed:
+            about = {"license": "MIT", "license_files": [work / "LICENSE"]}
         package = assemble_package(
-            name, version, subdir, build, work / subdir, files_dir=work / "files",
-            noarch="generic" if subdir == "noarch" else None, recipe_dir=work / "recipe",
+            name,
+            version,
+            subdir,
+            build,
+            work / subdir,
+            files_dir=work / "files",
+            noarch="generic" if subdir == "noarch" else None,
+            recipe_dir=work / "recipe",
             **about | more,
-        )  # fmt: skip
-        if exports:  # it lists them with the files to install, as no build does
-            repacked(package.path, package.path, _unlisted)
+        )
+        if exports:
+            # assemble_package lists the file among those to install, which no build does.
+            repacked(package.path, package.path, _remove_info_paths)
         self.add({package.path: tests}, {"content": name})
         shutil.rmtree(work / "files")
         return f"{name}-{version}-{build}"
 
 
-def _unlisted(_: str, name: str, content: bytes) -> bytes:
+def _remove_info_paths(_: str, name: str, content: bytes) -> bytes:
+    """Remove the paths below info/ from paths.json; leave other files as they are."""
     if name != "info/paths.json":
         return content
     data = json.loads(content)
@@ -83,14 +102,14 @@ def _unlisted(_: str, name: str, content: bytes) -> bytes:
 
 
 def require_whole(target: Path) -> None:
-    """Every form of the index names exactly the packages that are there, as they are."""
+    """Require that every form of the index has exactly the packages of the folder."""
     packages = {str(path.relative_to(target)): path for path in target.glob("*/*.conda")}
     digests = {name: sha256_file(path) for name, path in packages.items()}
     assert indexed(target.as_uri()) == [digests] * 3
 
 
 def without_purls(channel: Path) -> None:
-    """The index as another tool writes it."""
+    """Rewrite the index as other tools do: without purls, and in one form only."""
     for file in channel.glob("*/repodata.json"):
         data = json.loads(file.read_bytes())
         for record in data["packages.conda"].values():
@@ -101,7 +120,9 @@ def without_purls(channel: Path) -> None:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+    """Return the content of each file below a folder, by its relative path."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def fetch(url: str) -> bytes:
@@ -114,8 +135,14 @@ def unzstd(data: bytes) -> bytes:
 
 
 def indexed(url: str) -> list[dict[str, str]]:
-    """The sha256 of each package, by SUBDIR/FILE, in the three forms of the index."""
-    plain, packed, sharded = {}, {}, {}
+    """Read the three forms of the index: plain, compressed and sharded.
+
+    Returns:
+        For each form the sha256 of each package, by SUBDIR/FILE.
+    """
+    plain: dict[str, str] = {}
+    packed: dict[str, str] = {}
+    sharded: dict[str, str] = {}
     for subdir in SUBDIRS:
         base = f"{url}/{subdir}"
         texts = [fetch(f"{base}/repodata.json"), unzstd(fetch(f"{base}/repodata.json.zst"))]
@@ -127,35 +154,48 @@ def indexed(url: str) -> list[dict[str, str]]:
             raw = fetch(f"{base}/shards/{digest.hex()}.msgpack.zst")
             assert hashlib.sha256(raw).digest() == digest
             records = msgpack.unpackb(unzstd(raw))["packages.conda"]
-            sharded |= {f"{subdir}/{name}": r["sha256"].hex() for name, r in records.items()}
+            for name, record in records.items():
+                sharded[f"{subdir}/{name}"] = record["sha256"].hex()
     return [plain, packed, sharded]
 
 
 def view(url: str) -> int:
-    """One look of a client: the index in its three forms, and every file that each names.
+    """Read the index in its three forms, and every file that each names, as a client would.
 
-    Returns how many files it read; raises for anything that is missing, half there or different.
+    Returns:
+        The number of files read.
+
+    Raises:
+        Exception: A file is missing, incomplete or different from its record.
     """
-    named = {item for digests in indexed(url) for item in digests.items()}
+    named: set[tuple[str, str]] = set()
+    for digests in indexed(url):
+        named |= digests.items()
     for name, sha256 in named:
         assert hashlib.sha256(fetch(f"{url}/{name}")).hexdigest() == sha256, name
     return len(named)
 
 
 def solve(url: str, cache: Path, *specs: str, sharded: bool = True, zst: bool = True) -> set[str]:
-    """What rattler takes for `specs` from a channel, through one form of its index."""
+    """Solve specs with rattler from one channel, and return NAME-VERSION-BUILD of each package.
+
+    `sharded` and `zst` choose the form of the index that rattler reads.
+    """
     config = SourceConfig(sharded_enabled=sharded, zstd_enabled=zst, cache_action="no-cache")
     gateway = Gateway(cache_dir=cache, default_config=config)
-    records = asyncio.run(
-        rattler.solve(
-            [ChannelName(url)], list(specs), gateway=gateway, platforms=["linux-64", "noarch"],
-            virtual_packages=VirtualPackage.detect(),
-        )
-    )  # fmt: skip
+    solution = rattler.solve(
+        [ChannelName(url)],
+        list(specs),
+        gateway=gateway,
+        platforms=["linux-64", "noarch"],
+        virtual_packages=VirtualPackage.detect(),
+    )
+    records = asyncio.run(solution)
     return {record.file_name.removesuffix(".conda") for record in records}
 
 
 def flip(path: Path, at: int = -1) -> None:
+    """Flip one bit of a file, by default in its last byte."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
