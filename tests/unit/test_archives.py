@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Archives of sources: unpacked whole and inside their folder, or refused in one line."""
+"""Archives of sources are unpacked completely and inside their folder, or refused in one line."""
 
 import copy
 import io
@@ -18,6 +18,7 @@ from forge.sources.archives import unpack
 
 
 def member(name: str, text: str = "", **fields: object) -> Member:
+    """Return a member of a tar archive, with further fields of its TarInfo."""
     info, content = file(name, text.encode())
     for field, value in fields.items():
         setattr(info, field, value)
@@ -25,18 +26,22 @@ def member(name: str, text: str = "", **fields: object) -> Member:
 
 
 def packed(folder: Path, *members: Member) -> Path:
+    """Write an archive of these members and return its path."""
     path = folder / "demo-1.0.tar.gz"
     path.write_bytes(tarball(*members))
     return path
 
 
 def inside(folder: Path) -> set[str]:
-    """Every path below a test's folder but the archive and what was unpacked."""
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-    return {name for name in found if not name.startswith(("demo-1.0.", "got/", "got"))}
+    """Return the paths below a test's folder, except the archive and what was unpacked."""
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    return {name for name in names if not name.startswith(("demo-1.0.", "got"))}
 
 
-LINK, HARD, DEVICE, PIPE = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE
+LINK = tarfile.SYMTYPE
+HARD = tarfile.LNKTYPE
+DEVICE = tarfile.CHRTYPE
+PIPE = tarfile.FIFOTYPE
 HOSTILE = {
     "parent": [member("demo/../../out", "x")],
     "absolute": [member("FOLDER/absolute", "x")],
@@ -54,13 +59,18 @@ HOSTILE = {
 
 
 def placed(entry: Member, folder: Path) -> Member:
-    """A member with a folder in its name: what unpacks it in spite of that writes there."""
-    info, content = copy.copy(entry[0]), entry[1]
+    """Return a copy of a member with a real folder in the place of FOLDER in its name.
+
+    A reader that unpacks it nevertheless writes into that folder.
+    """
+    info, content = entry
+    info = copy.copy(info)
     info.name = info.name.replace("FOLDER", str(folder))
     return info, content
 
 
-@pytest.mark.parametrize("filtered", [True, False])  # CPython before 3.11.4 has no filter
+# CPython before 3.11.4 has no filter.
+@pytest.mark.parametrize("filtered", [True, False])
 @pytest.mark.parametrize("how", HOSTILE)
 def test_hostile_members(
     tmp_path: Path, how: str, filtered: bool, monkeypatch: pytest.MonkeyPatch
@@ -72,8 +82,10 @@ def test_hostile_members(
     archive = packed(tmp_path, *(placed(entry, tmp_path) for entry in HOSTILE[how]))
     with pytest.raises(Refused, match="cannot be unpacked") as refused:
         unpack(archive, tmp_path / "got")
-    assert str(archive) in str(refused.value) and "\n" not in str(refused.value)
-    assert inside(tmp_path) == {"secret"} and not (tmp_path / "got").exists()
+    assert str(archive) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert inside(tmp_path) == {"secret"}
+    assert not (tmp_path / "got").exists()
     assert (tmp_path / "secret").read_text() == "secret"
 
 
@@ -87,7 +99,7 @@ def test_nobody_else_may_write_what_is_unpacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["tar", "zip"])
 @pytest.mark.parametrize("top", ["", "demo-1.0/"])
 def test_the_files_asked_for(tmp_path: Path, form: str, top: str) -> None:
-    """One of several folders is no top folder, and the rest of the archive is checked as well."""
+    """A folder beside others is no top folder. Members that are not unpacked are checked too."""
     names = [f"{top}{name}" for name in ("setup.py", "demo/one.py", "demo/two.py", "more/one.py")]
     path = packed(tmp_path, *(member(name, "text") for name in names))
     if form == "zip":
@@ -95,13 +107,13 @@ def test_the_files_asked_for(tmp_path: Path, form: str, top: str) -> None:
             for name in names:
                 archive.writestr(name, "text")
     unpack(path, tmp_path / "got", {"demo/one.py", "absent.py"})
-    files = {p for p in (tmp_path / "got").rglob("*") if p.is_file()}
+    files = {path for path in (tmp_path / "got").rglob("*") if path.is_file()}
     assert files == {tmp_path / "got" / "demo" / "one.py"}
 
 
 @pytest.mark.parametrize("only", [None, {"one.py"}])
 def test_names_that_begin_with_a_dot(tmp_path: Path, only: set[str] | None) -> None:
-    """As `tar -c .` writes them: the folder itself is a member."""
+    """`tar -c .` writes such names, and the folder itself as a member."""
     folder = member("./", type=tarfile.DIRTYPE)
     unpack(packed(tmp_path, folder, member("./demo/one.py", "text")), tmp_path / "got", only)
     assert (tmp_path / "got" / "one.py").read_text() == "text"
@@ -119,23 +131,25 @@ def test_a_file_asked_for_behind_a_link(tmp_path: Path) -> None:
 
 def test_links_inside_are_kept(tmp_path: Path) -> None:
     archive = packed(
-        tmp_path, member("demo/text", "x"), member("demo/soft", type=LINK, linkname="text"),
+        tmp_path,
+        member("demo/text", "x"),
+        member("demo/soft", type=LINK, linkname="text"),
         member("demo/hard", type=HARD, linkname="demo/text"),
-    )  # fmt: skip
+    )
     unpack(archive, tmp_path / "got")
-    assert {p.name: p.read_text() for p in (tmp_path / "got").iterdir()} == {
-        "text": "x", "soft": "x", "hard": "x"
-    }  # fmt: skip
+    texts_by_name = {path.name: path.read_text() for path in (tmp_path / "got").iterdir()}
+    assert texts_by_name == {"text": "x", "soft": "x", "hard": "x"}
 
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
 def test_content_out_of_proportion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    zeros, archive = "\0" * (4 << 20), tmp_path / f"demo-1.0.{kind}"
+    zeros = "\0" * (4 << 20)
+    archive = tmp_path / f"demo-1.0.{kind}"
     if kind == "zip":
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
-            made.writestr("zeros", zeros)
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
+            writer.writestr("zeros", zeros)
     else:
         packed(tmp_path, member("zeros", zeros))
     monkeypatch.setattr(limits, "ARCHIVE", 1 << 20)
@@ -159,46 +173,51 @@ def test_a_large_archive_may_grow_more(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_shrinks_well_is_no_bomb(tmp_path: Path) -> None:
-    """Eight MiB of zeros, a thousandth of that as an archive."""
+    """Eight MiB of zeros are a thousandth of that as an archive."""
     unpack(packed(tmp_path, member("demo/zeros", "\0" * (8 << 20))), tmp_path / "got")
     assert (tmp_path / "got/zeros").stat().st_size == 8 << 20
 
 
 def test_names_of_a_zip_are_not_mended_in_silence(tmp_path: Path) -> None:
-    """zipfile drops `..` and shutil the whole member: a source would be incomplete."""
+    """zipfile drops `..` and shutil drops the whole member: a source would be incomplete."""
     archive = tmp_path / "demo-1.0.zip"
-    with zipfile.ZipFile(archive, "w") as made:
-        made.writestr("demo/text", "x")
-        made.writestr("demo/../../out", "x")
+    with zipfile.ZipFile(archive, "w") as writer:
+        writer.writestr("demo/text", "x")
+        writer.writestr("demo/../../out", "x")
     with pytest.raises(Refused, match="leads out"):
         unpack(archive, tmp_path / "got")
-    with zipfile.ZipFile(archive, "w") as made:
-        made.writestr("demo/a..b", "x")
+    with zipfile.ZipFile(archive, "w") as writer:
+        writer.writestr("demo/a..b", "x")
     unpack(archive, tmp_path / "got")
     assert (tmp_path / "got" / "a..b").exists()
 
 
-def tar(folder: Path, kind: str) -> bytes:
+def tar(folder: Path, compression: str) -> bytes:
+    """Return a valid tar archive."""
+    members = [
+        member("demo/text", "one\ntwo\n" * 9),
+        member("demo/l", type=LINK, linkname="text"),
+        member("demo/sub/more", "x" * 700),
+        member("demo/h", type=HARD, linkname="demo/text"),
+    ]
     path = folder / "valid"
-    with tarfile.open(path, f"w:{kind}") as made:
-        for info, data in (
-            member("demo/text", "one\ntwo\n" * 9), member("demo/l", type=LINK, linkname="text"),
-            member("demo/sub/more", "x" * 700), member("demo/h", type=HARD, linkname="demo/text"),
-        ):  # fmt: skip
-            made.addfile(info, io.BytesIO(data))
+    with tarfile.open(path, f"w:{compression}") as writer:
+        for info, data in members:
+            writer.addfile(info, io.BytesIO(data))
     return path.read_bytes()
 
 
 def zipped(folder: Path, _: str) -> bytes:
+    """Return a valid zip archive."""
     path = folder / "valid"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr("demo/text", "one\ntwo\n" * 9)
-        made.writestr("demo/sub/more", bytes(range(99)))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as writer:
+        writer.writestr("demo/text", "one\ntwo\n" * 9)
+        writer.writestr("demo/sub/more", bytes(range(99)))
     return path.read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("name", "made", "kind", "count"),
+    ("name", "make_valid", "compression", "count"),
     [
         ("tar", tar, "", 120),
         ("tar.gz", tar, "gz", 60),
@@ -207,22 +226,30 @@ def zipped(folder: Path, _: str) -> bytes:
     ],
 )
 def test_mutants(
-    tmp_path: Path, record_property: Callable[[str, object], None], name: str,
-    made: Callable[[Path, str], bytes], kind: str, count: int,
-) -> None:  # fmt: skip
-    """What a damaged archive yields lies in its folder; the sha256 says whether it is right."""
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+    name: str,
+    make_valid: Callable[[Path, str], bytes],
+    compression: str,
+    count: int,
+) -> None:
+    """A damaged archive may be unpacked, into its folder only: its sha256 is checked elsewhere."""
     tally = Tally(f"archive {name}", record_property)
     (tmp_path / "space").mkdir()
-    archive, got = tmp_path / f"demo-1.0.{name}", tmp_path / "space" / "got"
-    for data in texts(made(tmp_path, kind), 14, count):
+    archive = tmp_path / f"demo-1.0.{name}"
+    got = tmp_path / "space" / "got"
+    for data in texts(make_valid(tmp_path, compression), 14, count):
         archive.write_bytes(data)
         if got.is_dir():
             for path in sorted(got.rglob("*"), reverse=True):
-                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+                if path.is_dir() and not path.is_symlink():
+                    path.rmdir()
+                else:
+                    path.unlink()
             got.rmdir()
         tally.give(
             lambda: unpack(archive, got),
-            lambda _: {p.name for p in (tmp_path / "space").iterdir()} == {"got"},
+            lambda _: {path.name for path in (tmp_path / "space").iterdir()} == {"got"},
             data,
         )
         assert {path.name for path in tmp_path.iterdir()} == {"space", "valid", archive.name}

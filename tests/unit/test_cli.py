@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The command line: where options may stand, what is passed on, how it ends."""
+"""The command line: the places of options, options of other programs, exit codes."""
 
 import io
 import os
@@ -34,7 +34,8 @@ def no_base_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def contexts() -> tuple[typer.Typer, list[Context]]:
     """A command line like the real one, and the contexts that its one command received."""
-    app, received = typer.Typer(cls=ForgeGroup), []
+    app = typer.Typer(cls=ForgeGroup)
+    received: list[Context] = []
 
     @app.callback()
     def options() -> None:
@@ -63,7 +64,8 @@ def test_shared_options_before_and_after_the_command(
     app, received = contexts
     assert CliRunner().invoke(app, line.split()).exit_code == 0
     (forge,) = received
-    assert forge.base_name == BaseName.HOST and forge.output == Path("x")
+    assert forge.base_name == BaseName.HOST
+    assert forge.output == Path("x")
     assert forge.variants == ["a=1", "b=2"]
 
 
@@ -78,19 +80,20 @@ def test_base_from_the_environment(
     assert names == [BaseName.CONDA_FORGE, BaseName.HOST, BaseName.HOST]
     monkeypatch.setenv("FORGE_BASE", "other")
     done = CliRunner().invoke(app, ["show"])
-    assert isinstance(done.exception, ForgeError) and "'other' is not one of" in str(done.exception)
+    assert isinstance(done.exception, ForgeError)
+    assert "'other' is not one of" in str(done.exception)
 
 
 def test_an_unknown_base_is_a_usage_error(contexts: tuple[typer.Typer, list[Context]]) -> None:
     for line in ("--base other show", "show --base other"):
         done = CliRunner().invoke(contexts[0], line.split())
-        said = " ".join(done.output.replace("│", " ").split())
+        output = " ".join(done.output.replace("│", " ").split())
         assert done.exit_code == 2
-        assert "'other' is not one of 'auto', 'conda-forge', 'host'" in said
+        assert "'other' is not one of 'auto', 'conda-forge', 'host'" in output
 
 
 @pytest.mark.parametrize(
-    ("line", "environment", "says"),
+    ("line", "environment", "message"),
     [
         ("build nothing", {}, "no recipe nothing; there are: alpha"),
         ("build Alpha", {}, "did you mean alpha?"),
@@ -99,11 +102,12 @@ def test_an_unknown_base_is_a_usage_error(contexts: tuple[typer.Typer, list[Cont
         ("build-all --package-format zip:1", {}, "'zip:1' is not conda:LEVEL"),
     ],
 )
-def test_usage(tmp_path: Path, line: str, environment: dict[str, str], says: str) -> None:
+def test_usage(tmp_path: Path, line: str, environment: dict[str, str], message: str) -> None:
     MiniProject(tmp_path).recipe("alpha")
     words = ["--base", "conda-forge", *line.split()]
     error = refused(*words, FORGE_ROOT=str(tmp_path), **environment)
-    assert says in str(error) and error.exit_code == 2
+    assert message in str(error)
+    assert error.exit_code == 2
     (tmp_path / "variants.yaml").write_text("pytorch: [")
     assert "variants.yaml" in str(refused("plan", FORGE_ROOT=str(tmp_path), FORGE_BASE="host"))
 
@@ -149,21 +153,28 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
     for number in range(3):
         project.recipe(f"recipe{number}")
     closed, pipe = os.pipe()
-    os.close(closed)  # before there is anybody to write
+    # The reading end is closed before anything is written.
+    os.close(closed)
     done = subprocess.run(
-        driver(CHECKOUT, "--base", "conda-forge", *line.split()), text=True, check=False,
-        env=driver_environment(project.root), stdout=pipe, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        driver(CHECKOUT, "--base", "conda-forge", *line.split()),
+        text=True,
+        check=False,
+        env=driver_environment(project.root),
+        stdout=pipe,
+        stderr=subprocess.PIPE,
+    )
     os.close(pipe)
-    said = re.sub(r"whether conda-forge has all .*", "", done.stderr)  # with the server's error
+    # This line may end with the error of a server.
+    messages = re.sub(r"whether conda-forge has all .*", "", done.stderr)
     assert done.returncode == 0
-    assert "Error" not in said and "error" not in said and "Traceback" not in said
+    assert "error" not in messages.lower()
+    assert "Traceback" not in messages
 
 
 def test_no_threads_for_rattler_is_no_panic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batch systems set it to 0, of which rattler's runtime makes a panic with its whole stack."""
+    """Batch systems set the number to 0, on which rattler's runtime panics with a stack trace."""
     monkeypatch.setenv("TOKIO_WORKER_THREADS", "0")
     monkeypatch.setenv("RUST_BACKTRACE", "1")
     project = MiniProject(tmp_path)
@@ -174,7 +185,7 @@ def test_no_threads_for_rattler_is_no_panic(
 
 
 def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
-    """Tests call them without the options of the whole."""
+    """A test can call a part without the options of the whole command line."""
     from forge.cli import publishing, upkeep
 
     for app, name, path in (
@@ -183,26 +194,28 @@ def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
         (publishing.app, "verify", tmp_path),
     ):
         done = CliRunner().invoke(app, [name, str(path)])
-        assert done.exit_code == 2 and "Invalid value" in done.output
+        assert done.exit_code == 2
+        assert "Invalid value" in done.output
 
 
-def every_command(of: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    of = of or get_command(main.app)
+def list_commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of a command and of all commands below it."""
     yield words
-    for name, part in getattr(of, "commands", {}).items():
-        yield from every_command(part, (*words, name))
+    for name, command in getattr(group, "commands", {}).items():
+        yield from list_commands(command, (*words, name))
 
 
-@pytest.mark.parametrize("words", list(every_command()), ids=" ".join)
+@pytest.mark.parametrize("words", list(list_commands(get_command(main.app))), ids=" ".join)
 def test_help_names_no_type_of_python(words: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(main.app, [*words, "--help"], terminal_width=200).stdout
-    assert "Usage:" in shown and not re.search(r"<(list|bool|str|int|path|file|dir)\b", shown)
+    assert "Usage:" in shown
+    assert not re.search(r"<(list|bool|str|int|path|file|dir)\b", shown)
 
 
 def test_completion_of_a_shell() -> None:
-    """What the shell asks after `./forge --install-completion`."""
-    asks = {"_FORGE_COMPLETE": "complete_bash", "COMP_WORDS": "forge pl", "COMP_CWORD": "1"}
-    assert drive(CHECKOUT, **asks).stdout.split() == ["plan"]
+    """The shell asks like this after `./forge --install-completion`."""
+    variables = {"_FORGE_COMPLETE": "complete_bash", "COMP_WORDS": "forge pl", "COMP_CWORD": "1"}
+    assert drive(CHECKOUT, **variables).stdout.split() == ["plan"]
 
 
 @pytest.mark.parametrize(
@@ -237,10 +250,11 @@ def test_what_nobody_foresaw_is_one_line_and_a_log(
 
     monkeypatch.setattr(main, "app", app)
     assert main.run() == 1
-    said = capfd.readouterr().err.strip()
-    assert said.startswith(f"error: {type(fault).__name__}: ") and "\n" not in said
-    assert len(said) < 1000
-    log = Path(said.rsplit(" ", 1)[1])
+    output = capfd.readouterr().err.strip()
+    assert output.startswith(f"error: {type(fault).__name__}: ")
+    assert "\n" not in output
+    assert len(output) < 1000
+    log = Path(output.rsplit(" ", 1)[1])
     assert "Traceback" in log.read_text()
     log.unlink()
 
@@ -250,5 +264,5 @@ def test_a_malformed_url_is_one_message(host: str) -> None:
     for scheme in ("http", "https"):
         with pytest.raises(ForgeError, match="malformed channel URL"):
             Location(f"{scheme}://{host}/c")
-    for good in ("h", "a-b.example:8080", "[::1]:80", "127.0.0.1"):
-        assert Location(f"https://{good}/c").url.endswith("/c")
+    for host in ("h", "a-b.example:8080", "[::1]:80", "127.0.0.1"):
+        assert Location(f"https://{host}/c").url.endswith("/c")

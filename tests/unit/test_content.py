@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What counts as content: what git would track, inside and outside of git."""
+"""The content of a recipe: the files that git would track, inside and outside of a repository."""
 
 import subprocess
 from pathlib import Path
@@ -12,8 +12,17 @@ from forge.files import digest_tree
 from forge.project import Project
 from forge.recipes.recipe import Recipe
 
-JUNK = ["recipe.yaml~", ".build.sh.swp", ".DS_Store", ".pixi/envs/x", ".pytest_cache/v/x",
-        ".mypy_cache/x", ".ruff_cache/x", "__pycache__/x.pyc", "x.egg-info/PKG-INFO"]  # fmt: skip
+JUNK = [
+    "recipe.yaml~",
+    ".build.sh.swp",
+    ".DS_Store",
+    ".pixi/envs/x",
+    ".pytest_cache/v/x",
+    ".mypy_cache/x",
+    ".ruff_cache/x",
+    "__pycache__/x.pyc",
+    "x.egg-info/PKG-INFO",
+]
 
 
 @pytest.fixture
@@ -30,8 +39,10 @@ def mini(tmp_path: Path) -> MiniProject:
 
 
 def content(mini: MiniProject) -> str:
+    """Return the digest of alpha's content."""
     path = mini.root / "recipes" / "alpha" / "recipe.yaml"
-    return Recipe(path, bases.load(Project.at(mini.root), "conda-forge")).content
+    base = bases.load(Project.at(mini.root), "conda-forge")
+    return Recipe(path, base).content
 
 
 @pytest.mark.parametrize("name", [*JUNK, "build/lib/x.py"])
@@ -46,7 +57,7 @@ def test_junk_is_no_content(mini: MiniProject, name: str) -> None:
 
 
 def test_a_report_beside_a_patch_is_no_content(mini: MiniProject) -> None:
-    """triton's source is a folder of patches; an edit of a report would build PyTorch anew."""
+    """triton's source is a folder of patches: editing a report must not rebuild PyTorch."""
     folder = mini.root / "patches/alpha"
     folder.mkdir(parents=True)
     mini.recipe("alpha", source="[{path: ../../patches/alpha}]")
@@ -80,9 +91,17 @@ def test_what_git_tracks_is_content_whatever_gitignore_says(mini: MiniProject, f
 
 @pytest.mark.parametrize(
     "name",
-    ["packages/local/new", "recipes/alpha/build/x", "recipes/alpha/x~y", "packages/local/text",
-     "recipes/alpha/build.sh", "recipes/alpha/recipe.yaml", "single.sh", "a.patch"],
-)  # fmt: skip
+    [
+        "packages/local/new",
+        "recipes/alpha/build/x",
+        "recipes/alpha/x~y",
+        "packages/local/text",
+        "recipes/alpha/build.sh",
+        "recipes/alpha/recipe.yaml",
+        "single.sh",
+        "a.patch",
+    ],
+)
 def test_what_is_new_or_edited_is_content(mini: MiniProject, name: str) -> None:
     before = content(mini)
     (mini.root / name).parent.mkdir(exist_ok=True)
@@ -92,30 +111,30 @@ def test_what_is_new_or_edited_is_content(mini: MiniProject, name: str) -> None:
 
 
 def test_modes_and_links(mini: MiniProject, tmp_path: Path) -> None:
-    """A single file's executable bit, and what a link leads to outside of the folder."""
-    seen = {content(mini)}
+    """The executable bit of a single file counts, and so do targets of links outside."""
+    digests = {content(mini)}
     (mini.root / "single.sh").chmod(0o755)
-    seen.add(content(mini))
+    digests.add(content(mini))
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "text").write_text("one")
     (mini.root / "recipes" / "alpha" / "file").symlink_to(outside / "text")
-    seen.add(content(mini))
+    digests.add(content(mini))
     (outside / "text").write_text("two")
-    seen.add(content(mini))
+    digests.add(content(mini))
     (mini.root / "recipes" / "alpha" / "folder").symlink_to(outside)
-    seen.add(content(mini))
+    digests.add(content(mini))
     (outside / "more").write_text("three")
-    seen.add(content(mini))
-    assert len(seen) == 6
+    digests.add(content(mini))
+    assert len(digests) == 6
     (outside / "back").symlink_to(mini.root / "recipes" / "alpha")
     (mini.root / "recipes" / "alpha" / "self").symlink_to("self")
     (mini.root / "recipes" / "alpha" / "up").symlink_to("..")
-    assert content(mini) not in seen
+    assert content(mini) not in digests
 
 
 def test_git_tracks_nothing_that_is_no_content() -> None:
-    """And a .gitignore of a folder below, which git would read, is not there."""
+    """No folder below the root has a .gitignore, which git would read and the driver would not."""
     listing = ["git", "ls-files", "-z"]
     for option in (["-ci", "--exclude-standard"], [":*/.gitignore"]):
         names = subprocess.run([*listing, *option], cwd=CHECKOUT, capture_output=True, check=True)
@@ -123,12 +142,16 @@ def test_git_tracks_nothing_that_is_no_content() -> None:
 
 
 def test_another_checkout_of_the_same_content(tmp_path: Path) -> None:
-    """A clone and an unpacked archive agree, junk or not."""
-    names = subprocess.run(
-        ["git", "ls-files", "-z", "packages/strix-emulate"], cwd=CHECKOUT, text=True,
-        capture_output=True, check=True,
-    ).stdout  # fmt: skip
-    for name in [".gitignore", *filter(None, names.split("\0"))]:
+    """A clone and an unpacked archive have the same digest, whatever junk they contain."""
+    done = subprocess.run(
+        ["git", "ls-files", "-z", "packages/strix-emulate"],
+        cwd=CHECKOUT,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    names = [name for name in done.stdout.split("\0") if name]
+    for name in [".gitignore", *names]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((CHECKOUT / name).read_bytes())
         (tmp_path / name).chmod((CHECKOUT / name).stat().st_mode)

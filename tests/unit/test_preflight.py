@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a build costs is said, and a small machine refused, before anything is fetched."""
+"""Before it fetches anything, a build states its costs and refuses a machine that is too small."""
 
 import io
 import re
@@ -37,13 +37,7 @@ from forge.project import Project
 from forge.recipes.cost import Cost, parse_cost, read_costs
 from forge.recipes.plan import RecipeSet, Step
 
-ALPHA = {
-    "download": 1.5,
-    "disk": 20,
-    "kept": 8,
-    "memory": 2,
-    "cpu_hours": 3,
-}
+ALPHA = {"download": 1.5, "disk": 20, "kept": 8, "memory": 2, "cpu_hours": 3}
 BETA = {"download": 0.5, "disk": 13, "memory": 4, "cpu_hours": 1}
 Usage = namedtuple("Usage", "total used free")
 
@@ -58,22 +52,24 @@ def mini(tmp_path: Path) -> MiniProject:
 
 @pytest.fixture
 def ran(mini: MiniProject, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The commands' project is `mini`; a build is recorded instead of run."""
+    """Record the names of recipes instead of building them. The project of commands is `mini`."""
     monkeypatch.setenv("FORGE_ROOT", str(mini.root))
-    done: list[str] = []
+    names: list[str] = []
 
     def run(
         self: Builder, recipes: object, steps: list, keep_going: bool, unsolvable: dict[str, str]
     ) -> list:
-        done.extend(step.recipe.name for step in steps if step.recipe.name not in unsolvable)
-        return [
-            Result(step, NOT_ATTEMPTED, unsolvable[step.recipe.name])
-            for step in steps
-            if step.recipe.name in unsolvable
-        ]
+        results = []
+        for step in steps:
+            reason = unsolvable.get(step.recipe.name)
+            if reason is None:
+                names.append(step.recipe.name)
+            else:
+                results.append(Result(step, NOT_ATTEMPTED, reason))
+        return results
 
     monkeypatch.setattr(Builder, "run", run)
-    return done
+    return names
 
 
 def costs(root: Path = CHECKOUT, **variants: list[str]) -> dict[str, Cost]:
@@ -84,13 +80,18 @@ def costs(root: Path = CHECKOUT, **variants: list[str]) -> dict[str, Cost]:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, disk: float, memory: float) -> None:
+    """Make the machine have this much free disk and memory, in GiB."""
     usage = Usage(0, 0, int(disk * 2**30))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(preflight, "memory_gib", lambda: memory)
 
 
 def forge(*words: str) -> tuple[str, str]:
-    """Output of a command on the conda-forge base; exit code and message if it is refused."""
+    """Run a command on the conda-forge base.
+
+    Returns:
+        Its output, and `EXIT_CODE: MESSAGE` if it is refused, else an empty text.
+    """
     done = CliRunner().invoke(app, [*words, "--base", "conda-forge"])
     assert done.exception is None or isinstance(done.exception, ForgeError | SystemExit)
     if isinstance(done.exception, ForgeError):
@@ -100,13 +101,12 @@ def forge(*words: str) -> tuple[str, str]:
 
 def test_plan_says_what_it_costs(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 40, 24)
-    said, refused = forge("plan")
-    assert not refused
-    assert re.search(
-        r"alpha: 1.5 GiB to download, 20 GiB of disk, 2 GiB of memory per job, 3 CPU", said
-    )
-    assert "in all: 2.0 GiB to download, 23.0 GiB of disk with it (40 free)" in said
-    assert "in 24 GiB of memory, 4.0 CPU hours" in said
+    output, refusal = forge("plan")
+    assert not refusal
+    alpha = r"alpha: 1.5 GiB to download, 20 GiB of disk, 2 GiB of memory per job, 3 CPU"
+    assert re.search(alpha, output)
+    assert "in all: 2.0 GiB to download, 23.0 GiB of disk with it (40 free)" in output
+    assert "in 24 GiB of memory, 4.0 CPU hours" in output
     machine(monkeypatch, 22, 24)
     assert "a build would not start: it needs 23.0 GiB of disk" in forge("plan")[0]
 
@@ -118,18 +118,25 @@ COMMANDS = pytest.mark.parametrize(
 
 @COMMANDS
 @pytest.mark.parametrize(
-    ("disk", "memory", "lacks"),
+    ("disk", "memory", "shortage"),
     [(22, 24, "23.0 GiB of disk in .*22.0 GiB are free"), (40, 3, "4 GiB of memory for one job")],
 )
 def test_a_machine_that_is_too_small(
-    ran: list[str], monkeypatch: pytest.MonkeyPatch, command: list[str], disk: float, memory: float,
-    lacks: str,
-) -> None:  # fmt: skip
+    ran: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    disk: float,
+    memory: float,
+    shortage: str,
+) -> None:
     machine(monkeypatch, disk, memory)
-    said, refused = forge(*command)
-    assert re.search(lacks, refused) and "--even-so" in refused and "\n" not in refused
-    assert refused.startswith("3: not started") and ran == []
-    assert "in all: 2.0 GiB to download" in said
+    output, refusal = forge(*command)
+    assert re.search(shortage, refusal)
+    assert "--even-so" in refusal
+    assert "\n" not in refusal
+    assert refusal.startswith("3: not started")
+    assert ran == []
+    assert "in all: 2.0 GiB to download" in output
     assert not forge(*command, "--even-so")[1]
     assert ran == ["alpha", "beta"]
     machine(monkeypatch, 40, 24)
@@ -141,26 +148,26 @@ def test_a_machine_that_is_too_small(
 def test_a_failure_ends_the_run_unless_asked(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch, command: list[str], option: list[str]
 ) -> None:
-    """It is said with --quiet too."""
+    """The failure is reported with --quiet too."""
     machine(monkeypatch, 40, 24)
-    for name, value in {"FORGE_ROOT": str(mini.root), "MAX_JOBS": "1"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FORGE_ROOT", str(mini.root))
+    monkeypatch.setenv("MAX_JOBS", "1")
     monkeypatch.setattr(building, "find_unsolved", lambda *_: {})
-    tried: list[str] = []
+    attempts: list[str] = []
 
     def build(_: Builder, step: Step, label: str) -> None:
-        tried.append(step.recipe.name)
+        attempts.append(step.recipe.name)
         raise ForgeError(f"{step.recipe.name} does not compile")
 
     monkeypatch.setattr(Builder, "_build", build)
-    said, _ = forge("--quiet", *command, *option)
-    assert tried == ["alpha", "beta"][: 1 + len(option)]
-    assert all(f": {name} does not compile" in said for name in tried)
+    output, _ = forge("--quiet", *command, *option)
+    assert attempts == ["alpha", "beta"][: 1 + len(option)]
+    assert all(f": {name} does not compile" in output for name in attempts)
 
 
 @pytest.fixture
 def unsolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What conda-forge cannot satisfy; it answers."""
+    """Make conda-forge answer and lack a requirement. Returns the reasons by recipe."""
     reasons = {"beta": "conda-forge has no gamma"}
     monkeypatch.setattr(bases, "find_outage", lambda: "")
     monkeypatch.setattr(building, "find_unsolvable", lambda *_: reasons)
@@ -172,9 +179,12 @@ def unsolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     [("build-all", 0), ("build-all --strict", 3), ("build alpha", 0), ("build alpha beta", 3)],
 )
 def test_what_does_not_solve_is_skipped_and_the_rest_built(
-    ran: list[str], unsolved: dict[str, str], monkeypatch: pytest.MonkeyPatch, command: str,
+    ran: list[str],
+    unsolved: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
     code: int,
-) -> None:  # fmt: skip
+) -> None:
     machine(monkeypatch, 22, 24)
     done = CliRunner().invoke(app, [*command.split(), "--base", "conda-forge"])
     assert (done.exit_code, ran) == (code, ["alpha"]), done.output
@@ -186,7 +196,7 @@ def test_what_does_not_solve_is_skipped_and_the_rest_built(
 def test_nothing_is_done_for_what_does_not_solve(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither it nor what needs it is fetched or built; the table says so."""
+    """Neither the recipe nor one that needs it is fetched or built. The table says so."""
     mini.recipe("gamma", run=["beta"])
     project = Project.at(mini.root)
     base = bases.load(project, "conda-forge")
@@ -199,7 +209,8 @@ def test_nothing_is_done_for_what_does_not_solve(
     steps = recipes.plan(builder.channel)
     results = builder.run(recipes, steps, False, {"beta": "conda-forge has no delta"})
     assert done == ["fetch alpha", "alpha"]
-    assert [(r.step.recipe.name, r.state, r.detail) for r in results] == [
+    rows = [(result.step.recipe.name, result.state, result.detail) for result in results]
+    assert rows == [
         ("alpha", BUILT, ""),
         ("beta", NOT_ATTEMPTED, "conda-forge has no delta"),
         ("gamma", NOT_ATTEMPTED, "needs beta"),
@@ -210,26 +221,33 @@ def test_what_was_named_does_not_solve(
     ran: list[str], unsolved: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, 40, 24)
-    refused = forge("build", "beta")[1]
-    assert "3: not started: beta: conda-forge has no gamma." in refused and ran == []
-    assert not forge("build", "beta", "--even-so")[1] and ran == ["beta"]
+    _, refusal = forge("build", "beta")
+    assert "3: not started: beta: conda-forge has no gamma." in refusal
+    assert ran == []
+    _, refusal = forge("build", "beta", "--even-so")
+    assert not refusal
+    assert ran == ["beta"]
 
 
 @pytest.mark.parametrize(("options", "code"), [([], 0), (["--strict"], 3)])
 def test_a_plan_names_what_is_skipped(
-    ran: list[str], unsolved: dict[str, str], monkeypatch: pytest.MonkeyPatch,
-    options: list[str], code: int,
-) -> None:  # fmt: skip
+    ran: list[str],
+    unsolved: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    code: int,
+) -> None:
     machine(monkeypatch, 22, 24)
     done = CliRunner().invoke(app, ["plan", "--base", "conda-forge", *options])
     assert done.exit_code == code
     assert re.search(r"1 build +alpha-1.0", done.output)
     assert re.search(r"2 skipped +beta-1.0-\S+: conda-forge has no gamma", done.output)
-    assert "in all: 1.5 GiB to download" in done.output and "would not start" not in done.output
+    assert "in all: 1.5 GiB to download" in done.output
+    assert "would not start" not in done.output
 
 
 @pytest.mark.parametrize(
-    ("terminal", "line", "answer", "asked", "built"),
+    ("is_terminal", "line", "answer", "is_prompted", "is_built"),
     [
         (True, "build-all --base conda-forge", "n", True, False),
         (True, "build-all --base conda-forge", "y", True, True),
@@ -240,21 +258,30 @@ def test_a_plan_names_what_is_skipped(
     ],
 )
 def test_build_all_asks_a_terminal_before_it_starts(
-    ran: list[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, line: str, answer: str,
-    asked: bool, built: bool,
-) -> None:  # fmt: skip
-    """On conda-forge, after it has said what it costs."""
+    ran: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+    line: str,
+    answer: str,
+    is_prompted: bool,
+    is_built: bool,
+) -> None:
+    """It asks on conda-forge only, and after it has stated the costs."""
     machine(monkeypatch, 40, 24)
-    monkeypatch.setattr(HostBaseMaker, "make", lambda *_: None)  # a stale one would be made anew
-    monkeypatch.setattr(
-        "forge.cli.building.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: terminal))
-    )
+    # Otherwise a stale host base would be made anew.
+    monkeypatch.setattr(HostBaseMaker, "make", lambda *_: None)
+    stdin = SimpleNamespace(isatty=lambda: is_terminal)
+    monkeypatch.setattr("forge.cli.building.sys", SimpleNamespace(stdin=stdin))
     done = CliRunner().invoke(app, line.split(), input=answer)
-    assert ("Build all of this? [y/N]" in done.output) == asked
-    assert not asked or done.output.index("in all: 2.0 GiB") < done.output.index("Build all")
-    assert ran == (["alpha", "beta"] if built else [])
-    if not built:
-        assert isinstance(done.exception, ForgeError) and done.exception.exit_code == 3
+    assert ("Build all of this? [y/N]" in done.output) == is_prompted
+    if is_prompted:
+        assert done.output.index("in all: 2.0 GiB") < done.output.index("Build all")
+    if is_built:
+        assert ran == ["alpha", "beta"]
+    else:
+        assert ran == []
+        assert isinstance(done.exception, ForgeError)
+        assert done.exception.exit_code == 3
         assert "--yes" in str(done.exception)
 
 
@@ -275,7 +302,8 @@ def test_the_host_base_counts_until_it_is_made(
     mini.recipe("beta", run=["nowhere"])
     (mini.root / "build" / "host-base").unlink()
     output = CliRunner().invoke(app, ["plan", "--base", "host"]).output
-    assert "host base: would be made first" in output and "host base: 3 GiB to download" in output
+    assert "host base: would be made first" in output
+    assert "host base: 3 GiB to download" in output
     assert "in all: 4.5 GiB to download" in output, "beta cannot be built on this base"
     monkeypatch.setenv("FORGE_NVIDIA_WHEELS", "1")
     output = CliRunner().invoke(app, ["plan", "--base", "host"]).output
@@ -284,9 +312,9 @@ def test_the_host_base_counts_until_it_is_made(
 
 
 def test_every_recipe_has_its_figures() -> None:
-    known = costs()
-    assert known.keys() == {*RECIPES}
-    for cost in known.values():
+    costs_by_name = costs()
+    assert costs_by_name.keys() == {*RECIPES}
+    for cost in costs_by_name.values():
         assert cost.kept <= cost.disk + cost.download
     assert costs(aotriton_kernels=["sample"])["aotriton"].cpu_hours == 0.3
 
@@ -295,9 +323,9 @@ def test_each_further_python_costs(mini: MiniProject) -> None:
     further = {"further_python": {"disk": 5, "cpu_hours": 0.5}}
     mini.recipe("beta", extra={"cost": BETA | further})
     for pythons, disk, hours in ((["3.13"], 13, 1), (["3.12", "3.13"], 18, 1.5)):
-        known = costs(mini.root, python=pythons)
-        assert (known["beta"].disk, known["beta"].cpu_hours) == (disk, hours)
-        assert known["alpha"].disk == 20
+        costs_by_name = costs(mini.root, python=pythons)
+        assert (costs_by_name["beta"].disk, costs_by_name["beta"].cpu_hours) == (disk, hours)
+        assert costs_by_name["alpha"].disk == 20
 
 
 @pytest.mark.parametrize(
@@ -318,74 +346,89 @@ def test_a_malformed_cost_is_refused(change: dict[str, Any], message: str) -> No
 
 
 def test_memory_is_within_a_third_of_what_was_measured() -> None:
-    """The rehearsal's record has the largest process of each build; 0.1 GiB is its precision."""
-    known = costs()
+    """The rehearsal recorded the largest process of each build, with a precision of 0.1 GiB."""
+    costs_by_name = costs()
     text = (CHECKOUT / "docs/evidence/2026-11-25-rehearsal.md").read_text()
     table = text.partition("## The largest process\n")[2].partition("\n## ")[0]
     rows = re.findall(r"(?m)^\| ([\w-]+) \| ([\d.]+) \|", table)
-    off = {
-        name: (said, float(measured))
-        for name, measured in rows
-        if abs((said := known[name].memory) - float(measured)) > max(float(measured) / 3, 0.1)
-    }
-    assert len(rows) > 8 and not off
+    differing = {}
+    for name, text in rows:
+        measured = float(text)
+        stated = costs_by_name[name].memory
+        if abs(stated - measured) > max(measured / 3, 0.1):
+            differing[name] = (stated, measured)
+    assert len(rows) > 8
+    assert not differing
 
 
 def test_disk_is_the_largest_build_beside_what_is_kept(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder goes before the next build begins: the sum of all peaks asked for twice that."""
+    """A build removes its folder before the next one begins.
+
+    The sum of all peaks, which was required once, is twice as much.
+    """
     machine(monkeypatch, 1000, 24)
-    project, known = Project.at(mini.root), costs(mini.root)
+    project = Project.at(mini.root)
+    costs_by_name = costs(mini.root)
     for names, disk in ((["alpha", "beta"], "23.0"), (["beta", "alpha"], "22.0")):
-        lines, _ = preflight.preflight(project, {name: known[name] for name in names})
+        lines, _ = preflight.preflight(project, {name: costs_by_name[name] for name in names})
         assert f"{disk} GiB of disk with it" in lines[-1]
 
 
 def test_two_builds_share_memory_and_disk(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """alpha and beta take 6 GiB for each compiler and 33 GiB of disk; nobody knows of gamma."""
+    """alpha and beta need 6 GiB for each compiler and 33 GiB of disk. gamma's costs are unknown."""
     monkeypatch.setenv("MAX_JOBS", "2")
-    project, known = Project.at(mini.root), costs(mini.root)
-    for names, disk, memory, fit in (
-        ("ab", 33, 12, True), ("ab", 32.9, 12, False), ("ab", 33, 11.9, False),
-        ("ag", 20, 8, True), ("ag", 20, 7.9, False), ("g", 0, 4, True),
-    ):  # fmt: skip
+    project = Project.at(mini.root)
+    costs_by_name = costs(mini.root)
+    for letters, disk, memory, fits in (
+        ("ab", 33, 12, True),
+        ("ab", 32.9, 12, False),
+        ("ab", 33, 11.9, False),
+        ("ag", 20, 8, True),
+        ("ag", 20, 7.9, False),
+        ("g", 0, 4, True),
+    ):
         machine(monkeypatch, disk=disk, memory=memory)
-        chosen = {"a": known["alpha"], "b": known["beta"], "g": preflight.UNKNOWN}
-        assert preflight.fits([chosen[letter] for letter in names], project) is fit
+        chosen = {"a": costs_by_name["alpha"], "b": costs_by_name["beta"], "g": preflight.UNKNOWN}
+        assert preflight.fits([chosen[letter] for letter in letters], project) is fits
 
 
 @pytest.mark.parametrize("memory", [12, 11.9])
 def test_what_does_not_fit_beside_another_waits_for_it(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch, memory: float
 ) -> None:
-    """The first waits a while for the second, which comes in that time if there is room."""
+    """The first build waits for the second, which begins in that time if there is room."""
     monkeypatch.setenv("MAX_JOBS", "2")
     machine(monkeypatch, disk=100, memory=memory)
     project = Project.at(mini.root)
     base = bases.load(project, "conda-forge")
     builder = Builder(project, base, Display(Console(file=io.StringIO())), "conda:1")
     recipes = RecipeSet(project, base)
-    begun, together = threading.Semaphore(0), list[bool]()
+    begun = threading.Semaphore(0)
+    overlaps: list[bool] = []
 
     def build(step: Step, label: str) -> None:
         if step.recipe.name == "alpha":
-            together.append(begun.acquire(timeout=300 if memory == 12 else 1))
+            timeout = 300 if memory == 12 else 1
+            overlaps.append(begun.acquire(timeout=timeout))
         begun.release()
 
     monkeypatch.setattr(builder, "_build", build)
     builder.run(recipes, recipes.plan(builder.channel), False, {})
-    assert together == [memory == 12]
+    assert overlaps == [memory == 12]
 
 
 def test_time_left_is_at_the_pace_so_far() -> None:
-    """Two CPU hours took 30 minutes, and eight are left; what failed takes none."""
+    """Two CPU hours took 30 minutes and eight are left. A failed build takes no more time."""
     states = {"a": BUILT, "b": BUILT, "c": FETCHED, "d": FAILED}
     todo = {name: SimpleNamespace(state=state) for name, state in states.items()}
     hours = {"a": 0.5, "b": 1.5, "c": 8, "d": 9}
-    known = {name: replace(preflight.UNKNOWN, cpu_hours=cost) for name, cost in hours.items()}
-    assert format_time_left(todo, known, 1800) == ", about 2 h 0 min left"
-    assert format_time_left(todo, known | {"c": preflight.UNKNOWN}, 1800) == ""
-    assert format_time_left(todo, {"c": known["c"]}, 1800) == ""
+    costs_by_name = {
+        name: replace(preflight.UNKNOWN, cpu_hours=cost) for name, cost in hours.items()
+    }
+    assert format_time_left(todo, costs_by_name, 1800) == ", about 2 h 0 min left"
+    assert format_time_left(todo, costs_by_name | {"c": preflight.UNKNOWN}, 1800) == ""
+    assert format_time_left(todo, {"c": costs_by_name["c"]}, 1800) == ""
