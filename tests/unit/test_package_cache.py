@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""rattler's package cache: what is offered to it."""
+"""Packages that the driver puts into rattler's package cache."""
 
 import errno
 import json
@@ -25,30 +25,30 @@ from forge.sources import patching
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package that counts as a large one, and an empty cache of rattler's."""
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that counts as a large one. rattler's cache is empty."""
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "LARGE", 0)
     return conda_packages.package(tmp_path, [file("share/a", b"text")])
 
 
-def test_offered(made: Path) -> None:
-    """In the place of another package of that name; with the mark by which rattler knows it."""
+def test_offered(archive: Path) -> None:
+    """It replaces another package of that name, and has the mark by which rattler recognizes it."""
     folder = cache_folder() / "a-1-0"
     folder.mkdir(parents=True)
     (folder / "other").touch()
-    cache.offer(made)
-    assert {p.name for p in folder.iterdir()} == {"info", "share"}
+    cache.offer(archive)
+    assert {path.name for path in folder.iterdir()} == {"info", "share"}
     assert (folder / "share" / "a").read_text() == "text"
     mark = folder.with_name("a-1-0.lock")
-    assert mark.read_bytes() == bytes(8) + bytes.fromhex(sha256_file(made))
+    assert mark.read_bytes() == bytes(8) + bytes.fromhex(sha256_file(archive))
     assert not list(cache_folder().glob(".forge-*"))
 
 
 def test_what_cannot_be_removed_ends_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one that unpacks removes it."""
+    """The next command that unpacks a package removes it."""
 
     def fails(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "a failing disk")
@@ -61,68 +61,73 @@ def test_what_cannot_be_removed_ends_no_command(
         assert not Path(folder).exists()
 
 
-def test_what_a_killed_process_left_goes(made: Path) -> None:
-    """At once, but not what a live one is at work in."""
-    script = "import sys; from forge.conda.scratch import *; made = scratch(cache_folder())"
+def test_what_a_killed_process_left_goes(archive: Path) -> None:
+    """It is removed at once, but not the folder of a process that runs."""
+    script = "import sys; from forge.conda.scratch import *; folder = scratch(cache_folder())"
     child = subprocess.Popen(
-        [sys.executable, "-c", f"{script}; print(made.name, flush=True); sys.stdin.read()"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", f"{script}; print(folder.name, flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(CHECKOUT / "src")},
-    )  # fmt: skip
-    theirs = Path(child.stdout.readline().strip())
-    Package(made).require_safe()
-    assert theirs.is_dir()
+    )
+    folder_of_child = Path(child.stdout.readline().strip())
+    Package(archive).require_safe()
+    assert folder_of_child.is_dir()
     child.kill()
     child.communicate()
-    assert theirs.is_dir()
-    Package(made).require_safe()
-    assert not theirs.exists()
+    assert folder_of_child.is_dir()
+    Package(archive).require_safe()
+    assert not folder_of_child.exists()
 
 
-def test_what_a_killed_check_of_patches_left_goes(made: Path, tmp_path: Path) -> None:
-    """There is one kind of temporary folder; those of wheels.py and engine.py are in a job's."""
-    (left := cache_folder() / ".forge-left").mkdir(parents=True)
-    assert patching.apply(tmp_path, []) == "" and not left.exists()
-    makers = re.compile(r"TemporaryDirectory[\[(]|mkdtemp")
-    files = python_files("src")
-    found = {f.name for f in files if makers.search(f.read_text())}
-    assert found == {"scratch.py", "wheels.py", "engine.py"}
+def test_what_a_killed_check_of_patches_left_goes(archive: Path, tmp_path: Path) -> None:
+    """One module makes temporary folders. Those of wheels.py and engine.py are within a job's."""
+    leftover = cache_folder() / ".forge-left"
+    leftover.mkdir(parents=True)
+    assert patching.apply(tmp_path, []) == ""
+    assert not leftover.exists()
+    pattern = re.compile(r"TemporaryDirectory[\[(]|mkdtemp")
+    names = {file.name for file in python_files("src") if pattern.search(file.read_text())}
+    assert names == {"scratch.py", "wheels.py", "engine.py"}
 
 
-def test_what_is_there_is_not_unpacked_again(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test of a channel's package would, gigabytes of it."""
-    cache.offer(made)
+def test_what_is_there_is_not_unpacked_again(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each test of a package would unpack gigabytes again."""
+    cache.offer(archive)
     monkeypatch.setattr(cache, "unpack", lambda *_: pytest.fail("unpacked"))
-    cache.offer(made)
+    cache.offer(archive)
 
 
-def test_small_packages_are_not_offered(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LARGE", made.stat().st_size + 1)
-    cache.offer(made)
+def test_small_packages_are_not_offered(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LARGE", archive.stat().st_size + 1)
+    cache.offer(archive)
     assert not cache_folder().exists()
 
 
 @pytest.mark.parametrize("fault", ["no room", "damaged"])
-def test_what_cannot_be_offered(made: Path, fault: str) -> None:
-    """Nothing fails for it: the package is in its channel."""
+def test_what_cannot_be_offered(archive: Path, fault: str) -> None:
+    """No command fails, because the package is in its channel."""
     if fault == "damaged":
-        made.write_bytes(b"no package")
+        archive.write_bytes(b"no package")
     else:
         Path(os.environ["RATTLER_CACHE_DIR"]).write_text("a file")
-    cache.offer(made)
+    cache.offer(archive)
     assert not (cache_folder() / "a-1-0").exists()
 
 
 @pytest.fixture
 def record(channel: Path, tmp_path: Path) -> RepoDataRecord:
-    """Of one package in a channel that is a folder."""
+    """The record of a package in a channel that is a folder."""
     app = workspace(tmp_path / "local", channel.as_uri())
     app.lock()
-    return next(r for r in app.locked("default") if r.name.normalized == "alpha")
+    return next(each for each in app.locked("default") if each.name.normalized == "alpha")
 
 
 def test_what_lies_in_the_cache_is_taken_as_it_is(record: RepoDataRecord, tmp_path: Path) -> None:
-    """And unpacked anew where its mark is of other bytes, greater or smaller."""
+    """It is unpacked anew only if its mark is of other bytes, greater or smaller ones."""
     folder = tmp_path / "cache/alpha-1.0-h1234567_0"
     mark = Path(f"{folder}.lock")
     cache.fill(tmp_path / "cache", [record])
@@ -134,11 +139,15 @@ def test_what_lies_in_the_cache_is_taken_as_it_is(record: RepoDataRecord, tmp_pa
         before = folder.stat().st_ino
         mark.write_bytes(right[:8] + other)
         cache.fill(tmp_path / "cache", [record])
-        assert mark.read_bytes() == right and folder.stat().st_ino != before
+        assert mark.read_bytes() == right
+        assert folder.stat().st_ino != before
 
 
 def test_a_changed_package_is_not_taken(record: RepoDataRecord, tmp_path: Path) -> None:
-    """Whichever hash is greater; nor is one that is gone, or longer; even if the cache has it."""
+    """Whichever hash is greater, and even if the cache has the right one.
+
+    A longer file and a missing file are refused too.
+    """
     cache.fill(tmp_path / "filled", [record])
     file = tmp_path / "channel/noarch" / record.file_name
     whole = file.read_bytes()
@@ -168,7 +177,7 @@ def test_what_the_bindings_raise_names_the_package(
 def test_what_rattler_writes_after_its_error_is_left_to_the_next(
     record: RepoDataRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread writes on in a folder that is being removed, which then is not empty."""
+    """rattler's thread still writes into the folder while it is removed: it is not empty then."""
 
     def fails(*_: object) -> None:
         raise RuntimeError("rattler says no")
@@ -188,7 +197,7 @@ def test_what_rattler_writes_after_its_error_is_left_to_the_next(
 
 @pytest.mark.parametrize("noarch", ["python", "generic", "zope"])
 def test_only_files_for_every_python_are_moved(noarch: str, tmp_path: Path) -> None:
-    """By the record of the Python that they are for."""
+    """The package's record decides whether its files are for every Python."""
     folder = tmp_path / "a-1-0"
     for name in ("site-packages/a.py", "python-scripts/a", "share/a"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -196,9 +205,9 @@ def test_only_files_for_every_python_are_moved(noarch: str, tmp_path: Path) -> N
     (folder / "info").mkdir()
     index = {"name": "a", "version": "1", "build": "0", "noarch": noarch}
     (folder / "info/index.json").write_text(json.dumps(index))
-    placed = Package(tmp_path / "a-1-0.conda", folder).places.map_targets(
-        "lib/python3.13/site-packages"
-    )
-    moved = {"lib/python3.13/site-packages/a.py", "bin/a", "share/a"}
-    stay = {"site-packages/a.py", "python-scripts/a", "share/a"}
-    assert placed.keys() == (moved if noarch == "python" else stay)
+    places = Package(tmp_path / "a-1-0.conda", folder).places
+    targets = places.map_targets("lib/python3.13/site-packages")
+    expected = {"site-packages/a.py", "python-scripts/a", "share/a"}
+    if noarch == "python":
+        expected = {"lib/python3.13/site-packages/a.py", "bin/a", "share/a"}
+    assert targets.keys() == expected

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks that run inside packages can fail: each is shown good data and bad."""
+"""The checks that run inside packages accept good data and refuse bad data."""
 
+import itertools
 import re
 import struct
 import subprocess
@@ -41,7 +42,7 @@ def test_require() -> None:
 
 @pytest.mark.parametrize("optimize", ["", "1", "2"])
 def test_a_failed_check_ends_the_program(optimize: str) -> None:
-    """With its message alone and status 1, also where Python drops assert statements."""
+    """It prints its message only and exits with 1, even if Python drops assert statements."""
     code = "from checks.verdict import require; require(1 == 2, 'one is not two'); print('passed')"
     done = run("-c", code, PYTHONOPTIMIZE=optimize)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "one is not two\n")
@@ -74,7 +75,7 @@ def test_another_code_object(code: bytes, message: str) -> None:
     [
         (b"", 0),
         (GOOD, 1),
-        # the linker puts the objects' sections behind each other, aligned to pages
+        # The linker concatenates the sections of objects, aligned to pages.
         (GOOD.ljust(4096, b"\0") + compressed(GOOD) + b"\0" * 77 + compressed(GOOD, 2), 3),
     ],
 )
@@ -103,7 +104,7 @@ def test_wrong_images(fatbin: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "processor", "said"),
+    ("arch", "processor", "expected"),
     [
         ("gfx1150", 0x43, "'' 110500"),
         ("gfx1153", 0x58, "'' 110503"),
@@ -112,30 +113,30 @@ def test_wrong_images(fatbin: bytes, message: str) -> None:
     ],
 )
 def test_the_gpu_is_that_of_the_variant(
-    tmp_path: Path, arch: str, processor: int, said: str
+    tmp_path: Path, arch: str, processor: int, expected: str
 ) -> None:
     """rattler-build sets a package's variant keys for its tests."""
     (tmp_path / "code").write_bytes(code_object(processor))
     code = "import sys; from checks import elf, gpu; "
     code += "print(repr(elf.fault(open(sys.argv[1], 'rb').read())), gpu.KFD_VERSION)"
     done = run("-c", code, str(tmp_path / "code"), gpu_arch=arch)
-    assert said in done.stdout + done.stderr
+    assert expected in done.stdout + done.stderr
 
 
 # --- where libraries are loaded from
 
 
 def test_foreign_libraries() -> None:
-    """Those outside the environment, without glibc's and without what is no library."""
+    """Libraries outside the environment are foreign, except those of glibc."""
     prefix = Path("/env")
     inside = "/env/lib/libhip.so.7"
     glibc = [f"/lib/x86_64-linux-gnu/lib{name}" for name in ("c.so.6", "m-2.36.so", "mvec.so.1")]
-    stray = "/opt/rocm/lib/libhip.so.7", "/usr/lib/libcrypt.so.1"
-    text = "".join(
-        f"7f00-7f01 r-xp 00000000 00:01 1 {file}\n" for file in (inside, *glibc, *stray, "/dev/kfd")
-    )
-    found = libraries(text + "7f02-7f03 rw-p 0 0:0 0 [heap]\n")
-    assert [str(file) for file in foreign(found, prefix)] == list(stray)
+    outside = ["/opt/rocm/lib/libhip.so.7", "/usr/lib/libcrypt.so.1"]
+    files = [inside, *glibc, *outside, "/dev/kfd"]
+    lines = [f"7f00-7f01 r-xp 00000000 00:01 1 {file}\n" for file in files]
+    lines.append("7f02-7f03 rw-p 0 0:0 0 [heap]\n")
+    loaded = libraries("".join(lines))
+    assert [str(file) for file in foreign(loaded, prefix)] == outside
 
 
 # --- AOTriton's images
@@ -157,12 +158,13 @@ def images(tmp_path: Path) -> Path:
 
 
 def one(lds: int = 0, code: bytes = b"") -> bytes:
+    """Return an image of one kernel with this code object, which uses this much LDS."""
     return aotriton_tree.image(("bwd_kernel_dq", lds, code))
 
 
 def test_right_images_of_aotriton(images: Path) -> None:
-    found = check_images.check(images, COUNT)
-    assert set(found) == {(n, t) for n in aotriton_tree.NAMES for t in aotriton_tree.TYPES}
+    kernels = check_images.check(images, COUNT)
+    assert set(kernels) == set(itertools.product(aotriton_tree.NAMES, aotriton_tree.TYPES))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,8 @@ def test_a_wrong_image_of_aotriton(images: Path, data: bytes, message: str) -> N
     path.write_bytes(data)
     with pytest.raises(CheckFailed) as caught:
         check_images.check(images, COUNT)
-    assert path.name in str(caught.value) and message in str(caught.value)
+    assert path.name in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,7 @@ def test_incomplete_images_of_aotriton(images: Path, lost: str, messages: list[s
 
 
 def test_amds_images_are_reduced_to_gfx1151(images: Path, tmp_path: Path) -> None:
-    """The same checks pass on what is left; an archive of another commit is refused."""
+    """The result passes the same checks. An archive of another commit is refused."""
     expected = {path.name: path.read_bytes() for path in images.rglob("*.aks2")}
     for path in images.rglob("*.aks2"):
         name = path.parent.name
@@ -220,19 +223,22 @@ def test_amds_images_are_reduced_to_gfx1151(images: Path, tmp_path: Path) -> Non
 
 
 def test_kernels_variant_is_one_of_three() -> None:
-    """Images and library read the same file, and any other word is refused."""
+    """The builds of images and library read the same file, which refuses any other word."""
     recipe = RECIPES / "aotriton"
     for script in ("build_images.sh", "build_library.sh"):
         assert '. "$RECIPE_DIR/kernels.sh"' in (recipe / script).read_text()
     command = ["bash", "-c", f". {recipe}/kernels.sh"]
     environment = {"AOTRITON_KERNELS": "most"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "most, not core, full, sample or upstream" in done.stderr
+    assert done.returncode == 1
+    assert "most, not core, full, sample or upstream" in done.stderr
 
 
 # --- the GPU: a gfx1151 that KFD names, and nothing else
 
-CPU, OURS, OTHER = (f"simd_count 1\ngfx_target_version {v}\n" for v in (0, 110501, 110000))
+CPU = "simd_count 1\ngfx_target_version 0\n"
+OURS = "simd_count 1\ngfx_target_version 110501\n"
+OTHER = "simd_count 1\ngfx_target_version 110000\n"
 
 
 @pytest.mark.parametrize(
@@ -253,12 +259,13 @@ def test_gfx1151_alone(tmp_path: Path, nodes: list[str], device: bool, reason: s
         file.write_text(text)
     if device:
         (tmp_path / "kfd").touch()
-    said = find_skip_reason(tmp_path / "nodes", tmp_path / "kfd")
-    assert reason in said and bool(reason) == bool(said)
+    skip_reason = find_skip_reason(tmp_path / "nodes", tmp_path / "kfd")
+    assert reason in skip_reason
+    assert bool(reason) == bool(skip_reason)
 
 
 def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is one whatever KFD says, and the GPU that `strix-emulate device` was asked for."""
+    """It counts without KFD, as the GPU that `strix-emulate device --target` names."""
     nowhere = tmp_path / "none"
     monkeypatch.setenv("STRIX_EMULATE_TARGET", "gfx1151")
     assert not find_skip_reason(nowhere, nowhere)
@@ -269,24 +276,29 @@ def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    "program", ["pytorch/test_with_gpu", "amdsmi/check_library", "torchvision/check_ops",
-                "torchaudio/check_ops", "bitsandbytes/check_numbers"]
-)  # fmt: skip
+    "program",
+    [
+        "pytorch/test_with_gpu",
+        "amdsmi/check_library",
+        "torchvision/check_ops",
+        "torchaudio/check_ops",
+        "bitsandbytes/check_numbers",
+    ],
+)
 def test_package_tests_ask_kfd(program: str) -> None:
     text = (RECIPES / f"{program}.py").read_text()
     assert "reason = find_skip_reason()" in text
-    assert "conv2d" not in text, "MIOpen's open fault would cost a build of hours"
+    assert "conv2d" not in text, "an open fault of MIOpen would fail a build of hours"
 
 
 @pytest.mark.parametrize("recipe", ["bitsandbytes", "pytorch", "torchaudio", "torchvision", "vllm"])
 def test_what_cannot_be_built_here_proves_itself_under_emulation(recipe: str) -> None:
-    """By its package test, which installs the emulated device and its C."""
+    """Its package test installs the emulated device and its C code, and runs under it."""
     text = (RECIPES / recipe / "recipe.yaml").read_text()
     device = re.escape("- strix-emulate device --target ${{ gpu_arch }} --no-checks -- ")
     emulated = re.findall(rf"{device}(\S+) (\S+)", text)
     assert emulated
     for program, argument in emulated:
         assert program == "strix-validate" or f"- python {argument}\n" in text
-    assert {"strix-emulate-hip", "strix-emulate-native"} <= set(
-        re.findall(r"- (strix-emulate-\w+)\n", text)
-    )
+    requirements = set(re.findall(r"- (strix-emulate-\w+)\n", text))
+    assert {"strix-emulate-hip", "strix-emulate-native"} <= requirements

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packages that would write outside the prefix. Lying archives: integration/test_header_lies.py."""
+"""Packages that would write outside the prefix.
+
+Archives with false headers are in integration/test_header_lies.py.
+"""
 
 import json
 import tarfile
@@ -18,7 +21,7 @@ GOOD = [
     link("lib/libx.so", "deep/libx.so.1"),
     link("lib64", "lib"),
     link("lib/up", "../share/./zone"),
-    link("lib/system", "/usr/share/zoneinfo"),  # nothing is written through it
+    link("lib/system", "/usr/share/zoneinfo"),  # No file is written through this link.
     special("bin/hard", tarfile.LNKTYPE, "lib/deep/libx.so.1"),
 ]
 OUT = r"leads out of the prefix through a link"
@@ -26,12 +29,13 @@ PLAIN = "not a plain path below a prefix"
 
 
 def sparse(name: str) -> Member:
+    """Return a sparse member, whose header gives it another name."""
     info, content = file("innocent")
     info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.name": name}
     return info, content
 
 
-# refused by rattler as it unpacks, or by what lies in the folder then
+# Members and the message. rattler refuses them as it unpacks, or the driver by what was unpacked.
 HOSTILE: dict[str, tuple[list[Member], str]] = {
     "upwards": ([file("../../x")], PLAIN),
     "absolute": ([file("/etc/x")], PLAIN),
@@ -39,19 +43,21 @@ HOSTILE: dict[str, tuple[list[Member], str]] = {
     "twice": ([file("x"), file("x", b"y")], "twice"),
     "hard link out": ([special("x", tarfile.LNKTYPE, "../../etc/passwd")], "cannot be read"),
     "hard link to what comes later": (
-        [special("x", tarfile.LNKTYPE, "y"), file("y")], "cannot be read",
+        [special("x", tarfile.LNKTYPE, "y"), file("y")],
+        "cannot be read",
     ),
     "link out": ([link("lib/x", "../../etc")], OUT),
     "below an absolute link": ([link("x", "/etc"), file("x/y")], "outside of destination"),
     "link to itself": ([link("x", "x")], OUT),
     "links that lead out together": (
-        [link("a/b/up", "../.."), link("x", "a/b/up/../etc")], OUT,
+        [link("a/b/up", "../.."), link("x", "a/b/up/../etc")],
+        OUT,
     ),
     "below a link out": ([link("x", ".."), file("x/y")], "outside of destination"),
     "info in the payload": ([file("info/paths.json")], "info"),
     "info is a link": ([link("info", "lib")], "info"),
-}  # fmt: skip
-# what rattler makes an ordinary file or nothing of: it may be installed, as it is judged
+}
+# rattler unpacks these as ordinary files or not at all, hence they may be installed.
 HARMLESS: dict[str, Member] = {
     "not shortest": file("lib//x"),
     "folder upwards": special("../x", tarfile.DIRTYPE),
@@ -65,35 +71,40 @@ HARMLESS: dict[str, Member] = {
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_member(case: str, single: bool, tmp_path: Path) -> None:
-    """One line that names the package and the member, in both formats."""
+    """One line names the package and the member, in both formats of packages."""
     members, message = HOSTILE[case]
     built = package(tmp_path, [*GOOD, *members], single=single)
     with pytest.raises(ForgeError, match=message) as error:
         Package(built).require_safe()
-    assert built.name in str(error.value) and "\n" not in str(error.value)
+    assert built.name in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("case", HARMLESS)
 def test_harmless_member(case: str, single: bool, tmp_path: Path) -> None:
-    """Ordinary files that are listed, and nothing beside the folder."""
-    read = Package(package(tmp_path, [*GOOD, HARMLESS[case]], single=single))
-    read.require_safe()
-    assert read.payload.keys() == read.listed.keys() and read.held == read.listed
-    assert {path.name for path in read.folder.parent.iterdir()} == {".lock", "package"}
+    """All files are ordinary and listed, and nothing is beside the folder."""
+    archive = Package(package(tmp_path, [*GOOD, HARMLESS[case]], single=single))
+    archive.require_safe()
+    assert archive.payload.keys() == archive.listed.keys()
+    assert archive.held == archive.listed
+    assert {path.name for path in archive.folder.parent.iterdir()} == {".lock", "package"}
 
 
 LISTS: dict[str, tuple[Callable[[list[dict]], object], str]] = {
-    "upwards": (lambda p: p[0].update(_path="../../x"), PLAIN),
-    "absolute": (lambda p: p[0].update(_path="/etc/x"), PLAIN),
-    "info": (lambda p: p[0].update(_path="info/index.json"), PLAIN),
-    "folder upwards": (lambda p: p.append({"_path": "../x", "path_type": "directory"}), PLAIN),
-    "twice": (lambda p: p.append(p[0]), "twice"),
-    "not all": (lambda p: p.pop(), "not in info/paths.json"),
-    "more": (lambda p: p.append(p[0] | {"_path": "more"}), "only in info/paths.json"),
-    "a link as a file": (lambda p: p[1].update(path_type="hardlink"), "not both"),
-    "another shape": (lambda p: p.append([]), "is not a list"),
-    "another content": (lambda p: p[0].update(sha256="0" * 64), "another sha256"),
+    "upwards": (lambda paths: paths[0].update(_path="../../x"), PLAIN),
+    "absolute": (lambda paths: paths[0].update(_path="/etc/x"), PLAIN),
+    "info": (lambda paths: paths[0].update(_path="info/index.json"), PLAIN),
+    "folder upwards": (
+        lambda paths: paths.append({"_path": "../x", "path_type": "directory"}),
+        PLAIN,
+    ),
+    "twice": (lambda paths: paths.append(paths[0]), "twice"),
+    "not all": (lambda paths: paths.pop(), "not in info/paths.json"),
+    "more": (lambda paths: paths.append(paths[0] | {"_path": "more"}), "only in info/paths.json"),
+    "a link as a file": (lambda paths: paths[1].update(path_type="hardlink"), "not both"),
+    "another shape": (lambda paths: paths.append([]), "is not a list"),
+    "another content": (lambda paths: paths[0].update(sha256="0" * 64), "another sha256"),
 }
 
 
@@ -121,7 +132,7 @@ def test_hostile_info(more: list[Member], message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", ["../../x", "/x", "a/b", "..", ""])
 def test_console_script_outside_of_bin(script: str, tmp_path: Path) -> None:
-    """An installer makes it from info/link.json alone."""
+    """An installer creates it from info/link.json alone."""
     text = {"noarch": {"type": "python", "entry_points": [f"{script} = a:main"]}}
     built = package(tmp_path, GOOD, info=[file("info/link.json", json.dumps(text).encode())])
     with pytest.raises(ForgeError, match="console script"):
