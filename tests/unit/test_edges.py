@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Odd surroundings: paths of a checkout, pipes for files, Ctrl-C at once, foreign modules."""
+"""Unusual environments: odd paths, pipes instead of files, an early Ctrl-C, foreign modules."""
 
 import contextlib
 import json
@@ -35,7 +35,9 @@ def test_a_checkout_that_no_build_can_be_in(name: str, tmp_path: Path) -> None:
 
 
 def test_the_longest_path_of_a_checkout(tmp_path: Path) -> None:
-    longest, longer = (tmp_path / ("x" * (n - len(f"{tmp_path}/"))) for n in (128, 129))
+    length = len(f"{tmp_path}/")
+    longest = tmp_path / ("x" * (128 - length))
+    longer = tmp_path / ("x" * (129 - length))
     for root in (longest, longer):
         root.mkdir()
         (root / "variants.yaml").touch()
@@ -49,19 +51,18 @@ def test_the_launcher_says_so_too(tmp_path: Path) -> None:
     root.mkdir()
     shutil.copy(CHECKOUT / "forge", root)
     done = subprocess.run([root / "forge", "plan"], capture_output=True, text=True)
-    assert done.returncode == 2 and "move the checkout" in done.stderr and not done.stdout
+    assert done.returncode == 2
+    assert "move the checkout" in done.stderr
+    assert not done.stdout
 
 
 def test_a_pipe_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a text, a lock, credentials, or a recipe."""
+    """Neither as a text, a lock, credentials nor a recipe."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setenv(network.AUTH_FILE, str(pipe))
-    for read in (
-        lambda: read_text(pipe),
-        lambda: lockfile.read(pipe),
-        network.client,
-    ):
+    readers = [lambda: read_text(pipe), lambda: lockfile.read(pipe), network.client]
+    for read in readers:
         with pytest.raises(ForgeError, match="a pipe or a device"):
             read()
     mini = MiniProject(tmp_path)
@@ -101,14 +102,17 @@ runpy.run_path(folder, run_name="__main__")
     "module", ["forge.cli.main", "rattler", "rattler_build", "forge.cli.upkeep"]
 )
 def test_ctrl_c_at_once_is_silent(module: str) -> None:
-    """In the midst of its imports, whichever it has come to."""
+    """During the imports, whichever module it has reached."""
     child = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, module, str(CHECKOUT / "src/forge")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    said = "".join(child.communicate())
-    assert child.returncode == 130, said
-    assert "Traceback" not in said and len(said.splitlines()) <= 2
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    output = "".join(child.communicate())
+    assert child.returncode == 130, output
+    assert "Traceback" not in output
+    assert len(output.splitlines()) <= 2
 
 
 def test_a_forge_of_somebody_else_is_not_imported(tmp_path: Path) -> None:
@@ -122,43 +126,51 @@ def test_a_forge_of_somebody_else_is_not_imported(tmp_path: Path) -> None:
     text = main.read_text().partition("from forge.cli.main")[0]
     done = subprocess.run(
         [sys.executable, "-c", f"__file__ = {str(main)!r}\n{text}\n{print_path}"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     path = done.stdout.strip()
     child = subprocess.run(
         [sys.executable, "-P", "-m", "forge.building.engine", str(job)],
-        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert child.returncode == 0, child.stderr
 
 
 @pytest.mark.parametrize(
-    ("tests", "known"), [(3, 3), (0, 0), (-1, None), (True, None), ("3", None)]
+    ("tests", "count"), [(3, 3), (0, 0), (-1, None), (True, None), ("3", None)]
 )
-def test_numbers_of_tests_in_a_note(tests: Any, known: int | None, tmp_path: Path) -> None:
+def test_numbers_of_tests_in_a_note(tests: Any, count: int | None, tmp_path: Path) -> None:
     channel = LocalChannel(tmp_path)
     record = Record("alpha", "1.0", "h1234567_0", "noarch", "0" * 64, 1)
     (tmp_path / "forge").mkdir()
     note = {"sha256": record.sha256, "tests": tests}
     (tmp_path / "forge/alpha-1.0-h1234567_0.json").write_text(json.dumps(note))
-    assert channel.read_test_count(record) == known
+    assert channel.read_test_count(record) == count
 
 
 @pytest.mark.parametrize("part", ["x", "a:", "a:/", "'a:", ";key"])
 def test_a_message_does_not_repeat_long_names(part: str) -> None:
-    """Nor does the search for credentials take minutes of one."""
-    said = str(ForgeError(f"no recipe {part * 20_000}; there are: alpha"))
-    assert len(said) < 400 and said.startswith(f"no recipe {part}") and said.endswith("are: alpha")
+    """And the search for credentials does not take minutes for such a name."""
+    message = str(ForgeError(f"no recipe {part * 20_000}; there are: alpha"))
+    assert len(message) < 400
+    assert message.startswith(f"no recipe {part}")
+    assert message.endswith("are: alpha")
 
 
 @pytest.mark.parametrize("where", ["a version", "an override", "depends"])
 def test_no_control_character_reaches_the_terminal(
     where: str, channel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, escape = "", "\x1b[31m"
+    requirement = ""
+    escape = "\x1b[31m"
     if where == "a version":
-        wanted = '"gam\\u001bma" = "*"\n'
+        requirement = '"gam\\u001bma" = "*"\n'
     elif where == "an override":
         monkeypatch.setenv("CONDA_OVERRIDE_GLIBC", f"2{escape}")
     else:
@@ -169,25 +181,27 @@ def test_no_control_character_reaches_the_terminal(
         data["packages.conda"]["alpha-1.0-h1234567_0.conda"]["depends"] = [f"{escape}ghost"]
         repodata.write_text(json.dumps(data))
     with pytest.raises(ForgeError, match=r"\\x1b") as raised:
-        workspace(tmp_path / "app", channel.as_uri(), wanted).lock()
+        workspace(tmp_path / "app", channel.as_uri(), requirement).lock()
     assert "\x1b" not in str(raised.value)
 
 
 def edited(channel: Path, tmp_path: Path, **info: Any) -> Workspace:
+    """Change the `info` of a channel's index, and return a workspace of that channel."""
     path = channel / "noarch/repodata.json"
     data = json.loads(path.read_text())
-    path.write_text(json.dumps(data | {"info": data["info"] | info}))
+    data["info"] |= info
+    path.write_text(json.dumps(data))
     return workspace(tmp_path / "local", channel.as_uri())
 
 
 def test_an_address_that_is_none_is_one_message(
     channel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """rattler panics on it."""
+    """rattler panics on such an address."""
     with pytest.raises(ForgeError, match="look at its repodata.json") as raised:
         edited(channel, tmp_path, base_url="http://[::1").lock()
     assert len(str(raised.value)) < 400
-    assert len(capfd.readouterr().err) < 2000, "a stack"
+    assert len(capfd.readouterr().err) < 2000, "there is a stack trace"
 
 
 def test_an_empty_requirement_in_a_lock(channel: Path, tmp_path: Path) -> None:

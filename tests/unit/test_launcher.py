@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`./forge` and pixi: a command line reaches the driver unchanged, and what it says without one."""
+"""`./forge` passes a command line to the driver unchanged, with pixi or without it."""
 
 import os
 import shlex
@@ -26,10 +26,15 @@ TASKS = MANIFEST["feature"]["bare"]["tasks"]
 
 
 FORMS = [
-    "--base host plan", "--variant k=v build-all", "plan --base=host", "lint", "test -m unit", "",
+    "--base host plan",
+    "--variant k=v build-all",
+    "plan --base=host",
+    "lint",
+    "test -m unit",
+    "",
     "run attention -- tool --flag 'two words' '$HOME' '*' '{{x}}'",
-]  # fmt: skip
-# What pixi 0.77 prints where a channel does not answer.
+]
+# The output of pixi 0.77 where a channel does not answer.
 REFUSES = """\
  WARN a warning of pixi's own
 Error:   \u00d7 failed to fetch a package
@@ -39,7 +44,10 @@ Error:   \u00d7 failed to fetch a package
 
 @pytest.fixture
 def pixi(tmp_path: Path) -> dict[str, str]:
-    """An environment with a pixi that prints its arguments, one a line, and installs nothing."""
+    """An environment with a pixi that prints its arguments, one per line, and installs nothing.
+
+    `pixi install` prints the file pixi.says, and fails if that has lines.
+    """
     installs = 'test "$1" != install || { cat "$0.says" >&2; exit "$(wc -l <"$0.says")"; }'
     (tmp_path / "pixi").write_text(f'#!/bin/sh\n{installs}\nprintf "%s\\n" "$@"\n')
     (tmp_path / "pixi.says").touch()
@@ -49,7 +57,7 @@ def pixi(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Path:
-    """A checkout in which no environment was made yet."""
+    """A checkout without an environment."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     for name in ("forge", "pixi.toml", "pyproject.toml", *LISTS):
@@ -65,6 +73,7 @@ def launch(
 
 
 def expected(words: list[str]) -> str:
+    """Return the output of the pixi above for a command line of the driver."""
     root = str(CHECKOUT)
     environment = "dev" if words[:1] in (["test"], ["lint"]) else "default"
     pixi = ["run", "--as-is", "-e", environment, "--manifest-path", f"{root}/pixi.toml"]
@@ -75,11 +84,12 @@ def expected(words: list[str]) -> str:
 def test_a_line_reaches_the_driver(pixi: dict[str, str], line: str) -> None:
     words = shlex.split(line)
     done = launch(words, pixi)
-    assert done.stdout == expected(words) and done.returncode == 0
+    assert done.stdout == expected(words)
+    assert done.returncode == 0
 
 
 def test_behind_a_link(pixi: dict[str, str], tmp_path: Path) -> None:
-    """The launcher finds its checkout, and makes nothing beside the link."""
+    """The launcher finds its checkout and creates nothing beside the link."""
     (tmp_path / "linked").symlink_to(CHECKOUT / "forge")
     command = [tmp_path / "linked", "plan"]
     done = subprocess.run(command, text=True, capture_output=True, check=True, env=pixi)
@@ -91,47 +101,51 @@ def test_behind_a_link(pixi: dict[str, str], tmp_path: Path) -> None:
 def test_help_and_version_need_no_environment(
     pixi: dict[str, str], empty: Path, on_path: bool
 ) -> None:
-    """They are those of the files, and nothing is made or asked for."""
+    """The launcher takes them from files of the checkout, and starts nothing."""
     (empty.parent / "pixi.says").write_text(REFUSES)
     environment = pixi if on_path else {"PATH": "/usr/bin:/bin"}
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     before = sorted(empty.rglob("*"))
-    for words, said in ((["--version"], [f"strix-forge {project['version']}"]), (["--help"], None)):
-        done = launch(words, environment, empty)
-        assert (done.returncode, done.stderr) == (0, "")
-        lines = done.stdout.splitlines()
-        if said is None:
-            ours = {name: task for name, task in TASKS.items() if name in COMMANDS}
-            said = [f"  {name}: {task['description']}" for name, task in ours.items()]
-            lines = lines[1:-1]
-        assert lines == said
+    tasks = {name: task for name, task in TASKS.items() if name in COMMANDS}
+    help_lines = [f"  {name}: {task['description']}" for name, task in tasks.items()]
+
+    done = launch(["--version"], environment, empty)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [f"strix-forge {project['version']}"]
+
+    done = launch(["--help"], environment, empty)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:-1] == help_lines
     assert sorted(empty.rglob("*")) == before
 
 
 def test_where_pixi_cannot_make_its_environment(pixi: dict[str, str], tmp_path: Path) -> None:
-    """One line says why, and how to do without pixi; then a Python is looked for."""
+    """One line has the reason, and how to do without pixi; then the launcher looks for a Python."""
     (tmp_path / "pixi.says").write_text(REFUSES)
     done = launch(["plan", "--help"], pixi | {"FORGE_PYTHON_BIN": "/bin/false"})
-    *_, why, then = done.stderr.splitlines()
-    assert why.endswith("without pixi, as with FORGE_NO_PIXI=1: failed to fetch a package")
-    assert done.returncode == 2 and "CPython 3.11" in then, "test_pixi_root.py has a Python"
+    *_, reason, last = done.stderr.splitlines()
+    assert reason.endswith("without pixi, as with FORGE_NO_PIXI=1: failed to fetch a package")
+    assert done.returncode == 2
+    assert "CPython 3.11" in last, "test_pixi_root.py has a Python"
 
 
 @pytest.fixture
 def unserved(empty: Path) -> dict[str, str]:
-    """Nobody serves pip's index."""
+    """An environment without pixi whose package index does not answer."""
     python = {"PATH": "/usr/bin:/bin", "FORGE_PYTHON_BIN": sys._base_executable}
     return python | {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "1"}
 
 
 def test_no_network_is_one_line(unserved: dict[str, str], empty: Path) -> None:
-    """pip says that a linter has no matching distribution."""
+    """pip itself reports that a linter has no matching distribution."""
     done = launch(["plan"], unserved, empty)
     first, last = done.stderr.splitlines()
-    assert done.returncode == 3 and "(once)" in first and "reaches no package index" in last
+    assert done.returncode == 3
+    assert "(once)" in first
+    assert "reaches no package index" in last
 
 
-# Makes environments that have it for their Python, and writes down what is installed into them.
+# A Python that makes environments with itself as their Python, and records what is installed there.
 PYTHON = """\
 #!/bin/sh
 case "$1 $2" in
@@ -142,8 +156,9 @@ esac
 
 
 def test_what_builds_and_what_lints_are_two_lists(empty: Path, tmp_path: Path) -> None:
-    """A build installs no linter; what lints comes beside it, once."""
-    python, installed = tmp_path / "python", tmp_path / "installed"
+    """A build installs no linter. The list of linters is installed once, when it is needed."""
+    python = tmp_path / "python"
+    installed = tmp_path / "installed"
     python.write_text(PYTHON)
     python.chmod(0o755)
     environment = {
@@ -151,70 +166,91 @@ def test_what_builds_and_what_lints_are_two_lists(empty: Path, tmp_path: Path) -
         "FORGE_PYTHON_BIN": str(python),
         "INSTALLED": str(installed),
     }
-    for command, lists in (("plan", 1), ("build-all", 1), ("lint", 2), ("test", 2), ("plan", 2)):
+    commands = [("plan", 1), ("build-all", 1), ("lint", 2), ("test", 2), ("plan", 2)]
+    for command, count in commands:
         assert launch([command], environment, empty).returncode == 0
-        assert installed.read_text().split() == [*LISTS[:lists]]
+        assert installed.read_text().split() == [*LISTS[:count]]
 
 
 def test_ctrl_c_while_the_environment_is_made(unserved: dict[str, str], empty: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # pip waits for its answer
+    # pip waits for the answer of a server that never answers.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
-        waits = {"PIP_INDEX_URL": index, "PIP_TIMEOUT": "600"}
+        settings = {"PIP_INDEX_URL": index, "PIP_TIMEOUT": "600"}
         child = subprocess.Popen(
-            [empty / "forge", "plan"], env=unserved | waits, text=True,
-            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [empty / "forge", "plan"],
+            env=unserved | settings,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         while not [*empty.glob("build/venv-*/pyvenv.cfg")] and child.poll() is None:
             time.sleep(0.01)
         os.killpg(child.pid, signal.SIGINT)
-        said = child.communicate()[1]
-    assert child.returncode == 130 and "Traceback" not in said and "interrupted" in said, said
+        _, messages = child.communicate()
+    assert child.returncode == 130, messages
+    assert "Traceback" not in messages
+    assert "interrupted" in messages, messages
 
 
 def test_without_pixi_the_python_must_do(pixi: dict[str, str]) -> None:
     unfit = {"FORGE_PYTHON_BIN": "/bin/false"}
     for environment in ({"PATH": "/usr/bin:/bin"}, pixi | {"FORGE_NO_PIXI": "1"}):
         done = launch(["plan"], environment | unfit)
-        assert done.returncode == 2 and "CPython 3.11" in done.stderr and not done.stdout
+        assert done.returncode == 2
+        assert "CPython 3.11" in done.stderr
+        assert not done.stdout
 
 
 def test_tasks_are_commands_of_the_driver() -> None:
-    """What people type every day. A task without `args` takes them all."""
+    """A task without `args` accepts all arguments."""
     for name, task in TASKS.items():
-        assert set(task) == {"cmd", "description"} and task["description"]
+        assert set(task) == {"cmd", "description"}
+        assert task["description"]
         program, *words = shlex.split(task["cmd"])
-        assert program == "./forge" and understood(words)
+        assert program == "./forge"
+        assert understood(words)
         assert words == [name] or name not in COMMANDS
 
 
-@pytest.mark.parametrize(("cwd", "inside"), [(CHECKOUT, True), (Path("/"), False)])
+@pytest.mark.parametrize(("cwd", "is_inside"), [(CHECKOUT, True), (Path("/"), False)])
 def test_paths_are_the_caller_s(
-    pixi: dict[str, str], tmp_path: Path, cwd: Path, inside: bool
+    pixi: dict[str, str], tmp_path: Path, cwd: Path, is_inside: bool
 ) -> None:
-    """pixi runs a task in the root, and says where it was called; elsewhere that is another's."""
+    """pixi runs a task in the root and sets INIT_CWD; elsewhere INIT_CWD is of another program."""
     (tmp_path / "pixi").write_text('#!/bin/sh\ntest "$1" = install || pwd\n')
     done = subprocess.run(
-        [CHECKOUT / "forge", "plan"], cwd=cwd, env=pixi | {"INIT_CWD": str(tmp_path)}, text=True,
-        capture_output=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.strip() == str(tmp_path if inside else cwd)
+        [CHECKOUT / "forge", "plan"],
+        cwd=cwd,
+        env=pixi | {"INIT_CWD": str(tmp_path)},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    expected_folder = tmp_path if is_inside else cwd
+    assert done.stdout.strip() == str(expected_folder)
 
 
 def test_the_driver_finds_its_root_from_anywhere(tmp_path: Path) -> None:
-    """Neither PYTHONPATH nor FORGE_ROOT is needed, and modules beside the caller are not taken."""
+    """PYTHONPATH and FORGE_ROOT are not needed, and modules in the caller's folder are ignored."""
     (tmp_path / "typer.py").write_text("raise RuntimeError")
     command = [sys.executable, CHECKOUT / "src" / "forge", "patches", "check", "--base", "host"]
     environment = {key: value for key, value in os.environ.items() if "FORGE" not in key}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [*command, "--help"], cwd=tmp_path, env=environment, text=True, capture_output=True,
+        [*command, "--help"],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        capture_output=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_checkout_that_cannot_be_written(tmp_path: Path) -> None:
-    """Its reason is not a missing package of Python. A file stands in for missing permission."""
+    """The message does not blame a missing package. A file stands in for a missing permission."""
     shutil.copy(CHECKOUT / "forge", tmp_path)
     for name in LISTS:
         (tmp_path / name).touch()
@@ -223,6 +259,7 @@ def test_a_checkout_that_cannot_be_written(tmp_path: Path) -> None:
     done = subprocess.run(
         [tmp_path / "forge", "plan"], env=environment, text=True, capture_output=True
     )
-    assert done.returncode == 2 and not done.stdout
+    assert done.returncode == 2
+    assert not done.stdout
     assert done.stderr.splitlines()[-1].startswith(f"forge: cannot write to {tmp_path}/build")
     assert "python3-venv" not in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What tests stand on: mutants, servers, copies of the checkout, a look into what is built."""
+"""The support code of tests: mutants, servers, copies of the checkout, checks of built packages."""
 
 import errno
 import http.server
@@ -70,30 +70,33 @@ def test_wrong_content_and_endless_messages_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "says"),
+    ("usage", "message"),
     [((mutants.SLOWEST + 1, 0), "more than 20 s"), ((0, mutants.LARGEST + 1), "more than 2097152")],
 )
 def test_a_reader_that_hangs_or_takes_all_memory_is_found(
-    used: tuple[float, int], says: str, monkeypatch: pytest.MonkeyPatch
+    usage: tuple[float, int], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = iter(((0, 0), used))
-    monkeypatch.setattr(mutants, "_used", lambda: next(now))
-    with pytest.raises(AssertionError, match=says):
+    usages = iter([(0, 0), usage])
+    monkeypatch.setattr(mutants, "_measure_usage", lambda: next(usages))
+    with pytest.raises(AssertionError, match=message):
         Tally("any", lambda *_: None).give(lambda: 1, bool, "1")
 
 
 def test_programs_that_a_reader_runs_count() -> None:
-    start, own = mutants._used()[0], time.process_time()
+    start, _ = mutants._measure_usage()
+    start_of_this_process = time.process_time()
     subprocess.run([sys.executable, "-c", "b'x' * (256 << 20)"], check=True)
-    seconds, most = mutants._used()
-    assert seconds - start > time.process_time() - own and most > 256 << 10
+    end, peak = mutants._measure_usage()
+    assert end - start > time.process_time() - start_of_this_process
+    assert peak > 256 << 10
 
 
-ALONE = "127.77.1.1"  # of this machine too; nobody takes a port there between two servers
+# Another address of this machine. Nobody uses a port there between two servers of the test.
+ALONE = "127.77.1.1"
 
 
 def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is locked is what is served now, not what another test served there before."""
+    """A lock has what a server serves now, not what another one served before at that port."""
     ports: list[int] = []
     bind = http.server.HTTPServer.server_bind
 
@@ -106,7 +109,8 @@ def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for version in ("1.0", "2.0"):
         channel = small_channel.make(tmp_path / version / "c", "alpha", "beta", version=version)
         for file in channel.rglob("repodata*"):
-            os.utime(file, (0, 0))  # by which rattler asks whether it is another one
+            # With this time rattler asks the server whether its cached index is still valid.
+            os.utime(file, (0, 0))
         with served(channel) as url:
             url = url.replace("127.0.0.1", ALONE)
             app = small_channel.workspace(tmp_path / version / "app", url)
@@ -116,34 +120,36 @@ def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_test_has_a_web_server_of_another_kind() -> None:
-    makes = re.compile(r"HTTPServer\(\(")
-    found = [f.name for f in python_files("tests") if makes.search(f.read_text())]
-    assert found == []
+    pattern = re.compile(r"HTTPServer\(\(")
+    names = [file.name for file in python_files("tests") if pattern.search(file.read_text())]
+    assert names == []
 
 
 def test_nothing_that_a_copy_changes_is_the_checkouts(tmp_path: Path) -> None:
-    """Only packages are shared, which nobody writes to."""
+    """A copy shares only packages, which nobody writes to, with the checkout."""
     root = tmp_path / "copy"
     copy_checkout(root)
     names = {path.relative_to(root).parts[0] for path in root.iterdir()}
-    assert {"src", "recipes", "pyproject.toml", "forge", "build"} <= names and ".git" not in names
+    assert {"src", "recipes", "pyproject.toml", "forge", "build"} <= names
+    assert ".git" not in names
     assert {path.name for path in (root / "build").iterdir()} == {"host-base", "sources"}
     for path in root.rglob("*"):
-        shared = path.is_file() and "build" not in path.relative_to(root).parts[:1]
-        if shared and path.stat().st_nlink > 1:
+        is_outside_build = path.is_file() and "build" not in path.relative_to(root).parts[:1]
+        if is_outside_build and path.stat().st_nlink > 1:
             assert path.suffix == ".conda"
-    ours = {file.name for file in (CHECKOUT / "channel").glob("*/*.conda")}
-    assert {file.name for file in (root / "channel").glob("*/*.conda")} == ours
+    packages = {file.name for file in (CHECKOUT / "channel").glob("*/*.conda")}
+    assert {file.name for file in (root / "channel").glob("*/*.conda")} == packages
     assert not (root / "channel" / ".lock").exists()
 
 
 def test_a_copy_on_another_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where /tmp is one of its own: packages are copied."""
+    """Packages are copied where a hard link is impossible, as when /tmp is a filesystem itself."""
 
     def hardlink_to(self: Path, _: Path) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
 
-    small, package = tmp_path / "small", tmp_path / "small/channel/noarch/alpha-1-0.conda"
+    small = tmp_path / "small"
+    package = small / "channel/noarch/alpha-1-0.conda"
     package.parent.mkdir(parents=True)
     package.write_text("alpha")
     commit(small)
@@ -173,7 +179,7 @@ def test_without_pixi_it_is_a_skip_or_a_failure(
         ({"files": ["lib/*.so"]}, "bin/a", "bin/a is not among its `files`"),
         ({"files": {"include": ["lib/"], "exclude": ["lib/*.h"]}}, "lib/a.so", ""),
         ({"files": {"include": ["lib/"], "exclude": ["lib/*.h"]}}, "lib/a.h", "lib/a.h is not"),
-        # without `include` it is all but what is left out
+        # Without `include`, all files but the excluded ones are included.
         ({"files": {"exclude": ["**/csrc/**"]}}, "x/a.py", ""),
         ({"files": {"exclude": ["**/csrc/**"]}}, "x/csrc/a.c", "x/csrc/a.c is not"),
         ({"noarch": "python"}, "lib/python3.12/site-packages/a.py", "is one Python's"),
@@ -182,5 +188,6 @@ def test_without_pixi_it_is_a_skip_or_a_failure(
 )
 def test_files_that_a_recipe_does_not_name(build: dict[str, Any], held: str, fault: str) -> None:
     package: Any = SimpleNamespace(info=())
-    found = faults_of(package, {"build": {"script": "make"} | build}, {held})
-    assert fault in "".join(found) and bool(fault) == bool(found)
+    faults = faults_of(package, {"build": {"script": "make"} | build}, {held})
+    assert fault in "".join(faults)
+    assert bool(fault) == bool(faults)
