@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A credential in a URL, wherever that stands, is in no message and no file of ours."""
+"""A credential in a URL gets into no message and no file of ours, wherever the URL comes from."""
 
 import json
 from collections.abc import Callable
@@ -24,24 +24,32 @@ from forge.sources.cache import Source, SourceCache
 SECRET = "s3cr3t"
 URLS = [
     f"http://user:p@{SECRET}@127.0.0.1:9/channel",
-    f"http://user:{SECRET}@127.0.0.1:9/channel", f"http://{SECRET}@127.0.0.1:9/channel",
-    f"http://127.0.0.1:9/t/{SECRET}/channel", f"http://127.0.0.1:9/channel;token={SECRET}",
-    f"http://127.0.0.1:9/channel?api_key={SECRET}", f"http://127.0.0.1:9/%74/{SECRET}/channel",
-    f"http://127.0.0.1:9/channel#token={SECRET}", f"http://127.0.0.1:9/channel?a=(b){SECRET}",
-    f"http:/user:{SECRET}@127.0.0.1:9/channel", f"http://user%3A{SECRET}%40127.0.0.1:9/channel",
-]  # fmt: skip
+    f"http://user:{SECRET}@127.0.0.1:9/channel",
+    f"http://{SECRET}@127.0.0.1:9/channel",
+    f"http://127.0.0.1:9/t/{SECRET}/channel",
+    f"http://127.0.0.1:9/channel;token={SECRET}",
+    f"http://127.0.0.1:9/channel?api_key={SECRET}",
+    f"http://127.0.0.1:9/%74/{SECRET}/channel",
+    f"http://127.0.0.1:9/channel#token={SECRET}",
+    f"http://127.0.0.1:9/channel?a=(b){SECRET}",
+    f"http:/user:{SECRET}@127.0.0.1:9/channel",
+    f"http://user%3A{SECRET}%40127.0.0.1:9/channel",
+]
 
 
-def told(run: Callable[[], object]) -> str:
-    """What a user would read of a failure, or of a result."""
+def get_message(run: Callable[[], object]) -> str:
+    """Return what a user would read of a failure or of a result."""
     try:
         result = run()
     except ForgeError as error:
         return str(error)
-    return "\n".join(map(str, result)) if isinstance(result, list | tuple) else str(result)
+    if isinstance(result, list | tuple):
+        return "\n".join(map(str, result))
+    return str(result)
 
 
 def command(words: str) -> str:
+    """Run a command that fails, and return its output and message."""
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code and done.exception
     return f"{done.output} {done.exception}"
@@ -54,8 +62,9 @@ def command(words: str) -> str:
 )
 def test_commands(words: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORGE_ROOT", str(CHECKOUT))
-    said = command(words.replace("URL", url))
-    assert SECRET not in said and "Traceback" not in said
+    output = command(words.replace("URL", url))
+    assert SECRET not in output
+    assert "Traceback" not in output
 
 
 def publish(to: str) -> None:
@@ -64,7 +73,7 @@ def publish(to: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "message"),
     [
         (f"https://user:{SECRET}@prefix.dev/demo", "carries a credential"),
         (f"https://{SECRET}@anaconda.org/demo", "carries a credential"),
@@ -73,15 +82,15 @@ def publish(to: str) -> None:
         (f"s3://key:{SECRET}@bucket/prefix", "carries a credential"),
         ("http://[::1/x", "malformed channel URL"),
         ("https://h:99999/x", "malformed channel URL"),
-        # it has lost its host, so that the password stands where a port would
+        # The host is missing, so that the password stands where a port would.
         (f"https://me:{SECRET}/x", "malformed channel URL"),
     ],
-    ids=range(8),  # pytest would show the secret
+    ids=range(8),  # pytest would show the secret otherwise
 )
-def test_what_is_no_address_of_a_channel(url: str, says: str) -> None:
-    """Refused wherever a channel is named, in words that do not repeat it."""
+def test_what_is_no_address_of_a_channel(url: str, message: str) -> None:
+    """It is refused wherever a channel is named, and the message does not repeat it."""
     for reader in (publish, Location):
-        with pytest.raises(ForgeError, match=says) as error:
+        with pytest.raises(ForgeError, match=message) as error:
             reader(url)
         assert SECRET not in str(error.value)
 
@@ -104,47 +113,58 @@ def test_where_nothing_is_published(to: str, message: str) -> None:
 def test_manifests(url: str, tmp_path: Path) -> None:
     file = tmp_path / "pixi.toml"
     file.write_text(f'[workspace]\nname = "a"\nchannels = ["{url}"]\nplatforms = ["linux-64"]\n')
-    assert SECRET not in (said := told(lambda: Manifest.load(file))) and "pixi.toml" in said
+    message = get_message(lambda: Manifest.load(file))
+    assert SECRET not in message
+    assert "pixi.toml" in message
 
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 def test_locks(url: str, channel: Path, tmp_path: Path) -> None:
-    """Of every command that reads one; a lock with credentials is somebody else's."""
+    """No command that reads a lock shows its credentials. The driver itself writes none there."""
     home = workspace(tmp_path / "local", channel.as_uri())
     home.lock()
     text = home.lock_file.read_text()
     home.lock_file.write_text(text.replace(channel.as_uri(), url))
-    for run in (lambda: home.locked("default"), lambda: home.install("default")):  # fmt: skip
-        said = told(run)
-        assert said and SECRET not in said, said
+    for run in (lambda: home.locked("default"), lambda: home.install("default")):
+        message = get_message(run)
+        assert message
+        assert SECRET not in message, message
 
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 def test_sources_that_do_not_answer(url: str, tmp_path: Path) -> None:
     cache = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
-    said = told(lambda: cache.fetch(Source(f"{url}/a.tar.gz", "0" * 64), lambda *_: None))
-    assert SECRET not in said and "127.0.0.1" in said
-    said = told(lambda: cache.fetch(Source(url, "", commit="0" * 40), lambda *_: None))
-    assert SECRET not in said and said
+    archive = Source(f"{url}/a.tar.gz", "0" * 64)
+    message = get_message(lambda: cache.fetch(archive, lambda *_: None))
+    assert SECRET not in message
+    assert "127.0.0.1" in message
+    repository = Source(url, "", commit="0" * 40)
+    message = get_message(lambda: cache.fetch(repository, lambda *_: None))
+    assert SECRET not in message
+    assert message
 
 
 @pytest.mark.parametrize(
-    ("mirror", "says"),
+    ("mirror", "expected"),
     [(URLS[0], ""), (f"user:{SECRET}@127.0.0.1:9/c", "is not an http(s) or oci URL")],
     ids=["does not answer", "no scheme"],
 )
-def test_mirrors(mirror: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirrors(
+    mirror: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FORGE_ROOT", str(tmp_path))
     write_mirrors(tmp_path, {"https://conda.invalid": mirror})
-    said = told(lambda: read(Location("https://conda.invalid/x", retries=0), "a"))
-    assert SECRET not in said and said and says in said
-    if not says:
+    message = get_message(lambda: read(Location("https://conda.invalid/x", retries=0), "a"))
+    assert SECRET not in message
+    assert message
+    assert expected in message
+    if not expected:
         assert SECRET not in redact(network.find_outage("https://conda.invalid/x", 1))
 
 
 def test_token_of_the_store_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rattler's client sends a conda token in the URL, and names that URL in its errors."""
+    """rattler's client sends a conda token in the URL, and its errors contain that URL."""
 
     class Refusing(QuietHandler):
         def do_GET(self) -> None:
@@ -162,8 +182,9 @@ def test_token_of_the_store_is_not_told(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_rule_itself(url: str) -> None:
     for text in (url, f"see {url}/noarch/a.conda (404)", f"'{url}', and {url}", f"403 ({url})"):
         for shown in (str(ForgeError(text)), one_line(text), redact(text)):
-            assert SECRET not in shown and "127.0.0.1:9" in shown
-    assert SECRET in url, "or nothing was tested"
+            assert SECRET not in shown
+            assert "127.0.0.1:9" in shown
+    assert SECRET in url, "otherwise nothing was tested"
 
 
 def test_what_is_no_credential_stays() -> None:
@@ -177,16 +198,16 @@ def test_what_is_no_credential_stays() -> None:
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 def test_a_requirement_that_is_a_url(url: str) -> None:
-    """Also one that is cut off before the @ by which a credential is known."""
+    """Also a URL that is cut off before the @ that marks a credential."""
     for value in (url, url.replace(SECRET, SECRET * 20)):
-        assert SECRET not in told(lambda value=value: match_spec("a", value))
+        assert SECRET not in get_message(lambda value=value: match_spec("a", value))
 
 
 @pytest.mark.parametrize(
     "text",
     [
         SECRET,
-        "s3c\nr3t",  # folded by a terminal's width
+        "s3c\nr3t",  # wrapped at the width of a terminal
         "two words",
         "p%20w",
         "sesame",
@@ -204,7 +225,7 @@ def test_a_requirement_that_is_a_url(url: str) -> None:
     ],
 )
 def test_no_secret_is_in_a_log_for_strangers(text: str) -> None:
-    """Neither one that the environment names nor one that looks like one."""
+    """Neither a secret that the environment has nor a text that looks like a secret."""
     environment = {
         "MY_TOKEN": SECRET,
         "DB_PASSWORD": "two words",
@@ -215,7 +236,8 @@ def test_no_secret_is_in_a_log_for_strangers(text: str) -> None:
     }
     assert remove_secrets("plain", environment) == "plain"
     assert remove_secrets("/home/ann: 3 tokens", environment) == "/home/ann: 3 tokens"
-    left = remove_secrets(f"before {text} after", environment)
-    assert left.startswith("before ") and ("*" in left or "GET http://h/x" in left)
+    result = remove_secrets(f"before {text} after", environment)
+    assert result.startswith("before ")
+    assert "*" in result or "GET http://h/x" in result
     secrets = ["hunter", SECRET, "s3c", "words", "p%20w", "sesame", "token-as-user"]
-    assert not [secret for secret in secrets if secret in left]
+    assert not [secret for secret in secrets if secret in result]

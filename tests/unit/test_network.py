@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""pixi's configuration of the network, as the driver follows it."""
+"""The driver follows pixi's configuration of the network."""
 
 import io
 import json
@@ -22,7 +22,7 @@ MIRRORED = "https://conda-forge.invalid/conda-forge"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home, and a checkout without a configuration."""
+    """An empty home folder, and a checkout without a configuration."""
     for name in ("XDG_CONFIG_HOME", "PIXI_HOME", network.AUTH_FILE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -31,22 +31,24 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def configure(path: Path, text: str) -> None:
+    """Write a file and its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
-def mirrors(url: str, of: str = MIRRORED) -> str:
-    return f'[mirrors]\n"{of}" = ["{url}"]\n'
+def mirrors(url: str, channel: str = MIRRORED) -> str:
+    """Return the configuration that makes `url` the mirror of a channel."""
+    return f'[mirrors]\n"{channel}" = ["{url}"]\n'
 
 
 class Private(QuietHandler):
-    """Serves nothing without the right token; /garbage is no HTTP, /slow never answers."""
+    """A server that requires a token. /garbage is no HTTP, and /slow never answers."""
 
     def do_GET(self) -> None:
         if self.path == "/garbage":
             self.wfile.write(b"garbage\r\n\r\n")
         elif self.path == "/slow":
-            self.rfile.read(1)  # until the client hangs up
+            self.rfile.read(1)  # returns when the client hangs up
         elif self.headers["Authorization"] == "Bearer secret":
             super().do_GET()
         else:
@@ -55,6 +57,7 @@ class Private(QuietHandler):
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of that server."""
     folder = tmp_path_factory.mktemp("served")
     for name in ("file", "noarch/repodata.json.zst"):
         configure(folder / name, "content")
@@ -64,6 +67,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def credentials(home: Path, url: str) -> Path:
+    """Write the right token into a file of credentials."""
     file = home / "credentials.json"
     host = url.removeprefix("http://").partition(":")[0]
     file.write_text(json.dumps({host: {"BearerToken": "secret"}}))
@@ -86,8 +90,8 @@ def test_the_file_that_pixis_configuration_names_holds_the_credentials(
     monkeypatch.setenv(network.AUTH_FILE, "")
     monkeypatch.delenv(network.AUTH_FILE)
     credentials(home, url)
-    kept = 'authentication-override-file = "~/credentials.json"\n'
-    configure(home / ".pixi/config.toml", kept + mirrors(url))
+    setting = 'authentication-override-file = "~/credentials.json"\n'
+    configure(home / ".pixi/config.toml", setting + mirrors(url))
     assert read(Location(MIRRORED, retries=0), "file") == b"content"
 
 
@@ -101,9 +105,8 @@ def test_conda_forge_is_probed_at_its_mirror(
         "base: conda-forge (its repodata answers)",
     )
     assert bases.load(Project.at(CHECKOUT), BaseName.CONDA_FORGE).channel_url == url
-    configure(
-        home / ".config/pixi/config.toml", mirrors("https://user:word@x.invalid/y", CONDA_FORGE)
-    )
+    with_credential = mirrors("https://user:word@x.invalid/y", CONDA_FORGE)
+    configure(home / ".config/pixi/config.toml", with_credential)
     with pytest.raises(ForgeError, match="carries a credential"):
         bases.load(Project.at(CHECKOUT), BaseName.CONDA_FORGE)
 
@@ -113,8 +116,9 @@ def test_what_does_not_answer_is_said_in_one_line(
     home: Path, url: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(network.AUTH_FILE, str(credentials(home, url)))
-    why = network.find_outage(f"{url}/{path}", 1)
-    assert why and "\n" not in why
+    reason = network.find_outage(f"{url}/{path}", 1)
+    assert reason
+    assert "\n" not in reason
     assert not network.find_outage(f"{url}/file", 300)
 
 
@@ -123,8 +127,8 @@ def test_the_later_file_and_the_longer_prefix_win(home: Path) -> None:
     assert network.mirrored(MIRRORED) == "https://a.invalid/x"
     configure(home / ".pixi/config.toml", mirrors("https://b.invalid"))
     assert network.mirrored(f"{MIRRORED}/noarch") == "https://b.invalid/noarch"
-    whole = mirrors("https://c.invalid", "https://conda-forge.invalid/")
-    configure(home / "checkout/.pixi/config.toml", whole)
+    of_whole_host = mirrors("https://c.invalid", "https://conda-forge.invalid/")
+    configure(home / "checkout/.pixi/config.toml", of_whole_host)
     assert network.mirrored(MIRRORED) == "https://b.invalid"
     assert network.mirrored("https://conda-forge.invalid/conda-forge-2") == (
         "https://c.invalid/conda-forge-2"
@@ -137,18 +141,29 @@ def test_credentials_that_cannot_be_read_are_one_message(
     home: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = home / "file"
-    path.mkdir() if fault == "a folder" else path.write_text("no JSON")
-    monkeypatch.setenv("HOME" if fault == "HOME is a file" else network.AUTH_FILE, str(path))
+    if fault == "a folder":
+        path.mkdir()
+    else:
+        path.write_text("no JSON")
+    variable = "HOME" if fault == "HOME is a file" else network.AUTH_FILE
+    monkeypatch.setenv(variable, str(path))
     with pytest.raises(ForgeError, match=rf"credentials.*RATTLER_AUTH_FILE.*HOME.*{path}"):
         network.client()
 
 
 @pytest.mark.parametrize(
     "text",
-    ["[mirrors", "mirrors = 1", '[mirrors]\n"x" = ["https://y"]', '[mirrors]\n"https://x" = 1',
-     '[mirrors]\n"https://x" = "https://y"', '[mirrors]\n"https://x" = ["file:///y"]',
-     '[mirrors]\n"https://x" = [1]', "authentication-override-file = 1"],
-)  # fmt: skip
+    [
+        "[mirrors",
+        "mirrors = 1",
+        '[mirrors]\n"x" = ["https://y"]',
+        '[mirrors]\n"https://x" = 1',
+        '[mirrors]\n"https://x" = "https://y"',
+        '[mirrors]\n"https://x" = ["file:///y"]',
+        '[mirrors]\n"https://x" = [1]',
+        "authentication-override-file = 1",
+    ],
+)
 def test_a_configuration_that_cannot_be_read_is_named(home: Path, text: str) -> None:
     configure(home / ".pixi/config.toml", text)
     with pytest.raises(ForgeError, match=r"\.pixi/config\.toml is not a pixi configuration"):
@@ -156,14 +171,14 @@ def test_a_configuration_that_cannot_be_read_is_named(home: Path, text: str) -> 
 
 
 def test_a_solver_asks_an_index_twice(home: Path) -> None:
-    """Solvers tell nobody how far they are, so that more would look like a hang."""
-    asked = []
+    """A solver shows no progress, so that more attempts would look like a hang."""
+    requests: list[str] = []
 
     class Busy(QuietHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            requests.append(self.path)
             self.send_error(503)
 
     with served(home, Busy) as address, pytest.raises(RuntimeError, match="503"):
         network.download(network.make_solver_client(), f"{address}/repodata.json", io.BytesIO())
-    assert len(asked) == 2
+    assert len(requests) == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a killed build left behind is ended, and nothing else."""
+"""The processes that a killed build left behind are ended, and no others."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ from forge.project import Project
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_only_processes_of_a_job_are_killed(tmp_path: Path, linked: bool) -> None:
-    """A person's shell in the staging folder stays; the folder may be behind a link."""
+    """A user's shell in the staging folder survives. The folder may be behind a link."""
     staging = tmp_path / "staging"
     (staging / "pkg").mkdir(parents=True)
     sleep = ["sleep", "infinity"]
@@ -61,13 +61,15 @@ script.stdout.read()
     "how", ["sleep infinity & exit", "setsid sleep infinity & exit", "cd /; sleep infinity & exit"]
 )
 def test_what_a_script_leaves_behind(how: str) -> None:
-    """It holds the output that the engine reads to its end, whatever session or folder it is in."""
+    """Such a process holds the output that the engine reads, whatever its session or folder."""
     job = subprocess.Popen([sys.executable, "-c", WAITS, how])
     try:
-        while not (found := find_output_holders(job.pid)):
+        holders = find_output_holders(job.pid)
+        while not holders:
             assert job.poll() is None, "not found"
             time.sleep(0.05)
-        (process,) = found
+            holders = find_output_holders(job.pid)
+        (process,) = holders
         assert b"sleep" in Path(f"/proc/{process}/cmdline").read_bytes()
         os.kill(process, signal.SIGKILL)
         assert job.wait() == 0
@@ -79,7 +81,8 @@ def test_what_a_script_leaves_behind(how: str) -> None:
 def test_a_script_that_runs_is_left_alone() -> None:
     script = "sleep infinity & read line; kill $!"
     job = subprocess.Popen([sys.executable, "-c", WAITS, script], stdin=subprocess.PIPE)
-    while job.poll() is None and Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text() == "":
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+    while job.poll() is None and children.read_text() == "":
         time.sleep(0.05)
     assert find_output_holders(job.pid) is None
     job.communicate(b"\n")
@@ -96,9 +99,9 @@ subprocess.run(["bash", "-c", sys.argv[1]])
 @pytest.mark.parametrize(
     ("script", "grace"),
     [
-        # a compiler in a process group of its own, as ninja's are, ends at SIGTERM
+        # A compiler in a process group of its own, as ninja's are, ends at SIGTERM.
         (f'set -m; (trap "echo ended > words; exit" TERM; {WAITS_FOR_EVER}) & wait', 60),
-        # what ignores SIGTERM is killed, and so is a process that begins at SIGTERM
+        # A process that ignores SIGTERM is killed, and so is one that starts at SIGTERM.
         (f'trap "" TERM; {WAITS_FOR_EVER}', 1),
         (f'trap "sleep infinity" TERM; {WAITS_FOR_EVER}', 1),
     ],
@@ -106,7 +109,7 @@ subprocess.run(["bash", "-c", sys.argv[1]])
 def test_the_end_of_a_job(
     script: str, grace: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine is the last to end, so that its script can still write to it."""
+    """The engine ends last, so that its script can still write to it."""
     monkeypatch.setattr(processes, "GRACE_SECONDS", grace)
     command = [sys.executable, "-c", RUNS, script]
     engine = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
@@ -118,13 +121,15 @@ def test_the_end_of_a_job(
     assert (tmp_path / "words").exists() == script.startswith("set -m")
 
 
-@pytest.mark.parametrize(("gib", "most"), [(64, 8), (7, 3), (1, 1)])
-def test_compilers_share_the_memory(gib: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 GiB for each, one at least, and MAX_JOBS over all."""
+@pytest.mark.parametrize(("gib", "jobs_allowed"), [(64, 8), (7, 3), (1, 1)])
+def test_compilers_share_the_memory(
+    gib: int, jobs_allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each compiler gets 2 GiB; there is at least one; MAX_JOBS overrides this."""
     monkeypatch.delenv("MAX_JOBS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(processes, "memory_gib", lambda: gib)
-    assert max_jobs() == most
+    assert max_jobs() == jobs_allowed
     monkeypatch.setenv("MAX_JOBS", "5")
     assert max_jobs() == 5
     for wrong in ("0", "-1", "two", "1.5", "²", "9" * 5000):
@@ -139,23 +144,28 @@ def test_the_memory_of_this_machine() -> None:
 
 
 def run_job(
-    code: str, say: Callable[[str], None], folder: Path, monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    handle_line: Callable[[str], None],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
     action: str = "test",
-) -> None:  # fmt: skip
-    """Run a job, which is this code."""
-    command, start = [sys.executable, "-c", code], subprocess.Popen
+) -> None:
+    """Run Python code as a job. `handle_line` gets each line of its output."""
+    command = [sys.executable, "-c", code]
+    start = subprocess.Popen
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda _, **options: start(command, **options))
     project = Project(folder, folder / "channel", folder / "build")
-    jobs.run_job(project, 1, say, Event(), {"action": action}, folder / "log")
+    jobs.run_job(project, 1, handle_line, Event(), {"action": action}, folder / "log")
 
 
-@pytest.mark.parametrize(("action", "holds"), [("build", "now\n"), ("test", "earlier\nnow\n")])
+@pytest.mark.parametrize(("action", "content"), [("build", "now\n"), ("test", "earlier\nnow\n")])
 def test_a_test_adds_to_the_log_of_its_build(
-    action: str, holds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    action: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (log := tmp_path / "log").write_text("earlier\n")
+    log = tmp_path / "log"
+    log.write_text("earlier\n")
     run_job("print('now')", lambda _: None, tmp_path, monkeypatch, action)
-    assert log.read_text() == holds
+    assert log.read_text() == content
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -163,26 +173,28 @@ def test_a_job_that_a_signal_ends_has_failed(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package test that the kernel kills for its memory must not count as passed."""
-    dies = f"import os; os.kill(os.getpid(), {int(number)})"
+    code = f"import os; os.kill(os.getpid(), {int(number)})"
     with pytest.raises(Failed, match=f"test failed .killed by signal {int(number)};"):
-        run_job(dies, lambda _: None, tmp_path, monkeypatch)
+        run_job(code, lambda _: None, tmp_path, monkeypatch)
 
 
 def test_each_line_of_a_job_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several at a time, none while it is silent, and those that it ends with."""
-    says = "import time; print('a\\nb', flush=True); time.sleep(0.5); print('c')"
-    seen: list[str] = []
-    run_job(says, seen.append, tmp_path, monkeypatch)
-    assert seen == ["a", "b", "c"]
+    """Several lines may come at a time, none while the job is silent, and some at its end."""
+    code = "import time; print('a\\nb', flush=True); time.sleep(0.5); print('c')"
+    lines: list[str] = []
+    run_job(code, lines.append, tmp_path, monkeypatch)
+    assert lines == ["a", "b", "c"]
 
 
 def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path) -> None:
-    """Whatever was there at a look: each file was replaced by the next one, at the same place.
+    """The follower may look at any moment: each file is replaced by the next one at the same place.
 
-    rattler-build copies a staging's log for each output: an empty file that is deleted, then the
-    copy, to which the output's script appends.
+    rattler-build copies the log of a staging for each output: an empty file, which is deleted, then
+    the copy, to which the script of the output appends.
     """
-    staging, one, two = b"+ make\n", b"+ one\n", b"+ two\n"
+    staging = b"+ make\n"
+    one = b"+ one\n"
+    two = b"+ two\n"
     moments = [("script", b""), ("script", staging)]
     moments += [("copy", b""), ("copy", b""), ("copy", staging[:3]), ("copy", staging + one)]
     moments += [("copy", b""), ("copy", staging + two)]
@@ -193,8 +205,8 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
         copied = output / "build_cache/staging_0/work_dir/conda_build.log"
         for folder in (script.parent, copied.parent):
             folder.mkdir(parents=True)
-        seen = list[str]()
-        follower = jobs.LogFollower(output, log, seen.append)
+        lines = list[str]()
+        follower = jobs.LogFollower(output, log, lines.append)
         for (kind, text), look in zip(moments, (*looks, True), strict=True):
             if kind == "copy" and not copied.exists():
                 copied.write_bytes(staging)
@@ -203,16 +215,18 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
             script.write_bytes(text)
             if look:
                 follower.copy_new()
-        # of an output that nobody looked at, the next one's has taken the place
-        said = staging + (one if any(looks[3:6]) else b"") + two
-        assert log.read_bytes() == said, looks
-        assert "".join(seen) == said.decode().replace("\n", "")
+        # The log of the first output is lost if nobody looked before the next one replaced it.
+        saw_first_output = any(looks[3:6])
+        expected = staging + one + two if saw_first_output else staging + two
+        assert log.read_bytes() == expected, looks
+        assert "".join(lines) == expected.decode().replace("\n", "")
 
 
 def test_what_an_output_leaves_goes_once_the_next_one_begins(tmp_path: Path) -> None:
-    """With several outputs of gigabytes. Its log is read first; no name says the order."""
-    log, seen = tmp_path / "log", list[str]()
-    follower = jobs.LogFollower(tmp_path, log, seen.append)
+    """Several outputs may have gigabytes each. The log is read first; names have no order."""
+    log = tmp_path / "log"
+    lines: list[str] = []
+    follower = jobs.LogFollower(tmp_path, log, lines.append)
     folders = [tmp_path / "bld" / name for name in ("rattler-build_z_1", "rattler-build_a_1")]
     for folder in folders:
         for part in ("work", "host_env_placehold"):
@@ -222,4 +236,4 @@ def test_what_an_output_leaves_goes_once_the_next_one_begins(tmp_path: Path) -> 
         follower.update()
         assert folder.is_dir()
     assert not folders[0].exists() and (folders[1] / "host_env_placehold/large").exists()
-    assert seen == ["+ rattler-build_z_1", "+ rattler-build_a_1"]
+    assert lines == ["+ rattler-build_z_1", "+ rattler-build_a_1"]
