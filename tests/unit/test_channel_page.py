@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The page of a published channel: every figure is the index's, and it fits its screen."""
+"""The page of a published channel has the figures of the index and fits its screen."""
 
 import html
 import json
@@ -23,9 +23,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three builds, one of them withdrawn."""
+    """A published channel of three builds, one of them withdrawn, and its page."""
     folder = tmp_path_factory.mktemp("page")
-    source, target = Source(folder / "source"), folder / "published"
+    source = Source(folder / "source")
+    target = folder / "published"
     source.make("triton", "3.7.1")
     old = source.make("flash-attn", "2.8.3.post2")
     long = "rocm1000_gfx1151_py312h1234567_0"
@@ -42,12 +43,19 @@ def copy(target: Path, tmp_path: Path) -> Path:
 
 
 def write(target: Path) -> None:
+    """Write the page of a channel."""
     subprocess.run([sys.executable, CHECKOUT / "tools/channel_page.py", target], check=True)
 
 
 def brightness(picture: Path) -> int:
-    """The first pixel's first channel, 0 to 255, of a PNG of 8 bits: no filter changes it."""
-    data, packed, at = picture.read_bytes(), b"", 8
+    """Return the first channel of the first pixel, 0 to 255, of a PNG of 8 bits.
+
+    No filter of PNG changes that byte.
+    """
+    data = picture.read_bytes()
+    packed = b""
+    # The signature of a PNG file has 8 bytes.
+    at = 8
     while at < len(data):
         length = int.from_bytes(data[at : at + 4])
         if data[at + 4 : at + 8] == b"IDAT":
@@ -62,15 +70,20 @@ def test_figures_are_the_indexs(target: Path) -> None:
     records = index["packages.conda"].values()
     total = sum(record["size"] for record in records) / 1024
     assert f"2 packages, {total:.1f} KiB." in text
-    assert "\npixi add triton</pre>" in text, "what is not here cannot be installed"
+    assert "\npixi add triton</pre>" in text, "the page names a package that the channel lacks"
     for record in records:
-        assert f">{record['name']}</a>" in text and record["build"] in text
+        assert f">{record['name']}</a>" in text
+        assert record["build"] in text
         assert f"{record['size'] / 1024:.1f} KiB" in text or f"{record['size']} B" in text
     (entry,) = json.loads((target / "withdrawn.json").read_text())["withdrawn"]
     assert f"noarch/flash-attn-2.8.3.post2-{BUILD}.conda</td>" in text
-    assert entry["date"] in text and "gives &lt;wrong&gt; numbers" in text
-    assert text.count("other builds: executed under emulation") == 1, "of one that evidence names"
-    assert "not run on gfx1151" in text and "by hand" not in text
+    assert entry["date"] in text
+    assert "gives &lt;wrong&gt; numbers" in text
+    assert text.count("other builds: executed under emulation") == 1, (
+        "of the build that evidence names"
+    )
+    assert "not run on gfx1151" in text
+    assert "by hand" not in text
     assert text.count("built by its recipe, tests passed") == 2
     assert re.search(r"<b>attention</b></td>.*triton 3\.7\.1</td>.*flash-attn", text)
     require_whole(target)
@@ -101,13 +114,14 @@ def test_a_channel_without_withdrawals_does_not_speak_of_them(copy: Path) -> Non
 
 
 def test_publish_knows_the_page(target: Path) -> None:
-    """A page without the mark is somebody else's, and is left alone."""
+    """`publish` leaves a page without the mark alone: it belongs to somebody else."""
     assert GENERATOR in (target / "index.html").read_text()
 
 
 def test_nothing_is_from_elsewhere(target: Path) -> None:
     text = (target / "index.html").read_text()
-    assert "<script" not in text and not re.search(r"(src|href)=.?https?:", text)
+    assert "<script" not in text
+    assert not re.search(r"(src|href)=.?https?:", text)
     assert "color-scheme: light dark" in text
 
 
@@ -116,7 +130,8 @@ def test_names_are_escaped(copy: Path) -> None:
         path.write_text(path.read_text().replace('"build":"', '"build":"<script>1'))
     write(copy)
     text = (copy / "index.html").read_text()
-    assert "<script" not in text and "&lt;script&gt;1" in text
+    assert "<script" not in text
+    assert "&lt;script&gt;1" in text
 
 
 def test_a_page_that_cannot_be_made_is_one_line(copy: Path) -> None:
@@ -124,26 +139,25 @@ def test_a_page_that_cannot_be_made_is_one_line(copy: Path) -> None:
     before = (copy / "index.html").read_bytes()
     done = subprocess.run(
         [sys.executable, CHECKOUT / "tools/channel_page.py", copy],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stderr == f"tools/channel_page.py: no page of {copy}: KeyError: 'file'\n"
     assert (copy / "index.html").read_bytes() == before
 
 
 def test_newest_is_by_version_and_not_by_date() -> None:
-    """1.10 was built before 1.9, as a fix of the older series is."""
+    """Here 1.10 was built before 1.9, which is a fix of the older series."""
     builds = [("1.9", 0, 9), ("1.10", 0, 1), ("1.10", 1, 2)]
     records = [
         {"version": version, "build_number": number, "timestamp": time}
         for version, number, time in builds
     ]
-    order = sorted(records, key=page.sort_key)
-    assert [(r["version"], r["build_number"]) for r in order] == [
-        ("1.10", 1),
-        ("1.10", 0),
-        ("1.9", 0),
-    ]
+    records.sort(key=page.sort_key)
+    order = [(record["version"], record["build_number"]) for record in records]
+    assert order == [("1.10", 1), ("1.10", 0), ("1.9", 0)]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +176,7 @@ def test_gpu(build: str, constrains: list[str], gpu: str) -> None:
 def test_a_run_on_the_gpu_proves_the_file_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It proved all of whose names the record had a beginning: triton, and so triton-packages."""
+    """A record of triton was once taken as one of triton-packages, whose name begins like it."""
     record = {
         "subject": "packages",
         "packages": [{"name": "triton", "sha256": "a" * 64}],
@@ -171,18 +185,20 @@ def test_a_run_on_the_gpu_proves_the_file_that_it_had(
     (tmp_path / "docs/evidence").mkdir(parents=True)
     (tmp_path / "docs/evidence/2026-12-01-gfx1151-packages.json").write_text(json.dumps(record))
     monkeypatch.setattr(page, "ROOT", tmp_path)
-    said = page.describe_gpu_runs("a" * 64)
-    assert said.startswith("checked on gfx1151: 7 passed, 1 failed <small>2026-12-01-gfx1151")
+    description = page.describe_gpu_runs("a" * 64)
+    assert description.startswith(
+        "checked on gfx1151: 7 passed, 1 failed <small>2026-12-01-gfx1151"
+    )
     assert page.describe_gpu_runs("b" * 64) == "not run on gfx1151"
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH: the page is not looked at")
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH to render the page")
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [(360, "light"), (360, "dark"), (800, "light"), (1280, "light"), (1280, "dark")],
 )
 def test_it_fits(target: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    """In Chromium neither page nor table is wider than its place; the scheme colours the corner."""
+    """Chromium shows page and tables without overflow, in the colours of the scheme."""
     text = html.escape((target / "index.html").read_text(), quote=True)
     frame = tmp_path / "frame.html"
     frame.write_text(
@@ -192,16 +208,25 @@ def test_it_fits(target: Path, tmp_path: Path, width: int, scheme: str) -> None:
         "r.textContent = all.map(e => e.scrollWidth - e.clientWidth).join(' ') }</script>"
     )
     flags = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}",
         f"--blink-settings=preferredColorScheme={('dark', 'light').index(scheme)}",
-    ]  # fmt: skip
-    dom = subprocess.run(
+    ]
+    done = subprocess.run(
         [*flags, "--virtual-time-budget=5000", "--dump-dom", frame.as_uri()],
-        capture_output=True, text=True, check=True, timeout=600,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    dom = done.stdout
     assert '<p id="r">0 0 0 0</p>' in dom, re.findall('<p id="r">.*</p>', dom)
     picture = tmp_path / "page.png"
     size = f"--window-size={width},1200"
-    shot = [*flags, size, f"--screenshot={picture}", (target / "index.html").as_uri()]
-    subprocess.run(shot, capture_output=True, check=True, timeout=600)
-    assert (brightness(picture) < 64) == (scheme == "dark"), brightness(picture)
+    command = [*flags, size, f"--screenshot={picture}", (target / "index.html").as_uri()]
+    subprocess.run(command, capture_output=True, check=True, timeout=600)
+    is_dark = brightness(picture) < 64
+    assert is_dark == (scheme == "dark"), brightness(picture)

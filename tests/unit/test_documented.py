@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What pages name exists: commands of the driver and of both products, tasks, workspaces, files."""
+"""The commands, tasks, workspaces and files that pages name exist."""
 
 import re
 import shlex
@@ -16,87 +16,111 @@ from typer.testing import CliRunner
 
 from forge.cli.main import app
 
-# read, not imported: the emulator needs numpy, which the driver's environment has not
+# The emulator is read instead of imported: it needs numpy, which the driver's environment lacks.
 EMULATOR = (CHECKOUT / "packages/strix-emulate/src/strix_emulate/cli.py").read_text()
 COMMANDS = {
     "forge": get_command(app).commands,
     "strix-validate": get_command(validate).commands,
     "strix-emulate": dict.fromkeys(re.findall(r"@app\.command\(.*\)\ndef (\w+)", EMULATOR)),
 }
-PAGES = [
-    CHECKOUT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-]
+TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [CHECKOUT / name for name in TOP_PAGES]
 PAGES += [*CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("stacks/*/*.md")]
 PAGES += [*CHECKOUT.glob("packages/*/*.md"), CHECKOUT / "docs/evidence/README.md"]
 STACKS = sorted(path.parent for path in CHECKOUT.glob("stacks/*/pixi.toml"))
-ARE_PROGRAMS = {"python", "pip", "pre-commit", "strix-validate", "strix-emulate"}  # no tasks
+# Programs that pages run with `pixi run`, which are no tasks.
+PROGRAMS = {"python", "pip", "pre-commit", "strix-validate", "strix-emulate"}
 
 
 def tasks_of(manifest: Path) -> dict[str, set[str]]:
-    """Tasks by environment; those of the workspace are in each that has the default feature."""
+    """Return the tasks of a manifest by environment.
+
+    Tasks of the workspace belong to each environment that has the default feature.
+    """
     data = tomllib.loads(manifest.read_text())
-    shared, features = set(data.get("tasks", ())), data.get("feature", {})
-    found = {"default": shared}
+    shared = set(data.get("tasks", ()))
+    features = data.get("feature", {})
+    result = {"default": shared}
     for name, environment in data.get("environments", {}).items():
         spec = environment if isinstance(environment, dict) else {"features": environment}
-        own = {
-            t for feature in spec.get("features", ()) for t in features[feature].get("tasks", ())
-        }
-        found[name] = own | (set() if spec.get("no-default-feature") else shared)
-    return found
+        names: set[str] = set()
+        for feature in spec.get("features", ()):
+            names.update(features[feature].get("tasks", ()))
+        if not spec.get("no-default-feature"):
+            names |= shared
+        result[name] = names
+    return result
 
 
 def tasks(page: Path) -> dict[str, set[str]]:
-    """Those that a page may name: its own workspace's, or those of any here."""
-    own = page.parent / "pixi.toml"
-    manifests = [own] if own in (s / "pixi.toml" for s in STACKS) else [
-        CHECKOUT / "pixi.toml", *(s / "pixi.toml" for s in STACKS)
-    ]  # fmt: skip
-    found: dict[str, set[str]] = {}
+    """Return the tasks that a page may name, by environment.
+
+    A page of a stack may name those of its stack; another page may name those of any manifest here.
+    """
+    manifests = [stack / "pixi.toml" for stack in STACKS]
+    if page.parent in STACKS:
+        manifests = [page.parent / "pixi.toml"]
+    else:
+        manifests.append(CHECKOUT / "pixi.toml")
+    result: dict[str, set[str]] = {}
     for manifest in manifests:
         for environment, names in tasks_of(manifest).items():
-            found[environment] = found.get(environment, set()) | names
-    return found
+            result[environment] = result.get(environment, set()) | names
+    return result
 
 
 def code(text: str) -> Iterator[str]:
-    """Each span of code in a line, and each line of a block, fenced or indented."""
+    """Yield each span of code in prose, and each line of a fenced or indented block."""
     fenced = r"(?ms)^```.*?^```"
     for block in re.findall(fenced, text):
         yield from block.splitlines()[1:-1]
     prose = re.sub(fenced, "", text)
     yield from re.findall(r"(?m)^    \S.*", prose)
-    yield from (re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose))
+    for span in re.findall(r"`([^`]+)`", prose):
+        yield re.sub(r"\s+", " ", span)
 
 
 def present(page: Path) -> str:
-    """The text of a page, without CHANGELOG's section of what was removed."""
+    """Return the text of a page, without the section Removed of CHANGELOG."""
     return re.sub(r"(?ms)^### Removed$.*?(?=^### )", "", page.read_text())
 
 
+COMMAND_LINE = re.compile(
+    r"(?:^|[\s(]|(?<!\w)\./)(forge|strix-validate|strix-emulate)((?: [a-z][\w-]*){0,2})"
+)
+TASK = re.compile(r"\bpixi run (?:-e ([\w-]+) )?([a-z][\w-]*)")
+STACK_FOLDER = re.compile(r"(?<!build/)\bstacks/([a-z][\w-]*)(?![\w-]|\.toml)")
+
+
+def is_command(program: str, words: list[str]) -> bool:
+    """Return whether a program has the command, or the group and its command, of these words."""
+    commands = COMMANDS[program]
+    for word in words:
+        if word not in commands:
+            return False
+        commands = getattr(commands.get(word), "commands", None)
+        if not commands:
+            break
+    return True
+
+
 def lacking(page: Path, text: str) -> list[str]:
-    """What a page's code names and there is not."""
-    found, known = [], tasks(page)
-    every = set().union(*known.values())
+    """Return the commands, tasks and stacks that a page names and that do not exist."""
+    result: list[str] = []
+    tasks_by_environment = tasks(page)
+    all_tasks = set().union(*tasks_by_environment.values())
     for span in code(text):
         line = re.split(r"(?:^|\s)#\s", span)[0]
-        for name, words in re.findall(
-            r"(?:^|[\s(]|(?<!\w)\./)(forge|strix-validate|strix-emulate)((?: [a-z][\w-]*){0,2})",
-            line,
-        ):
-            there = COMMANDS[name]
-            for word in words.split() if words else ():
-                if word not in there:
-                    found.append(f"{name}{words}")
-                if not (there := getattr(there.get(word), "commands", None)):
-                    break
-        for environment, task in re.findall(r"\bpixi run (?:-e ([\w-]+) )?([a-z][\w-]*)", line):
-            if task not in known.get(environment, every) | ARE_PROGRAMS:
-                found.append(f"pixi run {task}")
-    for stack in re.findall(r"(?<!build/)\bstacks/([a-z][\w-]*)(?![\w-]|\.toml)", text):
+        for program, words in COMMAND_LINE.findall(line):
+            if not is_command(program, words.split()):
+                result.append(f"{program}{words}")
+        for environment, task in TASK.findall(line):
+            if task not in tasks_by_environment.get(environment, all_tasks) | PROGRAMS:
+                result.append(f"pixi run {task}")
+    for stack in STACK_FOLDER.findall(text):
         if CHECKOUT / "stacks" / stack not in STACKS:
-            found.append(f"stacks/{stack}")
-    return found
+            result.append(f"stacks/{stack}")
+    return result
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
@@ -118,8 +142,8 @@ def test_a_page_names_what_exists(page: Path) -> None:
     ],
 )
 def test_what_does_not_exist_is_found(text: str, named: str) -> None:
-    (found,) = lacking(CHECKOUT / "README.md", text)
-    assert found.startswith(named)
+    (name,) = lacking(CHECKOUT / "README.md", text)
+    assert name.startswith(named)
 
 
 def test_a_task_of_another_workspace_is_found_on_a_stacks_page() -> None:
@@ -129,9 +153,9 @@ def test_a_task_of_another_workspace_is_found_on_a_stacks_page() -> None:
 
 
 def listed(text: str, head: str) -> set[str]:
-    """The names of a list in CHANGELOG: `- HEAD: `a`, `b`.`"""
-    (found,) = re.findall(rf"(?m)^- {head}:((?:.*\n)+?)(?=- |\n)", text)
-    return set(re.findall(r"`([^`]+)`", found))
+    """Return the names of a list in CHANGELOG, which begins with `- HEAD:`."""
+    (items,) = re.findall(rf"(?m)^- {head}:((?:.*\n)+?)(?=- |\n)", text)
+    return set(re.findall(r"`([^`]+)`", items))
 
 
 def test_the_changelog_lists_all_commands_tasks_and_workspaces() -> None:
@@ -150,15 +174,18 @@ def test_the_readme_links_every_workspace_and_page() -> None:
 
 
 def forms(text: str) -> Iterator[list[str]]:
-    """The words of each `./forge COMMAND` in a page's code."""
+    """Yield the words of each `./forge COMMAND` in the code of a page."""
     for line in re.findall(r"(?:^|&& |`)\./forge ([^#`|&>\n]+)", text, re.M):
         words = shlex.split(line)
-        if COMMANDS["forge"].keys() & {*words}:  # not `./forge CMD`
+        # This leaves out placeholders, such as `./forge CMD`.
+        if COMMANDS["forge"].keys() & {*words}:
             yield words
 
 
 def test_the_driver_has_every_form_that_pages_show() -> None:
-    shown = {tuple(words) for page in PAGES for words in forms(present(page))}
+    shown: set[tuple[str, ...]] = set()
+    for page in PAGES:
+        shown.update(tuple(words) for words in forms(present(page)))
     assert len(shown) > 25
     assert [words for words in sorted(shown) if not understood([*words])] == []
 
@@ -170,22 +197,27 @@ def test_a_form_that_the_driver_has_not_is_found(line: str) -> None:
 
 
 def validators() -> set[str]:
-    """What follows `strix-validate`, alone, in a stack, or in an environment of its own."""
-    spans = (re.split(r"\s(?:&&|[|]+|;|#)\s", s) for p in PAGES for s in code(p.read_text()))
-    found = (re.match(r"(?:.* )?strix-validate ([a-z].*)", part) for span in spans for part in span)
-    known = COMMANDS["strix-validate"]
-    return {line[1].strip() for line in found if line and line[1].split()[0] in known}
+    """Return the arguments of each `strix-validate COMMAND` that pages show."""
+    result = set()
+    for page in PAGES:
+        for span in code(page.read_text()):
+            for part in re.split(r"\s(?:&&|[|]+|;|#)\s", span):
+                match = re.match(r"(?:.* )?strix-validate ([a-z].*)", part)
+                if match and match[1].split()[0] in COMMANDS["strix-validate"]:
+                    result.add(match[1].strip())
+    return result
 
 
 @pytest.mark.parametrize("line", sorted(validators()))
 def test_the_validator_understands_every_line(line: str) -> None:
     done = CliRunner().invoke(validate, [*shlex.split(line), "--help"])
-    assert done.exit_code == 0 and "<bool>" not in done.output
+    assert done.exit_code == 0
+    assert "<bool>" not in done.output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
 def test_a_clone_is_of_the_address_that_the_reader_has(page: Path) -> None:
-    """Whatever the host: no page knows where this repository is."""
+    """No page states where this repository is hosted."""
     for address in re.findall(r"git clone ((?:-\S+ )*\S+)", page.read_text()):
         assert "strix-forge" not in address, address
 
@@ -197,19 +229,20 @@ def test_the_readme_says_how_to_get_the_repository() -> None:
 
 
 def test_the_readme_shows_every_folder() -> None:
-    """And none that is not there."""
+    """And it shows no folder that does not exist."""
     layout = re.findall(r"(?m)^([\w/]+)/ {2,}\w", (CHECKOUT / "README.md").read_text())
-    tracked = {
-        path.relative_to(CHECKOUT).parts[0] for path in tracked_files() if path.parent != CHECKOUT
-    }
-    assert {folder.split("/")[0] for folder in layout} == {n for n in tracked if n[0] != "."}
+    paths = [path.relative_to(CHECKOUT) for path in tracked_files()]
+    folders = {path.parts[0] for path in paths if len(path.parts) > 1}
+    visible = {folder for folder in folders if not folder.startswith(".")}
+    assert {folder.split("/")[0] for folder in layout} == visible
     assert all((CHECKOUT / folder).is_dir() for folder in layout)
 
 
 def test_an_unpacked_archive_is_enough_to_plan(tmp_path: Path) -> None:
-    """As README says: git is asked by the tests alone."""
+    """As README states, only the tests need git."""
     copy_checkout(tmp_path / "archive", packages=False)
     assert not (tmp_path / "archive/.git").exists()
     environment = {"FORGE_ROOT": str(tmp_path / "archive")}
     done = CliRunner(env=environment).invoke(app, ["plan", "--base", "host"])
-    assert done.exit_code == 0 and "CPU hours" in done.output, done.output
+    assert done.exit_code == 0, done.output
+    assert "CPU hours" in done.output, done.output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""tree.py's rules that need no library: paths of AMD's build machine, and MIOpen's databases."""
+"""The rules of tree.py that need no library: AMD's build paths, and the databases of MIOpen."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from support.recipe_checks import load
 pytest.importorskip("elftools", reason="tree.py reads ELF files with pyelftools")
 tree = load("rocm-sdk", "tree")
 
-NEW, OLD = "/__w/rockrel/rockrel/build", "/home/runner/_work/rockrel/rockrel/output/build"
+NEW = "/__w/rockrel/rockrel/build"
+OLD = "/home/runner/_work/rockrel/rockrel/output/build"
 SYSDEPS = "third-party/sysdeps/linux/libdrm/build/stage/lib/rocm_sysdeps/lib/pkgconfig/../.."
 HERE = "${CMAKE_CURRENT_LIST_DIR}/../../.."
 
@@ -18,45 +19,72 @@ HERE = "${CMAKE_CURRENT_LIST_DIR}/../../.."
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("lib/cmake/rocprofiler-sdk/rocprofiler-sdk-config.cmake",
-         "HINTS\n  {}/core/clr/dist/lib/cmake/hip\n  {}/dist/rocm)\n",
-         f"HINTS\n  {HERE}/lib/cmake/hip\n  {HERE})\n"),
-        ("lib/cmake/hsakmt/hsakmtTargets.cmake",
-         f'"-L{{}}/{SYSDEPS}/lib;$<LINK_ONLY:-ldrm>;/usr/lib64/libc.so;$<LINK_ONLY:dl>"\n',
-         f'"-L{HERE}/lib/rocm_sysdeps/lib;$<LINK_ONLY:-ldrm>;$<LINK_ONLY:dl>"\n'),
-        ("lib/cmake/a/a.cmake", f"$<LINK_ONLY:-L{{}}/{SYSDEPS}/lib>\n",
-         f"$<LINK_ONLY:-L{HERE}/lib/rocm_sysdeps/lib>\n"),
-        ("share/pkgconfig/nlohmann_json.pc", "prefix={}/third-party/json/stage\nb=${{prefix}}/i\n",
-         "prefix=${pcfiledir}/../..\nb=${prefix}/i\n"),
-        ("lib/pkgconfig/flatbuffers.pc", "libdir={}/third-party/flatbuffers/stage/lib\n",
-         "libdir=${pcfiledir}/../../lib\n"),
-        ("lib/cmake/b/b.cmake", '"https://x.org/stage/y" "${{A}}/stage/b" "/usr/share/cmake"\n',
-         '"https://x.org/stage/y" "${A}/stage/b" "/usr/share/cmake"\n'),
-        ("lib/cmake/c/c.cmake", 'D "{}/core/clr/dist/include;/usr/include/libdrm;/usr/include"\n',
-         f'D "{HERE}/include"\n'),
-        ("lib/cmake/d/d.cmake",
-         '# /lib -> /usr/lib.\n"/usr/include/libdrm;{}/core/clr/dist/i" /opt/rocm\n',
-         f'# /lib -> /usr/lib.\n"{HERE}/i" /opt/rocm\n'),
+        (
+            "lib/cmake/rocprofiler-sdk/rocprofiler-sdk-config.cmake",
+            "HINTS\n  {}/core/clr/dist/lib/cmake/hip\n  {}/dist/rocm)\n",
+            f"HINTS\n  {HERE}/lib/cmake/hip\n  {HERE})\n",
+        ),
+        (
+            "lib/cmake/hsakmt/hsakmtTargets.cmake",
+            f'"-L{{}}/{SYSDEPS}/lib;$<LINK_ONLY:-ldrm>;/usr/lib64/libc.so;$<LINK_ONLY:dl>"\n',
+            f'"-L{HERE}/lib/rocm_sysdeps/lib;$<LINK_ONLY:-ldrm>;$<LINK_ONLY:dl>"\n',
+        ),
+        (
+            "lib/cmake/a/a.cmake",
+            f"$<LINK_ONLY:-L{{}}/{SYSDEPS}/lib>\n",
+            f"$<LINK_ONLY:-L{HERE}/lib/rocm_sysdeps/lib>\n",
+        ),
+        (
+            "share/pkgconfig/nlohmann_json.pc",
+            "prefix={}/third-party/json/stage\nb=${{prefix}}/i\n",
+            "prefix=${pcfiledir}/../..\nb=${prefix}/i\n",
+        ),
+        (
+            "lib/pkgconfig/flatbuffers.pc",
+            "libdir={}/third-party/flatbuffers/stage/lib\n",
+            "libdir=${pcfiledir}/../../lib\n",
+        ),
+        (
+            "lib/cmake/b/b.cmake",
+            '"https://x.org/stage/y" "${{A}}/stage/b" "/usr/share/cmake"\n',
+            '"https://x.org/stage/y" "${A}/stage/b" "/usr/share/cmake"\n',
+        ),
+        (
+            "lib/cmake/c/c.cmake",
+            'D "{}/core/clr/dist/include;/usr/include/libdrm;/usr/include"\n',
+            f'D "{HERE}/include"\n',
+        ),
+        (
+            "lib/cmake/d/d.cmake",
+            '# /lib -> /usr/lib.\n"/usr/include/libdrm;{}/core/clr/dist/i" /opt/rocm\n',
+            f'# /lib -> /usr/lib.\n"{HERE}/i" /opt/rocm\n',
+        ),
     ],
-)  # fmt: skip
+)
 def test_paths_of_the_build_machine(
     tmp_path: Path, build: str, name: str, before: str, after: str
 ) -> None:
-    """As releases 7.13 to 10.0 have them, and what only looks like one."""
+    """Releases 7.13 to 10.0 have these paths, and texts that only look like one."""
     file = tmp_path / name
     file.parent.mkdir(parents=True)
     file.write_text(before.format(build, build))
     changed = tree.mend_paths(tmp_path)
     assert file.read_text() == after
-    assert changed == ([name] if build in before.format(build, build) else [])
+    expected = [name] if build in before.format(build, build) else []
+    assert changed == expected
 
 
 @pytest.mark.parametrize("name", ["lib/cmake/a/a.cmake", "lib/pkgconfig/a.pc"])
 @pytest.mark.parametrize(
     "path",
-    [f"{NEW}/include", "-I/home/runner/x", "/therock/src/y", "/usr/lib/x86_64-linux-gnu/libdrm.so",
-     "/usr/local/include/x"],
-)  # fmt: skip
+    [
+        f"{NEW}/include",
+        "-I/home/runner/x",
+        "/therock/src/y",
+        "/usr/lib/x86_64-linux-gnu/libdrm.so",
+        "/usr/local/include/x",
+    ],
+)
 def test_a_path_of_another_form_is_refused(tmp_path: Path, name: str, path: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text(f'set(A "{path}")\n')
@@ -66,7 +94,7 @@ def test_a_path_of_another_form_is_refused(tmp_path: Path, name: str, path: str)
 
 
 def test_other_texts_that_name_a_path_outside(tmp_path: Path) -> None:
-    """Said, and no reason to have no SDK: a script that nobody may ever call."""
+    """They are reported but not refused: perhaps nobody ever calls such a script."""
     for name, text in {
         "bin/scan": '#!/usr/bin/env perl\nrealpath("/usr/lib/llvm-22/bin/clang");\n',
         "bin/clean": "#!/usr/bin/env bash\n# as in /usr/lib/llvm\n",
@@ -80,20 +108,20 @@ def test_other_texts_that_name_a_path_outside(tmp_path: Path) -> None:
 
 
 def test_a_cmake_target_without_its_file(tmp_path: Path) -> None:
-    """find_package calls it fatal, in the build that uses the SDK: said when it is staged."""
+    """For find_package this is fatal, in a build that uses the SDK. It is reported at staging."""
     (tmp_path / "lib/cmake/x").mkdir(parents=True)
     (tmp_path / "lib/libx.so.1").touch()
-    check = "list(APPEND _cmake_import_check_files_for_roc::x "
+    append = "list(APPEND _cmake_import_check_files_for_roc::x "
     (tmp_path / "lib/cmake/x/x-targets-none.cmake").write_text(
-        f'{check}"${{_IMPORT_PREFIX}}/lib/libx.so.1" )\n'
-        f'{check}"${{_IMPORT_PREFIX}}/lib/libx.a" "${{_IMPORT_PREFIX}}/lib/libx.so.1" )\n'
+        f'{append}"${{_IMPORT_PREFIX}}/lib/libx.so.1" )\n'
+        f'{append}"${{_IMPORT_PREFIX}}/lib/libx.a" "${{_IMPORT_PREFIX}}/lib/libx.so.1" )\n'
     )
     (line,) = tree.unmet_targets(tmp_path)
     assert line.startswith("lib/cmake/x/x-targets-none.cmake names lib/libx.a, which is not in")
 
 
 def test_miopens_databases(tmp_path: Path) -> None:
-    """Of a tree without one for this GPU, or without any, it is said."""
+    """A tree without a database for this GPU is reported."""
     for name in (*tree.EXPECTED, tree.CHOLMOD):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name.replace("*", "1")).touch()
@@ -106,8 +134,12 @@ def test_miopens_databases(tmp_path: Path) -> None:
 
 
 def test_all_may_read_the_tree(tmp_path: Path) -> None:
-    """MIOpen's data came with files for their owner alone. A read-only folder cannot be pruned."""
-    database, program = tmp_path / "miopen/db/data", tmp_path / "miopen/program"
+    """MIOpen's data came with files that only their owner can read.
+
+    A read-only folder cannot be pruned.
+    """
+    database = tmp_path / "miopen/db/data"
+    program = tmp_path / "miopen/program"
     database.parent.mkdir(parents=True)
     database.touch(mode=0o600)
     program.touch(mode=0o711)
