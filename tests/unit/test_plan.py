@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Recipes are rendered, ordered and refused without anything being built."""
+"""Recipes are rendered, ordered and refused without a build."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,20 +25,31 @@ def mini(tmp_path: Path) -> MiniProject:
 
 
 class Recorded(LocalChannel):
-    """A channel in which everything that a plan named was built, and something else."""
+    """A channel in which the outputs of some steps were built, and one other package.
 
-    taken: Sequence[Step] = ()
+    Attributes:
+        steps: Those steps.
+    """
+
+    steps: Sequence[Step] = ()
 
     def records(self) -> list[Record]:
-        made = [Record(*vars(o).values(), "", 0) for step in self.taken for o in step.outputs]
-        return [*made, Record("zeta", "9", "h1234567_7", "noarch", "", 0)]
+        result = []
+        for step in self.steps:
+            for output in step.outputs:
+                result.append(Record(*vars(output).values(), "", 0))
+        result.append(Record("zeta", "9", "h1234567_7", "noarch", "", 0))
+        return result
 
     def read_digest(self, record: Record) -> dict[str, str] | None:
-        return next(s.digest for s in self.taken if record.name in s.recipe.output_names)
+        for step in self.steps:
+            if record.name in step.recipe.output_names:
+                return step.digest
+        raise AssertionError(f"no step yields {record.name}")
 
 
 def recipes_of(mini: MiniProject) -> RecipeSet:
-    """Its recipes as the conda-forge base renders them."""
+    """Return the recipes of a project as the conda-forge base renders them."""
     project = Project.at(mini.root)
     return RecipeSet(project, bases.load(project, "conda-forge"))
 
@@ -67,13 +77,14 @@ def test_malformed_recipe(mini: MiniProject, broken: Callable[[str], str], messa
     recipe.write_text(broken(recipe.read_text()))
     with pytest.raises(ForgeError) as error:
         recipes_of(mini)
-    assert message in str(error.value) and str(recipe) in str(error.value)
+    assert message in str(error.value)
+    assert str(recipe) in str(error.value)
 
 
 def test_environment_does_not_enter_the_hash(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`env.get` names the place of PyPI's files; the build string must not depend on it."""
+    """`env.get` states where files of PyPI are. The build string must not depend on that."""
     source = '[{url: "${{ env.get(\'PYPI_SOURCES\') }}/a.tar.gz", sha256: "%s"}]' % ("0" * 64)
     mini.recipe("alpha", source=source)
     builds = set()
@@ -89,15 +100,18 @@ def test_environment_does_not_enter_the_hash(
 def test_a_first_build_has_the_recipes_number(mini: MiniProject, tmp_path: Path) -> None:
     mini.recipe("alpha")
     (step,) = recipes_of(mini).plan(LocalChannel(tmp_path / "empty"))
-    assert [output.number for output in step.outputs] == [0] and step.reason == "not in the channel"
+    assert [output.number for output in step.outputs] == [0]
+    assert step.reason == "not in the channel"
 
 
 def test_what_is_in_the_channel_is_up_to_date(mini: MiniProject) -> None:
-    """Whatever else is there; and a recipe whose dependency is another build is not."""
+    """Other packages do not matter. A recipe is out of date if its dependency is another build."""
     mini.recipe("alpha")
     mini.recipe("beta", run=["alpha"])
-    recipes, channel = recipes_of(mini), Recorded(mini.channel)
-    alpha, beta = channel.taken = recipes.plan(channel)
+    recipes = recipes_of(mini)
+    channel = Recorded(mini.channel)
+    channel.steps = recipes.plan(channel)
+    alpha, beta = channel.steps
     assert beta.digest.keys() - alpha.digest.keys() == {f"needs {alpha.outputs[0].dist}"}
     assert [step.action for step in recipes.plan(channel)] == [UP_TO_DATE, UP_TO_DATE]
     (mini.root / "recipes/alpha/more").touch()
@@ -111,7 +125,8 @@ def test_what_is_in_the_channel_is_up_to_date(mini: MiniProject) -> None:
         (changed[1].digest, "variant values changed"),
         (None, "changed since the build in the channel"),
     ):
-        channel.read_digest = lambda r, d=digest: d if r.name == "beta" else alpha.digest
+        digests = {"alpha": alpha.digest, "beta": digest}
+        channel.read_digest = lambda record, digests=digests: digests[record.name]
         assert recipes_of(mini).plan(channel)[1].reason == reason
 
 
@@ -139,7 +154,7 @@ def test_order_and_dependents(mini: MiniProject) -> None:
 
 
 def test_the_order_is_the_same_in_every_run(mini: MiniProject) -> None:
-    # recipes of equal rank came in the order of a set, which Python draws anew for each process
+    # Recipes of equal rank once had the order of a set, which differs in each process of Python.
     needed = list("bcdefghi")
     mini.recipe("alpha", run=needed)
     for name in needed:
@@ -148,7 +163,7 @@ def test_the_order_is_the_same_in_every_run(mini: MiniProject) -> None:
 
 
 def test_what_will_be_skipped(mini: MiniProject) -> None:
-    """What needs something that neither a recipe nor the base provides, and what needs that."""
+    """Recipes that need a package that nobody provides, and recipes that need those."""
     mini.recipe("alpha", run=["nowhere", "__glibc"])
     mini.recipe("beta", run=["alpha"])
     mini.recipe("gamma", run=["python"])
@@ -173,7 +188,7 @@ def test_two_recipes_of_one_package(mini: MiniProject) -> None:
 def test_an_engine_that_panics_is_one_message(
     mini: MiniProject, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """rattler-build 0.73 does, for a name longer than a path may be."""
+    """rattler-build 0.73 panics on a name that is longer than a path may be."""
     recipe = mini.recipe("alpha") / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("name: alpha", f"name: {'a' * 70_000}"))
     with pytest.raises(ForgeError, match="does not render") as error:
@@ -192,22 +207,26 @@ UNRESOLVED = "Failed to resolve dependencies"
 def test_a_cold_cache_fails_a_build_once(
     fails: list[str], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two builds that unpacked one package at once did so in 5 of 13 trials, the next try in none.
+    """Two builds that unpack the same package at once fail for a cold cache.
 
-    What a script or the solver fails for twice is told.
+    They did so in 5 of 13 trials, and the next attempt in none. A failure of a script, or a second
+    failure of the solver, is reported.
     """
-    left, seen = list(fails), list[object]()
+    failures = list(fails)
+    received: list[object] = []
 
     def build(recipes: list[str], **arguments: object) -> None:
-        seen.append((recipes, arguments))
-        if left:
-            raise RuntimeError(left.pop(0))
+        received.append((recipes, arguments))
+        if failures:
+            raise RuntimeError(failures.pop(0))
 
     monkeypatch.setattr(cli_api, "build_recipes", build)
-    told = pytest.raises(RuntimeError, match=fails[-1]) if len(fails) == calls else nullcontext()
-    with told:
+    if len(fails) == calls:
+        with pytest.raises(RuntimeError, match=fails[-1]):
+            build_recipes(["alpha"], test="skip")
+    else:
         build_recipes(["alpha"], test="skip")
-    assert seen == [(["alpha"], {"test": "skip"})] * calls
+    assert received == [(["alpha"], {"test": "skip"})] * calls
 
 
 BAD = {
@@ -228,7 +247,8 @@ def test_one_bad_recipe_among_others(mini: MiniProject, how: str) -> None:
         recipes_of(mini)
     project = Project.at(mini.root)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"), keep_going=True)
-    assert set(recipes.recipes) == {"beta", "gamma"} and "recipe.yaml" in recipes.broken["alpha"]
+    assert set(recipes.recipes) == {"beta", "gamma"}
+    assert "recipe.yaml" in recipes.broken["alpha"]
     assert recipes.direct_needs("beta") == {"alpha"}
     assert len(recipes.plan(LocalChannel(mini.channel))) == 2
 
@@ -237,29 +257,29 @@ def test_one_bad_recipe_among_others(mini: MiniProject, how: str) -> None:
     "edited", ["recipes/bases/host/activate-c.sh", "recipes/bases/host/requirements.in"]
 )
 def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> None:
-    """Made from the base's inputs, so that it is the same before the base is made and after."""
+    """The base's inputs decide, so that the plan is the same before and after the base is made."""
     mini.recipe("alpha", run=["python"])
     mini.recipe("beta")
     (mini.root / "build" / "host-base").unlink()
 
-    def decided() -> dict[str, str]:
+    def read_reasons() -> dict[str, str]:
         steps = Context(base_name=BaseName.HOST, root=mini.root).recipes.plan(channel)
         return {step.recipe.name: step.reason for step in steps}
 
     channel = Recorded(mini.channel)
-    assert decided() == dict.fromkeys(("alpha", "beta"), "not in the channel")
-    channel.taken = Context(base_name=BaseName.HOST, root=mini.root).recipes.plan(channel)
-    assert decided() == dict.fromkeys(("alpha", "beta"), "up to date")
+    assert read_reasons() == dict.fromkeys(("alpha", "beta"), "not in the channel")
+    channel.steps = Context(base_name=BaseName.HOST, root=mini.root).recipes.plan(channel)
+    assert read_reasons() == dict.fromkeys(("alpha", "beta"), "up to date")
     with (mini.root / edited).open("a") as stream:
         stream.write("# edited\n")
-    assert decided() == {"alpha": "the host base changed", "beta": "up to date"}
+    assert read_reasons() == {"alpha": "the host base changed", "beta": "up to date"}
 
 
 def test_what_extra_states_is_no_reason_to_build(mini: MiniProject) -> None:
-    """A new record of what a package was proven to do would compile PyTorch for a night."""
+    """Otherwise a new record of evidence would compile PyTorch for a night."""
     recipe = mini.recipe("alpha") / "recipe.yaml"
     channel = Recorded(mini.channel)
-    channel.taken = recipes_of(mini).plan(channel)
+    channel.steps = recipes_of(mini).plan(channel)
     text = recipe.read_text()
     for extra, action in (
         ("extra:\n  state: {ran: emulated}\n# and why\n\n  notes: |\n    a\n", UP_TO_DATE),
@@ -277,9 +297,10 @@ def test_a_variant_value_rebuilds_its_users_only(mini: MiniProject) -> None:
     recipe = mini.recipe("uses") / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("a test package", "for torch ${{ colour }}"))
     mini.recipe("other")
-    variants, channel = mini.root / "variants.yaml", Recorded(mini.channel)
+    variants = mini.root / "variants.yaml"
+    channel = Recorded(mini.channel)
     variants.write_text(variants.read_text() + 'colour:\n  - "red"\n')
-    channel.taken = recipes_of(mini).plan(channel)
+    channel.steps = recipes_of(mini).plan(channel)
     for old, new, changed in (('"0.1.19"', '"0.1.20"', set()), ("red", "blue", {"uses"})):
         text = variants.read_text()
         assert old in text
@@ -289,14 +310,15 @@ def test_a_variant_value_rebuilds_its_users_only(mini: MiniProject) -> None:
 
 
 def test_an_explicit_build_string_carries_the_tag(mini: MiniProject) -> None:
-    recipe, project = mini.recipe("alpha") / "recipe.yaml", Project.at(mini.root)
+    recipe = mini.recipe("alpha") / "recipe.yaml"
+    project = Project.at(mini.root)
     text = recipe.read_text()
     string = 'number: 0\n  string: "${{ base_tag }}rocm_h${{ hash }}_0"'
     recipe.write_text(text.replace("number: 0", string))
-    for base, begin in (("host", "hostbound_rocm_h"), ("conda-forge", "rocm_h")):
+    for base, prefix in (("host", "hostbound_rocm_h"), ("conda-forge", "rocm_h")):
         recipes = RecipeSet(project, bases.load(project, base))
         (step,) = recipes.plan(LocalChannel(mini.channel))
-        assert step.outputs[0].build.startswith(begin)
+        assert step.outputs[0].build.startswith(prefix)
     recipe.write_text(text.replace("number: 0", string.replace("${{ base_tag }}", "")))
     with pytest.raises(ForgeError, match="base_tag"):
         RecipeSet(project, bases.load(project, "host"))
@@ -306,26 +328,40 @@ def test_an_explicit_build_string_carries_the_tag(mini: MiniProject) -> None:
 def test_a_damaged_note_only_loses_the_reason(mini: MiniProject, note: object) -> None:
     mini.recipe("alpha")
     channel = Recorded(mini.channel)
-    channel.taken = recipes_of(mini).plan(channel)
+    channel.steps = recipes_of(mini).plan(channel)
     (mini.root / "recipes" / "alpha" / "more").touch()
     channel.read_digest = lambda _: note
     (step,) = recipes_of(mini).plan(channel)
-    assert step.action == BUILD and step.reason
+    assert step.action == BUILD
+    assert step.reason
 
 
 def test_what_the_host_base_has_is_known_before_it_is_made() -> None:
-    """Each recipe's direct needs stand in requirements.in: a plan needs no resolution."""
+    """requirements.in has the direct requirements of each recipe: a plan resolves nothing."""
     project = Project.at(CHECKOUT)
     base = bases.load(project, "host")
     host = HostBaseMaker(project, base)
     recipes = RecipeSet(project, base, host.names(), host.key)
     ready = {name for name in recipes.recipes if not recipes.describe_missing(name)}
-    assert ready == {"triton", "flash-attn", "amd-aiter", "strix-validate", "strix-emulate",
-                     "model-hosting-container-standards", "amdsmi", "flash-attn-kernels-gfx1151",
-                     "vllm-kernels-gfx1151", "conch-triton-kernels", "fla-core",
-                     "flash-linear-attention", "liger-kernel", "sageattention",
-                     "triton-packages-kernels-gfx1151", "vllm-bnb-plugin",
-                     "vllm-gguf-plugin"}  # fmt: skip
+    assert ready == {
+        "triton",
+        "flash-attn",
+        "amd-aiter",
+        "strix-validate",
+        "strix-emulate",
+        "model-hosting-container-standards",
+        "amdsmi",
+        "flash-attn-kernels-gfx1151",
+        "vllm-kernels-gfx1151",
+        "conch-triton-kernels",
+        "fla-core",
+        "flash-linear-attention",
+        "liger-kernel",
+        "sageattention",
+        "triton-packages-kernels-gfx1151",
+        "vllm-bnb-plugin",
+        "vllm-gguf-plugin",
+    }
 
 
 def test_the_closing_table_is_never_cut(mini: MiniProject) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What recipes may name as a source, and where its file is found: pip's configuration decides."""
+"""The sources that recipes may name, and where pip's configuration says to look for their files."""
 
 import hashlib
 import json
@@ -37,14 +37,14 @@ DOWN = "http://127.0.0.1:9/simple"
 
 
 def test_cache_key() -> None:
-    """A key that rattler-build 0.73 itself gave a source in its cache."""
+    """rattler-build 0.73 itself gave a source this key in its cache."""
     url = "http://127.0.0.1:18765/demo-1.0.tar.gz"
     sha256 = "682d061b5f5b48149308d1076f53ccbd62f7ca90d1509c88adfeea6581ecd71c"
     assert cache.cache_key(url, sha256) == "9f5c11690e33fdb6"
 
 
 @pytest.mark.parametrize(
-    ("source", "wrong"),
+    ("source", "message"),
     [
         ("{url: 'http://upstream.invalid/a.tar.gz'}", "needs url and sha256"),
         ("{git: 'https://example.com/a.git', tag: v1}", "a full commit"),
@@ -53,15 +53,15 @@ def test_cache_key() -> None:
         (f"{{url: '{PYPI_URL}/a.tar.gz', sha256: {'0' * 64}}}", "extra.purls"),
     ],
 )
-def test_source_without_what_pins_it(tmp_path: Path, source: str, wrong: str) -> None:
+def test_source_without_what_pins_it(tmp_path: Path, source: str, message: str) -> None:
     project = MiniProject(tmp_path)
     project.recipe("alpha", source=f"[{source}]")
-    with pytest.raises(ForgeError, match=rf"alpha.*{wrong}"):
+    with pytest.raises(ForgeError, match=rf"alpha.*{message}"):
         list_sources(load_all_sources(Project.at(project.root)).recipes["alpha"])
 
 
 def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip's own order: [global], then [install], which also resolves, then the environment."""
+    """pip's own order is [global], [install], which also resolves, and the environment."""
     file = tmp_path / "pip.conf"
     file.write_text(
         "[global]\nindex-url = a\nproxy = b\ncert = c\nextra-index-url =\n    d\n    e\n"
@@ -71,19 +71,27 @@ def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
     monkeypatch.setenv("PIP_CERT", "i")
-    found = download.pip_settings.__wrapped__()
-    assert (found["index-url"], found["proxy"], found["cert"]) == ("a", "f", "i")
-    assert found["extra-index-url"].split() == ["d", "e"]
+    settings = download.pip_settings.__wrapped__()
+    assert (settings["index-url"], settings["proxy"], settings["cert"]) == ("a", "f", "i")
+    assert settings["extra-index-url"].split() == ["d", "e"]
     file.write_text("[global\n")
     with pytest.raises(ForgeError, match="pip cannot read its configuration"):
         download.pip_settings.__wrapped__()
 
 
 class Index:
-    """pip's configuration, and folders that it names."""
+    """A configuration of pip, and an index of one wheel.
+
+    Attributes:
+        folder: Where the index is.
+        settings: The settings of pip.
+        wheel: The file of the wheel.
+        sha256: Its digest.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.settings = folder, {"index-url": DOWN}
+        self.folder = folder
+        self.settings = {"index-url": DOWN}
         monkeypatch.setattr(download, "pip_settings", lambda: self.settings)
         monkeypatch.setenv(PYPI_SOURCES, PYPI_URL)
         monkeypatch.setenv("FORGE_TIMEOUT", "1")
@@ -91,14 +99,19 @@ class Index:
         self.wheel = folder / "wheels" / WHEEL
         write_text(self.wheel, "a wheel of another system")
         self.sha256 = hashlib.sha256(self.wheel.read_bytes()).hexdigest()
-        write_text(folder / "simple" / "demo" / "index.html",
-                   f'<a href="../../wheels/{WHEEL}#sha256={self.sha256}">{WHEEL}</a>')  # fmt: skip
+        write_text(
+            folder / "simple" / "demo" / "index.html",
+            f'<a href="../../wheels/{WHEEL}#sha256={self.sha256}">{WHEEL}</a>',
+        )
 
     def fetch(self, **source: str) -> str:
-        """Fetch the wheel into a new cache; returns its text."""
-        given = {"url": f"{PYPI_URL}/{WHEEL}", "sha256": self.sha256, "purl": PURL} | source
+        """Fetch the wheel into a new cache and return its text.
+
+        `source` replaces fields of its Source.
+        """
+        fields = {"url": f"{PYPI_URL}/{WHEEL}", "sha256": self.sha256, "purl": PURL} | source
         project = Project(self.folder, self.folder / "channel", self.folder / "build")
-        return SourceCache(project).fetch(Source(**given), lambda *_: None).read_text()
+        return SourceCache(project).fetch(Source(**fields), lambda *_: None).read_text()
 
 
 @pytest.fixture
@@ -107,7 +120,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 
 def test_index_and_further_index(index: Index) -> None:
-    """A file is located by name, whatever system it is for; an index that is down hides nothing."""
+    """A file for another system is found by its name. An index that is down hides no other."""
     with pytest.raises(NotAttempted, match=r"pip's index offers no demo.*127\.0\.0\.1:9"):
         index.fetch()
     index.settings["extra-index-url"] = (index.folder / "simple").as_uri()
@@ -127,7 +140,8 @@ def test_secrets_of_an_index_are_not_shown(index: Index) -> None:
     index.settings["index-url"] = DOWN.replace("//", "//user:secret@")
     with pytest.raises(NotAttempted) as failed:
         index.fetch()
-    assert "secret" not in str(failed.value) and "127.0.0.1:9" in str(failed.value)
+    assert "secret" not in str(failed.value)
+    assert "127.0.0.1:9" in str(failed.value)
 
 
 def test_certificates_that_cannot_be_read(index: Index) -> None:
@@ -137,18 +151,21 @@ def test_certificates_that_cannot_be_read(index: Index) -> None:
 
 
 def test_a_server_proves_who_it_is(index: Index) -> None:
-    """By a certificate among pip's or the system's, unless pip trusts its host."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
-    now, own = datetime.now(UTC), x509.IPAddress(ip_address("127.0.0.1"))
+    """Its certificate is among those of pip or the system, unless pip trusts its host."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([])
+    now = datetime.now(UTC)
+    address = x509.IPAddress(ip_address("127.0.0.1"))
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([own]), critical=True)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=True)
         .sign(key, SHA256())
     )
     form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    ca, both = index.folder / "ca.pem", index.folder / "both.pem"
+    ca = index.folder / "ca.pem"
+    both = index.folder / "both.pem"
     ca.write_bytes(certificate.public_bytes(Encoding.PEM))
     both.write_bytes(ca.read_bytes() + key.private_bytes(*form))
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -164,7 +181,7 @@ def test_a_server_proves_who_it_is(index: Index) -> None:
 
 
 def test_a_folder_of_wheels_and_a_copy_that_is_cut(index: Index) -> None:
-    """It is fetched anew, from where it came."""
+    """A damaged copy in the cache is fetched anew from where it came."""
     index.settings["find-links"] = f"{index.folder / 'absent'} {index.wheel.parent}"
     assert index.fetch() == "a wheel of another system"
     (cached,) = (index.folder / "build" / "sources").rglob(WHEEL)
@@ -174,95 +191,111 @@ def test_a_folder_of_wheels_and_a_copy_that_is_cut(index: Index) -> None:
 
 def test_a_server_without_ranges_sends_all_of_it_again(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"whole")
-    (partial := tmp_path / "partial").write_bytes(b"what")
-    seen = []
+    partial = tmp_path / "partial"
+    partial.write_bytes(b"what")
+    reports: list[tuple[object, ...]] = []
     with served(tmp_path) as address:
         link = Link(f"{address}/a.bin")
-        download.Downloader().download(link, partial, lambda *said: seen.append(said))
-    assert (partial.read_bytes(), seen[-1]) == (b"whole", ("a.bin", 5, 5))
+        download.Downloader().download(link, partial, lambda *report: reports.append(report))
+    assert partial.read_bytes() == b"whole"
+    assert reports[-1] == ("a.bin", 5, 5)
 
 
 @pytest.mark.parametrize("how", ["clone -q --bare", "clone -q", "clone -q --depth 1"])
 def test_any_repository_with_the_commit_will_do(tmp_path: Path, how: str) -> None:
-    """Of which only that commit is kept."""
-    (up := tmp_path / "up").mkdir()
+    """The cache keeps only that commit of it."""
+    upstream = tmp_path / "up"
+    upstream.mkdir()
     for text in ("first\n", "second\n"):
-        (up / "text").write_text(text)
-        made = commit(up)
-    subprocess.run(f"git {how} {up.as_uri()} {tmp_path}/other", shell=True, check=True)
-    source = Source("https://upstream.invalid/demo.git", "", commit=made)
-    kept = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
-    assert kept.add(tmp_path / "other", [source]) == source and kept.state(source) == "whole"
-    count = ["git", "-C", str(kept.path(source)), "rev-list", "--all", "--count"]
+        (upstream / "text").write_text(text)
+        newest = commit(upstream)
+    subprocess.run(f"git {how} {upstream.as_uri()} {tmp_path}/other", shell=True, check=True)
+    source = Source("https://upstream.invalid/demo.git", "", commit=newest)
+    source_cache = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
+    assert source_cache.add(tmp_path / "other", [source]) == source
+    assert source_cache.state(source) == "whole"
+    count = ["git", "-C", str(source_cache.path(source)), "rev-list", "--all", "--count"]
     assert subprocess.check_output(count, text=True) == "1\n"
-    tree = kept.prefill(source, tmp_path / "src_cache")
+    tree = source_cache.prefill(source, tmp_path / "src_cache")
     assert (tree / "text").read_text() == "second\n"
     with pytest.raises(ForgeError, match="no recipe names"):
-        kept.add(tmp_path / "other", [Source(source.url, "", commit="0" * 40)])
+        source_cache.add(tmp_path / "other", [Source(source.url, "", commit="0" * 40)])
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_an_archive_stays_packed_where_its_recipe_says_so(tmp_path: Path, packed: bool) -> None:
-    """By `file_name`, as rattler-build has it: of a large one there are no two trees."""
+    """`file_name` of rattler-build says so. A large archive is then not unpacked twice."""
     (tmp_path / "text").write_text("text")
     archive = shutil.make_archive(str(tmp_path / "demo"), "gztar", tmp_path, "text")
     source = Source("https://upstream.invalid/demo.tar.gz", sha256_file(Path(archive)))
-    kept = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
-    kept.add(Path(archive), [source])
+    source_cache = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
+    source_cache.add(Path(archive), [source])
     recipe = SimpleNamespace(path=tmp_path / "recipe.yaml", sources=[], extra={})
-    data = {"url": source.url, "sha256": source.sha256} | ({"file_name": "a"} if packed else {})
+    data = {"url": source.url, "sha256": source.sha256}
+    if packed:
+        data["file_name"] = "a"
     folder = tmp_path / "src_cache"
-    assert prepare(recipe, data, kept, folder) == ""
+    assert prepare(recipe, data, source_cache, folder) == ""
     (entry,) = (folder / ".metadata").glob("*.json")
     described = json.loads(entry.read_text())
-    assert (folder / described["cache_path"]).samefile(kept.path(source))
-    assert ("extracted_path" in described) == any(folder.glob("*_extracted")) == (not packed)
+    assert (folder / described["cache_path"]).samefile(source_cache.path(source))
+    assert ("extracted_path" in described) == (not packed)
+    assert any(folder.glob("*_extracted")) == (not packed)
 
 
 def test_a_file_that_no_recipe_names(tmp_path: Path) -> None:
-    """Of one with a name that a recipe has, that recipe's digest is said."""
-    kept = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
+    """If a recipe names a file of that name, the message has that recipe's digest."""
+    source_cache = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
     names = {"demo.tar.gz": "1" * 64, "other.tar.gz": "2" * 64}
-    known = [Source(f"https://upstream.invalid/{name}", digest) for name, digest in names.items()]
-    for name, hint in (
-        ("demo.tar.gz", f"; a recipe names a demo.tar.gz with {'1' * 64}"),
-        ("a", ""),
-    ):
-        (file := tmp_path / name).write_text("something else")
+    sources = [Source(f"https://upstream.invalid/{name}", digest) for name, digest in names.items()]
+    hint_of_demo = f"; a recipe names a demo.tar.gz with {'1' * 64}"
+    for name, hint in (("demo.tar.gz", hint_of_demo), ("a", "")):
+        path = tmp_path / name
+        path.write_text("something else")
         with pytest.raises(ForgeError, match=f"which no recipe names{hint}$"):
-            kept.add(file, known)
+            source_cache.add(path, sources)
 
 
 class Moved:
-    """A recipe names the sha256 of another file; `index` is what pip's index has of this one."""
+    """A recipe has the sha256 of another file than the one that pip's index offers.
+
+    Attributes:
+        index: The index.
+        name: The name of the file.
+        file: The file that the index offers.
+        sha256: The digest that the index states at first.
+        cache: The cache of sources.
+    """
 
     def __init__(self, index: Index) -> None:
-        self.index, self.name = index, "demo-2.0.tar.gz"
+        self.index = index
+        self.name = "demo-2.0.tar.gz"
         self.file = index.folder / self.name
         self.file.write_bytes(tarball(file("demo/text", b"2.0")))
-        self.found = hashlib.sha256(self.file.read_bytes()).hexdigest()
+        self.sha256 = hashlib.sha256(self.file.read_bytes()).hexdigest()
         index.settings["index-url"] = (index.folder / "simple").as_uri()
-        self.lists(f"#sha256={self.found}")
+        self.write_page(f"#sha256={self.sha256}")
         project = Project(index.folder, index.folder / "channel", index.folder / "build")
         self.cache = SourceCache(project)
 
-    def lists(self, fragment: str) -> None:
+    def write_page(self, fragment: str) -> None:
+        """Write the page of the index, whose link ends with this fragment."""
         page = f'<a href="../../{self.name}{fragment}">{self.name}</a>'
         write_text(self.index.folder / "simple" / "demo" / "index.html", page)
 
-    def refused(self, *parts: str) -> None:
-        """The file is refused in words that have these parts, its own sha256 and the recipe's."""
+    def require_refused(self, *parts: str) -> None:
+        """Require that the file is refused with both digests and these parts in the message."""
         purl = PackageURL.from_string(f"pkg:pypi/demo@2.0?file_name={self.name}")
         with pytest.raises(Refused) as failed:
             source = Source(f"{PYPI_URL}/{self.name}", "0" * 64, purl)
             self.cache.fetch(source, lambda *_: None)
-        found = hashlib.sha256(self.file.read_bytes()).hexdigest()
-        wrong = f"demo@2.0?file_name={self.name} has sha256 {found}, the recipe says {'0' * 64}"
-        for part in (wrong, *parts):
+        actual = hashlib.sha256(self.file.read_bytes()).hexdigest()
+        both = f"demo@2.0?file_name={self.name} has sha256 {actual}, the recipe says {'0' * 64}"
+        for part in (both, *parts):
             assert part in str(failed.value)
 
-    def kept(self) -> list[str]:
-        """The sha256 of what is in the cache."""
+    def list_cached(self) -> list[str]:
+        """Return the sha256 of each copy in the cache."""
         return [path.parent.name for path in self.cache.folder.rglob(f"{self.name}*")]
 
 
@@ -273,19 +306,19 @@ def moved(index: Index) -> Moved:
 
 def test_nobody_states_the_sha256(moved: Moved) -> None:
     for fragment in ("", "#md5=0123"):
-        moved.lists(fragment)
-        moved.refused("; no index states it: ", "write that sha256 into it")
+        moved.write_page(fragment)
+        moved.require_refused("; no index states it: ", "write that sha256 into it")
 
 
 @pytest.mark.parametrize("cut", [0, 60])
 def test_a_damaged_file_is_not_to_be_written(moved: Moved, cut: int) -> None:
-    """Whole or not: pip's index states another sha256."""
+    """pip's index states another sha256, whether the file is complete or not."""
     evil = tarball(file("demo/text", b"evil"))
     moved.file.write_bytes(evil[:cut] or evil)
-    moved.refused(
-        f"It was deleted: pip's index states {moved.found}: damaged in transit, or forged"
+    moved.require_refused(
+        f"It was deleted: pip's index states {moved.sha256}: damaged in transit, or forged"
     )
-    assert moved.kept() == []
+    assert moved.list_cached() == []
 
 
 @pytest.mark.parametrize(
@@ -294,8 +327,8 @@ def test_a_damaged_file_is_not_to_be_written(moved: Moved, cut: int) -> None:
     ids=["a page", "cut", "empty"],
 )
 def test_what_is_no_archive_is_not_to_be_written(moved: Moved, content: bytes) -> None:
-    """Nor where nobody states a sha256."""
-    moved.lists("")
+    """This holds even if no index states a sha256."""
+    moved.write_page("")
     moved.file.write_bytes(content)
-    moved.refused("It was deleted: ", "cannot be unpacked")
-    assert moved.kept() == []
+    moved.require_refused("It was deleted: ", "cannot be unpacked")
+    assert moved.list_cached() == []
