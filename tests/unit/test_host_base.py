@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The host base without making one: wheels, requirements, what pip reports, and its lock."""
+"""The parts of the host base, without making one: wheels, requirements, its lock and its record."""
 
 import base64
 import functools
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import distributions
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -63,6 +62,7 @@ def test_match_spec(requirement: str, spec: str) -> None:
 
 
 def wheel_metadata(name: str, *requires: str) -> Wheel:
+    """Return a wheel that has only metadata, with these requirements."""
     text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
     text += "".join(f"Requires-Dist: {line}\n" for line in requires)
     metadata = Metadata.from_email(text, validate=False)
@@ -70,27 +70,39 @@ def wheel_metadata(name: str, *requires: str) -> Wheel:
 
 
 def test_markers_and_extras() -> None:
-    """Markers are decided here; an extra brings what it asks for, and only where it is asked."""
-    others = {
-        "web": wheel_metadata(
-            "web", "core", 'tls-lib>=2; extra == "tls"', 'never; extra == "other"',
-            'more; extra == "tls" and python_version < "3"',
-        ),
-    }  # fmt: skip
-    asks = wheel_metadata(
-        "app", "web[tls]>=1", 'win-only; sys_platform == "win32"', 'dev-only; extra == "dev"',
+    """Markers are evaluated here. An extra adds its requirements, only where it is required."""
+    web = wheel_metadata(
+        "web",
+        "core",
+        'tls-lib>=2; extra == "tls"',
+        'never; extra == "other"',
+        'more; extra == "tls" and python_version < "3"',
+    )
+    others = {"web": web}
+    app = wheel_metadata(
+        "app",
+        "web[tls]>=1",
+        'win-only; sys_platform == "win32"',
+        'dev-only; extra == "dev"',
         f'here; python_version == "{PYTHON}"',
-    )  # fmt: skip
-    assert list_depends(asks.metadata, others) == ["here", "tls-lib >=2", "web >=1"]
-    assert list_depends(others["web"].metadata, others) == ["core"]
+    )
+    assert list_depends(app.metadata, others) == ["here", "tls-lib >=2", "web >=1"]
+    assert list_depends(web.metadata, others) == ["core"]
 
 
-NEEDS = ("core", 'cuda-toolkit[cublas]==13; platform_system == "Linux"', "Nvidia_NCCL.cu13==2.29")
+REQUIREMENTS = (
+    "core",
+    'cuda-toolkit[cublas]==13; platform_system == "Linux"',
+    "Nvidia_NCCL.cu13==2.29",
+)
 
 
 def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
-    """Where they are left out, and then no metadata asks for them: pip check would miss them."""
-    file = write_wheel(tmp_path, "torch", requires=NEEDS)
+    """Stubs replace the wheels that are left out. The metadata then must not require those wheels.
+
+    Otherwise `pip check` would report them as missing.
+    """
+    file = write_wheel(tmp_path, "torch", requires=REQUIREMENTS)
     purl = PackageURL("pypi", None, "torch", "1.0", {"file_name": file.name})
     torch = Wheel.read(file, Source(f"{PYPI_URL}/{file.name}", "0" * 64, purl), "")
     alone = torch.plan_conversion({})
@@ -106,10 +118,12 @@ def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
         (info,) = (tmp_path / name).rglob("*.dist-info")
         (distribution,) = distributions(path=[str(info.parent)])
         required = [Requirement(text) for text in distribution.requires or []]
-        assert required == [Requirement(text) for text in (NEEDS[:1] if name == "alone" else NEEDS)]
-        (row,) = [f for f in distribution.files or [] if f.name == "METADATA"]
+        expected = REQUIREMENTS[:1] if name == "alone" else REQUIREMENTS
+        assert required == [Requirement(text) for text in expected]
+        (row,) = [row for row in distribution.files or [] if row.name == "METADATA"]
         digest = hashlib.sha256((info / "METADATA").read_bytes()).digest()
-        assert row.hash and row.hash.value == base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        assert row.hash
+        assert row.hash.value == base64.urlsafe_b64encode(digest).decode().rstrip("=")
         assert row.size == (info / "METADATA").stat().st_size
 
 
@@ -117,7 +131,7 @@ def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
 def test_nvidias_wheels_are_fetched_only_if_asked_for(
     machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
 ) -> None:
-    """By FORGE_NVIDIA_WHEELS, with which it is another base; or by a line of requirements.in."""
+    """FORGE_NVIDIA_WHEELS requires them, and makes another base. Or requirements.in names them."""
     names = ("torch", "triton", "nvidia-cublas", "cuda-bindings", "nvidia-ml-py")
     lines = [f"{name}==1 --hash=sha256:{'0' * 64}\n" for name in names]
     (machine.recipe / LOCK).write_text("".join(lines))
@@ -127,17 +141,22 @@ def test_nvidias_wheels_are_fetched_only_if_asked_for(
     monkeypatch.setenv("FORGE_NVIDIA_WHEELS", setting)
     host = HostBaseMaker(machine.project, machine.base)
     assert (host.key == plain.key) == (not setting)
-    asked: list[str] = []
-    monkeypatch.setattr(
-        hostbase, "fetch_wheels", lambda pins, *_: asked.extend(pin.name for pin in pins) or []
-    )
+    fetched: list[str] = []
+
+    def fetch_wheels(pins: list, *_: object) -> list:
+        fetched.extend(pin.name for pin in pins)
+        return []
+
+    monkeypatch.setattr(hostbase, "fetch_wheels", fetch_wheels)
     assert not list(host._fetch_wheels(print))
-    left_out = {"nvidia-cublas", "cuda-bindings"}
-    assert set(asked) == set(names) - (set() if setting else left_out)
+    expected = set(names)
+    if not setting:
+        expected -= {"nvidia-cublas", "cuda-bindings"}
+    assert set(fetched) == expected
 
 
 def test_unpack_wheel(tmp_path: Path) -> None:
-    """Console scripts run from any prefix, .data trees land where PEP 427 says."""
+    """Console scripts run from any prefix, and .data trees are placed as PEP 427 defines."""
     file = write_wheel(
         tmp_path,
         "demo",
@@ -150,7 +169,7 @@ def test_unpack_wheel(tmp_path: Path) -> None:
             "demo-1.0.dist-info/entry_points.txt": "[console_scripts]\ndemo = demo:main\n",
         },
     )
-    prefix = tmp_path / "test" / "made"
+    prefix = tmp_path / "test" / "prefix"
     unpack_wheel(file, prefix)
     assert (prefix / "share/demo.txt").read_text() == "data\n"
     assert list(prefix.glob("include/**/demo.h"))
@@ -173,7 +192,7 @@ def test_unpack_wheel(tmp_path: Path) -> None:
 def test_debians_python_installs_into_its_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Its sysconfig is changed back, which is a package from Python 3.13 on; others stay."""
+    """Its sysconfig, a package since Python 3.13, is changed back. Other Pythons are left alone."""
     copier = module(CHECKOUT / "recipes/bases/host/copy_interpreter.py")
     stdlib = Path(copier.sysconfig.get_path("stdlib"))
     monkeypatch.setattr(copier.sysconfig, "__file__", str(stdlib / name))
@@ -201,23 +220,27 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostBaseMaker:
 
 
 def pin(machine: HostBaseMaker, *wheels: Path) -> None:
-    """Write requirements and lock of the base anew, for these wheels and no other."""
-    pins = [(*file.name.split("-")[:2], sha256_file(file)) for file in wheels]
-    lines = [f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in pins]
-    (machine.recipe / LOCK).write_text("".join(lines))
-    (machine.recipe / "requirements.in").write_text("".join(f"{name}\n" for name, *_ in pins))
+    """Write the requirements and the lock of the base anew, for these wheels only."""
+    requirements = ""
+    lock = ""
+    for file in wheels:
+        name, version, *_ = file.name.split("-")
+        requirements += f"{name}\n"
+        lock += f"{name}=={version} --hash=sha256:{sha256_file(file)}\n"
+    (machine.recipe / LOCK).write_text(lock)
+    (machine.recipe / "requirements.in").write_text(requirements)
 
 
 def test_two_checkouts_that_share_a_host_base(
     machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second waits for the first and says so, then has nothing to do."""
-    said: list[str] = []
-    waits = threading.Event()
+    """The second waits for the first, reports it, and then has nothing to do."""
+    messages: list[str] = []
+    is_waiting = threading.Event()
 
     def say(text: str) -> None:
-        said.append(text)
-        waits.set()
+        messages.append(text)
+        is_waiting.set()
 
     def make(*_: object) -> None:
         pytest.fail("the base was made twice")
@@ -226,24 +249,27 @@ def test_two_checkouts_that_share_a_host_base(
     with hold(machine.folder, "making the host base in"):
         second = threading.Thread(target=machine.make, args=(say, None))
         second.start()
-        assert waits.wait(300), "the second does not see the first"
+        assert is_waiting.wait(300), "the second does not notice the first"
         machine._write_sealed("base.json", packages={})
     second.join(300)
     assert not second.is_alive()
-    assert said == [f"process {os.getpid()} is making the host base in {machine.folder}. "
-                    "Waiting for it"]  # fmt: skip
+    process = os.getpid()
+    assert messages == [
+        f"process {process} is making the host base in {machine.folder}. Waiting for it"
+    ]
 
 
 def test_an_interrupted_host_base_is_made_by_the_next(
     machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
-    monkeypatch.setattr(HostBaseMaker, "_make", lambda *_: made.append("made"))
+    calls: list[str] = []
+    monkeypatch.setattr(HostBaseMaker, "_make", lambda *_: calls.append("make"))
     machine.make(print, None)
-    assert made == ["made"] and not machine.is_current()
+    assert calls == ["make"]
+    assert not machine.is_current()
     machine._write_sealed("base.json", packages={})
     machine.make(print, None)
-    assert made == ["made"]
+    assert calls == ["make"]
     with monkeypatch.context() as patch:
         patch.setattr(hostbase.subprocess, "getoutput", lambda _: "15")
         again = HostBaseMaker(machine.project, machine.base)
@@ -254,13 +280,13 @@ def test_an_interrupted_host_base_is_made_by_the_next(
 
 
 def test_only_the_code_that_makes_packages_names_them() -> None:
-    """Else an edit of a message would make a gigabyte of packages again."""
+    """Otherwise editing a message would make a gigabyte of packages again."""
     assert sha256_file(Path(wheels.__file__)) == wheels.CODE
     assert "assemble_package" not in Path(hostbase.__file__).read_text()
 
 
 def test_a_lock_that_is_older_than_the_requirements(machine: HostBaseMaker, tmp_path: Path) -> None:
-    """Refused before anything is fetched or built."""
+    """Such a lock is refused before anything is fetched or built."""
     pin(machine, write_wheel(tmp_path, "alpha"))
     (machine.recipe / "requirements.in").write_text("alpha>=2\n")
     with pytest.raises(ForgeError, match=r"pins alpha 1\.0, and alpha>=2 is required: compile it"):
@@ -268,23 +294,27 @@ def test_a_lock_that_is_older_than_the_requirements(machine: HostBaseMaker, tmp_
 
 
 def test_no_compiler(tmp_path: Path) -> None:
-    """Said before anything is downloaded."""
+    """A missing compiler is reported before anything is downloaded."""
     project = MiniProject(tmp_path)
     (tmp_path / "build" / "host-base").unlink()
     project.recipe("alpha")
     error = refused("build-all", **project.environment | {"PATH": str(tmp_path)})
-    assert "needs gcc and g++" in str(error) and "apt-get" in str(error) and error.exit_code == 3
+    assert "needs gcc and g++" in str(error)
+    assert "apt-get" in str(error)
+    assert error.exit_code == 3
 
 
 def test_the_recipe_runs_programs_whose_paths_have_spaces() -> None:
-    """A Python of the user's own may be in any folder."""
+    """A user may have a Python in any folder."""
     text = (CHECKOUT / "recipes/bases/host/recipe.yaml").read_text()
     replaced = re.sub(r"\$\{\{ env\.get\(\"(FORGE_\w+)\".*?\) \}\}", r"/my folder/\1", text)
-    scripts = [output["build"].get("script", []) for output in yaml.safe_load(replaced)["outputs"]]
-    lines = chain(*(script["content"] if "env" in script else script for script in scripts))
-    words = [shlex.split(line) for line in lines if "/my folder/" in line]
-    assert [line[:2] for line in words] == [["/my folder/FORGE_PYTHON", "-I"]] * 2
-    assert words[1][3:5] == ["/my folder/FORGE_TORCH", "/my folder/FORGE_PYELFTOOLS"]
+    commands: list[list[str]] = []
+    for output in yaml.safe_load(replaced)["outputs"]:
+        script = output["build"].get("script", [])
+        lines = script["content"] if "env" in script else script
+        commands += [shlex.split(line) for line in lines if "/my folder/" in line]
+    assert [command[:2] for command in commands] == [["/my folder/FORGE_PYTHON", "-I"]] * 2
+    assert commands[1][3:5] == ["/my folder/FORGE_TORCH", "/my folder/FORGE_PYELFTOOLS"]
 
 
 @pytest.fixture
@@ -295,11 +325,11 @@ def small(machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch) -> HostBaseMa
         scratch = self.project.build / "scratch"
         (scratch / "tree").mkdir(parents=True, exist_ok=True)
         (scratch / "tree" / "text").write_bytes(os.urandom(999))
-        made = assemble_package(
+        package = assemble_package(
             "python", "3", "linux-64", "hostbound_h1234567_0", scratch, files_dir=scratch / "tree"
         )
-        move_whole(made.path, self.folder / "linux-64" / made.path.name)
-        return {made.path.name}
+        move_whole(package.path, self.folder / "linux-64" / package.path.name)
+        return {package.path.name}
 
     monkeypatch.setattr(HostBaseMaker, "_build_recipe", build)
     pin(machine)
@@ -309,6 +339,7 @@ def small(machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch) -> HostBaseMa
 
 
 def cut(path: Path) -> None:
+    """Remove the second half of a file."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -319,7 +350,10 @@ DAMAGE = {
     "no base.json": ("base.json", Path.unlink),
     "cut base.json": ("base.json", cut),
     "cut index": ("linux-64/repodata.json", cut),
-    "empty index": ("linux-64/repodata.json", lambda p: p.write_text('{"packages.conda": {}}')),
+    "empty index": (
+        "linux-64/repodata.json",
+        lambda path: path.write_text('{"packages.conda": {}}'),
+    ),
     "no index": ("linux-64/repodata.json", Path.unlink),
     "cut package": ("linux-64/python-3-hostbound_h1234567_0.conda", cut),
     "lost package": ("linux-64/python-3-hostbound_h1234567_0.conda", Path.unlink),
@@ -338,15 +372,16 @@ def test_a_damaged_base_is_found_and_made_anew(small: HostBaseMaker, how: str) -
 
 
 def test_wheels_become_packages(machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Side by side. After a failure, those that were made are kept, and the error names the log."""
+    """Wheels are converted in parallel. A failure names the log and keeps the finished packages."""
     monkeypatch.setattr(HostBaseMaker, "_build_recipe", lambda *_: set())
     monkeypatch.setenv("PYTHONPATH", str(CHECKOUT / "src"))
     run = functools.partial(run_job, machine.project, 2, lambda _: None, threading.Event())
 
     def make(*wheels: Path) -> None:
         for wheel in wheels:
-            (folder := machine.project.sources / sha256_file(wheel)).mkdir(exist_ok=True)
-            shutil.copy(wheel, folder)
+            source = machine.project.sources / sha256_file(wheel)
+            source.mkdir(exist_ok=True)
+            shutil.copy(wheel, source)
         pin(machine, *wheels)
         again = HostBaseMaker(machine.project, machine.base)
         again.make(lambda _: None, run)
@@ -359,16 +394,18 @@ def test_wheels_become_packages(machine: HostBaseMaker, monkeypatch: pytest.Monk
     with pytest.raises(Failed, match=r"Incompatible Wheel-Version 9(?s:.*)work folder"):
         make(alpha, write_wheel(folder, "beta", files={"beta.py": ""} | future))
     (first,) = machine.folder.glob("linux-64/alpha-1.0-hostbound_py*_0.conda")
-    made = first.stat().st_ino
+    inode = first.stat().st_ino
     make(alpha, write_wheel(folder, "beta", files={"beta.py": ""}))
-    assert first.stat().st_ino == made
-    assert {r.name for r in LocalChannel(machine.folder).records()} == {"alpha", "beta"}
+    assert first.stat().st_ino == inode
+    assert {record.name for record in LocalChannel(machine.folder).records()} == {"alpha", "beta"}
     index = machine.folder / "linux-64" / "repodata.json"
     written = json.loads(index.read_bytes())["packages.conda"]
     index.unlink()
     LocalChannel(machine.folder).index()
-    for name, read in json.loads(index.read_bytes())["packages.conda"].items():
-        assert written[name].items() <= read.items(), "rattler reads something else in the package"
+    for name, record in json.loads(index.read_bytes())["packages.conda"].items():
+        assert written[name].items() <= record.items(), (
+            "rattler reads something else in the package"
+        )
         assert {"depends", "sha256", "size"} <= written[name].keys()
     assert not machine.output.exists()
 
@@ -383,52 +420,55 @@ run_job(Project.at(root), 2, lambda _: None, threading.Event(), job, root / "log
 """
 
 
-# A sitecustomize that keeps a conversion in its midst, however fast the machine is.
-STAYS = """
+# A sitecustomize that stops a conversion halfway, however fast the machine is.
+HANGS = """
 import py_compile, time
 compile = py_compile.compile
-def stays(file, *words, **options):
+def hang(file, *words, **options):
     if file.endswith("long.py"):
         time.sleep(600)
     return compile(file, *words, **options)
-py_compile.compile = stays
+py_compile.compile = hang
 """
 
 
-def wait_until(true: Callable[[], object]) -> None:
-    while not true():
+def wait_until(is_true: Callable[[], object]) -> None:
+    while not is_true():
         time.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, how: signal.Signals) -> None:
-    """No process and no part of a package is left; the next one makes what is missing."""
-    subdir, output = tmp_path / "linux-64", tmp_path / "out"
-    made = [
-        asdict(Conversion(str(file), name, "1.0", "0", [], None, ""))
-        for name in ("long", "short")
-        for file in [write_wheel(tmp_path, name, files={f"{name}.py": ""})]
-    ]
+    """No process and no part of a package remains. The next run makes the missing package."""
+    subdir = tmp_path / "linux-64"
+    output = tmp_path / "out"
+    conversions = []
+    for name in ("long", "short"):
+        file = write_wheel(tmp_path, name, files={f"{name}.py": ""})
+        conversions.append(asdict(Conversion(str(file), name, "1.0", "0", [], None, "")))
     subdir.mkdir()
-    job = {"action": "convert", "subdir": str(subdir), "output_dir": str(output), "wheels": made}
+    job = {
+        "action": "convert",
+        "subdir": str(subdir),
+        "output_dir": str(output),
+        "wheels": conversions,
+    }
     command = [sys.executable, "-c", CONVERT, str(machine.project.root), json.dumps(job)]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT / "src")}
-    (work := tmp_path / "work").mkdir()
-    write_text(tmp_path / "stays/sitecustomize.py", STAYS)
-    path = f"{tmp_path / 'stays'}{os.pathsep}{environment['PYTHONPATH']}"
+    work = tmp_path / "work"
+    work.mkdir()
+    write_text(tmp_path / "hangs/sitecustomize.py", HANGS)
+    path = f"{tmp_path / 'hangs'}{os.pathsep}{environment['PYTHONPATH']}"
+
+    def is_halfway() -> bool:
+        # os.walk, since a glob fails on a folder that the conversion removes meanwhile.
+        is_unpacked = any("long.py" in files for _, _, files in os.walk(output))
+        return is_unpacked and bool(list(subdir.glob("short-*")))
+
     with subprocess.Popen(
         command, cwd=work, env=environment | {"PYTHONPATH": path}, stderr=subprocess.DEVNULL
     ) as child:
-        # os.walk, since a glob fails on a folder that the conversion removes meanwhile
-        wait_until(
-            lambda: (
-                child.poll() is not None
-                or (
-                    any("long.py" in files for _, _, files in os.walk(output))
-                    and list(subdir.glob("short-*"))
-                )
-            )
-        )
+        wait_until(lambda: child.poll() is not None or is_halfway())
         child.send_signal(how)
     wait_until(lambda: not processes_in(work))
     assert {file.name for file in subdir.iterdir()} == {"short-1.0-0.conda"}
@@ -439,25 +479,28 @@ def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, how: signal
 def test_mutants_of_what_a_run_left(
     small: HostBaseMaker, record_property: Callable[[str, object], None]
 ) -> None:
-    """Whatever is not what this driver wrote is nothing."""
+    """A record that this driver did not write counts as an empty one."""
     name = "base.json"
-    file, tally = small.folder / name, Tally(name, record_property)
-    valid, whole = file.read_bytes(), small._read_sealed(name)
+    file = small.folder / name
+    tally = Tally(name, record_property)
+    valid = file.read_bytes()
+    whole = small._read_sealed(name)
     assert whole
     right = (whole, {})
     for data in texts(valid, 8, 70):
         file.write_bytes(data)
-        tally.give(lambda: small._read_sealed(name), lambda found: found in right, data)
+        tally.give(lambda: small._read_sealed(name), lambda record: record in right, data)
     for tree in trees(json.loads(valid), 8, 70):
         file.write_text(json.dumps(tree))
-        tally.give(lambda: small._read_sealed(name), lambda found: found in right, tree)
+        tally.give(lambda: small._read_sealed(name), lambda record: record in right, tree)
     file.write_bytes(valid)
     assert small._read_sealed(name) == whole
 
 
 def test_to_name_a_base_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a compiler nor a change of the environment comes of asking what it provides."""
-    project, before = Project.at(MiniProject(tmp_path).root), dict(os.environ)
+    """Listing what it provides neither needs a compiler nor changes the environment."""
+    project = Project.at(MiniProject(tmp_path).root)
+    before = dict(os.environ)
     monkeypatch.setattr(hostbase.subprocess, "run", None)
     names = HostBaseMaker(project, bases.load(project, "host")).names()
     assert {"pytorch", "numpy", "python", "hostgcc_linux-64"} <= names
@@ -465,10 +508,13 @@ def test_to_name_a_base_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_extras_of_other_wheels_count() -> None:
-    """What `name[extra]` asks for is in the metadata of the other wheel."""
-    asks = wheel_metadata("app", "web[tls]")
-    others = [{"web": wheel_metadata("web", f'{n}; extra == "tls"')} for n in ("one", "two")]
-    assert len({asks.plan_conversion(wheels).file_name for wheels in others}) == 2
+    """The metadata of the other wheel has the requirements of `name[extra]`."""
+    app = wheel_metadata("app", "web[tls]")
+    file_names = set()
+    for requirement in ("one", "two"):
+        web = wheel_metadata("web", f'{requirement}; extra == "tls"')
+        file_names.add(app.plan_conversion({"web": web}).file_name)
+    assert len(file_names) == 2
 
 
 def test_a_file_that_is_no_wheel(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""pixi.lock of the build tools, and what every manifest and lock of the repository has to be."""
+"""pixi.lock of the build tools, and the rules for all manifests and locks of the repository."""
 
 import asyncio
 import json
@@ -26,59 +26,66 @@ from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
 
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
-MANIFEST, LOCK = CHECKOUT / "pixi.toml", CHECKOUT / "pixi.lock"
+MANIFEST = CHECKOUT / "pixi.toml"
+LOCK = CHECKOUT / "pixi.lock"
 STACKS = sorted(CHECKOUT.glob("stacks/*/pixi.toml"))
 
 
 def unpacked(subdir: str) -> bytes:
+    """Return the committed records of a subdir of conda-forge."""
     packed = (DATA / subdir / "repodata.json.zst").read_bytes()
     return zstandard.ZstdDecompressor().decompressobj().decompress(packed)
 
 
 @pytest.mark.parametrize("lock", [LOCK, DATA.parent / "pixi/pixi.lock"], ids=["root", "pixi"])
 def test_the_bindings_write_what_they_read(lock: Path, tmp_path: Path) -> None:
-    """The newest of them have the lock format of pixi 0.82 and later."""
+    """The newest bindings have the lock format of pixi 0.82 and later."""
     LockFile.from_path(lock).to_path(tmp_path / "pixi.lock")
     assert (tmp_path / "pixi.lock").read_bytes() == lock.read_bytes()
 
 
 def test_every_record_is_one_of_conda_forge() -> None:
-    """url, sha256, md5 and size of each, as the snapshot of real records has them."""
-    there = {}
+    """Each has the url, sha256, md5 and size of the committed records."""
+    records = {}
     for subdir in ("linux-64", "noarch"):
         data = json.loads(unpacked(subdir))
         for name, record in (data["packages"] | data["packages.conda"]).items():
-            there[f"{CONDA_FORGE}/{subdir}/{name}"] = record
+            records[f"{CONDA_FORGE}/{subdir}/{name}"] = record
     packages = yaml.safe_load(LOCK.read_text())["packages"]
     assert len(packages) > 200
     for package in packages:
-        record = there[package["conda"]]
+        record = records[package["conda"]]
         for key in ("sha256", "md5", "size", "license", "depends"):
             assert package.get(key) == (record.get(key) or None), package["conda"]
 
 
 def problems(folder: Path, text: str) -> list[str]:
-    """How the committed lock fails to satisfy a manifest, as `pixi lock --check` finds it.
+    """Return why the committed lock does not satisfy a manifest, as `pixi lock --check` would.
 
-    Where conda-forge is out of reach: what is locked is the only source.
+    This does without conda-forge: the locked records are the only ones.
     """
     (folder / "pixi.toml").write_text(text)
-    manifest, locked = Manifest.load(folder / "pixi.toml"), lockfile.read(LOCK)
-    found = [f"environment {n}" for n in locked.keys() ^ manifest.environments.keys()]
+    manifest = Manifest.load(folder / "pixi.toml")
+    locked = lockfile.read(LOCK)
+    result = [f"environment {name}" for name in locked.keys() ^ manifest.environments.keys()]
     for name in locked.keys() & manifest.environments.keys():
         records = lockfile.records(locked[name]) if locked[name].platforms() else []
         lockfile.require_checkable(records, [CONDA_FORGE])
         solution = rattler.solve(
-            [], manifest.environments[name], locked_packages=records,
+            [],
+            manifest.environments[name],
+            locked_packages=records,
             virtual_packages=virtual_packages(),
-        )  # fmt: skip
+        )
         try:
             needed = {record.url for record in asyncio.run(solution)}
         except SolverError as error:
-            found.append(f"{name}: {error}")
-        else:
-            found += [f"{name}: {r.name.normalized}" for r in records if r.url not in needed]
-    return found
+            result.append(f"{name}: {error}")
+            continue
+        for record in records:
+            if record.url not in needed:
+                result.append(f"{name}: {record.name.normalized}")
+    return result
 
 
 def test_the_lock_satisfies_its_manifest(tmp_path: Path) -> None:
@@ -144,7 +151,8 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, line: str, message: st
     file.write_text(f'[workspace]\n{channels}platforms = ["linux-64"]\n{line}\n')
     with pytest.raises(ForgeError, match=re.escape(message)) as error:
         Manifest.load(file)
-    assert str(file) in str(error.value) and "\n" not in str(error.value)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
 
 
@@ -160,7 +168,7 @@ FORMS = {
 
 
 def test_a_copy_asks_pypi_for_nothing(tmp_path: Path) -> None:
-    """pixi would ask a server for PyPI's names, and a host base has none."""
+    """pixi would ask a server for names on PyPI, and a host base has none."""
     file = tmp_path / "pixi.toml"
     torch = 'pypi-dependencies]\ntorch = "*"\n'
     file.write_text(f'[workspace]\nchannels = ["x"]\n[{torch}[feature.a.{torch}')
@@ -187,7 +195,7 @@ def test_tables_by_channel_follow_their_channel(tmp_path: Path) -> None:
 
 
 def test_requirements_are_left_out_and_nothing_else(tmp_path: Path) -> None:
-    """By their keys, not by their lines: tasks, dates and texts may have the same names."""
+    """Keys decide, not lines: tasks, dates and texts may have the same names."""
     file = tmp_path / "pixi.toml"
     file.write_text(
         '[workspace]\nchannels = []\ndescription = """\nalpha = 1\npython = 2\n"""\n'
@@ -204,7 +212,7 @@ def test_requirements_are_left_out_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_requirements_of_features_add_up(tmp_path: Path) -> None:
-    """As in pixi: a feature narrows what the others ask for, and replaces none of it."""
+    """As in pixi, a feature narrows the requirements of the others and replaces none."""
     file = tmp_path / "pixi.toml"
     file.write_text(
         '[workspace]\nchannels = []\nplatforms = ["linux-64"]\n'
@@ -236,53 +244,62 @@ def test_spec(value: object, spec: str) -> None:
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_an_environment_is_for_one_platform(manifest: Path) -> None:
-    """`emulated` is for any machine, all others for the GPU: pixi takes what all features allow."""
+    """`emulated` is for any machine, all others for the GPU.
+
+    pixi uses the platforms that all features of an environment allow.
+    """
     data = tomllib.loads(manifest.read_text())
     assert {"default", "emulated"} <= data["environments"].keys()
     for name, features in data["environments"].items():
         tables = [data["feature"][feature] for feature in features]
         platforms = [table["platforms"] for table in tables if "platforms" in table]
-        assert platforms == [["linux-64" if name == "emulated" else "strix-halo"]]
+        expected = "linux-64" if name == "emulated" else "strix-halo"
+        assert platforms == [[expected]]
 
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_a_stack_is_for_every_machine(manifest: Path) -> None:
-    """Copied to another machine it means the same; for gfx1151, ours first, strict priority."""
+    """A copy on another machine means the same: gfx1151, our channel first, strict priority."""
     workspace = tomllib.loads(manifest.read_text())["workspace"]
     assert workspace["channels"] == [PUBLISHED, "conda-forge"]
-    assert workspace["channel-priority"] == "strict" and workspace["requires-pixi"]
+    assert workspace["channel-priority"] == "strict"
+    assert workspace["requires-pixi"]
     assert workspace["name"] == manifest.parent.name
     strix_halo = {"name": "strix-halo", "platform": "linux-64", "amdgpu": "gfx1151"}
     assert workspace["platforms"] == [strix_halo, "linux-64"]
     assert Manifest.load(manifest).environments["default"]
-    # variables are the packages' own, by activation: a copied manifest cannot forget them
+    # Packages set variables by activation, so that a copied manifest cannot forget them.
     assert not re.search(r"activation|\benv\b", manifest.read_text())
     assert len((manifest.parent / "README.md").read_text().splitlines()) <= 30
     assert not (manifest.parent / "pixi.lock").exists(), "nothing is published yet"
 
 
 def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None:
-    """Its platform and the names of its kernels; what it is without --variant stays."""
+    """The variant changes its platform and the names of its kernels. Without it nothing changes."""
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
     shutil.copytree(CHECKOUT / "recipes/bases", tmp_path / "recipes/bases")
-    written = {}
-    for gpu, asked in (("gfx1151", []), ("gfx1150", ["gpu_arch=gfx1150"])):
+    written: dict[tuple[str, Path], str] = {}
+    for gpu, variants in (("gfx1151", []), ("gfx1150", ["gpu_arch=gfx1150"])):
         for manifest in STACKS:
-            shutil.copytree(manifest.parent, tmp_path / "stacks" / manifest.parent.name,
-                            dirs_exist_ok=True)  # fmt: skip
-            ctx = Context(BaseName.CONDA_FORGE, None, asked, root=tmp_path)
-            (stack := Stack(ctx, manifest.parent.name)).write(PUBLISHED)
+            shutil.copytree(
+                manifest.parent, tmp_path / "stacks" / manifest.parent.name, dirs_exist_ok=True
+            )
+            ctx = Context(BaseName.CONDA_FORGE, None, variants, root=tmp_path)
+            stack = Stack(ctx, manifest.parent.name)
+            stack.write(PUBLISHED)
             text = (stack.copy.folder / "pixi.toml").read_text()
             data = tomllib.loads(text)
             assert data["workspace"]["platforms"][0]["amdgpu"] == gpu
             feature = data["feature"][manifest.parent.name]
             assert f"flash-attn-kernels-{gpu}" in feature["dependencies"]
-            # the emulated device is a gfx1151 by itself
+            # The emulated device is a gfx1151 by default.
             assert text.count("emulate device ") == text.count(f"emulate device --target {gpu} ")
             written[gpu, manifest] = text
     for manifest in STACKS:
-        ours, other = written["gfx1151", manifest], written["gfx1150", manifest]
-        assert "gfx1151" not in other and other == ours.replace("gfx1151", "gfx1150")
+        default = written["gfx1151", manifest]
+        other = written["gfx1150", manifest]
+        assert "gfx1151" not in other
+        assert other == default.replace("gfx1151", "gfx1150")
 
 
 @pytest.mark.parametrize(
@@ -300,7 +317,7 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None
 def test_an_old_pixi_is_named_with_the_way_around_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, is_refused: bool
 ) -> None:
-    """Before it is run: its own message does not know that the driver can do without it."""
+    """It is refused before it runs: its own message does not mention FORGE_NO_PIXI."""
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
     shutil.copytree(CHECKOUT / "recipes/bases", tmp_path / "recipes/bases")
     shutil.copytree(CHECKOUT / "stacks", tmp_path / "stacks")
@@ -333,7 +350,7 @@ def test_the_versions_of_pixi_that_a_manifest_requires(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_a_stack_is_a_feature_that_can_be_copied(manifest: Path) -> None:
-    """What another workspace needs of it is in its own tables, torch on PyPI included."""
+    """Its own tables have all that another workspace needs, torch on PyPI included."""
     data = tomllib.loads(manifest.read_text())
     name = manifest.parent.name
     assert not data.keys() & {"dependencies", "tasks", "pypi-dependencies"}
@@ -347,7 +364,9 @@ def test_a_stack_is_a_feature_that_can_be_copied(manifest: Path) -> None:
 def test_tasks_of_a_stack_exist(manifest: Path) -> None:
     from strix_validate.cli import app as validate
 
-    commands = {c.name or c.callback.__name__ for c in validate.registered_commands}
+    commands = set()
+    for each in validate.registered_commands:
+        commands.add(each.name or each.callback.__name__)
     tasks = tomllib.loads(manifest.read_text())["feature"][manifest.parent.name]["tasks"]
     assert {"doctor", "check", "bench"} <= set(tasks)
     for task in tasks.values():
@@ -363,16 +382,17 @@ PIXI = CHECKOUT / "tests" / "data" / "pixi"
 
 
 def written_by_pixi(folder: Path, source: Path = PIXI) -> Workspace:
-    """What pixi 0.77 locked."""
+    """Return a workspace that pixi 0.77 locked."""
     for name in ("pixi.toml", "pixi.lock"):
         (folder / name).write_bytes((source / name).read_bytes())
     return Workspace("app", folder)
 
 
 def test_a_lock_that_pixi_wrote_is_taken(tmp_path: Path) -> None:
-    """Whatever it calls the platform."""
+    """The name that the lock gives the platform does not matter."""
     chosen = written_by_pixi(tmp_path)
-    assert "name: p1" in chosen.lock_file.read_text() and len(chosen.locked("more")) == 3
+    assert "name: p1" in chosen.lock_file.read_text()
+    assert len(chosen.locked("more")) == 3
 
 
 def test_a_lock_for_several_machines_is_pixis(tmp_path: Path) -> None:
@@ -407,7 +427,7 @@ def test_a_locked_package_of_no_channel_is_refused(tmp_path: Path, entry: str) -
 
 
 def test_a_deep_lock_is_not_parsed_for_ever(tmp_path: Path) -> None:
-    """rattler's parser needs minutes for 400 kB of brackets; a lock of many small lists is fine."""
+    """rattler's parser needs minutes for 400 kB of brackets. Many small lists are accepted."""
     lock = tmp_path / "pixi.lock"
     lock.write_text(f"version: 6\npackages: {'[' * 200_000}{']' * 200_000}\n")
     with pytest.raises(ForgeError, match="nested too deeply"):
