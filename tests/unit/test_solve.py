@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every recipe's build, host and run requirements solve against real conda-forge records and ours.
+"""The requirements of all recipes solve, with real conda-forge records and ours.
 
-Ours are the rendered outputs, as records without files. What the conda-forge records lack is
-listed in data/conda-forge/lacks.yaml, and is not counted as solved.
+Our records are the rendered outputs, without files. data/conda-forge/lacks.yaml lists requirements
+that the conda-forge records lack; these are not counted as solved.
 """
 
 import contextlib
@@ -41,43 +41,48 @@ def solver(rendered: Rendered, tmp_path_factory: pytest.TempPathFactory) -> Solv
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Solver:
-    """The channel as it is published: with the packages of both Pythons."""
+    """A solver over the channel as it is published: with the packages of both Pythons."""
     return Solver(tmp_path_factory.mktemp("both"), Rendered({}), Rendered({}, "3.13"))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_requirements_solve(rendered: Rendered, solver: Solver, recipe: str) -> None:
-    lacking, listed = set(), set(LACKS.get(recipe, []))
+    lacking: set[str] = set()
     apart = rendered.apart(recipe)
-    for wanted in rendered.environments(recipe):
-        there = [s for s in wanted.specs if parse_package_name(s) not in listed | apart]
+    excluded = {*LACKS.get(recipe, []), *apart}
+    for environment in rendered.environments(recipe):
+        specs = [spec for spec in environment.specs if parse_package_name(spec) not in excluded]
         try:
-            solver.solve(there)
+            solver.solve(specs)
         except SolverError as error:
-            pytest.fail(f"{wanted.what} does not solve: {error}"[:2000])
-        lacking |= solver.lacking(there)
-        for spec in set(wanted.specs) - set(there):
+            pytest.fail(f"{environment.what} does not solve: {error}"[:2000])
+        lacking |= solver.lacking(specs)
+        for spec in set(environment.specs) - set(specs):
             if parse_package_name(spec) in apart:
                 with pytest.raises(SolverError):
-                    solver.solve([*there, spec])
+                    solver.solve([*specs, spec])
                 continue
             with contextlib.suppress(SolverError):
                 solver.solve([rendered.python, spec])
-                held = solver.lacking([spec]) or "3.14" in rendered.python  # cbor2's alone
-                assert held, f"lacks.yaml lists {spec}, which solves"
+                # For 3.14 one listed requirement solves: cbor2.
+                is_lacking = solver.lacking([spec]) or "3.14" in rendered.python
+                assert is_lacking, f"lacks.yaml lists {spec}, which solves"
     assert not lacking, "add these to lacks.yaml"
 
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_stacks_solve(rendered: Rendered, solver: Solver, stack: str) -> None:
-    """On the platform that it states, and on no other GPU; without what lacks.yaml lists.
+    """Stacks solve on the platform that they state and on no other GPU, without lacks.yaml's names.
 
-    With the Python of the lane, so that a wider pin in the stack is known to solve.
+    The Python is that of the lane, which shows that a wider pin in the stack solves.
     """
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
     for specs in manifest.environments.values():
-        specs = [rendered.python if parse_package_name(s) == "python" else s for s in specs]
-        lacking, names = solver.lacking(specs), {parse_package_name(spec) for spec in specs}
+        others = [spec for spec in specs if parse_package_name(spec) != "python"]
+        assert len(others) < len(specs), "the environment requires no python"
+        specs = [rendered.python, *others]
+        lacking = solver.lacking(specs)
+        names = {parse_package_name(spec) for spec in specs}
         assert lacking == names & {*LACKS.get(f"stacks/{stack}", [])}
         assert names - lacking <= solver.solve(specs, STRIX_HALO)
         with pytest.raises(SolverError):
@@ -85,9 +90,8 @@ def test_stacks_solve(rendered: Rendered, solver: Solver, stack: str) -> None:
 
 
 def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:
-    assert solver.lacking(["triton 9.9.*", "no-such-name", "python 3.12.*"]) == {
-        "triton", "no-such-name"
-    }  # fmt: skip
+    lacking = solver.lacking(["triton 9.9.*", "no-such-name", "python 3.12.*"])
+    assert lacking == {"triton", "no-such-name"}
     with pytest.raises(SolverError):
         solver.solve(["pytorch", "setuptools <70"])
 
@@ -95,16 +99,19 @@ def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:
 @pytest.mark.parametrize("python", ["3.12", "3.13"])
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, python: str) -> None:
-    """Of all our packages that are made for one; those that are for any serve both."""
+    """All our packages that are made for one Python are of that one; the other ones serve both."""
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
     for specs in manifest.environments.values():
         lacking = LACKS.get(f"stacks/{stack}", [])
-        there = [spec for spec in specs if parse_package_name(spec) not in lacking]
-        records = both.records([*there, f"python {python}.*"], STRIX_HALO)
-        ours = [record for record in records if "/ours/" in record.url]
-        tags = {found[0] for r in ours if (found := re.search(r"py3\d+(?=h)", str(r.build)))}
+        specs = [spec for spec in specs if parse_package_name(spec) not in lacking]
+        records = both.records([*specs, f"python {python}.*"], STRIX_HALO)
+        our_records = [record for record in records if "/ours/" in record.url]
+        tags: set[str] = set()
+        for record in our_records:
+            tags.update(re.findall(r"py3\d+(?=h)", str(record.build)))
         assert tags == {f"py{python.replace('.', '')}"}
-        assert {"pytorch", "libtorch", "triton", "flash-attn"} <= {r.name.normalized for r in ours}
+        names = {record.name.normalized for record in our_records}
+        assert {"pytorch", "libtorch", "triton", "flash-attn"} <= names
 
 
 @pytest.mark.parametrize("python", ["3.12", "3.13"])
@@ -112,22 +119,24 @@ def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, py
 def test_two_stacks_solve_in_one_workspace(
     both: Solver, tmp_path: Path, pair: tuple[str, str], python: str
 ) -> None:
-    """Each in an environment of its own, and both in one."""
+    """Each stack solves in an environment of its own, and both solve in one."""
     texts = {name: (CHECKOUT / f"stacks/{name}/pixi.toml").read_text() for name in pair}
     file = tmp_path / "pixi.toml"
     file.write_text(f"{compose(texts)}both = {list(pair)}\n")
-    lacking = {name for stack in pair for name in LACKS.get(f"stacks/{stack}", [])}
+    lacking: set[str] = set()
+    for stack in pair:
+        lacking.update(LACKS.get(f"stacks/{stack}", []))
     environments = Manifest.load(file).environments
     assert environments.keys() == {"default", pair[1], "both"}
     for specs in environments.values():
-        there = [spec for spec in specs if parse_package_name(spec) not in lacking]
-        names = both.solve([*there, f"python {python}.*"], STRIX_HALO)
-        assert {parse_package_name(spec) for spec in there} <= names
+        specs = [spec for spec in specs if parse_package_name(spec) not in lacking]
+        names = both.solve([*specs, f"python {python}.*"], STRIX_HALO)
+        assert {parse_package_name(spec) for spec in specs} <= names
 
 
 @pytest.mark.parametrize("number", ["3.11", "3.12", "3.13", "3.14"])
 def test_a_stack_is_locked_for_a_python_by_its_number(tmp_path: Path, number: str) -> None:
-    """The newest release of that Python, and not the first."""
+    """The number selects the newest release of that Python, not the first one."""
     root = tmp_path / "project"
     shutil.copytree(CHECKOUT / "stacks", root / "stacks")
     shutil.copytree(CHECKOUT / "recipes/bases", root / "recipes/bases")
@@ -138,12 +147,15 @@ def test_a_stack_is_locked_for_a_python_by_its_number(tmp_path: Path, number: st
         stack = Stack(ctx, name)
         stack.write(PUBLISHED)
         specs = stack.copy.manifest.environments["default"]
-        (asked,) = [spec for spec in specs if parse_package_name(spec) == "python"]
-        assert asked.startswith(f"python {number}.*")
-        # the records have no optree for 3.11, which torch needs
-        records = solver.records([asked] if number == "3.11" else specs, STRIX_HALO)
+        (python_spec,) = [spec for spec in specs if parse_package_name(spec) == "python"]
+        assert python_spec.startswith(f"python {number}.*")
+        if number == "3.11":
+            # The records have no optree for 3.11, which torch requires.
+            specs = [python_spec]
+        records = solver.records(specs, STRIX_HALO)
         (python,) = [record for record in records if record.name.normalized == "python"]
-        assert str(python.version).startswith(f"{number}.") and str(python.version) > f"{number}.0"
+        assert str(python.version).startswith(f"{number}.")
+        assert str(python.version) > f"{number}.0"
 
 
 def test_a_skipped_recipe_that_another_needs_is_named() -> None:
@@ -152,80 +164,110 @@ def test_a_skipped_recipe_that_another_needs_is_named() -> None:
 
 
 def test_torch_gets_no_eigen_5(rendered: Rendered, solver: Solver) -> None:
-    """torch 2.13 does not recognise it, and would clone its own."""
+    """torch 2.13 does not recognise Eigen 5, and would clone its own copy."""
     assert solver.solve(["eigen >=5"]) >= {"eigen"}
-    (host,) = [w for w in rendered.environments("pytorch") if w.what == "host of torch-build"]
+    environments = rendered.environments("pytorch")
+    (host,) = [each for each in environments if each.what == "host of torch-build"]
     assert "eigen" in solver.solve(host.specs)
     with pytest.raises(SolverError):
         solver.solve([*host.specs, "eigen >=5"])
 
 
 def test_triton_finds_a_compiler_without_activation(rendered: Rendered, solver: Solver) -> None:
-    """Without CC it looks for `gcc`, which conda-forge's compiler package does not hold."""
-    (run,) = [w for w in rendered.environments("triton") if w.what == "run of triton"]
+    """Without CC triton looks for `gcc`, which conda-forge's compiler package does not have."""
+    environments = rendered.environments("triton")
+    (run,) = [each for each in environments if each.what == "run of triton"]
     assert {"gcc", "gcc_linux-64"} <= solver.solve(run.specs)
 
 
-# Names that build and host environments ask for bare, and that conda-forge-pinning does not hold.
+# Names that build and host environments require without a version, and that conda-forge-pinning
+# does not pin.
 UNPINNED = {
-    "ccache", "einops", "jemalloc", "jinja2", "llvm-openmp", "make", "msgpack-python", "ninja",
-    "packaging", "pandas", "patch", "pip", "pkg-config", "psutil", "pybind11", "pyelftools",
-    "pyyaml", "regex", "requests", "scikit-build-core", "setuptools", "setuptools-scm", "six",
-    "typing_extensions", "wheel",
-}  # fmt: skip
+    "ccache",
+    "einops",
+    "jemalloc",
+    "jinja2",
+    "llvm-openmp",
+    "make",
+    "msgpack-python",
+    "ninja",
+    "packaging",
+    "pandas",
+    "patch",
+    "pip",
+    "pkg-config",
+    "psutil",
+    "pybind11",
+    "pyelftools",
+    "pyyaml",
+    "regex",
+    "requests",
+    "scikit-build-core",
+    "setuptools",
+    "setuptools-scm",
+    "six",
+    "typing_extensions",
+    "wheel",
+}
 
 
 def test_conda_forges_pins_are_ours(rendered: Rendered) -> None:
-    """Of each bare name one knows that it is pinned, or that conda-forge pins it no more."""
-    bare = {
-        spec
-        for recipe in rendered.by_recipe
-        for wanted in rendered.environments(recipe)
-        if not wanted.what.startswith("run of")
-        for spec in wanted.specs
-        if " " not in spec and spec not in rendered.outputs
-    }
-    assert bare <= UNPINNED, "look these up in conda-forge-pinning: a pin goes into recipes/bases/"
+    """Each name without a version is either pinned here or listed as one that nobody pins."""
+    unpinned: set[str] = set()
+    for recipe in rendered.by_recipe:
+        for environment in rendered.environments(recipe):
+            if not environment.what.startswith("run of"):
+                unpinned.update(spec for spec in environment.specs if " " not in spec)
+    unpinned -= rendered.outputs.keys()
+    assert unpinned <= UNPINNED, (
+        "look these up in conda-forge-pinning: a pin goes into recipes/bases/"
+    )
     assert rendered.pinned("pybind11-abi") == "pybind11-abi =11"
     assert rendered.pinned("libblas") == "libblas 3.9.* *netlib"
 
 
 @pytest.mark.parametrize("other", ["hip-runtime-amd", "rocblas"])
 def test_our_rocm_keeps_others_out(solver: Solver, other: str) -> None:
-    """conda-forge's HIP would put a second libamdhip64 beside ours."""
+    """conda-forge's HIP would install a second libamdhip64 beside ours."""
     assert "rocm-sdk-core" in solver.solve(["rocm-sdk-core"])
     assert solver.solve([other]) == {other}
     with pytest.raises(SolverError):
         solver.solve(["rocm-sdk-core", other])
 
 
-def unknown_constraints(constraints: dict[str, list[str]], known: set[str]) -> set[str]:
-    """Constraints of outputs on names that nothing has, and that thus constrain nothing."""
-    return {
-        f"{output}: {spec}"
-        for output, specs in constraints.items()
-        for spec in specs
-        if not spec.startswith("__") and parse_package_name(spec) not in known
-    }
+def unknown_constraints(constraints: dict[str, list[str]], names: set[str]) -> set[str]:
+    """Return the constraints on packages that do not exist, which hence constrain nothing.
+
+    Args:
+        constraints: Constraints by output.
+        names: The names of all packages.
+    """
+    result = set()
+    for output, specs in constraints.items():
+        for spec in specs:
+            is_virtual = spec.startswith("__")
+            if not is_virtual and parse_package_name(spec) not in names:
+                result.add(f"{output}: {spec}")
+    return result
 
 
 def test_each_constraint_is_on_a_package_that_exists(rendered: Rendered, solver: Solver) -> None:
-    """rocm-sdk-core constrained `hip`, which is a feedstock, and let hip-runtime-amd in."""
-    constraints = {
-        name: [spec_of(c, rendered.outputs) for c in o["requirements"]["run_constraints"]]
-        for name, o in rendered.outputs.items()
-        if o.get("requirements", {}).get("run_constraints")
-    }
+    """rocm-sdk-core once constrained the feedstock `hip`, which did not exclude hip-runtime-amd."""
+    constraints: dict[str, list[str]] = {}
+    for name, output in rendered.outputs.items():
+        requirements = output.get("requirements", {}).get("run_constraints", [])
+        if requirements:
+            constraints[name] = [spec_of(each, rendered.outputs) for each in requirements]
     assert {"rocm-sdk-core", "pytorch", "flash-attn"} <= constraints.keys()
-    known = {*rendered.outputs, *solver.names}
+    names = {*rendered.outputs, *solver.names}
     assert {*OTHER_ROCM} <= {parse_package_name(spec) for spec in constraints["rocm-sdk-core"]}
-    assert unknown_constraints(constraints, known) == set()
-    assert unknown_constraints({"a": ["hip <0.0.0a0", "__cuda"]}, known) == {"a: hip <0.0.0a0"}
+    assert unknown_constraints(constraints, names) == set()
+    assert unknown_constraints({"a": ["hip <0.0.0a0", "__cuda"]}, names) == {"a: hip <0.0.0a0"}
 
 
 @pytest.mark.parametrize("package", ["rocm-sdk-libraries", "aotriton"])
 def test_another_gpu_is_refused(solver: Solver, package: str) -> None:
-    """Where the solver knows the GPU. Where it does not, nothing is asked for."""
+    """The solver refuses it where it knows the GPU. Where it does not, nothing is required."""
     assert package in solver.solve([package], MACHINE | {"__amdgpu_arch": "11.5.1"})
     with pytest.raises(SolverError):
         solver.solve([package], MACHINE | {"__amdgpu_arch": "11.0.0"})
