@@ -24,16 +24,18 @@ from forge.cli.main import app
 def test_lint_says_what_each_linter_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, int | None], code: int
 ) -> None:
-    """None: the linter is not installed, which does not count as clean."""
+    """An outcome of None means that the linter is not installed, which does not count as clean."""
     project = MiniProject(tmp_path / "project")
     project.recipe("alpha")
     ran: list[list[str]] = []
 
     def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        if words[0] == "git":  # asked which files it tracks, as in an archive: none
+        # git lists no tracked file, as in an unpacked archive.
+        if words[0] == "git":
             return subprocess.CompletedProcess(words, 0, "")
         ran.append(words)
-        if (outcome := outcomes.get(words[0], 0)) is None:
+        outcome = outcomes.get(words[0], 0)
+        if outcome is None:
             raise FileNotFoundError
         return subprocess.CompletedProcess(words, outcome)
 
@@ -41,17 +43,21 @@ def test_lint_says_what_each_linter_found(
     monkeypatch.setenv("FORGE_ROOT", str(project.root))
     done = CliRunner().invoke(app, ["lint", "--base", "conda-forge"])
     assert done.exit_code == code, done.output
-    # patterns stand for files of the project
-    lines = [
-        [name for word in line.split() for name in upkeep.expand_pattern(word, project.root)]
-        for line in upkeep.LINTERS
-    ]
-    assert ran == lines
-    assert "recipes/alpha/build.sh" in next(w for w in ran if w[0] == "shellcheck")
+    commands: list[list[str]] = []
+    for line in upkeep.LINTERS:
+        command: list[str] = []
+        for word in line.split():
+            # Patterns stand for files of the project.
+            command += upkeep.expand_pattern(word, project.root)
+        commands.append(command)
+    assert ran == commands
+    (shellcheck,) = [command for command in ran if command[0] == "shellcheck"]
+    assert "recipes/alpha/build.sh" in shellcheck
     assert "versions: clean" in done.output
     for name, outcome in outcomes.items():
-        says = "not run: not installed" if outcome is None else "findings"
-        assert f"{name}" in done.output and says in done.output
+        message = "not run: not installed" if outcome is None else "findings"
+        assert name in done.output
+        assert message in done.output
 
 
 def test_versions_that_do_not_go_together_are_a_finding(
@@ -65,5 +71,6 @@ def test_versions_that_do_not_go_together_are_a_finding(
     )
     monkeypatch.setenv("FORGE_ROOT", str(project.root))
     done = CliRunner().invoke(app, ["lint"])
-    assert done.exit_code == 1 and "versions: findings" in done.output
+    assert done.exit_code == 1
+    assert "versions: findings" in done.output
     assert "recipes/beta requires alpha >=2, but ours is 1.0" in done.output

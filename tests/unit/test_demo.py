@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The first look: what it fetches, and what it says of a record."""
+"""`forge demo`: the wheels that it fetches, and its description of a record."""
 
 import copy
 import subprocess
@@ -31,40 +31,42 @@ REQUIRES = {
 def test_it_fetches_what_the_validator_needs_and_nothing_of_nvidia(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wheel once, with what it requires here."""
-    asked: list[str] = []
+    """It fetches each wheel once, with its requirements for this machine."""
+    fetched: list[str] = []
 
     def fetch(pins: Iterable[Pin], *_: object) -> Iterator[tuple[Path, Source]]:
         for pin in pins:
-            asked.append(pin.name)
+            fetched.append(pin.name)
             file = write_wheel(tmp_path, pin.name, requires=REQUIRES.get(pin.name, ()))
             purl = PackageURL("pypi", None, pin.name, "1.0", {"file_name": file.name})
             yield file, Source(f"{PYPI_URL}/{file.name}", "0" * 64, purl)
 
-    pins = {
-        name: Pin(name, "1.0", ()) for name in read_pins(CHECKOUT / "recipes/bases/host" / LOCK)
-    }
-    pins["mp-math"] = Pin("mp-math", "1.0", ())
+    names = [*read_pins(CHECKOUT / "recipes/bases/host" / LOCK), "mp-math"]
+    pins = {name: Pin(name, "1.0", ()) for name in names}
     monkeypatch.setattr(demo, "fetch_wheels", fetch)
     monkeypatch.setattr(demo, "read_pins", lambda _: pins)
     project = Project.at(CHECKOUT)
     wheels = list(demo.fetch_closure(project, tmp_path / LOCK, SourceCache(project), print))
-    named = {canonicalize_name(requirement.name) for requirement in demo.list_requirements(project)}
-    assert {"torch", "numpy", "pyelftools", "einops"} < named
-    assert sorted(asked) == sorted({wheel.name for wheel in wheels})
-    assert set(asked) == named | {"sympy", "mp-math"}
+    required = {
+        canonicalize_name(requirement.name) for requirement in demo.list_requirements(project)
+    }
+    assert {"torch", "numpy", "pyelftools", "einops"} < required
+    assert sorted(fetched) == sorted({wheel.name for wheel in wheels})
+    assert set(fetched) == required | {"sympy", "mp-math"}
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A source of one file, inside of another repository."""
-    (folder := tmp_path / "repository" / "source").mkdir(parents=True)
+    """A source of one file, inside another repository."""
+    folder = tmp_path / "repository" / "source"
+    folder.mkdir(parents=True)
     subprocess.run(["git", "init", "-q", tmp_path / "repository"], check=True)
     (folder / "a.py").write_text("one\n")
     return folder
 
 
 def patch(folder: Path, before: str, after: str) -> Path:
+    """Write a patch of that file."""
     path = folder / f"{after}.patch"
     path.write_text(f"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-{before}\n+{after}\n")
     return path
@@ -83,7 +85,7 @@ def test_patches_that_do_not_apply_change_nothing(tree: Path, tmp_path: Path) ->
 
 
 def test_a_validator_that_ends_without_a_record(tmp_path: Path) -> None:
-    """Its last lines are the reason."""
+    """The message has its last lines."""
     package = tmp_path / "strix_validate"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -119,7 +121,7 @@ def test_a_record_in_words() -> None:
 def test_what_did_not_pass_is_an_error(
     number: int, state: str, error: type[Exception], code: int
 ) -> None:
-    """And no line says that all is right."""
+    """No line states that all results are right."""
     record = copy.deepcopy(RECORD)
     check = record["checks"][number]
     check |= {"state": state, "reason": "no disassembler", "measured": {}}

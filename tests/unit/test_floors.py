@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A lower bound in a stack or a product says why an older release will not do."""
+"""A lower bound in a stack or a product has a comment with its reason."""
 
 import re
 import tomllib
@@ -13,10 +13,16 @@ REQUIREMENT = re.compile(r'^([\w.-]+) = ".*>=.*"(.*)$')
 
 
 def unexplained(text: str, ours: set[str]) -> list[str]:
-    """Packages of others that have a lower bound, and no comment on the same line."""
-    lines = filter(None, map(REQUIREMENT.match, text.splitlines()))
-    known = {*ours, "requires-pixi"}
-    return [line[1] for line in lines if line[1] not in known and not re.search(r"# *\w", line[2])]
+    """Return packages of others that have a lower bound and no comment on the same line."""
+    exempt = {*ours, "requires-pixi"}
+    result = []
+    for line in text.splitlines():
+        match = REQUIREMENT.match(line)
+        if not match or match[1] in exempt:
+            continue
+        if not re.search(r"# *\w", match[2]):
+            result.append(match[1])
+    return result
 
 
 @pytest.mark.parametrize("stack", STACKS)

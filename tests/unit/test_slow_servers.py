@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Servers that accept and say nothing, or send a byte a second: each request has an end.
+"""Each request ends, even if a server sends nothing or one byte per second.
 
-They never hang up, so a request that does not give up holds its test for ever.
-`trickle` sends the very head of its answer so, `slow` the body alone.
+The servers never hang up, so a request that does not give up blocks its test for ever. `silent`
+sends nothing, `trickle` sends its whole answer slowly, and `slow` only the body.
 """
 
 import contextlib
@@ -24,12 +24,15 @@ from forge.sources.cache import Source, SourceCache
 from forge.sources.download import Downloader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000000\r\n\r\n"
-BODY = b"\x28\xb5\x2f\xfd" + bytes(1000)  # as a file of zstd begins
-SECONDS = 1  # of patience
+# A file of zstd begins like this.
+BODY = b"\x28\xb5\x2f\xfd" + bytes(1000)
+# The value of FORGE_TIMEOUT.
+SECONDS = 1
 
 
 @pytest.fixture(params=["silent", "slow", "trickle"])
 def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a slow server."""
     monkeypatch.setenv("FORGE_TIMEOUT", str(SECONDS))
     stop = threading.Event()
 
@@ -58,7 +61,8 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def _quietly(answer: Callable[[socket.socket], None], client: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the other side gave up, which is what is tested
+    # The other side gives up, which is the point of the test.
+    with contextlib.suppress(OSError):
         answer(client)
 
 
@@ -70,7 +74,8 @@ def source(tmp_path: Path, url: str) -> None:
 def page(tmp_path: Path, url: str) -> None:
     downloader = Downloader()
     downloader._indexes = [{"type": "index", "url": url}]
-    for name in "abcdefghijklmnopqrstuvwxyz":  # a host that is too slow is asked once
+    # A host that is too slow is asked only once.
+    for name in "abcdefghijklmnopqrstuvwxyz":
         with pytest.raises(NotAttempted, match="127"):
             downloader.files_of(name)
     downloader.locate("a.whl", PackageURL("pypi", None, "alpha", "1"))
@@ -106,8 +111,9 @@ def test_a_file_that_comes_fast_enough_is_not_cut(monkeypatch: pytest.MonkeyPatc
         assert not pace.check()
     assert "host.invalid sent 0 bytes" in [pace.check() for _ in range(10)][-1]
     silent = network.Pace("https://host.invalid/x")
-    *before, says = [silent.check() for _ in range(6)]
-    assert not any(before) and says.startswith("host.invalid sent 0 bytes in 60 s; FORGE_TIMEOUT=")
+    *before, message = [silent.check() for _ in range(6)]
+    assert not any(before)
+    assert message.startswith("host.invalid sent 0 bytes in 60 s; FORGE_TIMEOUT=")
 
 
 @pytest.mark.parametrize(
