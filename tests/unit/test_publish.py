@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Publishing: what may go, what clients see at every moment, what is withdrawn, what is said."""
+"""Publishing: the gate, what clients see at each moment, withdrawals, and messages."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ from forge.files import hold
 
 
 def test_folder(source: Source, target: Path) -> None:
-    """All forms of the index, modes for a web server; packages that are there do not change."""
+    """The index has all forms, files have modes for a web server, old packages do not change."""
     source.make("alpha")
     source.make("beta", subdir="linux-64", depends=["alpha"])
     before = os.umask(0o077)
@@ -38,12 +38,15 @@ def test_folder(source: Source, target: Path) -> None:
     assert first == [f"linux-64/beta-1.0-{BUILD}.conda", f"noarch/alpha-1.0-{BUILD}.conda"]
     for path in [target, *target.rglob("*")]:
         if path.name != ".lock":
-            assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
+            expected_mode = 0o755 if path.is_dir() else 0o644
+            assert path.stat().st_mode & 0o777 == expected_mode, path
     require_whole(target)
     unchanged = tree(target)
     assert PublishedChannel(target).publish(source) == []
     changed = {name for name, data in tree(target).items() if unchanged.get(name) != data}
-    assert changed <= {f"{subdir}/{static.FORMS[0]}" for subdir in ("noarch", "linux-64")}, "time"
+    assert changed <= {f"{subdir}/{static.FORMS[0]}" for subdir in ("noarch", "linux-64")}, (
+        "only the time"
+    )
     source.make("alpha", "2.0")
     assert PublishedChannel(target).publish(source) == [f"noarch/alpha-2.0-{BUILD}.conda"]
     require_whole(target)
@@ -52,33 +55,39 @@ def test_folder(source: Source, target: Path) -> None:
 
 
 def make_unsafe(source: Source) -> None:
-    """A package that would write outside the prefix, as if its tests had passed."""
-    folder, text = source.folder.parent / "unsafe/noarch", file("info/licenses/LICENSE", b"text")
-    members, own = [link("lib/x", "../../etc")], {"version": "1.0", "license": "MIT"}
-    built = package(folder, members, name="bad", dist="bad-1.0-0", info=[text], **own)
+    """Add a package that would write outside the prefix, as if its tests had passed."""
+    built = package(
+        source.folder.parent / "unsafe/noarch",
+        [link("lib/x", "../../etc")],
+        name="bad",
+        dist="bad-1.0-0",
+        info=[file("info/licenses/LICENSE", b"text")],
+        version="1.0",
+        license="MIT",
+    )
     source.add({built: 1}, {"content": "bad"})
 
 
 GATES: dict[str, tuple[Callable[[Source], object], str]] = {
-    "host-bound": (lambda s: s.make("bad", build=f"hostbound_{BUILD}"), "is host-bound"),
-    "no tests": (lambda s: s.make("bad", tests=0), "has no tests"),
-    "no licence": (lambda s: s.make("bad", licensed=False), "has the licence 'nothing'"),
+    "host-bound": (lambda source: source.make("bad", build=f"hostbound_{BUILD}"), "is host-bound"),
+    "no tests": (lambda source: source.make("bad", tests=0), "has no tests"),
+    "no licence": (lambda source: source.make("bad", licensed=False), "has the licence 'nothing'"),
     "rehearsed": (
-        lambda s: s.make("bad", build="rehearsal_rocm100_gfx1151_py314h1234567_0"),
+        lambda source: source.make("bad", build="rehearsal_rocm100_gfx1151_py314h1234567_0"),
         "was made by a rehearsal, so it is never published",
     ),
-    "no licence text": (lambda s: s.make("bad", license_files=[]), "has no licence text"),
+    "no licence text": (lambda source: source.make("bad", license_files=[]), "has no licence text"),
     "proprietary": (
-        lambda s: s.make("bad", license="Proprietary"),
+        lambda source: source.make("bad", license="Proprietary"),
         "the licence 'Proprietary'",
     ),
     "private": (
-        lambda s: s.make("bad", license="LicenseRef-EULA"),
+        lambda source: source.make("bad", license="LicenseRef-EULA"),
         "the licence 'LicenseRef-EULA'",
     ),
     "unsafe": (make_unsafe, "is not fit to be installed: "),
     "a GPL library": (
-        lambda s: s.make("bad", file="lib/libcholmod.so.5", license="LGPL-2.1-or-later"),
+        lambda source: source.make("bad", file="lib/libcholmod.so.5", license="LGPL-2.1-or-later"),
         "has lib/libcholmod.so.5, which is under the GPL, and the licence 'LGPL-2.1-or-later'",
     ),
 }
@@ -86,18 +95,20 @@ GATES: dict[str, tuple[Callable[[Source], object], str]] = {
 
 @pytest.mark.parametrize("case", GATES)
 def test_gate(case: str, source: Source, target: Path) -> None:
-    """One package that is unfit keeps all of them back, and nothing is written."""
+    """One unfit package prevents the publication of all, and nothing is written."""
     source.make("good")
-    break_it, message = GATES[case]
-    break_it(source)
+    add_unfit_package, message = GATES[case]
+    add_unfit_package(source)
     with pytest.raises(ForgeError, match="nothing is published") as error:
         PublishedChannel(target).publish(source)
-    assert message in str(error.value) and "bad-1.0" in str(error.value)
-    assert "good-1.0" not in str(error.value) and not list(target.glob("*/*"))
+    assert message in str(error.value)
+    assert "bad-1.0" in str(error.value)
+    assert "good-1.0" not in str(error.value)
+    assert not list(target.glob("*/*"))
 
 
 def test_only_validated_files_are_published(source: Source, target: Path) -> None:
-    """By their sha256: of a name that was validated with other bytes, nothing is published."""
+    """The sha256 decides: a file that was validated with other bytes is not published."""
     for name in ("alpha", "beta"):
         source.make(name)
     digests = {record.sha256 for record in source.records()}
@@ -105,7 +116,8 @@ def test_only_validated_files_are_published(source: Source, target: Path) -> Non
         with pytest.raises(ForgeError, match="was not validated on the GPU") as error:
             PublishedChannel(target).publish(source, validated)
         count = len(digests - validated)
-        assert str(error.value).count("was not validated") == count and not list(target.glob("*/*"))
+        assert str(error.value).count("was not validated") == count
+        assert not list(target.glob("*/*"))
     assert len(PublishedChannel(target).publish(source, digests)) == 2
 
 
@@ -135,21 +147,24 @@ def test_list_of_validated_files(tmp_path: Path) -> None:
 
 
 def test_an_untested_channel_is_called_so(project: MiniProject, source: Source) -> None:
-    """By the name of its folder; what is refused writes nothing, as do options that contradict."""
+    """Its folder has to be called so. Other names and contradicting options write nothing."""
     source.make("alpha")
     project.recipe("alpha")
     assert source.folder == project.channel
-    here = {"FORGE_BASE": "conda-forge"}
-    stable, untested = project.root / "stable", project.root / "strix-untested"
-    done = project.forge("publish", "--untested", "--to", str(stable), code=1, **here)
+    variables = {"FORGE_BASE": "conda-forge"}
+    stable = project.root / "stable"
+    untested = project.root / "strix-untested"
+    done = project.forge("publish", "--untested", "--to", str(stable), code=1, **variables)
     assert "'stable' does not say that its packages are untested" in done.stderr
     both = ["--untested", "--validated", "x"]
-    done = project.forge("publish", *both, "--to", str(untested), code=2, **here)
+    done = project.forge("publish", *both, "--to", str(untested), code=2, **variables)
     assert "--untested, --validated and --withdraw exclude each other" in done.stderr
-    assert not stable.exists() and not untested.exists()
+    assert not stable.exists()
+    assert not untested.exists()
     for index in project.channel.glob("*/repodata.json"):
-        index.unlink()  # as files have it that other machines built
-    done = project.forge("publish", "--untested", "--to", str(untested), **here)
+        # Files that other machines built come without an index.
+        index.unlink()
+    done = project.forge("publish", "--untested", "--to", str(untested), **variables)
     assert "1 packages added, untested: no GPU ran them" in done.stdout
     require_whole(untested)
 
@@ -166,7 +181,7 @@ def test_nothing_to_publish(source: Source, target: Path) -> None:
 
 @pytest.mark.parametrize("held", ["thesis.tex", "noarch/omega-1.0-0.conda"])
 def test_folder_of_something_else_is_left_alone(held: str, source: Source, target: Path) -> None:
-    """A folder without withdrawn.json is not a published channel, nor is the one of builds."""
+    """A folder without withdrawn.json is no published channel, and neither is the local channel."""
     dist = source.make("alpha")
     (target / held).parent.mkdir(parents=True)
     (target / held).write_text("years of work")
@@ -176,13 +191,20 @@ def test_folder_of_something_else_is_left_alone(held: str, source: Source, targe
             channel.publish(source)
         with pytest.raises(ForgeError, match=f"is not a published .* but ({other})"):
             channel.withdraw([dist], "broken")
-    assert list(tree(target)) == [held] and not (source.folder / ".lock").exists()
+    assert list(tree(target)) == [held]
+    assert not (source.folder / ".lock").exists()
 
 
 def link_to_elsewhere(path: Path) -> None:
+    """Replace a file of a subdir by a link to a file beside the channel."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.symlink_to(path.parents[2] / "elsewhere")
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 STRANGERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
@@ -190,25 +212,30 @@ STRANGERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a link for a package": (f"noarch/alpha-1.0-{BUILD}.conda", link_to_elsewhere, "is a link"),
     "a link for the list": ("withdrawn.json", link_to_elsewhere, "is a link|is not a published"),
     "a link for the lock": (".lock", link_to_elsewhere, "is a link"),
-    "a link to a folder": ("linux-64/shards", lambda p: p.symlink_to("/"), "is a link"),
-    "a pipe": ("pypi-names.json", lambda p: (p.unlink(), os.mkfifo(p)), "is a pipe or a device"),
+    "a link to a folder": ("linux-64/shards", lambda path: path.symlink_to("/"), "is a link"),
+    "a pipe": ("pypi-names.json", replace_by_pipe, "is a pipe or a device"),
     "a pipe for a new package": ("noarch/x-1-0.conda", os.mkfifo, "is a pipe or a device"),
-    "another's page": ("index.html", lambda p: p.write_text("<p>mine"), "page of somebody else"),
+    "another's page": (
+        "index.html",
+        lambda path: path.write_text("<p>mine"),
+        "page of somebody else",
+    ),
     "a folder for the page": ("index.html", Path.mkdir, "page of somebody else"),
 }
 
 
 @pytest.mark.parametrize("case", STRANGERS)
 def test_what_is_no_plain_file_is_refused(case: str, source: Source, target: Path) -> None:
-    """A publish would write through a link, wait for a pipe, or replace what is not its own."""
+    """Otherwise a publish would follow a link, wait for a pipe, or replace somebody else's file."""
     dist = source.make("alpha")
     PublishedChannel(target).publish(source)
-    (elsewhere := target.parent / "elsewhere").write_text("of somebody else")
-    name, put, message = STRANGERS[case]
+    elsewhere = target.parent / "elsewhere"
+    elsewhere.write_text("of somebody else")
+    name, replace, message = STRANGERS[case]
     (target / "linux-64/shards").mkdir(exist_ok=True)
     if name == "linux-64/shards":
         (target / name).rmdir()
-    put(target / name)
+    replace(target / name)
     source.make("beta")
     for change in (
         lambda: PublishedChannel(target).publish(source),
@@ -229,11 +256,12 @@ def test_a_page_of_ours_is_written_anew(source: Source, target: Path) -> None:
 
 
 def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
-    """Whatever form of the index they read, solvers no longer see the build.
+    """Solvers no longer see the build, whichever form of the index they read.
 
-    A lock of before names a file that is gone, and says which; its cached copy is still good.
+    An older lock names a missing file, which the message names. A cached copy still works.
     """
-    old, new = source.make("alpha"), source.make("alpha", "2.0")
+    old = source.make("alpha")
+    new = source.make("alpha", "2.0")
     source.make("beta", depends=["alpha"])
     channel = PublishedChannel(target)
     channel.publish(source)
@@ -254,49 +282,52 @@ def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
     require_whole(target)
     assert (channel.withdrawn_folder / f"noarch/{new}.conda").exists()
     (entry,) = channel.withdrawals()
-    assert (entry.file, entry.reason) == (f"noarch/{new}.conda", "wrong <numbers>")
+    assert entry.file == f"noarch/{new}.conda"
+    assert entry.reason == "wrong <numbers>"
 
 
 def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Path) -> None:
-    """Though the local channel still has it, somebody puts it back, or another has its name."""
+    """Even if the local channel still has it, somebody puts it back, or another has its name."""
     dist = source.make("alpha", text="one")
     channel = PublishedChannel(target)
     channel.publish(source)
     channel.withdraw([dist], "broken")
     source.make("beta")
     assert channel.publish(source) == [f"noarch/beta-1.0-{BUILD}.conda"]
-    kept = channel.withdrawn_folder / f"noarch/{dist}.conda"
-    (target / f"noarch/{dist}.conda").write_bytes(kept.read_bytes())
+    withdrawn = channel.withdrawn_folder / f"noarch/{dist}.conda"
+    (target / f"noarch/{dist}.conda").write_bytes(withdrawn.read_bytes())
     assert channel.publish(source) == []
     require_whole(target)
     other = Source(tmp_path / "elsewhere" / "channel")
     other.make("alpha", text="two")
     assert channel.publish(other) == []
     require_whole(target)
-    assert len(channel.withdrawals()) == 1 and not list(target.glob("noarch/alpha*"))
+    assert len(channel.withdrawals()) == 1
+    assert not list(target.glob("noarch/alpha*"))
 
 
 def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> None:
-    """Neither somebody else's file of that name, nor what was withdrawn before; through no link."""
+    """Neither a file of somebody else nor an earlier withdrawal. No link is followed."""
     dist = source.make("alpha")
     channel = PublishedChannel(target)
     channel.publish(source)
-    package, kept = (
-        folder / f"noarch/{dist}.conda" for folder in (target, channel.withdrawn_folder)
-    )
-    kept.parent.mkdir(parents=True)
-    kept.write_text("of somebody else")
+    package = target / f"noarch/{dist}.conda"
+    withdrawn = channel.withdrawn_folder / f"noarch/{dist}.conda"
+    withdrawn.parent.mkdir(parents=True)
+    withdrawn.write_text("of somebody else")
     before = tree(target)
-    with pytest.raises(Refused, match=rf"{kept} is not {package}; nothing was written"):
+    with pytest.raises(Refused, match=rf"{withdrawn} is not {package}; nothing was written"):
         channel.withdraw([dist], "broken")
-    assert tree(target) == before and kept.read_text() == "of somebody else"
-    kept.unlink()
+    assert tree(target) == before
+    assert withdrawn.read_text() == "of somebody else"
+    withdrawn.unlink()
     channel.withdraw([dist], "broken")
-    whole = kept.read_bytes()
+    whole = withdrawn.read_bytes()
     package.write_text("put back, with other bytes")
     with pytest.raises(Refused, match="nothing was written"):
         channel.publish(source)
-    assert kept.read_bytes() == whole and package.exists()
+    assert withdrawn.read_bytes() == whole
+    assert package.exists()
     package.unlink()
     beta = source.make("beta")
     channel.publish(source)
@@ -310,8 +341,9 @@ def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> Non
 def test_a_build_is_withdrawn_from_both_folders(
     source: Source, target: Path, tmp_path: Path
 ) -> None:
-    """It was for every platform in one checkout, and for Linux in another."""
-    dist, other = source.make("alpha"), Source(tmp_path / "elsewhere" / "channel")
+    """One checkout built it for every platform, and another one for Linux."""
+    dist = source.make("alpha")
+    other = Source(tmp_path / "elsewhere" / "channel")
     other.make("alpha", subdir="linux-64")
     channel = PublishedChannel(target)
     channel.publish(source)
@@ -340,12 +372,15 @@ def test_withdraw_from_nothing_makes_no_channel(target: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])
 def test_a_published_file_that_is_lost(damage: str, source: Source, target: Path) -> None:
-    """It is named before anything changes; withdrawing it is a way on."""
+    """It is named before anything changes. One can withdraw it and then publish."""
     dist = source.make("alpha")
     source.make("beta")
     PublishedChannel(target).publish(source)
     path = target / f"noarch/{dist}.conda"
-    flip(path) if damage == "changed" else path.unlink()
+    if damage == "changed":
+        flip(path)
+    else:
+        path.unlink()
     source.make("gamma")
     before = tree(target)
     with pytest.raises(Failed, match=r"alpha.*(restore|withdraw)"):
@@ -367,10 +402,11 @@ def test_a_damaged_index_is_made_anew(source: Source, target: Path) -> None:
 
 
 def test_an_index_that_names_what_is_outside(source: Source, target: Path) -> None:
-    """It is made anew; nothing outside is withdrawn, though the maintainer names it."""
+    """It is made anew. A file outside is not withdrawn even if the maintainer names it."""
     source.make("alpha")
     PublishedChannel(target).publish(source)
-    (elsewhere := target.parent / "elsewhere.conda").write_text("of somebody else")
+    elsewhere = target.parent / "elsewhere.conda"
+    elsewhere.write_text("of somebody else")
     path = target / "noarch/repodata.json"
     data = json.loads(path.read_text())
     data["packages.conda"]["../../elsewhere.conda"] = {"sha256": "0" * 64, "size": 1}
@@ -383,16 +419,21 @@ def test_an_index_that_names_what_is_outside(source: Source, target: Path) -> No
 
 
 LISTS = [
-    "", "{", "[]", "{}", '{"withdrawn": {}}', '{"withdrawn": [{}]}', '{"withdrawn": [1]}',
+    "",
+    "{",
+    "[]",
+    "{}",
+    '{"withdrawn": [{}]}',
+    '{"withdrawn": [1]}',
     '{"withdrawn": [{"file": "noarch/../../x.conda", "sha256": "", "reason": "", "date": ""}]}',
     '{"withdrawn": [{"file": "/etc/x.conda", "sha256": "", "reason": "", "date": ""}]}',
     '{"withdrawn": [{"file": "noarch/x-1-0.conda", "sha256": 1, "reason": "", "date": ""}]}',
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize("text", [text for text in LISTS if text != '{"withdrawn": {}}'])
+@pytest.mark.parametrize("text", LISTS)
 def test_a_damaged_list_of_withdrawals(text: str, source: Source, target: Path) -> None:
-    """It is not taken for an empty one, and no name in it becomes a path."""
+    """It does not count as an empty one, and no name in it becomes a path."""
     dist = source.make("alpha")
     PublishedChannel(target).publish(source)
     (target / static.WITHDRAWN).write_text(text)
@@ -417,13 +458,14 @@ def test_a_table_of_names_that_pypi_cannot_have(name: object, source: Source, ta
 
 
 def test_two_checkouts_publish_what_only_together_leads_out(target: Path, tmp_path: Path) -> None:
-    """The gate looks at the channel as it will be: each is fit by itself, in either order."""
+    """The gate checks the future channel. Each package is safe by itself, in either order."""
     text = file("info/licenses/LICENSE", b"text")
+    members = {
+        "linked": link("share/data", "/var/elsewhere"),
+        "escaped": file("share/data/escaped"),
+    }
     sources = []
-    for name, member in (
-        ("linked", link("share/data", "/var/elsewhere")),
-        ("escaped", file("share/data/escaped")),
-    ):
+    for name, member in members.items():
         folder = tmp_path / name
         built = package(folder / "noarch", [member], name=name, info=[text], license="MIT")
         source = Source(folder / "channel")
@@ -438,14 +480,14 @@ def test_two_checkouts_publish_what_only_together_leads_out(target: Path, tmp_pa
 
 
 def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -> None:
-    """A file that differs from its record, one that was not tested, a note of before."""
+    """The gate refuses changed files, untested files and notes without a record of tests."""
     dist = source.make("alpha")
-    note, package = source.folder / f"forge/{dist}.json", source.folder / f"noarch/{dist}.conda"
+    note = source.folder / f"forge/{dist}.json"
+    package = source.folder / f"noarch/{dist}.conda"
     original = note.read_text()
     (record,) = source.records()
-    assert (
-        source.read_digest(record) == {"content": "alpha"} and source.read_test_count(record) == 1
-    )
+    assert source.read_digest(record) == {"content": "alpha"}
+    assert source.read_test_count(record) == 1
     for text in ('{"content": "alpha"}', "{", original.replace(record.sha256, "0" * 64)):
         note.write_text(text)
         with pytest.raises(ForgeError, match=r"alpha.*no note of passed tests"):
@@ -454,7 +496,8 @@ def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -
     assert source.read_digest(record) is None
     note.write_text(original)
     whole = package.read_bytes()
-    for bit in range(8):  # its sha256 is then above or below the right one
+    # The sha256 of the changed file is sometimes above and sometimes below the right one.
+    for bit in range(8):
         package.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
         with pytest.raises(ForgeError, match="differs from its record"):
             PublishedChannel(target).publish(source)
@@ -466,7 +509,7 @@ def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -
 
 
 def test_published_name_keeps_its_bytes(source: Source, target: Path, tmp_path: Path) -> None:
-    """Also where the first publish was killed before its index named the file."""
+    """So it does if the first publish was killed before its index named the file."""
     source.make("alpha", text="one")
     PublishedChannel(target).publish(source)
     before = tree(target)
@@ -489,7 +532,7 @@ def test_one_publisher_at_a_time(source: Source, target: Path) -> None:
 
 
 def test_a_target_that_cannot_be_written(source: Source, tmp_path: Path) -> None:
-    """test_faults.py has a disk that is full."""
+    """test_faults.py has the case of a full disk."""
     source.make("alpha")
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ForgeError, match="cannot write"):
@@ -497,22 +540,23 @@ def test_a_target_that_cannot_be_written(source: Source, tmp_path: Path) -> None
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing of the publisher runs after it."""
+    """Stands for SIGKILL: no code of the publisher runs after it."""
 
 
 @contextlib.contextmanager
 def killed_before(rename: int) -> Iterator[None]:
-    """A publish is killed before one of its renames, if it has so many."""
-    real, left = static._rename, rename
+    """Kill a publish before one of its renames, if it has that many."""
+    rename_file = static._rename
+    remaining = rename
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
 
         def move(origin: Path, destination: Path) -> None:
-            nonlocal left
-            if left == 0:
+            nonlocal remaining
+            if remaining == 0:
                 patch.setattr(TemporaryDirectory, "_rmtree", lambda *_, **__: None)
                 raise Killed
-            left -= 1
-            real(origin, destination)
+            remaining -= 1
+            rename_file(origin, destination)
 
         patch.setattr(static, "_rename", move)
         yield
@@ -520,24 +564,28 @@ def killed_before(rename: int) -> Iterator[None]:
 
 @needs_time
 def test_killed_at_every_step(source: Source, target: Path) -> None:
-    """Stopped before each of its renames in turn: views stay whole, the next runs complete it."""
-    first, done = source.make("alpha"), False
+    """A publish is killed before each of its renames in turn.
+
+    Clients always see a complete channel, and later runs complete the publication.
+    """
+    first = source.make("alpha")
     channel = PublishedChannel(target)
     channel.publish(source)
     for at in range(60):
         dist = source.make("beta", f"{at}.0")
-        done = False
+        is_completed = False
         with killed_before(at):
             if at % 2:
                 channel.publish(source)
                 channel.withdraw([dist], "broken")
             else:
                 channel.publish(source)
-            done = True
+            is_completed = True
         view(target.as_uri())
-        if done and at % 2:
+        if is_completed and at % 2:
             break
-        if at % 4 == 3:  # otherwise the next one has more than one killed publish to complete
+        # Otherwise the next publish has more than one killed publish to complete.
+        if at % 4 == 3:
             channel.publish(source)
             require_whole(target)
     assert 15 < at < 50, "a publish and a withdrawal have some twenty renames"
@@ -545,7 +593,7 @@ def test_killed_at_every_step(source: Source, target: Path) -> None:
     require_whole(target)
     assert not [*target.glob(".forge-*")]
 
-    # the client does notice what it is there to notice
+    # The client does notice a missing file.
     (target / "noarch" / f"{first}.conda").unlink()
     with pytest.raises(urllib.error.URLError):
         view(target.as_uri())
@@ -553,7 +601,7 @@ def test_killed_at_every_step(source: Source, target: Path) -> None:
 
 @pytest.mark.parametrize("at", range(4))
 def test_first_publish_killed(at: int, source: Source, target: Path) -> None:
-    """A folder that has no index yet is known again."""
+    """The next publish recognizes a folder without an index."""
     source.make("alpha")
     with killed_before(at):
         PublishedChannel(target).publish(source)
@@ -565,8 +613,9 @@ def test_first_publish_killed(at: int, source: Source, target: Path) -> None:
 def test_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """publish, and publish --withdraw: what they print and how they exit."""
-    project, target = MiniProject(tmp_path / "project"), tmp_path / "out"
+    """The output and the exit codes of `publish` and `publish --withdraw`."""
+    project = MiniProject(tmp_path / "project")
+    target = tmp_path / "out"
     monkeypatch.setenv("FORGE_ROOT", str(project.root))
     dist = Source(project.channel).make("alpha")
 
@@ -579,12 +628,15 @@ def test_commands(
         return done.output
 
     assert "is not a directory" in publish(to="https://host/channel", code=2)
-    (circle := tmp_path / "circle").symlink_to(circle)
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
     assert "is not a path" in publish(to=str(circle), code=2)
-    said = publish()
-    assert f"added noarch/{dist}.conda" in said and "1 packages added" in said
+    output = publish()
+    assert f"added noarch/{dist}.conda" in output
+    assert "1 packages added" in output
     assert "0 packages added" in publish(to=target.as_uri())
-    page = project.root / "tools/channel_page.py"  # both run it
+    # Both commands run this program.
+    page = project.root / "tools/channel_page.py"
     page.parent.mkdir()
     mark = static.GENERATOR
     page.write_text(f"import sys\nopen(sys.argv[1] + '/index.html', 'a').write('{mark}\\n')\n")
@@ -603,4 +655,5 @@ def test_commands(
     (entry,) = json.loads((target / static.WITHDRAWN).read_text())["withdrawn"]
     assert entry["reason"] == "bad sums"
     again = publish("--withdraw", dist, "--reason", "x")
-    assert "withdrew" in again and "bad sums" in (target / static.WITHDRAWN).read_text()
+    assert "withdrew" in again
+    assert "bad sums" in (target / static.WITHDRAWN).read_text()
