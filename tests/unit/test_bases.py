@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Choosing a base: what answers, what does not, and what is said about it."""
+"""The choice of a base, with and without an answer of conda-forge, and its messages."""
 
 from pathlib import Path
 
@@ -21,31 +21,36 @@ PROJECT = Project.at(CHECKOUT)
 
 
 @pytest.mark.parametrize(
-    ("error", "name", "why"),
+    ("error", "name", "reason"),
     [("", "conda-forge", "its repodata answers"), ("busy", "host", "does not answer: busy")],
 )
-def test_auto(monkeypatch: pytest.MonkeyPatch, error: str, name: str, why: str) -> None:
+def test_auto(monkeypatch: pytest.MonkeyPatch, error: str, name: str, reason: str) -> None:
     def find_outage(url: str, _: int) -> str:
         assert url.startswith(bases.CONDA_FORGE)
         return error
 
     monkeypatch.setattr(bases.network, "find_outage", find_outage)
     chosen, line = bases.choose(BaseName.AUTO)
-    assert chosen == name and why in line and "\n" not in line
+    assert chosen == name
+    assert reason in line
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize(("host_bound", "name"), [(True, "host"), (False, "conda-forge")])
 def test_a_channel_stays_on_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_bound: bool, name: str
 ) -> None:
-    """Whether conda-forge answers now or not; one that is named is taken."""
-    monkeypatch.setattr(bases.network, "find_outage", lambda *_: "no" if name != "host" else "")
+    """Whether conda-forge answers does not matter. A base that is named is used anyway."""
+    outage = "no" if name != "host" else ""
+    monkeypatch.setattr(bases.network, "find_outage", lambda *_: outage)
     monkeypatch.delenv("FORGE_BASE", raising=False)
     project = MiniProject(tmp_path)
     source = Source(project.channel)
     forge = Context(root=tmp_path)
-    assert forge.channel.is_host_bound() is None and forge.base.name != name
-    source.make("alpha", build=f"{HOST_BOUND if host_bound else ''}h1234567_0")
+    assert forge.channel.is_host_bound() is None
+    assert forge.base.name != name
+    tag = HOST_BOUND if host_bound else ""
+    source.make("alpha", build=f"{tag}h1234567_0")
     forge = Context(root=tmp_path)
     assert forge.base.name == name
     other = BaseName.CONDA_FORGE if host_bound else BaseName.HOST
@@ -58,18 +63,20 @@ def test_a_named_base_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bases.network, "_read_mirrors", dict)  # this machine may be behind one
-    ours, host = (bases.load(PROJECT, name) for name in ("conda-forge", "host"))
-    assert ours.channel_url == "https://conda.anaconda.org/conda-forge"
+    # This machine may be behind a mirror.
+    monkeypatch.setattr(bases.network, "_read_mirrors", dict)
+    conda_forge = bases.load(PROJECT, "conda-forge")
+    host = bases.load(PROJECT, "host")
+    assert conda_forge.channel_url == "https://conda.anaconda.org/conda-forge"
     assert host.channel_url.startswith("file://")
     shared = {"pytorch", "triton", "amd_aiter_min", "python", "c_compiler", "c_stdlib"}
-    for base in (ours, host):
+    for base in (conda_forge, host):
         assert shared <= set(base.variants.keys())
-    assert ours.variants["pytorch"] == host.variants["pytorch"]
+    assert conda_forge.variants["pytorch"] == host.variants["pytorch"]
 
 
 @pytest.mark.parametrize(
-    ("given", "pythons", "oldest"),
+    ("values", "pythons", "oldest"),
     [
         (["3.13"], ["3.13.* *_cp313"], "3.13"),
         (["3.13", "3.12"], ["3.13.* *_cp313", "3.12.* *_cpython"], "3.12"),
@@ -78,13 +85,13 @@ def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPat
         (["3.14.* *_cp314", "3.9.* *_cpython"], ["3.14.* *_cp314", "3.9.* *_cpython"], "3.9"),
     ],
 )
-def test_a_python_by_its_number(given: list[str], pythons: list[str], oldest: str) -> None:
-    """Noarch packages follow, unless told otherwise."""
-    base = bases.load(PROJECT, "conda-forge", {"python": given})
+def test_a_python_by_its_number(values: list[str], pythons: list[str], oldest: str) -> None:
+    """Noarch packages use the oldest Python, unless python_min is set."""
+    base = bases.load(PROJECT, "conda-forge", {"python": values})
     assert base.overrides["python"] == pythons == base.variants["python"]
     assert base.variants["python_min"] == [oldest]
-    told = bases.load(PROJECT, "conda-forge", {"python": given, "python_min": ["3.11"]})
-    assert told.variants["python_min"] == ["3.11"]
+    with_minimum = bases.load(PROJECT, "conda-forge", {"python": values, "python_min": ["3.11"]})
+    assert with_minimum.variants["python_min"] == ["3.11"]
 
 
 def test_a_python_that_cannot_be_had() -> None:
@@ -109,7 +116,8 @@ def test_what_the_base_provides_is_not_an_unknown_name(tmp_path: Path) -> None:
 
 
 def test_help_names_the_defaults() -> None:
-    """Rich takes words in brackets for markup and drops them."""
+    """Rich would take words in brackets for markup and drop them."""
     for arguments in ([], ["lock"]):
         shown = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"}).output
-        assert "if not" in shown and "channel/" in shown
+        assert "if not" in shown
+        assert "channel/" in shown

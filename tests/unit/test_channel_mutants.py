@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mutated indexes, notes, lists and packages: right content, or one message."""
+"""Mutated indexes, notes, lists and packages yield the right content or one message."""
 
 import json
 from collections.abc import Callable
@@ -24,6 +24,7 @@ ALPHA = f"alpha-1.0-{BUILD}.conda"
 
 @pytest.fixture(scope="module")
 def channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a local channel, `channel`, and its published channel, `out`."""
     root = tmp_path_factory.mktemp("mutants")
     source = Source(root / "channel")
     source.make("alpha", depends=["beta"])
@@ -37,18 +38,30 @@ def dumps(mutant: Any) -> bytes:
     return json.dumps(mutant).encode()
 
 
+def mutate_json(content: bytes, stream: int, trees_count: int, texts_count: int) -> list[bytes]:
+    """Return mutants of a JSON file: of its values, and of its text.
+
+    `stream` is that of the values; that of the text is the next one.
+    """
+    mutants = [dumps(tree) for tree in trees(json.loads(content), stream, trees_count)]
+    mutants += texts(content, stream + 1, texts_count)
+    return mutants
+
+
 def test_published_index(channel: Path, record_property: Property) -> None:
-    """A publish names what is wrong, or makes an index that is whole."""
+    """A publish names the fault or makes a complete index."""
     tally = Tally("published repodata.json", record_property)
-    target, path = channel / "out", channel / "out/noarch/repodata.json"
-    whole, source = path.read_bytes(), Source(channel / "channel")
+    target = channel / "out"
+    path = target / "noarch/repodata.json"
+    whole = path.read_bytes()
+    source = Source(channel / "channel")
 
     def publish_again() -> bool:
         PublishedChannel(target).publish(source)
         require_whole(target)
         return True
 
-    for mutant in [*map(dumps, trees(json.loads(whole), 1, 20)), *texts(whole, 2, 10)]:
+    for mutant in mutate_json(whole, 1, 20, 10):
         path.write_bytes(mutant)
         tally.give(publish_again, bool, mutant)
     path.write_bytes(whole)
@@ -63,53 +76,56 @@ def test_withdrawals(channel: Path, record_property: Property) -> None:
     def are_names(entries: list[Withdrawal]) -> bool:
         return all(entry.file.startswith("noarch/") and ".." not in entry.file for entry in entries)
 
-    for mutant in [*map(dumps, trees(json.loads(whole), 9, 80)), *texts(whole, 10, 40)]:
+    for mutant in mutate_json(whole, 9, 80, 40):
         path.write_bytes(mutant)
         tally.give(PublishedChannel(channel / "out").withdrawals, are_names, mutant)
     path.write_bytes(whole)
 
 
 def test_local_index(channel: Path, tmp_path: Path, record_property: Property) -> None:
-    tally, valid = Tally("local index", record_property), channel / "channel/noarch/repodata.json"
-    path, local = tmp_path / "noarch/repodata.json", LocalChannel(tmp_path)
+    tally = Tally("local index", record_property)
+    path = tmp_path / "noarch/repodata.json"
+    local = LocalChannel(tmp_path)
     path.parent.mkdir()
-    whole = valid.read_bytes()
-    for mutant in [*map(dumps, trees(json.loads(whole), 5, 80)), *texts(whole, 6, 40)]:
+    whole = (channel / "channel/noarch/repodata.json").read_bytes()
+    names = {ALPHA, ALPHA.replace("alpha", "beta")}
+
+    def are_packages(records: list[Record]) -> bool:
+        return all(record.file_name in names for record in records)
+
+    for mutant in mutate_json(whole, 5, 80, 40):
         path.write_bytes(mutant)
-        tally.give(
-            local.records,
-            lambda found: all(
-                r.file_name in (ALPHA, ALPHA.replace("alpha", "beta")) for r in found
-            ),
-            mutant,
-        )
+        tally.give(local.records, are_packages, mutant)
 
 
 def test_note(tmp_path: Path, record_property: Property) -> None:
-    """What is damaged is unknown: never a digest or a number of tests of another kind."""
-    tally, record = (
-        Tally("note", record_property),
-        Record("a", "1", "h0123456_0", "noarch", "0" * 64, 1),
-    )
+    """A damaged digest or number of tests is None, and never a value of another type."""
+    tally = Tally("note", record_property)
+    record = Record("a", "1", "h0123456_0", "noarch", "0" * 64, 1)
     path = tmp_path / "forge" / f"{record.dist}.json"
     path.parent.mkdir()
     valid = {"digest": {"recipe": "x"}, "tests": 1, "sha256": record.sha256}
-    for mutant in [*map(dumps, trees(valid, 7, 60)), *texts(dumps(valid), 8, 40)]:
-        path.write_bytes(mutant)
+
+    def read() -> tuple[object, object]:
         local = LocalChannel(tmp_path)
-        tally.give(
-            lambda local=local: (local.read_digest(record), local.read_test_count(record)),
-            lambda r: isinstance(r[0], dict | None) and isinstance(r[1], int | None),
-            mutant,
-        )
+        return local.read_digest(record), local.read_test_count(record)
+
+    def has_right_types(result: tuple[object, object]) -> bool:
+        digest, count = result
+        return isinstance(digest, dict | None) and isinstance(count, int | None)
+
+    for mutant in mutate_json(dumps(valid), 7, 60, 40):
+        path.write_bytes(mutant)
+        tally.give(read, has_right_types, mutant)
 
 
 def test_names(record_property: Property) -> None:
     tally = Tally("names on PyPI", record_property)
-    for mutant in [*map(dumps, trees({"a": "b", "c": None}, 11, 40))]:
+    for tree in trees({"a": "b", "c": None}, 11, 40):
+        mutant = dumps(tree)
         tally.give(
-            lambda m=mutant: pypi.parse(m, "x"),
-            lambda n: all(isinstance(v, str | None) for v in n.values()),
+            lambda mutant=mutant: pypi.parse(mutant, "x"),
+            lambda names: all(isinstance(name, str | None) for name in names.values()),
             mutant,
         )
 
@@ -118,6 +134,7 @@ MEMBERS = [file("lib/x", b"text" * 50), link("lib/y", "x"), file("bin/z")]
 
 
 def safe(built: Path) -> Package:
+    """Return a package; refuse one that is not safe to install."""
     package = Package(built)
     package.require_safe()
     return package
@@ -125,32 +142,34 @@ def safe(built: Path) -> Package:
 
 @pytest.mark.parametrize("name", ["index.json", "paths.json"])
 def test_info(name: str, tmp_path: Path, record_property: Property) -> None:
-    """Where it passes, every listed path is plain and a member."""
-    tally, valid = Tally(f"info/{name}", record_property), package(tmp_path / "valid", MEMBERS)
+    """If the package is accepted, its list has exactly its members."""
+    tally = Tally(f"info/{name}", record_property)
+    valid = package(tmp_path / "valid", MEMBERS)
     content = Package(valid).info[name]
     payload = Package(valid).payload.keys()
     built = tmp_path / valid.name
-    for mutant in [*map(dumps, trees(json.loads(content), 12, 60)), *texts(content, 13, 30)]:
-        repacked(valid, built, lambda _, n, old, m=mutant: m if n == f"info/{name}" else old)
 
-        tally.give(
-            lambda: safe(built), lambda p: p.listed.keys() == payload == p.payload.keys(), mutant
-        )
+    def has_members(result: Package) -> bool:
+        return result.listed.keys() == payload == result.payload.keys()
+
+    for mutant in mutate_json(content, 12, 60, 30):
+
+        def replace(_: str, member: str, old: bytes, mutant: bytes = mutant) -> bytes:
+            return mutant if member == f"info/{name}" else old
+
+        repacked(valid, built, replace)
+        tally.give(lambda: safe(built), has_members, mutant)
 
 
 @pytest.mark.parametrize("single", [False, True])
 def test_archive(single: bool, tmp_path: Path, record_property: Property) -> None:
     built = package(tmp_path, MEMBERS, single=single)
-    tally, whole = Tally(f"package {built.suffix}", record_property), built.read_bytes()
-    held = Package(built).payload
+    tally = Tally(f"package {built.suffix}", record_property)
+    whole = built.read_bytes()
+    payload = Package(built).payload
     for mutant in texts(whole, 14, 120):
         built.write_bytes(mutant)
-
-        tally.give(
-            lambda: safe(built),
-            lambda p: p.payload == held,
-            mutant,
-        )
+        tally.give(lambda: safe(built), lambda result: result.payload == payload, mutant)
     built.write_bytes(b"")
     with pytest.raises(ForgeError):
         Package(built).require_safe()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The local channel: what is damaged is named."""
+"""The local channel names what is damaged."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,15 +22,16 @@ def test_index_of_another_shape(tmp_path: Path, text: str) -> None:
 
 
 def test_what_is_added_can_be_served(tmp_path: Path) -> None:
-    """Made by rattler-build with mode 0600; a web server runs as another user."""
-    made = package(tmp_path / "noarch", [file("share/a")])
-    made.chmod(0o600)
-    LocalChannel(tmp_path / "channel").add({made: 1}, {})
-    assert (tmp_path / "channel/noarch" / made.name).stat().st_mode & 0o777 == 0o644
+    """rattler-build makes files with mode 0600, but a web server runs as another user."""
+    built = package(tmp_path / "noarch", [file("share/a")])
+    built.chmod(0o600)
+    LocalChannel(tmp_path / "channel").add({built: 1}, {})
+    assert (tmp_path / "channel/noarch" / built.name).stat().st_mode & 0o777 == 0o644
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
+    """A channel of alpha, which is noarch, and beta, which is not."""
     source = Source(tmp_path / "channel")
     source.make("alpha")
     source.make("beta", subdir="linux-64")
@@ -38,36 +39,56 @@ def source(tmp_path: Path) -> Source:
 
 
 def indexed(source: Source) -> list[str]:
+    """Return the names that the index has."""
     return sorted(record.name for record in source.records())
 
 
+def lose_entry(folder: Path) -> None:
+    (folder / "noarch/repodata.json").write_text('{"packages.conda": {}}')
+
+
+def damage_index(folder: Path) -> None:
+    (folder / "noarch/repodata.json").write_text("{")
+
+
+def lose_index(folder: Path) -> None:
+    (folder / "linux-64/repodata.json").unlink()
+
+
+def lose_package(folder: Path) -> None:
+    next(folder.glob("noarch/alpha-*")).unlink()
+
+
 @pytest.mark.parametrize(
-    ("spoil", "left"),
+    ("damage", "names"),
     [
-        (lambda c: (c / "noarch/repodata.json").write_text('{"packages.conda": {}}'), "alpha beta"),
-        (lambda c: (c / "noarch/repodata.json").write_text("{"), "alpha beta"),
-        (lambda c: (c / "linux-64/repodata.json").unlink(), "alpha beta"),
-        (lambda c: next(c.glob("noarch/alpha-*")).unlink(), "beta"),
+        (lose_entry, ["alpha", "beta"]),
+        (damage_index, ["alpha", "beta"]),
+        (lose_index, ["alpha", "beta"]),
+        (lose_package, ["beta"]),
     ],
     ids=["lost entry", "damaged index", "lost index", "lost package"],
 )
 def test_a_killed_build_leaves_nothing_that_stays(
-    spoil: Callable[[Path], object], left: str, source: Source
+    damage: Callable[[Path], None], names: list[str], source: Source
 ) -> None:
-    spoil(source.folder)
+    damage(source.folder)
     source.reconcile()
-    assert indexed(source) == left.split() and source.is_indexed()
+    assert indexed(source) == names
+    assert source.is_indexed()
 
 
 def test_a_folder_without_both_indexes_is_no_channel(source: Source) -> None:
     assert source.is_indexed()
     (source.folder / "linux-64/repodata.json").unlink()
-    assert not source.is_indexed() and not LocalChannel(source.folder / "none").is_indexed()
+    assert not source.is_indexed()
+    assert not LocalChannel(source.folder / "none").is_indexed()
 
 
 def test_a_channel_holds_packages_of_one_base(source: Source, tmp_path: Path) -> None:
     source.require_base("")
-    source.require_base("rehearsal_")  # a prefix of build strings is no base
+    # A prefix of build strings does not count as a base.
+    source.require_base("rehearsal_")
     with pytest.raises(ForgeError, match="of the other base, such as (alpha|beta)-1.*--output"):
         source.require_base(HOST_BOUND)
     bound = Source(tmp_path / "bound")
@@ -78,7 +99,7 @@ def test_a_channel_holds_packages_of_one_base(source: Source, tmp_path: Path) ->
 
 
 def test_a_renamed_package_is_named(source: Source) -> None:
-    """Another file name does not hide that it is host-bound: its own metadata says so too."""
+    """Another file name does not hide that it is host-bound, because its metadata has the mark."""
     dist = source.make("gamma", build=f"{HOST_BOUND}h1234567_0")
     file = source.folder / f"noarch/{dist}.conda"
     renamed = file.rename(file.with_name("gamma-1.0-h1234567_0.conda"))
@@ -88,23 +109,25 @@ def test_a_renamed_package_is_named(source: Source) -> None:
 
 
 def test_no_file_name_has_two_contents(source: Source, tmp_path: Path) -> None:
-    """Whichever hash is greater; the same bytes may come again."""
-    there = next(source.folder.glob("noarch/alpha-*"))
-    whole, again = there.read_bytes(), tmp_path / "noarch" / there.name
+    """Whichever hash is greater. The same bytes may be added again."""
+    existing = next(source.folder.glob("noarch/alpha-*"))
+    whole = existing.read_bytes()
+    again = tmp_path / "noarch" / existing.name
     again.parent.mkdir()
     for bit in range(8):
         again.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
         with pytest.raises(ForgeError, match="exists with other content"):
             source.add({again: 1}, {})
-        assert there.read_bytes() == whole
+        assert existing.read_bytes() == whole
     again.write_bytes(whole)
     source.add({again: 1}, {})
-    assert there.read_bytes() == whole and indexed(source) == ["alpha", "beta"]
+    assert existing.read_bytes() == whole
+    assert indexed(source) == ["alpha", "beta"]
 
 
 @pytest.mark.parametrize("end", [0, 10, -1, -200])
 def test_a_package_that_is_cut_off_is_named(source: Source, end: int) -> None:
-    """The bindings panic, and do not say which it is."""
+    """The bindings panic, and do not name the package."""
     (path,) = source.folder.glob("noarch/alpha-*.conda")
     path.write_bytes(path.read_bytes()[:end])
     for index in source.folder.glob("*/repodata.json"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A key stays with the server that it is for, wherever that server redirects to."""
+"""A key is sent only to the server that it is for, wherever that server redirects to."""
 
 import importlib.util
 import json
@@ -25,10 +25,11 @@ from forge.sources import download
 KEY = "s3cr3t-key"
 CODES = [301, 302, 303, 307, 308]
 SENSITIVE = ("Authorization", "Cookie", "X-Api-Key", "Proxy-Authorization", "Referer")
-GIVEN = {"Authorization": f"Bearer {KEY}", "Cookie": f"a={KEY}", "X-API-Key": KEY}
+SECRET_HEADERS = {"Authorization": f"Bearer {KEY}", "Cookie": f"a={KEY}", "X-API-Key": KEY}
 
 
 def links_module() -> ModuleType:
+    """Import tools/upstream_links.py."""
     spec = importlib.util.spec_from_file_location("links", CHECKOUT / "tools/upstream_links.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -37,25 +38,32 @@ def links_module() -> ModuleType:
 
 @dataclass
 class Web:
-    """Two servers. `seen` has of each request the server, its path, and what it should not have."""
+    """Two servers.
+
+    Attributes:
+        urls: Their addresses.
+        requests: For each request its server, its path, and its headers that carry a secret.
+        redirects: By path, the code and the target of a redirect.
+    """
 
     urls: list[str] = field(default_factory=list)
-    seen: list[tuple[int, str, set[str]]] = field(default_factory=list)
-    leads: dict[str, tuple[int, str]] = field(default_factory=dict)
+    requests: list[tuple[int, str, set[str]]] = field(default_factory=list)
+    redirects: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Web]:
-    made = Web()
+    """Two servers that record requests and redirect as they are told."""
+    web_servers = Web()
 
     def handler(number: int) -> type[QuietHandler]:
         class Handler(QuietHandler):
             def do_GET(self) -> None:
                 secrets = {name for name in SENSITIVE if KEY in self.headers.get(name, "")}
                 secrets |= {"Referer"} & set(self.headers)
-                made.seen.append((number, self.path, secrets))
-                if self.path in made.leads:
-                    code, target = made.leads[self.path]
+                web_servers.requests.append((number, self.path, secrets))
+                if self.path in web_servers.redirects:
+                    code, target = web_servers.redirects[self.path]
                     self.send_response(code)
                     self.send_header("Location", target)
                     self.send_header("Content-Length", "0")
@@ -72,8 +80,10 @@ def servers(tmp_path: Path) -> Iterator[Web]:
         return Handler
 
     with ExitStack() as stack:
-        made.urls = [stack.enter_context(served(tmp_path, handler(n))) for n in (0, 1)]
-        yield made
+        web_servers.urls = [
+            stack.enter_context(served(tmp_path, handler(number))) for number in (0, 1)
+        ]
+        yield web_servers
 
 
 def ask_links(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,18 +98,18 @@ def ask_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask_with_all_headers(url: str, _: pytest.MonkeyPatch) -> None:
-    web.open_url(Request(f"{url}/repos/start", headers=GIVEN), 10).close()
+    web.open_url(Request(f"{url}/repos/start", headers=SECRET_HEADERS), 10).close()
 
 
 def ask_index(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of pip's index, whose password stands in its URL."""
+    """Ask pip's index, whose password is in its URL."""
     index = url.replace("//", f"//user:{KEY}@")
     monkeypatch.setattr(download, "pip_settings", lambda: {"index-url": f"{index}/repos"})
     client = download.Downloader().client
     client.get(f"{index}/repos/start", headers={"X-API-Key": ""}).read()
 
 
-ASKED: list[Callable[[str, pytest.MonkeyPatch], None]] = [
+ASKERS: list[Callable[[str, pytest.MonkeyPatch], None]] = [
     ask_links,
     ask_endpoint,
     ask_with_all_headers,
@@ -107,32 +117,33 @@ ASKED: list[Callable[[str, pytest.MonkeyPatch], None]] = [
 
 
 @pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("ask", [*ASKED, ask_index], ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize("ask", [*ASKERS, ask_index], ids=lambda ask: ask.__name__)
 def test_another_server_gets_no_key(
     ask: Callable[[str, pytest.MonkeyPatch], None],
     code: int,
     servers: Web,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Here another port of the same host; then back to the first, which gets none either."""
-    servers.leads = {
+    """The other server is another port of the host. It redirects back, again without a key."""
+    servers.redirects = {
         "/repos/start": (code, f"{servers.urls[1]}/there"),
         "/there": (code, f"{servers.urls[0]}/back"),
     }
     ask(servers.urls[0], monkeypatch)
-    (first, start, given), *others = servers.seen[-3:]
+    (first, start, secrets_of_start), *others = servers.requests[-3:]
     assert (first, start) == (0, "/repos/start")
-    assert given or ask is ask_index, "or nothing was tested"
+    assert secrets_of_start or ask is ask_index, "otherwise nothing was tested"
     expected = [(1, "/there", set()), (0, "/back", set())]
-    if ask is ask_index:  # the index's own password, for its own server
-        others = [(number, path, secrets) for number, path, secrets in others if number == 1]
+    if ask is ask_index:
+        # The first server may get its own password again.
+        others = [request for request in others if request[0] == 1]
         expected = expected[:1]
     assert others == expected
 
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("target", ["/there", "there", "URL/there"])
-@pytest.mark.parametrize("ask", ASKED, ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize("ask", ASKERS, ids=lambda ask: ask.__name__)
 def test_the_same_server_keeps_it(
     ask: Callable[[str, pytest.MonkeyPatch], None],
     target: str,
@@ -140,31 +151,33 @@ def test_the_same_server_keeps_it(
     servers: Web,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """GitHub redirects to itself for what was renamed; without the token it soon answers 403."""
+    """GitHub redirects to itself after a renaming. Without the token it soon answers 403."""
     url = servers.urls[0]
     place = f"/{url.rpartition('/')[2]}"
-    known = {"/there": f"{place}/there", "URL/there": f"{url}/there"}
-    servers.leads = {"/repos/start": (code, known.get(target, target))}
+    targets = {"/there": f"{place}/there", "URL/there": f"{url}/there"}
+    servers.redirects = {"/repos/start": (code, targets.get(target, target))}
     ask(url, monkeypatch)
-    (_, _, given), (number, path, kept) = servers.seen
-    assert (number, path) == (0, "/repos/there" if target == "there" else "/there")
-    assert kept == given - {"Referer"} and kept
+    (_, _, first_secrets), (number, path, second_secrets) = servers.requests
+    assert number == 0
+    assert path == ("/repos/there" if target == "there" else "/there")
+    assert second_secrets == first_secrets - {"Referer"}
+    assert second_secrets
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_a_question_that_is_sent_elsewhere(
     code: int, servers: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A POST becomes a GET by 301 to 303, an error by 307 and 308; the key goes with neither."""
+    """301 to 303 turn a POST into a GET, and 307 and 308 into an error. Neither sends the key."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    servers.leads = {"/v1/completions": (code, f"{servers.urls[1]}/there")}
+    servers.redirects = {"/v1/completions": (code, f"{servers.urls[1]}/there")}
     if code < 307:
         Endpoint(servers.urls[0], "model").ask("/v1/completions", {})
-        assert servers.seen[1:] == [(1, "/there", set())]
+        assert servers.requests[1:] == [(1, "/there", set())]
     else:
         with pytest.raises(CheckFailed, match=f"HTTP {code}"):
             Endpoint(servers.urls[0], "model").ask("/v1/completions", {})
-        assert len(servers.seen) == 1
+        assert len(servers.requests) == 1
 
 
 HANDLERS = [web.Redirects, links_module().Redirects]
@@ -172,7 +185,7 @@ HANDLERS = [web.Redirects, links_module().Redirects]
 
 @pytest.mark.parametrize("handler", HANDLERS, ids=["validator", "links"])
 @pytest.mark.parametrize(
-    ("before", "after", "keeps"),
+    ("before", "after", "is_same_server"),
     [
         ("https://h.invalid/a", "http://h.invalid/a", False),
         ("http://h.invalid/a", "https://h.invalid/a", False),
@@ -185,24 +198,28 @@ HANDLERS = [web.Redirects, links_module().Redirects]
     ],
 )
 def test_what_is_another_server(
-    handler: type[urllib.request.HTTPRedirectHandler], before: str, after: str, keeps: bool
+    handler: type[urllib.request.HTTPRedirectHandler], before: str, after: str, is_same_server: bool
 ) -> None:
-    request = Request(before, headers=GIVEN | {"Accept": "x"})
-    made = handler().redirect_request(request, None, 302, "Found", Message(), after)
-    assert made.get_header("Accept") == "x" and not made.has_header("Referer")
-    headers = [made.get_header(name.capitalize()) for name in GIVEN]
-    assert headers == ([*GIVEN.values()] if keeps else [None] * 3)
+    request = Request(before, headers=SECRET_HEADERS | {"Accept": "x"})
+    redirected = handler().redirect_request(request, None, 302, "Found", Message(), after)
+    assert redirected.get_header("Accept") == "x"
+    assert not redirected.has_header("Referer")
+    headers = [redirected.get_header(name.capitalize()) for name in SECRET_HEADERS]
+    if is_same_server:
+        assert headers == [*SECRET_HEADERS.values()]
+    else:
+        assert headers == [None] * 3
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://h.invalid/a", "data:,x"])
 def test_nothing_but_http_is_asked(url: str, servers: Web) -> None:
-    """Neither at first nor by a redirect."""
+    """Neither by the first request nor by a redirect."""
     with pytest.raises(OSError, match=r"unknown url type|no host given"):
         web.open_url(url, 10)
-    servers.leads = {"/repos/start": (302, url)}
+    servers.redirects = {"/repos/start": (302, url)}
     with pytest.raises(HTTPError):
         web.open_url(f"{servers.urls[0]}/repos/start", 10)
-    assert len(servers.seen) == 1
+    assert len(servers.requests) == 1
 
 
 def test_links_says_which_server_is_endless(servers: Web, monkeypatch: pytest.MonkeyPatch) -> None:

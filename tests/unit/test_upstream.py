@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Each patch has a report to its project, and each report what that project needs to act on it."""
+"""Each patch has a report to its project, with all that the project needs to act on it."""
 
 import ast
 import json
@@ -24,11 +24,12 @@ REPORTS = sorted(FOLDER.glob("*/*.report.md"))
 
 
 def patches_of(folder: Path) -> set[str]:
+    """Return the patches below a folder, as PROJECT/FILE."""
     return {str(path.relative_to(folder)) for path in folder.glob("*/*.patch")}
 
 
 def findings(text: str) -> Iterator[str]:
-    """Yield what a report lacks."""
+    """Yield the faults of a report."""
     match = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.S)
     head = yaml.safe_load(match[1]) if match else None
     if not match or not isinstance(head, dict):
@@ -46,10 +47,12 @@ def findings(text: str) -> Iterator[str]:
     if re.search(r"strix-forge|/work/|/tmp/", match[2]):
         yield "the body names this repository or a machine's path"
     for language, program in re.findall(r"^```(python|sh)\n(.*?)^```$", match[2], re.S | re.M):
-        yield from (f"{language}: {wrong}" for wrong in unreadable(language, program))
+        for error in syntax_errors(language, program):
+            yield f"{language}: {error}"
 
 
-def unreadable(language: str, program: str) -> Iterator[str]:
+def syntax_errors(language: str, program: str) -> Iterator[str]:
+    """Yield the syntax errors of a program in Python or sh."""
     if language == "python":
         try:
             ast.parse(program)
@@ -68,12 +71,11 @@ def test_a_report_has_its_form(path: Path) -> None:
 
 
 def test_each_patch_has_one_report() -> None:
-    named = [
-        p
-        for path in REPORTS
-        for p in yaml.safe_load(path.read_text()[4:].split("\n---\n")[0])["patches"]
-    ]
-    assert sorted(named) == sorted(patches_of(FOLDER))
+    patches: list[str] = []
+    for path in REPORTS:
+        head = path.read_text().removeprefix("---\n").split("\n---\n")[0]
+        patches += yaml.safe_load(head)["patches"]
+    assert sorted(patches) == sorted(patches_of(FOLDER))
 
 
 GOOD = """---
@@ -109,16 +111,19 @@ def test_a_bad_report_is_found(old: str, new: str, finding: str) -> None:
     assert re.search(finding, "\n".join(findings(GOOD.replace(old, new))))
 
 
-# --- what `outdated` says of the links in Upstream-Status, asked of a mock of GitHub's API
+# --- the links in Upstream-Status, which `outdated` looks up, here in a mock of GitHub's API
 
 OPEN = {"state": "open", "labels": []}
 CLOSED = {"state": "closed", "closed_at": "2026-09-14T10:00:00Z", "labels": []}
 MERGED = CLOSED | {"pull_request": {"merged_at": "2026-09-14T10:00:00Z"}}
 LANDED = CLOSED | {"pull_request": {"merged_at": None}, "labels": [{"name": "Merged"}]}
 EVENTS = [{"event": "labeled", "commit_id": None}, {"event": "closed", "commit_id": "c0ffee"}]
+RELEASE = {"draft": False, "prerelease": False}
 RELEASES = [
-    {"tag_name": f"v{n}", "published_at": f"2026-{month}-01", "draft": False, "prerelease": n == 3}
-    for n, month in ((4, 12), (3, 11), (2, 10), (1, "08"))
+    RELEASE | {"tag_name": "v4", "published_at": "2026-12-01"},
+    RELEASE | {"tag_name": "v3", "published_at": "2026-11-01", "prerelease": True},
+    RELEASE | {"tag_name": "v2", "published_at": "2026-10-01"},
+    RELEASE | {"tag_name": "v1", "published_at": "2026-08-01"},
 ]
 ANSWERS: dict[str, Any] = {
     "/repos/a/b/issues/1": OPEN,
@@ -139,6 +144,8 @@ ANSWERS: dict[str, Any] = {
 
 
 class GitHub(QuietHandler):
+    """A server with ANSWERS by path."""
+
     def do_GET(self) -> None:
         answer = ANSWERS.get(self.path.partition("?")[0])
         self.send_response(200 if answer is not None else 404)
@@ -146,20 +153,23 @@ class GitHub(QuietHandler):
         self.wfile.write(json.dumps(answer).encode())
 
 
-Asked = Callable[..., tuple[int, str]]
+RunTool = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Iterator[Asked]:
-    """The exit code and what is printed, with the links in one patch's status."""
+def run_tool(tmp_path: Path) -> Iterator[RunTool]:
+    """A function that runs tools/upstream_links.py on a patch with this Upstream-Status.
+
+    It returns the exit code and the output.
+    """
 
     def run(status: str, url: str = "") -> tuple[int, str]:
         patch = tmp_path / "alpha" / "0001-word.patch"
         patch.parent.mkdir(exist_ok=True)
         patch.write_text(PATCH.replace("Inappropriate (a test)", status))
-        words = [sys.executable, str(CHECKOUT / "tools/upstream_links.py"), str(tmp_path)]
+        command = [sys.executable, str(CHECKOUT / "tools/upstream_links.py"), str(tmp_path)]
         environment = os.environ | {"GITHUB_API_URL": url or api.rstrip("/")}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.stderr == ""
         return done.returncode, done.stdout
 
@@ -171,7 +181,7 @@ HUB = "https://github.com/a/b"
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "says"),
+    ("status", "code", "message"),
     [
         (f"Pending as {HUB}/pull/1", 0, "pull/1: open"),
         (f"Pending as {HUB}/issues/2", 1, "closed 2026-09-14; its patch says Pending: look again"),
@@ -186,11 +196,13 @@ HUB = "https://github.com/a/b"
         ("Pending nobody was told", 0, ""),
     ],
 )
-def test_state(asked: Asked, status: str, code: int, says: str) -> None:
-    found, text = asked(status)
-    assert (found, says in text) == (code, True), text
+def test_state(run_tool: RunTool, status: str, code: int, message: str) -> None:
+    exit_code, text = run_tool(status)
+    assert exit_code == code, text
+    assert message in text
 
 
-def test_github_out_of_reach(asked: Asked) -> None:
-    code, text = asked(f"Pending {HUB}/pull/1", "http://127.0.0.1:1")
-    assert code == 3 and "not known: " in text
+def test_github_out_of_reach(run_tool: RunTool) -> None:
+    code, text = run_tool(f"Pending {HUB}/pull/1", "http://127.0.0.1:1")
+    assert code == 3
+    assert "not known: " in text
