@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`outdated`, and moves to another release, with an index, files and tags in folders of here."""
+"""`outdated`, and moves to another release. Index, files and tags are in local folders."""
 
 import hashlib
 import shutil
@@ -76,25 +76,31 @@ toy = ">=1.0,<1.1.1"
 
 
 class World:
-    """A project, and the folders that serve as its upstreams."""
+    """A project, and the folders that serve as its upstreams.
+
+    Attributes:
+        root: The folder of the project.
+        hosts: The folder of the upstreams.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.hosts = folder / "project", folder / "hosts"
+        self.root = folder / "project"
+        self.hosts = folder / "hosts"
         MiniProject(self.root)
         (self.root / "build" / "sources").unlink()
-        for name, text in (("variants.yaml", VARIANTS), ("stacks/s/pixi.toml", STACK)):
-            write_text(self.root / name, text)
+        write_text(self.root / "variants.yaml", VARIANTS)
+        write_text(self.root / "stacks/s/pixi.toml", STACK)
         write_text(self.root / "patches/toy/0001-word.patch", GOOD.replace("alpha 1.0", "toy 1.1"))
 
     def file(self, name: str, text: str) -> str:
-        """Put an archive into the folder of files; returns its sha256."""
+        """Put an archive into the folder of files and return its sha256."""
         path = self.hosts / "files" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(tarball(file(f"{name}/text", text.encode())))
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     def release(self, name: str, text: str = TEXT, attributes: str = "") -> str:
-        """Put a file on the index; returns its sha256."""
+        """Put a file on the index and return its sha256."""
         digest = self.file(name, text)
         page = self.hosts / "simple" / name.partition("-")[0] / "index.html"
         lines = page.read_text().splitlines() if page.exists() else []
@@ -104,6 +110,7 @@ class World:
         return digest
 
     def recipe(self, name: str, version: str, source: str, **more: str) -> None:
+        """Write a recipe. `more` has further fields of RECIPE."""
         fields = {"host": "[]", "run": "[]", "purls": "", "uses": "x"} | more
         text = RECIPE.format(name=name, version=version, source=source, **fields)
         write_text(self.root / "recipes" / name / "recipe.yaml", text)
@@ -121,7 +128,7 @@ class World:
         return load_all_sources(Project.at(self.root))
 
     def forge(self, *words: str) -> Result:
-        """Run a command; what these commands find --quiet leaves."""
+        """Run a command with --quiet, which does not hide the results of these commands."""
         words = ("--quiet", *words)
         return CliRunner().invoke(app, [*words, "--base", "conda-forge"], env={"COLUMNS": "400"})
 
@@ -135,29 +142,33 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """toy (sdist), wheels (a file for each Python), engine (follows a pin of variants.yaml)."""
+    """A project with the recipes toy, wheels and engine.
+
+    toy has an sdist, wheels a file for each Python, and engine a version from variants.yaml.
+    """
     settings = {"index-url": (tmp_path / "hosts" / "simple").as_uri()}
     monkeypatch.setattr(download, "pip_settings", lambda: settings)
     monkeypatch.setenv(PYPI_SOURCES, PYPI_URL)
-    made = World(tmp_path)
-    monkeypatch.setenv("FORGE_ROOT", str(made.root))
-    made.release("toy-1.0.tar.gz"), made.release("toy-1.2rc1.tar.gz")
-    made.release("toy-1.1.1.tar.gz", "other\n")
-    made.release("toy-1.3.tar.gz", attributes='data-yanked="wrong numbers"')
+    world = World(tmp_path)
+    monkeypatch.setenv("FORGE_ROOT", str(world.root))
+    world.release("toy-1.0.tar.gz")
+    world.release("toy-1.2rc1.tar.gz")
+    world.release("toy-1.1.1.tar.gz", "other\n")
+    world.release("toy-1.3.tar.gz", attributes='data-yanked="wrong numbers"')
     source = f"  url: {PYPI}/toy-${{{{ version }}}}.tar.gz\n  sha256: "
-    source += made.release("toy-1.1.tar.gz")
+    source += world.release("toy-1.1.tar.gz")
     source += "\n  patches: [../../patches/toy/0001-word.patch] # why"
-    made.recipe("toy", '"1.1"', source, purls="pkg:pypi/toy@1.1?file_name=toy-1.1.tar.gz")
+    world.recipe("toy", '"1.1"', source, purls="pkg:pypi/toy@1.1?file_name=toy-1.1.tar.gz")
     names = [f"wheels-1.0-{tag}-{tag}-any.whl" for tag in ("cp311", "cp312")]
-    hashes = [made.release(name, name) for name in names]
+    hashes = [world.release(name, name) for name in names]
     purls = ", ".join(f"'pkg:pypi/wheels@1.0?file_name={name}'" for name in names)
-    made.recipe("wheels", '"1.0"', WHEELS.format(*hashes), host="[python]", purls=purls)
-    made.recipe("engine", "${{ engine }}", "  path: recipe.yaml", run='["wheels ${{ wheels }}.*"]')
-    return made
+    world.recipe("wheels", '"1.0"', WHEELS.format(*hashes), host="[python]", purls=purls)
+    world.recipe("engine", "${{ engine }}", "  path: recipe.yaml", run='["wheels ${{ wheels }}.*"]')
+    return world
 
 
 def test_outdated(world: World) -> None:
-    """The newest is neither a pre-release nor yanked, and no version of somebody's own build."""
+    """The newest release is no pre-release, not yanked, and no local version."""
     world.recipe("library", '"3.0"', "  path: recipe.yaml", purls="'pkg:pypi/toy@1.1'")
     world.release("toy-1.1.tar.gz", attributes='data-yanked=""')
     world.release("toy-1.9+mine.tar.gz")
@@ -167,14 +178,16 @@ def test_outdated(world: World) -> None:
     assert rows["toy"].note == "1.1 was yanked: no reason given"
     assert rows["wheels"].state == "unreachable"
     assert rows["wheels"].note.startswith("pip's index offers no wheels")
-    # one is made here, the other from the source of another recipe
+    # engine is made here, and library from the source of another recipe.
     for name in ("engine", "library"):
         assert (rows[name].newest, rows[name].note) == ("", "no upstream of its own")
 
 
 def test_exit_codes(world: World) -> None:
     done = world.forge("outdated")
-    assert done.exit_code == 1 and "toy " in done.output and " newer " in done.output
+    assert done.exit_code == 1
+    assert "toy " in done.output
+    assert " newer " in done.output
     assert world.forge("outdated", "engine").exit_code == 0
     (world.hosts / "simple" / "wheels" / "index.html").unlink()
     assert world.forge("outdated", "wheels").exit_code == 3
@@ -182,7 +195,7 @@ def test_exit_codes(world: World) -> None:
 
 
 def test_a_release_of_which_one_file_is_yanked(world: World) -> None:
-    """That release is not; its other files are what a recipe may name."""
+    """That release is not yanked: a recipe may name its other files."""
     for tag, attributes in (("cp311", ""), ("cp312", 'data-yanked="broken"')):
         world.release(f"wheels-2.0-{tag}-{tag}-any.whl", attributes=attributes)
     assert world.rows()["wheels"].newest == "2.0"
@@ -195,60 +208,65 @@ def test_our_versions_satisfy_our_recipes_and_stacks(recipes: RecipeSet) -> None
 
 
 def test_conflicts(world: World) -> None:
-    """A recipe moved alone: what requires its old version is named, by `lint` as well."""
+    """If only one recipe moves, the recipes and stacks that require its old version are named."""
     assert list(versions.conflicts(world.recipes())) == []
     world.edit("toy", **{'"1.1"': '"1.1.1"'})
     world.edit("wheels", **{'"1.0"': '"2.0"'})
-    said = [
+    expected = [
         "recipes/engine requires wheels 1.0.*, but ours is 2.0",
         "stacks/s requires toy >=1.0,<1.1.1, but ours is 1.1.1",
     ]
-    assert list(versions.conflicts(world.recipes())) == said
+    assert list(versions.conflicts(world.recipes())) == expected
 
 
 def test_a_move_to_another_release(world: World) -> None:
-    """By hand: the version and the package URL; then fetch says what to write, and checks say what
-    does not hold any more."""
-    world.edit(
-        "toy", **{'"1.1"': '"1.1.1"', "toy@1.1?": "toy@1.1.1?", "toy-1.1.tar": "toy-1.1.1.tar"}
-    )
-    old, new = sha256(world, "toy-1.1.tar.gz"), sha256(world, "toy-1.1.1.tar.gz")
+    """A maintainer edits the version and the package URL.
+
+    `sources fetch` then states the sha256 to write, and checks state what is no longer true.
+    """
+    changes = {'"1.1"': '"1.1.1"', "toy@1.1?": "toy@1.1.1?", "toy-1.1.tar": "toy-1.1.1.tar"}
+    world.edit("toy", **changes)
+    old = sha256(world, "toy-1.1.tar.gz")
+    new = sha256(world, "toy-1.1.1.tar.gz")
     done = world.forge("sources", "fetch", "toy")
     assert done.exit_code == 1
     assert f"has sha256 {new}, the recipe says {old}; pip's index states the same" in done.output
-    assert "If the recipe has just moved" in done.output and "find out why" in done.output
+    assert "If the recipe has just moved" in done.output
+    assert "find out why" in done.output
     world.edit("toy", **{old: new})
-    (world.hosts / "files" / "toy-1.1.1.tar.gz").unlink()  # it was kept, so it is not fetched again
+    # The file is in the cache, so it is not fetched again.
+    (world.hosts / "files" / "toy-1.1.1.tar.gz").unlink()
     assert world.forge("sources", "fetch", "toy").exit_code == 0
     assert any("Applies-To is not toy 1.1.1" in line for line in lint(world.recipes()))
     assert "patches: fails: 0001-word.patch" in world.forge("patches", "check").output
 
 
 def test_every_file_is_reported_in_one_run(world: World) -> None:
-    """Those of all Pythons with --every, though the first one is refused already."""
+    """--every reports the files of all Pythons, although the first one is already refused."""
     for tag in ("cp311", "cp312"):
         world.release(f"wheels-2.0-{tag}-{tag}-any.whl", f"2.0 {tag}")
-    world.edit(
-        "wheels", **{'"1.0"': '"2.0"', "wheels@1.0": "wheels@2.0", "wheels-1.0": "wheels-2.0"}
-    )
+    changes = {'"1.0"': '"2.0"', "wheels@1.0": "wheels@2.0", "wheels-1.0": "wheels-2.0"}
+    world.edit("wheels", **changes)
     done = world.forge("sources", "fetch", "wheels", "--every")
-    assert done.exit_code == 1 and done.output.count("pip's index states the same") == 2
+    assert done.exit_code == 1
+    assert done.output.count("pip's index states the same") == 2
     for tag in ("cp311", "cp312"):
         assert f"has sha256 {sha256(world, f'wheels-2.0-{tag}-{tag}-any.whl')}" in done.output
     (world.hosts / "files" / "wheels-2.0-cp312-cp312-any.whl").unlink()
     done = world.forge("sources", "fetch", "wheels", "--every")
-    assert done.exit_code == 1, "one is refused: that matters more than that one is out of reach"
+    assert done.exit_code == 1, "a refused file matters more than an unreachable one"
     assert "cannot be reached" in done.output
     assert world.forge("sources", "fetch", "wheels").output.count("wheels: ") == 1
 
 
 def sha256(world: World, name: str) -> str:
+    """Return the sha256 of an upstream file."""
     return hashlib.sha256((world.hosts / "files" / name).read_bytes()).hexdigest()
 
 
 @pytest.fixture
 def git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A repository in the place of GitHub with the tags 1.0b and 1.1b, and two of no release."""
+    """A repository instead of GitHub, with tags of the releases 1.0b and 1.1b and two others."""
     repository = world.hosts / "strix-forge-tests" / "library"
     repository.mkdir(parents=True)
     commit(repository)
@@ -267,11 +285,12 @@ def git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("git_host")
 def test_tags_of_a_git_host(world: World) -> None:
-    """Its package URL says that releases are tags, and how they are written."""
+    """The package URL states that releases are tags, and their form."""
     purl = 'pkg:github/strix-forge-tests/library@${{ (version ~ "b") | replace(".0b", "b") }}'
     world.recipe("library", '"1.0.0"', "  path: recipe.yaml", purls=f"'{purl}'")
     row = world.rows()["library"]
-    assert (row.newest, row.state) == ("1.1", "newer")
+    assert row.newest == "1.1"
+    assert row.state == "newer"
     assert row.note == "https://github.com/strix-forge-tests/library"
 
 
@@ -283,7 +302,13 @@ ARG WHEELS_TAG="v1.0"
 
 
 def paired(world: World, text: str, files: str = "text") -> None:
-    """A recipe whose newest release, 2.0, says in its first source what it is built with."""
+    """Write a recipe whose release 2.0 states, in its first source, what it is built with.
+
+    Args:
+        world: The project.
+        text: The content of the file in that source.
+        files: The names of files that the recipe expects there.
+    """
     source = f"  - url: {PYPI}/paired-${{{{ version }}}}.tar.gz\n    sha256: "
     source += world.release("paired-1.0.tar.gz")
     source += f"\n  - url: https://more.invalid/more-1.0.tar.gz\n    sha256: {'0' * 64}"
@@ -305,7 +330,7 @@ def paired(world: World, text: str, files: str = "text") -> None:
     ids=["same", "another", "no longer stated"],
 )
 def test_what_upstream_builds_a_release_with(world: World, text: str, engine: str) -> None:
-    """As vLLM's Dockerfile for ROCm, which pairs it with torch; read from the newest release."""
+    """vLLM's Dockerfile for ROCm, for example, states the torch of its newest release."""
     paired(world, text)
     assert world.next_set() == [
         f"text of paired 2.0 says ENGINE_VERSION={engine} ours is engine 1.0",
@@ -316,37 +341,42 @@ def test_what_upstream_builds_a_release_with(world: World, text: str, engine: st
 
 def test_a_file_that_a_release_no_longer_has(world: World) -> None:
     paired(world, "", "gone")
-    assert "gone of paired 2.0 says ENGINE_VERSION=nothing, but ours is engine 1.0" in (
-        world.next_set()
-    )
+    line = "gone of paired 2.0 says ENGINE_VERSION=nothing, but ours is engine 1.0"
+    assert line in world.next_set()
 
 
 @pytest.mark.parametrize("how", ["lost", "cut", "no archive"])
 def test_a_newest_release_that_cannot_be_read(world: World, how: str) -> None:
-    """One line; what else the command says it says."""
+    """One line reports it. The command still prints the other lines."""
     paired(world, STATED.format("1.1"))
     file = world.hosts / "files/paired-2.0.tar.gz"
-    file.write_bytes(file.read_bytes()[:60] if how == "cut" else b"<html>please log in</html>")
-    file.unlink() if how == "lost" else None
+    if how == "lost":
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(file.read_bytes()[:60])
+    else:
+        file.write_bytes(b"<html>please log in</html>")
     (only,) = world.next_set()
     assert only.startswith("what paired 2.0 is built with cannot be read: ")
 
 
 def test_what_became_of_links_counts(world: World) -> None:
-    """The script is tools/upstream_links.py's; of named packages it is not asked."""
+    """tools/upstream_links.py checks the links, unless packages are named."""
     script = world.root / "tools/upstream_links.py"
     script.parent.mkdir()
-    script.write_text("open(__file__ + '.asked', 'w')")
-    asked = script.with_name(f"{script.name}.asked")
-    assert world.forge("outdated", "engine").exit_code == 0 and not asked.exists()
-    assert world.forge("outdated").exit_code in (1, 3) and asked.exists()
+    script.write_text("open(__file__ + '.ran', 'w')")
+    mark = script.with_name(f"{script.name}.ran")
+    assert world.forge("outdated", "engine").exit_code == 0
+    assert not mark.exists()
+    assert world.forge("outdated").exit_code in (1, 3)
+    assert mark.exists()
     script.write_text("raise SystemExit(1)")
     world.hosts.joinpath("files").rename(world.hosts / "away")
     assert world.forge("outdated").exit_code == 1
 
 
 @pytest.mark.parametrize(
-    ("tag", "example", "version", "found"),
+    ("tag", "example", "version", "expected"),
     [
         ("0.13b", "0.12b", "0.12.0", ["0.13"]),
         ("0.12.1b", "0.12b", "0.12.0", ["0.12.1"]),
@@ -357,31 +387,37 @@ def test_what_became_of_links_counts(world: World) -> None:
         ("anything", "nightly", "1.0", []),
     ],
 )
-def test_versions_in_tags(tag: str, example: str, version: str, found: list[str]) -> None:
-    assert versions.versions_in([tag], example, version) == found
+def test_versions_in_tags(tag: str, example: str, version: str, expected: list[str]) -> None:
+    assert versions.versions_in([tag], example, version) == expected
 
 
 @pytest.mark.parametrize("kind", ["index", "tags"])
 def test_mutants_of_what_upstream_answers(
-    world: World, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None],
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
     kind: str,
-) -> None:  # fmt: skip
-    """A damaged list names releases of its own, or none; nothing that is no version."""
-    recipe, downloader = world.recipes().recipes["toy"], download.Downloader()
+) -> None:
+    """A damaged list yields other versions or none, but nothing that is no version."""
+    recipe = world.recipes().recipes["toy"]
+    downloader = download.Downloader()
     file = world.hosts / "simple" / "toy" / "index.html"
     valid = file.read_bytes()
     if kind == "tags":
         recipe.extra = {"purls": ["pkg:github/x/toy@v1.1"]}
-        valid = b"".join(b"%040d\trefs/tags/v1.%d\n" % (number, number) for number in range(5))
-        monkeypatch.setattr(
-            git, "_git", lambda *_, **__: file.read_bytes().decode(errors="replace")
-        )
+        lines = [b"%040d\trefs/tags/v1.%d\n" % (number, number) for number in range(5)]
+        valid = b"".join(lines)
+
+        def answer(*_: object, **__: object) -> str:
+            return file.read_bytes().decode(errors="replace")
+
+        monkeypatch.setattr(git, "_git", answer)
     tally = Tally(f"upstream's {kind}", record_property)
     for text in [valid, *texts(valid, 7, 45)]:
         file.write_bytes(text)
         tally.give(
             lambda: versions.releases(downloader, recipe),
-            lambda found: not any(version.local for version in found),
+            lambda releases: not any(version.local for version in releases),
             text,
         )
     assert tally.outcomes["accepted"]
