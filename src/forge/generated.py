@@ -5,6 +5,7 @@
   pixi reads no list of names from another file, so every manifest that users copy repeats them.
 - stacks/several.toml repeats the tables of three stacks for the same reason.
 - docs/kernels.md sums up recipes/*/kernels.tsv, which lists the costs of packaged kernels.
+- pixi.toml repeats the dependencies in pyproject.toml under conda-forge's names.
 """
 
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from forge import bases
 from forge.bases import BaseName
 from forge.conda import pypi
+from forge.dependencies import insert_dependencies
 from forge.errors import ForgeError
 from forge.files import read_text
 from forge.hostbase.base import HostBaseMaker
@@ -22,7 +24,9 @@ from forge.recipes import kernel_tables, package_tables
 from forge.recipes.cost import read_costs
 from forge.recipes.plan import RecipeSet
 
-PAGES = ("README.md", "docs/*.md", "stacks/*/pixi.toml")
+PAGES = ("README.md", "docs/*.md", "pixi.toml", "stacks/*/pixi.toml")
+WORKSPACE = "pixi.toml"
+DEPENDENCIES = "pyproject.toml"
 STATE_PAGE = "README.md"
 COST_PAGE = "docs/build.md"
 SECTIONS_PAGE = "docs/packages.md"
@@ -50,6 +54,10 @@ def find_outdated(project: Project) -> Iterator[tuple[Path, str]]:
             pages[path] = read_text(path)
             texts[path] = insert_names(pages[path], names)
     insert_tables(texts, project)
+    workspace = project.root / WORKSPACE
+    if workspace in texts:
+        pyproject = read_text(project.root / DEPENDENCIES)
+        texts[workspace] = insert_dependencies(texts[workspace], pyproject)
     for path, text in texts.items():
         if text != pages[path]:
             yield path, text

