@@ -461,7 +461,9 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
         execute(GOOD, size=63, lenient=True)
 
 
-@pytest.mark.parametrize("options", [{"off": frozenset({"barrier"})}, {"lenient": True}])
+@pytest.mark.parametrize(
+    "options", [{"disabled_checks": frozenset({"barrier"})}, {"lenient": True}]
+)
 def test_waves_at_a_barrier_of_the_grid_and_of_a_workgroup_wait_for_ever(options):
     """Nothing can go on, whatever is noted or not checked."""
     body = "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 1f\ns_barrier\n1:\n"
