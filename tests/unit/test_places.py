@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where each byte of hostile packages lands (support/places.py), and who says so before it does.
+"""Hostile packages, which try to write outside of the prefix (support/places.py).
 
-Our installation refuses all of them and changes nothing outside the prefix; `verify` and `channel
-verify` find each. What pixi lets out, and so rattler: end_to_end/test_pixi_places.py.
+Our installation refuses all of them and changes nothing outside the prefix. `verify` and `channel
+verify` find each. end_to_end/test_pixi_places.py shows what pixi, and hence rattler, does.
 """
 
 from pathlib import Path
@@ -22,9 +22,9 @@ from forge.files import write_text
 
 @pytest.mark.parametrize("name", CASES)
 def test_installed_by_us(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused, or damaged in rattler's eyes; nothing beside the prefix and the cache changes.
+    """We refuse the package, or rattler finds it damaged. Nothing outside prefix and cache changes.
 
-    And found before, in the files themselves.
+    `verify` finds the fault in the files themselves.
     """
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "own"))
     machine = Machine(CASES[name], tmp_path)
@@ -33,17 +33,20 @@ def test_installed_by_us(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ForgeError) as error:
         machine.app.install("default", machine.cache)
     assert isinstance(error.value, Refused | Failed)
-    assert "\n" not in str(error.value) and "-0.conda: " in str(error.value)
-    found = CliRunner().invoke(app, ["verify", *map(str, machine.files)])
-    assert found.exit_code == 1
-    said = f"{found.exception} {found.output}"
-    assert "install nothing of it" in said or "cannot be read" in said
-    assert tree(machine.out) == before and not machine.app.prefix("default").exists()
+    assert "\n" not in str(error.value)
+    assert "-0.conda: " in str(error.value)
+    verified = CliRunner().invoke(app, ["verify", *map(str, machine.files)])
+    assert verified.exit_code == 1
+    output = f"{verified.exception} {verified.output}"
+    assert "install nothing of it" in output or "cannot be read" in output
+    assert tree(machine.out) == before
+    assert not machine.app.prefix("default").exists()
 
 
 def test_what_two_packages_do_together_is_not_published(tmp_path: Path) -> None:
-    """Each of them is fit alone; a build of the same name is not beside itself."""
-    source, files = Source(tmp_path / "channel"), tmp_path / "work/files"
+    """Each of them is safe alone. Two builds of one name are never installed together."""
+    source = Source(tmp_path / "channel")
+    files = tmp_path / "work/files"
     for version in ("1.0", "2.0"):
         files.mkdir(parents=True)
         (files / "share").symlink_to("/usr/share")
@@ -56,64 +59,71 @@ def test_what_two_packages_do_together_is_not_published(tmp_path: Path) -> None:
 
 
 def test_links_of_two_packages() -> None:
-    """Each alone stays inside."""
+    """The links of each package alone stay inside the prefix."""
     links = {"alpha": {"lib/p": "q/../.."}, "beta": {"lib/q": ".."}}
-    both = [Places(Path(f"{n}.conda"), n, False, held, []) for n, held in links.items()]
-    for one in both:
-        require_confined([one])
+    both = []
+    for name, held in links.items():
+        places = Places(Path(f"{name}.conda"), name, False, held, [])
+        require_confined([places])
+        both.append(places)
     with pytest.raises(Refused, match="alpha.*'lib/p' leads out of the prefix"):
         require_confined(both)
 
 
 def test_a_link_of_the_lock_before(tmp_path: Path) -> None:
-    """A link may stay alone: it goes before what the next lock has in its place is written."""
+    """A link of an old package is removed before the files of the next lock are written."""
     links = {"share": "{out}", "bin/x": "{out}/victim"}
     (tmp_path / "new").mkdir()
     old = Machine(Case("", links), tmp_path)
     new = Machine(Case("", {}, ("share/victim",), ("x",), apart=True), tmp_path / "new")
     old.app.lock()
     old.app.install("default", old.cache)
-    before, prefix = tree(old.out), old.app.prefix("default")
-    assert (prefix / "share").is_symlink() and (prefix / "bin/x").is_symlink()
+    before = tree(old.out)
+    prefix = old.app.prefix("default")
+    assert (prefix / "share").is_symlink()
+    assert (prefix / "bin/x").is_symlink()
     app = workspace(old.app.folder, new.channel.as_uri(), 'python = "*"\n')
     app.lock()
     app.install("default", old.cache)
-    assert tree(old.out) == before and (prefix / "share/victim").exists()
+    assert tree(old.out) == before
+    assert (prefix / "share/victim").exists()
 
 
 def test_there_are_fifty() -> None:
-    assert len(CASES) >= 50 and CASES.keys() >= LET_THROUGH
+    assert len(CASES) >= 50
+    assert CASES.keys() >= LET_THROUGH
 
 
 @pytest.mark.parametrize(
-    ("path", "links", "where"),
+    ("path", "links", "landings"),
     [
         ("a/b", {}, {"a/b"}),
         ("a/../b", {}, {"b"}),
         ("../b", {}, {OUTSIDE}),
         ("x/b", {"x": ["y"], "y": ["z/.."]}, {"b"}),
         ("x/b", {"x": ["/etc"]}, {OUTSIDE}),
-        ("x/b", {"x": ["y", "../.."]}, {"y/b", OUTSIDE}),  # packages that differ
+        ("x/b", {"x": ["y", "../.."]}, {"y/b", OUTSIDE}),  # Two packages have different links.
         ("x", {"x": ["x"]}, {OUTSIDE}),
         ("x", {"x": ["y", "y/x"], "y": ["x", "x/y"]}, {OUTSIDE}),
     ],
 )
-def test_landings(path: str, links: dict[str, list[str]], where: set[str]) -> None:
-    assert set(follow_links(path, lambda at: links.get(at, []))) == where
+def test_landings(path: str, links: dict[str, list[str]], landings: set[str]) -> None:
+    assert set(follow_links(path, lambda at: links.get(at, []))) == landings
 
 
 def test_of_one_name_there_is_one() -> None:
-    """A script that an older build had as a file; and as many builds as there are ways to look."""
-    old = [Places(Path(f"{n}.conda"), "alpha", False, {"lib64": "lib", "bin/x": None}, [])
-           for n in range(50)]  # fmt: skip
+    """Older builds of a package may have as a file what a newer one has as a script."""
+    held = {"lib64": "lib", "bin/x": None}
+    old = [Places(Path(f"{number}.conda"), "alpha", False, held, []) for number in range(50)]
     require_confined([*old, Places(Path("new.conda"), "alpha", True, {"lib64/y": None}, ["x"])])
     with pytest.raises(Refused, match="in place of a packaged file"):
         require_confined([*old, Places(Path("new.conda"), "beta", True, {"lib64/y": None}, ["x"])])
 
 
 def test_a_killed_write_left_a_link(tmp_path: Path) -> None:
-    """The file that a partial file's name leads to is not written."""
+    """A link in the place of the partial file is not followed."""
     (tmp_path / "victim").write_text("before")
     (tmp_path / ".partial-x").symlink_to("victim")
     write_text(tmp_path / "x", "after")
-    assert (tmp_path / "victim").read_text() == "before" and (tmp_path / "x").read_text() == "after"
+    assert (tmp_path / "victim").read_text() == "before"
+    assert (tmp_path / "x").read_text() == "after"
