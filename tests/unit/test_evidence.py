@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Each record of a run is valid, and no recipe claims a state that nothing shows."""
+"""Each record of a run is valid, and no recipe claims a state without evidence."""
 
 import json
 import math
@@ -24,15 +24,16 @@ from forge.recipes.recipe import Recipe
 
 EVIDENCE = CHECKOUT / "docs/evidence"
 README = (CHECKOUT / "README.md").read_text()
-# By column, a word and the page that shows it, or "".
+# By column, a word and the page that proves it, or "".
 State = dict[str, tuple[str, str]]
 MACHINE_PATH = re.compile(r"(?<![\w:/.$~])/(?:home|root|opt|usr|mnt|tmp|srv|data)/\S*")
 
 
 def anchors(page: Path) -> set[str]:
     """Return the names by which links reach a page's headings."""
-    headings = re.findall(r"(?m)^#+ (.*)", re.sub(r"(?ms)^```.*?^```", "", page.read_text()))
-    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in headings}
+    prose = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    headings = re.findall(r"(?m)^#+ (.*)", prose)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def dead_links(page: Path) -> list[str]:
@@ -50,7 +51,7 @@ def dead_links(page: Path) -> list[str]:
 
 
 def page_problems(name: str, page: str) -> list[str]:
-    """Say what is wrong with a page that is to show the state of a package."""
+    """List the faults of a page that has to show the state of a package."""
     path, _, anchor = page.partition("#")
     file = CHECKOUT / path
     if not file.is_file():
@@ -70,8 +71,8 @@ def contradictions(name: str, state: State, on_host_base: str) -> list[str]:
     """List the claims about a package that a page, or `plan` on the host base, contradicts.
 
     Args:
-        name: The recipe's.
-        state: As package_tables.read_state returns it.
+        name: The name of the recipe.
+        state: The result of package_tables.read_state.
         on_host_base: "build", "skipped" or "provided".
     """
     problems = []
@@ -93,7 +94,7 @@ def contradictions(name: str, state: State, on_host_base: str) -> list[str]:
 
 
 def record_problems(file: Path) -> list[str]:
-    """Say what is wrong with a record that somebody contributes."""
+    """List the faults of a contributed record."""
     content = record.load(file)
     arch = content.device.architecture.split(":")[0]
     name = f"{content.created:%Y-%m-%d}-{arch}-{content.subject}"
@@ -133,7 +134,7 @@ def test_a_dead_link_is_reported(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What `plan` says of each recipe on the host base, with nothing built."""
+    """The action of `plan` for each recipe on the host base, with an empty channel."""
     forge = Context(base_name=BaseName.HOST, root=CHECKOUT)
     steps = forge.recipes.plan(LocalChannel(tmp_path_factory.mktemp("empty")))
     skipped = runner.predict_skipped(forge.recipes, steps)
@@ -143,6 +144,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def recipes() -> Mapping[str, Recipe]:
+    """The recipes as the conda-forge base renders them."""
     return Context(base_name=BaseName.CONDA_FORGE, root=CHECKOUT).recipes.recipes
 
 
@@ -203,7 +205,7 @@ def test_an_unknown_state_is_refused(
         package_tables.read_state(recipe)
 
 
-# A sentence of each page that says what everything costs: on which base, for which Pythons.
+# Sentences of pages that state the costs of all packages, with the base and the variants.
 COSTS = [
     ("README.md", BaseName.CONDA_FORGE, [], "about {hours} CPU hours, {disk} GiB of disk"),
     (
@@ -231,17 +233,20 @@ COSTS = [
 
 
 def total_costs(base: BaseName, variants: list[str], skipped: set[str]) -> dict[str, str]:
-    """What `plan` demands for everything, as pages say it: of disk no less than that."""
+    """Return what `plan` requires for all packages, as pages state it; disk is rounded up."""
     forge = Context(base, None, variants, root=CHECKOUT)
     recipes = [recipe for name, recipe in forge.recipes.recipes.items() if name not in skipped]
     costs = read_costs(recipes, forge.base)
     if forge.hostbase:
         costs = {"host base": forge.hostbase.cost, **costs}
     lines, _ = preflight(forge.project, costs)
-    download, disk, hours = (
-        float(re.search(rf"([\d.]+) {words}", lines[-1])[1])
-        for words in ("GiB to download", "GiB of disk with it", "CPU hours")
-    )
+
+    def read_figure(unit: str) -> float:
+        return float(re.search(rf"([\d.]+) {unit}", lines[-1])[1])
+
+    download = read_figure("GiB to download")
+    disk = read_figure("GiB of disk with it")
+    hours = read_figure("CPU hours")
     return {
         "count": str(len(recipes)),
         "download": f"{download:g}",
@@ -256,15 +261,18 @@ def total_costs(base: BaseName, variants: list[str], skipped: set[str]) -> dict[
 def test_pages_say_what_plan_demands(
     page: str, base: BaseName, variants: list[str], sentence: str, host: dict[str, str]
 ) -> None:
-    skipped = {n for n, state in host.items() if state != "build"} if base == "host" else set()
+    skipped: set[str] = set()
+    if base == "host":
+        skipped = {name for name, state in host.items() if state != "build"}
     figures = total_costs(base, variants, skipped)
     text = " ".join((CHECKOUT / page).read_text().split())
     assert sentence.format(**figures) in text
     for name in re.findall(r"\{(\w+)\}", sentence):
-        assert sentence.format(**figures | {name: f"{float(figures[name]) + 0.1:g}"}) not in text
+        other = f"{float(figures[name]) + 0.1:g}"
+        assert sentence.format(**figures | {name: other}) not in text
 
 
-# A record as a run on another GPU writes it, without its checks.
+# A record of a run on another GPU, without its checks.
 HARNESS: dict[str, Any] = {
     "schema": 2,
     "created": "2026-11-26T14:39:46Z",
@@ -299,13 +307,20 @@ COMPARISON = {"error": 0.001, "bound": 0.002, "dtype": "float16", "size": 4.0}
 
 
 def proof(**changed: object) -> record.Record:
-    """A record as a full run on gfx1151 would write it, with some fields changed."""
+    """Return the record of a full run on gfx1151, with some fields changed."""
     base: dict[str, Any] = json.loads(json.dumps(HARNESS))
-    base["checks"] = [
-        {"id": f"{tier}/x", "tier": tier, "title": "", "why": "", "state": "passed",
-         "measured": {str(n): COMPARISON for n in range(300)}}
-        for tier in ("doctor", "backend", "libraries", "attention")
-    ]  # fmt: skip
+    measured = {str(number): COMPARISON for number in range(300)}
+    base["checks"] = []
+    for tier in ("doctor", "backend", "libraries", "attention"):
+        check = {
+            "id": f"{tier}/x",
+            "tier": tier,
+            "title": "",
+            "why": "",
+            "state": "passed",
+            "measured": measured,
+        }
+        base["checks"].append(check)
     base |= {"subject": "packages", "unfinished": 0}
     base["packages"] = [{"name": "triton", "version": "3.7.1", "build": "h1_0"}]
     base["device"] |= {"build": "rocm", "architecture": "gfx1151"}
@@ -314,10 +329,22 @@ def proof(**changed: object) -> record.Record:
 
 
 def only(*tiers: str) -> dict[str, object]:
-    """The fields of a run of some tiers."""
+    """Return the fields that a run of only some tiers changes."""
     checks = [each for each in json.loads(proof().dump())["checks"] if each["tier"] in tiers]
-    count = {"passed": len(checks), "failed": 0, "skipped": 0, "comparisons": 300 * len(checks)}
-    return {"checks": checks, "summary": count}
+    summary = {
+        "passed": len(checks),
+        "failed": 0,
+        "skipped": 0,
+        "comparisons": 300 * len(checks),
+    }
+    return {"checks": checks, "summary": summary}
+
+
+def without_dtypes() -> dict[str, object]:
+    """Return the fields of a run whose comparisons have no dtype."""
+    measured = {str(number): {"error": 1, "bound": 2} for number in range(300)}
+    checks = [each | {"measured": measured} for each in json.loads(proof().dump())["checks"]]
+    return {"checks": checks}
 
 
 def test_a_full_run_on_gfx1151_proves_its_packages(
@@ -326,7 +353,8 @@ def test_a_full_run_on_gfx1151_proves_its_packages(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert proof().proves("triton") and not proof().proves("flash-attn")
+    assert proof().proves("triton")
+    assert not proof().proves("flash-attn")
     file = tmp_path / "record.json"
     file.write_text(proof().dump())
     monkeypatch.setattr(f"{__name__}.CHECKOUT", tmp_path)
@@ -353,12 +381,7 @@ def test_a_record_keeps_to_itself(tmp_path: Path) -> None:
         {"size": "quick"},
         {"packages": []},
         {"summary": {"passed": 3, "failed": 1, "skipped": 0, "comparisons": 1200}},
-        {
-            "checks": [
-                each | {"measured": {str(n): {"error": 1, "bound": 2} for n in range(300)}}
-                for each in json.loads(proof().dump())["checks"]
-            ]
-        },
+        without_dtypes(),
         {"subject": "harness", "device": HARNESS["device"]},
     ],
     ids=[
@@ -387,7 +410,7 @@ def test_a_packages_own_checks_must_have_passed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         (("summary", "failed"), 1, "summary"),
         (("summary", "comparisons"), 1201, "summary"),
@@ -411,7 +434,7 @@ def test_a_packages_own_checks_must_have_passed() -> None:
     ],
 )
 def test_a_forged_record_is_refused(
-    path: tuple[Any, ...], value: object, said: str, tmp_path: Path
+    path: tuple[Any, ...], value: object, message: str, tmp_path: Path
 ) -> None:
     forged = json.loads(proof().dump())
     part = forged
@@ -420,5 +443,5 @@ def test_a_forged_record_is_refused(
     part[path[-1]] = value
     file = tmp_path / "forged.json"
     file.write_text(json.dumps(forged))
-    with pytest.raises(record.BadRecord, match=said):
+    with pytest.raises(record.BadRecord, match=message):
         record.load(file)

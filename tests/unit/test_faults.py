@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A disk that fails at one call, and a driver that is killed at one: nothing is lost, all is said.
+"""One system call fails, or the driver is killed at one: nothing is lost, and a message tells it.
 
-The calls are fixed: the N-th of a kind whose path contains some text (support/faults.c).
+A call is given as the N-th of a kind whose path contains some text (support/faults.c).
 """
 
 import errno
@@ -17,12 +17,13 @@ from support.world import ALPHA, World
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("faults"))
-    with made.forks:
-        yield made
+    """A project, a channel and the process that runs commands."""
+    world = World(tmp_path_factory.mktemp("faults"))
+    with world.forks:
+        yield world
 
 
-# command, kind of the call, which of them, what it says, part of its path
+# Command, kind of the call, its number, its error, and a part of its path.
 FAULTS = [
     ("publish", "open", 1, "ENOSPC", "/public/noarch/.partial-gamma"),
     ("publish", "write", 1, "ENOSPC", "/public/noarch/.partial-gamma"),
@@ -72,35 +73,40 @@ FAULTS = [
 def test_a_call_that_fails(
     command: str, kind: str, number: int, name: str, part: str, world: World
 ) -> None:
-    """One clear message, an exit code, nothing lost, and the next run completes it."""
+    """There is one clear message and an exit code; the next run loses nothing and completes."""
     code = getattr(errno, name)
     reset(world.template, world.root)
     done = world.run(command, f"{kind}:{number}:{code}:{part}")
     assert done.code in (1, 2, 3), done
     assert os.strerror(code) in done.said or f"os error {code}" in done.said, done.said
-    assert not any(bad in done.said for bad in ("Traceback", "fault of forge", "panicked"))
-    assert len(done.said) < 2000 and done.said.count("\nerror: ") <= 1, done.said
+    for text in ("Traceback", "fault of forge", "panicked"):
+        assert text not in done.said
+    assert len(done.said) < 2000, done.said
+    assert done.said.count("\nerror: ") <= 1, done.said
     world.require_whole()
     world.require_done(command)
 
 
 def test_a_record_that_rattler_does_not_see_fail(world: World) -> None:
-    """It says nothing of a record without content, and can read no prefix that has one."""
+    """rattler does not report an empty record, and cannot read a prefix that has one."""
     reset(world.template, world.root)
     done = world.run("install", f"write:1:{errno.ENOSPC}:/conda-meta/prefix_record_")
-    assert done.code == 1 and "cannot install into" in done.said, done
+    assert done.code == 1, done
+    assert "cannot install into" in done.said, done
     world.require_whole()
     world.require_done("install")
 
 
-# the call that changes a file, of some 600, 150 and 28, at which the driver is killed
-KILLS = {"publish": range(20, 600, 39), "install": range(4, 124, 8), "lock": range(1, 28, 3)}
-EVERY = 1 if os.environ.get("FORGE_KILLS") else 5
+# With FORGE_KILLS all kills are tried, else one in five.
+STEP = 1 if os.environ.get("FORGE_KILLS") else 5
+# The number of the call that changes a file at which the driver is killed. The commands have some
+# 600, 150 and 28 such calls.
+KILLS = [("publish", number) for number in range(20, 600, 39)[::STEP]]
+KILLS += [("install", number) for number in range(4, 124, 8)[::STEP]]
+KILLS += [("lock", number) for number in range(1, 28, 3)[::STEP]]
 
 
-@pytest.mark.parametrize(
-    ("command", "call"), [(name, n) for name, calls in KILLS.items() for n in calls[::EVERY]]
-)
+@pytest.mark.parametrize(("command", "call"), KILLS)
 def test_a_kill(command: str, call: int, world: World) -> None:
     """FORGE_KILLS=all tries all of them."""
     reset(world.template, world.root)
@@ -110,25 +116,34 @@ def test_a_kill(command: str, call: int, world: World) -> None:
     world.require_done(command)
 
 
-PIXI_KILLS = ["lock open:1", "install any:5", "install any:25", "install any:75",
-              "lock write:1", "install any:15", "install any:40", "install any:55",
-              "install any:90"]  # fmt: skip
+PIXI_KILLS = [
+    "lock open:1",
+    "install any:5",
+    "install any:25",
+    "install any:75",
+    "lock write:1",
+    "install any:15",
+    "install any:40",
+    "install any:55",
+    "install any:90",
+]
 
 
-@pytest.mark.parametrize("kill", PIXI_KILLS[::EVERY])
+@pytest.mark.parametrize("kill", PIXI_KILLS[::STEP])
 def test_a_kill_of_pixi(kill: str, world: World) -> None:
-    """The lock is not there before: pixi writes it in place, so that a kill there loses it."""
+    """The lock does not exist before: pixi writes it in place, so that a kill there loses it."""
     pixi.require("pixi")
-    own = {"FORGE_NO_PIXI": "", "PIXI_CACHE_DIR": f"{world.root}/cache"}
+    variables = {"FORGE_NO_PIXI": "", "PIXI_CACHE_DIR": f"{world.root}/cache"}
     command, call = kill.split()
     part = "/pixi.lock" if command == "lock" else str(world.root)
     reset(world.template, world.root)
     lock = world.root / "build/stacks/app/pixi.lock"
     if command == "lock":
         lock.unlink()
-    done = world.run(command, FAULT=f"{call}:{KILL}:{part}", **own)
-    assert done.code not in (0, -signal.SIGKILL), done  # the driver itself lives, and says so
+    done = world.run(command, FAULT=f"{call}:{KILL}:{part}", **variables)
+    # The driver itself survives and reports the kill.
+    assert done.code not in (0, -signal.SIGKILL), done
     if command == "install":
         world.require_whole()
-    world.require_done(command, FAULT="", **own)
+    world.require_done(command, FAULT="", **variables)
     assert lock.read_text().count("conda: ") == 4, "two packages, each named twice"
