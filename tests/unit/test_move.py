@@ -21,10 +21,10 @@ from forge.envs.manifest import match_spec
 
 PAGE = (CHECKOUT / "docs/move.md").read_text()
 SECTION = PAGE.split("## From conda-forge's PyTorch\n")[1]
-(START, *_) = (tomllib.loads(text) for text in re.findall(r"(?ms)^```toml\n(.*?)^```", SECTION))
+START = tomllib.loads(re.findall(r"(?ms)^```toml\n(.*?)^```", SECTION)[0])
 ADDED = re.findall(r"(?m)^pixi add (.*)", SECTION)[0].split()
 REMOVED = re.findall(r"(?m)^pixi remove --no-install (.*)", SECTION)[0].split()
-# the requirements of a workspace, and whether they are refused once ours comes first
+# The requirements of a workspace, and whether they are refused once our channel comes first.
 STARTS: dict[str, tuple[dict[str, Any], bool]] = {
     "the page's own": (START["dependencies"], False),
     "any": ({"pytorch": "*"}, False),
@@ -35,24 +35,26 @@ STARTS: dict[str, tuple[dict[str, Any], bool]] = {
     "a build": ({"pytorch": {"version": "*", "build": "cpu*"}}, True),
     "torchvision": ({"torchvision": "*", "pytorch": "*"}, False),
 }
-# rattler reads a folder's index as plain JSON alone
+# Of a folder rattler reads the index only as plain JSON.
 FOLDERS = {"ours": "ours", "theirs": "solver/conda-forge"}
 Lock = Callable[[dict[str, Any], list[str]], str]
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with our records and those of conda-forge."""
     return records_of_both(tmp_path_factory.mktemp("records"))
 
 
 @pytest.fixture
 def lock(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lock:
-    """Solve requirements with channels, by their names here; returns whose pytorch is taken."""
+    """A function that solves requirements with channels and returns whose pytorch it takes."""
     monkeypatch.setenv("CONDA_OVERRIDE_CUDA", "12.9")
 
     def solve(requirements: dict[str, Any], channels: list[str]) -> str:
         urls = [(records / FOLDERS[channel]).as_uri() for channel in channels]
-        specs = [match_spec(*item) for item in ({"python": "3.12.*"} | requirements).items()]
+        requirements = {"python": "3.12.*"} | requirements
+        specs = [match_spec(name, value) for name, value in requirements.items()]
         solved = solve_environment(urls, specs, rattler.Gateway(cache_dir=tmp_path))
         (pytorch,) = [record for record in solved if record.name.normalized == "pytorch"]
         return "ours" if "rocm" in str(pytorch.build) else "theirs"
@@ -62,7 +64,7 @@ def lock(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lock
 
 @pytest.mark.parametrize("name", STARTS)
 def test_our_channel_after_and_before_conda_forge(lock: Lock, name: str) -> None:
-    """Appended it changes nothing; before, it is asked first, and another build is refused."""
+    """After conda-forge it changes nothing. Before it, the requirements have to fit our build."""
     requirements, is_refused = STARTS[name]
     assert lock(requirements, ["theirs"]) == "theirs"
     assert lock(requirements, ["theirs", "ours"]) == "theirs"
@@ -75,8 +77,11 @@ def test_our_channel_after_and_before_conda_forge(lock: Lock, name: str) -> None
 
 @pytest.mark.parametrize("name", STARTS)
 def test_what_the_page_removes_and_adds(lock: Lock, name: str) -> None:
-    kept = {n: v for n, v in STARTS[name][0].items() if n not in (*REMOVED, "pytorch-cpu")}
-    assert lock(kept | dict.fromkeys(ADDED, "*"), ["ours", "theirs"]) == "ours"
+    requirements = dict(STARTS[name][0])
+    for removed in (*REMOVED, "pytorch-cpu"):
+        requirements.pop(removed, None)
+    requirements |= dict.fromkeys(ADDED, "*")
+    assert lock(requirements, ["ours", "theirs"]) == "ours"
 
 
 def test_the_page_removes_what_it_starts_with() -> None:
