@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fixtures of all tests. A test's folder is its marker: unit, integration or end_to_end."""
+"""Fixtures of all tests. The folder of a test is its marker: unit, integration or end_to_end."""
 
 import os
 import signal
@@ -18,16 +18,16 @@ from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
-# the workers share the cores, and threads of torch that wait for one spin
+# The workers share the cores, and threads of torch spin while they wait for one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# what a shell starts in the background ignores Ctrl-C, and so do its children
+# A process that a shell starts in the background ignores Ctrl-C, and so do its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# by these, which GitHub's runners and terminals set, typer colours and wraps what tests read; and
-# with a person's PYTHONPATH a driver that a test starts would find other modules
+# GitHub's runners and terminals set these variables, by which typer colours and wraps the output
+# that tests read. With a user's PYTHONPATH, a driver that a test starts would import other modules.
 for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "COLUMNS", "PYTHONPATH"):
     os.environ.pop(name, None)
-# as the driver has it: an expected panic of the bindings prints no stack between the dots
+# As in the driver, so that an expected panic of the bindings prints no stack trace.
 os.environ["RUST_BACKTRACE"] = "0"
 Tally.refusal = ForgeError
 
@@ -36,28 +36,47 @@ def pytest_report_header() -> str:
     return f"mutants: FORGE_SEED={SEED} repeats those of this run"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the markers
+# xdist reads the markers afterwards.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker for the tests of a file; and one, from the start, for those of a slow fixture."""
-    slow = {"built": "checkout", "attention_stack": "checkout", "conda_forge": "release"}
-    slow |= {"hosting": "hosted"}
+    """Mark each test with its folder and its group, and sort tests of slow fixtures first.
+
+    xdist runs the tests of a group in one worker. A slow fixture has a group; so has a file.
+    """
+    groups_by_fixture = {
+        "built": "checkout",
+        "attention_stack": "checkout",
+        "conda_forge": "release",
+        "hosting": "hosted",
+    }
+    slow_items = []
+    other_items = []
     for item in items:
         kind = item.path.relative_to(Path(__file__).parent).parts[0]
         item.add_marker(getattr(pytest.mark, kind))
-        groups = [slow[name] for name in getattr(item, "fixturenames", ()) if name in slow]
-        item.add_marker(pytest.mark.xdist_group(groups[0] if groups else item.path.stem))
-    items.sort(key=lambda item: next(item.iter_markers("xdist_group")).args[0] not in slow.values())
+        fixtures = getattr(item, "fixturenames", ())
+        groups = [groups_by_fixture[name] for name in fixtures if name in groups_by_fixture]
+        if groups:
+            item.add_marker(pytest.mark.xdist_group(groups[0]))
+            slow_items.append(item)
+        else:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            other_items.append(item)
+    items[:] = slow_items + other_items
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The tally of mutated foreign data (support/mutants.py), over all workers."""
+    """Print the outcomes of mutated foreign data (support/mutants.py) of all workers."""
     readers: dict[str, Counter[str]] = {}
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             if name == "mutants":
-                readers.setdefault(value[0], Counter()).update(value[1])
+                reader, outcomes = value
+                readers.setdefault(reader, Counter()).update(outcomes)
+    if not readers:
+        return
     total = sum(readers.values(), Counter())
-    for reader, outcomes in [*sorted(readers.items()), ("all readers", total)] if readers else ():
+    for reader, outcomes in [*sorted(readers.items()), ("all readers", total)]:
         counts = ", ".join(f"{number} {word}" for word, number in sorted(outcomes.items()))
         terminalreporter.write_line(
             f"mutants, {reader}: {outcomes.total()}: {counts}, 0 tracebacks"
@@ -66,11 +85,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def host_base(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Make the checkout's host base once, if it is not there; from PyPI, a few minutes."""
+    """Make the host base of the checkout unless it exists, from PyPI. It takes a few minutes."""
     project = MiniProject(tmp_path_factory.mktemp("base"))
     project.recipe("probe")
     with FileLock(CHECKOUT / "build" / ".tests"):
-        # without the time limit of project.forge: on a busy machine this takes longer
+        # On a busy machine this takes longer than the time limit of project.forge.
         done = subprocess.run(
             project.command("build-all"),
             env=project.environment,
@@ -83,21 +102,25 @@ def host_base(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, host_base: None) -> MiniProject:
+    """A small project, with a host base that exists."""
     return MiniProject(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def recipes() -> RecipeSet:
-    """This checkout's recipes as the conda-forge base renders them."""
+    """The recipes of this checkout as the conda-forge base renders them."""
     project = Project.at(CHECKOUT)
     return RecipeSet(project, bases.load(project, "conda-forge"))
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this checkout with every package that this machine can build; made once a run."""
-    base = tmp_path_factory.getbasetemp()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "checkout"
+    """A copy of this checkout with all packages that this machine can build, made once per run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # The workers of a run share this folder.
+        folder = folder.parent
+    root = folder / "checkout"
     with FileLock(CHECKOUT / "build" / ".tests"):
         if not root.exists():
             copy_checkout(root)
@@ -116,6 +139,6 @@ def attention_stack(built: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def emulated_stack(attention_stack: Path) -> Path:
-    """The same copy, with the environment that executes instructions in C: a tenth of the time."""
+    """The same copy, with the environment whose emulator is compiled, and ten times as fast."""
     forge("install", "attention", "-e", "emulated", root=attention_stack)
     return attention_stack
