@@ -61,7 +61,7 @@ def ask(path: str) -> Any:
     """Return GitHub's answer to a request.
 
     Args:
-        path: The part of the API's URL behind `repos/`.
+        path: The part of the API's URL after `repos/`.
 
     Raises:
         OSError: GitHub does not answer.

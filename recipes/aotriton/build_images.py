@@ -210,7 +210,8 @@ def share_mlir() -> None:
         if not last.is_shared:
             make_ttgir(module, metadata, options)
             last.descriptors = metadata["tensordesc_meta"]
-        metadata["tensordesc_meta"] = last.descriptors  # the LLVM dialect does not have it
+        # A shared module is already in the LLVM dialect, which has no tensor descriptors.
+        metadata["tensordesc_meta"] = last.descriptors
         return module
 
     ir.pass_manager = PassManager

@@ -15,7 +15,7 @@ import emulated_kernels
 import numpy as np
 from strix_emulate import DisassemblerError, Kernel, find_disassembler, load
 
-SHAPE = (1, 2, 70, 64)  # batch, heads, rows, head dim
+SHAPE = (1, 2, 70, 64)  # batch, heads, sequence length, head dim
 SCALE = 0.125
 # fp16 attention is off by about 1e-3; a wrong row, scale or mask by 0.1 or more
 BOUND = 5e-3

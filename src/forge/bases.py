@@ -190,7 +190,11 @@ def _choose_pythons(requested: list[str], variants: VariantConfig, is_host: bool
 
 
 def _expand_python(python: str, variants: VariantConfig) -> str:
-    """Turn a number such as 3.13 into a variants file's value for it, or that of any build."""
+    """Turn a number such as 3.13 into a value of the variant `python`.
+
+    The value is the first one in the variants files that begins with "3.13.*". If there is none, it
+    is "3.13.*", which allows any build. A text that is not such a number is returned as it is.
+    """
     if not re.fullmatch(r"\d+\.\d+", python):
         return python
     any_build = f"{python}.*"  # the number alone is the release N.M.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Errors with the exit code of each, and texts without secrets."""
+"""Errors with their exit codes, and functions that remove secrets from texts."""
 
 import re
 from collections.abc import Mapping

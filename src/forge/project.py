@@ -25,7 +25,7 @@ UNUSABLE_CHARACTERS = set(':`$"\\\n')
 # the build folder, so that a killed build of hours goes on. Empty where there is none.
 FORGE_CACHE = "FORGE_CACHE"
 # Files in a job's output folder. FAILED: the job failed, and the folder is for a person to look at.
-# DONE, followed by the number of a Python: lists the packages that are built for it. STOPPED: the
+# DONE: followed by a Python version, it lists the packages that are built for it. STOPPED: the
 # job was stopped, and the next run of the same job goes on in the folder.
 FAILED = "failed.json"
 DONE = "done-"

@@ -282,7 +282,7 @@ ENVIRONMENTS = {
         VENV
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | {f"{VENV_SITE}/torchvision-0.28.0+cu128.dist-info/INSTALLER": "pip"},
-        {"packages": Expected("warning", "torchvision 0.28.0+cu128 is not built for ROCm")},
+        {"packages": Expected("warning", "built for ROCm, but torchvision 0.28.0+cu128 is not")},
     ),
     "the channel pytorch": Machine(
         {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands that bring packages to users, and compare packages with their recipes."""
+"""The commands publish, verify (packages with recipes) and compare (kernels of two channels)."""
 
 import subprocess
 import sys

@@ -316,7 +316,7 @@ def test(context: typer.Context, arguments: Arguments = None) -> None:
         *("--rootdir", str(root)),
         *arguments,
     ]
-    # Without a path, pytest takes the paths of its configuration only if it is started in the root.
+    # Without a path argument, pytest uses its configured testpaths only if it starts in the root.
     has_path = any(names_a_path(argument) for argument in arguments)
     folder = Path.cwd() if has_path else root
     result = subprocess.run(command, cwd=folder, check=False)

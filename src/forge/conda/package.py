@@ -210,7 +210,7 @@ class Package:
     def require_safe(self, contents: bool = True) -> "Places":
         """Require that the package can only write inside its prefix, and is what it lists.
 
-        rattler links what info/paths.json names wherever that leads; see SECURITY.md.
+        rattler installs each path in info/paths.json, even one outside the prefix: see SECURITY.md.
 
         Args:
             contents: Compare the sha256 of each file, too.

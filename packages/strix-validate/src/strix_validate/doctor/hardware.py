@@ -108,7 +108,8 @@ def _judge_visibility(tree: Tree, target: Node, measured: dict[str, str]) -> Res
         candidates = visible
         visible = _select_visible(candidates, value)
         if variable == "ROCR_VISIBLE_DEVICES" and tree.environ.get(variable) == "":
-            # ROCr tests whether the variable is set: an empty list shows no GPU, unlike HIP's.
+            # ROCr only tests whether its variable is set: if it is empty, no GPU is visible.
+            # HIP treats an empty variable as unset.
             visible = []
         if index in candidates and index not in visible:
             number = candidates.index(index)

@@ -348,13 +348,15 @@ def _judge_torchvision(
     """Warn of a torchvision of another build: its operators do not load."""
     if torch.build != "rocm" or not visions or visions[0].build in ("", "rocm"):
         return fine()
-    message = f"torchvision {visions[0].version} is not built for ROCm, as torch {torch.version} is"
+    message = (
+        f"torch {torch.version} is built for ROCm, but torchvision {visions[0].version} is not"
+    )
     return warning(message, install_command(python, torch), _WRONG_BUILD)
 
 
 def runtime(tree: Tree) -> Result:
-    """The system's ROCm is as new as the kernel needs it: AMD's runtimes before 7.2 compute a save
-    area of their own, and page-fault on kernels with the fixes for gfx1151:
+    """The system's ROCm fits the Linux kernel. ROCm before 7.2, and 7.9 and 7.10, compute the size
+    of the context save area themselves, and page-fault on Linux kernels with the fixes for gfx1151:
     https://github.com/ROCm/TheRock/issues/2991"""
     names = [tree.distribution["ID"], *tree.distribution.get("ID_LIKE", "").split()]
     if "arch" in names:

@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def argument(self) -> str:
-        """The option as the kernel's command line has it."""
+        """The option as it would be written on the kernel's command line."""
         return f"{self.module}.{self.name}={self.written}"
 
 

@@ -126,15 +126,18 @@ def _judge_scheduler(tree: Tree) -> Result:
         if setting is None or setting.value not in values:
             continue
         message = (
-            f"amdgpu.{name}={setting.value} replaces the scheduler of queues, as guides advise "
-            "against hangs: a machine with it hung as well"
+            f"amdgpu.{name}={setting.value} replaces the scheduler of queues. Guides advise this "
+            "to prevent hangs, but a machine with this setting hung as well"
         )
         return warning(message, parameters.suggest_removal(tree, setting), _SCHEDULER)
     return fine()
 
 
 def _judge_power_features(tree: Tree) -> Result:
-    """Remark on a mask of power features that someone set: GFXOFF's fault ended with 6.18.4."""
+    """Remark on a mask of power features that someone set.
+
+    Such masks were set against a fault of GFXOFF, which Linux 6.18.4 fixed.
+    """
     setting = _find_setting(tree, "ppfeaturemask")
     if setting is None:
         return fine()
@@ -214,7 +217,7 @@ def _judge_processor(tree: Tree) -> Result:
         message = "the processor's governor is powersave: its clock stays at the lowest"
         return warning(message, fix, _GOVERNOR)
     if preference == "power":
-        message = "the processor's energy preference is power: it saves before it computes"
+        message = "the processor's energy preference is power: it puts saving energy before speed"
         return warning(message, fix, _GOVERNOR)
     if governor == "powersave":
         message = (

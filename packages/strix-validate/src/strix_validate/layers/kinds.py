@@ -85,7 +85,7 @@ class Latent:
     Attributes:
         heads: Query heads.
         rank: Size of the latent vector (config.json's kv_lora_rank).
-        rope: Lanes with rotary position behind it (qk_rope_head_dim).
+        rope: Dimensions with rotary position, after the latent vector (qk_rope_head_dim).
     """
 
     heads: int

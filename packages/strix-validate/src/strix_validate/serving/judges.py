@@ -353,7 +353,8 @@ def judge_recall(server: Endpoint, length: int) -> dict:
     """
     context = server.context()
     if context and context < length + 256:
-        raise CannotRun(f"the server's context of {context} tokens is shorter")
+        needed = length + 256
+        raise CannotRun(f"the server's context of {context} tokens is shorter than {needed}")
     tokens_per_letter = len(server.generate(read_known_text(), 1).prompt) / len(read_known_text())
     pages = _make_pages(length, tokens_per_letter)
     missed_depths: list[str] = []

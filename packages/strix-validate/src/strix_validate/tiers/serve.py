@@ -356,14 +356,14 @@ def streaming(session: ServerSession) -> dict:
 
 
 def abort(session: ServerSession) -> dict:
-    """Require that clients that leave do not spoil the next answer."""
+    """Require that the next answer is right after clients have disconnected."""
     return judges.judge_abort(session.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND)
 
 
 def latency(session: ServerSession) -> dict:
     """A warm server's first token comes within two seconds.
 
-    A kernel was compiled in each request, or the server waited for a timeout:
+    Users reported servers that compiled a kernel in each request, or waited for a timeout:
     https://github.com/vllm-project/vllm/issues/32180
     """
     server = session.server.endpoint

@@ -154,7 +154,8 @@ class DeferredCall:
         name: The name in messages.
         build: Builds the call; see cases.Build.
         dtype: Of the tensors.
-        change: Fields of the built call to replace: vLLM's source, or grad_out by None.
+        change: Fields to replace in the built call, with their new values. Examples: `source`, the
+            path of vLLM's source, and `grad_out`, set to None.
     """
 
     name: str

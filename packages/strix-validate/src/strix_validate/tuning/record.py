@@ -259,7 +259,8 @@ class Store:
         tiles = {}
         for tuned in self.record.list_changed("flash-attn"):
             tiles[tuned.key] = tuned.best.configuration
-        # A single query sees all keys with either mask.
+        # Decoding has a single query, which sees all keys under a causal mask and under a full
+        # one. So the same tiles serve both.
         for key in list(tiles):
             if key.startswith("decode"):
                 tiles[key.replace("causal", "full")] = tiles[key]

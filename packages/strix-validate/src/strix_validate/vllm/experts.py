@@ -19,9 +19,9 @@ from strix_validate.timing import time_call
 from strix_validate.triton.cases import Randn
 from strix_validate.vllm.source import MOE_MODULE, VllmCall
 
-#: Numbers of tokens of a server's step. Together they need every kernel that any number up to 8192
-#: needs, which was found by counting, with the tables of the recipe vllm. Those that are 4 modulo 8
-#: are for Mixtral: only with them the number of its padded rows is a multiple of 16.
+#: Numbers of tokens in one step of a server. Together they need every kernel that any number up
+#: to 8192 needs: this was found by counting, with the tables of the recipe vllm. The numbers that
+#: are 4 modulo 8 are for Mixtral: only they make its number of padded rows a multiple of 16.
 TOKENS = (
     *(1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100),
     *(112, 129, 130, 132, 144, 515, 516, 518),

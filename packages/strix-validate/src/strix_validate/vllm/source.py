@@ -268,7 +268,7 @@ def _runs_as_is(name: str) -> bool:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find and load the whole of vllm: modules of a folder, and mocks."""
+    """Find and load all modules of vLLM: some from files in a folder, the others as mocks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

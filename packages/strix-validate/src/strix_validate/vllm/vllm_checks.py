@@ -69,13 +69,14 @@ _FAR = "keys or segments behind a limit of 512 or 2048 left out"
 _LIMIT = "keys behind a limit of 4096 or 8192 left out"
 _EXPERT = "tokens sent to the wrong expert, or the padding of its block written"
 _MODEL = (
-    "kernels that are correct one by one, and a model that answers wrongly from its second token "
-    "on: what one writes, the next does not read"
+    "kernels that are correct one by one, but a model whose answer is wrong from its second token "
+    "on, because a kernel does not read what the kernel before it wrote"
 )
 _INT4 = "a scale of the wrong group, or nibbles in the wrong order: the W4A16 of AWQ and GPTQ"
-_FP8_SCALES = "a scale of another token, row or expert, or that of a block taken"
+_FP8_SCALES = "the scale of another token, row or expert used, or the scale of a block instead"
 
-#: Layers that are compiled, in 16 bits: a model that has it, by what is special about it.
+#: Layers that are compiled, in 16 bits. The key says what is special about the layer, and the value
+#: is a model that has it.
 _COMPILED_LAYERS = {
     "d64-sinks": "gpt-oss-20b",
     "d128": "Llama-3.1-8B",
