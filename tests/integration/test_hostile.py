@@ -16,7 +16,7 @@ import pytest
 from support import conda_packages
 from support.small_channel import index, make, package, workspace
 
-from forge.envs.workspace import MARKS, Workspace
+from forge.envs.workspace import INSTALLED_FROM, MARKS, Workspace
 from forge.errors import Failed, ForgeError
 
 
@@ -188,7 +188,7 @@ def test_what_is_run_was_installed_from_this_lock(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(Failed, match="missing"):
         chosen.install("default", tmp_path / "cache")
-    assert chosen._mark("default").exists(), "nothing of it changed"
+    assert (chosen.prefix("default") / INSTALLED_FROM).exists(), "nothing of it changed"
     for name in MARKS:
         (chosen.prefix("default") / name).unlink(missing_ok=True)
     with pytest.raises(ForgeError, match="installed in part"):
