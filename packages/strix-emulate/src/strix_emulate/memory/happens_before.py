@@ -128,13 +128,11 @@ class Order:
         return self._for_each_pair(self.sees, old, new)
 
     def _for_each_pair(self, decide, old, new):
-        pairs, inverse = np.unique(
-            np.stack([old, new]),
-            axis=1,
-            return_inverse=True,
-        )
-        results = [decide(a, b) for a, b in pairs.T.tolist()]
-        return np.array(results, bool)[inverse.ravel()]
+        # The lanes have few different pairs. numpy.unique would sort them, which takes ten times as
+        # long.
+        pairs = list(zip(old.tolist(), new.tolist(), strict=True))
+        results = {pair: decide(*pair) for pair in dict.fromkeys(pairs)}
+        return np.array([results[pair] for pair in pairs], bool)
 
     def orders(self, old: int, new: int) -> bool:
         """Return whether something orders an access with one tag and a later one with another."""
