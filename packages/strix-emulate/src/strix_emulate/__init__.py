@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A functional emulator of gfx1151 and related GPUs: it executes code objects on a CPU.
 
-* `load` reads the kernels of a file. `launch` runs one over a grid, with a `Buffer` for each
-  pointer, and returns a `Launch`. A kernel that does something forbidden ends in a `Trap`.
-* `parse_elf` and `elf_metadata` read what a compiler produces. `find_disassembler` raises
-  `DisassemblerError` if it cannot be executed here.
-* `describe_kernel` counts what a kernel costs, by the instructions that `decode_kernel` returns.
-  `occupancy` counts the waves that fit on a SIMD.
+* `load` reads the kernels of a file. `launch` runs one kernel over a grid, with a `Buffer` for each
+  pointer argument, and returns a `Launch`. A kernel that does something forbidden raises a `Trap`.
+* `parse_elf` and `elf_metadata` read a compiler's ELF file. `find_disassembler` raises
+  `DisassemblerError` if this machine has no libLLVM that can disassemble its code.
+* `decode_kernel` returns a kernel's instructions. From these, `describe_kernel` returns the
+  kernel's static facts. `occupancy` returns the number of waves that fit on a SIMD.
 * `TARGETS` has the supported GPUs by name, as `Target`.
 
 Programs and other packages import these names from here. All other names may change.
 
-A name is imported at its first use, as the library in C is compiled where only numpy is installed.
+A name is imported at its first use. So the generator of the C library, which is in this package,
+runs in build environments that have only numpy.
 """
 
 from importlib import import_module

@@ -30,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's help gives a flag the type <bool>
+    rich_markup_mode=None,  # rich's help would show a flag as an option with a <bool> value
 )
 console = Console()
 File = Annotated[
@@ -44,7 +44,7 @@ Off = Annotated[
     str,
     typer.Option(
         metavar="[CHECKS]",
-        help=f"Leave out checks: {', '.join(CHECKS)}, separated by commas. Without names, all.",
+        help=f"Turn off checks: {', '.join(CHECKS)}, separated by commas. Without names, all.",
     ),
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Select one of the file's kernels.")]
@@ -104,11 +104,11 @@ def run(
     except ValueError:
         raise EmulatorError(f"--grid {grid}: expected one to three integers") from None
     arrays: dict[Path, np.ndarray] = {}
-    arguments = [_argument(text, arrays) for text in arg or []]
-    off = parse(no_checks)
+    arguments = [_parse_argument(text, arrays) for text in arg or []]
+    disabled_checks = parse(no_checks)
     options = Options(
-        checks=off != set(CHECKS),
-        disabled_checks=off,
+        checks=disabled_checks != set(CHECKS),
+        disabled_checks=disabled_checks,
         cores=cores or _all_cores(),
     )
     outcome = launch(
@@ -145,7 +145,7 @@ def device(  # noqa: PLR0913 (a command's options)
     no_checks: Off = "",
     memory: Annotated[
         float | None,
-        typer.Option(help="GiB of device memory. Default: 8, or half of this machine's."),
+        typer.Option(help="GiB of device memory. Default: 8, or half of this machine's memory."),
     ] = None,
     budget: Annotated[
         int | None, typer.Option(help="Wave-instructions before a launch counts as hung.")
@@ -206,15 +206,15 @@ def _pick(file: Path, name: str | None) -> Kernel:
     return matching[0]
 
 
-def _argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float | None:
-    """Return the argument of a kernel that an --arg describes.
+def _parse_argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float | None:
+    """Return the kernel argument that the value of one --arg option describes.
 
     Args:
         text: Value of the option.
-        arrays: Receives the array, by the file to which it is written at the end.
+        arrays: Arrays to save after the launch, by file. An output array is added here.
 
     Raises:
-        EmulatorError: The value or the file makes no sense.
+        EmulatorError: The value cannot be parsed, or its file cannot be read as an array.
     """
     if text == "null":
         return None
@@ -223,7 +223,7 @@ def _argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float
         if not equals:
             return float(text) if "." in text else int(text, 0)
         path, array = _read_array(mode, value)
-    except Exception as error:  # numpy raises a dozen kinds for damaged files
+    except Exception as error:  # numpy raises many types of exceptions for damaged files
         raise EmulatorError(f"--arg {text}: {error!s:.200}") from error
     if mode != "in":
         arrays[path] = array
@@ -231,7 +231,7 @@ def _argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int | float
 
 
 def _read_array(mode: str, value: str) -> tuple[Path, np.ndarray]:
-    """Read or create the array of an --arg. Return its file and the array."""
+    """Read or create the array of an --arg option. Return its file and the array."""
     if mode == "out":
         name, dtype, shape = value.rsplit(":", 2)
         path = Path(name)
@@ -239,13 +239,13 @@ def _read_array(mode: str, value: str) -> tuple[Path, np.ndarray]:
     elif mode in ("in", "inout"):
         path = Path(value)
         if not path.is_file():
-            raise ValueError("there is no such regular file")
+            raise ValueError("no such regular file")
         limits.require_modest_array(path)
         array = np.load(value, allow_pickle=False)
     else:
         raise ValueError(f"unknown mode {mode}; use in, inout or out")
     if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-        raise ValueError("it is not one array of numbers, as numpy.save writes it")
+        raise ValueError("the file is not one array of numbers, as numpy.save writes it")
     return path, array
 
 

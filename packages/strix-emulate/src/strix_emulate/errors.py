@@ -13,7 +13,7 @@ class LoadError(EmulatorError):
 
 
 class Unsupported(LoadError):
-    """A file that the GPU can run, and this emulator cannot."""
+    """A file that the GPU can run but this emulator cannot."""
 
 
 class DisassemblerError(EmulatorError):
@@ -26,10 +26,10 @@ class Trap(EmulatorError):
     Attributes:
         kind: unknown, bounds, misaligned, pending, race, stale, uninitialised, wmma, barrier,
             abort, budget, readonly, or lds.
-        position: Which of an access's active lanes it was, or None.
+        position: Index of the faulty lane among the access's active lanes, or None.
         where: Kernel and instruction, for the message.
         lane: Lane, wave and workgroup, for the message.
-        hint: What the emulator does not support, for the message.
+        hint: A feature that the emulator lacks and that may explain the trap, for the message.
         instruction: The instruction (code.decode.Instruction), or None.
     """
 

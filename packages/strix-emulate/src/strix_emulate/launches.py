@@ -26,11 +26,11 @@ class Buffer:
     """The array that a pointer argument points into.
 
     Attributes:
-        data: The array. A launch reads it first and updates it at the end.
+        data: The array. A launch copies it to global memory, and copies the results back.
         mode: "in" traps on stores, "out" traps on loads before a store, "inout" allows both.
-        offset: Bytes from the array's start to where the pointer points.
-        host: Host address at which the kernel may find the array too, by a pointer in another
-            array. 0 if there is none.
+        offset: Offset of the pointer from the array's start, in bytes.
+        host: Host address of the array, if the kernel may reach it by a pointer in another array;
+            else 0.
     """
 
     data: np.ndarray
@@ -88,7 +88,7 @@ class _Placed:
     Attributes:
         address: Its address.
         data: The array.
-        mode: The mode of all buffers in it if they agree, or else "inout".
+        mode: The mode of all buffers in the array if they agree, or else "inout".
     """
 
     address: int
@@ -96,14 +96,14 @@ class _Placed:
     mode: str
 
 
-#: Modes of arrays in global memory by modes of buffers.
+#: Mode of an array in global memory by the mode of its buffers.
 _MODES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
 #: struct's format of an argument by value, by its bytes.
 _INTEGER_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _FLOAT_FORMATS = {2: "e", 4: "f", 8: "d"}
 #: Bytes for the queue and the dispatch packet, and for the space between arrays.
 _EXTRA_ROOM = 2048
-#: Bytes of space behind an array at most.
+#: Maximum number of bytes that the arena leaves unused behind an array.
 _SPACE = 256
 
 
@@ -161,7 +161,7 @@ def _describe_launch(
     outcome: Outcome,
     seconds: float,
 ) -> Launch:
-    # Blocks are copied, as a later launch of the kernel counts in the same ones.
+    # Copy the blocks: a later launch of the same program counts in these objects again.
     blocks = {at: replace(block) for at, block in outcome.blocks.items()}
     return Launch(
         kernel,
@@ -185,7 +185,7 @@ def _find_size(
     """Return the size of a launch.
 
     Raises:
-        EmulatorError: The GPU cannot launch that.
+        EmulatorError: The GPU cannot launch a grid of that size.
     """
     if not isinstance(threads, tuple):
         threads = (threads or kernel.max_threads,)
@@ -197,7 +197,7 @@ def _find_size(
     total = kernel.lds + launch_lds
     if total > kernel.target.lds:
         raise EmulatorError(
-            f"{kernel.name}: {total} bytes of LDS, a workgroup has {kernel.target.lds}"
+            f"{kernel.name}: {total} bytes of LDS, but a workgroup can have {kernel.target.lds}"
         )
     return _Size(grid, block, total)
 
@@ -215,7 +215,7 @@ def _make_arena(
     options: Options,
     buffers: list[Buffer],
 ) -> Arena:
-    """Return global memory with room for all that a launch places there."""
+    """Return global memory with room for the arrays and everything else that a launch needs."""
     array_sizes = {id(buffer.data): buffer.data.nbytes + _SPACE for buffer in buffers}
     size = sum(array_sizes.values()) + kernel.kernarg + _EXTRA_ROOM
     image = _find_image(kernel, program)
@@ -239,13 +239,13 @@ def _make_machine(
     image = _find_image(kernel, program)
     code = _place_image(arena, image) if image else 0
     queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)
-    data = packet(kernel, size.grid, size.block, size.lds, kernarg)
+    data = make_packet(kernel, size.grid, size.block, size.lds, kernarg)
     dispatch = arena.place(data, READ_ONLY)
     return Machine(kernel, program, arena, options, size.lds, code, dispatch, queue)
 
 
 def _place_arrays(arena: Arena, buffers: list[Buffer]) -> dict[int, _Placed]:
-    """Place each array once, even if several buffers point into it. Return them by their id."""
+    """Place each array once, even if several buffers point into it. Return the arrays by id()."""
     placed: dict[int, _Placed] = {}
     for buffer in {id(buffer.data): buffer for buffer in buffers}.values():
         modes = {other.mode for other in buffers if other.data is buffer.data}
@@ -277,17 +277,18 @@ def _cached_program(
     kernel: Kernel,
     _image: Image | None,
     _library: native.Library | None,
-    _off: frozenset[str],
+    _disabled_checks: frozenset[str],
 ) -> Program:
     """Return the program for all launches of a kernel with the same library and checks.
 
-    Kernels are equal even if their images differ, so the image is part of the key.
+    All parameters are part of the cache's key. The image is one of them because kernels compare
+    equal even if their images differ.
     """
     return Program.from_kernel(kernel)
 
 
 def _place_image(arena: Arena, image: Image) -> int:
-    """Place the image for constants, variables, function pointers; return the kernel's address."""
+    """Place the image, with its constants and functions. Return the kernel's address in it."""
     raw = np.frombuffer(image.data, np.uint8).copy()
     start = arena.place(raw, WRITABLE)
     first = int(arena.arrays[1, -1])
@@ -297,14 +298,14 @@ def _place_image(arena: Arena, image: Image) -> int:
     return start + image.entry
 
 
-def packet(
+def make_packet(
     kernel: Kernel,
     grid,
     block,
     lds: int,
     kernarg: int,
 ) -> np.ndarray:
-    """Return an hsa_kernel_dispatch_packet_t, from which HIP's and OpenCL's functions read sizes.
+    """Return an hsa_kernel_dispatch_packet_t. Device functions read the grid's size from it.
 
     Args:
         kernel: The kernel.
@@ -371,7 +372,7 @@ def _pack_argument(
     value: Buffer | int | float | None,
     placed: dict[int, _Placed],
 ) -> None:
-    """Write one argument. label: names it in messages."""
+    """Write one argument into the kernarg segment. `label` names the argument in messages."""
     is_pointer = argument.kind in ("global_buffer", "dynamic_shared_pointer")
     if is_pointer != (value is None or isinstance(value, Buffer)):
         expected = "a pointer" if is_pointer else f"{argument.size} bytes by value"

@@ -22,9 +22,9 @@ _PREFIXES = {
     "v_": "valu",
     "s_": "salu",
 }
-#: Floating-point operations of a wave's v_wmma_*_16x16x16_*: one product and one sum each.
+#: Floating-point operations of one v_wmma_*_16x16x16_*: 16**3 products and as many sums.
 _WMMA_FLOPS = 2 * 16**3
-#: Bits of a lane, at the end of a memory instruction's name: global_load_b128.
+#: Matches the bits per lane at the end of a memory instruction's name, such as global_load_b128.
 _LANE_BITS = re.compile(r"_[a-z](\d+)$")
 
 
@@ -52,7 +52,7 @@ def classify(ins: Instruction) -> str:
 def describe_kernel(kernel: Kernel, instructions: list[Instruction]) -> dict:
     """Return the static facts of a kernel, ready for JSON.
 
-    "lds" has bytes of a workgroup, and "scratch" has bytes of a lane.
+    "lds" is in bytes per workgroup, "scratch" in bytes per lane.
     """
     classes = Counter(classify(ins) for ins in instructions)
     lds = kernel.lds + kernel.launch_lds
@@ -94,7 +94,7 @@ def _unsupported_names(instructions: list[Instruction]) -> list[str]:
 def occupancy(
     target: Target, vgprs: int, lds: int, threads: int, width: int = 32
 ) -> dict[str, int]:
-    """Return the most resident waves per SIMD: by registers, by LDS, and by both."""
+    """Return the maximum number of resident waves per SIMD: by registers, by LDS, and by both."""
     # a wave64 has registers of twice the size, so there are half as many
     granule = target.granule * 32 // width
     registers = target.registers * 32 // width
@@ -116,15 +116,17 @@ def count_lane_bytes(ins: Instruction) -> int:
 
 
 def measure_traffic(launch: Launch) -> dict:
-    """Return the memory traffic of a launch, each instruction counted with all lanes active.
+    """Return the memory traffic of a launch. Each instruction counts with all lanes active.
 
     Returns:
+        A dict with these keys.
         memory_bytes: Bytes that global, flat and buffer instructions moved.
         scratch_bytes: Bytes that scratch instructions moved.
         flops: Floating-point operations of the matrix instructions.
         bytes_per_flop: memory_bytes / flops, if there are any flops.
-        scratch_bytes_per_iteration: Scratch bytes of a wave in one iteration of the hot loop: the
-            block that was entered most, of those with matrix instructions if there are any.
+        scratch_bytes_per_iteration: scratch_bytes, divided by how often waves entered the hot
+            block. That is the block entered most often. If some blocks have matrix instructions,
+            it is chosen among them.
     """
     moved: Counter[str] = Counter()
     matrix_instructions = 0

@@ -442,7 +442,7 @@ class Server:
         raw[: len(explicit)] = explicit
         hidden.write(raw, kernel, request.grid, request.block, pointers)
         lds = kernel.lds + request.lds
-        packet = launches.packet(
+        packet = launches.make_packet(
             kernel,
             request.grid,
             request.block,
