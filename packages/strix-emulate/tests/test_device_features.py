@@ -195,7 +195,7 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
     assert "do not lie in an allocation" in said["freed"]
     assert "grid.sync() in a launch that is not cooperative" in said["grid"]
     assert "abort: the kernel called abort(), or an assertion in it failed" in said["abort"]
-    assert "the kernel has an argument for what is not there: malloc" in said["heap"]
+    assert "the kernel has an argument for a missing feature: malloc" in said["heap"]
 
 
 def test_kernels_print_assert_and_wait_for_the_grid(folder: Path) -> None:

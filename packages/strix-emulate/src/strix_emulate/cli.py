@@ -145,7 +145,7 @@ def device(  # noqa: PLR0913 (a command's options)
     no_checks: Off = "",
     memory: Annotated[
         float | None,
-        typer.Option(help="GiB of device memory. Default: 8, or half of this machine's memory."),
+        typer.Option(help="GiB of device memory. Default: 8, at most half of this machine's."),
     ] = None,
     budget: Annotated[
         int | None, typer.Option(help="Wave-instructions before a launch counts as hung.")

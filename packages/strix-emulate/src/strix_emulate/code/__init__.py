@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Code objects: files, metadata, and instructions as LLVM prints them.
+"""Code objects: their files, metadata and instructions.
 
-Its modules, imported where they are needed:
+Modules:
 
 * ``bundles``: clang's offload bundles, which hold code objects for several GPUs.
-* ``decode``: `Instruction`, named by LLVM.
-* ``elf``: the parts of an ELF file that are read, each once.
-* ``encodings``: operands and modifiers, from the fields of an instruction's bytes.
-* ``hidden``: arguments that a runtime fills in.
-* ``kernel``: `Kernel`: code, arguments, and what its descriptor asks for.
-* ``limits``: how much of each kind of input is read.
+* ``decode``: `Instruction`, and `decode`, which returns the instructions of machine code.
+* ``elf``: the parts of an ELF file that a code object needs.
+* ``encodings``: operands and modifiers, from the bit fields of an instruction.
+* ``hidden``: kernel arguments that a runtime fills in.
+* ``kernel``: `Kernel`: code, arguments, and the settings in the kernel's descriptor.
+* ``limits``: limits of the size of input files.
 * ``llvm``: libLLVM's disassembler and assembler.
-* ``loader``: `load`, the kernels of an ELF file or of a pack that holds some.
-* ``target``: `Target`: the GPUs that are emulated, and all numbers of them.
+* ``loader``: `load`, which returns the kernels of an ELF file, a bundle or a pack.
+* ``target``: `Target`: the supported GPUs and their properties.
 """
 
 __all__ = [

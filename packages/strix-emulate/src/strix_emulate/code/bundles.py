@@ -12,7 +12,8 @@ from strix_emulate.errors import LoadError
 
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 _COMPRESSED = b"CCOB"
-#: By version of a compressed bundle: bytes of its header, place and format of the size.
+#: By version of a compressed bundle: bytes of the header, and the offset and format of the field
+#: with the uncompressed size.
 _COMPRESSED_HEADERS = {
     1: (20, 8, "<I"),
     2: (24, 12, "<I"),
@@ -38,11 +39,11 @@ def unbundle(
     Args:
         data: The bundle.
         origin: Name of the file, for messages.
-        target: The GPU; None for the first of TARGETS that is in the bundle.
+        target: The GPU. None for the first of TARGETS that the bundle has code for.
         budget: Budget of the file that holds the bundle.
 
     Raises:
-        LoadError: The bundle is damaged, or has nothing for the GPU.
+        LoadError: The bundle is damaged, or has no code for the GPU.
     """
     budget = budget or Budget(origin, len(data))
     names = [target.name] if target else list(TARGETS)
@@ -53,7 +54,7 @@ def unbundle(
             data = _decompress(data, budget)
         for offset, size, bundled_target in _read_entries(data, budget):
             bundled_targets.append(bundled_target)
-            # Features may follow the name.
+            # The entry is TRIPLE-PROCESSOR, or TRIPLE-PROCESSOR:FEATURES.
             name = bundled_target.partition(":")[0].rpartition("-")[2]
             if name not in names:
                 continue
@@ -72,7 +73,7 @@ def unbundle(
 
 
 def _read_entries(data: bytes, budget: Budget) -> Iterator[tuple[int, int, str]]:
-    """Yield offset, size and target of each code object."""
+    """Yield (offset, size, target) of each code object."""
     (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
     at = len(BUNDLE) + 8
     for _ in range(count):
@@ -84,7 +85,10 @@ def _read_entries(data: bytes, budget: Budget) -> Iterator[tuple[int, int, str]]
 
 
 def _decompress(data: bytes, budget: Budget) -> bytes:
-    """Decompress a bundle by method 0, zlib, or 1, zstd, whose library libLLVM depends on."""
+    """Decompress a bundle. Method 0 is zlib, and 1 is zstd.
+
+    libzstd is usually installed, because libLLVM depends on it.
+    """
     version, method = struct.unpack_from("<2H", data, 4)
     header_size, place, size_format = _COMPRESSED_HEADERS[version]
     (size,) = struct.unpack_from(size_format, data, place)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Instructions as operands and modifiers, read from their bytes.
+"""The decoder, which turns machine code into `Instruction` objects.
 
-LLVM's text says what an instruction is called, how many operands it has and how wide they are;
-which registers and numbers these are, and all modifiers, stand in the fields of the encodings
-(:mod:`code.encodings`). LLVM's text of them is not to be relied on: 22.1.8 prints the literal of
-V_FMAAK_F16 as if an inline constant had been encoded.
+The mnemonic, the number of operands and their widths come from LLVM's text. Register numbers,
+constants and modifiers come from the instruction's bit fields (:mod:`code.encodings`), because
+LLVM's text can be wrong: 22.1.8 prints the literal of V_FMAAK_F16 as if it were an inline constant.
 
-Nothing is guessed: an instruction that is not fully understood is `unknown`.
+Nothing is guessed. If an instruction is not fully understood, its `unknown` has the reason.
 """
 
 from dataclasses import dataclass, field
@@ -38,15 +37,15 @@ class Instruction:
         address: Its address.
         size: Bytes.
         text: LLVM's text, for messages.
-        name: Mnemonic without the suffix of the encoding; of a VOPD pair, both names.
+        name: Mnemonic without the suffix of the encoding. A VOPD pair has both mnemonics.
         suffix: Suffix of the encoding, such as "e64"; "dual" for a VOPD pair.
         operands: Operands in LLVM's order.
-        modifiers: Modifiers with their values, but for those that have their defaults.
+        modifiers: Values of the modifiers that do not have their defaults.
         code: Its bytes.
         pair: The two instructions of a VOPD pair.
-        unknown: What was not understood, or "".
-        swap_words: Of a plain load, the words that a compare-and-swap compares with memory later,
-            as bits: see flow.mark_swaps.
+        unknown: Reason why the instruction is not understood, or "".
+        swap_words: Bit mask of the words of a plain load that a later compare-and-swap compares
+            with memory (flow.mark_swaps).
     """
 
     address: int
@@ -62,7 +61,7 @@ class Instruction:
     swap_words: int = 0
 
     def at(self, address: int) -> "Instruction":
-        """Return the same at an address: as replace() does, in a seventh of the time."""
+        """Return a copy at another address. It takes a seventh of the time of replace()."""
         moved = object.__new__(Instruction)
         vars(moved).update(vars(self), address=address)
         if self.pair:
@@ -77,13 +76,13 @@ def decode(
     padded: bool = False,
     target: Target = DEFAULT,
 ) -> list[Instruction]:
-    """Decode instructions up to the padding (s_code_end).
+    """Return the instructions in machine code, up to the padding (s_code_end).
 
     Args:
         code: The bytes.
         start: Address of the first byte.
         width: Lanes of a wave.
-        padded: Whether to go on behind padding.
+        padded: Whether to continue behind padding.
         target: The GPU.
     """
     instructions = []
@@ -98,22 +97,22 @@ def decode(
 
 
 def read(code: bytes, text: str, address: int = 0) -> Instruction:
-    """Read one instruction that LLVM calls so; `unknown` says what was not understood."""
+    """Return one instruction from its bytes and LLVM's text."""
     return _read(code, text).at(address)
 
 
 @lru_cache(maxsize=1 << 15)
 def _read(code: bytes, text: str) -> Instruction:
-    """Read an instruction at address 0.
+    """Return the instruction at address 0, from a cache.
 
-    The cache helps: nine of ten instructions of unoptimised code occurred before.
+    Nine of ten instructions of unoptimised code have the same bytes as an earlier one.
     """
     size = len(code)
     if not text:
         return Instruction(0, size, "?", "?", unknown="LLVM cannot decode these bytes")
     try:
         if ";" in text or "/*" in text:
-            raise Unknown("LLVM finds fault with it")
+            raise Unknown("LLVM reports an error in this instruction")
         if "::" in text:
             return _read_pair(code, text)
         name, suffix, shapes = _parse_text(text)
@@ -124,7 +123,7 @@ def _read(code: bytes, text: str) -> Instruction:
 
 
 def _read_pair(code: bytes, text: str) -> Instruction:
-    """Read a VOPD pair. Raise Unknown."""
+    """Return a VOPD pair. Raise Unknown."""
     size = len(code)
     parts = [_parse_text(part.strip()) for part in text.split("::")]
     names_and_shapes = [(name, shapes) for name, _, shapes in parts]
@@ -137,7 +136,7 @@ def _read_pair(code: bytes, text: str) -> Instruction:
 
 
 def _parse_text(text: str) -> tuple[str, str, list[Shape]]:
-    """Split text into mnemonic, the suffix of its encoding, and the shapes of its operands."""
+    """Split LLVM's text. Return the mnemonic, the encoding's suffix, and the operands' shapes."""
     name, _, operands = text.partition(" ")
     suffix = ""
     for candidate in _SUFFIXES:
@@ -152,7 +151,7 @@ def _parse_text(text: str) -> tuple[str, str, list[Shape]]:
         word, _, modifiers = part.partition(" ")
         shapes.append(_shape(word))
         if modifiers:
-            # They follow the last operand.
+            # Modifiers follow the last operand.
             break
     return name, suffix, shapes
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The parts of an ELF file that a code object consists of, each read once and within a budget.
+"""The parts of an ELF file that a code object needs. Each is read once and within a budget.
 
-pyelftools reads a name to its end, and overlapping parts as often as they are named: a file of
-three megabytes can have it read terabytes. So it parses headers and notes here, and no names.
+pyelftools reads names of any length, and reads overlapping parts once for each reference to them. A
+file of three megabytes can make it read terabytes. So this module uses pyelftools only for headers
+and notes.
 """
 
 import io
@@ -33,9 +34,9 @@ _IMAGE_LIMIT = 1 << 28
 
 
 def guarded(function: Callable, origin: str, *arguments):
-    """Return a function's result; turn any exception into LoadError.
+    """Return a function's result. Turn any exception into LoadError.
 
-    For damaged files pyelftools, msgpack, zipfile and lzma have two dozen kinds of exceptions.
+    Damaged files make pyelftools, msgpack, zipfile and lzma raise two dozen types of exceptions.
     """
     try:
         return function(*arguments)
@@ -65,7 +66,7 @@ class Symbol(NamedTuple):
 
     @property
     def is_variable(self) -> bool:
-        """Whether it is data."""
+        """Whether the symbol is a variable."""
         return self.kind == _STT_OBJECT
 
 
@@ -75,7 +76,7 @@ class CodeObject:
     Attributes:
         data: The file.
         origin: Its name, for messages.
-        budget: What may still be read of it.
+        budget: Limits of what may still be read from the file.
         header: The ELF header.
         loaded: Headers of the segments that are loaded.
     """
@@ -123,7 +124,7 @@ class CodeObject:
         return self.data[start : start + size]
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes by their address. Raise LoadError if they are not in the file."""
+        """Return the bytes at an address. Raise LoadError if they are not in the file."""
         for segment in self.loaded:
             start = segment["p_vaddr"]
             end = start + segment["p_filesz"]
@@ -139,7 +140,7 @@ class CodeObject:
         return _metadata(self._elf, self._segments, self.origin, self.budget)
 
     def image(self) -> tuple[bytes, tuple[tuple[int, int], ...], tuple[int, ...]]:
-        """Return the file as it is loaded.
+        """Return the memory that a loader fills from the file.
 
         Source: the segments and relocations of LLVM's guide, "Relocation Records".
 
@@ -150,7 +151,7 @@ class CodeObject:
         size = max((s["p_vaddr"] + s["p_memsz"] for s in self.loaded), default=0)
         if size > _IMAGE_LIMIT:
             raise Unsupported(
-                f"{self.origin}: {size} bytes in memory, at most {_IMAGE_LIMIT} are supported"
+                f"{self.origin}: takes {size} bytes in memory, at most {_IMAGE_LIMIT} are supported"
             )
         self.budget.take(size)
         data = bytearray(size)
@@ -169,13 +170,15 @@ class CodeObject:
         return bytes(data), executable, tuple(pointers)
 
     def _relocations(self, section) -> Iterable[tuple[int, int]]:
-        """Yield the address of each pointer, and its value."""
+        """Yield (address, value) of each pointer."""
         count = self.budget.count("relocations", section["sh_size"] // _RELOCATION.size)
         entries = self._slice(section["sh_offset"], count * _RELOCATION.size)
         for place, kind, index, value in _RELOCATION.iter_unpack(entries):
             if kind == _R_ABS64:
                 if self.sections[section["sh_link"]]["sh_type"] != "SHT_DYNSYM":
-                    raise Unsupported(f"{self.origin}: relocations by another table than .dynsym")
+                    raise Unsupported(
+                        f"{self.origin}: relocations use another symbol table than .dynsym"
+                    )
                 symbol = self.symbols[index]
                 if not symbol.section:
                     raise LoadError(f"{self.origin}: {symbol.name} is not defined in this file")
@@ -186,7 +189,7 @@ class CodeObject:
 
 
 def _read_headers(elf: ELFFile, form, start: int, step: int, count: int) -> list:
-    """Read headers of one form: the first at an offset, the others so many bytes apart."""
+    """Read `count` headers of one form. The first is at `start`, the others each `step` further."""
     return [struct_parse(form, elf.stream, stream_pos=start + step * n) for n in range(count)]
 
 
@@ -203,9 +206,9 @@ def elf_metadata(elf: ELFFile, origin: str) -> dict:
 
 
 def _metadata(elf: ELFFile, segments: Iterable, origin: str, budget: Budget) -> dict:
-    """Return the metadata; of several notes, the kernels of all.
+    """Return the metadata. If there are several notes, it has the kernels of all notes.
 
-    The linker keeps a note from each object file: rocBLAS's files hold hundreds.
+    The linker keeps a note from each object file. rocBLAS's files contain hundreds of notes.
     """
     parts = []
     size = 0

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fields of GFX11's encodings (RDNA3.5 ISA, "Microcode Formats").
 
-An encoding gives slots, in the order in which LLVM lists operands, and modifiers. A modifier that
-has its default is left out. Numbers of scalar registers are those of the ISA's operand encoding: s0
-is 0, vcc_lo 106, null 124, m0 125, exec_lo 126.
+Each encoding has a reader, which returns slots and modifiers. A slot returns the operand for a
+given shape. Slots are in the order in which LLVM lists operands. A modifier that has its default
+value is omitted.
+
+Scalar registers have the numbers of the ISA's operand encoding: s0 is 0, vcc_lo 106, null 124, m0
+125, exec_lo 126.
 """
 
 from collections.abc import Callable
@@ -13,8 +16,8 @@ VCC = 106
 NULL = 124
 M0 = 125
 EXEC = 126
-#: 64-bit constants: where the apertures of LDS and of scratch lie in flat addresses, as Linux's
-#: amdkfd sets them (MAKE_LDS_APP_BASE_V9).
+#: 64-bit constants: the first flat addresses of LDS and of scratch (their "apertures"). Linux's
+#: amdkfd sets these values (MAKE_LDS_APP_BASE_V9).
 APERTURES = {"src_shared_base": 1 << 48, "src_private_base": 2 << 48}
 
 
@@ -27,14 +30,14 @@ class Operand:
     """A register range, or a constant.
 
     Attributes:
-        kind: "v", "s", "const" or "off"; operations have "scc" and "lane" as well.
+        kind: "v", "s", "const" or "off". Operations also use "scc" and "lane".
         index: Number of the first register.
         count: Number of registers.
         half: "l" or "h" for 16 bits of a register, else "".
-        value: Value of a constant. An inline fraction is a float, which is a number of the
-            operand's own type.
-        neg: Whether the sign is changed.
-        abs: Whether the sign is dropped.
+        value: Value of a constant. An inline fraction such as 0.5 is a float. It has still to be
+            converted to the operand's type.
+        neg: Whether the value is negated.
+        abs: Whether the absolute value is used.
         literal: Whether the constant is the 32 bits behind the instruction.
     """
 
@@ -53,24 +56,24 @@ class Operand:
 
 @dataclass(frozen=True)
 class Shape:
-    """How LLVM writes an operand.
+    """The shape of an operand, from LLVM's text.
 
     Attributes:
         count: Number of registers.
-        half: Whether it names half of a register.
+        half: Whether the operand is half of a register.
     """
 
     count: int = 1
     half: bool = False
 
 
-#: A slot is a function of the operand's shape.
+#: A function that returns the operand for a shape.
 Slot = Callable[[Shape], Operand]
 #: Slots of the operands, and modifiers.
 Read = tuple[list[Slot], dict]
-#: Reads an encoding, given the mnemonic and the number of operands in LLVM's text.
+#: A function that reads an encoding, given the mnemonic and the number of operands in LLVM's text.
 Reader = Callable[["Code", str, int], Read]
-#: First sources that stand for DPP or a literal constant.
+#: Values of the first source field that mean DPP or a literal constant.
 _DPP8 = 233
 _DPP8_FI = 234
 _DPP16 = 250
@@ -79,7 +82,7 @@ _LITERAL = 255
 _FRACTIONS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494309189532)
 #: VOP3's opcodes with a second, scalar, destination.
 _TWO_RESULTS = {0x120, 0x121, 0x122, *range(0x2FC, 0x303)}
-#: DPP controls of rows, by their high bits.
+#: DPP's operations on rows, by the high bits of the control field.
 _ROWS = {
     0x10: "row_shl",
     0x11: "row_shr",
@@ -94,35 +97,39 @@ _LDS_RESULTS = ("load", "_rtn", "permute", "swizzle", "append", "consume")
 
 
 class Code:
-    """An instruction's bits, by the numbers that the ISA gives them.
+    """An instruction's bits. They are numbered as in the ISA document.
 
     Attributes:
-        bits: The instruction without what follows it.
-        extra: The 32 bits that follow it: a literal or the fields of DPP; 0 if there are none.
+        bits: The instruction without the literal or DPP fields behind it.
+        extra: The 32 bits of the literal or of the DPP fields, or 0.
     """
 
     def __init__(self, code: bytes, base: int):
-        """Take base: the bytes in front of a literal or of DPP's fields."""
+        """`base` is the number of bytes in front of a literal or of DPP's fields."""
         self.bits = int.from_bytes(code[:base], "little")
         self.extra = 0
         if len(code) >= base + 4:
             self.extra = int.from_bytes(code[base : base + 4], "little")
 
     def __call__(self, high: int, low: int) -> int:
-        """Return the field between two bits, both included."""
+        """Return the field from bit `high` down to bit `low`, both included."""
         return self.bits >> low & ((1 << high - low + 1) - 1)
 
     def flags(self, **places: int) -> dict:
-        """Return a modifier for each of these bits that is set."""
+        """Return the modifiers whose bit is set. `places` has the bit's number by modifier."""
         return {name: True for name, at in places.items() if self.bits >> at & 1}
 
     def number(self, name: str, value: int) -> dict:
-        """Return a modifier with that value, unless it is 0."""
+        """Return a modifier with that value, or no modifier if the value is 0."""
         return {name: value} if value else {}
 
 
 def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, ...], dict]:
-    """Read operands and modifiers of an instruction. Raise Unknown."""
+    """Return the operands and modifiers of an instruction.
+
+    Raises:
+        Unknown: The instruction is not fully understood.
+    """
     word = int.from_bytes(code[:4], "little")
     base, read = _find_encoding(word)
     if len(code) > base + 4:
@@ -131,7 +138,8 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
     if not shapes:
         return (), {}
     if read in (_sopk, _sopp):
-        # Hardware registers, counters and messages have texts of their own.
+        # LLVM has a syntax of its own for hardware registers, counters and messages. So the
+        # operands in its text may be more or fewer than the slots.
         shapes = [*shapes, Shape()][: len(slots)]
         slots = slots[: len(shapes)]
     if len(slots) != len(shapes):
@@ -140,7 +148,7 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
 
 
 def _find_encoding(word: int) -> tuple[int, Reader]:
-    """Return the bytes in front of a literal, and the reader, by the first 32 bits."""
+    """Return the encoding with these first 32 bits: bytes in front of a literal, and reader."""
     for mask, value, base, read in _ENCODINGS:
         if word & mask == value:
             return base, read
@@ -152,11 +160,11 @@ def _fill(slots: list[Slot], shapes: list[Shape]) -> tuple[Operand, ...]:
 
 
 def pair(code: bytes, parts: list[tuple[str, list[Shape]]]) -> list[tuple[Operand, ...]]:
-    """Read the operands of both parts of a VOPD. Raise Unknown."""
+    """Return the operands of both instructions of a VOPD pair. Raise Unknown."""
     c = Code(code, 8)
     (name_x, shapes_x), (name_y, shapes_y) = parts
     target_x = c(63, 56)
-    # Y's destination is in a register of the other parity.
+    # One destination is an even register and the other an odd one. Y's lowest bit is not encoded.
     target_y = c(55, 49) << 1 | ~target_x & 1
     sources_x = _two(name_x, _short(c, c(8, 0)), _v(c(16, 9)), c)
     sources_y = _two(name_y, _short(c, c(40, 32)), _v(c(48, 41)), c)
@@ -166,7 +174,10 @@ def pair(code: bytes, parts: list[tuple[str, list[Shape]]]) -> list[tuple[Operan
 
 
 def _v(number: int) -> Slot:
-    """Return a vector register; in eight bits the last is the half of the first 128."""
+    """Return the slot of a vector register with an 8-bit number.
+
+    If the operand is half of a register, bit 7 selects the half.
+    """
 
     def slot(shape: Shape) -> Operand:
         if shape.half:
@@ -189,7 +200,7 @@ def _off(_shape: Shape) -> Operand:
 
 
 def _s(code: int, c: Code) -> Slot:
-    """Return a scalar source or destination, or a constant. Raise Unknown, when it is called."""
+    """Return the slot of a scalar register or a constant. Calling the slot may raise Unknown."""
 
     def slot(shape: Shape) -> Operand:
         if code <= VCC + 1 or NULL <= code < 128:
@@ -212,21 +223,24 @@ def _s(code: int, c: Code) -> Slot:
 
 
 def _short(c: Code, code: int) -> Slot:
-    """Return a source of nine bits, a half of which is the register's last bit; or DPP's."""
+    """Return the slot of a source of nine bits. DPP's fields have the number of DPP's source.
+
+    If the operand is half of a vector register, bit 7 of the register's number selects the half.
+    """
     if code in (_DPP8, _DPP8_FI, _DPP16):
         return _v(c.extra & 0xFF)
     return _v(code - 256) if code >= 256 else _s(code, c)
 
 
 def _long(c: Code, code: int, high: int) -> Slot:
-    """Return a source of nine bits, of which OP_SEL picks a half."""
+    """Return the slot of a source of nine bits. OP_SEL's bit, `high`, selects a half."""
     if code in (_DPP8, _DPP8_FI, _DPP16):
         return _v_of(c.extra & 0xFF, high)
     return _v_of(code - 256, high) if code >= 256 else _s(code, c)
 
 
 def _v_of(number: int, high: int) -> Slot:
-    """Return a vector register, of which OP_SEL picks a half."""
+    """Return the slot of a vector register. OP_SEL's bit, `high`, selects a half."""
     half = "h" if high else "l"
     return lambda shape: Operand("v", number, shape.count, half if shape.half else "")
 
@@ -236,7 +250,7 @@ def _signed(slot: Slot, neg: int, absolute: int) -> Slot:
 
 
 def _dpp(c: Code, code: int) -> dict:
-    """Read the modifiers of DPP, if the first source asks for it."""
+    """Return the modifiers of DPP, if the first source field, `code`, means DPP."""
     x = c.extra
     if code in (_DPP8, _DPP8_FI):
         lanes = tuple(x >> 8 + 3 * i & 7 for i in range(8))
@@ -253,7 +267,7 @@ def _dpp(c: Code, code: int) -> dict:
 
 
 def _dpp_control(control: int) -> dict:
-    """Return the modifier that says where lanes read. Raise Unknown."""
+    """Return the modifier that says from which lane each lane reads. Raise Unknown."""
     if control < 0x100:
         return {"quad_perm": tuple(control >> 2 * i & 3 for i in range(4))}
     if control == 0x140:
@@ -266,7 +280,10 @@ def _dpp_control(control: int) -> dict:
 
 
 def _short_sources(c: Code, code: int, name: str, second: Slot | None = None) -> list[Slot]:
-    """Return sources of VOP1, VOP2 and VOPC; with DPP those that are numbers have signs."""
+    """Return the sources of VOP1, VOP2 and VOPC.
+
+    With DPP16, sources of floating-point operations and of v_cndmask have neg and abs bits.
+    """
     sources = [_short(c, code)]
     if second is not None:
         sources.append(second)
@@ -280,7 +297,7 @@ def _short_sources(c: Code, code: int, name: str, second: Slot | None = None) ->
 
 
 def _two(name: str, first: Slot, second: Slot, c: Code) -> list[Slot]:
-    """Return two sources, with the literal that FMAMK multiplies by, FMAAK adds."""
+    """Return the sources. FMAMK also has a literal to multiply by, and FMAAK a literal to add."""
     if "fmamk" in name:
         return [first, _literal(c), second]
     if "fmaak" in name:
@@ -314,7 +331,7 @@ def _vopc(c: Code, name: str, _count: int) -> Read:
 
 def _vop3(c: Code, name: str, count: int) -> Read:
     has_two_results = c(25, 16) in _TWO_RESULTS
-    # VOP3's form with two results has the second one in the place of OP_SEL and ABS.
+    # In VOP3's form with two results, the second result has the bits of OP_SEL and ABS.
     picks = (0, 0, 0, 0)
     absolute = 0
     if not has_two_results:
@@ -449,7 +466,7 @@ def _flat(c: Code, name: str, _count: int) -> Read:
     return slots, modifiers
 
 
-#: (mask of the first 32 bits, what they are there, bytes in front of a literal, how to read it)
+#: (mask of the first 32 bits, value under the mask, bytes in front of a literal, reader)
 _ENCODINGS: tuple[tuple[int, int, int, Reader], ...] = (
     (0xFE00_0000, 0x7E00_0000, 4, _vop1),
     (0xFE00_0000, 0x7C00_0000, 4, _vopc),

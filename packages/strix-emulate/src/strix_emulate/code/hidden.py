@@ -1,32 +1,36 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Arguments of a kernel that a runtime fills in: sizes, and addresses of services of the host."""
+"""Hidden arguments of a kernel, which a runtime fills in: sizes, and addresses of host services."""
 
 import re
 
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 
-#: Purposes of pointers that are null here.
-_ABSENT = {
+#: Features that need a hidden pointer, by the pointer's kind. The pointer may be null here.
+_FEATURES = {
     "hidden_hostcall_buffer": "printf, assert's text and other calls of the host from a kernel",
     "hidden_printf_buffer": "printf from a kernel",
     "hidden_heap_v1": "malloc and free in a kernel",
     "hidden_multigrid_sync_arg": "grid.sync() in a launch that is not cooperative",
     "hidden_default_queue": "launches from a kernel",
 }
-#: Addresses below this come of a null pointer.
+#: An access below this address comes from a null pointer.
 _NEAR_NULL = 1 << 16
 
 
 def hint_for_null_pointer(kernel: Kernel, trap: Trap) -> str:
-    """Return a hint for a trap at an address near null, or an empty string."""
+    """Return a hint for a trap at an address near null.
+
+    The hint names the features whose hidden pointers the kernel has, because one of these pointers
+    may be null. It is empty for other addresses, and for a kernel without such pointers.
+    """
     address = re.search(r"at 0x([0-9a-f]+) do not lie", trap.args[0])
     if not address or int(address[1], 16) >= _NEAR_NULL:
         return ""
-    purposes = [_ABSENT[a.kind] for a in kernel.arguments if a.kind in _ABSENT]
-    if not purposes:
+    features = [_FEATURES[a.kind] for a in kernel.arguments if a.kind in _FEATURES]
+    if not features:
         return ""
-    return f"; the kernel has an argument for what is not there: {'; '.join(purposes)}"
+    return f"; the kernel has an argument for a missing feature: {'; '.join(features)}"
 
 
 def write(
@@ -38,14 +42,14 @@ def write(
 ) -> None:
     """Write hidden arguments into a kernarg segment (LLVM's guide, "Code Object V5 Metadata").
 
-    Arguments for which there is nothing here, such as the heap, stay as they are.
+    A hidden argument without a value, such as the heap's address, keeps its bytes.
 
     Args:
         raw: The segment.
         kernel: The kernel.
         grid: Number of workgroups in each of three dimensions.
         block: Number of threads of a workgroup in each of three dimensions.
-        pointers: Addresses by kind of the argument.
+        pointers: Addresses for hidden pointers, by the argument's kind.
     """
     values = dict(pointers or {})
     for i, axis in enumerate("xyz"):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A kernel as its code object describes it: code, arguments, and what its descriptor asks for."""
+"""A kernel from a code object: code, arguments, and the settings in its descriptor."""
 
 from dataclasses import dataclass, field, replace
 
 from strix_emulate.code.target import Target
 
-#: Bytes of a lane's scratch that a kernel gets whose functions need an unknown amount (clr's
-#: rocclr/device/device.cpp).
+#: Scratch bytes of a lane if the kernel's functions need an unknown amount. Source: clr's
+#: rocclr/device/device.cpp.
 STACK = 1024
 
 
@@ -29,13 +29,13 @@ class Argument:
 
 @dataclass(frozen=True)
 class Image:
-    """The file as it is loaded.
+    """A code object in memory. Addresses count from the start of the image.
 
     Attributes:
         data: Bytes by address, relocated for address 0.
         entry: Address of the kernel's first instruction.
-        code: (address, size) of the functions beside the kernels.
-        pointers: Addresses of 64-bit pointers, which count from the image's own address.
+        code: (address, size) of the functions outside the kernels.
+        pointers: Addresses of 64-bit pointers. Loading adds the image's own address to each.
     """
 
     data: bytes
@@ -46,7 +46,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel: machine code and what its descriptor and metadata say.
+    """A kernel: its machine code, and the values in its descriptor and metadata.
 
     Attributes:
         name: Its name.
@@ -61,11 +61,11 @@ class Kernel:
         ieee: Whether it starts in IEEE mode.
         clamp_nan: Whether CLAMP turns NaN into 0 (DX10_CLAMP).
         width: Lanes of a wave.
-        user_sgprs: What the first SGPRs hold, in order, as (name, number of SGPRs).
-        user_count: Number of SGPRs in front of the workgroup's numbers, at least. gfx1100 has some
-            that hold nothing (LLVM's FeatureUserSGPRInit16Bug).
-        workgroup_ids: Whether the workgroup's number in x, y and z is set.
-        max_threads: Threads of a workgroup at most.
+        user_sgprs: Values in the first SGPRs, in order, as (name, number of SGPRs).
+        user_count: Minimum number of SGPRs in front of the workgroup IDs. On gfx1100, some of them
+            are unused (LLVM's FeatureUserSGPRInit16Bug).
+        workgroup_ids: Whether the workgroup ID is passed, for x, y and z.
+        max_threads: Maximum number of threads of a workgroup.
         vgpr_spills: Vector registers that were spilled.
         sgpr_spills: Scalar registers that were spilled.
         arguments: Its arguments.
@@ -75,7 +75,7 @@ class Kernel:
         dynamic_stack: Whether it needs an unknown amount of scratch, for recursion or calls by a
             pointer.
         target: The GPU that it was compiled for.
-        two_units: Whether a workgroup is on both compute units of a processor (WGP mode).
+        two_units: Whether a workgroup runs on both compute units of a processor (WGP mode).
     """
 
     name: str
@@ -105,7 +105,7 @@ class Kernel:
     two_units: bool
 
     def with_stack(self, size: int) -> "Kernel":
-        """Return the kernel with that much scratch, if it needs an unknown amount."""
+        """Return the kernel, with at least `size` scratch bytes if it needs an unknown amount."""
         if not self.dynamic_stack:
             return self
         return replace(self, scratch=max(self.scratch, size))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Limits of files of code: those that exceed them are made to fill memory or time.
+"""Limits of the size of input files. They stop files that were made to use up memory or time.
 
-The largest known files are rocBLAS's: 10 MiB of kernels, hundreds of notes.
+No known file exceeds them. The largest known code objects are rocBLAS's, with 10 MiB of kernels and
+hundreds of notes.
 """
 
 import zipfile
@@ -10,23 +11,24 @@ from pathlib import Path
 
 from strix_emulate.errors import LoadError
 
-#: Bytes of a file of code.
+#: Maximum bytes of a file that contains code.
 FILE = 1 << 30
-#: Bytes of the note that Triton writes beside a file of code.
+#: Maximum bytes of the JSON file that Triton writes beside a code object.
 NOTE = 1 << 20
-#: Bytes of an array for an argument.
+#: Maximum bytes of an array for an argument.
 ARRAY = 1 << 33
-#: Bytes that any file may unpack to, images and code included.
+#: Maximum bytes that any file may unpack to, however small it is. Images and code count too.
 ALLOWED = 1 << 28
-#: Bytes that a file may unpack to, by its own size. Packed code has a tenth of its size.
+#: A larger file may unpack to this many times its own size. Compressed code takes about a tenth of
+#: the bytes that it unpacks to.
 RATIO = 200
-#: Bytes that an xz stream's dictionary may take; that of `xz -9` has 64 MiB.
+#: Maximum bytes of memory for decompressing an xz stream. The dictionary of `xz -9` has 64 MiB.
 XZ_MEMORY = 1 << 28
-#: Bytes of a name.
+#: Maximum bytes of a symbol's name.
 NAME = 1 << 14
-#: Bytes of an ELF file's metadata. Python's objects for it take a hundred times as much.
+#: Maximum bytes of an ELF file's metadata. As Python objects it takes a hundred times as much.
 METADATA = 1 << 24
-#: Number of parts of each kind. Entries are those of a pack or a bundle.
+#: Maximum number of parts of each kind. Entries are the members of a pack, a zip or a bundle.
 COUNTS = {
     "entries": 1 << 14,
     "kernels": 1 << 14,
@@ -39,7 +41,7 @@ COUNTS = {
 
 
 def read_file(file: Path, limit: int = 0) -> bytes:
-    """Read a file. Raise LoadError for one with more bytes than the limit, or than FILE."""
+    """Read a file. Raise LoadError if it is larger than the limit, or than FILE if that is 0."""
     limit = limit or FILE
     with file.open("rb") as stream:
         data = stream.read(limit + 1)
@@ -50,45 +52,46 @@ def read_file(file: Path, limit: int = 0) -> bytes:
 
 @dataclass
 class Budget:
-    """What one file may still take.
+    """The part of the limits that one file has not used yet.
 
     Attributes:
         origin: Name of the file.
         size: Bytes of the file.
-        left: Bytes that may still be unpacked from it.
+        remaining: Bytes that may still be unpacked from it.
         counted: Number of parts so far, by kind.
     """
 
     origin: str
     size: int
-    left: int = field(init=False)
+    remaining: int = field(init=False)
     counted: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.remaining = max(ALLOWED, RATIO * self.size)
 
     def take(self, size: int) -> None:
-        """Take bytes from the budget. Raise LoadError if it has no more of them."""
+        """Take bytes from the budget. Raise LoadError if fewer bytes remain."""
         self.remaining -= size
         if self.remaining < 0:
             limit = max(ALLOWED, RATIO * self.size)
             raise LoadError(
-                f"{self.origin}: {self.size} bytes that would grow to more than {limit}: damaged, "
-                "or made to fill the memory"
+                f"{self.origin}: its {self.size} bytes would grow to more than {limit} bytes: "
+                "the file is damaged, or was made to fill the memory"
             )
 
     def count(self, kind: str, number: int = 1) -> int:
-        """Count parts of a kind; return the number. Raise LoadError if the file has too many."""
+        """Count parts of a kind. Return `number`. Raise LoadError if the file has too many."""
         self.counted[kind] = self.counted.get(kind, 0) + number
         if self.counted[kind] > COUNTS[kind]:
             raise LoadError(
-                f"{self.origin}: more than {COUNTS[kind]} {kind}: damaged, or made to take time"
+                f"{self.origin}: more than {COUNTS[kind]} {kind}: the file is damaged, or was made "
+                "to take time"
             )
         return number
 
 
 def require_modest_array(file: Path) -> None:
-    """Raise LoadError for a file of arrays, packed or not, that has more bytes than ARRAY."""
+    """Raise LoadError if the arrays in an .npy or .npz file have more bytes than ARRAY."""
     size = file.stat().st_size
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """LLVM's AMDGPU disassembler and assembler, through the C interface of libLLVM.
 
-Older versions misread the code of newer compilers: LLVM 19 rejects the non-zero unused src2 of
-some instructions and continues out of step. Hence the minimum version.
+Versions older than MINIMUM_VERSION misread the code of newer compilers. For example, some
+instructions of GFX11 have a non-zero value in an unused src2 field. LLVM 19 rejects them and
+continues at a wrong offset.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ from strix_emulate.errors import DisassemblerError, EmulatorError
 
 MINIMUM_VERSION = 22
 _TRIPLE = b"amdgcn-amd-amdhsa"
-#: Environment variable: the libLLVM to use instead of the newest one found.
+#: Environment variable with the path of the libLLVM to use.
 VARIABLE = "STRIX_EMULATE_LIBLLVM"
 _FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 _ADVICE = (
@@ -26,19 +27,21 @@ _ADVICE = (
     f"conda-forge) or set {VARIABLE} to its path"
 )
 _OBJECT_FILE = 1
-#: The opcodes of V_FMAMK_F16 and V_FMAAK_F16, with a literal that makes LLVM 22.1.8 crash.
+#: Bytes 3 to 7 of V_FMAMK_F16 and V_FMAAK_F16 with the literal 0xff, which crashes LLVM 22.1.8.
 _CRASHES = tuple(bytes([high, 0xFF, 0, 0, 0]) for high in (0x6E, 0x6F, 0x70, 0x71))
-#: Bytes of the longest instruction.
-_LONGEST = 20
-#: Bytes of the instructions whose texts are remembered, of which none begins another.
-_USUAL = (4, 8, 12)
-_MOST_TEXTS = 1 << 16
-#: Bytes of an instruction's text.
-_MOST_TEXT = 1024
+#: Size of the longest instruction in bytes.
+_MAX_SIZE = 20
+#: Sizes in bytes of the instructions whose texts are cached. The bytes of one instruction are never
+#: the start of a longer one, so the cache can be searched by each size in turn.
+_CACHED_SIZES = (4, 8, 12)
+#: Maximum number of cached texts.
+_MAX_CACHED_TEXTS = 1 << 16
+#: Maximum size of an instruction's text in bytes.
+_MAX_TEXT_SIZE = 1024
 
 
 def _features(width: int) -> bytes:
-    """Return features for waves of 32 or 64 lanes, whose masks are one scalar register or two."""
+    """Return LLVM's subtarget features for waves of 32 or 64 lanes."""
     return f"+real-true16,+wavefrontsize{width},-wavefrontsize{96 - width}".encode()
 
 
@@ -49,13 +52,15 @@ def disassemble(
     max_instructions: int = sys.maxsize,
     target: Target = DEFAULT,
 ) -> list[tuple[int, int, str]]:
-    """Return address, size in bytes and text of each instruction; "" where LLVM gives up.
+    """Return (address, size in bytes, text) of each instruction.
+
+    The text is "" for 4 bytes that LLVM cannot decode.
 
     Args:
         code: The bytes.
         address: Address of the first byte.
         width: Lanes of a wave.
-        most: Number of instructions at most.
+        max_instructions: Maximum number of instructions.
         target: The GPU.
 
     Raises:
@@ -63,30 +68,30 @@ def disassemble(
     """
     lib = find_disassembler()
     context, texts = _context(lib, target.name, width)
-    # LLVM 22.1.8 crashes where a literal is cut off, so there is room behind the code.
-    buffer = ctypes.create_string_buffer(code, len(code) + _LONGEST)
-    line = ctypes.create_string_buffer(_MOST_TEXT)
+    # LLVM 22.1.8 crashes if a literal is cut off, so the buffer is longer than the code.
+    buffer = ctypes.create_string_buffer(code, len(code) + _MAX_SIZE)
+    line = ctypes.create_string_buffer(_MAX_TEXT_SIZE)
     lines: list[tuple[int, int, str]] = []
     at = 0
     while at < len(code) and len(lines) < max_instructions:
-        for size in _USUAL:
+        for size in _CACHED_SIZES:
             text = texts.get(code[at : at + size])
             if text is not None:
                 break
         else:
             if code[at + 3 : at + 8] in _CRASHES:
-                # The literal becomes another one: nothing takes a number from the text.
+                # Change the literal. It is read from `code`, not from LLVM's text.
                 buffer[at + 5] = b"\x01"
             place = ctypes.addressof(buffer) + at
             size = lib.LLVMDisasmInstruction(
-                context, place, len(buffer) - at, address + at, line, _MOST_TEXT
+                context, place, len(buffer) - at, address + at, line, _MAX_TEXT_SIZE
             )
             text = line.value.decode().strip()
             if not size or at + size > len(code):
                 size = 4
                 text = ""
-            if text and size in _USUAL:
-                if len(texts) >= _MOST_TEXTS:
+            if text and size in _CACHED_SIZES:
+                if len(texts) >= _MAX_CACHED_TEXTS:
                     texts.clear()
                 texts[code[at : at + size]] = text
         lines.append((address + at, size, text))
@@ -96,10 +101,10 @@ def disassemble(
 
 @cache
 def _context(lib: ctypes.CDLL, name: str, width: int) -> tuple[int, dict[bytes, str]]:
-    """Return LLVM's disassembler of one GPU, with the texts of the instructions that it read.
+    """Return LLVM's disassembler for a GPU, and a cache of instruction texts by their bytes.
 
-    Both are kept: making a disassembler takes longer than reading an instruction, and most of a
-    kernel's instructions occurred before.
+    Both save time. Creating a disassembler takes longer than decoding an instruction. Most
+    instructions of a kernel have the same bytes as an earlier one.
     """
     context = lib.LLVMCreateDisasmCPUFeatures(
         _TRIPLE, name.encode(), _features(width), None, 0, None, None
@@ -113,7 +118,7 @@ def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
     """Assemble with LLVM; return the relocatable ELF file.
 
     Raises:
-        EmulatorError: The assembler's own message.
+        EmulatorError: The assembler rejects the source. The message is the assembler's.
         DisassemblerError: There is no suitable libLLVM.
     """
     lib = find_disassembler()
@@ -152,7 +157,7 @@ def assemble(source: str, width: int = 32, target: Target = DEFAULT) -> bytes:
 
 @cache
 def _machine(lib: ctypes.CDLL, name: str, width: int) -> int:
-    """Return LLVM's code generator for one GPU, which is kept."""
+    """Return LLVM's code generator for a GPU."""
     backend = ctypes.c_void_p()
     message = ctypes.c_void_p()
     if lib.LLVMGetTargetFromTriple(_TRIPLE, ctypes.byref(backend), ctypes.byref(message)):
@@ -161,17 +166,18 @@ def _machine(lib: ctypes.CDLL, name: str, width: int) -> int:
 
 
 def version() -> str:
-    """Return version and file of the libLLVM in use, for reports."""
+    """Return the version and the path of the libLLVM in use, for reports."""
     library = _find()
     major, minor, patch = library.version
     return f"LLVM {major}.{minor}.{patch} ({library.path})"
 
 
 def find_disassembler() -> ctypes.CDLL:
-    """Return the libLLVM in use, its AMDGPU parts initialised.
+    """Return the libLLVM in use, with its AMDGPU parts initialised.
 
     Raises:
-        DisassemblerError: None is new enough and supports AMDGPU; the message lists those found.
+        DisassemblerError: No libLLVM is new enough and supports AMDGPU. The message lists the
+            rejected ones.
     """
     return _find().lib
 
@@ -193,25 +199,30 @@ class _Library:
 
 @cache
 def _find() -> _Library:
-    """Return the first suitable libLLVM. Raise DisassemblerError."""
-    refused = []
+    """Return the first suitable libLLVM. Raise DisassemblerError if there is none."""
+    rejected = []
     for path in _candidates():
         try:
             library = _open(path)
         except (OSError, AttributeError) as error:
-            refused.append(f"{path}: {str(error).splitlines()[0]}")
+            rejected.append(f"{path}: {str(error).splitlines()[0]}")
             continue
         if library.version[0] >= MINIMUM_VERSION:
             _declare(library.lib)
             return library
-        refused.append(f"{path} is LLVM {library.version[0]}, which misreads the code of GFX11")
+        rejected.append(f"{path} is LLVM {library.version[0]}, which misreads the code of GFX11")
     raise DisassemblerError(
-        f"no disassembler for GFX11; {_ADVICE}. Found: {'; '.join(refused) or 'no libLLVM'}"
+        f"no disassembler for GFX11; {_ADVICE}. Found: {'; '.join(rejected) or 'no libLLVM'}"
     )
 
 
 def _open(path: Path) -> _Library:
-    """Load a libLLVM and initialise its AMDGPU parts. Raise OSError or AttributeError."""
+    """Load a libLLVM and initialise its AMDGPU parts.
+
+    Raises:
+        OSError: The file cannot be loaded.
+        AttributeError: The library lacks a function, such as those for AMDGPU.
+    """
     lib = ctypes.CDLL(str(path))
     major = ctypes.c_uint()
     minor = ctypes.c_uint()
@@ -224,10 +235,14 @@ def _open(path: Path) -> _Library:
 
 
 def _candidates() -> list[Path]:
-    """List files to try: only VARIABLE's, or sys.prefix's, then those of _FOLDERS, newest first."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return [Path(named)]
+    """Return the libLLVM files to try.
+
+    If VARIABLE is set, that is only its file. Otherwise the files in the lib folder of sys.prefix
+    come before those in _FOLDERS. Newer versions come before older ones.
+    """
+    configured_path = os.environ.get(VARIABLE)
+    if configured_path:
+        return [Path(configured_path)]
     by_version: dict[tuple[bool, int], Path] = {}
     own_folder = f"{sys.prefix}/lib"
     for folder in (own_folder, *_FOLDERS):
@@ -239,7 +254,7 @@ def _candidates() -> list[Path]:
 
 
 def _declare(lib: ctypes.CDLL) -> None:
-    """Declare the types of results and arguments other than int."""
+    """Declare the types of arguments and results to ctypes, whose default is int."""
     pointer = ctypes.c_void_p
     size = ctypes.c_size_t
     text = ctypes.c_char_p

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """AMDGPU code objects: ELF file, kernel descriptor and metadata, and the packs that hold them.
 
-Sources: LLVM's "User Guide for AMDGPU Backend" (ELF header, notes, code object V4 to V6 metadata,
-kernel descriptor for GFX11); AOTriton's pack as its v3src reads it (AKS2, then one xz stream).
+Sources: LLVM's "User Guide for AMDGPU Backend" for the ELF header, notes, metadata of code object
+V4 to V6, and the kernel descriptor of GFX11. AOTriton's v3src, which reads its packs: "AKS2", then
+one xz stream.
 """
 
 import bisect
@@ -27,7 +28,8 @@ EM_AMDGPU = "EM_AMDGPU"
 _ELFOSABI_AMDGPU_HSA = 64
 #: e_ident[EI_ABIVERSION] of code object V4, V5 and V6.
 _ABI_VERSIONS = (2, 3, 4)
-#: What the first SGPRs may hold, with their number, by the bit of the descriptor that asks for it.
+#: Values that a wave may receive in its first SGPRs, as (name, number of SGPRs). The index of an
+#: entry is the bit of the kernel descriptor's properties that requests the value.
 _USER_SGPRS = (
     ("private_buffer", 4),
     ("dispatch", 2),
@@ -43,12 +45,12 @@ def load(path: Path) -> list[Kernel]:
     """Load all kernels of a code object, an AOTriton pack, a zip of these, or a Triton cache.
 
     Raises:
-        LoadError: nothing in there can be run, with the reason.
+        LoadError: No kernel can be loaded. The message has the reason.
     """
     try:
         if path.is_dir():
             return _load_triton_cache(path)
-        if path.exists() and not path.is_file():  # a pipe would be read for ever
+        if path.exists() and not path.is_file():  # reading a pipe might never end
             raise LoadError(f"{path}: not a regular file")
         return parse(read_file(path), str(path))
     except OSError as error:
@@ -95,7 +97,7 @@ def _parse_zip(data: bytes, origin: str, budget: Budget) -> list[Kernel]:
             content = archive.read(member)
             name = f"{origin}:{member.filename:.200}"
             if content[:2] == b"PK":
-                raise LoadError(f"{name}: zip files nested in another are not read")
+                raise LoadError(f"{name}: a zip file in another one is not read")
             kernels += _parse(content, name, budget)
     return kernels
 
@@ -110,10 +112,10 @@ def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int
     except (struct.error, lzma.LZMAError) as error:
         raise LoadError(f"{origin}: damaged AKS2 pack ({error})") from error
     if magic != b"AKS2" or len(raw) != total:
-        raise LoadError(f"{origin}: AKS2 header says {total} bytes, unpacked are {len(raw)}")
+        raise LoadError(f"{origin}: AKS2 pack unpacks to {len(raw)} bytes, its header says {total}")
     entries = []
     at = 0
-    left = total
+    remaining = total
     for _ in range(budget.count("entries", count)):
         try:
             lds, _, offset, size, length = struct.unpack_from("<5I", raw, at)
@@ -121,9 +123,9 @@ def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int
             raise LoadError(f"{origin}: AKS2 directory ends early") from error
         name = raw[at + 20 : at + 20 + length].rstrip(b"\0").decode(errors="replace")
         at += 20 + length
-        left -= size
-        if left < 0:
-            raise LoadError(f"{origin}: AKS2 entries overlap: together larger than the pack")
+        remaining -= size
+        if remaining < 0:
+            raise LoadError(f"{origin}: AKS2 entries overlap: they are larger than the pack")
         blob = raw[directory + offset : directory + offset + size]
         if len(blob) != size:
             raise LoadError(f"{origin}: AKS2 entry {name!r:.200} lies outside of the pack")
@@ -147,7 +149,8 @@ def parse_elf(
         budget: Budget of the file that holds it.
 
     Raises:
-        LoadError: It is no ELF file, damaged, for another machine, or of an unknown version.
+        LoadError: The data is not an ELF file, is damaged, is for another machine, or has an
+            unknown version.
     """
     code_object = CodeObject(data, origin, budget or Budget(origin, len(data)))
     return guarded(_parse_elf, origin, code_object, launch_lds)
@@ -159,7 +162,7 @@ class Module:
 
     Attributes:
         kernels: Kernels by name.
-        refused: Reasons why other kernels cannot be run, by name.
+        refused: Reasons why the other kernels are not supported, by the kernel's name.
         image: The loaded file.
         variables: (address in the image, size) of variables, by name.
     """
@@ -171,10 +174,12 @@ class Module:
 
 
 def parse_module(data: bytes, origin: str) -> Module:
-    """Return everything in one code object.
+    """Return the kernels, the image and the variables of one code object.
+
+    A kernel that is not supported raises no error. `Module.refused` lists it.
 
     Raises:
-        LoadError: As :func:`parse_elf` does, but not for a kernel that is not supported.
+        LoadError: As :func:`parse_elf` raises it.
     """
     code_object = CodeObject(data, origin, Budget(origin, len(data)))
     refused: dict[str, str] = {}
@@ -196,7 +201,8 @@ def _parse_elf(
     Args:
         code_object: The code object.
         launch_lds: Bytes of LDS that a launch adds.
-        refused: Takes by name why single kernels are not supported; without it, that is raised.
+        refused: Receives the reason for each kernel that is not supported, by name. If it is None,
+            such a kernel raises Unsupported.
     """
     target = _read_target(code_object)
     descriptions = code_object.metadata()["amdhsa.kernels"]
@@ -246,16 +252,20 @@ def _read_target(code_object: CodeObject) -> Target:
 
 
 def _until_next(start: int, starts: list[int], executable) -> int:
-    """Count bytes up to the next symbol or the code's end: hand-written kernels declare no size."""
+    """Return the number of bytes up to the next symbol or the end of the code.
+
+    Used for hand-written kernels, whose symbols have no size.
+    """
     ends = [first + size for first, size in executable if first <= start < first + size]
     next_starts = starts[bisect.bisect_right(starts, start) :][:1]
     return min([*ends, *next_starts], default=start) - start
 
 
 def _without(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
-    """Cut holes out of ranges, all (address, size).
+    """Return what remains of the ranges without the holes. All are (address, size).
 
-    What remains is small: a file of rocBLAS has 10 MiB of kernels.
+    The caller takes the kernels out of the code, so that only functions remain. A file of rocBLAS
+    has 10 MiB of kernels, and few functions.
     """
     remaining = []
     holes = sorted(holes)
@@ -280,12 +290,12 @@ def _kernel(
     image: Image,
     target: Target,
 ) -> Kernel:
-    """Read the kernel descriptor's fields: LLVM's guide, "Kernel Descriptor for GFX6-GFX12".
+    """Return a kernel from its descriptor's fields and its metadata, which is `description`.
 
-    `description` is the kernel's metadata.
+    Source: LLVM's guide, "Kernel Descriptor for GFX6-GFX12".
     """
     name = description[".name"]
-    # Hand-written kernels leave it 0 in the descriptor.
+    # The descriptor of a hand-written kernel has 0 here.
     kernarg = struct.unpack_from("<3I", descriptor)[2] or description[".kernarg_segment_size"]
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
     width = 32 if properties >> 10 & 1 else 64
@@ -294,7 +304,7 @@ def _kernel(
     if rsrc1 >> 12 & 0xF:
         raise Unsupported(f"{name}: rounds other than to nearest even")
     if preload & 0x7F:
-        raise LoadError(f"{name}: preloads kernel arguments, GFX11 cannot")
+        raise LoadError(f"{name}: preloads kernel arguments, which GFX11 cannot do")
     return Kernel(
         name=name,
         code=code,
@@ -333,13 +343,13 @@ def _arguments(description: dict) -> tuple[Argument, ...]:
 
 
 def _with_triton_note(file: Path) -> list[Kernel]:
-    """Read a file of Triton's cache; the LDS that a launch asks for is in the JSON beside it."""
+    """Load the kernels of a file in Triton's cache. The JSON beside it has a launch's LDS bytes."""
     note = file.with_suffix(".json")
     content = {}
     if note.is_file():
         content = guarded(json.loads, str(note), read_file(note, limits.NOTE))
     lds = content.get("shared", 0) if isinstance(content, dict) else None
-    error = LoadError(f"{note}: no note of Triton's, whose shared is bytes of LDS")
+    error = LoadError(f'{note}: expected Triton\'s JSON, in which "shared" is the bytes of LDS')
     if type(lds) is not int or lds < 0:
         raise error
     kernels = parse_elf(read_file(file), str(file), lds)

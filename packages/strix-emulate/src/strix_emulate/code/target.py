@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The GPUs that are emulated, with everything that one of them has and another may not.
+"""The supported GPUs, with all properties in which GPUs may differ.
 
-Nothing else names a GPU or holds a number of one; hip/build.py writes the device's properties from
-here, so only the standard library is imported. Sources: LLVM 22's AMDGPU.td and GCNSubtarget
-(registers, waves, LDS), its guide (ELF flags, S_WAITCNT), AMD's GPU specifications
-(processors, engines, L2); names, clocks and buses of all but gfx1151 are those of one product of
-each. AMD's table lacks gfx1153: its L2 is gfx1152's.
+No other module has a GPU's name or numbers. hip/build.py also generates the device's properties
+from this module, which therefore imports only the standard library and `strix_emulate.errors`.
+
+Sources: LLVM 22's AMDGPU.td and GCNSubtarget for registers, waves and LDS; LLVM's guide for ELF
+flags and S_WAITCNT; AMD's GPU specifications for processors, engines and L2. AMD's table lacks
+gfx1153, which has gfx1152's L2 here. Except for gfx1151, product name, clocks and bus are those of
+one product with that GPU.
 """
 
 from dataclasses import dataclass
@@ -32,27 +34,29 @@ class Target:
         name: LLVM's name of the processor.
         mach: EF_AMDGPU_MACH of its ELF files.
         version: Version of the device that HIP sees: major, minor, stepping.
-        registers: Vector registers of 32 lanes of a SIMD; half as many for waves of 64.
-        granule: Number of registers of which multiples are granted; half for waves of 64.
+        registers: Vector registers of a SIMD for waves of 32 lanes. Waves of 64 lanes have half as
+            many.
+        granule: A wave of 32 lanes is allocated a multiple of this number of vector registers. For
+            waves of 64 lanes the number is half.
         product: Name of the device that HIP sees.
         processors: Workgroup processors, which HIP calls multiprocessors.
-        engines: Shader engines that the processors are in, with two arrays each.
+        engines: Shader engines. Each has two shader arrays.
         l2: Bytes of the L2 cache.
         clock: Clock of the processors in kHz.
         memory_clock: Clock of the memory in kHz.
         bus: Width of the memory's bus in bits.
         integrated: Whether it shares the host's memory.
-        waves: Waves of a SIMD.
+        waves: Maximum number of waves of a SIMD.
         simds: SIMDs of a workgroup processor.
         widths: Lanes that a wave can have.
-        lds: Bytes of LDS that a workgroup may have.
+        lds: Maximum bytes of LDS of a workgroup.
         lds_of_processor: Bytes of LDS of a workgroup processor.
-        threads: Threads that a workgroup may have.
-        stack: Bytes of a lane's scratch that hipDeviceSetLimit takes, at most.
-        cache: Modifiers of memory instructions that are for caches.
-        counters: Fields of S_WAITCNT: name, first bit, bits.
-        cycles: Bits of SHADER_CYCLES.
-        wmma: Matrix instructions.
+        threads: Maximum number of threads of a workgroup.
+        stack: Maximum bytes of a lane's scratch that hipDeviceSetLimit accepts.
+        cache: Modifiers of memory instructions that control caches.
+        counters: Fields of S_WAITCNT, as (name, first bit, number of bits).
+        cycles: Number of bits of SHADER_CYCLES.
+        wmma: Mnemonics of the matrix instructions.
     """
 
     name: str
@@ -82,7 +86,7 @@ class Target:
 
     @property
     def resident(self) -> int:
-        """Waves that the GPU holds at a time, at full occupancy."""
+        """Maximum number of waves that are resident on the GPU at a time."""
         return self.processors * self.simds * self.waves
 
 
@@ -169,12 +173,12 @@ DEFAULT = _GPUS[0]
 
 
 def find_target(name: str) -> Target:
-    """Return the GPU that LLVM calls so. Raise EmulatorError."""
+    """Return the GPU with this LLVM name. Raise EmulatorError if it is not supported."""
     if name not in TARGETS:
-        raise EmulatorError(f"no GPU that is emulated is called {name}: {', '.join(TARGETS)}")
+        raise EmulatorError(f"GPU {name} is not supported; supported are {', '.join(TARGETS)}")
     return TARGETS[name]
 
 
 def find_target_of_elf(mach: int) -> Target | None:
-    """Return the GPU of an ELF file's EF_AMDGPU_MACH, or None if it is not emulated."""
+    """Return the GPU with an ELF file's EF_AMDGPU_MACH, or None if it is not supported."""
     return next((target for target in TARGETS.values() if target.mach == mach), None)

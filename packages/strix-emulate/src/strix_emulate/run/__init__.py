@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A kernel as basic blocks, and the execution of a grid of workgroups.
 
-Its modules, imported where they are needed:
+Modules:
 
 * ``initial``: registers of waves at the start of a kernel.
 * ``machine``: `Machine`, which executes one launch.
-* ``meeting``: where waves part and meet.
+* ``meeting``: the addresses at which diverged waves can execute together again.
 * ``options``: `Options` and `Outcome` of a launch.
-* ``parallel``: workgroups on several cores, in forked processes over one memory.
-* ``program``: `Program`: basic blocks of Python functions.
-* ``scheduler``: `Scheduler`, which decides which waves proceed.
-* ``sleep``: waves that sleep until a cell that they polled changes.
+* ``parallel``: execution of workgroups on several cores, in forked processes that share memory.
+* ``program``: `Program`: a kernel as basic blocks of Python functions.
+* ``scheduler``: `Scheduler`, which selects the waves that proceed.
+* ``sleep``: waves that sleep until a polled memory cell changes.
 """
 
 __all__ = [

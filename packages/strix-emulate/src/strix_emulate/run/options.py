@@ -16,8 +16,9 @@ class Options:
 
     Attributes:
         checks: Report races, missing waits and reads of memory that nothing wrote.
-        batch: Maximum number of waves at a time, but at least one workgroup. The default is 128. In
-            C it is 32 to 512 if no wave waits for others, so that a cache holds their registers.
+        batch: Maximum number of waves that are executed at a time. One workgroup is always
+            executed, even if it has more waves. The default is 128. The C library uses 32 to 512 if
+            no wave waits for others, so that the waves' registers fit into a cache.
         lockstep: Execute waves at the same instruction as one operation. Otherwise each wave runs
             alone.
         budget: Wave-instructions before a kernel counts as hung.
@@ -30,8 +31,8 @@ class Options:
         lenient: Report findings without stopping the launch.
         warn_only: Checks whose findings are only reported.
         cooperative: Workgroups may wait for each other.
-        barriers_wait: A barrier waits for all that its waves have outstanding, as if the code had
-            that s_waitcnt.
+        barriers_wait: Each barrier also waits for all outstanding memory operations of its waves,
+            as if the code had an s_waitcnt before it.
     """
 
     checks: bool = True
