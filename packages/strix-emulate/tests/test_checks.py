@@ -303,7 +303,7 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
         notes = []
         out = execute(IN_PLACE.format(used="", last=last), notes=notes, **kind)
         assert (out[:32] == 1).all() and {note.check for note in notes} == {"race"}
-        assert "what is loaded reaches no store" in notes[0].message
+        assert "the loaded value reaches no store" in notes[0].message
     for used, last in USES.values():
         with pytest.raises(Trap, match="race: global memory"):
             execute(IN_PLACE.format(used=used, last=last), **kind)
@@ -484,7 +484,7 @@ def test_hardware_reads_zero_outside_of_lds():
 def test_names_of_checks():
     assert parse("pending,race") == {"pending", "race"} and parse("all") == set(CHECKS)
     assert parse("") == set()
-    with pytest.raises(EmulatorError, match="no check is called typo; there are pending, race"):
+    with pytest.raises(EmulatorError, match="unknown check typo; the checks are pending, race"):
         parse("race,typo")
     assert add_default_value(["run", "--no-checks", "K.hsaco"]) == [
         "run",
@@ -550,7 +550,7 @@ def test_modes_behind_one_that_is_refused_are_refused(second):
     with pytest.raises(Trap, match="unknown: cannot execute `s_round_mode 0x1`"):
         execute(f"s_round_mode 1\n{second}\ns_endpgm")
     jump = "s_branch over\ns_round_mode 1\nover: s_cbranch_scc0 two\ns_round_mode 1\n"
-    with pytest.raises(Trap, match="in a mode that is not known here"):
+    with pytest.raises(Trap, match="the value of the mode register is not known here"):
         execute(f"{jump}two: {second}\ns_endpgm")
 
 

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Registers and memory of waves, and the checks for races, missing waits and unwritten memory.
 
-Its modules, imported where they are needed:
+Modules:
 
-* ``addressing``: offsets that memory instructions access.
+* ``addressing``: computation of the offsets that memory instructions access.
 * ``arena``: `Arena`: global memory with its arrays.
 * ``doubts``: races of plain loads whose value may reach no store.
-* ``findings``: the checks, and what becomes of their findings.
-* ``happens_before``: how atomics order accesses.
+* ``findings``: the checks, and `Findings`, which ends the launch or adds a note.
+* ``happens_before``: the order of accesses that atomics establish.
 * ``pages``: zeroed arrays for large shadows.
-* ``polls``: cells that waves poll, and the values that they read there.
-* ``scratch``: `Scratch`: memory of single lanes, in which nothing races.
-* ``shadow``: `Memory`: bytes with a shadow of who read and wrote them.
+* ``polls``: the memory cells that waves poll, and the values that they read there.
+* ``scratch``: `Scratch`: memory of single lanes, in which no race is possible.
+* ``shadow``: `Memory`: bytes with a shadow, which records the waves that read and wrote them.
 * ``storage``: `Storage`: bytes without a shadow.
-* ``tags``: access tags: which wave accessed a cell, and when.
-* ``waits``: the wait counters, and the registers that are still to be written.
+* ``tags``: access tags, which say which wave accessed a cell, and when.
+* ``waits``: the wait counters, and the registers that outstanding loads will write.
 * ``waves``: `Waves`: registers of waves at the same instruction.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of a launch, and what becomes of their findings: an error, a note, or nothing."""
+"""The checks of a launch. A finding of a check ends the launch, becomes a note, or is ignored."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ class Note:
     Attributes:
         check: Name of the check.
         place: Address and text of the instruction.
-        message: What was found there first.
-        count: How often the check found something there.
+        message: The first finding of the check at this place.
+        count: Number of findings of the check at this place.
     """
 
     check: str
@@ -38,31 +38,31 @@ class Findings:
     """Collects the findings of a launch, or ends the launch.
 
     Attributes:
-        off: Checks that are not made.
+        disabled_checks: Checks that are not made.
         lenient: Whether no finding ends the launch.
-        noted: Checks whose findings never end the launch.
-        instruction: The instruction that is executed.
+        warn_only: Checks whose findings never end the launch.
+        instruction: The instruction that is executed now.
     """
 
     def __init__(
         self,
-        off: frozenset[str] = frozenset(),
+        disabled_checks: frozenset[str] = frozenset(),
         lenient: bool = False,
-        noted: frozenset[str] = frozenset(),
+        warn_only: frozenset[str] = frozenset(),
     ) -> None:
-        self.off = off
+        self.disabled_checks = disabled_checks
         self.lenient = lenient
-        self.noted = noted
+        self.warn_only = warn_only
         self.instruction: Instruction | None = None
         self._notes: dict[tuple[str, str], Note] = {}
 
     def is_enabled(self, check: str) -> bool:
         """Return whether the check is made."""
-        return check not in self.off
+        return check not in self.disabled_checks
 
     def ends_launch(self, check: str) -> bool:
         """Return whether a finding of this check ends the launch."""
-        return not (self.lenient or check in self.noted or check in self.off)
+        return not self.lenient and check not in self.warn_only | self.disabled_checks
 
     def report(self, check: str, message: str) -> None:
         """Report a finding at the current instruction.
@@ -70,7 +70,7 @@ class Findings:
         Raises:
             Trap: Findings of this check end the launch.
         """
-        if check in self.off:
+        if check in self.disabled_checks:
             return
         if self.ends_launch(check):
             raise Trap(check, message)
@@ -108,12 +108,12 @@ def parse(names: str) -> frozenset[str]:
         return frozenset(CHECKS)
     unknown = sorted(checks - set(CHECKS))
     if unknown:
-        raise EmulatorError(f"no check is called {unknown[0]}; there are {', '.join(CHECKS)}")
+        raise EmulatorError(f"unknown check {unknown[0]}; the checks are {', '.join(CHECKS)}")
     return checks
 
 
 def add_default_value(arguments: list[str]) -> list[str]:
-    """Return a command line in which --no-checks, which may stand alone, has its value."""
+    """Return a command line in which a --no-checks without a value has the value "all"."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     allowed = {*CHECKS, "all"}
     completed = []

@@ -301,7 +301,7 @@ class Run:
                 first,
                 state,
                 [end],
-                Findings(checks.off),
+                Findings(checks.disabled_checks),
             )
             plan = None
             if behind is not None:

@@ -151,7 +151,7 @@ class Trace:
         if state not in self._plans:
             if len(self._plans) == _MOST_PLANS:
                 self._plans.clear()
-            findings = Findings(checks.off)
+            findings = Findings(checks.disabled_checks)
             behind = plans.follow_counters(
                 self._steps,
                 0,

@@ -5,7 +5,7 @@ Modules:
 
 * ``initial``: registers of waves at the start of a kernel.
 * ``machine``: `Machine`, which executes one launch.
-* ``meeting``: the addresses at which diverged waves can execute together again.
+* ``meeting``: barriers, and functions that split and join sets of waves.
 * ``options``: `Options` and `Outcome` of a launch.
 * ``parallel``: execution of workgroups on several cores, in forked processes that share memory.
 * ``program``: `Program`: a kernel as basic blocks of Python functions.

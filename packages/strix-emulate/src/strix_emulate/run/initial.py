@@ -11,7 +11,7 @@ from strix_emulate.errors import Trap
 from strix_emulate.memory.waits import Queues
 from strix_emulate.memory.waves import LANES, SCALARS, Waves, pack
 
-#: Vector registers that waves have at least.
+#: Minimum number of vector registers of a wave.
 _FEWEST_REGISTERS = 8
 
 
@@ -41,7 +41,7 @@ class Geometry:
 
 
 def count_registers(kernel: Kernel) -> int:
-    """Return the number of vector registers that waves of a kernel have."""
+    """Return the number of vector registers of a kernel's waves."""
     return max(kernel.vgprs, _FEWEST_REGISTERS)
 
 
@@ -58,8 +58,8 @@ def start_waves(
         kernel: The kernel.
         geometry: Grid and workgroup.
         numbers: Numbers of the workgroups in the grid.
-        pointers: Addresses that scalar registers hold, by their name in `Kernel.user_sgprs`.
-        poison: Fills all other registers.
+        pointers: Addresses to pass in scalar registers, by their name in `Kernel.user_sgprs`.
+        poison: Value of all other registers.
 
     Raises:
         Trap: The kernel expects a value that the emulator does not have.
@@ -88,7 +88,7 @@ def _write_thread_ids(
     width: int,
     geometry: Geometry,
 ) -> np.ndarray:
-    """Write v0, and return the lane masks of a workgroup's waves."""
+    """Write the thread IDs to v0. Return the lane masks of a workgroup's waves."""
     block = geometry.block
     waves = geometry.waves
     thread = np.arange(waves * width).reshape(waves, width)
@@ -104,14 +104,14 @@ def _write_user_registers(
     kernel: Kernel,
     pointers: dict[str, int],
 ) -> int:
-    """Write the first scalar registers, and return how many they are."""
+    """Write the user SGPRs. Return the number of the first register behind them."""
     at = 0
     for name, count in kernel.user_sgprs:
         pointer = pointers.get(name)
         if name == "dispatch_id":
             pointer = 0
         elif pointer is None and name != "private_size":
-            message = f"the kernel wants `{name}` in its first scalar registers"
+            message = f"the kernel needs `{name}` in its first scalar registers"
             raise Trap("unknown", message)
         if pointer is not None:
             S[at] = pointer & 0xFFFFFFFF
@@ -127,7 +127,7 @@ def _write_workgroup_ids(
     grid,
     workgroup,
 ) -> int:
-    """Write the workgroups' numbers behind the user registers; return the first unused one."""
+    """Write the workgroup IDs behind the user SGPRs. Return the first unused register's number."""
     ids = (
         workgroup % grid[0],
         workgroup // grid[0] % grid[1],

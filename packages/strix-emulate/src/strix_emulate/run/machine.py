@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Executes one launch: its memories, its batches of workgroups, and its outcome."""
+"""The execution of one launch: its memories, its batches of workgroups, and its outcome."""
 
 import time
 from collections.abc import Callable
@@ -28,9 +28,10 @@ from strix_emulate.run.sleep import Sleepers
 
 __all__ = ["Machine", "Options", "Outcome"]
 
-#: Waves at a time in numpy.
+#: Number of waves in a batch in numpy.
 _BATCH = 128
-#: Waves at a time in C: as many as fit into so many bytes of a cache, within limits.
+#: Minimum and maximum number of waves in a batch in C. Between these, a batch has as many waves as
+#: fit into a cache of _CACHE bytes.
 _FEWEST_IN_C = 32
 _MOST_IN_C = 512
 _CACHE = 1 << 20
@@ -40,7 +41,7 @@ class Machine:
     """One launch.
 
     Attributes:
-        service: What the host does while waves wait for it, or None.
+        service: Function that answers calls of the host while waves wait for them, or None.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Machine:
         first: int,
         groups: int,
     ) -> Outcome:
-        """Run the first batch, which tells how much work there is, and then the others."""
+        """Run the first batch, which shows how much work there is, and then the other batches."""
         total = self._geometry.workgroups
         outcome = Outcome(0, blocks)
 
@@ -209,7 +210,7 @@ class Machine:
             memory.release_tags()
 
     def _prepare_doubts(self) -> None:
-        """Judge races by the use of loaded values if all of the kernel's code is known."""
+        """Let races be judged by the use of loaded values, if all of the kernel's code is known."""
         uses = self._program.uses
         if self._findings and uses.complete and not self._program.partial:
             self._arena.doubts = Doubts(
@@ -221,9 +222,10 @@ class Machine:
             )
 
     def _batch_sizes(self, in_c: bool) -> tuple[int, int]:
-        """Return the number of workgroups in the first batch, and in the others.
+        """Return the number of workgroups in the first batch, and in the other batches.
 
-        The first batch tells whether the others are worth several cores.
+        If several cores may be used, the first batch is small. It shows whether there is enough
+        work for them.
         """
         fewest = _FEWEST_IN_C if in_c else _BATCH
         most = _MOST_IN_C if in_c else _BATCH
@@ -237,13 +239,19 @@ class Machine:
         return smallest, largest
 
     def _count_groups(self, waves: int) -> int:
-        """Return how many workgroups have so many waves of 32 lanes, or Options.batch waves."""
+        """Return the number of workgroups in a batch of `waves` waves of 32 lanes.
+
+        If Options.batch is set, it is the number of waves instead.
+        """
         waves = self._options.batch or waves * LANES // self._kernel.width
         groups = min(self._geometry.workgroups, waves // self._geometry.waves)
         return max(1, groups)
 
     def _make_spaces(self, groups: int, lanes: int) -> Spaces:
-        """Make LDS and scratch for workgroups with so many lanes in all."""
+        """Return the memories of the launch, for batches of `groups` workgroups.
+
+        `lanes` is the number of lanes of all these workgroups.
+        """
         cell = self._program.cell
         checks = self._options.checks
         stride = (self._lds + 15) // 16 * 16
@@ -278,12 +286,12 @@ class Machine:
         total: int,
         outcome: Outcome,
     ) -> bool:
-        """Run workgroups from the first one on on several cores.
+        """Run the workgroups from number `first` to the last one on several cores.
 
         Returns:
-            False if they are still to be run.
+            False if they have still to be run, on one core.
         """
-        outcome.one_core_reason = parallel.one_core(self._program.communicates)
+        outcome.one_core_reason = parallel.find_one_core_reason(self._program.communicates)
         executed_before = self._scheduler.executed
         expected = executed_before / first * (total - first)
         if self._arena.doubts or outcome.one_core_reason:
@@ -320,9 +328,9 @@ class Machine:
         return True
 
     def _end_at_findings(self) -> None:
-        """Let every finding end this process. One core then repeats the work and notes them."""
+        """Let every finding end this process. One core then repeats the work and adds the notes."""
         if self._findings:
             self._findings.lenient = False
-            self._findings.noted = frozenset()
+            self._findings.warn_only = frozenset()
         if self._arena.doubts is not None:
             self._arena.doubts.refused = True

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Workgroups on several cores, where that changes no result: forked processes over one memory.
+"""Execution of workgroups on several cores, in forked processes that share global memory.
 
-Workgroups have only global memory in common. Each process runs whole workgroups, with a race shadow
-of its own. Afterwards the shadows tell whether one process touched what another wrote. If so, or if
-anything trapped, memory is put back and one core repeats all of it. So results, traps and counts
-are those of one core. Without checks there is no shadow, and the results of a kernel with a race
-may differ.
+Results, traps and counts are the same as on one core. Workgroups have only global memory in common.
+Each process runs whole workgroups and records their accesses in its own race shadow. Afterwards the
+shadows show whether one process touched a cell that another one wrote. If so, or if a process
+trapped, memory is restored and one core repeats all of the work.
+
+Without checks there is no shadow, so the results of a kernel with a race may differ.
 """
 
 import ctypes
@@ -22,11 +23,11 @@ from strix_emulate.errors import Trap
 from strix_emulate.memory.arena import READ_ONLY, Arena
 from strix_emulate.memory.pages import shared_zeros
 
-#: Wave-instructions below which processes cost more than they save, in all and for each byte that
-#: may change.
+#: Minimum number of wave-instructions, in all and per byte that may change. With fewer, processes
+#: cost more time than they save.
 WORTH = 500_000
 _WORTH_OF_BYTE = 1 / 64
-#: How a process touched a cell.
+#: Kinds of access to a cell.
 _READ = 1
 _WRITTEN = 2
 _PR_SET_PDEATHSIG = 1
@@ -35,11 +36,11 @@ _FORK = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a process executed.
+    """The counts of one process.
 
     Attributes:
         executed: Wave-instructions.
-        entered: By address of a block, the number of waves that entered it.
+        entered: Number of waves that entered each block, by the block's address.
         seconds: CPU seconds.
     """
 
@@ -48,10 +49,11 @@ class Answer:
     seconds: float
 
 
-def one_core(names: list[str]) -> str:
-    """Return why the workgroups of a kernel must stay on one core, or "".
+def find_one_core_reason(names: list[str]) -> str:
+    """Return the reason why the workgroups of a kernel must stay on one core, or "".
 
-    names: instructions of the kernel by which workgroups may wait for each other.
+    Args:
+        names: Instructions of the kernel by which workgroups may wait for each other.
     """
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return "no processes can be forked here"
@@ -61,7 +63,7 @@ def one_core(names: list[str]) -> str:
 
 
 def is_worthwhile(instructions: float, arena: Arena) -> bool:
-    """Return whether so many wave-instructions are worth the processes."""
+    """Return whether this number of wave-instructions is worth the cost of processes."""
     if instructions < WORTH:
         return False
     changing = sum(end - start for start, end in _changing_spans(arena))
@@ -69,9 +71,9 @@ def is_worthwhile(instructions: float, arena: Arena) -> bool:
 
 
 def deal(jobs: Sequence[int], count: int) -> list[list[int]]:
-    """Deal shares of about the same work, even if work grows from job to job or alternates.
+    """Return `count` shares of about the same work, even if work grows or alternates by job.
 
-    The shares depend on nothing but the numbers, so the processes' findings do not either.
+    The shares depend only on the arguments, so that every run gives the same findings.
     """
     count = min(count, len(jobs))
     shares: list[list[int]] = [[] for _ in range(count)]
@@ -91,8 +93,8 @@ def run_shares(
     """Call execute(share) for each share in a process of its own.
 
     Args:
-        shares: Work by process.
-        execute: Runs a share.
+        shares: Jobs of each process.
+        execute: Runs a share and returns its counts.
         arena: Global memory, which the processes share.
         first_tag: Lowest tag of the workgroups in the shares.
         budget: Maximum number of wave-instructions of all processes.
@@ -114,7 +116,7 @@ def run_shares(
         try:
             answer = execute(shares[number])
         except (Trap, MemoryError):
-            # one core finds it as well
+            # Without an answer, the parent repeats the work on one core, which raises this again.
             return
         if arena.checked:
             _record_touches(rows[number], arena, spans, first_tag)
@@ -131,7 +133,7 @@ def run_shares(
 
 
 def _changing_spans(arena: Arena) -> list[tuple[int, int]]:
-    """Return the offsets of the start and the end of memory that may change."""
+    """Return (start, end) of each span of memory that may change, as offsets."""
     spans = set()
     for _, size, at, mode in arena.ranges().tolist():
         if mode != READ_ONLY and size:
@@ -167,7 +169,7 @@ def _has_conflict(rows: np.ndarray, chunk: int = 1 << 20) -> bool:
 
 
 def _run_processes(child: Callable, count: int) -> list[Answer] | None:
-    """Return what the processes send, or None as soon as one ends without sending."""
+    """Return the processes' answers, or None as soon as a process ends without an answer."""
     processes = []
     receivers = []
     answers = []

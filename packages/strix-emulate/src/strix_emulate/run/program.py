@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A kernel's instructions as basic blocks of Python functions on Waves."""
+"""A kernel as basic blocks. Each instruction is compiled to a Python function on `Waves`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from strix_emulate.memory.waves import GENERAL_SCALARS, Waves
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
 
-#: Hints, and waits for hazards that do not exist on a machine without timing.
+#: Hints, and waits for hazards that do not exist in an emulator without timing.
 NO_EFFECT = {
     "s_clause",
     "s_code_end",
@@ -48,7 +48,7 @@ WAITS = {
     "s_waitcnt_vmcnt",
     "s_waitcnt_vscnt",
 }
-#: They change how the instructions behind them compute, and no other state of waves.
+#: Instructions that write the mode register, which controls how later instructions compute.
 MODES = {
     "s_denorm_mode",
     "s_round_mode",
@@ -92,7 +92,7 @@ def _exec_is_not_zero(g: Waves):
     return g.either(EXEC) != 0
 
 
-#: When a branch jumps, by wave.
+#: Functions on waves that return which waves jump, by conditional branch.
 _CONDITIONS: dict[str, Callable] = {
     "s_cbranch_scc0": _scc_is_clear,
     "s_cbranch_scc1": _scc_is_set,
@@ -109,33 +109,33 @@ BLOCK_ENDS = {
     *BARRIERS,
     *CALLS,
 }
-#: Instructions that end a function if no branch leads behind them.
+#: Instructions that end a function if no branch of the function jumps past them.
 _FUNCTION_ENDS = {
     "s_branch",
     "s_endpgm",
     "s_setpc_b64",
 }
-#: Files with more bytes of code are decoded function by function. RCCL's has 88 million.
+#: Files with more bytes of code are decoded function by function. RCCL's file has 88 million bytes.
 _MOST_CODE = 8 << 20
-#: Bytes of code in which the end of a function is looked for, one size after the other.
+#: Bytes of code in which to search for the end of a function. The sizes are tried in this order.
 _FUNCTION_SIZES = (1 << 12, 1 << 16, 1 << 20)
 
 
 @dataclass(eq=False)
 class Block:
-    """Steps up to a control instruction.
+    """A basic block: steps, and the control instruction that ends them.
 
     Attributes:
         start: Address of the first instruction.
         steps: The instructions before `end`.
         end: The control instruction, or None if the next instruction is a branch target.
-        condition: When a branch jumps, by wave. None if it always does.
-        taken: Address of the block to which a branch jumps.
+        condition: Function on waves that returns which waves jump. None if all waves jump.
+        taken: Address of the block to which `end` jumps.
         next: Address of the block behind this one.
-        entered: Number of waves that entered it.
-        polls: Whether it polls memory that other waves change (see scheduler.PATIENCE).
-        parts: Executes the steps, once the block was reached.
-        went: Address of the block to which the last waves went that stayed together.
+        entered: Number of waves that entered the block.
+        polls: Whether the block polls memory that other waves change (see scheduler.PATIENCE).
+        parts: The steps, grouped for execution in C. None before the block is first executed.
+        went: Address of the next block of the last waves that did not diverge here.
         trace: The trace that begins here (:mod:`strix_emulate.native.traces`).
         begun: Number of times that waves began here without a trace.
         tried: Number of traces that were tried.
@@ -209,7 +209,7 @@ class Blocks(dict[int, Block]):
         self.attach(spaces, None)
 
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
-        """Attach to the memories of another launch, or to none. Compiled steps stay."""
+        """Attach to the memories of another launch, or to none. Compiled steps are kept."""
         self.spaces = spaces
         self.functions: dict[Traits, Callable] = {}
         for block in self.values():
@@ -250,7 +250,7 @@ def compile_blocks(
     spaces: addressing.Spaces,
     numbers: dict[int, int] | None = None,
 ) -> Blocks:
-    """Compile basic blocks by address. What cannot be executed becomes a step that traps."""
+    """Return the basic blocks by address. An unsupported instruction becomes a step that traps."""
     blocks = Blocks(spaces, kernel)
     blocks.numbers = numbers or {}
     blocks.update(_make_blocks(instructions, blocks))
@@ -301,11 +301,12 @@ def _split_at_control(
 
 
 class Program:
-    """A kernel's instructions, and what is derived from them for all launches.
+    """A kernel's instructions, and properties derived from them, for all launches.
 
     Attributes:
         instructions: The instructions.
-        partial: Whether called functions are decoded when they are called, and may do anything.
+        partial: Whether `instructions` lacks called functions. They are decoded when they are
+            called, so the properties allow for any instruction.
     """
 
     def __init__(self, instructions: list[Instruction], partial: bool = False):
@@ -356,7 +357,7 @@ class Program:
 
     @cached_property
     def orders(self) -> bool:
-        """Whether more than barriers orders its waves."""
+        """Whether anything else than barriers may order its waves' accesses."""
         if self.partial or self.polls:
             return True
         return any(ins.name in atomics.NAMES for ins in self.instructions)
@@ -372,9 +373,9 @@ class Program:
 
     @cached_property
     def whole_words(self) -> bool:
-        """Whether words may reach past an array's end.
+        """Whether accesses of words may reach past an array's end.
 
-        An atomic of 16 bits is a compare-and-swap of the word around them.
+        Compilers replace an atomic of 16 bits by a compare-and-swap of the word that contains it.
         """
         return self.partial or any("cmpswap_b32" in ins.name for ins in self.instructions)
 
@@ -399,7 +400,7 @@ class Program:
         return self._blocks
 
     def release(self) -> None:
-        """Let the memories of the launch go."""
+        """Release the memories of the launch."""
         if self._blocks is not None:
             self._blocks.attach(None, None)
 
@@ -437,10 +438,10 @@ def _mode_after(ins: Instruction, mode: mode_register.Mode | None) -> mode_regis
 
 
 def decode_kernel(kernel: Kernel) -> list[Instruction]:
-    """Decode the kernel's instructions, and all functions of its file if it calls any.
+    """Return the kernel's instructions, and those of all functions in its file if it calls any.
 
-    Large files are left out, see `decode_function`. Addresses count from the kernel's first
-    instruction.
+    Functions of a large file are not included (see `decode_function`). Addresses count from the
+    kernel's first instruction.
 
     Raises:
         DisassemblerError: There is no suitable libLLVM.
@@ -471,12 +472,12 @@ def _is_large(kernel: Kernel) -> bool:
 
 
 def decode_function(kernel: Kernel, address: int) -> list[Instruction]:
-    """Decode the function of a large file that begins at an address.
+    """Return the instructions of the function at an address of a large file.
 
-    It ends with an instruction behind which none of its branches leads, at most a MiB away.
+    The function ends with the first jump or return past which none of its branches jumps.
 
     Returns:
-        The instructions, or [] if there is no code at the address.
+        The instructions, or [] if there is no code at the address, or no end within 1 MiB.
     """
     image = kernel.image
     if image is None or not _is_large(kernel):
@@ -498,7 +499,7 @@ def _decode_to_end(
     code: bytes,
     address: int,
 ) -> list[Instruction]:
-    """Decode a function, or return [] if its end is not in the code."""
+    """Return the instructions of a function, or [] if its end is not in the code."""
     farthest = address
     instructions = []
     for ins in decode(code, address, kernel.width, target=kernel.target):
@@ -574,7 +575,7 @@ def _compile_or_trap(
             raise Unknown(ins.unknown)
         needs_mode = ins.name.startswith("v_") or ins.name in (*MODES, "s_getreg_b32")
         if mode is None and needs_mode:
-            raise Unknown("in a mode that is not known here")
+            raise Unknown("the value of the mode register is not known here")
         return _compile(ins, mode, spaces)
     except (Unknown, IndexError, ValueError) as error:
         return _trap(f"cannot execute `{ins.text}`: {error}")
