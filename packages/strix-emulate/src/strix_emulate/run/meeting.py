@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where waves part and meet: sets of waves, barriers of a workgroup, barriers of the grid."""
+"""Barriers of a workgroup and of the grid, and functions that split and join sets of waves."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -35,7 +35,7 @@ class Barriers:
             arena: Global memory.
             findings: Receives findings, or None if nothing is checked.
             is_grid: Whether these are all waves of a cooperative launch.
-            on_clear: Called after the shadow of global memory was cleared.
+            on_clear: Called after the shadow of global memory has been cleared.
         """
         self._first = int(start.workgroup[0])
         groups = int(start.workgroup[-1]) - self._first + 1
@@ -45,7 +45,7 @@ class Barriers:
         self._findings = findings
         self._is_grid = is_grid
         self._on_clear = on_clear
-        #: by the address behind the barrier
+        #: waiting waves by the address behind their barrier
         self._waiting: dict[int, _Gathered] = {}
         self._for_grid: list[Waves] = []
 
@@ -55,13 +55,13 @@ class Barriers:
         return not (self._waiting or self._for_grid)
 
     def end(self, g: Waves) -> list[Waves]:
-        """Remove waves that have ended. Return the waves that go on because of that."""
+        """Remove waves that have ended. Return the waves that can continue as a result."""
         np.subtract.at(self._alive, g.workgroup - self._first, 1)
         self._all_alive -= g.n
         return self._pass()
 
     def arrive(self, g: Waves) -> list[Waves]:
-        """Let waves arrive at an S_BARRIER. Return the waves that go on."""
+        """Let waves arrive at an S_BARRIER. Return the waves that can continue."""
         if g.n == self._all_alive:
             self._go_on(g)
             return [g]
@@ -71,7 +71,7 @@ class Barriers:
         return self._pass()
 
     def arrive_for_grid(self, g: Waves) -> list[Waves]:
-        """Let waves of a cooperative launch arrive at a DS_GWS_BARRIER. Return those that go on."""
+        """Let waves arrive at a grid barrier (DS_GWS_BARRIER). Return those that can continue."""
         if not self._is_grid:
             message = "grid.sync() in a launch that is not cooperative, or of too many waves"
             raise Trap("unknown", message)
@@ -82,16 +82,16 @@ class Barriers:
         return self._pass()
 
     def pass_stuck(self, last_control: Instruction | None) -> list[Waves]:
-        """Report that waves wait at different barriers and no other wave can go on.
+        """Report that waves wait at different barriers and no other wave can continue.
 
-        The hardware does not tell one barrier from another, so the waves go on if the finding does
-        not end the launch.
+        The hardware does not distinguish barriers. So if the finding does not end the launch, the
+        waves continue.
 
         Args:
             last_control: The control instruction that was executed last.
 
         Returns:
-            The waves that go on.
+            The waves that can continue.
         """
         sets = [gathered.join_all() for gathered in self._waiting.values()]
         sets += self._for_grid
@@ -109,14 +109,13 @@ class Barriers:
         return self._pass(same=False)
 
     def _pass(self, same: bool = True) -> list[Waves]:
-        """Return the waves that go on, and keep the others.
+        """Return the waves that can continue, and keep the others.
 
         "If some waves in the threadgroup have already terminated, this waits on only the surviving
         waves" (ISA, S_BARRIER).
 
         Args:
-            same: Whether all waves of a workgroup have to stand at the same barrier, as HIP
-                requires.
+            same: Whether all waves of a workgroup must wait at the same barrier, as HIP requires.
         """
         if self._findings is None or not self._findings.is_enabled("barrier"):
             same = False
@@ -157,23 +156,28 @@ class Barriers:
 
 
 class _Gathered:
-    """Waves at one barrier. A workgroup's waves are copied when they go on; the others stay.
+    """Waves at one barrier. The waves of a workgroup are copied when they leave the barrier.
 
     Attributes:
         pc: The address behind the barrier.
-        count: By workgroup, the number of waves that wait.
+        count: Number of waves that wait, by workgroup.
     """
 
     def __init__(self, first: int, groups: int):
-        """Take the number of the first workgroup, and of workgroups in all."""
+        """Begin without waves.
+
+        Args:
+            first: Number of the first workgroup in the grid.
+            groups: Count of workgroups.
+        """
         self._first = first
         self.pc = -1
         self.count = np.zeros(groups, np.int64)
-        #: sets of waves, each with a flag by wave: whether it still waits
+        #: sets of waves, each with flags that say which of its waves still wait
         self._sets: list[tuple[Waves, np.ndarray]] = []
 
     def add(self, g: Waves) -> None:
-        """Add waves that arrive."""
+        """Add waves that arrive at the barrier."""
         self.pc = g.pc
         self.count += np.bincount(g.workgroup - self._first, minlength=len(self.count))
         self._sets.append((g, np.ones(g.n, bool)))
@@ -183,7 +187,7 @@ class _Gathered:
         return reduce(join, [select(g, waiting) for g, waiting in self._sets])
 
     def take(self, groups: np.ndarray) -> list[Waves]:
-        """Remove the waves of the flagged workgroups. Return them as one set, if there are any."""
+        """Remove the waves of the flagged workgroups. Return [] or a list with one set of them."""
         if not (groups & (self.count > 0)).any():
             return []
         passing = []
@@ -204,7 +208,7 @@ class _Gathered:
 
 
 def select(g: Waves, flags) -> Waves:
-    """Return the waves whose flag is True. If that is all of them, they are not copied."""
+    """Return the waves whose flag is True. If all flags are True, that is `g` itself."""
     if flags.all():
         g.tags = None
         return g
