@@ -84,7 +84,7 @@ def test_waves_that_wait_for_ever_are_a_trap(kernels, name, waves, native) -> No
 
 
 def test_waves_that_wait_for_later_workgroups_are_told_so(kernels) -> None:
-    with pytest.raises(Trap, match=r"2 of 8 workgroups run at a time: one that waits"):
+    with pytest.raises(Trap, match=r"2 of 8 workgroups run at a time: a workgroup that waits"):
         run(kernels["for_a_later_one"], 8, batch=2, budget=1_000_000)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Decides which waves proceed: where they diverge, rejoin, and wait for each other."""
+"""The scheduler. It selects the waves that proceed when waves diverge, rejoin or wait."""
 
 import time
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from strix_emulate.run.options import Options
 from strix_emulate.run.program import BARRIERS, CALLS, Block
 from strix_emulate.run.sleep import Sleepers
 
-#: Number of polling iterations before the scheduler switches to other waves. Without that, a lock
-#: would never be released.
+#: Number of polling iterations before the scheduler switches to other waves. Without the switch,
+#: the wave that has a lock might never release it.
 PATIENCE = 8
-#: Number of iterations of any other loop that count as one polling iteration: the loop may wait by
-#: plain loads.
+#: In any other loop, this number of iterations counts as one polling iteration, because the loop
+#: may wait by plain loads.
 _ITERATIONS_PER_POLL = 512
 #: Larger than every address of code.
 _NO_LIMIT = 1 << 62
@@ -33,10 +33,11 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(slots=True)
 class Event:
-    """Why waves stopped.
+    """The reason why waves stopped.
 
     Attributes:
-        name: "end", the mnemonic of a barrier, "yield", "part", or "meet".
+        name: "end", the mnemonic of a barrier, "yield", "part" if the waves diverged, or "meet" if
+            they reached other waves or some of them sleep.
         ready: The waves that can proceed.
     """
 
@@ -50,12 +51,12 @@ class Scheduler:
     Attributes:
         blocks: Basic blocks by address.
         code: Address of the kernel's first instruction.
-        total: Workgroups of the launch.
-        resident: Workgroups that run at a time.
+        total: Number of workgroups of the launch.
+        resident: Number of workgroups that run at a time.
         deadline: Value of time.monotonic() at which the launch counts as hung.
         executed: Wave-instructions so far.
         last_control: The control instruction that was executed last.
-        service: What the host does while waves wait for it, or None.
+        service: Function that answers calls of the host while waves wait for them, or None.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Scheduler:
         self._uses_traces = session is not None and not polls and self._options.lockstep
 
     def detach(self) -> None:
-        """Let the launch's session go."""
+        """Release the launch's session."""
         self._session = None
 
     def run_batch(
@@ -109,7 +110,7 @@ class Scheduler:
         Args:
             start: Their waves.
             waves: Waves of a workgroup.
-            sleepers: Holds the waves that sleep. None does at the start.
+            sleepers: Holds the waves that sleep. At the start no wave sleeps.
 
         Raises:
             Trap: A finding, or a kernel that hangs.
@@ -148,8 +149,8 @@ class Scheduler:
     def _pop_next(self, ready: list[Waves]) -> Waves:
         """Remove from `ready` the waves to execute next, and return them.
 
-        These are the waves that are farthest behind, so that the others can meet them. Waves that
-        have yielded more often come later, because they only wait for what other waves do.
+        These are the waves with the lowest address, so that they catch up with the others. Waves
+        that have yielded more often come later, because they only wait for other waves.
         """
         first = min(range(len(ready)), key=lambda i: (ready[i].yields, ready[i].pc))
         g = ready.pop(first)
@@ -160,7 +161,7 @@ class Scheduler:
         return g
 
     def _resume(self, barriers: Barriers) -> list[Waves]:
-        """Return the waves that go on if all waves sleep or stand at barriers."""
+        """Return the waves that continue when all waves sleep or wait at barriers."""
         if not self._sleepers:
             return barriers.pass_stuck(self.last_control)
         if self.service:
@@ -168,7 +169,7 @@ class Scheduler:
         return self._sleepers.wake(self._deadlock)
 
     def update_shadows(self) -> None:
-        """Pass the addresses of shadows that were cleared to C."""
+        """Pass the new addresses of cleared shadows to the C library."""
         if self._session:
             self._session.update_shadows()
 
@@ -182,9 +183,9 @@ class Scheduler:
         return single
 
     def _advance(self, g: Waves, limit: int) -> Event:
-        """Execute blocks until the waves part, end, reach a barrier, or reach waves ahead of them.
+        """Execute blocks until the waves diverge, end, yield, sleep, or reach a barrier or `limit`.
 
-        limit: the address of the waves ahead.
+        `limit` is the lowest address of other waves ahead of these.
         """
         if g.tags is None:
             g.tags = make_tags(g.workgroup, g.epoch, g.wave)
@@ -216,7 +217,7 @@ class Scheduler:
             part.execute(g, self._findings)
 
     def _leave(self, block: Block, g: Waves) -> Event | None:
-        """Go to the next block, or return why the waves stopped."""
+        """Set the address of the next block, or return the event that stops the waves."""
         end = block.end
         if end is None:
             g.pc = block.next
@@ -254,7 +255,7 @@ class Scheduler:
         return None
 
     def _part(self, block: Block, parts: list[Waves]) -> Event:
-        """Return the waves that are ready after some have parted behind a block."""
+        """Return the event of waves that diverged at the end of a block."""
         ready = []
         for g in parts:
             event = self._end_iteration(g) if g.pc <= block.start else None
@@ -262,10 +263,10 @@ class Scheduler:
         return Event("part", ready)
 
     def _end_iteration(self, g: Waves) -> Event | None:
-        """End an iteration of a loop. Waves that wait for other waves sleep.
+        """End an iteration of a loop. Waves that wait for other waves are put to sleep.
 
         Returns:
-            None if all of them go on, or else the waves that are ready when others go first.
+            None if all these waves continue. Otherwise an event with the waves that stay awake.
         """
         awake = None
         if g.has_polled:
@@ -301,7 +302,7 @@ class Scheduler:
         return trace.blocks[last] if last >= 0 else None
 
     def _call(self, ins: Instruction, g: Waves) -> list[Waves]:
-        """Execute S_SETPC, S_SWAPPC, or S_CALL. Return the waves by where they go."""
+        """Execute S_SETPC, S_SWAPPC, or S_CALL. Return one set of waves for each destination."""
         following = ins.address + ins.size
         if ins.name == "s_call_b64":
             places = np.full(g.n, following + 4 * int(ins.operands[1].value))
@@ -321,7 +322,7 @@ class Scheduler:
         return parts
 
     def _check_budget(self, g: Waves) -> None:
-        """Raise Trap when the budget or the time is spent."""
+        """Raise Trap if the waves exceed the budget or the time limit."""
         if self.executed > self._options.budget:
             raise self._hung(f"{self._options.budget} wave-instructions", g)
         if time.monotonic() > self.deadline:
@@ -340,7 +341,7 @@ class Scheduler:
         if self.resident >= self.total:
             return ""
         residents = f"{self.resident} of {self.total} workgroups run at a time"
-        return f" ({residents}: one that waits for a later one waits for ever)"
+        return f" ({residents}: a workgroup that waits for a later one never ends)"
 
 
 def _place(g: Waves) -> str:
