@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Waves that wait for other waves: they sleep until the values that they polled have changed.
+"""Waves that wait for other waves. They sleep until the values that they polled have changed.
 
-A wave may be late by any time, so it changes no result if a wave is woken later than possible, or
-for nothing. Nobody is woken as long as other waves can go on. So a lock goes from wave to wave, and
-one wave is woken for it.
+Waves may run at any speed, so no result changes if a wave is woken late or without need. Waves are
+woken when no other wave can continue, or when other waves yield. Usually one wave is woken for a
+change, because the polled cell may be a lock, which only one wave can take.
 """
 
 import time
@@ -20,11 +20,14 @@ from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import Waves
 from strix_emulate.run.meeting import select
 
-#: Iterations between two recordings of polls. They double while a wave polls new values.
+#: Maximum number of iterations from one recording of polls to the next. The number doubles while a
+#: wave polls new values.
 _MOST_SKIPS = 8
-#: Iterations for which all waves go on if none can be woken. They double each time.
+#: Maximum number of iterations for which all waves continue if none can be woken. The number
+#: doubles each time.
 _MOST_IDLE = 1 << 12
-#: Bytes of memory up to which all of it is compared, to be sure that nothing changes any more.
+#: If the memories have at most this many bytes, all of them are compared to find out whether
+#: anything still changes.
 _COMPARED = 1 << 26
 
 
@@ -33,11 +36,11 @@ class _Group:
     """Waves that polled the same values.
 
     Attributes:
-        polled: The polls of the first waves.
+        polled: The polls of the waves that came first.
         sets: The waves.
         count: Number of waves to wake at the next change.
-        last_values: The values that stood there when waves were woken last.
-        was_changed: Whether these waves changed the values when they polled them.
+        last_values: The values in the polled cells when waves were last woken.
+        was_changed: Whether a woken wave has since polled a cell and left another value in it.
     """
 
     polled: list[Poll]
@@ -47,7 +50,7 @@ class _Group:
     was_changed: bool = False
 
     def note_poll(self, poll: Poll) -> None:
-        """Record what a wave reads that was woken."""
+        """Record a poll of a wave that was woken from this group."""
         first = self.polled[0]
         if poll.memory is first.memory and poll.at[0] == first.at[0]:
             self.was_changed |= poll.words[:, 0].tobytes() not in self.last_values
@@ -60,9 +63,9 @@ class _Group:
     def take(self) -> list[Waves]:
         """Remove and return the waves to wake.
 
-        That is one wave for each change: the cell may be a lock, which all others would find taken.
-        If that wave leaves the same values, the cell is no lock, and twice as many waves are woken
-        the next time.
+        At first that is one wave for each change. The cell may be a lock, which only one wave can
+        take. If the values are the same as at the last change, and no woken wave changed them, the
+        cell is not a lock. Then twice as many waves are woken as the last time.
         """
         values = b"".join(
             poll.memory.load(poll.at, poll.size)[:, 0].tobytes() for poll in self.polled
@@ -105,17 +108,17 @@ class Sleepers:
 
     @property
     def idle(self) -> bool:
-        """Whether all waves slept the last time, and none could be woken."""
+        """Whether all waves were asleep at the last call of `wake`, and no polled value changed."""
         return self._idle_iterations > 1
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
     def put_to_sleep(self, g: Waves) -> list[Waves] | None:
-        """Let those waves sleep that polled nothing new in an iteration of a loop.
+        """Put the waves to sleep that polled nothing new in an iteration of a loop.
 
         Returns:
-            The other waves, or None if none sleeps.
+            The waves that stay awake, or None if no wave was put to sleep.
         """
         if not g.records_polls:
             g.skips -= 1
@@ -152,14 +155,14 @@ class Sleepers:
         group.sets.append(g)
 
     def wake(self, make_trap: Callable[[Waves, int], Trap]) -> list[Waves]:
-        """Return the waves that go on now that no other wave can.
+        """Wake waves, because no other wave can continue. Return the woken waves.
 
         Args:
-            make_trap: Returns the trap for waves that wait for ever, from one of them and their
-                number.
+            make_trap: Returns the trap for waves that wait forever. Its arguments are one set of
+                these waves, and the number of all of them.
 
         Raises:
-            Trap: Nothing that the waves wait for can change.
+            Trap: The values that the waves wait for can no longer change.
         """
         woken = self.wake_changed()
         if woken:
@@ -175,14 +178,14 @@ class Sleepers:
             time.sleep(0.001)
         self._groups.clear()
         for g in sets:
-            # they may count their iterations, and give up
+            # The loop may count its iterations and give up.
             g.skips = self._idle_iterations
             g.records_polls = False
         self._idle_iterations = min(2 * self._idle_iterations, _MOST_IDLE)
         return sets
 
     def wake_changed(self) -> list[Waves]:
-        """Return some of the waves whose polled values have changed."""
+        """Wake and return some of the waves whose polled values have changed."""
         woken = []
         for number, group in list(self._groups.items()):
             if group.has_changed:
@@ -214,9 +217,9 @@ class Sleepers:
 
 
 def _find_rivals(g: Waves) -> np.ndarray:
-    """Return the waves whose swap failed for the same reason as that of an earlier wave.
+    """Return the waves whose swap failed with the same values as an earlier wave's swap.
 
-    Only one of them can succeed now.
+    Of all these waves, only one can succeed next, so the others can sleep.
     """
     number, first, count = np.unique(
         g.poll_hash,
