@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Global memory: where arrays lie, and which accesses hit one."""
+"""Global memory: the addresses of arrays, and the lookup of the array that an access hits."""
 
 import numpy as np
 
@@ -9,28 +9,28 @@ from strix_emulate.memory.shadow import Memory
 
 #: First address of global memory. Addresses have 48 bits.
 BASE = 0x2000_0000_0000
-#: Distance of arrays as a power of two.
+#: Base-2 logarithm of the distance from one array to the next.
 _SLOT = 33
-#: Modes of an array. Loads of an unwritten one before any store are reported.
+#: Modes of an array. Loads from an UNWRITTEN array are reported where no store came before.
 READ_ONLY = 1
 WRITABLE = 2
 UNWRITTEN = 3
 
 
 class Arena(Memory):
-    """Global memory, with its arrays far apart and each across a multiple of 4 GiB.
+    """Global memory, with arrays far apart, each across a multiple of 4 GiB.
 
-    An address that misses its array by any distance lies in no array, and a lost carry into the
-    high half of an address shows.
+    An address that misses its array, even by gigabytes, does not hit another one. The multiple of
+    4 GiB reveals code that loses the carry into the high half of an address.
 
     Attributes:
-        whole_words: Whether aligned words may reach past an array's end: an atomic of 16 bits is a
-            compare-and-swap of the word around them.
-        aliases: Host addresses that pointers in memory may hold, (3, n): first address and end,
-            both less BASE, and the distance to the array.
-        peers: Whether others than the kernel's waves may change the memory while they run.
+        whole_words: Whether accesses of aligned words may reach past an array's end
+            (`Program.whole_words`).
+        aliases: Host addresses of arrays, which pointers in memory may contain, as (3, n): first
+            address minus BASE, end minus BASE, and distance to the array.
+        peers: Whether anything besides the kernel's waves may change the memory during a launch.
         top: Offset of the first byte behind all arrays.
-        arrays: (4, n): first address less BASE, offset, bytes, mode.
+        arrays: The arrays as (4, n): first address minus BASE, offset, bytes, mode.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Arena(Memory):
     def place(self, data: np.ndarray, mode: int) -> int:
         """Copy bytes into memory and return their address, a multiple of 16.
 
-        Kernels may not rely on more than that. With such an address a 4 GiB boundary also falls
+        Kernels must not rely on a larger alignment. A smaller one also lets the 4 GiB boundary fall
         inside a row of an array.
         """
         start = self.top
@@ -67,7 +67,7 @@ class Arena(Memory):
         return BASE + first
 
     def alias(self, host: int, length: int, address: int) -> None:
-        """Make the array at an address reachable under a host address too."""
+        """Make the array at an address also reachable at a host address."""
         row = np.array([[host - BASE], [host + length - BASE], [address - host]])
         self.aliases = np.concatenate([self.aliases, row], axis=1)
 
@@ -128,7 +128,7 @@ class Arena(Memory):
             raise Trap("bounds", message, lane)
         at = at + start
         if write and (mode == READ_ONLY).any():
-            raise Trap("readonly", "a store to an argument that was given as read-only")
+            raise Trap("readonly", "a store to an argument that is read-only")
         if not write and self.checked and self.strict and (mode == UNWRITTEN).any():
             unwritten_arrays = at[mode == UNWRITTEN]
             if not self.written[unwritten_arrays // self.cell].all():

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Races of loads whose value may be unused: whether it reaches a store.
+"""Races of loads whose values may be unused. Such a race is harmless.
 
-If a tensor is smaller than its workgroup, each wave loads a copy of it, and one wave stores the
-tensor in place. The loads of the other waves race with that store, and nothing uses their values.
-So a race between a plain load and a store of global memory is judged when its waves have ended, by
-two things: the stores that these waves executed with an active lane, and the stores that the code
-of the load can reach.
+Compilers generate such races. If a tensor is smaller than a workgroup, each wave loads a copy of
+it, and one wave stores the tensor in place. The loads of the other waves race with that store, but
+nothing uses their values.
+
+So a race between a plain load and a store of global memory is judged only when the waves have
+ended. It is a fault if a wave of the load executed, with an active lane, a store that the loaded
+value can reach.
 """
 
 from dataclasses import dataclass
@@ -41,10 +43,10 @@ class _Race:
     """A race that is not judged yet.
 
     Attributes:
-        address: Address of the instruction that raced.
-        reader: Tag of the load without its clock; of several readers, with their bits.
+        address: Address of the instruction at which the race was found.
+        reader: Tag of the load without its clock. If there are several readers, it has their bits.
         writer: Tag of the store without its clock.
-        reached: As bits, the numbers of the stores that the load's code can reach.
+        reached: Bit mask of the numbers of the stores that the loaded value can reach.
     """
 
     address: int
@@ -57,9 +59,9 @@ class Doubts:
     """Races of one launch that are not judged yet.
 
     Attributes:
-        stored: By wave of the grid, as bits, the numbers of the stores that it executed.
-        touched: By number of a load, as bits, the arrays that it touched.
-        refused: Whether such a race is reported at once.
+        stored: Bit masks of the numbers of the stores that each wave executed, by wave of the grid.
+        touched: Bit masks of the arrays that each load touched, by number of the load.
+        refused: Whether races are reported at once, without judging them.
     """
 
     def __init__(
@@ -70,7 +72,15 @@ class Doubts:
         waves: int,
         total: int,
     ):
-        """Take the address ranges of the arrays, waves of a workgroup, and workgroups in total."""
+        """Begin without races.
+
+        Args:
+            uses: The stores that each loaded value can reach.
+            findings: Receives the races that are harmless.
+            ranges: Address ranges of the arrays, as `Arena.ranges` returns them.
+            waves: Number of waves of a workgroup.
+            total: Number of workgroups.
+        """
         self._uses = uses
         self._findings = findings
         self._waves = waves
@@ -88,7 +98,7 @@ class Doubts:
         return self._uses.numbers.get(address, 0)
 
     def note_load(self, at: np.ndarray) -> None:
-        """Record the arrays that the current load touches, by its offsets."""
+        """Record the arrays that the current load touches. `at` has its offsets."""
         load = self._findings.instruction
         if load is not None and len(at):
             self.touched[self.number(load.address)] |= self._array_bits(at)
@@ -96,7 +106,7 @@ class Doubts:
     def note_store(self, g: Waves, inside: np.ndarray | None = None) -> None:
         """Record which waves execute the current store with an active lane.
 
-        inside: which of the active lanes store, None for all.
+        `inside` has a flag for each active lane: whether it stores. None means that all do.
         """
         store = self._findings.instruction
         if store is None:
@@ -112,9 +122,10 @@ class Doubts:
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """First offsets of the arrays, sorted, and the bits of each.
+        """First offsets of the arrays, sorted, and the bit mask of each array.
 
-        A view of an array has the same offset, so the array has its bits too.
+        A view of an array is a range with the same offset. The array's mask has the bits of all its
+        ranges.
         """
         starts, array = np.unique(self._ranges[:, 2], return_inverse=True)
         bits = np.zeros(len(starts), np.int64)
@@ -135,14 +146,14 @@ class Doubts:
         writers,
         is_load: bool,
     ) -> bool:
-        """Return whether a race is judged later.
+        """Postpone a race if possible. Return whether it is judged later.
 
         Args:
             message: The finding.
-            at: Offsets.
+            at: Offsets of the cells that race.
             readers: Tags of the loads.
             writers: Tags of the stores.
-            is_load: Whether the load is executed now, and not the store.
+            is_load: Whether the current instruction is the load. Otherwise it is the store.
         """
         here = self._findings.instruction
         if self.refused or here is None or not self._findings.ends_launch("race"):
@@ -183,7 +194,10 @@ class Doubts:
                 raise trap
 
     def _stores_of(self, reader: int, writer: int) -> np.ndarray:
-        """Return the stores that the waves of a read tag executed, without those of the writer."""
+        """Return the bit masks of the stores that the reading waves executed, by wave.
+
+        The writer is left out, even if it is one of the readers.
+        """
         if reader >= EVERYONE:
             selected = np.ones(len(self.stored), bool)
         else:
@@ -201,8 +215,8 @@ class Doubts:
         return ((tag >> WORKGROUP) - 1) * self._waves
 
     def note_unused(self) -> None:
-        """Note the races that remain: those of loads whose value nothing used."""
+        """Note the races that remain. They are of loads whose values reached no store."""
         for doubt in self._open.values():
-            message = f"{doubt.message}; what is loaded reaches no store"
+            message = f"{doubt.message}; the loaded value reaches no store"
             self._findings.note("race", doubt.instruction, message, doubt.count)
         self._open.clear()

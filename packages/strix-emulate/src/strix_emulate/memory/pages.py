@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Zeroed arrays for large shadows. Their pages are used again by later launches."""
+"""Zeroed arrays for large shadows. Later launches reuse their pages."""
 
 import mmap
 import os
@@ -12,9 +12,9 @@ import numpy as np
 _NORESERVE = 0x4000
 #: Arrays with fewer bytes are ordinary numpy arrays.
 _MAPPED_SIZE = 1 << 20
-#: Bytes of pages that are kept for later launches, at most.
+#: Maximum bytes of pages that are kept for later launches.
 _CACHE_LIMIT = 1 << 26
-#: Pages that launches returned, by their size, which is a power of two.
+#: Pages that launches have released, by size in bytes. Each size is a power of two.
 _cache: dict[int, list[np.ndarray]] = {}
 _PAGE = mmap.PAGESIZE
 
@@ -25,12 +25,12 @@ def shared_zeros(size: int) -> np.ndarray:
 
 
 def lazy_zeros(count: int, dtype) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return zeros that cost nothing until they are touched, and the pages that they lie in.
+    """Return zeros that take no memory until they are touched, and the pages that contain them.
 
-    A page fault costs more than all that a launch does with most pages, so pages of an earlier
-    launch are used again. Mapped pages do not count as memory until they are touched: behind the
-    pool, where the memory of other processes lies, shadow cells of one byte would need many times
-    the memory of a machine.
+    Pages of an earlier launch are reused, because a page fault takes longer than everything that a
+    launch does with most pages. Pages that are never touched take no memory. That is necessary for
+    the device: its address range includes room for the memory of other processes, and shadow cells
+    of one byte for all of it would take many times a machine's memory.
 
     Returns:
         The array, and its pages for `release`, or None for a small array.
@@ -61,9 +61,9 @@ def cached_bytes() -> int:
 
 
 def _clear(pages: np.ndarray) -> None:
-    """Clear those pages that were touched, as /proc/self/pagemap tells.
+    """Clear the pages that were touched, according to /proc/self/pagemap.
 
-    Sandboxes hide that file. Then all pages are cleared.
+    Where a sandbox hides that file, all pages are cleared.
     """
     count = len(pages) // _PAGE
     first = pages.ctypes.data // _PAGE

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Polls: loads of memory that other waves change, in a loop that waits for them.
+"""Polls: accesses to memory that other waves change, in a loop that waits for the change.
 
-A wave that reads the same values as in an earlier iteration of a loop waits for another wave. What
-it reads in an iteration is kept as a hash, together with the cells whose change can wake the wave.
+A wave that reads the same values as in an earlier iteration of a loop waits for another wave. The
+values of an iteration are recorded as a hash. The polled cells are recorded too, because a change
+of one of them can wake the wave.
 """
 
 from dataclasses import dataclass
@@ -12,22 +13,22 @@ import numpy as np
 from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import Waves
 
-#: Polls that are kept of one iteration.
+#: Maximum number of polls that are recorded in an iteration.
 _LIMIT = 64
-#: Odd 64-bit numbers by which the hash multiplies.
+#: Odd 64-bit factors of the hash function.
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
 @dataclass(frozen=True)
 class Poll:
-    """What waves read at one instruction.
+    """The cells and values that waves polled by one instruction.
 
     Attributes:
         memory: The memory.
-        wave: By lane that polled, the row of its wave.
+        wave: Row of the wave of each lane that polled.
         at: Offsets by lane.
         size: Bytes of each access.
-        words: What stood there after the instruction, (words, lanes).
+        words: Values in the cells after the instruction, (words, lanes).
         compares: Whether the instruction is a compare-and-swap.
     """
 
@@ -39,7 +40,7 @@ class Poll:
     compares: bool
 
     def of_waves(self, rows: np.ndarray) -> "Poll":
-        """Return the poll of some waves. rows: by wave its new row, or -1."""
+        """Return the poll of some waves. `rows` has the new row of each wave, or -1."""
         wave = rows[self.wave]
         selected = wave >= 0
         return Poll(
@@ -53,7 +54,7 @@ class Poll:
 
     @property
     def has_changed(self) -> bool:
-        """Whether other values stand there now."""
+        """Whether the cells have other values now."""
         return not np.array_equal(self.memory.load(self.at, self.size), self.words)
 
 
@@ -74,8 +75,8 @@ def note(
         at: Offsets by lane.
         size: Bytes of each access.
         lanes: Flat numbers of the lanes that polled.
-        target: Registers that the instruction wrote. They are hashed too: a swap may succeed and
-            leave the same value.
+        target: Registers that the instruction wrote. They are hashed too, because a swap may
+            succeed and leave the same value in memory.
         compares: Whether the instruction is a compare-and-swap.
     """
     if not len(at) or len(g.polled) >= _LIMIT:
@@ -102,7 +103,10 @@ def record_active(
     target: range,
     compares: bool = False,
 ) -> None:
-    """Record a poll of the active lanes. inside: which of them access memory, None for all."""
+    """Record a poll of the active lanes, if polls are recorded in this iteration.
+
+    `inside` has a flag for each active lane: whether it accesses memory. None means that all do.
+    """
     if not g.records_polls:
         return
     lanes = np.arange(g.n * g.width)[g.lanes]
@@ -112,7 +116,7 @@ def record_active(
 
 
 def select(polled: list[Poll], index: np.ndarray, n: int) -> list[Poll]:
-    """Return the polls of the waves `index` of n."""
+    """Return the polls of those waves, out of n, whose rows `index` has."""
     rows = np.full(n, -1)
     rows[index] = np.arange(len(index))
     selected = [poll.of_waves(rows) for poll in polled]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scratch memory: each cell belongs to one lane, so nothing races there and nothing is ordered."""
+"""Scratch memory. Each cell belongs to one lane, so there are no races, and order is irrelevant."""
 
 from strix_emulate.memory.shadow import Memory, Touch
 
 
 class Scratch(Memory):
-    """Private memory of lanes. Its shadow has one byte for each cell: whether it was written."""
+    """Private memory of lanes. Its shadow has a byte per cell, which says if it was written."""
 
     of_lanes = True
 
@@ -43,7 +43,7 @@ class Scratch(Memory):
         self._record(at, size, tags)
 
     def track_store(self, at, data, size: int, tags) -> Touch | None:
-        """Store, and record it."""
+        """Store the data, and record that the cells were written."""
         self.store(at, data, size)
         if self.checked:
             self._record(at, size, tags)

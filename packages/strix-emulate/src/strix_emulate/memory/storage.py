@@ -7,20 +7,21 @@ from strix_emulate.memory.pages import shared_zeros
 
 
 class Storage:
-    """Bytes from offset 0 on.
+    """Bytes with offsets from 0 on.
 
     Attributes:
         name: Name of the memory in messages.
-        size: Bytes that the memory has.
-        bytes: The bytes, with room for an access that starts at the last one.
-        views: The same bytes as unsigned words, by bytes of a word; 16 bytes as complex128.
+        size: Number of bytes.
+        bytes: The bytes. Spare bytes behind them let an access start at the last one.
+        views: The same bytes as unsigned words, by bytes of a word. Words of 16 bytes are
+            complex128.
     """
 
     def __init__(self, name: str, size: int, shared: bool = False):
         self.name = name
         self.size = size
         room = (size + 31) // 16 * 16
-        # numpy's zeros cost nothing until they are touched
+        # numpy's zeros take no memory until they are touched
         self.bytes = shared_zeros(room) if shared else np.zeros(room, np.uint8)
         self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)}
         self.views[16] = self.bytes.view("c16")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Access tags: which wave accessed a memory cell, and when, by that wave's own clock.
+"""Access tags. A tag says which wave accessed a memory cell, and when by that wave's own clock.
 
 A tag is an int64 with four fields. From the high bits to the low bits they are: the workgroup + 1,
 the number of barriers that the wave has passed + 1, the number of its releases since the last
@@ -10,7 +10,7 @@ native/shadow.h uses the same layout.
 
 import numpy as np
 
-#: First bit of the workgroup, of the barriers passed, and of the releases.
+#: First bit of the fields workgroup, barriers passed, and releases.
 WORKGROUP = 40
 BARRIER = 22
 RELEASE = 8
@@ -20,7 +20,7 @@ SEVERAL = 0xFF
 READERS = 7
 #: Tag of a cell that several workgroups read.
 EVERYONE = 2**62
-#: Bits of a wave's clock, and those of the releases in a tag.
+#: Masks of the clock and of the releases in a tag.
 CLOCK = (1 << WORKGROUP) - 1 & ~0xFF
 RELEASES = (1 << BARRIER) - (1 << RELEASE)
 
@@ -28,20 +28,20 @@ _EPOCH_RELEASES = (1 << (BARRIER - RELEASE)) - 1
 
 
 def make_tags(workgroup, epoch, wave):
-    """Return the tags of the waves' accesses. They grow with the epoch."""
+    """Return the tags of the waves' accesses. A wave's tags grow with its epoch."""
     clock = epoch + (1 << (BARRIER - RELEASE))
     group = workgroup.astype(np.int64) + 1
     return group << WORKGROUP | clock << RELEASE | wave
 
 
 def epoch_after_barrier(epoch):
-    """Return the epoch of waves that passed a barrier."""
+    """Return the epoch of waves after a barrier."""
     barriers = epoch >> (BARRIER - RELEASE)
     return barriers + 1 << (BARRIER - RELEASE)
 
 
 def epoch_after_release(epoch):
-    """Return the epoch of waves that released. The last release that can be counted stays."""
+    """Return the epoch of waves after a release. At the maximum, the number of releases stays."""
     return epoch + ((epoch & _EPOCH_RELEASES) < _EPOCH_RELEASES)
 
 
@@ -79,14 +79,14 @@ def are_unordered(old, new):
 
 
 def merge_readers(old, new):
-    """Return the tags of cells that two waves read: of one workgroup, or of several."""
+    """Return the tags of cells that two waves read, of the same workgroup or of different ones."""
     barriers = np.maximum(barriers_of(old), barriers_of(new)) << BARRIER
     near = barriers | reader_bits(old) | reader_bits(new) | SEVERAL
     return np.where(in_same_workgroup(old, new), near, np.int64(EVERYONE))
 
 
 def reader_bits(tag):
-    """Return the waves of a read tag as bits in the field of releases."""
+    """Return the waves of a read tag as bits at the place of the releases."""
     one = np.int64(1) << (RELEASE + (tag & READERS))
     return np.where(tag & 0xFF == SEVERAL, tag & RELEASES, one)
 
