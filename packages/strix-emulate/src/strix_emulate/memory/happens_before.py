@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Happens-before through atomics: how locks, flags and counters order the accesses around them.
+"""Happens-before through atomics. Locks, flags and counters order the accesses around them.
 
-An atomic that returns a value and a load with GLC acquire. An atomic releases, and so does a store
-whose value such a load reads. A release does not cover accesses that are still outstanding (LLVM's
-guide, "Memory Model GFX10-GFX11"). Events are queued in order, and are merged into vector clocks
-only when two accesses look like a race.
+Acquires are atomics that return a value, and loads with GLC. Releases are atomics, and stores whose
+value an acquire reads. A release does not cover accesses that are still outstanding (LLVM's guide,
+"Memory Model GFX10-GFX11"). Events are queued in order. They are merged into vector clocks only
+when two accesses look like a race.
 
-An access that happened before may still be invisible to a plain load, which may read an older line
-from a cache. buffer_gl1_inv empties the cache of several workgroups, and buffer_gl0_inv that of a
-compute unit. An acquire of agent scope has both, in this order. For stores of its own workgroup a
-wave needs only the second; in CU mode, where a workgroup is on one compute unit, it needs neither.
+Order is not visibility: after an acquire, a plain load may still read an older value from a cache.
+buffer_gl1_inv empties GL1, the cache that several workgroups share. buffer_gl0_inv empties GL0, the
+cache of a compute unit. An acquire of agent scope consists of both, in this order. To see stores of
+its own workgroup, a wave needs only buffer_gl0_inv. In CU mode, where a workgroup is on one compute
+unit, it needs neither.
 """
 
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ import numpy as np
 
 from strix_emulate.memory.tags import CLOCK, SEVERAL, WORKGROUP, barriers_of, wave_of
 
-#: Clocks of waves and workgroups, in one dict for every sixteen workgroups. Where a lock goes from
-#: wave to wave, the clocks of most workgroups are the same dict, which costs nothing to merge.
+#: Clocks of waves and workgroups. Each sixteen workgroups have a dict of their own. When a lock
+#: passes from wave to wave, most of these dicts are identical objects, which need no merging.
 Clocks = dict[int, dict[int, int]]
 _CHUNK = WORKGROUP + 4
 _NOTHING: Clocks = {}
-#: Events that are queued before they are merged.
+#: Number of queued events at which they are merged.
 _QUEUE_LIMIT = 2000
 
 
@@ -37,8 +38,8 @@ class _Accesses:
         tags: Tag of each access.
         writers: Tag of the last store to each cell.
         releases: Whether these are atomics.
-        swaps: For swaps that return a value: the values that they left in the cells, and whether an
-            atomic was the last to write there. None for other accesses.
+        swaps: For swaps that return a value: the values that they left in the cells, and whether
+            the last earlier write of each cell was an atomic. None for other accesses.
     """
 
     memory: str
@@ -51,7 +52,7 @@ class _Accesses:
 
 @dataclass(slots=True)
 class _Invalidation:
-    """Waves that emptied a cache: GL1, or else GL0."""
+    """Waves that emptied a cache: GL1 if `gl1` is true, otherwise GL0."""
 
     tags: np.ndarray
     gl1: bool
@@ -65,7 +66,7 @@ class _Barrier:
 
 
 class Order:
-    """What each wave (a tag without its clock) knows of the clocks of other waves.
+    """The vector clocks of waves. A wave is a tag without its clock.
 
     Attributes:
         one_cache: Whether all waves of a workgroup are on one compute unit.
@@ -74,19 +75,20 @@ class Order:
     def __init__(self):
         self.one_cache = False
         self._events: list[_Accesses | _Invalidation | _Barrier] = []
-        #: by wave, the clocks of accesses that happened before
+        #: clocks of the accesses that happened before, by wave
         self._clocks: dict[int, Clocks] = {}
-        #: the same, of accesses that GL1 cannot hide, and that neither cache can hide
+        #: the same, for accesses that GL1 cannot hide
         self._visible_past_gl1: dict[int, Clocks] = {}
+        #: the same, for accesses that neither GL1 nor GL0 can hide
         self._visible: dict[int, Clocks] = {}
-        #: by memory and cell, what a wave learns that acquires there
+        #: clocks that a wave gets from an acquire, by memory and cell
         self._released: dict[tuple[str, int], Clocks] = {}
-        #: by memory and cell, the value that an atomic left, and the wave that changed it last
+        #: the value that an atomic left, and the wave that changed it last, by memory and cell
         self._holders: dict[tuple[str, int], tuple[int, int]] = {}
 
     @property
     def idle(self) -> bool:
-        """Whether nothing but barriers has ordered anything so far."""
+        """Whether only barriers have ordered accesses so far."""
         return not (self._events or self._clocks)
 
     def atomic(
@@ -105,12 +107,12 @@ class Order:
         self._add(_Accesses(memory, cells, tags, writers, False))
 
     def invalidate(self, tags, gl1: bool) -> None:
-        """Add the invalidation of a cache by these waves: GL1, or else GL0."""
+        """Add the invalidation of a cache by these waves: GL1 if `gl1` is true, otherwise GL0."""
         if not self.idle:
             self._add(_Invalidation(tags, gl1))
 
     def barrier(self, tags) -> None:
-        """Add a barrier that these waves passed: the waves of a workgroup share their clocks."""
+        """Add a barrier that these waves passed. The waves of a workgroup then share clocks."""
         if not self.idle:
             self._add(_Barrier(tags))
 
@@ -120,11 +122,11 @@ class Order:
             self._merge_events()
 
     def ordered(self, old, new):
-        """Return where something orders accesses with old tags and later ones with new tags."""
+        """Return where accesses with old tags happened before later ones with new tags."""
         return self._for_each_pair(self.orders, old, new)
 
     def visible(self, old, new):
-        """Return where a plain load with a new tag reads what a store with the old tag wrote."""
+        """Return where a plain load with a new tag sees the store with the old tag."""
         return self._for_each_pair(self.sees, old, new)
 
     def _for_each_pair(self, decide, old, new):
@@ -135,27 +137,27 @@ class Order:
         return np.array([results[pair] for pair in pairs], bool)
 
     def orders(self, old: int, new: int) -> bool:
-        """Return whether something orders an access with one tag and a later one with another."""
+        """Return whether an access with the old tag happened before one with the new tag."""
         self._merge_events()
         return _covers(self._clocks.get(wave_of(new), _NOTHING), old)
 
     def sees(self, old: int, new: int) -> bool:
-        """Return whether a plain load with the later tag reads a store with the earlier one."""
+        """Return whether a plain load with the new tag sees the store with the old tag."""
         self._merge_events()
         if self.one_cache and old >> WORKGROUP == new >> WORKGROUP:
             return self.orders(old, new)
         return _covers(self._visible.get(wave_of(new), _NOTHING), old)
 
     def classify(self, old: int, new: int) -> int:
-        """Answer C: 0 if nothing orders the accesses, 2 if a cache may hide the first, else 1."""
+        """Return a number for C: 0 if unordered, 1 if ordered, 2 if a cache may hide the store."""
         if not self.orders(old, new):
             return 0
         return 1 if self.sees(old, new) else 2
 
     def holds(self, memory: str, cell: int, tag: int) -> bool:
-        """Return whether the tag's wave swapped in the value that still stands in a cell.
+        """Return whether a cell still has the value that the tag's wave swapped in.
 
-        The cell is then a lock: the swaps of other waves changed nothing.
+        The cell is then a lock which the wave has: later swaps by other waves changed nothing.
         """
         self._merge_events()
         _, holder = self._holders.get((memory, cell), (0, 0))
@@ -191,7 +193,7 @@ class Order:
             place = (event.memory, cell)
             acquired = self._released.get(place, _NOTHING)
             if acquired is last_acquired and (tag, writer) == last_access:
-                # most lanes of a wave learn nothing new
+                # most lanes of a wave repeat the access of another lane
                 if event.releases:
                     self._released[place] = last_released
                 continue
@@ -275,10 +277,14 @@ def _workgroup_key(tag: int) -> int:
 
 
 class _Merge:
-    """Merges clocks: the later one of each wave. Clocks never change, so results are cached."""
+    """Merges clocks. The result has the later clock of each wave.
+
+    `Clocks` objects are never modified, so results are cached.
+    """
 
     def __init__(self) -> None:
-        # Each result is stored with its arguments, so that no other dict gets one of their ids.
+        # Results are cached by the ids of the arguments. The arguments are stored too, so that no
+        # other dict can get one of these ids.
         self._results: dict[tuple[int, int], tuple[Clocks, Clocks, Clocks]] = {}
         self._own_clocks: dict[int, Clocks] = {}
         self._own_workgroups: dict[tuple[int, int], tuple[Clocks, Clocks]] = {}
@@ -308,7 +314,7 @@ class _Merge:
 
     def __call__(self, a: Clocks, b: Clocks) -> Clocks:
         if len(a) < len(b):
-            # the loop below is over the smaller one
+            # the loop in _merge_chunks is over the second one
             a, b = b, a
         if a is b or not b:
             return a
