@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""From the address operands of memory instructions to offsets in the memories of a launch.
+"""Computation of the offsets that memory instructions access in the memories of a launch.
 
-A locator is a function on waves. For the active lanes it returns offsets in the memory, which lanes
-access memory at all (None for all of them), and the tags to check them with (None where nothing can
-race).
+A locator is a function on waves. It returns three values for the active lanes: their offsets in the
+memory; flags of the lanes that access memory, or None if all of them do; and the tags of the
+accesses, or None if no race is possible.
 """
 
 from collections.abc import Callable
@@ -51,12 +51,12 @@ class Spaces:
     polls: bool = False
 
     def note_load(self, at: np.ndarray) -> None:
-        """Record the offsets of a load of global memory, to judge races by."""
+        """Record the offsets of a load of global memory, from which races are judged later."""
         if self.arena.doubts is not None:
             self.arena.doubts.note_load(at)
 
     def note_store(self, g: Waves, inside: np.ndarray | None) -> None:
-        """Record which waves store. inside: which of the active lanes do, None for all."""
+        """Record which waves store. `inside` has flags of active lanes that store, None for all."""
         if self.arena.doubts is not None:
             self.arena.doubts.note_store(g, inside)
 
@@ -90,7 +90,7 @@ def address_sources(
     Args:
         ins: The instruction.
         operands: Its address operands.
-        count: Operands to return at least. Zeros are added.
+        count: Minimum number of operands to return. Zeros are added.
     """
     space = ins.name.split("_")[0]
     if space == "buffer":
@@ -114,7 +114,7 @@ def global_address(
     address: Operand,
     base: Operand,
 ) -> Callable:
-    """Return a function of waves: the addresses of a global access, uint64 by active lane."""
+    """Return a function on waves that returns global addresses, uint64 by active lane."""
     constant = np.int64(ins.modifiers.get("offset", 0)).astype(np.uint64)
     if base.kind == "off":
         wide = reader(address, "u64")
@@ -134,7 +134,7 @@ def compile_flat(
     Args:
         ins: The instruction.
         address: Its address operand.
-        part: Returns the access to one space as a function on waves.
+        part: Returns a function on waves that accesses a space, such as "ds".
     """
     wide = global_address(ins, address, Operand("off"))
     shared_base, private_base = APERTURES.values()
@@ -178,7 +178,10 @@ def _find(
     write: bool,
     selected=None,
 ):
-    """Call Arena.find, and add the lane to its trap. selected: of active lanes, None for all."""
+    """Call Arena.find, and add the lane to its trap.
+
+    `selected` has flags of the active lanes that access memory. None means that all do.
+    """
     try:
         return arena.find(addresses, size, write)
     except Trap as trap:
@@ -216,10 +219,11 @@ def locate_buffer(
     write: bool,
     arena: Arena,
 ) -> Callable:
-    """Return the locator of a buffer access. Lanes outside of the resource's range do not access.
+    """Return the locator of a buffer access. Lanes outside the resource's range access no memory.
 
-    The resource has to fit the access (ISA, "Buffer Addressing"): a raw one for an offset, one of
-    records of `stride` bytes for an index. Swizzled resources, and those that add the lane, trap.
+    An access by offset needs a raw resource, and an access by index a resource of records with
+    `stride` bytes (ISA, "Buffer Addressing"). Resources that are swizzled, or add the lane's number
+    to the index, trap.
     """
     first, resource, base = operands
     is_indexed = "idxen" in ins.modifiers
@@ -229,7 +233,7 @@ def locate_buffer(
     index = reader(replace(first, count=1), "u32") if is_indexed else None
     offset = None
     if "offen" in ins.modifiers:
-        # if there are both, the index comes first
+        # If the access has an index and an offset, the index comes first.
         second = replace(first, index=first.index + is_indexed, count=1)
         offset = reader(second, "u32")
 
@@ -259,14 +263,14 @@ def locate_buffer(
 
 
 def _in_raw_buffer(g: Waves, words, end, scalar_offset):
-    """Return by active lane whether an access that ends there lies in a raw buffer.
+    """Return by active lane whether an access that ends at offset `end` lies in a raw buffer.
 
     The scalar offset shortens the buffer (ISA, "Buffer Range Checking").
     """
     stride = words[1] >> np.uint32(16) & np.uint32(0x3FFF)
     select = words[3] >> np.uint32(28)
     if stride.any() or (select != 3).any():
-        raise Trap("unknown", "a buffer resource that is not raw")
+        raise Trap("unknown", "a buffer resource that is not raw, for an access by offset")
     size = words[2].astype(np.int64) - np.asarray(scalar_offset).astype(np.int64)
     return end <= g.active(size)
 
@@ -284,10 +288,10 @@ def _in_records(g: Waves, words, index, within):
     select = words[3] >> np.uint32(28)
     is_swizzled = words[1] >> np.uint32(30) | words[3] >> np.uint32(23) & 1
     if ((select > 1) | is_swizzled).any():
-        raise Trap("unknown", "a buffer resource that is not of records, one by one")
+        raise Trap("unknown", "a buffer resource that is swizzled or of another unsupported kind")
     record = index.astype(np.int64)
-    # MIOpen's Winograd kernels switch off a bias by a resource without a format: then there is no
-    # buffer.
+    # A resource without a format is not a buffer. MIOpen's Winograd kernels use one to switch off a
+    # bias.
     has_format = words[3] & np.uint32(0x7F000) != 0
     inside = (record < g.active(words[2])) & g.active(has_format)
     inside &= g.active(select == 1) | (within < g.active(stride))
@@ -300,7 +304,7 @@ def locate_scratch(
     size: int,
     spaces: Spaces,
 ) -> Callable:
-    """Return the locator of a scratch access: offsets in the lanes' private memory."""
+    """Return the locator of a scratch access. Offsets are in the lanes' private memory."""
     address, base = operands
     index = reader(ZERO if address.kind == "off" else address, "u32")
     start = reader(ZERO if base.kind == "off" else base, "u32")
@@ -325,13 +329,13 @@ def locate_lds(
     size: int,
     spaces: Spaces,
 ) -> Callable:
-    """Return the locator of an LDS access: offsets in the LDS of the lane's workgroup."""
+    """Return the locator of an LDS access. Offsets are in the LDS of the lane's workgroup."""
     index = reader(address, "u32")
     limit = spaces.lds_size
 
     def locate(g: Waves):
-        # Addresses wrap at 32 bits. LLVM relies on that: it writes s[63 - i] as -4 * i with an
-        # offset.
+        # Addresses wrap at 32 bits. LLVM relies on that: it addresses s[63 - i] by -4 * i and a
+        # constant offset.
         within = g.active(index(g) + np.uint32(offset)).astype(np.int64)
         at = within + g.lane_array(g.lds_slot * spaces.lds_stride)
         tags = g.lane_array(g.tags) if len(at) else None
@@ -355,7 +359,10 @@ def make_locators(
     spaces: Spaces,
     offsets,
 ) -> tuple[Memory, list[Callable]]:
-    """Return the memory of a space, and a locator of an access to it for each constant offset."""
+    """Return the memory of a space, and the locators of an instruction's accesses to it.
+
+    An LDS instruction has a locator for each of `offsets`. Other instructions have one locator.
+    """
     if space == "ds":
         address = operands[0]
         locators = [locate_lds(address, offset, size, spaces) for offset in offsets]

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Memory with a shadow: which cells were written, and which waves wrote and read them.
+"""Memory with a shadow, which records the waves that wrote and read each cell.
 
-A cell has the size of the kernel's smallest access, 1 to 4 bytes. Its shadow holds the tags
-(:mod:`strix_emulate.memory.tags`) of its last write and its last read. Two accesses of different
-waves are a race if one of them is a write and no barrier lies between them; so are two of different
-workgroups. A barrier does not order an access that is still outstanding when its wave arrives
-there: the access's tag is then moved behind the barrier (:meth:`Memory.postpone`). Atomics may
-order accesses that look like a race (:mod:`strix_emulate.memory.happens_before`).
+A cell has the size of the kernel's smallest access, 1 to 4 bytes. Its shadow has the tags
+(:mod:`strix_emulate.memory.tags`) of its last write and its last read.
+
+Two accesses of different waves, one of which is a write, are a race if no barrier lies between
+them. If the waves are of different workgroups, no barrier can order them. A barrier does not order
+an access that is still outstanding when its wave arrives there. The tag of such an access is moved
+behind the barrier (:meth:`Memory.postpone`). Atomics may order accesses that look like a race
+(:mod:`strix_emulate.memory.happens_before`).
 """
 
 from dataclasses import dataclass
@@ -37,14 +39,14 @@ from strix_emulate.memory.tags import (
 
 @dataclass
 class Touch:
-    """What one memory instruction accessed, for as long as it is outstanding.
+    """The accesses of a memory instruction that is outstanding.
 
     Attributes:
         memory: The memory.
         at: Offsets, one for each active lane.
-        tags: Tags that the access left in the shadow.
+        tags: Tags that the accesses left in the shadow.
         size: Bytes of each access.
-        write: Whether it is a store.
+        write: Whether the instruction is a store.
     """
 
     memory: "Memory"
@@ -55,24 +57,27 @@ class Touch:
 
 
 class Memory(Storage):
-    """Bytes from offset 0 on, and their shadow.
+    """Bytes with offsets from 0 on, and their shadow.
 
     Attributes:
         cell: Bytes of a shadow cell.
         checked: Whether there is a shadow, and races are reported.
         strict: Whether a load of bytes that nothing wrote is reported.
-        findings: Receives what the checks find.
-        order: How atomics order waves, or None if nothing is checked.
+        findings: Receives the findings of the checks.
+        order: The order that atomics establish between waves, or None if nothing is checked.
         doubts: Postpones races of loads that may be unused, or None if races are reported at once.
-        co_writers: For cells to which waves of several workgroups wrote one value: these waves.
+        co_writers: Waves that wrote the same value to a cell, by cell, if they are of several
+            workgroups.
         stores: Instructions that may store, by address. Empty if no cache can hide a store.
-        store_addresses: By cell, the address of the instruction of `stores` that wrote it last.
+        store_addresses: Address of the instruction of `stores` that wrote each cell last.
         one_workgroup: Whether each cell belongs to one workgroup, as in LDS and scratch. These have
             no cache.
-        written: By cell, the tag of the last write.
-        read: By cell, the tag of the last read.
-        swapped: By cell, the tag of the last write if that was an atomic.
-        writers: By cell, as bits, the waves of the last writer's workgroup that wrote its value.
+        written: Tag of the last write of each cell.
+        read: Tag of the last read of each cell.
+        swapped: Tag of the last atomic on each cell. It equals `written` if the atomic was the last
+            write.
+        writers: Bit masks of the waves that wrote the value of each cell. The waves are those of
+            the last writer's workgroup.
     """
 
     #: Whether each cell belongs to one lane (:mod:`strix_emulate.memory.scratch`).
@@ -102,7 +107,7 @@ class Memory(Storage):
         self.clear_tags()
 
     def clear_tags(self) -> None:
-        """Forget who wrote and read which cell."""
+        """Forget which waves wrote and read the cells."""
         cells = self.size // self.cell + 1 if self.checked else 0
         self.written = self._zeros(cells, np.int64)
         self.read = self._zeros(cells, np.int64)
@@ -112,7 +117,7 @@ class Memory(Storage):
         self.co_writers.clear()
 
     def clear_tags_in_place(self) -> None:
-        """Forget the same without new pages: faster if most cells were touched."""
+        """Clear the tags without new pages, which is faster if most cells were touched."""
         self.co_writers.clear()
         self.written.fill(0)
         if not self.of_lanes:
@@ -139,7 +144,7 @@ class Memory(Storage):
         return zeros
 
     def record_stores(self, instructions: list[Instruction]) -> None:
-        """Record for each cell which of these instructions, and of earlier ones, wrote it last."""
+        """From now on, record the last store to each cell by these instructions too."""
         if not self.stores:
             self.store_addresses = self._zeros(len(self.written), np.int32)
         self.stores |= {ins.address: ins for ins in instructions}
@@ -161,8 +166,9 @@ class Memory(Storage):
             at: Offsets, flat.
             size: Bytes of each access.
             tags: Tag of each access.
-            swap_words: As bits, the words of each access that a compare-and-swap compares later. An
-                atomic that wrote them is no race, and they are never too old.
+            swap_words: Bit mask of the words of each access that a later compare-and-swap compares
+                with memory. For these words, an earlier atomic is not a race, and a stale value is
+                harmless.
 
         Raises:
             Trap: A race, a read before any write, or a load that a cache may serve.
@@ -235,7 +241,7 @@ class Memory(Storage):
         self.read[cells] = np.where(near, barriers | bits, np.int64(EVERYONE))
 
     def track_acquire(self, at, size: int, tags) -> None:
-        """Record a load that bypasses the wave's cache. It orders accesses, and is never a race."""
+        """Record a load that bypasses the caches. It orders accesses, and is never a race."""
         if self.order is not None:
             cells, tags = self._cells(at, size, tags)
             self.order.acquire(
@@ -284,7 +290,7 @@ class Memory(Storage):
         return conflict
 
     def _wrote_same_value(self, cells, before, tags, conflict):
-        """Return where the reading wave had itself written the value that another wave wrote."""
+        """Return where the reading wave also wrote the value that another wave wrote."""
         own_bit = self.writers[cells] & wave_bit(tags) != 0
         result = in_same_workgroup(before, tags) & own_bit
         if not self.co_writers:
@@ -295,10 +301,10 @@ class Memory(Storage):
         return result
 
     def _releases_lock(self, cells, before, tags, conflict):
-        """Return where a store gives back a lock that its wave took by an atomic.
+        """Return where a store releases a lock that its wave took by an atomic.
 
-        The store's code is that of any other store. By the memory model it is an atomic store, as
-        the attempts of other waves to take the lock are atomics.
+        Such a store has the same instruction as a plain store. It counts as atomic, because other
+        waves access the lock only by atomics.
         """
         result = conflict & (before == self.swapped[cells])
         for i in np.flatnonzero(result).tolist():
@@ -308,7 +314,7 @@ class Memory(Storage):
         return result
 
     def _check_caches(self, cells, before, tags) -> None:
-        """Report loads of what happened before, but may still be older in a cache."""
+        """Report loads that are ordered after a store but may read an older value from a cache."""
         if self.one_workgroup or self.order is None or self.order.idle:
             return
         at = np.flatnonzero(are_unordered(before, tags))
@@ -328,24 +334,25 @@ class Memory(Storage):
         self.findings.report(
             "stale",
             f"{describe(reader)} reads what {describe(writer)} wrote at {describe_place(store)}. "
-            f"Something orders the two, but no {caches} comes between: a cache may hold the older "
-            "value",
+            f"The load is ordered after the store, but without {caches} between them a cache may "
+            "still have the older value",
         )
 
     def _may_conflict(self, before, tags) -> bool:
-        """Return quickly whether any access may be unordered with an earlier one.
+        """Return whether any access may be unordered with an earlier one, by a quick test.
 
-        In LDS and scratch all tags of a cell are of one workgroup, so a barrier orders older ones.
+        In LDS and scratch, all tags of a cell are of one workgroup. So the last barrier orders all
+        accesses that came before it.
         """
         if not self.one_workgroup:
             return bool(before.any())
         return bool((before >= tags >> BARRIER << BARRIER).any())
 
     def track_store(self, at, data, size: int, tags) -> Touch | None:
-        """Check a store against earlier accesses, store, and record it.
+        """Check a store against earlier accesses, execute it, and record it.
 
-        Several waves may write the same value to the same cell: compilers let all threads that hold
-        a copy of a value store it.
+        Several waves may write the same value to the same cell, because compilers let all threads
+        that have a copy of a value store it.
 
         Args:
             at: Offsets, flat.
@@ -396,7 +403,7 @@ class Memory(Storage):
             self._report_race(conflict, readers, tags, "a read", cells, readers)
 
     def _check_writers(self, cells, before, at, data, size: int, tags):
-        """Report a store of another value than another wave stored; return where waves conflict."""
+        """Report a store of a different value than another wave stored. Return the conflicts."""
         if not self._may_conflict(before, tags):
             return np.zeros(len(cells), bool)
         conflict = self._unordered(before, tags)
@@ -408,7 +415,7 @@ class Memory(Storage):
                     conflict,
                     before,
                     tags,
-                    "another write of another value",
+                    "a write of a different value",
                 )
         return conflict
 
@@ -423,7 +430,7 @@ class Memory(Storage):
     ) -> None:
         """Report different values that waves stored to one cell by the same instruction.
 
-        The last lane's value stands there.
+        The cell has the value of the last lane.
         """
         overwritten = self.written[cells] != tags
         if not overwritten.any():
@@ -450,8 +457,9 @@ class Memory(Storage):
     ):
         """Return where a store repeats a value that the reading wave had itself written before.
 
-        Workgroups that share a head of keys each append the same keys and read them back. A read of
-        the cell by any other wave was already reported as a race.
+        Attention kernels do this: workgroups that share a key head append the same keys to the
+        cache and read them back. A read of the cell by any other wave was already reported as a
+        race.
         """
         if self.one_workgroup or not conflict.any():
             return np.zeros(len(cells), bool)
@@ -472,7 +480,10 @@ class Memory(Storage):
             waves.update((wave_of(a), wave_of(b)))
 
     def _cells(self, at, size: int, tags):
-        """Return the cells of accesses and a tag for each: first all first cells, and so on."""
+        """Return the cells of the accesses, and a tag for each cell.
+
+        The first cells of all accesses come first, then the second ones, and so on.
+        """
         count = max(1, size // self.cell)
         cells = at >> (self.cell.bit_length() - 1)
         if count > 1:
@@ -486,7 +497,7 @@ class Memory(Storage):
         size: int,
         lanes: int,
     ) -> np.ndarray:
-        """Return which cells of accesses by so many lanes lie in these words of each access."""
+        """Return which of the cells from `_cells` lie in the words that a bit mask selects."""
         count = max(1, size // self.cell)
         word = np.arange(count) * self.cell // 4
         return np.repeat((words >> word & 1).astype(bool), lanes)
@@ -506,7 +517,7 @@ class Memory(Storage):
             conflict: Which cells race.
             before: Tags of the earlier accesses.
             tags: Tags of the access that is executed.
-            event: What the earlier access was, for the message.
+            event: Kind of the earlier access, for the message.
             cells: For a race between a load and a store, the cells.
             readers: For such a race, the tags of the load: `before` or `tags`.
         """
@@ -516,8 +527,8 @@ class Memory(Storage):
         old = describe(int(before[first]))
         new = describe(int(tags[first]))
         message = (
-            f"{self.name} cell is touched by {new} and, with no barrier between, had "
-            f"{event} by {old}"
+            f"{self.name} cell is touched by {new} after {event} by {old}, with no barrier "
+            "between them"
         )
         if self.doubts is not None and readers is not None:
             is_load = readers is tags
@@ -539,7 +550,7 @@ class Memory(Storage):
         Args:
             touch: The access.
             waves: Waves, as tags without clocks.
-            unit: 1 << BARRIER or 1 << RELEASE.
+            unit: Number to add to the tags: 1 << BARRIER or 1 << RELEASE.
         """
         shadow = self.written if touch.write else self.read
         selected = np.isin(wave_of(touch.tags), waves)
@@ -551,7 +562,7 @@ class Memory(Storage):
         now = shadow[cells]
         is_same = now >> RELEASE == tags >> RELEASE
         if unit == 1 << BARRIER:
-            # of several readers only the barriers are recorded
+            # If there are several readers, only their barriers are recorded.
             has_readers = now & 0xFF == SEVERAL
             is_same |= has_readers & (barriers_of(now) == barriers_of(tags))
         shadow[cells[is_same]] += unit

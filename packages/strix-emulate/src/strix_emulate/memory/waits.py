@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The wait counters: instructions whose results are outstanding, and the registers they will write.
+"""The wait counters: the outstanding memory instructions, and the registers that they will write.
 
-The machine executes a load at once, but no instruction may use its registers until an s_waitcnt
-guarantees the result. VMEM loads, stores and LDS instructions finish in order, scalar loads in any
-order (RDNA3.5 ISA, "Data dependency resolution").
+The emulator executes a load at once, but no instruction may use the load's registers until an
+s_waitcnt guarantees the result. VMEM loads, stores and LDS instructions finish in order. Scalar
+loads finish in any order (RDNA3.5 ISA, "Data dependency resolution").
 """
 
 import itertools
@@ -29,21 +29,21 @@ from strix_emulate.memory.waves import Waves
 VM = 0
 STORE = 1
 LGKM = 2
-#: A counter has six bits. A wave with so many instructions outstanding issues no more until one of
-#: them is done.
+#: A counter has six bits. A wave with this many outstanding instructions issues the next one only
+#: when one of them has finished.
 COUNTER_LIMIT = 63
 
 
 class Outstanding:
-    """One instruction that a counter counts. It never changes.
+    """An outstanding instruction, as the entry of a counter. It is never modified.
 
     Attributes:
-        registers: As bits, the registers that it will write.
-        ordered: Whether its counter keeps it in order.
+        registers: Bit mask of the registers that the instruction will write.
+        ordered: Whether the instruction finishes in order with others of its counter.
         instruction_text: The instruction, for messages.
-        issuers: By wave, whether it issued the instruction. None for all waves.
-        half: "l" or "h" if it writes half a register.
-        number: Equal for equal entries.
+        issuers: Flags of the waves that issued the instruction. None means that all waves did.
+        half: "l" or "h" if the instruction writes half a register.
+        number: A number that is the same for equal entries.
     """
 
     __slots__ = ("half", "instruction_text", "issuers", "number", "ordered", "registers")
@@ -71,7 +71,7 @@ class Outstanding:
             _numbers[key] = self.number
 
     def for_waves(self, issuers: np.ndarray | None) -> "Outstanding":
-        """Return the same entry of other waves."""
+        """Return the entry with other issuers."""
         if issuers is None:
             return self
         return Outstanding(
@@ -87,11 +87,11 @@ _Entries = tuple[Outstanding, ...]
 
 
 class State:
-    """The entries of the three counters. It never changes, and equal entries have one State.
+    """The entries of the three counters. It is never modified. Equal entries have the same State.
 
     Attributes:
         queues: Entries by counter, in the order of issue.
-        pending: As bits, the registers that are still to be written.
+        pending: Bit mask of the registers that the entries will write.
         together: Whether all waves issued all entries.
     """
 
@@ -105,7 +105,7 @@ class State:
             for entry in queue:
                 self.pending |= entry.registers
                 self.together &= entry.issuers is None
-        #: the states that follow, by what is issued or awaited
+        #: cached results of `issued` and `waited`, by their arguments
         self._following: dict[Any, Any] = {}
 
     @staticmethod
@@ -116,7 +116,7 @@ class State:
         state = _states.get(key)
         if state is None:
             if len(_states) > _MOST_STATES:
-                # states that are in use stay as they are
+                # states that are in use remain valid
                 _states.clear()
                 NOTHING._following.clear()
             state = State(queues)
@@ -146,7 +146,7 @@ class State:
         return self._following[key]
 
 
-#: Numbers of entries. Kernels that part their waves in many ways have many entries.
+#: Numbers of entries by their content. Kernels with much divergence have many entries.
 _numbers: dict[tuple, int] = {}
 _next_number = itertools.count()
 #: States by the numbers of their entries.
@@ -157,12 +157,12 @@ _states[(), (), ()] = NOTHING
 
 
 class Queues:
-    """What waves have outstanding.
+    """The outstanding instructions of waves.
 
     Attributes:
         state: The entries of the counters.
-        touched: By counter, for each entry the memory that it touched. The inner lists are replaced
-            and never changed.
+        touched: The accesses (`Touch`) of each entry, by counter and entry. The inner lists are
+            replaced, and never modified.
     """
 
     __slots__ = ("state", "touched")
@@ -173,7 +173,7 @@ class Queues:
 
 
 def registers(kind: str, first: int, count: int = 1) -> int:
-    """Return the bits of registers. Vector registers have the first 256, scalar ones follow."""
+    """Return the bit mask of registers. Vector registers have bits 0 to 255, scalar ones follow."""
     offset = 256 if kind == "s" else 0
     return ((1 << count) - 1) << (first + offset)
 
@@ -184,7 +184,7 @@ def issue(
     entry: Outstanding,
     touches: Any = (),
 ) -> None:
-    """Record that a memory instruction is outstanding, and the memory that it touched."""
+    """Record that a memory instruction with these accesses is outstanding."""
     queues = g.queues
     queues.state = queues.state.issued(counter, entry)
     queues.touched[counter] = [*queues.touched[counter], touches]
@@ -215,26 +215,27 @@ def check_pending(
     findings: Findings,
     stored: tuple[int, str] = (0, ""),
 ) -> None:
-    """Report an instruction that touches registers which are still to be written.
+    """Report an instruction that uses registers which an outstanding load has yet to write.
 
-    Loads that one counter keeps in order may have the same target, or halves of it: each writes
-    what it loads and nothing else, and "completion is reported to a wavefront in execution order"
-    (LLVM's guide, "Memory Model", of LDS operations; it says the same of VMEM loads among
-    themselves). LLVM places no wait between such VMEM loads, and hipBLASLt's generator none between
-    such LDS loads.
+    Two uses are allowed:
 
-    A store of 8 or 16 bits may read one half of a register while a load into the other half is
-    outstanding: a memory instruction touches its own half only. A vector operation may not, as a
-    load of 16 bits writes all of the register on GFX11 (LLVM's feature d16-write-vgpr32,
-    llvm-project#157795 and #194477).
+    * Loads that finish in order may write the same register, or halves of it. Each writes only what
+      it loads, and "completion is reported to a wavefront in execution order" (LLVM's guide,
+      "Memory Model", about LDS operations; VMEM loads are in order among themselves too). LLVM
+      places no wait between such VMEM loads, and hipBLASLt's generator places none between such LDS
+      loads.
+    * A store of 8 or 16 bits may read one half of a register while a load into the other half is
+      outstanding, because a memory instruction accesses only its own half. A vector operation may
+      not do so, because on GFX11 a load of 16 bits writes the whole register (LLVM's feature
+      d16-write-vgpr32, llvm-project#157795 and #194477).
 
     Args:
         g: The waves.
-        touched: Registers that the instruction reads or writes, without `target`.
-        target: Registers that a load will write.
+        touched: Bit mask of the registers that the instruction reads or writes, without `target`.
+        target: Bit mask of the registers that a load will write.
         counter: The load's counter.
         findings: Receives the finding.
-        stored: The register of which a store reads one half, and which half.
+        stored: Bit mask of the register of which a store reads one half, and that half.
     """
     half_bits, half = stored
     for number, queue in enumerate(g.queues.state.queues):
@@ -245,7 +246,8 @@ def check_pending(
                 forbidden &= ~half_bits
             if entry.registers & forbidden:
                 message = (
-                    f"uses a register that `{entry.instruction_text}` has yet to write: no wait"
+                    f"uses a register that `{entry.instruction_text}` has yet to write, without a "
+                    "wait"
                 )
                 findings.report("pending", message)
 
@@ -261,14 +263,14 @@ def wait(g: Waves, counter: int, allowed: int) -> None:
 
 
 def _remaining(queue: _Entries, allowed: int) -> list[tuple[int, Outstanding]]:
-    """Return the entries that may be outstanding behind a wait, with their numbers in the queue."""
+    """Return the entries that may be outstanding after a wait, with their numbers in the queue."""
     if allowed == 0:
         return []
     entries = list(enumerate(queue))
     if all(entry.issuers is None for entry in queue):
         ordered = [number for number, entry in entries if entry.ordered]
         newest = set(ordered[-allowed:])
-        # Any of the unordered entries may be among those that are outstanding.
+        # Each unordered entry may be one of those that are still outstanding.
         return [(i, entry) for i, entry in entries if not entry.ordered or i in newest]
     waves = next(len(entry.issuers) for entry in queue if entry.issuers is not None)
     newer = np.zeros(waves, np.int64)
@@ -285,16 +287,16 @@ def _remaining(queue: _Entries, allowed: int) -> list[tuple[int, Outstanding]]:
 
 
 def at_barrier(g: Waves) -> None:
-    """Postpone outstanding accesses: the barrier at which their wave arrives does not order them.
+    """Postpone outstanding accesses, because the barrier at which their wave arrives orders none.
 
-    That holds for LDS too: a wavefront's LDS operations "can be reordered relative to each other",
-    and only s_waitcnt lgkmcnt(0) orders them (LLVM's guide, "Memory Model GFX10-GFX11").
+    This includes LDS accesses. LDS operations of different waves "can be reordered relative to each
+    other", and only s_waitcnt lgkmcnt(0) orders them (LLVM's guide, "Memory Model GFX10-GFX11").
     """
     _postpone(g, 1 << BARRIER)
 
 
 def at_release(g: Waves) -> None:
-    """Postpone outstanding accesses: an atomic orders neither them nor its wave's later ones."""
+    """Postpone outstanding accesses, because a release does not order them. Begin an epoch."""
     _postpone(g, 1 << RELEASE)
     g.epoch[:] = epoch_after_release(g.epoch)
     g.tags = make_tags(g.workgroup, g.epoch, g.wave)
@@ -315,7 +317,7 @@ def _postpone(g: Waves, unit: int) -> None:
 
 
 def select(queues: Queues, index) -> Queues:
-    """Return the queues of the waves `index`."""
+    """Return the queues of the waves whose rows `index` has."""
     if queues.state.together:
         return Queues(queues.state, list(queues.touched))
     selected = []
@@ -355,19 +357,19 @@ def join(a: Queues, n: int, b: Queues, m: int) -> Queues:
 
 
 def _unite(first: tuple, second: tuple) -> tuple:
-    """Join what was touched. Waves that had parted have some of it in common."""
+    """Join two tuples of accesses. Waves that had diverged have some accesses in common."""
     ids = {id(touch) for touch in first}
     return first + tuple(touch for touch in second if id(touch) not in ids)
 
 
 def _pad(issuers, size, before, after):
-    """Return which of more waves issued an entry: others come before and after these."""
+    """Return `issuers` extended by waves before and after them, which did not issue the entry."""
     flags = np.ones(size, bool) if issuers is None else issuers
     return np.concatenate([np.zeros(before, bool), flags, np.zeros(after, bool)])
 
 
 def compile_wait(ins: Instruction, target: Target):
-    """Compile s_waitcnt, s_waitcnt_vscnt and relatives to a function on waves.
+    """Compile s_waitcnt and s_waitcnt_vscnt, vmcnt or lgkmcnt to a function on waves.
 
     Raises:
         Unknown: The instruction waits on a register.

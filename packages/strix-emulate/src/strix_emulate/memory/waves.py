@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Registers of waves that stand at the same instruction, and typed access to them.
+"""Registers of waves at the same instruction, and typed access to the registers.
 
-n waves are one numpy operation. A vector register has the shape (n, width), with 32 or 64 lanes; a
-scalar register has (n, 1), so that it broadcasts. Lane masks of wave64 are pairs of scalar
-registers. Waves that branch apart become two `Waves`, which are joined when they meet again.
+One numpy operation executes an instruction for n waves. A vector register has the shape (n, width),
+with 32 or 64 lanes. A scalar register has the shape (n, 1), so that it broadcasts. Lane masks of
+wave64 are pairs of scalar registers. Waves that diverge become two `Waves`, which are joined when
+they reach the same instruction again.
 """
 
 from collections.abc import Callable
@@ -14,9 +15,9 @@ import numpy as np
 from strix_emulate.arithmetic.floats import bfloat, flush
 from strix_emulate.code.decode import APERTURES, EXEC, NULL, VCC, Operand, Unknown
 
-#: Lanes of a wave32, of half a wave64, and of a scalar register that is a mask.
+#: Number of lanes of a wave32, of half a wave64, and of the mask in a scalar register.
 LANES = 32
-#: Scalar registers. The general ones come first, then VCC, EXEC and other special ones.
+#: Number of scalar registers: general ones first, then VCC, EXEC and other special ones.
 SCALARS = 128
 GENERAL_SCALARS = 104
 #: numpy's unsigned types by bits.
@@ -35,32 +36,33 @@ class Waves:
         pc: Address of their next instruction.
         V: Vector registers, (registers, n, width) uint32.
         I, F, U16, I16, H: V as int32, float32, uint16, int16, float16.
-        VF: V as (registers, n * width).
+        VF: V with the shape (registers, n * width).
         S: Scalar registers, (SCALARS, n, 1) uint32.
         SI, SF: S as int32, float32.
         scc: The SCC bits, (n, 1) bool.
         scalars: Number of general scalar registers that the kernel may use.
         queues: Entries of the wait counters (:mod:`strix_emulate.memory.waits`).
-        identity: The following eight arrays in one, (8, n) int64.
-        workgroup: Number of the wave's workgroup in the grid.
-        wave: Number of the wave in its workgroup.
-        slot: Row of the wave in scratch.
-        lds_slot: Row of its workgroup in LDS.
-        epoch: Barriers passed and releases since (:mod:`strix_emulate.memory.tags`).
-        stored: As bits, the numbers of the stores that it executed
+        identity: The following eight arrays as one, (8, n) int64.
+        workgroup: Number of each wave's workgroup in the grid.
+        wave: Number of each wave in its workgroup.
+        slot: Row of each wave in scratch.
+        lds_slot: Row of each wave's workgroup in LDS.
+        epoch: Barriers that each wave passed, and its releases since the last one
+            (:mod:`strix_emulate.memory.tags`).
+        stored: Bit masks of the numbers of the stores that each wave executed
             (:mod:`strix_emulate.memory.doubts`).
-        poll_hash: Hash of what it polled in this iteration of a loop
+        poll_hash: Hash of the values that each wave polled in this iteration of a loop
             (:mod:`strix_emulate.memory.polls`).
-        last_poll_hash: Hash of what it polled in an earlier iteration.
+        last_poll_hash: The same hash for an earlier iteration.
         tags: Tags of the waves' accesses, or None until they are needed.
-        yields: How often the waves let others go first.
-        iterations: Loop iterations since then; iterations that poll memory count more.
+        yields: Number of times that the waves yielded to other waves.
+        iterations: Loop iterations since the last yield. Iterations that poll memory count more.
         has_polled: Whether the waves polled memory in this iteration.
         records_polls: Whether polls of this iteration are recorded.
         polled: The polls of this iteration.
-        pause: Iterations for which no polls are recorded, the next time.
+        pause: Number of iterations without recording after the next recording of polls.
         skips: Iterations that remain until polls are recorded again.
-        slept_with: The group of waves with which they slept last, or None.
+        slept_with: The group in which the waves slept last (run.sleep), or None.
     """
 
     __slots__ = (
@@ -102,7 +104,7 @@ class Waves:
     )
 
     def __init__(self, V, S, scc, pc, identity, queues):
-        # V and S have to be in C order, as a flat view of another order would be a copy.
+        # V and S must be in C order. In any other order, a flat view would be a copy.
         self.n, self.width = V.shape[1:]
         self.pc = pc
         self.queues = queues
@@ -139,7 +141,7 @@ class Waves:
         self.exec_changed()
 
     def exec_changed(self):
-        """Forget what was derived from EXEC."""
+        """Discard the values that were derived from EXEC."""
         self._active = None
 
     def _derived(self) -> list:
@@ -178,7 +180,7 @@ class Waves:
         return self.S[register : register + 2, :, 0].T
 
     def either(self, register: int):
-        """Return by wave a number that is not 0 if the mask in a scalar register has any lane."""
+        """Return for each wave a number that is 0 if the mask in a scalar register is empty."""
         low = self.S[register, :, 0]
         if self.width == LANES:
             return low
@@ -194,10 +196,10 @@ class Waves:
 
 
 def take_scalars(sets: list[Waves], index) -> np.ndarray:
-    """Copy the scalar registers that may be in use of some waves, numbered through all sets.
+    """Return a copy of the scalar registers of some waves. `index` counts through all sets.
 
     Returns:
-        (SCALARS, len(index), 1) uint32. Unused general registers are 0.
+        (SCALARS, len(index), 1) uint32. General registers that the kernel does not use are 0.
     """
     used = max(g.scalars for g in sets)
     result = np.zeros((SCALARS, len(index), 1), np.uint32)
@@ -224,8 +226,8 @@ def pack(flags):
 def constant_value(op: Operand, kind: str):
     """Return a constant as a number of the kind (f32, u16, b64 ...).
 
-    Integers are bit patterns. Inline fractions are values in the operand's own type; a 16-bit
-    integer operand takes the low half of the fraction as float32 (LLVM's getInlineEncodingV216).
+    Integers are bit patterns. Inline fractions are numbers of the operand's own type. If that is a
+    16-bit integer, it is the low half of the fraction as float32 (LLVM's getInlineEncodingV216).
     """
     span = int(kind[-2:])
     if kind == "bf16":
@@ -235,17 +237,18 @@ def constant_value(op: Operand, kind: str):
 
 
 def _dtype(kind: str, span: int) -> str:
-    """Return numpy's type of a kind of operand with so many bits. Bit patterns are unsigned."""
+    """Return numpy's type for a kind of operand with `span` bits. Bit patterns are unsigned."""
     letter = kind[0] if kind[0] in "fi" else "u"
     return f"{letter}{span // 8}"
 
 
 def constant_half(op: Operand, kind: str, high: bool):
-    """Return the half of a constant that op_sel picks for a packed operation on this 16-bit kind.
+    """Return the half of a constant that op_sel selects for a packed operation on a 16-bit kind.
 
-    A literal has 32 bits, and an inline integer is sign-extended to 32 bits. An inline fraction is
-    a float16 below zeros; for integer operations it is a float32 (LLVM's getInlineEncodingV216: the
-    ISA document is misleading there).
+    A literal has 32 bits, and an inline integer is sign-extended to 32 bits. For float16
+    operations, an inline fraction is a float16 in the low half, and the high half is 0. For integer
+    operations it is a float32. Source: LLVM's getInlineEncodingV216. The ISA document is misleading
+    here.
     """
     if kind == "f16" and isinstance(op.value, float):
         bits = _bits(op, "f16", 16)
@@ -259,7 +262,7 @@ def _bits(op: Operand, kind: str, span: int) -> int:
     if isinstance(value, float):
         return _fraction_bits(value, kind, span)
     if value in APERTURES.values() and span != 64:
-        # LLVM: if it is read as 32 bits, the hardware returns something else.
+        # LLVM: the hardware returns another value if an aperture is read as 32 bits.
         raise Unknown(f"an aperture in {span} bits")
     if kind == "f64" and op.literal:
         # a literal is the high half of a 64-bit float
@@ -342,7 +345,7 @@ def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
         denormals: Whether denormal floats are kept. Otherwise they are read as 0.
 
     Returns:
-        A function whose result may share memory with a register.
+        A function on waves. Its result may share memory with a register.
     """
     read = _constant_reader(op, kind) if op.kind == "const" else _raw_reader(op, kind)
     if kind == "bf16" and op.kind != "const":
@@ -379,9 +382,9 @@ def _flushing_reader(read: Callable) -> Callable:
 
 
 def vector_writer(op: Operand, kind: str) -> Callable:
-    """Return a function (waves, values, mask or None) that writes a vector register.
+    """Return a function (waves, values, mask) that writes a vector register.
 
-    It writes the lanes of the mask, or without one the active lanes.
+    It writes the lanes of the mask. If the mask is None, it writes the active lanes.
     """
     i = op.index
     span = int(kind[-2:])
@@ -476,4 +479,4 @@ def mask_writer(op: Operand) -> Callable:
 
 
 def _write_nothing(_g, _value) -> None:
-    """Discard what an instruction writes to the null register."""
+    """Discard a value that an instruction writes to the null register."""
