@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""float64: division steps, reduction of angles, classes (RDNA3.5 ISA, chapter 16).
+"""float64 operations: division steps, reduction of angles, sine and power of two.
 
-Sine and power of two are series here, which compilers make vector code of, and not the C library's:
-as float32 they have its bits for every float32.
+Source: RDNA3.5 ISA, chapter 16. Sine and power of two are series, because compilers can vectorize
+them, which they cannot do with the C library's functions. Rounded to float32, the results are equal
+to the C library's for every float32 argument.
 """
 
 import math
@@ -42,7 +43,7 @@ def div_scale(value, denominator, numerator):
 
 
 def div_fmas(a, b, c, flag):
-    """Compute V_DIV_FMAS_F64: fma, scaled by 2**128 up or down if flagged, rounded once."""
+    """Compute V_DIV_FMAS_F64: an fma, multiplied by 2**128 or 2**-128 if flagged, rounded once."""
     power = np.where(flag, np.where(exponent(c) > 1023, 128, -128), 0)
     return floats.scaled_fma64(a, b, c, power)
 
@@ -54,7 +55,7 @@ def div_fixup(quotient, denominator, numerator):
 
 @cache
 def _two_over_pi() -> int:
-    """Compute the first 1201 bits of 2 / pi, by Machin's formula for pi."""
+    """Compute the first 1201 bits of 2 / pi, with Machin's formula for pi."""
     one = 1 << 1400
 
     def arctan(inverse: int) -> int:
@@ -73,13 +74,13 @@ def _two_over_pi() -> int:
 
 @cache
 def _preop(shift: int, power: int) -> float:
-    """Take 53 bits of 2 / pi from bit `shift` after the point, with their weight times 2**power."""
+    """Return 53 bits of 2 / pi, from bit `shift` after the point on, multiplied by 2**power."""
     bits = (_two_over_pi() << shift) >> (1201 - 53) & ((1 << 53) - 1)
     return float(Fraction(bits) * Fraction(2) ** (power - 53 - shift))
 
 
 def trig_preop(x, segment):
-    """Compute V_TRIG_PREOP_F64: the part of 2 / pi that the exponent of an angle needs."""
+    """Compute V_TRIG_PREOP_F64: the bits of 2 / pi that matter for an angle's exponent."""
     high = exponent(x)
     shift = (np.asanyarray(segment) & np.uint32(31)).astype(np.int64) * 53
     shift = shift + np.where(high > 1077, high - 1077, 0)
@@ -87,9 +88,10 @@ def trig_preop(x, segment):
     return np.vectorize(lambda n, p: _preop(int(n), int(p)), otypes=[np.float64])(shift, power)
 
 
-#: Added to a number, leaves the nearest integer in its low bits.
+#: If this is added to a number, the low bits of the sum are the nearest integer.
 _TO_INTEGER = 1.5 * 2.0**52
-#: pi / 2 in two parts, the first of 33 bits: a product with few turns is exact.
+#: pi / 2 as the sum of two parts. The first has 33 bits, so its product with a small integer is
+#: exact.
 _QUARTER = (
     float.fromhex("0x1.921fb544p+0"),
     float.fromhex("0x1.0b4611a626331p-34"),
@@ -107,7 +109,7 @@ def _series(x, terms: list[float]):
 
 
 def exp2(x):
-    """Compute 2**x, out of -1000 to 1000 that of the nearer end."""
+    """Compute 2**x. Below -1000 and above 1000, x is replaced by that limit."""
     x = np.clip(x, -1000.0, 1000.0)
     shifted = x + _TO_INTEGER
     part = x - (shifted - _TO_INTEGER)
@@ -116,7 +118,7 @@ def exp2(x):
 
 
 def sine(angle, quarters: int = 0):
-    """Compute the sine of an angle within 2 pi, advanced by this number of quarters of a turn."""
+    """Compute the sine of an angle within 2 pi, plus `quarters` quarters of a turn."""
     shifted = angle * (2 / math.pi) + _TO_INTEGER
     whole = shifted - _TO_INTEGER
     part = angle - whole * _QUARTER[0] - whole * _QUARTER[1]
@@ -130,7 +132,7 @@ def sine(angle, quarters: int = 0):
     return np.where((quarter & np.uint64(2)) != 0, -result, result)
 
 
-#: By mnemonic, as in :mod:`arithmetic.operations`.
+#: (kind of the result, kinds of the sources, function) by mnemonic.
 TABLE = {
     "v_ldexp_f64": ("f64", ("f64", "i32"), ldexp),
     "v_cvt_i32_f64": ("i32", ("f64",), lambda x: floats.to_integer(x, np.int32)),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Floating-point operations of the RDNA3.5 ISA that numpy lacks, on its arrays.
+"""Floating-point operations of the RDNA3.5 ISA that numpy lacks, on numpy arrays.
 
-All round to nearest even. "Flush" functions keep the sign of zero, as the hardware does.
+All of them round to nearest even. Flushing keeps the sign of zero, as the hardware does.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from strix_emulate.arithmetic.translate import in_c
 
 #: Smallest normal number.
 _TINY = {np.dtype(t): np.finfo(t).smallest_normal for t in ("f2", "f4", "f8")}
-#: The bits of a float64 that its rounding to float32 drops, and their value at a tie.
+#: The bits of a float64 that are dropped when it is rounded to float32, and their value at a tie.
 _DROPPED = np.uint64(0x1FFFFFFF)
 _TIE = np.uint64(0x10000000)
 
@@ -27,7 +27,7 @@ def flush(x):
 def finite(function):
     """Return an operation that overflows to the largest number, as with FP16_OVFL.
 
-    The result stays infinite if a source is.
+    If a source is infinite, an infinite result stays infinite.
     """
 
     def run(*sources):
@@ -48,9 +48,9 @@ def finite(function):
 def fma32(a, b, c):
     """Compute a * b + c in float32, rounded once.
 
-    float64 holds the product exactly; the sum is rounded to float64 and again to float32. Only
-    where the first rounding made a tie of the second, or the result is denormal, can that differ
-    from one rounding: there, and only there, the sum is rounded to odd first.
+    The product is exact in float64. The sum is rounded to float64 and then to float32. The result
+    can differ from a single rounding only if the float64 is a tie for the second rounding, or if
+    the result is denormal. In these cases, the first rounding is to odd.
     """
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
@@ -79,8 +79,8 @@ def fma64(a, b, c):
 def scaled_fma64(a, b, c, power):
     """Compute (a * b + c) * 2**power in float64, rounded once.
 
-    Uses error-free steps (Boldo and Melquiond, "Emulation of FMA") where nothing can overflow or
-    become denormal, elsewhere rational arithmetic, one lane at a time.
+    Where no intermediate result can overflow or become denormal, this uses error-free steps (Boldo
+    and Melquiond, "Emulation of FMA"). Elsewhere it uses rational arithmetic, lane by lane.
     """
     a, b, c, power = np.broadcast_arrays(a, b, c, power)
     product = a * b
@@ -106,7 +106,7 @@ def scaled_fma64(a, b, c, power):
 
 
 def _is_moderate(x):
-    """Return whether x is 0, or its products can neither overflow nor become denormal."""
+    """Return where x is 0, or where its products neither overflow nor become denormal."""
     size = np.abs(x)
     return (size < 2.0**900) & ((size > 2.0**-900) | (x == 0))
 
@@ -135,7 +135,7 @@ def _sum(x, y):
 
 
 def _to_odd(x, y, total):
-    """Round x + y to odd: a second rounding of it, to fewer bits, then is correct."""
+    """Round x + y to odd. A second rounding, to fewer bits, then gives the correct result."""
     other = total - x
     error = (x - (total - other)) + (y - other)
     even = (total.view(np.uint64) & np.uint64(1)) == 0
@@ -145,7 +145,10 @@ def _to_odd(x, y, total):
 
 
 def larger(a, b, ieee):
-    """Compute V_MAX: a number beats a NaN, +0 beats -0, a signalling NaN gives a quiet one."""
+    """Compute V_MAX. A number wins over a NaN, and +0 over -0.
+
+    In IEEE mode, the result for a signalling NaN is a quiet NaN.
+    """
     return _extreme(np.fmax, np.bitwise_and, a, b, ieee)
 
 
@@ -181,7 +184,7 @@ def _extreme(pick, pick_zero, a, b, ieee):
 
 
 def is_quiet(x):
-    """Return whether the highest bit of the fraction is set: of a NaN, that it is a quiet one."""
+    """Return where the highest bit of the fraction is set. A NaN with that bit is quiet."""
     kind = np.dtype(f"u{x.dtype.itemsize}").type
     bit = np.finfo(x.dtype).nmant - 1
     return (np.asanyarray(x).view(kind) >> kind(bit) & kind(1)) != 0
@@ -201,14 +204,15 @@ class Division(NamedTuple):
     """Parameters of the division of a floating-point format.
 
     Attributes:
-        word: Unsigned integers of its size.
+        word: Unsigned integer type of the format's size.
         one: 1 in the format.
         smallest: Smallest normal number.
-        power: Power of two by which V_DIV_SCALE scales.
-        apart: Difference of exponents from which V_DIV_SCALE scales both operands.
-        few: Exponent of a numerator up to which V_DIV_SCALE scales.
-        exponent: Returns the biased exponent field of numbers.
-        ldexp: Computes x * 2**power.
+        power: V_DIV_SCALE multiplies or divides by 2**power.
+        apart: Minimum excess of the numerator's exponent over the denominator's at which
+            V_DIV_SCALE scales the denominator up and sets the flag.
+        few: Maximum biased exponent of a numerator that V_DIV_SCALE scales up.
+        exponent: Function that returns the biased exponent field of numbers.
+        ldexp: Function that computes x * 2**power.
     """
 
     word: type
@@ -222,10 +226,11 @@ class Division(NamedTuple):
 
 
 def scale(value, denominator, numerator, of: Division):
-    """Compute V_DIV_SCALE: the scaled value, and a flag for V_DIV_FMAS.
+    """Compute V_DIV_SCALE. Return the scaled value, and a flag for V_DIV_FMAS.
 
-    The document's pseudocode scales a denominator up even if its reciprocal is denormal, so that it
-    overflows. LLVM's division of float32 is exact only if it is scaled down.
+    A denominator whose reciprocal is denormal is scaled down here. The ISA document's pseudocode
+    scales it up, so that it overflows. But LLVM's division of float32 is exact only if it is scaled
+    down.
     """
 
     def denormal(x):
@@ -273,7 +278,7 @@ def div_scale(value, denominator, numerator):
 
 
 def div_fmas(a, b, c, flag):
-    """Compute V_DIV_FMAS_F32: fma, scaled by 2**64 up or down if flagged, rounded once."""
+    """Compute V_DIV_FMAS_F32: an fma, multiplied by 2**64 or 2**-64 if flagged, rounded once."""
     product = np.multiply(a, b, dtype=np.float64)
     c = np.asanyarray(c)
     total = _to_odd(product, c.astype(np.float64), product + c)
@@ -282,10 +287,11 @@ def div_fmas(a, b, c, flag):
 
 
 def div_fixup(quotient, denominator, numerator):
-    """Compute V_DIV_FIXUP_F32: the quotient, or what division gives for special operands.
+    """Compute V_DIV_FIXUP_F32: the quotient, or the result of the division for special operands.
 
-    A quotient that overflows reaches it as NaN (infinity less infinity in the steps before). The
-    document's pseudocode would keep that; LLVM's division of float32 needs the infinity.
+    If the quotient overflows, the argument is NaN, because the steps before subtract infinities.
+    The result is then infinite, as LLVM's division of float32 requires. The ISA document's
+    pseudocode would return the NaN.
     """
     return fixup(quotient, denominator, numerator, exponent, -150)
 
@@ -294,12 +300,12 @@ def fixup(quotient, denominator, numerator, exponent=None, lowest_exponent=0):
     """Compute V_DIV_FIXUP: see :func:`div_fixup`.
 
     Args:
-        quotient: What the steps of the division gave.
+        quotient: Result of the division's steps.
         denominator: Denominator of the division.
         numerator: Numerator of the division.
-        exponent: Returns the biased exponent of numbers; None for V_DIV_FIXUP_F16, whose quotient
-            neither vanishes nor is NaN.
-        lowest_exponent: Exponent of a quotient below which it is zero.
+        exponent: Function that returns the biased exponent of numbers. None for V_DIV_FIXUP_F16,
+            whose quotient neither vanishes nor is NaN.
+        lowest_exponent: A quotient with a lower exponent is 0.
     """
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     one = np.full_like(quotient, 1)
@@ -323,7 +329,7 @@ def fixup(quotient, denominator, numerator, exponent=None, lowest_exponent=0):
 
 
 def to_integer(x, kind):
-    """Convert floats to int32, uint32, int16 or uint16: towards zero, saturated, NaN is 0."""
+    """Convert floats to a 32-bit or 16-bit integer type, towards zero and saturated. NaN is 0."""
     info = np.iinfo(kind)
     whole = np.trunc(np.asanyarray(x).astype(np.float64))
     return np.where(np.isnan(whole), 0, np.clip(whole, info.min, info.max)).astype(kind)
@@ -333,7 +339,7 @@ def to_half_towards_zero(x):
     """Convert float32 to float16, rounded towards zero."""
     half = x.astype(np.float16)
     too_large = np.abs(half.astype(np.float32)) > np.abs(x)
-    # Of either sign, the lower bit pattern is the next number towards zero.
+    # For both signs, the next lower bit pattern is the next number towards zero.
     lower = (half.view(np.uint16) - np.uint16(1)).view(np.float16)
     return np.where(too_large, lower, half)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The MODE register, and what CLAMP does (RDNA3.5 ISA, "Mode Register" and "Output modifiers").
+"""The MODE register, and the effect of CLAMP (RDNA3.5 ISA, "Mode Register", "Output modifiers").
 
-The mode is known when a kernel is compiled to functions: compilers set it to constants.
+Kernels set the mode to constants. So it is known when their instructions are compiled to functions.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ SHADER_CYCLES = 29
 
 
 def hardware_register(op: Operand) -> tuple[int, int, int]:
-    """Return the number, the first bit and how many bits an immediate of S_GETREG names."""
+    """Return register number, first bit and number of bits from an immediate of S_GETREG."""
     bits = int(op.value)
     return bits & 63, bits >> 6 & 31, (bits >> 11 & 31) + 1
 
@@ -37,10 +37,10 @@ class Mode:
     Attributes:
         denormals_32: Whether float32 operations keep denormal numbers.
         denormals_16_64: Whether float16 and float64 operations keep denormal numbers.
-        ieee: IEEE mode.
-        clamp_nan: DX10_CLAMP: CLAMP turns NaN into 0.
-        finite_16: FP16_OVFL: float16 overflows to the largest number.
-        start: The mode that the kernel began with, as bits.
+        ieee: Whether the mode is IEEE mode.
+        clamp_nan: Whether CLAMP turns NaN into 0 (DX10_CLAMP).
+        finite_16: Whether float16 overflows to the largest number (FP16_OVFL).
+        start: Bits of the mode at the start of the kernel.
     """
 
     denormals_32: bool
@@ -56,7 +56,7 @@ class Mode:
 
     @property
     def bits(self) -> int:
-        """The mode as S_GETREG reads it."""
+        """The bits of the mode, as S_GETREG returns them."""
         bits = self.clamp_nan << _CLAMP_NAN | self.ieee << _IEEE | self.finite_16 << _FP16_OVFL
         if self.denormals_32:
             bits |= 3 << _DENORMALS_32
@@ -66,7 +66,7 @@ class Mode:
 
 
 def initial(kernel: Kernel) -> Mode:
-    """Return the mode that the kernel descriptor asks for."""
+    """Return the mode that the kernel descriptor sets."""
     mode = Mode(
         kernel.denormals_32,
         kernel.denormals_16_64,
@@ -83,10 +83,10 @@ def _require_mode(register: int) -> None:
 
 
 def after(ins: Instruction, mode: Mode) -> Mode:
-    """Return the mode behind an instruction. Raise Unknown for modes that are not supported.
+    """Return the mode after an instruction. Raise Unknown for a mode that is not supported.
 
-    S_SETREG_B32 is taken to restore the mode that the kernel began with; where it is executed, it
-    traps if its register holds something else.
+    S_SETREG_B32 is assumed to restore the mode at the start of the kernel. When it is executed, it
+    traps if its register has another mode.
     """
     if ins.name in ("s_denorm_mode", "s_round_mode"):
         first = _DENORMALS_32 if ins.name == "s_denorm_mode" else 0
@@ -115,12 +115,14 @@ def after(ins: Instruction, mode: Mode) -> Mode:
     rounds_otherwise = bits & 0xF
     flushes_one_side = new_mode.bits != bits and bits >> _DENORMALS_32 & 3 not in (0, 3)
     if rounds_otherwise or flushes_one_side:
-        raise Unknown("a mode that rounds other than to nearest even, or flushes on one side only")
+        raise Unknown(
+            "a mode that does not round to nearest even, or flushes only inputs or only outputs"
+        )
     return new_mode
 
 
 def clamped(x):
-    """Limit numbers to 0 .. 1; NaN and -0 become +0."""
+    """Limit numbers to 0 .. 1. NaN and -0 become +0."""
     zero = x.dtype.type(0)
     one = x.dtype.type(1)
     return np.where(np.isnan(x), zero, np.clip(x, zero, one) + zero)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Instructions as functions on waves.
 
-Its modules, imported where they are needed:
+Modules:
 
 * ``atomics``: atomic read-modify-writes of global memory and LDS.
-* ``crosslane``: data between lanes: DPP, permlane, readlane; packed maths; WMMA.
+* ``crosslane``: moves of data between lanes (DPP, permlane, readlane), packed maths, WMMA.
 * ``flow``: data flow: predecessors, registers that instructions write, copies.
 * ``microops``: `MicroOp`, one operation on registers; `Compiled`, an instruction for numpy and C.
-* ``mnemonics``: what the mnemonics of memory instructions say.
+* ``mnemonics``: the kinds of memory instructions, by mnemonic.
 * ``salu``: scalar instructions other than branches, waits and memory.
-* ``steps``: `Step`, one instruction as numpy executes it, with its checks.
+* ``steps``: `Step`, an instruction of a kernel, with its checks.
 * ``uses``: the stores that a loaded value may influence, derived from the code alone.
 * ``valu``: vector instructions: VOP1, VOP2, VOP3, VOPC, VOPD.
-* ``vmem``: loads and stores, and lane exchange through LDS.
+* ``vmem``: loads, stores, and data exchange between lanes through LDS.
 """
 
 __all__ = [

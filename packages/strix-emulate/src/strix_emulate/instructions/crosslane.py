@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Instructions that move data between lanes: DPP, permlane, readlane; packed maths; WMMA."""
+"""Instructions that move data between lanes (DPP, permlane, readlane), packed maths, and WMMA."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,21 +28,21 @@ from strix_emulate.memory.waves import (
     vector_writer,
 )
 
-#: Lanes of a wave64. A wave32 takes the first half of what is computed from them.
+#: Lane numbers of a wave64. A wave32 uses the first half of arrays that are computed from them.
 _LANE = np.arange(2 * LANES)
 _U32 = np.uint32
 
 
 def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
-    """Return a reader of source 0 through DPP, and a function of the lanes to write.
+    """Return a reader of source 0 through DPP, and a function that returns the lanes to write.
 
-    The latter gives None where EXEC decides. A source lane that is out of its row, or not active
-    without FI, gives 0 with BOUND_CTRL or DPP8 and otherwise leaves the destination lane alone
-    (RDNA3.5 ISA, "DPP").
+    Without DPP that function returns None, which means the active lanes. With DPP, a source lane
+    may be invalid: it is outside the row, or it is inactive and FI is not set. With BOUND_CTRL or
+    DPP8 the value is then 0. Otherwise the destination lane is not written (RDNA3.5 ISA, "DPP").
 
     Args:
-        mods: The modifiers of DPP; None without DPP.
-        read: Reads source 0 of all lanes.
+        mods: The modifiers of DPP. None without DPP.
+        read: Reader of source 0 of all lanes.
     """
     if mods is None:
         return read, lambda _g: None
@@ -70,12 +70,12 @@ def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
 
 
 def reads_zero(mods: dict) -> bool:
-    """Return whether a lane without a source lane reads 0."""
+    """Return whether a lane without a valid source lane reads 0."""
     return bool(mods.get("bound_ctrl")) or "dpp8" in mods
 
 
 def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each of 64 lanes: its source lane, whether it has one, whether it is written."""
+    """Return for each of 64 lanes: source lane, whether that is valid, whether it is written."""
     row_mask = mods.get("row_mask", 0xF)
     bank_mask = mods.get("bank_mask", 0xF)
     row_written = row_mask >> (_LANE // 16) & 1
@@ -85,7 +85,7 @@ def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each of 64 lanes its source lane, and whether it has one. Raise Unknown."""
+    """Return for each of 64 lanes the source lane, and whether that is valid. Raise Unknown."""
     row = _LANE // 16 * 16
     place = _LANE % 16
     if "row_shl" in mods:
@@ -114,19 +114,20 @@ def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_lanes(g: Waves, read: Callable) -> np.ndarray:
-    """Read an operand as (waves, lanes), also one that is the same for all lanes."""
+    """Read an operand as (waves, lanes), even if it is the same for all lanes."""
     return np.broadcast_to(read(g), g.mask.shape)
 
 
 def _read_scalars(g: Waves, read: Callable) -> np.ndarray:
-    """Read an operand as (waves, 1), also a constant."""
+    """Read a scalar operand or a constant as (waves, 1)."""
     return np.broadcast_to(read(g), (g.n, 1))
 
 
 def _permlane(ins: Instruction, across: bool) -> Compiled:
-    """Compile V_PERMLANE16_B32, or V_PERMLANEX16_B32 if lanes are in the other row of 16.
+    """Compile V_PERMLANE16_B32, or V_PERMLANEX16_B32 if `across` is true.
 
-    Nibbles of {source 2, source 1} pick the lanes.
+    Each nibble of {source 2, source 1} selects the source lane of one lane in a row of 16. The
+    source lane is in the same row, or with `across` in the other row.
     """
     target, source, source_low, source_high = ins.operands
     read = reader(source, "b32")
@@ -157,9 +158,9 @@ def _permlane(ins: Instruction, across: bool) -> Compiled:
 
 
 def _permlane64(ins: Instruction, _mode: Mode) -> Compiled:
-    """Compile V_PERMLANE64_B32: swap the halves of a wave64, of active and inactive lanes alike.
+    """Compile V_PERMLANE64_B32, which swaps the halves of a wave64. It reads inactive lanes too.
 
-    To a wave32 it does nothing.
+    In a wave32 it has no effect.
     """
     read = reader(ins.operands[1], "b32")
     write = vector_writer(ins.operands[0], "b32")
@@ -172,7 +173,7 @@ def _permlane64(ins: Instruction, _mode: Mode) -> Compiled:
 
 
 def _micro_for(ins: Instruction, handler: str) -> MicroOp:
-    """Return the operation for a handler of C that moves 32 bits."""
+    """Return the operation for a handler in C that moves 32 bits."""
     target, *operands = ins.operands
     sources = tuple((op, "b32") for op in operands)
     return MicroOp("", None, "b32", target, sources, handler=handler)
@@ -196,7 +197,7 @@ def _readfirstlane(ins: Instruction, _mode: Mode) -> Compiled:
     write = scalar_writer(ins.operands[0])
 
     def run(g: Waves):
-        # With no lane active, this is lane 0.
+        # If no lane is active, this is lane 0.
         first = np.argmax(g.mask, axis=1)[:, None]
         write(g, np.take_along_axis(_read_lanes(g, read), first, axis=1))
 
@@ -218,7 +219,7 @@ def _writelane(ins: Instruction, _mode: Mode) -> Compiled:
 
 
 def _fma_mix(ins: Instruction, mode: Mode) -> Compiled:
-    """Compile V_FMA_MIX*: op_sel_hi says which sources are float16, op_sel which register half."""
+    """Compile V_FMA_MIX*. Op_sel_hi marks float16 sources, and op_sel selects their halves."""
     high_halves = ins.modifiers.get("op_sel", (0, 0, 0))
     are_half = ins.modifiers.get("op_sel_hi", (0, 0, 0))
     source_list = []
@@ -253,9 +254,10 @@ def _fma_mix(ins: Instruction, mode: Mode) -> Compiled:
 
 
 def _packed(ins: Instruction, mode: Mode) -> Compiled:
-    """Compile VOP3P: the operation on both halves; op_sel, op_sel_hi pick the source half for each.
+    """Compile a packed operation (VOP3P), which computes both halves of its target.
 
-    CLAMP saturates integers, and brings numbers into 0 to 1.
+    Op_sel selects the halves of the sources for the low half of the target, and op_sel_hi those for
+    the high half. CLAMP saturates integers, and limits floats to 0 to 1.
     """
     clamp = bool(ins.modifiers.get("clamp"))
     kind, kinds, plain_function = packed(ins.name, clamp)
@@ -297,14 +299,14 @@ def _packed(ins: Instruction, mode: Mode) -> Compiled:
 
 
 def _halves_of(operands: list[Operand], picks: tuple, signs: tuple) -> list[Operand]:
-    """Return the half of each operand that is picked, negated where a sign is set."""
+    """Return the selected half of each operand, negated if its sign is set."""
     halves = []
     for op, high, negate in zip(operands, picks, signs, strict=True):
         halves.append(replace(op, count=1, half="h" if high else "l", neg=bool(negate)))
     return halves
 
 
-#: V_DOT4 and V_DOT8: bits of a field, and whether NEG_LO can make factors signed.
+#: Bits of a field of V_DOT4 and V_DOT8, and whether NEG_LO can make factors signed.
 _DOTS = {
     "v_dot4_i32_iu8": (8, True),
     "v_dot4_u32_u8": (8, False),
@@ -314,7 +316,7 @@ _DOTS = {
 
 
 def _dot(ins: Instruction, _mode: Mode) -> Compiled:
-    """Compile V_DOT4, V_DOT8: neg_lo says which factors are signed; CLAMP saturates the sum."""
+    """Compile V_DOT4 or V_DOT8. Neg_lo marks signed factors, and CLAMP saturates the sum."""
     bits, is_signed = _DOTS[ins.name]
     if ins.modifiers.keys() - {"neg_lo", "clamp"}:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
@@ -339,7 +341,7 @@ def _dot(ins: Instruction, _mode: Mode) -> Compiled:
 
 
 def _move_relative(ins: Instruction, _mode: Mode) -> Compiled:
-    """Compile V_MOVREL*: M0 is added to the number of the source, of the destination, or of both.
+    """Compile V_MOVREL*, which adds M0 to the register number of source, destination, or both.
 
     V_MOVRELSD_2 adds the low half of M0 to the source and the high half to the destination.
     """
@@ -377,7 +379,7 @@ def _move_relative(ins: Instruction, _mode: Mode) -> Compiled:
     return Compiled(run)
 
 
-#: WMMA: type of A and B, type of C and D.
+#: Types of the matrices of WMMA instructions: type of A and B, type of C and D.
 _WMMA = {
     "v_wmma_f32_16x16x16_f16": ("f16", "f32"),
     "v_wmma_f32_16x16x16_bf16": ("bf16", "f32"),
@@ -386,8 +388,8 @@ _WMMA = {
     "v_wmma_i32_16x16x16_iu8": ("iu8", "i32"),
     "v_wmma_i32_16x16x16_iu4": ("iu4", "i32"),
 }
-#: Names of the handlers written in the C language, by the types of the matrices A and D.
-#: Instructions without one are computed in numpy.
+#: Names of the handlers in C, by the types of the matrices A and D. Instructions without a handler
+#: are computed with numpy.
 _WMMA_HANDLERS = {
     ("f16", "f32"): "wmma_f16",
     ("bf16", "f32"): "wmma_bf16",
@@ -397,10 +399,10 @@ _WMMA_HANDLERS = {
 
 
 def _read_matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
-    """Read rows of A or columns of B as (n, 16, 16): a lane's registers hold a row's 16 numbers.
+    """Return rows of A or columns of B as (n, 16, 16). A lane has the 16 numbers of one row.
 
     Raises:
-        Trap: the other lanes do not repeat lanes 0 to 15, as the instruction needs.
+        Trap: Lanes from 16 on do not repeat lanes 0 to 15, as the instruction requires.
     """
     registers = {"iu8": 4, "iu4": 2}.get(kind, 8)
     bits = g.V[first : first + registers]
@@ -413,7 +415,7 @@ def _read_matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
     if kind == "bf16":
         return floats.bfloat(rows.view(np.uint16))
     if kind == "iu4":
-        # The first of two numbers is in the low half of a byte.
+        # Of the two numbers in a byte, the first is in the low half.
         raw = rows.view(np.uint8)
         nibbles = np.stack([raw & np.uint8(15), raw >> np.uint8(4)], axis=-1)
         rows = nibbles.reshape(len(nibbles), 16, 16)
@@ -422,7 +424,7 @@ def _read_matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
 
 
 def _product(rows, columns):
-    """Compute matrix products (n, 16, 16) of rows and columns, adding one term after the other."""
+    """Return matrix products (n, 16, 16) of rows and columns. Terms are added one by one."""
     total = rows[:, :, None, 0] * columns[:, None, :, 0]
     for k in range(1, 16):
         total += rows[:, :, None, k] * columns[:, None, :, k]
@@ -430,12 +432,13 @@ def _product(rows, columns):
 
 
 def _wmma(ins: Instruction, mode: Mode) -> Compiled:
-    """Compile D = A B + C. The first register of C holds rows 0 and 1, of wave64 0 to 3, and so on.
+    """Compile D = A B + C.
 
-    A row is in sixteen lanes, a column in one lane of each row.
+    Each register of C and D has 2 rows (in wave64, 4 rows). A row is in sixteen successive lanes,
+    one lane for each column.
 
-    The document leaves the order of the sixteen additions open; here they are float32 sums, one
-    after the other, with C added last. Integer products are exact.
+    The ISA document does not specify the order of the sixteen additions. Here they are float32
+    sums, one after the other, and C is added last. Integer products are exact.
     """
     source, result = _WMMA[ins.name]
     target, a, b, c = ins.operands
@@ -445,7 +448,7 @@ def _wmma(ins: Instruction, mode: Mode) -> Compiled:
     allowed = {"i32": {"neg_lo", "clamp"}, "f32": set()}.get(result, {"op_sel"})
     if mods.keys() - allowed:
         raise Unknown(f"modifiers {sorted(mods)}")
-    # For integers NEG_LO says which factors are signed.
+    # For integers, NEG_LO marks signed factors.
     signed_a, signed_b, _ = mods.get("neg_lo", (0, 0, 0))
     start = int(bool(mods.get("op_sel", (0, 0, 0))[2]))
     add = _matrix_adder(ins, result, start)
@@ -469,7 +472,7 @@ def _wmma(ins: Instruction, mode: Mode) -> Compiled:
 
 
 def _matrix_adder(ins: Instruction, result: str, start: int) -> Callable:
-    """Return a function of waves and a product that adds C and writes D.
+    """Return a function (waves, product) that adds C to the product and writes D.
 
     Args:
         ins: A WMMA instruction.

@@ -12,7 +12,7 @@ from strix_emulate.memory.waits import registers
 _WRITES_NOTHING = re.compile(r"s_cmp|s_bitcmp|s_wait|s_set|s_sendmsg$|s_cbranch|v_cmpx|\w+_store_")
 #: Vector operations whose second operand is a mask that they write.
 _TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co_|v_div_scale_|v_mad_[ui]64_")
-#: Copies, and the positions of their sources. Inactive lanes keep what a vector register held.
+#: Instructions that copy, with the positions of their sources.
 _COPIES = {
     "v_mov_b32": (1,),
     "v_dual_mov_b32": (1,),
@@ -31,12 +31,12 @@ _COPIES = {
 
 
 def branch_target(ins: Instruction) -> int:
-    """Return the address that a branch goes to."""
+    """Return the address to which a branch jumps."""
     return ins.address + ins.size + 4 * int(ins.operands[0].value)
 
 
 def operand_bits(*operands: Operand) -> int:
-    """Return bits of the registers that operands name, as :func:`waits.registers` has them."""
+    """Return the bit mask of the operands' registers, with the bits of :func:`waits.registers`."""
     bits = 0
     for op in operands:
         if op.kind in ("v", "s"):
@@ -45,7 +45,7 @@ def operand_bits(*operands: Operand) -> int:
 
 
 def written_operands(ins: Instruction) -> tuple[Operand, ...]:
-    """Return the operands that an instruction writes. A VOPD pair is two instructions."""
+    """Return the operands that an instruction writes. Call it for each half of a VOPD pair."""
     if not ins.operands or _WRITES_NOTHING.match(ins.name):
         return ()
     kind = MEMORY.get(ins.name)
@@ -58,7 +58,7 @@ def written_operands(ins: Instruction) -> tuple[Operand, ...]:
 
 
 def predecessors(instructions: list[Instruction]) -> list[list[int]]:
-    """Return for each instruction the numbers of those that may come right before it."""
+    """Return for each instruction the indices of those that may be executed right before it."""
     numbers = {ins.address: i for i, ins in enumerate(instructions)}
     before: list[list[int]] = [[] for _ in instructions]
     for i, ins in enumerate(instructions):
@@ -74,11 +74,12 @@ def predecessors(instructions: list[Instruction]) -> list[list[int]]:
 
 
 def mark_swaps(instructions: list[Instruction]) -> list[Instruction]:
-    """Mark plain loads of what a compare-and-swap compares, on any way from load to swap.
+    """Mark the plain loads whose value a compare-and-swap compares on some path of the code.
 
-    LLVM expands an atomic that has no instruction into a loop of swaps, in front of which it loads
-    what the first one compares. If the load gives an old value, the swap fails, and gives the next
-    one. Copies may lie between; the load may give other words as well.
+    LLVM expands an atomic without an instruction of its own into a loop of compare-and-swaps. A
+    plain load before the loop gives the value that the first one compares. If that value is old,
+    the swap fails and returns the current value, so the load is not a race. Copies may come between
+    load and swap, and the load may load other words too.
     """
     waiting = []
     for number, ins in enumerate(instructions):
@@ -116,7 +117,7 @@ def _is_compare_and_swap(ins: Instruction) -> bool:
 
 
 def _compared_bits(swap: Instruction) -> int:
-    """Return the registers of the value that a compare-and-swap compares."""
+    """Return the bit mask of the registers with the value that a compare-and-swap compares."""
     kind = MEMORY[swap.name]
     if kind.space == "ds":
         return operand_bits(swap.operands[3 if kind.returns else 2])
@@ -129,7 +130,7 @@ def _compared_bits(swap: Instruction) -> int:
 
 
 def _loaded_words(ins: Instruction, bits: int) -> int:
-    """Return which words of what a plain load gives are in these registers, as bits."""
+    """Return a bit mask of the words that a plain load writes to some of these registers."""
     if not _is_plain_load(ins):
         return 0
     target = ins.operands[0]
@@ -138,7 +139,7 @@ def _loaded_words(ins: Instruction, bits: int) -> int:
 
 
 def _is_plain_load(ins: Instruction) -> bool:
-    """Return whether an instruction loads whole registers without GLC, not from scratch."""
+    """Return whether an instruction is a load of whole registers, not with GLC or of scratch."""
     kind = MEMORY.get(ins.name)
     if kind is None or kind.action not in ("load", "scalar_load"):
         return False
@@ -148,7 +149,7 @@ def _is_plain_load(ins: Instruction) -> bool:
 
 
 def _bits_before(ins: Instruction, bits: int) -> int:
-    """Return the registers that held the values of these before an instruction."""
+    """Return the registers that contain these registers' values before an instruction."""
     unwritten = bits
     copied = 0
     for part in ins.pair or (ins,):
@@ -158,14 +159,14 @@ def _bits_before(ins: Instruction, bits: int) -> int:
         positions = () if part.modifiers else _COPIES.get(part.name, ())
         for position in positions:
             copied |= _copied_bits(part.operands[0], part.operands[position], bits)
-        # Inactive lanes keep what a vector register held.
+        # Inactive lanes of a vector register keep their value.
         if not positions or part.name.startswith("s_"):
             unwritten &= ~written
     return unwritten | copied
 
 
 def _copied_bits(target: Operand, source: Operand, bits: int) -> int:
-    """Return the registers of the source that are copied to these ones of the target."""
+    """Return the registers of the source that are copied to some of these of the target."""
     if source.kind not in ("v", "s") or source.neg or source.abs:
         return 0
     first_target = registers(target.kind, target.index).bit_length() - 1

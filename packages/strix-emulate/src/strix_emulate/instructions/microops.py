@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One operation on registers, as both numpy and C execute it, and a compiled instruction."""
+"""Operations on registers, which numpy and C both execute, and compiled instructions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ class MicroOp:
 
     Attributes:
         name: Name of the function in the tables of operations and in C.
-        function: Function on numpy arrays; None where only C has a handler for the operation.
+        function: Function on numpy arrays. None if only a handler of C implements the operation.
         kind: Kind of the result, such as "f32" or "u16".
-        target: Register that gets the result; None without one.
+        target: Register that gets the result, or None.
         sources: Operands with their kinds. "mask" is a bit for each lane, "scc" the wave's SCC.
-        keeps_denormals: Whether each source keeps denormal numbers; empty if all do.
-        flag: Register that gets the mask of flags; None without one.
-        dpp: DPP modifiers of source 0; None without DPP.
+        keeps_denormals: Whether each source keeps denormal numbers. Empty if all sources do.
+        flag: Register that gets the mask of flags, or None.
+        dpp: DPP modifiers of source 0. None without DPP.
         after: Output modifiers ("clamp", "factor", "flush") with their values.
         handler: Name of the handler in emulate.c that executes the operation.
         access: Further fields of emulate.c's Op that the handler reads.
@@ -43,14 +43,15 @@ class MicroOp:
 
 @dataclass(frozen=True)
 class Executable:
-    """What C needs to execute an instruction in numpy's place.
+    """The description of an instruction with which C can execute it instead of numpy.
 
     Attributes:
-        micros: Operations of the instruction: none if it does nothing, None if C cannot execute it.
+        micros: Operations of the instruction. Empty if it does nothing, None if C cannot execute
+            it.
         issues: Wait counters that count the instruction, and the entry that they count.
         waits: Whether the instruction is a wait.
-        orders: Notes for the race checks what the instruction orders, given waves, memory, offsets,
-            bytes and tags.
+        orders: Function that records for the race checks which accesses the instruction orders. Its
+            arguments are waves, memory, offsets, bytes and tags.
     """
 
     micros: tuple[MicroOp, ...] | None = None
@@ -64,8 +65,9 @@ class Compiled:
     """An instruction, compiled for the memories of one launch.
 
     Attributes:
-        run: Executes the instruction on Waves with numpy.
-        executable: What C needs to do the same. It refers to no memory, so it outlives the launch.
+        run: Function that executes the instruction on Waves with numpy.
+        executable: The description with which C can execute it. It refers to no memory of the
+            launch, so it remains valid after the launch.
     """
 
     run: Callable

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the mnemonics of memory instructions say (RDNA3.5 ISA, chapter 16).
+"""The kinds of memory instructions, by mnemonic (RDNA3.5 ISA, chapter 16).
 
-`MEMORY` is the one place where the kind of a memory instruction is derived from its name.
+The kind of a memory instruction is derived from its name only in `MEMORY`.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ Action = Literal[
 
 @dataclass(frozen=True)
 class MemoryKind:
-    """What a mnemonic says.
+    """The properties of a memory instruction that follow from its mnemonic.
 
     Attributes:
         action: "atomic" is a read-modify-write, "count" is DS_APPEND or DS_CONSUME, "exchange"
             moves data across lanes through the LDS, "invalidate" empties a cache.
         space: "global", "flat", "scratch", "buffer", "ds" (the LDS), "s", or "s_buffer".
-        type: Type of the data, as the mnemonic ends: "b32", "d16_hi_u8".
-        size: Bytes that a lane loads or stores; of a scalar load, bytes that a wave loads.
+        type: Type of the data at the end of the mnemonic, such as "b32" or "d16_hi_u8".
+        size: Bytes that a lane loads or stores. For a scalar load, bytes that a wave loads.
         signed: Whether a load extends the sign.
         half: "l" or "h" if half of a register is loaded or stored, else "".
-        addresses: Number of accesses: 2 in the 2ADDR forms of the LDS.
-        offset_unit: Bytes that one step of OFFSET0 and OFFSET1 stands for.
+        addresses: Number of accesses: 2 for the 2ADDR forms of the LDS, else 1.
+        offset_unit: Bytes by which OFFSET0 and OFFSET1 are multiplied.
         operation: Operation of an atomic, such as "add", or the cache that is emptied.
         returns: Whether an LDS atomic returns the old value. Other atomics return it with GLC.
     """
@@ -131,7 +131,7 @@ _INVALIDATIONS = {
 
 
 def _loads_and_stores() -> dict[str, MemoryKind]:
-    """List loads and stores of vector registers; some are of another generation."""
+    """Return loads and stores of vector registers. Some are not instructions of GFX11."""
     table = {}
     actions: tuple[Action, ...] = ("load", "store")
     for action in actions:
@@ -204,6 +204,6 @@ MEMORY: dict[str, MemoryKind] = {
 
 
 def has_action(name: str, *actions: Action) -> bool:
-    """Return whether a mnemonic is a memory instruction that does one of these actions."""
+    """Return whether a mnemonic is that of a memory instruction with one of these actions."""
     kind = MEMORY.get(name)
     return kind is not None and kind.action in actions

@@ -37,7 +37,7 @@ from strix_emulate.memory.waves import Waves, reader, scalar_writer
 _SCC = Operand("scc")
 #: Number of the message MSG_RTN_GET_REALTIME.
 _GET_REALTIME = 0x83
-#: Instructions with a constant of 16 bits, by the one that they are short for.
+#: Instructions with a constant of 16 bits, and the instructions of which they are short forms.
 _SHORT = {"s_movk_i32": "s_mov_b32", "s_addk_i32": "s_add_i32", "s_mulk_i32": "s_mul_i32"}
 
 
@@ -54,7 +54,7 @@ def compile_scalar(ins: Instruction) -> Compiled:
 
 
 def _micro_op(ins: Instruction) -> MicroOp | None:
-    """Return the operation of the tables that an instruction is, or None. SCC is the flag."""
+    """Return an instruction's operation if the tables have it, or None. Its flag is SCC."""
     if ins.name in _SHORT:
         return _micro_op(_expand_short(ins))
     if ins.name in COMPARES or ins.name in IMMEDIATE:
@@ -85,7 +85,7 @@ def _micro_op(ins: Instruction) -> MicroOp | None:
 
 
 def _expand_short(ins: Instruction) -> Instruction:
-    """Replace a short form. The target of all but S_MOVK is the first source as well."""
+    """Return the long form of an instruction. Except for S_MOVK, its target is also a source."""
     operands = ins.operands
     if ins.name != "s_movk_i32":
         operands = (operands[0], *operands)
@@ -129,7 +129,7 @@ def _scalar_micro(
 
 
 def _array_reader(op: Operand, kind: str) -> Callable:
-    """Return a reader that gives an array also where the source is a constant."""
+    """Return a reader that returns an array, even if the source is a constant."""
     if kind == "scc":
         return lambda g: g.scc
     read = reader(op, kind)
@@ -137,7 +137,7 @@ def _array_reader(op: Operand, kind: str) -> Callable:
 
 
 def _half_bits(x) -> np.ndarray:
-    """Return float16 numbers as 32 bits, the high half of which is 0."""
+    """Return float16 numbers as 32 bits. The high half is 0."""
     return np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)
 
 
@@ -169,7 +169,10 @@ def _run_of(micro: MicroOp) -> Callable:
 
 
 def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Compiled:
-    """Compile S_GETREG_B32 of MODE, SHADER_CYCLES or HW_ID1. A wave-instruction is a cycle."""
+    """Compile S_GETREG_B32 of MODE, SHADER_CYCLES or HW_ID1.
+
+    SHADER_CYCLES is the number of wave-instructions executed so far.
+    """
     register, first, size = hardware_register(ins.operands[1])
     values: dict[int, Callable] = {
         MODE: lambda _g: mode,
@@ -191,7 +194,8 @@ def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Compiled:
 def _hardware_id(g: Waves, target: Target) -> np.ndarray:
     """Return HW_ID1 of waves.
 
-    Workgroups are on the processors of all engines in turn, their waves on the SIMDs.
+    Successive workgroups are on processors of different shader arrays. The waves of a workgroup are
+    on the SIMDs of its processor in turn.
     """
     processor = g.workgroup % target.processors
     arrays = 2 * target.engines
@@ -204,7 +208,7 @@ def _hardware_id(g: Waves, target: Target) -> np.ndarray:
 
 
 def compile_setreg(ins: Instruction, start: int) -> Compiled:
-    """Compile S_SETREG_B32 of MODE, which has to restore the mode that the kernel began with."""
+    """Compile S_SETREG_B32 of MODE, which must restore the mode at the start of the kernel."""
     _, first, size = hardware_register(ins.operands[1])
     read = reader(ins.operands[0], "u32")
     mask = U32((1 << size) - 1)
@@ -212,13 +216,13 @@ def compile_setreg(ins: Instruction, start: int) -> Compiled:
 
     def run(g: Waves):
         if ((np.asarray(read(g)) & mask) != expected).any():
-            raise Trap("unknown", f"`{ins.text}` sets a mode that the kernel did not begin with")
+            raise Trap("unknown", f"`{ins.text}` sets another mode than that at the kernel's start")
 
     return Compiled(run)
 
 
 def compile_message(ins: Instruction) -> Compiled:
-    """Compile S_SENDMSG_RTN_B64 for the time of HIP's wall_clock64: the host's, at 100 MHz."""
+    """Compile S_SENDMSG_RTN_B64 for HIP's wall_clock64, as the host's time in ticks of 100 MHz."""
     target, message = ins.operands
     if message.value != _GET_REALTIME:
         raise Unknown("a message other than MSG_RTN_GET_REALTIME")
@@ -233,7 +237,7 @@ def compile_message(ins: Instruction) -> Compiled:
 
 
 def compile_trap(ins: Instruction) -> Compiled:
-    """Compile S_TRAP 2, to which LLVM compiles abort(), or S_TRAP 3, which is for a debugger."""
+    """Compile S_TRAP 2, to which LLVM compiles abort(), or S_TRAP 3, a breakpoint for debuggers."""
     number = int(ins.operands[0].value)
     if number not in (2, 3):
         raise Unknown("a trap other than 2 and 3")
@@ -246,7 +250,7 @@ def compile_trap(ins: Instruction) -> Compiled:
 
 
 def compile_getpc(ins: Instruction, spaces: Spaces) -> Compiled:
-    """Compile S_GETPC_B64: the address of the next instruction."""
+    """Compile S_GETPC_B64, which returns the address of the next instruction."""
     write = scalar_writer(ins.operands[0], "u64")
     next_address = ins.address + ins.size
 
@@ -257,7 +261,7 @@ def compile_getpc(ins: Instruction, spaces: Spaces) -> Compiled:
 
 
 def _compile_saveexec(ins: Instruction) -> Compiled:
-    """Compile S_*_SAVEEXEC, whose target gets the old EXEC, or S_*_WREXEC: it gets the new one."""
+    """Compile S_*_SAVEEXEC or S_*_WREXEC. The target gets the old EXEC or the new one."""
     kind = ins.name[-3:]
     target, source = ins.operands
     exec_mask = Operand("s", EXEC)

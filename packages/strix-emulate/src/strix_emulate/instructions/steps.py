@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One instruction of a kernel, as numpy executes it, with all that is checked before it."""
+"""An instruction of a kernel: its execution by numpy, and the check for missing waits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class Traits:
     """Properties of an instruction. Equal instructions share one object.
 
     Attributes:
-        reads: Bits of the registers that it uses, but for those in `target`.
-        target: Bits of the registers that it loads, if it is a load.
-        counter: Wait counter of a load; -1 for other instructions.
-        executable: What C needs to execute it.
-        stored: Bits of a register of which it stores half, and the half, "l" or "h".
-        c_operations: The instruction encoded for C; None until that was tried, False if C cannot
-            execute it.
+        reads: Bit mask of the registers that the instruction uses, without those in `target`.
+        target: Bit mask of the registers that it loads, if it is a load.
+        counter: Wait counter of a load. -1 for other instructions.
+        executable: The description with which C can execute the instruction.
+        stored: For a store of half a register, the register's bit mask and the half, "l" or "h".
+        c_operations: The instruction encoded for C. None before the first attempt to encode it, and
+            False if C cannot execute it.
     """
 
     reads: int
@@ -51,8 +51,8 @@ class Step:
         Args:
             instruction: The instruction.
             traits: Its properties.
-            make: Compiles it for the memories of a launch.
-            home: The kernel's blocks, which hold the memories of the launch.
+            make: Function that compiles the instruction for the memories of a launch.
+            home: The kernel's `Blocks`, which have the memories of the launch.
         """
         self.instruction = instruction
         self.traits = traits
@@ -61,7 +61,10 @@ class Step:
 
     @property
     def run(self) -> Callable:
-        """numpy's function on Waves; made when a launch needs it, once for equal instructions."""
+        """Function on Waves that executes the instruction with numpy.
+
+        It is compiled when a launch first needs it. Equal instructions share it.
+        """
         run = self._home.functions.get(self.traits)
         if run is None:
             run = self._make(self._home.spaces).run
@@ -69,7 +72,7 @@ class Step:
         return run
 
     def describe_to_c(self, op: Any) -> None:
-        """Write into an operation of C which instruction of the kernel it belongs to."""
+        """Write the instruction's address and number into an operation of C."""
         op.place = self.instruction.address
         op.number = self._home.numbers.get(op.place, 0)
 
@@ -87,7 +90,7 @@ class Step:
             raise
 
     def check(self, g, checks: Findings) -> None:
-        """Report a missing wait: a register that it needs is still to be written."""
+        """Report a missing wait, if a register that the instruction uses has yet to be loaded."""
         traits = self.traits
         pending = g.queues.state.pending
         if pending and pending & (traits.reads | traits.target) and checks.is_enabled("pending"):
@@ -96,7 +99,7 @@ class Step:
             )
 
     def issue(self, g, touches: Any = ()) -> None:
-        """Apply what the instruction does to the wait counters, without touching memory."""
+        """Update the wait counters as the instruction does, without accessing memory."""
         executable = self.traits.executable
         if executable.issues is not None:
             waits.issue_all(g, *executable.issues, touches)

@@ -9,11 +9,11 @@ from strix_emulate.instructions.flow import operand_bits, predecessors, written_
 from strix_emulate.instructions.mnemonics import has_action
 from strix_emulate.memory.waits import registers
 
-#: The loaded value decides where waves go, so it may change anything.
+#: The loaded value decides to which address waves jump, so it may influence every store.
 DECIDES = -1
 _EXEC = registers("s", EXEC, 2)
 _VCC = registers("s", VCC, 2)
-#: A bit behind those of the registers.
+#: A bit that no register uses.
 _SCC = 1 << 600
 _WRITES_SCC = {
     *scalars.WITH_SCC,
@@ -24,7 +24,7 @@ _WRITES_SCC = {
     *scalars.WREXEC,
 }
 _READS_SCC = {*scalars.CARRIES, *scalars.SELECTS}
-#: Vector instructions that leave nothing of what their target held, where lanes are active.
+#: Vector instructions that overwrite all of their target in the active lanes.
 _WHOLE = re.compile(r"(v|global|flat|buffer|scratch|ds)_\w+_[biuf](32|64|96|128)$")
 _ACCUMULATES = re.compile(r"v_(dual_)?fmac|v_writelane|v_dot\w+acc|v_dot2c")
 _CALLS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
@@ -36,13 +36,13 @@ def is_store(ins: Instruction) -> bool:
 
 
 class Uses:
-    """Where values go in a kernel's code.
+    """The flow of loaded values through a kernel's code.
 
     Attributes:
-        complete: Whether all of the code is known: the kernel calls no function.
-        numbers: By address, the number of each store or atomic (modulo 64), and that of each load
-            among all loads.
-        loads: The loads, by number.
+        complete: Whether all of the code is known, because the kernel calls no function.
+        numbers: Numbers of loads and stores, by address. A load has its position in `loads`. A
+            store or atomic has its position among these, modulo 64.
+        loads: The loads.
     """
 
     def __init__(self, instructions: list[Instruction]) -> None:
@@ -63,14 +63,14 @@ class Uses:
                 self.loads.append(ins)
 
     def reached_stores(self, load: Instruction) -> int:
-        """Return as bits the numbers of the stores that a loaded value may reach; or DECIDES."""
+        """Return a bit mask of the numbers of the stores that a value may reach, or DECIDES."""
         place = self._places[load.address]
         if place not in self._reached:
             self._reached[place] = self._follow(place)
         return self._reached[place]
 
     def _all_successors(self) -> list[list[int]]:
-        """Return for each instruction the places of those that may come right after it."""
+        """Return for each instruction the indices of those that may be executed next."""
         if self._successors is None:
             self._successors = [[] for _ in self._instructions]
             for after, before in enumerate(predecessors(self._instructions)):
@@ -79,11 +79,11 @@ class Uses:
         return self._successors
 
     def _follow(self, place: int) -> int:
-        """Follow the value of the load at a place through the code."""
+        """Follow a loaded value through the code. `place` is the index of the load."""
         successors = self._all_successors()
         loaded = operand_bits(self._instructions[place].operands[0])
-        # By place, the registers that hold the value: while EXEC is as at the load, and since it
-        # was changed.
+        # For each instruction, two bit masks of the registers that depend on the value: while EXEC
+        # is the same as at the load, and after EXEC has changed.
         holding: dict[int, list[int]] = {}
         waiting = [(after, loaded, False) for after in successors[place]]
         reached = 0
@@ -109,10 +109,10 @@ class Uses:
 
 
 def _decides(ins: Instruction, bits: int) -> bool:
-    """Return whether one of these registers decides where an instruction sends the waves.
+    """Return whether one of these registers decides to which address an instruction jumps.
 
-    A call always counts. A branch on EXEC does not: waves without active lanes skip code that
-    would do nothing.
+    The answer for a call is always True. For a branch on EXEC it is False, because waves without
+    active lanes only skip code that would do nothing.
     """
     if ins.name.startswith("s_cbranch_scc"):
         return bool(bits & _SCC)
@@ -145,13 +145,14 @@ def _bits_behind(ins: Instruction, bits: int, exec_changed: bool) -> int:
             after &= ~(_EXEC | _SCC)
             if depends or exec_depends:
                 after |= _EXEC | _SCC
-            # SAVEEXEC gives the target EXEC as it was, WREXEC the result.
+            # The target of SAVEEXEC gets the old EXEC, and that of WREXEC the result.
             depends = exec_depends or (depends and part.name in scalars.WREXEC)
         elif part.name.startswith("v_cmpx"):
             target = _EXEC
             depends = depends or exec_depends
         else:
-            # If EXEC depends on the value, so does which lanes write, or whether code is skipped.
+            # If EXEC depends on the value, so do the lanes that are written. A branch on EXEC may
+            # also have skipped the instruction.
             depends = depends or (exec_depends and not written & _EXEC)
             if part.name in _WRITES_SCC:
                 target |= _SCC
@@ -174,13 +175,13 @@ def _read_bits(ins: Instruction, written: int) -> int:
     if ins.name.startswith("v_div_fmas"):
         bits |= _VCC
     if ins.name in ("s_or_b32", "s_or_b64") and written & _EXEC:
-        # This joins lanes again: the active ones are among those that had been active before.
+        # This makes lanes active again that were active before the code diverged.
         bits &= ~_EXEC
     return bits
 
 
 def _replaces(ins: Instruction, exec_changed: bool) -> bool:
-    """Return whether an instruction leaves nothing of what its targets held."""
+    """Return whether an instruction overwrites all of its targets."""
     if ins.name.startswith("s_"):
         return not ins.name.startswith("s_cmov")
     if ins.name.startswith("v_cmp") or "lane_b32" in ins.name:

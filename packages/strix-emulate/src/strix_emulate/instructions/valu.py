@@ -23,12 +23,13 @@ from strix_emulate.instructions.crosslane import dpp_source
 from strix_emulate.instructions.microops import Compiled, MicroOp, compiled_for_c
 from strix_emulate.memory.waves import VCC_OPERAND, mask_reader, mask_writer, reader, vector_writer
 
-#: Infinities of these are no overflow: FP16_OVFL leaves them.
+#: Instructions whose infinite results are exact. FP16_OVFL does not change them.
 _NO_OVERFLOW = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
-#: The effect of FP16_OVFL on these was not worked out.
+#: Instructions for which the effect of FP16_OVFL is not known.
 _HALVES_INSIDE = {"v_dot2_f16_f16"}
-#: By the ISA the bit cuts to [0, 1]. ROCm's __ockl_fdot2 always sets it, and bitsandbytes' product
-#: in float16, made of those, was correct on gfx1151 (bitsandbytes#1979) and on gfx1100 (#2089).
+#: Instructions that ignore the CLAMP bit. According to the ISA, the bit limits results to [0, 1].
+#: But ROCm's __ockl_fdot2 always sets it, and bitsandbytes' float16 product, which uses that
+#: function, was correct on gfx1151 (bitsandbytes#1979) and on gfx1100 (#2089).
 _CLAMP_IGNORED = {"v_dot2_f32_f16"}
 _DPP_MODIFIERS = {
     "row_mask",
@@ -65,7 +66,7 @@ def compile_vector(ins: Instruction, mode: Mode) -> Compiled:
 
 
 def compile_pair(ins: Instruction, mode: Mode) -> Compiled:
-    """Compile a VOPD pair: both halves read before either writes."""
+    """Compile a VOPD pair. Both halves read their sources before one of them writes."""
     micro_x, micro_y = (vector_micro_op(_undual(part), mode) for part in ins.pair)
     compute_x, write_x = _compute_and_write(micro_x)
     compute_y, write_y = _compute_and_write(micro_y)
@@ -73,7 +74,7 @@ def compile_pair(ins: Instruction, mode: Mode) -> Compiled:
     def run(g):
         x = compute_x(g)
         value, *others = compute_y(g)
-        # A plain move returns the register itself, which the first write may change.
+        # A move returns a view of the register, which the first write may change.
         value = np.array(value)
         write_x(g, *x)
         write_y(g, value, *others)
@@ -87,12 +88,12 @@ def _undual(ins: Instruction) -> Instruction:
 
 
 def _resolve_halves(ins: Instruction) -> Instruction:
-    """Apply op_sel to operands of 16 bits that are no halves of vector registers."""
+    """Apply op_sel to operands of 16 bits that are not halves of vector registers."""
     picks = ins.modifiers.get("op_sel")
     if picks is None:
         return ins
     operands = list(ins.operands)
-    # The last bit is the destination's. V_CMPX has none.
+    # The last bit of op_sel is the destination's. V_CMPX has no destination.
     bit_numbers = [3, *range(len(operands) - 1)]
     if "cmpx" in ins.name:
         bit_numbers = list(range(len(operands)))
@@ -110,8 +111,8 @@ def _function(name: str, mode: Mode, saturates: bool) -> tuple:
     """Return the function of an instruction in a mode. Raise Unknown.
 
     Returns:
-        Name of the function in C ("" if C has none), and the entry of the tables: kind of the
-        result, kinds of the sources, function.
+        Name of the function in C ("" if C has none), kind of the result, kinds of the sources, and
+        function.
     """
     key = name
     if name in EXTREMES:
@@ -130,10 +131,10 @@ def _function(name: str, mode: Mode, saturates: bool) -> tuple:
 
 
 def _dot_source(op: Operand, name: str) -> Operand:
-    """Return an inline fraction of V_DOT2 as bits.
+    """Return an operand of V_DOT2, with an inline fraction replaced by its bits.
 
-    Its low half is a number of the instruction's own type, its high half zero (LLVM's
-    getInlineEncodingV2F16 and V2BF16).
+    The low half of the bits is a number of the instruction's own type, and the high half is 0
+    (LLVM's getInlineEncodingV2F16 and V2BF16).
     """
     if not isinstance(op.value, float):
         return op
@@ -143,7 +144,7 @@ def _dot_source(op: Operand, name: str) -> Operand:
 
 
 def vector_micro_op(ins: Instruction, mode: Mode) -> MicroOp:
-    """Return the operation that a vector instruction is. Raise Unknown."""
+    """Return the operation of a vector instruction. Raise Unknown."""
     ins = _resolve_halves(ins)
     name = ins.name
     if name not in NAMES:
@@ -180,7 +181,7 @@ def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
     if has_flag:
         flag = Operand("s", EXEC) if "cmpx" in name else operands.pop(0)
         if not kind:
-            # V_CMPX_E32 may name what it writes.
+            # The operands of V_CMPX_E32 may include its target.
             operands = operands[-len(kinds) :]
     if len(operands) < len(kinds) and kinds[-1] == "mask":
         operands.append(VCC_OPERAND)
@@ -192,7 +193,7 @@ def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
 def _typed_sources(
     name: str, operands: list[Operand], kinds: tuple[str, ...]
 ) -> tuple[tuple[Operand, str], ...]:
-    """Pair sources with their kinds. Raise Unknown if there are not as many."""
+    """Return sources with their kinds. Raise Unknown if their numbers differ."""
     if len(operands) != len(kinds):
         raise Unknown(f"{len(operands)} sources, expected {len(kinds)}")
     sources = []
@@ -201,14 +202,14 @@ def _typed_sources(
             op = _dot_source(op, name)
         has_sign = kind[0] == "f" or kind == "bf16" or "cndmask" in name
         if not has_sign:
-            # Whatever the bits NEG and ABS of an integer are, LLVM prints no sign.
+            # NEG and ABS have no effect on integers: LLVM does not print them.
             op = replace(op, neg=False, abs=False)
         sources.append((op, kind))
     return tuple(sources)
 
 
 def _compute_and_write(micro: MicroOp) -> tuple[Callable, Callable]:
-    """Return (compute, write): compute(waves) gives the arguments of write(waves, ...)."""
+    """Return (compute, write). The result of compute(waves) is passed to write(waves, ...)."""
     reads = []
     for (op, kind), keeps in zip(micro.sources, micro.keeps_denormals, strict=True):
         reads.append(_source_reader(op, kind, keeps))
@@ -236,7 +237,10 @@ def _source_reader(op: Operand, kind: str, keeps: bool) -> Callable:
 
 
 def _compute_and_write_flags(micro: MicroOp, reads, lanes) -> tuple[Callable, Callable]:
-    """Return (compute, write) with a mask of the written lanes for which the test holds."""
+    """Return (compute, write) for an operation with flags.
+
+    The mask of flags has the written lanes whose flag is set.
+    """
     function = micro.function
     write_flags = mask_writer(cast(Operand, micro.flag))
     write = vector_writer(micro.target, micro.kind) if micro.target else None
@@ -275,7 +279,7 @@ def _compile_swap(ins: Instruction) -> Callable:
 
 
 def _compile_quad_sad(ins: Instruction) -> Callable:
-    """Compile V_MQSAD_U32_U8, whose addends and results are in four registers each."""
+    """Compile V_MQSAD_U32_U8, which has four registers of addends and four of results."""
     _require_modifiers(ins, set())
     target, first, second, old = ins.operands
     if old.kind != "v":
@@ -299,7 +303,7 @@ def _is_float(name: str) -> bool:
 
 
 def _require_modifiers(ins: Instruction, allowed: set[str]) -> None:
-    """Raise Unknown if an instruction has other modifiers than these and those of DPP."""
+    """Raise Unknown if an instruction has modifiers that are neither allowed nor of DPP."""
     if "dpp" in ins.suffix:
         allowed = allowed | _DPP_MODIFIERS
     for key in ins.modifiers.keys() - allowed:
@@ -309,8 +313,8 @@ def _require_modifiers(ins: Instruction, allowed: set[str]) -> None:
 def _output_modifiers(ins: Instruction, kind: str, mode: Mode) -> dict:
     """Return output modifiers in the ISA's order: omod, then clamp, then denormals.
 
-    In IEEE mode, and where the results keep denormals, omod has no effect; where it has one, it
-    gives no -0 (RDNA3 ISA, 7.2.3.1).
+    Omod has no effect in IEEE mode, and if results keep denormals. Where it has an effect, it turns
+    -0 into +0 (RDNA3 ISA, 7.2.3.1).
     """
     after: dict = {}
     factor = ins.modifiers.get("mul", 1) / ins.modifiers.get("div", 1)

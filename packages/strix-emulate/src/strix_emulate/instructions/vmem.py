@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Loads and stores: SMEM, MUBUF, global, flat and scratch, LDS; lane exchange through LDS."""
+"""Loads and stores (SMEM, MUBUF, global, flat, scratch, LDS), and lane exchange through LDS."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from strix_emulate.memory.polls import record_active
 from strix_emulate.memory.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
 from strix_emulate.memory.waves import ZERO, Waves, reader
 
-#: How emulate.c numbers the halves of a register.
+#: Numbers of the halves of a register in emulate.c.
 _HALF_NUMBERS = {"": 0, "l": 1, "h": 2}
 
 
 def names() -> set[str]:
-    """Return the mnemonics of memory instructions that are executed, some of another generation."""
+    """Return the mnemonics of the supported memory instructions. Some are not of GFX11."""
     return set(MEMORY)
 
 
@@ -34,18 +34,18 @@ def is_memory(name: str) -> bool:
 
 
 def access_size(ins: Instruction) -> int:
-    """Return the bytes of the shadow's cells that a load or store touches; 0 for anything else."""
+    """Return the bytes of the shadow cells that a load or store needs; 0 for other instructions."""
     if not has_action(ins.name, "load", "store"):
         return 0
     return min(4, MEMORY[ins.name].size)
 
 
 def stored_half(ins: Instruction) -> tuple[int, str]:
-    """Return the bits and the half of the register that a store of 8 or 16 bits alone reads.
+    """Return the register of which a store of 8 or 16 bits reads only one half, and that half.
 
     Returns:
-        (bits as of `operand_bits`, "l" or "h"), or (0, "") if the instruction is no such store, or
-        reads the register as part of its address as well.
+        (bit mask of the register, "l" or "h"), or (0, "") if the instruction is not such a store,
+        or its address has the register too.
     """
     if not has_action(ins.name, "store"):
         return 0, ""
@@ -59,10 +59,10 @@ def stored_half(ins: Instruction) -> tuple[int, str]:
 
 
 def reads_shared_memory(ins: Instruction) -> bool:
-    """Return whether an instruction reads memory that other waves change.
+    """Return whether an instruction lets a wave see memory that other waves change.
 
-    It does so by GLC, by a cache that it empties, or by the result of an LDS atomic. Scratch is
-    private to a lane.
+    These are instructions with GLC, LDS atomics that return a value, DS_APPEND and DS_CONSUME, and
+    the invalidation of GL1. Scratch is private to a lane.
     """
     kind = MEMORY.get(ins.name)
     if kind is None or kind.space == "scratch":
@@ -73,7 +73,7 @@ def reads_shared_memory(ins: Instruction) -> bool:
 
 
 def communicates(ins: Instruction) -> bool:
-    """Return whether workgroups may wait for each other by an instruction.
+    """Return whether an instruction may let one workgroup wait for another one.
 
     That is an atomic of global memory, an access with GLC, or an invalidation of the GL1 cache.
     """
@@ -100,7 +100,11 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Compiled:
 
 
 def _compile_invalidation(kind: MemoryKind, spaces: Spaces) -> Compiled:
-    """Compile BUFFER_GL0_INV, BUFFER_GL1_INV, which let loads see what others wrote, and others."""
+    """Compile an invalidation of a cache.
+
+    BUFFER_GL0_INV and BUFFER_GL1_INV let loads see the stores of other waves. Other invalidations
+    have no effect here.
+    """
     if kind.space != "buffer" or not spaces.polls:
         return NO_OPERATION
     order = spaces.arena.order
@@ -159,8 +163,8 @@ def _scalar_buffer_address(g: Waves, resource: int, start, size: int):
 
     Args:
         g: The waves.
-        resource: The first of the scalar registers that hold the buffer resource.
-        start: For each wave its first two words as an address, plus the offset.
+        resource: The first of the scalar registers with the buffer resource.
+        start: For each wave, the first two words of the resource as an address, plus the offset.
         size: Bytes to load.
 
     Raises:
@@ -182,12 +186,12 @@ class _Access:
     """A load or store, or both accesses of the LDS's two-address forms.
 
     Attributes:
-        kind: What the mnemonic says.
+        kind: Properties that follow from the mnemonic.
         half: Half of the register that is loaded or stored, "l" or "h"; "" for all of it.
         data: First data register of each access.
         address: Operands of the address.
         offsets: Constant that is added to the address, for each access.
-        words: Registers that each access takes.
+        words: Number of data registers of each access.
     """
 
     kind: MemoryKind
@@ -199,11 +203,11 @@ class _Access:
 
     @property
     def is_store(self) -> bool:
-        """Whether it is a store."""
+        """Whether the instruction is a store."""
         return self.kind.action == "store"
 
     def outstanding(self, text: str) -> Outstanding:
-        """Return the entry that counters count: with the bits of the registers that are loaded."""
+        """Return the entry for the wait counters, with the registers that are loaded."""
         if self.is_store:
             return Outstanding(0, True, text)
         bits = 0
@@ -213,12 +217,12 @@ class _Access:
 
 
 def _read_access(ins: Instruction, kind: MemoryKind, cache: frozenset[str]) -> _Access:
-    """Read the operands of a load or store.
+    """Return the accesses of a load or store.
 
     Args:
         ins: The instruction.
-        kind: What its mnemonic says.
-        cache: Modifiers that change nothing here.
+        kind: Properties that follow from its mnemonic.
+        cache: Modifiers for caches, which have no effect on results.
 
     Raises:
         Unknown: The instruction has another modifier.
@@ -238,7 +242,7 @@ def _read_access(ins: Instruction, kind: MemoryKind, cache: frozenset[str]) -> _
         address = operands[1:]
         registers_of_data = [data.index + i * words for i in range(kind.addresses)]
     elif kind.space == "buffer":
-        # Buffers alone have the stored data in front of the address.
+        # Only buffer stores have the data in front of the address.
         data = operands[0]
         address = operands[1:]
         registers_of_data = [data.index]
@@ -252,7 +256,7 @@ def _read_access(ins: Instruction, kind: MemoryKind, cache: frozenset[str]) -> _
 
 
 def _require_modifiers(ins: Instruction, kind: MemoryKind, cache: frozenset[str]) -> None:
-    """Raise Unknown if an instruction has a modifier that is not executed."""
+    """Raise Unknown if an instruction has a modifier that is not supported."""
     allowed = cache | {"offset"}
     if kind.space == "buffer":
         allowed |= {"offen", "idxen"}
@@ -265,7 +269,7 @@ def _require_modifiers(ins: Instruction, kind: MemoryKind, cache: frozenset[str]
 
 
 def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -> Compiled:
-    """Compile a load or store of any space."""
+    """Compile a load or store of any memory space."""
     access = _read_access(ins, kind, spaces.target.cache)
     compile_run = _compile_store if access.is_store else _compile_load
     counter = STORE if access.is_store else VM
@@ -273,7 +277,7 @@ def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -
         counter = LGKM
     counters: tuple[int, ...] = (counter,)
     if kind.space == "flat":
-        # The aperture of a lane's address decides which of two counters guarantees its result.
+        # A lane's address selects the memory, and this the counter that guarantees the result.
         counters = (counter, LGKM)
 
         def compile_for(space: str) -> Callable:
@@ -284,7 +288,7 @@ def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -
     else:
         run = compile_run(ins, access, spaces, kind.space, counters)
     if {"offen", "idxen"} <= ins.modifiers.keys():
-        # C adds one of them only.
+        # C supports only one of the two modifiers.
         return Compiled(run)
     acquires = not access.is_store and reads_shared_memory(ins)
     return compiled_for_c(
@@ -321,7 +325,7 @@ def _load_or_store_micros(ins: Instruction, access: _Access, acquires: bool) -> 
 
 
 def note_acquire(_g: Waves, memory, at, size: int, marks) -> None:
-    """Note for the race checks what a load with GLC at these offsets orders."""
+    """Record for the race checks which accesses a load with GLC at these offsets orders."""
     memory.track_acquire(at, size, marks)
 
 
@@ -334,7 +338,7 @@ def _compile_load(
     memory, locators = make_locators(
         space, ins, access.address, size, False, spaces, access.offsets
     )
-    # A load that bypasses the wave's own cache reads a flag, or what other workgroups change.
+    # A load that bypasses the caches reads a flag, or memory that other workgroups change.
     polls_memory = reads_shared_memory(ins) and memory.name != "scratch"
     acquires = polls_memory and memory.name != "LDS"
     issued = access.outstanding(ins.text)
@@ -355,7 +359,7 @@ def _compile_load(
                     touches.append(touch)
             data = memory.load(at, size) if len(at) else np.zeros((words, 0), np.uint32)
             if inside is not None:
-                # Outside of the buffer's range a load gives zero.
+                # A lane outside the buffer's range loads 0.
                 whole = np.zeros((words, len(inside)), np.uint32)
                 whole[:, inside] = data
                 data = whole
@@ -371,7 +375,7 @@ def _compile_load(
 
 
 def _write_loaded(g: Waves, first: int, data: np.ndarray, half: str) -> None:
-    """Write what active lanes loaded into registers from the first on, or into half of one."""
+    """Write the active lanes' data to registers from `first` on, or to a half of `first`."""
     if half:
         halves = g.VF[first].view(np.uint16)[int(half == "h") :: 2]
         halves[g.lanes] = data[0].astype(np.uint16)
@@ -383,7 +387,7 @@ def _write_loaded(g: Waves, first: int, data: np.ndarray, half: str) -> None:
 def _compile_store(
     ins: Instruction, access: _Access, spaces: Spaces, space: str, counters: tuple
 ) -> Callable:
-    """Compile a store to one space. The first of the counters guarantees that it is done."""
+    """Compile a store to one space. The first of the counters guarantees its completion."""
     size = access.kind.size
     memory, locators = make_locators(space, ins, access.address, size, True, spaces, access.offsets)
     issued = access.outstanding(ins.text)
@@ -409,7 +413,7 @@ def _compile_store(
 
 
 def _compile_lane_exchange(ins: Instruction) -> Compiled:
-    """Compile DS_BPERMUTE, DS_PERMUTE, DS_SWIZZLE: they move data across lanes, touch no memory."""
+    """Compile DS_BPERMUTE, DS_PERMUTE or DS_SWIZZLE, which move data across lanes."""
     entry = Outstanding(registers("v", ins.operands[0].index), True, ins.text)
     if ins.name == "ds_swizzle_b32":
         return _compile_swizzle(ins, entry)
@@ -417,7 +421,7 @@ def _compile_lane_exchange(ins: Instruction) -> Compiled:
 
 
 def _swizzle_sources(offset: int) -> np.ndarray:
-    """Return the source lane of each of 64 lanes. Raise Unknown for FFT and rotation."""
+    """Return the source lane of each of 64 lanes. Raise Unknown for the modes FFT and rotation."""
     if offset >> 8 > 0x80:
         raise Unknown("swizzle mode")
     lane = np.arange(64)
@@ -458,8 +462,8 @@ def _compile_permute(ins: Instruction, entry: Outstanding) -> Compiled:
     is_backward = ins.name == "ds_bpermute_b32"
     read_index = reader(index, "u32")
     read_value = reader(value, "b32")
-    # In a wave64 each half is by itself: the permutes execute "as if [they] were two independent
-    # wave32's" (RDNA3.5 ISA, DS_BPERMUTE_B32).
+    # The halves of a wave64 are permuted separately, "as if [they] were two independent wave32's"
+    # (RDNA3.5 ISA, DS_BPERMUTE_B32).
     first_of_half = np.arange(64) & 32
 
     def run(g: Waves):
