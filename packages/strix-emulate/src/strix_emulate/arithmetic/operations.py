@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Vector operations by mnemonic: kinds of the result and of each source, and the function.
+"""Vector operations by mnemonic: kind of the result, kinds of the sources, and the function.
 
 Names, operands and results are those of the RDNA3.5 ISA document, chapter 16. Kinds are f32, u16,
-b64 and the like; "lane" is the number of the lane. What does not fit the form (carries, masks) is
+b64 and so on. The kind "lane" is the number of the lane. Operations that do not fit this form are
 compiled in :mod:`valu`.
 """
 
@@ -17,7 +17,7 @@ _24_BITS = U32(0xFFFFFF)
 
 
 def _dtype(kind: str) -> np.dtype:
-    """Return numpy's type of a kind such as "f32" or "i16"."""
+    """Return numpy's type for a kind such as "f32" or "i16"."""
     return np.dtype(f"{kind[0]}{int(kind[1:]) // 8}")
 
 
@@ -50,14 +50,14 @@ def _bfe_signed(value, offset, width):
 
 
 def _perm(a, b, selector):
-    """Compute V_PERM_B32: each selector byte picks one of the 8 bytes {a, b}, a sign, 0 or 0xff."""
+    """Compute V_PERM_B32. A selector selects one of the 8 bytes {a, b}, a sign, 0 or 0xff."""
     both = (_as_uint64(a) << np.uint64(32)) | b
     result = np.uint64(0)
     for i in range(4):
         pick = (np.asanyarray(selector) >> U32(8 * i) & U32(0xFF)).astype(np.uint64)
         byte = both >> (np.minimum(pick, 7) * np.uint64(8)) & np.uint64(0xFF)
         if (pick > 7).any():
-            # 8 to 11 repeat the sign of bytes 1, 3, 5, 7; 12 is 0, the rest 0xff.
+            # Selectors 8 to 11 repeat the sign of bytes 1, 3, 5 and 7. 12 is 0, and above is 0xff.
             sign = both >> ((pick & np.uint64(3)) * np.uint64(16) + np.uint64(15)) & np.uint64(1)
             other = np.where(pick < 12, sign * np.uint64(0xFF), np.where(pick == 12, 0, 0xFF))
             byte = np.where(pick > 7, other.astype(np.uint64), byte)
@@ -66,7 +66,7 @@ def _perm(a, b, selector):
 
 
 def _align(a, b, count, unit):
-    """Shift {a, b} right by count bits or bytes; return the low half."""
+    """Shift {a, b} right by count units of 1 or 8 bits. Return the low half."""
     both = _as_uint64(a) << np.uint64(32) | b
     units = _as_uint64(count) % np.uint64(32 // unit)
     return (both >> (units * np.uint64(unit))).astype(U32)
@@ -123,14 +123,14 @@ def reverse_bits(x):
 
 
 def leading_zeros(x):
-    """Count zeros before the highest set bit; -1 if none is set."""
+    """Return the number of zeros above the highest set bit, or -1 if no bit is set."""
     is_zero = x == 0
     highest = np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))
     return np.where(is_zero, -1, 31 - highest).astype(np.int32)
 
 
 def trailing_zeros(x):
-    """Count zeros after the lowest set bit; -1 if none is set."""
+    """Return the number of zeros below the lowest set bit, or -1 if no bit is set."""
     is_zero = x == 0
     lowest_bit = x & (~x + U32(1))
     lowest = np.log2(np.maximum(lowest_bit, 1).astype(np.float64))
@@ -138,7 +138,10 @@ def trailing_zeros(x):
 
 
 def _lane_count(first):
-    """Return V_MBCNT: it counts the lanes in the mask below a lane, of the 32 from the first on."""
+    """Return V_MBCNT, which counts the lanes below a lane that are set in a mask of 32 lanes.
+
+    `first` is the lane of the mask's lowest bit.
+    """
 
     def count(mask, base, lane):
         bits = np.maximum(np.minimum(lane.astype(np.int64) - first, 32), 0).astype(np.uint64)
@@ -149,14 +152,17 @@ def _lane_count(first):
 
 
 def _in_float64(function):
-    """Compute in float64: numpy's vector code for the shorter types is up to 3 ulp off."""
+    """Return a function that computes in float64 and converts the result.
+
+    numpy's vector code for shorter types has errors of up to 3 ulp.
+    """
     return lambda x: function(np.asanyarray(x).astype(np.float64)).astype(x.dtype)
 
 
 def _log2(x):
-    """Compute log2 with one NaN for all negative numbers.
+    """Compute log2, with the same NaN for all negative numbers.
 
-    libm's NaN has another sign than that of numpy without AVX-512.
+    The sign of libm's NaN is not that of numpy without AVX-512.
     """
     return np.where(x < 0, np.float64(np.nan), np.log2(x))
 
@@ -166,7 +172,7 @@ def _reciprocal_root(x):
 
 
 def _flushed(function):
-    """Flush a transcendental float32 operation's source and result (LLVM: "1 ulp, flushed")."""
+    """Return a float32 operation that flushes source and result (LLVM: "1 ulp, flushed")."""
 
     def run(x):
         result = function(floats.flush(np.asanyarray(x)))
@@ -176,7 +182,10 @@ def _flushed(function):
 
 
 def _on_face(choose: Callable) -> Callable:
-    """Return an operation of V_CUBE: by which of x, y, z is the largest, z before y before x."""
+    """Return an operation of V_CUBE. The largest of |x|, |y| and |z| selects one of three results.
+
+    If some are equal, z comes before y, and y before x.
+    """
 
     def run(x, y, z):
         a, b, c = np.abs(x), np.abs(y), np.abs(z)
@@ -210,7 +219,7 @@ class _Table(dict[str, tuple[str, tuple[str, ...], Callable]]):
     """By name: the kind of the result, the kinds of the sources, and the function."""
 
     def add(self, kind, count, names):
-        """Add operations by name, all operands of which are of one kind."""
+        """Add operations whose `count` sources and result are all of one kind."""
         for name, function in names.items():
             self[name] = (kind, (kind,) * count, function)
 
@@ -305,7 +314,7 @@ def _multiply_dx9(a, b):
 
 def _fraction(kind: str) -> Callable:
     dtype = _dtype(kind)
-    # By the ISA the result is below 1.
+    # According to the ISA, the result is below 1.
     largest = dtype.type(1 - np.finfo(dtype).epsneg)
     return lambda x: np.minimum(x - np.floor(x), largest)
 
@@ -506,7 +515,7 @@ def _add_16_bits(table: _Table) -> None:
 
 
 TABLE = _on_floats() | _conversions() | _on_words() | _on_bits() | subdword.TABLE | doubles.TABLE
-#: Operations whose last source is the old value of the destination.
+#: Operations whose last source is the destination's old value.
 ACCUMULATING = {
     "v_fmac_f32",
     "v_fmac_f16",
@@ -514,7 +523,7 @@ ACCUMULATING = {
     "v_dot2acc_f32_f16",
     "v_fmac_dx9_zero_f32",
 }
-#: Integer operations for which CLAMP saturates.
+#: Integer operations whose result CLAMP saturates.
 SATURATING = {
     "v_add_nc_u32",
     "v_add_nc_i32",
@@ -531,8 +540,8 @@ SATURATING = {
     "v_mad_u16",
     "v_mad_i16",
 }
-#: Steps of max, min and their combinations, from the first pair of sources on: "M" takes the
-#: larger, "m" the smaller one.
+#: Steps of max, min and their combinations. The first step is on the first two sources, and the
+#: second step on that result and the third source. "M" is the larger number, "m" the smaller one.
 _EXTREME_STEPS = {
     "max": "M",
     "min": "m",
@@ -552,12 +561,12 @@ def _extremes() -> dict[str, tuple[str, str]]:
     return table
 
 
-#: max, min and their combinations, with kind and steps: the function depends on the IEEE mode.
+#: max, min and their combinations by name: kind and steps. The function depends on the IEEE mode.
 EXTREMES = _extremes()
 
 
 def extreme(name: str, ieee: bool) -> tuple[str, tuple[str, ...], Callable]:
-    """Return an entry of EXTREMES as one of TABLE, for the IEEE mode or the other one."""
+    """Return an operation of EXTREMES in the form of TABLE's entries, with or without IEEE mode."""
     kind, steps = EXTREMES[name]
     if steps == "med":
         return kind, (kind,) * 3, _median(ieee)
@@ -572,8 +581,8 @@ def extreme(name: str, ieee: bool) -> tuple[str, tuple[str, ...], Callable]:
 def _median(ieee: bool) -> Callable:
     """Return V_MED3 as the ISA defines it.
 
-    With a NaN, the result is the smallest number, otherwise the largest of those that remain
-    without the largest of all.
+    If a source is NaN, the result is the smallest source. Otherwise the largest source is removed,
+    and the result is the larger one of the two others.
     """
 
     def median(a, b, c):
@@ -642,7 +651,7 @@ COMPARISONS = _comparisons()
 
 
 def _carry(sign: int, swapped: bool):
-    """Compute a sum or difference, and whether it lies outside of 32 bits: a carry or a borrow."""
+    """Return a sum or difference. It also returns the carry or borrow."""
 
     def run(a, b, carry_in=0):
         if swapped:
@@ -655,7 +664,7 @@ def _carry(sign: int, swapped: bool):
 
 
 def _mad_64(dtype):
-    """Return a product plus an addend of 64 bits; the carry is bit 64 of the sum."""
+    """Return a function of a product plus a 64-bit addend. It also returns the sum's bit 64."""
 
     def run(a, b, addend):
         product = np.multiply(a, b, dtype=dtype)
@@ -669,7 +678,11 @@ def _mad_64(dtype):
 
 
 def _is_in_class(x, class_mask):
-    """Test V_CMP_CLASS: sNaN, qNaN, -inf, -normal, -denormal, -0, +0, +denormal, +normal, +inf."""
+    """Compute V_CMP_CLASS: whether x is in one of the classes whose bits are set in the mask.
+
+    From bit 0 on these are: signalling NaN, quiet NaN, -infinity, -normal, -denormal, -0, +0,
+    +denormal, +normal, +infinity.
+    """
     x = np.asanyarray(x)
     negative = np.signbit(x)
     quiet = floats.is_quiet(x)
@@ -698,7 +711,8 @@ def _select_by_mask(a, b, mask):
     return np.where(mask, b, a)
 
 
-#: Entry of MASKED: kind of the result or "", kinds of sources, function, whether it gives a mask.
+#: Entry of MASKED: kind of the result or "", kinds of the sources, function, whether it returns a
+#: mask.
 _MaskedEntry = tuple[str, tuple[str, ...], Callable, bool]
 
 
@@ -729,7 +743,7 @@ def _masked() -> dict[str, _MaskedEntry]:
     return table
 
 
-#: Operations with lane masks. The source kind "mask" is a bit for each lane. The function gives
+#: Operations with lane masks. The source kind "mask" is a bit for each lane. The function returns
 #: the result, a mask, or both in this order.
 MASKED = _masked()
 NAMES = {*TABLE, *EXTREMES, *MASKED, "v_nop", "v_swap_b32", "v_swap_b16", "v_mqsad_u32_u8"}

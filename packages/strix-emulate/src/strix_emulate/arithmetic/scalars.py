@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scalar operations by mnemonic: kinds of the result and of each source, and the function."""
+"""Scalar operations by mnemonic: kind of the result, kinds of the sources, and the function."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ U32 = np.uint32
 
 
 def wide(x):
-    """Return x as int64, in which sums of 32 bits do not wrap."""
+    """Return x as int64, so that sums of 32-bit numbers do not wrap."""
     return np.asanyarray(x).astype(np.int64)
 
 
@@ -36,7 +36,7 @@ def _sub_u(a, b, carry=0):
 
 
 def _signed(function):
-    """Return a sum or difference of int32, with SCC for a signed overflow."""
+    """Return a sum or difference of int32. It also returns SCC, which is a signed overflow."""
 
     def run(a, b):
         total = function(wide(a), wide(b))
@@ -46,7 +46,7 @@ def _signed(function):
 
 
 def _nonzero(function):
-    """Return an operation with SCC for a result that is not 0."""
+    """Return an operation that also returns SCC: whether the result is not 0."""
 
     def run(*values):
         result = function(*values)
@@ -72,7 +72,10 @@ _FIELD_TYPES = {
 
 
 def _bfe(signed, bits):
-    """Extract a field: its offset is in the second source's low bits, its width from bit 16."""
+    """Return S_BFE, which extracts a field of the first source.
+
+    The second source has the field's offset in its low bits, and its width from bit 16 on.
+    """
 
     def run(value, field):
         offset = wide(field) & (bits - 1)
@@ -103,7 +106,7 @@ def _shift(function, bits):
 
 
 def _pick(compare):
-    """Return S_MIN or S_MAX, with SCC for the first source."""
+    """Return S_MIN or S_MAX. It also returns SCC: whether the result is the first source."""
     return lambda a, b: (np.where(compare(a, b), a, b), compare(a, b))
 
 
@@ -138,7 +141,7 @@ def _count_zeros(x):
     return np.bitwise_count(~x).astype(U32)
 
 
-#: By name: kind of the result, kinds of the sources, function that gives the result and SCC.
+#: By name: kind of the result, kinds of the sources, function that returns the result and SCC.
 WITH_SCC = {
     **_logic("b32"),
     **_logic("b64"),
@@ -188,7 +191,10 @@ def _bit_field_mask(a, b):
 
 
 def _pack16(low, high):
-    """Compute S_PACK; low and high say which half of each source goes into the low and high one."""
+    """Return S_PACK. Its result has half `low` of the first and half `high` of the second source.
+
+    Half 0 is the low half of a source, and 1 the high half.
+    """
 
     def run(a, b):
         low_half = a >> U32(16 * low) & U32(0xFFFF)
@@ -296,7 +302,7 @@ def _half_bits_towards_zero(x):
 
 
 def _leading_zeros_64(x):
-    """Count the leading zeros of 64 bits; -1 for 0."""
+    """Return the number of leading zeros of 64 bits, or -1 for 0."""
     x = np.asanyarray(x).astype(np.uint64)
     high = (x >> np.uint64(32)).astype(U32)
     low = x.astype(U32)
@@ -352,8 +358,8 @@ def _comparisons() -> dict:
     return table
 
 
-#: Comparisons: kind of the sources, and the function, which gives SCC. The second source of
-#: S_BITCMP is a u32.
+#: Comparisons by name: kind of the sources, and the function, which returns SCC. The second source
+#: of S_BITCMP is a u32.
 COMPARES = _comparisons()
 
 
@@ -390,9 +396,9 @@ def _saveexec() -> dict:
     return table
 
 
-#: The destination gets the old EXEC, and EXEC the result.
+#: Operations with EXEC. The destination gets the old EXEC, and EXEC gets the result.
 SAVEEXEC = _saveexec()
-#: The destination and EXEC get the result.
+#: Operations with EXEC. The destination and EXEC get the result.
 WREXEC = {
     "s_and_not0_wrexec_b32": _WITH_EXEC["and_not0"],
     "s_and_not0_wrexec_b64": _WITH_EXEC["and_not0"],
@@ -405,12 +411,13 @@ def _select(a, b, scc):
     return np.where(scc, a, b)
 
 
-#: Kinds of the sources, the last of which is SCC, and the function.
+#: By name: kinds of the sources, of which the last is SCC, and the function.
 SELECTS = {
     "s_cselect_b32": (("b32", "b32", "scc"), _select),
     "s_cselect_b64": (("b64", "b64", "scc"), _select),
 }
-#: Kinds of the sources, the last of which is SCC, and the function, which gives the result and SCC.
+#: By name: kinds of the sources, of which the last is SCC, and the function, which returns the
+#: result and SCC.
 CARRIES = {
     "s_addc_u32": (("u32", "u32", "scc"), _add_u),
     "s_subb_u32": (("u32", "u32", "scc"), _sub_u),

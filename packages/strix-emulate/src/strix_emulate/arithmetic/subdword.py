@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Vector operations on parts of 32 bits: dot products, bytes, packed conversions, 16 bits.
 
-As in :mod:`arithmetic.operations`: kinds of the result and of each source, and the function.
+The tables have the form of those in :mod:`arithmetic.operations`: by mnemonic, the kind of the
+result, the kinds of the sources, and the function.
 """
 
 from collections.abc import Callable
@@ -20,13 +21,13 @@ def _int64(x):
 
 
 def _part(x, bits: int, number: int, signed: bool):
-    """Extract one of the fields of that many bits, as int64."""
+    """Return field `number` of x as int64. Fields have `bits` bits."""
     field = (np.asanyarray(x).view(U32).astype(np.int64) >> bits * number) & ((1 << bits) - 1)
     return field - (field >> (bits - 1) << bits) if signed else field
 
 
 def dot(bits: int, signed_a: bool, signed_b: bool):
-    """Compute V_DOT4, V_DOT8: the exact sum of all products of fields and c, as int64."""
+    """Return V_DOT4 or V_DOT8, which adds all products of fields and c, exactly as int64."""
 
     def run(a, b, c):
         total = _int64(c)
@@ -46,7 +47,7 @@ def _half(bits):
 
 
 def dot2(convert):
-    """Add two products of 16 bits to a float32, one after the other."""
+    """Return a function that adds two products of 16-bit numbers to a float32, one by one."""
 
     def run(a, b, total):
         for x, y in zip(_halves(a, convert), _halves(b, convert), strict=True):
@@ -66,12 +67,12 @@ def _dot2_f16(a, b, c):
 
 
 def _sad(bits: int, shift: int = 0, masked: bool = False):
-    """Return a sum of absolute differences of fields, and an addend.
+    """Return a function that adds absolute differences of fields to an addend.
 
     Args:
-        bits: Bits of a field.
-        shift: Bits by which the sum is shifted before the addend is added.
-        masked: Whether fields of b that are 0 do not count.
+        bits: Number of bits of a field.
+        shift: Number of bits by which the sum is shifted left before the addend is added.
+        masked: Whether a field is skipped if it is 0 in b.
     """
 
     def run(a, b, c):
@@ -86,7 +87,10 @@ def _sad(bits: int, shift: int = 0, masked: bool = False):
 
 
 def _quad_sad(masked: bool):
-    """Return four sums of 16 bits: of b and the four bytes of a from its first to its fourth on."""
+    """Return a function that computes four 16-bit sums of absolute differences.
+
+    Sum i is of the four bytes of b and the four bytes of a from byte i on.
+    """
     sad = _sad(8, masked=masked)
     low_16 = np.uint64(0xFFFF)
 
@@ -103,14 +107,14 @@ def _quad_sad(masked: bool):
 
 
 def quad_sad32(a, b, *addends):
-    """Compute V_MQSAD_U32_U8: as the masked sums of 16 bits, in 32 bits; four results."""
+    """Compute V_MQSAD_U32_U8: the four masked sums of `_quad_sad`, but with 32 bits each."""
     sad = _sad(8, masked=True)
     parts = [(a >> np.uint64(8 * i)).astype(U32) for i in range(4)]
     return [sad(part, b, c) for part, c in zip(parts, addends, strict=True)]
 
 
 def _lerp(a, b, c):
-    """Compute V_LERP_U8: the mean of bytes, rounded up where the third source's byte is odd."""
+    """Compute V_LERP_U8: the mean of bytes. It is rounded up if the third source's byte is odd."""
     result = U32(0)
     for i in range(4):
         total = _part(a, 8, i, False) + _part(b, 8, i, False) + (_part(c, 8, i, False) & 1)
@@ -119,7 +123,7 @@ def _lerp(a, b, c):
 
 
 def _pack(convert):
-    """Pack two results of 16 bits into one register."""
+    """Return a function that packs two 16-bit results into one register."""
 
     def run(a, b):
         low, high = (np.asanyarray(convert(x)).astype(np.int64) & 0xFFFF for x in (a, b))
@@ -133,7 +137,10 @@ def _clip(low: int, high: int):
 
 
 def _norm(low: int, high: int):
-    """Compute V_CVT_*_NORM: -1 or 0 to 1 as the whole range of an integer, to nearest even."""
+    """Return V_CVT_*_NORM, which scales -1 (or 0) to 1 to the range of an integer.
+
+    The result is rounded to nearest even.
+    """
     lowest = -1 if low else 0
 
     def run(x):
@@ -150,14 +157,14 @@ def _norm_as(low: int, high: int, dtype: str):
 
 
 def _pk_u8(x, byte, old):
-    """Compute V_CVT_PK_U8_F32: into the byte of the third source that the second one names."""
+    """Compute V_CVT_PK_U8_F32: convert x, and write it to byte number `byte` of `old`."""
     shift = (np.asanyarray(byte) & U32(3)) * U32(8)
     value = np.clip(np.rint(np.where(np.isnan(x), 0, x)), 0, 255).astype(U32)
     return (old & ~(U32(255) << shift)) | value << shift
 
 
 def leading_signs(x):
-    """Compute V_CLS_I32: how many bits, from the top, repeat the sign; -1 for 0 and -1."""
+    """Compute V_CLS_I32: the number of highest bits that equal the sign. -1 for x = 0 or -1."""
     x = _int64(x)
     y = np.where(x < 0, ~x, x)
     length = np.where(y == 0, 0, np.floor(np.log2(np.maximum(y, 1))) + 1)
@@ -165,7 +172,10 @@ def leading_signs(x):
 
 
 def _unit(x, quarters: int):
-    """Compute V_SIN, with a quarter V_COS: of x in turns; out of -256 to 256, those of 0."""
+    """Compute V_SIN, or V_COS with one quarter. The unit of x is a turn.
+
+    Outside of -256 to 256, the result is that for 0.
+    """
     turns = np.asanyarray(x).astype(np.float64)
     part = np.copysign(turns - np.trunc(turns), turns)
     turns = np.where(np.abs(turns) <= 256, part, np.where(np.isnan(turns), turns, 0))
@@ -206,7 +216,7 @@ def _sat_pk_u8(x):
 
 
 def _zero_wins(a, b, c):
-    """Compute a * b + c, where zero times anything, also infinity and NaN, is zero."""
+    """Compute a * b + c. Zero times any number is zero, even times infinity or NaN."""
     return np.where((a == 0) | (b == 0), np.asanyarray(c) + np.float32(0), floats.fma32(a, b, c))
 
 
@@ -255,7 +265,7 @@ def _conversions() -> dict[str, _Entry]:
 
 
 def _products() -> dict[str, _Entry]:
-    """Return products of 16 and 24 bits, sine and cosine, and products for which zero wins."""
+    """Return products of 16 and 24 bits, sine and cosine, and products with DX9's zero rule."""
     return {
         "v_mad_i32_i16": ("i32", ("i16", "i16", "i32"), _mad_i32_i16),
         "v_mad_u32_u16": ("u32", ("u16", "u16", "u32"), _mad_u32_u16),
@@ -284,7 +294,7 @@ def _normalizations() -> dict[str, _Entry]:
 
 
 def _extremes() -> dict[str, _Entry]:
-    """Return combinations of max and min; LLVM has maxmin and minmax for 32 bits only."""
+    """Return combinations of max and min. LLVM has maxmin and minmax only for 32 bits."""
     table: dict[str, _Entry] = {}
     for kind in ("i16", "u16", "i32", "u32"):
         three = (kind, kind, kind)
@@ -298,7 +308,7 @@ def _extremes() -> dict[str, _Entry]:
 
 
 def _in_turn(first: Callable, second: Callable) -> Callable:
-    """Return an operation that applies the first function to a and b, the second one to c."""
+    """Return an operation that applies `first` to a and b, and `second` to that result and c."""
     return lambda a, b, c: second(first(a, b), c)
 
 
@@ -310,7 +320,7 @@ TABLE = _sums() | _conversions() | _products() | _normalizations() | _extremes()
 
 
 def _mixed(kind: str):
-    """Compute V_FMA_MIX of sources of either type; a float16 result is rounded a second time."""
+    """Return V_FMA_MIX for float16 or float32 sources. A float16 result is rounded twice."""
 
     def run(a, b, c):
         value = floats.fma32(*(np.asanyarray(x).astype(np.float32) for x in (a, b, c)))
@@ -332,7 +342,7 @@ MIXED = _mixed_table()
 
 
 def mixed_name(kind: str, kinds: tuple[str, ...]) -> str:
-    """Return the name of one of MIXED."""
+    """Return the name in C of a function of MIXED."""
     return ".".join(("v_fma_mix", kind, *kinds))
 
 
@@ -369,12 +379,12 @@ def _packed_table() -> dict[str, _Entry]:
     return table
 
 
-#: V_PK_*: the operation on each half.
+#: V_PK_* by mnemonic: kinds and function of the operation on each half.
 PACKED = _packed_table()
 
 
 def packed(name: str, clamp: bool) -> _Entry:
-    """Return kinds of result and sources, and the function, of one of PACKED, clamped or not."""
+    """Return an entry of PACKED, with or without CLAMP."""
     kind, kinds, function = PACKED[name]
     if not clamp:
         return kind, kinds, function
@@ -384,12 +394,12 @@ def packed(name: str, clamp: bool) -> _Entry:
 
 
 def packed_name(name: str, clamp: bool) -> str:
-    """Return the name in C of one of PACKED, clamped or not."""
+    """Return the name in C of an entry of PACKED, with or without CLAMP."""
     return f"{name}.clamp" if clamp else name
 
 
 def clamped_half(function):
-    """Return a function that limits its result to 0 to 1."""
+    """Return a function whose result is limited to 0 to 1."""
 
     def run(*sources):
         return clamped(np.asanyarray(function(*sources)))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Translate what a numpy function computes for one element to C.
+"""Translation of numpy functions to C functions of one element.
 
-The function is called once with symbols in the place of arrays, which record what numpy would do.
-So the tables of operations are the only description of what instructions compute: C comes from
-them.
+The numpy function is called once, with symbols instead of arrays. The symbols record the operations
+as C statements. So instructions are described only once, by the functions in the tables.
 """
 
 import re
@@ -12,7 +11,7 @@ from functools import wraps
 
 import numpy as np
 
-#: C's types by the characters of numpy's. A float16 is computed with as a float.
+#: C's types by numpy's type characters. Computations with float16 are in float.
 _C = {
     "?": "int",
     "b": "int8_t",
@@ -27,7 +26,8 @@ _C = {
     "f": "float",
     "d": "double",
 }
-#: The larger or smaller of two, without a cast; of one that is NaN, numpy's choice.
+#: C expressions for the larger or smaller of two numbers, without a cast. For NaN, the result is
+#: numpy's.
 _PICKS = {
     "maximum": "(({0} >= {1}) ? {0} : {1})",
     "maximum f": "(({0} >= {1}) | ({0} != {0}) ? {0} : {1})",
@@ -52,7 +52,7 @@ _OPERATORS = {
     "not_equal": "!=",
     "remainder u": "%",
 }
-#: Functions of C's library, for double and with an f for float.
+#: Functions of C's library for double. Those for float have the suffix f.
 _LIBRARY_FUNCTIONS = (
     "trunc",
     "floor",
@@ -63,14 +63,14 @@ _LIBRARY_FUNCTIONS = (
     "copysign",
     "ldexp",
 )
-#: C by ufunc, with the character or kind of the result where that matters. {0} and {1} are the
-#: sources, {all} is their list, {name} the ufunc, {type} and {bits} are the result's; {f} and {l}
-#: become the suffixes of functions of float and of 64 bits.
+#: C expressions by ufunc. The key may have the type character or the kind of the result. {0} and
+#: {1} are the sources, {all} is the list of sources, {name} is the ufunc, {type} and {bits} are the
+#: result's. {f} and {l} become the suffixes of C's functions for float and for 64 bits.
 _FORMS = {
     **{name: f"({{0}} {operator} {{1}})" for name, operator in _OPERATORS.items()},
     **dict.fromkeys(_LIBRARY_FUNCTIONS, "{name}{f}({all})"),
     **_PICKS,
-    # C leaves some counts of shifts undefined: this is what numpy gives for them.
+    # C leaves shifts by large counts undefined. These expressions have numpy's results.
     "left_shift": "(({type})((uint64_t){1} < {bits} ? {0} << {1} : 0))",
     "right_shift": "(({type})((uint64_t){1} < {bits} ? {0} >> {1} : 0))",
     "right_shift i": "(({type})((uint64_t){1} < {bits} ? {0} >> {1} : ({0} < 0 ? -1 : 0)))",
@@ -89,17 +89,22 @@ _FORMS = {
 
 
 class Untranslatable(Exception):
-    """The function does something for which this translator has no C."""
+    """The function uses an operation that cannot be translated to C."""
 
 
 class Symbol(np.ndarray):
-    """A value of one element: its dtype, the C expression, and the function it belongs to."""
+    """The value of one element, as a C expression.
+
+    Attributes:
+        code: The expression.
+        body: The C function in which it occurs.
+    """
 
     code: str
     body: "Body"
 
     def __new__(cls, dtype, code: str, body: "Body"):
-        """Make an array without dimensions that stands for a value of that dtype."""
+        """Return an array without dimensions that represents a value of this dtype."""
         self = np.zeros((), dtype).view(cls)
         self.code = code
         self.body = body
@@ -109,11 +114,11 @@ class Symbol(np.ndarray):
         pass
 
     def astype(self, dtype, **_):
-        """Return a cast, as C."""
+        """Return a cast in C."""
         return self.body.cast(self, np.dtype(dtype))
 
     def view(self, *kind):
-        """Return the same bits as another dtype. Raise Untranslatable for one of another size."""
+        """Return the same bits as another dtype. Raise Untranslatable if the sizes differ."""
         dtype = np.dtype(kind[0])
         if dtype.itemsize != self.dtype.itemsize:
             raise Untranslatable("a view of another size")
@@ -136,12 +141,12 @@ class Symbol(np.ndarray):
     __int__ = __float__ = __index__ = __iter__ = __bool__
 
     def any(self, *_, **__):
-        """Return True: shortcuts ask whether some element needs the rest, and one might."""
+        """Return True. Functions test `any` to skip code, which an element may need."""
         return True
 
 
 def in_c(name: str) -> Callable:
-    """Mark a function that C has as well, under that name: it is called, not translated."""
+    """Mark a function that C has too, under this name. C calls it instead of a translation."""
 
     def decorate(function: Callable) -> Callable:
         @wraps(function)
@@ -157,11 +162,12 @@ def in_c(name: str) -> Callable:
 
 
 class Body:
-    """Statements of one C function, each of which sets a new variable.
+    """Statements of one C function. Each statement sets a new variable.
 
     Attributes:
         lines: The statements.
-        before_rounding: By variable that holds a value rounded to half precision, the value.
+        before_rounding: Values before they were rounded to half precision, by the variable that has
+            the rounded value.
     """
 
     def __init__(self) -> None:
@@ -170,7 +176,7 @@ class Body:
         self.before_rounding: dict[str, str] = {}
 
     def symbol(self, dtype, code: str) -> Symbol:
-        """Return a variable for the expression; equal ones share it."""
+        """Return a variable with the value of an expression. Equal expressions share a variable."""
         dtype = np.dtype(dtype)
         key = (dtype.char, code)
         if key not in self._variables:
@@ -187,7 +193,7 @@ class Body:
         return self.symbol(dtype, f"{name}({', '.join(parts)})")
 
     def cast(self, x, dtype: np.dtype) -> Symbol:
-        """Convert x to a dtype, as NumPy converts."""
+        """Return x converted to a dtype, as NumPy converts it."""
         if x.dtype == dtype:
             return x
         if dtype.char == "e":
@@ -210,9 +216,9 @@ class Body:
         return self.symbol(dtype, f"{dtype.char}_of_{x.dtype.char}({x.code})")
 
     def constant(self, value, dtype: np.dtype) -> Symbol:
-        """Return a literal of a dtype. Raise Untranslatable for an array."""
+        """Return a literal of a dtype. Raise Untranslatable if the value is an array."""
         if isinstance(value, np.ndarray):
-            raise Untranslatable("an array that is no symbol")
+            raise Untranslatable("an array that is not a symbol")
         value = np.asarray(value).astype(dtype)
         literal = _float_literal(float(value)) if dtype.kind == "f" else _integer_literal(value)
         return Symbol(dtype, f"(({_ctype(dtype)}){literal})", self)
@@ -224,7 +230,7 @@ class Body:
         return self.constant(x, dtype)
 
     def ufunc(self, ufunc, inputs, dtype=None):
-        """Return the call of a ufunc, in the loop that NumPy would choose. Raise Untranslatable."""
+        """Return the result of a ufunc, with the types that NumPy chooses. Raise Untranslatable."""
         signature = tuple(_resolvable_type(x) for x in inputs) + (None,) * ufunc.nout
         if dtype is None:
             loop = ufunc.resolve_dtypes(signature)
@@ -238,7 +244,7 @@ class Body:
         return self._apply(ufunc.__name__, sources, loop[-1])
 
     def _apply(self, name: str, sources: list[Symbol], result: np.dtype) -> Symbol:
-        """Return the result of a ufunc of that name on sources of the right types."""
+        """Return the result of a ufunc by name, on sources that have the right types."""
         source = sources[0].dtype
         for key in (f"{name} {result.char}", f"{name} {result.kind}", name):
             if key in _FORMS:
@@ -275,10 +281,10 @@ def _float_literal(number: float) -> str:
 
 
 def _integer_literal(value: np.ndarray) -> str:
-    """Return C's literal for a number of the type of an array without dimensions."""
+    """Return C's literal for the number in an array without dimensions, with the array's type."""
     unsigned = "u" if value.dtype.kind == "u" else ""
     if value.dtype.itemsize == 8:
-        # The lowest int64 has no literal of its own in decimal digits.
+        # C has no decimal literal for the lowest int64.
         return f"0x{int(value) & (1 << 64) - 1:x}{unsigned}ll"
     if value.dtype.itemsize < 4:
         unsigned = ""
@@ -286,12 +292,12 @@ def _integer_literal(value: np.ndarray) -> str:
 
 
 def _is_plain_number(x) -> bool:
-    """Return whether x is an int or a float of Python, which take the dtype of other operands."""
+    """Return whether x is a Python int or float. These take the dtype of the other operands."""
     return type(x) in (int, float)
 
 
 def _resolvable_type(x):
-    """Return the argument of ufunc.resolve_dtypes for a source."""
+    """Return the argument for ufunc.resolve_dtypes that describes a source."""
     return type(x) if _is_plain_number(x) else np.asarray(x).dtype
 
 
@@ -309,7 +315,7 @@ def _select(body: Body, conditions, choices, default=0) -> Symbol:
     return default
 
 
-#: Functions of numpy that are no ufuncs, as C.
+#: Translations of numpy's functions that are not ufuncs.
 _FUNCTIONS: dict[str, Callable] = {
     "where": _where,
     "select": _select,
@@ -328,7 +334,7 @@ def _ctype(dtype: np.dtype) -> str:
 
 
 def storage(dtype) -> str:
-    """Return C's type of an element in memory."""
+    """Return C's type for an element in memory."""
     dtype = np.dtype(dtype)
     if dtype.char == "e":
         return "uint16_t"
@@ -338,7 +344,7 @@ def storage(dtype) -> str:
 
 
 def loop(name: str, function: Callable, results, sources, each: str = "EACH") -> str:
-    """Write a C function over n elements: p holds pointers to the results and then the sources.
+    """Return a C function of n elements. Its parameter p has pointers to results, then sources.
 
     Args:
         name: Name of the C function.
@@ -348,7 +354,7 @@ def loop(name: str, function: Callable, results, sources, each: str = "EACH") ->
         each: Macro of emulate.c that loops over the elements.
 
     Raises:
-        Untranslatable: There is no C for the function, which numpy alone executes.
+        Untranslatable: The function cannot be translated. Only numpy can execute it.
     """
     results = [np.dtype(dtype) for dtype in results]
     sources = [np.dtype(dtype) for dtype in sources]
@@ -375,7 +381,7 @@ def loop(name: str, function: Callable, results, sources, each: str = "EACH") ->
 
 
 def _call(name: str, function: Callable, inputs: list[Symbol]) -> tuple:
-    """Call a function with symbols; return its results. Raise Untranslatable."""
+    """Call a function with symbols, and return its results. Raise Untranslatable."""
     try:
         with np.errstate(all="ignore"):
             values = function(*inputs)
@@ -396,7 +402,7 @@ def _assign_results(body: Body, values: tuple, results: list[np.dtype]) -> list[
             code = body.cast(value, dtype).code
         array = "d"
         if dtype.char == "e":
-            # to_halves rounds it.
+            # The function to_halves rounds the value later.
             array = "r"
             code = body.before_rounding.get(code, code)
         assignments.append(f"{array}{i}[l] = {code};")
@@ -404,7 +410,7 @@ def _assign_results(body: Body, values: tuple, results: list[np.dtype]) -> list[
 
 
 def _require_effects(name: str, inputs: list[Symbol], statements: str) -> None:
-    """Raise Untranslatable if a source is not used: numpy.asarray makes a plain number of it."""
+    """Raise Untranslatable if a source is not used, because numpy.asarray made it a number."""
     for x in inputs:
         if len(re.findall(rf"\b{x.code}\b", statements)) < 2:
             raise Untranslatable(f"{name}: a source has no effect")
@@ -413,9 +419,9 @@ def _require_effects(name: str, inputs: list[Symbol], statements: str) -> None:
 def _conversions_of_halves(
     results: list[np.dtype], sources: list[np.dtype]
 ) -> tuple[list[str], list[str]]:
-    """Return the statements in front of the loop and behind it that convert halves.
+    """Return the statements before and after the loop that convert float16.
 
-    They are loops of their own, which become vector code.
+    They are separate loops, which compilers can vectorize.
     """
     before = []
     behind = []

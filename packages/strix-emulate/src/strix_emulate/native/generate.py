@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compile libstrix-emulate with CC: python -m strix_emulate.native.generate FOLDER.
 
-There is one library for each level of x86-64 processors; library.py loads the best one that this
-machine can run. Nothing in them depends on Python.
+There is one library for each level of x86-64 processors. library.py loads the one with the highest
+level that the machine supports. The libraries do not depend on Python.
 """
 
 import os
@@ -20,7 +20,8 @@ from strix_emulate.arithmetic import mode_register, operations, scalars, subdwor
 from strix_emulate.instructions import atomics
 from strix_emulate.native import library
 
-#: The parts of -O3 that make the libraries fast. The others take half as long again to compile.
+#: -O2 with the parts of -O3 that make the libraries fast. With all of -O3, compilation takes 1.5
+#: times as long.
 _FAST = (
     "-O2",
     "-ftree-vectorize",
@@ -28,8 +29,8 @@ _FAST = (
     "-funswitch-loops",
     "-fpeel-loops",
 )
-#: Optimisation by level of x86-64. Level 2 is for processors from before 2013, and -O1 takes half
-#: the time to compile.
+#: Optimisation by level of x86-64. Level 2 is for processors from before 2013. It has -O1, which
+#: compiles in half the time.
 LEVELS = {
     2: ("-O1",),
     3: _FAST,
@@ -56,7 +57,7 @@ class Entry:
 
     Attributes:
         name: Its name in C.
-        kind: Kind of its result, or "" if it has none but SCC.
+        kind: Kind of its result, or "" if it returns only SCC or a mask.
         kinds: Kinds of its sources.
         function: The function in numpy.
         has_scc: Whether it also returns SCC.
@@ -70,7 +71,7 @@ class Entry:
 
 
 def dtype(kind: str) -> np.dtype:
-    """Return numpy's type of a kind of operand. Masks and SCC are bool."""
+    """Return numpy's type for a kind of operand. Masks and SCC are bool."""
     if kind in ("mask", "scc"):
         return np.dtype(bool)
     if kind == "lane":
@@ -121,7 +122,7 @@ def _scalar_functions() -> Iterator[Entry]:
 
 
 def source() -> str:
-    """Return operations.inc: every function that can be translated, and a list by name."""
+    """Return operations.inc: all functions that can be translated, and a list of their names."""
     bodies: dict[str, str] = {}
     listed = []
     lines = []

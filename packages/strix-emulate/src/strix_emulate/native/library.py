@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Load libstrix-emulate, and encode instructions for it. Without the library numpy does all.
+"""Loading of libstrix-emulate, and encoding of instructions for it.
 
-emulate.c stops before an instruction whose outcome it does not decide: a race, or an address out of
-bounds. numpy then executes that one instruction. So C and numpy give the same results and traps.
+The C library is optional: without it, numpy executes all instructions. emulate.c stops before an
+instruction that it cannot judge, because of a possible race or an address out of bounds. numpy then
+executes that instruction. So results and traps are the same with and without C.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ from strix_emulate.instructions.crosslane import dpp_lanes, reads_zero
 from strix_emulate.instructions.microops import MicroOp
 from strix_emulate.memory.waves import ZERO, constant_half, constant_value
 
-#: Where operands come from. emulate.c has the same numbers.
+#: Numbers of the kinds of operands. emulate.c has the same numbers.
 FILES = {
     "none": 0,
     "v": 1,
@@ -30,7 +31,7 @@ FILES = {
     "spare": 6,
     "lane": 7,
 }
-#: Numbers of the handlers of operations, which generate.py defines for emulate.c.
+#: Numbers of the handlers of operations. generate.py defines them as macros for emulate.c.
 HANDLERS = {
     "vector": 0,
     "scalar": 1,
@@ -54,13 +55,13 @@ HANDLERS = {
     "atomic": 19,
     "guard": 20,
 }
-#: By level of x86-64, processor flags that tell it from lower levels.
+#: Processor flags by which each level of x86-64 is recognized.
 LEVELS = {
     2: {"sse4_2", "popcnt"},
     3: {"avx2", "fma", "bmi2", "f16c"},
     4: {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"},
 }
-#: Files that decide what the library does.
+#: Files from which the library is made.
 SOURCES = (
     "native/emulate.c",
     "native/numbers.h",
@@ -97,7 +98,7 @@ def _fields(kind, names: str) -> list:
 
 
 class COperand(ctypes.Structure):
-    """An operand, as emulate.c reads it."""
+    """An operand: the structure Operand of emulate.c."""
 
     _fields_ = [
         *_fields(_Int, "file index bits half neg abs flush pad"),
@@ -106,7 +107,7 @@ class COperand(ctypes.Structure):
 
 
 class COp(ctypes.Structure):
-    """An instruction, as emulate.c reads it."""
+    """An operation: the structure Op of emulate.c."""
 
     _fields_ = [
         ("function", _Pointer),
@@ -126,7 +127,7 @@ class COp(ctypes.Structure):
 
 
 class CMemory(ctypes.Structure):
-    """A memory, as emulate.c reads it."""
+    """A memory: the structure Memory of emulate.c."""
 
     _fields_ = [
         *_fields(_Pointer, "bytes written read writers store_addresses slots"),
@@ -136,12 +137,12 @@ class CMemory(ctypes.Structure):
     ]
 
 
-#: Order.classify for C: how atomics ordered accesses with two tags.
+#: C's type of Order.classify, which returns how atomics order accesses with two tags.
 CLASSIFY = ctypes.CFUNCTYPE(ctypes.c_int, _Long, _Long)
 
 
 class CState(ctypes.Structure):
-    """The registers of waves, as emulate.c reads them."""
+    """The registers and memories of waves: the structure State of emulate.c."""
 
     _fields_ = [
         *_fields(_Pointer, "v s scc"),
@@ -181,14 +182,14 @@ class Library:
         """Load the library.
 
         Raises:
-            OSError: It cannot be loaded, or was compiled from another version.
+            OSError: The library cannot be loaded, or was compiled from another version.
         """
         self.path = path
         library = ctypes.CDLL(str(path))
         library.strix_operations.restype = ctypes.POINTER(_Named)
         library.strix_digest.restype = ctypes.c_char_p
         if library.strix_digest().decode() != digest():
-            raise OSError(f"{path} was made from another version of strix-emulate")
+            raise OSError(f"{path} was compiled from another version of strix-emulate")
         self.run = library.strix_run
         self.run.restype = ctypes.c_long
         self.run.argtypes = [_Pointer, _Pointer, ctypes.c_long, _Pointer]
@@ -201,7 +202,7 @@ class Library:
 
 @cache
 def digest() -> str:
-    """Return a hash of all sources that decide what the library does."""
+    """Return a hash of the files from which the library is made."""
     package = Path(__file__).parents[1]
     sources = b"".join((package / name).read_bytes() for name in SOURCES)
     return hashlib.sha256(sources).hexdigest()
@@ -210,7 +211,7 @@ def digest() -> str:
 def load_library() -> Library | None:
     """Return the library for this processor, or None.
 
-    It comes from the folder STRIX_EMULATE_NATIVE, or is the installed one.
+    If the environment variable STRIX_EMULATE_NATIVE is set, the library is in that folder.
     """
     return _load()[0]
 
@@ -233,12 +234,12 @@ def _load() -> tuple[Library | None, str]:
 
 
 def reload() -> None:
-    """Load the library again the next time, as the environment variable has changed."""
+    """Make the next call of `load_library` read the environment variable again."""
     _load.cache_clear()
 
 
 def processor_level() -> int:
-    """Return the machine's level of x86-64, 2 to 4, or 1 if Linux does not tell."""
+    """Return the machine's level of x86-64, from 2 to 4, or 1 if it is not known."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -249,11 +250,11 @@ def processor_level() -> int:
 
 
 def describe() -> str:
-    """Return in one line what executes instructions here."""
+    """Return a line that says whether C or numpy executes instructions."""
     library, detail = _load()
     if library is None:
         return f"numpy alone: {detail}"
-    return f"{detail}, and numpy for the rest"
+    return f"{detail}, and numpy for the remaining instructions"
 
 
 def _count_bits(kind: str) -> int:
@@ -268,7 +269,7 @@ def _encode_operand(
     """Encode an operand.
 
     Raises:
-        Unknown: C does not read such an operand.
+        Unknown: C does not support such an operand.
     """
     if kind == "bf16":
         raise Unknown("bf16")
@@ -309,7 +310,7 @@ def _constant_bits(op: Operand, kind: str) -> int:
 
 
 def encode(micro: MicroOp, functions: dict[str, int]) -> COp:
-    """Encode an operation as C executes it.
+    """Encode an operation for C.
 
     Args:
         micro: The operation.
@@ -383,7 +384,7 @@ def _encode_dpp(op: COp, dpp: dict) -> None:
     op.dpp = 1
     op.zero_bound = reads_zero(dpp)
     op.fetch_inactive = bool(dpp.get("fi"))
-    # Both halves of a wave64 read the same lanes of their own half, but may write other rows.
+    # In a wave64, both halves read the same lanes of their own half. The written rows may differ.
     op.lanes[:] = source[:32].tolist()
     op.valid = int(_pack_lanes(valid)[0])
     op.written[:] = _pack_lanes(lanes).tolist()
@@ -394,12 +395,12 @@ def _pack_lanes(flags: np.ndarray) -> np.ndarray:
 
 
 def _highest_register(op: COp, handler: str) -> int:
-    """Return the last vector register that an operation touches, or -1.
+    """Return the number of the last vector register that an operation accesses, or -1.
 
     Each operand of a matrix operation counts as 8 registers.
     """
     is_matrix = handler.startswith("wmma")
-    # a load or a store has as many registers as words
+    # The target of a load or store has a register for each word.
     operands = [(op.target, op.words)]
     operands += [(source, 0) for source in list(op.source)[: op.sources]]
     ends = [0]
@@ -411,7 +412,7 @@ def _highest_register(op: COp, handler: str) -> int:
 
 
 def encode_step(micros: tuple[MicroOp, ...], functions: dict[str, int]) -> list[COp]:
-    """Encode the operations of one step so that none writes what a later one reads.
+    """Encode the operations of a step, so that none writes a register that a later one reads.
 
     Raises:
         Unknown: C cannot execute them.
@@ -426,7 +427,7 @@ def encode_step(micros: tuple[MicroOp, ...], functions: dict[str, int]) -> list[
         return [second, first]
     if first.handler == HANDLERS["load"]:
         raise Unknown("both loads write the address")
-    # The first result waits in a spare register.
+    # The first operation writes to a spare register, which is copied at the end.
     move = COp.from_buffer_copy(first)
     bits = first.target.bits
     move.function = functions[f"v_mov_b{bits}"]
@@ -438,7 +439,7 @@ def encode_step(micros: tuple[MicroOp, ...], functions: dict[str, int]) -> list[
 
 
 def _feeds(first: COp, second: COp) -> bool:
-    """Return whether the second operation reads what the first one writes."""
+    """Return whether the second operation reads a register that the first one writes."""
     target = first.target
     width = max(1, first.words or target.bits // 32)
     written = set(range(target.index, target.index + width))

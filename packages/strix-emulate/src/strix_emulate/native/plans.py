@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What consecutive steps that C executes do to the wait counters.
+"""Plans: the effect of consecutive steps, which C executes, on the wait counters.
 
-That depends on the code alone and not on data. So it is planned once for each state of the counters
-in which waves come to the steps.
+The effect depends only on the code and on the counters before the steps, not on data. So it is
+computed once for each state of the counters.
 """
 
 import ctypes
@@ -80,16 +80,16 @@ class LoggedTouch:
 
     @property
     def write(self) -> bool:
-        """Whether it is a store."""
+        """Whether the access is a store."""
         return self._op.handler == native.HANDLERS["store"]
 
 
 class _Change:
-    """What becomes of one counter's queue.
+    """The change of one counter's queue.
 
     Attributes:
-        remaining: Numbers of the old entries that stay.
-        added: For each new entry, its operations with their rows of the log.
+        remaining: Numbers of the old entries that remain in the queue.
+        added: New entries. Each is a list of (operation, row of the log).
     """
 
     __slots__ = ("added", "remaining")
@@ -100,11 +100,12 @@ class _Change:
 
 
 class Plan:
-    """What is outstanding behind each of several ends of the steps.
+    """The outstanding instructions at each of several ends of the steps.
 
     Attributes:
-        rows: Number of rows of the log: one for each operation that may be outstanding.
-        log_rows: Address of an array with the row of each operation, or -1.
+        rows: Number of rows of the log. Each operation that may be outstanding has a row.
+        log_rows: Address of an array with the row of each operation. It has -1 for an operation
+            without a row.
     """
 
     def __init__(
@@ -120,8 +121,8 @@ class Plan:
             behind: Queues by end, from `follow_counters`.
             ops: Numbers of the operations of each step.
             count: Number of operations.
-            orders: Whether the last operation orders others. It then has the first row, and a
-                barrier does not postpone it.
+            orders: Whether the last operation orders other accesses. It then has the first row, and
+                a barrier does not postpone it.
         """
         self._rows_of_ops = (ctypes.c_int32 * count)(*[-1] * count)
         self.log_rows = ctypes.addressof(self._rows_of_ops)
@@ -135,7 +136,7 @@ class Plan:
             self._changes[end] = (queues.state, changes)
 
     def _plan_queue(self, touched: list, ops: Sequence[range]) -> _Change:
-        """Plan one queue, whose entries are numbers of old ones, or the steps of new ones."""
+        """Return the change of a queue, whose entries are numbers of old ones or steps of new ones."""
         change = _Change([], [])
         for entry in touched:
             if isinstance(entry, int):
@@ -160,7 +161,7 @@ class Plan:
         return op, row
 
     def apply(self, g: Waves, end: int, memories, ops, log) -> None:
-        """Set the wait counters of waves to what they are behind that end."""
+        """Set the wait counters of waves to their state at an end of the steps."""
         g.queues.state, changes = self._changes[end]
         for counter, change in enumerate(changes):
             old = g.queues.touched[counter]
@@ -185,14 +186,14 @@ def follow_counters(
     Args:
         steps: The steps.
         first: Number of the first step.
-        state: State of the counters in front of it.
-        ends: Numbers of steps before which the queues are returned.
-        checks: The checks. Findings must raise Trap.
+        state: State of the counters before the first step.
+        ends: Numbers of steps. The result has the queues before each of these steps.
+        checks: The checks. A finding must raise Trap.
 
     Returns:
-        The queues by end, or None if a wait is missing. Instead of the memory that was touched, an
-        old entry has its number in the old queue, and a new one its steps in a tuple. The tuple is
-        empty for an entry whose result another counter guarantees.
+        The queues by end, or None if a wait is missing. In place of the accesses, an old entry has
+        its number in the old queue, and a new entry has a tuple of its steps. The tuple is empty if
+        another counter guarantees the result.
     """
     numbers = [list(range(len(queue))) for queue in state.queues]
     waves: Any = SimpleNamespace(queues=waits.Queues(state, numbers))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parts of basic blocks: steps that numpy executes, and runs of steps that C executes."""
+"""The parts of a basic block: steps that numpy executes, and runs of steps that C executes."""
 
 import ctypes
 from contextlib import suppress
@@ -20,12 +20,12 @@ from strix_emulate.native import library as native
 from strix_emulate.native import plans
 from strix_emulate.native.plans import LoggedTouch, Plan
 
-#: Arrays of 64-bit words by lane that C uses as spare registers.
+#: Number of spare registers of C. Each is an array with a 64-bit word for each lane.
 _SPARE_REGISTERS = 8
 
 
 class Session:
-    """What C needs of a launch: its memories, and room for the lanes.
+    """The data of a launch that C needs: its memories, and working memory for the lanes.
 
     Attributes:
         compiled: The library.
@@ -47,7 +47,7 @@ class Session:
         Args:
             library: The library.
             spaces: The memories.
-            lanes: Lanes of the waves that run at a time, at most.
+            lanes: Maximum number of lanes of the waves that run at a time.
             registers: Number of vector registers of the waves.
             checks: Whether the launch is checked.
         """
@@ -65,7 +65,7 @@ class Session:
         self._order: Any = spaces.arena.order
         self._doubts = spaces.arena.doubts
         self._polled = np.zeros(lanes, np.int64)
-        # behind the spare registers, 32-bit masks of all lanes
+        # Behind the spare registers there is space for 32-bit masks of all lanes.
         self._room = np.zeros((_SPARE_REGISTERS + 1) * lanes, np.uint64)
         room = self._room.ctypes.data
         state = self.state
@@ -94,7 +94,7 @@ class Session:
         self._scratch = scratch
 
     def update_shadows(self) -> None:
-        """Pass the addresses of the shadows to C, after they were cleared."""
+        """Pass the addresses of the shadows to C, after the shadows were cleared."""
         for memory, c in zip(self.memories, self.state.memory, strict=True):
             if not memory.checked:
                 continue
@@ -121,7 +121,7 @@ class Session:
             log: The log, (rows, 1 + lanes) int64, or None.
 
         Returns:
-            Number of operations that were executed: less than count if C stopped.
+            Number of operations that were executed. It is less than count if C stopped.
         """
         state = self.state
         if self._waves is not g:
@@ -161,7 +161,7 @@ class Session:
         self._tags = None
 
     def _set_order(self, order: tuple) -> None:
-        """Pass to C whether atomics order anything, and where several workgroups wrote a value."""
+        """Pass to C whether atomics order accesses, and how many cells have several co-writers."""
         self._last_order = order
         is_idle, *co_writers = order
         self.state.atomics_order = not is_idle
@@ -169,7 +169,7 @@ class Session:
             c.co_writers = count
 
     def note_poll(self, g: Waves, op: native.COp) -> None:
-        """Record what waves polled in the last operation."""
+        """Record the poll that waves made by the last operation."""
         at = self._polled[: g.n * g.width]
         lanes = np.flatnonzero(at >= 0)
         target = range(op.target.index, op.target.index + op.words)
@@ -189,13 +189,13 @@ _OP_SIZE = ctypes.sizeof(native.COp)
 
 
 class Run:
-    """Consecutive steps that C executes. Only the last one may order what other waves do.
+    """Consecutive steps that C executes. Only the last one may order accesses of other waves.
 
     Attributes:
         session: The session of the launch, or None between launches.
         steps: The steps.
         ops: Their operations.
-        orders: Records for the checks what the last step orders, or None.
+        orders: Function that records for the checks which accesses the last step orders, or None.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Run:
         flat = [op for ops_of_step in ops for op in ops_of_step]
         self.ops = (native.COp * len(flat))(*flat)
         self._address = ctypes.addressof(self.ops)
-        #: number of the first operation of each step, and of all operations
+        #: number of the first operation of each step, followed by the number of all operations
         self._starts = [0, *accumulate(map(len, ops))]
         self._ops_of_steps = [range(start, end) for start, end in pairwise(self._starts)]
         for number, (step, numbers) in enumerate(zip(steps, self._ops_of_steps, strict=True)):
@@ -226,7 +226,7 @@ class Run:
         checks: Findings | None,
         first: int = 0,
     ) -> None:
-        """Execute the steps from the first one on: in C if a plan exists, or else one by one."""
+        """Execute the steps from `first` on, in C if there is a plan, or else one by one."""
         count = len(self.ops)
         session = self.session
         start = self._starts[first]
@@ -235,7 +235,7 @@ class Run:
             if checks:
                 plan = self._plan(g.queues.state, first, checks)
                 if plan is None:
-                    # a wait is missing, or waves that met have different counters
+                    # A wait is missing, or joined waves have different counters.
                     for step in self.steps[first:]:
                         step.execute(g, checks)
                     return
@@ -265,7 +265,7 @@ class Run:
         plan: Plan,
         log: Any,
     ) -> None:
-        """Record for the checks what C has executed."""
+        """Record for the checks the steps that C has executed."""
         memories = self.session.memories
         plan.apply(g, len(self.steps), memories, self.ops, log)
         if self.orders:
@@ -281,7 +281,7 @@ class Run:
         first: int,
         stopped: int,
     ) -> None:
-        """Execute the step before which C stopped. C had begun with the step `first`."""
+        """Execute the step `stopped`, before which C stopped. C began with the step `first`."""
         if checks:
             for step in self.steps[first:stopped]:
                 step.issue(g)
@@ -316,7 +316,7 @@ class Run:
 
 
 def encode(step: Step, library: native.Library) -> list | Literal[False]:
-    """Return the operations that C executes for a step, or False if it cannot."""
+    """Return the operations with which C executes a step, or False if C cannot execute it."""
     traits = step.traits
     if traits.c_operations is None:
         micros = traits.executable.micros
@@ -328,7 +328,7 @@ def encode(step: Step, library: native.Library) -> list | Literal[False]:
 
 
 def split_steps(steps: list[Step], session: Session | None) -> list[Step | Run]:
-    """Return the steps of a block. Runs take the place of those that C can execute."""
+    """Return the steps of a block, with steps that C can execute grouped into runs."""
     if session is None:
         return list(steps)
     parts: list[Step | Run] = []

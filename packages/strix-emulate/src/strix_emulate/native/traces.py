@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Traces: consecutive basic blocks, as waves went through them before, that C executes at once.
+"""Traces: sequences of basic blocks that C executes in one call.
 
-A guard lies between two blocks: if not all waves go on to the next block, C stops, and the
-scheduler decides as it does behind every block. So a trace changes nothing but how often C is
-called.
+A trace has the blocks through which waves went before. Between two blocks there is a guard. If a
+wave does not continue with the next block of the trace, C stops, and the scheduler continues as
+after any block. So traces only reduce the number of calls of C.
 """
 
 import ctypes
@@ -26,20 +26,21 @@ from strix_emulate.native.runs import Run, Session
 _OFTEN = 8
 #: Maximum number of blocks of a trace.
 _LONGEST = 64
-#: Number of traces that are tried for a block if waves leave them early.
+#: Maximum number of traces that are tried for a block if waves leave them early.
 _TRIES = 4
-#: Plans that a trace keeps. Waves that met come with many states of the wait counters.
+#: Maximum number of plans that a trace keeps. Waves that have been joined come with many states of
+#: the wait counters.
 _MOST_PLANS = 32
 
 
 @dataclass(frozen=True)
 class _Condition:
-    """When a branch jumps.
+    """The condition of a branch.
 
     Attributes:
-        file: Kind of register that it reads: SCC, or a lane mask.
+        file: Kind of the register that the branch reads: "scc", or "mask" for a lane mask.
         register: Number of the register.
-        jumps_if_set: Whether it jumps if the register is not 0.
+        jumps_if_set: Whether the branch jumps if the register is not 0, or if it is 0.
     """
 
     file: str
@@ -58,7 +59,7 @@ _CONDITIONS = {
 
 
 class Trace:
-    """Consecutive blocks that C executes at once.
+    """Consecutive blocks that C executes in one call.
 
     Attributes:
         session: The session of the launch, or None between launches.
@@ -67,7 +68,7 @@ class Trace:
         highest: Highest address of a block behind the first one.
         ops: The operations of all blocks, with the guards between them.
         entered: Number of times that waves entered the trace.
-        left: Number of times that waves left it early.
+        early_exits: Number of times that waves left the trace before its end.
     """
 
     def __init__(self, session: Session | None, blocks: list):
@@ -76,15 +77,15 @@ class Trace:
         self.length = sum(len(block.steps) + 1 for block in blocks)
         self.highest = max(block.start for block in blocks[1:])
         self.entered = 0
-        self.left = 0
+        self.early_exits = 0
         self._plans: dict[State, Plan | None] = {}
         self._steps = [step for block in blocks for step in block.steps]
-        #: for each block, the number of steps before it; then the number of all steps
+        #: the number of steps before each block, followed by the number of all steps
         self._ends = [0, *accumulate(len(block.steps) for block in blocks)]
         #: numbers of the operations of each step
         self._ops_of_steps: list[range] = []
-        #: for each operation, the index of its block and the index of its step in that block; for a
-        #: guard the step is -1
+        #: (index of the block, index of the step in the block) of each operation. The step of a
+        #: guard is -1.
         self._places: list[tuple[int, int]] = []
         ops = self._collect_ops()
         self.ops = (native.COp * len(ops))(*ops)
@@ -135,9 +136,9 @@ class Trace:
         step = -1
         if executed < len(self.ops):
             last, step = self._places[executed]
-            self.left += 1
+            self.early_exits += 1
         if plan:
-            # behind the block, or before it if C stopped in the middle
+            # the end of the block, or its start if C stopped in the middle
             end = self._ends[last + 1] if step < 0 else self._ends[last]
             plan.apply(g, end, self.session.memories, self.ops, log)
         if step >= 0:
@@ -147,7 +148,10 @@ class Trace:
         return last
 
     def _plan(self, state: State, checks: Findings) -> Plan | None:
-        """Plan the counters up to each block. None if a wait is missing: the block then traps."""
+        """Return the plan of the counters up to the end of each block.
+
+        If a wait is missing, return None. Then the blocks are executed without the trace, and trap.
+        """
         if state not in self._plans:
             if len(self._plans) == _MOST_PLANS:
                 self._plans.clear()
@@ -172,12 +176,12 @@ class Trace:
 
     @property
     def is_useless(self) -> bool:
-        """Whether waves leave it early more often than not."""
-        return self.left > _OFTEN and 2 * self.left > self.entered
+        """Whether waves leave the trace early more often than not."""
+        return self.early_exits > _OFTEN and 2 * self.early_exits > self.entered
 
 
 def _make_guard(block, following: int) -> native.COp:
-    """Return an operation that stops C if not all waves go from a block to the following one."""
+    """Return an operation that stops C if not all waves continue with the following block."""
     condition = _CONDITIONS[block.end.name]
     guard = native.COp(handler=native.HANDLERS["guard"])
     guard.target = native.COperand(
@@ -190,7 +194,10 @@ def _make_guard(block, following: int) -> native.COp:
 
 
 def grow(blocks: dict, head, session: Session | None) -> Trace | None:
-    """Return a trace from a block on, by the way that waves went last. None if it is too short."""
+    """Return a trace of the blocks that the last waves executed from `head` on.
+
+    Return None if it would have fewer than two blocks.
+    """
     chain: list = []
     block = head
     while len(chain) < _LONGEST and block not in chain and _is_traceable(block):
@@ -203,7 +210,7 @@ def grow(blocks: dict, head, session: Session | None) -> Trace | None:
 
 
 def _following(block) -> int:
-    """Return the address of the block to which waves went last, or -1."""
+    """Return the address of the block that the last waves executed after this one, or -1."""
     if block.condition:
         return block.went
     if block.end is None:
@@ -214,7 +221,7 @@ def _following(block) -> int:
 
 
 def _is_traceable(block) -> bool:
-    """Return whether C executes all of a block, and nothing in it orders what other waves do."""
+    """Return whether C can execute all of a block, and no step orders accesses of other waves."""
     if block.parts is None:
         return False
     if len(block.parts) == 1 and isinstance(block.parts[0], Run):
@@ -223,7 +230,7 @@ def _is_traceable(block) -> bool:
 
 
 def find(blocks: dict, block, session: Session | None) -> Trace | None:
-    """Return the trace that begins at a block, or None. A block that is entered often gets one."""
+    """Return the trace that begins at a block, or None. A frequent block without one gets one."""
     trace = block.trace
     if trace is not None and trace.is_useless:
         trace = None
