@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Executes runs of instructions on the registers of waves, with the results of this package's
-// numpy.
+// Executes runs of instructions on the registers of waves. The results are the same as those of the
+// functions on numpy arrays.
 //
-// operations.inc, which is generated from the tables by translate.py, has what operations compute.
-// strix_run stops before an instruction that looks wrong (a race, an address out of bounds, a
-// partial EXEC). numpy then executes it, or traps.
+// operations.inc has the functions of the operations. generate.py generates it from the tables.
+// strix_run stops before an instruction that may be wrong (a possible race, an address out of
+// bounds, a partial EXEC). Python then executes that instruction with numpy, or traps.
 #include "numbers.h"
 
-// Loops over n lanes. LANES is for multiples of 32, which become vector code without a remainder.
+// Loops over n lanes. LANES requires a multiple of 32, so that its vector code has no remainder.
 #define EACH for (long l = 0; l < n; l++)
 #define LANES _Pragma("GCC ivdep") for (long l = 0; l < (n & ~31l); l++)
 enum { EXEC = 126, NIL = 124 };
@@ -18,7 +18,7 @@ typedef struct {
   Function *function;
 } Named;
 
-// Compiled once and not inlined, as a hundred operations convert halves.
+// A function that is compiled once and not inlined, because a hundred operations call it.
 #define ONCE static __attribute__((noinline)) void
 ONCE from_halves(float *restrict to, const uint16_t *restrict from, long n) {
   EACH to[l] = half_value(from[l]);
@@ -42,12 +42,13 @@ typedef struct {
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
       resource, acquires, indexed, number, polls;
-  uint32_t valid, written[2];  // written: by half of a wave64; both halves read the same lanes
-  uint8_t lanes[32];
-  uint32_t apertures[2];  // of a flat access: the high halves of addresses in LDS and scratch
+  uint32_t valid, written[2];  // of DPP; written has a mask for each half of a wave64
+  uint8_t lanes[32];           // source lanes, the same for both halves of a wave64
+  uint32_t apertures[2];       // of a flat access: high halves of the addresses of LDS and scratch
   Operand target, flag, source[4];
 } Op;
-// generate.py defines HANDLER_..., the numbers of library.HANDLERS. Bits of `after`:
+// generate.py defines the macros HANDLER_..., with the numbers of library.HANDLERS.
+// Bits of `after`:
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
@@ -60,36 +61,38 @@ typedef struct {
   uint8_t *bytes;
   int64_t *written, *read;  // shadow, or null
   uint32_t *writers, *store_addresses;
-  const int64_t *slots;  // by wave, its row in LDS or scratch
+  const int64_t *slots;  // row of each wave in LDS or scratch
   int64_t size, stride, shift, strict, co_writers;
-  const Range *ranges;  // of global memory, sorted; the first one may be empty
+  const Range *ranges;  // ranges of global memory, sorted; the first one may be empty
   int64_t range_count, last_range;
-  uint64_t accessed_ranges;  // as bits
+  uint64_t accessed_ranges;  // bit mask of the ranges that were accessed
 } Memory;
 enum { GLOBAL, LDS, SCRATCH, FLAT };
 
 typedef struct {
   uint32_t *v, *s;
   uint8_t *scc;
-  int64_t n, halves;  // waves, and halves of a wave with 32 lanes each: 1 or 2
+  int64_t n, halves;  // number of waves, and of halves of a wave: 1 or 2, each with 32 lanes
   const int64_t *tags;
-  int64_t exec_changed, atomics_order;    // atomics_order: whether atomics have ordered anything
+  int64_t exec_changed, atomics_order;    // atomics_order: whether atomics have ordered accesses
   int (*classify)(int64_t, int64_t);      // Order.classify of happens_before.py
-  int64_t classified[2], classification;  // its last arguments and result
-  uint64_t *stored, *loaded_ranges;       // see doubts.py, or null
-  int64_t *polled, polled_memory;         // offsets of the last poll, or null: see polls.py
-  uint32_t *masks;                        // by lane, all ones if it is active
-  uint64_t *spare[8];                     // spare registers, 64 bits by lane
-  int64_t *log;                           // accesses that may be outstanding behind the run
+  int64_t classified[2], classification;  // last arguments and result of classify
+  uint64_t *stored, *loaded_ranges;       // records for doubts.py, or null
+  int64_t *polled, polled_memory;         // offsets of the last poll for polls.py, or null
+  uint32_t *masks;                        // for each lane, all ones if it is active, or else 0
+  uint64_t *spare[8];                     // spare registers, with 64 bits for each lane
+  int64_t *log;                           // accesses that may be outstanding at the end of the run
   int64_t full;                           // whether all lanes are active
   int64_t has_readers;                    // whether other waves read the cells of the last load
-  int64_t shares_cells;                   // whether waves of an access may share cells
+  int64_t shares_cells;                   // whether several waves may access the same cells
   Memory memory[3];
 } State;
 
-// Lanes of a wave; the wave of a lane; the mask of the h-th half of all waves.
+// Number of lanes of a wave.
 static inline long lanes(const State *w) { return 32 * w->halves; }
+// Row of the wave to which a lane belongs.
 static inline long wave_of(const State *w, long lane) { return lane >> (4 + w->halves); }
+// Mask of half h, where all halves of all waves are counted.
 static inline uint32_t *mask_of(const State *w, int index, long h) {
   const long second = w->halves - 1;
   return w->s + (index + (h & second)) * w->n + (h >> second);
@@ -129,8 +132,8 @@ static void flush(void *at, int bits, long n) {
   else MODIFY(uint16_t, 1u << 15, 1u << 10)
 }
 
-// Returns the values of a source: one for each lane, or one for each wave if width is 1. They may
-// be the register itself.
+// Returns the values of a source: one for each lane, or one for each wave if width is 1. The result
+// is `temporary` or the register itself.
 static void *fetch(State *w, const Operand *o, void *temporary, long width) {
   const long waves = w->n, n = waves * width;
   const uint32_t *row = o->file == VECTOR ? w->v + o->index * n : w->s + o->index * waves;
@@ -193,7 +196,7 @@ static void *fetch(State *w, const Operand *o, void *temporary, long width) {
       for (int l = 0; l < 32; l++) if (!(fetched[i] >> l & 1)) y[32 * i + l] = 0; }
 // clang-format on
 
-// Applies DPP to source 0, and finds the masks of lanes to write. See crosslane.dpp_source.
+// Applies DPP to source 0, and sets the masks of the lanes to write. See crosslane.dpp_source.
 static void apply_dpp(State *w, const Op *o, const void *from, void *to, uint32_t *masks) {
   const long halves = w->n * w->halves;
   uint32_t fetched[halves];
@@ -212,7 +215,7 @@ static void apply_dpp(State *w, const Op *o, const void *from, void *to, uint32_
   else PERMUTE(uint16_t)
 }
 
-// Applies output modifiers in the ISA's order. See valu._after.
+// Applies output modifiers in the ISA's order. See valu._output_modifiers.
 static void apply_output_modifiers(const Op *o, void *at, long n) {
   float *x = at;
   if (o->after & FACTOR) {
@@ -305,7 +308,7 @@ static void compute_scalar(State *w, const Op *o) {
   if (o->write_exec) update_masks(w), w->exec_changed = 1;
 }
 
-// Writes EXEC to the target, the result to EXEC, and whether that is not 0 to SCC.
+// Writes the old EXEC to the target, and the result to EXEC. SCC is set if the result is not 0.
 static void save_exec(State *w, const Op *o) {
   void *p[3] = {w->spare[0]};
   for (int i = 0; i < 2; i++) p[1 + i] = fetch(w, &o->source[i], w->spare[2 + i], 1);
@@ -327,7 +330,7 @@ static void save_exec(State *w, const Op *o) {
 #include "matrix.h"
 #include "memory.h"
 
-// Whether all waves go the way of the trace: see traces.py.
+// Returns whether all waves continue with the trace's next block. See traces.py.
 static int all_follow(const State *w, const Op *o) {
   const uint32_t *low = w->s + o->target.index * w->n, *high = low + (w->halves - 1) * w->n;
   int others = 0;
@@ -336,7 +339,8 @@ static int all_follow(const State *w, const Op *o) {
   return !others;
 }
 
-// Executes count operations. Returns how many: fewer if numpy has to execute the next one.
+// Executes count operations. Returns the number of executed operations. It is less than count if
+// numpy has to execute the next one. kept: the row of the log for each operation, or null.
 long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
   w->exec_changed = 0;
   w->classified[0] = 0;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Moves values from lane to lane, and between vector and scalar registers. See crosslane.py, and
-// vmem.py for instructions of LDS.
+// Moves of values between lanes, and between vector and scalar registers. See crosslane.py, and
+// vmem.py for LDS instructions.
+
+// Executes V_PERMLANE16, or with across = 16 V_PERMLANEX16.
 static void permlane(State *w, const Op *o, int across) {
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
   const uint32_t *low = fetch(w, &o->source[1], w->spare[3], 1);
@@ -14,7 +16,7 @@ static void permlane(State *w, const Op *o, int across) {
   store_vector(w, &o->target, y, 0);
 }
 
-// Exchanges the halves of a wave64, whichever lanes are active.
+// Exchanges the halves of a wave64. Inactive lanes are read too.
 static void swap_halves(State *w, const Op *o) {
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
   uint32_t *y = (uint32_t *)w->spare[0];
@@ -23,7 +25,7 @@ static void swap_halves(State *w, const Op *o) {
   store_vector(w, &o->target, y, w->full ? 0 : w->masks);
 }
 
-// V_READLANE, V_READFIRSTLANE and V_WRITELANE.
+// Executes V_READLANE, V_READFIRSTLANE and V_WRITELANE.
 static void between_files(State *w, const Op *o) {
   const uint32_t *exec = w->s + EXEC * w->n;
   const long all = lanes(w), width = o->handler == HANDLER_WRITELANE ? 1 : all;
@@ -39,7 +41,8 @@ static void between_files(State *w, const Op *o) {
   if (o->write_exec) update_masks(w), w->exec_changed = 1;
 }
 
-// Moves values as LDS instructions do, without touching LDS. Inactive lanes give zeros.
+// Executes the LDS instructions that move values between lanes without accessing memory. The value
+// of an inactive lane is 0.
 static void exchange(State *w, const Op *o) {
   const long halves = w->n * w->halves;
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));

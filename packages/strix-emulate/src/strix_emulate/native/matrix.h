@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// D = A B + C of 16 by 16 matrices. See crosslane._wmma. A lane holds a row of A and a column of B.
-// A register holds two rows of C or D, or four in a wave64, each in sixteen lanes.
+// D = A B + C of 16 by 16 matrices. See crosslane._wmma. A lane has a row of A and a column of B. A
+// register has two rows of C or D (in a wave64, four rows). Each row is in sixteen lanes.
 
-// Whether the other lanes of registers repeat lanes 0 to 15, as the ISA requires.
+// Returns whether all other lanes of some registers repeat lanes 0 to 15, as the ISA requires.
 static int repeats(const State *w, int first, int registers) {
   const long width = lanes(w);
   const uint32_t *x = w->v + first * width * w->n;
@@ -13,24 +13,27 @@ static int repeats(const State *w, int first, int registers) {
   return !differ;
 }
 
-// A product of float16 numbers has 22 bits. It is exact in float32, so fusing it with the addition
-// changes nothing. A product of bfloat16 numbers may overflow or underflow float32.
+// A product of two float16 numbers has 22 bits. It is exact in float32, so a fused multiplication
+// and addition has the same result. A product of bfloat16 numbers may overflow or underflow
+// float32, so it is not fused.
 #ifdef __FMA__
 #define ADD_EXACT_PRODUCT(a, b, c) __builtin_fmaf(a, b, c)
 #else
 #define ADD_EXACT_PRODUCT(a, b, c) ((c) + (a) * (b))
 #endif
 
-// Offset of a row of C or D in its registers.
+// Returns the offset of row m of C or D in its registers.
 static inline long row_at(const State *w, int m, long wave) {
-  const int more = (int)w->halves, rows = (1 << more) - 1;  // a mask: 2 rows a register, or 4
+  // A register has 2 or 4 rows. `rows` is the mask of a row's number in its register.
+  const int more = (int)w->halves, rows = (1 << more) - 1;
   return (m >> more) * lanes(w) * w->n + lanes(w) * wave + 16 * (m & rows);
 }
 
-// sum[m][l] = x[0][m] y[0][l] + x[1][m] y[1][l] + ..., added in this order.
+// Computes sum[m][l] = x[0][m] y[0][l] + x[1][m] y[1][l] + ..., in this order of additions.
 static void sum_products(float sum[16][16], float x[16][16], float y[16][16], int exact) {
 #ifdef __AVX512F__
-  // Eight rows at a time: an addition takes as long as it takes to start those of seven other rows.
+  // Compute eight rows at a time, to hide the latency of an addition. In that time, additions for
+  // seven other rows can start.
   for (int m = 0; exact && m < 16; m += 8) {
     __m512 total[8], column = _mm512_loadu_ps(y[0]);
     _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) total[j] =
@@ -57,7 +60,7 @@ static void sum_products(float sum[16][16], float x[16][16], float y[16][16], in
   }
 }
 
-// Adds the sixteen products one after the other, then C.
+// Executes a floating-point WMMA. The sixteen products are added one after the other, then C.
 static int wmma(State *w, const Op *o) {
   const long n = w->n, width = lanes(w), row = width * n;
   const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;
@@ -100,7 +103,8 @@ static int wmma(State *w, const Op *o) {
   return 0;
 }
 
-// Multiplies bytes. extended: bit 0 if those of A are signed, bit 1 if those of B are.
+// Executes the WMMA of bytes. Bit 0 of `extended` is set if the bytes of A are signed, and bit 1 if
+// those of B are.
 static int wmma_iu8(State *w, const Op *o) {
   const long n = w->n, width = lanes(w), row = width * n;
   const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Loads and stores: what addressing.py and vmem.py do if there is no finding.
+// Loads, stores and atomics, as addressing.py, vmem.py and atomics.py execute them if there is no
+// finding. Functions return 1 if numpy has to execute the access.
 #include "shadow.h"
 
-// The offset of a global address, or -1 if numpy has to look at it. changing: set if the memory is
-// writable, so that races are possible.
+// Returns the offset of a global address, or -1 if numpy has to execute the access. Sets `changing`
+// if the memory is writable, so that races are possible.
 static inline int64_t find_offset(Memory *m, uint64_t address, int size, int write, int *changing) {
   const Range *r = m->ranges + m->last_range;
   if (address < r->start || address - r->start >= r->size) {
@@ -25,9 +26,9 @@ static inline int64_t find_offset(Memory *m, uint64_t address, int size, int wri
   return offset;
 }
 
-// Reads a buffer resource: its base address, its number of records, and the bytes of a record. A
-// raw resource has records of one byte. 1 if the resource does not fit the access, or only numpy
-// knows its range.
+// Reads base address, number of records and bytes of a record from a buffer resource. The records
+// of a raw resource have one byte. Returns 1 if the resource does not fit the access, or if only
+// numpy can compute its range.
 static inline int read_resource(const State *w, const Op *o, long wave, uint64_t *base,
                                 int64_t *records, int64_t *stride) {
   const uint32_t *s = w->s + (o->resource - 1) * w->n + wave;
@@ -39,10 +40,11 @@ static inline int read_resource(const State *w, const Op *o, long wave, uint64_t
   return *stride || kind >> 28 != 3;
 }
 
+// Offsets of inactive lanes, and of lanes outside of a buffer's range.
 enum { IDLE = -1, OUT = -2 };
 
-// Does what locate does in vector code, if all lanes lie in the range of the last access, in LDS or
-// in scratch; returns 0 otherwise.
+// Does the same as locate in vector code. Returns 0 if that is impossible: all addresses must be in
+// the range of the last access, in LDS or in scratch.
 static int locate_fast(const State *w, const Op *o, int64_t *at, const void *first,
                        const uint32_t *second, int write, int *changing) {
   const Memory *m = &w->memory[o->memory];
@@ -70,7 +72,7 @@ static int locate_fast(const State *w, const Op *o, int64_t *at, const void *fir
   if (w->full) LANES outside |= (uint64_t)at[l] > (uint64_t)room;
   else LANES outside |= ((uint64_t)at[l] > (uint64_t)room) & w->masks[l];
   if (outside) return 0;
-  const uint32_t step = o->memory == SCRATCH ? m->stride : 0;  // from lane to lane
+  const uint32_t step = o->memory == SCRATCH ? m->stride : 0;  // distance between two lanes
   for (long i = 0; i < w->n; i++) {
     const int64_t row = o->memory == GLOBAL ? 0 : m->stride * m->slots[i];
     const int64_t base = o->memory == GLOBAL ? r->offset : step ? row * width : row;
@@ -85,8 +87,8 @@ static int locate_fast(const State *w, const Op *o, int64_t *at, const void *fir
   return 1;
 }
 
-// Finds the offsets of all lanes in the memory: IDLE for inactive lanes, OUT for those outside of a
-// buffer's range. 1 if numpy has to execute the access.
+// Computes the offsets of all lanes in the memory. They are IDLE for inactive lanes, and OUT for
+// lanes outside of a buffer's range.
 static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) {
   Memory *m = &w->memory[o->memory];
   const long width = lanes(w), n = width * w->n;
@@ -140,13 +142,13 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   return 0;
 }
 
-// Logs the memory of an access, whether races are possible there, and the offsets of all lanes.
+// Logs an access: its memory, whether races are possible there, and the offsets of all lanes.
 static void log_access(const State *w, const Op *o, const int64_t *at, int64_t *log, int changing) {
   log[0] = 2 * o->memory + changing;
   if (changing) memcpy(log + 1, at, 8 * lanes(w) * w->n);
 }
 
-// Records the offsets of a poll: see polls.py.
+// Records the offsets of a poll for polls.py.
 static void note_poll(State *w, const Op *o, const int64_t *at) {
   if (!o->polls || !w->polled) return;
   memcpy(w->polled, at, 8 * lanes(w) * w->n);
@@ -185,7 +187,7 @@ INLINE int load_small_lanes(uint32_t *row, const uint8_t *bytes, const int64_t *
   return 1;
 }
 
-// Loads one or two bytes for each lane in vector code. 0 for rare kinds of loads.
+// Loads one or two bytes for each lane, in vector code. Returns 0 for rare kinds of loads.
 static int load_small(const Op *o, uint32_t *row, const uint8_t *bytes, const int64_t *at, long n) {
   switch (o->size << 8 | o->extended << 4 | o->half) {
   case 0x100: return load_small_lanes(row, bytes, at, n, 1, 0, 0);
@@ -198,8 +200,8 @@ static int load_small(const Op *o, uint32_t *row, const uint8_t *bytes, const in
   }
 }
 
-// Turns a flat access into one to the memory that all lanes access. 0 if that is LDS or several
-// memories: numpy then executes it.
+// Returns a flat access as an access to the memory that all its lanes use. Returns 0 if that is
+// LDS, or if the lanes use several memories. numpy then executes the access.
 static const Op *resolve_flat(State *w, const Op *o, Op *copy) {
   if (o->memory != FLAT) return o;
   const long n = lanes(w) * w->n;
@@ -295,7 +297,7 @@ static int load_scalar(State *w, const Op *o) {
   return 0;
 }
 
-// Collects the bytes that a lane stores.
+// Copies the bytes that a lane stores to data.
 static inline void lane_data(const Op *o, const uint32_t *row, long n, long lane, uint32_t *data) {
   for (int i = 0; i < o->words; i++) data[i] = row[i * n + lane] >> (o->half == 2 ? 16 : 0);
 }
@@ -327,7 +329,7 @@ static void store_data(const Op *o, uint8_t *bytes, const int64_t *at, const uin
   }
 }
 
-// Checks the lanes of a store one by one. 1 if numpy has to execute it.
+// Checks the lanes of a store one by one.
 static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64_t *at,
                              const uint32_t *row, int64_t count) {
   const long n = lanes(w) * w->n;
@@ -343,7 +345,7 @@ static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64
   return 0;
 }
 
-// Records which waves store with an active lane: see doubts.py.
+// Records for doubts.py which waves store with an active lane.
 static void note_stored(State *w, const Op *o, const int64_t *at) {
   for (long i = 0; w->stored && i < w->n; i++) {
     int64_t active = -(w->full && !o->resource);
@@ -386,8 +388,8 @@ static int store(State *w, const Op *o, int64_t *log) {
       const int64_t first = at[l] >> m->shift;
       if (at[l] >= 0) BY_COUNT(note_store, w, w->tags[wave_of(w, l)]);
     }
-  // If several waves stored to one cell in this instruction, they have to be of one workgroup and
-  // store the same value. Otherwise numpy executes it.
+  // If several waves stored to one cell by this instruction, they must be of one workgroup and the
+  // values must be the same. Otherwise numpy executes the store again.
   for (long l = 0; !alone && l < n; l++) {
     const int64_t first = at[l] >> m->shift;
     for (int64_t c = first; at[l] >= 0 && c < first + count; c++) {
@@ -402,8 +404,8 @@ static int store(State *w, const Op *o, int64_t *log) {
   return 0;
 }
 
-// Executes the lanes of an atomic one after the other. It ends its run, and Python then records
-// what it orders.
+// Executes the lanes of an atomic one after the other. An atomic is the last operation of a run, so
+// that Python can then record which accesses it orders.
 static int atomic(State *w, const Op *o, int64_t *log) {
   const Memory *m = &w->memory[o->memory];
   const long n = lanes(w) * w->n;

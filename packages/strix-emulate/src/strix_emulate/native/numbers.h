@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Conversions that C lacks, with the results of numpy's, NaNs included.
+// Conversions that C lacks. Their results are the same as numpy's, even for NaN.
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-// chosen ? a : b without a branch, so that loops become vector code.
+// Returns chosen ? a : b without a branch, so that loops can be vectorized.
 static inline uint32_t pick(int chosen, uint32_t a, uint32_t b) {
   const uint32_t mask = -(uint32_t)chosen;
   return (a & mask) | (b & ~mask);
@@ -25,7 +25,8 @@ static inline float half_value(uint16_t h) {
   return value;
 }
 
-// Rounds to nearest even. As in numpy, a NaN keeps the high bits of its fraction, or 1.
+// Rounds to half precision, to nearest even. As in numpy, a NaN keeps the high bits of its
+// fraction. If these are 0, the fraction becomes 1.
 static inline uint16_t half_bits(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
@@ -42,7 +43,7 @@ static inline uint16_t half_bits(float x) {
   return (uint16_t)(sign | result);
 }
 
-// Converts sixteen halves. A signalling NaN may become quiet.
+// Converts sixteen float16 numbers. A signalling NaN may become quiet.
 static inline void sixteen_halves(float *to, const uint16_t *from) {
 #ifdef __F16C__
   for (int l = 0; l < 16; l += 8)
@@ -54,7 +55,7 @@ static inline void sixteen_halves(float *to, const uint16_t *from) {
 
 static inline float float_to_half(float x) { return half_value(half_bits(x)); }
 
-// Rounds to odd, so that a second rounding to half precision is correct.
+// Rounds to float, to odd, so that a second rounding to half precision is correct.
 static inline float to_odd(double x) {
   float f = (float)x;
   uint32_t bits;
@@ -65,6 +66,7 @@ static inline float to_odd(double x) {
   return f;
 }
 
+// Functions D_of_S that return the same bits as another type.
 #define BITS(TO, FROM, D, S)            \
   static inline TO D##_of_##S(FROM x) { \
     TO y;                               \
@@ -80,7 +82,7 @@ BITS(double, int64_t, d, l)
 BITS(uint64_t, double, L, d)
 BITS(int64_t, double, l, d)
 
-// nextafter without branches.
+// Computes nextafter without branches.
 static inline double next_double(double x, double to) {
   const int up = x < to, still = x == to, nan = (x != x) | (to != to);
   const int64_t step = up == (x > 0) ? 1 : -1;

@@ -136,7 +136,7 @@ class Plan:
             self._changes[end] = (queues.state, changes)
 
     def _plan_queue(self, touched: list, ops: Sequence[range]) -> _Change:
-        """Return the change of a queue, whose entries are numbers of old ones or steps of new ones."""
+        """Return the change of a queue. Entries are numbers of old ones, or steps of new ones."""
         change = _Change([], [])
         for entry in touched:
             if isinstance(entry, int):

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The race shadow: what track and track_store of memory/shadow.py do if there is no finding.
+// The race shadow, updated as by track and track_store of memory/shadow.py if there is no finding.
 
 // Layout of a tag: see memory/tags.py.
 enum { WORKGROUP = 40, BARRIER = 22, SEVERAL = 0xff };
 #define EVERYONE (1ll << 62)
 #define BELOW_BARRIER ((1ll << BARRIER) - 1)
 
-// Whether no barrier orders an access tagged old and a later one tagged new: not 0 if so. Without
-// branches, so that loops become vector code.
+// Returns a number that is not 0 if no barrier orders an access with the old tag and a later one
+// with the new tag. It has no branches, so that loops can be vectorized.
 static inline int64_t unordered(int64_t old, int64_t new) {
   const int64_t differ = old ^ new;
   const int64_t other_wave = old >> BARRIER >= new >> BARRIER ? differ & 0xff : 0;
@@ -16,21 +16,21 @@ static inline int64_t unordered(int64_t old, int64_t new) {
 
 static inline int same_workgroup(int64_t a, int64_t b) { return a >> WORKGROUP == b >> WORKGROUP; }
 
-// The waves of a read tag, as bits in the field of releases.
+// Returns the waves of a read tag as bits at the place of the releases.
 static inline int64_t reader_bits(int64_t tag) {
   return (tag & 0xff) == SEVERAL ? tag & 0x3fff00 : 0x100ll << (tag & 7);
 }
 
-// The tag of two waves of one workgroup that read a cell.
+// Returns the tag of a cell that two waves of one workgroup read.
 static inline int64_t merge_readers(int64_t a, int64_t b) {
   return ((a > b ? a : b) & ~BELOW_BARRIER) | reader_bits(a) | reader_bits(b) | SEVERAL;
 }
 
 enum { ORDERED, RACE, ASK_NUMPY };
 
-// Whether two accesses may race, for all that barriers and atomics order. ASK_NUMPY: either several
-// waves access one cell, and which of them an atomic orders decides the tags that remain; or a
-// cache may hide the earlier access.
+// Returns whether two accesses may race in spite of barriers and atomics. The result is ASK_NUMPY
+// in two cases: a cache may hide the earlier access, or several waves access the same cells. In the
+// second case, the tags that remain depend on which of these accesses an atomic orders.
 static int may_race(State *w, int64_t old, int64_t new) {
   if (!unordered(old, new)) return ORDERED;
   if (!w->atomics_order) return RACE;
@@ -43,8 +43,8 @@ static int may_race(State *w, int64_t old, int64_t new) {
   return w->classification == 2 || w->shares_cells ? ASK_NUMPY : ORDERED;
 }
 
-// Whether waves may have a cell in common. They have none if the cells of each wave lie behind
-// those of the wave before it.
+// Returns whether several waves may access the same cell. They do not if the cells of each wave are
+// behind those of the wave before it.
 static inline int may_share_cells(const Memory *m, const State *w, const int64_t *at, int size) {
   int64_t end = -1;
   for (long i = 0; i < w->n; i++) {
@@ -62,23 +62,24 @@ static inline int may_share_cells(const Memory *m, const State *w, const int64_t
   return 0;
 }
 
-// Number of cells of an access.
+// Returns the number of cells of an access.
 static inline int64_t cells(const Memory *m, int size) {
   const int64_t count = size >> m->shift;
   return count ? count : 1;
 }
 
-// In memory of one workgroup, smaller tags are of accesses that the last barrier orders.
+// Returns the smallest tag after the last barrier. In memory of one workgroup, that barrier orders
+// all accesses with smaller tags.
 static inline int64_t last_barrier(int64_t tag) { return tag & ~BELOW_BARRIER; }
 
-// Whether the tag's wave wrote the value that stands in a cell.
+// Returns whether the tag's wave wrote the current value of a cell.
 static inline int wrote_value(const Memory *m, int64_t cell, int64_t tag) {
   return same_workgroup(m->written[cell], tag) && m->writers[cell] >> (tag & 31) & 1;
 }
 
-// The new read tag of a cell after a load; 0 if numpy has to execute the load.
-// own: the wave itself wrote the value. private: the memory belongs to one workgroup, and the cell
-// must have been written.
+// Returns the new read tag of a cell after a load, or 0 if numpy has to execute the load.
+// own: whether the wave itself wrote the value. private: whether the memory belongs to one
+// workgroup, so that the cell must have been written.
 static inline int64_t read_tag(State *w, int64_t written, int64_t read, int64_t tag, int own,
                                int private) {
   if (private && !written) return 0;
@@ -89,14 +90,14 @@ static inline int64_t read_tag(State *w, int64_t written, int64_t read, int64_t 
   return merge_readers(read, tag);
 }
 
-// Whether all cells have the tags of the first one, as is most often so.
+// Returns whether all cells have the tags of the first one, which is the usual case.
 static inline int have_same_tags(const int64_t *written, const int64_t *read, int64_t count) {
   int64_t differ = 0;
   for (int64_t c = 1; c < count; c++) differ |= (written[c] ^ written[0]) | (read[c] ^ read[0]);
   return !differ;
 }
 
-// Records a load of count cells. 1 if numpy has to execute it.
+// Records a load of count cells. Returns 1 if numpy has to execute the load.
 static inline __attribute__((always_inline)) int note_load(Memory *m, int64_t first, int64_t count,
                                                            State *w, int64_t tag, int private) {
   int64_t *written = m->written + first, *read = m->read + first;
@@ -115,8 +116,8 @@ static inline __attribute__((always_inline)) int note_load(Memory *m, int64_t fi
   return 0;
 }
 
-// Whether a store needs no finding. Waves of a workgroup may store the same value to one cell.
-// same: whether that value stands there already.
+// Returns whether a store has no finding. Waves of a workgroup may store the same value to a cell.
+// same: whether the cell already has that value.
 static inline __attribute__((always_inline)) int
 may_store(const Memory *m, int64_t first, int64_t count, State *w, int64_t tag, int same) {
   const int64_t *written = m->written + first, *read = m->read + first;
@@ -139,7 +140,7 @@ static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t f
   return 0;
 }
 
-// Calls F with a number of cells that the compiler knows.
+// Calls F, with a number of cells that is a constant for the compiler where possible.
 #define BY_COUNT(F, ...)                      \
   (count == 1   ? F(m, first, 1, __VA_ARGS__) \
    : count == 2 ? F(m, first, 2, __VA_ARGS__) \
@@ -149,9 +150,9 @@ static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t f
 
 #define INLINE static inline __attribute__((always_inline))
 
-// Whether the offsets of sixteen lanes are consecutive, size bytes apart, or all the same.
+// Returns whether the offsets of sixteen lanes are size bytes apart, or are all the same.
 static inline int in_a_row(const int64_t *at, int64_t size) {
-  // In 32 bits, as a 64-bit product takes three vector instructions.
+  // The factor has 32 bits, because a product of 64-bit factors takes three vector instructions.
   const uint32_t step = at[1] == at[0] ? 0 : size;
 #ifdef __AVX512F__
   const __m512i number = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
@@ -168,7 +169,7 @@ static inline int in_a_row(const int64_t *at, int64_t size) {
 }
 
 // Executes statements for each cell c of a wave's lanes. Each active lane has count cells, and the
-// offset of an inactive lane is negative. Consecutive cells become vector code.
+// offset of an inactive lane is negative. The loop over consecutive cells can be vectorized.
 #define EACH_CELL(...)                                                                       \
   for (long g = 0; g < lanes(w); g += 16)                                                    \
     if (in_a_row(mine + g, count << m->shift)) {                                             \
@@ -191,7 +192,7 @@ static inline int in_a_row(const int64_t *at, int64_t size) {
         }                                                                                    \
       }
 
-// Whether the tags alone tell that no lane of an access conflicts with an earlier access.
+// Returns whether the tags show that no lane of an access conflicts with an earlier access.
 INLINE int has_no_conflict(const Memory *m, int64_t unused, int64_t count, State *w,
                            const int64_t *at, int write, int private) {
   const int64_t *written = m->written, *read = m->read;
@@ -199,7 +200,7 @@ INLINE int has_no_conflict(const Memory *m, int64_t unused, int64_t count, State
   for (long i = 0; private && i < w->n; i++) {
     const int64_t *mine = at + i * lanes(w);
     const uint64_t barrier = last_barrier(w->tags[i]);
-    // Not written at all, or written since the barrier.
+    // A cell conflicts if it was never written, or was written after the barrier.
     EACH_CELL(conflicts |= (uint64_t)written[c] - 1 >= barrier - 1;)
   }
   if (private) return !conflicts;
@@ -213,8 +214,8 @@ INLINE int has_no_conflict(const Memory *m, int64_t unused, int64_t count, State
   return !conflicts;
 }
 
-// The shadow of scratch has one byte for each cell: whether it was written. This is whether a lane
-// loads a cell that nothing wrote.
+// Returns whether a lane loads a cell of scratch that nothing wrote. The shadow of scratch has one
+// byte for each cell, which is 1 if the cell was written.
 INLINE int has_unwritten(const Memory *m, int64_t unused, int64_t count, long n,
                          const int64_t *at) {
   const uint8_t *written = (const uint8_t *)m->written;
@@ -236,12 +237,14 @@ INLINE int note_scratch_store(const Memory *m, int64_t unused, int64_t count, lo
   return 0;
 }
 
-// How note_loads records several readers of a cell: which waves they are, as doubts.py needs it for
-// global memory; only that there are several; or not at all, as each cell has one.
+// Ways in which note_loads records several readers of a cell. NAMED: which waves they are, as
+// doubts.py needs for global memory. UNNAMED: only that there are several. ALONE: not at all,
+// because each cell has one reader.
 enum { NAMED, UNNAMED, ALONE };
 
-// Records a load of all lanes, as read_tag does, if atomics have ordered nothing. A second call for
-// the same waves changes nothing. Returns whether waves share a cell that were recorded as ALONE.
+// Records a load of all lanes as read_tag does. Atomics must not have ordered any accesses. A
+// second call for the same waves changes nothing. Returns whether waves that were recorded as ALONE
+// share a cell.
 INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
                       int mode) {
   int64_t *read = m->read;
