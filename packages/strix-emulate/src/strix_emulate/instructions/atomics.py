@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Atomic read-modify-writes of global memory and LDS (RDNA3.5 ISA, chapter 16: DS, MUBUF, FLAT).
 
-Atomics of different waves are no race with each other: they order what comes before and after them
-(:mod:`strix_emulate.memory.happens_before`).
+Atomics of different waves do not race with each other. They order the accesses before and after
+them (:mod:`strix_emulate.memory.happens_before`).
 """
 
 from collections.abc import Callable
@@ -36,11 +36,11 @@ from strix_emulate.memory.waves import Waves
 
 
 class _Operation(NamedTuple):
-    """What an atomic does.
+    """The operation of an atomic.
 
     Attributes:
-        function: Returns the new value, given the old value and one or two data; None if the new
-            value is the data.
+        function: Function that returns the new value, given the old value and one or two operands.
+            None if the new value is the operand.
         ufunc: A ufunc whose `at` does the same, or None.
     """
 
@@ -78,7 +78,8 @@ _OPERATIONS: dict[str, _Operation] = {
     "max": _Operation(lambda old, x: np.where(x > old, x, old)),
     "swap": _Operation(None),
     "cmpswap": _Operation(_compare_and_swap),
-    # The LDS has other names for some. MSKOR has the mask as its first data.
+    # Operations that only the LDS has, or for which it has other names. The first operand of MSKOR
+    # is the mask.
     "storexchg": _Operation(None),
     "cmpstore": _Operation(_compare_and_swap),
     "mskor": _Operation(lambda old, mask, x: (old & ~mask) | x),
@@ -105,7 +106,7 @@ def _functions_for_c() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     return table
 
 
-#: Atomics that are more than a copy, for C: kind of the result, kinds of the sources, function.
+#: Functions of atomics for C: kind of the result, kinds of the sources, function. Swaps need none.
 FUNCTIONS = _functions_for_c()
 
 
@@ -135,12 +136,12 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
 
 
 def _read_atomic(ins: Instruction, kind: MemoryKind, spaces: addressing.Spaces) -> "_Atomic":
-    """Tell the operands of an atomic apart: target, data and address."""
+    """Return an atomic, with its operands divided into target, data and address."""
     operands = list(ins.operands)
     returns = kind.returns or "glc" in ins.modifiers
     target = None
     if kind.space == "buffer":
-        # The old value goes to the register of the data.
+        # The old value is written to the register of the data.
         if returns:
             target = operands[0]
         data, *address = operands
@@ -161,7 +162,7 @@ def _read_atomic(ins: Instruction, kind: MemoryKind, spaces: addressing.Spaces) 
 
 
 def _dtype(type_name: str) -> np.dtype:
-    """Return numpy's type of "u32", "i64", "f32" and the like; bits are unsigned integers."""
+    """Return numpy's type for "u32", "i64", "f32" and so on. "b32" is an unsigned integer."""
     letter = "u" if type_name[0] == "b" else type_name[0]
     return np.dtype(f"{letter}{int(type_name[1:]) // 8}")
 
@@ -172,7 +173,7 @@ class _Atomic:
 
     Attributes:
         ins: The instruction.
-        kind: What its mnemonic says.
+        kind: Properties that follow from its mnemonic.
         target: Register that gets the old value, or None.
         data_registers: First registers of its data.
         address: Operands of its address.
@@ -194,7 +195,7 @@ class _Atomic:
         self.may_lock = self.target is not None and self.kind.operation in _LOCKS
 
     def locate(self, space: str) -> tuple[Any, Callable]:
-        """Return the memory of a space, and the function that finds the atomic's offsets there."""
+        """Return the memory of a space, and the locator of the atomic's offsets in it."""
         memory, (locate,) = addressing.make_locators(
             space,
             self.ins,
@@ -222,7 +223,7 @@ class _Atomic:
             self.spaces.note_store(g, inside)
             if (at % size).any():
                 raise Trap(
-                    "misaligned", f"an atomic of {size} bytes that is not at a multiple of it"
+                    "misaligned", f"an atomic of {size} bytes whose address is not a multiple of it"
                 )
             data = [self._read_data(g, register, inside) for register in self.data_registers]
             cells = memory.bytes.view(self.dtype)
@@ -235,7 +236,7 @@ class _Atomic:
         return run
 
     def _return_old(self, g: Waves, first: int, memory, at, inside, old) -> None:
-        """Write the old values to the target, and note what waves that poll saw."""
+        """Write the old values to the target, and record a poll."""
         result = old.view(np.uint32).reshape(-1, self.words).T
         if inside is not None:
             whole = np.zeros((self.words, len(inside)), np.uint32)
@@ -249,7 +250,7 @@ class _Atomic:
         polls.record_active(g, memory, at, size, inside, target_registers, compares)
 
     def compile(self, memory, locate: Callable, counter: int) -> Compiled:
-        """Compile the atomic, which has one memory only, for numpy and C."""
+        """Compile the atomic for numpy and C. It must access only one memory."""
         bits_kind = f"b{8 * self.dtype.itemsize}"
         operation = self.kind.operation
         function = _OPERATIONS[operation].function
@@ -281,7 +282,7 @@ class _Atomic:
 
 
 def _order(g: Waves, memory, at, inside, size: int, may_lock: bool = False) -> None:
-    """Note that atomics order what is before and after them; they are no race."""
+    """Record that atomics order the accesses before and after them."""
     if not memory.checked:
         return
     marks = g.lane_array(g.tags)
@@ -291,12 +292,12 @@ def _order(g: Waves, memory, at, inside, size: int, may_lock: bool = False) -> N
 
 
 def note_order(g: Waves, memory, at, size: int, marks, may_lock: bool = False) -> None:
-    """Note for the race checks what an atomic orders.
+    """Record for the race checks which accesses an atomic orders.
 
     Args:
         g: The waves.
         memory: The memory that the atomic changes.
-        at: Byte offsets in it, one for each lane.
+        at: Byte offsets in the memory, one for each lane.
         size: Bytes that each lane changes.
         marks: Tags of the lanes.
         may_lock: Whether the atomic may take a lock.
@@ -308,9 +309,9 @@ def note_order(g: Waves, memory, at, size: int, marks, may_lock: bool = False) -
 
 
 def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
-    """Compile DS_APPEND or DS_CONSUME: a wave adds or subtracts the number of its active lanes.
+    """Compile DS_APPEND or DS_CONSUME, which add or subtract the number of a wave's active lanes.
 
-    The address is in M0, where LLVM puts the pointer (the ISA's pseudocode: M0.base).
+    The address is in M0, as in LLVM's code. (The ISA's pseudocode has M0.base.)
     """
     if ins.modifiers.keys() - {"offset"}:
         raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - {'offset'})}")
@@ -325,8 +326,8 @@ def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
             raise Trap("bounds", "a counter outside of LDS")
         wave = np.arange(g.n * g.width)[g.lanes] // g.width
         _order(g, spaces.lds, at, None, 4)
-        # Waves count one after the other. A wave's first lane does it, and all its lanes get the
-        # value that this lane read.
+        # Waves count one after the other. The first active lane of a wave counts for all its lanes,
+        # and they all get the old value that it read.
         waves, first = np.unique(wave, return_index=True)
         old = np.zeros(g.n, np.uint32)
         count = g.mask.sum(axis=1)[waves] * sign
@@ -345,18 +346,19 @@ def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
 
 
 def _apply(cells, places, data, function, ufunc, returns: bool):
-    """Apply the lanes' operations, one after the other where lanes share a cell.
+    """Apply the operations of the lanes. Lanes with the same cell are applied one after the other.
 
     Args:
-        cells: The memory, in units of the data.
+        cells: The memory, as an array of the data's type.
         places: Index of each lane's cell.
-        data: One or two arrays of data, a number for each lane.
-        function: The operation; None for a copy of the data.
+        data: One or two arrays of operands, with a number for each lane.
+        function: The operation. None for a copy of the operand.
         ufunc: A ufunc that does the same, or None.
         returns: Whether the old values are needed.
 
     Returns:
-        The old value that each lane read, or None if they are not needed and a ufunc did it.
+        The old value that each lane read, or None if the old values are not needed and a ufunc
+        computed the new ones.
     """
     if ufunc is not None and not returns:
         ufunc.at(cells, places, data[0])
