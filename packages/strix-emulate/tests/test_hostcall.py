@@ -81,7 +81,7 @@ def test_a_message_to_standard_error(capfdbinary) -> None:
 @pytest.mark.parametrize("flags", [0, LAST])
 def test_a_part_of_no_message_is_refused(flags: int) -> None:
     buffer = Buffer()
-    with pytest.raises(Trap, match="goes on with what it did not begin"):
+    with pytest.raises(Trap, match="continues a message that it did not begin"):
         buffer.ask({0: (flags, 3, [1])})
 
 

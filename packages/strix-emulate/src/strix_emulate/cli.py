@@ -158,7 +158,7 @@ def device(  # noqa: PLR0913 (a command's options)
         typer.Option(
             min=1,
             max=16,
-            help="Devices that the program sees, with one memory.",
+            help="Number of devices that the program sees. They share one memory.",
         ),
     ] = 1,
     target: Annotated[

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls of the host from a kernel: printf and malloc, as the device libraries make them.
+"""Calls of the host from a kernel: printf and malloc, with the protocol of the device libraries.
 
 The protocol is that of clr's rocclr/device/devhostcall.cpp, devhcmessages.cpp and devhcprintf.cpp.
-A wave takes a packet from a stack of free ones, fills it, pushes it onto the stack of ready ones
-and waits until its flag is cleared. The server answers the packets while waves wait.
+A wave takes a packet from a stack of free packets, fills it, pushes it onto a stack of ready
+packets, and waits until the packet's flag is cleared. The server answers the packets while waves
+wait.
 """
 
 import ctypes
@@ -20,27 +21,26 @@ START = LAUNCH + (64 << 10)
 _SIGNAL = START + 256
 _HEADERS = START + 4096
 _PAYLOADS = START + 8192
-#: Offset of what grid.sync() counts with.
+#: Offset of the structure with which grid.sync() counts.
 _GRID = START + 512
 #: Number of packets.
 _COUNT = 64
 _PAYLOAD_SIZE = 4096
-#: Offset of malloc's state in a kernel's global memory (ockl's dm.cl), which is zero at the start
-#: of the process.
+#: Offset of malloc's state (ockl's dm.cl), which must be zero at the start of the process.
 HEAP = _PAYLOADS + _COUNT * _PAYLOAD_SIZE
 END = HEAP + (128 << 10)
-#: 64-bit words of a header: next packet, lanes, service and flags.
+#: Number of 64-bit words of a header: next packet, lanes, service and flags.
 _HEADER_WORDS = 3
-#: 64-bit words of a lane's slot in a payload.
+#: Number of 64-bit words of a lane's slot in a payload.
 _SLOT_WORDS = 8
-#: Place of the stack of ready packets, in 64-bit words.
+#: Offset of the stack of ready packets, in 64-bit words.
 _READY = START // 8 + 4
 #: Services of the host.
 _PRINTF = 2
 _MEMORY = 3
-#: A packet's flag: it is not answered yet.
+#: Flag of a packet that is not answered yet.
 _PENDING = 1 << 32
-#: Bits of the first word of a printf slot: first and last part of a message.
+#: Bits of the first word of a printf slot, for the first and the last part of a message.
 _IS_FIRST = 1
 _IS_LAST = 2
 _PAGE = 4096
@@ -50,20 +50,21 @@ _SNPRINTF = ctypes.CDLL(None).snprintf
 
 
 class Heap:
-    """The memory of malloc in kernels, which asks the host for large pieces of it.
+    """The memory for malloc in kernels, which requests large blocks from the host.
 
-    Pieces have addresses at multiples of 4 KiB, and at multiples of 2 MiB if they have 2 MiB or
-    more. By that the device libraries tell them from the smaller pieces that they cut out of them.
+    The address of a block is a multiple of 4 KiB, and if the block has 2 MiB or more, of 2 MiB. By
+    this alignment, the device libraries distinguish blocks from the smaller pieces into which they
+    divide them.
     """
 
     def __init__(self, start: int, size: int) -> None:
-        """Take the address, a multiple of 2 MiB, and the bytes."""
+        """Begin with all memory free. `start` is an address, a multiple of 2 MiB."""
         self._free = [(start, start + size)]
-        #: ends of allocated pieces by their addresses
+        #: ends of allocated blocks by their addresses
         self._allocated: dict[int, int] = {}
 
     def take(self, size: int) -> int:
-        """Allocate so many bytes. Return their address, or 0 if there is no room."""
+        """Allocate a block of `size` bytes. Return its address, or 0 if there is no room."""
         unit = _SLAB if size >= _SLAB else _PAGE
         for i, (start, end) in enumerate(self._free):
             first = -(-start // unit) * unit
@@ -76,7 +77,7 @@ class Heap:
         return 0
 
     def give_back(self, address: int) -> None:
-        """Free what :meth:`take` returned.
+        """Free the block at an address that :meth:`take` returned.
 
         Raises:
             Trap: Nothing is allocated at the address.
@@ -94,17 +95,22 @@ class Heap:
 
 
 class Hostcalls:
-    """The buffer of one launch.
+    """The buffer of hostcalls of one launch.
 
     Attributes:
         address: Address of the buffer.
-        text: What the kernel printed to standard output.
+        text: The text that the kernel printed to standard output.
     """
 
     address = BASE + START
 
     def __init__(self, words: np.ndarray, heap: Heap | None = None) -> None:
-        """Prepare the buffer. words: the pool as 64-bit words."""
+        """Prepare the buffer.
+
+        Args:
+            words: The pool as 64-bit words.
+            heap: The memory for malloc, or None.
+        """
         self._words = words
         self._heap = heap
         self._messages: dict[int, bytearray] = {}
@@ -122,7 +128,7 @@ class Hostcalls:
         first = _HEADERS // 8
         headers = words[first : first + _HEADER_WORDS * _COUNT].reshape(_COUNT, _HEADER_WORDS)
         headers[:] = 0
-        # A pointer is an index with a tag above it, so that none is 0.
+        # The pointer to a packet is its index plus a tag in higher bits, so that it is never 0.
         headers[1:, 0] = [_COUNT, *range(1, _COUNT - 1)]
 
     def grid(self, groups: int, threads: int) -> int:
@@ -142,7 +148,7 @@ class Hostcalls:
         """Answer the packets that are ready.
 
         Raises:
-            Trap: A service that is neither printf nor malloc.
+            Trap: A wave requests a service other than printf and malloc.
         """
         words = self._words
         ready = int(words[_READY])
@@ -169,7 +175,10 @@ class Hostcalls:
         return self._words[first : first + _SLOT_WORDS]
 
     def _allocate(self, slot: np.ndarray) -> None:
-        """Free the address in slot[0], or replace it by that of slot[1] bytes."""
+        """Free the block at the address slot[0]. If that is 0, allocate slot[1] bytes instead.
+
+        slot[0] becomes the address of the allocated block, or 0.
+        """
         address = int(slot[0])
         size = int(slot[1])
         slot[0] = 0
@@ -194,7 +203,7 @@ class Hostcalls:
             slot[0] = descriptor & 0xFE | number << 8
         message = self._messages.get(number)
         if message is None:
-            raise Trap("unknown", "printf from a kernel goes on with what it did not begin")
+            raise Trap("unknown", "printf from a kernel continues a message that it did not begin")
         count = descriptor >> 5 & 7
         message += slot[1 : 1 + count].tobytes()
         if not descriptor & _IS_LAST:
@@ -216,7 +225,7 @@ class Hostcalls:
 
 
 def _split_string(data: bytes) -> tuple[bytes, bytes]:
-    """Split data behind a string that is padded to 8 bytes."""
+    """Return the string at the start of data, and the data behind it and its padding to 8 bytes."""
     text = data.split(b"\0", 1)[0]
     return text, data[len(text) // 8 * 8 + 8 :]
 

@@ -11,7 +11,7 @@ from strix_emulate.code.target import DEFAULT, find_target
 from strix_emulate.errors import EmulatorError
 
 NAME = "libamdhip64.so"
-#: Names another folder with the library, such as one that hip/build.py filled.
+#: Environment variable with the folder of the library, if that was built by hip/build.py.
 VARIABLE = "STRIX_EMULATE_HIP"
 
 
@@ -23,7 +23,7 @@ class DeviceOptions:
         disabled_checks: Checks that are not made.
         memory: Bytes of device memory, or None for the runtime's default.
         budget: Wave-instructions before a launch counts as hung, or None for the default.
-        seconds: Seconds of wall-clock time before a launch counts as hung, or None.
+        seconds: Seconds of wall-clock time before a launch counts as hung, or None for the default.
         cores: Maximum number of processor cores of a launch.
         log: Print a line for each launch.
         strict: Findings in ROCm's and torch's libraries end a launch too.
@@ -51,17 +51,17 @@ def folder() -> Path:
     path = Path(os.environ.get(VARIABLE) or Path(sys.prefix) / "lib/strix-emulate")
     if not (path / f"{NAME}.7").is_file():
         raise EmulatorError(
-            f"no {NAME}.7 in {path}: install strix-emulate-hip, or name a folder with {VARIABLE}"
+            f"no {NAME}.7 in {path}: install strix-emulate-hip, or set {VARIABLE} to its folder"
         )
     return path.resolve()
 
 
 def environment(inherited: dict[str, str], options: DeviceOptions | None = None) -> dict[str, str]:
-    """Return the environment of a program on the device.
+    """Return the environment variables of a program on the device.
 
-    The folder comes first in LD_LIBRARY_PATH, and the library is preloaded too: a program or
-    library with an RPATH (not RUNPATH) would otherwise load the runtime that this names. Triton
-    looks for the library itself, and first in TRITON_LIBHIP_PATH.
+    The stand-in's folder comes first in LD_LIBRARY_PATH. The library is preloaded too, because a
+    program or library with an RPATH (not RUNPATH) would otherwise load the runtime in that path.
+    TRITON_LIBHIP_PATH is the first place where Triton looks for the library.
 
     Args:
         inherited: The environment to extend.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The memory that client and server share, as the emulator's global memory."""
+"""The pool: the memory that client and server share, used as the emulator's global memory."""
 
 import ctypes
 import fcntl
@@ -53,7 +53,10 @@ def _round_up(value: int, align: int) -> int:
 
 
 def _is_sealed(descriptor: int) -> bool:
-    """Return whether a file cannot shrink. A mapped file that shrinks would end this process."""
+    """Return whether a file is sealed, so that it cannot shrink.
+
+    If a mapped file shrinks, an access to the missing part ends the process.
+    """
     try:
         return bool(fcntl.fcntl(descriptor, _GET_SEALS) & _SEAL_SHRINK)
     except OSError:
@@ -66,11 +69,11 @@ def _overlaps(start: np.ndarray, size: np.ndarray) -> bool:
 
 
 class Pool:
-    """The shared file, and behind it room for pools of other processes.
+    """The shared file in memory. Behind it there is address space for pools of other processes.
 
     Attributes:
         size: Bytes of the file.
-        bytes: The memory.
+        bytes: The memory, with the address space behind the file.
         views: The memory as words, by bytes of a word.
     """
 
@@ -124,16 +127,16 @@ class Pool:
             start: Offset in the other pool.
 
         Raises:
-            Refused: The file is no pool, or the offsets make no sense.
+            Refused: The file is not a pool, or the offsets are not valid.
         """
         is_aligned = offset % _PAGE == 0 and start % _PAGE == 0
         is_behind = offset >= self.size and offset + size <= self.size + ROOM
         if not is_aligned or not is_behind:
-            raise Refused(Status.INVALID_VALUE, "memory of another process where none can be")
+            raise Refused(Status.INVALID_VALUE, "invalid offset of another process's memory")
         try:
             descriptor = os.open(path, os.O_RDWR)
         except (OSError, ValueError) as error:
-            message = f"no memory of another process: {error}"
+            message = f"cannot open another process's memory: {error}"
             raise Refused(Status.INVALID_VALUE, message) from error
         try:
             if not _is_sealed(descriptor) or start + size > os.fstat(descriptor).st_size:
@@ -155,7 +158,7 @@ class Pool:
         """Return a copy of the table of allocations, sorted by offset.
 
         Raises:
-            Refused: The table makes no sense.
+            Refused: The table is damaged.
         """
         count = int(self.views[8][1])
         if count > _MOST_ENTRIES:
@@ -169,10 +172,10 @@ class Pool:
         return table
 
     def allocate(self, size: int, align: int) -> int:
-        """Allocate memory for the lifetime of the client, which waits meanwhile.
+        """Allocate memory for the lifetime of the client. The client waits during this call.
 
         Returns:
-            Its offset, or 0 if there is no room.
+            The offset of the memory, or 0 if there is not enough.
         """
         table = self.entries()
         start = _round_up(HEAP, align)
@@ -194,7 +197,7 @@ class Pool:
         """Return a copy of the table of views, sorted by address.
 
         Raises:
-            Refused: The table makes no sense.
+            Refused: The table is damaged.
         """
         count = int(self.views[8][2])
         if count > _MOST_VIEWS:
@@ -214,20 +217,22 @@ class Pool:
         table = self.entries()
         matching = table[(table["offset"] == offset) & (table["size"] == size)]
         if len(matching) != 1 or matching[0]["kind"] != Kind.IMAGE:
-            raise Refused(Status.INVALID_VALUE, "a module is to be placed where nothing is for it")
+            raise Refused(Status.INVALID_VALUE, "there is no allocation for the module's image")
         return self.bytes[offset : offset + size]
 
 
 class DeviceMemory(Arena):
     """The pool during one launch. Allocations may be read and written, arguments only read.
 
-    Reads of unwritten memory are not reported, as the emulator does not know what the host wrote.
+    Reads of unwritten memory are not reported, because the emulator does not know which memory the
+    host wrote.
 
     Attributes:
-        starts, ends: Offsets of arguments, hostcalls, dispatch packet and allocations, sorted.
-        view_starts, view_ends: Addresses of the views, less BASE.
-        view_distances: By view, the distance from its addresses to offsets.
-        view_modes: By view, READ_ONLY or WRITABLE.
+        starts, ends: Start and end offsets of the ranges that a kernel may access: arguments,
+            hostcalls, dispatch packet and allocations, sorted.
+        view_starts, view_ends: Start and end addresses of the views, minus BASE.
+        view_distances: Distance from the addresses of each view to offsets.
+        view_modes: READ_ONLY or WRITABLE for each view.
     """
 
     def __init__(
@@ -247,10 +252,10 @@ class DeviceMemory(Arena):
         super().__init__(end, cell, checked, False)
         self.bytes = pool.bytes
         self.views = pool.views
-        # The first three ranges are what a launch needs: arguments, hostcalls, dispatch packet.
+        # The first three ranges are arguments, hostcalls and dispatch packet.
         self.starts = np.concatenate([[LAUNCH, hostcall.START, hostcall.END], allocated])
         self.ends = np.concatenate([[hostcall.START, hostcall.END, HEAP], allocated_ends])
-        # threads of the program, and other processes
+        # Threads of the program and other processes may change the memory during a launch.
         self.peers = True
         self.whole_words = whole_words
         views = pool.mapped_views()
@@ -294,7 +299,7 @@ class DeviceMemory(Arena):
         outside = (array < 0) | (at > ends - size)
         if len(self.view_starts) and outside.any():
             in_view, at = self._find_in_views(at, size, write, outside)
-            # a view is no argument
+            # This number is that of no argument.
             array = np.where(in_view, len(self.starts), array)
             outside &= ~in_view
         if outside.any():
@@ -314,11 +319,11 @@ class DeviceMemory(Arena):
         write: bool,
         outside: np.ndarray,
     ):
-        """Return which of the accesses outside of all allocations hit a view, and all offsets."""
+        """Return which accesses outside of all allocations hit a view, and the offsets of all."""
         view = np.searchsorted(self.view_starts, at, "right") - 1
         in_view = outside & (view >= 0) & (at <= self.view_ends[view] - size)
         if write and (self.view_modes[view[in_view]] == READ_ONLY).any():
-            raise Trap("readonly", "a store to memory that is mapped for reading")
+            raise Trap("readonly", "a store to memory that is mapped only for reading")
         return in_view, np.where(in_view, at + self.view_distances[view], at)
 
 

@@ -2,7 +2,8 @@
 """The messages between the stand-in runtime and the server. hip/protocol.h has the same numbers.
 
 A request is a header and bytes, and so is its reply. Integers are little-endian. Addresses are
-offsets in the pool, the memory that both sides map. The server trusts nothing that a client sends.
+offsets in the pool, which is the memory that both sides map. The server checks all values that a
+client sends.
 """
 
 import struct
@@ -13,17 +14,17 @@ import numpy as np
 VERSION = 4
 #: Address of the pool in the client.
 BASE = 0x2000_0000_0000
-#: Offsets in the pool: what a launch needs, and the allocations.
+#: Offsets in the pool of the data of a launch, and of the allocations.
 LAUNCH = 1 << 20
 HEAP = 2 << 20
 #: Offset of the table of allocations.
 HEADER = 64
-#: Offset of the table of views: bytes of the pool at another address, which are pinned memory of
-#: the host or virtual memory.
+#: Offset of the table of views. A view is a part of the pool that has another address too: pinned
+#: memory of the host, or virtual memory.
 VIEWS = LAUNCH + (768 << 10)
-#: Bytes behind the pool for other processes' pools that a process maps.
+#: Bytes of address space behind the pool, for the pools of other processes.
 ROOM = 1 << 40
-#: Largest request in bytes: a code object with all kernels that rocBLAS has in one file.
+#: Maximum bytes of a request. It is enough for the largest code object of rocBLAS.
 REQUEST_LIMIT = 1 << 30
 
 REQUEST = struct.Struct("<2IQ")
@@ -106,8 +107,8 @@ class Refused(Exception):
 
     Attributes:
         status: The error that the client's call returns.
-        lasting: Whether every later call of the client fails too. That holds for all errors that a
-            GPU would not report, so that no program computes with results that do not exist.
+        lasting: Whether every later call of the client fails too. This is so for all errors that a
+            GPU would not report, so that no program continues with missing results.
     """
 
     def __init__(

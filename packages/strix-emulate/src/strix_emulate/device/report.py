@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the device prints about its checks: notes with a place, and a summary at the end."""
+"""Output of the device's checks: notes when they occur, and a summary at the end."""
 
 import re
 import sys
@@ -8,13 +8,13 @@ from collections import Counter
 
 from strix_emulate.memory.findings import Note
 
-#: Libraries of ROCm, torch, vLLM and llama.cpp that have kernels.
+#: Matches the libraries with kernels of ROCm, torch, vLLM and llama.cpp.
 _UPSTREAM = re.compile(
     r"lib(rocblas|hipblaslt|hipsparselt|rocsolver|rocsparse|rocrand|hiprand|rocfft|rocalution|rccl"
     r"|torch_hip|MIOpen|hiptensor|rpp|composable_kernel|rocwmma|ggml-hip)[^/]*\.so[.\d]*$"
     r"|/vllm/_(C|moe_C|rocm_C)[^/]*\.so$"
 )
-#: Kernels that headers of ROCm compile into a program, by the namespace in the mangled name.
+#: Matches the mangled names of kernels from ROCm's header-only libraries, by their namespace.
 _HEADERS = re.compile(r"_ZN(7rocprim|6hipcub|6thrust|2ck|7ck_tile|7rocwmma)")
 
 
@@ -24,22 +24,25 @@ def is_of_headers(kernel: str) -> bool:
 
 
 def is_upstream(path: str) -> bool:
-    """Return whether a library is neither ours nor the program's, so that findings are notes."""
+    """Return whether a library's findings are only noted, because others maintain the library."""
     return _UPSTREAM.search(path) is not None
 
 
 class Tally:
-    """Counts launches and notes."""
+    """Counts launches and notes.
 
-    def __init__(self, off: frozenset[str]) -> None:
-        """Take the checks that are not made."""
-        self._off = off
+    Args:
+        disabled_checks: Checks that are not made.
+    """
+
+    def __init__(self, disabled_checks: frozenset[str]) -> None:
+        self._disabled_checks = disabled_checks
         self._launches = 0
         self._lock = threading.Lock()
         self._notes: Counter[tuple[str, str, str]] = Counter()
 
     def add(self, kernel: str, notes: list[Note]) -> None:
-        """Count a launch, and print its notes that have a new place."""
+        """Count a launch. Print its notes, but those of one place only once."""
         self._launches += 1
         for note in notes:
             key = (note.check, kernel, note.place)
@@ -49,13 +52,13 @@ class Tally:
             self._notes[key] += note.count
 
     def report(self) -> None:
-        """Print once, at the end, what was not checked and how much was noted."""
+        """Print the disabled checks and the number of notes. Later calls print nothing."""
         with self._lock:
             launches = self._launches
             self._launches = 0
             parts = []
-            if launches and self._off:
-                parts.append(f"not checked: {', '.join(sorted(self._off))}")
+            if launches and self._disabled_checks:
+                parts.append(f"not checked: {', '.join(sorted(self._disabled_checks))}")
             for check in sorted({key[0] for key in self._notes}):
                 counts = [count for key, count in self._notes.items() if key[0] == check]
                 parts.append(f"{check} noted {sum(counts)} times in {len(counts)} places")

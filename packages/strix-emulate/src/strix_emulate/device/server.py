@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The process that executes kernels. It serves one client over a socket until either ends.
+"""The server process, which executes kernels. It serves one client until one of the two ends.
 
-usage: python -m strix_emulate.device.server SOCKET POOL     numbers of open files
+Usage: python -m strix_emulate.device.server SOCKET POOL
+
+SOCKET and POOL are the file descriptors of the connection to the client and of the shared memory.
 """
 
 import math
@@ -33,15 +35,15 @@ from strix_emulate.run.options import Options, Outcome
 from strix_emulate.run.program import Program
 from strix_emulate.statistics import occupancy
 
-#: Checks whose findings end no launch. Code from ROCm's headers in a program's own kernels would
-#: end it otherwise: grid.sync() empties the caches before its barrier and not behind it, and
-#: rocPRIM's block_scan reads LDS padding that nothing wrote, and does not use it. A value that is
-#: used is NaN, and shows in the results.
-_NOTED = frozenset({"stale", "uninitialised"})
+#: Checks whose findings end no launch, because code from ROCm's headers in a program's own kernels
+#: has such findings. grid.sync() empties the caches before its barrier and not after it. rocPRIM's
+#: block_scan reads LDS padding that nothing wrote, but does not use the value. (Where an unwritten
+#: value is used, it is NaN, which shows in the results.)
+_WARN_ONLY = frozenset({"stale", "uninitialised"})
 #: Offsets in the pool of the dispatch packet and of the queue.
 _PACKET = LAUNCH + (1 << 19)
 _QUEUE = _PACKET + 4096
-#: Bytes of arguments at most. Hostcalls lie behind them.
+#: Maximum bytes of arguments. The buffer of hostcalls lies behind them.
 _MOST_ARGUMENTS = START - LAUNCH
 _SLAB = 2 << 20
 
@@ -52,7 +54,7 @@ class _Module:
 
     Attributes:
         contents: Its kernels, variables and image.
-        lenient: Whether no finding in it ends a launch.
+        lenient: Whether findings in its kernels do not end a launch.
         offset: Offset of its image in the pool, or 0 before it is placed.
     """
 
@@ -68,7 +70,7 @@ class _Function:
 
     @cached_property
     def program(self) -> Program:
-        """Decode the kernel before its first launch."""
+        """The decoded kernel. It is decoded before its first launch."""
         return Program.from_kernel(self.kernel)
 
 
@@ -83,7 +85,7 @@ class ServerOptions:
         cores: Maximum number of processor cores of a launch.
         log: Print a line for each launch.
         strict: Findings in ROCm's and torch's libraries end a launch too.
-        target: The GPU that the device is.
+        target: The GPU that is emulated.
     """
 
     disabled_checks: frozenset[str] = frozenset()
@@ -99,7 +101,7 @@ class ServerOptions:
         """Read the settings from the variables that launcher.py sets.
 
         Raises:
-            ValueError: A number is none.
+            ValueError: A variable is not a number.
             EmulatorError: There is no such check or target.
         """
         variables = os.environ
@@ -116,7 +118,7 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class _Request:
-    """A launch as the client asks for it.
+    """The client's request for a launch.
 
     Attributes:
         function: Number of the kernel.
@@ -276,13 +278,13 @@ class Server:
         return b""
 
     def function(self, data: bytes) -> bytes:
-        """Return the number of a kernel by name, and what the runtime needs to launch it."""
+        """Return the number of a kernel by name, and the properties that a launch needs."""
         module, name = self._module_and_name(data)
         kernel = module.contents.kernels.get(name)
         if kernel is None:
             if name in module.contents.refused:
                 raise Unsupported(module.contents.refused[name])
-            # The runtime looks for it in one module after the other, so there is no message.
+            # The runtime searches one module after the other, so this is no error to print.
             raise Refused(Status.NOT_FOUND, "")
         number = self._next_number()
         self.functions[number] = _Function(kernel, module)
@@ -321,7 +323,7 @@ class Server:
         return protocol.SYMBOL.pack(*variable)
 
     def launch(self, data: bytes) -> bytes:
-        """Execute a kernel. Return what it printed."""
+        """Execute a kernel. Return the text that it printed to standard output."""
         request = _Request.unpack(data)
         function = self.functions.get(request.function)
         if function is None or not function.module.offset:
@@ -360,7 +362,7 @@ class Server:
         try:
             outcome = machine.run(BASE + LAUNCH, request.grid, request.block)
         except Trap:
-            # no reply will contain the text
+            # The reply is an error, so it cannot contain the text.
             sys.stderr.buffer.write(hostcalls.text)
             raise
         self.tally.add(kernel.name, outcome.notes)
@@ -378,32 +380,36 @@ class Server:
         """Return the options of a launch.
 
         Raises:
-            EmulatorError: The GPU cannot launch it.
-            Refused: It is a cooperative launch with too many waves.
+            EmulatorError: The GPU cannot execute a launch of that size.
+            Refused: The launch is cooperative and has too many waves.
         """
         threads = request.threads
         if min(request.grid) < 1 or not 1 <= threads <= kernel.max_threads:
             raise EmulatorError(
                 f"{kernel.name}: grid {request.grid} with {request.block} threads cannot be "
-                f"launched, a workgroup has at most {kernel.max_threads}"
+                f"launched: a workgroup can have {kernel.max_threads} threads"
             )
         lds = kernel.lds + request.lds
         if lds > self.target.lds:
             raise EmulatorError(
-                f"{kernel.name}: {lds} bytes of LDS, a workgroup has {self.target.lds}"
+                f"{kernel.name}: {lds} bytes of LDS, but a workgroup can have {self.target.lds}"
             )
         lenient = module.lenient
-        noted = _NOTED
+        warn_only = _WARN_ONLY
         if self.strict:
-            noted = frozenset()
+            warn_only = frozenset()
         elif is_of_headers(kernel.name):
             lenient = True
-        options = replace(self.options, lenient=lenient, warn_only=noted)
+        options = replace(self.options, lenient=lenient, warn_only=warn_only)
         if not request.cooperative:
             return options
         waves = -(-threads // kernel.width) * request.groups
         if waves > self.target.resident:
-            raise Refused(Status.COOPERATIVE_TOO_LARGE, f"{kernel.name}: {waves} waves at a time")
+            raise Refused(
+                Status.COOPERATIVE_TOO_LARGE,
+                f"{kernel.name}: a cooperative launch of {waves} waves, but the GPU holds "
+                f"{self.target.resident}",
+            )
         return replace(
             options,
             batch=self.target.resident,
@@ -412,14 +418,17 @@ class Server:
         )
 
     def add_memory(self, data: bytes) -> bytes:
-        """Map memory of another process, as the client did."""
+        """Map memory of another process at the same offset as the client."""
         offset, size, start = unpack(protocol.IMPORTED, data)
         path = data[protocol.IMPORTED.size :].decode(errors="replace")
         self.pool.add(offset, size, path, start)
         return b""
 
     def _make_heap(self, pages: int) -> bool:
-        """Return whether kernels can call malloc. The first launch that may do so sets the size."""
+        """Make malloc's heap if there is none. Return whether there is one.
+
+        The first launch of a kernel that can call malloc sets the size.
+        """
         if self.heap is None:
             size = max(pages * 4096 // _SLAB, 1) * _SLAB
             start = self.pool.allocate(size, _SLAB)
@@ -488,7 +497,7 @@ def _print_launch(
 
 
 def serve(connection: socket.socket, server: Server) -> int:
-    """Answer requests until the client closes. Return 0, or 1 after a request without sense."""
+    """Answer requests until the client closes. Return 0, or 1 after a request that is too large."""
     stream = connection.makefile("rb")
     hello = protocol.HELLO.pack(protocol.VERSION, 0)
     connection.sendall(protocol.reply(Status.SUCCESS, hello))
@@ -498,7 +507,7 @@ def serve(connection: socket.socket, server: Server) -> int:
             return 0
         operation, _, size = protocol.REQUEST.unpack(head)
         if size > protocol.REQUEST_LIMIT:
-            message = f"a request of {size} bytes, at most {protocol.REQUEST_LIMIT} are taken"
+            message = f"a request of {size} bytes, but at most {protocol.REQUEST_LIMIT} are allowed"
             connection.sendall(protocol.reply(Status.INVALID_VALUE, message.encode()))
             return 1
         data = stream.read(size)
@@ -514,13 +523,13 @@ def _answer(server: Server, operation: int, data: bytes) -> bytes:
         message = str(refusal).encode()
         return protocol.reply(refusal.status, message, refusal.lasting)
     except Exception as error:
-        # a bug of the emulator, perhaps one that a damaged request found
+        # This is a bug of the emulator, perhaps revealed by a damaged request.
         message = f"internal error ({type(error).__name__}: {error})".encode()
         return protocol.reply(Status.UNKNOWN, message, lasting=True)
 
 
 def _exit_with_client(connection: socket.socket, server: Server) -> None:
-    """End this process when the client's end closes, even in the middle of a kernel."""
+    """End this process when the client closes its end, even in the middle of a kernel."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     poll.poll()
@@ -529,7 +538,7 @@ def _exit_with_client(connection: socket.socket, server: Server) -> None:
 
 
 def main() -> int:
-    """Serve the client on the two open files whose numbers are the arguments."""
+    """Serve the client, with the two file descriptors that are the arguments."""
     # The client handles an interrupt from the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -550,7 +559,7 @@ def main() -> int:
     try:
         status = serve(connection, server)
     except OSError:
-        # the client closed while it was answered
+        # The client closed its end during an answer.
         status = 0
     server.tally.report()
     return status

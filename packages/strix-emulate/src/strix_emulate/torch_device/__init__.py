@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch of any build on the emulated device, for Triton's kernels.
+"""Any build of torch on the emulated device, for Triton's kernels.
 
 In a program of `strix-emulate device`, :func:`install` places torch's tensors in the device's
-memory, so that Triton's own driver launches kernels on them. torch itself computes on the CPU. If a
-program asks for the device "cuda", it gets the CPU, whose memory is the device's.
+memory, so that Triton's own driver can launch kernels on them. torch itself computes on the CPU.
+The device "cuda" then means the CPU, whose tensors are in the emulated device's memory.
 
 The module is also a plugin of pytest: ``python -m pytest -p strix_emulate.torch_device``. The first
 use needs a C++ compiler (``CXX``).
@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = (
     "manual_seed",
     "manual_seed_all",
 )
-#: What has to live as long as the process: the allocator's library, and torch's mode.
+#: Objects that must live as long as the process: the allocator's library, and torch's mode.
 _installed: list[Any] = []
 
 
@@ -40,7 +40,7 @@ def install() -> None:
     """Put torch's tensors into the device's memory, and give Triton its AMD driver.
 
     Raises:
-        EmulatorError: This is no program of `strix-emulate device`, or the compiler failed.
+        EmulatorError: `strix-emulate device` did not start the program, or the compiler failed.
     """
     if _installed:
         return
@@ -48,10 +48,10 @@ def install() -> None:
     import triton
 
     if "STRIX_EMULATE_PYTHON" not in os.environ:
-        raise EmulatorError("start the program by `strix-emulate device`")
+        raise EmulatorError("start the program with `strix-emulate device -- PROGRAM`")
     _installed.append(ctypes.CDLL(str(library(torch))))
     _patch(torch)
-    mode = _mode(torch)
+    mode = _make_mode(torch)
     mode.__enter__()
     _installed.append(mode)
     from triton.backends.amd.driver import HIPDriver
@@ -65,7 +65,7 @@ def pytest_configure() -> None:
 
 
 def library(torch) -> Path:
-    """Return the compiled allocator for this torch. The first time, it is compiled.
+    """Return the allocator's library for this torch. Compile it if that has not been done yet.
 
     Raises:
         EmulatorError: The compiler failed.
@@ -87,7 +87,7 @@ def library(torch) -> Path:
 
 
 def _compile(root: Path, abi: int, output: Path) -> None:
-    """Compile the allocator for the torch in a folder, with its setting of the C++ ABI."""
+    """Compile the allocator for the torch in folder `root`, which has this C++ ABI."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     command = [
         *compiler,
@@ -103,7 +103,7 @@ def _compile(root: Path, abi: int, output: Path) -> None:
         f"-L{root / 'lib'}",
         "-lc10",
     ]
-    # The compiler is no program of the device.
+    # The compiler must not load the stand-in runtime.
     variables = dict(os.environ)
     variables.pop("LD_PRELOAD", None)
     variables.pop("LD_LIBRARY_PATH", None)
@@ -139,7 +139,8 @@ def _patch(torch) -> None:
         shared_memory_per_block=target.lds,
     )
     for name in _WITHOUT_EFFECT:
-        # Each needs a function of its own: torch.compile tells torch's functions by identity.
+        # Each name needs a function object of its own, because torch.compile identifies torch's
+        # functions by identity.
         setattr(torch.cuda, name, lambda *_args, **_options: None)
     torch.cuda.is_available = lambda: True
     torch.cuda.is_initialized = lambda: True
@@ -151,17 +152,17 @@ def _patch(torch) -> None:
     torch.cuda.current_stream = lambda _device=None: stream
     torch.cuda.device = type("device", (_OnlyOne,), {})
     torch.cuda.stream = type("stream", (_OnlyOne,), {})
-    # Triton reads the stream of a launch from it.
+    # Triton gets the stream of a launch from this function.
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
     torch.version.hip = "7.2"
     torch.version.cuda = None
-    # The mode cannot do this, as it is not active inside of custom operators.
+    # A mode cannot do this, because modes are not active inside custom operators.
     torch.Tensor.is_cuda = property(lambda _tensor: True)
     torch.library.custom_op = _for_all_devices(torch.library.custom_op)
 
 
 def _for_all_devices(custom_op):
-    """Return torch.library.custom_op without its restriction to some device types."""
+    """Return a custom_op that ignores the device types to which an operator is restricted."""
 
     def define(*args, device_types=None, **options):
         return custom_op(*args, device_types=None, **options)
@@ -170,11 +171,11 @@ def _for_all_devices(custom_op):
 
 
 def _nothing(*_args, **_options) -> None:
-    """Do nothing: launches and copies are complete when their call returns."""
+    """Do nothing, because launches and copies are complete when their call returns."""
 
 
 class _OnlyOne:
-    """A context for the only device or stream."""
+    """A context manager for the only device or stream."""
 
     def __init__(self, *_args, **_options):
         pass
@@ -186,8 +187,8 @@ class _OnlyOne:
         return None
 
 
-def _mode(torch):
-    """Return the mode in which the device "cuda" is the CPU."""
+def _make_mode(torch):
+    """Return a mode in which the device "cuda" means the CPU."""
 
     def on_cpu(value):
         if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Allocates torch's CPU tensors by hipMalloc, so that they lie in the emulated device's memory.
+// An allocator for torch's CPU tensors that calls hipMalloc. So the tensors are in the emulated
+// device's memory.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -13,8 +14,8 @@ void release(void *pointer) { hipFree(pointer); }
 struct DeviceAllocator final : c10::Allocator {
     c10::DataPtr allocate(size_t size) override {
         void *pointer = nullptr;
-        TORCH_CHECK(size == 0 || hipMalloc(&pointer, size) == 0, "no ", size,
-                    " bytes on the device");
+        TORCH_CHECK(size == 0 || hipMalloc(&pointer, size) == 0, "the device has no ", size,
+                    " bytes of free memory");
         return {pointer, pointer, release, c10::Device(c10::DeviceType::CPU)};
     }
     c10::DeleterFnPtr raw_deleter() const override { return release; }
