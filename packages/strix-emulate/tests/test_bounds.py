@@ -249,4 +249,4 @@ def test_an_array_that_unpacks_to_more(tmp_path, monkeypatch: pytest.MonkeyPatch
     np.save(tmp_path / "a.npy", np.zeros(1 << 16))
     for name in ("a.npz", "a.npy"):
         with pytest.raises(EmulatorError, match="holds .* bytes, at most 65536 are read"):
-            cli._argument(f"in={tmp_path / name}", {})
+            cli._parse_argument(f"in={tmp_path / name}", {})

@@ -75,7 +75,7 @@ def test_arrays(kind: str, tmp_path, record_property) -> None:
         np.savez_compressed(file, a=np.arange(24))
     for mutant in texts(file.read_bytes(), 13, 300):
         file.write_bytes(mutant)
-        tally.give(lambda: cli._argument(f"in={file}", {}), bool, mutant)
+        tally.give(lambda: cli._parse_argument(f"in={file}", {}), bool, mutant)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_arrays(kind: str, tmp_path, record_property) -> None:
 )
 def test_arguments(text: str) -> None:
     with pytest.raises(EmulatorError, match="--arg"):
-        cli._argument(text, {})
+        cli._parse_argument(text, {})
 
 
 def test_a_pipe_is_not_read_for_ever(elf: bytes, tmp_path) -> None:  # noqa: F811
@@ -93,7 +93,7 @@ def test_a_pipe_is_not_read_for_ever(elf: bytes, tmp_path) -> None:  # noqa: F81
     with pytest.raises(EmulatorError, match="not a regular file"):
         loader.load(tmp_path / "pipe")
     with pytest.raises(EmulatorError, match="no such regular file"):
-        cli._argument(f"in={tmp_path / 'pipe'}", {})
+        cli._parse_argument(f"in={tmp_path / 'pipe'}", {})
     (tmp_path / "add.hsaco").write_bytes(elf)
     assert loader.load(tmp_path)
 

@@ -97,7 +97,7 @@ def run(
     no_checks: Off = "",
     cores: Cores = None,
 ) -> None:
-    """Execute a kernel on .npy arrays and print what it executed, as JSON."""
+    """Execute a kernel on .npy arrays. Print the executed instructions and traffic, as JSON."""
     kernel = _pick(file, name)
     try:
         size = tuple(int(x) for x in grid.split(","))

@@ -156,7 +156,7 @@ def measure_traffic(launch: Launch) -> dict:
 
 
 def describe_launch(launch: Launch) -> dict:
-    """Return what a launch executed, ready for JSON: wave-instructions by class, traffic, cores."""
+    """Return a launch's wave-instructions by class, its traffic and cores, ready for JSON."""
     classes: Counter[str] = Counter()
     for block in launch.blocks.values():
         for step in block.steps:

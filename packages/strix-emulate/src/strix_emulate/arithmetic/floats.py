@@ -225,7 +225,7 @@ class Division(NamedTuple):
     ldexp: Callable
 
 
-def scale(value, denominator, numerator, of: Division):
+def scale(value, denominator, numerator, division: Division):
     """Compute V_DIV_SCALE. Return the scaled value, and a flag for V_DIV_FMAS.
 
     A denominator whose reciprocal is denormal is scaled down here. The ISA document's pseudocode
@@ -234,24 +234,24 @@ def scale(value, denominator, numerator, of: Division):
     """
 
     def denormal(x):
-        return (np.abs(x) < of.smallest) & (x != 0)
+        return (np.abs(x) < division.smallest) & (x != 0)
 
     value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
-    up = of.ldexp(value, of.power)
-    down = of.ldexp(value, -of.power)
-    is_denominator = value.view(of.word) == denominator.view(of.word)
-    is_numerator = value.view(of.word) == numerator.view(of.word)
+    up = division.ldexp(value, division.power)
+    down = division.ldexp(value, -division.power)
+    is_denominator = value.view(division.word) == denominator.view(division.word)
+    is_numerator = value.view(division.word) == numerator.view(division.word)
     small_quotient = denormal(numerator / denominator)
-    small_reciprocal = denormal(of.one / denominator)
-    apart = of.exponent(numerator) - of.exponent(denominator) >= of.apart
+    small_reciprocal = denormal(division.one / denominator)
+    apart = division.exponent(numerator) - division.exponent(denominator) >= division.apart
     cases = [
         ((numerator == 0) | (denominator == 0), np.full_like(value, np.nan), False),
         (apart, np.where(is_denominator, up, value), True),
-        (of.exponent(denominator) == 0, up, False),
+        (division.exponent(denominator) == 0, up, False),
         (small_reciprocal & small_quotient, np.where(is_denominator, down, value), True),
         (small_reciprocal, down, False),
         (small_quotient, np.where(is_numerator, up, value), True),
-        (of.exponent(numerator) <= of.few, up, False),
+        (division.exponent(numerator) <= division.few, up, False),
     ]
     conditions = [condition for condition, _, _ in cases]
     results = [result for _, result, _ in cases]

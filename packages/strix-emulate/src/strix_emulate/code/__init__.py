@@ -3,7 +3,7 @@
 
 Modules:
 
-* ``bundles``: clang's offload bundles, which hold code objects for several GPUs.
+* ``bundles``: clang's offload bundles, which contain code objects for several GPUs.
 * ``decode``: `Instruction`, and `decode`, which returns the instructions of machine code.
 * ``elf``: the parts of an ELF file that a code object needs.
 * ``encodings``: operands and modifiers, from the bit fields of an instruction.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""clang's offload bundles: files that hold code objects for several GPUs, maybe compressed."""
+"""clang's offload bundles: files with code objects for several GPUs, possibly compressed."""
 
 import ctypes.util
 import struct
@@ -40,7 +40,7 @@ def unbundle(
         data: The bundle.
         origin: Name of the file, for messages.
         target: The GPU. None for the first of TARGETS that the bundle has code for.
-        budget: Budget of the file that holds the bundle.
+        budget: Budget of the file that contains the bundle.
 
     Raises:
         LoadError: The bundle is damaged, or has no code for the GPU.

@@ -149,14 +149,14 @@ def _parse_text(text: str) -> tuple[str, str, list[Shape]]:
         return name, suffix, shapes
     for part in operands.split(", "):
         word, _, modifiers = part.partition(" ")
-        shapes.append(_shape(word))
+        shapes.append(_parse_shape(word))
         if modifiers:
             # Modifiers follow the last operand.
             break
     return name, suffix, shapes
 
 
-def _shape(word: str) -> Shape:
+def _parse_shape(word: str) -> Shape:
     word = word.strip("-|")
     is_half = word.endswith((".l", ".h"))
     if "[" in word and "(" not in word:

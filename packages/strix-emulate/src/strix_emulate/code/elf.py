@@ -137,7 +137,7 @@ class CodeObject:
 
     def metadata(self) -> dict:
         """Return the metadata of all kernels. Raise LoadError if there is none."""
-        return _metadata(self._elf, self._segments, self.origin, self.budget)
+        return _read_metadata(self._elf, self._segments, self.origin, self.budget)
 
     def image(self) -> tuple[bytes, tuple[tuple[int, int], ...], tuple[int, ...]]:
         """Return the memory that a loader fills from the file.
@@ -202,10 +202,10 @@ def _read_segments(elf: ELFFile, budget: Budget) -> list:
 def elf_metadata(elf: ELFFile, origin: str) -> dict:
     """Return the AMDGPU metadata of a code object. Raise LoadError if there is none."""
     budget = Budget(origin, elf.stream_len)
-    return _metadata(elf, _read_segments(elf, budget), origin, budget)
+    return _read_metadata(elf, _read_segments(elf, budget), origin, budget)
 
 
-def _metadata(elf: ELFFile, segments: Iterable, origin: str, budget: Budget) -> dict:
+def _read_metadata(elf: ELFFile, segments: Iterable, origin: str, budget: Budget) -> dict:
     """Return the metadata. If there are several notes, it has the kernels of all notes.
 
     The linker keeps a note from each object file. rocBLAS's files contain hundreds of notes.

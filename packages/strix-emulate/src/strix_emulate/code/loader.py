@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""AMDGPU code objects: ELF file, kernel descriptor and metadata, and the packs that hold them.
+"""Loading of AMDGPU code objects, from ELF files and from files that contain several of them.
 
 Sources: LLVM's "User Guide for AMDGPU Backend" for the ELF header, notes, metadata of code object
 V4 to V6, and the kernel descriptor of GFX11. AOTriton's v3src, which reads its packs: "AKS2", then
@@ -61,7 +61,7 @@ def _load_triton_cache(folder: Path) -> list[Kernel]:
     kernels = []
     for file in sorted(folder.rglob("*.hsaco")):
         if file.is_file():
-            kernels += _with_triton_note(file)
+            kernels += _load_with_triton_note(file)
     if not kernels:
         raise LoadError(f"{folder}: no .hsaco file in this folder")
     return kernels
@@ -146,7 +146,7 @@ def parse_elf(
         data: The code object.
         origin: Name of the file, for messages.
         launch_lds: Bytes of LDS that a launch adds.
-        budget: Budget of the file that holds it.
+        budget: Budget of the file that contains the code object.
 
     Raises:
         LoadError: The data is not an ELF file, is damaged, is for another machine, or has an
@@ -215,7 +215,7 @@ def _parse_elf(
         code = symbols[name]
         size = code.size or _until_next(code.value, starts, executable)
         places[name] = (code.value, size)
-    functions = _without(executable, places.values())
+    functions = _subtract_ranges(executable, places.values())
     kernels = []
     for description in descriptions:
         name = description[".name"]
@@ -224,7 +224,7 @@ def _parse_elf(
         text = code_object.read(start, size)
         image = Image(data, start, functions, pointers)
         try:
-            kernels.append(_kernel(description, descriptor, text, launch_lds, image, target))
+            kernels.append(_read_kernel(description, descriptor, text, launch_lds, image, target))
         except Unsupported as error:
             if refused is None:
                 raise
@@ -261,7 +261,7 @@ def _until_next(start: int, starts: list[int], executable) -> int:
     return min([*ends, *next_starts], default=start) - start
 
 
-def _without(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
+def _subtract_ranges(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
     """Return what remains of the ranges without the holes. All are (address, size).
 
     The caller takes the kernels out of the code, so that only functions remain. A file of rocBLAS
@@ -282,7 +282,7 @@ def _without(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
     return tuple(remaining)
 
 
-def _kernel(
+def _read_kernel(
     description: dict,
     descriptor: bytes,
     code: bytes,
@@ -324,7 +324,7 @@ def _kernel(
         max_threads=description[".max_flat_workgroup_size"],
         vgpr_spills=description.get(".vgpr_spill_count", 0),
         sgpr_spills=description.get(".sgpr_spill_count", 0),
-        arguments=_arguments(description),
+        arguments=_read_arguments(description),
         finite_16=bool(rsrc1 >> 26 & 1),
         two_units=bool(rsrc1 >> 29 & 1),
         launch_lds=launch_lds,
@@ -334,7 +334,7 @@ def _kernel(
     )
 
 
-def _arguments(description: dict) -> tuple[Argument, ...]:
+def _read_arguments(description: dict) -> tuple[Argument, ...]:
     arguments = []
     for entry in description.get(".args", ()):
         name = entry.get(".name", "")
@@ -342,7 +342,7 @@ def _arguments(description: dict) -> tuple[Argument, ...]:
     return tuple(arguments)
 
 
-def _with_triton_note(file: Path) -> list[Kernel]:
+def _load_with_triton_note(file: Path) -> list[Kernel]:
     """Load the kernels of a file in Triton's cache. The JSON beside it has a launch's LDS bytes."""
     note = file.with_suffix(".json")
     content = {}

@@ -231,7 +231,7 @@ def _split_string(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _format(data: bytes) -> bytes:
-    """Return what C prints for a format string and the arguments behind it."""
+    """Return the text that C's printf prints for a format string and the arguments behind it."""
     form, data = _split_string(data)
     output = b""
     at = 0

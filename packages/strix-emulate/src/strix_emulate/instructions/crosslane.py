@@ -123,7 +123,7 @@ def _read_scalars(g: Waves, read: Callable) -> np.ndarray:
     return np.broadcast_to(read(g), (g.n, 1))
 
 
-def _permlane(ins: Instruction, across: bool) -> Compiled:
+def _compile_permlane(ins: Instruction, across: bool) -> Compiled:
     """Compile V_PERMLANE16_B32, or V_PERMLANEX16_B32 if `across` is true.
 
     Each nibble of {source 2, source 1} selects the source lane of one lane in a row of 16. The
@@ -157,7 +157,7 @@ def _permlane(ins: Instruction, across: bool) -> Compiled:
     return compiled_for_c(run, _micro_for(ins, "permlanex16" if across else "permlane16"))
 
 
-def _permlane64(ins: Instruction, _mode: Mode) -> Compiled:
+def _compile_permlane64(ins: Instruction, _mode: Mode) -> Compiled:
     """Compile V_PERMLANE64_B32, which swaps the halves of a wave64. It reads inactive lanes too.
 
     In a wave32 it has no effect.
@@ -179,7 +179,7 @@ def _micro_for(ins: Instruction, handler: str) -> MicroOp:
     return MicroOp("", None, "b32", target, sources, handler=handler)
 
 
-def _readlane(ins: Instruction, _mode: Mode) -> Compiled:
+def _compile_readlane(ins: Instruction, _mode: Mode) -> Compiled:
     target, source, lane = ins.operands
     read = reader(source, "b32")
     read_lane = reader(lane, "b32")
@@ -192,7 +192,7 @@ def _readlane(ins: Instruction, _mode: Mode) -> Compiled:
     return compiled_for_c(run, _micro_for(ins, "readlane"))
 
 
-def _readfirstlane(ins: Instruction, _mode: Mode) -> Compiled:
+def _compile_readfirstlane(ins: Instruction, _mode: Mode) -> Compiled:
     read = reader(ins.operands[1], "b32")
     write = scalar_writer(ins.operands[0])
 
@@ -204,7 +204,7 @@ def _readfirstlane(ins: Instruction, _mode: Mode) -> Compiled:
     return compiled_for_c(run, _micro_for(ins, "readfirstlane"))
 
 
-def _writelane(ins: Instruction, _mode: Mode) -> Compiled:
+def _compile_writelane(ins: Instruction, _mode: Mode) -> Compiled:
     """Compile V_WRITELANE_B32, which writes regardless of EXEC."""
     target, source, lane = ins.operands
     read = reader(source, "b32")
@@ -218,7 +218,7 @@ def _writelane(ins: Instruction, _mode: Mode) -> Compiled:
     return compiled_for_c(run, _micro_for(ins, "writelane"))
 
 
-def _fma_mix(ins: Instruction, mode: Mode) -> Compiled:
+def _compile_fma_mix(ins: Instruction, mode: Mode) -> Compiled:
     """Compile V_FMA_MIX*. Op_sel_hi marks float16 sources, and op_sel selects their halves."""
     high_halves = ins.modifiers.get("op_sel", (0, 0, 0))
     are_half = ins.modifiers.get("op_sel_hi", (0, 0, 0))
@@ -253,7 +253,7 @@ def _fma_mix(ins: Instruction, mode: Mode) -> Compiled:
     return compiled_for_c(run, micro)
 
 
-def _packed(ins: Instruction, mode: Mode) -> Compiled:
+def _compile_packed(ins: Instruction, mode: Mode) -> Compiled:
     """Compile a packed operation (VOP3P), which computes both halves of its target.
 
     Op_sel selects the halves of the sources for the low half of the target, and op_sel_hi those for
@@ -279,7 +279,7 @@ def _packed(ins: Instruction, mode: Mode) -> Compiled:
     ):
         picks = ins.modifiers.get(picks_name, (default,) * len(kinds))
         signs = ins.modifiers.get(signs_name, (0,) * len(kinds))
-        sources = tuple((op, kind) for op in _halves_of(operands, picks, signs))
+        sources = tuple((op, kind) for op in _select_halves(operands, picks, signs))
         half_target = Operand("v", target.index, 1, half)
         name = packed_name(ins.name, clamp)
         micros.append(MicroOp(name, plain_function, kind, half_target, sources))
@@ -298,7 +298,7 @@ def _packed(ins: Instruction, mode: Mode) -> Compiled:
     return compiled_for_c(run, *micros)
 
 
-def _halves_of(operands: list[Operand], picks: tuple, signs: tuple) -> list[Operand]:
+def _select_halves(operands: list[Operand], picks: tuple, signs: tuple) -> list[Operand]:
     """Return the selected half of each operand, negated if its sign is set."""
     halves = []
     for op, high, negate in zip(operands, picks, signs, strict=True):
@@ -315,7 +315,7 @@ _DOTS = {
 }
 
 
-def _dot(ins: Instruction, _mode: Mode) -> Compiled:
+def _compile_dot(ins: Instruction, _mode: Mode) -> Compiled:
     """Compile V_DOT4 or V_DOT8. Neg_lo marks signed factors, and CLAMP saturates the sum."""
     bits, is_signed = _DOTS[ins.name]
     if ins.modifiers.keys() - {"neg_lo", "clamp"}:
@@ -340,7 +340,7 @@ def _dot(ins: Instruction, _mode: Mode) -> Compiled:
     return Compiled(run)
 
 
-def _move_relative(ins: Instruction, _mode: Mode) -> Compiled:
+def _compile_move_relative(ins: Instruction, _mode: Mode) -> Compiled:
     """Compile V_MOVREL*, which adds M0 to the register number of source, destination, or both.
 
     V_MOVRELSD_2 adds the low half of M0 to the source and the high half to the destination.
@@ -431,7 +431,7 @@ def _product(rows, columns):
     return total
 
 
-def _wmma(ins: Instruction, mode: Mode) -> Compiled:
+def _compile_wmma(ins: Instruction, mode: Mode) -> Compiled:
     """Compile D = A B + C.
 
     Each register of C and D has 2 rows (in wave64, 4 rows). A row is in sixteen successive lanes,
@@ -451,7 +451,7 @@ def _wmma(ins: Instruction, mode: Mode) -> Compiled:
     # For integers, NEG_LO marks signed factors.
     signed_a, signed_b, _ = mods.get("neg_lo", (0, 0, 0))
     start = int(bool(mods.get("op_sel", (0, 0, 0))[2]))
-    add = _matrix_adder(ins, result, start)
+    add = _make_matrix_adder(ins, result, start)
 
     def run(g: Waves):
         if not g.full:
@@ -471,7 +471,7 @@ def _wmma(ins: Instruction, mode: Mode) -> Compiled:
     return compiled_for_c(run, micro)
 
 
-def _matrix_adder(ins: Instruction, result: str, start: int) -> Callable:
+def _make_matrix_adder(ins: Instruction, result: str, start: int) -> Callable:
     """Return a function (waves, product) that adds C to the product and writes D.
 
     Args:
@@ -512,20 +512,20 @@ def _matrix_adder(ins: Instruction, result: str, start: int) -> Callable:
 
 
 COMPILERS: dict[str, Callable[[Instruction, Mode], Compiled]] = {
-    "v_permlane16_b32": lambda ins, _mode: _permlane(ins, across=False),
-    "v_permlanex16_b32": lambda ins, _mode: _permlane(ins, across=True),
-    "v_permlane64_b32": _permlane64,
-    "v_readlane_b32": _readlane,
-    "v_readfirstlane_b32": _readfirstlane,
-    "v_writelane_b32": _writelane,
-    "v_fma_mix_f32": _fma_mix,
-    "v_fma_mixlo_f16": _fma_mix,
-    "v_fma_mixhi_f16": _fma_mix,
-    "v_movrels_b32": _move_relative,
-    "v_movreld_b32": _move_relative,
-    "v_movrelsd_b32": _move_relative,
-    "v_movrelsd_2_b32": _move_relative,
-    **dict.fromkeys(_DOTS, _dot),
-    **dict.fromkeys(PACKED, _packed),
-    **dict.fromkeys(_WMMA, _wmma),
+    "v_permlane16_b32": lambda ins, _mode: _compile_permlane(ins, across=False),
+    "v_permlanex16_b32": lambda ins, _mode: _compile_permlane(ins, across=True),
+    "v_permlane64_b32": _compile_permlane64,
+    "v_readlane_b32": _compile_readlane,
+    "v_readfirstlane_b32": _compile_readfirstlane,
+    "v_writelane_b32": _compile_writelane,
+    "v_fma_mix_f32": _compile_fma_mix,
+    "v_fma_mixlo_f16": _compile_fma_mix,
+    "v_fma_mixhi_f16": _compile_fma_mix,
+    "v_movrels_b32": _compile_move_relative,
+    "v_movreld_b32": _compile_move_relative,
+    "v_movrelsd_b32": _compile_move_relative,
+    "v_movrelsd_2_b32": _compile_move_relative,
+    **dict.fromkeys(_DOTS, _compile_dot),
+    **dict.fromkeys(PACKED, _compile_packed),
+    **dict.fromkeys(_WMMA, _compile_wmma),
 }

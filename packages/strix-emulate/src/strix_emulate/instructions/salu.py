@@ -47,7 +47,7 @@ def compile_scalar(ins: Instruction) -> Compiled:
         raise Unknown(f"modifiers {sorted(ins.modifiers)}")
     micro = _micro_op(ins)
     if micro is not None:
-        return compiled_for_c(_run_of(micro), micro)
+        return compiled_for_c(_make_run(micro), micro)
     if ins.name in SAVEEXEC or ins.name in WREXEC:
         return _compile_saveexec(ins)
     return Compiled(_compile_other(ins))
@@ -58,7 +58,7 @@ def _micro_op(ins: Instruction) -> MicroOp | None:
     if ins.name in _SHORT:
         return _micro_op(_expand_short(ins))
     if ins.name in COMPARES or ins.name in IMMEDIATE:
-        return _comparison(ins)
+        return _comparison_micro_op(ins)
     name = ins.name
     flag = None
     if name in PLAIN:
@@ -92,7 +92,7 @@ def _expand_short(ins: Instruction) -> Instruction:
     return replace(ins, name=_SHORT[ins.name], operands=operands)
 
 
-def _comparison(ins: Instruction) -> MicroOp:
+def _comparison_micro_op(ins: Instruction) -> MicroOp:
     operands = list(ins.operands)
     name = ins.name
     if name in COMPARES:
@@ -141,7 +141,7 @@ def _half_bits(x) -> np.ndarray:
     return np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)
 
 
-def _run_of(micro: MicroOp) -> Callable:
+def _make_run(micro: MicroOp) -> Callable:
     """Return a function on Waves that executes an operation."""
     function = micro.function
     reads = [_array_reader(op, kind) for op, kind in micro.sources]

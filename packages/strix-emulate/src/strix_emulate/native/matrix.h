@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// D = A B + C of 16 by 16 matrices. See crosslane._wmma. A lane has a row of A and a column of B. A
-// register has two rows of C or D (in a wave64, four rows). Each row is in sixteen lanes.
+// D = A B + C of 16 by 16 matrices. See crosslane._compile_wmma. A lane has a row of A and a column
+// of B. A register has two rows of C or D (in a wave64, four rows). Each row is in sixteen lanes.
 
 // Returns whether all other lanes of some registers repeat lanes 0 to 15, as the ISA requires.
 static int repeats(const State *w, int first, int registers) {
