@@ -230,7 +230,11 @@ class Body:
         return self.constant(x, dtype)
 
     def ufunc(self, ufunc, inputs, dtype=None):
-        """Return the result of a ufunc, with the types that NumPy chooses. Raise Untranslatable."""
+        """Return the result of a ufunc, with the types that NumPy chooses.
+
+        Raises:
+            Untranslatable: The ufunc cannot be translated.
+        """
         signature = tuple(_resolvable_type(x) for x in inputs) + (None,) * ufunc.nout
         if dtype is None:
             loop = ufunc.resolve_dtypes(signature)
@@ -381,7 +385,11 @@ def loop(name: str, function: Callable, results, sources, each: str = "EACH") ->
 
 
 def _call(name: str, function: Callable, inputs: list[Symbol]) -> tuple:
-    """Call a function with symbols, and return its results. Raise Untranslatable."""
+    """Call a function with symbols, and return its results.
+
+    Raises:
+        Untranslatable: The function cannot be translated.
+    """
     try:
         with np.errstate(all="ignore"):
             values = function(*inputs)

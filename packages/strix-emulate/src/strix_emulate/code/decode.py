@@ -123,7 +123,7 @@ def _read(code: bytes, text: str) -> Instruction:
 
 
 def _read_pair(code: bytes, text: str) -> Instruction:
-    """Return a VOPD pair. Raise Unknown."""
+    """Return a VOPD pair. Raise Unknown if it is not fully understood."""
     size = len(code)
     parts = [_parse_text(part.strip()) for part in text.split("::")]
     names_and_shapes = [(name, shapes) for name, _, shapes in parts]

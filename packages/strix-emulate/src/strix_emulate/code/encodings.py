@@ -133,7 +133,7 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
     word = int.from_bytes(code[:4], "little")
     base, read = _find_encoding(word)
     if len(code) > base + 4:
-        raise Unknown("a literal behind DPP")
+        raise Unknown("a literal behind the fields of DPP")
     slots, modifiers = read(Code(code, base), name, len(shapes))
     if not shapes:
         return (), {}
@@ -152,7 +152,7 @@ def _find_encoding(word: int) -> tuple[int, Reader]:
     for mask, value, base, read in _ENCODINGS:
         if word & mask == value:
             return base, read
-    raise Unknown("encoding")
+    raise Unknown("unsupported encoding")
 
 
 def _fill(slots: list[Slot], shapes: list[Shape]) -> tuple[Operand, ...]:
@@ -160,7 +160,11 @@ def _fill(slots: list[Slot], shapes: list[Shape]) -> tuple[Operand, ...]:
 
 
 def pair(code: bytes, parts: list[tuple[str, list[Shape]]]) -> list[tuple[Operand, ...]]:
-    """Return the operands of both instructions of a VOPD pair. Raise Unknown."""
+    """Return the operands of both instructions of a VOPD pair.
+
+    Raises:
+        Unknown: An instruction is not fully understood.
+    """
     c = Code(code, 8)
     (name_x, shapes_x), (name_y, shapes_y) = parts
     target_x = c(63, 56)
@@ -217,7 +221,7 @@ def _s(code: int, c: Code) -> Slot:
             return Operand("const", value=APERTURES["src_private_base"])
         if code == _LITERAL:
             return _literal(c)(shape)
-        raise Unknown(f"operand {code}")
+        raise Unknown(f"unsupported operand {code}")
 
     return slot
 
@@ -267,7 +271,11 @@ def _dpp(c: Code, code: int) -> dict:
 
 
 def _dpp_control(control: int) -> dict:
-    """Return the modifier that says from which lane each lane reads. Raise Unknown."""
+    """Return the modifier that says from which lane each lane reads.
+
+    Raises:
+        Unknown: The control is not supported.
+    """
     if control < 0x100:
         return {"quad_perm": tuple(control >> 2 * i & 3 for i in range(4))}
     if control == 0x140:
@@ -276,7 +284,7 @@ def _dpp_control(control: int) -> dict:
         return {"row_half_mirror": True}
     if control >> 4 in _ROWS:
         return {_ROWS[control >> 4]: control & 15}
-    raise Unknown(f"DPP control {control:#x}")
+    raise Unknown(f"unsupported DPP control {control:#x}")
 
 
 def _short_sources(c: Code, code: int, name: str, second: Slot | None = None) -> list[Slot]:
@@ -425,7 +433,7 @@ def _smem(c: Code, _name: str, _count: int) -> Read:
 
 def _ds(c: Code, name: str, count: int) -> Read:
     if "addtid" in name or "bvh" in name or "gs_reg" in name:
-        raise Unknown("mnemonic")
+        raise Unknown("unsupported mnemonic")
     modifiers = c.flags(gds=17)
     if "_2addr" in name:
         modifiers |= c.number("offset0", c(7, 0)) | c.number("offset1", c(15, 8))
@@ -446,7 +454,7 @@ def _mubuf(c: Code, _name: str, _count: int) -> Read:
 
 def _flat(c: Code, name: str, _count: int) -> Read:
     if "addtid" in name:
-        raise Unknown("mnemonic")
+        raise Unknown("unsupported mnemonic")
     kind = name.partition("_")[0]
     modifiers = c.flags(dlc=13, glc=14, slc=15)
     # FLAT's own offset has 12 bits without a sign; the highest bit is ignored.

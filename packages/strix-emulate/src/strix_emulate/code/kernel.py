@@ -54,8 +54,8 @@ class Kernel:
         lds: Bytes of LDS of a workgroup.
         scratch: Bytes of scratch of a lane.
         kernarg: Bytes of the kernarg segment.
-        vgprs: Vector registers.
-        sgprs: Scalar registers.
+        vgprs: Number of vector registers.
+        sgprs: Number of scalar registers.
         denormals_32: Whether float32 operations keep denormal numbers.
         denormals_16_64: Whether float16 and float64 operations keep denormal numbers.
         ieee: Whether it starts in IEEE mode.
@@ -66,12 +66,12 @@ class Kernel:
             are unused (LLVM's FeatureUserSGPRInit16Bug).
         workgroup_ids: Whether the workgroup ID is passed, for x, y and z.
         max_threads: Maximum number of threads of a workgroup.
-        vgpr_spills: Vector registers that were spilled.
-        sgpr_spills: Scalar registers that were spilled.
+        vgpr_spills: Number of vector registers that were spilled.
+        sgpr_spills: Number of scalar registers that were spilled.
         arguments: Its arguments.
         finite_16: Whether float16 overflows to the largest number (FP16_OVFL).
         launch_lds: Bytes of LDS that a launch adds.
-        image: The loaded file.
+        image: The code object in memory.
         dynamic_stack: Whether it needs an unknown amount of scratch, for recursion or calls by a
             pointer.
         target: The GPU that it was compiled for.

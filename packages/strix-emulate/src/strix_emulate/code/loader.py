@@ -2,7 +2,7 @@
 """Loading of AMDGPU code objects, from ELF files and from files that contain several of them.
 
 Sources: LLVM's "User Guide for AMDGPU Backend" for the ELF header, notes, metadata of code object
-V4 to V6, and the kernel descriptor of GFX11. AOTriton's v3src, which reads its packs: "AKS2", then
+V4 to V6, and the kernel descriptor of GFX11. AOTriton's v3src for its packs, which are "AKS2" and
 one xz stream.
 """
 
@@ -68,7 +68,11 @@ def _load_triton_cache(folder: Path) -> list[Kernel]:
 
 
 def parse(data: bytes, origin: str) -> list[Kernel]:
-    """Return all kernels in the bytes of a code object, a pack or a zip. Raise LoadError."""
+    """Return all kernels in the bytes of a code object, a pack or a zip.
+
+    Raises:
+        LoadError: No kernel can be loaded. The message has the reason.
+    """
     return guarded(_parse, origin, data, origin, Budget(origin, len(data)))
 
 
@@ -103,7 +107,11 @@ def _parse_zip(data: bytes, origin: str, budget: Budget) -> list[Kernel]:
 
 
 def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int, bytes]]:
-    """Return (name, LDS bytes at launch, code object) of each entry of a pack. Raise LoadError."""
+    """Return (name, LDS bytes at launch, code object) of each entry of a pack.
+
+    Raises:
+        LoadError: The pack is damaged, or exceeds its budget.
+    """
     try:
         magic, total, count, directory = struct.unpack_from("<4s3I", data)
         budget.take(total)

@@ -111,7 +111,7 @@ FUNCTIONS = _functions_for_c()
 
 
 def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
-    """Compile an atomic. Raise Unknown."""
+    """Compile an atomic. Raise Unknown if it is not supported."""
     kind = MEMORY[ins.name]
     if kind.action == "count":
         return _compile_counter(ins, spaces)
@@ -119,7 +119,7 @@ def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
     if kind.space == "buffer":
         allowed |= {"offen"}
     if ins.modifiers.keys() - allowed:
-        raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
+        raise Unknown(f"unsupported modifiers {sorted(ins.modifiers.keys() - allowed)}")
     atomic = _read_atomic(ins, kind, spaces)
     counter = VM if atomic.target is not None else STORE
     if kind.space == "ds":
@@ -314,7 +314,7 @@ def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
     The address is in M0, as in LLVM's code. (The ISA's pseudocode has M0.base.)
     """
     if ins.modifiers.keys() - {"offset"}:
-        raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - {'offset'})}")
+        raise Unknown(f"unsupported modifiers {sorted(ins.modifiers.keys() - {'offset'})}")
     locate = addressing.locate_lds(Operand("s", M0), ins.modifiers.get("offset", 0), 4, spaces)
     target = ins.operands[0].index
     sign = -1 if ins.name == "ds_consume" else 1

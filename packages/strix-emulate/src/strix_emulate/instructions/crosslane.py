@@ -85,7 +85,11 @@ def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each of 64 lanes the source lane, and whether that is valid. Raise Unknown."""
+    """Return for each of 64 lanes the source lane, and whether that is valid.
+
+    Raises:
+        Unknown: The modifiers have no supported DPP control.
+    """
     row = _LANE // 16 * 16
     place = _LANE % 16
     if "row_shl" in mods:
@@ -109,7 +113,7 @@ def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
     elif "row_half_mirror" in mods:
         source = row + place // 8 * 8 + 7 - place % 8
     else:
-        raise Unknown("DPP control")
+        raise Unknown("unsupported DPP control")
     return source, np.ones(len(_LANE), bool)
 
 
@@ -268,7 +272,7 @@ def _compile_packed(ins: Instruction, mode: Mode) -> Compiled:
         if clamp:
             function = clamped_half(function)
     if ins.modifiers.keys() - {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp"}:
-        raise Unknown(f"modifiers {sorted(ins.modifiers)}")
+        raise Unknown(f"unsupported modifiers {sorted(ins.modifiers)}")
     target, *operands = ins.operands
     if ins.name == "v_pk_fmac_f16":
         operands.append(target)
@@ -319,7 +323,7 @@ def _compile_dot(ins: Instruction, _mode: Mode) -> Compiled:
     """Compile V_DOT4 or V_DOT8. Neg_lo marks signed factors, and CLAMP saturates the sum."""
     bits, is_signed = _DOTS[ins.name]
     if ins.modifiers.keys() - {"neg_lo", "clamp"}:
-        raise Unknown(f"modifiers {sorted(ins.modifiers)}")
+        raise Unknown(f"unsupported modifiers {sorted(ins.modifiers)}")
     signs = ins.modifiers.get("neg_lo", (0, 0, 0)) if is_signed else (0, 0, 0)
     function = subdword.dot(bits, bool(signs[0]), bool(signs[1]))
     kind = "i32" if is_signed else "u32"
@@ -444,10 +448,10 @@ def _compile_wmma(ins: Instruction, mode: Mode) -> Compiled:
     target, a, b, c = ins.operands
     mods = ins.modifiers
     if mode.finite_16 and result == "f16":
-        raise Unknown("with FP16_OVFL")
+        raise Unknown("not supported with FP16_OVFL")
     allowed = {"i32": {"neg_lo", "clamp"}, "f32": set()}.get(result, {"op_sel"})
     if mods.keys() - allowed:
-        raise Unknown(f"modifiers {sorted(mods)}")
+        raise Unknown(f"unsupported modifiers {sorted(mods)}")
     # For integers, NEG_LO marks signed factors.
     signed_a, signed_b, _ = mods.get("neg_lo", (0, 0, 0))
     start = int(bool(mods.get("op_sel", (0, 0, 0))[2]))

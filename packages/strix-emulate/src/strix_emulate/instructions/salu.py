@@ -42,9 +42,9 @@ _SHORT = {"s_movk_i32": "s_mov_b32", "s_addk_i32": "s_add_i32", "s_mulk_i32": "s
 
 
 def compile_scalar(ins: Instruction) -> Compiled:
-    """Compile a scalar instruction. Raise Unknown."""
+    """Compile a scalar instruction. Raise Unknown if it is not supported."""
     if ins.modifiers:
-        raise Unknown(f"modifiers {sorted(ins.modifiers)}")
+        raise Unknown(f"unsupported modifiers {sorted(ins.modifiers)}")
     micro = _micro_op(ins)
     if micro is not None:
         return compiled_for_c(_make_run(micro), micro)
@@ -287,9 +287,9 @@ def _compile_saveexec(ins: Instruction) -> Compiled:
 
 
 def _compile_other(ins: Instruction) -> Callable:
-    """Compile S_CMOV or S_BITSET to a function on Waves. Raise Unknown."""
+    """Compile S_CMOV or S_BITSET to a function on Waves. Raise Unknown for other instructions."""
     if ins.name not in OTHER:
-        raise Unknown("mnemonic")
+        raise Unknown("unsupported mnemonic")
     target, source = ins.operands
     kind = f"u{ins.name[-2:]}"
     read_target = reader(target, kind)

@@ -49,7 +49,7 @@ _DPP_MODIFIERS = {
 
 
 def compile_vector(ins: Instruction, mode: Mode) -> Compiled:
-    """Compile a vector instruction. Raise Unknown."""
+    """Compile a vector instruction. Raise Unknown if it is not supported."""
     if ins.name == "v_nop":
         return Compiled(lambda _g: None)
     if ins.name.startswith("v_swap"):
@@ -101,14 +101,14 @@ def _resolve_halves(ins: Instruction) -> Instruction:
         op = operands[place]
         if picks[bit] and not op.half:
             if op.kind == "const":
-                raise Unknown("the high half of a constant")
+                raise Unknown("op_sel selects the high half of a constant")
             operands[place] = replace(op, half="h")
     modifiers = {key: value for key, value in ins.modifiers.items() if key != "op_sel"}
     return replace(ins, operands=tuple(operands), modifiers=modifiers)
 
 
 def _function(name: str, mode: Mode, saturates: bool) -> tuple:
-    """Return the function of an instruction in a mode. Raise Unknown.
+    """Return the function of an instruction in a mode. Raise Unknown if it is not supported.
 
     Returns:
         Name of the function in C ("" if C has none), kind of the result, kinds of the sources, and
@@ -126,7 +126,7 @@ def _function(name: str, mode: Mode, saturates: bool) -> tuple:
     if mode.finite_16 and kind == "f16" and name not in _NO_OVERFLOW:
         return "", kind, kinds, floats.finite(function)
     if mode.finite_16 and name in _HALVES_INSIDE:
-        raise Unknown("with FP16_OVFL")
+        raise Unknown("not supported with FP16_OVFL")
     return key, kind, kinds, function
 
 
@@ -144,11 +144,11 @@ def _dot_source(op: Operand, name: str) -> Operand:
 
 
 def vector_micro_op(ins: Instruction, mode: Mode) -> MicroOp:
-    """Return the operation of a vector instruction. Raise Unknown."""
+    """Return the operation of a vector instruction. Raise Unknown if it is not supported."""
     ins = _resolve_halves(ins)
     name = ins.name
     if name not in NAMES:
-        raise Unknown("mnemonic")
+        raise Unknown("unsupported mnemonic")
     saturates = name in SATURATING and "clamp" in ins.modifiers
     allowed = set()
     if _is_float(name):
@@ -283,7 +283,7 @@ def _compile_quad_sad(ins: Instruction) -> Callable:
     _require_modifiers(ins, set())
     target, first, second, old = ins.operands
     if old.kind != "v":
-        raise Unknown(f"operand {old} in 128 bits")
+        raise Unknown(f"unsupported operand {old} of 128 bits")
     reads = [reader(first, "u64"), reader(second, "u32")]
     writes = []
     for i in range(4):
@@ -307,7 +307,7 @@ def _require_modifiers(ins: Instruction, allowed: set[str]) -> None:
     if "dpp" in ins.suffix:
         allowed = allowed | _DPP_MODIFIERS
     for key in ins.modifiers.keys() - allowed:
-        raise Unknown(f"modifier {key}")
+        raise Unknown(f"unsupported modifier {key}")
 
 
 def _output_modifiers(ins: Instruction, kind: str, mode: Mode) -> dict:
@@ -322,7 +322,7 @@ def _output_modifiers(ins: Instruction, kind: str, mode: Mode) -> dict:
         after["factor"] = factor
     if ins.modifiers.get("clamp") and ins.name not in _CLAMP_IGNORED:
         if not mode.clamp_nan:
-            raise Unknown("clamp without DX10_CLAMP")
+            raise Unknown("CLAMP is not supported without DX10_CLAMP")
         after["clamp"] = True
     if kind in ("f32", "f16", "f64") and not mode.keeps(kind):
         after["flush"] = True

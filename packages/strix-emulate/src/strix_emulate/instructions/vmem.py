@@ -84,10 +84,10 @@ def communicates(ins: Instruction) -> bool:
 
 
 def compile_memory(ins: Instruction, spaces: Spaces) -> Compiled:
-    """Compile a memory instruction. Raise Unknown."""
+    """Compile a memory instruction. Raise Unknown if it is not supported."""
     kind = MEMORY.get(ins.name)
     if kind is None:
-        raise Unknown("mnemonic")
+        raise Unknown("unsupported mnemonic")
     if kind.action == "invalidate":
         return _compile_invalidation(kind, spaces)
     if kind.action == "scalar_load":
@@ -120,7 +120,7 @@ def _compile_scalar_load(ins: Instruction, kind: MemoryKind, spaces: Spaces) -> 
     words = kind.size // 4
     arena: Arena = spaces.arena
     if ins.modifiers.keys() - spaces.target.cache - {"offset"}:
-        raise Unknown(f"form {ins.text}")
+        raise Unknown("unsupported modifiers")
     is_buffer = kind.space == "s_buffer"
     target, base, offset = ins.operands
     base_pair = replace(base, count=2)
@@ -265,7 +265,7 @@ def _require_modifiers(ins: Instruction, kind: MemoryKind, cache: frozenset[str]
     elif kind.space == "ds":
         allowed = frozenset({"offset"})
     if ins.modifiers.keys() - allowed:
-        raise Unknown(f"modifiers {sorted(ins.modifiers.keys() - allowed)}")
+        raise Unknown(f"unsupported modifiers {sorted(ins.modifiers.keys() - allowed)}")
 
 
 def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -> Compiled:
@@ -423,7 +423,7 @@ def _compile_lane_exchange(ins: Instruction) -> Compiled:
 def _swizzle_sources(offset: int) -> np.ndarray:
     """Return the source lane of each of 64 lanes. Raise Unknown for the modes FFT and rotation."""
     if offset >> 8 > 0x80:
-        raise Unknown("swizzle mode")
+        raise Unknown("unsupported swizzle mode")
     lane = np.arange(64)
     if offset & 0x8000:
         return lane & 60 | offset >> lane % 4 * 2 & 3

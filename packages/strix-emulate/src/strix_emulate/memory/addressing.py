@@ -34,7 +34,7 @@ class Spaces:
         scratch: Scratch memory of the waves that run at a time.
         scratch_size: Bytes of scratch of a lane.
         code_address: Address of the kernel's first instruction.
-        clock: Returns the number of wave-instructions executed so far.
+        clock: Function that returns the number of wave-instructions executed so far.
         target: The GPU.
         polls: Whether the kernel polls memory that other waves change.
     """
@@ -134,7 +134,8 @@ def compile_flat(
     Args:
         ins: The instruction.
         address: Its address operand.
-        part: Returns a function on waves that accesses a space, such as "ds".
+        part: Function that returns, for a space such as "ds", a function on waves which
+            accesses it.
     """
     wide = global_address(ins, address, Operand("off"))
     shared_base, private_base = APERTURES.values()

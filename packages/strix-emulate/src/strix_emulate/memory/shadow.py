@@ -171,7 +171,7 @@ class Memory(Storage):
                 harmless.
 
         Raises:
-            Trap: A race, a read before any write, or a load that a cache may serve.
+            Trap: A race, a read before any write, or a load that may get an old value from a cache.
         """
         if not self.checked:
             return None

@@ -287,7 +287,7 @@ def _remaining(queue: _Entries, allowed: int) -> list[tuple[int, Outstanding]]:
 
 
 def at_barrier(g: Waves) -> None:
-    """Postpone outstanding accesses, because the barrier at which their wave arrives orders none.
+    """Postpone outstanding accesses. The barrier at which their wave arrives does not order them.
 
     This includes LDS accesses. LDS operations of different waves "can be reordered relative to each
     other", and only s_waitcnt lgkmcnt(0) orders them (LLVM's guide, "Memory Model GFX10-GFX11").
@@ -369,14 +369,14 @@ def _pad(issuers, size, before, after):
 
 
 def compile_wait(ins: Instruction, target: Target):
-    """Compile s_waitcnt and s_waitcnt_vscnt, vmcnt or lgkmcnt to a function on waves.
+    """Compile a wait, such as s_waitcnt or s_waitcnt_vscnt, to a function on waves.
 
     Raises:
         Unknown: The instruction waits on a register.
     """
     if ins.name in ("s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"):
         if ins.operands[0].index != NULL:
-            raise Unknown("a wait on a register")
+            raise Unknown("a wait with the count in a register is not supported")
         counter = {"vscnt": STORE, "vmcnt": VM, "lgkmcnt": LGKM}[ins.name[10:]]
         allowed = int(ins.operands[1].value) & 0xFFFF
         return lambda g: wait(g, counter, allowed)

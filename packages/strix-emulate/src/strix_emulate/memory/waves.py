@@ -285,7 +285,7 @@ def _raw_reader(op: Operand, kind: str) -> Callable:
     span = int(kind[-2:])
     letter = "b" if kind == "bf16" else kind[0]
     if op.kind not in ("v", "s") or span not in _UNSIGNED:
-        raise Unknown(f"operand {op} as {kind}")
+        raise Unknown(f"unsupported operand {op} of kind {kind}")
     if span == 64:
         return _pair_reader(op, letter)
     if op.kind == "v":
@@ -389,7 +389,7 @@ def vector_writer(op: Operand, kind: str) -> Callable:
     i = op.index
     span = int(kind[-2:])
     if op.kind != "v":
-        raise Unknown(f"destination {op}")
+        raise Unknown(f"unsupported destination {op}")
     if span == 64:
 
         def write_pair(g, value, mask=None):
@@ -432,7 +432,7 @@ def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
     """Return a function (waves, values (n, 1)) that writes a scalar register or a pair of them."""
     i = op.index
     if op.kind != "s":
-        raise Unknown(f"destination {op}")
+        raise Unknown(f"unsupported destination {op}")
     if i == NULL:
         return _write_nothing
     if kind[-2:] == "64":
@@ -465,7 +465,7 @@ def mask_writer(op: Operand) -> Callable:
     """Return a function (waves, booleans (n, width)) that writes a lane mask."""
     i = op.index
     if op.kind != "s":
-        raise Unknown(f"destination {op}")
+        raise Unknown(f"unsupported destination {op}")
     if i == NULL:
         return _write_nothing
 

@@ -272,7 +272,7 @@ def _encode_operand(
         Unknown: C does not support such an operand.
     """
     if kind == "bf16":
-        raise Unknown("bf16")
+        raise Unknown("an operand in bfloat16")
     if kind == "lane":
         return COperand(bits=32, file=FILES["lane"])
     encoded = COperand(
@@ -357,7 +357,7 @@ def _encode_targets(op: COp, micro: MicroOp) -> None:
     written: set[int] = set()
     if target is not None:
         if target.kind not in ("v", "s"):
-            raise Unknown("target")
+            raise Unknown("a target that is not a register")
         op.target = COperand(
             file=FILES[target.kind],
             index=target.index,

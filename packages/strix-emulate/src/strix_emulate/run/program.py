@@ -357,7 +357,7 @@ class Program:
 
     @cached_property
     def orders(self) -> bool:
-        """Whether anything else than barriers may order its waves' accesses."""
+        """Whether anything besides barriers may order its waves' accesses."""
         if self.partial or self.polls:
             return True
         return any(ins.name in atomics.NAMES for ins in self.instructions)
