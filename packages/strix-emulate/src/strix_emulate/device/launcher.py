@@ -11,7 +11,7 @@ from strix_emulate.code.target import DEFAULT, find_target
 from strix_emulate.errors import EmulatorError
 
 NAME = "libamdhip64.so"
-#: Environment variable with the folder of the library, if that was built by hip/build.py.
+#: Environment variable with the library's folder, if it is another one than the installed one.
 VARIABLE = "STRIX_EMULATE_HIP"
 
 

@@ -24,7 +24,7 @@ HEADER = 64
 VIEWS = LAUNCH + (768 << 10)
 #: Bytes of address space behind the pool, for the pools of other processes.
 ROOM = 1 << 40
-#: Maximum bytes of a request. It is enough for the largest code object of rocBLAS.
+#: Maximum bytes of a request. rocBLAS's largest code object is smaller.
 REQUEST_LIMIT = 1 << 30
 
 REQUEST = struct.Struct("<2IQ")

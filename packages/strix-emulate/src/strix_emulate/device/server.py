@@ -284,7 +284,8 @@ class Server:
         if kernel is None:
             if name in module.contents.refused:
                 raise Unsupported(module.contents.refused[name])
-            # The runtime searches one module after the other, so this is no error to print.
+            # The runtime searches one module after the other. With an empty message, it prints
+            # nothing.
             raise Refused(Status.NOT_FOUND, "")
         number = self._next_number()
         self.functions[number] = _Function(kernel, module)

@@ -175,7 +175,7 @@ def _read_bits(ins: Instruction, written: int) -> int:
     if ins.name.startswith("v_div_fmas"):
         bits |= _VCC
     if ins.name in ("s_or_b32", "s_or_b64") and written & _EXEC:
-        # This makes lanes active again that were active before the code diverged.
+        # This only reactivates lanes that were active before the code diverged.
         bits &= ~_EXEC
     return bits
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Races of loads whose values may be unused. Such a race is harmless.
+"""Races of loads whose values may be unused. If nothing uses the value, the race is harmless.
 
-Compilers generate such races. If a tensor is smaller than a workgroup, each wave loads a copy of
-it, and one wave stores the tensor in place. The loads of the other waves race with that store, but
-nothing uses their values.
+Compilers generate code with such races. If a tensor is smaller than a workgroup, each wave loads a
+copy of it, and one wave stores the tensor in place. The loads of the other waves race with that
+store, but nothing uses their values.
 
 So a race between a plain load and a store of global memory is judged only when the waves have
 ended. It is a fault if a wave of the load executed, with an active lane, a store that the loaded

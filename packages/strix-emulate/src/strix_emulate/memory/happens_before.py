@@ -157,7 +157,7 @@ class Order:
     def holds(self, memory: str, cell: int, tag: int) -> bool:
         """Return whether a cell still has the value that the tag's wave swapped in.
 
-        The cell is then a lock which the wave has: later swaps by other waves changed nothing.
+        The cell is then a lock that the wave has taken: later swaps by other waves changed nothing.
         """
         self._merge_events()
         _, holder = self._holders.get((memory, cell), (0, 0))

@@ -211,7 +211,7 @@ def digest() -> str:
 def load_library() -> Library | None:
     """Return the library for this processor, or None.
 
-    If the environment variable STRIX_EMULATE_NATIVE is set, the library is in that folder.
+    If the environment variable STRIX_EMULATE_NATIVE is set, it is the library's folder, or "off".
     """
     return _load()[0]
 
