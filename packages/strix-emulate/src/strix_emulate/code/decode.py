@@ -86,13 +86,13 @@ def decode(
         target: The GPU.
     """
     instructions = []
-    for address, size, text in llvm.disassemble(code, width=width, target=target):
+    for offset, size, text in llvm.disassemble(code, width=width, target=target):
         text = " ".join(text.split())
         if text == "s_code_end":
             if padded:
                 continue
             break
-        instructions.append(read(code[address : address + size], text, address + start))
+        instructions.append(read(code[offset : offset + size], text, offset + start))
     return instructions
 
 

@@ -47,18 +47,16 @@ def _features(width: int) -> bytes:
 
 def disassemble(
     code: bytes,
-    address: int = 0,
     width: int = 32,
     max_instructions: int = sys.maxsize,
     target: Target = DEFAULT,
 ) -> list[tuple[int, int, str]]:
-    """Return (address, size in bytes, text) of each instruction.
+    """Return (offset, size in bytes, text) of each instruction.
 
     The text is "" for 4 bytes that LLVM cannot decode.
 
     Args:
         code: The bytes.
-        address: Address of the first byte.
         width: Lanes of a wave.
         max_instructions: Maximum number of instructions.
         target: The GPU.
@@ -84,7 +82,7 @@ def disassemble(
                 buffer[at + 5] = b"\x01"
             place = ctypes.addressof(buffer) + at
             size = lib.LLVMDisasmInstruction(
-                context, place, len(buffer) - at, address + at, line, _MAX_TEXT_SIZE
+                context, place, len(buffer) - at, at, line, _MAX_TEXT_SIZE
             )
             text = line.value.decode().strip()
             if not size or at + size > len(code):
@@ -94,7 +92,7 @@ def disassemble(
                 if len(texts) >= _MAX_CACHED_TEXTS:
                     texts.clear()
                 texts[code[at : at + size]] = text
-        lines.append((address + at, size, text))
+        lines.append((at, size, text))
         at += size
     return lines
 
