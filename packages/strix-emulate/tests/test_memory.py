@@ -84,7 +84,7 @@ def test_buffers_of_another_kind_than_the_access(first: str, resource: int) -> N
 
 
 def test_a_buffer_that_is_swizzled() -> None:
-    with pytest.raises(Trap, match="of records, one by one"):
+    with pytest.raises(Trap, match="swizzled or of another unsupported kind"):
         records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, wide=16 | 1 << 14)
 
 

@@ -84,7 +84,7 @@ def test_storage_of_two_reductions_needs_a_barrier_between(kernels, native) -> N
     """Of a block: what a radix top-k of HeCBench leaves out is a race, and no false alarm."""
     right = kernels["storage_reused_behind_a_barrier"]
     assert run(right, 1, 128, native=native) == (128 * 1000 + 256, [])
-    with pytest.raises(Trap, match=r"ds_store_b32.*race: LDS cell .* had a read by"):
+    with pytest.raises(Trap, match=r"ds_store_b32.*race: LDS cell .* after a read by"):
         run(kernels["storage_reused"], 1, 128, native=native)
 
 
