@@ -39,10 +39,10 @@ def hip(tmp_path_factory) -> bytes:
     return device_code(folder / "k.hip", folder / "k.co").read_bytes()
 
 
-@pytest.mark.parametrize("most", [program._MOST_CODE, 0])
+@pytest.mark.parametrize("most", [program._MAX_CODE, 0])
 def test_functions_variables_and_hidden_arguments(hip, most, monkeypatch):
     """Also of a file with more code, whose functions are decoded when they are called."""
-    monkeypatch.setattr(program, "_MOST_CODE", most)
+    monkeypatch.setattr(program, "_MAX_CODE", most)
     launches._cached_program.cache_clear()
     (kernel,) = loader.parse(hip, "k.co")
     assert kernel.image.pointers, "the addresses in `halves` are relocations"

@@ -274,7 +274,7 @@ def traced(monkeypatch):
 def test_kernels_in_traces_give_the_same_bits(traced, monkeypatch):
     case = fixtures.attention_case(True, 400, heads=2)
     results = []
-    monkeypatch.setattr(traces, "_OFTEN", 3)
+    monkeypatch.setattr(traces, "_ENTRIES_BEFORE_TRACE", 3)
     for _ in range(2):
         for checks in (True, False):
             outs, done = fixtures.run_attention(True, case, options=Options(checks=checks))

@@ -33,8 +33,8 @@ _NONE = 0
 _FIXED = 0x10
 _NORESERVE = 0x4000
 _PAGE = 4096
-_MOST_ENTRIES = (LAUNCH - HEADER) // ENTRY.itemsize
-_MOST_VIEWS = (HEAP - VIEWS) // VIEW.itemsize
+_MAX_ENTRIES = (LAUNCH - HEADER) // ENTRY.itemsize
+_MAX_VIEWS = (HEAP - VIEWS) // VIEW.itemsize
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -161,7 +161,7 @@ class Pool:
             Refused: The table is damaged.
         """
         count = int(self.views[8][1])
-        if count > _MOST_ENTRIES:
+        if count > _MAX_ENTRIES:
             raise Refused(Status.INVALID_VALUE, f"the table of allocations has {count} entries")
         end = HEADER + count * ENTRY.itemsize
         table = self.bytes[HEADER:end].view(ENTRY).copy()
@@ -184,7 +184,7 @@ class Pool:
                 break
             end = int(entry["offset"] + entry["size"])
             start = _round_up(end + _PAGE, align)
-        if start + size + _PAGE > self.size or len(table) >= _MOST_ENTRIES:
+        if start + size + _PAGE > self.size or len(table) >= _MAX_ENTRIES:
             return 0
         at = np.searchsorted(table["offset"], start)
         entry = np.array((start, size, Kind.IMAGE, 0, 0), ENTRY)
@@ -200,7 +200,7 @@ class Pool:
             Refused: The table is damaged.
         """
         count = int(self.views[8][2])
-        if count > _MOST_VIEWS:
+        if count > _MAX_VIEWS:
             raise Refused(Status.INVALID_VALUE, f"the table of views has {count} entries")
         table = self.bytes[VIEWS : VIEWS + count * VIEW.itemsize].view(VIEW).copy()
         size = table["size"]

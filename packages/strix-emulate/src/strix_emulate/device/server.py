@@ -44,7 +44,7 @@ _WARN_ONLY = frozenset({"stale", "uninitialised"})
 _PACKET = LAUNCH + (1 << 19)
 _QUEUE = _PACKET + 4096
 #: Maximum bytes of arguments. The buffer of hostcalls lies behind them.
-_MOST_ARGUMENTS = START - LAUNCH
+_MAX_ARGUMENT_BYTES = START - LAUNCH
 _SLAB = 2 << 20
 
 
@@ -446,8 +446,10 @@ class Server:
         """Write arguments and dispatch packet into the pool."""
         explicit = request.arguments
         size = max(kernel.kernarg, len(explicit))
-        if size > _MOST_ARGUMENTS:
-            raise EmulatorError(f"{kernel.name}: more than {_MOST_ARGUMENTS} bytes of arguments")
+        if size > _MAX_ARGUMENT_BYTES:
+            raise EmulatorError(
+                f"{kernel.name}: more than {_MAX_ARGUMENT_BYTES} bytes of arguments"
+            )
         raw = bytearray(max(size, 8))
         raw[: len(explicit)] = explicit
         hidden.write(raw, kernel, request.grid, request.block, pointers)

@@ -115,7 +115,7 @@ class State:
         key = tuple([tuple([entry.number for entry in queue]) for queue in queues])
         state = _states.get(key)
         if state is None:
-            if len(_states) > _MOST_STATES:
+            if len(_states) > _MAX_STATES:
                 # states that are in use remain valid
                 _states.clear()
                 NOTHING._following.clear()
@@ -151,7 +151,7 @@ _numbers: dict[tuple, int] = {}
 _next_number = itertools.count()
 #: States by the numbers of their entries.
 _states: dict[tuple, State] = {}
-_MOST_STATES = 100_000
+_MAX_STATES = 100_000
 NOTHING = State(((), (), ()))
 _states[(), (), ()] = NOTHING
 

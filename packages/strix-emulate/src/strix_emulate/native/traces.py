@@ -22,15 +22,15 @@ from strix_emulate.native import plans
 from strix_emulate.native.plans import Plan
 from strix_emulate.native.runs import Run, Session
 
-#: Number of entries before a block is traced.
-_OFTEN = 8
+#: Number of entries before a block is traced, and of early exits before a trace may be given up.
+_ENTRIES_BEFORE_TRACE = 8
 #: Maximum number of blocks of a trace.
-_LONGEST = 64
+_MAX_BLOCKS = 64
 #: Maximum number of traces that are tried for a block if waves leave them early.
-_TRIES = 4
+_MAX_ATTEMPTS = 4
 #: Maximum number of plans that a trace keeps. Waves that have been joined come with many states of
 #: the wait counters.
-_MOST_PLANS = 32
+_MAX_PLANS = 32
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Trace:
         If a wait is missing, return None. Then the blocks are executed without the trace, and trap.
         """
         if state not in self._plans:
-            if len(self._plans) == _MOST_PLANS:
+            if len(self._plans) == _MAX_PLANS:
                 self._plans.clear()
             findings = Findings(checks.disabled_checks)
             behind = plans.follow_counters(
@@ -177,7 +177,7 @@ class Trace:
     @property
     def is_useless(self) -> bool:
         """Whether waves leave the trace early more often than not."""
-        return self.early_exits > _OFTEN and 2 * self.early_exits > self.entered
+        return self.early_exits > _ENTRIES_BEFORE_TRACE and 2 * self.early_exits > self.entered
 
 
 def _make_guard(block, following: int) -> native.COp:
@@ -200,7 +200,7 @@ def grow(blocks: dict, head, session: Session | None) -> Trace | None:
     """
     chain: list = []
     block = head
-    while len(chain) < _LONGEST and block not in chain and _is_traceable(block):
+    while len(chain) < _MAX_BLOCKS and block not in chain and _is_traceable(block):
         chain.append(block)
         following = _following(block)
         if following < 0 or following not in blocks:
@@ -235,14 +235,14 @@ def find(blocks: dict, block, session: Session | None) -> Trace | None:
     if trace is not None and trace.is_useless:
         trace = None
         block.trace = None
-        block.begun = 0
-        block.tried += 1
-    if trace is None and block.tried < _TRIES:
-        block.begun += 1
-        if block.begun >= _OFTEN:
+        block.untraced_entries = 0
+        block.trace_attempts += 1
+    if trace is None and block.trace_attempts < _MAX_ATTEMPTS:
+        block.untraced_entries += 1
+        if block.untraced_entries >= _ENTRIES_BEFORE_TRACE:
             trace = grow(blocks, block, session)
             block.trace = trace
-            block.begun = 0
+            block.untraced_entries = 0
             if trace is None:
-                block.tried += 1
+                block.trace_attempts += 1
     return trace

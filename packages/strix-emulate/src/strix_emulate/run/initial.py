@@ -12,7 +12,7 @@ from strix_emulate.memory.waits import Queues
 from strix_emulate.memory.waves import LANES, SCALARS, Waves, pack
 
 #: Minimum number of vector registers of a wave.
-_FEWEST_REGISTERS = 8
+_MIN_REGISTERS = 8
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Geometry:
 
 def count_registers(kernel: Kernel) -> int:
     """Return the number of vector registers of a kernel's waves."""
-    return max(kernel.vgprs, _FEWEST_REGISTERS)
+    return max(kernel.vgprs, _MIN_REGISTERS)
 
 
 def start_waves(

@@ -32,8 +32,8 @@ __all__ = ["Machine", "Options", "Outcome"]
 _BATCH = 128
 #: Minimum and maximum number of waves in a batch in C. Between these, a batch has as many waves as
 #: fit into a cache of _CACHE bytes.
-_FEWEST_IN_C = 32
-_MOST_IN_C = 512
+_MIN_BATCH_IN_C = 32
+_MAX_BATCH_IN_C = 512
 _CACHE = 1 << 20
 
 
@@ -227,13 +227,13 @@ class Machine:
         If several cores may be used, the first batch is small. It shows whether there is enough
         work for them.
         """
-        fewest = _FEWEST_IN_C if in_c else _BATCH
-        most = _MOST_IN_C if in_c else _BATCH
+        min_waves = _MIN_BATCH_IN_C if in_c else _BATCH
+        max_waves = _MAX_BATCH_IN_C if in_c else _BATCH
         lane_bytes = 4 * count_registers(self._kernel) + self._kernel.scratch
         wave_bytes = lane_bytes * LANES + self._lds // self._geometry.waves
-        most = max(fewest, min(most, _CACHE // wave_bytes))
-        smallest = self._count_groups(fewest)
-        largest = self._count_groups(most)
+        max_waves = max(min_waves, min(max_waves, _CACHE // wave_bytes))
+        smallest = self._count_groups(min_waves)
+        largest = self._count_groups(max_waves)
         if self._options.cores == 1:
             return largest, largest
         return smallest, largest

@@ -116,7 +116,7 @@ _FUNCTION_ENDS = {
     "s_setpc_b64",
 }
 #: Files with more bytes of code are decoded function by function. RCCL's file has 88 million bytes.
-_MOST_CODE = 8 << 20
+_MAX_CODE = 8 << 20
 #: Bytes of code in which to search for the end of a function. The sizes are tried in this order.
 _FUNCTION_SIZES = (1 << 12, 1 << 16, 1 << 20)
 
@@ -137,8 +137,8 @@ class Block:
         parts: The steps, grouped for execution in C. None before the block is first executed.
         went: Address of the next block of the last waves that did not diverge here.
         trace: The trace that begins here (:mod:`strix_emulate.native.traces`).
-        begun: Number of times that waves began here without a trace.
-        tried: Number of traces that were tried.
+        untraced_entries: Number of times that waves began here, since there was no trace.
+        trace_attempts: Number of traces from here that were useless or too short.
     """
 
     start: int
@@ -152,8 +152,8 @@ class Block:
     parts: list[Step | Run] | None = None
     went: int = -1
     trace: Trace | None = None
-    begun: int = 0
-    tried: int = 0
+    untraced_entries: int = 0
+    trace_attempts: int = 0
 
     def tail(self, address: int, steps: list[Step]) -> "Block":
         """Return a new block that begins at an address in this one, with the same end."""
@@ -164,8 +164,8 @@ class Block:
             entered=0,
             parts=None,
             trace=None,
-            begun=0,
-            tried=0,
+            untraced_entries=0,
+            trace_attempts=0,
         )
 
 
@@ -468,7 +468,7 @@ def decode_kernel(kernel: Kernel) -> list[Instruction]:
 def _is_large(kernel: Kernel) -> bool:
     if kernel.image is None:
         return False
-    return sum(size for _, size in kernel.image.code) > _MOST_CODE
+    return sum(size for _, size in kernel.image.code) > _MAX_CODE
 
 
 def decode_function(kernel: Kernel, address: int) -> list[Instruction]:
@@ -528,7 +528,7 @@ def _step(
     traits = _TRAITS.get(key)
     if traits is None:
         traits = _find_traits(ins, mode, home.spaces)
-        if len(_TRAITS) > _MOST_TRAITS:
+        if len(_TRAITS) > _MAX_TRAITS:
             _TRAITS.clear()
         _TRAITS[key] = traits
     return Step(ins, traits, partial(_compile_or_trap, ins, mode), home)
@@ -561,7 +561,7 @@ def _find_traits(
 
 #: Traits of instructions by text, bytes and mode, for all launches of this process.
 _TRAITS: dict[tuple, Traits] = {}
-_MOST_TRAITS = 100_000
+_MAX_TRAITS = 100_000
 
 
 def _compile_or_trap(
