@@ -137,7 +137,7 @@ class Block:
         parts: The steps, grouped for execution in C. None before the block is first executed.
         went: Address of the next block of the last waves that did not diverge here.
         trace: The trace that begins here (:mod:`strix_emulate.native.traces`).
-        untraced_entries: Number of times that waves began here, since there was no trace.
+        untraced_entries: Number of times that waves began here without a trace.
         trace_attempts: Number of traces from here that were useless or too short.
     """
 
