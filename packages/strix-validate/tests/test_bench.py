@@ -104,7 +104,7 @@ def test_flash_that_is_no_faster_than_math_fails():
         return {"forward_ms": {"flash": 1.0, "math": 1.1}[route], "backward_ms": 1.0}
 
     body = bench.bodies(measure)[Check("bench/speedup/large-causal")]
-    with pytest.raises(CheckFailed, match=r"1.10 times math"):
+    with pytest.raises(CheckFailed, match=r"1.10 times as fast as math"):
         body(RunOptions(device="cuda"))
 
 

@@ -139,7 +139,7 @@ def test_silent_fall_back_to_math_is_caught():
     check = Check("sdpa/flash/full-bfloat16", "", "")
     result = sdpa.run_one(check, sdpa.ROUTES["math"], problem)
     assert result.state is State.FAILED
-    assert "flash was asked for and math ran" in result.reason
+    assert "flash was requested, and math ran" in result.reason
     assert sdpa.run_one(check, sdpa.ROUTES["flash"], problem).state is State.PASSED
 
 

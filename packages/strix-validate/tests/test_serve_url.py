@@ -262,7 +262,7 @@ def test_a_silent_server_is_asked_once(monkeypatch):
     assert {r.state for r in results if r.check.id != "serve/url-bench"} == {State.FAILED}
     assert len(asked) == 1
     assert "sent nothing for 3600 s" in results[0].reason
-    assert results[1].reason.startswith("not asked, because before")
+    assert results[1].reason.startswith("no request was sent, because of")
 
 
 def test_costs_are_said_before_the_first_request_of_a_check(monkeypatch):

@@ -303,7 +303,7 @@ def wrong_operator(route: str, operators: list[str]) -> str:
     """Return a message if another backend ran than the route's, otherwise ""."""
     used = kind_of(operators)
     if route in BACKENDS and used != route:
-        return f"{route} was asked for and {used} ran"
+        return f"{route} was requested, and {used} ran"
     return ""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The layers that a model's config.json describes."""
+"""Read the layers that a model's config.json describes."""
 
 from dataclasses import dataclass, replace
 
@@ -8,9 +8,9 @@ import torch
 from strix_validate.layers.kinds import Attention, Experts, Latent, Linear
 from strix_validate.models.parts import find_text
 
-#: Data types by their names in config.json. Any other is taken for bfloat16.
+#: Data types by their names in config.json. Any other name is read as bfloat16.
 _DTYPES = {"float16": torch.float16}
-#: Largest number of heads, and largest size of a head. A larger value is an error in the file.
+#: Largest number of heads, and largest size of a head. A larger value is a mistake in config.json.
 _LIMIT = 4096
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -18,6 +18,8 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 @dataclass(frozen=True)
 class ModelLayers:
     """The layers of a model.
+
+    Each list but the first has one entry, or none if the model has no such layer.
 
     Attributes:
         attention: Kinds of attention layers with keys and values of their own.
@@ -43,7 +45,7 @@ def read_layers(config: dict) -> ModelLayers:
         config: The file's content, or an entry of models.toml, which has the same keys.
 
     Raises:
-        ValueError: A number is missing, is not a number, or is one that no model has.
+        ValueError: A value is missing, is not a number, or is a number that no model has.
     """
     try:
         text = find_text(config)
@@ -65,7 +67,7 @@ def read_layers(config: dict) -> ModelLayers:
 
 
 def has_experts(config: dict) -> bool:
-    """Return whether the model has layers of experts, with kernels of vLLM's own or not."""
+    """Return whether the model has layers of experts, even if vLLM has no kernels for them."""
     return _count_experts(find_text(config)) > 0
 
 
@@ -88,7 +90,8 @@ def _read_attention(config: dict, text: dict) -> list[Attention]:
     window = _read_window(text)
     sizes_fit = 0 < kv_heads <= heads <= _LIMIT and 0 < head_dim <= _LIMIT
     if not (sizes_fit and 0 <= window < 1 << 31):
-        raise ValueError(f"{heads} heads, {kv_heads} of keys, of {head_dim} numbers")
+        sizes = f"{heads} heads, {kv_heads} key heads, head size {head_dim}, window {window}"
+        raise ValueError(f"attention with {sizes}")
     layer = Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -115,20 +118,20 @@ def _read_window(text: dict) -> int:
 
 
 def _read_layer_types(text: dict) -> set[str]:
-    """Return the kinds of layers; without a list of them, a window is that of every layer."""
+    """Return the kinds of layers. If config.json lists none, its window holds for every layer."""
     listed = text.get("layer_types")
     if listed:
         return set(listed)
-    # Gemma's own files list no kinds, although some of the layers see all keys.
+    # Gemma's config.json lists no kinds, although some of its layers see all keys.
     if str(text.get("model_type")).startswith("gemma"):
         return {"sliding_attention", "full_attention"}
     return {"sliding_attention"}
 
 
 def _widen_global(text: dict, layer: Attention) -> Attention:
-    """Return the layer that sees all keys: in Gemma 4 its heads are fewer and wider.
+    """Return the layer that sees all keys, which in Gemma 4 has fewer and wider heads.
 
-    A block of its cache takes as many bytes as one of the other layers.
+    A block of its KV cache takes as many bytes as a block of the other layers' cache.
     """
     head_dim = int(text.get("global_head_dim") or 0)
     if not head_dim:
@@ -146,22 +149,26 @@ def _widen_global(text: dict, layer: Attention) -> Attention:
 def _count_block_tokens(text: dict, kv_heads: int, head_dim: int) -> int:
     """Return the number of tokens in a block of the KV cache, whose numbers have 16 bits.
 
-    Beside layers of linear attention a block takes at least the bytes of their state: the
-    convolution's in 16 bits, and a matrix in float32 for each value head. This follows
-    _align_hybrid_block_size in vllm/platforms/interface.py.
+    If the model also has layers of linear attention, a block takes at least as many bytes as the
+    state of such a layer: the convolution's state in 16 bits, and a matrix in float32 for each
+    value head. This follows _align_hybrid_block_size in vllm/platforms/interface.py.
     """
     state_bytes = 0
     for layer in _read_linear(text):
         channels = (2 * layer.heads + layer.value_heads) * layer.size
         state_bytes += 2 * (layer.width - 1) * channels
         state_bytes += 4 * layer.value_heads * layer.size**2
-    # 16 tokens, of a key and a value of two bytes for each lane
+    # each lane of a head has a key and a value of two bytes
     bytes_of_16_tokens = 16 * 4 * kv_heads * head_dim
     return 16 * max(1, -(-state_bytes // bytes_of_16_tokens))
 
 
 def _read_linear(text: dict) -> list[Linear]:
-    """Return the layer of linear attention. Its keys must be as wide as its values."""
+    """Return the layer of linear attention.
+
+    Raises:
+        ValueError: A size is out of range, or keys and values have different sizes.
+    """
     value_heads = int(text.get("linear_num_value_heads") or 0)
     if not value_heads:
         return []
@@ -171,9 +178,9 @@ def _read_linear(text: dict) -> list[Linear]:
     value_size = int(text["linear_value_head_dim"])
     heads_fit = 0 < heads <= value_heads <= _LIMIT
     if not (heads_fit and key_size == value_size and 0 < key_size <= _LIMIT):
-        sizes = {key_size, value_size}
-        raise ValueError(f"{heads} and {value_heads} heads of linear attention, of {sizes} numbers")
-    if not 2 <= width <= 4:  # vLLM's convolution has no others
+        sizes = f"{heads} key heads of {key_size}, {value_heads} value heads of {value_size}"
+        raise ValueError(f"linear attention with {sizes}")
+    if not 2 <= width <= 4:  # vLLM's convolution supports no other width
         raise ValueError(f"a convolution of {width} tokens")
     return [Linear(heads, value_heads, key_size, width)]
 
@@ -185,15 +192,15 @@ def _read_latent(text: dict) -> list[Latent]:
     heads = int(text["num_attention_heads"])
     rope = int(text["qk_rope_head_dim"])
     if not (0 < heads <= _LIMIT and 0 < rank <= _LIMIT and 0 < rope <= _LIMIT):
-        raise ValueError(f"{heads} heads of MLA, of {rank} and {rope} numbers")
+        raise ValueError(f"MLA with {heads} heads, kv_lora_rank {rank}, qk_rope_head_dim {rope}")
     return [Latent(heads, rank, rope)]
 
 
 def _read_experts(config: dict, text: dict) -> list[Experts]:
-    """Return the layer of experts, if vLLM multiplies them with its own Triton kernels.
+    """Return the layer of experts, if vLLM computes it with its general Triton kernels.
 
-    Those kernels are for weights of 16 bits, of 4 bits in groups, and of FP8 in blocks. The experts
-    of gpt-oss have kernels of their own.
+    Those kernels accept weights of 16 bits, of 4 bits in groups, and of FP8 in blocks. The experts
+    of gpt-oss have other kernels.
     """
     experts = _count_experts(text)
     if not experts:

@@ -69,7 +69,7 @@ class Linear:
         heads: Heads of keys.
         value_heads: Heads of values.
         size: Size of a head of keys or values.
-        width: Tokens that the convolution before it spans.
+        width: Number of tokens that the convolution before the attention spans.
     """
 
     heads: int

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Pairwise testing: few combinations that hold each pair of values.
+"""Pairwise testing: choose few combinations that together contain each pair of values.
 
-Most faults need only one or two values to show. Everything here is deterministic: the same columns
+Most faults depend on only one or two values. Everything here is deterministic: the same columns
 give the same combinations, in the same order.
 """
 
@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 Row = TypeVar("Row", bound=Hashable)
 #: Values by column.
 Combination = dict[str, Any]
-#: A pair of values: a column and its value, and another column and its value.
+#: A pair of values: a column and its value, then another column and its value.
 _Pair = tuple[str, Any, str, Any]
 
 
 def pairwise(rows: Sequence[tuple[Row, Sequence[Hashable]]]) -> list[Row]:
-    """Return few of the rows, in order, that hold each pair of values of two columns.
+    """Return few of the rows, in order, that together contain each pair of values of two columns.
 
-    The next row chosen is always the first of those that add most pairs.
+    Each step chooses the row that adds the most pairs; of several, the first.
 
     Args:
         rows: Each row with the values of its columns.
@@ -42,14 +42,15 @@ def combine(
     columns: Mapping[str, Sequence[Hashable]],
     allows: Callable[[Combination], bool],
 ) -> list[Combination]:
-    """Return few combinations of values that hold each pair of values that can be combined.
+    """Return few combinations of values that together contain each allowed pair of values.
 
-    A combination starts from the first missing pair. Each other column then gets the value that
-    adds most missing pairs.
+    A combination starts from the first missing pair. Each of the remaining columns then gets the
+    value that adds the most missing pairs.
 
     Args:
         columns: The values of each column.
-        allows: Whether values can be combined. It is also called with values of some columns only.
+        allows: Returns whether values can be combined. Its argument may have values of only some
+            columns.
     """
     names = list(columns)
     missing = dict.fromkeys(_list_allowed_pairs(columns, allows))
@@ -57,7 +58,7 @@ def combine(
     while missing:
         a, x, b, y = next(iter(missing))
         row = next(_complete({a: x, b: y}, columns, allows, missing), None)
-        if row is None:  # no whole combination has this pair
+        if row is None:  # no allowed combination of all columns contains this pair
             del missing[a, x, b, y]
             continue
         chosen.append({name: row[name] for name in names})
@@ -87,7 +88,10 @@ def _complete(
     allows: Callable[[Combination], bool],
     missing: Mapping[_Pair, None],
 ) -> Iterator[Combination]:
-    """Yield whole combinations that extend a part of one, that with most missing pairs first."""
+    """Yield the allowed combinations of all columns that extend a row of some columns.
+
+    Each column tries the value that adds the most missing pairs first.
+    """
     names = list(columns)
     name = next((n for n in names if n not in row), None)
     if name is None:
@@ -97,7 +101,7 @@ def _complete(
     def count_missing(value: Hashable) -> int:
         count = 0
         for other, other_value in row.items():
-            # a pair has the columns in their order
+            # a pair lists its two columns in the order of `columns`
             if names.index(other) < names.index(name):
                 pair = (other, other_value, name, value)
             else:

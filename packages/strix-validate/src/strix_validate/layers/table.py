@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The models of models.toml, each with its layers."""
+"""Read the models of models.toml, each with its layers."""
 
 import tomllib
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ __all__ = [
     "small_layers",
 ]
 
-#: Fields of Experts by the format of the weights, as publishers call it; "" is 16 bits.
+#: Fields of Experts by the name that publishers give to a format of weights; "" is 16 bits.
 FORMATS: dict[str, dict] = {
     "": {},
     "GPTQ": {"group": 128},
@@ -47,9 +47,10 @@ class Model:
         intermediate_size: Size between the products of its MLP; 0 where experts replace the MLP.
         vocab_size: Number of tokens in the vocabulary.
         num_attention_heads: Query heads.
-        formats: Formats of the experts' weights that are published beside the model's own.
+        formats: Other formats in which the experts' weights are published; keys of FORMATS.
         rope: Rotary embedding of several positions, if the model or a variant of it has one.
-        liger: Norm of its training, where liger's kernels for it are shipped: "llama" or "gemma".
+        liger: Norm that its training uses, "llama" or "gemma"; "" if no liger kernels are shipped
+            for the model.
     """
 
     layers: ModelLayers
@@ -87,7 +88,7 @@ class Model:
 
 
 def read_model(row: dict[str, Any]) -> Model:
-    """Return the model of an entry, which may have more of config.json's keys than it needs."""
+    """Return the model that an entry describes. The entry may have further keys of config.json."""
     layers = read_layers(row)
     # Whisper's config.json has other names for these three.
     hidden_size = row.get("hidden_size") or row["d_model"]
@@ -136,11 +137,11 @@ def _read_table() -> tuple[dict[str, Model], dict[str, tuple[int, int]]]:
     return models, diffusion_models
 
 
-#: Text models by name; and the number and size of heads of diffusion models, by name.
+#: Text models by name; and for each diffusion model by name, the number of heads and their size.
 MODELS, DIFFUSION_MODELS = _read_table()
-#: The longest window that is checked as it is: Gemma 3's, for which vLLM has a branch of its own.
+#: The longest window that is checked unchanged: Gemma 3's, which vLLM handles in a separate branch.
 GEMMA_3_WINDOW = 1024
-#: The window that longer ones are replaced by, so that a check can fill it.
+#: The window that replaces a longer one, so that the keys of a check are more than a window.
 _SHORT_WINDOW = 256
 
 
@@ -169,9 +170,10 @@ def layers_in_table(name: str) -> ModelLayers | None:
 
 @cache
 def small_layers() -> dict[str, Attention]:
-    """Return the attention layers of all models, made small, by the first model that has each.
+    """Return the attention layers of all models, made small and each listed once.
 
-    A small layer has two heads of keys at most, and a window that a check can fill.
+    A small layer has at most two heads of keys. A window longer than GEMMA_3_WINDOW is replaced by
+    a short one. The key of a layer is the name of the first model that has it.
     """
     names: dict[Attention, str] = {}
     for model_name, model in MODELS.items():
@@ -194,9 +196,9 @@ def small_layers() -> dict[str, Attention]:
 
 @cache
 def plain_layers() -> dict[str, Attention]:
-    """Return the small layers without what only some libraries compute, each one once.
+    """Return the small layers reduced to the features that all libraries support, each once.
 
-    What is left of a layer are its heads and their size, which is 256 at most.
+    A reduced layer has only its numbers of heads and the size of a head, which is at most 256.
     """
     names: dict[Attention, str] = {}
     for name, layer in small_layers().items():

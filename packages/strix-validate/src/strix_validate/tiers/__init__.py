@@ -39,11 +39,12 @@ __all__ = [
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
 #: Tiers of `run --quick`.
 QUICK = ("doctor", "backend", "libraries", "attention", "bench", "serve")
-#: Groups of checks that `run --quick` leaves out: MIOpen searches for minutes.
+#: Groups of checks that `run --quick` leaves out. In "conv", MIOpen's search takes minutes.
 SLOW = ("conv",)
 #: Tiers that are skipped if a GPU was requested and torch finds none.
 ON_DEVICE = ("backend", "libraries", "attention", "bench")
-#: First parts of the ids of a tier's checks, where they are not the tier's name alone.
+#: The first parts of the ids of checks, by tier. The ids of a tier that is not listed here begin
+#: with its name.
 GROUPS = {
     "libraries": ("gemm", "factors", "gradients", "conv", "host-memory", "compile", "bitsandbytes"),
     "attention": ("attention", "sdpa", "flash-attn"),
@@ -67,9 +68,9 @@ class Tier:
     Attributes:
         checks: Lists every check of the tier, for any machine and any size of run.
         run: Yields one result per selected check, in any order. A check that has nothing to judge
-            is skipped; strix_validate.skips decides whether that was expected.
-        applies: Returns False for a check that belongs to another size or kind of device than the
-            options name. By default every check applies.
+            is skipped; strix_validate.skips decides whether the skip was expected.
+        applies: Returns False for a check of another size of run, or of another kind of device,
+            than the options name. By default every check applies.
         announce: Yields lines that are shown before the first selected check runs, such as its
             cost. By default there are none.
     """
@@ -105,14 +106,14 @@ def run_each(
     options: RunOptions,
     bodies: Mapping[Check, Body],
 ) -> Iterator[Result]:
-    """Run checks that are functions, and yield their results with the time that each took.
+    """Run the function of each check, and yield a result with the time that the check took.
 
     Args:
         selected: The checks to run.
-        options: Argument of each function.
-        bodies: Function of each check. It returns what it measured, or a whole result. It raises
-            CheckFailed (see checks.require) to fail the check and CannotRun to skip it. Any other
-            exception fails the check as well.
+        options: The argument of each function.
+        bodies: The function of each check. A function returns its measurements, or a whole Result.
+            It raises CheckFailed (see checks.require) to fail the check, and CannotRun to skip it.
+            Any other exception fails the check as well.
     """
     for check in selected:
         begin = perf_counter()
@@ -126,6 +127,6 @@ def run_each(
             result = Result(check, State.SKIPPED, str(reason))
         except CheckFailed as error:
             result = Result(check, State.FAILED, str(error))
-        except Exception as error:  # an exception of a library is a finding, not a crash
+        except Exception as error:  # an exception in a library fails the check, not the run
             result = Result(check, State.FAILED, f"{type(error).__name__}: {error}")
         yield replace(result, check=check, seconds=perf_counter() - begin)

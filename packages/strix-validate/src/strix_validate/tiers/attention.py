@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention gives the correct output and gradients: torch's backends, flash-attn and vLLM."""
+"""Check the output and gradients of attention: torch's backends, flash-attn and vLLM."""
 
 import os
 import sys
@@ -20,9 +20,9 @@ from strix_validate.triton.call import Call, require
 from strix_validate.triton.cases import describe_missing_answer
 from strix_validate.triton_packages import package_checks
 
-#: Title and dtypes of flash-attn's checks by where its kernels run. The package accepts half
-#: precision only, but its kernels also accept float32, which shows more. Triton's interpreter
-#: computes bfloat16 dot products wrongly.
+#: Title and dtypes of flash-attn's checks, by where its kernels run. The package accepts half
+#: precision only. Its kernels also accept float32, in which smaller errors show, so the interpreter
+#: runs them in float32 too. It does not run bfloat16, whose dot products it computes wrongly.
 _FLASH = {
     "gpu": ("flash-attn", (torch.float16, torch.bfloat16)),
     "interpreter": ("flash-attn (Triton interpreter)", (torch.float32, torch.float16)),
@@ -40,7 +40,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for checks of another size or kind of device."""
+    """Return False for a check of another size of run or of another kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
     if check in behaviour.checks():
@@ -73,7 +73,7 @@ def judge_kernels(
     expected,
     answer: triton_modes.CallAnswer,
 ) -> Result:
-    """Fail a call that raised or whose numbers are out of bounds; see comparison.compare."""
+    """Fail a call that raised an exception or whose numbers are out of bounds; see compare."""
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))
     return compare(check, answer.tensors, expected, call.dtype)
@@ -85,7 +85,12 @@ def _kind(options: RunOptions) -> str:
 
 @cache
 def _flash_cases(size: Size, only_kind: str = "") -> dict[Check, flash_cases.FlashCase]:
-    """Return the cases of flash-attn by check, of one key of _FLASH or of both."""
+    """Return the cases of flash-attn by check.
+
+    Args:
+        size: The size of the run.
+        only_kind: The key of _FLASH whose cases are returned; "" for all keys.
+    """
     cases = {}
     for kind, (where, dtypes) in _FLASH.items():
         if only_kind not in ("", kind):
@@ -138,7 +143,7 @@ def judge(
     case: flash_cases.FlashCase,
     answer: triton_modes.CallAnswer,
 ) -> Result:
-    """Return a pass if the answer is correct, or refused where that is allowed."""
+    """Pass a case whose answer is correct, and a refusal where the case allows one."""
     if answer.error is None:
         return compare(check, answer.tensors, case.expected, case.call.dtype)
     kind, message = answer.error

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which attention backends this torch has, and whether each one runs.
+"""Check which attention backends this torch has, and whether each one runs.
 
-On a ROCm build with a gfx1151 device only one set of answers is correct: AOTriton, flash attention
-usable, and a forced flash call that executes. Elsewhere the tier reports what it can.
+On a ROCm build with a gfx1151 device, torch must use AOTriton, flash attention must be usable, and
+a call that forces flash attention must execute. On other devices the checks mostly report.
 """
 
 import importlib.util
@@ -36,12 +36,12 @@ from strix_validate.checks import (
 from strix_validate.doctor.host import shorten
 from strix_validate.tiers import Tier, check_from_reason, run_each
 
-#: Environment variables that harm, with what each one does.
+#: Harmful environment variables, with the effect of each.
 HARMFUL = {
-    "HSA_OVERRIDE_GFX_VERSION": "makes the GPU pass for another chip: memory faults, slow code",
-    "TORCH_ROCM_FA_PREFER_CK": "asks for CK's attention, which has no gfx11 kernels",
-    "AMD_SERIALIZE_KERNEL": "waits after every kernel",
-    "PYTORCH_NO_HIP_MEMORY_CACHING": "allocates anew for every tensor",
+    "HSA_OVERRIDE_GFX_VERSION": "reports another chip: memory faults, slow code",
+    "TORCH_ROCM_FA_PREFER_CK": "selects CK's attention, which has no gfx11 kernels",
+    "AMD_SERIALIZE_KERNEL": "makes the host wait after every kernel",
+    "PYTORCH_NO_HIP_MEMORY_CACHING": "makes torch allocate memory anew for every tensor",
 }
 #: Prefixes of the environment variables that are recorded.
 _PREFIXES = (
@@ -53,26 +53,28 @@ _PREFIXES = (
     "AOTRITON_",
     "FLASH_ATTENTION_",
 )
-#: What the checks executes-NAME catch: the first sentence of each is the title of its check.
+#: Reasons of the checks executes-NAME. The first sentence of a reason is the title of its check.
 _EXECUTION_REASONS = {
     "flash": (
-        "Flash attention, forced alone, executes forward and backward. The known check prints "
-        "that it failed and exits 0: https://github.com/lhl/strix-halo-testing"
+        "Flash attention executes forward and backward if no other backend is allowed. A "
+        "well-known test script prints that this failed, and still exits 0: "
+        "https://github.com/lhl/strix-halo-testing"
     ),
     "efficient": (
-        "Memory-efficient attention, forced alone, executes forward and backward. Nightly "
-        "builds had it broken: https://github.com/lhl/strix-halo-testing"
+        "Memory-efficient attention executes forward and backward if no other backend is allowed. "
+        "It was broken in nightly builds: https://github.com/lhl/strix-halo-testing"
     ),
     "math": (
-        "The math backend, forced alone, executes: what the others are compared with must run "
-        "on any device: https://github.com/ROCm/aotriton/issues/210"
+        "The math backend executes if no other backend is allowed. The others are compared with "
+        "it, so it must run on any device: https://github.com/ROCm/aotriton/issues/210"
     ),
     "default": (
-        "Attention as a user calls it executes and is not zero everywhere: "
-        "https://github.com/ROCm/aotriton/issues/210"
+        "Attention with torch's own choice of backend executes, and its output is not zero "
+        "everywhere: https://github.com/ROCm/aotriton/issues/210"
     ),
     "cudnn": (
-        "cuDNN's attention, on NVIDIA only: https://docs.pytorch.org/docs/stable/backends.html"
+        "cuDNN's attention executes, on NVIDIA only: "
+        "https://docs.pytorch.org/docs/stable/backends.html"
     ),
 }
 
@@ -88,7 +90,10 @@ def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
 
 
 def _bodies() -> dict[Check, Body]:
-    """Return the function of each check. Those with a docstring have their reason there."""
+    """Return the function of each check.
+
+    The reason of a check is its function's docstring, or an entry of _EXECUTION_REASONS.
+    """
     before = index_by_name(
         versions,
         environment,
@@ -122,8 +127,8 @@ def _require_rocm(options: RunOptions) -> None:
 def versions(options: RunOptions) -> dict:
     """The build of torch fits the device.
 
-    A torch for CUDA or the CPU, which a solver takes when nothing asks for ROCm, leaves the GPU
-    idle: https://github.com/ROCm/TheRock/issues/1364
+    If nothing requires ROCm, a solver may install a torch for CUDA or the CPU, which does not use
+    the GPU: https://github.com/ROCm/TheRock/issues/1364
     """
     measured = {
         "torch": torch.__version__,
@@ -152,10 +157,10 @@ def versions(options: RunOptions) -> dict:
 
 
 def environment(options: RunOptions) -> Result:
-    """No variable is set that harms.
+    """No harmful environment variable is set.
 
-    HSA_OVERRIDE_GFX_VERSION, from guides of older chips, gives memory faults with native kernels:
-    https://github.com/ROCm/legacy-rocm-build/issues/5824
+    Guides for older chips set HSA_OVERRIDE_GFX_VERSION. With kernels built for this chip, it causes
+    memory faults: https://github.com/ROCm/legacy-rocm-build/issues/5824
     """
     del options
     harmful = [f"{name}: {effect}" for name, effect in HARMFUL.items() if os.environ.get(name)]
@@ -164,17 +169,17 @@ def environment(options: RunOptions) -> Result:
         if name.startswith(_PREFIXES):
             # records contain no paths of the machine
             reported[name] = "a path" if "/" in value else value
-    # for a GPU of another vendor these variables mean nothing
+    # on a GPU of another vendor these variables have no effect
     state = State.FAILED if harmful and torch.version.hip else State.PASSED
     severity = Severity.WARNING if harmful else None
     return Result(PLACEHOLDER, state, "; ".join(harmful), reported, severity)
 
 
 def library(options: RunOptions) -> dict:
-    """AOTriton is the attention library that is mapped, one version of it, with its images beside.
+    """The process has loaded one AOTriton library, which has its kernel images beside it.
 
-    Wheels came without it, or without images for the chip, and fell back to math in silence:
-    https://github.com/ROCm/legacy-rocm-build/issues/5404
+    Some wheels had no AOTriton, or no images for this chip. torch then silently used the math
+    backend: https://github.com/ROCm/legacy-rocm-build/issues/5404
     """
     _require_rocm(options)
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
@@ -182,15 +187,15 @@ def library(options: RunOptions) -> dict:
     lines = Path("/proc/self/maps").read_text().splitlines()
     mapped = {line.split()[-1] for line in lines if "libaotriton" in line}
     files = sorted({Path(path).resolve() for path in mapped})
-    require(files, "no libaotriton_v2.so is mapped: this torch has no AOTriton")
-    require(len(files) == 1, f"more than one AOTriton is mapped: {files}")
+    require(files, "no libaotriton_v2.so is loaded: this torch has no AOTriton")
+    require(len(files) == 1, f"more than one AOTriton is loaded: {files}")
     file = files[0]
     images = file.parent / "aotriton.images"
     folders = sorted(folder.name for folder in images.glob("*") if folder.is_dir())
-    require(folders, f"{images} has no images")
+    require(folders, f"{images} contains no kernel images")
     if _is_gfx1151(options):
         has_images = any(name.startswith("amd-gfx11") for name in folders)
-        require(has_images, f"images for {folders} only")
+        require(has_images, f"AOTriton has kernel images for {folders} only")
     return {
         "file": shorten(str(file)),
         "version": aotriton_version(file),
@@ -236,7 +241,7 @@ def compiled_in(options: RunOptions) -> dict:
 
 
 def _require_usable(options: RunOptions, can_use: Callable) -> dict:
-    """Require that torch would use a backend for a plain fp16 call; name its reason if not."""
+    """Require that torch can use a backend for a plain fp16 call; if not, fail with its reason."""
     need_gpu(options, "only a GPU shows this")
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
     parameters = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
@@ -248,7 +253,7 @@ def _require_usable(options: RunOptions, can_use: Callable) -> dict:
 
 
 def can_flash(options: RunOptions) -> dict:
-    """torch would use flash attention for a plain fp16 call; if not it says why.
+    """torch can use flash attention for a plain fp16 call.
 
     Up to torch 2.12 gfx1151 needed TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1:
     https://github.com/pytorch/pytorch/pull/184288
@@ -257,9 +262,9 @@ def can_flash(options: RunOptions) -> dict:
 
 
 def can_efficient(options: RunOptions) -> dict:
-    """torch would use memory-efficient attention for a plain fp16 call; if not it says why.
+    """torch can use memory-efficient attention for a plain fp16 call.
 
-    It serves fp32 and masks, which flash attention refuses:
+    This backend accepts fp32 and masks, which flash attention refuses:
     https://github.com/pytorch/pytorch/issues/166397
     """
     return _require_usable(options, torch.backends.cuda.can_use_efficient_attention)
@@ -273,38 +278,38 @@ def _execute(route: str, options: RunOptions) -> dict:
         leaves.append(leaf.requires_grad_())
     if route == "cudnn":
         if options.device != "cuda" or torch.version.hip:
-            raise CannotRun("only a GPU of NVIDIA has cuDNN")
+            raise CannotRun("only an NVIDIA GPU has cuDNN")
         function = sdpa.forced(SDPBackend.CUDNN_ATTENTION)
     else:
         function = sdpa.ROUTES[route]
     out, operators = sdpa.call(function, *leaves, is_causal=True)
     torch.autograd.grad(out, leaves, torch.ones_like(out))
     ran = sdpa.kind_of(operators)
-    require(route in (ran, "default"), f"{route} was asked for and {ran} ran")
+    require(route in (ran, "default"), f"{route} was requested, and {ran} ran")
     require(out.any(), "the output is zero everywhere")
     return {"operator": ran}
 
 
 def default_is_fused(options: RunOptions) -> dict:
-    """A call that asks for nothing gets a fused backend, not math.
+    """A call that forces no backend runs a fused one, not math.
 
-    A check that exits 0 whatever ran proves nothing:
+    A check that exits 0 whichever backend ran proves nothing:
     https://github.com/ROCm/TheRock/issues/1364
     """
     q = torch.randn(1, 4, 256, 64, device=options.device, dtype=torch.float16)
     _, operators = sdpa.call(sdpa.ROUTES["default"], q, q, q, is_causal=True)
     ran = sdpa.kind_of(operators)
-    require(ran != "math", "math ran")
+    require(ran != "math", "the math backend ran")
     if _is_gfx1151(options):
-        require(ran == "flash", f"{ran} ran")
+        require(ran == "flash", f"the backend {ran} ran, not flash")
     return {"operator": ran}
 
 
 def kernel_name(options: RunOptions) -> dict:
-    """The GPU kernel behind a forced flash call is one of attention.
+    """A forced flash call launches an attention kernel on the GPU.
 
-    An operator can be named flash and launch a chain of matrix products; the profiler sees the
-    launches. A gfx1151 kernel of AOTriton is attn_fwd:
+    An operator that is named flash can launch a chain of matrix products instead, which the
+    profiler shows. AOTriton's kernel for gfx1151 is attn_fwd:
     https://github.com/ROCm/TheRock/issues/1408
     """
     need_gpu(options, "only a GPU has kernels to profile")
@@ -324,32 +329,32 @@ def kernel_name(options: RunOptions) -> dict:
     names = sorted(launched)
     pattern = re.compile(r"attn_fwd|flash|fmha", re.IGNORECASE)
     attention_kernels = [name for name in names if pattern.search(name)]
-    require(attention_kernels, f"no attention kernel was launched, but {names or 'none'}")
+    require(attention_kernels, f"no attention kernel among those launched: {names or 'none'}")
     if _is_gfx1151(options):
         is_aotriton = any("attn_fwd" in name for name in attention_kernels)
-        require(is_aotriton, f"launched {attention_kernels}")
+        require(is_aotriton, f"{attention_kernels} launched, not AOTriton's attn_fwd")
     short_names = [re.sub(r"[<(].*", "", name)[:80] for name in attention_kernels]
     return {"kernels": ", ".join(short_names)}
 
 
 def limit_512(options: RunOptions) -> dict:
-    """Head dim 512 is not offered as flash attention on gfx11, which has no kernel for it.
+    """torch does not offer flash attention for head dim 512 on gfx11, which has no kernel for it.
 
-    torch 2.13 offered it and gave garbage: https://github.com/pytorch/pytorch/issues/189849
+    torch 2.13 offered it and returned garbage: https://github.com/pytorch/pytorch/issues/189849
     """
     _require_rocm(options)
     q = torch.randn(1, 1, 128, 512, device="cuda", dtype=torch.float16)
     parameters = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
     usable = torch.backends.cuda.can_use_flash_attention(parameters)
     if _is_gfx1151(options):
-        require(not usable, "flash attention is offered for head dim 512")
+        require(not usable, "torch offers flash attention for head dim 512")
     return {"usable": usable}
 
 
 def flash_attn(options: RunOptions) -> dict:
-    """The flash-attn package imports and says which kernels it uses.
+    """The flash-attn package can be imported and reports which kernels it uses.
 
-    Its wheels wanted an environment variable, or replaced Triton:
+    Its wheels required an environment variable, or replaced the installed Triton:
     https://github.com/Dao-AILab/flash-attention/issues/2799
     """
     del options

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The speed of attention and experts in one run, fp16: torch, flash-attn and vLLM's kernels.
+"""Measure the speed of attention and of layers of experts in fp16: torch, flash-attn and vLLM.
 
-Operations are those of the matrix products, with a multiply-add counted as two: forward
-4·B·H·D·pairs (q k^T and weights·v), backward 2.5 times that (five products instead of two, because
-the scores are recomputed). pairs is S·S, causal S·(S+1)/2. The well-known script for this chip
-counts them double. Decoding is bound by memory: its rate is that of the keys and values read.
+Only the operations of matrix products count, and a multiply-add counts as two. A forward pass has
+4·B·H·D·pairs (q k^T and weights·v), where pairs is S·S, or S·(S+1)/2 with a causal mask. A backward
+pass has 2.5 times as many: five products instead of two, because the scores are recomputed. The
+well-known script for this chip counts twice as many. Decoding is bound by memory, so its rate is
+that of the keys and values read.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ from strix_validate.vllm.source import VllmCall
 
 @dataclass(frozen=True)
 class Work:
-    """The size of a call.
+    """The sizes of a call of attention.
 
     Attributes:
         batch: Number of sequences.
@@ -74,9 +75,9 @@ class Work:
         return 4 * self.batch * kv_heads * self.seqlen * self.head_dim
 
 
-#: The layer whose sizes "gqa" and "decode" have.
+#: The layer that "gqa" and "decode" take their sizes from.
 _LAYER = MODELS["Llama-3.1-8B"].layers.attention[0]
-#: The first five are those of the published table.
+#: The measured sizes by name. The first five are those of published.toml.
 SIZES = {
     "tiny": Work(1, 1, 128, 64),
     "small": Work(2, 4, 512, 64),
@@ -107,22 +108,24 @@ _EXPERTS = MODELS["Qwen3-30B-A3B"].experts_by_format()[""]
 _TOKENS = {"decode": 16, "prefill": 2048}
 #: Torch's backends, flash-attn's own package, and vLLM's kernel on its paged cache.
 _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
-#: Sizes at which math takes seconds; only a full run has them.
+#: Sizes at which the math backend takes seconds. Only a full run measures them.
 _LARGE = ("large", "xlarge", "large128", "gqa")
-#: Where scores fill memory, flash attention must be this much faster than math.
+#: How many times as fast as math flash attention must be at the sizes of _LARGE, where the scores
+#: fill memory.
 _MIN_SPEEDUP = 1.5
 #: Relative difference that two measurements of the same call may have.
 _TIMER_TOLERANCE = 0.05
-#: Milliseconds below which overwriting the cache no longer hides a call's kernel launches, so that
-#: either timer sees some of them: measured, but not judged. A thread of its own launches a backward
-#: pass, which took up to 0.14 ms on an H200's host.
+#: Milliseconds below which a difference between the two timers is recorded, but not judged. Both
+#: timers overwrite the GPU's cache before a call, and the host launches the call's kernels
+#: meanwhile. This does not hide all launches of so short a call, so either timer measures some of
+#: them. torch launches a backward pass from another thread, in up to 0.14 ms on an H200's host.
 _LAUNCHES = 0.2
-#: Factors of the operations of a forward pass.
+#: Operations of a pass, relative to a forward pass.
 _DIRECTION_FACTORS = {"forward": 1.0, "backward": 2.5}
 
 
 def count_operations(size: str, causal: bool, direction: str) -> float:
-    """Count the operations of one "forward" or "backward" call; see the module."""
+    """Count the operations of one "forward" or "backward" call; see the module's docstring."""
     work = SIZES[size]
     queries = work.queries or work.seqlen
     pairs = queries * (queries + 1) // 2 if causal else queries * work.seqlen
@@ -152,7 +155,7 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
     """Return each check with its function.
 
     Args:
-        measure: Takes a route, a size and a mask, and returns what it measured. Checks that compare
+        measure: Takes a route, a size and a mask, and returns the measurements. Checks that compare
             measurements call it too.
     """
     cases = list(_cases())
@@ -161,7 +164,7 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
         check = Check(
             f"bench/{route}/{size}-{mask}",
             f"{route} {SIZES[size].shapes()[:2]} {mask}: forward and backward",
-            "a speed-up claimed but not measured, or measured with twice the operations: "
+            "a speed-up that is claimed but not measured, or a rate of twice the real operations: "
             "https://github.com/lhl/strix-halo-testing",
         )
         functions[check] = partial(_call_measure, measure, (route, size, mask))
@@ -170,8 +173,8 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
             continue
         check = Check(
             f"bench/speedup/{size}-{mask}",
-            f"flash : math, {size} {mask}",
-            "flash attention that is silently math: https://github.com/ROCm/TheRock/issues/1364",
+            f"speed of flash relative to math, {size} {mask}",
+            "flash attention that silently runs math: https://github.com/ROCm/TheRock/issues/1364",
         )
         functions[check] = partial(_speedup, measure, size, mask)
     published = _published()
@@ -179,8 +182,8 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
         for size in published["run"][0][mask]["forward"]:
             check = Check(
                 f"bench/published/{size}-{mask}",
-                f"{size} {mask}, beside published gfx1151 times",
-                f"a build slower than others for the same chip: {published['source']}",
+                f"{size} {mask}, compared with published times of gfx1151",
+                f"a build that is slower than others for the same chip: {published['source']}",
             )
             functions[check] = partial(_beside_published, measure, size, mask)
     for name, tokens in _TOKENS.items():
@@ -204,7 +207,7 @@ def _call_measure(
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for large sizes on a CPU, which would take minutes for them."""
+    """Return False for a size that takes too long on this device or in this size of run."""
     if check in machine_speed.CHECKS or check == _TIMER:
         return True
     size = check.id.rsplit("/", 1)[-1].split("-")[0]
@@ -215,7 +218,7 @@ def applies(check: Check, options: RunOptions) -> bool:
 
 def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check."""
-    # comparisons use the measurements again
+    # cached, because checks that compare measurements use them again
     measure = cache(partial(_measure, options))
     yield from run_each(selected, options, bodies(measure))
 
@@ -328,7 +331,7 @@ def _make_tensors(route: str, work: Work, device: str) -> list[Tensor]:
 
 
 def _function(route: str) -> Callable:
-    """Return attention with torch's arguments; for flash-attn, tensors have its layout."""
+    """Return a function with torch's arguments; flash-attn's takes tensors in its own layout."""
     if route != "flash-attn":
         return sdpa.ROUTES[route]
     try:
@@ -344,7 +347,7 @@ def _function(route: str) -> Callable:
 
 
 def timed_launch(rows: Tensor, *, launch: Callable, **launch_options) -> dict[str, Tensor]:
-    """Return the packed timing of a launch, in place of what the launch returns."""
+    """Time a launch, and return the packed timing instead of the launch's results."""
     timing = time_call(lambda: launch(rows=rows, **launch_options), rows.device.type)
     return timing.pack()
 
@@ -364,7 +367,7 @@ def _time_vllm(work: Work, options: RunOptions) -> Timing:
 
 
 def _time_in_child(call: VllmCall, options: RunOptions) -> Timing:
-    """Time a call of vLLM's kernels; it returns a packed timing."""
+    """Return the timing of a call whose launch returns a packed timing, such as timed_launch."""
     call = replace(call, source=vllm_source.find(options.vllm))
     (answer,) = triton_modes.run([call], "native").calls
     require(answer.error is None, ": ".join(answer.error or ()))
@@ -378,9 +381,8 @@ def _mixture(tokens: int, options: RunOptions) -> dict:
     call = replace(call, launch=experts.time_mixture, tensors={"x": x})
     timing = _time_in_child(call, options)
     pairs = tokens * _EXPERTS.top_k
-    weights = (
-        3 * _EXPERTS.hidden_size * _EXPERTS.intermediate_size
-    )  # of one expert, for both products
+    # the number of weights of one expert, for both products
+    weights = 3 * _EXPERTS.hidden_size * _EXPERTS.intermediate_size
     experts_read = min(pairs, _EXPERTS.experts)
     return {
         "experts_ms": timing.median,
@@ -406,7 +408,10 @@ def _speedup(
             ratios[direction] = math[key] / flash[key]
     if size in _LARGE:
         forward = ratios["forward"]
-        require(forward >= _MIN_SPEEDUP, f"flash is {forward:.2f} times math")
+        require(
+            forward >= _MIN_SPEEDUP,
+            f"flash attention is {forward:.2f} times as fast as math, expected {_MIN_SPEEDUP}",
+        )
     return ratios
 
 
@@ -440,7 +445,7 @@ def _beside_published(
 _TIMER = Check(
     "bench/timer",
     "the timer agrees with triton.testing.do_bench within 5 %",
-    "times of launches instead of kernels, because synchronisation is missing: "
+    "a timer that does not synchronise, and so measures launches instead of kernels: "
     "https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html",
 )
 
@@ -483,9 +488,9 @@ def _flash_calls(work: Work) -> dict[str, Callable[[], object]]:
 
 
 def _time_by_both(function: Callable[[], object]) -> tuple[float, float]:
-    """Return the milliseconds of a call by timed() and by triton.testing.do_bench.
+    """Return the milliseconds of a call, by time_call and by triton.testing.do_bench.
 
-    Each is the least of five medians, because interruptions only add time.
+    Each is the smallest of five medians, because interruptions only add time.
     """
     from triton.testing import do_bench
 

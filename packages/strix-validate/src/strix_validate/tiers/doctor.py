@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Is this machine ready for the GPU? What is wrong, why it matters, and the command that fixes it.
+"""Check whether this machine is ready for the GPU.
 
-A finding of severity error fails its check. A warning costs speed, memory or stability; its check
-passes. This tier needs no torch. Source: ROCm's documentation, "AMD Strix Halo system
-optimization", 2026.
+A finding names a problem, its effect, and the command that fixes it. A finding of severity error
+fails its check. A warning is about a loss of speed, memory or stability; its check passes. This
+tier needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimization", 2026.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""gfx1151 code objects of flash-attn and vLLM, executed under emulation on any machine.
+"""Execute gfx1151 code objects of flash-attn, vLLM and other packages under emulation.
 
-strix-emulate executes the instructions that the real call path compiles, forward and backward. A
-pass means "executed under emulation"; it says nothing about timing or a real gfx1151.
+Any machine will do. strix-emulate executes the instructions that the real call path compiles,
+forward and backward. A pass means "executed under emulation". It proves nothing about timing or
+about a real gfx1151.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def checks() -> list[Check]:
 def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check.
 
-    This needs a package or vLLM's source, a libLLVM, and no GPU.
+    This needs libLLVM, and a package or vLLM's source. It needs no GPU.
     """
     yield from package_checks.run("emulated", selected, options, "emulate", judge)
 
@@ -35,10 +36,10 @@ def judge(
     expected,
     answer: triton_modes.CallAnswer,
 ) -> Result:
-    """Fail a call that raised, such as by a trap, gave a wrong number, or executed no kernel.
+    """Fail a call that raised an exception, returned a wrong number, or executed no kernel.
 
-    A call is skipped if it is correct only with the waits put back that LLVM dropped; skips.toml
-    names the calls for which that is expected.
+    LLVM can drop a wait that a barrier needs. A call that is correct only after the emulator has
+    put such waits back is skipped. skips.toml names the calls for which this is expected.
     """
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))

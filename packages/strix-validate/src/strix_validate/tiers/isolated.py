@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run checks in a child process that may crash, hang, or lose its GPU.
 
-An illegal access spoils every later call of its process, and a crash would end the run. So a child
-stops at its first failure, and a fresh one runs the checks after it.
+After an illegal memory access, every later call of the same process fails, and a crash would end
+the run. So a child stops at its first failure, and a new child runs the remaining checks.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from strix_validate.checks import Check, Result, RunOptions, State
 from strix_validate.limits import read_last_lines
 from strix_validate.tiers import run_each
 
-#: Seconds in which a child must end or give the next result: MIOpen's search may lock up the GPU
-#: (https://github.com/ROCm/TheRock/issues/5581).
+#: Seconds within which a child must end or write its next result. Without a limit, a lock-up of the
+#: GPU in MIOpen's search would stop the run: https://github.com/ROCm/TheRock/issues/5581.
 _LIMIT = 900.0
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What a child process is to run.
+    """The checks that a child process runs.
 
     Attributes:
         module: Name of a module whose checks() maps each check to its function.
@@ -54,7 +54,7 @@ def run(
         selected: Checks to run, in order.
         options: Argument of each function.
         environment: Variables to set in the child.
-        limit: Seconds in which a child must end or give the next result.
+        limit: Seconds within which a child must end or write its next result.
     """
     remaining = selected
     while remaining:
@@ -90,7 +90,7 @@ def _run_child(
             )
             try:
                 ending = _wait(child, result_file, limit)
-            finally:  # also when the run is interrupted
+            finally:  # kill the child also when the run is interrupted
                 child.kill()
                 child.wait()
         results = _read_results(result_file)
@@ -104,7 +104,7 @@ def _read_results(file: Path) -> list[Result]:
         while True:
             try:
                 results.append(pickle.load(stream))
-            except (EOFError, pickle.UnpicklingError):  # the last one may be cut off
+            except (EOFError, pickle.UnpicklingError):  # a killed child leaves part of a result
                 return results
 
 
@@ -113,7 +113,7 @@ def _wait(
     result_file: Path,
     limit: float,
 ) -> str:
-    """Wait while the child goes on to write results; return how it ended."""
+    """Wait until the child ends, or writes nothing for `limit` seconds; return how it ended."""
     size_before = -1
     size = result_file.stat().st_size
     while size > size_before:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The kernels of flash-attn and vLLM compile for gfx1151, as their compiled files show."""
+"""Compile the kernels of flash-attn, vLLM and other packages for gfx1151; check the files."""
 
 import io
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from strix_validate.triton.call import PackageCall
 from strix_validate.triton_packages import package_checks
 from strix_validate.vllm.source import VllmCall
 
-#: Parts of the names of kernels that multiply no matrices.
+#: A kernel of flash-attn whose name contains one of these words multiplies no matrices.
 _HELPERS = ("preprocess", "reduce")
 
 
@@ -30,7 +30,7 @@ def checks() -> list[Check]:
 def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check.
 
-    This needs triton, a package or vLLM's source, and no GPU.
+    This needs triton, and a package or vLLM's source. It needs no GPU.
     """
     yield from package_checks.run("kernels", selected, options, "compile", judge_products)
 
@@ -43,7 +43,8 @@ def judge_products(
 ) -> Result:
     """Fail a call if too few of its kernels use the matrix unit.
 
-    See products of VllmCall and PackageCall; flash-attn's are judged by :func:`judge`.
+    The field `products` of a VllmCall or PackageCall is the number of such kernels that it needs.
+    A call of flash-attn is judged by :func:`judge` instead.
     """
     del expected
     if isinstance(call, flash.FlashCall):
@@ -59,7 +60,7 @@ def judge_products(
 
 
 def _inspect_all(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list[str]]:
-    """Return the facts of each kernel, and what is wrong with them or with the call."""
+    """Return the facts of each kernel, and the faults of the kernels or of the call."""
     if answer.error:
         return {}, [": ".join(answer.error)]
     facts = {}
@@ -72,7 +73,7 @@ def _inspect_all(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list
 
 
 def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
-    """Fail if a kernel of flash-attn did not compile, or one of its facts is wrong for gfx1151."""
+    """Fail if a kernel of flash-attn did not compile, lacks WMMA, or does not fit gfx1151."""
     facts, faults = _inspect_all(answer)
     multiplying = {}
     for name, fact in facts.items():
@@ -81,7 +82,8 @@ def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
         multiplying[name] = fact
         if not fact["wmma"]:
             faults.append(f"{name}: no WMMA")
-    # forward alone would hide a backward pass that was never reached
+    # Each call except "decode" has a backward pass. If only its forward kernel was compiled, the
+    # backward pass was never reached.
     required = 1 if check.id.endswith("decode") else 2
     if not answer.error and len(multiplying) < required:
         faults.append(
@@ -93,8 +95,9 @@ def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
 def inspect(kernel: triton_modes.CompiledKernel) -> dict:
     """Return facts of a kernel, from the bytes of its ELF file and from its assembly.
 
-    machine, mach and target say which GPU the file is for; mfma counts instructions that gfx1151
-    lacks. The others are those of :class:`strix_validate.precompiled.costs.KernelCost`.
+    The facts "machine", "mach" and "target" name the GPU that the file is for. "mfma" counts the
+    MFMA instructions, which gfx1151 does not have. The other facts are the fields of
+    :class:`strix_validate.precompiled.costs.KernelCost`.
 
     Raises:
         elftools.common.exceptions.ELFError: The bytes are not an ELF file.
@@ -118,19 +121,19 @@ def inspect(kernel: triton_modes.CompiledKernel) -> dict:
 
 
 def find_faults(fact: dict) -> list[str]:
-    """Return what is wrong with a kernel's facts for gfx1151; spills only cost time."""
+    """Return the faults of a kernel for gfx1151. Spilled registers only cost time: no fault."""
     target = TARGETS[TARGET]
     faults = []
     if fact["machine"] != EM_AMDGPU:
-        faults.append(f"machine is {fact['machine']}")
+        faults.append(f"the ELF machine is {fact['machine']}, not {EM_AMDGPU}")
     if fact["mach"] != target.mach:
-        faults.append(f"ELF flags say chip {fact['mach']:#x}")
+        faults.append(f"the ELF flags name chip {fact['mach']:#x}, not {target.mach:#x}")
     if fact["target"].split("-")[-1] != TARGET:
         faults.append(f"target is {fact['target']}")
     if fact["lds"] > target.lds:
-        faults.append(f"{fact['lds']} bytes of LDS")
+        faults.append(f"{fact['lds']} bytes of LDS, and the GPU has {target.lds}")
     if fact["mfma"]:
-        faults.append(f"{fact['mfma']} MFMA instructions")
+        faults.append(f"{fact['mfma']} MFMA instructions, which the GPU does not have")
     return faults
 
 

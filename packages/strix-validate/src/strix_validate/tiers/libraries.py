@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What lies below attention: products, factors, convolutions, memory, torch.compile; bitsandbytes.
+"""Check libraries other than attention: matrix products, factorisations, convolutions and so on.
 
-Each group of checks runs in a child process, because the bugs that it looks for also crash: see
-strix_validate.tiers.isolated.
+Each group of checks runs in a child process, because some of the bugs that it looks for crash the
+process; see strix_validate.tiers.isolated.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from strix_validate.libraries import (
 from strix_validate.tiers import Tier, isolated
 
 _MODULES = (gemm, races, host_memory, inductor, bitsandbytes_numerics)
-_ON_CPU = "on a CPU: this checks the harness, and no library of a GPU"
+_ON_CPU = "on a CPU: this checks the harness only, and no GPU library"
 
 
 def checks() -> list[Check]:

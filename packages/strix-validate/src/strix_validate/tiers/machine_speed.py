@@ -9,16 +9,17 @@ import torch
 from strix_validate.checks import Body, Check, RunOptions, need_gpu
 from strix_validate.timing import Timing, time_call
 
-#: fp16 operations per clock of one multiprocessor's matrix units. RDNA 3: 512 of a compute unit
-#: (WMMA, ISA guide), of which HIP counts two as one: https://github.com/ROCm/hip/issues/3198.
-#: NVIDIA: dense, from the data sheets of A100 and H100.
+#: fp16 operations per clock of one multiprocessor's matrix units.
+#: RDNA 3: 512 for each compute unit (WMMA, ISA guide). HIP counts two compute units as one
+#: multiprocessor: https://github.com/ROCm/hip/issues/3198.
+#: NVIDIA: without sparsity, from the data sheets of A100 and H100.
 _OPERATIONS_PER_CLOCK = {
     "gfx1151": 1024,
     "gfx1100": 1024,
     "sm_80": 2048,
     "sm_90": 4096,
 }
-#: Bytes of a copy from and to the host.
+#: Bytes that are copied to the GPU and back to the host.
 _HOST_COPY_BYTES = 256 * 2**20
 #: Elements and bytes of a copy in the GPU's memory, fp16.
 _COPY_ELEMENTS = 1 << 28
@@ -100,7 +101,7 @@ CHECKS: dict[Check, Body] = {
     Check(
         "bench/copy",
         "bytes that a copy of 512 MiB reads and writes in a second",
-        "memory in one channel, or at a lower clock: what decoding waits for",
+        "memory in one channel or at a lower clock, which slows decoding down",
     ): _copy,
     Check(
         "bench/product",
@@ -117,7 +118,7 @@ CHECKS: dict[Check, Body] = {
     Check(
         "bench/host-copy",
         "bytes that a copy of 256 MiB to and from the GPU moves in a second",
-        "models that load slowly from pinned memory, which is the GPU's own here: "
+        "models that load slowly from pinned memory, although the GPU shares this memory: "
         "https://llm-tracker.info/_TOORG/Strix-Halo",
     ): _host_copy,
 }

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM generates and serves with a small random model, without a network; for vLLM 0.26 to 0.33.
+"""Check that vLLM 0.26 to 0.33 generates and serves, with small random models and no network.
 
-First offline, then `vllm serve` on a free port. Each stage is one child process whose results the
-checks read. If a stage fails, so do its checks, with the end of its log. With --url, the checks are
-those of a server that runs already; with --model alone, of a server that is started for this
-folder.
+vLLM first generates offline, then `vllm serve` runs on a free port. Each of these stages is one
+child process whose results the checks read. If a stage fails, its checks fail too, with the last
+lines of its log as the reason. With --url, other checks run instead, on a server that is already
+running. With --model alone, they run on a server that is started for this model folder.
 """
 
 import re
@@ -31,11 +31,11 @@ from strix_validate.serving.users_server import (
 from strix_validate.serving.vllm_server import ServerSession
 from strix_validate.tiers import Tier, check_from_reason, run_each
 
-#: Nats that a log probability in fp16 may differ from float32.
+#: Allowed difference of a log probability in fp16 from the one in float32, in nats.
 LOGPROB_BOUND = 0.05
-#: The same for a model in bf16, with activations in fp8 or 4-bit weights.
+#: The same for the models of MODELS: in bf16, and with fp8 activations or 4-bit weights.
 MODEL_BOUND = 0.3
-#: Seconds to the first token of the tiny model, once it has answered.
+#: Allowed seconds to the first token, for a tiny model that has answered before.
 FIRST_TOKEN_LIMIT = 2.0
 _CAPTURED = "Graph capturing finished"
 _CHOSEN_BACKEND = re.compile(r"Using (\w+) (?:attention )?backend|Overriding with (\w+) out of")
@@ -50,7 +50,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return whether a check is for this server: a user's has other checks than a tiny model's."""
+    """Return whether a check is for this kind of server: a user's, or that of a tiny model."""
     name = _name(check)
     if name == "url-questions" and not options.questions:
         return False
@@ -61,7 +61,7 @@ def applies(check: Check, options: RunOptions) -> bool:
 def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check.
 
-    The user's server runs already, or serves the folder --model.
+    A user's server is already running, or it is started for the folder --model.
     """
     silences: list[Silent] = []
     with ServerSession(options.device, model=options.model) as session:
@@ -89,7 +89,7 @@ def _name(check: Check) -> str:
 
 
 def of_session(server_check: ServerCheck, session: ServerSession) -> Callable[[RunOptions], dict]:
-    """Return the function of a tiny model's check; it is skipped where vLLM cannot be started."""
+    """Return the function of a tiny model's check. Where vLLM cannot start, it skips the check."""
 
     def body(options: RunOptions) -> dict:
         del options
@@ -109,13 +109,13 @@ def _judge_users_server(
 
     Args:
         name: Key of USER_CHECKS.
-        session: Starts the server if no URL names one that runs.
-        silences: Times when the server sent nothing for endpoint.LIMIT seconds. After the first
-            one, no check asks the server again.
-        options: Name the server.
+        session: Starts the server if the options have no URL of a running one.
+        silences: Errors for which the server sent nothing for endpoint.LIMIT seconds. After the
+            first one, no check sends a request.
+        options: Have the server's URL or model.
     """
     if silences:
-        raise CheckFailed(f"not asked, because before {silences[0]}")
+        raise CheckFailed(f"no request was sent, because of an earlier failure: {silences[0]}")
     if options.url:
         server = Endpoint(options.url, options.model)
     else:
@@ -137,7 +137,10 @@ def _judge_users_server(
 
 
 def shorten_name(model: str) -> str:
-    """Return a model's name without its folders: of "Qwen/Qwen3-8B" and of a path in a cache."""
+    """Return a model's name without folders, such as "Qwen3-8B" for "Qwen/Qwen3-8B".
+
+    The same name is returned for the model's path in the cache of Hugging Face.
+    """
     match = re.search(r"models--[^/]+--([^/]+)/snapshots(/|$)", model)
     if match:
         return match.group(1)
@@ -145,21 +148,21 @@ def shorten_name(model: str) -> str:
 
 
 def offline_repeats(session: ServerSession) -> dict:
-    """Greedy decoding gives the same tokens for the same prompt in a batch.
+    """Greedy decoding gives the same tokens for each copy of a prompt in a batch.
 
-    Garbage on gfx1151 was different garbage each time:
+    vLLM on gfx1151 returned garbage, and different garbage each time:
     https://github.com/lemonade-sdk/vllm-rocm/issues/24
     """
     first, *others = session.offline["tokens"]
-    require(len(first) == TOKENS, f"{len(first)} tokens, {TOKENS} were asked for")
+    require(len(first) == TOKENS, f"{len(first)} tokens were generated, not {TOKENS}")
     _require_equal(first, others)
     return {"tokens": str(first[:8]), "repeats": len(others) + 1}
 
 
 def offline_logits(session: ServerSession) -> dict:
-    """The first token's log probability is transformers' in float32.
+    """The first token's log probability agrees with that of transformers in float32.
 
-    Decoding that runs and is wrong looks like a bad model:
+    Decoding that does not crash but is wrong looks like a bad model:
     https://github.com/vllm-project/vllm/issues/56021
     """
     return _compare(session.reference, session.offline, LOGPROB_BOUND)
@@ -176,16 +179,16 @@ def _compare(reference: list[float], generated: dict, bound: float) -> dict:
     Args:
         reference: Log probability of each token of the vocabulary, in float32.
         generated: What tiny_llama generated.
-        bound: Nats that the error, and the gap to the likeliest token, may have.
+        bound: Limit in nats for the error, and for the gap to the likeliest token.
 
     Raises:
-        CheckFailed: One of them is larger.
+        CheckFailed: The error or the gap exceeds the bound.
     """
     token = generated["tokens"][0][0]
     error = abs(generated["logprob"] - reference[token])
     gap = max(reference) - reference[token]
-    require(error <= bound, f"off by {error:.3f}, {bound} is allowed")
-    require(gap <= bound, f"token {token} is not the likeliest, by {gap:.3f}")
+    require(error <= bound, f"the log probability is off by {error:.3f}, {bound} is allowed")
+    require(gap <= bound, f"token {token} is not the likeliest: another one has {gap:.3f} more")
     return {"logprob": {"error": error, "bound": bound}}
 
 
@@ -201,9 +204,9 @@ def _judge_model(name: str, session: ServerSession) -> dict:
 
 
 def start(session: ServerSession) -> dict:
-    """`vllm serve` answers, or says why not.
+    """`vllm serve` starts and answers.
 
-    It died in silence or hung: https://github.com/vllm-project/vllm/issues/32180
+    It died without a message, or hung: https://github.com/vllm-project/vllm/issues/32180
     """
     return {"seconds": round(session.server.start_seconds, 1)}
 
@@ -211,16 +214,16 @@ def start(session: ServerSession) -> dict:
 def graphs(session: ServerSession) -> dict:
     """The server captured HIP graphs of decoding.
 
-    Capturing them hung, and --enforce-eager hides that:
+    Capturing the graphs hung, which --enforce-eager hides:
     https://github.com/vllm-project/vllm/issues/32180
     """
     log = read_log(session.server.log)
-    require(_CAPTURED in log, f"the log does not say {_CAPTURED!r}: the server ran without graphs")
+    require(_CAPTURED in log, f"the log has no {_CAPTURED!r}: the server ran without graphs")
     return {"captured": log.count(_CAPTURED)}
 
 
 def attention_backend(session: ServerSession) -> dict:
-    """The server says which attention backend it chose.
+    """The server's log names the attention backend that it chose, and this is not ROCM_ATTN.
 
     ROCM_ATTN, the default of AMD GPUs, decodes 7 times slower than TRITON_ATTN on gfx1151:
     https://github.com/ROCm/vllm/issues/994
@@ -228,39 +231,42 @@ def attention_backend(session: ServerSession) -> dict:
     log = read_log(session.server.log)
     names = [first or second for first, second in _CHOSEN_BACKEND.findall(log)]
     require(names, "the log names no attention backend")
-    require("ROCM_ATTN" not in names, "ROCM_ATTN was chosen, the slow one on gfx1151")
+    require("ROCM_ATTN" not in names, "the server chose ROCM_ATTN, which is slow on gfx1151")
     return {"backend": ", ".join(dict.fromkeys(names))}
 
 
 def completion(session: ServerSession) -> dict:
-    """/v1/completions gives the tokens of offline decoding.
+    """/v1/completions gives the same tokens as offline decoding.
 
-    Graph capture and scheduling must change nothing:
+    Graph capture and scheduling must not change the tokens:
     https://github.com/vllm-project/vllm/issues/32180
     """
     tokens = session.answer.tokens
     expected = session.offline["tokens"][0]
-    require(tokens == expected, f"{tokens[:8]}..., offline {expected[:8]}...")
+    require(tokens == expected, f"the tokens are {tokens[:8]}..., offline {expected[:8]}...")
     return {"tokens": len(tokens)}
 
 
 def decode(session: ServerSession) -> dict:
-    """Each token that the server decodes is the likeliest one by transformers in float32.
+    """Each token that the server decodes is the likeliest one according to transformers in float32.
 
-    Its log probability is the same as well. A correct first token, which prefill gives, hid garbage
-    behind it: https://github.com/lemonade-sdk/vllm-rocm/issues/24
+    Its log probability agrees as well. The first token, which prefill gives, was correct while the
+    tokens after it were garbage: https://github.com/lemonade-sdk/vllm-rocm/issues/24
     """
     answer = session.answer
     scored = session.score(answer.tokens)
     error = judges.largest_difference(answer.logprobs, scored["logprobs"])
-    require(error <= LOGPROB_BOUND, f"off by {error:.3f}, {LOGPROB_BOUND} is allowed")
+    require(
+        error <= LOGPROB_BOUND,
+        f"a log probability is off by {error:.3f}, {LOGPROB_BOUND} is allowed",
+    )
     gap = judges.largest_difference(scored["best"], scored["logprobs"])
-    require(gap <= LOGPROB_BOUND, f"a token is not the likeliest, by {gap:.3f}")
+    require(gap <= LOGPROB_BOUND, f"a token is not the likeliest: another one has {gap:.3f} more")
     return {"logprobs": {"error": error, "bound": LOGPROB_BOUND}}
 
 
 def prefill(session: ServerSession) -> dict:
-    """Require that prefill finds the decoded tokens as likely as decoding did."""
+    """Require that prefill gives the decoded tokens the same log probabilities as decoding did."""
     server = session.server.endpoint
     return judges.judge_greedy(server, session.answer, bound=LOGPROB_BOUND)
 
@@ -268,7 +274,7 @@ def prefill(session: ServerSession) -> dict:
 def prefix(session: ServerSession) -> dict:
     """A prompt whose beginning is cached gives the same log probabilities.
 
-    Cached blocks of another prompt would give others:
+    Cached blocks of another prompt would change them:
     https://github.com/vllm-project/vllm/issues/5543
     """
     server = session.server.endpoint
@@ -278,9 +284,9 @@ def prefix(session: ServerSession) -> dict:
 
 
 def together(session: ServerSession) -> dict:
-    """Of eleven prompts at a time, four in a batch, each gets its own answer.
+    """Each of eleven simultaneous prompts, batched by four, gets its own answer.
 
-    Rows of a batch or blocks of the cache were mixed up:
+    vLLM mixed up rows of a batch or blocks of the cache:
     https://github.com/vllm-project/vllm/issues/15730
     """
     server = session.server.endpoint
@@ -291,12 +297,12 @@ def together(session: ServerSession) -> dict:
 
 
 def usage(session: ServerSession) -> dict:
-    """Require that the tokens of the answer are counted."""
+    """Require that the answer's usage counts its tokens correctly."""
     return judges.judge_usage(session.answer, TOKENS)
 
 
 def finish_reason(session: ServerSession) -> dict:
-    """An answer says why it ends: at the limit, or at a stop string, which it leaves out.
+    """An answer gives its reason to end: the token limit, or a stop string, which it leaves out.
 
     https://docs.vllm.ai/en/latest/serving/openai_compatible_server/
     """
@@ -310,7 +316,7 @@ def finish_reason(session: ServerSession) -> dict:
     expected = words[: words.index(stop_word)]
     require(
         answer.text.split() == expected,
-        f"{answer.text!r} before the stop, expected: {expected}",
+        f"{answer.text!r} before the stop string, expected: {expected}",
     )
     return {"stop": stop_word}
 
@@ -323,7 +329,7 @@ def probabilities(session: ServerSession) -> dict:
 def chat(session: ServerSession) -> dict:
     """/v1/chat/completions applies the model's chat template.
 
-    It gives the same answer as the filled-in template:
+    The answer is the same as for the prompt that the template gives:
     https://docs.vllm.ai/en/latest/serving/openai_compatible_server/
     """
     server = session.server.endpoint
@@ -341,11 +347,14 @@ def chat(session: ServerSession) -> dict:
     answer = server.ask("/v1/chat/completions", body)
     expected = server.generate([3, 5, 7, 4, 11, 4], TOKENS)
     prompt = answer["prompt_token_ids"]
-    require(prompt == expected.prompt, f"prompt {prompt}")
+    require(
+        prompt == expected.prompt,
+        f"the server made the prompt {prompt}, the template gives {expected.prompt}",
+    )
     tokens = answer["choices"][0]["token_ids"]
     require(
         tokens == expected.tokens,
-        f"{tokens[:8]}..., the template's {expected.tokens[:8]}...",
+        f"the tokens are {tokens[:8]}..., without a chat {expected.tokens[:8]}...",
     )
     return {"tokens": len(tokens)}
 
@@ -390,12 +399,12 @@ def _from_docstring(judge: Callable[[ServerSession], dict]) -> ServerCheck:
 
 
 def _model_check(name: str) -> ServerCheck:
-    reason = f"A tiny model, {name}, generates what it should. Catches {MODELS[name].why}"
+    reason = f"The tiny model {name} generates what transformers does. Catches {MODELS[name].why}"
     return ServerCheck(partial(_judge_model, name), reason)
 
 
-#: The checks of the tiny models in the order in which they run: the last one ends the server. Their
-#: judges take the session.
+#: The checks of the tiny models in the order in which they run. The last one stops the server. The
+#: argument of each judge is the session.
 SESSION_CHECKS: dict[str, ServerCheck] = {
     "offline-repeats": _from_docstring(offline_repeats),
     "offline-logits": _from_docstring(offline_logits),

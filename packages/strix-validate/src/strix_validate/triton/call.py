@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Calls of libraries whose Triton kernels are compiled, interpreted or executed.
 
-A call is one use of a library's Python function, with its tensors: it can be pickled into a child
-process and made there on any device. :mod:`strix_validate.triton.cases` builds calls, and says what
-each must return.
+A call is one use of a library's Python function, with its tensors. It can be pickled, sent to a
+child process, and made there on any device. :mod:`strix_validate.triton.cases` defines the calls
+that are checked, and the results that they must return.
 """
 
 import importlib.util
@@ -20,16 +20,16 @@ from strix_validate.checks import CannotRun
 
 FP16 = torch.float16
 BF16 = torch.bfloat16
-#: A call whose kernels are shipped precompiled: how it is built (see cases.Build), and its dtype.
+#: A call whose kernels are shipped precompiled: its builder (see cases.Build) and its dtype.
 Shipped = tuple[partial, torch.dtype]
 
 
 class Call(Protocol):
     """A call of a library's Python function, which launches Triton kernels.
 
-    A call is pickled into a child process, see :mod:`strix_validate.triton.modes`. Each library has
-    its own class: ``FlashCall``, ``VllmCall`` and ``PackageCall`` hold tensors of random numbers. A
-    ``DeferredCall`` builds one of these where it is executed.
+    A call is pickled and sent to a child process; see :mod:`strix_validate.triton.modes`. The
+    classes ``FlashCall``, ``VllmCall`` and ``PackageCall`` hold tensors of random numbers. A
+    ``DeferredCall`` builds one of these calls in the process that executes it.
     """
 
     @property
@@ -41,17 +41,17 @@ class Call(Protocol):
         """The data type of the numbers that the call computes."""
 
     def prepare(self) -> str:
-        """Make the library ready, once per process, and return which kernels the calls will run."""
+        """Prepare the library, once per process, and describe the kernels that calls will run."""
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """Make the call on a device, and return the tensors that it computed, by name.
+        """Make the call on a device, and return the computed tensors by name.
 
-        The library's own exceptions pass through.
+        An exception of the library is not caught.
         """
 
 
 def move(x: Tensor, device: str) -> Tensor:
-    """Return a tensor on a device, with the same strides: Tensor.to makes a slice contiguous."""
+    """Return a tensor on a device, with the same strides; Tensor.to would make it contiguous."""
     moved = x.to(device)
     if moved.stride() == x.stride() or 0 in x.stride():
         return moved
@@ -66,16 +66,16 @@ def move(x: Tensor, device: str) -> Tensor:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A call of a function of ours, which launches a library's kernels.
+    """A call of a function of this package that launches a library's kernels.
 
-    This is what calls of vLLM and of packages have in common.
+    It is the base class for calls of vLLM and of other packages.
 
     Attributes:
-        launch: The function: launch(**tensors, **options), with the tensors on the call's device,
-            returns the computed tensors by name.
-        tensors: Its tensors, on the CPU. The first one has the dtype of the call.
-        options: Its other arguments.
-        products: How many of its kernels must use the matrix unit.
+        launch: The function. launch(**tensors, **options), with the tensors on the device of the
+            call, returns the computed tensors by name.
+        tensors: The function's tensors, on the CPU. The first one has the dtype of the call.
+        options: The function's other arguments.
+        products: How many of the launched kernels must use the matrix unit.
     """
 
     launch: Callable[..., dict[str, Tensor]]
@@ -105,13 +105,13 @@ class PackageCall(FunctionCall):
     """A call of a package's kernels.
 
     Attributes:
-        package: The distribution's name, as pip knows it.
+        package: The name of the distribution, as in pip.
     """
 
     package: str = field(kw_only=True)
 
     def prepare(self) -> str:
-        """Return the package's name and version; an installed package needs no preparation."""
+        """Return the package's name and version. There is nothing to prepare."""
         return f"{self.package} {version(self.package)}"
 
 
@@ -120,12 +120,12 @@ def differentiate(
     inputs: dict[str, Tensor],
     grads: dict[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return a function's results, and the gradient of each input under the name "d" + input.
+    """Return the results of a function, and the gradient of each input x under the name "dx".
 
     Args:
         function: Takes the inputs as keywords, and returns tensors by name.
-        inputs: Tensors to differentiate by.
-        grads: Incoming gradients, by the name of the result.
+        inputs: The tensors whose gradients are computed.
+        grads: The gradients of the results, by the result's name.
     """
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
     outputs = function(**leaves)
@@ -139,23 +139,23 @@ def differentiate(
 
 
 def require(module: str) -> None:
-    """Raise CannotRun if a module cannot be imported because it is not installed."""
+    """Raise CannotRun if a module is not installed."""
     if importlib.util.find_spec(module) is None:
         raise CannotRun(f"{module} is not installed")
 
 
 @dataclass(frozen=True)
 class DeferredCall:
-    """A call that is built where it is executed.
+    """A call that is built in the process that executes it.
 
-    Its tensors are zeros, so they need not be pickled into the child process.
+    Its tensors are zeros, so that none have to be pickled and sent to the child process.
 
     Attributes:
-        name: The name in messages.
+        name: The call's name in messages.
         build: Builds the call; see cases.Build.
-        dtype: Of the tensors.
-        change: Fields to replace in the built call, with their new values. Examples: `source`, the
-            path of vLLM's source, and `grad_out`, set to None.
+        dtype: The dtype of the tensors.
+        change: Fields to replace in the built call, with their new values. For example, `source`
+            is replaced by the path of vLLM's source, and `grad_out` by None.
     """
 
     name: str
@@ -171,7 +171,7 @@ class DeferredCall:
         return replace(call, **self.change)  # type: ignore[type-var]
 
     def prepare(self) -> str:
-        """Build the call and make its library ready; return which kernels it will run."""
+        """Build the call, prepare its library, and describe the kernels that it will run."""
         return self._build_call().prepare()
 
     def execute(self, device: str) -> dict[str, Tensor]:
@@ -180,12 +180,12 @@ class DeferredCall:
 
 
 def defer(build: partial, dtype: torch.dtype, **change) -> DeferredCall:
-    """Return the call that a builder will build, named after the builder and its keywords.
+    """Return a deferred call that is named after its builder and the builder's keywords.
 
     Args:
         build: A builder with its keywords; see cases.Build.
-        dtype: Of the tensors.
-        change: Fields of the built call to replace.
+        dtype: The dtype of the tensors.
+        change: Fields to replace in the built call.
     """
     keywords = " ".join(f"{name}={value}" for name, value in build.keywords.items())
     dtype_name = str(dtype).removeprefix("torch.")

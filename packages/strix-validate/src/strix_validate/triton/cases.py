@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cases: which calls of Triton kernels are checked, and what each call must return.
+"""Cases: the calls of Triton kernels that are checked, and the results that each call must return.
 
-Three words, used alike for flash-attn, vLLM and the other packages:
+Three terms have the same meaning for flash-attn, vLLM and the other packages:
 
-- A **case** is a row of a table of checks: how to build a call, the fault that it would catch, the
-  dtype, and the size of the run from which on it is included.
+- A **case** is a row of a table of checks. It has a function that builds a call, the fault that it
+  would catch, the dtype, and the smallest size of run that includes it.
 - A **call** is one use of a library's Python function, with its tensors; see
   :mod:`strix_validate.triton.call`.
-- What is **expected** of a call is a function, too: it computes, for a precision, the tensors that
-  the call must return. In float64 these are the reference, in a smaller dtype the results of a
-  correct kernel of that dtype, and for TERMS the magnitudes that rounding errors grow with.
+- **expected** is a function of a precision that computes the tensors that the call must return. In
+  float64 they are the reference. In a smaller dtype they are the results of a correct kernel of
+  that dtype. For TERMS they are the magnitudes that rounding errors are in proportion to.
 
-A case is built only when it runs, by :func:`make`, which draws the same numbers for a seed.
+:func:`make` builds a case only when it runs. With the same seed it draws the same random numbers.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -31,9 +31,11 @@ from strix_validate.triton.call import Call
 
 #: Draws standard normal numbers of a shape, in the dtype under test: randn(*shape).
 Randn = Callable[..., Tensor]
-#: Computes what a call must return, by name, for a precision; see the module's docstring.
+#: Computes the tensors that a call must return, by name, for a precision; see the module's
+#: docstring.
 Expected = Callable[[Precision], dict[str, Tensor]]
-#: Builds a call: build(randn) returns the call, and what is expected (None if it only compiles).
+#: Builds a call: build(randn) returns the call and its expected function, or None instead of the
+#: function if the call is only compiled.
 Build = Callable[..., tuple[Any, Any]]
 #: Judges an answer: judge(check, call, expected, answer).
 Judge = Callable[[Check, Any, Expected, modes.CallAnswer], Result]
@@ -50,10 +52,10 @@ class Case:
     """A call to check.
 
     Attributes:
-        build: Builds the call, and what it must return.
+        build: Builds the call and its expected function.
         catches: The fault that the case would catch, with a link where there is one.
-        dtype: Of the random numbers.
-        size: The smallest run of the tier attention that includes it.
+        dtype: The dtype of the random numbers.
+        size: The smallest run of the tier "attention" that includes the case.
     """
 
     build: Build
@@ -64,12 +66,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A case of a family that is generated from the layers of models; see choose.
+    """A case that is generated from the layer of a model; see choose.
 
     Attributes:
-        build: Builds the call, and what it must return.
-        columns: The values by which cases are chosen: what a kernel is compiled or launched for.
-        dtype: Of the random numbers.
+        build: Builds the call and its expected function.
+        columns: The values that a kernel is compiled or launched for. :func:`choose` compares them.
+        dtype: The dtype of the random numbers.
     """
 
     build: Build
@@ -82,14 +84,15 @@ def choose(
     catches: str,
     expensive: Sequence[str] = (),
 ) -> dict[str, Case]:
-    """Return a case for each candidate, of which a quick run includes only few.
+    """Return a case for each candidate.
 
-    The quick ones hold each pair of values of two columns. A full run includes all.
+    A quick run includes few of the cases, which together contain each pair of values of two
+    columns. A full run includes all.
 
     Args:
-        candidates: By name.
+        candidates: The candidates by name.
         catches: The fault that each case would catch.
-        expensive: Patterns of names, as of a shell, that a quick run cannot afford.
+        expensive: Shell patterns of the names of candidates that take too long for a quick run.
     """
     affordable = []
     for name, candidate in candidates.items():
@@ -105,11 +108,11 @@ def choose(
 
 
 def make(name: str, case: Case) -> tuple[Any, Expected]:
-    """Build a case's call, and what it must return.
+    """Build a case's call and its expected function.
 
     Args:
-        name: Of the case; with the seed of the run, it determines the random numbers.
-        case: What is built.
+        name: The case's name. With the seed of the run, it determines the random numbers.
+        case: The case to build.
     """
     generator = torch.Generator().manual_seed(derive_seed(name))
 
@@ -138,6 +141,6 @@ def run_calls(
 
 
 def describe_missing_answer(check: Check, error: Exception) -> Result:
-    """Return the result of a check without an answer: skipped for CannotRun, otherwise failed."""
+    """Return the result of a check whose call gave no answer: skipped for CannotRun, else failed."""
     state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
     return Result(check, state, str(error))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Execute intercepted Triton launches with strix-emulate: the compiled gfx1151 code, on a CPU."""
+"""Execute the compiled gfx1151 code of intercepted Triton launches on a CPU, with strix-emulate."""
 
 import ctypes
 import gc
@@ -21,12 +21,12 @@ def execute(launch: InterceptedLaunch) -> tuple[emulator.Launch, str]:
     """Execute a compiled kernel on CPU tensors, with every check of the emulator.
 
     Returns:
-        The launch, and the message of a race in LDS that goes away if each barrier waits for all
-        outstanding LDS operations, or "". Triton's own fences before these barriers ask for that
-        wait, so such a race is a fault of LLVM's, not of Triton's.
+        The executed launch, and a message or "". The message describes a race in LDS that
+        disappears when each barrier waits for all outstanding LDS operations. Triton's fences
+        before these barriers request this wait, so LLVM lost it.
 
     Raises:
-        Trap: The kernel did something forbidden.
+        Trap: A check of the emulator failed.
         EmulatorError: A tensor is not in host memory.
     """
     compiled = launch.compiled
@@ -49,7 +49,7 @@ def execute(launch: InterceptedLaunch) -> tuple[emulator.Launch, str]:
     except emulator.Trap as trap:
         if trap.kind != "race" or "LDS" not in str(trap):
             raise
-        # A trap leaves the tensors as they were before the launch.
+        # After a trap the tensors are as they were before the launch, so the launch can be repeated.
         try:
             launched = run(options=emulator.Options(barriers_wait=True))
         except emulator.Trap:
@@ -66,8 +66,8 @@ def _build_arguments(
 
     Args:
         signature: Triton's types, by name of the parameter.
-        values: Python's values, by name of the parameter.
-        storages: Arrays of host memory by address; those of the tensors are added.
+        values: The arguments' values in Python, by name of the parameter.
+        storages: Arrays of host memory by address. The function adds those of the tensors.
     """
     arguments: list[emulator.Buffer | int | float | None] = []
     for name, type_name in signature.items():
@@ -85,7 +85,7 @@ def _build_reachable(
     values: dict[str, Any],
     storages: dict[int, np.ndarray],
 ) -> list[emulator.Buffer]:
-    """Return buffers of the tensors that the kernel reaches by addresses in other tensors."""
+    """Return buffers of the tensors whose addresses the kernel reads from other tensors."""
     argument_addresses = set(storages)
     tables = []
     for value in values.values():
@@ -99,7 +99,7 @@ def _build_reachable(
 
 
 def _find_pointed_to(tables: list) -> list:
-    """Find live CPU tensors, one for each storage, whose addresses these integer tensors hold."""
+    """Find the live CPU tensors whose addresses these integer tensors hold, one per storage."""
     if not tables:
         return []
     numbers = [table.detach().view(-1).numpy().view("i8") for table in tables]
@@ -125,8 +125,8 @@ def _convert_number(value, type_name: str) -> int | float | None:
 
 
 def _point_to(tensor, storages: dict[int, np.ndarray]) -> emulator.Buffer:
-    """Return a buffer of a tensor; tensors that share a storage share one array of its bytes."""
-    # triton_kernels wrap a torch tensor.
+    """Return the buffer of a tensor. Tensors with the same storage share one array of its bytes."""
+    # A tensor of triton_kernels wraps a torch tensor.
     tensor = getattr(getattr(tensor, "storage", None), "data", tensor)
     storage = tensor.untyped_storage()
     if storage.device.type != "cpu":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Give Triton's interpreter what it lacks of a compiled kernel's language.
+"""Add to Triton's interpreter the features that only compiled kernels have.
 
-This changes the whole process.
+The change affects the whole process.
 """
 
 import re
@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy
 
-#: Functions of triton.language.extra.libdevice; the interpreter has none of that module's.
+#: Functions of triton.language.extra.libdevice, none of which the interpreter has.
 _LIBDEVICE: dict[str, Callable] = {
     "log1p": numpy.log1p,
     "rsqrt": lambda x: 1 / numpy.sqrt(x),
     "tanh": numpy.tanh,
 }
-#: The one instruction that a kernel here writes itself (vLLM's 4-bit weights, in fp16).
+#: The only inline assembly in the checked kernels: vLLM's kernel for 4-bit weights in fp16 has it.
 _AND_OR = re.compile(r"v_and_or_b32 \$0, \$1, \$2, (0x[0-9a-f]+)")
 
 
 def complete() -> None:
-    """Make interpreted kernels behave like compiled ones where Triton's interpreter does not.
+    """Make interpreted kernels behave like compiled ones.
 
-    Numbers and loop counters become tensors, masks become Boolean, and the functions of libdevice
-    and one inline instruction are computed.
+    Numbers and loop counters become tensors, and masks become Boolean. The functions of _LIBDEVICE
+    and the inline instruction of _AND_OR are computed.
     """
     from triton import language
     from triton.language import float32, tensor
@@ -50,8 +50,8 @@ def complete() -> None:
         return apply
 
     def count(*limits: Any) -> Iterable:
-        # In a compiled kernel a loop's counter is a tensor, too, if a limit is one. Kernels resolve
-        # `range` in the interpreter's module.
+        # In a compiled kernel a loop's counter is a tensor if one of its limits is a tensor. An
+        # interpreted kernel finds `range` in the interpreter's module.
         numbers = range(*map(int, limits))
         if any(isinstance(limit, tensor) for limit in limits):
             return map(convert_original, numbers)
@@ -60,7 +60,7 @@ def complete() -> None:
     def run_instruction(asm: str, constraints: str, args: list, dtype: Any, **_: Any) -> Any:
         match = _AND_OR.fullmatch(asm)
         if not match:
-            raise NotImplementedError(f"not interpreted: {asm}")
+            raise NotImplementedError(f"the interpreter does not support inline assembly: {asm}")
         x, mask = (arg.handle.data.astype(numpy.uint32) for arg in args)
         literal = numpy.uint32(int(match[1], 16))
         data = (x & mask) | literal
@@ -76,10 +76,10 @@ def complete() -> None:
 
 
 def _accept_numeric_masks(interpreter: Any) -> None:
-    """Convert masks to Booleans.
+    """Make loads and stores convert their masks to Booleans.
 
-    The interpreter spreads a scalar's condition over a block as numbers, a mask that Triton 3.9
-    refuses.
+    The interpreter turns the condition of a scalar into a block of numbers, which Triton 3.9
+    refuses as a mask.
     """
 
     def with_boolean_mask(method: Callable, position: int) -> Callable:

@@ -10,12 +10,12 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-#: The number of kernels that are named, those that take longest.
+#: The largest number of kernels that a description names.
 _MAX_KERNELS = 3
 
 
 def describe(function: Callable[[], object]) -> str:
-    """Call a function once; return its GPU kernels, the one that takes longest first.
+    """Call a function once, and describe the GPU kernels that took longest, the longest first.
 
     A Triton kernel's name is followed by its tile, options, registers and spilled registers:
     "attn_fwd (BLOCK_M=128 BLOCK_N=64 num_warps=8, 256 VGPRs, 0 spilled)".
@@ -39,7 +39,7 @@ def describe(function: Callable[[], object]) -> str:
 
 
 def shorten(name: str) -> str:
-    """Return the name of a C++ kernel without its result, template arguments and parameters."""
+    """Return the name of a C++ kernel without its return type, template arguments and parameters."""
     return re.split("[<(]", name.removeprefix("void "))[0]
 
 
@@ -59,7 +59,7 @@ def _record_launches(launched: dict[str, Any]) -> Any:
 def describe_options(kernel: Any) -> str:
     """Return the tile, options and registers of a loaded Triton kernel.
 
-    Of its constants, only the sizes of blocks are named.
+    Of the kernel's constants, only block sizes are included.
     """
     arg_names = kernel.src.fn.arg_names
     constants = {arg_names[path[0]]: value for path, value in kernel.src.constants.items()}

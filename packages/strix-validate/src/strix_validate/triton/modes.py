@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Triton kernels without a GPU: interpreted, compiled for gfx1151, or executed under emulation.
+"""Run Triton kernels without a GPU: interpreted, compiled for gfx1151, or under emulation.
 
-All three need Triton to believe in a gfx1151 device. That, and TRITON_INTERPRET, would change the
-rest of the process, so the calls run in a child process.
+In each of these modes, Triton is made to see a gfx1151 device. This change of Triton, and the
+variable TRITON_INTERPRET, affect the whole process, so the calls run in a child process.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from strix_validate.checks import CannotRun
 from strix_validate.triton import interpreter, stand_in
 from strix_validate.triton.call import Call
 
-#: How calls are made:
-#: - interpret: Triton's interpreter computes.
+#: How the kernels of a call run:
+#: - interpret: Triton's interpreter computes the results.
 #: - compile: Kernels are compiled for gfx1151; nothing is computed.
 #: - emulate: strix-emulate executes the compiled code objects.
-#: - native: On the GPU, but in a child process as well.
-#: - look up: Like compile, with every candidate of an autotuner, and the answer says where each
-#:   kernel came from.
+#: - native: Kernels run on the GPU, also in a child process.
+#: - look up: Kernels are compiled or read from the cache, for every configuration of an autotuner.
+#:   The answer has their paths, and whether each one was compiled.
 #: - ask: The answer lists the keys of the kernels that are needed; none is compiled.
 Mode = Literal["interpret", "compile", "emulate", "native", "look up", "ask"]
-#: Seconds for all calls together.
+#: Allowed seconds for all calls together.
 _LIMIT = 3600
 
 
@@ -42,10 +42,10 @@ class CompiledKernel:
     """A compiled kernel.
 
     Attributes:
-        name: Of the kernel.
+        name: The kernel's name.
         elf: Its code object, an ELF file.
         assembly: Its assembly.
-        launch_lds: LDS bytes that are requested at launch.
+        launch_lds: Bytes of LDS that the launch requests.
     """
 
     name: str
@@ -59,11 +59,11 @@ class ExecutedKernel:
     """A kernel that was executed under emulation.
 
     Attributes:
-        name: Of the kernel.
-        code: The start of its machine code's sha256.
-        wave_instructions: Instructions that its waves executed.
-        seconds: Of the emulation.
-        lost_wait: The race in LDS that LLVM caused, or ""; see emulation.execute.
+        name: The kernel's name.
+        code: The first digits of the sha256 of its machine code.
+        wave_instructions: Number of instructions that its waves executed.
+        seconds: How long the emulation took.
+        lost_wait: Message of a race in LDS that LLVM caused, or ""; see emulation.execute.
     """
 
     name: str
@@ -78,13 +78,14 @@ class CallAnswer:
     """The outcome of a call.
 
     Attributes:
-        tensors: What it computed, on the CPU. Empty in the modes "compile" and "look up".
-        error: Type name and message of the exception that it raised.
+        tensors: The computed tensors, on the CPU. In the modes "compile", "look up" and "ask", no
+            kernel fills them.
+        error: Type name and message of the exception that the call raised, or None.
         kernels: The compiled kernels, in the mode "compile".
         executed: The executed kernels, in the mode "emulate".
-        lookups: The kernels that Triton looked for.
+        lookups: The kernels that Triton found in its cache or compiled.
         kernel_keys: The keys of the needed kernels, in the mode "ask".
-        seconds: Of the call.
+        seconds: How long the call took.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class CallAnswers:
     """The answers to several calls of one library.
 
     Attributes:
-        backend: Which kernels ran, as Call.prepare returns it.
+        backend: A description of the kernels that ran, from Call.prepare.
         calls: An answer for each call, in order.
     """
 
@@ -122,15 +123,16 @@ def run(
     """Return answers to calls of one library, in order, from a child process.
 
     Args:
-        calls: Of one library.
-        mode: How they are made.
-        cache: Triton's cache, which keeps what is compiled. Without one, every kernel is compiled:
-            a kernel from a cache or a package could hide that its source no longer compiles.
+        calls: Calls of one library.
+        mode: How their kernels run.
+        cache: The folder of Triton's cache, where compiled kernels are kept. Without a folder,
+            every kernel is compiled: a kernel from a cache or a package could hide that its source
+            no longer compiles.
         variables: Environment variables of the child process, besides the inherited ones.
 
     Raises:
         ChildError: The child crashed, could not import the library, or exceeded _LIMIT.
-        CannotRun: Mode "emulate" has no disassembler.
+        CannotRun: The mode is "emulate", and no disassembler is installed.
     """
     with tempfile.TemporaryDirectory() as folder:
         calls_file = Path(folder, "calls")
@@ -167,8 +169,8 @@ def _build_environment(
     """Return the child's environment.
 
     Args:
-        mode: How the calls are made.
-        folder: Triton's cache if the caller has none.
+        mode: How the kernels run.
+        folder: The folder of Triton's cache if `cache` is None.
         cache: See run.
         variables: See run.
     """
@@ -183,8 +185,9 @@ def _build_environment(
     environment.pop("TRITON_INTERPRET", None)
     if mode == "interpret":
         environment["TRITON_INTERPRET"] = "1"
-    # NVIDIA's matrix unit would take TF32, while gfx1151 computes in float32. The setting is part
-    # of a kernel's key, and the kernels of a cache were compiled without it.
+    # By default, Triton multiplies float32 matrices in TF32 on NVIDIA, while gfx1151 computes in
+    # float32. The setting is part of a kernel's key, so it is not used with a cache, whose kernels
+    # were compiled without it.
     if mode == "native" and cache is None:
         environment["TRITON_F32_DEFAULT"] = "ieee"
     return environment
@@ -193,22 +196,22 @@ def _build_environment(
 def answer(call: Call, device: str) -> CallAnswer:
     """Make a call in this process.
 
-    Its results are read at once, because a GPU reports a kernel's fault at the next read. That read
-    must not belong to another call.
+    The results are copied to the CPU at once, because a GPU reports a kernel's fault at the next
+    copy. Otherwise the fault would be reported for the next call.
     """
     begin = perf_counter()
     try:
         computed = call.execute(device)
         tensors = {name: x.cpu() for name, x in computed.items()}
         outcome = CallAnswer(tensors)
-    except Exception as error:  # a result like any other: the caller judges it
+    except Exception as error:  # the caller judges an exception like any other result
         outcome = CallAnswer(error=(type(error).__name__, str(error)))
     return replace(outcome, seconds=perf_counter() - begin)
 
 
 @dataclass
 class _Records:
-    """What the hooks recorded about the call that runs; the names are CallAnswer's."""
+    """What the hooks recorded about the running call; the fields are those of CallAnswer."""
 
     kernels: list[CompiledKernel] = field(default_factory=list)
     executed: list[ExecutedKernel] = field(default_factory=list)
@@ -223,7 +226,7 @@ class _Records:
         self.kernel_keys.clear()
 
     def add_to(self, outcome: CallAnswer) -> CallAnswer:
-        """Return an outcome with what was recorded."""
+        """Return the outcome with the recorded fields."""
         return replace(
             outcome,
             kernels=tuple(self.kernels),
@@ -257,10 +260,10 @@ def _answer_all(mode: Mode, calls_file: Path) -> CallAnswers | CannotRun:
 
 
 def _install_hooks(mode: Mode, records: _Records) -> None:
-    """Change Triton and torch in this process for a mode, and have hooks fill the records.
+    """Change Triton and torch in this process for a mode, and install hooks that fill the records.
 
     Raises:
-        CannotRun: Mode "emulate" has no disassembler.
+        CannotRun: The mode is "emulate", and no disassembler is installed.
     """
     only_looks = mode in ("look up", "ask")
     if mode != "native":
@@ -322,7 +325,7 @@ def _describe_executed(launch, lost_wait: str) -> ExecutedKernel:
 
 
 if __name__ == "__main__":
-    # Call it under its importable name, so that the parent can unpickle the answers.
+    # Run the module under its importable name: the parent cannot unpickle classes of __main__.
     from strix_validate.triton import modes
 
     modes._run_child(*sys.argv[1:])
