@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Correct results: the reference in float64, and how far a kernel may be from it."""
+"""The reference results in float64, and the allowed error of a kernel."""
 
 __all__ = ["comparison", "reference"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How far a result may be from the reference: as far as correct kernels are."""
+"""Compare a result with the reference; the allowed error follows from that of correct kernels."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ DRIFT_FACTORS = {
     torch.bfloat16: 0.5,
 }
 
-#: Allowed error of an element in units of half the dtype's eps, times the size of its terms.
+#: Allowed error of an element, in units of half the dtype's eps times the size of its terms.
 LOCAL_FACTORS = {
     torch.float32: 100.0,
     torch.float16: 4.0,
@@ -42,7 +42,7 @@ LOCAL_FACTORS = {
 
 
 def max_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest absolute difference; infinite for a NaN, an infinity or another shape."""
+    """Return the largest absolute difference; infinite for a NaN, an infinity or a wrong shape."""
     if actual.shape != expected.shape:
         return float("inf")
     error = _subtract(actual, expected).abs()
@@ -63,24 +63,25 @@ def bounds(
     dtype: torch.dtype,
     factor: float | None = None,
 ) -> dict[str, float]:
-    """Return the largest error of :func:`max_error` that each tensor may have.
+    """Return the largest error, as of :func:`max_error`, that each tensor may have.
 
-    The unit is the error of a correct kernel of the dtype under test on the same inputs, see
-    `attention`; docs/validate.md gives the reasons. In half precision a result may be 4 times as
-    far off: correct kernels came to 3.1 times (torch's on the CPU, grouped heads, bfloat16), and
-    flash-attention's own tests allow 2 and 3 times the larger error of attention that rounds every
-    intermediate (tests/test_flash_attn.py, test_flash_attn_output). In float32, where the kernels'
-    fast exp2 shows, correct kernels came to 4 times; 10 times are allowed.
+    The unit of the bound is the error of a correct kernel of the dtype under test on the same
+    inputs, which `rounded` has; docs/validate.md gives the reasons. In half precision, 4 units are
+    allowed. Correct kernels came to 3.1 units (torch's on the CPU, grouped heads, bfloat16).
+    flash-attention's own tests allow 2 and 3 times the error of attention that rounds every
+    intermediate, which is larger than a unit (tests/test_flash_attn.py, test_flash_attn_output). In
+    float32, 10 units are allowed: the error of the kernels' fast exp2 shows there, and correct
+    kernels came to 4 units.
 
-    The unit is at least eps(dtype) / 2 * max|exact|, the rounding of the result alone: the error of
-    a correct kernel can be zero by chance, for example with a single key. The gradients share this
-    minimum: over one key those of q and k cancel to zero, while their terms, of the size of v's, do
-    not. A gradient that is computed alone still has eps(float32) * max|terms|, the rounding of the
-    sums.
+    The unit is at least eps(dtype) / 2 * max|exact|, the rounding of the result alone, because the
+    error of a correct kernel can be zero by chance, for example with a single key. This minimum is
+    the same for all gradients: with one key, the gradients of q and k cancel to zero, but their
+    terms, which are as large as those of v's gradient, do not. The unit is also at least
+    eps(float32) * max|terms|, the rounding of the sums, for a gradient that is computed alone.
 
-    lse is stored in float32 for any dtype. Its error is that of the sum of weights relative to the
-    sum: a kernel that rounds the weights first, or that takes an exp of just the precision they
-    need, is half an eps off.
+    lse is stored in float32 for any dtype. Its error is the relative error of the sum of weights. A
+    kernel that rounds the weights first, or whose exp is only as precise as the dtype, is off by
+    half an eps of the dtype, so that much is always allowed.
 
     Args:
         exact: Results in float64.
@@ -90,7 +91,7 @@ def bounds(
         factor: Replaces the dtype's factor in FACTORS.
 
     Raises:
-        ValueError: The correct kernel's result is not finite, so every result would pass.
+        ValueError: `rounded` or `exact` is not finite, so that every result would pass.
     """
     half_eps = torch.finfo(dtype).eps / 2
     sizes = {name: value.abs().max().item() for name, value in exact.items()}
@@ -130,10 +131,10 @@ def rms_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def drift(actual: Tensor, expected: Tensor) -> float:
-    """Return the mean error or, if larger, the mean error towards zero, in absolute value.
+    """Return the absolute value of the mean error or, if larger, of the mean error towards zero.
 
-    It shows rounding by truncation, whose errors have one sign. Those of correct kernels cancel. It
-    is 0 where :func:`max_error` is infinite.
+    The errors of a kernel that truncates instead of rounding have one sign, so their mean is large.
+    The errors of correct kernels cancel. The result is 0 where :func:`max_error` is infinite.
     """
     error = _subtract(actual, expected)
     if not error.numel() or not bool(error.isfinite().all()):
@@ -151,10 +152,11 @@ def rms_bounds(
 ) -> dict[str, float]:
     """Return the largest :func:`rms_error` that each tensor may have; see docs/validate.md.
 
-    The unit is the error of a correct kernel of the dtype, see `attention`, but at least that of
-    storing the result: errors uniformly distributed up to eps / 2 * exact, whose root mean square
-    is that divided by sqrt(3). It is also at least eps(float32) of the terms, the rounding of the
-    sums: nothing else counts where the exact value is zero.
+    The unit of the bound is the error of a correct kernel of the dtype, which `rounded` has. It is
+    at least the error of storing the result: errors that are uniformly distributed up to
+    eps / 2 * exact have a root mean square of that limit divided by sqrt(3). The unit is also at
+    least eps(float32) of the terms, the rounding of the sums, which alone matters where the exact
+    value is zero.
 
     Args:
         exact: Results in float64.
@@ -174,9 +176,10 @@ def rms_bounds(
 def local_error(actual: Tensor, expected: Tensor, terms: Tensor, dtype: torch.dtype) -> float:
     """Return the largest error of an element, in units of half the dtype's eps times its terms.
 
-    Correct kernels came to 2.4 in half precision. They came to 31 in float32, where the rounding of
-    the scores counts, which is in proportion to their size. Weights below fp16's smallest normal
-    number, 6e-5, lose more than half an eps; 8 steps of the subnormal numbers are allowed for them.
+    Correct kernels came to 2.4 in half precision. They came to 31 in float32, because the rounding
+    of the scores, which is in proportion to their size, matters there. Weights below fp16's
+    smallest normal number, 6e-5, lose more than half an eps when they are rounded. For them, 8
+    steps of the subnormal numbers are added to the unit.
     """
     error = _subtract(actual, expected).abs()
     limits = torch.finfo(dtype)
@@ -189,7 +192,7 @@ class _Errors:
     """The errors of one tensor, and their bounds.
 
     Attributes:
-        maximum: Largest error; infinite for a NaN, an infinity or another shape.
+        maximum: Largest error; infinite for a NaN, an infinity or a wrong shape.
         local: Largest error of an element in units of its own terms.
         rms: Root mean square error.
         drift: Mean signed error.
@@ -270,20 +273,20 @@ def compare(
     dtype: torch.dtype,
     factor: float | None = None,
 ) -> Result:
-    """Return a pass if every expected tensor is within its bounds, and every element.
+    """Return a pass if every expected tensor, and every element, is within its bounds.
 
-    A tensor has the bounds of :func:`bounds` and, unless a factor is given, of :func:`rms_bounds`.
-    A part of the latter bounds :func:`drift`; a larger part where a tensor has few elements. An
-    element has the bound LOCAL_FACTORS of its own terms: otherwise a small gradient could be
-    missing altogether.
+    Each tensor has a bound from :func:`bounds` and, unless a factor is given, one from
+    :func:`rms_bounds`. The bound of :func:`drift` is a part of the latter, and a larger part for a
+    tensor of few elements. Each element has a bound of LOCAL_FACTORS in units of its own terms.
+    Without it, a kernel could leave out a small gradient altogether.
 
-    What is measured includes the dtype and the size of the largest terms, from which the bounds
-    follow.
+    The record of the result includes the dtype and the size of the largest terms, from which the
+    bounds follow.
 
     Args:
         check: The check that the result is for.
         actual: Tensors under test by name.
-        expected: Returns the correct tensors by name, in a precision.
+        expected: Returns the correct tensors by name, for a precision.
         dtype: Dtype under test.
         factor: Replaces the dtype's factor in FACTORS.
     """

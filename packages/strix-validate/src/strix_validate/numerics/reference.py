@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention in float64, as correct kernels of a dtype round it, and the sizes of its terms."""
+"""Reference attention: in float64, with the rounding of a smaller dtype, or of magnitudes."""
 
 import math
 from collections.abc import Callable
@@ -9,33 +9,40 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+#: The corner in which a causal mask's triangle ends; see :func:`mask`.
 Causal = Literal["top-left", "bottom-right"] | None
-#: Takes the place of a dtype: the sums of the magnitudes of the terms, see :func:`attention`.
+#: Stands where a dtype may stand, and means the sums of the terms' magnitudes; see
+#: :func:`attention`.
 TERMS = "terms"
 Precision: TypeAlias = torch.dtype | Literal["terms"]
 
 
 def working_dtype(dtype: Precision) -> torch.dtype:
-    """Return the dtype that a reference computes in: float64, or float32 for a smaller dtype."""
+    """Return the dtype in which a reference computes: float32 for a dtype of at most 32 bits.
+
+    For float64 and TERMS it is float64.
+    """
     return torch.float64 if dtype in (torch.float64, TERMS) else torch.float32
 
 
 def store(x: Tensor, dtype: Precision) -> Tensor:
-    """Return x, rounded as if a kernel of the dtype had stored it; not rounded for TERMS."""
+    """Return x, rounded as if a kernel of the dtype had stored it. For TERMS, x is not rounded."""
     if dtype == TERMS:
         return x
     return x.to(dtype).to(working_dtype(dtype))
 
 
 def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Tensor:
-    """Compute x @ weight^T in the working precision, not rounded; for TERMS of magnitudes.
+    """Compute x @ weight^T in the working dtype, without rounding.
+
+    For TERMS, compute the product of the absolute values.
 
     Args:
         x: (..., columns).
         weight: (rows of the weight, columns).
         dtype: Precision of the result.
-        rows: Rows of the weight that are converted at a time, so that a head of 248,000 tokens fits
-            into memory in float64.
+        rows: Number of the weight's rows that are converted at a time. A whole head of 248,000
+            tokens would not fit into memory in float64.
     """
     x = x.to(working_dtype(dtype))
     if dtype == TERMS:
@@ -50,7 +57,7 @@ def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Te
 
 
 def layer(x: Tensor, weight: Tensor) -> Callable[[Precision], dict[str, Tensor]]:
-    """Return a function of the precision that gives the result of x @ weight^T as "out"."""
+    """Return a function of the precision that returns {"out": x @ weight^T}."""
 
     def compute(dtype: Precision) -> dict[str, Tensor]:
         return {"out": store(product(x, weight, dtype), dtype)}
@@ -66,14 +73,15 @@ def rotate(
     *,
     neighbours: bool = False,
 ) -> Tensor:
-    """Rotate the first lanes of x by angles in the working precision, without rounding.
+    """Rotate pairs of x's first lanes by angles, in the working dtype, without rounding.
 
     Args:
         x: (..., head_dim).
-        cos: (..., lanes / 2); it broadcasts to x's leading dimensions.
-        sin: Like cos.
+        cos: (..., rotated lanes / 2), the cosines of the angles. It broadcasts to x's leading
+            dimensions.
+        sin: The sines, of the same shape.
         dtype: Precision of the result.
-        neighbours: Whether neighbouring lanes form a pair; otherwise lane i and i + lanes / 2 do.
+        neighbours: Whether neighbouring lanes form a pair; otherwise lanes i and i + lanes / 2 do.
     """
     x, cos, sin = (t.to(working_dtype(dtype)) for t in (x, cos, sin))
     sign = -1.0
@@ -97,8 +105,9 @@ def rotate(
     return torch.cat([rotated_lanes, other_lanes], -1)
 
 
+#: The fault that inputs of :func:`with_sink` show.
 WHY_SINK = (
-    "sums in 16 bits, which lose the terms that follow a large first one; random inputs hide it "
+    "sums in 16 bits, which lose the terms after a large first one; random inputs hide this fault "
     "(https://github.com/Xilinx/mlir-air/pull/1606)"
 )
 Sink = Literal["key", "query"] | None
@@ -114,16 +123,17 @@ def with_sink(
 ) -> tuple[Tensor, ...]:
     """Turn normal numbers into inputs whose sums start with a term that outweighs all others.
 
-    Each other term is eps / 256 of the first one and has its sign. If a sum between blocks of up to
-    64 terms is kept in 16 bits, each block's share is rounded away.
+    Each later term is eps / 256 of the first one, and has the same sign. If a kernel keeps its sum
+    in 16 bits after each block of up to 64 terms, the contribution of each block is rounded away.
 
     Args:
-        q: Standard normal, (..., seqlen, head_dim), of the dtype under test; so are k, v, grad_out.
-        k: See q.
-        v: See q.
-        grad_out: See q.
-        sink: "key": the first key has nearly all weight, as in language models; the fault shows in
-            out. "query": the first query has nearly all of grad_out; it shows in dk and dv.
+        q: Standard normal, (..., seqlen, head_dim), of the dtype under test.
+        k: Like q.
+        v: Like q.
+        grad_out: Like q.
+        sink: With "key", the first key has nearly all weight, as in language models, and the fault
+            shows in out. With "query", the first query has nearly all of grad_out, and the fault
+            shows in dk and dv.
     """
     share = torch.finfo(q.dtype).eps / 256
     q, k, v, grad_out = (x.double() for x in (q, k, v, grad_out))
@@ -140,27 +150,28 @@ def with_sink(
         q = 1 + q / 4
         k = k / 4
         grad_out[..., 1:, :] *= share
-        grad_out *= 64  # keeps dk out of fp16's subnormal numbers
+        grad_out *= 64  # so that dk is no subnormal number of fp16
     return q, k, v, grad_out
 
 
+#: The fault that inputs of :func:`with_low_scores` show.
 WHY_LOW = (
-    "scores that are all far below 0: padding behind the last key scores 0, and exp(0 - logsumexp) "
-    "is infinite (https://github.com/ROCm/aiter/issues/3551); or the value of a mask, or a first "
-    "maximum, is a finite number above all scores"
+    "wrong results if all scores are far below 0: padding after the last key has the score 0, so "
+    "that exp(0 - logsumexp) is infinite (https://github.com/ROCm/aiter/issues/3551); or the value "
+    "of masked scores, or the initial maximum, is a finite number above all scores"
 )
 
 
 def with_low_scores(q: Tensor, k: Tensor, level: float, scale: float) -> tuple[Tensor, Tensor]:
-    """Return copies of q and k whose first lane moves all scores to about a level.
+    """Return copies of q and k whose first lane moves all scores to about `level`.
 
-    The gradients of the first lane cancel, so that only rounding is left of them. With few rows,
-    its size is a matter of chance.
+    The gradients of the first lane cancel, so that only their rounding errors remain. With few
+    rows, the size of these errors is a matter of chance.
 
     Args:
         q: Standard normal, (..., head_dim), of the dtype under test.
         k: Like q.
-        level: Negative; a head with one massive activation has such scores.
+        level: The negative mean of the scores. A head with one massive activation has such scores.
         scale: Scale of the scores.
     """
     q = q.clone()
@@ -177,11 +188,11 @@ def mask(seqlen_q: int, seqlen_k: int, causal: Causal, window: tuple[int, int]) 
     Args:
         seqlen_q: Number of queries.
         seqlen_k: Number of keys.
-        causal: The corner that the triangle ends in. torch's ``is_causal`` is top-left: query i
+        causal: The corner in which the triangle ends. torch's ``is_causal`` is top-left: query i
             sees keys 0..i. flash-attn's ``causal`` is bottom-right: the last query sees all keys.
-            They differ when seqlen_q != seqlen_k.
-        window: (left, right), the keys before and after the query's own that it sees, aligned
-            bottom-right as in flash-attn; -1 is unlimited.
+            The two differ when seqlen_q != seqlen_k.
+        window: (left, right), the number of keys that a query sees before and after its own key.
+            The last query's own key is the last key, as in flash-attn; -1 is unlimited.
 
     Returns:
         Boolean (seqlen_q, seqlen_k), True where the query sees the key.
@@ -204,11 +215,12 @@ def mask(seqlen_q: int, seqlen_k: int, causal: Causal, window: tuple[int, int]) 
 
 @dataclass(frozen=True)
 class _Weights:
-    """The weights of attention, softmax(scores), and what their gradient needs.
+    """The weights of attention, softmax(scores), and the values that their gradient needs.
 
     Attributes:
         weights: (batch, heads, seqlen_q, seqlen_k), without the sinks; 0 for a query without keys.
-        scores: The same with the sinks behind the keys; -inf for a key that the query does not see.
+        scores: (batch, heads, seqlen_q, seqlen_k), or one more column for the sinks; -inf for a key
+            that the query does not see.
         slope: Derivative of the softcap; 1 without one.
         visible: Boolean, which keys each query sees.
     """
@@ -219,7 +231,7 @@ class _Weights:
     visible: Tensor
 
     def logsumexp(self) -> Tensor:
-        """Return the logarithm of each query's sum of exp(scores); -inf for one without keys."""
+        """Return the logarithm of each query's sum of exp(scores); -inf if it sees no key."""
         sees_none = ~self.visible.any(-1)
         return self.scores.logsumexp(-1).masked_fill(sees_none, float("-inf"))
 
@@ -245,7 +257,8 @@ def _weigh(
     elif attn_mask is not None:
         scores = scores + attn_mask.to(scores.dtype)
     sees_any = visible.any(-1, keepdim=True)
-    # A row of only -inf would give NaN: it keeps its scores and gets weight 0.
+    # A row of only -inf would give NaN. A query that sees no key keeps its scores instead, and its
+    # weights are multiplied by 0 below.
     scores = scores.masked_fill(~visible & sees_any, float("-inf"))
     if sinks is not None:
         sink = sinks.to(scores)[:, None, None].expand(*scores.shape[:3], 1)
@@ -276,11 +289,12 @@ def attention(  # noqa: PLR0913 (the arguments of attention)
 ) -> dict[str, Tensor]:
     """Compute plain attention, softmax(scale * q k^T) v, and its gradients.
 
-    In float64 this is the reference. In a smaller dtype it is a correct kernel of that dtype: it
-    computes in float32 and rounds what a fused kernel hands to the next matrix product or stores:
-    the weights, their gradients, and the results. With TERMS each element is the sum, in float64,
-    of the absolute values of what is added up to it: the size that rounding is in proportion to. A
-    query that sees no key gives zeros, as in flash-attn and, since 2.5, in torch.
+    In float64 this is the reference. In a smaller dtype it imitates a correct fused kernel of that
+    dtype. It computes in float32, and rounds the values that such a kernel stores or passes to the
+    next matrix product: the weights, their gradients, and the results. With TERMS, each element is
+    a sum in float64 of the absolute values of the terms that are summed for it. Rounding errors are
+    in proportion to this sum. The output of a query that sees no key is zero, as in flash-attn and,
+    since version 2.5, in torch.
 
     Args:
         q: (batch, heads, seqlen_q, head_dim).
@@ -291,19 +305,20 @@ def attention(  # noqa: PLR0913 (the arguments of attention)
         causal: See :func:`mask`.
         window: See :func:`mask`.
         softcap: Scores become softcap * tanh(scores / softcap); 0 is off.
-        attn_mask: Broadcastable to (batch, heads, seqlen_q, seqlen_k); Boolean, True where the
-            query sees the key, or numbers to add to the scores.
-        keep: What dropout multiplies each weight by: 0 or 1 / (1 - p).
-        sinks: (heads,), the score of one more key for every query, whose value is zero.
+        attn_mask: Broadcastable to (batch, heads, seqlen_q, seqlen_k). A Boolean mask is True where
+            the query sees the key. Other numbers are added to the scores.
+        keep: The factor by which dropout multiplies each weight: 0 or 1 / (1 - p).
+        sinks: (heads,), the score of an additional key for every query. Its value is zero.
         scale: Scale of the scores; None is 1 / sqrt(head_dim).
-        lse: Also return the natural logarithm of each query's sum of exp(scores), -inf without
-            keys. Kernels keep it in float32, whatever their dtype.
+        lse: Also return the natural logarithm of each query's sum of exp(scores), -inf for a query
+            without keys. Kernels keep it in float32, whatever their dtype.
         dtype: Precision of the result.
 
     Returns:
-        out, dq, dk, dv with the shapes of grad_out, q, k, v, and lse (batch, heads, seqlen_q), on
-        the device of q; in float64, or for a smaller dtype in float32. With an additive attn_mask
-        also dmask, its gradient before any sum over what it was broadcast to.
+        out, dq, dk and dv with the shapes of grad_out, q, k and v; and lse (batch, heads,
+        seqlen_q). They are on the device of q, in the working dtype. With an additive attn_mask
+        there is also dmask, its gradient before any sum over the dimensions that it was broadcast
+        to.
 
     Raises:
         ValueError: kv_heads does not divide heads.
@@ -346,7 +361,7 @@ def _multiply(
     scale: float,
     dtype: Precision,
 ) -> dict[str, Tensor]:
-    """Compute the products with the weights: out and the gradients, for each query head.
+    """Compute out and the gradients from the weights, for each query head.
 
     Returns:
         out, dq, dk, dv, and dscores, the gradient of the scores.
@@ -379,7 +394,8 @@ def _multiply(
 def _sum_groups(x: Tensor, group: int, dtype: Precision) -> Tensor:
     """Return the gradient of each key/value head: the sum over the query heads that read it.
 
-    Kernels without grouped heads sum what they stored for each query head.
+    Each query head's gradient is rounded first: kernels without grouped heads store it, and then
+    sum the stored values.
     """
     of_query_heads = store(x, dtype).unflatten(1, (-1, group))
     return store(of_query_heads.sum(2), dtype)

@@ -141,6 +141,6 @@ def run_calls(
 
 
 def describe_missing_answer(check: Check, error: Exception) -> Result:
-    """Return the result of a check whose call gave no answer: skipped for CannotRun, else failed."""
+    """Return the result of a check without an answer: skipped for CannotRun, otherwise failed."""
     state = State.SKIPPED if isinstance(error, CannotRun) else State.FAILED
     return Result(check, state, str(error))

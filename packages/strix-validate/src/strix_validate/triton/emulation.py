@@ -49,7 +49,7 @@ def execute(launch: InterceptedLaunch) -> tuple[emulator.Launch, str]:
     except emulator.Trap as trap:
         if trap.kind != "race" or "LDS" not in str(trap):
             raise
-        # After a trap the tensors are as they were before the launch, so the launch can be repeated.
+        # After a trap the tensors are as before the launch, so the launch can be repeated.
         try:
             launched = run(options=emulator.Options(barriers_wait=True))
         except emulator.Trap:

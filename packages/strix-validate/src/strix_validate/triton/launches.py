@@ -39,7 +39,7 @@ def describe(function: Callable[[], object]) -> str:
 
 
 def shorten(name: str) -> str:
-    """Return the name of a C++ kernel without its return type, template arguments and parameters."""
+    """Return a C++ kernel's name without its return type, template arguments and parameters."""
     return re.split("[<(]", name.removeprefix("void "))[0]
 
 

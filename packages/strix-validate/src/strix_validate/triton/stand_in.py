@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A stand-in for Triton's gfx1151 device on a machine without a GPU.
 
-A library's real Python call path runs, including its tuned configurations. Kernels are compiled for
-gfx1151, and each launch goes to a function of ours. Tensors stay in host memory. The stand-in
-changes the whole process, so install it in a child process only.
+With the stand-in, the real Python code of a library runs, including its tuned configurations. Its
+kernels are compiled for gfx1151, and each launch calls a function that the caller passes to
+:func:`intercept`. Tensors stay in host memory. The stand-in changes the whole process, so install
+it in a child process only.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ import torch
 
 from strix_validate import GPUS, TARGET
 
-#: Modules, with those below them, whose asserts require tensors on a GPU.
+#: Modules and packages whose asserts require tensors on a GPU.
 _ASSERTING = (
     "aiter",
     "flash_attn.flash_attn_triton_amd.utils",
@@ -27,9 +28,9 @@ _ASSERTING = (
 )
 #: Triton's attribute of an argument whose value is a multiple of 16.
 _DIVISIBLE = ["tt.divisibility", 16]
-#: Compilation options that a lookup reports; the last one is AMD's.
+#: Compilation options that a lookup reports; only AMD has the last one.
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "waves_per_eu")
-#: Holds what skip_products registers, which lasts as long as this object.
+#: Holds the operators that skip_products registers. They last as long as this object.
 _PRODUCTS = torch.library.Library("aten", "IMPL")
 
 
@@ -41,9 +42,10 @@ class InterceptedLaunch:
         function: The JIT function.
         compiled: The compiled kernel.
         args: The positional arguments.
-        grid: Workgroups in each direction, or a function of the arguments that returns them.
+        grid: Number of workgroups in each direction, or a function of the arguments that returns
+            these numbers.
         options: The keyword arguments.
-        is_warmup: Nothing is launched: the kernel is only compiled.
+        is_warmup: Whether the caller wanted the kernel compiled only, not launched.
     """
 
     function: Any
@@ -72,16 +74,16 @@ class InterceptedLaunch:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A kernel that a launch needed, and that Triton found or compiled.
+    """A kernel that a launch needed, and that Triton found in its cache or compiled.
 
     Attributes:
-        name: Of the kernel.
-        key: Its folder in Triton's cache.
+        name: The kernel's name.
+        key: The name of the kernel's folder in Triton's cache.
         types: Types of the arguments by name, with ":16" where the value is a multiple of 16.
-        constants: The arguments that are compiled in.
-        options: num_warps and the like.
-        files: Paths of its files, by file name.
-        compiled: Whether it was compiled, because no cache and no package had it.
+        constants: The values of the compiled-in arguments, by name.
+        options: The values of _LAUNCH_OPTIONS, by name.
+        files: Paths of the kernel's files, by file name.
+        compiled: Whether the kernel was compiled, because no cache and no package had it.
     """
 
     name: str
@@ -94,17 +96,17 @@ class Lookup:
 
 
 def _measure_nothing(is_called: bool, call, quantiles=None) -> list[float]:
-    """Return zeros in the place of triton.autotune's measurements."""
+    """Return zeros instead of the times that triton.autotune would measure."""
     if is_called:
         call()
     return [0.0] * len(quantiles or (0.5,))
 
 
 def take_first_candidate() -> None:
-    """Make triton.autotune take its first configuration on the real device, too.
+    """Make triton.autotune choose its first configuration on a real GPU, as the stand-in does.
 
-    fla's kernels have dozens of configurations, which took an H100 minutes to compile, and noise
-    decides which one wins.
+    fla's kernels have dozens of configurations. To compile them for an H100 took minutes, and noise
+    in the measured times decides which one is chosen.
     """
     from triton.runtime import driver
 
@@ -112,7 +114,7 @@ def take_first_candidate() -> None:
 
 
 def ignore_amd_options() -> None:
-    """Have Triton ignore AMD's launch option waves_per_eu, which its compiler for CUDA refuses."""
+    """Make Triton ignore AMD's launch option waves_per_eu, which its compiler for CUDA refuses."""
     from triton.runtime.jit import JITFunction
 
     original = JITFunction.run
@@ -125,12 +127,12 @@ def ignore_amd_options() -> None:
 
 
 def _driver(all_candidates: bool) -> types.SimpleNamespace:
-    """Return a Triton driver that knows its target but has no device.
+    """Return a Triton driver that has the target gfx1151, but no device.
 
-    triton.autotune measures nothing here, and its first configuration wins.
+    With it, triton.autotune measures nothing and chooses its first configuration.
 
     Args:
-        all_candidates: Whether the other configurations are launched as well, once each.
+        all_candidates: Whether triton.autotune launches each of its configurations once.
     """
     from triton.backends.compiler import GPUTarget
 
@@ -148,7 +150,7 @@ def _driver(all_candidates: bool) -> types.SimpleNamespace:
 class _WithoutAsserts(SourceFileLoader):
     """Load a module without its asserts, as ``python -O`` does.
 
-    ``python -O`` itself would compile torch and sympy anew as well.
+    ``python -O`` would affect all modules, and would compile torch and sympy anew.
     """
 
     def get_code(self, fullname):
@@ -157,11 +159,11 @@ class _WithoutAsserts(SourceFileLoader):
 
 
 class KernelLibraries:
-    """Find the modules whose asserts are left out."""
+    """Find the modules of _ASSERTING, and load them without their asserts."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """Return the spec of a module whose asserts are left out, or None for any other."""
+        """Return the spec of a module that is loaded without asserts; None for other modules."""
         if not any(f"{name}.".startswith(f"{module}.") for module in _ASSERTING):
             return None
         spec = PathFinder.find_spec(name, path)
@@ -173,7 +175,7 @@ class KernelLibraries:
 def install(all_candidates: bool = False) -> None:
     """Make Triton and torch report a gfx1151 device.
 
-    Call it before the kernels' library is imported.
+    Call this function before the library that has the kernels is imported.
 
     Args:
         all_candidates: Whether triton.autotune launches all its configurations, not only the first.
@@ -182,8 +184,8 @@ def install(all_candidates: bool = False) -> None:
     from triton.runtime import interpreter
 
     sys.meta_path.insert(0, KernelLibraries)
-    # The interpreter computes an overflow check for each sum and product of integers, and ignores
-    # its result without TRITON_DEBUG.
+    # The interpreter checks each sum and product of integers for overflow. Without TRITON_DEBUG it
+    # ignores the result, so the check only costs time.
     unchecked = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter.interpreter_builder.options = unchecked
     triton.runtime.driver.set_active(_driver(all_candidates))
@@ -199,7 +201,7 @@ def install(all_candidates: bool = False) -> None:
 
 
 def intercept(on_launch: Callable[[InterceptedLaunch], None]) -> None:
-    """Make every launch compile its kernel and call on_launch instead of running."""
+    """Make each launch compile its kernel and call on_launch, instead of running the kernel."""
     from triton.runtime.jit import JITFunction
 
     original = JITFunction.run
@@ -213,7 +215,7 @@ def intercept(on_launch: Callable[[InterceptedLaunch], None]) -> None:
 
 
 def watch(on_lookup: Callable[[Lookup], None]) -> None:
-    """Report each kernel that Triton finds or compiles, once per process."""
+    """Call on_lookup for each kernel that Triton finds or compiles, once per process."""
     import triton
     from triton.runtime.cache import _base32
 
@@ -246,7 +248,10 @@ def _describe_types(src: Any) -> dict[str, str]:
 
 
 def _describe_constants(src: Any) -> dict[str, str]:
-    """Return a kernel's compiled-in arguments, by their path in the tuple that holds them."""
+    """Return a kernel's compiled-in arguments, by name.
+
+    An element of a tuple has the tuple's name and its index, such as "args.0".
+    """
     constants = {}
     for (index, *indices), value in src.constants.items():
         name = ".".join([src.fn.arg_names[index], *map(str, indices)])
@@ -255,7 +260,7 @@ def _describe_constants(src: Any) -> dict[str, str]:
 
 
 def report_keys(on_key: Callable[[str], None]) -> None:
-    """Report the key of each kernel that a launch needs, and keep Triton from compiling it."""
+    """Call on_key with the key of each kernel that a launch needs, instead of compiling it."""
     import triton
 
     def refuse(*, key, fn, **_) -> bool:
@@ -266,10 +271,10 @@ def report_keys(on_key: Callable[[str], None]) -> None:
 
 
 def skip_products() -> None:
-    """Make torch's matrix products on the CPU return without computing.
+    """Make torch's matrix products on the CPU return without computing anything.
 
-    liger-kernel's last layer multiplies zeros by a whole vocabulary, with `out` or without, and
-    without a GPU nothing reads the result.
+    The last layer of liger-kernel multiplies by the weights of a whole vocabulary, which takes long
+    on a CPU. In the modes that use this function, nothing reads the result.
     """
     _PRODUCTS.impl("mm", lambda a, b: a.new_zeros(a.shape[0], b.shape[1]), "CPU")
     for name in ("mm.out", "addmm.out"):
@@ -277,9 +282,9 @@ def skip_products() -> None:
 
 
 def accept_cpu_tensors() -> None:
-    """Register flash-attn's ops for CPU tensors.
+    """Register flash-attn's operators for CPU tensors.
 
-    Upstream registers them for GPU tensors only, although their bodies take either.
+    flash-attn registers them for GPU tensors only, although the functions accept both.
     """
     interface = sys.modules["flash_attn.flash_attn_interface"]
     for name in ("forward", "varlen_forward", "backward", "varlen_backward"):
