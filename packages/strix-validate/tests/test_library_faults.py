@@ -141,7 +141,7 @@ FAULTS = {
     ),
 }
 #: What a failed check says, by the group of its id.
-SAID = {"factors": "rows: their factors give them back", "gradients": "sums of whole numbers"}
+SAID = {"factors": "rows: the product of the factors", "gradients": "sums of whole numbers"}
 
 
 @pytest.mark.parametrize("name", FAULTS)

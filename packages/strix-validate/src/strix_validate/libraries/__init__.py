@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The libraries below attention: products, factors, convolutions, host memory, and torch.compile.
+"""Checks of torch's other libraries: matrix products, factorisations, convolutions and so on.
 
 Each module lists its checks with their functions. The tier `libraries` runs each module in its own
 process.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""bitsandbytes: weights in NF4, layers with them, and optimizers whose states have 8 bits.
+"""Check bitsandbytes: NF4 weights, layers with such weights, and optimizers with 8-bit states.
 
-Tables and steps are computed here in float64, without using bitsandbytes for them. Codes must be
-the nearest ones. What is computed from codes is compared with float64 from the codes that the
-device holds, so that quantisation hides no error.
+This module computes the tables of codes and the optimizers' steps in float64, without
+bitsandbytes. A code must be the one whose number is nearest. Results are compared with those in
+float64 from the codes on the device, so that the error of quantisation does not hide another one.
 """
 
 from collections.abc import Callable
@@ -21,24 +21,24 @@ from strix_validate.numerics.reference import Precision, store
 from strix_validate.triton.call import require as require_module
 
 MODULE = "bitsandbytes"
-#: Size of a layer's weight: a row holds whole blocks of either size.
+#: Size of a layer's weight. A row is a whole number of blocks of either size in _BLOCK_SIZES.
 ROWS = 37
 COLUMNS = 128
-#: A vector whose last block is short.
+#: Shape of a vector whose last block is not full.
 _VECTOR = (ROWS * COLUMNS + 38,)
-#: A matrix whose rows end inside a block.
+#: Shape of a matrix whose rows end inside a block.
 _MATRIX = (ROWS, 96)
-#: Numbers in a block of quantised scales, and in one of an optimizer's state.
+#: Numbers in a block of an optimizer's state.
 _STATE_BLOCK = 256
-#: How much farther a code may be than the nearest entry of its table: on a CPU bitsandbytes looks
-#: up codes of 8 bits in a table of 65,536 numbers.
+#: How much larger than the smallest distance the distance of a code's number may be. On a CPU,
+#: bitsandbytes finds 8-bit codes in a table of 65,536 numbers, which is less exact.
 _SLACK = 4e-5
 _NF4 = (
-    "NF4 that is wrong on one GPU: "
+    "NF4 that is wrong on one kind of GPU: "
     "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/2087"
 )
-_ROWS = "a scale of the next block where a row ends inside one (patches/bitsandbytes/0005)"
-_STEP = "a state of 8 bits with another block's scale: https://arxiv.org/abs/2110.02861"
+_ROWS = "the scale of the wrong block if a row ends inside a block (patches/bitsandbytes/0005)"
+_STEP = "an 8-bit state with the scale of another block: https://arxiv.org/abs/2110.02861"
 _BLOCK_SIZES = (64, 128)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -88,7 +88,10 @@ def nf4_table() -> Tensor:
 
 @cache
 def dynamic_table(signed: bool) -> Tensor:
-    """Return the 256 numbers of dynamic quantisation: each decade is twice as fine as the lower."""
+    """Return the 256 numbers of dynamic quantisation.
+
+    Each decade has twice as many numbers as the decade below it.
+    """
     decades = []
     for decade in range(7):
         count = 2 ** (decade + (not signed))
@@ -102,7 +105,7 @@ def dynamic_table(signed: bool) -> Tensor:
 
 
 def _split_blocks(values: Tensor, size: int) -> Tensor:
-    """Return (blocks, size) in float64, with zeros after the end of the last block."""
+    """Return the values as (blocks, size) in float64; zeros fill the last block."""
     flat = values.detach().cpu().double().flatten()
     return torch.nn.functional.pad(flat, (0, -len(flat) % size)).view(-1, size)
 
@@ -122,13 +125,13 @@ def _unpack_codes(packed: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Codes:
-    """Numbers in codes: entries of a table, times a scale for each block.
+    """Quantised numbers: entries of a table, times a scale for each block.
 
     Attributes:
-        codes: Index into the table for each number.
-        scales: Scale of each block.
-        table: Numbers that a code stands for.
-        block: Numbers in a block.
+        codes: The index of each number in the table.
+        scales: The scale of each block.
+        table: The number of each code, before scaling.
+        block: How many numbers a block has.
     """
 
     codes: Tensor
@@ -140,13 +143,14 @@ class Codes:
         """Return the numbers in float64."""
         return _scale_blocks(self.table[self.codes], self.scales, self.block)
 
-    def require_right(self, values: Tensor, what: str, *, keeps_sign: bool = False) -> None:
+    def require_right(self, values: Tensor, subject: str, *, keeps_sign: bool = False) -> None:
         """Require that scales are the blocks' largest magnitudes, and codes the nearest ones.
 
         Args:
             values: The numbers that were quantised. In a block of zeros any code is right.
-            what: Name in messages.
-            keeps_sign: Whether a code may be the neighbour if the nearest has the other sign.
+            subject: The name of the numbers in messages.
+            keeps_sign: Whether the code next to the nearest one is allowed if the nearest one's
+                number has the wrong sign.
 
         Raises:
             CheckFailed: A scale or a code is wrong.
@@ -155,7 +159,7 @@ class Codes:
         largest = blocks.abs().amax(1, keepdim=True)
         divisor = largest.clamp(min=1e-30)
         error = ((self.scales[:, None] - largest).abs() / divisor).max().item()
-        require(error <= 2e-5, f"{what}: a block's scale is {error:.2g} of itself off")
+        require(error <= 2e-5, f"{subject}: the relative error of a block's scale is {error:.2g}")
         count = len(self.codes)
         normalized = (blocks / divisor).flatten()[:count]
         is_zero_block = (largest == 0).expand_as(blocks).flatten()[:count]
@@ -168,11 +172,14 @@ class Codes:
             is_neighbour = (self.codes - nearest).abs() == 1
             excess[has_other_sign & is_neighbour] = 0
         worst = excess.max().item()
-        require(worst <= _SLACK, f"{what}: a code is {worst:.2g} farther than the nearest")
+        require(
+            worst <= _SLACK,
+            f"{subject}: a code's number is {worst:.2g} farther away than the nearest one",
+        )
 
 
 def _read_weight(packed: Tensor, state: Any, values: Tensor) -> Tensor:
-    """Return the weight in float64 that codes and scales stand for; require that they are right.
+    """Return the dequantised weight in float64; require that its codes and scales are right.
 
     Args:
         packed: Codes as bitsandbytes packs them.
@@ -188,14 +195,14 @@ def _read_weight(packed: Tensor, state: Any, values: Tensor) -> Tensor:
         scales = _read_nested_scales(state, largest)
     codes = _unpack_codes(packed, values.numel())
     weight = Codes(codes, scales.double(), nf4_table(), state.blocksize)
-    # codes are chosen by the scales before these are quantised
-    as_chosen = replace(weight, scales=largest) if state.nested else weight
-    as_chosen.require_right(values, "NF4")
+    # bitsandbytes chooses the codes before it quantises the scales
+    with_exact_scales = replace(weight, scales=largest) if state.nested else weight
+    with_exact_scales.require_right(values, "NF4")
     return weight.values().view(values.shape)
 
 
 def _read_nested_scales(state: Any, largest: Tensor) -> Tensor:
-    """Return scales that are themselves quantised; require that they are right.
+    """Return dequantised scales, which were quantised as well; require that they are right.
 
     Args:
         state: bitsandbytes' state of the quantised weight.
@@ -233,7 +240,7 @@ def _check_codes(
     id_: str,
     options: RunOptions,
 ) -> Result:
-    """Compare weights after quantisation with what their codes stand for."""
+    """Compare the weights that bitsandbytes dequantises with the numbers of their codes."""
     require_module(MODULE)
     from bitsandbytes import functional
 
@@ -245,7 +252,7 @@ def _check_codes(
         compress_statistics=nested,
         quant_type="nf4",
     )
-    # on a CPU a vector comes back as a matrix of one row
+    # on a CPU, bitsandbytes returns a vector as a matrix of one row
     out = functional.dequantize_4bit(packed, state).cpu().reshape(shape)
     weight = _read_weight(packed, state, values)
 
@@ -257,7 +264,10 @@ def _check_codes(
 
 
 def _check_layer(block: int, dtype: torch.dtype, id_: str, options: RunOptions) -> Result:
-    """Compare a layer's result for one row, which has a kernel, and for nine, with its gradient."""
+    """Compare a layer's results for one row and for nine rows, and the gradient of the nine.
+
+    For one row, bitsandbytes has a kernel of its own.
+    """
     require_module(MODULE)
     import bitsandbytes
 
@@ -289,7 +299,7 @@ def _check_layer(block: int, dtype: torch.dtype, id_: str, options: RunOptions) 
     }
 
     def expected(precision: Precision) -> dict[str, Tensor]:
-        # with several rows, a layer rounds its weights first
+        # with several rows, a layer rounds its dequantised weights first
         rounded_weight = store(weight.to(reference.working_dtype(precision)), precision)
         results = {
             "one": reference.product(one, rounded_weight, precision),
@@ -306,8 +316,8 @@ class _Optimizer:
     """An optimizer of bitsandbytes.
 
     Attributes:
-        options: Its arguments.
-        signed: For each of its states, whether the state has a sign.
+        options: The optimizer's arguments.
+        signed: For each state of the optimizer, whether its numbers have signs.
     """
 
     options: dict[str, float]
@@ -333,7 +343,7 @@ def step(
     """Compute a parameter and an optimizer's states after a step, in float64.
 
     Args:
-        name: Optimizer.
+        name: Name of the optimizer.
         p: Parameter before the step.
         grad: Gradient of the parameter.
         states: States before the step.
@@ -341,7 +351,7 @@ def step(
         group: Options of the optimizer's group of parameters.
     """
     options = [group["lr"], group["eps"], group["weight_decay"], *group["betas"][:2]]
-    # as the kernels have them: 0.999 is another number in float32
+    # rounded to float32 as in the kernels: 0.999 is another number there
     lr, eps, decay, beta1, beta2 = torch.tensor(options).tolist()
     if name.startswith("Adam"):
         mean = beta1 * states[0] + (1 - beta1) * grad
@@ -360,7 +370,7 @@ def step(
 
 
 def _read_states(state: dict, signs: tuple[bool, ...]) -> list[Codes]:
-    """Return an optimizer's states as the device holds them."""
+    """Return the codes of an optimizer's states; require that their tables are right."""
     states = []
     for number, signed in enumerate(signs, 1):
         table = dynamic_table(signed)
@@ -373,7 +383,7 @@ def _read_states(state: dict, signs: tuple[bool, ...]) -> list[Codes]:
 
 
 def _check_optimizer(name: str, dtype: torch.dtype, id_: str, options: RunOptions) -> dict:
-    """Judge three steps, each from the state that the device holds."""
+    """Compare three steps with float64. Each reference step starts from the state on the device."""
     require_module(MODULE)
     import bitsandbytes
 
@@ -395,7 +405,10 @@ def _check_optimizer(name: str, dtype: torch.dtype, id_: str, options: RunOption
         bound = _bound_parameters(start, expected, group, dtype)
         error = (p.detach().cpu().double() - expected).abs() / bound
         largest = error.max().item()
-        require(largest <= 1, f"step {number}: a parameter is {largest:.3g} of its bound off")
+        require(
+            largest <= 1,
+            f"step {number}: a parameter's error is {largest:.3g} times its bound",
+        )
         worst = max(worst, largest)
         after = _read_states(optimizer.state[p], row.signed)
         for codes, state in zip(after, states, strict=True):
@@ -418,7 +431,7 @@ def _bound_parameters(
         dtype: Dtype of the parameters.
     """
     eps = torch.finfo(dtype).eps
-    # weights decay before or after the step
+    # an optimizer may apply weight decay before or after its step
     decay = group["lr"] * group["weight_decay"]
     change = (expected - start).abs() + decay * start.abs()
     return 2 * eps * start.abs() + (max(1e-4, 2 * eps) + decay) * change

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convolutions, forward and backward, in each way that torch can call MIOpen, against float64."""
+"""Compare convolutions, forward and backward, with float64, in each of MIOpen's find modes."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from strix_validate.checks import PLACEHOLDER, Body, Check, Result, RunOptions, 
 from strix_validate.numerics import comparison, reference
 
 _ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
-#: Environment variables of each of MIOpen's find modes; "native" is torch's own kernels.
+#: Environment variables of each of MIOpen's find modes. In "native", torch uses its own kernels.
 MODES = {
     "default": {},
     "normal": {"MIOPEN_FIND_MODE": "NORMAL"},
@@ -24,9 +24,9 @@ MODES = {
     "dynamic-hybrid": {"MIOPEN_FIND_MODE": "DYNAMIC_HYBRID"},
     "native": {},
 }
-#: Replaces factors of comparison.FACTORS. cuDNN's first choice for the gradient of 3x3 weights came
-#: to 23 times the error of a plain sum in float32, as an algorithm like Winograd's does. TF32 is
-#: still caught.
+#: Factors that replace those of comparison.FACTORS. cuDNN's first choice for the gradient of 3x3
+#: weights came to 23 times the error of a plain sum in float32, which is normal for an algorithm
+#: like Winograd's. TF32 still exceeds this factor.
 FACTORS = {torch.float32: 100.0}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _FAST = "export MIOPEN_FIND_MODE=FAST"
@@ -60,7 +60,7 @@ _SHAPES = {
     # a vision encoder
     "2d-patches": ConvolutionShape((1, 3, 56, 56), (96, 3, 14, 14), stride=14),
     "2d-same": ConvolutionShape((2, 32, 28, 28), (48, 32, 3, 3), padding=1),
-    # Qwen-VL. The batch is small, because torch's own kernels add up samples in bfloat16.
+    # Qwen-VL. The batch is small, because torch's own kernels sum over the samples in bfloat16.
     "3d-patches": ConvolutionShape((4, 3, 2, 14, 14), (96, 3, 2, 14, 14), stride=(2, 14, 14)),
     # a video decoder
     "3d-same": ConvolutionShape((1, 8, 6, 12, 12), (12, 8, 3, 3, 3), padding=1),
@@ -73,7 +73,7 @@ def checks() -> dict[Check, Body]:
 
     A check must run in a process with the environment of its mode.
     """
-    catches = f"every solver of MIOpen failing, or wrong numbers: {_ISSUE}"
+    catches = f"MIOpen without a solver that works, or wrong numbers: {_ISSUE}"
     bodies: dict[Check, Body] = {}
     for mode, (name, shape), dtype in product(MODES, _SHAPES.items(), _DTYPES):
         case = f"{name}-{str(dtype).removeprefix('torch.')}"
@@ -89,7 +89,7 @@ def mode_of(check: Check) -> str:
 
 
 def with_remedy(result: Result) -> Result:
-    """Return the result; if MIOpen failed, with the known issue and the command that helps."""
+    """Add the known issue and a workaround to the result of a check in which MIOpen failed."""
     mode = mode_of(result.check)
     if result.state is not State.FAILED or mode == "native" or not torch.version.hip:
         return result
@@ -97,7 +97,7 @@ def with_remedy(result: Result) -> Result:
     if mode == "default":
         is_fast = os.environ.get("MIOPEN_FIND_MODE") == "FAST"
     fix = _OFF if is_fast else f"{_FAST}, or in Python {_OFF}"
-    reason = f"{result.reason}; convolution failing on gfx1151 is a known issue: {_ISSUE}"
+    reason = f"{result.reason}; failing convolutions on gfx1151 are a known issue: {_ISSUE}"
     return replace(result, reason=reason, fix=fix)
 
 
@@ -116,7 +116,7 @@ def _check(
     x = randn(*shape.x)
     weight = randn(*shape.weight)
     bias = randn(shape.weight[0])
-    # Without this, fp16 gradients of a long sum would leave its range.
+    # Without this scaling, gradients that are long sums would exceed the range of fp16.
     weight = weight / weight[0].numel() ** 0.5
     with torch.no_grad():
         out = _convolve_by_torch(shape, x.float(), weight.float(), bias.float())
@@ -131,7 +131,7 @@ def _check(
     def expected(precision: reference.Precision) -> dict[str, Tensor]:
         tensors = [t.to(reference.working_dtype(precision)) for t in inputs]
         if precision == reference.TERMS:
-            # a convolution is bilinear: the sums of magnitudes are those of magnitudes
+            # a convolution is bilinear, so that of absolute values sums the terms' magnitudes
             tensors = [t.abs() for t in tensors]
         with torch.backends.mkldnn.flags(enabled=False):
             results = _differentiate(_convolve_by_torch, shape, *tensors)

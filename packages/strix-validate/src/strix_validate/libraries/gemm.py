@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Matrix products of language models, by each of torch's two libraries, against float64."""
+"""Compare matrix products of language models, by both of torch's libraries, with float64."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from strix_validate.numerics import comparison, reference
 _LIBRARIES = {"blas": "cublas", "blaslt": "cublaslt"}
 _NAMES = {"blas": "rocBLAS", "blaslt": "hipBLASLt"}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: Largest dimension on a CPU, where the checks test the harness and no GPU's library.
+#: Largest dimension on a CPU, where the checks test only the harness and no GPU library.
 _CPU_LIMIT = 96
 
 
@@ -32,7 +32,7 @@ class ProductShape:
         columns: Number of columns of x and of the weight.
         catches: The bug that the check catches, with a link if there is one.
         plain: True if the weight is stored as (columns, rows), False if as (rows, columns).
-        widen: Whether bfloat16 inputs give a float32 result.
+        widen: Whether the inputs are bfloat16 and the result is float32.
     """
 
     tokens: int
@@ -43,15 +43,16 @@ class ProductShape:
     widen: bool = False
 
 
-_LLM = "a layer's product that is wrong at one of the tiles that the library chooses by size"
+_LLM = "a wrong product with one of the tiles from which the library chooses by size"
 _SGEMM = (
-    "rocBLAS's sgemm silently wrong on gfx1151: https://github.com/ROCm/rocm-libraries/issues/11530"
+    "rocBLAS's sgemm that is silently wrong on gfx1151: "
+    "https://github.com/ROCm/rocm-libraries/issues/11530"
 )
 _SVOD = (
-    "hipBLASLt's illegal access on gfx1151 where the output is wide and the inner dimension small: "
-    "https://github.com/npatsakula/svod/issues/108"
+    "an illegal memory access of hipBLASLt on gfx1151, if the output is wide and the inner "
+    "dimension small: https://github.com/npatsakula/svod/issues/108"
 )
-_HEAD = "a head of 248k tokens: its rows counted in 16 bits"
+_HEAD = "a kernel that counts the 248,000 rows of a head in 16 bits"
 _SHAPES = {
     "square": ProductShape(256, 256, 256, _SGEMM, plain=True),
     "thin-k64": ProductShape(2048, 4096, 64, _SVOD),
@@ -102,7 +103,7 @@ def _check(
     x = randn(tokens, columns)
     weight = randn(columns, rows) if shape.plain else randn(rows, columns).T
     out_dtype = torch.float32 if shape.widen else dtype
-    # What a kernel leaves unwritten must not be an earlier result.
+    # If a kernel leaves an element unwritten, the element must not hold an earlier result.
     out = torch.full((tokens, rows), float("nan"), dtype=out_dtype, device=device)
     with _preferred(library, device):
         multiply(x, weight, out)
@@ -122,9 +123,9 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 @contextlib.contextmanager
 def _preferred(library: str, device: str) -> Iterator[None]:
-    """Make torch use a library, and fail afterwards if it used the other one.
+    """Make torch use a library, and fail afterwards if torch used the other one.
 
-    On a chip that torch does not list, it replaces hipBLASLt with a mere warning.
+    On a chip that torch does not list for hipBLASLt, torch uses rocBLAS and only prints a warning.
     """
     if device != "cuda":
         yield

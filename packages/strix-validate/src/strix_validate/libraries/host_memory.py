@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A GPU kernel reads and writes host memory: pinned, and managed by the driver."""
+"""Check that GPU kernels read and write host memory: pinned, and managed by the driver."""
 
 import contextlib
 import ctypes
@@ -16,9 +16,9 @@ from strix_validate.checks import PLACEHOLDER, Body, CannotRun, Check, Result, R
 from strix_validate.numerics import comparison, reference
 
 ISSUE = "https://github.com/ggml-org/llama.cpp/issues/28211"
-#: Numbers of elements; all but one are neither a power of two nor a multiple of a page.
+#: Numbers of elements. Most are neither a power of two nor a whole number of pages.
 SIZES = (1, 1000, 1 << 20, (1 << 20) + 3)
-#: Times that the CPU writes the same memory: a cache that is not invalidated keeps the old values.
+#: How often the CPU writes to the same memory. A cache that is not invalidated has the old values.
 ROUNDS = 10
 KINDS = ("pinned", "managed")
 
@@ -29,7 +29,7 @@ class _Use:
 
     Attributes:
         check: Checks the use with a kind of host memory.
-        title: What the GPU does.
+        title: A description of the use.
         catches: The bug that the check catches.
     """
 
@@ -62,7 +62,7 @@ def _write_by_kernel(host: Tensor, view: Tensor, values: Tensor) -> Tensor:
 
 
 def _check_words(transfer: Callable[..., Tensor], kind: str, options: RunOptions) -> dict:
-    """Check that each word comes through a transfer with every bit inverted."""
+    """Check that a transfer inverts each bit of every word, and changes nothing else."""
     generator = torch.Generator().manual_seed(1)
     for size in SIZES:
         with shared(kind, size, options.device) as (host, view):
@@ -87,12 +87,12 @@ def _check_weights(kind: str, options: RunOptions) -> Result:
 
 
 def read(view: Tensor) -> Tensor:
-    """Read by a kernel, with every bit inverted: a mere copy could be made without a kernel."""
+    """Read words in a kernel that inverts each bit; a plain copy might not use a kernel."""
     return torch.bitwise_not(view)
 
 
 def write(view: Tensor, values: Tensor) -> None:
-    """Write the values by a kernel, with every bit inverted."""
+    """Write values in a kernel that inverts each bit."""
     torch.bitwise_not(values, out=view)
 
 
@@ -104,17 +104,17 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
 _USES = {
     "read": _Use(
         partial(_check_words, _read_by_kernel),
-        "a kernel reads it",
+        "a kernel reads from it",
         "a GPU that reads stale or wrong host memory",
     ),
     "write": _Use(
         partial(_check_words, _write_by_kernel),
-        "a kernel writes it",
+        "a kernel writes to it",
         "a store that the CPU does not see",
     ),
     "weights": _Use(
         _check_weights,
-        "a product with weights in it",
+        "a matrix product reads weights from it",
         "wrong logits from weights on the host",
     ),
 }
@@ -122,7 +122,7 @@ _USES = {
 
 @contextlib.contextmanager
 def shared(kind: str, size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield words of 32 bits as a tensor of the CPU and as one of the device: the same memory."""
+    """Yield two tensors of 32-bit words in the same memory: one on the CPU, one on the device."""
     if device != "cuda":
         host = torch.empty(size, dtype=torch.int32)
         yield host, host
@@ -141,7 +141,7 @@ def shared(kind: str, size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]
 
 @contextlib.contextmanager
 def _allocate_managed(size: int) -> Iterator[int]:
-    """Yield the address of bytes that the driver manages."""
+    """Allocate managed memory of a size in bytes, and yield its address."""
     runtime, prefix = _find_runtime()
     pointer = ctypes.c_void_p()
     attach_global = 1
@@ -159,7 +159,7 @@ def _allocate_managed(size: int) -> Iterator[int]:
 
 
 class _Words:
-    """Words of 32 bits at an address, for torch to view."""
+    """32-bit words at an address, of which torch can make a tensor."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {

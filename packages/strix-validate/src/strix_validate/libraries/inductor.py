@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One kernel that torch.compile generates, against float64."""
+"""Compare one kernel that torch.compile generates with float64."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from strix_validate.checks import PLACEHOLDER, Body, CannotRun, Check, Result, R
 from strix_validate.numerics import comparison, reference
 
 _CATCHES = (
-    "Inductor that generates no kernel and runs eagerly, or a Triton that compiles a wrong one: "
+    "Inductor that generates no kernel and runs eagerly, or Triton that compiles a wrong kernel: "
     "https://github.com/vllm-project/vllm/issues/32180"
 )
 
@@ -29,7 +29,7 @@ def checks() -> dict[Check, Body]:
 
 
 def normalise(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
-    """Compute RMS norm with a gate: a reduction, and what Inductor fuses with it."""
+    """Compute RMS norm with a gate: a reduction, and operations that Inductor fuses with it."""
     scaled = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     return scaled * weight * gate.sigmoid()
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Races that spoil a result now and then, without an error, where one wave is late.
+"""Find races that make a result wrong now and then, without an error, when one wave is late.
 
-Each check runs many rounds. It multiplies the factors of torch.linalg's factorisations in float64,
-which must give the matrix again, and compares the gradient of an embedding, whose rows are sums.
+Each check runs many rounds. A check of a factorisation of torch.linalg multiplies the factors in
+float64, and compares the product with the factorised matrix. A check of gradients compares the
+gradient of an embedding, whose rows are sums over tokens.
 """
 
 from functools import partial
@@ -15,18 +16,18 @@ from torch.linalg import cholesky, eigh, lu, qr, svd
 from strix_validate.checks import Body, Check, RunOptions, is_emulated, require
 
 _CHOLESKY = (
-    "rocSOLVER's Cholesky factors silently wrong, because of a race in potf2: "
+    "rocSOLVER's Cholesky factors that are silently wrong, because of a race in potf2: "
     "https://github.com/ROCm/rocm-libraries/pull/10909"
 )
 _JACOBI = (
-    "rocSOLVER's eigenvectors silently wrong on gfx11, because of a race in syevj: "
+    "rocSOLVER's eigenvectors that are silently wrong on gfx11, because of a race in syevj: "
     "https://github.com/ROCm/rocm-libraries/pull/12266"
 )
 _WAITS = (
-    "waits that LLVM lost at the start of loops, as in rocSOLVER's getf2: "
+    "a missing wait that LLVM dropped at the start of a loop, as in rocSOLVER's getf2: "
     "https://github.com/llvm/llvm-project/pull/220357"
 )
-#: What the check of each factorisation catches.
+#: The bug that the check of each factorisation catches.
 _CATCHES = {
     "cholesky": _CHOLESKY,
     "eigh": _JACOBI,
@@ -35,17 +36,18 @@ _CATCHES = {
     "qr": _WAITS,
 }
 _SUMS = (
-    "a summand that is lost where the compiler lost the wait for it, as clang 22 does in this "
+    "a lost summand, because the compiler dropped the wait for it, as clang 22 does in this "
     "kernel: https://github.com/llvm/llvm-project/pull/220357"
 )
 _ROUNDS_ON_GPU = 50
-#: Rounds on a CPU or under emulation, where no wave is late by chance: two sizes of a batch.
+#: Rounds on a CPU or under emulation, where no wave is late by chance. Each round has another size
+#: of batch.
 _ROUNDS_ELSEWHERE = 2
-#: Rows of a matrix: one wave's work, and blocks of the size at which the races were seen.
+#: Rows of a matrix: few enough for one wave, and as many as in the blocks in which races were seen.
 _SIDES = (12, 48)
-#: Allowed error of an element in units of rows, eps and the largest element. LAPACK came to 2.5.
+#: Allowed error of an element in units of rows * eps * the largest element. LAPACK came to 2.5.
 _FACTOR = 20
-#: Numbers of tokens. Up to 3072 of them, torch uses the kernel that the waits were lost in.
+#: Numbers of tokens. Up to 3072 tokens, torch uses the kernel in which the compiler dropped waits.
 _TOKENS = (48, 1024, 3000)
 #: Rows and columns of the embedding.
 _ROWS = 8
@@ -53,7 +55,7 @@ _WIDTH = 96
 
 
 def checks() -> dict[Check, Body]:
-    """Return one check for each factorisation, or sum, and data type, with its function."""
+    """Return a check for each data type of each factorisation and of the gradient."""
     bodies: dict[Check, Body] = {}
     for kind, name in product(_CATCHES, ("float32", "float64")):
         title = f"torch.linalg: {kind}-{name}"
@@ -100,15 +102,15 @@ def _check_factors(kind: str, dtype: torch.dtype, options: RunOptions) -> dict:
         error = _measure_factors(factors, a)
         require(
             error <= _FACTOR,
-            f"round {turn}, {batch} matrices of {rows} rows: their factors give them back "
-            f"within {error:.3g} units of rounding, allowed {_FACTOR}",
+            f"round {turn}, {batch} matrices of {rows} rows: the product of the factors differs "
+            f"by {error:.3g} units of rounding, {_FACTOR} are allowed",
         )
         largest_error = max(largest_error, error)
     return {"units": largest_error, "rounds": rounds}
 
 
 def _draw_matrices(kind: str, batch: int, rows: int, generator: torch.Generator) -> Tensor:
-    """Draw square matrices in float64 that the factorisation is defined for."""
+    """Draw square matrices in float64 for which the factorisation is defined."""
     x = torch.randn(batch, rows, rows, generator=generator, dtype=torch.float64)
     if kind == "cholesky":
         return x @ x.mT + torch.eye(rows)
@@ -118,7 +120,7 @@ def _draw_matrices(kind: str, batch: int, rows: int, generator: torch.Generator)
 
 
 def _measure_factors(factors: tuple[Tensor, ...], a: Tensor) -> float:
-    """Return the largest error of the product in units of rows, eps and a's largest element."""
+    """Return the largest error of the product in units of rows * eps * a's largest element."""
     product_of_factors, *others = (t.cpu().double() for t in factors)
     for factor in others:
         product_of_factors = product_of_factors @ factor
@@ -130,7 +132,7 @@ def gradient(tokens: Tensor, incoming: Tensor) -> Tensor:
     """Return the gradient of an embedding, the function under test.
 
     Args:
-        tokens: (count,), below _ROWS.
+        tokens: (count,), integers from 0 to _ROWS - 1.
         incoming: (count, _WIDTH), the gradient of each token's vector.
     """
     table = torch.zeros(_ROWS, _WIDTH, dtype=incoming.dtype, device=incoming.device)
@@ -141,7 +143,7 @@ def gradient(tokens: Tensor, incoming: Tensor) -> Tensor:
 def _check_sums(dtype: torch.dtype, options: RunOptions) -> dict:
     generator = torch.Generator().manual_seed(7)
     rounds = _count_rounds(options)
-    # Integers whose sums the type holds exactly, so that the order of summation cannot matter.
+    # The sums of these integers are exact in the type, so the order of summation cannot matter.
     largest_sum = 256 if dtype is torch.bfloat16 else 2048
     for turn, count in product(range(rounds), _TOKENS):
         tokens = torch.randint(_ROWS, (count,), generator=generator)

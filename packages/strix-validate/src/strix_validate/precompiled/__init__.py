@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Kernels that are compiled before they are needed, for packages and for this machine."""
+"""Compile kernels before they are needed, for packages and for this machine."""
 
 __all__ = ["costs", "flash_calls", "packages", "vllm_calls", "warm", "workload"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a compiled kernel costs on the GPU: registers, spills, scratch, LDS, occupancy, WMMA.
+"""Measure the cost of a compiled kernel: registers, spills, scratch, LDS, occupancy, WMMA.
 
-These numbers follow from the compiled file alone. They say nothing of time, but a kernel that
-spills to scratch, or that lost its matrix instructions, is slow on any machine.
+These numbers follow from the compiled file alone. They are no times, but a kernel that spills to
+scratch, or that does not use matrix instructions, is slow on any machine.
 """
 
 import io
@@ -11,27 +11,28 @@ from dataclasses import dataclass
 
 from strix_validate import TARGET
 
-#: A product in Triton's GPU dialect: the numbers of its left factor, and the layout of the result.
+#: A matrix product in Triton's GPU dialect. Its groups are the type of the left factor's numbers,
+#: and the layout of the result.
 _PRODUCT = re.compile(
     r"tt\.dot .*?: tensor<[\dx]+x(\w+), #ttg\.dot_op<\{opIdx = 0, parent = #(\w+)"
 )
-#: Numbers that the matrix unit of gfx11 multiplies.
+#: Types of numbers that the matrix unit of gfx11 can multiply.
 _MATRIX_TYPES = ("f16", "bf16", "i8")
 
 
 @dataclass(frozen=True)
 class KernelCost:
-    """The cost of one kernel. Registers are of 32 bits per lane.
+    """The cost of one kernel.
 
     Attributes:
-        vgprs: Vector registers of a lane.
-        sgprs: Scalar registers of a wave.
+        vgprs: Vector registers of a lane, of 32 bits each.
+        sgprs: Scalar registers of a wave, of 32 bits each.
         vgpr_spills: Vector registers that the compiler moved to scratch.
         sgpr_spills: Scalar registers that the compiler moved to vector registers or scratch.
         scratch: Bytes of scratch of a lane.
-        lds: Bytes of LDS of a workgroup, with those that Triton adds at launch.
-        waves: Waves that fit on a SIMD, by registers and LDS.
-        wmma: Matrix instructions in the code.
+        lds: Bytes of LDS of a workgroup, including those that Triton adds at launch.
+        waves: Number of waves whose registers and LDS fit on a SIMD at the same time.
+        wmma: Number of matrix instructions in the code.
     """
 
     vgprs: int
@@ -45,7 +46,7 @@ class KernelCost:
 
 
 def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") -> KernelCost:
-    """Return the cost of a code object that holds one kernel.
+    """Return the cost of a code object that contains one kernel.
 
     Args:
         elf: The code object.
@@ -54,11 +55,11 @@ def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") ->
         name: The kernel's name in messages.
 
     Raises:
-        elftools.common.exceptions.ELFError: Not an ELF file.
+        elftools.common.exceptions.ELFError: The bytes are not an ELF file.
         strix_emulate.errors.LoadError: The file has no AMDGPU metadata note.
         ValueError: The metadata does not describe exactly one kernel.
     """
-    # Only who measures kernels needs the two: `warm` and `compilations` work without them.
+    # These imports are here because `warm` and `compilations` must work without the two packages.
     from elftools.elf.elffile import ELFFile
     from strix_emulate import TARGETS, elf_metadata, occupancy
 
@@ -83,8 +84,8 @@ def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") ->
 def find_lost_products(ttgir: str) -> list[str]:
     """Return the number types of products that could use the matrix unit, and do not.
 
-    Triton prints "no matching matrix core intrinsic" where a tile is too small for the unit, goes
-    on, and multiplies with the vector unit, at a fraction of the speed.
+    If a tile is too small for the matrix unit, Triton prints "no matching matrix core intrinsic"
+    and uses the vector unit instead, at a fraction of the speed.
 
     Args:
         ttgir: A kernel in Triton's GPU dialect, a stage of its compiler.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls of flash-attn whose kernels are shipped or warmed up, by shape.
+"""Calls of flash-attn whose kernels are shipped in packages or warmed up.
 
-Triton keys a kernel by what it is compiled for: head dim, data type, mask and, of integer
-arguments, whether they are 1 or multiples of 16. Lengths, numbers of heads, scales and windows are
-not part of that, so that one call of each kind finds all kernels of its kind.
+The key of a kernel in Triton's cache includes the head dim, the data type, the mask, and whether an
+integer argument is 1 or a multiple of 16. It does not include lengths, numbers of heads, scales and
+windows. So one call of each kind is enough to compile all kernels of its kind.
 """
 
 import importlib.util
@@ -18,18 +18,18 @@ from strix_validate.triton.call import BF16, FP16, DeferredCall, defer
 
 #: Changes a call to one without gradients.
 FORWARD = {"grad_out": None}
-#: A length in tokens that is no multiple of 16.
+#: A length in tokens that is not a multiple of 16.
 _ODD = 100
-#: flash-attn's window that sees all keys.
+#: flash-attn's value for a window that contains all keys.
 _ALL = (-1, -1)
-#: Capacities of caches in tokens. Decoding splits a cache into up to 512 parts; the number depends
-#: on the capacity, the batch and the heads.
+#: Capacities of caches in tokens. Decoding splits a cache into up to 512 parts. The number of parts
+#: depends on the capacity, the batch and the heads.
 _CAPACITIES = tuple(64 << n for n in range(10))
 _DECODE = partial(flash.kv_cache, queries=1, batch=1, lengths=(40,))
 
 
 def has_aiter() -> bool:
-    """Return whether flash-attn has aiter's kernels, which support windows and pages."""
+    """Return whether aiter is installed, whose kernels support windows and a paged cache."""
     try:
         return importlib.util.find_spec("aiter.ops.triton") is not None
     except ModuleNotFoundError:
@@ -48,9 +48,9 @@ def flash_calls(
     Args:
         head_dims: Head dims.
         dtypes: Data types.
-        trained: Head dims that also get a backward pass.
-        windowed: Whether to add windows that are bounded on both sides and on the left; only
-            aiter's kernels have them.
+        trained: Head dims for which there are also calls with a backward pass.
+        windowed: Whether to add windows that are bounded on both sides, and on the left only. They
+            are added only if aiter's kernels are installed, which support them.
         capacities: Capacities in tokens of the caches to decode from.
     """
     windows: tuple[tuple[int, int], ...] = (_ALL,)
@@ -83,17 +83,17 @@ def _decoding(
         if has_aiter():
             yield partial(_DECODE, capacity=512, page=256, window=window, **shape)
     for capacity in capacities:
-        # numbers of parts that are powers of two and others, with few heads and with many
+        # the number of parts is to be a power of two in some calls and not in others
         shape = {"kv_heads": 1, "head_dim": head_dim, "new": 1}
         yield partial(_DECODE, heads=1, capacity=capacity, **shape)
         yield partial(_DECODE, heads=1, capacity=capacity * 3 // 4, **shape)
         yield partial(_DECODE, heads=5, capacity=capacity, **shape)
 
 
-#: Head dims of common models, vision encoders among them.
+#: Head dims of common models, including vision encoders.
 _HEAD_DIMS = (32, 40, 64, 72, 80, 96, 128, 160, 192, 256)
-#: The calls that packages are made from. sample is enough to test a package and to see what the
-#: kernels cost; core is warmed up by default.
+#: The sets of calls that packages are made from. "sample" is enough to test a package and to
+#: measure the cost of the kernels. "core" is what `warm` compiles by default.
 FLASH_SETS: dict[str, Callable[[], Iterator[DeferredCall]]] = {
     "sample": partial(
         flash_calls,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Make a package of kernels; see doctor.kernel_lists for its format::
+"""Compile the kernels of a package; doctor.kernel_lists describes its format. The command is::
 
 python -m strix_validate.precompiled.packages flash-attn core FOLDER
 python -m strix_validate.precompiled.packages vllm core FOLDER VLLM_SOURCE
@@ -29,17 +29,19 @@ from strix_validate.triton.modes import CallAnswer
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.triton_packages import fla, liger, sage
 
-#: Largest number of calls for one child process, which takes seconds to import torch.
+#: Largest number of calls for one child process. With a smaller number there would be more
+#: processes, each of which takes seconds to import torch.
 BATCH = 24
-#: Packages whose kernels are shipped. conch has few kernels, and vLLM calls them when it starts.
+#: Packages whose kernels are shipped. conch is not one of them, because it has few kernels, which
+#: vLLM compiles when it starts.
 SHIPPING = (fla, liger, sage)
 
 
 class LostProduct(Exception):
-    """A kernel that is slow on every GPU; the message names it and its tile."""
+    """A matrix product of a kernel does not use the matrix unit, and is slow on every GPU."""
 
 
-#: Called with the answers to some calls as they arrive.
+#: Is called with new answers when they arrive.
 _Progress = Callable[[Sequence[CallAnswer]], None]
 
 
@@ -48,7 +50,7 @@ def _ignore(answers: Sequence[CallAnswer]) -> None:
 
 
 def has(module: str) -> bool:
-    """Return whether a module can be imported."""
+    """Return whether a module is installed."""
     return importlib.util.find_spec(module) is not None
 
 
@@ -64,10 +66,10 @@ def look_up(
 
     Args:
         calls: The calls.
-        cache: Triton's cache.
-        jobs: Processes at a time; None is one for each core.
-        progress: Called with the answers as they arrive.
-        whole: Whether all calls are made in one process, as a program makes them.
+        cache: The folder of Triton's cache.
+        jobs: Number of parallel processes; None is one for each core.
+        progress: Is called with new answers when they arrive.
+        whole: Whether one process makes all calls, as a user's program would.
         variables: Environment variables for the processes.
 
     Returns:
@@ -81,8 +83,8 @@ def look_up(
     count = math.ceil(len(calls) / max(1, size))
 
     def run(first: int) -> list[CallAnswer]:
-        # Neighbours go to different batches: autotuned calls, each of a hundred kernels, are
-        # neighbours.
+        # Calls that follow each other go to different batches, so that each batch takes about as
+        # long: the autotuned calls, which compile a hundred kernels each, follow each other.
         answers = triton_modes.run(calls[first::count], "look up", cache, variables).calls
         progress(answers)
         return answers
@@ -93,7 +95,7 @@ def look_up(
 
 
 def write(folder: Path, lookups: Iterable[Lookup]) -> int:
-    """Write a package's folder with these kernels; return the number of kernels.
+    """Write these kernels into a package's folder; return the number of kernels.
 
     Raises:
         LostProduct: A kernel has a product that could use the matrix unit, and does not.
@@ -116,11 +118,11 @@ def write(folder: Path, lookups: Iterable[Lookup]) -> int:
 
 
 def _write_files(folder: Path, lookup: Lookup) -> dict[str, str]:
-    """Write the files of a kernel that Triton reads again; return their sha256 by name."""
+    """Write those files of a kernel that Triton loads; return their sha256 by name."""
     digests = {}
     for name, path in lookup.files.items():
         if not name.endswith((".json", ".hsaco")):
-            continue  # stages of the compiler, which nothing reads again
+            continue  # intermediate files of the compiler, which Triton does not load
         content = Path(path).read_bytes()
         if name.endswith(".json"):
             content = _remove_paths(content)
@@ -138,13 +140,13 @@ def _require_matrix_unit(lookup: Lookup) -> None:
         tile = " ".join(f"{name}={value}" for name, value in constants.items())
         numbers = ", ".join(sorted({*lost}))
         raise LostProduct(
-            f"{lookup.name} {tile}: {len(lost)} products of {numbers} do not use the matrix unit: "
-            "a tile is too small for it"
+            f"{lookup.name} {tile}: {len(lost)} products of {numbers} do not use the matrix unit, "
+            "because a tile is too small for it"
         )
 
 
 def measure_lookup(lookup: Lookup) -> costs.KernelCost:
-    """Return the cost of a kernel that was found or compiled for gfx1151."""
+    """Return the cost of a looked-up kernel for gfx1151."""
     files = {Path(path).suffix: Path(path) for path in lookup.files.values()}
     metadata = json.loads(files[".json"].read_bytes())
     code = files[".hsaco"].read_bytes()
@@ -153,14 +155,14 @@ def measure_lookup(lookup: Lookup) -> costs.KernelCost:
 
 
 def _remove_paths(content: bytes) -> bytes:
-    """Return a kernel's metadata with names of files instead of the device libraries' paths."""
+    """Return a kernel's metadata with the file names of device libraries instead of their paths."""
     metadata = json.loads(content)
     metadata["extern_libs"] = [[name, Path(path).name] for name, path in metadata["extern_libs"]]
     return json.dumps(metadata).encode()
 
 
 def count_origins(answers: Iterable[CallAnswer], prefix: Path) -> Counter[str]:
-    """Count the kernels that came from "packages" or the "cache", or that were "compiled"."""
+    """Count the kernels by origin: "packages", "cache" or "compiled"."""
     packages = str(prefix / FOLDER)
     counts: Counter[str] = Counter()
     for answer in answers:
@@ -175,7 +177,7 @@ def count_origins(answers: Iterable[CallAnswer], prefix: Path) -> Counter[str]:
 
 
 def _list_shipped_calls(set_name: str) -> list[DeferredCall]:
-    """Return a set of calls of the packages in triton_packages, from their tables SHIPPED.
+    """Return a set of calls of the packages in SHIPPING, from the tables SHIPPED of their modules.
 
     Raises:
         CannotRun: One of the packages is not installed.
@@ -189,14 +191,14 @@ def _list_shipped_calls(set_name: str) -> list[DeferredCall]:
 
 
 def _list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
-    """Return a set of calls; source is vLLM's folder."""
+    """Return the calls of a set of a library; source is vLLM's folder."""
     if library == "flash-attn":
         return list(FLASH_SETS[set_name]())
     if library == "vllm":
         return vllm_set(set_name, Path(source))
     if library == "triton-packages":
         return _list_shipped_calls(set_name)
-    raise SystemExit(f"no calls of {library} are shipped")
+    raise SystemExit(f"no kernels of {library} are shipped")
 
 
 def _make_package(library: str, set_name: str, folder: str, source: str = "") -> None:

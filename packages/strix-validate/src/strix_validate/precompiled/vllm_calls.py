@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's kernels as its server launches them: layout of the cache, scales, padding.
+"""Calls that launch vLLM's kernels as its server does: same layout of the cache, scales, padding.
 
-With the recipe's patches, vLLM's attention is compiled for everything in a layer's row in LAYERS
-except the numbers of heads, of which only the ratio counts. Linear and latent attention are
-compiled for a model's heads, and sampling for its vocabulary. For linear attention each candidate
-of an autotuner is called, because only the GPU can tell which one is fastest.
+With the recipe's patches, vLLM's attention kernels are compiled for the fields of a layer in
+LAYERS, but of the numbers of heads only their ratio matters. Kernels of linear and latent attention
+are compiled for a model's heads, and those of sampling for its vocabulary. For linear attention,
+each configuration of an autotuner is compiled, because only the GPU can tell which one is fastest.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,13 +25,14 @@ from strix_validate.vllm import linear_attention, mla, quantized, sampling
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.source import VllmCall
 
-#: Bytes of a cache from which on Triton addresses it with 64 bits, in another kernel.
+#: From this size of a cache in bytes, Triton uses 64-bit addresses and therefore another kernel.
 _GIB_2 = 2**31
-#: Sequences in a batch, for kernels that are compiled separately for 1 and for multiples of 16.
+#: Numbers of sequences in a batch. Triton compiles a separate kernel if an integer argument is 1,
+#: or a multiple of 16.
 _BATCHES = (1, 2, 16)
-#: Tokens of a step, one for each tile of a product with FP8 in blocks.
+#: Numbers of tokens of a step; products with FP8 weights in blocks use another tile for each.
 _FP8_TOKENS = (1, 5, 16, 17, 32)
-#: Sizes of a token's vector whose number of blocks of 128 is a multiple of 16, and not.
+#: Sizes of a token's vector. The number of blocks of 128 is a multiple of 16 for the first only.
 _FP8_SIZES = (4096, 2560)
 
 
@@ -44,15 +45,16 @@ def step(
     keys: int = 300,
     **cache: bool,
 ) -> tuple[VllmCall, None]:
-    """Build a step of a batch in a layer: it writes keys into the cache, and its queries attend.
+    """Build a step of a batch in a layer: write new keys into the cache, then compute attention.
 
     Args:
         randn: Draws normal numbers of a shape.
         layer: The layer.
-        sequences: Sequences in the batch.
-        queries: New tokens of each sequence.
-        keys: Tokens of each sequence, cached and new.
-        cache: fp8, whether the cache holds numbers in FP8; huge, whether it exceeds 2 GiB.
+        sequences: Number of sequences in the batch.
+        queries: Number of new tokens of each sequence.
+        keys: Number of cached and new tokens of each sequence.
+        cache: Options of the cache: fp8, whether its numbers are FP8; huge, whether it exceeds
+            2 GiB.
     """
     rows = randn(sequences * queries, layer.heads + 2 * layer.kv_heads, layer.head_dim)
     options = {"layer": layer, "queries": queries, "keys": keys, **cache}
@@ -68,7 +70,7 @@ def _step(
     fp8: bool = False,
     huge: bool = False,
 ) -> dict[str, Tensor]:
-    """Launch both kernels on a cache that is allocated here; return no results."""
+    """Launch the kernels that store keys and compute attention; return no results."""
     count = len(rows) // queries
     device = rows.device
     q, k, v = rows.split([layer.heads, layer.kv_heads, layer.kv_heads], 1)
@@ -88,7 +90,7 @@ def _step(
         most=keys,
         starts=queries * torch.arange(count + 1, dtype=torch.int32, device=device),
         keys=torch.full((count,), keys, dtype=torch.int32, device=device),
-        # as wide as for the longest context: a multiple of 16
+        # like the server's table for its longest context, the width is a multiple of 16
         table=torch.zeros(count, 256, dtype=torch.int32, device=device),
         sinks=torch.empty(layer.heads, dtype=q.dtype, device=device) if layer.sinks else None,
         fp8=(1.0, 1.0) if fp8 else None,
@@ -97,7 +99,7 @@ def _step(
 
 
 def _list_layers() -> dict[str, Attention]:
-    """Return the attention layers of the table, by a model that has them."""
+    """Return the attention layers of the table, each under the name of its model."""
     layers = {}
     for model_name, model in MODELS.items():
         kinds = model.layers.attention
@@ -111,12 +113,13 @@ def _list_layers() -> dict[str, Attention]:
     return layers
 
 
+#: Layers of attention of the models in models.toml, by model.
 LAYERS = _list_layers()
-#: Layers of linear attention, by a model of the table that has them.
+#: Layers of linear attention of these models, by model.
 LINEAR = {name: layer for name, model in MODELS.items() for layer in model.layers.linear}
-#: Sizes of vocabularies, by a model of the table that has them.
+#: Sizes of the vocabularies of these models, by model.
 VOCABULARIES = {name: model.vocab_size for name, model in MODELS.items()}
-#: The models whose attention layers are in a small set.
+#: The models whose attention layers are in a small set of calls, by the set's name.
 _SET_LAYERS = {
     "sample": ("Llama-3.1-8B",),
     "core": ("Llama-3.1-8B", "Llama-3.2-1B"),
@@ -131,13 +134,13 @@ def attention_calls(
     fp8: Iterable[bool] = (False, True),
     huge: Iterable[bool] = (False, True),
 ) -> Iterator[DeferredCall]:
-    """Yield prefill and decoding of these layers.
+    """Yield calls for prefill and decoding, for each combination of the arguments.
 
     Args:
         source: vLLM's folder.
         layers: The layers.
         dtypes: Data types.
-        fp8: Whether the cache holds numbers in FP8.
+        fp8: Whether the numbers of the cache are FP8.
         huge: Whether the cache exceeds 2 GiB.
     """
     for layer, dtype, is_fp8, is_huge, n in product(layers, dtypes, fp8, huge, (1, 100)):
@@ -151,7 +154,7 @@ def experts_calls(
     dtypes: Iterable[torch.dtype],
     tokens: Iterable[int] = vllm_experts.TOKENS,
 ) -> Iterator[DeferredCall]:
-    """Yield both products of these layers of experts, for each number of tokens."""
+    """Yield calls for both products of these layers of experts, for each number of tokens."""
     for layer, dtype, n in product(layers, dtypes, tokens):
         build = partial(vllm_experts.mixture, layer=layer, tokens=n)
         yield defer(build, dtype, source=source)
@@ -162,7 +165,7 @@ def latent_calls(
     layers: Iterable[Latent],
     dtypes: Iterable[torch.dtype],
 ) -> Iterator[DeferredCall]:
-    """Yield decoding by these layers of latent attention."""
+    """Yield calls for decoding with these layers of latent attention."""
     for layer, dtype, n in product(layers, dtypes, _BATCHES):
         build = partial(
             mla.latent,
@@ -181,7 +184,7 @@ def linear_calls(
     *,
     prompts: tuple[int, ...] = (1, 64, 100),
 ) -> Iterator[DeferredCall]:
-    """Yield decoding by these layers, and prompts of some lengths in tokens."""
+    """Yield calls for decoding with these layers, and for prompts of some lengths in tokens."""
     for layer, dtype in product(layers, dtypes):
         for build in _linear_builds(layer, prompts):
             yield defer(build, dtype, source=source)
@@ -208,7 +211,7 @@ def _linear_builds(layer: Linear, prompts: tuple[int, ...]) -> Iterator[partial]
 
 
 def sampling_calls(source: Path, vocabularies: Iterable[int]) -> Iterator[DeferredCall]:
-    """Yield a step's choice of tokens: penalties, temperature, min-p, top-k, top-p, noise."""
+    """Yield calls for sampling: penalties, temperature, min-p, top-k, top-p and noise."""
     for size in vocabularies:
         for build in _sampling_builds(size):
             yield defer(build, torch.float32, source=source)
@@ -224,7 +227,7 @@ def _sampling_builds(vocabulary: int) -> Iterator[partial]:
 
 
 def _other_calls(source: Path) -> Iterator[DeferredCall]:
-    """Yield rope in sections, batch-invariant RMS norm, and products with FP8 in blocks."""
+    """Yield calls of mrope, batch-invariant RMS norm, and products with FP8 weights in blocks."""
     builds = [partial(vllm_kernels.rope, tokens=n, heads=32, kv_heads=8) for n in _BATCHES]
     builds.append(partial(vllm_kernels.rms_norm, columns=4096))
     for n, size in product(_FP8_TOKENS, _FP8_SIZES):
@@ -237,11 +240,11 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
     """Return the calls of a set, with vLLM's source.
 
     Args:
-        name: "sample", "core", or any other name for all calls.
-        folder: vLLM's source; None is the installed one.
+        name: "sample" or "core"; any other name stands for all calls.
+        folder: Folder of vLLM's source; None is the installed vLLM.
 
     Raises:
-        CannotRun: vLLM is not installed, and there is no folder.
+        CannotRun: No folder is given, and vLLM is not installed.
     """
     source = vllm_source.find(folder)
     if name in _SET_LAYERS:
@@ -255,7 +258,7 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
             *sampling_calls(source, [VOCABULARIES["Llama-3.1-8B"]]),
         ]
     dtypes = (FP16, BF16)
-    # each layer and vocabulary once, in the order of the table
+    # each layer and each size of vocabulary once, in the order of the table
     latent = dict.fromkeys(layer for model in MODELS.values() for layer in model.layers.latent)
     return [
         *attention_calls(source, dict.fromkeys(LAYERS.values()), dtypes),

@@ -24,7 +24,7 @@ from strix_validate.triton.call import Call
 from strix_validate.triton.modes import CallAnswer
 from strix_validate.vllm.experts import LAYERS as EXPERTS
 
-#: Seconds that one core takes for a kernel: 594 kernels took 29 minutes
+#: Seconds that one core takes to compile a kernel: 594 kernels took 29 minutes
 #: (docs/evidence/2026-11-22-kernel-packages.md).
 _SECONDS = 3
 
@@ -34,10 +34,10 @@ def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
 
     Args:
         file: A model's config.json; None for the calls of common models.
-        vllm: vLLM's source; None is the installed one.
+        vllm: Folder of vLLM's source; None is the installed vLLM.
 
     Raises:
-        CannotRun: Neither library is there.
+        CannotRun: Neither flash-attn nor vLLM was found.
         ValueError: The file cannot be read; see read_layers.
     """
     by_library: dict[str, list[Call]] = {}
@@ -75,14 +75,17 @@ def _list_vllm_calls(source: Path, model: ModelLayers) -> Iterator[Call]:
 
 
 def _reduce_to_kernel(layer: Attention) -> Attention:
-    """Return what vLLM's kernels are compiled for: the ratio of heads, and whether a window."""
+    """Return a layer with only the values that vLLM's kernels are compiled for.
+
+    Of the heads this is the ratio, and of the window whether there is one.
+    """
     return replace(layer, heads=layer.group, kv_heads=1, window=int(layer.window > 0))
 
 
 def beyond_table(model: ModelLayers) -> ModelLayers:
-    """Return the layers of a model that no model of the table has.
+    """Return the layers of a model that differ from those of all models in models.toml.
 
-    No package has kernels for them.
+    The packages have kernels only for the models in models.toml.
     """
     kernels = {_reduce_to_kernel(layer) for layer in LAYERS.values()}
     latent: list[Latent] = []
@@ -99,14 +102,14 @@ def beyond_table(model: ModelLayers) -> ModelLayers:
 
 
 def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str:
-    """Return how many of vLLM's kernels no package has for a model, and how long they compile.
+    """Describe how many of vLLM's kernels for a model are in no package, and their compile time.
 
-    Triton only lists the kernels; it compiles none.
+    Triton lists the kernels for this. It does not compile them.
 
     Args:
         file: The model's config.json.
-        vllm: vLLM's source; None is the installed one.
-        jobs: Processes at a time; None is one for each core.
+        vllm: Folder of vLLM's source; None is the installed vLLM.
+        jobs: Number of parallel processes; None is one for each core.
 
     Raises:
         CannotRun: vLLM is not installed.
@@ -116,17 +119,20 @@ def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str
     source = vllm_calls.vllm_source.find(vllm)
     missing_calls = list(_list_vllm_calls(source, unpackaged))
     if not missing_calls:
-        return "vLLM's kernels for this model are all in vllm-kernels-gfx1151"
+        return "all of vLLM's kernels for this model are in vllm-kernels-gfx1151"
     kernels: set[str] = set()
     for answer in triton_modes.run(missing_calls, "ask").calls:
         kernels.update(answer.kernel_keys)
     jobs = jobs or len(os.sched_getaffinity(0))
     minutes = math.ceil(len(kernels) * _SECONDS / 60 / jobs)
-    return f"{len(kernels)} of vLLM's kernels for this model are in no package: about {minutes} min"
+    return (
+        f"{len(kernels)} of vLLM's kernels for this model are in no package: compiling them takes "
+        f"about {minutes} min"
+    )
 
 
 def _make_callback(bar: Progress, task: TaskID) -> Callable[[Sequence[CallAnswer]], None]:
-    """Return a function that advances a task by the number of answers it is called with."""
+    """Return a function that advances a task by one for each answer in its argument."""
 
     def advance(answers: Sequence[CallAnswer]) -> None:
         bar.advance(task, len(answers))
@@ -135,15 +141,15 @@ def _make_callback(bar: Progress, task: TaskID) -> Callable[[Sequence[CallAnswer
 
 
 def fill(by_library: dict[str, list[Call]], jobs: int | None, console: Console) -> bool:
-    """Fill the user's cache, and print the progress and where the kernels came from.
+    """Compile the missing kernels into the user's cache; print the progress and a summary.
 
     Args:
         by_library: Calls whose kernels are needed, by library.
-        jobs: Processes at a time; None is one for each core.
-        console: Where to print.
+        jobs: Number of parallel processes; None is one for each core.
+        console: The console to print on.
 
     Returns:
-        Whether a call failed.
+        True if a call failed.
 
     Raises:
         ModuleNotFoundError: triton is not installed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Count which kernels of a common workload the packages have, and which a machine compiles."""
+"""Count the kernels of a common workload that are in packages, and those that are compiled."""
 
 import tempfile
 from collections import Counter, defaultdict
@@ -17,27 +17,27 @@ from strix_validate.precompiled.vllm_calls import LAYERS, LINEAR, VOCABULARIES
 from strix_validate.triton.call import BF16, FP16, Call, DeferredCall
 from strix_validate.triton_packages import fla, liger, sage
 
-#: Lengths in tokens: short and long ones, even and odd, multiples of 16 and others.
+#: Lengths in tokens: short and long, even and odd, multiples of 16 and others.
 LENGTHS = (
     *(1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 34, 48, 55, 64, 65, 89, 100, 127),
     *(128, 129, 144, 160, 200, 233, 255, 256, 300, 377, 400, 511, 512, 513, 610, 700, 777, 987),
     *(1000, 1024),
 )
 _CAPACITY = 4096
-#: Layers of attention and their data types, by a model that has them.
+#: A layer of attention and a data type, by the name of a model that has them.
 SHAPES = {
     "Llama-3.1-8B": (LAYERS["Llama-3.1-8B"], BF16),
     "Qwen2.5-0.5B": (LAYERS["Qwen2.5-0.5B"], FP16),
     "Gemma-3-12B": (LAYERS["Gemma-3-12B"], BF16),
-    # no package has its kernels
+    # no package has kernels for this head dim
     "head-dim-112": (Attention(8, 8, 112), FP16),
 }
-#: A call, and the group that it is counted in.
+#: The name of a group, and a call whose kernels are counted in this group.
 _GroupedCall = tuple[str, Call]
 
 
 def flash_workload() -> Iterator[_GroupedCall]:
-    """Yield (MODEL/KIND, call): flash_attn_func, also with gradients, varlen, and a cache."""
+    """Yield (MODEL/KIND, call) for flash-attn: forward, backward, varlen, and with a KV cache."""
     for (model, (layer, dtype)), n in product(SHAPES.items(), LENGTHS):
         for kind, (build, change) in _flash_builds(layer, n).items():
             group = f"{model}/{kind}"
@@ -45,7 +45,7 @@ def flash_workload() -> Iterator[_GroupedCall]:
 
 
 def _flash_builds(layer: Attention, n: int) -> dict[str, tuple[partial, dict]]:
-    """Return builders of the calls of n tokens, and changes of the calls, by kind."""
+    """Return by kind the builder of a call for n tokens, and the fields to replace in the call."""
     heads = {
         "heads": layer.heads,
         "kv_heads": layer.kv_heads,
@@ -71,9 +71,10 @@ def _flash_builds(layer: Attention, n: int) -> dict[str, tuple[partial, dict]]:
 
 
 def vllm_workload(source: Path) -> Iterator[_GroupedCall]:
-    """Yield (vllm-MODEL/KIND, call): a server prefills up to 3 prompts and decodes up to 20.
+    """Yield (vllm-MODEL/KIND, call) for a server of vLLM.
 
-    Besides attention, it has linear attention and the choice of tokens.
+    The calls are of attention, linear attention and sampling. A step prefills up to 3 prompts, or
+    decodes for up to 20 sequences.
     """
     for model, layer in LAYERS.items():
         for i, n in enumerate(LENGTHS):
@@ -101,7 +102,11 @@ def vllm_workload(source: Path) -> Iterator[_GroupedCall]:
 
 
 def package_workload() -> Iterator[_GroupedCall]:
-    """Yield (PACKAGE-MODEL/KIND, call): linear attention, a training step, and diffusion."""
+    """Yield (PACKAGE-MODEL/KIND, call) for other packages.
+
+    fla computes linear attention, liger-kernel a training step, and sageattention a diffusion
+    model's attention.
+    """
     yield from _fla_workload()
     yield from _liger_workload()
     for model, (heads, head_dim) in DIFFUSION_MODELS.items():
@@ -154,25 +159,25 @@ def count(
     prefix: Path,
     only: Sequence[str],
     vllm: Path | None,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Counter[str]]:
-    """Count what each group of the workload needs if the user's cache is empty.
+    """Count the kernels that each group of the workload needs if the user's cache is empty.
 
     Args:
         prefix: Environment with the packages.
-        only: Groups to count, as in is_named; none is all.
-        vllm: vLLM's source; None is the installed one.
-        say: Called with messages.
+        only: Groups to count, as in is_named; an empty list selects all.
+        vllm: Folder of vLLM's source; None is the installed vLLM.
+        report: Called with each message.
 
     Returns:
         The counts of packages.count_origins by group.
 
     Raises:
-        CannotRun: No call was selected, or no library has it.
+        CannotRun: No call was selected, or its library is not installed.
         RuntimeError: A call failed.
     """
     selected: dict[str, list[_GroupedCall]] = {}
-    for library, grouped_calls in _list_workloads(vllm, say).items():
+    for library, grouped_calls in _list_workloads(vllm, report).items():
         calls = [call for call in grouped_calls if not only or is_named(call[0], only)]
         if calls:
             selected[library] = calls
@@ -181,7 +186,7 @@ def count(
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     with tempfile.TemporaryDirectory() as cache:
         for library, grouped_calls in selected.items():
-            say(f"{len(grouped_calls)} calls of {library}")
+            report(f"{len(grouped_calls)} calls of {library}")
             calls_only = [call for _, call in grouped_calls]
             answers = packages.look_up(calls_only, Path(cache), whole=True)
             for (group, call), answer in zip(grouped_calls, answers, strict=True):
@@ -191,7 +196,9 @@ def count(
     return counts
 
 
-def _list_workloads(vllm: Path | None, say: Callable[[str], None]) -> dict[str, list[_GroupedCall]]:
+def _list_workloads(
+    vllm: Path | None, report: Callable[[str], None]
+) -> dict[str, list[_GroupedCall]]:
     """Return the calls of the workload by library; a library that is not installed is left out."""
     workloads: dict[str, list[_GroupedCall]] = {}
     if packages.has("flash_attn"):
@@ -199,7 +206,7 @@ def _list_workloads(vllm: Path | None, say: Callable[[str], None]) -> dict[str, 
     try:
         workloads["vLLM"] = list(vllm_workload(vllm_calls.vllm_source.find(vllm)))
     except CannotRun as reason:
-        say(str(reason))
+        report(str(reason))
     if all(packages.has(package.MODULE) for package in packages.SHIPPING):
         workloads["fla-core, liger-kernel and sageattention"] = list(package_workload())
     return workloads
