@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Properties of scaled_dot_product_attention that a single comparison cannot show.
+"""Check properties of scaled_dot_product_attention that a single comparison does not show.
 
-The docstring of a check's function is the reason that reports give for the check.
+In reports, the docstring of a check's function is the reason for the check.
 """
 
 import os
@@ -33,7 +33,8 @@ from strix_validate.checks import (
 from strix_validate.numerics import comparison, reference
 
 HALF = torch.float16
-#: Checks that run in float16 only: of its largest number, and one that draws in both dtypes.
+#: Checks that are listed in float16 only. "large" is about float16's largest number, and "finite"
+#: uses both dtypes itself.
 _FLOAT16_ONLY = ("large", "finite")
 _SUFFIX = "-bfloat16"
 
@@ -42,7 +43,7 @@ _SUFFIX = "-bfloat16"
 def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
     """Return one check for each kind of behaviour, route and data type, with its function.
 
-    A function raises CannotRun if the route refuses.
+    A function raises CannotRun if torch refuses the call.
     """
     functions: dict[Check, Callable[[RunOptions], dict | Result]] = {}
     for name, body in BODIES.items():
@@ -57,7 +58,7 @@ def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False without a GPU for bfloat16, whose kernels on a CPU are those of float16."""
+    """Return False for bfloat16 on a CPU, where it has the same kernels as float16."""
     return options.device == "cuda" or not check.id.endswith(_SUFFIX)
 
 
@@ -71,12 +72,12 @@ def _check_route(
 
 
 class Watched:
-    """A route that fails if another backend runs than the one it is named after.
+    """A route that fails if another backend runs than the route names.
 
     Attributes:
-        name: Name of the route.
+        name: Name of the route, a key of sdpa.ROUTES.
         dtype: Dtype of the tensors that a check passes.
-        unwatched: The route itself.
+        unwatched: The route without this test.
     """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
@@ -88,7 +89,7 @@ class Watched:
         """Compute attention by the route.
 
         Raises:
-            CannotRun: The route refuses.
+            CannotRun: torch refuses the call.
             CheckFailed: Another backend ran.
         """
         out, operators = sdpa.call(self.unwatched, *args, **options)
@@ -132,7 +133,7 @@ def large(route: sdpa.Route, options: RunOptions) -> dict:
     out = route(*leaves)
     grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
     require(_are_finite(grads), "a gradient is not finite")
-    # All scores are equal, so every weight is 1/seqlen, and rounding of the scores changes none.
+    # All scores are equal, so each weight is 1/seqlen, however the scores are rounded.
     exact = v.double().mean(-2, keepdim=True).expand_as(v)
     error = comparison.max_error(out, exact)
     bound = 3 * 2**-11 * v.abs().max().item()
@@ -190,17 +191,17 @@ def masked_row(route: Watched, options: RunOptions) -> dict:
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out = route(*leaves, attn_mask=visible)
     grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
-    require(_are_finite([out, *grads]), "not finite")
+    require(_are_finite([out, *grads]), "the output or a gradient is not finite")
     shut_out = out[:, :, 13].abs().max().item()
-    require(shut_out == 0, f"the shut-out query gives values up to {shut_out:.3g}, not zeros")
+    require(shut_out == 0, f"the query without keys gives values up to {shut_out:.3g}, not zeros")
     return {"shut_out": shut_out}
 
 
 def nan(route: Watched, options: RunOptions) -> dict:
     """Check that NaN in q, k or v reaches the output and gradient of each query that uses it.
 
-    It must reach no other head or sequence. A maximum that drops NaN makes a broken layer look
-    plausible: https://triton-lang.org/main/python-api/generated/triton.language.maximum.html
+    It must not reach another head or sequence. With a maximum that drops NaN, a broken layer gives
+    plausible numbers: https://triton-lang.org/main/python-api/generated/triton.language.maximum.html
     """
     for poisoned, causal in product(range(3), (False, True)):
         leaves = _draw_inputs(route, options, 2, 2, 130, 64)
@@ -208,13 +209,15 @@ def nan(route: Watched, options: RunOptions) -> dict:
         leaves = [x.requires_grad_() for x in leaves]
         out = route(*leaves, is_causal=causal)
         results = _differentiate(out, leaves, torch.ones_like(out))
-        # In a causal call only the queries that see the key: others may multiply it by zero.
+        # In a causal call, only queries that see the key are judged. For other queries, a kernel
+        # may or may not multiply the key's value by a weight of zero.
         queries = slice(70 if causal else 0, None)
         if poisoned == 0:
             queries = slice(70, 71)
         columns = slice(3, 4) if poisoned == 2 else slice(None)
         name = "qkv"[poisoned] + (", causal" if causal else "")
-        # dk and dv are not judged: CUDA's kernels take a row's logsumexp of NaN for that of no keys
+        # dk and dv are not judged: if a row's logsumexp is NaN, CUDA's kernels treat the row as one
+        # without keys
         reaches_out = out[1, 0, queries, columns].isnan().all()
         require(reaches_out, f"NaN in {name} does not reach out")
         reaches_dq = results["dq"][1, 0, queries].isnan().all()
@@ -227,10 +230,10 @@ def nan(route: Watched, options: RunOptions) -> dict:
 
 
 def lse(route: Watched, options: RunOptions) -> Result:
-    """Check the logarithm of the sum of exp(scores) that the operator returns, in base e.
+    """Check the natural logarithm of the sum of exp(scores) that the operator returns.
 
-    The backward pass cancels an error in it, but code that merges partial results does not. It was
-    off by ln 2: https://github.com/pytorch/pytorch/issues/181645
+    The backward pass cancels an error in this logarithm, but code that merges partial results does
+    not. The logarithm was wrong by ln 2: https://github.com/pytorch/pytorch/issues/181645
     """
     if route.name == "efficient" and options.device == "cpu":
         raise CannotRun("No viable backend")
@@ -245,28 +248,29 @@ def lse(route: Watched, options: RunOptions) -> Result:
 
 
 def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the logarithms of a causal call."""
+    """Return the logsumexp of a causal call of flash attention."""
     if q.is_cuda:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[1]
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[1]
 
 
 def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the logarithms of a causal call, with rows padded to a multiple of 32."""
+    """Return the logsumexp of a causal call; its rows are padded to a multiple of 32."""
     operator = torch.ops.aten._scaled_dot_product_efficient_attention
     return operator(q, k, v, None, True, 0.0, True)[1]
 
 
-#: torch's operators that return the logarithms.
+#: Functions that return torch's logsumexp, by route.
 LSE = {"flash": _flash_lse, "efficient": _efficient_lse}
 
 
 def dropout(route: Watched, options: RunOptions) -> dict:
     """Check that dropout keeps the stated share of weights, scales them up, and varies.
 
-    Each call, sequence, head, query and key drops other weights, and the gradients follow the same
-    choice, with and without a causal mask. aiter 0.1.20.post1 has a constant seed: it drops the
-    same positions in every layer and step (patches/amd-aiter/0003-refuse-dropout.patch)
+    The dropped weights must differ between calls, sequences, heads, queries and keys. The gradients
+    must be those of the kept weights, with and without a causal mask. The seed of aiter
+    0.1.20.post1 is constant, so that it drops the same positions in every layer and step
+    (patches/amd-aiter/0003-refuse-dropout.patch)
     """
     torch.manual_seed(derive_seed("dropout"))
     measured = _check_dropout(route, 256, causal=False, device=options.device)
@@ -282,7 +286,7 @@ def _check_dropout(
     p: float = 0.2,
 ) -> dict:
     """Check dropout with probability p in calls of n queries and keys."""
-    # equal scores and v = 1: the output is the weights themselves
+    # all scores are equal and v is the identity matrix, so the output is the weights themselves
     q = torch.zeros(2, 4, n, n, dtype=route.dtype, device=device)
     k = _randn(2, 4, n, n, device=device, dtype=route.dtype, seed=1)
     v = torch.eye(n, dtype=route.dtype, device=device).expand(2, 4, n, n).contiguous()
@@ -336,15 +340,17 @@ def _check_patterns(is_kept: Tensor) -> None:
                 break
             first = is_kept.narrow(axis, 0, distance)
             second = is_kept.narrow(axis, distance, distance)
-            # By chance two of three are equal; a pattern that repeats with a tile is equal whole.
+            # By chance, about two thirds of the choices are equal. If a pattern repeats with a
+            # tile, all are equal.
             equal = (first == second).count_nonzero().item() / first.numel()
             require(equal < 0.8, f"{name} {distance} apart drop the same weights")
 
 
 def nested(route: Watched, options: RunOptions) -> dict | Result:
-    """Check sequences of several lengths in one nested tensor, with q, k and v of one product.
+    """Check sequences of several lengths in one nested tensor, with q, k and v packed in it.
 
-    It catches keys of a neighbouring sequence, and offsets computed from the padded length.
+    The check catches keys that are read from a neighbouring sequence, and offsets that are computed
+    from the padded length.
     """
     need_gpu(options, "only a GPU has fused attention of nested tensors")
     rows = []
@@ -368,9 +374,10 @@ def nested(route: Watched, options: RunOptions) -> dict | Result:
 
 
 def captured(route: Watched, options: RunOptions) -> dict | Result:
-    """Check that a captured graph computes with what its inputs hold when it is replayed.
+    """Check that a captured graph uses the values that its inputs have when it is replayed.
 
-    It catches arguments of the captured call, and scratch memory that another call has taken:
+    The check catches values of the captured call that are used again, and scratch memory that
+    another call has overwritten:
     https://github.com/vllm-project/vllm/issues/32180
     """
     need_gpu(options, "only a GPU captures graphs")
@@ -378,7 +385,7 @@ def captured(route: Watched, options: RunOptions) -> dict | Result:
     problem = Problem(case, route.dtype, options.device)
     *tensors, _ = problem.inputs
     inputs = [torch.zeros_like(x) for x in tensors]
-    route(*inputs, is_causal=True)  # shows a refusal before any graph
+    route(*inputs, is_causal=True)  # if torch refuses the call, this raises before the capture
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
@@ -397,9 +404,9 @@ def captured(route: Watched, options: RunOptions) -> dict | Result:
 
 
 def compiled(route: Watched, options: RunOptions) -> dict | Result:
-    """Check that torch.compile gives what eager mode gives.
+    """Check that torch.compile gives the same results as eager mode.
 
-    An operator of flash-attn 2.8.3 announced other shapes to the compiler than it returned
+    An operator of flash-attn 2.8.3 declared other output shapes than it returned
     (patches/flash-attn/0002-register-op-outputs.patch)
     """
     uses_inductor = options.size.includes(Size.FULL)
@@ -410,7 +417,7 @@ def compiled(route: Watched, options: RunOptions) -> dict | Result:
     problem = Problem(case, route.dtype, options.device)
     *tensors, grad_out = problem.inputs
     leaves = [x.detach().requires_grad_() for x in tensors]
-    route(*leaves, is_causal=True)  # shows a refusal before the compiler starts
+    route(*leaves, is_causal=True)  # if torch refuses the call, this raises before compilation
     torch.compiler.reset()
     backend = "inductor" if uses_inductor else "aot_eager"
     out = torch.compile(route.unwatched, backend=backend)(*leaves, is_causal=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls of flash-attn's public functions, and what they must return."""
+"""Calls of flash-attn's public functions, and their expected results."""
 
 import sys
 from collections.abc import Callable
@@ -14,13 +14,14 @@ from strix_validate.numerics import reference
 from strix_validate.triton import stand_in
 from strix_validate.triton.call import move
 
-#: Lengths for varlen: the first, a middle and the last sequence are empty; one has keys but no
-#: queries.
+#: Lengths for varlen. The first and the last sequence and one in the middle are empty. Another
+#: sequence has keys but no queries.
 NO_TOKENS = {
     "lengths_q": (0, 37, 0, 0, 64, 0),
     "lengths_k": (0, 64, 0, 20, 50, 0),
 }
-#: The same sequences with queries but no keys; one has more queries than a block of any kernel.
+#: Lengths for varlen. The first and the last sequence and one in the middle have queries but no
+#: keys. The one in the middle has more queries than a block of any kernel.
 NO_KEYS = {
     "lengths_q": (5, 33, 140, 37, 160, 7),
     "lengths_k": (0, 70, 0, 64, 170, 0),
@@ -32,12 +33,12 @@ class FlashCall:
     """The call flash_attn.<name>(**tensors, **options).
 
     Attributes:
-        name: Function of flash_attn.
-        tensors: Arguments in flash-attn's layout, (batch, seqlen, heads, head_dim) or (tokens,
-            heads, head_dim).
+        name: Name of a function of flash_attn.
+        tensors: Arguments that are tensors, in flash-attn's layout, (batch, seqlen, heads,
+            head_dim) or (tokens, heads, head_dim).
         options: Other arguments.
-        grad_out: Gradient of the output. With it, the gradients of q, k and v are computed, or of
-            the tensors that hold them.
+        grad_out: Gradient of the output, or None. With a gradient, the gradients of q, k and v, or
+            of the packed tensors, are computed too.
         repeats: Number of calls; with more than 1, their outputs are compared bit by bit.
         infers: Whether the output is also computed without gradients.
     """
@@ -55,19 +56,20 @@ class FlashCall:
         return next(iter(self.tensors.values())).dtype
 
     def prepare(self) -> str:
-        """Make flash-attn take CPU tensors; return which kernels it uses."""
+        """Make flash-attn accept CPU tensors; return a description of the kernels that it uses."""
         kernels = f"flash-attn's kernels: {backend()}"
         stand_in.accept_cpu_tensors()
         return kernels
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        """Make the call on a device; exceptions of flash_attn pass through.
+        """Make the call on a device. Exceptions of flash_attn are not caught.
 
         Returns:
-            out, and lse if the call returns it; with grad_out the gradients, "dq" for that of q,
-            otherwise the arguments, which the call may have changed. With infers also "inference",
-            the output without gradients. With repeats also "differing": how many calls returned
-            another output than the first.
+            "out", and "lse" if the call returns it.
+            With grad_out, the gradients, such as "dq" for that of q. Without grad_out, the
+            arguments, which the call may have changed.
+            With infers, "inference", the output without gradients.
+            With repeats, "differing", the number of calls whose output differs from the first.
         """
         import flash_attn
 
@@ -184,16 +186,17 @@ def dense(  # noqa: PLR0913 (the options of a case)
         k: Keys, (batch, seqlen_k, kv_heads, head_dim).
         v: Values, like k.
         grad_out: Gradient of the output, like q.
-        causal: Whether the last query sees all keys, and each query before it one key less.
+        causal: Whether the last query sees all keys, and each query sees one key less than the
+            next query.
         window: See reference.mask.
         softcap: See reference.attention.
-        dropout: Share of weights to drop. Nothing is then expected of the call, except that a
-            second one drops other weights.
+        dropout: Share of weights to drop. With dropout, the only expected result is that each
+            repeated call drops other weights.
         repeats: See FlashCall.
         lse: See reference.attention.
         scale: See reference.attention.
         alibi: Slopes, (heads,) or (batch, heads).
-        pack: "kv" or "qkv" to pass these as one tensor.
+        pack: "kv" or "qkv" to pass these tensors packed into one; "" for none.
         infers: See FlashCall.
 
     Returns:
@@ -230,7 +233,7 @@ def dense(  # noqa: PLR0913 (the options of a case)
 
 
 def _alibi_bias(slopes: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
-    """Return the bias of ALiBi: 0 at the query's own key, and less on both sides."""
+    """Return the bias of ALiBi: 0 at the query's own key, and negative on both sides of it."""
     aligned_key = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
     distance = (aligned_key - torch.arange(seqlen_k)).abs()
     return -slopes[..., None, None].double() * distance
@@ -251,7 +254,7 @@ def varlen(  # noqa: PLR0913 (the options of a case)
     pack="",
     low=0.0,
 ):
-    """Build a call of flash_attn_varlen_func, of sequences one after the other in one tensor.
+    """Build a call of flash_attn_varlen_func, whose sequences follow each other in one tensor.
 
     Args:
         randn: See :func:`fixed`.
@@ -309,7 +312,7 @@ def varlen(  # noqa: PLR0913 (the options of a case)
             parts.append(_attend(*batch_of_one, dtype=dtype, **masks))
         results = {}
         for name in parts[0]:
-            # the logarithms are (heads, tokens)
+            # lse has the shape (heads, tokens), out and the gradients (tokens, heads, head_dim)
             axis = 1 if name == "lse" else 0
             results[name] = torch.cat([part[name][0] for part in parts], axis)
         return _pack_gradients(results, pack, 1)
@@ -323,7 +326,7 @@ def _make_options(
     lse: bool,
     scale: float | None,
 ) -> dict[str, Any]:
-    """Return the arguments of a call that are no tensors."""
+    """Return those arguments of a call that are not tensors."""
     options: dict[str, Any] = {
         "causal": causal,
         "window_size": window,
@@ -335,7 +338,7 @@ def _make_options(
 
 
 def _pack(tensors: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
-    """Return the tensors with those of the letters in pack stacked into one."""
+    """Stack the tensors that `pack` names by letter into one; return all tensors by name."""
     packed = {name: x for name, x in tensors.items() if name not in pack}
     if pack:
         packed[pack] = torch.stack([tensors[name] for name in pack], axis)
@@ -343,7 +346,7 @@ def _pack(tensors: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]
 
 
 def _pack_gradients(results: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
-    """Return the results with the gradients of the letters in pack stacked into one."""
+    """Stack the gradients of the tensors in `pack` into one; return all results by name."""
     gradients = [f"d{name}" for name in pack]
     packed = {name: x for name, x in results.items() if name not in gradients}
     if pack:
@@ -375,30 +378,33 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
     integer=False,
     strided=False,
 ):
-    """Build a call of flash_attn_with_kvcache, of a few queries for each sequence.
+    """Build a call of flash_attn_with_kvcache with a few queries for each sequence.
 
     Args:
         randn: See :func:`fixed`.
-        new: Keys that the call appends to each sequence.
-        rows: Row of the cache that each sequence has (cache_batch_idx).
-        leftpad: Entries to leave out at the start of each sequence.
-        page: Size of a page of a paged cache.
-        stale: Whether the cache holds NaN after each sequence.
-        lengths: Entries in the cache before the call, for each sequence.
-        rotary: "neighbours" or "halves", the pairs of the first 32 lanes of q and k to rotate.
+        new: Number of keys that the call appends to each sequence.
+        rows: The row of the cache that belongs to each sequence (cache_batch_idx).
+        leftpad: Number of entries to ignore at the start of each sequence.
+        page: Size of a page of a paged cache; None for a cache without pages.
+        stale: Whether the cache contains NaN after the entries of each sequence.
+        lengths: Number of entries in the cache before the call, for each sequence.
+        rotary: Which of the first 32 lanes of q and k form the pairs that are rotated,
+            "neighbours" or "halves"; "" for no rotation.
         scale: See reference.attention.
-        queries: Queries of each sequence.
+        queries: Number of queries of each sequence.
         heads: Query heads.
         kv_heads: Heads of keys and values.
         head_dim: Size of a head.
-        capacity: Entries of a row of the cache, by default no multiple of a block of keys.
-        batch: Rows of the cache.
+        capacity: Number of entries in a row of the cache. The default is not a multiple of a block
+            of keys.
+        batch: Number of rows of the cache.
         window: See reference.mask.
         low: See :func:`fixed`.
-        causal: See :func:`dense`. Without it, all queries are rotated as one at the cache's length.
+        causal: See :func:`dense`. Without it, all queries are rotated by the angle of one position,
+            the cache's length.
         lse: See reference.attention.
-        integer: Whether cache_seqlens is a number, the first length.
-        strided: Whether keys and values of an entry lie side by side in one tensor.
+        integer: Whether cache_seqlens is one number, the first length, instead of a tensor.
+        strided: Whether the key and the value of an entry lie side by side in one tensor.
 
     Returns:
         See :func:`dense`.
@@ -482,13 +488,13 @@ def _append(cache: Tensor, new: Tensor, lengths: tuple[int, ...]) -> Tensor:
 
 
 def _fill_with_nan(cache: Tensor, rows: list[int], lengths: tuple[int, ...]) -> None:
-    """Write NaN after the entries of each sequence, whose row of the cache is in rows."""
+    """Write NaN after the entries of each sequence; `rows` has the sequence's row of the cache."""
     for row, length in zip(rows, lengths, strict=True):
         cache[row, length:] = float("nan")
 
 
 def _make_integers(**values: tuple[int, ...] | None) -> dict[str, Tensor]:
-    """Return the values that are not None as tensors, by their names."""
+    """Return as tensors, by name, the values that are not None."""
     return {name: torch.tensor(x, dtype=torch.int32) for name, x in values.items() if x}
 
 
@@ -499,7 +505,7 @@ def _attend_to_cache(
     used: list[slice],
     **options,
 ) -> dict[str, Tensor]:
-    """Return the output, and lse if it is requested, with the used entries of each sequence."""
+    """Return the output, and lse if it is requested, for the used entries of each sequence."""
     parts = []
     for i, entries in enumerate(used):
         own_q = q[i : i + 1]
@@ -516,7 +522,7 @@ def _lay_out_cache(
     page: int | None,
     strided: bool,
 ) -> dict[str, Tensor]:
-    """Return a cache as a call takes it; see :func:`kv_cache`."""
+    """Return the arguments for a cache, in pages or strided if requested; see :func:`kv_cache`."""
     caches = {"k_cache": k_cache.clone(), "v_cache": v_cache.clone()}
     table = {}
     if page:
@@ -547,7 +553,7 @@ def function_of(build: Callable, pack: str = "") -> str:
 
 
 def _make_angles(capacity: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return cosines and sines of each entry of a cache, (capacity, 16)."""
+    """Return the cosines and sines for each position in a cache, (capacity, 16)."""
     angle = torch.arange(capacity)[:, None] * torch.exp2(-torch.arange(16.0) / 2)
     return {
         "rotary_cos": angle.cos().to(dtype),
@@ -562,14 +568,14 @@ def _rotate(
     rotary: str,
     count: int,
 ) -> Tensor:
-    """Rotate x by the angles of the entries after each sequence.
+    """Rotate x by the angles of the positions that follow each sequence's entries.
 
     Args:
         x: (sequences, tokens, heads, head_dim).
-        angles: Those of _make_angles.
-        lengths: Entries of each sequence.
+        angles: The result of _make_angles.
+        lengths: Number of entries of each sequence.
         rotary: See :func:`kv_cache`.
-        count: Number of angles; 1 rotates all tokens alike.
+        count: Number of positions. With 1, all tokens are rotated by the same angles.
     """
     parts = []
     for i, length in enumerate(lengths):

@@ -18,14 +18,14 @@ from strix_validate.triton.cases import Case, Expected, make
 
 @dataclass(frozen=True)
 class FlashCase:
-    """A call that the tier attention checks in several data types.
+    """A call that the tier "attention" checks in several data types.
 
     Attributes:
-        label: Name without the data type. The tensors are drawn with it as their seed.
-        build: Builds the call and what it must return; see triton.cases.Case.
+        label: Name without the data type. It determines the seed of the tensors.
+        build: Builds the call and its expected function; see triton.cases.Case.
         catches: The bug that the case catches, with a link.
-        refusals: Names of exceptions that are also correct, because they prevent a wrong answer.
-        size: Size of a run from which on the case is checked.
+        refusals: Names of exceptions that are correct as well, because they prevent a wrong answer.
+        size: The smallest size of run that includes the case.
         half_only: Whether the case is left out in float32.
         dtype: Data type of the tensors.
     """
@@ -40,23 +40,23 @@ class FlashCase:
 
     @property
     def name(self) -> str:
-        """Name with the data type, as in ids of checks."""
+        """The label with the data type, as in ids of checks."""
         return f"{self.label}-{_name_of(self.dtype)}"
 
     @property
     def title(self) -> str:
-        """Function of flash_attn, label and data type."""
+        """The function of flash_attn, the label and the data type."""
         function = flash.function_of(self.build.func, self.build.keywords.get("pack", ""))
         return f"{function} {self.label} {_name_of(self.dtype)}"
 
     @cached_property
     def call(self) -> flash.FlashCall:
-        """The call. It is built when first read, because every run lists all cases."""
+        """The call. It is built when it is first read, because every run lists all cases."""
         return self._problem[0]
 
     @cached_property
     def expected(self) -> Expected:
-        """Returns the expected tensors by name, in a precision, on the CPU."""
+        """A function of the precision that returns the expected tensors by name, on the CPU."""
         return self._problem[1]
 
     @cached_property
@@ -69,46 +69,55 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 _SDIST_WINDOW_BUG = (
-    "the sdist 2.8.3 kernels accept window_size and softcap and read neither, so that Mistral and "
-    "Gemma models ran as other models (flash_attn_triton_amd/interface_fa.py; the kernels are gone "
-    "since https://github.com/Dao-AILab/flash-attention/pull/2230)"
+    "kernels that accept window_size and softcap and ignore both, as in the sdist 2.8.3, so that "
+    "Mistral and Gemma models compute wrong results (flash_attn_triton_amd/interface_fa.py; "
+    "removed in https://github.com/Dao-AILab/flash-attention/pull/2230)"
 )
 _PASSED_ON = "an argument that the function for packed tensors does not pass on"
-_MASKS = "a wrong mask at a block's edge, or causal aligned top-left as in torch, not bottom-right"
+_MASKS = "a wrong mask at a block's edge, or a causal mask aligned top-left instead of bottom-right"
 _GQA = "a query head that reads the wrong key/value head, or gradients not summed over the group"
-_CACHE = "keys written to the wrong row or the caller's cache_seqlens changed (aiter 0.1.20.post1)"
+_CACHE = "keys written to the wrong row, or a change of cache_seqlens (aiter 0.1.20.post1)"
 _EMPTY = (
-    "the logsumexp of a sequence without keys written over that of the next one, its zeros over "
-    "the next head, and both past the end (flash_attn_triton_amd/fwd_prefill.py, sdist 2.8.3)"
+    "a sequence without keys whose logsumexp overwrites that of the next sequence, and whose zeros "
+    "overwrite the next head, also past the end of the tensors "
+    "(flash_attn_triton_amd/fwd_prefill.py, sdist 2.8.3)"
 )
-_BATCH = "the first sequence read for each, or the blocks after the 512th query or key left out"
+_BATCH = "the first sequence read for all, or blocks after the 512th query or key left out"
 _LONG = {"seqlen_q": 577, "seqlen_k": 577}
 _LSE = (
-    "a logsumexp in base 2, which the backward pass cancels and ring attention does not: "
+    "a logsumexp in base 2, whose error the backward pass cancels, but ring attention does not: "
     "https://github.com/pytorch/pytorch/issues/181645"
 )
 _PADDED = "padding of the head dim to the next power of two that leaks into the result"
 _D512 = "silently wrong values above head dim 256: https://github.com/pytorch/pytorch/issues/189849"
-_LAYER = "a kernel that is correct for other groups of heads or lanes than this model's"
-_ALIBI = "slopes ignored, of another head or sequence, or with the wrong sign (MPT, Bloom)"
+_LAYER = "a kernel that is correct, but not for this model's group of heads or head dim"
+_ALIBI = "slopes that are ignored, of another head or sequence, or of the wrong sign (MPT, Bloom)"
 _ROTARY = (
-    "angles that begin at 0 instead of the cache's length, neighbours for halves, or the lanes "
-    "after the rotated ones lost"
+    "angles that begin at 0 instead of the cache's length, neighbouring lanes rotated instead of "
+    "halves or vice versa, or the lanes after the rotated ones lost"
 )
-_DECODING = "decoding: a part of a longer cache left out or merged wrongly, or a neighbour's keys"
+_DECODING = (
+    "decoding in which a part of a longer cache is left out or merged wrongly, or another "
+    "sequence's keys are read"
+)
 _REFUSED = ("NotImplementedError",)
-#: The second is Triton's: a tile of that width does not fit into the LDS, and nothing is launched.
+#: The second exception is Triton's. It means that a tile of the head dim does not fit into the LDS,
+#: and that nothing was launched.
 _TOO_WIDE = (*_REFUSED, "OutOfResources")
-#: Models with 3, 4 and 8 query heads for a head of keys, of 64 and 128 lanes.
+#: Models that have 3, 4 and 8 query heads for each head of keys, and head dims of 64 and 128.
 _DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
 
 
 def _model_cases() -> Iterator[FlashCase]:
-    """Yield prompts of each model's group and head dim, with gradients; quick has each pair."""
+    """Yield prompts with gradients, for each model's group of heads and head dim.
+
+    The cases of a quick run contain each pair of values.
+    """
     builds = {}
     columns = []
     for model, layer in plain_layers().items():
-        # Each head is a program of the interpreter: a large group has one head of keys, for speed.
+        # The interpreter runs each head as a separate program. To save time, a large group has one
+        # head of keys.
         kv_heads = 1 if layer.group in (8, 16) else layer.kv_heads
         shape = {
             "heads": layer.group * kv_heads,
@@ -161,7 +170,7 @@ def _alibi_cases() -> Iterator[FlashCase]:
 
 def _packed_cases() -> Iterator[FlashCase]:
     plain = partial(flash.fixed, seqlen_q=40, seqlen_k=40, head_dim=32)
-    catches = "k and v of one tensor swapped, or read with the strides of three"
+    catches = "packed k and v that are swapped, or read with the strides of separate tensors"
     for pack in ("kv", "qkv"):
         yield FlashCase(f"packed-{pack}", partial(plain, pack=pack), catches, half_only=True)
     for pack in ("kv", "qkv"):
@@ -183,14 +192,14 @@ _VARLEN_PACKED = partial(
 
 
 def _varlen_packed_cases() -> Iterator[FlashCase]:
-    catches = "k and v of one tensor swapped, or softmax_scale ignored"
+    catches = "packed k and v that are swapped, or softmax_scale ignored"
     for pack in ("kv", "qkv"):
         build = partial(_VARLEN_PACKED, pack=pack, scale=0.25)
         yield FlashCase(f"varlen-packed-{pack}", build, catches, half_only=True)
 
 
 def _length_cases() -> Iterator[FlashCase]:
-    catches = "a block of one query or key left out, or its padding counted"
+    catches = "a last block with a single query or key left out, or its padding included"
     rows = (
         (129, False, Size.QUICK),
         (257, True, Size.FULL),
@@ -211,7 +220,10 @@ def _length_cases() -> Iterator[FlashCase]:
 
 
 def _no_keys_cases() -> Iterator[FlashCase]:
-    """Yield the slowest cases of all, in one data type; the tier emulated has them too."""
+    """Yield cases with sequences without keys, which are the slowest of all.
+
+    They run in half precision only. The tier "emulated" has them too.
+    """
     build = partial(flash.varlen, **flash.NO_KEYS)
     case = FlashCase("varlen-no-keys", build, _EMPTY, half_only=True)
     yield case
@@ -249,7 +261,7 @@ CASES = (
     FlashCase(
         "full",
         partial(flash.fixed),
-        "wrong scale or a missing mask of the last partial block",
+        "a wrong scale, or a missing mask in the last partial block",
     ),
     FlashCase(
         "causal",
@@ -396,7 +408,7 @@ CASES = (
             seqlen_k=70,
             alibi="heads",
         ),
-        "slopes that favour later keys where there is no mask",
+        "slopes that favour later keys if there is no mask",
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -408,7 +420,7 @@ CASES = (
             seqlen_k=70,
             window=(-1, 8),
         ),
-        "a window that is open to the left taken for none: " + _SDIST_WINDOW_BUG,
+        "a window that is open to the left and is ignored: " + _SDIST_WINDOW_BUG,
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -421,7 +433,7 @@ CASES = (
             causal=True,
             window=(16, 0),
         ),
-        "rows in front of all keys: " + _SDIST_WINDOW_BUG,
+        "wrong rows of queries that precede all keys: " + _SDIST_WINDOW_BUG,
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -438,7 +450,7 @@ CASES = (
             seqlen_q=330,
             seqlen_k=330,
         ),
-        "a window of several blocks whose last ones are left out: " + _SDIST_WINDOW_BUG,
+        "a window of several blocks of which the last are left out: " + _SDIST_WINDOW_BUG,
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -468,7 +480,7 @@ CASES = (
             seqlen_q=70,
             seqlen_k=90,
         ),
-        "the mask of the largest head dim's tiles, which are smaller",
+        "a wrong mask in the tiles of the largest head dim, which are smaller than others",
         half_only=True,
     ),
     FlashCase(
@@ -481,13 +493,13 @@ CASES = (
             seqlen_q=40,
             seqlen_k=200,
         ),
-        "a second block of keys left out; smaller cases have only one",
+        "a second block of keys left out (smaller cases have only one block)",
         half_only=True,
     ),
     FlashCase(
         "d32",
         partial(flash.fixed, head_dim=32),
-        "tile sizes of the smallest usual head dim",
+        "wrong tile sizes for the smallest usual head dim",
     ),
     FlashCase(
         "d72",
@@ -497,7 +509,7 @@ CASES = (
     FlashCase(
         "d80",
         partial(flash.fixed, head_dim=80),
-        "padding of head dim 80 to 128 leaks (ViT)",
+        "padding of head dim 80 to 128 that leaks into the result (ViT)",
     ),
     FlashCase(
         "d96",
@@ -515,7 +527,7 @@ CASES = (
             head_dim=128,
             causal=True,
         ),
-        "wrong tile sizes of head dim 128",
+        "wrong tile sizes for head dim 128",
     ),
     FlashCase(
         "d160",
@@ -534,7 +546,7 @@ CASES = (
     FlashCase(
         "d256",
         partial(flash.fixed, head_dim=256),
-        "LDS of the largest head dim",
+        "too much LDS for the largest head dim",
     ),
     FlashCase(
         "d512",
@@ -549,7 +561,7 @@ CASES = (
             causal=True,
             strided=True,
         ),
-        "the sdist 2.8.3 kernels read the output's gradient with the strides of the output",
+        "the output's gradient read with the strides of the output (sdist 2.8.3)",
     ),
     FlashCase(
         "window",
@@ -581,7 +593,7 @@ CASES = (
             repeats=2,
         ),
         (
-            "dropout with a constant seed: the same positions in every layer and step "
+            "dropout with a constant seed, which drops the same positions in every layer and step "
             "(sdist 2.8.3, aiter 0.1.20.post1)"
         ),
         refusals=_REFUSED,
@@ -594,7 +606,7 @@ CASES = (
             head_dim=80,
             repeats=3,
         ),
-        "a race, or memory read that nothing wrote: https://github.com/ROCm/aotriton/issues/183",
+        "a race, or a read of unwritten memory: https://github.com/ROCm/aotriton/issues/183",
     ),
     FlashCase(
         "deterministic-100",
@@ -606,7 +618,7 @@ CASES = (
             seqlen_k=513,
             repeats=100,
         ),
-        "a race that shows in few of many calls: https://github.com/ROCm/aotriton/issues/183",
+        "a race that shows only in few of many calls: https://github.com/ROCm/aotriton/issues/183",
         size=Size.FULL,
     ),
     FlashCase(
@@ -623,7 +635,7 @@ CASES = (
     FlashCase(
         "varlen",
         partial(flash.varlen),
-        "one sequence's keys seen by another",
+        "a query that sees keys of another sequence",
     ),
     FlashCase(
         "varlen-short",
@@ -633,7 +645,7 @@ CASES = (
             lengths_k=(1, 64, 65, 129),
             lse=True,
         ),
-        "sequences of one token beside long ones: keys of a neighbour in the last block",
+        "keys of the next sequence read in the last block of a short one",
     ),
     FlashCase(
         "varlen-20",
@@ -666,7 +678,7 @@ CASES = (
             kv_heads=1,
             head_dim=32,
         ),
-        "offsets of tokens in 16 bits, or a dimension of the grid of 65535",
+        "offsets of tokens in 16 bits, or a dimension of the grid that ends at 65535",
         half_only=True,
         size=Size.FULL,
     ),
@@ -697,8 +709,8 @@ CASES = (
             lse=True,
         ),
         (
-            "queries that are rotated one by one although they have one position, or a "
-            "causal mask where there is none; a logsumexp of the cache in base 2"
+            "queries that are rotated by different angles although they have one position, a "
+            "causal mask although the call has none, or a logsumexp in base 2"
         ),
         half_only=True,
     ),
@@ -711,7 +723,7 @@ CASES = (
             new=0,
             lse=True,
         ),
-        "one length for all sequences taken for the first one's alone",
+        "one length for all sequences that is applied to the first sequence only",
         half_only=True,
     ),
     FlashCase(
@@ -728,7 +740,7 @@ CASES = (
     FlashCase(
         "cache-strided",
         partial(flash.kv_cache, strided=True),
-        "keys and values of one tensor taken for two that are contiguous",
+        "keys and values of one tensor read as if they were contiguous",
         half_only=True,
     ),
     FlashCase(
@@ -738,7 +750,7 @@ CASES = (
             page=20,
             strided=True,
         ),
-        "pages taken for contiguous ones",
+        "pages read as if they were contiguous",
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -754,7 +766,7 @@ CASES = (
             kv_heads=2,
             rotary="halves",
         ),
-        "a second block of queries or of new keys left out (a prompt in parts)",
+        "a second block of queries or of new keys left out (prompts that are split into parts)",
         half_only=True,
     ),
     FlashCase(
@@ -779,7 +791,7 @@ CASES = (
             capacity=4300,
             batch=2,
         ),
-        "keys after the 4096th left out, or parts of a long and of a short cache mixed up",
+        "keys after the 4096th left out, or the parts of a long and a short sequence mixed up",
         half_only=True,
     ),
     *_decoding_cases(),
@@ -796,7 +808,7 @@ CASES = (
             stale=True,
             lengths=(50, 98),
         ),
-        "entries after the sequence are loaded and gives NaN (sdist 2.8.3, aiter 0.1.20.post1)",
+        "NaN from entries after the sequence's end (sdist 2.8.3, aiter 0.1.20.post1)",
     ),
     FlashCase(
         "cache-pages",
@@ -818,23 +830,24 @@ CASES = (
 
 
 def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
-    """Yield the cases that a data type has; a case has the same numbers for a seed."""
+    """Yield the cases of a data type. With the same seed, a case has the same random numbers."""
     for case in CASES:
         if case.half_only and dtype is torch.float32:
             continue
         yield replace(case, dtype=dtype)
 
 
-#: Names that package_checks reads. Checks of flash-attn, which came first, have no prefix.
+#: package_checks reads the public names below. The ids of flash-attn's checks have no prefix.
 PREFIX = ""
 MODULE = "flash_attn"
 _COMPILES = (
-    "Triton or a kernel change that no longer compiles, no longer uses the matrix unit, or needs "
-    "more LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
+    "a kernel that no longer compiles, does not use the matrix unit, or needs more LDS than the "
+    "chip has, after a change of Triton or of the kernel: "
+    "https://github.com/vllm-project/vllm/issues/56021"
 )
 _EXECUTED = (
-    "a code object whose numbers are wrong although its source is correct, a missing wait or a "
-    "race between waves: https://github.com/ROCm/aotriton/issues/54"
+    "a code object that computes wrong numbers although its source is correct, lacks a wait, or "
+    "has a race between waves: https://github.com/ROCm/aotriton/issues/54"
 )
 _WHOLE = partial(flash.fixed, seqlen_q=512, seqlen_k=512)
 COMPILED = {
@@ -849,13 +862,13 @@ COMPILED = {
     "varlen": Case(flash.varlen, _COMPILES),
     "decode": Case(flash.kv_cache, _COMPILES),
 }
-#: Empty, because the tier attention has those of `cases`.
+#: Empty, because the tier "attention" runs the cases of the function `cases` instead.
 COMPUTED: dict[str, Case] = {}
 _NO_KEYS = partial(flash.varlen, heads=2, **flash.NO_KEYS)
 
 
 def _emulated_head_dims() -> dict[str, Case]:
-    """Return cases of three head dims, of which 72 is padded, causal or not, in both types."""
+    """Return cases of three head dims, causal and not, in both dtypes. Head dim 72 is padded."""
     cases = {}
     dtypes = (torch.float16, torch.bfloat16)
     for size, causal, dtype in product((64, 72, 128), (False, True), dtypes):
@@ -865,7 +878,8 @@ def _emulated_head_dims() -> dict[str, Case]:
     return cases
 
 
-#: Head dims; grouped queries; ragged lengths; varlen, also with sequences without queries or keys.
+#: Cases for head dims, grouped queries, ragged lengths, and varlen, which also has sequences
+#: without queries or keys.
 EMULATED = {
     **_emulated_head_dims(),
     "gqa-causal": Case(

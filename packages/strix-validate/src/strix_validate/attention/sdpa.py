@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch's scaled_dot_product_attention, one backend at a time, compared with the reference."""
+"""Compare torch's scaled_dot_product_attention, by each backend, with the reference."""
 
 import os
 import re
@@ -26,31 +26,35 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-#: The sums of dv and dk are in aten/src/ATen/native/cpu/FlashAttentionKernel.cpp,
-#: cpu_flash_attention_backward.
+#: Reason to skip a check. The sums are in cpu_flash_attention_backward in
+#: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp.
 _CPU_SUMS = "torch's flash attention on the CPU keeps the sums of dk and dv in 16 bits"
-#: A part of the names of a fused backend's operators. Every other operator is that of math.
+#: Part of the operator names of each fused backend. The math backend uses all other operators.
 _FUSED = {
     "flash": "_flash_attention",
     "efficient": "_efficient_attention",
     "cudnn": "_cudnn_attention",
 }
-#: HIP's errors for a missing kernel, by AOTriton's set of kernels. The library of a set refuses
-#: what the set has no kernel for; that of sample also lists kernels that the set does not have.
+#: HIP's errors for a missing kernel, by AOTriton's set of kernels. A library refuses calls for
+#: which its set has no kernel. The library of the set "sample" also lists kernels that the set does
+#: not have; for these HIP returns the second error.
 _LEFT_OUT = {
     "core": ("hipErrorNotSupported",),
     "sample": ("hipErrorNotSupported", "hipErrorInvalidHandle"),
 }
-#: How the messages begin with which torch refuses arguments.
+#: The beginnings of the messages with which torch refuses arguments.
 _REFUSALS = ("No available kernel", "No viable backend", "invalid dtype for bias")
-#: How the warnings end that explain no refusal.
+#: The ends of warnings that do not explain a refusal.
 _EMPTY_WARNINGS = ("runtime disabled.", "not used because:")
 Route = Callable[..., Tensor]
 _Expected = Callable[[reference.Precision], dict[str, Tensor]]
 
 
 def forced(backend: SDPBackend) -> Route:
-    """Return scaled_dot_product_attention by one backend; a plain call falls back silently."""
+    """Return scaled_dot_product_attention restricted to one backend.
+
+    Without the restriction, torch silently falls back to another backend.
+    """
 
     def route(*args, **options):
         with sdpa_kernel(backend):
@@ -59,7 +63,7 @@ def forced(backend: SDPBackend) -> Route:
     return route
 
 
-#: Ways to call attention by name; "default" is a plain call.
+#: Ways to call attention, by name. "default" is a plain call, for which torch chooses the backend.
 ROUTES: dict[str, Route] = {name: forced(backend) for name, backend in BACKENDS.items()}
 ROUTES["default"] = torch.nn.functional.scaled_dot_product_attention
 
@@ -82,7 +86,7 @@ def checks() -> dict[Check, tuple[str, SdpaCase, torch.dtype]]:
 
 
 def run(selected: set[Check], options: RunOptions) -> Iterator[Result]:
-    """Yield one result per selected check; all routes get the same inputs.
+    """Yield one result per selected check. All routes of a case get the same inputs.
 
     Args:
         selected: The checks to run.
@@ -116,7 +120,7 @@ def kernel_set(prefix: Path) -> str:
 
 
 def unless_left_out(result: Result, kernels: str) -> Result:
-    """Return the result; skipped if it failed because the set of kernels has none for it."""
+    """Turn a failure into a skip if the reason is that the set of kernels lacks a kernel."""
     errors = _LEFT_OUT.get(kernels, ())
     is_left_out = any(error in result.reason for error in errors)
     if result.state is not State.FAILED or not is_left_out:
@@ -126,9 +130,9 @@ def unless_left_out(result: Result, kernels: str) -> Result:
 
 
 def _sums_show(case: SdpaCase, dtype: torch.dtype) -> bool:
-    """Return whether the errors of sums in 16 bits exceed a bound.
+    """Return whether the errors of sums in 16 bits can exceed a bound.
 
-    With some inputs, sums over a group of query heads do as well.
+    They exceed it with the sink "query", and with some inputs in sums over a group of query heads.
     """
     return case.sink == "query" or (dtype in HALVES and case.heads > case.kv_heads)
 
@@ -141,9 +145,9 @@ def _free_gib(device: str) -> float:
 
 
 def run_one(check: Check, route: Route, problem: Problem) -> Result:
-    """Compare a route's output with and without gradients, and the gradients.
+    """Compare a route's output, with and without gradients, and its gradients.
 
-    A refusal is a skip, or a pass where the case allows it.
+    If torch refuses the call, the check is skipped, or passes if the case allows a refusal.
     """
     try:
         answer = _answer(route, problem)
@@ -177,7 +181,7 @@ def _judge(
     expected: _Expected,
     problem: Problem,
 ) -> Result:
-    """Compare tensors with the expected ones; "inference" is another output."""
+    """Compare tensors with the expected ones; "inference" is compared with the expected output."""
     if problem.compared:
         tensors = {name: x[problem.compared] for name, x in tensors.items()}
 
@@ -191,13 +195,14 @@ def _judge(
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a route returned.
+    """The results of a route.
 
     Attributes:
-        tensors: out and the gradients; also inference, the output without gradients, if it differs.
-        again: The gradients of a second backward pass, if they differ.
+        tensors: "out" and the gradients. If the output without gradients differs from "out", it is
+            included as "inference".
+        again: The gradients of a second backward pass if they differ; otherwise empty.
         operators: Names of the operators that ran with gradients.
-        inference_operators: Names of those that ran without gradients.
+        inference_operators: Names of the operators that ran without gradients.
     """
 
     tensors: dict[str, Tensor]
@@ -245,7 +250,7 @@ def _compute_gradients(
     *,
     retain_graph: bool,
 ) -> dict[str, Tensor]:
-    """Return the gradients by name; there are none without leaves."""
+    """Return the gradients of the leaves by name."""
     if not leaves:
         return {}
     grads = torch.autograd.grad(out, list(leaves.values()), grad_out, retain_graph=retain_graph)
@@ -253,7 +258,10 @@ def _compute_gradients(
 
 
 def _read_dropout(out: Tensor, case: SdpaCase) -> Tensor:
-    """Return what dropout multiplied each weight by: the first lanes of out are the weights."""
+    """Return the factor by which dropout multiplied each weight.
+
+    The values of the case begin with an identity matrix, so the first lanes of out are the weights.
+    """
     is_kept = out[..., : case.seqlen_k] != 0
     return is_kept.cpu().double() / (1 - case.dropout)
 
@@ -262,7 +270,7 @@ def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
     """Call a route; return its result and the names of the operators that ran.
 
     Raises:
-        CannotRun: torch has no such backend, or none that takes these arguments.
+        CannotRun: torch has no such backend, or no backend that accepts these arguments.
     """
     with warnings.catch_warnings(record=True) as caught_warnings, _Operators() as operators:
         warnings.simplefilter("always")
@@ -292,7 +300,7 @@ def refusal(message: str, caught_warnings: list[warnings.WarningMessage]) -> str
 
 
 def kind_of(operators: list[str]) -> str:
-    """Return the backend whose operator ran: "flash", "efficient", "cudnn", or else "math"."""
+    """Return the backend that ran, by its operators: "flash", "efficient", "cudnn" or "math"."""
     for kind, part in _FUSED.items():
         if any(part in name for name in operators):
             return kind
@@ -300,7 +308,7 @@ def kind_of(operators: list[str]) -> str:
 
 
 def wrong_operator(route: str, operators: list[str]) -> str:
-    """Return a message if another backend ran than the route's, otherwise ""."""
+    """Return a message if another backend ran than the route names; otherwise ""."""
     used = kind_of(operators)
     if route in BACKENDS and used != route:
         return f"{route} was requested, and {used} ran"
@@ -308,11 +316,11 @@ def wrong_operator(route: str, operators: list[str]) -> str:
 
 
 class NoBackend(CannotRun):
-    """The backend does not exist for this device, whatever the arguments."""
+    """The backend does not exist on this device, so it accepts no arguments at all."""
 
 
 class _Operators(TorchDispatchMode):
-    """Collects the name of each operator that runs."""
+    """Collect the name of each operator that runs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,10 +18,10 @@ HALVES = (torch.float16, torch.bfloat16)
 class SdpaCase:
     """The arguments of a call of scaled_dot_product_attention, and the bug that it catches.
 
-    sdpa_problem.Problem builds the call from it, for a dtype.
+    sdpa_problem.Problem builds the call of a case for a dtype.
 
     Attributes:
-        name: Name in ids of checks. The inputs are drawn with it as their seed.
+        name: Name in ids of checks. It determines the seed of the inputs.
         catches: The bug that the case catches, with a link.
         batch: Number of sequences.
         heads: Query heads.
@@ -32,28 +32,39 @@ class SdpaCase:
         v_dim: Size of a head of values; 0 is head_dim.
         causal: Whether the call passes is_causal.
         scale: Scale of the scores; None is torch's default.
-        attn_mask: Kind of mask. "bool" and "additive" are random, with at least one key for each
-            query. "padding" depends on the sequence. "least" is causal, with padding in front, and
-            shuts keys out by the smallest number of the dtype. "learned" is additive for each
-            sequence and head. Others are additive as well: "sequence", (batch, 1, 1, seqlen_k);
-            "heads", (1, heads, seqlen_q, seqlen_k); "tiles", -inf for half of the queries except
-            for the last keys; "slice", the first columns of wider rows, with NaN in the others.
+        attn_mask: Kind of mask; "" for none.
+            "bool" is Boolean and random; each query sees at least one key.
+            "padding" is Boolean and depends on the sequence.
+            "least" is causal, with padding at the start. It hides keys by adding the smallest
+            number of the dtype.
+            The other kinds are random numbers that are added to the scores.
+            "additive" has the shape (seqlen_q, seqlen_k).
+            "learned" has the shape (batch, heads, seqlen_q, seqlen_k).
+            "sequence" has the shape (batch, 1, 1, seqlen_k).
+            "heads" has the shape (1, heads, seqlen_q, seqlen_k).
+            "tiles" is -inf for half of the queries, except at the last 4 keys.
+            "slice" is a slice of wider rows, in which NaN follows the mask.
         mask_dtype: Dtype of an additive mask; "" is the dtype under test.
-        dropout: Share of weights that are dropped. The first lanes of the values then show which.
-        layout: "strided"; "expanded", one head of keys and values for all; "packed", q, k and v in
-            one tensor; "strided-values", v alone; "cache", k and v are the first part of longer
-            tensors, with NaN in the rest; "summed", the gradient of out.sum(), with strides of 0.
-        needs: The gradients that are computed, one letter each; m is the mask's.
-        again: Whether the gradients are computed twice, from one output.
+        dropout: Share of weights that are dropped. The values then begin with an identity matrix,
+            so that the output shows the dropped weights.
+        layout: Layout of the tensors; "" is contiguous.
+            "strided" has the memory layout (batch, seqlen, heads, head_dim).
+            "expanded" expands one head of keys and values to all heads.
+            "packed" has q, k and v in one tensor.
+            "strided-values" is like "strided", but for v only.
+            "cache" has k and v as the first part of longer tensors, with NaN in the rest.
+            "summed" has the gradient of out.sum(), with strides of 0.
+        needs: The gradients that are computed, one letter each; m is that of the mask.
+        again: Whether the gradients are computed a second time from the same output.
         sink: See reference.with_sink.
         low: Level of reference.with_low_scores; 0 for none.
-        may_refuse: Whether an error is also correct.
+        may_refuse: Whether a refusal by torch is also correct.
         on_device: Whether the reference is computed on the device, because it is too large for the
             CPU.
-        gib: Memory in GiB that the case takes, if tensors exceed 2 GiB. Only the first, the middle
-            and the last sequences are then compared.
-        dtypes: Dtypes that the case is checked in.
-        size: Size of a run from which on the case is checked.
+        gib: Memory in GiB that the case needs, if its tensors exceed 2 GiB; otherwise 0. With such
+            tensors, only sequences at the start, in the middle and at the end are compared.
+        dtypes: Dtypes in which the case is checked.
+        size: The smallest size of run that includes the case.
     """
 
     name: str
@@ -87,7 +98,7 @@ _NAN_D72 = (
     "https://github.com/ROCm/aotriton/issues/54"
 )
 _RACE_D80 = (
-    "kernels of another chip: NaN at head dim 80, causal: "
+    "NaN in causal attention at head dim 80, as in kernels for another chip: "
     "https://github.com/ROCm/aotriton/issues/183"
 )
 _D512 = (
@@ -95,24 +106,24 @@ _D512 = (
     "(Stable Diffusion's VAE): https://github.com/pytorch/pytorch/issues/189849"
 )
 _PADDED = "padding of the head dim to the next power of two that leaks into the result"
-_STRIDES = "(batch, seqlen, heads) memory taken for (batch, heads, seqlen)"
-_MASK = "a mask read with the wrong strides, or inverted"
-_BLOCKS = "the second block of 512 queries or keys left out, or the first sequence read for each"
+_STRIDES = "memory in the order (batch, seqlen, heads) read as (batch, heads, seqlen)"
+_MASK = "a mask that is read with the wrong strides, or inverted"
+_BLOCKS = "the second block of 512 queries or keys left out, or the first sequence read for all"
 _LENGTH = "keys read after the last one, or rows of the last block not written"
-_GROUP = "a group of heads rounded up to a power of two, or lanes of another model's number"
-_DECODE = "a wrong key/value head where there is one query: decoding has kernels of its own"
-_VALUE_DIM = "values read with the keys' head dim (DeepSeek's MLA has 192 and 128)"
+_GROUP = "a group of heads rounded up to a power of two, or a wrong head dim"
+_DECODE = "a wrong key/value head with one query, for which there are separate kernels (decoding)"
+_VALUE_DIM = "values read with the keys' head dim (in DeepSeek's MLA, these are 128 and 192)"
 _ONE_GRADIENT = (
-    "a gradient that is correct only where the others are computed as well (LoRA, frozen layers)"
+    "a gradient that is correct only if the others are computed as well (LoRA, frozen layers)"
 )
-_RANDOM = "a combination of lengths, heads and head dim that no other check has"
-#: What a layout catches.
+_RANDOM = "a wrong combination of lengths, heads and head dim that no other check has"
+#: The bug that each layout catches.
 _LAYOUTS = {
-    "expanded": "a stride of 0 taken for the size (keys of one head for all)",
-    "packed": "q, k and v of one tensor read as if each had its own",
+    "expanded": "a stride of 0 that is ignored (keys of one head for all heads)",
+    "packed": "q, k and v in one tensor that are read as if each was a separate tensor",
     "strided-values": ("v read with the strides of k: https://github.com/ROCm/pytorch/issues/3230"),
-    "cache": "strides of a slice of a static cache computed from its shape",
-    "summed": "the gradient of out.sum().backward(), one number, read as a tensor",
+    "cache": "strides of a slice of a static cache that are computed from its shape",
+    "summed": "the gradient of out.sum().backward(), a single number, read as a whole tensor",
 }
 
 
@@ -128,12 +139,12 @@ def _sink_cases() -> Iterator[SdpaCase]:
         dtypes=HALVES,
     )
     yield replace(case, name="sink-key", sink="key", needs="q")
-    # only here do the terms of the gradients of k and v have one sign
+    # only with this sink do the terms of the gradients of k and v have one sign
     yield replace(case, name="sink-query", sink="query", needs="qkv")
 
 
 def _low_score_cases() -> Iterator[SdpaCase]:
-    """Yield cases with lengths that fill no tile; at the lowest level a mask also hides keys."""
+    """Yield cases with lengths that do not fill a tile; the lowest level also has a mask."""
     case = SdpaCase(
         "",
         reference.WHY_LOW,
@@ -216,9 +227,9 @@ def _wide_mask_cases() -> Iterator[SdpaCase]:
 
 
 def _model_cases() -> Iterator[SdpaCase]:
-    """Yield prompts, and decoding from a static cache, with models' heads.
+    """Yield prompts, and decoding from a static cache, with the heads of models.
 
-    A quick run has each group of heads once.
+    A quick run includes one model for each ratio of query heads to key heads.
     """
     first_of_group = {layer.group: name for name, layer in reversed(plain_layers().items())}
     quick = set(first_of_group.values())
@@ -306,12 +317,12 @@ def _random_cases() -> Iterator[SdpaCase]:
 CASES = (
     SdpaCase(
         "full",
-        "a wrong scale or a head mixed up with another",
+        "a wrong scale, or a head mixed up with another",
         batch=2,
     ),
     SdpaCase(
         "causal",
-        "a mask off by one",
+        "a mask that is off by one",
         causal=True,
     ),
     SdpaCase(
@@ -323,14 +334,14 @@ CASES = (
     ),
     SdpaCase(
         "cross",
-        "seqlen_q taken for seqlen_k",
+        "seqlen_q used instead of seqlen_k",
         seqlen_q=70,
         seqlen_k=133,
     ),
     SdpaCase(
         "cross-causal",
         (
-            "causal aligned bottom-right, as in flash-attn, where torch says "
+            "a causal mask aligned bottom-right, as in flash-attn, instead of "
             "top-left: https://github.com/pytorch/pytorch/issues/108108"
         ),
         seqlen_q=70,
@@ -351,19 +362,19 @@ CASES = (
     ),
     SdpaCase(
         "one-query",
-        "decoding: a block of queries with one row",
+        "a wrong result for a block of queries with one row (decoding)",
         seqlen_q=1,
         seqlen_k=133,
     ),
     SdpaCase(
         "one-key",
-        "softmax over one key, which is 1 exactly",
+        "a softmax over one key that is not exactly 1",
         seqlen_q=37,
         seqlen_k=1,
     ),
     SdpaCase(
         "one-token",
-        "both lengths below every block size",
+        "lengths that are both smaller than any block",
         seqlen_q=1,
         seqlen_k=1,
         causal=True,
@@ -410,7 +421,7 @@ CASES = (
     *_low_score_cases(),
     SdpaCase(
         "scale",
-        "a scale of 1 / sqrt(head_dim), whatever the call passes",
+        "a scale of 1 / sqrt(head_dim), whichever scale the call passes",
         scale=0.3,
         causal=True,
     ),
@@ -426,8 +437,8 @@ CASES = (
     SdpaCase(
         "least-mask",
         (
-            "NaN where a mask of the smallest number hides a whole tile: in base 2 that "
-            "number is infinite: https://github.com/pytorch/pytorch/issues/110213"
+            "NaN if a mask hides a whole tile by the smallest number of the dtype, which "
+            "becomes infinite in base 2: https://github.com/pytorch/pytorch/issues/110213"
         ),
         batch=2,
         seqlen_q=40,
@@ -437,7 +448,7 @@ CASES = (
     ),
     SdpaCase(
         "learned-mask",
-        "the gradient of a bias scaled like q's, or one head's gradient for all heads",
+        "the gradient of a bias that is scaled like q's, or is one head's for all heads",
         batch=2,
         heads=2,
         kv_heads=2,
@@ -453,7 +464,7 @@ CASES = (
     *_wide_mask_cases(),
     SdpaCase(
         "d128-full",
-        "head dim 128 without a causal mask: another kernel",
+        "a fault of the kernel for head dim 128 without a causal mask",
         heads=2,
         kv_heads=2,
         seqlen_q=70,
@@ -472,11 +483,11 @@ CASES = (
         head_dim=32,
         dtypes=HALVES,
     ),
-    # only from full on: it takes long, and a CPU has no grid
+    # A quick run leaves this case out: it takes long, and on a CPU there is no grid.
     SdpaCase(
         "heads-65568",
         (
-            "batch times heads in one dimension of the grid, which ends at 65535: "
+            "a dimension of the grid for batch times heads, which is limited to 65535: "
             "https://github.com/pytorch/pytorch/issues/142228"
         ),
         batch=2049,
@@ -535,7 +546,7 @@ CASES = (
     ),
     SdpaCase(
         "decode-4100",
-        "parts of a split over keys merged wrongly, or only 2048 keys read",
+        "wrongly merged parts of the keys, or only the first 2048 keys read",
         heads=2,
         kv_heads=2,
         seqlen_q=1,
@@ -544,18 +555,19 @@ CASES = (
     ),
     SdpaCase(
         "cross-causal-long",
-        "queries after the last key left out, where causal is top-left: they see all keys",
+        "queries after the last key left out, which see all keys with torch's top-left mask",
         seqlen_q=133,
         seqlen_k=70,
         causal=True,
         dtypes=HALVES,
     ),
-    # not in fp16: correct kernels lose weights below its smallest number, which a large scale shows
+    # Not in fp16: with a large scale, some weights are below fp16's smallest number, and a correct
+    # kernel loses them.
     SdpaCase(
         "peaked",
         (
-            "exp of a score from which no maximum was subtracted, which overflows "
-            "above 88, in the backward pass only"
+            "a backward pass that does not subtract the maximum from the scores, so that "
+            "exp overflows above 88"
         ),
         heads=2,
         kv_heads=2,
@@ -564,7 +576,7 @@ CASES = (
     ),
     SdpaCase(
         "d32",
-        "tile sizes of the smallest usual head dim",
+        "wrong tile sizes for the smallest usual head dim",
         head_dim=32,
         causal=True,
     ),
@@ -588,7 +600,7 @@ CASES = (
     ),
     SdpaCase(
         "d128",
-        "LDS or tile sizes of the largest usual head dim",
+        "wrong LDS or tile sizes for the largest usual head dim",
         head_dim=128,
         causal=True,
     ),
@@ -605,7 +617,7 @@ CASES = (
     ),
     SdpaCase(
         "d256",
-        "LDS of the largest head dim that gfx11 has kernels for",
+        "too much LDS for the largest head dim that gfx11 has kernels for",
         head_dim=256,
     ),
     SdpaCase(
@@ -644,7 +656,7 @@ CASES = (
     ),
     SdpaCase(
         "beyond-4-gib",
-        "an offset of 32 bits: tensors of more than 2^31 numbers, in more than 2^32 bytes",
+        "an offset of 32 bits in tensors with more than 2^31 numbers and 2^32 bytes",
         batch=4100,
         heads=64,
         kv_heads=64,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cases of scaled_dot_product_attention that combine what sdpa_cases.CASES varies one by one.
+"""Cases of scaled_dot_product_attention that combine the arguments that CASES varies one by one.
 
-A kernel is chosen by several arguments at once: a mask's form and dtype, groups, dropout, strides.
+torch chooses a kernel by several arguments at once: the mask's form and dtype, the group of heads,
+dropout and strides.
 """
 
 from collections.abc import Callable
@@ -13,19 +14,19 @@ from strix_validate.attention.sdpa_cases import HALVES, SdpaCase
 from strix_validate.layers.pairs import Combination, combine
 
 _WHY = (
-    "a kernel that is correct for each argument alone, and wrong for two of them together: masks "
-    "and dropout, groups and strides (https://github.com/pytorch/pytorch/issues/116333)"
+    "a kernel that is correct for each argument alone but wrong for two together, such as a mask "
+    "and dropout (https://github.com/pytorch/pytorch/issues/116333)"
 )
-#: Kinds of masks that are added to the scores.
+#: Kinds of masks whose numbers are added to the scores.
 ADDITIVE = ("sequence", "heads", "tiles", "slice")
-#: Numbers of queries and of keys. A mask's gradient needs keys in multiples of 8.
+#: Numbers of queries and of keys. For a mask's gradient, the number of keys is a multiple of 8.
 _LENGTHS = {
     "equal": (72, 72),
     "fewer": (37, 104),
     "more": (100, 40),
     "one": (1, 136),
 }
-#: Numbers of query heads and of heads of keys, by their ratio.
+#: Numbers of query heads and of key heads, by their ratio.
 _GROUPS = {
     1: (2, 2),
     3: (6, 2),
@@ -44,18 +45,19 @@ COLUMNS: dict[str, tuple] = {
     "again": (False, True),
     "low": (0.0, -120.0),
 }
-#: Pairs of columns whose values do not all fit together, and whether two values do.
+#: Pairs of columns, each with a function that returns whether two of their values fit together. All
+#: values of columns without a rule fit together.
 _RULES: tuple[tuple[tuple[str, str], Callable], ...] = (
-    # only numbers can have another dtype than the tensors
+    # only an additive mask can have another dtype than the tensors, and only it has a gradient
     (("mask", "mask_dtype"), lambda mask, dtype: not dtype or mask in ADDITIVE),
     (("mask", "needs"), lambda mask, needs: needs != "mask" or mask in ADDITIVE),
-    # q, k and v of one tensor have the same size
+    # q, k and v that are packed in one tensor have the same size
     (("layout", "lengths"), lambda layout, lengths: layout != "packed" or lengths == "equal"),
     (("layout", "group"), lambda layout, group: layout != "packed" or group == 1),
     (("layout", "narrow"), lambda layout, narrow: layout != "packed" or not narrow),
-    # one head of keys cannot be expanded to one
+    # a group of 4 has a single head of keys, which cannot be expanded from one head
     (("layout", "group"), lambda layout, group: layout != "expanded" or group != 4),
-    # these two need a gradient
+    # a summed output and a second backward pass need a gradient
     (("layout", "needs"), lambda layout, needs: layout != "summed" or needs),
     (("again", "needs"), lambda again, needs: not again or needs),
     # with few rows, the rounding of low scores is a matter of chance
@@ -64,7 +66,7 @@ _RULES: tuple[tuple[tuple[str, str], Callable], ...] = (
 
 
 def fits(values: Combination) -> bool:
-    """Return whether values of some columns can be those of one call."""
+    """Return whether values of some columns can be combined in one call."""
     for (first, second), rule in _RULES:
         if first in values and second in values and not rule(values[first], values[second]):
             return False
@@ -79,20 +81,21 @@ def _make_case(values: Combination) -> SdpaCase:
         v_dim = head_dim * 3 // 4 // 8 * 8
     seqlen_q, seqlen_k = _LENGTHS[values["lengths"]]
     if values["dropout"]:
-        # which weights are kept is read from as many lanes of the values as there are keys
+        # The kept weights are read from the output, which needs as many lanes as there are keys.
         seqlen_k = min(seqlen_k, v_dim - 8)
         if values["lengths"] == "equal":
             seqlen_q = seqlen_k
     is_causal = values["mask"] == "causal"
     dtypes: tuple[torch.dtype, ...] = (torch.float32, *HALVES)
     if values["mask_dtype"] or values["low"]:
-        # In float32 an additive mask has that dtype anyway, and with low scores the rounding of the
-        # scores themselves shows.
+        # In float32, an additive mask has the dtype float32 anyway. With low scores, float32 would
+        # show the rounding of the scores themselves.
         dtypes = HALVES
     return SdpaCase(
         _name(values),
         _WHY,
-        # with few rows the largest weights decide, and their rounding is a matter of chance
+        # with few rows, the error depends on a few large weights, whose rounding is a matter of
+        # chance
         batch=8 if values["lengths"] == "one" else 2,
         heads=heads,
         kv_heads=kv_heads,
@@ -114,7 +117,7 @@ def _make_case(values: Combination) -> SdpaCase:
 
 
 def _name(values: Combination) -> str:
-    """Return a name made of the values that are not the plain ones."""
+    """Return a name that lists the values that differ from the default, and the head dim."""
     mask = values["mask"]
     gradients = {"mask": "dmask", "": "inference"}
     needs = gradients.get(values["needs"], f"d{values['needs']}")
@@ -137,5 +140,5 @@ def _name(values: Combination) -> str:
 
 @cache
 def cases() -> tuple[SdpaCase, ...]:
-    """Return the cases; together they hold each pair of values that fit together."""
+    """Return cases that together contain each pair of values that fit together."""
     return tuple(_make_case(values) for values in combine(COLUMNS, fits))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The inputs of a case of scaled_dot_product_attention, and what attention must make of them."""
+"""The inputs of a case of scaled_dot_product_attention, and the expected results."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,23 +13,23 @@ from strix_validate.checks import derive_seed
 from strix_validate.numerics import reference
 
 #: Number of different sequences in a batch whose tensors exceed 2 GiB. The number is prime, so that
-#: an offset that wraps around never meets the same numbers again.
+#: a wrong offset that wraps around does not reach a sequence with the same numbers.
 _POOL = 61
-#: Scores of one call of the reference, at most.
+#: Largest number of scores in one call of the reference.
 _SCORES_AT_A_TIME = 2**20
 _ADDITIVE = ("sequence", "heads", "slice", "tiles")
 
 
 class Problem:
-    """The inputs of a case, which depend on its seed only, and the expected results.
+    """The inputs of a case, which depend only on its seed, and the expected results.
 
     Attributes:
         case: The case.
         dtype: Dtype of the inputs.
-        inputs: q, k, v and the gradient of the output, with the strides that the case is about.
+        inputs: q, k, v and the gradient of the output, with the strides of the case's layout.
         options: Keyword arguments of the call.
         compared: Indices of the sequences whose results are compared; None is all.
-        expected: The method expect, which remembers its results.
+        expected: The method `expect` with a cache of its results.
     """
 
     def __init__(self, case: SdpaCase, dtype: torch.dtype, device: str) -> None:
@@ -39,7 +39,7 @@ class Problem:
         q, k, v, grad_out = _draw_inputs(case, dtype, generator)
         attn_mask = mask_of(case, dtype, generator)
         reference_device = device if case.on_device else "cpu"
-        # The reference always has all heads of keys and values.
+        # The reference computes with each head of keys and values, also if they are expanded.
         self._reference_inputs = [
             q.to(reference_device),
             k.expand(-1, case.kv_heads, -1, -1).to(reference_device),
@@ -76,11 +76,11 @@ class Problem:
         dtype: reference.Precision,
         keep: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return what attention makes of the inputs; see reference.attention.
+        """Return the expected results; see reference.attention.
 
         Args:
             dtype: Precision of the results.
-            keep: What dropout multiplies each weight by.
+            keep: The factor by which dropout multiplies each weight.
         """
         causal: reference.Causal = "top-left" if self.case.causal else None
         parts = []
@@ -104,15 +104,15 @@ class Problem:
             parts.append(part)
         results = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         if "m" in self.case.needs and self._mask is not None:
-            # the mask's gradient is summed over what the mask was broadcast to
+            # the gradient is summed over the dimensions that the mask was broadcast to
             grad_mask = results["dmask"].sum_to_size(self._mask.shape)
             results["dmask"] = reference.store(grad_mask, dtype)
         return results
 
     def _list_parts(self) -> list[slice]:
-        """Return the sequences that the reference computes at a time.
+        """Return the parts of the batch that the reference computes one after the other.
 
-        In float64 the scores of all sequences of the largest cases would fill the memory.
+        In the largest cases, the scores of all sequences would not fit into memory in float64.
         """
         if self.compared:
             return [slice(i % _POOL, i % _POOL + 1) for i in self.compared]
@@ -166,13 +166,13 @@ def _lay_out(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Give the tensors the strides of the case's layout.
 
-    This happens on the device, because a copy to it would change some of them.
+    The tensors are already on the device, because a later copy would change some of the strides.
     """
     if case.layout == "expanded":
         k = k.expand(-1, case.kv_heads, -1, -1)
         v = v.expand(-1, case.kv_heads, -1, -1)
     if case.layout == "packed":
-        # (batch, seqlen, 3, heads, head_dim), as one linear layer gives them
+        # (batch, seqlen, 3, heads, head_dim), the layout of one linear layer's output
         packed = torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2)
         q, k, v = (x.transpose(1, 2) for x in packed.unbind(2))
     if case.layout == "strided-values":
@@ -206,12 +206,12 @@ def mask_of(
 
     Args:
         case: The case.
-        dtype: Dtype of an additive mask, unless the case has one.
+        dtype: Dtype of an additive mask, unless the case has a mask_dtype.
         generator: Source of random masks.
     """
     if case.mask_dtype:
         dtype = getattr(torch, case.mask_dtype)
-    # drawn for each kind of mask, so that the numbers that follow are the same
+    # These numbers are drawn for every kind of mask, so that the numbers drawn later are the same.
     scores = torch.randn(case.seqlen_q, case.seqlen_k, generator=generator)
     if case.attn_mask == "bool":
         return (scores > 0).index_fill(1, torch.tensor(0), True)  # every query sees key 0
@@ -227,7 +227,7 @@ def mask_of(
     if case.attn_mask == "padding":
         return key < case.seqlen_k - 37 * sequence
     if case.attn_mask == "least":
-        # all of the first 64 keys of the second sequence are padding
+        # the second sequence begins with 70 keys of padding, which fill a tile of 64
         query = torch.arange(case.seqlen_q)[:, None]
         aligned_key = query + case.seqlen_k - case.seqlen_q
         visible = (key <= aligned_key) & (key >= 70 * sequence)
