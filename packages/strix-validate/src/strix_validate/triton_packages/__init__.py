@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Triton kernels of packages beside flash-attn and vLLM: a module for each, tables of its calls."""
+"""Checks of Triton kernels of other packages than flash-attn and vLLM: one module per package."""
 
 __all__ = ["conch", "fla", "gguf", "liger", "package_checks", "sage"]

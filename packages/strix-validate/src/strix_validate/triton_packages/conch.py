@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """conch's product with packed weights, as vLLM's ConchLinearKernel calls it.
 
-On RDNA vLLM has no other kernel for 8-bit weights with bfloat16 (W8A16, AWQ with 8 bits).
+On RDNA, vLLM has no other kernel for 8-bit weights with bfloat16 (W8A16, AWQ with 8 bits).
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ MODULE = "conch"
 PACKAGE = "conch-triton-kernels"
 BITS = 8
 CODES = 256
-#: The code that stands for zero where there are no zero points (vLLM's uint8b128).
+#: The code of the number zero if there are no zero points (vLLM's uint8b128).
 BIAS = 128
 
 
@@ -59,11 +59,12 @@ def w8a16(
 
     Args:
         randn: Draws the numbers.
-        tokens: Rows of x.
-        size: Columns of x.
-        rows: Columns of the result.
-        group: Weights of a row that share a scale; with size, each row has one scale.
-        zeros: Whether each group has its own zero point (AWQ), instead of 128 for all.
+        tokens: Number of rows of x.
+        size: Number of columns of x.
+        rows: Number of rows of the weight, which are columns of the result.
+        group: Number of weights of a row that share a scale. If it equals size, each row has one
+            scale.
+        zeros: Whether each group has a zero point (AWQ). Without zero points, code 128 is zero.
     """
     x = randn(tokens, size)
     shape = (size // group, rows)
@@ -93,16 +94,16 @@ def _pack(codes: Tensor) -> Tensor:
     return (rows << shifts).sum(1).to(torch.int32)
 
 
-_COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit"
+_COMPILES = "a kernel that no longer compiles for gfx1151, or does not use the matrix unit"
 _GROUP = "a scale of the wrong group, or bytes in the wrong order"
-_CHANNEL = "one scale per row: a stride that reads past the scales, as a group size of -1 gave"
-_ZEROS = "a zero point left out, or of the wrong group (AWQ)"
-_TILES = "a row past the last full tile left out, or written over its neighbour"
-_MODEL = "a combination of group, tokens and sizes that the other checks have only one by one"
+_CHANNEL = "a read past the end of the scales if there is one per row, as with a group size of -1"
+_ZEROS = "a zero point left out, or one of the wrong group (AWQ)"
+_TILES = "a row after the last full tile left out, or written over the next row"
+_MODEL = "a fault that needs a combination of group, tokens and sizes, which other checks lack"
 
 
 def model_cases() -> dict[str, Case]:
-    """Return layers of models' formats: a scale per group or row, with zero points or without."""
+    """Return layers with a scale per group or per row, with and without zero points."""
     group = FORMATS["AWQ"]["group"]
     steps = (("decode", 1), ("prefill", 70))
     columns = product(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """flash-linear-attention's kernels, as Qwen3-Next, Qwen3.5 and Kimi Linear call them.
 
-Gated delta rule, KDA (its gates are per lane of a key) and gated linear attention: prefill and
-training in chunks of 64 tokens with their gradients, and decoding token by token.
+The rules are the gated delta rule, KDA (which has a gate for each lane of a key) and gated linear
+attention. Prefill and training compute chunks of 64 tokens, training with gradients. Decoding
+computes one token at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
 MODULE = "fla"
 PACKAGE = "fla-core"
-#: By rule, the names of its functions: over chunks, and token by token.
+#: By rule, the names of its two functions: the one for chunks, and the one for single tokens.
 _RULES = {
     "gdn": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
     "kda": ("chunk_kda", "fused_recurrent_kda"),
@@ -85,28 +86,28 @@ def attention(  # noqa: PLR0913 (the options of a case)
     last=True,
     train=True,
 ) -> tuple[PackageCall, Expected]:
-    """Build a call of linear attention with forgetting, for one batch.
+    """Build a call of linear attention with gates, for one batch.
 
     Args:
         randn: Draws the numbers.
         rule: "gdn", "kda" or "gla".
-        lengths: Tokens of each sequence; several sequences are packed.
+        lengths: Number of tokens of each sequence. Several sequences are packed into one tensor.
         heads: Heads of queries and keys.
         value_heads: Heads of values, gates and states; 0 is as many as heads.
-        keys: Lanes of a head's keys.
-        values: Lanes of a head's values.
-        decode: Token by token, without gradients.
-        state: Sequences continue from a state.
-        normal: The kernel normalizes q and k.
-        last: The final state of each sequence is returned, which training does not need.
-        train: With gradients, unless it decodes.
+        keys: Size of a head of keys.
+        values: Size of a head of values.
+        decode: Whether the call computes one token at a time, without gradients.
+        state: Whether each sequence continues from a state.
+        normal: Whether the kernel normalizes q and k.
+        last: Whether the call returns each sequence's final state, which training does not need.
+        train: Whether gradients are computed. They are never computed with `decode`.
     """
     tokens = sum(lengths)
     value_heads = value_heads or heads
     q = randn(1, tokens, heads, keys)
     k = randn(1, tokens, heads, keys)
     if normal:
-        # So short that another eps shows.
+        # The vectors are so short that a wrong eps in their normalization shows.
         q = q / 16
         k = k / 16
     else:
@@ -145,12 +146,12 @@ def attention(  # noqa: PLR0913 (the options of a case)
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a call of attention must return.
+    """The expected results of a call of attention.
 
     Attributes:
         tensors: The inputs of the call; see _follow_recurrence.
-        grads: Incoming gradients of the results; none where the call computes no gradients.
-        lengths: Tokens of each sequence.
+        grads: Gradients of the results; empty if the call computes no gradients.
+        lengths: Number of tokens of each sequence.
         normal: Whether q and k are normalized.
         last: Whether the final states are returned.
     """
@@ -181,7 +182,7 @@ class _Reference:
         return results
 
     def _attend(self, dtype: torch.dtype, **inputs: Tensor) -> dict[str, Tensor]:
-        """Compute the results in the working precision of a dtype."""
+        """Compute the results in the working dtype of a dtype."""
         value_heads = inputs["v"].shape[2]
         for name in ("q", "k"):
             x = inputs[name]
@@ -207,10 +208,10 @@ class _Reference:
 
 
 def _sum_terms(name: str, x: Tensor) -> Tensor:
-    """Return the magnitude of a result's terms.
+    """Return an estimate of the magnitude of a result's terms.
 
-    Sums cancel again and again, within a row and over later tokens, so it is more than the result's
-    own magnitude.
+    It is larger than the magnitude of the result, because terms cancel repeatedly, within a row and
+    over later tokens.
     """
     size = x.abs()
     largest = size.max() if name in ("dgate", "dbeta") else size.amax(-1, True)
@@ -223,16 +224,18 @@ def _compute_gate_error(
     dtype: Precision,
     lengths: tuple[int, ...],
 ) -> Tensor:
-    """Return the error of a gate's gradient, which is summed from the stored dq and dk.
+    """Return the error that rounding dq and dk causes in the gradient of the gates.
 
-    It adds up over all later tokens of a sequence.
+    A kernel computes this gradient from the stored dq and dk. The error of a token is a sum over
+    all later tokens of the sequence.
     """
     errors = {}
     for name in ("q", "k"):
         grad = results[f"d{name}"]
         errors[name] = inputs[name] * (store(grad, dtype) - grad)
     error = errors["q"] - errors["k"]
-    # Each head of values has its own gradient, and those of a head of keys are then summed.
+    # A kernel computes dq and dk for each value head, and then sums those of a key head. Here, the
+    # error of the sum stands for the error of each value head.
     error = error.repeat_interleave(inputs["v"].shape[2] // error.shape[2], 2)
     if error.shape != inputs["gate"].shape:
         error = error.sum(-1)
@@ -245,16 +248,17 @@ def _follow_recurrence(
     state: Tensor,
     sequence: dict[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Compute a sequence, token by token.
+    """Compute the attention of a sequence, token by token.
 
     Args:
-        store: Rounds what a kernel keeps in the dtype under test.
+        store: Rounds a tensor that a kernel stores in the dtype under test.
         state: (heads, keys, values).
-        sequence: q and k, (tokens, heads, keys); v, (tokens, heads, values); gate, logarithms,
-            (tokens, heads) or (tokens, heads, keys); beta, (tokens, heads), not for gla.
+        sequence: The inputs by name. q and k are (tokens, heads, keys), and v is (tokens, heads,
+            values). gate has the logarithms of the gates, (tokens, heads) or (tokens, heads, keys).
+            beta is (tokens, heads); gla has none.
 
     Returns:
-        (tokens, heads, values), and the final state.
+        The output, (tokens, heads, values), and the final state.
     """
     q = sequence["q"]
     k = sequence["k"]
@@ -266,7 +270,7 @@ def _follow_recurrence(
         state = state * gate[i].exp().reshape(len(state), -1, 1)
         new = v[i]
         if beta is not None:
-            # What the state holds for this key gives way to the new value.
+            # The delta rule replaces the value that the state has for this key.
             share = beta[i][..., None]
             held = store(share * k[i])[..., None] * store(state)
             new = store(share * new) - store(held.sum(-2))
@@ -277,7 +281,10 @@ def _follow_recurrence(
 
 
 def gated_norm(randn: Randn, *, rows: int, columns: int) -> tuple[PackageCall, None]:
-    """Build a call of the norm of each head, times silu of a gate; compiled only."""
+    """Build a call that normalizes each head and multiplies it by silu(gate).
+
+    The call is only compiled, so nothing is expected of it.
+    """
     tensors = {name: randn(rows, columns) for name in ("x", "g", "grad")}
     tensors["weight"] = randn(columns)
     return PackageCall(_norm, tensors, package=PACKAGE), None
@@ -294,12 +301,12 @@ def _norm(grad: Tensor, **tensors: Tensor) -> dict[str, Tensor]:
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
-_CHUNK = "a chunk's state handed on wrongly, or the last chunk, which is not full"
-_STATE = "the state that a sequence goes on from left out, or its gradient"
-_PACKED = "sequences of a batch that see each other's state"
-_DECODE = "decoding that forgets, or that does not normalize keys as prefill does"
-_LANES = "a kernel that is correct for 64 lanes, or for as many heads of values as of keys"
-#: Lanes and heads of Qwen3-Next and Kimi.
+_CHUNK = "a wrong state passed to the next chunk, or a wrong last chunk, which is not full"
+_STATE = "an initial state that is ignored, or its gradient"
+_PACKED = "a sequence that sees the state of another one in its batch"
+_DECODE = "decoding that loses the state, or does not normalize keys as prefill does"
+_LANES = "a kernel that is correct only for heads of 64, or for as many value heads as key heads"
+#: Heads of the sizes of Qwen3-Next and Kimi.
 _LAYER: dict = {"lengths": (256,), "heads": 4, "keys": 128, "values": 128}
 _DECODE_STEP: dict = {"decode": True, "lengths": (1,), "state": True}
 
@@ -313,7 +320,7 @@ def _compiled_cases() -> Iterator[tuple[str, Case]]:
 
 
 COMPILED = dict(_compiled_cases())
-#: By step, the options of attention.
+#: Options of attention by step: training, prefill or decoding.
 _MODEL_STEPS: dict[str, dict] = {
     "train": {
         "heads": 1,
@@ -334,7 +341,8 @@ _MODEL_STEPS: dict[str, dict] = {
         "normal": True,
     },
 }
-#: Training takes longest: a quick run has that of one model.
+#: Cases that take too long for a quick run. Training takes longest, so a quick run includes the
+#: training of one model only.
 _EXPENSIVE = (
     "gdn-Qwen3.5-*-train",
     "gdn-Qwen3.6-*-train",
@@ -343,8 +351,8 @@ _EXPENSIVE = (
 
 
 def model_cases() -> dict[str, Case]:
-    """Return prompts, training and decoding of each ratio of heads of values to heads of keys."""
-    # Candidates by name; of models with the same columns, the first.
+    """Return prompts, training and decoding for each ratio of value heads to key heads."""
+    # Candidates by name. Of several models with the same columns, the first one is a candidate.
     candidates: dict[str, Candidate] = {}
     listed_columns = set()
     for model, row in layers.MODELS.items():
@@ -373,7 +381,7 @@ COMPUTED = {
     "gdn": Case(attention, _CHUNK),
     "gdn-state": Case(partial(attention, state=True, lengths=(70,)), _STATE),
     "gdn-packed": Case(partial(attention, lengths=(70, 30)), _PACKED),
-    # Whole chunks, between which a sequence ends.
+    # Two of the sequences are whole numbers of chunks, and the one between them is not.
     "gdn-packed-state": Case(
         partial(attention, lengths=(64, 30, 128), heads=1, state=True, train=False),
         _PACKED,
@@ -384,7 +392,7 @@ COMPUTED = {
         partial(_kda, lengths=(64, 30), state=True, normal=True, train=False),
         _PACKED,
     ),
-    # It takes longest of all.
+    # This case takes longer than all others.
     "kda-packed-train": Case(
         partial(_kda, lengths=(40, 30), keys=128, values=128, state=True),
         _PACKED,
@@ -395,7 +403,7 @@ COMPUTED = {
         _DECODE,
     ),
     "gla-packed": Case(partial(_gla, lengths=(40, 30), heads=1, last=False), _PACKED),
-    # Kimi Linear's lanes.
+    # Kimi Linear has heads of this size.
     "kda": Case(partial(_kda, lengths=(70,), heads=1, keys=128, values=128), _CHUNK),
     "kda-decode": Case(
         partial(
@@ -428,14 +436,14 @@ def _list_layer_calls(
     values: int,
     norm_rows: tuple[int, ...],
 ) -> list[Shipped]:
-    """List prompts, training and decoding of a layer.
+    """List calls for prompts, training and decoding of a layer.
 
     Args:
         rule: See attention.
         heads: See attention.
         keys: See attention.
         values: See attention.
-        norm_rows: Rows of the layer's norm, one for each kind of batch.
+        norm_rows: Numbers of rows of the layer's norm, one for each kind of batch.
     """
     layer = partial(
         attention,
@@ -457,7 +465,7 @@ def _list_layer_calls(
     return [(build, BF16) for build in builds]
 
 
-#: Also of Qwen3.5-35B-A3B.
+#: Calls of a layer of Qwen3-Next. The layers of Qwen3.5-35B-A3B are the same.
 _QWEN3_NEXT = _list_layer_calls("gdn", 32, 128, 128, (32, 3200))
 SHIPPED: dict[str, list[Shipped]] = {
     "sample": [(build, dtype) for build, dtype in _QWEN3_NEXT if build.keywords.get("decode")],

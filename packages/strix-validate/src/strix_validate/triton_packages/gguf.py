@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vllm-gguf-plugin's kernels for weights in GGUF's types, and their correct answers.
+"""vllm-gguf-plugin's kernels for weights in GGUF's types, and their expected results.
 
-A call runs a type's three kernels: dequantization, the product of a layer, and that of experts.
-llama.cpp's own package gguf decodes the blocks for the reference.
+A call runs the three kernels of a type: dequantization, the product of a layer, and the product of
+experts. For the reference, llama.cpp's own package gguf dequantizes the blocks.
 """
 
 import importlib
@@ -25,19 +25,19 @@ from strix_validate.vllm.experts import sort_by_expert
 MODULE = "vllm_gguf_plugin"
 PACKAGE = "vllm-gguf-plugin"
 EXPERTS = 3
-#: Experts of each token.
+#: Number of experts that each token is sent to.
 EACH = 2
 
 
 class BlockType(NamedTuple):
-    """A type of GGUF.
+    """A type of quantized weights in GGUF.
 
     Attributes:
-        number: Its number in files.
-        weights: Weights of a block.
-        size: Bytes of a block.
-        halves: Offsets in bytes of the block's float16 numbers: the scale of the codes and, if
-            there are two, that of the offsets.
+        number: The number of the type in GGUF files.
+        weights: Number of weights in a block.
+        size: Number of bytes in a block.
+        halves: Offsets in bytes of the block's float16 numbers. The first is the scale of the
+            codes; a second one is the scale of the offsets.
     """
 
     number: int
@@ -71,7 +71,7 @@ TYPES = {
 
 
 class _OnTheGpu(Tensor):
-    """A tensor in host memory that passes a check for a GPU's tensor."""
+    """A tensor in host memory that passes a test for being on a GPU."""
 
     is_cuda = True
 
@@ -116,7 +116,7 @@ def _pass_as_cuda(tensor: Tensor) -> Tensor:
 
 
 def draw_blocks(randn: Randn, name: str, count: int) -> np.ndarray:
-    """Return blocks of random bytes, (count, size), with scales that keep the weights near 1."""
+    """Return blocks of random bytes, (count, size), whose scales give weights of about 1."""
     block_type = TYPES[name]
     random = randn(count, block_type.size + 1).double().abs().numpy() * 1e4
     blocks = (random[:, :-1].astype(np.int64) % 256).astype(np.uint8)
@@ -124,7 +124,7 @@ def draw_blocks(randn: Randn, name: str, count: int) -> np.ndarray:
     for offset in block_type.halves:
         blocks[:, offset : offset + 2] = scales.view(np.uint8)
     if name == "iq1_m":
-        # Its scale is spread over the highest bits of four words.
+        # The scale of iq1_m is spread over the four highest bits of four words.
         words = blocks[:, 48:56].copy().view(np.uint16)
         bits = scales.view(np.uint16)
         fields = bits >> np.array([0, 4, 8, 12], np.uint16) & 15
@@ -135,7 +135,8 @@ def draw_blocks(randn: Randn, name: str, count: int) -> np.ndarray:
 def _dequantize(blocks: np.ndarray, name: str) -> Tensor:
     """Return the weights of blocks, (blocks, weights) in float64."""
     if name == "q8_1":
-        # It is a type of products alone, which gguf does not decode: a scale, and codes.
+        # The package gguf does not dequantize q8_1, which is only used in products. Each weight is
+        # the block's scale times a code.
         scales: np.ndarray = blocks[:, :2].copy().view(np.float16).astype(np.float64)
         codes: np.ndarray = blocks[:, 4:].copy().view(np.int8)
         return torch.from_numpy(scales * codes)
@@ -151,19 +152,19 @@ def _decode(
     rows: int,
     dtype: Precision,
 ) -> tuple[Tensor, Tensor]:
-    """Return weights twice, (rows, size): as a kernel stores them, and as one multiplies by them.
+    """Return the weights, (rows, size), as a kernel stores them and as a kernel multiplies them.
 
     Args:
-        blocks: Of a matrix.
-        name: Of their type.
-        rows: Of the matrix.
-        dtype: What a kernel computes in; see cases.Expected.
+        blocks: The blocks of a matrix.
+        name: The name of their type.
+        rows: Number of rows of the matrix.
+        dtype: Precision of the results; see cases.Expected.
     """
     weights = _dequantize(blocks, name)
     offsets = torch.zeros(1, dtype=torch.float64)
     halves = TYPES[name].halves
     if len(halves) > 1:
-        # The offset is what is left of a weight if the scale of its code is zero.
+        # With a scale of zero for the codes, only the offset of each weight remains.
         without_scale = blocks.copy()
         without_scale[:, halves[0] : halves[0] + 2] = 0
         offsets = _dequantize(without_scale, name)
@@ -188,15 +189,15 @@ def product(
 
     Args:
         randn: Draws the numbers.
-        name: Of the type, as in :data:`TYPES`.
-        tokens: Rows of x.
-        size: Columns of x.
-        rows: Columns of the result.
+        name: The name of the type, a key of :data:`TYPES`.
+        tokens: Number of rows of x.
+        size: Number of columns of x.
+        rows: Number of rows of the weight, which are columns of the result.
     """
     block_type = TYPES[name]
     x = randn(tokens, size)
     count = rows * size // block_type.weights
-    # One matrix for the layer, then one for each expert.
+    # The first matrix is that of the layer. One for each expert follows.
     matrices = [draw_blocks(randn, name, count) for _ in range(1 + EXPERTS)]
     packed = [torch.from_numpy(blocks.reshape(rows, -1)) for blocks in matrices]
     chosen = torch.stack([torch.arange(EACH) + i for i in range(tokens)]) % EXPERTS
@@ -223,20 +224,20 @@ def product(
         }
 
     options = {"number": block_type.number, "size": size}
-    # These types' products are summed without the matrix unit.
+    # The kernels of these types do not use the matrix unit.
     uses_matrix_unit = not name.startswith(("iq1", "iq2", "iq3"))
     call = PackageCall(_multiply, tensors, options, int(uses_matrix_unit), package=PACKAGE)
     return call, expected
 
 
-_COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit where it can"
-_DECODED = "a code, sign, scale or offset that is taken from other bits than the format has it in"
-_BLOCKS = "the second block of a row read as the first, or with its scale"
-_TILES = "a row past the last full tile left out, or written over its neighbour"
+_COMPILES = "a kernel that no longer compiles for gfx1151, or does not use the matrix unit"
+_DECODED = "a code, sign, scale or offset that is read from the wrong bits of a block"
+_BLOCKS = "the first block or its scale read again for the second block of a row"
+_TILES = "a row after the last full tile left out, or written over the next row"
 
 COMPILED = {name: Case(partial(product, name=name), _COMPILES, BF16) for name in TYPES}
-#: Tokens, size and rows of a layer; a block holds 32 or 256 weights of a row. In a quick run each
-#: type has one of the first sizes, in turn, so that each kernel reads several blocks of a row.
+#: Tokens, size and rows of a layer. Each row has several blocks, of 32 or 256 weights. A quick run
+#: includes one of these sizes for each type, in turn.
 _QUICK_SIZES = (
     (1, 512, 24),
     (3, 512, 24),
@@ -250,7 +251,7 @@ _FULL_SIZES = (
 
 
 def model_cases() -> dict[str, Case]:
-    """Return each type with rows of several blocks; a full run has each of the sizes."""
+    """Return cases of each type with rows of several blocks. A full run includes every size."""
     cases = {}
     for i, name in enumerate(TYPES):
         for j, (tokens, size, rows) in enumerate(_QUICK_SIZES + _FULL_SIZES):
@@ -261,7 +262,7 @@ def model_cases() -> dict[str, Case]:
     return cases
 
 
-#: More tokens and rows than a tile of any kernel has.
+#: A call with more tokens and rows than a tile of any kernel.
 _LARGE = partial(product, tokens=35, rows=130)
 COMPUTED = {
     **{name: Case(partial(_LARGE, name=name), _DECODED) for name in TYPES},

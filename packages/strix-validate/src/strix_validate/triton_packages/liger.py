@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Liger's kernels for fine-tuning, as its patched models call them, and their gradients.
+"""Liger's kernels for fine-tuning, with gradients, as the models that Liger patches call them.
 
-RMS norm (Llama, Gemma), rotary embedding, SwiGLU, and the last layer fused with its loss.
+The kernels are RMS norm (Llama, Gemma), rotary embedding, SwiGLU, GeGLU, and the last layer fused
+with its loss.
 """
 
 from collections.abc import Iterator
@@ -21,12 +22,12 @@ from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
 MODULE = "liger_kernel"
 PACKAGE = "liger-kernel"
-#: A label that counts for nothing.
+#: The label of a token that is left out of the loss.
 IGNORED = -100
 
 
 def _convert(dtype: Precision, *tensors: Tensor) -> list[Tensor]:
-    """Return tensors in the working precision; for TERMS their magnitudes."""
+    """Return tensors in the working dtype; for TERMS, their magnitudes."""
     converted = [x.to(reference.working_dtype(dtype)) for x in tensors]
     if dtype == TERMS:
         return [x.abs() for x in converted]
@@ -68,11 +69,12 @@ def rms_norm(
 
     Args:
         randn: Draws the numbers.
-        rows: Of the input.
-        columns: Of the input.
-        eps: A large one shows whether the kernel uses the argument.
-        offset: Added to the weight (1 in Gemma).
-        casting: What is rounded before the weight is applied: "llama" the row, "gemma" nothing.
+        rows: Number of rows of the input.
+        columns: Number of columns of the input.
+        eps: The norm's eps. A large one shows whether the kernel uses it.
+        offset: Number that is added to the weight (1 in Gemma).
+        casting: With "llama", the normalized row is rounded before it is multiplied by the weight;
+            with "gemma", it is not.
     """
     x = randn(rows, columns)
     weight = randn(columns)
@@ -102,7 +104,7 @@ def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dq: Tensor, dk: Tensor
     from liger_kernel.ops.rope import LigerRopeFunction
 
     def turn(q: Tensor, k: Tensor) -> dict[str, Tensor]:
-        # The kernel writes over its inputs.
+        # The kernel overwrites its inputs, so it gets copies.
         q_out, k_out = LigerRopeFunction.apply(q * 1, k * 1, cos, sin)
         return {"q_out": q_out, "k_out": k_out}
 
@@ -120,16 +122,18 @@ def rope(
     rotary=0,
     per_sequence=False,
 ) -> tuple[PackageCall, Expected]:
-    """Build a call of rotary embedding in halves, and of its inverse on the gradients.
+    """Build a call of rotary embedding, which rotates pairs of lanes i and i + rotary / 2.
+
+    The gradients are rotated back.
 
     Args:
         randn: Draws the numbers.
-        batch: Sequences.
-        tokens: Tokens of each sequence.
-        heads: Heads of queries.
-        kv_heads: Heads of keys.
-        head_dim: Lanes of a head.
-        rotary: Lanes that are turned (in GLM and Phi only some), 0 is all.
+        batch: Number of sequences.
+        tokens: Number of tokens of each sequence.
+        heads: Query heads.
+        kv_heads: Key heads.
+        head_dim: Size of a head.
+        rotary: Number of lanes that are rotated (in GLM and Phi not all); 0 is all.
         per_sequence: Whether each sequence has its own positions (packed training).
     """
     lanes = rotary or head_dim
@@ -161,7 +165,7 @@ def _swiglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
     def multiply(gate: Tensor, up: Tensor) -> dict[str, Tensor]:
-        # The backward pass writes over its inputs.
+        # The backward pass overwrites the inputs, so the function gets copies.
         return {"out": LigerSiLUMulFunction.apply(gate * 1, up * 1)}
 
     return differentiate(multiply, {"gate": gate, "up": up}, {"out": grad})
@@ -178,9 +182,9 @@ def swiglu(
 
     Args:
         randn: Draws the numbers.
-        rows: Of the inputs.
-        columns: Of the inputs.
-        gain: Multiplies the gates; the slope of silu at large gates is 1 or 0.
+        rows: Number of rows of the inputs.
+        columns: Number of columns of the inputs.
+        gain: Factor of the gates. For large gates, the slope of silu is 1 or 0.
     """
     gate = randn(rows, columns) * gain
     up = randn(rows, columns)
@@ -202,7 +206,7 @@ def _geglu(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Tensor]:
     from liger_kernel.ops.geglu import LigerGELUMulFunction
 
     def multiply(gate: Tensor, up: Tensor) -> dict[str, Tensor]:
-        # The backward pass writes over its inputs.
+        # The backward pass overwrites the inputs, so the function gets copies.
         return {"out": LigerGELUMulFunction.apply(gate * 1, up * 1)}
 
     return differentiate(multiply, {"gate": gate, "up": up}, {"out": grad})
@@ -242,11 +246,11 @@ def _loss(x: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> dict[str
             None,  # bias
             None,  # weights of the classes
             IGNORED,
-            0.0,  # scale of the square of logsumexp
+            0.0,  # scale of the z-loss, the square of logsumexp
             options["smoothing"],
             options["reduction"],
             options["softcap"],
-            False,  # no loss of that square
+            False,  # do not return the z-loss
             torch.float32,
         )
         return {"loss": results[0]}
@@ -268,20 +272,20 @@ def loss(  # noqa: PLR0913 (the options of a case)
     low=0.0,
     reduction="mean",
 ) -> tuple[PackageCall, Expected]:
-    """Build a call of the last layer and cross entropy in one, in float32.
+    """Build a call of the last layer fused with cross entropy in float32.
 
     Args:
         randn: Draws the numbers.
-        tokens: Rows of x.
-        size: Columns of x.
+        tokens: Number of rows of x.
+        size: Number of columns of x.
         words: Size of the vocabulary.
         smoothing: Label smoothing.
-        softcap: Of the logits, None is off.
-        ignored: Number of labels that count for nothing (padding, prompts).
-        gain: The incoming gradient of the loss. With 1, a kernel that has a program for each word
-            is not launched.
-        low: If not 0, the level of all logits, see reference.with_low_scores.
-        reduction: "mean" or "sum" over the labels that count.
+        softcap: Softcap of the logits; None is off.
+        ignored: Number of labels that are left out of the loss (padding, prompts).
+        gain: Gradient of the loss. With 1, Liger does not launch the kernel that multiplies the
+            gradients by it, which has a program for each token of the vocabulary.
+        low: Level of all logits, see reference.with_low_scores; 0 for none.
+        reduction: "mean" or "sum" over the labels that are not left out.
     """
     x = randn(tokens, size)
     weight = randn(words, size) / size**0.5
@@ -311,8 +315,8 @@ def loss(  # noqa: PLR0913 (the options of a case)
         weights = log_weights.exp()
         n = counts.sum() if reduction == "mean" else 1
         if dtype == TERMS:
-            # Logits are stored: an error of half an eps of a logit changes its weight by that
-            # share, times the logit's size.
+            # A kernel stores the logits, with an error of up to half an eps of each. This error
+            # changes the weight of a logit by the same share, times the logit's magnitude.
             weights = weights * (1 + logits.abs())
             errors = weights + targets
             log_sizes = logits.abs() + logits.logsumexp(-1, keepdim=True).abs()
@@ -332,21 +336,22 @@ def loss(  # noqa: PLR0913 (the options of a case)
     return PackageCall(_loss, tensors, options, package=PACKAGE), expected
 
 
-#: A vocabulary. All beyond 32,768 tokens share one kernel, as do numbers of tokens up to a power of
-#: two. Whether 16 divides the number of labels that count makes another kernel.
+#: Size of a vocabulary. All vocabularies of more than 32,768 tokens share one kernel. So do all
+#: numbers of rows up to a power of two. If the number of labels in the loss is a multiple of 16,
+#: another kernel is compiled.
 WORDS = 32784
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
 #: The options of Gemma's norms.
 _GEMMA_NORM: dict = {"offset": 1.0, "casting": "gemma"}
-_TAIL = "the last block, which is not full, counted as full"
+_TAIL = "the last block, which is not full, computed as if it was full"
 _GEMMA = "Gemma's 1 + weight, or its rounding, left out"
-_EPS = "another eps than the model's"
-_TURN = "the inverse turn of the gradient left out, or lanes turned that are not to be"
-_SLOPE = "the slope of silu, of large gates as well"
-_GELU = "another gelu than the model's, or its slope (Gemma)"
-_LABELS = "labels that count for nothing counted: prompts and padding of fine-tuning"
+_EPS = "a wrong eps"
+_TURN = "a gradient that is not rotated back, or lanes rotated that must stay as they are"
+_SLOPE = "a wrong slope of silu, also for large gates"
+_GELU = "the wrong form of gelu, or a wrong slope of it (Gemma)"
+_LABELS = "labels included in the loss that must be left out (prompts and padding)"
 _SMOOTH = "label smoothing or Gemma's softcap left out of the gradient"
-_MODEL = "a size of a model whose last block differs, or its heads, which are no power of two"
+_MODEL = "a fault with a model's last block, or with a number of heads that is no power of two"
 
 COMPILED = {
     "rms-norm": Case(partial(rms_norm, columns=4096), _COMPILES, BF16),
@@ -358,13 +363,13 @@ COMPILED = {
 
 
 def _describe_block(size: int) -> tuple[int, bool]:
-    """Return the power of two that holds a row, and whether the row fills it."""
+    """Return the smallest power of two that is not below size, and whether it equals size."""
     block = 1 << (size - 1).bit_length()
     return block, block == size
 
 
 def _model_candidates(name: str, row: layers.Model) -> Iterator[tuple[str, Candidate]]:
-    """Yield a model's norm, angles, product and loss."""
+    """Yield candidates for a model's norm, rotary embedding, SwiGLU and loss."""
     is_gemma = bool(row.softcap) or name.startswith("Gemma")
     norm = _GEMMA_NORM if is_gemma else {}
     yield (
@@ -388,7 +393,7 @@ def _model_candidates(name: str, row: layers.Model) -> Iterator[tuple[str, Candi
             f"swiglu-{name}",
             Candidate(build, ("swiglu", *_describe_block(row.intermediate_size))),
         )
-    # Each row of logits begins at a multiple of this many numbers.
+    # Each row of logits begins at a multiple of this number of elements.
     alignment = min(row.vocab_size & -row.vocab_size, 16)
     build = partial(
         loss,
@@ -404,7 +409,7 @@ def _model_candidates(name: str, row: layers.Model) -> Iterator[tuple[str, Candi
 
 
 def model_cases() -> dict[str, Case]:
-    """Return norms, angles, products and losses of the sizes of each model."""
+    """Return norms, rotary embeddings, SwiGLUs and losses with the sizes of each model."""
     candidates: dict[str, Candidate] = {}
     for name, row in layers.MODELS.items():
         candidates.update(_model_candidates(name, row))
@@ -421,32 +426,33 @@ COMPUTED = {
     "swiglu-large": Case(partial(swiglu, gain=8.0), _SLOPE),
     "rope-own": Case(
         partial(rope, per_sequence=True),
-        "the first sequence's positions taken for each",
+        "the first sequence's positions used for all sequences",
     ),
     "geglu": Case(geglu, _GELU),
     "geglu-Gemma-2-9B": Case(partial(geglu, rows=2, columns=14336), _GELU),
     "loss": Case(loss, _LABELS),
-    "loss-sum": Case(partial(loss, reduction="sum"), "a sum divided by the labels that count"),
+    "loss-sum": Case(partial(loss, reduction="sum"), "a sum divided by the number of labels"),
     "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
-    # In float32, see FLOAT16_OR_32.
+    # Only in float32; see FLOAT16_OR_32.
     "loss-low": Case(partial(loss, low=-8.0), reference.WHY_LOW, torch.float32),
     "loss-softcap": Case(partial(loss, softcap=3.0), _SMOOTH),
     "loss-words": Case(
         partial(loss, tokens=3, size=32, words=40000, ignored=1, gain=1.0),
-        "words behind the 32,768th, which are a second block, left out",
+        "tokens of the vocabulary after the 32,768th, which are in a second block, left out",
     ),
     "rms-norm-rows": Case(
         partial(rms_norm, rows=(1 << 15) + 3, columns=32),
-        "the kernel of 32,768 rows and more",
+        "a fault of the kernel for 32,768 rows and more",
         size=Size.FULL,
     ),
     **model_cases(),
 }
-#: Cases that a GPU does not compute in bfloat16 as well: in 16 bits, logits this low are too coarse
-#: to judge what is computed from them.
+#: Cases that a GPU does not compute in bfloat16. In 16 bits, logits as low as these are too coarse
+#: for a judgement of the results.
 FLOAT16_OR_32 = ("loss-low",)
-#: Sizes that leave no thread without an element. Otherwise Triton has threads repeat the elements
-#: of others, and they read what those have overwritten. Nothing uses the result, but it is a race.
+#: The sizes of these cases give each thread an element. With other sizes, some threads repeat the
+#: elements of other threads, and may read elements that those have already overwritten. Nothing
+#: uses the results of such threads, but the emulator reports a race.
 EMULATED = {
     "rms-norm": Case(rms_norm, _TAIL, BF16),
     "rms-norm-gemma": Case(partial(rms_norm, **_GEMMA_NORM), _GEMMA, BF16),
@@ -455,12 +461,12 @@ EMULATED = {
     "loss": Case(partial(loss, tokens=5, size=1024, words=1000), _LABELS, BF16),
 }
 
-#: hidden size, intermediate size, heads, heads of keys, lanes of a head.
+#: hidden_size, intermediate_size, query heads, key heads, head_dim.
 _Shape = tuple[int, int, int, int, int]
 
 
 def _list_trained(norm_style: str) -> dict[str, _Shape]:
-    """Return the shapes of the models that Liger patches and whose norms are of a style."""
+    """Return the shapes of the models that Liger patches and that have this style of norm."""
     shapes = {}
     for name, model in layers.MODELS.items():
         if model.liger == norm_style:
@@ -483,7 +489,7 @@ def _list_model_calls(shape: _Shape, **norm) -> list[Shipped]:
     builds: list[partial] = []
     for rows in (1, 5, 32):
         builds.append(partial(rms_norm, rows=rows, columns=hidden, **norm))
-    # Norms of queries and keys; many rows have a kernel of their own.
+    # These are the norms of queries and keys. There is a separate kernel for many rows.
     for rows in (8, 64, 1 << 15):
         builds.append(partial(rms_norm, rows=rows, columns=head_dim, **norm))
     turn = partial(rope, heads=heads, kv_heads=kv_heads, head_dim=head_dim)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of Triton kernels that the tiers kernels, attention and emulated have.
+"""List and run the checks of Triton kernels, for the tiers "kernels", "attention" and "emulated".
 
-A library is a module that lists its cases: vllm_checks, flash_cases, or a module of this
-subpackage for each other package. It defines:
+A library is a module that lists cases: vllm_checks, flash_cases, or a module of this subpackage
+for another package. It defines:
 
 - MODULE: The name under which the library is imported.
 - COMPILED: Cases that are only compiled, by name.
-- COMPUTED: Cases that the interpreter or a GPU computes. A GPU also computes them in bfloat16,
-  except those whose names match a pattern in FLOAT16_OR_32.
-- EMULATED: Cases that are executed as gfx1151 code.
+- COMPUTED: Cases that the interpreter or a GPU computes. A GPU computes each of them in bfloat16 as
+  well, unless its name matches a pattern in FLOAT16_OR_32.
+- EMULATED: Cases whose gfx1151 code is executed under emulation.
 
-To add a package, add a module, and name it here and in skips.toml.
+To add a package, write its module, and name the module in PACKAGES and in skips.toml.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from strix_validate.vllm import vllm_checks
 
 PACKAGES: tuple[ModuleType, ...] = (flash_cases, conch, fla, gguf, liger, sage)
 LIBRARIES = (vllm_checks, *PACKAGES)
-#: By tier, the table of a library that has its cases.
+#: By tier, the name of a library's table that has the tier's cases.
 _TABLES = {
     "kernels": "COMPILED",
     "attention": "COMPUTED",
@@ -47,10 +47,10 @@ _TABLES = {
 
 @cache
 def in_bfloat16(library: ModuleType) -> dict[str, Case]:
-    """Return the cases that a GPU computes in bfloat16, too.
+    """Return the cases of COMPUTED in bfloat16, which only a GPU computes.
 
-    Models are stored in bfloat16, and each kernel is compiled for it separately. The interpreter
-    cannot check it: its products in bfloat16 are wrong.
+    Models are stored in bfloat16, for which each kernel is compiled separately. The interpreter
+    cannot check them, because its products in bfloat16 are wrong.
     """
     excluded_patterns = getattr(library, "FLOAT16_OR_32", ())
     cases = {}
@@ -64,7 +64,7 @@ def in_bfloat16(library: ModuleType) -> dict[str, Case]:
 
 @cache
 def _list_cases(tier: str, library: ModuleType) -> dict[Check, tuple[str, Case]]:
-    """Return a tier's checks of a library, with the name and the case of each."""
+    """Return the checks that a tier has of a library, with the name and the case of each."""
     module_name = library.__name__.rpartition(".")[2]
     prefix = getattr(library, "PREFIX", f"{module_name}-")
     title = f"{library.MODULE}'s kernels {TIER_TITLES[tier]}"
@@ -79,7 +79,7 @@ def _list_cases(tier: str, library: ModuleType) -> dict[Check, tuple[str, Case]]
 
 
 def checks(tier: str) -> list[Check]:
-    """List the tier's checks, TIER/LIBRARY-NAME."""
+    """List the tier's checks of all libraries. Their ids are TIER/LIBRARY-NAME."""
     tier_checks: list[Check] = []
     for library in LIBRARIES:
         tier_checks += _list_cases(tier, library)
@@ -87,7 +87,7 @@ def checks(tier: str) -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for a check of the tier attention of another size or kind of device."""
+    """Return False for a check of the tier "attention" of another size of run or kind of device."""
     for library in LIBRARIES:
         cases = _list_cases("attention", library)
         if check not in cases:
@@ -108,13 +108,13 @@ def run(
     mode: triton_modes.Mode,
     judge: Judge,
 ) -> Iterator[Result]:
-    """Yield the results of those selected checks that are listed here.
+    """Yield the results of the selected checks that `checks` lists for a tier.
 
     Args:
-        tier: Whose checks run.
-        selected: Checks to run; others than the tier's are ignored.
-        options: Of the run.
-        mode: How the calls are made.
+        tier: The tier.
+        selected: The checks to run. Checks of other kinds are ignored.
+        options: The options of the run.
+        mode: How the kernels run.
         judge: Judges the answers.
     """
     for library in LIBRARIES:
@@ -136,7 +136,7 @@ def run(
 
 
 def _read_fields(library: ModuleType, name: str, options: RunOptions) -> dict[str, Any]:
-    """Return fields of a call that depend on the run, not on its case.
+    """Return the fields of a call that depend on the options of the run.
 
     Raises:
         CannotRun: The library is not installed.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """SageAttention's Triton kernels: attention with queries and keys in 8 bits.
 
-The reference is softmax of the rounded scores. Against exact attention a kernel's fault would drown
-in the error of 8 bits, 1.2 % of the output's root mean square on random numbers.
+The reference computes attention from queries and keys that are rounded to 8 bits in the same way. A
+comparison with exact attention would not show a kernel's fault, because rounding to 8 bits causes
+an error of 1.2 % of the output's root mean square on random numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from strix_validate.triton.cases import Case, Expected, Randn
 
 MODULE = "sageattention"
 PACKAGE = "sageattention"
-#: Rows that share a scale, of queries and of keys.
+#: Number of rows that share a scale, for queries and for keys.
 QUERIES = 128
 KEYS = 64
 _LOG2_E = 1.44269504
@@ -62,12 +63,12 @@ def _varlen(
 
 
 def _quantize(x: Tensor, rows: int, scale: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield 8-bit codes of x * scale before rounding, and their unit, for each group of rows.
+    """Yield for each group of rows the codes of x * scale before rounding, and their unit.
 
     Args:
         x: (heads, tokens, head_dim), float32.
-        rows: Tokens of a head that share a unit.
-        scale: Multiplies x.
+        rows: Number of a head's tokens that share a unit.
+        scale: Factor of x.
     """
     for group in (x * scale).split(rows, 1):
         unit = group.abs().amax((1, 2), keepdim=True) / 127
@@ -75,7 +76,7 @@ def _quantize(x: Tensor, rows: int, scale: float = 1.0) -> Iterator[tuple[Tensor
 
 
 def _round(x: Tensor, rows: int, scale: float = 1.0) -> Tensor:
-    """Return x * scale as its 8-bit codes represent it, in float64; see _quantize."""
+    """Return x * scale, rounded to 8-bit codes and multiplied by their unit, in float64."""
     groups = []
     for codes, unit in _quantize(x, rows, scale):
         half = 0.5 * torch.where(codes >= 0, 1.0, -1.0)
@@ -92,15 +93,16 @@ def settle(
 ) -> None:
     """Move elements away from the middle between two codes, in place.
 
-    A GPU's division need not be rounded correctly, and gave either code on an H100. The difference
-    is six times a correct kernel's error.
+    Division on a GPU is not always rounded correctly. For an element in the middle, an H100 gave
+    sometimes one code and sometimes the other. The difference is six times a correct kernel's
+    error.
 
     Args:
         x: (tokens, heads, head_dim).
-        lengths: Tokens of each sequence.
-        rows: Tokens that share a scale.
-        mean: Returns what is subtracted from a sequence of x first.
-        scale: Multiplies x.
+        lengths: Number of tokens of each sequence.
+        rows: Number of tokens that share a scale.
+        mean: Returns the mean that a kernel subtracts from a sequence of x first.
+        scale: Factor of x.
     """
     is_settled = False
     while not is_settled:
@@ -117,19 +119,19 @@ def settle(
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a call of attention must return.
+    """The expected results of a call of attention.
 
     Attributes:
         q: (tokens, heads, head_dim).
         k: (tokens, kv_heads, head_dim).
         v: Like k.
-        lengths: Queries of each sequence.
-        lengths_k: Keys of each sequence.
-        causal: With a causal mask.
+        lengths: Number of queries of each sequence.
+        lengths_k: Number of keys of each sequence.
+        causal: Whether there is a causal mask.
         packed: Whether the sequences are packed.
-        transposed: Whether heads come before tokens.
+        transposed: Whether heads come before tokens in the output.
         factor: Scale of the scores, times log2(e).
-        smooth: Whether keys are smoothed: their mean is subtracted.
+        smooth: Whether keys are smoothed, which means that their mean is subtracted.
     """
 
     q: Tensor
@@ -144,7 +146,7 @@ class _Reference:
     smooth: bool
 
     def compute_mean(self, keys: Tensor) -> Tensor:
-        """Return what is subtracted from a sequence's keys, in their dtype."""
+        """Return the mean that is subtracted from a sequence's keys, in their dtype."""
         if not self.smooth:
             return torch.zeros_like(keys[:1])
         if self.packed:
@@ -152,7 +154,7 @@ class _Reference:
         return keys.mean(0, keepdim=True)
 
     def __call__(self, dtype: Precision) -> dict[str, Tensor]:
-        """Compute the output, and return the keys, which a call must not change."""
+        """Return the output, and the keys, which a call must not change."""
         sequences = zip(
             self.q.split(self.lengths),
             self.k.split(self.lengths_k),
@@ -189,7 +191,7 @@ class _Reference:
         values = v.half().transpose(0, 1).repeat_interleave(group, 0).to(weights)
         if dtype == TERMS:
             return (weights @ values.abs()).transpose(0, 1)
-        # The products of a block are summed in 16 bits.
+        # The kernel sums the products of the blocks of keys in float16.
         narrow = torch.float64 if exact is torch.float64 else torch.float16
         blocks = zip(weights.split(KEYS, -1), values.split(KEYS, 1), strict=True)
         out = sum(store(store(w, narrow) @ x, narrow) for w, x in blocks)
@@ -214,17 +216,17 @@ def attention(  # noqa: PLR0913 (the options of a case)
 
     Args:
         randn: Draws the numbers.
-        lengths: Tokens of each sequence; unless packed, all the same.
-        heads: Heads of queries.
+        lengths: Number of tokens of each sequence. Unless packed, all sequences have the same.
+        heads: Query heads.
         kv_heads: Heads of keys and values.
-        head_dim: Lanes of a head.
-        causal: With a causal mask.
+        head_dim: Size of a head.
+        causal: Whether there is a causal mask.
         packed: Whether the sequences are packed.
-        lengths_k: Keys of each sequence, if they differ from its queries.
+        lengths_k: Number of keys of each sequence, if it differs from the number of queries.
         layout: "HND" has heads before tokens, "NHD" tokens before heads.
-        scale: Of the scores (sm_scale), None is 1 / sqrt(head_dim).
-        low: If not 0, see reference.with_low_scores. Keys are not smoothed then, which would raise
-            the scores.
+        scale: Scale of the scores (sm_scale); None is 1 / sqrt(head_dim).
+        low: Level of reference.with_low_scores; 0 for none. With low scores, keys are not smoothed,
+            because smoothing would raise the scores.
     """
     lengths_k = lengths_k or lengths
     q = randn(sum(lengths), heads, head_dim)
@@ -269,12 +271,12 @@ def attention(  # noqa: PLR0913 (the options of a case)
     return PackageCall(_attend, tensors, options, 1, package=PACKAGE), expected
 
 
-_COMPILES = "a kernel that no longer compiles for gfx1151, or multiplies 8 bits without WMMA"
-_EDGE = "keys past the end, which are zeros, that get a share of the weights"
+_COMPILES = "a kernel that no longer compiles for gfx1151, or multiplies 8-bit numbers without WMMA"
+_EDGE = "padding after the last key that gets a share of the weights"
 _MASK = "a causal mask that is off by one, or left out in the block on the diagonal"
 _GROUP = "a query head that reads another group's keys, or their scale"
-_PACKED = "sequences that see each other's keys, or take each other's scales"
-_MODEL = "a kernel of another head dim, mask, layout or group"
+_PACKED = "a sequence that reads another sequence's keys or scales"
+_MODEL = "a fault with one combination of head dim, mask, layout and group"
 
 
 def _compiled_cases() -> Iterator[tuple[str, Case]]:
@@ -297,16 +299,16 @@ def _is_call(values: Combination) -> bool:
     """Return whether SageAttention supports these values of some columns."""
     is_packed = values.get("form") == "packed"
     if values.get("lengths") == "cross":
-        # Packed sequences have one list of ends, and causal ones as many queries as keys.
+        # Calls of packed sequences, and causal calls, have as many queries as keys.
         return not (is_packed or values.get("causal"))
-    # No kernel of packed sequences has 96 lanes.
+    # There is no kernel for packed sequences with head dim 96.
     return not (is_packed and values.get("head_dim") == 96)
 
 
 def model_cases() -> dict[str, Case]:
-    """Return combinations of each head dim, mask, layout, group of heads and kind of lengths.
+    """Return cases that combine head dims, masks, layouts, groups of heads and kinds of lengths.
 
-    Head dims are those of diffusion models, and Phi's, which has kernels of its own.
+    The head dims are those of diffusion models, and 96 of Phi, for which there are other kernels.
     """
     head_dims = {head_dim for _, head_dim in DIFFUSION_MODELS.values()} | {96}
     columns = {
@@ -355,13 +357,19 @@ COMPUTED = {
     "edge": Case(attention, _EDGE),
     "causal": Case(partial(attention, lengths=(200,), causal=True), _MASK),
     "d96": Case(partial(attention, head_dim=96, lengths=(70,), causal=True), _MASK),
-    "d128": Case(partial(attention, head_dim=128, lengths=(70,)), "tiles of diffusion's head dim"),
-    "cross": Case(partial(attention, lengths=(70,), lengths_k=(140,)), "queries' length for keys'"),
-    "nhd": Case(partial(attention, layout="NHD"), "heads and tokens in the other order"),
+    "d128": Case(
+        partial(attention, head_dim=128, lengths=(70,)),
+        "wrong tiles for the head dim of most diffusion models",
+    ),
+    "cross": Case(
+        partial(attention, lengths=(70,), lengths_k=(140,)),
+        "the number of queries used as the number of keys",
+    ),
+    "nhd": Case(partial(attention, layout="NHD"), "heads and tokens in the wrong order"),
     "scale": Case(partial(attention, scale=0.3), "1 / sqrt(head_dim) instead of sm_scale"),
     "packed": Case(partial(_packed, causal=True), _PACKED),
     "packed-edge": Case(_packed, _EDGE),
-    # More queries than a block has.
+    # The first sequence has more queries than a block.
     "packed-blocks": Case(partial(_packed, lengths=(200, 40), scale=0.3), _EDGE),
     "packed-causal-d128": Case(
         partial(_packed, lengths=(150, 40), causal=True, head_dim=128),
@@ -379,7 +387,8 @@ EMULATED = {
     "low": Case(partial(_small, low=-120), WHY_LOW, BF16),
 }
 
-#: Tokens with which each kind of number of blocks occurs, of queries and of keys: 1, 16, others.
+#: Numbers of tokens. With them, the number of blocks of queries and of keys is 1, a multiple of 16,
+#: and another number.
 _TOKENS = (64, 100, 128, 200, 256, 1000, 1024, 2000, 2048)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Decoding with latent attention (DeepSeek, GLM-4.7-Flash, Kimi), as vLLM's TRITON_MLA does it.
+"""Decoding with latent attention (DeepSeek, GLM-4.7-Flash, Kimi) by vLLM's TRITON_MLA backend.
 
-All query heads read one head of the cache: the latent vector, which is the value as well, followed
-by the lanes of rope.
+All query heads read the same head of the cache. A key is the latent vector followed by the lanes of
+rope; a value is the latent vector alone.
 """
 
 import importlib
@@ -36,21 +36,21 @@ def latent(  # noqa: PLR0913 (the options of a case)
     fp8=False,
     low=0.0,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of decode_attention_fwd with a query of each sequence.
+    """Build a call of decode_attention_fwd with one query for each sequence.
 
     Slots of the cache without a key are NaN.
 
     Args:
         randn: Draws the numbers.
-        keys: Keys of each sequence.
-        heads: Heads of queries.
-        rank: Lanes of the latent vector.
-        rope: Lanes of rope.
-        block: Tokens of a block.
-        splits: Parts into which the keys are split.
-        scale: Of the scores.
+        keys: Number of keys of each sequence.
+        heads: Query heads.
+        rank: Size of the latent vector.
+        rope: Number of lanes of rope.
+        block: Number of tokens in a block of the cache.
+        splits: Number of parts into which the keys are split.
+        scale: Scale of the scores.
         fp8: Whether the cache is stored as e4m3, with a scale.
-        low: If not 0, see reference.with_low_scores.
+        low: Level of reference.with_low_scores; 0 for none.
     """
     q = randn(len(keys), heads, rank + rope)
     sequences = [randn(n, rank + rope) for n in keys]
@@ -103,7 +103,7 @@ def _latent(
     fp8: bool,
 ) -> dict[str, Tensor]:
     if fp8:
-        # The conversion is done here, because tensors of FP8 cannot be pickled.
+        # The cache is converted here, because FP8 tensors cannot be pickled.
         cache = cache.to(FP8)
     cache = cache.unsqueeze(2)
     sequences, heads = q.shape[:2]
@@ -142,17 +142,17 @@ def merged_states(
     cached=3,
     low=0.0,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of merge_attn_states: attention over cached keys, and over new ones.
+    """Build a call of merge_attn_states, which merges attention over cached and over new keys.
 
-    One token has no cached key in one head, which its logsumexp of infinity indicates.
+    In one head, one token has no cached key, so its logsumexp is infinite.
 
     Args:
         randn: Draws the numbers.
         tokens: Number of tokens.
-        heads: Heads of queries.
-        head_dim: Lanes of a head.
-        cached: Number of first tokens that have cached keys.
-        low: Added to all other logsumexps.
+        heads: Query heads.
+        head_dim: Size of a head.
+        cached: How many tokens, from the first, have cached keys.
+        low: Number that is added to the other logsumexps.
     """
     names = ("prefix", "suffix")
     tensors = {name: randn(tokens, heads, head_dim) for name in names}
@@ -198,8 +198,8 @@ def _merge(
     return {"out": out, "lse": lse}
 
 
-_LATENT = "the lanes of rope left out, or a split of the keys merged wrongly (DeepSeek)"
-_MERGE = "cached and new keys weighted wrongly, where a prompt is prefilled in parts"
+_LATENT = "the lanes of rope left out, or parts of the keys merged wrongly (DeepSeek)"
+_MERGE = "cached and new keys weighted wrongly, for a prompt that is prefilled in parts"
 _SMALL: dict = {"rank": 128, "rope": 32}
 COMPUTED = {
     "mla-decode": Case(partial(latent, keys=(1, 70), **_SMALL), _LATENT),
@@ -217,7 +217,7 @@ COMPUTED = {
     "merge-states-low": Case(partial(merged_states, low=-1000.0), reference.WHY_LOW),
 }
 COMPILED = {
-    # With DeepSeek's number of heads registers are spilled.
+    # With DeepSeek's number of heads, the kernel spills registers.
     "mla-decode": Case(
         partial(latent, keys=(300, 70), heads=128),
         "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A Llama of two layers with random weights that decodes through vLLM's kernels, token by token.
+"""A small Llama with random weights that decodes with vLLM's kernels, one token at a time.
 
-Norms, rope, the cache's writer, attention, linear attention and experts are vLLM's, in the order of
-a server's step; the other matrix products are torch's.
+The kernels of norms, rope, the KV cache, attention, linear attention and experts are vLLM's, and
+run in the same order as in a server's step. The other matrix products are torch's.
 """
 
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ from strix_validate.vllm.source import VllmCall
 LAYERS = 2
 HEADS = 4
 KV_HEADS = 2
-#: Lanes of a head.
+#: Size of a head.
 SIZE = 32
 VOCABULARY = 96
 TOP_K = 2
 HIDDEN = HEADS * SIZE
-#: Tokens of the prompt, and tokens that are decoded one by one.
+#: Number of tokens of the prompt, and of tokens that are decoded after it.
 PROMPT = 5
 STEPS = 24
 _EPS = 1e-5
 _QKV_WIDTHS = [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE]
-#: Heads of q, k and v.
+#: Numbers of heads of q, k and v.
 _QKV_HEADS = [HEADS, KV_HEADS, KV_HEADS]
-#: Tokens of a block of the cache, and the sequence's blocks, which are not in order.
+#: Number of tokens in a block of the KV cache, and the sequence's blocks, which are out of order.
 _BLOCK = 16
 _BLOCKS = [3, 0, 2, 1]
 
@@ -49,9 +49,9 @@ def decoding(
 
     Args:
         randn: Draws the numbers.
-        window: Keys that a query sees, 0 is all.
-        experts: Experts of each layer, 0 is none.
-        linear: Number of first layers that have linear attention.
+        window: Number of keys that a query sees; 0 is all.
+        experts: Number of experts in each layer; 0 is none.
+        linear: How many layers, from the first, have linear attention.
     """
     tensors = _draw_weights(randn, experts, linear)
     angle = torch.arange(PROMPT + STEPS)[:, None] / 100.0 ** torch.linspace(0, 1, SIZE // 2)
@@ -64,7 +64,7 @@ def decoding(
         exact = torch.float64 if dtype == reference.TERMS else dtype
         x = _forward(tensors, exact, **options)
         if dtype == reference.TERMS:
-            # Each layer rounds what it hands on.
+            # Each layer rounds the numbers that it passes to the next one.
             terms = LAYERS * reference.product(x, tensors["head"], dtype)
             return {"logprobs": terms[-STEPS:]}
         logits = reference.product(x, tensors["head"], exact)
@@ -112,9 +112,9 @@ def _select_linear(tensors: dict[str, Tensor], i: int) -> dict[str, Tensor]:
 
 
 def _route(router: Tensor, tokens: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """Return the shares of each token's experts, and which they are.
+    """Return the weights and the numbers of the experts of each token.
 
-    They are chosen by token, so that rounding decides nothing.
+    A token's id determines its experts, so that rounding does not affect the choice.
     """
     if not experts:
         return torch.ones(len(tokens), 1), torch.zeros(len(tokens), 1, dtype=torch.int32)
@@ -130,7 +130,7 @@ def _forward(
     experts: int,
     linear: int,
 ) -> Tensor:
-    """Compute the input of the head, of all tokens at once, without a cache."""
+    """Compute the input of the head for all tokens at once, without a KV cache."""
     embedding = tensors["embedding"].to(reference.working_dtype(dtype))
     x = embedding[tensors["tokens"]]
     for i in range(LAYERS):
@@ -210,7 +210,7 @@ def _mix(
 
 
 def _decode(*, window: int, experts: int, linear: int, **tensors: Tensor) -> dict[str, Tensor]:
-    """Prefill the prompt, then decode token by token."""
+    """Prefill the prompt, then decode one token at a time."""
     device = tensors["head"].device
     dtype = tensors["head"].dtype
     caches: list[Any] = []
@@ -230,11 +230,11 @@ def _decode(*, window: int, experts: int, linear: int, **tensors: Tensor) -> dic
 
 @dataclass(frozen=True)
 class _Decoder:
-    """Decodes one sequence with vLLM's kernels.
+    """A decoder of one sequence with vLLM's kernels.
 
     Attributes:
         tensors: Weights, angles and tokens; see decoding.
-        caches: Of each layer, a cache or the state of linear attention.
+        caches: The KV cache of each layer, or the state of its linear attention.
         window: See decoding.
         experts: See decoding.
         linear: See decoding.
@@ -266,12 +266,12 @@ class _Decoder:
         return kernels.run_rms_norm(x, self.tensors[weight], eps=_EPS)["out"]
 
     def _attend(self, i: int, normed: Tensor, begin: int, end: int) -> Tensor:
-        """Store the keys and values of new tokens, and attend to all of them."""
+        """Store the keys and values of the new tokens, and compute attention over all tokens."""
         device = normed.device
         rows = (normed @ self.tensors[f"qkv{i}"].T).view(len(normed), -1, SIZE)
         q, k, v = rows.split(_QKV_HEADS, 1)
         q, k = self._turn(q, k, begin, end)
-        # The server has slices of one tensor.
+        # As in the server, q, k and v are slices of one tensor.
         q, k, v = torch.cat([q, k, v], 1).split(_QKV_HEADS, 1)
         table = torch.tensor([_BLOCKS], dtype=torch.int32, device=device)
         positions = torch.arange(begin, end, device=device)

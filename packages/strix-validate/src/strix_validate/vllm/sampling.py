@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's sampling: what a step does with logits, by the kernels of its second model runner.
+"""vLLM's sampling from logits, by the kernels of its second model runner.
 
-Of random draws, only the frequency of each token is compared: which token is drawn depends on
+For random draws, only the frequency of each token is compared, because the drawn tokens depend on
 vLLM's version.
 """
 
@@ -18,17 +18,18 @@ from strix_validate.triton.cases import Case, Expected, Randn
 from strix_validate.vllm.source import VllmCall
 
 _SAMPLE = "vllm.v1.worker.gpu.sample"
-#: Standard deviations by which a count of draws may be off: one of 2 million healthy runs is.
+#: Allowed deviation of a token's count, in standard deviations. It is exceeded by chance once in 2
+#: million runs.
 SIGMAS = 5.0
-#: Spreads consecutive numbers over all bits of a seed.
+#: Factor that spreads consecutive numbers over all bits of a seed.
 _SEED_FACTOR = 0x9E3779B97F4A7C1
 _SEEDS = 1 << 62
-#: What lies after a padded row: a logit that would win.
+#: Logit that fills the padding after a row. If a kernel reads it, it is the largest one.
 _WINNING = 1e4
 
 
 class _Elsewhere(Tensor):
-    """A tensor in host memory that claims to be on a GPU.
+    """A tensor in host memory whose device is reported as a GPU.
 
     vLLM chooses tiles and kernels by a tensor's device.
     """
@@ -39,7 +40,7 @@ class _Elsewhere(Tensor):
 
 
 def _describe_kept(logits: Tensor) -> dict[str, Tensor]:
-    """Return which of the masked logits are kept, and their values."""
+    """Return which logits are kept, and their values; logits that are not kept are -inf."""
     is_kept = logits > float("-inf")
     return {
         "kept": is_kept.double(),
@@ -51,7 +52,7 @@ def _shape_end(logits: Tensor, count: int, ties: int, gap: float) -> None:
     """Change a row's logits around the last one that is kept, in place.
 
     Args:
-        logits: (vocabulary,).
+        logits: The row, (vocabulary,).
         count: Number of logits that are kept.
         ties: See truncated.
         gap: See truncated.
@@ -76,19 +77,20 @@ def truncated(
 ) -> tuple[VllmCall, Expected]:
     """Build a call of apply_top_k_top_p_triton.
 
-    It keeps the largest logits of each row, and of these the most likely.
+    The function keeps the k largest logits of each row (top-k), and of these the most likely ones
+    whose probabilities add up to p (top-p).
 
     Args:
         randn: Draws the numbers.
-        keys: top-k of each row, 0 is all.
-        nuclei: Number of tokens that each row's top-p keeps, 0 is all. The threshold is in the
-            middle of the last one's probability, so that no rounding decides.
+        keys: k of each row; 0 is all.
+        nuclei: Number of tokens that top-p keeps in each row; 0 is all. p lies in the middle of the
+            last token's share, so that rounding does not change the result.
         vocabulary: Size of the vocabulary.
-        low: Added to all logits.
+        low: Number that is added to all logits.
         masked: Whether each third token is forbidden, as by a grammar, and rows are padded.
-        ties: Number of equal logits at the end of those that are kept; the first of them stay.
-        gap: By how much the logits that are not kept are lower. Without top-k the kernel searches
-            in five rounds, and cannot distinguish closer ones.
+        ties: Number of equal logits around the last one that is kept. The first of them are kept.
+        gap: Number that is subtracted from all logits that are not kept. Without top-k, the kernel
+            searches the threshold in five rounds, and cannot separate logits that are too close.
     """
     logits = randn(len(keys), vocabulary) * 3 + low
     if masked:
@@ -142,22 +144,23 @@ def penalized(
 ) -> tuple[VllmCall, Expected]:
     """Build a call of bincount and apply_penalties.
 
-    They count tokens in the prompt, in the output, and in a draft. There are four requests, not in
-    the order of their states: with all penalties, with one of each kind, and with none. The first
-    has two drafted tokens, which count from the next position on.
+    The kernels count the tokens of the prompt, of the output, and of a draft. There are four
+    requests, which are not in the order of their states. They have all penalties, one penalty each,
+    or none. The first request has two drafted tokens, each of which counts from the next position
+    on.
 
     Args:
         randn: Draws the numbers.
         vocabulary: Size of the vocabulary.
-        prompt: Tokens of the longest prompt.
-        generated: Tokens of the output.
+        prompt: Number of tokens of the longest prompt.
+        generated: Number of tokens of the output.
     """
     states = torch.tensor([3, 0, 2, 1])
     rows = torch.tensor([3, 3, 3, 0, 2, 1], dtype=torch.int32)
     logits = randn(len(rows), vocabulary) * 3
     uniform = torch.special.ndtr(randn(len(states), prompt + generated).double())
     tokens = (uniform * 60).int() * 151 % vocabulary
-    # Tokens behind a block of the kernel are others than those in it.
+    # The tokens after the kernel's first block differ from those in it.
     tokens[:, 1024 : prompt - 9] += 7
     prompts = torch.tensor([prompt - 1, prompt, prompt - 9, prompt - 3], dtype=torch.int32)
     tensors = {
@@ -187,10 +190,10 @@ def _penalize_row(tensors: dict[str, Tensor], i: int, x: Tensor, dtype: Precisio
     """Apply the penalties to a row of logits.
 
     Args:
-        tensors: See penalized.
-        i: Of the row.
-        x: Its logits in the working precision.
-        dtype: See cases.Expected.
+        tensors: The tensors of the call; see penalized.
+        i: Index of the row.
+        x: The row's logits in the working dtype.
+        dtype: Precision; see cases.Expected.
     """
     request = int(tensors["rows"][i])
     begin = int(tensors["prompts"][request])
@@ -232,7 +235,7 @@ def _penalize(
     count = len(states)
     vocabulary = logits.shape[1]
     place = {"dtype": torch.int32, "device": logits.device}
-    # Both hold what another request left there.
+    # Both tensors have values of an earlier request, which the kernels must overwrite.
     prompt_mask = torch.full((count, -(-vocabulary // 32)), -1, **place)
     counts = torch.full((count, vocabulary), 7, **place)
     module.bincount(states, tokens, prompts, ends, prompt_mask, counts, int(ends.max()))
@@ -253,10 +256,11 @@ def _penalize(
 def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     """Build a call of apply_temperature, then apply_min_p.
 
-    Requests are not in the order of their states. The threshold of min-p is between two logits.
+    Requests are not in the order of their states. min-p's threshold lies in the middle between two
+    logits.
     """
     rows = torch.tensor([2, 0, 1, 2], dtype=torch.int32)
-    # Tokens of each row that min-p keeps; 0 is all.
+    # Number of tokens that min-p keeps in each row; 0 is all.
     kept_counts = (40, 0, 3, 700)
     logits = randn(len(rows), vocabulary) * 3
     temperature = torch.tensor([0.0, 1.0, 0.6])
@@ -265,7 +269,7 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     scaled_logits = logits.double() / divisor
     order = scaled_logits.sort(descending=True).values
     min_p = torch.zeros(3)
-    # By state, the row that its threshold is chosen for.
+    # For each state, the row by which its min-p is chosen.
     for state, row in {2: 0, 0: 1, 1: 2}.items():
         count = kept_counts[row]
         if count:
@@ -289,9 +293,9 @@ def _scale(logits: Tensor, rows: Tensor, temperature: Tensor, min_p: Tensor) -> 
 
 
 def _one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
-    """Encode tokens one-hot, with zeros for numbers that are no token.
+    """Encode tokens one-hot, with zeros for numbers that are not tokens.
 
-    A kernel that was only compiled has such numbers in its output.
+    If a kernel was only compiled, its output contains such numbers.
     """
     return (tokens[:, None] == torch.arange(vocabulary, device=tokens.device)).double()
 
@@ -300,8 +304,8 @@ def find_outliers(tokens: Tensor, logits: Tensor) -> Tensor:
     """Return for each token of the vocabulary 1 if its count is off by SIGMAS, else 0.
 
     Args:
-        tokens: Draws from one distribution.
-        logits: Of the distribution, (vocabulary,).
+        tokens: Tokens drawn from one distribution.
+        logits: The logits of the distribution, (vocabulary,).
     """
     shares = logits.double().softmax(-1)
     counts = _one_hot(tokens.flatten(), len(shares)).sum(0)
@@ -319,13 +323,14 @@ def drawn(
 ) -> tuple[VllmCall, Expected]:
     """Build a call of gumbel_sample.
 
-    Some rows draw, each with its own seed and position, and others are greedy. A few tokens, in
-    both blocks of the vocabulary, are likely. The kernel applies the temperature.
+    In some rows, the kernel draws a token at random, from the row's seed and position. Other rows
+    are greedy. Only a few tokens are likely; they are in both blocks of the vocabulary. The kernel
+    applies the temperature.
 
     Args:
         randn: Draws the numbers.
-        draws: Rows that draw.
-        greedy: Rows that are greedy.
+        draws: Number of rows in which a token is drawn.
+        greedy: Number of greedy rows.
         vocabulary: Size of the vocabulary.
     """
     logits = torch.full((vocabulary,), -40.0)
@@ -381,21 +386,21 @@ def _draw(
 def rejection_sampling(randn: Randn, *, requests=16, vocabulary=6) -> tuple[VllmCall, Expected]:
     """Build a call of rejection_sample, with two drafted tokens for each request.
 
-    Three requests are greedy: the model would choose none, one or both of the drafted tokens. For
-    three, draft and model agree, and both tokens are accepted. For the others the model gives two
-    tokens half each and the draft gives all to one of them, so the token that replaces a rejected
-    one is the other.
+    Three requests are greedy. Of their drafted tokens, the model would choose none, one and both.
+    In three other requests, the draft and the model agree, so both tokens are accepted. In the
+    remaining requests, the model gives two tokens a probability of one half each, and the draft
+    gives one of them a probability of 1. If that token is rejected, the other one replaces it.
 
     Args:
         randn: Draws the numbers.
-        requests: The number of the others.
+        requests: Number of the remaining requests.
         vocabulary: Size of the vocabulary.
     """
     greedy = randn(3, 3, vocabulary)
     same = randn(3, 3, vocabulary)
     best = greedy.argmax(-1)
     agreed = same.argmax(-1)[:, :2]
-    # Drafted tokens of each greedy request that the model would choose.
+    # How many drafted tokens the model would choose, for each greedy request.
     matches = torch.arange(3)[:, None]
     is_match = torch.arange(2) < matches
     drafts = torch.where(is_match, best[:, :2], (best[:, :2] + 1) % 6)
@@ -426,7 +431,7 @@ def _accept(greedy: Tensor, same: Tensor, drafts: Tensor, *, requests: int) -> d
     target = torch.cat([greedy, same, halves])
     draft = torch.cat([greedy[:, :2], same[:, :2], one])
     ones = torch.ones(requests, 2, dtype=torch.int64, device=device)
-    # The first of a request's three tokens is the one that was sampled before.
+    # The first of a request's three tokens is the last token of the previous step.
     tokens = torch.nn.functional.pad(torch.cat([drafts, ones]), (1, 0)).flatten()
     states = torch.arange(count, dtype=torch.int32, device=device)
     sampled, lengths = module.rejection_sample(
@@ -454,7 +459,7 @@ def _accept(greedy: Tensor, same: Tensor, drafts: Tensor, *, requests: int) -> d
 
 
 def _judge_halves(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Judge the requests whose model gives the tokens 1 and 4 half each, and whose draft is 1.
+    """Judge the requests in which the model gives tokens 1 and 4 one half each, and the draft is 1.
 
     Args:
         tokens: (requests, 3), -1 beyond the length.
@@ -479,13 +484,13 @@ def token_logprobs(
     count=20,
     low=0.0,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of compute_token_logprobs, with rows that are padded.
+    """Build a call of compute_token_logprobs with padded rows.
 
     Args:
         randn: Draws the numbers.
         vocabulary: Size of the vocabulary.
-        count: Tokens of each row.
-        low: Added to all logits.
+        count: Number of tokens whose log probabilities are computed in each row.
+        low: Number that is added to all logits.
     """
     logits = randn(3, vocabulary) * 3 + low
     tokens = (torch.arange(3 * count) * 157 % vocabulary).view(3, count)
@@ -507,12 +512,12 @@ def _score(logits: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     return {"logprobs": module.compute_token_logprobs(rows, tokens)}
 
 
-_TOP = "a token of top-k or top-p too many or too few: models that ramble, or repeat themselves"
-_PENALTY = "a penalty of another request, or of tokens that another one has used"
-_HEAT = "another request's temperature, or a min-p threshold of the logits before it"
-_SCORE = "log probabilities over another vocabulary or row, or a last block counted whole"
+_TOP = "too many or too few tokens kept by top-k or top-p, so that a model rambles or repeats itself"
+_PENALTY = "the penalty of another request, or a penalty for tokens of another request"
+_HEAT = "another request's temperature, or a min-p threshold from logits before the temperature"
+_SCORE = "log probabilities of another row, or that include the padding of the last block"
 _DRAW = "noise that is the same at each position, or favours some tokens"
-_ACCEPT = "speculation that changes what a model says"
+_ACCEPT = "speculation that changes the distribution of a model's tokens"
 _FLOAT32: dict = {"dtype": torch.float32}
 _FULL: dict = _FLOAT32 | {"size": Size.FULL}
 _three_rows = partial(truncated, keys=(50, 0, 40), nuclei=(0, 20, 10), vocabulary=3000)
@@ -530,21 +535,22 @@ COMPUTED = {
     ),
     "top-k-top-p-masked": Case(
         partial(_three_rows, masked=True),
-        "forbidden tokens counted, or rows that are padded read as if they were not",
+        "forbidden tokens included, or padded rows read with the wrong stride",
         **_FLOAT32,
     ),
     "top-k-ties": Case(
         partial(truncated, keys=(50, 5), nuclei=(0, 0), vocabulary=3000, ties=6),
-        "tokens of equal logits all kept, or all left out",
+        "tokens with equal logits that are all kept, or all left out",
         **_FLOAT32,
     ),
-    # More rows than half of the processors: each row is one part, of several blocks.
+    # There are more rows than half of the processors, so the kernel does not split a row into
+    # parts. A row has several blocks.
     "top-p-alone": Case(
         partial(truncated, keys=(0,) * 12, nuclei=(30, 5, 12) * 4, gap=0.5),
         _TOP,
         **_FLOAT32,
     ),
-    # More rows than gfx1151 has workgroup processors.
+    # There are more rows than workgroup processors of gfx1151.
     "top-k-batch": Case(
         partial(truncated, keys=(5,) * 45, nuclei=(0,) * 45, vocabulary=300),
         _TOP,
@@ -553,7 +559,7 @@ COMPUTED = {
     "logprobs-many": Case(partial(token_logprobs, vocabulary=3000, count=1100), _SCORE, **_FLOAT32),
     "logprobs": Case(token_logprobs, _SCORE, **_FLOAT32),
     "logprobs-low": Case(partial(token_logprobs, low=-1000.0, count=1), _SCORE, **_FLOAT32),
-    # A prompt of several blocks of 1,024.
+    # The prompt has more than one block of 1,024 tokens.
     "penalties": Case(partial(penalized, prompt=1100), _PENALTY, **_FLOAT32),
     "temperature-min-p": Case(scaled, _HEAT, **_FLOAT32),
     "gumbel": Case(drawn, _DRAW, **_FULL),
