@@ -59,7 +59,7 @@ def look_up(
     cache: Path,
     jobs: int | None = None,
     progress: _Progress = _ignore,
-    whole: bool = False,
+    in_one_process: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> list[CallAnswer]:
     """Find or compile the kernels of calls of one library.
@@ -69,7 +69,7 @@ def look_up(
         cache: The folder of Triton's cache.
         jobs: Number of parallel processes; None is one for each core.
         progress: Is called with new answers when they arrive.
-        whole: Whether one process makes all calls, as a user's program would.
+        in_one_process: Whether one process makes all calls, as a user's program would.
         variables: Environment variables for the processes.
 
     Returns:
@@ -79,7 +79,7 @@ def look_up(
         triton_modes.ChildError: A child process ended without an answer.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
-    size = len(calls) if whole else min(BATCH, math.ceil(len(calls) / jobs))
+    size = len(calls) if in_one_process else min(BATCH, math.ceil(len(calls) / jobs))
     count = math.ceil(len(calls) / max(1, size))
 
     def run(first: int) -> list[CallAnswer]:

@@ -188,7 +188,7 @@ def count(
         for library, grouped_calls in selected.items():
             report(f"{len(grouped_calls)} calls of {library}")
             calls_only = [call for _, call in grouped_calls]
-            answers = packages.look_up(calls_only, Path(cache), whole=True)
+            answers = packages.look_up(calls_only, Path(cache), in_one_process=True)
             for (group, call), answer in zip(grouped_calls, answers, strict=True):
                 if answer.error:
                     raise RuntimeError(f"{call.name}: {': '.join(answer.error)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launch vLLM's Triton kernels, and compute what they must return."""
+"""Launch vLLM's Triton kernels, and compute their expected results."""
 
 __all__ = [
     "attention",

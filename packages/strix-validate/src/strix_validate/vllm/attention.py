@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's attention over a paged cache as its server launches it, and what it must return.
+"""vLLM's attention over a paged cache, launched as in its server, and its expected results.
 
-Follows vllm/v1/attention/backends/triton_attn.py: a cache interleaves keys and values by head,
-queries are a slice of a product's result, and scratch for split keys is always there.
+This module follows vllm/v1/attention/backends/triton_attn.py. The cache interleaves keys and values
+by head, queries are a slice of a product's result, and scratch memory for split keys is always
+passed.
 """
 
 import importlib
@@ -19,12 +20,12 @@ from strix_validate.numerics.reference import Precision
 from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm.source import ATTENTION_MODULE, CACHE_MODULE, VllmCall
 
-#: Segments into which vLLM splits the keys of a decode (3d) launch.
+#: Number of segments into which vLLM splits the keys of a decode (3d) launch.
 SEGMENTS = 16
 FP8 = torch.float8_e4m3fn
-#: Scales of keys and of values: one for both would hide that they are swapped.
+#: Scales of keys and of values. They differ, so that a test shows if they are swapped.
 FP8_SCALES = {"k": 0.5, "v": 0.125}
-#: The layer, unless a call specifies another one.
+#: The default values of a layer's fields.
 _SMALL: dict = {"heads": 4, "kv_heads": 2, "head_dim": 128}
 #: Keys and values of a sequence, (tokens, kv_heads, head_dim) each.
 _KeysAndValues = tuple[Tensor, Tensor]
@@ -35,7 +36,7 @@ def split_cache(cache: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
 
     Args:
         cache: (blocks, kv_heads, block, 2 * head_dim).
-        fp8: Whether they are stored as e4m3. The conversion is done here, because tensors of that
+        fp8: Whether to convert the cache to e4m3. It is converted here, because tensors of this
             dtype cannot be pickled.
     """
     cache = cache.to(FP8) if fp8 else cache
@@ -59,21 +60,21 @@ def attend(  # noqa: PLR0913 (the parameters of the kernels)
     fp8: tuple[float, float] | None = None,
     **more: Any,
 ) -> Tensor:
-    """Run unified_attention; elements that it does not write are NaN.
+    """Run unified_attention. Elements of the result that it does not write are NaN.
 
     Args:
         q: (tokens, heads, head_dim), with any stride between tokens.
-        caches: Keys and values; see split_cache.
-        layer: Its heads, lanes, window and softcap.
-        starts: Index of each sequence's first query, and the number of queries.
-        keys: Number of each sequence's keys.
+        caches: The caches of keys and values; see split_cache.
+        layer: The layer's heads, head dim, window, softcap and mask.
+        starts: Index of each sequence's first query, followed by the total number of queries.
+        keys: Number of keys of each sequence.
         table: Blocks of each sequence.
-        queries: The largest number of a sequence's queries.
-        most: The largest number of a sequence's keys.
-        scale: None is 1 / sqrt(head_dim).
+        queries: The largest number of queries of a sequence.
+        most: The largest number of keys of a sequence.
+        scale: Scale of the scores; None is 1 / sqrt(head_dim).
         sinks: See reference.attention.
-        slopes: ALiBi's, (heads,).
-        fp8: The scales of keys and values, if they are stored as FP8.
+        slopes: ALiBi's slopes, (heads,).
+        fp8: The scales of keys and values if they are stored as FP8, otherwise None.
         more: Other arguments of unified_attention.
     """
     module = importlib.import_module(ATTENTION_MODULE)
@@ -98,7 +99,7 @@ def attend(  # noqa: PLR0913 (the parameters of the kernels)
         "block_table": table,
         "softmax_scale": scale,
         "window_size": _window_size(layer),
-        # Without a softcap vLLM passes an integer, which is another type for Triton.
+        # Without a softcap, vLLM passes the integer 0. Triton compiles a kernel for each type.
         "softcap": layer.softcap or 0,
         "q_descale": None,
         "k_descale": torch.tensor(k_scale, device=q.device).expand(scales_shape),
@@ -115,7 +116,7 @@ def attend(  # noqa: PLR0913 (the parameters of the kernels)
 
 
 def _window_size(layer: Attention) -> tuple[int, int]:
-    """Return the keys before and after a query's own that it sees, -1 is all."""
+    """Return how many keys a query sees before and after its own key; -1 is all."""
     return (layer.window - 1, 0) if layer.window else (-1, -1)
 
 
@@ -143,9 +144,9 @@ def store(
     Args:
         k: (tokens, kv_heads, head_dim).
         v: Like k.
-        caches: Keys and values; see split_cache.
-        slots: Of each token, -1 is none.
-        scales: Of keys and values, if they are stored as FP8.
+        caches: The caches of keys and values; see split_cache.
+        slots: The slot of each token; -1 for a token that is not stored.
+        scales: The scales of keys and of values if they are stored as FP8, otherwise nothing.
     """
     module = importlib.import_module(CACHE_MODULE)
     one = torch.ones((), device=k.device)
@@ -167,23 +168,24 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
     far: bool = False,
     **layer,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of unified_attention: attention over a paged cache.
+    """Build a call of unified_attention, which computes attention over a paged cache.
 
-    Everything in the cache that no query sees is NaN, as is the scratch. Batches that only decode
-    are padded, as captured graphs are: with rows without a sequence, and a sequence without tokens.
+    Entries of the cache that no query sees are NaN, and so is the scratch memory. Batches that only
+    decode are padded like those of captured graphs: with rows that belong to no sequence, and with
+    a sequence without tokens.
 
     Args:
         randn: Draws the numbers.
-        lengths: (queries, keys) of each sequence. With eight queries each or fewer, the keys are
-            split (3d).
-        fp8: Whether keys and values are stored as e4m3 with a scale each.
-        scale: None is 1 / sqrt(head_dim).
-        alibi: Whether scores are biased by ALiBi's slopes.
-        gain: Multiplies q.
-        low: If not 0, see reference.with_low_scores.
-        first_block: The lowest number of a block in use.
-        far: Whether the cache's blocks in use lie behind 2^31 numbers of unwritten memory.
-        layer: Fields of Attention that differ from 4 heads, 2 heads of keys and 128 lanes.
+        lengths: (queries, keys) of each sequence. If no sequence has more than eight queries, the
+            keys are split (3d).
+        fp8: Whether keys and values are stored as e4m3, with a scale each.
+        scale: Scale of the scores; None is 1 / sqrt(head_dim).
+        alibi: Whether ALiBi's bias is added to the scores.
+        gain: Factor of q.
+        low: Level of reference.with_low_scores; 0 for none.
+        first_block: The lowest number of a block that is used.
+        far: Whether 2^31 unwritten elements precede the cache's used blocks.
+        layer: Fields of Attention that differ from 4 query heads, 2 key heads and head dim 128.
     """
     shape = Attention(**_SMALL | layer)
     queries, keys = zip(*lengths, strict=True)
@@ -208,7 +210,7 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
         "cache": cache,
         "starts": torch.tensor(ends, dtype=torch.int32),
         "keys": torch.tensor(key_counts, dtype=torch.int32),
-        # vLLM's tables are wider than needed, and 0 there.
+        # vLLM's tables are wider than necessary; the unused entries are 0.
         "table": torch.nn.functional.pad(table, (0, 2, 0, int(only_decodes))),
     }
     if shape.sinks:
@@ -264,7 +266,7 @@ def _lower_scores(
 
 
 def _embed_queries(q: Tensor, layer: Attention, padding: int) -> Tensor:
-    """Return the queries as a slice of rows that have keys and values as well, which are NaN."""
+    """Return rows that begin with the queries; their keys and values are NaN."""
     heads = layer.heads + 2 * layer.kv_heads
     rows = torch.full((len(q) + padding, heads, layer.head_dim), torch.nan)
     rows[: len(q), : layer.heads] = q
@@ -282,7 +284,7 @@ def _fill_cache(
     for (new, n), pair in zip(lengths, pairs, strict=True):
         sequence = torch.cat(pair, -1)
         if layer.window:
-            # These slots were freed, and whoever has them now wrote to them.
+            # The slots before the window were freed, and another sequence may have written to them.
             freed = max(n - new - layer.window + 1, 0)
             sequence[:freed] = torch.nan
         sequences.append(sequence)
@@ -290,7 +292,7 @@ def _fill_cache(
 
 
 def _round_to_fp8(k: Tensor, v: Tensor) -> _KeysAndValues:
-    """Return keys and values as they are read from an FP8 cache."""
+    """Round keys and values to FP8, and multiply them by their scales."""
     rounded_k = k.to(FP8).to(k.dtype) * FP8_SCALES["k"]
     rounded_v = v.to(FP8).to(v.dtype) * FP8_SCALES["v"]
     return rounded_k, rounded_v
@@ -308,13 +310,13 @@ def _compute_sequence(
     """Compute the attention of one sequence, (tokens, heads, head_dim).
 
     Args:
-        rows: Its queries, (tokens, heads, head_dim).
-        pair: Its keys and values.
-        layer: Its window, softcap and mask.
+        rows: The queries, (tokens, heads, head_dim).
+        pair: The keys and values.
+        layer: The layer's window, softcap and mask.
         scale: See attend.
         sinks: See attend.
         slopes: See attend.
-        dtype: See cases.Expected.
+        dtype: Precision; see cases.Expected.
     """
     k, v = pair
     bias = None
@@ -346,22 +348,23 @@ def _compute_bias(slopes: Tensor, queries: int, keys: int) -> Tensor:
 def build_paged_cache(
     sequences: list[Tensor], block: int, first_block: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Return a cache with the rows of sequences, NaN elsewhere, and the blocks that each has.
+    """Return a cache with the rows of sequences and NaN elsewhere, and the table of blocks.
 
     Args:
-        sequences: Rows of each, (tokens, heads, width).
-        block: Tokens of a block.
-        first_block: The lowest number of a block in use.
+        sequences: The rows of each sequence, (tokens, heads, width).
+        block: Number of tokens in a block.
+        first_block: The lowest number of a block that is used.
 
     Returns:
-        (blocks, heads, block, width), and (sequences, blocks of the longest) in int32.
+        The cache, (blocks, heads, block, width), and the blocks of each sequence, (sequences,
+        number of blocks of the longest sequence), in int32.
     """
     counts = [-(-len(rows) // block) for rows in sequences]
     total = sum(counts) + first_block
     _, heads, width = sequences[0].shape
     cache = sequences[0].new_full((total, heads, block, width), torch.nan)
     table = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
-    # The blocks of a sequence are not in order.
+    # The blocks of a sequence are in descending order.
     free_blocks = iter(range(total - 1, first_block - 1, -1))
     for i, rows in enumerate(sequences):
         blocks = torch.tensor([next(free_blocks) for _ in range(counts[i])])
@@ -401,7 +404,7 @@ def _unified_attention(
     tokens = len(out) - padding
     results = {"out": out[:tokens]}
     if padding:
-        # The share of NaN in each row that belongs to no sequence.
+        # The share of NaN in each row of padding.
         results["rest"] = out[tokens:].isnan().double().flatten(1).mean(1)
     return results
 
@@ -416,19 +419,21 @@ def store_keys(
     fp8=False,
     exact=False,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of the cache's writer: new keys and values go to their slots, padding to none.
+    """Build a call of the cache's writer, which stores new keys and values in their slots.
+
+    One token is padding, which the kernel must not store.
 
     Args:
         randn: Draws the numbers.
-        tokens: New tokens.
-        heads: Heads of keys.
-        head_dim: Lanes of a head.
-        block: Tokens of a block.
-        fp8: Whether they are divided by a scale each, and stored as e4m3.
-        exact: Whether the values are such that FP8 does not round them. Triton's interpreter loses
-            the carry into the exponent: 7.9 becomes 4.
+        tokens: Number of new tokens.
+        heads: Key heads.
+        head_dim: Size of a head.
+        block: Number of tokens in a block.
+        fp8: Whether keys and values are divided by a scale each, and stored as e4m3.
+        exact: Whether the keys and values are such that FP8 does not round them. When Triton's
+            interpreter rounds, it loses a carry into the exponent: 7.9 becomes 4.
     """
-    # Each row also has the queries, twice as many heads.
+    # Each row begins with the queries, which have twice as many heads as the keys.
     rows = randn(tokens, 4 * heads, head_dim)
     k, v = rows[:, 2 * heads :].chunk(2, 1)
     new = {"k": k, "v": v}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What few models need of vLLM's paged attention: other masks, and a scale per token and head.
+"""Modes of vLLM's paged attention that few models use: masks, and a scale per token and head.
 
-Gemma 3 and 4 let the tokens of a picture see each other, Llama 4's chunks see only themselves, and
-a model may keep its prompt visible outside of a sliding window.
+In Gemma 3 and 4, the tokens of an image see each other. In Llama 4, tokens see only their own
+chunk. Some models keep the prompt visible outside of a sliding window.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from strix_validate.vllm.attention import FP8, attend, build_paged_cache, split_
 from strix_validate.vllm.source import CACHE_MODULE, VllmCall
 
 _SHAPE: dict = {"heads": 4, "kv_heads": 2, "head_dim": 64}
-#: A sequence's pictures: the first and the last token of each; (0, 0) is none.
+#: The images in a sequence: the first and the last token of each. (0, 0) stands for no image.
 Pictures = tuple[tuple[int, int], ...]
 
 
@@ -37,17 +37,18 @@ def _build_mask(
     pictures: Pictures,
     prefix: int | None,
 ) -> Tensor:
-    """Return which keys each of a sequence's last tokens sees, Boolean (new, keys).
+    """Return which keys the last tokens of a sequence see, Boolean (new, keys).
 
     Args:
-        new: Tokens of the sequence that are queries, the last ones.
-        keys: Tokens of the sequence.
-        causal: See masked_attention, whose options are given here for one sequence.
+        new: Number of queries, which are the last tokens of the sequence.
+        keys: Number of tokens of the sequence.
+        causal: Whether the sequence is causal.
         window: See masked_attention.
         lookback: See masked_attention.
         clamped: See masked_attention.
-        pictures: See masked_attention.
-        prefix: First tokens that stay visible outside of the window, None for no such mask.
+        pictures: The images of the sequence.
+        prefix: How many tokens, from the first, stay visible outside of the window; None for a mask
+            without a prefix.
     """
     key = torch.arange(keys)[None]
     query = torch.arange(keys - new, keys)[:, None]
@@ -90,17 +91,17 @@ def masked_attention(
     Args:
         randn: Draws the numbers.
         lengths: (queries, keys) of each sequence.
-        pictures: Of each sequence, the same number for each. The tokens of a picture see each
-            other.
-        window: Keys that a token sees, 0 is all.
-        lookback: Chunks before its own that a token sees, -1 for no chunks. The window then has
-            that many chunks and one.
-        clamped: Whether a picture's tokens see each other only within the window (Gemma 4).
-        causal: Of each sequence, whether it is causal (a draft model's is not).
-        prefixes: Of each sequence, the number of first tokens that stay visible outside of the
-            window.
+        pictures: The images of each sequence, the same number for all. The tokens of an image see
+            each other.
+        window: Number of keys that a token sees; 0 is all.
+        lookback: Number of chunks that a token sees before its own chunk; -1 for no chunks. With
+            chunks, the window is divided into lookback + 1 chunks.
+        clamped: Whether the tokens of an image see each other only within the window (Gemma 4).
+        causal: Whether each sequence is causal (that of a draft model is not); () if all are.
+        prefixes: How many tokens of each sequence, from the first, stay visible outside of the
+            window; () for no prefixes.
     """
-    # With prefixes, the window is not the layer's.
+    # With prefixes, the window is passed as rswa_window instead of as the layer's window.
     layer_window = 0 if prefixes else window
     layer = Attention(**_SHAPE, window=layer_window)
     queries, keys = zip(*lengths, strict=True)
@@ -160,11 +161,11 @@ def _compute_masked(
     """Compute the attention of one sequence, (tokens, heads, head_dim).
 
     Args:
-        rows: Its queries, (tokens, heads, head_dim).
-        k: Its keys, likewise.
-        v: Its values, likewise.
-        visible: See _build_mask.
-        dtype: See cases.Expected.
+        rows: The queries, (tokens, heads, head_dim).
+        k: The keys, (tokens, kv_heads, head_dim).
+        v: Like k.
+        visible: The result of _build_mask.
+        dtype: Precision; see cases.Expected.
     """
     bias = torch.zeros(visible.shape, dtype=torch.float64)
     bias = bias.masked_fill(~visible, -torch.inf)
@@ -201,21 +202,21 @@ def _attend_masked(
     return {"out": attend(q, split_cache(cache), layer, **arguments)}
 
 
-#: By kind of cache: the largest code, and the exponent of the largest scale, a power of 2 with
-#: which the largest number is about 4.
+#: By kind of cache, the largest code, and the exponent of the largest scale. Scales are powers of
+#: 2. With the largest scale, the largest number is about 4.
 _CODES = {"int8": (127, -5), "fp8": (448, -7)}
 
 
 def _draw_codes(randn: Randn, tokens: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Return codes and their scales; each token and head has the largest code once.
+    """Return codes and their scales. In each token and head, one element has the largest code.
 
     Args:
         randn: Draws the numbers.
-        tokens: Of the cache.
-        kind: Of the cache.
+        tokens: Number of tokens in the cache.
+        kind: Kind of the cache; a key of _CODES.
 
     Returns:
-        (tokens, kv_heads, head_dim), and (tokens, kv_heads), in float32.
+        The codes, (tokens, kv_heads, head_dim), and the scales, (tokens, kv_heads), in float32.
     """
     kv_heads = _SHAPE["kv_heads"]
     head_dim = _SHAPE["head_dim"]
@@ -236,12 +237,12 @@ def scaled_attention(
     lengths: tuple[tuple[int, int], ...],
     kind: str,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of a cache's writer with a scale for each token and head, then of attention.
+    """Build a call of the cache's writer with a scale for each token and head, then of attention.
 
     Args:
         randn: Draws the numbers.
         lengths: (queries, keys) of each sequence.
-        kind: "int8" or "fp8". Numbers are codes times a power of 2, so that none is rounded.
+        kind: "int8" or "fp8". All numbers are a code times a power of 2, so that none is rounded.
     """
     queries, keys = zip(*lengths, strict=True)
     layer = Attention(**_SHAPE)
@@ -252,7 +253,7 @@ def scaled_attention(
     v = (v_codes * v_scales[..., None]).to(q.dtype)
     positions = [torch.arange(n, dtype=torch.float32)[:, None, None] for n in keys]
     cache, table = build_paged_cache(positions, layer.block)
-    # The slot of each token in the cache, whose blocks are not in order.
+    # The slot of each token in the cache, whose blocks are out of order.
     slots = []
     for i, n in enumerate(keys):
         first_slots = table[i].long().repeat_interleave(layer.block)[:n] * layer.block
@@ -332,13 +333,13 @@ def _attend_scaled(
     }
 
 
-_PICTURE = "tokens of a picture that do not see each other, or see another picture (Gemma 3)"
-_OUTSIDE = "a token outside of a picture that sees all of it, window or not"
-_CLAMPED = "a picture whose tokens see further than the window (Gemma 4)"
-_CHUNKED = "chunks that see the one before, or a chunk that begins elsewhere (Llama 4)"
-_EACH = "one sequence's mask taken for each: of a draft model's, some are not causal"
-_PREFIX = "a prompt that goes out of sight with the window"
-_TOKEN = "a scale of another token or head, or the keys' for the values"
+_PICTURE = "tokens of an image that do not see each other, or see another image (Gemma 3)"
+_OUTSIDE = "a token outside of an image that sees the whole image, also outside of the window"
+_CLAMPED = "tokens of an image that see each other outside of the window (Gemma 4)"
+_CHUNKED = "a chunk that sees the one before it, or begins at the wrong token (Llama 4)"
+_EACH = "one sequence's mask used for all (with a draft model, some are not causal)"
+_PREFIX = "a prompt that is not visible outside of the window"
+_TOKEN = "the scale of another token or head, or the scale of keys used for values"
 COMPUTED = {
     "prefill-pictures": Case(
         partial(

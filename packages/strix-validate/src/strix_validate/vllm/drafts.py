@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's linear attention in speculative decoding, where a model verifies drafted tokens.
+"""vLLM's linear attention in speculative decoding, in which a model verifies drafted tokens.
 
 A sequence continues from the state after the last token that the previous step accepted.
 """
@@ -36,11 +36,11 @@ def convolution(
 
     Args:
         randn: Draws the numbers.
-        lengths: Tokens of each sequence.
-        accepted: Tokens of each sequence that were accepted in the step before. That step wrote
-            one state for all of its tokens.
-        channels: Of the convolution.
-        width: Tokens that are convolved.
+        lengths: Number of tokens of each sequence.
+        accepted: Number of tokens of each sequence that the previous step accepted. That step
+            wrote one state for all of its tokens.
+        channels: Number of channels of the convolution.
+        width: Number of tokens that the convolution spans.
     """
     most = max(*lengths, *accepted)
     tensors = {
@@ -108,15 +108,15 @@ def delta_rule(
 ) -> tuple[VllmCall, Expected]:
     """Build a call of fused_sigmoid_gating_delta_rule_update that verifies drafted tokens.
 
-    Each token of a sequence has a block for the state after it.
+    Each token of a sequence has a block for the state after the token.
 
     Args:
         randn: Draws the numbers.
-        lengths: Tokens of each sequence.
-        accepted: Tokens of each sequence that were accepted in the step before.
+        lengths: Number of tokens of each sequence.
+        accepted: Number of tokens of each sequence that the previous step accepted.
         heads: Heads of queries and keys.
         value_heads: Heads of values.
-        size: Lanes of a head.
+        size: Size of a head.
     """
     tokens = sum(lengths)
     most = max(*lengths, *accepted)
@@ -191,7 +191,7 @@ def _remember(  # noqa: PLR0913 (the parameters of the kernel)
     return {"out": out[0], "states": states}
 
 
-_ACCEPTED = "a state that goes on behind a drafted token that was not accepted"
+_ACCEPTED = "a sequence that continues from the state after a token that was not accepted"
 COMPUTED = {
     "conv1d-drafts": Case(convolution, _ACCEPTED),
     "gdn-drafts": Case(delta_rule, _ACCEPTED, torch.float32),

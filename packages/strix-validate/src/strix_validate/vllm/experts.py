@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """vLLM's fused mixture of experts as its server launches it, with the tuned tables of this GPU.
 
-Follows vllm/model_executor/layers/fused_moe/experts/triton_moe.py: two products, and the router
-weights the second.
+This module follows vllm/model_executor/layers/fused_moe/experts/triton_moe.py. A layer has two
+products, and the router's weights are applied to the result of the second one.
 """
 
 import importlib
@@ -19,9 +19,10 @@ from strix_validate.timing import time_call
 from strix_validate.triton.cases import Randn
 from strix_validate.vllm.source import MOE_MODULE, VllmCall
 
-#: Numbers of tokens in one step of a server. Together they need every kernel that any number up
-#: to 8192 needs: this was found by counting, with the tables of the recipe vllm. The numbers that
-#: are 4 modulo 8 are for Mixtral: only they make its number of padded rows a multiple of 16.
+#: Numbers of tokens in one step of a server. Together they need all kernels that the numbers up to
+#: 8192 need. This was determined by counting the kernels, with the tuning tables of the recipe
+#: vllm. The numbers that are 4 modulo 8 are for Mixtral: only with them, its number of padded rows
+#: is a multiple of 16.
 TOKENS = (
     *(1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100),
     *(112, 129, 130, 132, 144, 515, 516, 518),
@@ -39,17 +40,17 @@ def _list_layers() -> dict[str, Experts]:
     return layers
 
 
-#: Layers of the table of models, by a model that has them and the format of its weights.
+#: Layers of experts of the models in models.toml, by model and format of the weights.
 LAYERS = _list_layers()
 
 
 def mixture(randn: Randn, *, layer: Experts, tokens: int) -> tuple[VllmCall, None]:
-    """Build a call of a layer's two products, whose weights are not initialized."""
+    """Build a call of a layer's two products. Its weights are not initialized."""
     return VllmCall(_mix, {"x": randn(tokens, layer.hidden_size)}, {"layer": layer}), None
 
 
 def _mix(x: Tensor, *, layer: Experts) -> dict[str, Tensor]:
-    """Launch both products with weights that are allocated here, and return nothing."""
+    """Allocate weights, and launch both products; return no results."""
     module = importlib.import_module(MOE_MODULE)
     chosen = torch.zeros(len(x), layer.top_k, dtype=torch.int32, device=x.device)
     config = _configure(module, layer, len(x))
@@ -67,7 +68,7 @@ def _mix(x: Tensor, *, layer: Experts) -> dict[str, Tensor]:
 
 
 def time_mixture(x: Tensor, *, layer: Experts) -> dict[str, Tensor]:
-    """Time a layer's two products, with tokens that spread evenly over the experts.
+    """Time a layer's two products, with tokens that are spread evenly over the experts.
 
     Returns:
         See :meth:`Timing.pack`.
@@ -84,13 +85,13 @@ def time_mixture(x: Tensor, *, layer: Experts) -> dict[str, Tensor]:
 
 
 def _block_shape(layer: Experts) -> dict[str, list[int]]:
-    """Return the keyword for weights that share scales, and nothing for others."""
+    """Return the keyword block_shape if weights share scales, otherwise no keyword."""
     shape = [layer.block, layer.group or layer.block]
     return {"block_shape": shape} if any(shape) else {}
 
 
 def _dtype_name(layer: Experts) -> str | None:
-    """Return vLLM's name for the dtypes of a layer, None for its own."""
+    """Return vLLM's name for the dtypes of a layer; None for weights that are not quantized."""
     if layer.group:
         return "int4_w4a16"
     return "fp8_w8a8" if layer.block else None
@@ -98,7 +99,7 @@ def _dtype_name(layer: Experts) -> str | None:
 
 def _configure(module: Any, layer: Experts, tokens: int) -> dict[str, int]:
     """Return the tile that vLLM chooses for a layer and a number of tokens."""
-    weights_per_item = 2 if layer.group else 1  # int4 weights, two to a byte
+    weights_per_item = 2 if layer.group else 1  # a byte has two int4 weights
     return module.try_get_optimal_moe_config(
         (layer.experts, 2 * layer.intermediate_size, layer.hidden_size // weights_per_item),
         (layer.experts, layer.hidden_size, layer.intermediate_size // weights_per_item),
@@ -114,9 +115,9 @@ class _Weights:
     """The weights of one product.
 
     Attributes:
-        weights: (experts, rows, columns), or half as many columns if they are int4.
-        scales: Of blocks or groups, None for others.
-        zeros: Zero points of int4 weights, None for none.
+        weights: (experts, rows, columns), or half as many columns for int4.
+        scales: Scales of the blocks or groups; None for weights that are not quantized.
+        zeros: Zero points of int4 weights; None if there are none.
     """
 
     weights: Tensor
@@ -131,14 +132,14 @@ def _bind_products(
     config: dict[str, int],
     assignment: tuple,
 ) -> Callable[[], None]:
-    """Allocate a layer's weights and results, and return the launch of its two products.
+    """Allocate a layer's weights and results; return a function that launches its two products.
 
     Args:
-        module: vLLM's.
-        x: (tokens, hidden).
-        layer: Its sizes and the format of its weights.
+        module: vLLM's module MOE_MODULE.
+        x: (tokens, hidden_size).
+        layer: The sizes of the layer and the format of its weights.
         config: The tile.
-        assignment: See assign.
+        assignment: The result of assign.
     """
     place = {"device": x.device, "dtype": x.dtype}
     shares = torch.ones(len(x), layer.top_k, device=x.device)
@@ -159,13 +160,13 @@ def _bind_products(
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Launches products of a layer.
+    """A launcher of the products of a layer.
 
     Attributes:
-        module: vLLM's.
-        layer: Its sizes and the format of its weights.
+        module: vLLM's module MOE_MODULE.
+        layer: The sizes of the layer and the format of its weights.
         config: The tile.
-        assignment: See assign.
+        assignment: The result of assign.
     """
 
     module: Any
@@ -184,11 +185,11 @@ class _Launcher:
         """Launch one product.
 
         Args:
-            rows: What is multiplied.
-            weights: By what.
-            out: The result.
-            shares: The router's weights of the result, None if it is not weighted.
-            top_k: Experts of each row.
+            rows: The left factor.
+            weights: The right factor.
+            out: The tensor for the result.
+            shares: The router's weights, which the result is multiplied by; None for no weights.
+            top_k: Number of experts of each row.
         """
         common = (shares, *self.assignment, shares is not None, top_k, self.config)
         if self.layer.group:
@@ -209,7 +210,7 @@ class _Launcher:
         compute_dtype = rows.dtype
         block = self.layer.block
         if block:
-            # Tokens are in FP8, too, with a scale for each block.
+            # The tokens are FP8 as well, with a scale for each block.
             row_scales = torch.empty(len(rows), rows.shape[1] // block, device=rows.device)
             rows = torch.empty_like(rows, dtype=weights.weights.dtype)
             compute_dtype = torch.bfloat16
@@ -246,7 +247,7 @@ def _allocate_weights(layer: Experts, rows: int, columns: int, x: Tensor) -> _We
         return _Weights(weights, scales)
     if not layer.group:
         return _Weights(torch.empty(shape, dtype=x.dtype, device=x.device))
-    # Two codes to a byte.
+    # A byte has two codes.
     packed = {"dtype": torch.uint8, "device": x.device}
     groups = columns // layer.group
     weights = torch.empty(layer.experts, rows, columns // 2, **packed)
@@ -258,16 +259,19 @@ def _allocate_weights(layer: Experts, rows: int, columns: int, x: Tensor) -> _We
 
 
 def sort_by_expert(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort (token, choice) pairs by expert into whole blocks, as vLLM's HIP code does.
+    """Sort the pairs of a token and one of its experts by expert, as vLLM's HIP code does.
+
+    The pairs of an expert are padded to whole blocks.
 
     Args:
-        chosen: The experts of each token, (tokens, top_k).
+        chosen: The experts of each token, (tokens, top_k). A pair's number is its index in the
+            flattened tensor.
         experts: Number of experts.
-        block: Pairs of a block.
+        block: Number of pairs in a block.
 
     Returns:
-        The pairs, of which a number beyond the last one is padding; each block's expert; and the
-        number of pairs with the padding.
+        The numbers of the sorted pairs, where a number beyond the last pair's is padding; the
+        expert of each block; and the number of pairs including padding.
     """
     pairs: list[int] = []
     owners: list[int] = []
@@ -292,15 +296,15 @@ def assign(
     dtype_name: str | None,
     block: list | None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the rows and the expert of each tile, which vLLM's HIP code would sort.
+    """Return the rows and the expert of each tile. sort_by_expert replaces vLLM's HIP code.
 
     Args:
-        module: vLLM's.
+        module: vLLM's module MOE_MODULE.
         chosen: The experts of each token, (tokens, top_k).
         config: The tile.
         experts: Number of experts.
         dtype_name: vLLM's name for the dtypes of the layer.
-        block: The block_shape of weights that share a scale.
+        block: vLLM's block_shape, for weights that share scales.
     """
 
     def align(chosen: Tensor, size: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:

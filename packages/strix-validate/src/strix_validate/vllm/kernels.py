@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's norm, rope and experts through vLLM's own functions, and what they must return."""
+"""vLLM's norm, rope and experts, by vLLM's own functions, and their expected results."""
 
 import importlib
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _BLOCK = 128
 
 
 def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[VllmCall, Expected]:
-    """Build a call of rms_norm_batch_invariant, with a last block that is not full."""
+    """Build a call of rms_norm_batch_invariant. By default, its last block is not full."""
     x = randn(rows, columns)
     weight = randn(columns)
 
@@ -55,23 +55,24 @@ def rope(  # noqa: PLR0913 (the options of a case)
     rotary=0,
     interleaved=False,
     sections=(),
-    whole=False,
+    packed=False,
 ) -> tuple[VllmCall, Expected]:
     """Build a call of triton_mrope.
 
-    Each token has positions in time, height and width, one for each section of the angles.
+    Each token has three positions, in time, height and width. Each position has a section of the
+    angles.
 
     Args:
         randn: Draws the numbers.
-        tokens: Tokens of the batch.
-        heads: Heads of queries.
-        kv_heads: Heads of keys.
-        head_dim: Lanes of a head.
-        neox: Whether pairs of lanes are halves of a head; otherwise they are neighbours.
-        rotary: Lanes that are turned, 0 is all.
-        interleaved: Whether the sections take turns, as in Qwen3-VL.
-        sections: Angles of each position; by default the shares that Qwen2.5-VL has.
-        whole: Whether q and k are slices of one tensor, in which the values follow them.
+        tokens: Number of tokens in the batch.
+        heads: Query heads.
+        kv_heads: Key heads.
+        head_dim: Size of a head.
+        neox: Whether lanes i and i + rotary / 2 form a pair; otherwise neighbouring lanes do.
+        rotary: Number of lanes of a head that are rotated; 0 is all.
+        interleaved: Whether the sections alternate, as in Qwen3-VL.
+        sections: Number of angles of each position; by default in the ratio of Qwen2.5-VL.
+        packed: Whether q, k and v are slices of one tensor.
     """
     lanes = rotary or head_dim
     share = lanes // 16 * 3
@@ -80,7 +81,7 @@ def rope(  # noqa: PLR0913 (the options of a case)
     k = randn(tokens, kv_heads * head_dim)
     tensors = {"q": q, "k": k}
     options: dict[str, Any] = {}
-    if whole:
+    if packed:
         v = randn(*k.shape)
         tensors = {"qkv": torch.cat([q, k, v], -1)}
         options["widths"] = (q.shape[1], k.shape[1])
@@ -110,7 +111,7 @@ def rope(  # noqa: PLR0913 (the options of a case)
                 neighbours=not neox,
             )
             results[name] = reference.store(turned.flatten(1), dtype)
-        if whole:
+        if packed:
             results["v"] = v.double()
         return results
 
@@ -118,7 +119,7 @@ def rope(  # noqa: PLR0913 (the options of a case)
 
 
 def _assign_positions(sections: tuple[int, ...], interleaved: bool) -> Tensor:
-    """Return which of the three positions each angle has."""
+    """Return for each angle the index of its position: 0, 1 or 2."""
     if not interleaved:
         return torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
     angles = torch.arange(sum(sections))
@@ -137,9 +138,9 @@ def run_rope(
     """Run triton_mrope.
 
     Args:
-        qkv: Holds q, k and v, if these are slices of one tensor.
-        widths: Columns of q and k in qkv.
-        arguments: Of triton_mrope; q and k only without qkv.
+        qkv: A tensor of which q, k and v are slices; None if they are separate tensors.
+        widths: Numbers of columns of q and k in qkv.
+        arguments: Arguments of triton_mrope. They include q and k if there is no qkv.
     """
     results = {}
     if qkv is not None:
@@ -171,26 +172,27 @@ def moe(  # noqa: PLR0913 (the options of a case)
 ) -> tuple[VllmCall, Expected]:
     """Build a call of invoke_fused_moe_triton_kernel with the default tiles.
 
-    It multiplies each token by its experts. If there are many experts for the tokens, as for one
-    token, these are not sorted.
+    The kernel multiplies each token by the weights of its experts. If there are few tokens for the
+    number of experts, vLLM does not sort the tokens by expert.
 
     Args:
         randn: Draws the numbers.
-        tokens: Rows of x.
+        tokens: Number of rows of x.
         experts: Number of experts.
-        top_k: Experts of each token.
-        rows: Of an expert's weights, the columns of the result.
-        columns: Of an expert's weights.
-        bits: 16, 8 for FP8, or 4 for int4 weights in groups with a scale each.
-        group: int4 weights that share a scale.
+        top_k: Number of experts of each token.
+        rows: Number of rows of an expert's weights, which are columns of the result.
+        columns: Number of columns of an expert's weights.
+        bits: 16; 8 for FP8; or 4 for int4 weights in groups that have a scale each.
+        group: Number of int4 weights that share a scale.
         zeros: Whether each group has a zero point.
         bias: Whether an expert's rows have a bias, in 16 bits.
         routed: Whether the router's weights are applied.
-        swizzle: Tiles of tokens that share a tile of weights, 0 is what vLLM chooses.
-        absent: The number of first experts that are another GPU's: their results are 0.
-        padding: Numbers after each row of weights, which vLLM adds on ROCm.
-        scales: Of FP8: "blocks" as quantized.fp8_blocks, "channels" for each token and each row of
-            an expert, or "tensor" for one of a whole tensor.
+        swizzle: Number of tiles of tokens that share a tile of weights; 0 for vLLM's choice.
+        absent: How many experts, from the first, are on another GPU. Their results are 0.
+        padding: Number of elements that are added to each row of weights, as vLLM does on ROCm.
+        scales: Kind of the scales of FP8. "blocks" is as in quantized.fp8_blocks. "channels" has a
+            scale for each token and for each row of an expert. "tensor" has one for x and one for
+            each expert.
     """
     x = randn(tokens, columns)
     weights = randn(experts, rows, columns) / columns**0.5
@@ -240,13 +242,14 @@ def moe(  # noqa: PLR0913 (the options of a case)
 
 @dataclass(frozen=True)
 class _Product:
-    """Both sides of a product, as the kernel reads them.
+    """Both factors of a product, as the kernel reads them.
 
     Attributes:
         x: (tokens, columns).
         weights: (experts, rows, columns).
-        x_scales: What x is multiplied by, which broadcasts to it; None for no scales.
-        scales: What the weights are multiplied by, likewise.
+        x_scales: Scales that x is multiplied by, broadcastable to x; None for no scales.
+        scales: Scales that the weights are multiplied by, broadcastable to them; None for no
+            scales.
     """
 
     x: Tensor
@@ -255,7 +258,7 @@ class _Product:
     scales: Tensor | None = None
 
     def scale(self, work: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return both, multiplied by their scales in a dtype."""
+        """Return both factors, multiplied by their scales in a dtype."""
         if self.x_scales is None or self.scales is None:
             return self.x, self.weights
         x = self.x.to(work) * self.x_scales.to(work)
@@ -274,10 +277,10 @@ def _quantize_int4(
 
     Args:
         randn: Draws the numbers.
-        tensors: Of the call.
+        tensors: The tensors of the call.
         weights: (experts, rows, columns).
-        group: Columns that share a scale.
-        has_zeros: Whether each group has a zero point, instead of 8 for all.
+        group: Number of columns that share a scale.
+        has_zeros: Whether each group has a zero point. Without zero points, code 8 is zero.
     """
     x = tensors["x"]
     experts, rows, columns = weights.shape
@@ -286,7 +289,7 @@ def _quantize_int4(
     zero_points = torch.full(scales.shape, 8, dtype=torch.uint8)
     if has_zeros:
         zero_points = (randn(*scales.shape).abs() * 4).clamp(max=15).to(torch.uint8)
-        # Two rows to a byte.
+        # A byte has the zero points of two rows.
         tensors["zeros"] = zero_points[:, ::2] | zero_points[:, 1::2] << 4
     tensors["weights"] = codes[..., ::2] | codes[..., 1::2] << 4
     tensors["scales"] = scales
@@ -304,9 +307,9 @@ def _quantize_fp8(
 
     Args:
         randn: Draws the numbers.
-        tensors: Of the call.
+        tensors: The tensors of the call.
         weights: (experts, rows, columns).
-        kind: Of the scales; see scales of moe.
+        kind: Kind of the scales; see the argument `scales` of moe.
     """
     x = tensors["x"].to(FP8).to(weights.dtype)
     weights = weights.to(FP8).to(weights.dtype)
@@ -333,7 +336,7 @@ def _quantize_fp8(
 
 
 def run_moe(*args: Any, **options: Any) -> dict[str, Tensor]:
-    """Run a product of experts; for the arguments, see :func:`bind_moe`."""
+    """Run a product of experts. The arguments are those of :func:`bind_moe`."""
     launch, out = bind_moe(*args, **options)
     launch()
     return {"out": out}
@@ -357,24 +360,24 @@ def bind_moe(  # noqa: PLR0913 (the parameters of the kernels)
     columns: int = 0,
     kind: str = "blocks",
 ) -> tuple[Callable[[], None], Tensor]:
-    """Return the launch of a product of experts, and the tensor that it writes.
+    """Return a function that launches a product of experts, and the tensor that it writes.
 
     Args:
         x: (tokens, columns).
         experts: The experts of each token, (tokens, top_k).
         shares: The router's weights, (tokens, top_k).
-        weights: (experts, rows, columns); of int4, half as many columns.
-        scales: Of the weights.
+        weights: (experts, rows, columns), or half as many columns for int4.
+        scales: Scales of the weights.
         zeros: Zero points of int4 weights.
-        x_scales: Of x, if it is FP8.
+        x_scales: Scales of x, if it is FP8.
         bias: (experts, rows).
         bits: See moe.
         group: See moe.
         routed: See moe.
         swizzle: See moe.
         absent: See moe.
-        columns: Columns of the weights before the padding, 0 is all.
-        kind: Of the scales; see scales of moe.
+        columns: Number of columns of the weights without padding; 0 is all.
+        kind: Kind of the scales; see the argument `scales` of moe.
     """
     module = importlib.import_module(MOE_MODULE)
     dtype = x.dtype
@@ -390,7 +393,7 @@ def bind_moe(  # noqa: PLR0913 (the parameters of the kernels)
     if swizzle:
         config |= {"GROUP_SIZE_M": swizzle}
     if bits == 8:
-        # The conversion is done here, because tensors of FP8 cannot be pickled.
+        # The tensors are converted here, because FP8 tensors cannot be pickled.
         x = x.to(FP8)
         weights = weights.to(FP8)
     weights = weights[..., : columns or None]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's linear attention of Qwen3-Next and Qwen3.6: short convolution and gated delta rule.
+"""vLLM's linear attention of Qwen3-Next and Qwen3.6: a short convolution and the gated delta rule.
 
-Follows _forward_core and _forward_core_decode_non_spec of
-vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py, which gfx1151 gets: amd-aiter's
-kernels for decoding are for RDNA 4.
+This module follows _forward_core and _forward_core_decode_non_spec in
+vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py. vLLM uses this code on gfx1151,
+because amd-aiter's kernels for decoding are for RDNA 4.
 """
 
 import importlib
@@ -26,7 +26,7 @@ from strix_validate.vllm.source import VllmCall
 OPS = "vllm.third_party.flash_linear_attention.ops"
 CONVOLUTION = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
 EPS = 1e-6
-#: Tokens of a workgroup of causal_conv1d_fn.
+#: Number of tokens that a workgroup of causal_conv1d_fn computes.
 _TILE = 8
 
 
@@ -38,15 +38,16 @@ def convolution(
     width=4,
     bias=False,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of causal_conv1d_fn, then of causal_conv1d_update by one token per sequence.
+    """Build a call of causal_conv1d_fn, then of causal_conv1d_update with a token per sequence.
 
-    The first sequence has no state, the others continue from the state in their block.
+    The first sequence begins without a state. The other sequences continue from the state in their
+    block.
 
     Args:
         randn: Draws the numbers.
-        lengths: New tokens of each sequence.
-        channels: Of the convolution.
-        width: Tokens that are convolved.
+        lengths: Number of new tokens of each sequence.
+        channels: Number of channels of the convolution.
+        width: Number of tokens that the convolution spans.
         bias: Whether each channel has a bias (Mamba).
     """
     count = len(lengths)
@@ -55,7 +56,7 @@ def convolution(
         "new": randn(count, channels),
         "weight": randn(channels, width) / 2,
         "states": randn(count + 2, width - 1, channels),
-        # They are not in order; block 0 belongs to no sequence.
+        # The blocks of the sequences are out of order. Block 0 belongs to no sequence.
         "blocks": torch.arange(count + 1, 1, -1, dtype=torch.int32),
         "begins": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
     }
@@ -109,7 +110,7 @@ def convolve(
     begins: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Run causal_conv1d_fn, which writes the states; the first sequence has none yet."""
+    """Run causal_conv1d_fn, which updates the states. The first sequence begins without a state."""
     out = importlib.import_module(CONVOLUTION).causal_conv1d_fn(
         x.T,
         weight,
@@ -131,7 +132,7 @@ def convolve_next(
     blocks: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Run causal_conv1d_update by a token of each sequence; x is overwritten."""
+    """Run causal_conv1d_update with one token of each sequence. It overwrites x."""
     return importlib.import_module(CONVOLUTION).causal_conv1d_update(
         x,
         states.transpose(-1, -2),
@@ -157,7 +158,8 @@ def _assign_tiles(begins: Tensor) -> SimpleNamespace:
         "offsetlist": parts,
     }
     if os.environ.get("TRITON_INTERPRET"):
-        # The launch replaces arguments by these after the interpreter has converted the arguments.
+        # The launch function puts these tensors in the place of arguments that the interpreter has
+        # already converted, so they must be converted as well.
         from triton.runtime.interpreter import _implicit_cvt
 
         for name, pointer in pointers.items():
@@ -166,14 +168,18 @@ def _assign_tiles(begins: Tensor) -> SimpleNamespace:
 
 
 def compute_gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of what a state keeps, and the share it takes, (tokens, heads) each."""
+    """Return the gates of the state, (tokens, heads) each.
+
+    The first tensor has the logarithms of the factors by which the state decays, and the second one
+    the factors of the new values.
+    """
     a, b, log, bias = (tensors[name].to(work) for name in ("a", "b", "log", "bias"))
     keep = -log.exp() * softplus(a + bias)
     return keep, b.sigmoid()
 
 
 def normalize_rows(x: Tensor) -> Tensor:
-    """Scale rows to length 1, as queries and keys are."""
+    """Scale rows to length 1, like the kernels scale queries and keys."""
     return x / (x.square().sum(-1, keepdim=True) + EPS).sqrt()
 
 
@@ -186,16 +192,15 @@ def follow_recurrence(
     """Compute the gated delta rule token by token.
 
     Args:
-        rows: q and k, (tokens, heads, K); v, (tokens, heads, V); what a state keeps and takes, see
-            compute_gates.
+        rows: q and k, (tokens, heads, K); v, (tokens, heads, V); and both results of compute_gates.
         state: (heads, V, K).
-        dtype: What a kernel computes in; see cases.Expected.
-        rounded: Whether corrected values and states are rounded to the dtype, as a kernel does
-            that works in chunks.
+        dtype: Precision of the results; see cases.Expected.
+        rounded: Whether corrected values and states are rounded to the dtype, as in the kernels
+            that compute chunks.
 
     Returns:
-        (tokens, heads, V), and the final state. With TERMS, the magnitudes of what each value and
-        its correction add to them.
+        The output, (tokens, heads, V), and the final state. With TERMS, the sums of the magnitudes
+        of the terms, which are the values and their corrections.
     """
     q, k, v, keep, take = rows
     outs = []
@@ -231,20 +236,22 @@ def delta_rule(
     kernel="chunks",
     steep=False,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of layers of Qwen3-Next after their convolution.
+    """Build a call of the kernels that follow the convolution in layers of Qwen3-Next.
 
     Args:
         randn: Draws the numbers.
-        lengths: Tokens of each sequence.
+        lengths: Number of tokens of each sequence.
         heads: Heads of queries and keys.
         value_heads: Heads of values.
-        size: Lanes of a head.
-        kernel: "chunks" for prompts: fused_post_conv_prep and chunk_gated_delta_rule. "one" for a
-            token of each sequence: fused_recurrent_gated_delta_rule_packed_decode; the first
-            sequence has block 0, which belongs to none. "several" for tokens in a batch with
-            prompts: fused_sigmoid_gating_delta_rule_update.
-        steep: Whether the first head's gates are so large that their exp overflows, and softplus
-            returns the gate itself.
+        size: Size of a head.
+        kernel: "chunks" runs fused_post_conv_prep and chunk_gated_delta_rule, which vLLM uses for
+            prompts.
+            "one" runs fused_recurrent_gated_delta_rule_packed_decode, for one token of each
+            sequence. The first sequence then has block 0, which stands for no sequence.
+            "several" runs fused_sigmoid_gating_delta_rule_update, for decoding in a batch with
+            prompts.
+        steep: Whether the first head's gates are so large that their exp overflows, so that
+            softplus must return the gate itself.
     """
     tokens = sum(lengths)
     count = len(lengths)
@@ -262,7 +269,7 @@ def delta_rule(
         tensors["blocks"][0] = 0
     if steep:
         tensors["bias"][0] = 100
-        # The gate weighs so little that the state stays.
+        # The factor of the gate is so small that the state hardly decays.
         tensors["log"][0] = -6
     options = {"heads": heads, "value_heads": value_heads, "size": size, "kernel": kernel}
 
@@ -275,7 +282,7 @@ def delta_rule(
         k = normalize_rows(k)
         results = {}
         if uses_chunks:
-            # They are stored between the two kernels.
+            # The first kernel stores q and k for the second one.
             q = reference.store(q, dtype)
             k = reference.store(k, dtype)
             results = {"q": q, "k": k, "v": v}
@@ -303,7 +310,7 @@ def _split_qkv(
     value_heads: int,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v of rows that hold all three, (tokens, heads, size) each."""
+    """Split rows into q, k and v, (tokens, heads, size) each."""
     widths = [heads * size, heads * size, value_heads * size]
     q, k, v = qkv.split(widths, 1)
     return (
@@ -328,7 +335,7 @@ def run_delta_rule(  # noqa: PLR0913 (the parameters of the kernels)
     size: int,
     kernel: str,
 ) -> dict[str, Tensor]:
-    """Run the kernels that delta_rule names; the states that it returns are a copy."""
+    """Run the kernels that delta_rule describes. The returned states are an updated copy."""
     states = states.clone()
     if kernel == "one":
         out = torch.full((len(qkv), 1, value_heads, size), float("nan")).to(qkv)
@@ -384,13 +391,13 @@ def gated_norm(
     columns=96,
     activation="swish",
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of rmsnorm_fn: a norm of each head, times the activation of a gate.
+    """Build a call of rmsnorm_fn, the norm of each head times the activation of a gate.
 
     Args:
         randn: Draws the numbers.
-        rows: Of the input.
-        columns: Of the input.
-        activation: "swish" is silu, "sigmoid" is Kimi Linear's.
+        rows: Number of rows of the input.
+        columns: Number of columns of the input.
+        activation: "swish", which is silu, or "sigmoid", which Kimi Linear uses.
     """
     tensors = {
         "x": randn(rows, columns),
@@ -417,22 +424,22 @@ def run_gated_norm(x: Tensor, weight: Tensor, gate: Tensor, **options: str) -> d
     return {"out": function(x, weight, None, z=gate, eps=EPS, **options)}
 
 
-#: The one layer of linear attention that a hybrid model of model.py has: heads of keys and of
-#: values, lanes of a head, and tokens of its convolution.
+#: The layer of linear attention in the hybrid model of model.py: number of key heads and of value
+#: heads, size of a head, and number of tokens that its convolution spans.
 HEADS = 2
 VALUE_HEADS = 4
 SIZE = 64
 WIDTH = 4
-#: Columns of q, k and v.
+#: Numbers of columns of q, k and v.
 _QKV_WIDTHS = [HEADS * SIZE, HEADS * SIZE, VALUE_HEADS * SIZE]
 _CHANNELS = sum(_QKV_WIDTHS)
-#: Columns of the layer's first product: convolved channels, the gate of the output, and two numbers
-#: for each head.
+#: Numbers of columns in the parts of the layer's first product: the convolved channels, the gate of
+#: the output, and two numbers for each head, a and b.
 _INPUT_WIDTHS = [_CHANNELS, VALUE_HEADS * SIZE, VALUE_HEADS, VALUE_HEADS]
 
 
 def draw_layer_weights(randn: Randn, hidden: int) -> dict[str, Tensor]:
-    """Draw the weights of the layer."""
+    """Draw the weights of the hybrid model's layer of linear attention."""
     return {
         "in": randn(sum(_INPUT_WIDTHS), hidden) / hidden**0.5,
         "conv": randn(_CHANNELS, WIDTH) / 2,
@@ -450,14 +457,14 @@ def compute_layer(
 ) -> Tensor:
     """Compute the input of the layer's last product for one sequence, token by token.
 
-    A prompt goes through the convolution and chunks, each later token through the update of the
-    convolution's state and the packed recurrence.
+    The rounding is that of vLLM's kernels. For the prompt these compute chunks, and for each later
+    token the recurrence.
 
     Args:
         weights: See draw_layer_weights.
         x: (tokens, hidden).
-        prompt: Tokens of the prompt.
-        dtype: What kernels compute in.
+        prompt: Number of tokens of the prompt.
+        dtype: The dtype of the kernels.
     """
     work = reference.working_dtype(dtype)
     projected = reference.store(reference.product(x, weights["in"], dtype), dtype)
@@ -482,12 +489,12 @@ def compute_layer(
 
 
 def build_layer_state(place: dict) -> dict[str, Tensor]:
-    """Return the layer's state of a sequence without tokens.
+    """Return the layer's state before a sequence's first token.
 
-    It is in block 1, since block 0 belongs to no sequence.
+    The state is in block 1, because block 0 belongs to no sequence.
 
     Args:
-        place: Device and dtype.
+        place: Device and dtype of the tensors.
     """
     delta = torch.zeros(2, VALUE_HEADS, SIZE, SIZE, device=place["device"])
     conv = torch.full((2, WIDTH - 1, _CHANNELS), float("nan"), **place)
@@ -536,25 +543,25 @@ def run_layer_step(
     return out.view(len(x), VALUE_HEADS * SIZE)
 
 
-_CONVOLUTION = "a state of another sequence, or one that does not move on (Qwen3-Next)"
+_CONVOLUTION = "the state of another sequence, or a state that is not updated (Qwen3-Next)"
 _CHUNKS = (
-    "a chunk's state handed on wrongly, a last chunk that is full, another sequence's state, or a "
-    "neighbour's keys (Qwen3-Next has 16 heads of keys for 32)"
+    "a wrong state passed to the next chunk, a fault with a full last chunk, another sequence's "
+    "state, or the keys of another head (Qwen3-Next has 16 key heads for 32 value heads)"
 )
-_RECURRENT = "a gate left out, or a state that is read and not written"
+_RECURRENT = "a gate left out, or a state that is read but not written"
 _BIAS = "a channel's bias left out (Mamba)"
 _STEPS = partial(delta_rule, lengths=(1, 1, 1))
 COMPUTED = {
     "conv1d": Case(convolution, _CONVOLUTION),
     "conv1d-bias": Case(partial(convolution, lengths=(2, 19), bias=True), _BIAS),
-    # Chunks of a prompt that are shorter than the state they continue from.
+    # Some sequences have fewer new tokens than the state from which they continue.
     "conv1d-short": Case(partial(convolution, lengths=(5, 2, 1, 9)), _CONVOLUTION),
     "gdn-prefill": Case(partial(delta_rule, lengths=(3, 64, 66), steep=True), _CHUNKS),
     "gdn-decode": Case(partial(_STEPS, kernel="one", steep=True), _RECURRENT, torch.float32),
     "gdn-mixed": Case(partial(_STEPS, kernel="several"), _RECURRENT, torch.float32, Size.FULL),
-    "gated-norm": Case(gated_norm, "the gate before the norm, or left out"),
+    "gated-norm": Case(gated_norm, "a gate that is applied before the norm, or left out"),
     "gated-norm-sigmoid": Case(
         partial(gated_norm, activation="sigmoid"),
-        "silu for a gate of sigmoid (Kimi Linear)",
+        "silu of the gate instead of sigmoid (Kimi Linear)",
     ),
 }

@@ -55,7 +55,7 @@ def adapted_layer(
             slices.append(torch.cat(parts))
         return torch.stack(slices)
 
-    # vLLM keeps it in float32.
+    # vLLM keeps the result of the first product in float32.
     tensors["shrunk"] = shrink(torch.float64).float()
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def adapted_layer(
         begin = 0
         for i, n in enumerate(rows):
             for t, owner in enumerate(owners):
-                # The kernel rounds what it reads to the weights' type.
+                # The kernel rounds the first product's result to the weights' dtype.
                 row = reference.store(tensors["shrunk"][i, t : t + 1], dtype)
                 part = reference.product(row, tensors[f"b{i}"][owner], dtype)[0]
                 out[t, begin : begin + n] += part * (owner >= 0)
@@ -105,7 +105,7 @@ _OWNERS = (1, -1, 0, 1, 2, -1, 2, 2, 0)
 _PROMPT_OWNERS = (0,) * 90 + (-1,) * 10 + (1,) * 30
 COMPUTED = {
     "lora": Case(partial(adapted_layer, owners=_OWNERS), _ADAPTER, size=Size.FULL),
-    # Prompts have their own tiles from 128 tokens on.
+    # From 128 tokens on, vLLM uses other tiles.
     "lora-prompt": Case(
         partial(adapted_layer, owners=_PROMPT_OWNERS, size=512, rows=(48,), adapters=2),
         _ADAPTER,

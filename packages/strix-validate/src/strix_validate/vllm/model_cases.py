@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cases of vLLM's kernels for the layers of the table of models, one table for each family.
+"""Cases of vLLM's kernels for the layers of the models in models.toml, one table per family.
 
-What a kernel is compiled for is the model's: lanes, the experts of a token, groups of weights,
-ranks. Numbers of tokens, experts and heads are the lowest that show faults, and sizes that only add
-tiles are shortened to their last ones. A quick run has few cases of each family, which hold each
-pair of the values that the layers are made of; a full run has all.
+The values that a kernel is compiled for are those of the models: head dims, experts per token,
+groups of weights and ranks. Numbers of tokens, experts and heads are as low as they can be without
+hiding faults, and sizes that only add tiles are shortened to the last tiles. A quick run includes
+few cases of each family, which together contain each pair of values. A full run includes all.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,18 +30,18 @@ from strix_validate.vllm import linear_attention, lora, mla, quantized, sampling
 from strix_validate.vllm.attention import paged_attention, store_keys
 from strix_validate.vllm.kernels import moe, rms_norm, rope
 
-#: The fault that layers of models would catch.
-LAYER = "a kernel that is correct for other heads, lanes, blocks or windows than this model's"
-_EXPERTS = "a kernel that is correct for fewer experts of a token, or another group of weights"
-_WRITER = "a second tile of heads left out, or a head's lanes in the wrong slot (Phi-3, OLMo)"
-_NORM = "a last block that is counted as full, or a mean over the padded size"
-_ROPE = "another model's sections, heads or turned lanes (Qwen3-VL, Qwen3.5, GLM-4.5V)"
-_LINEAR = "a kernel that is correct for 64 lanes, or for as many heads of values as of keys"
-_LATENT = "heads behind the 16th, which are a second block (GLM-4.7-Flash has 20)"
-_QUANTIZED = "a scale or zero point of another group than the one of 128 that checkpoints have"
-_LORA = "a rank of more than one tile, or a slice of another size (q beside k and v)"
-_VOCABULARY = "tokens of the vocabulary's last block, or rows that are not aligned (Granite)"
-#: Ranks that vLLM serves, among those that adapters have.
+#: The fault that the cases of attention layers would catch.
+LAYER = "a kernel that is correct, but not for this model's heads, head dim, blocks or window"
+_EXPERTS = "a kernel that is correct only for fewer experts per token, or another group of weights"
+_WRITER = "a second tile of heads left out, or part of a head in the wrong slot (Phi-3, OLMo)"
+_NORM = "a last block that is computed as if it was full, or a mean over the padded size"
+_ROPE = "wrong sections, heads or rotated lanes (Qwen3-VL, Qwen3.5, GLM-4.5V)"
+_LINEAR = "a kernel that is correct only for heads of 64, or for as many value heads as key heads"
+_LATENT = "heads after the 16th, in a second block, left out (GLM-4.7-Flash has 20)"
+_QUANTIZED = "the scale or zero point of the wrong group, with the group size 128 of checkpoints"
+_LORA = "a fault with a rank of more than one tile, or with slices of different sizes (q, k and v)"
+_VOCABULARY = "wrong tokens of the vocabulary's last block, or rows that are not aligned (Granite)"
+#: Those ranks of common adapters that vLLM serves.
 RANKS = (8, 16, 32, 64, 128, 256)
 #: Candidates by name.
 _Candidates = Iterator[tuple[str, Candidate]]
@@ -50,7 +50,7 @@ _Lengths = tuple[tuple[int, int], ...]
 
 
 def _shorten(size: int, tile: int, tiles: int) -> int:
-    """Return a size of so many tiles, plus the same last tile if that is not full."""
+    """Return the size of `tiles` full tiles and of the last tile of `size`, if it is not full."""
     return size % tile + tiles * tile
 
 
@@ -66,7 +66,10 @@ def _keep_distinct(candidates: _Candidates) -> dict[str, Candidate]:
 
 
 def _list_steps(layer: Attention) -> dict[str, _Lengths]:
-    """Return lengths of a prefill and of a decoding step, beyond the window and several blocks."""
+    """Return the lengths of a prefill and of a decoding step.
+
+    The longest sequences have more keys than the window and than a block.
+    """
     keys = layer.window + 30 if layer.window else 70
     return {
         "prefill": ((9, keys), (20, 20)),
@@ -75,7 +78,7 @@ def _list_steps(layer: Attention) -> dict[str, _Lengths]:
 
 
 def attention_cases() -> dict[str, Case]:
-    """Return paged attention: each layer, kind of step and kind of cache."""
+    """Return cases of paged attention for each layer, kind of step and kind of cache."""
     return choose(dict(_attention_candidates()), LAYER)
 
 
@@ -100,7 +103,7 @@ def _attention_candidates() -> _Candidates:
 
 
 def expert_cases() -> dict[str, Case]:
-    """Return both products of a layer of experts: of each format, decoding and a prompt."""
+    """Return cases of both products of a layer of experts, for each format and kind of step."""
     return choose(_keep_distinct(_expert_candidates()), _EXPERTS)
 
 
@@ -118,7 +121,7 @@ def _list_products(layer: Experts, step: str) -> _Candidates:
     """Yield the first and the second product of a layer."""
     if step == "decode":
         tokens = 1
-        # One token's experts are not sorted if there are four times as many experts.
+        # vLLM does not sort the experts of a token if there are at least four times as many.
         experts = 4 * layer.top_k
     else:
         tokens = 23
@@ -131,7 +134,8 @@ def _list_products(layer: Experts, step: str) -> _Candidates:
     weights: dict = {"bits": bits, "zeros": layer.zeros}
     if layer.group:
         weights["group"] = layer.group
-    # Rows of x, experts of each, rows and columns of the weights, whether they are routed.
+    # Number of rows of x, experts of a row, rows and columns of the weights, and whether the
+    # router's weights are applied.
     products = {
         "up": (
             tokens,
@@ -174,7 +178,7 @@ def _list_products(layer: Experts, step: str) -> _Candidates:
 
 
 def writer_cases() -> dict[str, Case]:
-    """Return the cache's writer, with as many heads and lanes as each model has."""
+    """Return cases of the cache's writer, with each model's number of heads and head dim."""
     return choose(_keep_distinct(_writer_candidates()), _WRITER)
 
 
@@ -190,7 +194,7 @@ def _writer_candidates() -> _Candidates:
                 fp8=fp8,
                 exact=fp8,
             )
-            # A tile has at most 2048 numbers; a smaller one is a power of two.
+            # A tile has at most 2048 numbers. The size of a smaller tile is a power of two.
             size = layer.kv_heads * layer.head_dim
             tiles = -(-size // 2048)
             is_power_of_two = size & (size - 1) == 0
@@ -200,7 +204,7 @@ def _writer_candidates() -> _Candidates:
 
 
 def norm_cases() -> dict[str, Case]:
-    """Return the norm of each hidden size."""
+    """Return a case of the norm for each hidden size."""
     candidates = {}
     for row in MODELS.values():
         build = partial(rms_norm, columns=row.hidden_size, eps=1e-5)
@@ -210,7 +214,7 @@ def norm_cases() -> dict[str, Case]:
 
 
 def rope_cases() -> dict[str, Case]:
-    """Return the angles of each model that has several positions, with all of its heads."""
+    """Return cases of mrope for each model that has it, with all of the model's heads."""
     candidates = {}
     for model, row in MODELS.items():
         angles = row.rope
@@ -231,7 +235,8 @@ def rope_cases() -> dict[str, Case]:
     return choose(candidates, _ROPE)
 
 
-#: A quick run has the prompt of one model, whose ratio is no power of two.
+#: Cases that take too long for a quick run. It includes prompts of one model only, whose ratio of
+#: value heads to key heads is not a power of two.
 _EXPENSIVE_LINEAR = (
     "gdn-*-several",
     "gdn-Qwen3-Next-*-chunks",
@@ -246,7 +251,10 @@ _RULE_LENGTHS = {
 
 
 def linear_cases() -> dict[str, Case]:
-    """Return convolution, delta rule and norm: each ratio of heads of values to heads of keys."""
+    """Return cases of linear attention for each ratio of value heads to key heads.
+
+    They are of the convolution, the delta rule and the norm.
+    """
     return choose(_keep_distinct(_linear_candidates()), _LINEAR, _EXPENSIVE_LINEAR)
 
 
@@ -284,7 +292,7 @@ def _list_linear(model: str, layer: Linear) -> _Candidates:
 
 
 def latent_cases() -> dict[str, Case]:
-    """Return decoding with latent attention, with all heads and lanes of each model."""
+    """Return cases of decoding with latent attention, with each model's heads and sizes."""
     return choose(dict(_latent_candidates()), _LATENT)
 
 
@@ -297,18 +305,18 @@ def _latent_candidates() -> _Candidates:
 
 
 def quantized_cases() -> dict[str, Case]:
-    """Return both products of a dense layer, in each format of its weights."""
+    """Return cases of both products of a dense layer, in each format of its weights."""
     return choose(_keep_distinct(_quantized_candidates()), _QUANTIZED)
 
 
 _awq = partial(quantized.awq, group=FORMATS["AWQ"]["group"])
 _w4a16 = partial(quantized.w4a16, group=FORMATS["GPTQ"]["group"])
 _fp8_blocks = partial(quantized.fp8_blocks, block=FORMATS["FP8"]["block"])
-#: By name, how a product is built, and its dtype.
+#: The builder of a product and its dtype, by the name of the format.
 _DENSE_FORMATS: dict[str, tuple[partial, torch.dtype]] = {
     "awq": (_awq, FP16),
     "w4a16": (_w4a16, torch.float32),
-    # In 16 bits and without zero points, the kernel has an instruction of gfx1151.
+    # In 16 bits and without zero points, the kernel uses an instruction of gfx1151.
     "w4a16-packed": (_w4a16, FP16),
     "w4a16-zeros": (partial(_w4a16, zeros=True), FP16),
     "fp8-blocks": (_fp8_blocks, FP16),
@@ -330,9 +338,9 @@ def _quantized_candidates() -> _Candidates:
 
 
 def _list_dense(format_name: str, product_name: str, rows: int, size: int) -> _Candidates:
-    """Yield decoding and a prompt of a product."""
+    """Yield candidates for decoding and for a prompt of a product."""
     build, dtype = _DENSE_FORMATS[format_name]
-    # Five tokens and fewer go to another kernel than w4a16.
+    # For five tokens and fewer, vLLM uses another kernel than w4a16.
     fewest_tokens = 6 if format_name.startswith("w4a16") else 1
     for step, tokens in (("decode", fewest_tokens), ("prefill", 40)):
         build_step = partial(
@@ -345,14 +353,15 @@ def _list_dense(format_name: str, product_name: str, rows: int, size: int) -> _C
         yield step, Candidate(build_step, columns, dtype)
 
 
-#: A kernel has a program for each 16 of a rank, for each of 64 parts of a token's vector.
+#: Cases that take too long for a quick run. A kernel has a program for each 16 of a rank, and for
+#: each of 64 parts of a token's vector.
 _EXPENSIVE_LORA = ("lora-*-[12]??-*", "lora-*-qkv-64-*")
 #: The adapter of each token.
 _LORA_OWNERS = {"one": (0,), "mixed": (1, -1, 0, 0, -1)}
 
 
 def lora_cases() -> dict[str, Case]:
-    """Return adapters of each rank, for layers of one, two and three slices."""
+    """Return cases of adapters of each rank, for layers of one, two and three slices."""
     return choose(_keep_distinct(_lora_candidates()), _LORA, _EXPENSIVE_LORA)
 
 
@@ -375,7 +384,7 @@ def _lora_candidates() -> _Candidates:
 
 
 def _list_adapted_layers(row: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Return columns of x, and columns of each slice of the result, by layer."""
+    """Return by layer the number of columns of x, and of each slice of the result."""
     queries = row.num_attention_heads * row.head_dim
     keys = row.num_key_value_heads * row.head_dim
     return {
@@ -386,7 +395,10 @@ def _list_adapted_layers(row: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
 
 
 def _shorten_slices(rows: tuple[int, ...]) -> tuple[int, ...]:
-    """Shorten the slices of an output; a slice that is longer than the last one stays longer."""
+    """Shorten the slices of an output.
+
+    A slice that is longer than the last slice stays longer.
+    """
     shortened = []
     for n in rows:
         tiles = 2 if n > rows[-1] else 1
@@ -394,7 +406,8 @@ def _shorten_slices(rows: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shortened)
 
 
-#: top-k and top-p pass over all of the largest vocabularies some twenty times.
+#: Cases that take too long for a quick run: the kernel of top-k and top-p reads each of these large
+#: vocabularies about twenty times.
 _EXPENSIVE_SAMPLING = ("top-k-top-p-Gemma-*", "top-k-top-p-Llama-4-*")
 _SAMPLERS: dict[str, Callable] = {
     "top-k-top-p": partial(sampling.truncated, keys=(50,), nuclei=(10,)),
@@ -404,13 +417,13 @@ _SAMPLERS: dict[str, Callable] = {
 
 
 def sampling_cases() -> dict[str, Case]:
-    """Return what is done with logits, for whole vocabularies."""
+    """Return cases of sampling with whole vocabularies."""
     return choose(_keep_distinct(_sampling_candidates()), _VOCABULARY, _EXPENSIVE_SAMPLING)
 
 
 def _sampling_candidates() -> _Candidates:
     for model, row in MODELS.items():
-        # Each row of logits begins at a multiple of this many numbers.
+        # Each row of logits begins at a multiple of this number of elements.
         alignment = min(row.vocab_size & -row.vocab_size, 16)
         # The largest vocabularies have more than 2^17 tokens.
         bits = max(16, (row.vocab_size - 1).bit_length())
@@ -420,7 +433,7 @@ def _sampling_candidates() -> _Candidates:
             yield f"{name}-{model}", Candidate(build, columns, torch.float32)
 
 
-#: Cases by name, of each family.
+#: Cases by family and by name.
 GENERATED: dict[str, dict[str, Case]] = {
     "attention": attention_cases(),
     "experts": expert_cases(),

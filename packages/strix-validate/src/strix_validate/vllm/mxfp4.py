@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""gpt-oss's experts in MXFP4: vLLM's function over triton_kernels, and what it must return."""
+"""gpt-oss's experts in MXFP4, by vLLM's function for triton_kernels, and the expected results."""
 
 import importlib
 from types import SimpleNamespace
@@ -14,14 +14,14 @@ from strix_validate.triton.cases import Expected, Randn
 from strix_validate.vllm.source import MXFP4_MODULE, VllmCall
 
 _MAGNITUDES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
-#: The numbers of fp4 by their code: a sign, two bits of exponent, one of mantissa.
+#: The numbers of fp4 by their code. A code has one bit of sign, two of exponent, one of mantissa.
 FP4 = torch.cat([_MAGNITUDES, -_MAGNITUDES])
-#: Numbers that share a scale, which is a power of two.
+#: How many numbers share a scale, which is a power of two.
 _GROUP = 32
-#: Of gpt-oss's activation, as in vLLM's triton_kernel_fused_experts.
+#: Constants of gpt-oss's activation, as in vLLM's triton_kernel_fused_experts.
 _ALPHA = 1.702
 _LIMIT = 7.0
-#: triton_kernels that are as new as Triton 3.8; see source.generation.
+#: The newest version of triton_kernels' interface, that of Triton 3.8; see source.generation.
 _NEWEST = "3.8"
 
 
@@ -34,15 +34,16 @@ def mixture(
     size=128,
     inner=64,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of all of gpt-oss's experts.
+    """Build a call of a whole layer of gpt-oss's experts.
 
     Args:
         randn: Draws the numbers.
-        tokens: Rows of x.
+        tokens: Number of rows of x.
         experts: Number of experts.
-        top_k: Experts of each token.
-        size: Columns of x.
-        inner: Columns between the two products; gate and up are neighbours in the first product.
+        top_k: Number of experts of each token.
+        size: Number of columns of x.
+        inner: Number of columns between the two products. In the first product, the columns of gate
+            and up alternate.
     """
     tensors = {"x": randn(tokens, size), "logits": randn(tokens, experts)}
     weights = {}
@@ -77,7 +78,7 @@ def _compute_expert(
     index: int,
     dtype: Precision,
 ) -> Tensor:
-    """Compute one expert's result for one token; for TERMS an upper bound of its magnitudes."""
+    """Compute one expert's result for one token; for TERMS, an upper bound of its magnitudes."""
     work = reference.working_dtype(dtype)
 
     def multiply(name: str, x: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ def _compute_expert(
     gate = projected[..., ::2]
     up = projected[..., 1::2]
     if dtype == reference.TERMS:
-        # The activation's slopes are below those of this product.
+        # This product is an upper bound: the activation's slopes are smaller.
         return multiply("w2", gate * (up + 1))
     gate = gate.clamp(max=_LIMIT)
     up = up.clamp(-_LIMIT, _LIMIT)
@@ -99,7 +100,7 @@ def _compute_expert(
 
 
 def launch(x: Tensor, logits: Tensor, *, top_k: int, **weights: Tensor) -> dict[str, Tensor]:
-    """Run triton_kernel_moe_forward: routing, both products with the activation, and the sum."""
+    """Run triton_kernel_moe_forward: routing, both products, the activation, and the sum."""
     module = importlib.import_module(MXFP4_MODULE)
     generation = module.triton_kernels_version
     config = SimpleNamespace()
@@ -117,12 +118,12 @@ def _wrap(generation: str, codes: Tensor, scale: Tensor) -> tuple[Any, Any]:
     """Wrap weights like vLLM's _swizzle_mxfp4 on RDNA.
 
     Args:
-        generation: Of triton_kernels.
-        codes: Two to a byte.
-        scale: Of the weights.
+        generation: Version of triton_kernels' interface; see source.generation.
+        codes: Codes of the weights, two in each byte.
+        scale: Scales of the weights.
 
     Returns:
-        The weights, and triton_kernels' PrecisionConfig to multiply by them.
+        The wrapped weights, and triton_kernels' PrecisionConfig for products with them.
     """
     is_newest = generation == _NEWEST
     matmul_name = "matmul" if is_newest else "matmul_ogs"

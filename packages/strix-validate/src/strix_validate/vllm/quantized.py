@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's products with quantized weights: AWQ, 4 bits of compressed-tensors and GPTQ, FP8 blocks.
+"""vLLM's products with quantized weights: AWQ, W4A16 (compressed-tensors and GPTQ), FP8 in blocks.
 
-On gfx1151, vLLM uses awq_triton, RDNAHybridW4A16LinearKernel and TritonFp8BlockScaledMMKernel. The
-second is for more than five tokens; fewer go to a HIP kernel.
+For these formats, vLLM uses awq_triton, RDNAHybridW4A16LinearKernel and
+TritonFp8BlockScaledMMKernel on gfx1151. RDNAHybridW4A16LinearKernel uses its Triton kernel for more
+than five tokens, and a HIP kernel otherwise.
 """
 
 import importlib
@@ -21,12 +22,12 @@ from strix_validate.vllm.source import VllmCall
 
 _LAYERS = "vllm.model_executor.layers.quantization"
 _HYBRID = "vllm.model_executor.kernels.linear.mixed_precision.rdna_hybrid_w4a16"
-#: The nibble of an int32 that has each of eight columns, in AWQ's format.
+#: In AWQ's format, the nibble of an int32 in which each of eight columns is stored.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _pack(codes: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Pack eight neighbours into an int32: the i-th into nibble order[i]."""
+    """Pack each eight neighbouring codes into an int32, the i-th into nibble order[i]."""
     eights = codes.long().unflatten(-1, (-1, 8))
     packed = (eights << (4 * torch.tensor(order))).sum(-1)
     signed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed)
@@ -50,10 +51,10 @@ def awq(
 
     Args:
         randn: Draws the numbers.
-        tokens: Rows of x.
-        size: Columns of x.
-        rows: Columns of the result.
-        group: Weights that share a scale and a zero point.
+        tokens: Number of rows of x.
+        size: Number of columns of x.
+        rows: Number of columns of the result.
+        group: Number of weights that share a scale and a zero point.
     """
     codes = _draw_codes(randn, size, rows)
     zero_points = _draw_codes(randn, size // group, rows)
@@ -81,7 +82,7 @@ def awq(
 
 def _awq(x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
     module = importlib.import_module(f"{_LAYERS}.awq_triton")
-    # vLLM's caller splits the sum into eight parts.
+    # As in vLLM, the sum over the columns of x is split into eight parts.
     out = module.awq_gemm_triton(x, codes, scales, zeros, 8)
     weights = module.awq_dequantize_triton(codes, scales, zeros)
     return {"out": out, "weights": weights}
@@ -100,11 +101,11 @@ def w4a16(
 
     Args:
         randn: Draws the numbers.
-        tokens: Rows of x.
-        size: Columns of x.
-        rows: Columns of the result.
-        group: Weights that share a scale.
-        zeros: Whether each group has a zero point (AWQ), instead of 8 for all.
+        tokens: Number of rows of x.
+        size: Number of columns of x.
+        rows: Number of columns of the result.
+        group: Number of weights that share a scale.
+        zeros: Whether each group has a zero point (AWQ). Without zero points, code 8 is zero.
     """
     x = randn(tokens, size)
     codes = _draw_codes(randn, rows, size)
@@ -113,7 +114,7 @@ def w4a16(
     centre: Tensor | int = 8
     if zeros:
         zero_points = _draw_codes(randn, rows, size // group)
-        # Row n is in nibble n % 8 of word n // 8.
+        # The zero points of row n are in nibble n % 8 of word n // 8.
         tensors["zeros"] = _pack(zero_points.T, tuple(range(8))).T.contiguous()
         centre = zero_points.repeat_interleave(group, 1)
     weights = (codes - centre).to(x.dtype) * scales.repeat_interleave(group, 1)
@@ -145,14 +146,14 @@ def fp8_blocks(
 ) -> tuple[VllmCall, Expected]:
     """Build a call of w8a8_triton_block_scaled_mm.
 
-    128 numbers of a token share a scale, and so do 128 by 128 weights.
+    A scale is shared by a block of a token's numbers, or by a square block of weights.
 
     Args:
         randn: Draws the numbers.
-        tokens: Rows of x.
-        size: Columns of x.
-        rows: Columns of the result.
-        block: Numbers that share a scale.
+        tokens: Number of rows of x.
+        size: Number of columns of x.
+        rows: Number of columns of the result.
+        block: Length of a block of a token's numbers, and side of a block of weights.
     """
     x = randn(tokens, size).to(FP8)
     weights = randn(rows, size).to(FP8)
@@ -185,22 +186,22 @@ def _fp8_blocks(
     block: int,
 ) -> dict[str, Tensor]:
     multiply = importlib.import_module(f"{_LAYERS}.utils.fp8_utils").w8a8_triton_block_scaled_mm
-    # The conversion is done here, because tensors of FP8 cannot be pickled.
+    # The tensors are converted here, because FP8 tensors cannot be pickled.
     out = multiply(x.to(FP8), weights.to(FP8), x_scales, scales, [block, block], x.dtype)
     return {"out": out}
 
 
-_AWQ = "nibbles in the wrong order, or a zero point or scale of the wrong group (AWQ)"
-_HYBRID_WHY = "a scale of the wrong group, or the shuffle of the nibbles undone wrongly (GPTQ)"
-_PACKED = "codes of 4 bits that packed instructions turn into the wrong numbers (GPTQ in 16 bits)"
-BLOCKS = "a block's scale left out or of the wrong block (Qwen3-FP8, DeepSeek)"
-MINUTES = "a tile whose conversions from FP8 compile for minutes"
-_COMPILES = "a kernel that no longer compiles for gfx1151, or uses no matrix unit"
+_AWQ = "nibbles in the wrong order, or the zero point or scale of the wrong group (AWQ)"
+_HYBRID_WHY = "the scale of the wrong group, or nibbles that are unpacked in the wrong order (GPTQ)"
+_PACKED = "4-bit codes that packed instructions convert to wrong numbers (GPTQ in 16 bits)"
+BLOCKS = "a block's scale left out, or that of the wrong block (Qwen3-FP8, DeepSeek)"
+MINUTES = "a tile whose conversions from FP8 take minutes to compile"
+_COMPILES = "a kernel that no longer compiles for gfx1151, or does not use the matrix unit"
 COMPUTED = {
-    # More tokens and rows than a tile of either kernel has.
+    # There are more tokens and rows than in a tile of either kernel.
     "awq": Case(partial(awq, tokens=40, size=128, rows=264), _AWQ),
     "w4a16": Case(partial(w4a16, tokens=70, rows=40, size=128), _HYBRID_WHY, torch.float32),
-    # In 16 bits and without zero points, the kernel has an instruction of gfx1151.
+    # In 16 bits and without zero points, the kernel uses an instruction of gfx1151.
     "w4a16-packed": Case(partial(w4a16, rows=40, size=128), _PACKED),
     "w4a16-zeros": Case(
         partial(w4a16, rows=40, size=128, zeros=True),
@@ -211,8 +212,8 @@ COMPUTED = {
 }
 _small_w4a16 = partial(w4a16, rows=32, size=64, tokens=6)
 EMULATED = {
-    # Only emulation executes the instruction of gfx1151 that turns two weights of 4 bits into
-    # numbers of 16 bits.
+    # Without a GPU, only emulation executes the instruction of gfx1151 that converts two 4-bit
+    # codes to 16-bit numbers.
     "w4a16-float16": Case(_small_w4a16, _PACKED, FP16),
     "w4a16-bfloat16": Case(_small_w4a16, _PACKED, BF16),
 }

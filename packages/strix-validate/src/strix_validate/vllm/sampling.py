@@ -512,7 +512,7 @@ def _score(logits: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     return {"logprobs": module.compute_token_logprobs(rows, tokens)}
 
 
-_TOP = "too many or too few tokens kept by top-k or top-p, so that a model rambles or repeats itself"
+_TOP = "too many or too few tokens kept by top-k or top-p: models that ramble or repeat themselves"
 _PENALTY = "the penalty of another request, or a penalty for tokens of another request"
 _HEAT = "another request's temperature, or a min-p threshold from logits before the temperature"
 _SCORE = "log probabilities of another row, or that include the padding of the last block"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Import vLLM's Triton kernels from a folder of its source, without its compiled extension.
 
-The modules that define kernels, with the Python functions that launch them, are vLLM's own. What
-else they import is replaced: the platform by gfx1151's answers, Triton's wrapper by Triton, and any
-other module by mocks. That changes the process: do it in a child process only.
+The modules that define kernels and the functions that launch them are vLLM's own. The other modules
+that they import are replaced: vLLM's platform by one that describes a gfx1151, vLLM's wrapper of
+Triton by Triton, and all others by mocks. The replacements affect the whole process, so use this
+module in a child process only.
 """
 
 import importlib
@@ -31,7 +32,7 @@ MOE_MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
 ROPE_MODULE = "vllm.model_executor.layers.rotary_embedding.mrope"
 NORM_MODULE = "vllm.model_executor.determinism.batch_invariant"
 MXFP4_MODULE = "vllm.model_executor.layers.fused_moe.experts.gpt_oss_triton_kernels_moe"
-#: The modules that run as they are in the source.
+#: Modules with kernels, which are loaded from the source.
 KERNELS = (
     ATTENTION_MODULE,
     CACHE_MODULE,
@@ -40,7 +41,7 @@ KERNELS = (
     NORM_MODULE,
     MXFP4_MODULE,
 )
-#: Modules that those compute with; they run as they are, too.
+#: Modules whose functions the modules in KERNELS use; they are loaded from the source as well.
 _HELPERS = (
     "vllm.envs",
     "vllm.utils.math_utils",
@@ -55,8 +56,8 @@ _HELPERS = (
     "vllm.v1.watermarking.prfs.base",
     "vllm.v1.watermarking.prfs.philox",
 )
-#: Modules of sampling, MLA, linear attention, quantized products and LoRA. They run as they are,
-#: with all modules below them.
+#: Modules and packages of sampling, MLA, linear attention, quantized products and LoRA. They are
+#: loaded from the source, with all modules of a package.
 _FAMILIES = (
     "vllm.v1.sample.ops.topk_topp_triton",
     "vllm.v1.worker.gpu.sample",
@@ -72,7 +73,8 @@ _FAMILIES = (
     "vllm.lora.ops.triton_ops",
 )
 _MOE = "vllm.model_executor.layers.fused_moe"
-#: Mocks that vLLM's classes inherit from, by module: a class cannot inherit from two MagicMocks.
+#: Base classes of vLLM's classes, by module. They are empty classes instead of mocks, because a
+#: class cannot inherit from two MagicMocks.
 _CLASSES = {
     f"{_MOE}.modular_kernel": ("FusedMoEExpertsModular", "FusedMoEExpertsMonolithic"),
     f"{_MOE}.experts.lora_experts_mixin": ("LoRAExpertsMixin",),
@@ -98,7 +100,7 @@ def find(folder: Path | None) -> Path:
     if folder is None:
         spec = importlib.util.find_spec("vllm")
         if spec is None or not spec.submodule_search_locations:
-            raise CannotRun("vllm is not installed, and --vllm-source names no source of it")
+            raise CannotRun("vllm is not installed, and no source was passed with --vllm-source")
         return Path(spec.submodule_search_locations[0]).parent
     if not (folder / "vllm" / "platforms").is_dir():
         raise ValueError(f"{folder} has no vllm/platforms: it is not a source tree of vLLM")
@@ -106,7 +108,7 @@ def find(folder: Path | None) -> Path:
 
 
 def version(folder: Path) -> str:
-    """Return vLLM's version, from PKG-INFO of an sdist or the installed metadata."""
+    """Return vLLM's version from the PKG-INFO of an sdist or from the installed metadata."""
     for file in (folder / "PKG-INFO", *folder.glob("vllm-*.dist-info/METADATA")):
         if not file.is_file():
             continue
@@ -118,12 +120,12 @@ def version(folder: Path) -> str:
 
 
 def install(folder: Path) -> None:
-    """Make ``import vllm...`` load modules of a folder, and mocks for all others."""
+    """Make ``import vllm...`` load the modules of kernels from a folder, and mocks for others."""
     sys.meta_path.insert(0, Finder(folder))
-    # Until this module is loaded, ``from vllm import envs`` would find a mock, in which every
-    # setting is true.
+    # If this module was not loaded first, ``from vllm import envs`` would return a mock, in which
+    # every setting is true.
     importlib.import_module("vllm.envs")
-    # vLLM imports its copy of triton_kernels under that name.
+    # vLLM imports its copy of triton_kernels as the top-level package triton_kernels.
     sys.path.append(str(third_party(folder)))
 
 
@@ -132,7 +134,7 @@ class VllmCall(FunctionCall):
     """A call of vLLM's kernels by a function of this subpackage.
 
     Attributes:
-        source: The folder that contains vllm/; set before the call is made.
+        source: The folder that contains vllm/. It must be set before the call is made.
     """
 
     source: Path = Path()
@@ -144,12 +146,12 @@ class VllmCall(FunctionCall):
 
 
 def third_party(folder: Path) -> Path:
-    """Return where vLLM's build puts triton_kernels, which are not in the sdist."""
+    """Return the folder in which vLLM's build puts triton_kernels. The sdist does not have them."""
     return folder / "vllm" / "third_party"
 
 
 def generation() -> str:
-    """Return which interface triton_kernels have, as vLLM's get_triton_kernels_version does."""
+    """Return the version of triton_kernels' interface, like vLLM's get_triton_kernels_version."""
     try:
         importlib.import_module("triton_kernels.matmul_ogs")
     except ImportError:
@@ -159,16 +161,22 @@ def generation() -> str:
 
 
 def device_name() -> str:
-    """Return the GPU's name in vLLM's files of tuned tiles: gfx1151's, or this NVIDIA GPU's."""
+    """Return the GPU's name in the names of vLLM's tuning tables.
+
+    Without an NVIDIA GPU, it is the name of gfx1151.
+    """
     if torch.version.hip or not torch.cuda.is_available():
         return VLLM_DEVICE_NAME
-    # The stand-in for a gfx1151 has no name.
+    # The stand-in for a gfx1151 device has no attribute name.
     name = getattr(torch.cuda.get_device_properties(0), "name", VLLM_DEVICE_NAME)
     return re.sub(r"[\s/]+", "_", name)
 
 
 class _Platform:
-    """vllm.platforms.current_platform of a gfx1151; any method not defined here returns False."""
+    """A stand-in for vllm.platforms.current_platform on gfx1151.
+
+    Methods that are not defined here return False.
+    """
 
     is_rocm = is_cuda_alike = staticmethod(lambda: True)
     fp8_dtype = staticmethod(lambda: torch.float8_e4m3fn)
@@ -183,9 +191,9 @@ class _Platform:
 
 
 class _StandIn(types.ModuleType):
-    """A module whose every name is a mock, except SparseMatrix.
+    """A module in which each name is a mock, except SparseMatrix.
 
-    Only a newer generation of triton_kernels has that one; see generation.
+    The function generation tests for this name, which only some versions of triton_kernels have.
     """
 
     def __getattr__(self, name: str):
@@ -209,8 +217,8 @@ def mock(name: str) -> types.ModuleType:
         module.tl = language
         module.tldevice = libdevice
     if name == _EXP:
-        # The interpreter replaces Triton's functions when a kernel starts, so each is looked up
-        # when it is called.
+        # The interpreter replaces Triton's functions when a kernel starts. So a function is looked
+        # up only when it is called.
         from triton import language
 
         module.exp = lambda x: language.exp(x)
@@ -235,14 +243,14 @@ _GPU_IS_NOT = (
     "on_gfx115x",
     "on_gfx1151",
 )
-#: Names of mocks that kernels and their functions use, by module.
+#: Values that replace names of mocked modules, by module.
 _ANSWERS: dict[str, dict[str, Any]] = {
     "vllm.platforms": {"current_platform": _Platform()},
     "vllm.platforms.rocm": {
         **dict.fromkeys(_GPU_IS_NOT, lambda: False),
         **dict.fromkeys(_GPU_IS, lambda: True),
     },
-    # Without a configuration, tiles come from the tables, which are named after the device.
+    # Without a configuration, vLLM reads tiles from the tuning table of the device's name.
     _MOE: {"get_config": lambda: None},
     "vllm.utils.platform_utils": {
         "get_device_name_as_file_name": lambda *_: device_name(),
@@ -252,14 +260,14 @@ _ANSWERS: dict[str, dict[str, Any]] = {
         "async_tensor_h2d": lambda x, **place: torch.as_tensor(x).to(**place),
     },
     "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1, "NULL_BLOCK_ID": 0},
-    # No plugin has a dtype of its own.
+    # No plugin defines a dtype of its own.
     "vllm.config.cache": {"get_kv_cache_dtype_handler": lambda dtype: None},
     "vllm.utils.import_utils": {"get_triton_kernels_version": generation},
 }
 
 
 def _runs_as_is(name: str) -> bool:
-    """Return whether a module of vLLM is loaded from its file."""
+    """Return whether a module of vLLM is loaded from the source instead of being mocked."""
     if name in KERNELS or name in _HELPERS:
         return True
     if name == _EXP and os.environ.get("TRITON_INTERPRET"):
@@ -268,13 +276,13 @@ def _runs_as_is(name: str) -> bool:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find and load all modules of vLLM: some from files in a folder, the others as mocks."""
+    """Find and load modules of vLLM, some from files in a folder and the others as mocks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find_spec(self, name, path=None, target=None):
-        """Return the spec of a module of vLLM: its file if it has kernels, otherwise a mock."""
+        """Return the spec of a module of vLLM, either for its file or for a mock."""
         if name != "vllm" and not name.startswith("vllm."):
             return None
         file = self.folder.joinpath(*name.split(".")).with_suffix(".py")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The cases of vLLM's Triton kernels that the tiers kernels, attention and emulated have."""
+"""Cases of vLLM's Triton kernels for the tiers "kernels", "attention" and "emulated"."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -30,11 +30,10 @@ from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import paged_attention, store_keys
 from strix_validate.vllm.kernels import moe, rms_norm, rope
 
-#: Of the ids and titles of checks.
+#: The prefix in ids of checks, and the name in their titles.
 PREFIX = "vllm-"
 MODULE = "vLLM"
-#: Modules with cases of their own: each has a table for the tier attention, and some have one for
-#: the tier kernels.
+#: Modules that have a table COMPUTED of further cases for the tier "attention".
 FAMILIES = (
     sampling,
     mla,
@@ -47,36 +46,36 @@ FAMILIES = (
 _NO_KERNELS = "this source of vLLM has no vllm/third_party/triton_kernels: its build adds them"
 
 _COMPILES = (
-    "a kernel or a Triton that no longer compiles for gfx1151, uses no matrix unit, or needs more "
-    "LDS than the chip has: https://github.com/vllm-project/vllm/issues/56021"
+    "a kernel that no longer compiles for gfx1151, does not use the matrix unit, or needs more LDS "
+    "than the chip has: https://github.com/vllm-project/vllm/issues/56021"
 )
 _SPILLS = "; its spills are measured: https://github.com/vllm-project/vllm/pull/56232"
 _GENERATION = (
-    "triton_kernels of another generation than Triton, which do not import, so that gpt-oss does "
-    "not start: https://github.com/vllm-project/vllm/issues/49779"
+    "triton_kernels that do not fit the installed Triton and cannot be imported, so that gpt-oss "
+    "does not start: https://github.com/vllm-project/vllm/issues/49779"
 )
-_MASK = "a wrong mask at the edge of a tile, or a key of a slot that belongs to no sequence"
-_SPLIT = "segments of a split decode that are merged wrongly, or never written and still read"
-_WINDOW = "a sliding window off by one: https://github.com/vllm-project/vllm/issues/28989"
+_MASK = "a wrong mask at the edge of a tile, or a key read from a slot that belongs to no sequence"
+_SPLIT = "segments of a split decode that are merged wrongly, or read without being written"
+_WINDOW = "a sliding window that is off by one: https://github.com/vllm-project/vllm/issues/28989"
 _SINKS = "gpt-oss's sinks left out, or counted once per segment instead of once"
-_CAP = "tanh's softcap that overflows or is left out (Gemma)"
-_PAGES = "a block table read wrongly: blocks that are no power of two come with hybrid models"
+_CAP = "a softcap that overflows or is left out (Gemma)"
+_PAGES = "a block table read wrongly if a block is no power of two, as in hybrid models"
 _SCALE = "1 / sqrt(head_dim) instead of the model's scale (Gemma, Granite)"
-_ALIBI = "slopes ignored, or of another head (Bloom, MPT)"
-_FP8 = "a scale of keys or values left out, or one taken for the other"
-_ACROSS = "a causal mask where there is none: a decoder over an encoder's keys (Whisper)"
-_FAR = "keys or segments behind a limit of 512 or 2048 left out"
-_LIMIT = "keys behind a limit of 4096 or 8192 left out"
-_EXPERT = "tokens sent to the wrong expert, or the padding of its block written"
+_ALIBI = "slopes that are ignored, or those of another head (Bloom, MPT)"
+_FP8 = "the scale of keys or values left out, or both scales swapped"
+_ACROSS = "a causal mask for a decoder that attends to an encoder's keys (Whisper)"
+_FAR = "keys or segments after a limit of 512 or 2048 left out"
+_LIMIT = "keys after a limit of 4096 or 8192 left out"
+_EXPERT = "tokens multiplied by the wrong expert, or the padding of its block written"
 _MODEL = (
-    "kernels that are correct one by one, but a model whose answer is wrong from its second token "
-    "on, because a kernel does not read what the kernel before it wrote"
+    "a model whose answer is wrong from its second token on although each kernel is correct, "
+    "because a kernel does not read what the kernel before it wrote"
 )
-_INT4 = "a scale of the wrong group, or nibbles in the wrong order: the W4A16 of AWQ and GPTQ"
-_FP8_SCALES = "the scale of another token, row or expert used, or the scale of a block instead"
+_INT4 = "the scale of the wrong group, or nibbles in the wrong order (W4A16 of AWQ and GPTQ)"
+_FP8_SCALES = "the scale of another token, row or expert, or scales read as those of blocks"
 
-#: Layers that are compiled, in 16 bits. The key says what is special about the layer, and the value
-#: is a model that has it.
+#: Layers that are compiled, in 16 bits. The key names a feature of the layer, and the value is a
+#: model that has it.
 _COMPILED_LAYERS = {
     "d64-sinks": "gpt-oss-20b",
     "d128": "Llama-3.1-8B",
@@ -103,7 +102,7 @@ _EMULATED_LAYERS = {
 
 
 def _compiled_layers() -> Iterator[tuple[str, Case]]:
-    """Yield prefill and decoding of each layer, and of one with a cache in FP8."""
+    """Yield prefill and decoding of each layer, and of a layer with an FP8 cache."""
     layers = {name: (small_layers()[model], False) for name, model in _COMPILED_LAYERS.items()}
     layers["d128-fp8-kv"] = (small_layers()["Llama-3.1-8B"], True)
     for (step, lengths), (name, (layer, fp8)) in product(_COMPILED_STEPS.items(), layers.items()):
@@ -112,7 +111,7 @@ def _compiled_layers() -> Iterator[tuple[str, Case]]:
 
 
 def _emulated_layers() -> Iterator[tuple[str, Case]]:
-    """Yield layers with groups, lanes, blocks and sinks as models have them."""
+    """Yield layers with the groups of heads, head dims, blocks and sinks of models."""
     for name, (model, lengths, dtype) in _EMULATED_LAYERS.items():
         layer = small_layers()[model]
         layer = replace(layer, heads=layer.group, kv_heads=1)
@@ -122,7 +121,7 @@ def _emulated_layers() -> Iterator[tuple[str, Case]]:
 
 _small_moe = partial(moe, rows=256, columns=256)
 _small_mxfp4 = partial(mxfp4.mixture, size=512, inner=512)
-#: Launches that are only compiled.
+#: Cases whose kernels are only compiled.
 COMPILED = {
     **dict(_compiled_layers()),
     "reshape-and-cache": Case(partial(store_keys, heads=8), _COMPILES),
@@ -162,14 +161,14 @@ def _attend(
 
 
 _D64: dict = {"head_dim": 64}
-#: One head of keys, of 64 lanes.
+#: A layer with one key head of size 64.
 _ONE_HEAD: dict = {"head_dim": 64, "heads": 2, "kv_heads": 1}
 _SINKS_SHAPE: dict = {"heads": 8, "kv_heads": 1, "head_dim": 64, "sinks": True}
 _SCALE_SHAPE: dict = {"scale": 0.3, "head_dim": 64, "block": 64}
 _ATTENTION = {
     "prefill": _attend(_MASK, (37, 37), (5, 80), heads=8),
     "decode": _attend(_SPLIT, (1, 37), (1, 200), heads=8),
-    # With two heads of keys, a slot's stride would be the same in either layout.
+    # With two key heads, a slot's stride would be the same in both layouts of the cache.
     "mixed": _attend(_MASK, (1, 90), (40, 60), (1, 1), heads=6, kv_heads=3),
     "prefill-window": _attend(_WINDOW, (40, 70), window=16),
     "decode-window": _attend(_WINDOW, (1, 200), window=16),
@@ -187,27 +186,27 @@ _ATTENTION = {
     "prefill-window-600": _attend(_FAR, (20, 700), window=600, **_ONE_HEAD),
     "decode-2100": _attend(_FAR, (1, 2100), **_ONE_HEAD),
     "decode-batch6": _attend(
-        "sequences behind the fourth left out",
+        "sequences after the fourth left out",
         *((1, 9 + 7 * i) for i in range(6)),
         **_D64,
     ),
     "prefill-low": _attend(WHY_LOW, (37, 37), (5, 80), low=-120, **_D64),
     "decode-low": _attend(WHY_LOW, (1, 37), (1, 200), low=-1000, **_D64),
     "prefill-batch6": _attend(
-        "the sequence of a block of queries searched wrongly",
+        "a wrong search for the sequence of a block of queries",
         *((9 - i, 9 + 7 * i) for i in range(6)),
         **_D64,
     ),
-    # Keys are not split for more than 128 sequences times heads of keys.
+    # If sequences times key heads are more than 128, keys are not split.
     "decode-batch-40": _attend(
-        "sequences behind the 32nd left out, or the kernel of large batches",
+        "sequences after the 32nd left out, or a fault of the kernel for large batches",
         *((1, 3 + 5 * i % 40) for i in range(40)),
         heads=4,
         kv_heads=4,
         **_D64,
     ),
     "prefill-batch-40": _attend(
-        "sequences behind the 32nd left out, or searched wrongly",
+        "sequences after the 32nd left out, or a wrong search for the sequence of a query",
         *((1 + i % 9, 9 + 5 * i % 40) for i in range(40)),
         **_ONE_HEAD,
     ),
@@ -216,13 +215,13 @@ _ATTENTION = {
     "decode-8300": _attend(_LIMIT, (1, 8300), block=64, size=Size.FULL, **_ONE_HEAD),
     "prefill-8300": _attend(_LIMIT, (9, 8300), block=64, size=Size.FULL, **_ONE_HEAD),
     "verify": _attend(
-        "split keys of a few queries, as speculative decoding has: a causal mask per segment",
+        "a wrong causal mask in segments of split keys with a few queries (speculative decoding)",
         *((4, 70), (8, 200), (1, 9)),
         **_D64,
     ),
     "prefill-softcap-large": _attend(_CAP, (20, 40), softcap=3.0, gain=100.0, **_D64),
     "prefill-block-33000": _attend(
-        "ids of blocks in 16 bits",
+        "numbers of blocks read as 16 bits",
         (20, 40),
         first_block=33000,
         **_ONE_HEAD,
@@ -230,32 +229,44 @@ _ATTENTION = {
 }
 _KERNELS = {
     "reshape-and-cache": Case(store_keys, "keys written to the wrong slot, or padding written"),
-    "rms-norm-eps": Case(partial(rms_norm, eps=0.5), "another eps than the model's"),
-    "rope-partial": Case(partial(rope, rotary=64), "lanes turned that are not to be (GLM, Phi)"),
-    "rope-interleaved": Case(partial(rope, interleaved=True), "sections one after the other"),
+    "rms-norm-eps": Case(partial(rms_norm, eps=0.5), "a wrong eps"),
+    "rope-partial": Case(
+        partial(rope, rotary=64),
+        "lanes rotated that must stay as they are (GLM, Phi)",
+    ),
+    "rope-interleaved": Case(
+        partial(rope, interleaved=True),
+        "interleaved sections read one after the other",
+    ),
     "moe-ragged": Case(
         partial(moe, tokens=4, rows=32, columns=104),
-        "the last tile of columns counted whole (GLM-4.5-Air: 1408)",
+        "the last tile of columns computed as if it was full (GLM-4.5-Air has 1408 columns)",
     ),
     "moe-unrouted": Case(
         partial(moe, routed=False, absent=1),
         "the router's weights applied twice, or an expert of another GPU computed",
     ),
-    "moe-bias": Case(partial(moe, bias=True), "an expert's bias left out, or not routed"),
+    "moe-bias": Case(
+        partial(moe, bias=True),
+        "an expert's bias left out, or not multiplied by the router's weight",
+    ),
     "moe-int4-zeros": Case(
         partial(moe, bits=4, zeros=True, absent=1),
         "zero points of the wrong row (AWQ), or an expert of another GPU computed",
     ),
-    "rms-norm": Case(rms_norm, "the last block, which is not full, counted as full"),
-    "rope": Case(rope, "angles of the wrong section, or halves for neighbours"),
-    "rope-adjacent": Case(partial(rope, neox=False, head_dim=64), "neighbours for halves"),
+    "rms-norm": Case(rms_norm, "the last block, which is not full, computed as if it was full"),
+    "rope": Case(rope, "angles of the wrong section, or wrong pairs of lanes"),
+    "rope-adjacent": Case(
+        partial(rope, neox=False, head_dim=64),
+        "lanes i and i + rotary / 2 rotated instead of neighbouring lanes",
+    ),
     "rope-slice": Case(
-        partial(rope, whole=True),
-        "rows of q and k taken as contiguous, where they are slices of one product",
+        partial(rope, packed=True),
+        "q and k that are slices of one tensor, read as if they were contiguous",
     ),
     "moe-padded": Case(
         partial(moe, tokens=3, padding=128, rows=40),
-        "rows of weights that are padded taken as contiguous",
+        "padded rows of weights, read as if they were contiguous",
     ),
     "moe-fp8-channels": Case(
         partial(moe, tokens=5, rows=40, bits=8, scales="channels"),
@@ -268,17 +279,17 @@ _KERNELS = {
     "moe": Case(moe, _EXPERT),
     "moe-one-token": Case(
         partial(moe, tokens=1, experts=8, rows=32),
-        "decoding, whose tokens are not sorted",
+        "a fault with tokens that are not sorted by expert (decoding)",
     ),
     "moe-swizzle": Case(
         partial(moe, tokens=40, rows=160, columns=64, swizzle=3),
-        "tiles of tokens that share weights, of which the last are fewer",
+        "a fault in the last group of tiles that share weights, which has fewer tiles",
     ),
     "moe-int4": Case(partial(moe, bits=4), _INT4),
     "moe-fp8": Case(partial(moe, tokens=3, rows=160, columns=256, bits=8), quantized.BLOCKS),
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True, exact=True), _FP8),
     "far": _attend(
-        "offsets in 32 bits: a cache of more than 2^31 numbers",
+        "offsets of 32 bits in a cache of more than 2^31 numbers",
         (9, 40),
         far=True,
         size=Size.FULL,
@@ -288,7 +299,7 @@ _KERNELS = {
     "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, **_D64),
 }
 _decoding = vllm_model.decoding
-#: They are expensive, and each one's kernels have quick checks of their own.
+#: Cases of whole models. They take too long for a quick run, which checks their kernels one by one.
 _MODELS = {
     "model": Case(_decoding, _MODEL, size=Size.FULL),
     "model-window": Case(partial(_decoding, window=8), _MODEL, size=Size.FULL),
@@ -307,10 +318,10 @@ def _computed() -> dict[str, Case]:
     return cases | _MODELS
 
 
-#: Computed in Triton's interpreter, or on a GPU.
+#: Cases that Triton's interpreter or a GPU computes.
 COMPUTED = _computed()
-#: Cases that a GPU does not compute in bfloat16 as well: AWQ's kernel is only for fp16, logits are
-#: float32, and `w4a16-packed` has what w4a16 computes in 16 bits.
+#: Patterns of cases that a GPU does not compute in bfloat16 as well. AWQ's kernel is only for fp16,
+#: logits are float32, and `w4a16-packed` covers the 16-bit form of w4a16.
 FLOAT16_OR_32 = (
     "awq*",
     "w4a16",
@@ -324,7 +335,8 @@ FLOAT16_OR_32 = (
 )
 
 _few_experts = partial(moe, tokens=3, rows=32)
-#: Executed as gfx1151 code, also in bfloat16, which the interpreter multiplies wrongly.
+#: Cases that are executed as gfx1151 code. Some are in bfloat16, whose products the interpreter
+#: computes wrongly.
 EMULATED = {
     "prefill": _attend(_MASK, (37, 37), (5, 60), **_D64),
     "prefill-bfloat16": _attend(_MASK, (37, 37), dtype=BF16, **_D64),
@@ -350,7 +362,7 @@ EMULATED = {
 
 def is_for_device(name: str, device: str) -> bool:
     """Return whether a case of COMPUTED is for this kind of device."""
-    # One has an instruction of gfx1151, the other an option of AMD's compiler.
+    # w4a16-packed uses an instruction of gfx1151, and mla-decode an option of AMD's compiler.
     is_for_amd = name.startswith(("w4a16-packed", "mla-decode"))
     return not is_for_amd or device != "cuda" or bool(torch.version.hip)
 
@@ -359,7 +371,7 @@ def find_source(name: str, options: RunOptions) -> Path:
     """Return the folder of vLLM for a case.
 
     Raises:
-        CannotRun: There is none, or it lacks what the case needs.
+        CannotRun: vLLM was not found, or its source lacks modules that the case needs.
         ValueError: See source.find.
     """
     folder = vllm_source.find(options.vllm)
