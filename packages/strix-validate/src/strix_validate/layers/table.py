@@ -141,7 +141,7 @@ def _read_table() -> tuple[dict[str, Model], dict[str, tuple[int, int]]]:
 MODELS, DIFFUSION_MODELS = _read_table()
 #: The longest window that is checked unchanged: Gemma 3's, which vLLM handles in a separate branch.
 GEMMA_3_WINDOW = 1024
-#: The window that replaces a longer one, so that the keys of a check are more than a window.
+#: The window that replaces a longer one, so that a check can have more keys than the window.
 _SHORT_WINDOW = 256
 
 

@@ -66,8 +66,8 @@ def bounds(
     """Return the largest error, as of :func:`max_error`, that each tensor may have.
 
     The unit of the bound is the error of a correct kernel of the dtype under test on the same
-    inputs, which `rounded` has; docs/validate.md gives the reasons. In half precision, 4 units are
-    allowed. Correct kernels came to 3.1 units (torch's on the CPU, grouped heads, bfloat16).
+    inputs, which is that of `rounded`; docs/validate.md gives the reasons. In half precision, 4
+    units are allowed. Correct kernels came to 3.1 units (torch's on the CPU, grouped heads, bfloat16).
     flash-attention's own tests allow 2 and 3 times the error of attention that rounds every
     intermediate, which is larger than a unit (tests/test_flash_attn.py, test_flash_attn_output). In
     float32, 10 units are allowed: the error of the kernels' fast exp2 shows there, and correct
@@ -152,10 +152,10 @@ def rms_bounds(
 ) -> dict[str, float]:
     """Return the largest :func:`rms_error` that each tensor may have; see docs/validate.md.
 
-    The unit of the bound is the error of a correct kernel of the dtype, which `rounded` has. It is
-    at least the error of storing the result: errors that are uniformly distributed up to
-    eps / 2 * exact have a root mean square of that limit divided by sqrt(3). The unit is also at
-    least eps(float32) of the terms, the rounding of the sums, which alone matters where the exact
+    The unit of the bound is the error of a correct kernel of the dtype, which is that of `rounded`.
+    It is at least the error of storing the result: errors that are uniformly distributed up to
+    eps / 2 * exact have a root mean square of this limit divided by sqrt(3). It is also at least
+    eps(float32) of the terms, the rounding of the sums. This minimum alone matters where the exact
     value is zero.
 
     Args:

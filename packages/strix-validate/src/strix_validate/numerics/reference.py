@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reference attention: in float64, with the rounding of a smaller dtype, or of magnitudes."""
+"""Compute reference attention: in float64, with a smaller dtype's rounding, or of magnitudes."""
 
 import math
 from collections.abc import Callable
@@ -191,8 +191,8 @@ def mask(seqlen_q: int, seqlen_k: int, causal: Causal, window: tuple[int, int]) 
         causal: The corner in which the triangle ends. torch's ``is_causal`` is top-left: query i
             sees keys 0..i. flash-attn's ``causal`` is bottom-right: the last query sees all keys.
             The two differ when seqlen_q != seqlen_k.
-        window: (left, right), the number of keys that a query sees before and after its own key.
-            The last query's own key is the last key, as in flash-attn; -1 is unlimited.
+        window: (left, right), the number of keys that a query sees before and after its own key; -1
+            is unlimited. The last query's own key is the last key, as in flash-attn.
 
     Returns:
         Boolean (seqlen_q, seqlen_k), True where the query sees the key.

@@ -2,7 +2,7 @@
 """Check which attention backends this torch has, and whether each one runs.
 
 On a ROCm build with a gfx1151 device, torch must use AOTriton, flash attention must be usable, and
-a call that forces flash attention must execute. On other devices the checks mostly report.
+a call that forces flash attention must execute. On other devices, most checks only report.
 """
 
 import importlib.util
@@ -38,7 +38,7 @@ from strix_validate.tiers import Tier, check_from_reason, run_each
 
 #: Harmful environment variables, with the effect of each.
 HARMFUL = {
-    "HSA_OVERRIDE_GFX_VERSION": "reports another chip: memory faults, slow code",
+    "HSA_OVERRIDE_GFX_VERSION": "makes the GPU report another chip: memory faults, slow code",
     "TORCH_ROCM_FA_PREFER_CK": "selects CK's attention, which has no gfx11 kernels",
     "AMD_SERIALIZE_KERNEL": "makes the host wait after every kernel",
     "PYTORCH_NO_HIP_MEMORY_CACHING": "makes torch allocate memory anew for every tensor",
@@ -183,7 +183,7 @@ def library(options: RunOptions) -> dict:
     """
     _require_rocm(options)
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
-    sdpa.call(sdpa.ROUTES["flash"], q, q, q)  # maps the library if it is not linked
+    sdpa.call(sdpa.ROUTES["flash"], q, q, q)  # loads the library if it is not yet loaded
     lines = Path("/proc/self/maps").read_text().splitlines()
     mapped = {line.split()[-1] for line in lines if "libaotriton" in line}
     files = sorted({Path(path).resolve() for path in mapped})
@@ -224,19 +224,20 @@ def preferred(options: RunOptions) -> dict:
     preference = torch.backends.cuda.preferred_rocm_fa_library()
     name = str(preference).rsplit(".", 1)[-1]
     if _is_gfx1151(options):
-        require(name.lower() != "ck", "CK is preferred (TORCH_ROCM_FA_PREFER_CK?)")
+        message = "torch prefers CK's attention: is TORCH_ROCM_FA_PREFER_CK set?"
+        require(name.lower() != "ck", message)
     return {"library": name}
 
 
 def compiled_in(options: RunOptions) -> dict:
     """This torch was built with flash attention.
 
-    Builds without USE_FLASH_ATTENTION have only the math backend, up to 19 times slower:
+    Builds without USE_FLASH_ATTENTION have only the math backend, which is up to 19 times slower:
     https://github.com/ROCm/legacy-rocm-build/issues/6034
     """
     need_gpu(options, "only a GPU shows this")
     available = torch.backends.cuda.is_flash_attention_available()
-    require(available, "built without flash attention")
+    require(available, "this torch was built without flash attention")
     return {"available": available}
 
 

@@ -102,23 +102,25 @@ SIZES = {
     ),
 }
 MASKS = {"causal": True, "full": False}
-#: Layer of the checks of experts.
+#: The layer of experts that is measured.
 _EXPERTS = MODELS["Qwen3-30B-A3B"].experts_by_format()[""]
-#: Numbers of tokens of the checks of experts: a decoding batch, and a prefill.
+#: Numbers of tokens for which the experts are measured: a decoding batch, and a prefill.
 _TOKENS = {"decode": 16, "prefill": 2048}
-#: Torch's backends, flash-attn's own package, and vLLM's kernel on its paged cache.
+#: The measured implementations of attention: torch's backends, the package flash-attn, and vLLM's
+#: kernel with its paged cache.
 _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
 #: Sizes at which the math backend takes seconds. Only a full run measures them.
 _LARGE = ("large", "xlarge", "large128", "gqa")
 #: How many times as fast as math flash attention must be at the sizes of _LARGE, where the scores
 #: fill memory.
 _MIN_SPEEDUP = 1.5
-#: Relative difference that two measurements of the same call may have.
+#: Allowed relative difference between the two timers' times of the same call.
 _TIMER_TOLERANCE = 0.05
 #: Milliseconds below which a difference between the two timers is recorded, but not judged. Both
 #: timers overwrite the GPU's cache before a call, and the host launches the call's kernels
 #: meanwhile. This does not hide all launches of so short a call, so either timer measures some of
-#: them. torch launches a backward pass from another thread, in up to 0.14 ms on an H200's host.
+#: them. torch launches a backward pass from another thread, which took up to 0.14 ms on an H200's
+#: host.
 _LAUNCHES = 0.2
 #: Operations of a pass, relative to a forward pass.
 _DIRECTION_FACTORS = {"forward": 1.0, "backward": 2.5}

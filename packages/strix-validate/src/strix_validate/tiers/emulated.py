@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Execute gfx1151 code objects of flash-attn, vLLM and other packages under emulation.
 
-Any machine will do. strix-emulate executes the instructions that the real call path compiles,
+This works on any machine. strix-emulate executes the instructions that the real call path compiles,
 forward and backward. A pass means "executed under emulation". It proves nothing about timing or
 about a real gfx1151.
 """

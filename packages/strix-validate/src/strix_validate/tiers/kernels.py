@@ -43,8 +43,8 @@ def judge_products(
 ) -> Result:
     """Fail a call if too few of its kernels use the matrix unit.
 
-    The field `products` of a VllmCall or PackageCall is the number of such kernels that it needs.
-    A call of flash-attn is judged by :func:`judge` instead.
+    The field `products` of a VllmCall or PackageCall is the required number of such kernels. A call
+    of flash-attn is judged by :func:`judge` instead.
     """
     del expected
     if isinstance(call, flash.FlashCall):
@@ -121,7 +121,7 @@ def inspect(kernel: triton_modes.CompiledKernel) -> dict:
 
 
 def find_faults(fact: dict) -> list[str]:
-    """Return the faults of a kernel for gfx1151. Spilled registers only cost time: no fault."""
+    """Return the faults of a kernel for gfx1151. Spills only cost time, so they are no fault."""
     target = TARGETS[TARGET]
     faults = []
     if fact["machine"] != EM_AMDGPU:
@@ -129,7 +129,7 @@ def find_faults(fact: dict) -> list[str]:
     if fact["mach"] != target.mach:
         faults.append(f"the ELF flags name chip {fact['mach']:#x}, not {target.mach:#x}")
     if fact["target"].split("-")[-1] != TARGET:
-        faults.append(f"target is {fact['target']}")
+        faults.append(f"the target is {fact['target']}, not {TARGET}")
     if fact["lds"] > target.lds:
         faults.append(f"{fact['lds']} bytes of LDS, and the GPU has {target.lds}")
     if fact["mfma"]:

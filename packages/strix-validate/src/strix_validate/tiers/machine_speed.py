@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The speed of the machine itself: copies in memory and to the GPU, and matrix products."""
+"""Measure the speed of the machine itself: copies in memory and to the GPU, matrix products."""
 
 from collections.abc import Callable
 from functools import cache
@@ -21,16 +21,16 @@ _OPERATIONS_PER_CLOCK = {
 }
 #: Bytes that are copied to the GPU and back to the host.
 _HOST_COPY_BYTES = 256 * 2**20
-#: Elements and bytes of a copy in the GPU's memory, fp16.
+#: Numbers of elements and of bytes of a copy within the GPU's memory, in fp16.
 _COPY_ELEMENTS = 1 << 28
 _COPY_BYTES = 2 * _COPY_ELEMENTS
-#: Rows and columns of the matrices of a product, and its operations.
+#: Number of rows and of columns of each matrix in a product, and the product's operations.
 _PRODUCT_SIZE = 4096
 _PRODUCT_OPERATIONS = 2 * _PRODUCT_SIZE**3
 
 
 def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
-    """Return 10^12 fp16 operations per second at this clock, None for an unknown chip."""
+    """Return the peak rate in 10^12 fp16 operations per second; None for an unknown chip."""
     per_clock = _OPERATIONS_PER_CLOCK.get(arch.split(":")[0])
     if not per_clock or not clock_mhz:
         return None
@@ -39,7 +39,7 @@ def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
 
 @cache
 def peak(device: str) -> float | None:
-    """Return 10^12 fp16 operations per second of this device at its clock; None if unknown."""
+    """Return the device's peak rate in 10^12 fp16 operations per second; None if it is unknown."""
     from strix_validate.doctor.host import describe_device
 
     description = describe_device(device)
@@ -64,7 +64,7 @@ def _time_on_gpu(
 
 def _copy(options: RunOptions) -> dict:
     timing = _time_on_gpu(options, (_COPY_ELEMENTS,), lambda to, x: to.copy_(x))
-    # a copy reads and writes
+    # a copy reads and writes each byte
     return {"copy_gbps": 2 * _COPY_BYTES / timing.median / 1e6}
 
 
@@ -100,7 +100,7 @@ def _host_copy(options: RunOptions) -> dict:
 CHECKS: dict[Check, Body] = {
     Check(
         "bench/copy",
-        "bytes that a copy of 512 MiB reads and writes in a second",
+        "bytes per second that a copy of 512 MiB reads and writes",
         "memory in one channel or at a lower clock, which slows decoding down",
     ): _copy,
     Check(
@@ -117,7 +117,7 @@ CHECKS: dict[Check, Body] = {
     ): _product_fp32,
     Check(
         "bench/host-copy",
-        "bytes that a copy of 256 MiB to and from the GPU moves in a second",
+        "bytes per second of a copy of 256 MiB to the GPU and back",
         "models that load slowly from pinned memory, although the GPU shares this memory: "
         "https://llm-tracker.info/_TOORG/Strix-Halo",
     ): _host_copy,

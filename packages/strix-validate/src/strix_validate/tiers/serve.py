@@ -110,9 +110,9 @@ def _judge_users_server(
     Args:
         name: Key of USER_CHECKS.
         session: Starts the server if the options have no URL of a running one.
-        silences: Errors for which the server sent nothing for endpoint.LIMIT seconds. After the
-            first one, no check sends a request.
-        options: Have the server's URL or model.
+        silences: Errors of requests to which the server sent nothing for endpoint.LIMIT seconds.
+            After the first error, no check sends a request.
+        options: Options of the run, with the server's URL or model.
     """
     if silences:
         raise CheckFailed(f"no request was sent, because of an earlier failure: {silences[0]}")
@@ -178,7 +178,7 @@ def _compare(reference: list[float], generated: dict, bound: float) -> dict:
 
     Args:
         reference: Log probability of each token of the vocabulary, in float32.
-        generated: What tiny_llama generated.
+        generated: The results of tiny_llama.
         bound: Limit in nats for the error, and for the gap to the likeliest token.
 
     Raises:
@@ -193,7 +193,7 @@ def _compare(reference: list[float], generated: dict, bound: float) -> dict:
 
 
 def _judge_model(name: str, session: ServerSession) -> dict:
-    """Require that a model of tiny_models generates what transformers does."""
+    """Require that a model of tiny_models generates the likeliest token, as in transformers."""
     plugin = MODELS[name].plugin
     if plugin:
         session.need_vllm(plugin)
@@ -302,7 +302,7 @@ def usage(session: ServerSession) -> dict:
 
 
 def finish_reason(session: ServerSession) -> dict:
-    """An answer gives its reason to end: the token limit, or a stop string, which it leaves out.
+    """An answer states why it ended: by the token limit, or by a stop string, which it leaves out.
 
     https://docs.vllm.ai/en/latest/serving/openai_compatible_server/
     """
@@ -329,7 +329,7 @@ def probabilities(session: ServerSession) -> dict:
 def chat(session: ServerSession) -> dict:
     """/v1/chat/completions applies the model's chat template.
 
-    The answer is the same as for the prompt that the template gives:
+    The answer is the same as for the prompt that the template produces:
     https://docs.vllm.ai/en/latest/serving/openai_compatible_server/
     """
     server = session.server.endpoint
@@ -365,7 +365,7 @@ def streaming(session: ServerSession) -> dict:
 
 
 def abort(session: ServerSession) -> dict:
-    """Require that the next answer is right after clients have disconnected."""
+    """Require that the next answer is correct after clients have disconnected."""
     return judges.judge_abort(session.server.endpoint, PROMPT, TOKENS, LOGPROB_BOUND)
 
 
