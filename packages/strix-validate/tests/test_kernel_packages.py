@@ -253,7 +253,7 @@ def test_experts_of_a_model(config: dict, experts: list) -> None:
 )
 def test_wrong_layers_of_a_model(wrong: dict) -> None:
     hybrid = CONFIGS["Qwen3-Next-80B-A3B"]
-    with pytest.raises(ValueError, match="no layers can be read from it"):
+    with pytest.raises(ValueError, match="no layers can be read from config.json"):
         read_layers(hybrid | wrong)
 
 

@@ -77,7 +77,7 @@ class Watched:
     Attributes:
         name: Name of the route, a key of sdpa.ROUTES.
         dtype: Dtype of the tensors that a check passes.
-        unwatched: The route without this test.
+        unwatched: The route without the test for the backend.
     """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
@@ -175,7 +175,7 @@ def finite(route: sdpa.Route, options: RunOptions) -> dict:
             leaves.append(x.to(dtype).requires_grad_())
         out = route(*leaves, is_causal=i % 3 == 0)
         grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
-        require(_are_finite([out, *grads]), f"not finite in call {i + 1}")
+        require(_are_finite([out, *grads]), f"a result of call {i + 1} is not finite")
     return {"repeats": repeats}
 
 
@@ -364,7 +364,7 @@ def nested(route: Watched, options: RunOptions) -> dict | Result:
     def expected(dtype: reference.Precision) -> dict[str, Tensor]:
         outs = []
         for row in rows:
-            # (1, heads, tokens, head_dim) of each
+            # each of q, k and v is (1, heads, tokens, head_dim)
             q, k, v = (x.transpose(0, 1)[None] for x in row.view(-1, 3, 4, 64).unbind(1))
             exact = reference.attention(q, k, v, q, causal="top-left", dtype=dtype)
             outs.append(exact["out"][0].transpose(0, 1))

@@ -46,6 +46,7 @@ _LEFT_OUT = {
 _REFUSALS = ("No available kernel", "No viable backend", "invalid dtype for bias")
 #: The ends of warnings that do not explain a refusal.
 _EMPTY_WARNINGS = ("runtime disabled.", "not used because:")
+#: A way to call scaled_dot_product_attention: by one backend, or with torch's choice of backend.
 Route = Callable[..., Tensor]
 _Expected = Callable[[reference.Precision], dict[str, Tensor]]
 

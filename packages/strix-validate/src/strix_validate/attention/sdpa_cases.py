@@ -116,7 +116,7 @@ _VALUE_DIM = "values read with the keys' head dim (in DeepSeek's MLA, these are 
 _ONE_GRADIENT = (
     "a gradient that is correct only if the others are computed as well (LoRA, frozen layers)"
 )
-_RANDOM = "a wrong combination of lengths, heads and head dim that no other check has"
+_RANDOM = "a fault with a combination of lengths, heads and head dim that no other check has"
 #: The bug that each layout catches.
 _LAYOUTS = {
     "expanded": "a stride of 0 that is ignored (keys of one head for all heads)",
@@ -555,7 +555,7 @@ CASES = (
     ),
     SdpaCase(
         "cross-causal-long",
-        "queries after the last key left out, which see all keys with torch's top-left mask",
+        "a kernel that skips queries after the last key: in torch's mask, these see all keys",
         seqlen_q=133,
         seqlen_k=70,
         causal=True,

@@ -63,7 +63,7 @@ def read_layers(config: dict) -> ModelLayers:
             dtype=_DTYPES.get(name, torch.bfloat16),
         )
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise ValueError(f"no layers can be read from it: {error!r:.200}") from error
+        raise ValueError(f"no layers can be read from config.json: {error!r:.200}") from error
 
 
 def has_experts(config: dict) -> bool:

@@ -66,12 +66,13 @@ def bounds(
     """Return the largest error, as of :func:`max_error`, that each tensor may have.
 
     The unit of the bound is the error of a correct kernel of the dtype under test on the same
-    inputs, which is that of `rounded`; docs/validate.md gives the reasons. In half precision, 4
-    units are allowed. Correct kernels came to 3.1 units (torch's on the CPU, grouped heads, bfloat16).
-    flash-attention's own tests allow 2 and 3 times the error of attention that rounds every
-    intermediate, which is larger than a unit (tests/test_flash_attn.py, test_flash_attn_output). In
-    float32, 10 units are allowed: the error of the kernels' fast exp2 shows there, and correct
-    kernels came to 4 units.
+    inputs, which is that of `rounded`; docs/validate.md gives the reasons.
+
+    In half precision, 4 units are allowed. Correct kernels came to 3.1 units (torch's on the CPU,
+    grouped heads, bfloat16). flash-attention's own tests allow 2 and 3 times the error of attention
+    that rounds every intermediate, which is larger than a unit (tests/test_flash_attn.py,
+    test_flash_attn_output). In float32, 10 units are allowed: the error of the kernels' fast exp2
+    shows there, and correct kernels came to 4 units.
 
     The unit is at least eps(dtype) / 2 * max|exact|, the rounding of the result alone, because the
     error of a correct kernel can be zero by chance, for example with a single key. This minimum is
