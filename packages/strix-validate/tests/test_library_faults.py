@@ -177,18 +177,18 @@ def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
     (check,) = [c for c in convolution.checks() if c.id == "conv/normal/2d-same-float16"]
     failed = Result(check, State.FAILED, "RuntimeError: miopenStatusUnknownError")
     monkeypatch.setattr(torch.version, "hip", "10.0")
-    told = convolution.with_remedy(failed)
+    told = convolution.add_remedy(failed)
     assert told.state is State.FAILED and "MIOpen/issues/3964" in told.reason
     assert "MIOPEN_FIND_MODE=FAST" in told.fix and "torch.backends.cudnn.enabled" in told.fix
     # where activation has set it already, it is no remedy
     monkeypatch.setenv("MIOPEN_FIND_MODE", "FAST")
     (default,) = [c for c in convolution.checks() if c.id == "conv/default/2d-same-float16"]
-    told = convolution.with_remedy(Result(default, State.FAILED, failed.reason))
+    told = convolution.add_remedy(Result(default, State.FAILED, failed.reason))
     assert told.fix == "torch.backends.cudnn.enabled = False"
     passed = Result(check, State.PASSED)
-    assert convolution.with_remedy(passed) == passed
+    assert convolution.add_remedy(passed) == passed
     monkeypatch.setattr(torch.version, "hip", None)
-    assert convolution.with_remedy(failed) == failed
+    assert convolution.add_remedy(failed) == failed
 
 
 def test_modes_of_miopen_reach_its_process(monkeypatch):

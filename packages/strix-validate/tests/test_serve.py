@@ -76,7 +76,7 @@ def examine(monkeypatch, tmp_path, started):
         stop_limit = SHORT if "stays" in faults else 10 if "orphan" in faults else LONG
         with vllm_server.ServerSession("cuda", start_limit, stop_limit) as session:
             bodies = {
-                Check(f"serve/{name}"): serve.of_session(body, session)
+                Check(f"serve/{name}"): serve.bind_session(body, session)
                 for name, body in serve.SESSION_CHECKS.items()
             }
             wanted = [c for c in serve.checks() if c.id.removeprefix("serve/") in names]

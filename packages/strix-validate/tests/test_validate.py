@@ -274,7 +274,7 @@ def test_a_name_says_what_is_computed():
 def test_a_whole_tile_of_keys_is_shut_out():
     """In the second sequence, by the smallest number; each sees its own past besides."""
     (case,) = (case for case in sdpa_cases.CASES if case.name == "least-mask")
-    mask = sdpa_problem.mask_of(case, torch.float16, torch.Generator())
+    mask = sdpa_problem.build_mask(case, torch.float16, torch.Generator())
     shut = mask == torch.finfo(torch.float16).min
     assert shut[1, 0, :, :70].all() and not shut[0, 0, :, :70].any()
     assert shut[:, 0, 0, -1].all() and not shut[:, 0, -1, -1].any()

@@ -93,7 +93,7 @@ class Watched:
             CheckFailed: Another backend ran.
         """
         out, operators = sdpa.call(self.unwatched, *args, **options)
-        fault = sdpa.wrong_operator(self.name, operators)
+        fault = sdpa.describe_wrong_operator(self.name, operators)
         require(not fault, fault)
         return out
 
@@ -319,10 +319,10 @@ def _check_dropout(
 def _check_kept_weights(out: Tensor, visible: Tensor, p: float) -> float:
     """Check the number and the size of the weights that dropout kept; return their share."""
     is_kept = out != 0
-    of_visible = is_kept.double()[..., visible]
-    share = of_visible.mean().item()
+    visible_kept = is_kept.double()[..., visible]
+    share = visible_kept.mean().item()
     expected = 1 - p
-    deviation = (p * (1 - p) / of_visible.numel()) ** 0.5
+    deviation = (p * (1 - p) / visible_kept.numel()) ** 0.5
     is_expected = abs(share - expected) < 5 * deviation
     require(is_expected, f"{share:.4f} of the weights kept, not {expected}")
     # an equal weight is 1 / number of keys, divided by 1 - p
@@ -357,8 +357,8 @@ def nested(route: Watched, options: RunOptions) -> dict | Result:
     for length in (70, 1, 133):
         row = _randn(length, 3 * 4 * 64, device=options.device, dtype=route.dtype, seed=length)
         rows.append(row)
-    whole = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    q, k, v = (x.unflatten(-1, (4, 64)).transpose(1, 2) for x in whole.chunk(3, -1))
+    packed = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    q, k, v = (x.unflatten(-1, (4, 64)).transpose(1, 2) for x in packed.chunk(3, -1))
     out = route(q, k, v, is_causal=True).transpose(1, 2).values()
 
     def expected(dtype: reference.Precision) -> dict[str, Tensor]:

@@ -209,7 +209,7 @@ def dense(  # noqa: PLR0913 (the options of a case)
     if alibi is not None:
         tensors["alibi_slopes"] = alibi
         bias = _alibi_bias(alibi, q.shape[1], k.shape[1])
-    function = function_of(fixed, pack)
+    function = get_function_name(fixed, pack)
     call = FlashCall(function, tensors, options, grad_out, repeats, infers)
     masks = {
         "causal": "bottom-right" if causal else None,
@@ -290,7 +290,7 @@ def varlen(  # noqa: PLR0913 (the options of a case)
         options["max_seqlen_q"] = max(lengths_q)
         options["max_seqlen_k"] = max(lengths_k)
     tensors = _pack({"q": q, "k": k, "v": v}, pack, 1) | starts
-    call = FlashCall(function_of(varlen, pack), tensors, options, grad_out)
+    call = FlashCall(get_function_name(varlen, pack), tensors, options, grad_out)
     masks = {
         "causal": "bottom-right" if causal else None,
         "window": window,
@@ -449,7 +449,7 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
         "window_size": None if window == (-1, -1) else window,
     }
     options = {name: value for name, value in options.items() if value is not None}
-    call = FlashCall(function_of(kv_cache), tensors | angles, options)
+    call = FlashCall(get_function_name(kv_cache), tensors | angles, options)
     starts = leftpad or (0,) * count
     masks = {
         "causal": "bottom-right" if causal else None,
@@ -537,7 +537,7 @@ def _lay_out_cache(
     return caches | table
 
 
-def function_of(build: Callable, pack: str = "") -> str:
+def get_function_name(build: Callable, pack: str = "") -> str:
     """Return the name of the flash_attn function that a builder's call uses.
 
     Args:

@@ -41,13 +41,13 @@ class FlashCase:
     @property
     def name(self) -> str:
         """The label with the data type, as in ids of checks."""
-        return f"{self.label}-{_name_of(self.dtype)}"
+        return f"{self.label}-{_get_dtype_name(self.dtype)}"
 
     @property
     def title(self) -> str:
         """The function of flash_attn, the label and the data type."""
-        function = flash.function_of(self.build.func, self.build.keywords.get("pack", ""))
-        return f"{function} {self.label} {_name_of(self.dtype)}"
+        function = flash.get_function_name(self.build.func, self.build.keywords.get("pack", ""))
+        return f"{function} {self.label} {_get_dtype_name(self.dtype)}"
 
     @cached_property
     def call(self) -> flash.FlashCall:
@@ -64,7 +64,7 @@ class FlashCase:
         return make(self.label, Case(self.build, self.catches, self.dtype))
 
 
-def _name_of(dtype: torch.dtype) -> str:
+def _get_dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -152,7 +152,7 @@ def _low_score_cases() -> Iterator[FlashCase]:
     }
     for name, build in builds.items():
         refusals = _REFUSED if name in ("alibi", "window") else ()
-        yield FlashCase(f"low-{name}", build, reference.WHY_LOW, refusals, half_only=True)
+        yield FlashCase(f"low-{name}", build, reference.LOW_SCORES_FAULT, refusals, half_only=True)
 
 
 def _alibi_cases() -> Iterator[FlashCase]:
@@ -369,7 +369,7 @@ CASES = (
             sink="key",
             **_LONG,
         ),
-        reference.WHY_SINK,
+        reference.SINK_FAULT,
         half_only=True,
     ),
     FlashCase(
@@ -382,7 +382,7 @@ CASES = (
             sink="query",
             **_LONG,
         ),
-        reference.WHY_SINK,
+        reference.SINK_FAULT,
         half_only=True,
     ),
     *_low_score_cases(),
@@ -849,16 +849,16 @@ _EXECUTED = (
     "a code object that computes wrong numbers although its source is correct, lacks a wait, or "
     "has a race between waves: https://github.com/ROCm/aotriton/issues/54"
 )
-_WHOLE = partial(flash.fixed, seqlen_q=512, seqlen_k=512)
+_SEQLEN_512 = partial(flash.fixed, seqlen_q=512, seqlen_k=512)
 COMPILED = {
-    "d64": Case(_WHOLE, _COMPILES),
-    "d128-causal": Case(partial(_WHOLE, head_dim=128, causal=True), _COMPILES),
+    "d64": Case(_SEQLEN_512, _COMPILES),
+    "d128-causal": Case(partial(_SEQLEN_512, head_dim=128, causal=True), _COMPILES),
     "d128-causal-gqa": Case(
-        partial(_WHOLE, heads=8, head_dim=128, causal=True),
+        partial(_SEQLEN_512, heads=8, head_dim=128, causal=True),
         _COMPILES,
         torch.bfloat16,
     ),
-    "d80": Case(partial(_WHOLE, head_dim=80), _COMPILES),
+    "d80": Case(partial(_SEQLEN_512, head_dim=80), _COMPILES),
     "varlen": Case(flash.varlen, _COMPILES),
     "decode": Case(flash.kv_cache, _COMPILES),
 }
@@ -874,7 +874,7 @@ def _emulated_head_dims() -> dict[str, Case]:
     for size, causal, dtype in product((64, 72, 128), (False, True), dtypes):
         suffix = "-causal" if causal else ""
         build = partial(flash.fixed, head_dim=size, causal=causal)
-        cases[f"d{size}{suffix}-{_name_of(dtype)}"] = Case(build, _EXECUTED, dtype)
+        cases[f"d{size}{suffix}-{_get_dtype_name(dtype)}"] = Case(build, _EXECUTED, dtype)
     return cases
 
 

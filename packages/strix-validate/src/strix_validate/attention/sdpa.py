@@ -51,7 +51,7 @@ Route = Callable[..., Tensor]
 _Expected = Callable[[reference.Precision], dict[str, Tensor]]
 
 
-def forced(backend: SDPBackend) -> Route:
+def force_backend(backend: SDPBackend) -> Route:
     """Return scaled_dot_product_attention restricted to one backend.
 
     Without the restriction, torch silently falls back to another backend.
@@ -65,7 +65,7 @@ def forced(backend: SDPBackend) -> Route:
 
 
 #: Ways to call attention, by name. "default" is a plain call, for which torch chooses the backend.
-ROUTES: dict[str, Route] = {name: forced(backend) for name, backend in BACKENDS.items()}
+ROUTES: dict[str, Route] = {name: force_backend(backend) for name, backend in BACKENDS.items()}
 ROUTES["default"] = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -98,10 +98,10 @@ def run(selected: set[Check], options: RunOptions) -> Iterator[Result]:
         if check not in selected:
             continue
         is_flash = route in ("flash", "default")
-        if options.device == "cpu" and is_flash and _sums_show(case, dtype):
+        if options.device == "cpu" and is_flash and _can_sums_exceed_bound(case, dtype):
             yield Result(check, State.SKIPPED, _CPU_SUMS)
             continue
-        if case.gib > _free_gib(options.device):
+        if case.gib > _measure_free_gib(options.device):
             yield Result(check, State.SKIPPED, f"{case.gib} GiB of memory are not free")
             continue
         begin = perf_counter()
@@ -111,7 +111,7 @@ def run(selected: set[Check], options: RunOptions) -> Iterator[Result]:
         yield replace(result, seconds=perf_counter() - begin)
 
 
-def kernel_set(prefix: Path) -> str:
+def read_kernel_set(prefix: Path) -> str:
     """Return the set of AOTriton's kernels in a conda prefix: "core", "sample", or "" for all."""
     builds = [file.stem for file in prefix.glob("conda-meta/aotriton-images-*.json")]
     for name in _LEFT_OUT:
@@ -120,7 +120,7 @@ def kernel_set(prefix: Path) -> str:
     return ""
 
 
-def unless_left_out(result: Result, kernels: str) -> Result:
+def skip_if_left_out(result: Result, kernels: str) -> Result:
     """Turn a failure into a skip if the reason is that the set of kernels lacks a kernel."""
     errors = _LEFT_OUT.get(kernels, ())
     is_left_out = any(error in result.reason for error in errors)
@@ -130,7 +130,7 @@ def unless_left_out(result: Result, kernels: str) -> Result:
     return replace(result, state=State.SKIPPED, reason=reason)
 
 
-def _sums_show(case: SdpaCase, dtype: torch.dtype) -> bool:
+def _can_sums_exceed_bound(case: SdpaCase, dtype: torch.dtype) -> bool:
     """Return whether the errors of sums in 16 bits can exceed a bound.
 
     They exceed it with the sink "query", and with some inputs in sums over a group of query heads.
@@ -138,7 +138,7 @@ def _sums_show(case: SdpaCase, dtype: torch.dtype) -> bool:
     return case.sink == "query" or (dtype in HALVES and case.heads > case.kv_heads)
 
 
-def _free_gib(device: str) -> float:
+def _measure_free_gib(device: str) -> float:
     if device == "cuda":
         free, _ = torch.cuda.mem_get_info()
         return free / 2**30
@@ -168,9 +168,9 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
         if again.state is State.FAILED:
             result = replace(again, reason=f"second backward: {again.reason}")
     name = check.id.split("/")[1]
-    fault = wrong_operator(name, answer.operators)
-    fault = fault or wrong_operator(name, answer.inference_operators)
-    measured = result.measured | {"operator": kind_of(answer.operators)}
+    fault = describe_wrong_operator(name, answer.operators)
+    fault = fault or describe_wrong_operator(name, answer.inference_operators)
+    measured = result.measured | {"operator": find_backend(answer.operators)}
     if fault:
         return Result(check, State.FAILED, f"{fault}. {result.reason}".strip(), measured)
     return Result(check, result.state, result.reason, measured)
@@ -281,13 +281,13 @@ def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
             message = str(error)
             if not message.startswith(_REFUSALS):
                 raise
-            reason = refusal(message, caught_warnings)
+            reason = describe_refusal(message, caught_warnings)
             if message.startswith("No viable backend"):
                 raise NoBackend(reason) from error
             raise CannotRun(reason) from error
 
 
-def refusal(message: str, caught_warnings: list[warnings.WarningMessage]) -> str:
+def describe_refusal(message: str, caught_warnings: list[warnings.WarningMessage]) -> str:
     """Return torch's refusal in one line, with the reasons in its warnings.
 
     The warnings also give reasons for the other backends.
@@ -300,7 +300,7 @@ def refusal(message: str, caught_warnings: list[warnings.WarningMessage]) -> str
     return " ".join(["refused by torch:", message, *dict.fromkeys(reasons)])
 
 
-def kind_of(operators: list[str]) -> str:
+def find_backend(operators: list[str]) -> str:
     """Return the backend that ran, by its operators: "flash", "efficient", "cudnn" or "math"."""
     for kind, part in _FUSED.items():
         if any(part in name for name in operators):
@@ -308,9 +308,9 @@ def kind_of(operators: list[str]) -> str:
     return "math"
 
 
-def wrong_operator(route: str, operators: list[str]) -> str:
+def describe_wrong_operator(route: str, operators: list[str]) -> str:
     """Return a message if another backend ran than the route names; otherwise ""."""
-    used = kind_of(operators)
+    used = find_backend(operators)
     if route in BACKENDS and used != route:
         return f"{route} was requested, and {used} ran"
     return ""

@@ -130,7 +130,7 @@ _LAYOUTS = {
 def _sink_cases() -> Iterator[SdpaCase]:
     case = SdpaCase(
         "",
-        reference.WHY_SINK,
+        reference.SINK_FAULT,
         heads=2,
         kv_heads=2,
         seqlen_q=577,
@@ -147,7 +147,7 @@ def _low_score_cases() -> Iterator[SdpaCase]:
     """Yield cases with lengths that do not fill a tile; the lowest level also has a mask."""
     case = SdpaCase(
         "",
-        reference.WHY_LOW,
+        reference.LOW_SCORES_FAULT,
         batch=2,
         heads=2,
         kv_heads=2,
@@ -231,8 +231,8 @@ def _model_cases() -> Iterator[SdpaCase]:
 
     A quick run includes one model for each ratio of query heads to key heads.
     """
-    first_of_group = {layer.group: name for name, layer in reversed(plain_layers().items())}
-    quick = set(first_of_group.values())
+    first_models = {layer.group: name for name, layer in reversed(plain_layers().items())}
+    quick = set(first_models.values())
     for name, layer in plain_layers().items():
         prompt = SdpaCase(
             f"layer-{name}",

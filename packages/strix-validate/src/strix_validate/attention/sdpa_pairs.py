@@ -13,7 +13,7 @@ import torch
 from strix_validate.attention.sdpa_cases import HALVES, SdpaCase
 from strix_validate.layers.pairs import Combination, combine
 
-_WHY = (
+_CATCHES = (
     "a kernel that is correct for each argument alone but wrong for two together, such as a mask "
     "and dropout (https://github.com/pytorch/pytorch/issues/116333)"
 )
@@ -93,7 +93,7 @@ def _make_case(values: Combination) -> SdpaCase:
         dtypes = HALVES
     return SdpaCase(
         _name(values),
-        _WHY,
+        _CATCHES,
         # with few rows, the error depends on a few large weights, whose rounding is a matter of
         # chance
         batch=8 if values["lengths"] == "one" else 2,

@@ -37,7 +37,7 @@ class Problem:
         self.dtype = dtype
         generator = torch.Generator().manual_seed(derive_seed(case.name))
         q, k, v, grad_out = _draw_inputs(case, dtype, generator)
-        attn_mask = mask_of(case, dtype, generator)
+        attn_mask = build_mask(case, dtype, generator)
         reference_device = device if case.on_device else "cpu"
         # The reference computes with each head of keys and values, also if they are expanded.
         self._reference_inputs = [
@@ -88,7 +88,7 @@ class Problem:
             mask = self._mask
             if mask is not None and mask.dim() == 4 and len(mask) > 1:
                 mask = mask[rows]
-            keep_of_part = None if keep is None else keep[rows]
+            part_keep = None if keep is None else keep[rows]
             q, k, v, grad_out = (x[rows] for x in self._reference_inputs)
             part = reference.attention(
                 q,
@@ -97,7 +97,7 @@ class Problem:
                 grad_out,
                 causal=causal,
                 attn_mask=mask,
-                keep=keep_of_part,
+                keep=part_keep,
                 scale=self.case.scale,
                 dtype=dtype,
             )
@@ -197,7 +197,7 @@ def _lay_out_mask(case: SdpaCase, attn_mask: Tensor) -> Tensor:
     return wider[..., : case.seqlen_k]
 
 
-def mask_of(
+def build_mask(
     case: SdpaCase,
     dtype: torch.dtype,
     generator: torch.Generator,

@@ -100,12 +100,12 @@ def _complete(
 
     def count_missing(value: Hashable) -> int:
         count = 0
-        for other, other_value in row.items():
+        for column, column_value in row.items():
             # a pair lists its two columns in the order of `columns`
-            if names.index(other) < names.index(name):
-                pair = (other, other_value, name, value)
+            if names.index(column) < names.index(name):
+                pair = (column, column_value, name, value)
             else:
-                pair = (name, value, other, other_value)
+                pair = (name, value, column, column_value)
             count += pair in missing
         return count
 

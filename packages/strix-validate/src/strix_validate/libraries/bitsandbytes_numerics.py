@@ -30,8 +30,8 @@ _VECTOR = (ROWS * COLUMNS + 38,)
 _MATRIX = (ROWS, 96)
 #: Numbers in a block of an optimizer's state.
 _STATE_BLOCK = 256
-#: How much larger than the smallest distance the distance of a code's number may be. On a CPU,
-#: bitsandbytes finds 8-bit codes in a table of 65,536 numbers, which is less exact.
+#: How much farther from a value its code's number may be than the nearest number of the table. On a
+#: CPU, bitsandbytes finds 8-bit codes in a table of 65,536 numbers, which is less exact.
 _SLACK = 4e-5
 _NF4 = (
     "NF4 that is wrong on one kind of GPU: "
@@ -56,19 +56,19 @@ def checks() -> dict[Check, Body]:
         bodies[check] = partial(body, check.id)
 
     for block, dtype in product(_BLOCK_SIZES, _DTYPES):
-        suffix = f"{block}-{_name_of(dtype)}"
+        suffix = f"{block}-{_get_dtype_name(dtype)}"
         add(f"nf4-{suffix}", _NF4, partial(_check_codes, _VECTOR, block, False, dtype))
         add(f"nf4-nested-{suffix}", _NF4, partial(_check_codes, _VECTOR, block, True, dtype))
         add(f"nf4-rows-{suffix}", _ROWS, partial(_check_codes, _MATRIX, block, False, dtype))
         if dtype is not torch.float32:
             add(f"linear-nf4-{suffix}", _NF4, partial(_check_layer, block, dtype))
     for optimizer, dtype in product(_OPTIMIZERS, (torch.float32, torch.bfloat16)):
-        name = f"{optimizer.lower()}-{_name_of(dtype)}"
+        name = f"{optimizer.lower()}-{_get_dtype_name(dtype)}"
         add(name, _STEP, partial(_check_optimizer, optimizer, dtype))
     return bodies
 
 
-def _name_of(dtype: torch.dtype) -> str:
+def _get_dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -285,16 +285,16 @@ def _check_layer(block: int, dtype: torch.dtype, id_: str, options: RunOptions) 
     layer.weight.blocksize = block
     layer = layer.to(options.device)
     weight = _read_weight(layer.weight.data, layer.weight.quant_state, values)
-    one = randn(1, COLUMNS).to(dtype)
-    nine = randn(9, COLUMNS).to(dtype)
+    one_row = randn(1, COLUMNS).to(dtype)
+    nine_rows = randn(9, COLUMNS).to(dtype)
     grad = randn(9, ROWS).to(dtype)
-    out_of_one = layer(one.to(options.device))
-    leaf = nine.to(options.device).requires_grad_()
-    out_of_nine = layer(leaf)
-    out_of_nine.backward(grad.to(options.device))
+    one_row_out = layer(one_row.to(options.device))
+    leaf = nine_rows.to(options.device).requires_grad_()
+    nine_rows_out = layer(leaf)
+    nine_rows_out.backward(grad.to(options.device))
     actual = {
-        "one": out_of_one.detach().cpu(),
-        "nine": out_of_nine.detach().cpu(),
+        "one": one_row_out.detach().cpu(),
+        "nine": nine_rows_out.detach().cpu(),
         "dnine": leaf.grad.cpu(),
     }
 
@@ -302,8 +302,8 @@ def _check_layer(block: int, dtype: torch.dtype, id_: str, options: RunOptions) 
         # with several rows, a layer rounds its dequantised weights first
         rounded_weight = store(weight.to(reference.working_dtype(precision)), precision)
         results = {
-            "one": reference.product(one, rounded_weight, precision),
-            "nine": reference.product(nine, rounded_weight, precision),
+            "one": reference.product(one_row, rounded_weight, precision),
+            "nine": reference.product(nine_rows, rounded_weight, precision),
             "dnine": reference.product(grad, rounded_weight.T, precision),
         }
         return {name: store(value, precision) for name, value in results.items()}

@@ -83,14 +83,14 @@ def checks() -> dict[Check, Body]:
     return bodies
 
 
-def mode_of(check: Check) -> str:
+def get_mode(check: Check) -> str:
     """Return the find mode that a check runs in."""
     return check.id.split("/")[1]
 
 
-def with_remedy(result: Result) -> Result:
+def add_remedy(result: Result) -> Result:
     """Add the known issue and a workaround to the result of a check in which MIOpen failed."""
-    mode = mode_of(result.check)
+    mode = get_mode(result.check)
     if result.state is not State.FAILED or mode == "native" or not torch.version.hip:
         return result
     is_fast = mode == "fast"
@@ -131,7 +131,7 @@ def _check(
     def expected(precision: reference.Precision) -> dict[str, Tensor]:
         tensors = [t.to(reference.working_dtype(precision)) for t in inputs]
         if precision == reference.TERMS:
-            # a convolution is bilinear, so that of absolute values sums the terms' magnitudes
+            # because a convolution is bilinear, these inputs give the sums of its terms' magnitudes
             tensors = [t.abs() for t in tensors]
         with torch.backends.mkldnn.flags(enabled=False):
             results = _differentiate(_convolve_by_torch, shape, *tensors)

@@ -106,7 +106,7 @@ def rotate(
 
 
 #: The fault that inputs of :func:`with_sink` show.
-WHY_SINK = (
+SINK_FAULT = (
     "sums in 16 bits, which lose the terms after a large first one; random inputs hide this fault "
     "(https://github.com/Xilinx/mlir-air/pull/1606)"
 )
@@ -155,7 +155,7 @@ def with_sink(
 
 
 #: The fault that inputs of :func:`with_low_scores` show.
-WHY_LOW = (
+LOW_SCORES_FAULT = (
     "wrong results if all scores are far below 0: padding after the last key has the score 0, so "
     "that exp(0 - logsumexp) is infinite (https://github.com/ROCm/aiter/issues/3551); or the value "
     "of masked scores, or the initial maximum, is a finite number above all scores"

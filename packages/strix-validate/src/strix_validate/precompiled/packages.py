@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compile the kernels of a package; doctor.kernel_lists describes its format. The command is::
+"""Compile the kernels of a package, in the format that doctor.kernel_lists describes. Usage::
 
 python -m strix_validate.precompiled.packages flash-attn core FOLDER
 python -m strix_validate.precompiled.packages vllm core FOLDER VLLM_SOURCE
@@ -83,8 +83,8 @@ def look_up(
     count = math.ceil(len(calls) / max(1, size))
 
     def run(first: int) -> list[CallAnswer]:
-        # Calls that follow each other go to different batches, so that each batch takes about as
-        # long: the autotuned calls, which compile a hundred kernels each, follow each other.
+        # The autotuned calls, which compile a hundred kernels each, follow each other. Successive
+        # calls go to different batches, so that all batches take about the same time.
         answers = triton_modes.run(calls[first::count], "look up", cache, variables).calls
         progress(answers)
         return answers

@@ -75,9 +75,9 @@ def _list_vllm_calls(source: Path, model: ModelLayers) -> Iterator[Call]:
 
 
 def _reduce_to_kernel(layer: Attention) -> Attention:
-    """Return a layer with only the values that vLLM's kernels are compiled for.
+    """Reduce a layer to the values that vLLM's kernels are compiled for.
 
-    Of the heads this is the ratio, and of the window whether there is one.
+    The kernels depend on the ratio of the numbers of heads, and on whether there is a window.
     """
     return replace(layer, heads=layer.group, kv_heads=1, window=int(layer.window > 0))
 

@@ -110,9 +110,9 @@ def _run_torch(selected: list[Check], options: RunOptions) -> Iterator[Result]:
         sdpa.run(set(selected), options),
         run_each(behaviours, options, bodies),
     )
-    kernel_set = sdpa.kernel_set(Path(sys.prefix))
+    kernel_set = sdpa.read_kernel_set(Path(sys.prefix))
     for result in results:
-        yield sdpa.unless_left_out(result, kernel_set)
+        yield sdpa.skip_if_left_out(result, kernel_set)
 
 
 def _run_flash(cases: dict[Check, flash_cases.FlashCase], kind: str) -> Iterator[Result]:

@@ -249,7 +249,7 @@ def _require_usable(options: RunOptions, can_use: Callable) -> dict:
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         usable = can_use(parameters, debug=True)
-    require(usable, sdpa.refusal("not usable.", recorded))
+    require(usable, sdpa.describe_refusal("not usable.", recorded))
     return {"usable": usable}
 
 
@@ -280,12 +280,12 @@ def _execute(route: str, options: RunOptions) -> dict:
     if route == "cudnn":
         if options.device != "cuda" or torch.version.hip:
             raise CannotRun("only an NVIDIA GPU has cuDNN")
-        function = sdpa.forced(SDPBackend.CUDNN_ATTENTION)
+        function = sdpa.force_backend(SDPBackend.CUDNN_ATTENTION)
     else:
         function = sdpa.ROUTES[route]
     out, operators = sdpa.call(function, *leaves, is_causal=True)
     torch.autograd.grad(out, leaves, torch.ones_like(out))
-    ran = sdpa.kind_of(operators)
+    ran = sdpa.find_backend(operators)
     require(route in (ran, "default"), f"{route} was requested, and {ran} ran")
     require(out.any(), "the output is zero everywhere")
     return {"operator": ran}
@@ -299,7 +299,7 @@ def default_is_fused(options: RunOptions) -> dict:
     """
     q = torch.randn(1, 4, 256, 64, device=options.device, dtype=torch.float16)
     _, operators = sdpa.call(sdpa.ROUTES["default"], q, q, q, is_causal=True)
-    ran = sdpa.kind_of(operators)
+    ran = sdpa.find_backend(operators)
     require(ran != "math", "the math backend ran")
     if _is_gfx1151(options):
         require(ran == "flash", f"the backend {ran} ran, not flash")

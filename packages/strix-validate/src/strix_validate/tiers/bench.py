@@ -291,7 +291,7 @@ def time_torch(route: str, work: Work, causal: bool, device: str) -> RouteTimes:
     try:
         # sdpa.call distinguishes a refusal from an error
         out, operators = sdpa.call(function, *leaves, **options)
-        ran = sdpa.kind_of(operators)
+        ran = sdpa.find_backend(operators)
         require(route not in sdpa.BACKENDS or ran == route, f"{ran} ran, not {route}")
 
         def differentiate() -> object:
@@ -460,7 +460,7 @@ def _compare_timers(options: RunOptions) -> Result:
         if "large" in size and not options.size.includes(Size.FULL):
             continue
         for direction, function in _flash_calls(SIZES[size]).items():
-            timed_ms, do_bench_ms = _time_by_both(function)
+            timed_ms, do_bench_ms = _time_by_both_timers(function)
             ratio = timed_ms / do_bench_ms
             ratios[f"{size}_{direction}"] = ratio
             if timed_ms > _LAUNCHES and abs(ratio - 1) > _TIMER_TOLERANCE:
@@ -489,7 +489,7 @@ def _flash_calls(work: Work) -> dict[str, Callable[[], object]]:
     }
 
 
-def _time_by_both(function: Callable[[], object]) -> tuple[float, float]:
+def _time_by_both_timers(function: Callable[[], object]) -> tuple[float, float]:
     """Return the milliseconds of a call, by time_call and by triton.testing.do_bench.
 
     Each is the smallest of five medians, because interruptions only add time.

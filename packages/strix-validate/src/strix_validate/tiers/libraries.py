@@ -35,7 +35,7 @@ def applies(check: Check, options: RunOptions) -> bool:
     """Return False on a CPU for MIOpen's find modes, which change nothing there."""
     if options.device == "cuda" or check not in convolution.checks():
         return True
-    environment = convolution.MODES[convolution.mode_of(check)]
+    environment = convolution.MODES[convolution.get_mode(check)]
     return not environment
 
 
@@ -56,7 +56,7 @@ def _run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     for mode, environment in convolution.MODES.items():
         chosen = [check for check in selected if check.id.startswith(f"conv/{mode}/")]
         results = isolated.run(convolution.__name__, chosen, options, environment)
-        yield from map(convolution.with_remedy, results)
+        yield from map(convolution.add_remedy, results)
 
 
 TIER = Tier(checks, run, applies=applies)

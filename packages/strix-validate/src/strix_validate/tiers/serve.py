@@ -54,8 +54,8 @@ def applies(check: Check, options: RunOptions) -> bool:
     name = _name(check)
     if name == "url-questions" and not options.questions:
         return False
-    is_of_user = name in USER_CHECKS
-    return is_of_user is bool(options.model)
+    is_for_user = name in USER_CHECKS
+    return is_for_user is bool(options.model)
 
 
 def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
@@ -67,7 +67,7 @@ def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     with ServerSession(options.device, model=options.model) as session:
         bodies = {}
         for name, server_check in SESSION_CHECKS.items():
-            bodies[Check(f"serve/{name}")] = of_session(server_check, session)
+            bodies[Check(f"serve/{name}")] = bind_session(server_check, session)
         for name in USER_CHECKS:
             body = partial(_judge_users_server, name, session, silences)
             bodies[Check(f"serve/{name}")] = body
@@ -88,7 +88,7 @@ def _name(check: Check) -> str:
     return check.id.removeprefix("serve/")
 
 
-def of_session(server_check: ServerCheck, session: ServerSession) -> Callable[[RunOptions], dict]:
+def bind_session(server_check: ServerCheck, session: ServerSession) -> Callable[[RunOptions], dict]:
     """Return the function of a tiny model's check. Where vLLM cannot start, it skips the check."""
 
     def body(options: RunOptions) -> dict:

@@ -182,7 +182,7 @@ class _Reference:
         return results
 
     def _attend(self, dtype: torch.dtype, **inputs: Tensor) -> dict[str, Tensor]:
-        """Compute the results in the working dtype of a dtype."""
+        """Compute the results as a kernel of a dtype does; see reference.working_dtype."""
         value_heads = inputs["v"].shape[2]
         for name in ("q", "k"):
             x = inputs[name]
@@ -272,8 +272,8 @@ def _follow_recurrence(
         if beta is not None:
             # The delta rule replaces the value that the state has for this key.
             share = beta[i][..., None]
-            held = store(share * k[i])[..., None] * store(state)
-            new = store(share * new) - store(held.sum(-2))
+            weighted_state = store(share * k[i])[..., None] * store(state)
+            new = store(share * new) - store(weighted_state.sum(-2))
         state = state + k[i][..., None] * store(new)[:, None]
         row = (store(state) * q[i][..., None]).sum(-2)
         rows.append(row * q.shape[-1] ** -0.5)

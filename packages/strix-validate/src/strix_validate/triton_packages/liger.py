@@ -103,12 +103,12 @@ def rms_norm(
 def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dq: Tensor, dk: Tensor) -> dict:
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    def turn(q: Tensor, k: Tensor) -> dict[str, Tensor]:
+    def rotate(q: Tensor, k: Tensor) -> dict[str, Tensor]:
         # The kernel overwrites its inputs, so it gets copies.
         q_out, k_out = LigerRopeFunction.apply(q * 1, k * 1, cos, sin)
         return {"q_out": q_out, "k_out": k_out}
 
-    return differentiate(turn, {"q": q, "k": k}, {"q_out": dq, "k_out": dk})
+    return differentiate(rotate, {"q": q, "k": k}, {"q_out": dq, "k_out": dk})
 
 
 def rope(
@@ -434,7 +434,7 @@ COMPUTED = {
     "loss-sum": Case(partial(loss, reduction="sum"), "a sum divided by the number of labels"),
     "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
     # Only in float32; see FLOAT16_OR_32.
-    "loss-low": Case(partial(loss, low=-8.0), reference.WHY_LOW, torch.float32),
+    "loss-low": Case(partial(loss, low=-8.0), reference.LOW_SCORES_FAULT, torch.float32),
     "loss-softcap": Case(partial(loss, softcap=3.0), _SMOOTH),
     "loss-words": Case(
         partial(loss, tokens=3, size=32, words=40000, ignored=1, gain=1.0),
@@ -492,9 +492,9 @@ def _list_model_calls(shape: _Shape, **norm) -> list[Shipped]:
     # These are the norms of queries and keys. There is a separate kernel for many rows.
     for rows in (8, 64, 1 << 15):
         builds.append(partial(rms_norm, rows=rows, columns=head_dim, **norm))
-    turn = partial(rope, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    rotate = partial(rope, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     for batch, tokens in product((1, 2, 4, 8), (7, 16)):
-        builds.append(partial(turn, batch=batch, tokens=tokens))
+        builds.append(partial(rotate, batch=batch, tokens=tokens))
     for rows in (1, 5):
         builds.append(partial(swiglu, rows=rows, columns=inner))
     return [(build, BF16) for build in builds]

@@ -17,7 +17,7 @@ from torch import Tensor
 from strix_validate.layers.pairs import Combination, combine
 from strix_validate.layers.table import DIFFUSION_MODELS
 from strix_validate.numerics import reference
-from strix_validate.numerics.reference import TERMS, WHY_LOW, Precision, store
+from strix_validate.numerics.reference import LOW_SCORES_FAULT, TERMS, Precision, store
 from strix_validate.triton.call import BF16, FP16, PackageCall, Shipped
 from strix_validate.triton.cases import Case, Expected, Randn
 
@@ -376,15 +376,15 @@ COMPUTED = {
         _PACKED,
     ),
     "d96-blocks": Case(partial(attention, head_dim=96, lengths=(200,), heads=2, kv_heads=1), _EDGE),
-    "low": Case(partial(attention, low=-120), WHY_LOW),
-    "packed-low": Case(partial(_packed, causal=True, low=-1000), WHY_LOW),
+    "low": Case(partial(attention, low=-120), LOW_SCORES_FAULT),
+    "packed-low": Case(partial(_packed, causal=True, low=-1000), LOW_SCORES_FAULT),
     **model_cases(),
 }
 _small = partial(attention, lengths=(70,), heads=1, kv_heads=1)
 EMULATED = {
     "edge": Case(partial(_small, heads=2), _EDGE, BF16),
     "causal": Case(partial(_small, causal=True), _MASK),
-    "low": Case(partial(_small, low=-120), WHY_LOW, BF16),
+    "low": Case(partial(_small, low=-120), LOW_SCORES_FAULT, BF16),
 }
 
 #: Numbers of tokens. With them, the number of blocks of queries and of keys is 1, a multiple of 16,

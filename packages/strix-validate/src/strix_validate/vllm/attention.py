@@ -149,8 +149,7 @@ def store(
         scales: The scales of keys and of values if they are stored as FP8, otherwise nothing.
     """
     module = importlib.import_module(CACHE_MODULE)
-    one = torch.ones((), device=k.device)
-    scale_tensors = [torch.full_like(one, scale) for scale in scales] or [one, one]
+    scale_tensors = [torch.full((), scale, device=k.device) for scale in scales or (1.0, 1.0)]
     dtype_name = "fp8" if caches[0].dtype == FP8 else "auto"
     module.triton_reshape_and_cache_flash(k, v, *caches, slots, dtype_name, *scale_tensors)
 

@@ -23,7 +23,7 @@ from strix_validate.vllm.source import CACHE_MODULE, VllmCall
 
 _SHAPE: dict = {"heads": 4, "kv_heads": 2, "head_dim": 64}
 #: The images in a sequence: the first and the last token of each. (0, 0) stands for no image.
-Pictures = tuple[tuple[int, int], ...]
+Images = tuple[tuple[int, int], ...]
 
 
 def _build_mask(
@@ -34,7 +34,7 @@ def _build_mask(
     window: int,
     lookback: int,
     clamped: bool,
-    pictures: Pictures,
+    images: Images,
     prefix: int | None,
 ) -> Tensor:
     """Return which keys the last tokens of a sequence see, Boolean (new, keys).
@@ -46,7 +46,7 @@ def _build_mask(
         window: See masked_attention.
         lookback: See masked_attention.
         clamped: See masked_attention.
-        pictures: The images of the sequence.
+        images: The images of the sequence.
         prefix: How many tokens, from the first, stay visible outside of the window; None for a mask
             without a prefix.
     """
@@ -65,13 +65,13 @@ def _build_mask(
         visible &= in_window & (key - query < window)
     else:
         visible &= in_window
-    for first, last in pictures:
+    for first, last in images:
         if first >= last:
             continue
         query_inside = (query >= first) & (query <= last)
         key_inside = (key >= first) & (key <= last)
-        in_picture = query_inside & key_inside
-        visible |= in_picture & in_window if clamped else in_picture
+        in_image = query_inside & key_inside
+        visible |= in_image & in_window if clamped else in_image
     return visible
 
 
@@ -79,7 +79,7 @@ def masked_attention(
     randn: Randn,
     *,
     lengths: tuple[tuple[int, int], ...],
-    pictures: tuple[Pictures, ...] = (),
+    images: tuple[Images, ...] = (),
     window=0,
     lookback=-1,
     clamped=False,
@@ -91,7 +91,7 @@ def masked_attention(
     Args:
         randn: Draws the numbers.
         lengths: (queries, keys) of each sequence.
-        pictures: The images of each sequence, the same number for all. The tokens of an image see
+        images: The images of each sequence, the same number for all. The tokens of an image see
             each other.
         window: Number of keys that a token sees; 0 is all.
         lookback: Number of chunks that a token sees before its own chunk; -1 for no chunks. With
@@ -119,8 +119,8 @@ def masked_attention(
         "keys": torch.tensor(keys, dtype=torch.int32),
         "table": table,
     }
-    if pictures:
-        tensors["mm_prefix_range"] = torch.tensor(pictures, dtype=torch.int32)
+    if images:
+        tensors["mm_prefix_range"] = torch.tensor(images, dtype=torch.int32)
     if causal:
         tensors["causal"] = torch.tensor(causal)
     if prefixes:
@@ -143,7 +143,7 @@ def masked_attention(
                 window=window,
                 lookback=lookback,
                 clamped=clamped,
-                **_select_sequence(i, causal, pictures, prefixes),
+                **_select_sequence(i, causal, images, prefixes),
             )
             outs.append(_compute_masked(rows, k, v, visible, dtype))
         return {"out": torch.cat(outs)}
@@ -178,15 +178,15 @@ def _compute_masked(
 def _select_sequence(
     i: int,
     causal: tuple[bool, ...],
-    pictures: tuple[Pictures, ...],
+    images: tuple[Images, ...],
     prefixes: tuple[int, ...],
 ) -> dict[str, Any]:
     """Return those arguments of _build_mask that differ between sequences."""
-    arguments: dict[str, Any] = {"causal": True, "pictures": (), "prefix": None}
+    arguments: dict[str, Any] = {"causal": True, "images": (), "prefix": None}
     if causal:
         arguments["causal"] = causal[i]
-    if pictures:
-        arguments["pictures"] = pictures[i]
+    if images:
+        arguments["images"] = images[i]
     if prefixes:
         arguments["prefix"] = prefixes[i]
     return arguments
@@ -333,7 +333,7 @@ def _attend_scaled(
     }
 
 
-_PICTURE = "tokens of an image that do not see each other, or see another image (Gemma 3)"
+_IMAGE = "tokens of an image that do not see each other, or see another image (Gemma 3)"
 _OUTSIDE = "a token outside of an image that sees the whole image, also outside of the window"
 _CLAMPED = "tokens of an image that see each other outside of the window (Gemma 4)"
 _CHUNKED = "a chunk that sees the one before it, or begins at the wrong token (Llama 4)"
@@ -345,15 +345,15 @@ COMPUTED = {
         partial(
             masked_attention,
             lengths=((30, 70), (9, 80)),
-            pictures=(((42, 60), (62, 66)), ((75, 78), (0, 0))),
+            images=(((42, 60), (62, 66)), ((75, 78), (0, 0))),
         ),
-        _PICTURE,
+        _IMAGE,
     ),
     "prefill-pictures-window": Case(
         partial(
             masked_attention,
             lengths=((40, 120),),
-            pictures=(((70, 100), (104, 112)),),
+            images=(((70, 100), (104, 112)),),
             window=16,
             clamped=True,
         ),
@@ -363,7 +363,7 @@ COMPUTED = {
         partial(
             masked_attention,
             lengths=((1, 70), (1, 40)),
-            pictures=(((20, 50),), ((3, 10),)),
+            images=(((20, 50),), ((3, 10),)),
             window=16,
         ),
         _OUTSIDE,

@@ -142,8 +142,8 @@ def delta_rule(
         after = before.clone()
         q = normalize_rows(tensors["q"].to(work)).repeat_interleave(value_heads // heads, 1)
         k = normalize_rows(tensors["k"].to(work)).repeat_interleave(value_heads // heads, 1)
-        keep, take = compute_gates(tensors, work)
-        rows = (q * size**-0.5, k, tensors["v"].to(work), keep, take)
+        log_decay, beta = compute_gates(tensors, work)
+        rows = (q * size**-0.5, k, tensors["v"].to(work), log_decay, beta)
         sequences = zip(*(x.split(lengths) for x in rows), strict=True)
         outs = []
         for i, sequence in enumerate(sequences):

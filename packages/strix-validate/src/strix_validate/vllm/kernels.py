@@ -103,14 +103,14 @@ def rope(  # noqa: PLR0913 (the options of a case)
         token_sin = sin.gather(0, positions)[0][:, None]
         results = {}
         for name, x in (("q", q), ("k", k)):
-            turned = reference.rotate(
+            rotated = reference.rotate(
                 x.view(tokens, -1, head_dim),
                 token_cos,
                 token_sin,
                 dtype,
                 neighbours=not neox,
             )
-            results[name] = reference.store(turned.flatten(1), dtype)
+            results[name] = reference.store(rotated.flatten(1), dtype)
         if packed:
             results["v"] = v.double()
         return results

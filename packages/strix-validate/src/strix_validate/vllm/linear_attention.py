@@ -174,8 +174,8 @@ def compute_gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor
     the factors of the new values.
     """
     a, b, log, bias = (tensors[name].to(work) for name in ("a", "b", "log", "bias"))
-    keep = -log.exp() * softplus(a + bias)
-    return keep, b.sigmoid()
+    log_decay = -log.exp() * softplus(a + bias)
+    return log_decay, b.sigmoid()
 
 
 def normalize_rows(x: Tensor) -> Tensor:
@@ -202,12 +202,12 @@ def follow_recurrence(
         The output, (tokens, heads, V), and the final state. With TERMS, the sums of the magnitudes
         of the terms, which are the values and their corrections.
     """
-    q, k, v, keep, take = rows
+    q, k, v, log_decay, beta = rows
     outs = []
     terms = state.abs()
     for t in range(len(q)):
-        decay = keep[t].exp()[:, None, None]
-        share = take[t][:, None]
+        decay = log_decay[t].exp()[:, None, None]
+        share = beta[t][:, None]
         state = decay * state
         terms = decay * terms
         read = torch.einsum("hvk,hk->hv", state, k[t])
@@ -288,14 +288,14 @@ def delta_rule(
             results = {"q": q, "k": k, "v": v}
         q = q.repeat_interleave(value_heads // heads, 1) * size**-0.5
         k = k.repeat_interleave(value_heads // heads, 1)
-        keep, take = compute_gates(tensors, work)
+        log_decay, beta = compute_gates(tensors, work)
         outs = []
         for i, (begin, n) in enumerate(zip(tensors["begins"].tolist(), lengths, strict=False)):
             block = int(tensors["blocks"][i])
             if not block:
                 outs.append(torch.zeros(n, value_heads, size, dtype=work))
                 continue
-            rows = [x[begin : begin + n] for x in (q, k, v, keep, take)]
+            rows = [x[begin : begin + n] for x in (q, k, v, log_decay, beta)]
             out, final_state = follow_recurrence(rows, states[block], dtype, uses_chunks)
             states[block] = final_state
             outs.append(reference.store(out, dtype))
@@ -474,11 +474,11 @@ def compute_layer(
     q, k, v = _split_qkv(reference.store(convolved, dtype), HEADS, VALUE_HEADS, SIZE)
     q = normalize_rows(q).repeat_interleave(VALUE_HEADS // HEADS, 1) * SIZE**-0.5
     k = normalize_rows(k).repeat_interleave(VALUE_HEADS // HEADS, 1)
-    keep, take = compute_gates(weights | {"a": a, "b": b}, work)
+    log_decay, beta = compute_gates(weights | {"a": a, "b": b}, work)
     state = torch.zeros(VALUE_HEADS, SIZE, SIZE, dtype=work)
     outs = []
     for tokens, uses_chunks in ((slice(prompt), True), (slice(prompt, None), False)):
-        rows = [y[tokens] for y in (q, k, v, keep, take)]
+        rows = [y[tokens] for y in (q, k, v, log_decay, beta)]
         out, state = follow_recurrence(rows, state, dtype, uses_chunks)
         outs.append(reference.store(out, dtype))
     heads = torch.cat(outs)

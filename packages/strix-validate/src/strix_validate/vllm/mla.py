@@ -205,7 +205,7 @@ COMPUTED = {
     "mla-decode": Case(partial(latent, keys=(1, 70), **_SMALL), _LATENT),
     "mla-decode-low": Case(
         partial(latent, keys=(1, 70), low=-1000, **_SMALL),
-        reference.WHY_LOW,
+        reference.LOW_SCORES_FAULT,
     ),
     "mla-decode-512": Case(partial(latent, keys=(100, 33), heads=20), _LATENT, size=Size.FULL),
     "mla-decode-fp8": Case(
@@ -214,7 +214,7 @@ COMPUTED = {
         size=Size.FULL,
     ),
     "merge-states": Case(merged_states, _MERGE),
-    "merge-states-low": Case(partial(merged_states, low=-1000.0), reference.WHY_LOW),
+    "merge-states-low": Case(partial(merged_states, low=-1000.0), reference.LOW_SCORES_FAULT),
 }
 COMPILED = {
     # With DeepSeek's number of heads, the kernel spills registers.

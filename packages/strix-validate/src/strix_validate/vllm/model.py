@@ -167,12 +167,12 @@ def _attend(
     cos = tensors["cos"][:, None]
     sin = tensors["sin"][:, None]
 
-    def turn(x: Tensor) -> Tensor:
+    def rotate_heads(x: Tensor) -> Tensor:
         heads = x.view(len(x), -1, SIZE)
         return reference.store(reference.rotate(heads, cos, sin, dtype), dtype)
 
     q, k, v = _multiply(normed, tensors[f"qkv{i}"], dtype).split(_QKV_WIDTHS, -1)
-    heads = (turn(q), turn(k), v.view(len(v), -1, SIZE))
+    heads = (rotate_heads(q), rotate_heads(k), v.view(len(v), -1, SIZE))
     q, k, v = (x.transpose(0, 1)[None] for x in heads)
     keys_before = window - 1 if window else -1
     keys_after = 0 if window else -1
@@ -270,7 +270,7 @@ class _Decoder:
         device = normed.device
         rows = (normed @ self.tensors[f"qkv{i}"].T).view(len(normed), -1, SIZE)
         q, k, v = rows.split(_QKV_HEADS, 1)
-        q, k = self._turn(q, k, begin, end)
+        q, k = self._rotate(q, k, begin, end)
         # As in the server, q, k and v are slices of one tensor.
         q, k, v = torch.cat([q, k, v], 1).split(_QKV_HEADS, 1)
         table = torch.tensor([_BLOCKS], dtype=torch.int32, device=device)
@@ -290,12 +290,12 @@ class _Decoder:
         )
         return out.view(len(normed), HIDDEN)
 
-    def _turn(self, q: Tensor, k: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    def _rotate(self, q: Tensor, k: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Apply rope to queries and keys, (tokens, heads, SIZE) each."""
         cos = self.tensors["cos"][begin:end].expand(3, -1, -1).contiguous()
         sin = self.tensors["sin"][begin:end].expand(3, -1, -1).contiguous()
         share = SIZE // 8
-        turned = kernels.run_rope(
+        rotated = kernels.run_rope(
             q=q.flatten(1),
             k=k.flatten(1),
             cos=cos,
@@ -306,7 +306,7 @@ class _Decoder:
             mrope_interleaved=False,
             is_neox_style=True,
         )
-        return turned["q"].view(len(q), -1, SIZE), turned["k"].view(len(k), -1, SIZE)
+        return rotated["q"].view(len(q), -1, SIZE), rotated["k"].view(len(k), -1, SIZE)
 
     def _mix(self, i: int, normed: Tensor, tokens: Tensor) -> Tensor:
         up_weights = self.tensors[f"up{i}"]

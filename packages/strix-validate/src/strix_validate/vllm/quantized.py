@@ -192,7 +192,7 @@ def _fp8_blocks(
 
 
 _AWQ = "nibbles in the wrong order, or the zero point or scale of the wrong group (AWQ)"
-_HYBRID_WHY = "the scale of the wrong group, or nibbles that are unpacked in the wrong order (GPTQ)"
+_W4A16 = "the scale of the wrong group, or nibbles that are unpacked in the wrong order (GPTQ)"
 _PACKED = "4-bit codes that packed instructions convert to wrong numbers (GPTQ in 16 bits)"
 BLOCKS = "a block's scale left out, or that of the wrong block (Qwen3-FP8, DeepSeek)"
 MINUTES = "a tile whose conversions from FP8 take minutes to compile"
@@ -200,12 +200,12 @@ _COMPILES = "a kernel that no longer compiles for gfx1151, or does not use the m
 COMPUTED = {
     # There are more tokens and rows than in a tile of either kernel.
     "awq": Case(partial(awq, tokens=40, size=128, rows=264), _AWQ),
-    "w4a16": Case(partial(w4a16, tokens=70, rows=40, size=128), _HYBRID_WHY, torch.float32),
+    "w4a16": Case(partial(w4a16, tokens=70, rows=40, size=128), _W4A16, torch.float32),
     # In 16 bits and without zero points, the kernel uses an instruction of gfx1151.
     "w4a16-packed": Case(partial(w4a16, rows=40, size=128), _PACKED),
     "w4a16-zeros": Case(
         partial(w4a16, rows=40, size=128, zeros=True),
-        _HYBRID_WHY,
+        _W4A16,
         size=Size.FULL,
     ),
     "fp8-blocks": Case(partial(fp8_blocks, tokens=70, size=256), BLOCKS),

@@ -426,10 +426,10 @@ def _accept(greedy: Tensor, same: Tensor, drafts: Tensor, *, requests: int) -> d
     count = 6 + requests
     halves = torch.full((requests, 3, vocabulary), -60.0, device=device)
     halves[..., [1, 4]] = 0
-    one = torch.full((requests, 2, vocabulary), -60.0, device=device)
-    one[..., 1] = 0
+    certain = torch.full((requests, 2, vocabulary), -60.0, device=device)
+    certain[..., 1] = 0
     target = torch.cat([greedy, same, halves])
-    draft = torch.cat([greedy[:, :2], same[:, :2], one])
+    draft = torch.cat([greedy[:, :2], same[:, :2], certain])
     ones = torch.ones(requests, 2, dtype=torch.int64, device=device)
     # The first of a request's three tokens is the last token of the previous step.
     tokens = torch.nn.functional.pad(torch.cat([drafts, ones]), (1, 0)).flatten()
@@ -527,7 +527,9 @@ COMPUTED = {
         _TOP,
         **_FLOAT32,
     ),
-    "top-k-top-p-low": Case(partial(_three_rows, low=-1000.0), reference.WHY_LOW, **_FLOAT32),
+    "top-k-top-p-low": Case(
+        partial(_three_rows, low=-1000.0), reference.LOW_SCORES_FAULT, **_FLOAT32
+    ),
     "top-p": Case(
         partial(truncated, keys=(0, 0), nuclei=(30, 400), vocabulary=15000),
         _TOP,

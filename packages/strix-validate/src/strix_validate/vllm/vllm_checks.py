@@ -11,7 +11,7 @@ import torch
 
 from strix_validate.checks import CannotRun, RunOptions, Size
 from strix_validate.layers.table import small_layers
-from strix_validate.numerics.reference import WHY_LOW
+from strix_validate.numerics.reference import LOW_SCORES_FAULT
 from strix_validate.triton.call import BF16, FP16
 from strix_validate.triton.cases import Case
 from strix_validate.vllm import (
@@ -190,8 +190,8 @@ _ATTENTION = {
         *((1, 9 + 7 * i) for i in range(6)),
         **_D64,
     ),
-    "prefill-low": _attend(WHY_LOW, (37, 37), (5, 80), low=-120, **_D64),
-    "decode-low": _attend(WHY_LOW, (1, 37), (1, 200), low=-1000, **_D64),
+    "prefill-low": _attend(LOW_SCORES_FAULT, (37, 37), (5, 80), low=-120, **_D64),
+    "decode-low": _attend(LOW_SCORES_FAULT, (1, 37), (1, 200), low=-1000, **_D64),
     "prefill-batch6": _attend(
         "a wrong search for the sequence of a block of queries",
         *((9 - i, 9 + 7 * i) for i in range(6)),
@@ -347,8 +347,10 @@ EMULATED = {
     "moe": Case(_few_experts, _EXPERT),
     "moe-int4": Case(partial(_few_experts, bits=4), _INT4),
     "moe-fp8": Case(partial(_few_experts, bits=8), quantized.BLOCKS, BF16),
-    "prefill-low": _attend(WHY_LOW, (20, 40), low=-120, **_D64),
-    "decode-low-bfloat16": _attend(WHY_LOW, (1, 37), (1, 90), low=-1000, dtype=BF16, **_D64),
+    "prefill-low": _attend(LOW_SCORES_FAULT, (20, 40), low=-120, **_D64),
+    "decode-low-bfloat16": _attend(
+        LOW_SCORES_FAULT, (1, 37), (1, 90), low=-1000, dtype=BF16, **_D64
+    ),
     "decode-bfloat16": _attend(_SPLIT, (1, 37), (1, 90), dtype=BF16, **_D64),
     "prefill-fp8-kv-bfloat16": _attend(_FP8, (20, 40), fp8=True, dtype=BF16, **_D64),
     **dict(_emulated_layers()),
