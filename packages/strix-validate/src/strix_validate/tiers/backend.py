@@ -279,7 +279,7 @@ def _execute(route: str, options: RunOptions) -> dict:
         leaves.append(leaf.requires_grad_())
     if route == "cudnn":
         if options.device != "cuda" or torch.version.hip:
-            raise CannotRun("only an NVIDIA GPU has cuDNN")
+            raise CannotRun("only a GPU of NVIDIA has cuDNN")
         function = sdpa.force_backend(SDPBackend.CUDNN_ATTENTION)
     else:
         function = sdpa.ROUTES[route]
