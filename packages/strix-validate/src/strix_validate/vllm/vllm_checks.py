@@ -229,7 +229,7 @@ _ATTENTION = {
 }
 _KERNELS = {
     "reshape-and-cache": Case(store_keys, "keys written to the wrong slot, or padding written"),
-    "rms-norm-eps": Case(partial(rms_norm, eps=0.5), "a wrong eps"),
+    "rms-norm-eps": Case(partial(rms_norm, eps=0.5), "a wrong eps in the norm"),
     "rope-partial": Case(
         partial(rope, rotary=64),
         "lanes rotated that must stay as they are (GLM, Phi)",
