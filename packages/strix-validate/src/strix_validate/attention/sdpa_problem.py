@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The inputs of a case of scaled_dot_product_attention, and the expected results."""
+"""Build the inputs of a case of scaled_dot_product_attention, and its expected results."""
 
 from collections.abc import Callable
 from functools import cache

@@ -15,8 +15,8 @@ class Attention:
         window: Number of keys that a query sees; 0 is all.
         softcap: Limit of the scores, applied by tanh; 0 is none.
         sinks: Whether each head has a learned sink.
-        block: Tokens in a block of the KV cache.
-        causal: False where a decoder attends to an encoder's keys.
+        block: Number of tokens in a block of the KV cache.
+        causal: False if a decoder attends to an encoder's keys.
     """
 
     heads: int
@@ -44,11 +44,10 @@ class Experts:
         hidden_size: Size of a token's vector.
         intermediate_size: Size between an expert's two products (config.json's
             moe_intermediate_size).
-        group: Weights of 4 bits that share a scale; 0 for other weights.
-        zeros: Whether weights of 4 bits have zero points, as AWQ's do.
-        block: Rows and columns of FP8 weights that share a scale; 0 for other weights.
-        weights_input: Whether the router's weight is applied to what an expert reads, not to its
-            result.
+        group: Number of 4-bit weights that share a scale; 0 for other weights.
+        zeros: Whether 4-bit weights have zero points, as in AWQ.
+        block: Side of a square block of FP8 weights that share a scale; 0 for other weights.
+        weights_input: Whether the router's weight multiplies an expert's input, not its result.
     """
 
     experts: int
@@ -85,7 +84,7 @@ class Latent:
     Attributes:
         heads: Query heads.
         rank: Size of the latent vector (config.json's kv_lora_rank).
-        rope: Dimensions with rotary position, after the latent vector (qk_rope_head_dim).
+        rope: Number of lanes with rotary embedding, after the latent vector (qk_rope_head_dim).
     """
 
     heads: int
@@ -101,10 +100,10 @@ class Rope:
         heads: Query heads of the layer.
         kv_heads: Heads of keys of the layer.
         head_dim: Size of a head.
-        rotary: Lanes of a head that are rotated.
+        rotary: Number of lanes of a head that are rotated.
         sections: Number of angles for time, height and width (mrope_section).
         interleaved: Whether the three sections alternate.
-        has_adjacent_pairs: Whether neighbouring lanes form a pair; otherwise lane i and
+        has_adjacent_pairs: Whether neighbouring lanes form a pair; otherwise lanes i and
             i + rotary / 2 do.
     """
 

@@ -83,7 +83,7 @@ def _decoding(
         if has_aiter():
             yield partial(_DECODE, capacity=512, page=256, window=window, **shape)
     for capacity in capacities:
-        # the number of parts is to be a power of two in some calls and not in others
+        # In some of these calls, the number of parts is a power of two; in others it is not.
         shape = {"kv_heads": 1, "head_dim": head_dim, "new": 1}
         yield partial(_DECODE, heads=1, capacity=capacity, **shape)
         yield partial(_DECODE, heads=1, capacity=capacity * 3 // 4, **shape)

@@ -119,7 +119,7 @@ def rope(  # noqa: PLR0913 (the options of a case)
 
 
 def _assign_positions(sections: tuple[int, ...], interleaved: bool) -> Tensor:
-    """Return for each angle the index of its position: 0, 1 or 2."""
+    """Return for each angle the index of its position: 0 for time, 1 for height, 2 for width."""
     if not interleaved:
         return torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
     angles = torch.arange(sum(sections))
