@@ -91,10 +91,10 @@ class Case:
         self.before = listing(self.world.root)
         self.held = self.contents()
         done = self.run(self.command, NEVER)
-        assert done.code == 0, done.said
+        assert done.code == 0, done.output
         self.calls = struct.unpack("ii", self.counts.read_bytes())[0]
         done = self.run("clean")
-        assert done.code == 0 and "removed" not in done.said, done.said
+        assert done.code == 0 and "removed" not in done.output, done.output
         self.after, self.made = listing(self.world.root), self.contents()
 
     def contents(self) -> list[dict[str, bytes]]:
@@ -109,12 +109,12 @@ class Case:
         done = self.run(self.command, call)
         # outside of the time box SIGALRM ends the process, as SIGKILL does
         ends = {"stop": (NOT_FINISHED, -signal.SIGALRM)}.get(self.command, (-signal.SIGKILL,))
-        assert done.code in ends and "Traceback" not in done.said, done
+        assert done.code in ends and "Traceback" not in done.output, done
         if done.code == NOT_FINISHED:
             assert processes_in(root / "build") == []
         wait_for_engines(root)
         first = self.run("clean")
-        assert first.code == 0 and "Traceback" not in first.said, first.said
+        assert first.code == 0 and "Traceback" not in first.output, first.output
         now = listing(root)
         # built and not yet tested, or stopped
         progress = {f for f in now if f.startswith("build/staging/")}
@@ -133,8 +133,8 @@ class Case:
         if (root / "public").exists():
             view((root / "public").as_uri())
         done = self.run(self.command)
-        assert done.code == 0, done.said
-        assert self.run("clean").said == ""
+        assert done.code == 0, done.output
+        assert self.run("clean").output == ""
         assert listing(root) == self.after and self.contents() == self.made
 
 
@@ -168,7 +168,7 @@ def build_template(world: World, in_stages: bool) -> dict[str, str]:
     project.recipe("alpha")
     own = {"FORGE_BASE": "host"}
     done = world.forks("build-all", **own)
-    assert done.code == 0, done.said
+    assert done.code == 0, done.output
     if in_stages:
         source = f"[{{path: {RECIPES / 'checks'}, target_directory: checks}}]"
         test = "test -f $PREFIX/share/beta"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A small source tree with the interfaces of AOTriton's that our recipe calls.
+"""A small source tree with those interfaces of AOTriton that our recipe calls.
 
-v3python.{database_compose, generate, compile, aks2, write_image_signature} and kernels of our own,
-which are no attention but are named as the checks expect.
+They are v3python.{database_compose, generate, compile, aks2, write_image_signature}. The tree also
+has small kernels. They do not compute attention, but they have the names that the checks expect.
 """
 
 import lzma
@@ -63,11 +63,11 @@ def main():
         fn=kernel, constexprs={"BLOCK": int(block)},
         signature={"x": x, "y": y, "n": n, "BLOCK": "constexpr"},
         attrs={(0,): [("tt.divisibility", 16)], (1,): [("tt.divisibility", 16)]})
-    made = triton.compile(source, target=GPUTarget("hip", o.target, 32),
-                          options={"num_warps": int(o.num_warps),
-                                   "waves_per_eu": int(o.waves_per_eu)})
-    Path(o.out).write_bytes(made.kernel)
-    data = {"shared": made.metadata.shared, "num_warps": int(o.num_warps), "warp_size": 32}
+    compiled = triton.compile(source, target=GPUTarget("hip", o.target, 32),
+                              options={"num_warps": int(o.num_warps),
+                                       "waves_per_eu": int(o.waves_per_eu)})
+    Path(o.out).write_bytes(compiled.kernel)
+    data = {"shared": compiled.metadata.shared, "num_warps": int(o.num_warps), "warp_size": 32}
     Path(o.out).with_suffix(".json").write_text(json.dumps(data))
 if __name__ == "__main__":
     main()
@@ -103,14 +103,14 @@ Path(o.output_file).write_text(json.dumps({"AOTRITON_GIT_SHA1": o.git_sha1}))
 KERNEL = """\
 @triton.jit
 def {name}(x, y, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + at, mask=at < n)
-    tl.store(y + at, value * {factor}, mask=at < n)
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + offsets, mask=offsets < n)
+    tl.store(y + offsets, value * {factor}, mask=offsets < n)
 """
 
 
 def make(root: Path) -> Path:
-    """Writes the tree; returns its folder."""
+    """Write the tree and return its folder."""
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         for word, values in {"{names}": NAMES, "{types}": TYPES, "{waves}": WAVES}.items():
@@ -123,7 +123,11 @@ def make(root: Path) -> Path:
 
 
 def image(*kernels: tuple[str, int, bytes]) -> bytes:
-    """An AKS2 image of (name, LDS bytes, code object) in turn."""
+    """Return an AKS2 image of kernels.
+
+    Args:
+        kernels: For each kernel its name, its bytes of LDS and its code object.
+    """
     directory = blobs = b""
     for name, lds, code in kernels:
         label = name.encode() + b"\0"

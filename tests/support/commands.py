@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Command lines of the driver in this process: those that documents show, and how they end."""
+"""Helpers that parse or run a command line of the driver in this process."""
 
 from typer.testing import CliRunner
 
@@ -8,15 +8,20 @@ from forge.errors import ForgeError
 
 
 def understood(words: list[str]) -> bool:
-    """Whether the driver knows a line, up to what it passes on; --help keeps it from running."""
+    """Return whether the driver accepts a command line.
+
+    The words after `run` and `test` are left out: the driver passes them on to another program.
+    --help is added, so that the command only parses its options.
+    """
     stops = [words.index(stop) + 1 for stop in ("run", "test") if stop in words]
     words = words[: min(stops, default=None)]
-    value = ["x"] if words[-1].startswith("-") else []  # or --help would be the last option's
+    # Without a value, a last option would take --help as its value.
+    value = ["x"] if words[-1].startswith("-") else []
     return CliRunner().invoke(app, [*words, *value, "--help"]).exit_code == 0
 
 
 def refused(*words: str, **environment: str) -> ForgeError:
-    """The error in which a command ends."""
+    """Run a command that has to fail, and return its error."""
     done = CliRunner().invoke(app, words, env=environment)
     assert isinstance(done.exception, ForgeError), done.output
     return done.exception

@@ -2,7 +2,7 @@
 """A solver over our rendered outputs and real conda-forge records.
 
 The committed records are a part of conda-forge. data/conda-forge/lacks.yaml lists the requirements
-that they lack; these are left out.
+that no record satisfies. The solver leaves these requirements out.
 """
 
 import asyncio
@@ -45,10 +45,11 @@ for packages in yaml.safe_load((DATA / "other-rocm.yaml").read_text()).values():
     OTHER_ROCM += packages
 PROJECT = Project.at(CHECKOUT)
 NAMES = pypi.read_names(PROJECT.recipes)
-# Requirements that the records have for a Python, but that do not solve beside the other ones. They
-# are not counted as solved either. For 3.13, sentencepiece was built with an older protobuf; the
-# records have tiktoken, and the regex that transformers 5 needs, for other Pythons only.
-APART = {
+# Requirements that some record satisfies, but that cannot be installed for this Python together
+# with the recipe's other requirements. They are left out too. In the records, sentencepiece for
+# 3.13 was built with an older protobuf. Of tiktoken, and of the regex that transformers 5 needs,
+# the records have builds for other Pythons only.
+CONFLICTING = {
     "python 3.13.* *_cp313": {
         "vllm": {"sentencepiece", "tiktoken"},
         "flash-linear-attention": {"transformers"},
@@ -63,16 +64,16 @@ class RecipeEnvironment(NamedTuple):
     """The specs of one environment of a recipe.
 
     Attributes:
-        what: Which environment of which output this is.
+        label: The kind of the environment and its output, for messages.
         specs: Its match specs.
     """
 
-    what: str
+    label: str
     specs: list[str]
 
 
 def spec_of(requirement: Any, outputs: dict[str, dict[str, Any]]) -> str:
-    """Return a rendered requirement as a match spec. Pins are resolved with `outputs`."""
+    """Return a rendered requirement as a match spec. `outputs` gives the versions for pins."""
     if not isinstance(requirement, dict):
         return requirement
     pin = requirement.get("pin_subpackage") or requirement["pin_compatible"]
@@ -96,7 +97,7 @@ class Rendered:
         python: The match spec of that Python.
         by_recipe: The rendered outputs of each recipe.
         outputs: The rendered outputs by name.
-        lacks: For each output the names of requirements that the conda-forge records lack.
+        lacks: For each output the names of requirements that the solver leaves out.
     """
 
     def __init__(self, overrides: dict[str, list[str]], python: str = "3.12") -> None:
@@ -118,11 +119,11 @@ class Rendered:
                 name = output["package"]["name"]
                 self.by_recipe[recipe_name].append(output)
                 self.outputs[name] = output
-                self.lacks[name] = {*LACKS.get(recipe_name, []), *self.apart(recipe_name)}
+                self.lacks[name] = {*LACKS.get(recipe_name, []), *self.conflicting(recipe_name)}
 
-    def apart(self, recipe: str) -> set[str]:
-        """Return the names of requirements that do not solve beside the other ones of a recipe."""
-        return APART.get(self.python, {}).get(recipe, set())
+    def conflicting(self, recipe: str) -> set[str]:
+        """Return the names of the recipe's requirements that CONFLICTING lists for this Python."""
+        return CONFLICTING.get(self.python, {}).get(recipe, set())
 
     def pinned(self, spec: str) -> str:
         """Return a bare name with the version that rattler-build takes from the variants."""
@@ -183,8 +184,8 @@ class Rendered:
     def repodata(self, folder: Path, is_in_conda_forge: Callable[[str], bool]) -> Path:
         """Write our outputs as a channel of records without files, and return its folder.
 
-        A dependency that neither we nor conda-forge have, or that lacks.yaml lists for the recipe,
-        is left out: it counts as lacking already. Records of another Python stay in the folder.
+        A dependency is left out if `lacks` has it for the output, or if neither we nor conda-forge
+        have it. Records of another Python stay in the folder.
         """
         for subdir in ("linux-64", "noarch"):
             file = folder / subdir / "repodata.json"
@@ -196,7 +197,8 @@ class Rendered:
                 record = self._make_record(output, subdir, is_in_conda_forge)
                 packages[f"{name}-{record['version']}-{record['build']}.conda"] = record
             if subdir == "linux-64":
-                # No record of conda-forge in this repository is from another ROCm.
+                # The committed records have no package of another ROCm. A test needs some: it
+                # requires that rocm-sdk-core cannot be installed together with them.
                 for name in OTHER_ROCM:
                     packages[f"{name}-7.2.4-0.conda"] = {
                         "name": name,
@@ -247,8 +249,8 @@ class Solver:
     The records of all `rendered` form one channel.
 
     Attributes:
-        folder: Where the channels are.
-        data: The records, those of the first channel first.
+        folder: The folder of both channels.
+        data: The records in order of priority.
         names: The names of all packages.
     """
 
@@ -263,12 +265,12 @@ class Solver:
         self.data: list[SparseRepoData] = []
         self.names: set[str] = set()
         self._load(conda_forge)
-        for one in rendered:
-            one.repodata(folder / "ours", self._has)
+        for recipes in rendered:
+            recipes.repodata(folder / "ours", self._has)
         self._load(folder / "ours")
 
     def _load(self, channel: Path) -> None:
-        """Load a channel, with a higher priority than those loaded before."""
+        """Load a channel. Its priority is higher than that of each channel loaded before."""
         new = [
             SparseRepoData(Channel(channel.as_uri()), subdir, channel / subdir / "repodata.json")
             for subdir in ("linux-64", "noarch")
@@ -294,7 +296,7 @@ class Solver:
         return False
 
     def records(self, specs: list[str], machine: dict[str, str] = MACHINE) -> list[RepoDataRecord]:
-        """Return the packages of an environment of the specs that some record matches.
+        """Solve the specs that some record matches, and return the packages of the environment.
 
         Raises:
             SolverError: There is no such environment.
@@ -313,11 +315,11 @@ class Solver:
 
 
 def records_of_both(folder: Path, *pythons: str) -> Path:
-    """Make FOLDER/theirs, the committed records of conda-forge, and FOLDER/ours, our records."""
+    """Make two channels: FOLDER/theirs has the records of conda-forge, FOLDER/ours our records."""
     rendered = [Rendered({}, python) for python in pythons or ["3.12"]]
     solver = Solver(folder / "solver", *rendered)
-    for one in rendered:
-        one.repodata(folder / "ours", solver._has)
+    for recipes in rendered:
+        recipes.repodata(folder / "ours", solver._has)
     (folder / "theirs").mkdir()
     for subdir in SUBDIRS:
         (folder / "theirs" / subdir).symlink_to(DATA / subdir)

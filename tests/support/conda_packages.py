@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Archives by hand: conda packages with members that no well-meaning tool makes, and sources."""
+"""Write conda packages and source archives member by member, to test hostile content."""
 
 import gzip
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 
 import zstandard
 
-# a member of a tar archive: its header, and its content
+# A member of a tar archive: its header and its content.
 Member = tuple[tarfile.TarInfo, bytes]
 
 
@@ -24,7 +24,7 @@ def file(name: str, content: bytes = b"x") -> Member:
 
 
 def special(name: str, kind: bytes, target: str = "") -> Member:
-    """A link (tarfile.SYMTYPE, LNKTYPE), a folder, a device."""
+    """Return a member without content: a link (tarfile.SYMTYPE, LNKTYPE), a folder or a device."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
     return info, b""
@@ -35,20 +35,24 @@ def link(name: str, target: str) -> Member:
 
 
 def listed(members: Iterable[Member]) -> list[dict[str, Any]]:
-    """The entries of an honest info/paths.json."""
+    """Return the entries of a correct info/paths.json for these members."""
     members = list(members)
-    held = {info.name: content for info, content in members}
-    members = [(i, held.get(i.linkname, b"") if i.islnk() else content) for i, content in members]
-    return [
-        {
-            "_path": info.name,
-            "path_type": "softlink" if info.issym() else "hardlink",
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "size_in_bytes": len(content),
-        }
-        for info, content in members
-        if not info.isdir()
-    ]
+    contents = {info.name: content for info, content in members}
+    entries = []
+    for info, content in members:
+        if info.isdir():
+            continue
+        if info.islnk():
+            content = contents.get(info.linkname, b"")
+        entries.append(
+            {
+                "_path": info.name,
+                "path_type": "softlink" if info.issym() else "hardlink",
+                "sha256": hashlib.sha256(content).hexdigest(),
+                "size_in_bytes": len(content),
+            }
+        )
+    return entries
 
 
 def tar(members: Iterable[Member]) -> bytes:
@@ -60,7 +64,7 @@ def tar(members: Iterable[Member]) -> bytes:
 
 
 def tarball(*members: Member) -> bytes:
-    """A .tar.gz, the same at any time."""
+    """Return a .tar.gz without a time, so that equal members give equal bytes."""
     return gzip.compress(tar(members), mtime=0)
 
 
@@ -74,15 +78,22 @@ def package(
     dist: str = "",
     **index: Any,
 ) -> Path:
-    """A package NAME-1-0, or `dist`, of some members, in FOLDER.
+    """Write a package into a folder and return its file.
 
-    `paths` is its info/paths.json if not honest, `info` are more members of its info; `single`
-    makes a .tar.bz2.
+    Args:
+        folder: The folder.
+        members: The members of the package.
+        name: The name of the package. Its version is 1 and its build string 0.
+        paths: The entries of info/paths.json; by default the correct ones.
+        info: Further members of the info section.
+        single: Whether to write a .tar.bz2 in place of a .conda.
+        dist: The file name without its extension; by default NAME-1-0.
+        index: Fields of info/index.json that replace the default ones.
     """
     members = list(members)
-    says = {"name": name, "version": "1", "build": "0", "build_number": 0, "depends": []}
+    fields = {"name": name, "version": "1", "build": "0", "build_number": 0, "depends": []}
     texts = {
-        "index.json": says | {"subdir": "noarch", "noarch": "generic"} | index,
+        "index.json": fields | {"subdir": "noarch", "noarch": "generic"} | index,
         "paths.json": {"paths": listed(members) if paths is None else paths, "paths_version": 1},
     }
     about = [file(f"info/{name}", json.dumps(text).encode()) for name, text in texts.items()]
@@ -105,9 +116,15 @@ def package(
 def repacked(
     package: Path, target: Path, change: Callable[[str, str, bytes], bytes | None]
 ) -> Path:
-    """A copy of a .conda with its files' contents changed, or left out; hashes are not updated.
+    """Copy a .conda to `target`, with some of its files changed or left out.
 
-    `change` is given the archive (`info` or `pkg-`), the file's name and its content.
+    Hashes are not updated.
+
+    Args:
+        package: The .conda.
+        target: The copy. It may be the same file.
+        change: Returns the new content of a file, or None to leave it out. Its arguments are the
+            archive (`info` or `pkg-`), the file's name and its content.
     """
     with zipfile.ZipFile(package) as old:
         archives = {item: old.read(item) for item in old.namelist()}
@@ -120,10 +137,11 @@ def repacked(
                     for member in source:
                         stream = source.extractfile(member) if member.isreg() else None
                         content = stream.read() if stream else b""
-                        kept = change(item[:4], member.name, content) if stream else content
-                        if kept is not None:
-                            member.size = len(kept)
-                            members.append((member, kept))
+                        if stream:
+                            content = change(item[:4], member.name, content)
+                        if content is not None:
+                            member.size = len(content)
+                            members.append((member, content))
                 data = zstandard.compress(tar(members))
             new.writestr(item, data)
     return target

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the packages of a channel hold, against what their recipes say.
+"""Check the files in the packages of a channel against the recipes.
 
-`MiniProject.forge` and the fixture `built` ask for it after each build: so every package that the
-suite builds is opened.
+`MiniProject.forge` and the fixture `built` call `check` after each build. So it opens every package
+that the tests build.
 """
 
 import re
@@ -12,13 +12,18 @@ from typing import Any
 
 from forge.conda.package import Package
 
-#: A noarch package's modules lie here, and others' below the Python that they are for.
+#: The part of a module's path that a noarch package does not have: the folder of one Python.
 SITE = re.compile(r"^lib/python3\.\d+t?/(?=site-packages/)")
 
 
 def check(channel: Path) -> None:
-    """Open every package of a channel. Raises AssertionError that lists all faults."""
-    faults, owners = [], dict[str, str]()
+    """Require that no package of a channel has a fault, and that no two have the same file.
+
+    Raises:
+        AssertionError: There are faults. The message lists all of them.
+    """
+    faults: list[str] = []
+    owners: dict[str, str] = {}
     for file in sorted(channel.glob("*/*.conda")):
         package = Package(file)
         name = package.index["name"]
@@ -27,36 +32,46 @@ def check(channel: Path) -> None:
         faults += [f"{file.name}: {fault}" for fault in faults_of(package, recipe, files)]
         for path in sorted(SITE.sub("", n) for n in files):
             if owners.setdefault(path, name) != name:
-                faults.append(f"{file.name}: {path} is {owners[path]}'s as well")
+                faults.append(f"{file.name}: {path} is in package {owners[path]} too")
     assert not faults, "\n".join(faults)
 
 
 def faults_of(package: Package, recipe: dict[str, Any], files: set[str]) -> list[str]:
-    """What is wrong with one package's `files`."""
-    build, faults = recipe.get("build", {}), []
-    makes = build.get("script") or "inherits_from" in recipe or "recipe/build.sh" in package.info
-    if files and not makes:
-        faults.append(f"nothing makes its {len(files)} files, such as {min(files)}")
-    chosen = build.get("files") or []
-    if isinstance(chosen, list):
-        chosen = {"include": chosen}
-    include, exclude = expand(chosen.get("include") or ["**"]), expand(chosen.get("exclude") or [])
+    """Return the faults of one package whose files, without those of its tests, are `files`."""
+    build = recipe.get("build", {})
+    faults = []
+    has_script = (
+        build.get("script") or "inherits_from" in recipe or "recipe/build.sh" in package.info
+    )
+    if files and not has_script:
+        faults.append(f"no script makes its {len(files)} files, such as {min(files)}")
+    patterns = build.get("files") or []
+    if isinstance(patterns, list):
+        patterns = {"include": patterns}
+    include = expand(patterns.get("include") or ["**"])
+    exclude = expand(patterns.get("exclude") or [])
     for name in sorted(files):
-        wanted = any(fnmatchcase(name, glob) for glob in include)
-        if not wanted or any(fnmatchcase(name, glob) for glob in exclude):
+        is_included = any(fnmatchcase(name, glob) for glob in include)
+        if not is_included or any(fnmatchcase(name, glob) for glob in exclude):
             faults.append(f"{name} is not among its `files`")
-    if build.get("noarch") and (own := sorted(name for name in files if SITE.match(name))):
-        faults.append(f"{own[0]} is one Python's, and the package is noarch")
+    bound = sorted(name for name in files if SITE.match(name))
+    if build.get("noarch") and bound:
+        faults.append(f"{bound[0]} is for one Python, but the package is noarch")
     return faults
 
 
 def expand(globs: list[str]) -> list[str]:
-    """Globs without {a,b}; what names a folder means all that is in it."""
-    found = list[str]()
+    """Replace each glob that has {a,b} by one glob per alternative.
+
+    Each glob is followed by one that matches the content of a folder of that name.
+    """
+    result: list[str] = []
     for glob in globs:
-        if braces := re.search(r"\{([^}]*)\}", glob):
-            head, tail = glob[: braces.start()], glob[braces.end() :]
-            found += expand([f"{head}{part}{tail}" for part in braces[1].split(",")])
+        braces = re.search(r"\{([^}]*)\}", glob)
+        if braces:
+            head = glob[: braces.start()]
+            tail = glob[braces.end() :]
+            result += expand([f"{head}{part}{tail}" for part in braces[1].split(",")])
         else:
-            found += [glob, f"{glob.rstrip('/')}/*"]
-    return found
+            result += [glob, f"{glob.rstrip('/')}/*"]
+    return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Code objects and offload bundles made up byte by byte, and shared libraries linked by gcc."""
+"""Make code objects and offload bundles byte by byte, and shared libraries with gcc."""
 
 import struct
 import subprocess
@@ -12,14 +12,14 @@ HOST, TARGET = "host-x86_64-unknown-linux-gnu-", "hipv4-amdgcn-amd-amdhsa--gfx11
 
 
 def code_object(processor: int = GFX1151, machine: int = 224, osabi: int = 64) -> bytes:
-    """An AMDGPU code object that is only its ELF header."""
+    """Return an AMDGPU code object that consists of an ELF header only."""
     ident = b"\x7fELF\x02\x01\x01" + bytes([osabi]) + bytes(8)
     fields = 3, machine, 1, 0, 0, 0, processor, 64, 56, 0, 64, 0, 0
     return ident + struct.pack("<HHIQQQIHHHHHH", *fields)
 
 
 def bundle(parts: dict[str, bytes]) -> bytes:
-    """An offload bundle as clang-offload-bundler writes it."""
+    """Return an offload bundle in the format of clang-offload-bundler."""
     heads, bodies = b"", b""
     start = 32 + sum(24 + len(target) for target in parts)
     for target, data in parts.items():
@@ -32,7 +32,7 @@ GOOD = bundle({HOST: b"", TARGET: code_object()})
 
 
 def compressed(data: bytes, version: int = 3) -> bytes:
-    """A bundle as clang's --offload-compress writes it."""
+    """Return a compressed bundle in the format of clang's --offload-compress."""
     body = zstandard.compress(data)
     head = {2: "<4sHHIIQ", 3: "<4sHHQQQ"}[version]
     size = struct.calcsize(head) + len(body)
@@ -48,9 +48,16 @@ def library(
     folder: str = "lib",
     comment: str = "",
 ) -> Path:
-    """Link a library with this .hip_fatbin, SONAME, DT_NEEDED, RUNPATH and .comment.
+    """Link a library and return its file.
 
-    Libraries that it needs must be below `prefix`.
+    Args:
+        prefix: The prefix.
+        name: The file name, which is also the SONAME.
+        fatbin: The content of .hip_fatbin.
+        needs: The names in DT_NEEDED. These libraries must be below `prefix`.
+        rpath: The RUNPATH.
+        folder: The folder of the library, relative to `prefix`.
+        comment: The content of .comment.
     """
     (prefix / folder).mkdir(parents=True, exist_ok=True)
     path, source = prefix / folder / name, prefix / f"{name}.S"
@@ -60,8 +67,8 @@ def library(
     text += f'.section .comment,"MS",@progbits,1\n.asciz "{comment}"\n' if comment else ""
     source.write_text(text)
     command = ["gcc", "-shared", "-nostdlib", "-Wl,--no-as-needed", f"-Wl,-soname,{name}"]
-    found = [next(p for p in prefix.rglob(need) if p.is_file()) for need in needs]
+    needed = [next(p for p in prefix.rglob(need) if p.is_file()) for need in needs]
     command += [f"-Wl,-rpath,{rpath}"] if rpath else []
-    subprocess.run([*command, "-o", path, source, *found], check=True)
+    subprocess.run([*command, "-o", path, source, *needed], check=True)
     source.unlink()
     return path

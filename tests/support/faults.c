@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Fails, or kills at, one call of the C library: preloaded into Python, rattler and pixi alike.
+ * A library to preload into Python, rattler or pixi. It makes one call of the C library fail, or
+ * kills the process at that call.
  *
- * FAULT=KIND:N:ERRNO:PART, or faults_arm() in a process that runs already, picks the N-th call,
- * from 1, of a kind whose path contains PART. KIND is a name of below, or `any`; ERRNO a number,
- * and 0 kills the process instead, as SIGKILL does; a negative one is a signal for it, and the call
- * goes on. FAULT_TRACE names a file that gets a line per
- * call, `KIND PATH`, with which a case is chosen. FAULT_COUNT names one of two ints, in which all
- * processes count their calls together; the kill is then that of the first one's process group. */
+ * FAULT=KIND:N:ERRNO:PART selects the N-th call, counted from 1, of this kind whose path contains
+ * PART. In a running process, faults_arm() does the same. KIND is a name from the list below, such
+ * as "rename", or `any`. If ERRNO is positive, the call fails with it. If ERRNO is 0, SIGKILL is
+ * sent to the process. If ERRNO is negative, -ERRNO is the number of a signal that is sent to the
+ * process, and the call is executed.
+ *
+ * FAULT_TRACE names a file to which each call appends a line, `KIND PATH`. Tests choose their cases
+ * from these lines.
+ *
+ * FAULT_COUNT names a file of two ints that several processes share: the number of their calls, and
+ * the process group of the first process. SIGKILL is then sent to that group, and another signal to
+ * its leader. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -54,7 +61,7 @@ __attribute__((constructor)) static void start(void) {
     faults_arm(getenv("FAULT"), getenv("FAULT_TRACE"));
 }
 
-/* Whether this call is to fail, with errno set. PATH is below DIR where it is relative. */
+/* Returns whether this call has to fail; if so, sets errno. A relative PATH is relative to DIR. */
 static int faulty(const char *what, int dir, const char *path) {
     char link[32], full[2 * PATH_MAX] = "";
     if (!(at || trace >= 0) || !path) return 0;
@@ -88,7 +95,7 @@ static int faulty_fd(const char *what, int fd) {
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
-/* of two paths the second counts, which is what is made */
+/* Of two paths, the second one decides: it is the path that the call creates. */
 #define ON_PATH(what, name, args, dir, path, call) \
     int name args { return faulty(what, dir, path) ? -1 : NEXT(name) call; }
 #define ON_FD(type, what, name, args, fd, call) \
@@ -116,7 +123,7 @@ ON_FD(ssize_t, "write", sendfile64, (int fd, int from, off64_t *o, size_t n), fd
 ON_FD(ssize_t, "write", copy_file_range,
       (int from, off64_t *i, int fd, off64_t *o, size_t n, unsigned f), fd, (from, i, fd, o, n, f))
 
-/* only what is opened to be written counts: a library reads many files at its start */
+/* Only files opened for writing count, because each library reads many files when it starts. */
 #define ON_OPEN(name, args, dir, path, last, call)                                   \
     int name args {                                                                  \
         mode_t mode = 0;                                                             \

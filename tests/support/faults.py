@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run the driver's commands in forks of one process that has already imported the driver.
 
-Importing the driver takes half a second, which each command saves. In a fork one system call can
-fail, or be the one at which the driver is killed (faults.c). Run as a program, this file is the
-process that forks: it reads one line of JSON for each command and writes one for each result.
+Importing the driver takes half a second; a fork saves this time. In a fork, faults.c can make one
+call of the C library fail, or kill the driver at that call.
+
+Run as a program, this file is the process that forks. It reads one line of JSON for each command
+and writes one for each result.
 """
 
 import ctypes
@@ -22,8 +24,8 @@ from typing import Any, Self
 
 SOURCE = Path(__file__).with_suffix(".c")
 DRIVER = Path(__file__).parents[2] / "src"
-KILL = 0  # stands where an errno would
-LONGEST = 600  # Seconds. A command that takes longer is taken to hang.
+KILL = 0  # In a fault: kill the process. Any other number is an errno.
+LONGEST = 600  # Seconds after which a command is killed, because it is assumed to hang.
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Ended:
     err: str
 
     @property
-    def said(self) -> str:
-        """Return both outputs, standard output first."""
+    def output(self) -> str:
+        """Return standard output, followed by standard error."""
         return self.out + self.err
 
 
@@ -55,11 +57,11 @@ def library(folder: Path) -> Path:
 
 
 class Forks:
-    """The process that forks. It is a context manager.
+    """A context manager that starts and ends the process that forks.
 
     Args:
-        preload: The compiled faults.c, if calls have to fail.
-        environment: Variables of every command.
+        preload: The compiled faults.c, or None if no call has to fail.
+        environment: Environment variables of every command, beside those of this process.
     """
 
     def __init__(self, preload: Path | None, environment: dict[str, str]) -> None:
@@ -80,14 +82,14 @@ class Forks:
         self.process.communicate()
 
     def __call__(self, *words: str, fault: str = "", trace: str = "", **environment: str) -> Ended:
-        """Run the driver with a fault, and return its result.
+        """Run a command of the driver, by default without a fault, and return its result.
 
         Args:
             words: The command line.
-            fault: The fault of the driver itself, as faults.c reads it from FAULT. A FAULT in
-                `environment` is that of the programs that the driver starts.
-            trace: The file to which faults.c writes the calls.
-            environment: Further variables of this command.
+            fault: The fault of the driver itself, in the form of FAULT in faults.c. Programs that
+                the driver starts have no fault, unless `environment` has FAULT.
+            trace: The file to which faults.c appends the calls.
+            environment: Further environment variables of this command.
         """
         request: dict[str, Any] = {"words": words, "fault": fault, "trace": trace}
         request["environment"] = self.environment | environment
@@ -142,7 +144,7 @@ def main() -> None:
 
 
 def reset(template: Path, world: Path) -> None:
-    """Make the folder again what it was before a command."""
+    """Replace the folder `world` by a copy of `template`."""
     shutil.rmtree(world, ignore_errors=True)
     shutil.copytree(template, world, symlinks=True)
 

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults planted in the training that the finetune stack's check looks at, and its recipe's input.
+"""Plant faults in the training that the finetune stack's check judges, and in example.py's input.
 
-Runs in that stack: `finetune_faults.py STACK-FOLDER SCRATCH-FOLDER`. The last line that it prints
-is JSON: the whole check's exit status and words, its status for each fault, of four bits as well
-where bitsandbytes is installed, and what the recipe said of each input.
+It runs in that stack: `finetune_faults.py STACK-FOLDER SCRATCH-FOLDER`. The last line that it
+prints is a JSON object with these keys:
+
+- `whole`: the exit status and the output of the check without a fault;
+- `check`: the exit status of a shorter check for each fault in the training;
+- `four bits`: its exit status for each fault in the quantized weights, if bitsandbytes is
+  installed;
+- `recipe`: the last line that example.py prints for each input, or its error.
 """
 
 import contextlib
@@ -79,42 +84,46 @@ FAULTS: dict[str, Callable[[SFTTrainer], None]] = {
     "not a number": not_a_number,
 }
 ATTENTION = {
-    "no causal mask": lambda *qkv, **more: sdpa(*qkv),
-    "scale of the scores": lambda q, *kv, **more: sdpa(1.01 * q, *kv, **more),
+    "no causal mask": lambda *qkv, **options: sdpa(*qkv),
+    "scale of the scores": lambda q, *kv, **options: sdpa(1.01 * q, *kv, **options),
 }
 
 
-def status() -> int:
+def run_check() -> int:
+    """Run the check, and return its exit status."""
     with patch.object(sys, "argv", ["check.py", "--device", "cpu"]):
         return check.main()
 
 
-def whole() -> tuple[int, str]:
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        return status(), said.getvalue()
+def capture_check() -> tuple[int, str]:
+    """Run the check, and return its exit status and its output."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        return run_check(), output.getvalue()
 
 
-def checked() -> dict[str, int]:
-    """The exit status for each fault, of four steps in float32."""
-    found, make = {}, check.trainer
-    check.STEPS, check.BOUNDS = 4, {torch.float32: check.BOUNDS[torch.float32]}
+def check_faults() -> dict[str, int]:
+    """Return the exit status for each fault, of a check of four steps in float32."""
+    statuses = {}
+    make_trainer = check.trainer
+    check.STEPS = 4
+    check.BOUNDS = {torch.float32: check.BOUNDS[torch.float32]}
     for name, plant in FAULTS.items():
 
-        def faulty(*given: object, plant: Callable[[SFTTrainer], None] = plant) -> SFTTrainer:
-            run = make(*given)
+        def faulty(*arguments: object, plant: Callable[[SFTTrainer], None] = plant) -> SFTTrainer:
+            run = make_trainer(*arguments)
             plant(run)
             return run
 
         with patch.object(check, "trainer", faulty):
-            found[name] = status()
+            statuses[name] = run_check()
     for name, attention in ATTENTION.items():
         with patch.object(functional, "scaled_dot_product_attention", attention):
-            found[name] = status()
-    return found
+            statuses[name] = run_check()
+    return statuses
 
 
-def with_table(table: list[float], size: int = 64) -> Callable[[check.Weights], check.Weights]:
-    """check.rounded with other numbers, or blocks of another size."""
+def round_to_table(table: list[float], size: int = 64) -> Callable[[check.Weights], check.Weights]:
+    """Return a replacement of check.rounded that has this table and block size."""
     numbers = torch.tensor(table, dtype=torch.float64)
 
     def nearest(weight: torch.Tensor) -> torch.Tensor:
@@ -123,71 +132,79 @@ def with_table(table: list[float], size: int = 64) -> Callable[[check.Weights], 
         codes = (blocks / largest)[..., None].sub(numbers).abs().argmin(-1)
         return (numbers[codes] * largest).view_as(weight)
 
-    return lambda weights: {
-        n: nearest(x) if n.endswith("_proj.weight") else x for n, x in weights.items()
-    }
+    def round_weights(weights: check.Weights) -> check.Weights:
+        result = dict(weights)
+        for name, weight in weights.items():
+            if name.endswith("_proj.weight"):
+                result[name] = nearest(weight)
+        return result
+
+    return round_weights
 
 
 FP4 = [sign * x / 192 for x in (0, 1, 128, 192, 64, 96, 32, 48) for sign in (1, -1)]
 FOUR_BITS = {
     "none": check.rounded,
     "not rounded": lambda weights: weights,
-    "blocks of 128": with_table(check.NF4, 128),
-    "FP4": with_table(FP4),
-    "scale": with_table([1.01 * x for x in check.NF4]),
+    "blocks of 128": round_to_table(check.NF4, 128),
+    "FP4": round_to_table(FP4),
+    "scale": round_to_table([1.01 * x for x in check.NF4]),
 }
 
 
-def checked_in_four_bits() -> dict[str, int]:
-    """The exit status for each fault of the weights that the reference has."""
-    found = {}
-    for name, weights in FOUR_BITS.items():
-        with patch.object(check, "rounded", weights):
-            found[name] = status()
-    return found
+def check_faults_in_four_bits() -> dict[str, int]:
+    """Return the exit status for each fault in the quantized weights of the reference."""
+    statuses = {}
+    for name, round_weights in FOUR_BITS.items():
+        with patch.object(check, "rounded", round_weights):
+            statuses[name] = run_check()
+    return statuses
 
 
-def model(folder: Path) -> None:
-    """A tiny Llama with a tokenizer of bytes, as transformers saves them."""
+def save_model(folder: Path) -> None:
+    """Save a tiny Llama and a tokenizer of bytes."""
     torch.manual_seed(0)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     config = check.config("sdpa")
     config.vocab_size = len(letters) + 1
     LlamaForCausalLM(config).save_pretrained(folder)
-    words = Tokenizer(models.BPE({word: n for n, word in enumerate([*letters, "<end>"])}, []))
-    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(folder)
+    vocabulary = {token: n for n, token in enumerate([*letters, "<end>"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
 
 
-def told(*words: object) -> str:
-    """What the recipe said last, or why it ended."""
+def run_example(*words: object) -> str:
+    """Run example.py, and return the last line that it prints, or its error."""
     with (
         patch.object(sys, "argv", ["example.py", *map(str, words)]),
-        contextlib.redirect_stdout(io.StringIO()) as said,
+        contextlib.redirect_stdout(io.StringIO()) as output,
     ):
         try:
             example.main()
-        except SystemExit as end:
-            return str(end)
-    return said.getvalue().splitlines()[-1]
+        except SystemExit as error:
+            return str(error)
+    return output.getvalue().splitlines()[-1]
 
 
-def recipe() -> dict[str, str]:
-    """The recipe's words for a good file, and for each bad input."""
-    there, out = SCRATCH / "model", SCRATCH / "adapter"
-    model(there)
+def run_examples() -> dict[str, str]:
+    """Return the result of example.py for good inputs, and for each bad input."""
+    folder = SCRATCH / "model"
+    out = SCRATCH / "adapter"
+    save_model(folder)
     quick = ("--epochs", 8, "--rate", 0.005)
-    found = {"good": told(there, "-o", out, *quick)}
+    results = {"good": run_example(folder, "-o", out, *quick)}
     adapter = AutoPeftModelForCausalLM.from_pretrained(out).state_dict()
     learned = [value.abs().max() > 0 for name, value in adapter.items() if "lora_B" in name]
-    found["adapters"] = f"{sum(learned)} of {len(learned)}"
-    found["no model"] = told(SCRATCH)
-    found["no data"] = told(there, SCRATCH / "none.jsonl")
+    results["adapters"] = f"{sum(learned)} of {len(learned)}"
+    results["no model"] = run_example(SCRATCH)
+    results["no data"] = run_example(folder, SCRATCH / "none.jsonl")
     with patch.object(example, "is_bitsandbytes_available", lambda: False):
-        found["no bitsandbytes"] = told(there, "--four-bit")
+        results["no bitsandbytes"] = run_example(folder, "--four-bit")
     if is_bitsandbytes_available():
-        found["four bits"] = told(there, "-o", SCRATCH / "four", "--four-bit", *quick)
-    found["no number"] = told(there, "-o", out, "--rate", "inf")
+        options = ("-o", SCRATCH / "four", "--four-bit", *quick)
+        results["four bits"] = run_example(folder, *options)
+    results["no number"] = run_example(folder, "-o", out, "--rate", "inf")
     for name, text in {
         "empty": "",
         "no JSON": '{"text": "a"}\n{"text"\n',
@@ -197,11 +214,12 @@ def recipe() -> dict[str, str]:
     }.items():
         file = SCRATCH / f"{name}.jsonl"
         file.write_text(text)
-        found[name] = told(there, file)
-    return found
+        results[name] = run_example(folder, file)
+    return results
 
 
-four_bits = checked_in_four_bits() if is_bitsandbytes_available() else {}
-# the whole check first: those after it take fewer steps
-found = {"whole": whole(), "check": checked(), "four bits": four_bits, "recipe": recipe()}
-print(json.dumps(found))
+four_bits = check_faults_in_four_bits() if is_bitsandbytes_available() else {}
+# capture_check has to run before check_faults, which reduces the number of steps.
+results = {"whole": capture_check(), "check": check_faults()}
+results |= {"four bits": four_bits, "recipe": run_examples()}
+print(json.dumps(results))

@@ -75,7 +75,7 @@ class World:
     def require_done(self, command: str, **environment: str) -> None:
         """The same command again comes to its end, to the result that it always has, and cleans."""
         done = self.run(command, **environment)
-        assert done.code == 0, done.said
+        assert done.code == 0, done.output
         require_whole_channel(self.public)
         if command == "publish":
             assert (self.public / "noarch/gamma-1.0-h1234567_0.conda").exists()

@@ -78,11 +78,11 @@ def test_a_call_that_fails(
     reset(world.template, world.root)
     done = world.run(command, f"{kind}:{number}:{code}:{part}")
     assert done.code in (1, 2, 3), done
-    assert os.strerror(code) in done.said or f"os error {code}" in done.said, done.said
+    assert os.strerror(code) in done.output or f"os error {code}" in done.output, done.output
     for text in ("Traceback", "fault of forge", "panicked"):
-        assert text not in done.said
-    assert len(done.said) < 2000, done.said
-    assert done.said.count("\nerror: ") <= 1, done.said
+        assert text not in done.output
+    assert len(done.output) < 2000, done.output
+    assert done.output.count("\nerror: ") <= 1, done.output
     world.require_whole()
     world.require_done(command)
 
@@ -92,7 +92,7 @@ def test_a_record_that_rattler_does_not_see_fail(world: World) -> None:
     reset(world.template, world.root)
     done = world.run("install", f"write:1:{errno.ENOSPC}:/conda-meta/prefix_record_")
     assert done.code == 1, done
-    assert "cannot install into" in done.said, done
+    assert "cannot install into" in done.output, done
     world.require_whole()
     world.require_done("install")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The requirements of all recipes solve, with real conda-forge records and ours.
+"""The requirements of all recipes can be solved with real conda-forge records and ours.
 
 Our records are the rendered outputs, without files. data/conda-forge/lacks.yaml lists requirements
-that the conda-forge records lack; these are not counted as solved.
+that no conda-forge record satisfies. The tests leave these out, so nothing shows that they solve.
 """
 
 import contextlib
@@ -26,10 +26,11 @@ from forge.recipes.recipe import parse_package_name
 
 CORE = {"python": ["3.13"], "aotriton_kernels": ["core"]}
 NEXT = {"python": ["3.14.* *_cp314"]}
-LANES = [({}, "3.12"), (CORE, "3.13"), (NEXT, "3.14")]
+# The overrides of the base's variants, and the Python.
+CONFIGURATIONS = [({}, "3.12"), (CORE, "3.13"), (NEXT, "3.14")]
 
 
-@pytest.fixture(scope="module", params=LANES, ids=["default", "core-3.13", "3.14"])
+@pytest.fixture(scope="module", params=CONFIGURATIONS, ids=["default", "core-3.13", "3.14"])
 def rendered(request: pytest.FixtureRequest) -> Rendered:
     return Rendered(*request.param)
 
@@ -48,23 +49,23 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Solver:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_requirements_solve(rendered: Rendered, solver: Solver, recipe: str) -> None:
     lacking: set[str] = set()
-    apart = rendered.apart(recipe)
-    excluded = {*LACKS.get(recipe, []), *apart}
+    conflicting = rendered.conflicting(recipe)
+    excluded = {*LACKS.get(recipe, []), *conflicting}
     for environment in rendered.environments(recipe):
         specs = [spec for spec in environment.specs if parse_package_name(spec) not in excluded]
         try:
             solver.solve(specs)
         except SolverError as error:
-            pytest.fail(f"{environment.what} does not solve: {error}"[:2000])
+            pytest.fail(f"{environment.label} does not solve: {error}"[:2000])
         lacking |= solver.lacking(specs)
         for spec in set(environment.specs) - set(specs):
-            if parse_package_name(spec) in apart:
+            if parse_package_name(spec) in conflicting:
                 with pytest.raises(SolverError):
                     solver.solve([*specs, spec])
                 continue
             with contextlib.suppress(SolverError):
                 solver.solve([rendered.python, spec])
-                # For 3.14 one listed requirement solves: cbor2.
+                # For 3.14 the records satisfy one listed requirement: cbor2.
                 is_lacking = solver.lacking([spec]) or "3.14" in rendered.python
                 assert is_lacking, f"lacks.yaml lists {spec}, which solves"
     assert not lacking, "add these to lacks.yaml"
@@ -72,9 +73,10 @@ def test_requirements_solve(rendered: Rendered, solver: Solver, recipe: str) -> 
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_stacks_solve(rendered: Rendered, solver: Solver, stack: str) -> None:
-    """Stacks solve on the platform that they state and on no other GPU, without lacks.yaml's names.
+    """Each stack solves on gfx1151, and does not solve on gfx1100.
 
-    The Python is that of the lane, which shows that a wider pin in the stack solves.
+    The names in lacks.yaml are left out. The stack's own pin of Python is replaced by the Python of
+    the configuration. This shows that the stack would also solve with a wider pin.
     """
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
     for specs in manifest.environments.values():
@@ -99,7 +101,7 @@ def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:
 @pytest.mark.parametrize("python", ["3.12", "3.13"])
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, python: str) -> None:
-    """All our packages that are made for one Python are of that one; the other ones serve both."""
+    """Each package of ours that is built per Python is the build for the requested Python."""
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
     for specs in manifest.environments.values():
         lacking = LACKS.get(f"stacks/{stack}", [])
@@ -164,19 +166,19 @@ def test_a_skipped_recipe_that_another_needs_is_named() -> None:
 
 
 def test_torch_gets_no_eigen_5(rendered: Rendered, solver: Solver) -> None:
-    """torch 2.13 does not recognise Eigen 5, and would clone its own copy."""
+    """torch 2.13 does not recognise Eigen 5: its build would clone another Eigen."""
     assert solver.solve(["eigen >=5"]) >= {"eigen"}
     environments = rendered.environments("pytorch")
-    (host,) = [each for each in environments if each.what == "host of torch-build"]
+    (host,) = [each for each in environments if each.label == "host of torch-build"]
     assert "eigen" in solver.solve(host.specs)
     with pytest.raises(SolverError):
         solver.solve([*host.specs, "eigen >=5"])
 
 
 def test_triton_finds_a_compiler_without_activation(rendered: Rendered, solver: Solver) -> None:
-    """Without CC triton looks for `gcc`, which conda-forge's compiler package does not have."""
+    """If CC is not set, triton looks for `gcc`. The package gcc_linux-64 alone does not have it."""
     environments = rendered.environments("triton")
-    (run,) = [each for each in environments if each.what == "run of triton"]
+    (run,) = [each for each in environments if each.label == "run of triton"]
     assert {"gcc", "gcc_linux-64"} <= solver.solve(run.specs)
 
 
@@ -216,7 +218,7 @@ def test_conda_forges_pins_are_ours(rendered: Rendered) -> None:
     unpinned: set[str] = set()
     for recipe in rendered.by_recipe:
         for environment in rendered.environments(recipe):
-            if not environment.what.startswith("run of"):
+            if not environment.label.startswith("run of"):
                 unpinned.update(spec for spec in environment.specs if " " not in spec)
     unpinned -= rendered.outputs.keys()
     assert unpinned <= UNPINNED, (
@@ -228,7 +230,10 @@ def test_conda_forges_pins_are_ours(rendered: Rendered) -> None:
 
 @pytest.mark.parametrize("other", ["hip-runtime-amd", "rocblas"])
 def test_our_rocm_keeps_others_out(solver: Solver, other: str) -> None:
-    """conda-forge's HIP would install a second libamdhip64 beside ours."""
+    """Another ROCm cannot be installed together with ours.
+
+    conda-forge's HIP, for example, would install a second libamdhip64.
+    """
     assert "rocm-sdk-core" in solver.solve(["rocm-sdk-core"])
     assert solver.solve([other]) == {other}
     with pytest.raises(SolverError):
@@ -236,7 +241,7 @@ def test_our_rocm_keeps_others_out(solver: Solver, other: str) -> None:
 
 
 def unknown_constraints(constraints: dict[str, list[str]], names: set[str]) -> set[str]:
-    """Return the constraints on packages that do not exist, which hence constrain nothing.
+    """Return the constraints on packages that do not exist. Such a constraint excludes nothing.
 
     Args:
         constraints: Constraints by output.
@@ -267,7 +272,10 @@ def test_each_constraint_is_on_a_package_that_exists(rendered: Rendered, solver:
 
 @pytest.mark.parametrize("package", ["rocm-sdk-libraries", "aotriton"])
 def test_another_gpu_is_refused(solver: Solver, package: str) -> None:
-    """The solver refuses it where it knows the GPU. Where it does not, nothing is required."""
+    """The solver refuses the package if the virtual packages describe another GPU, or an old glibc.
+
+    Without a virtual package for the GPU, the packages can be installed.
+    """
     assert package in solver.solve([package], MACHINE | {"__amdgpu_arch": "11.5.1"})
     with pytest.raises(SolverError):
         solver.solve([package], MACHINE | {"__amdgpu_arch": "11.0.0"})

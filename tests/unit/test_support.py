@@ -173,7 +173,7 @@ def test_without_pixi_it_is_a_skip_or_a_failure(
 
 
 @pytest.mark.parametrize(
-    ("build", "held", "fault"),
+    ("build", "file", "fault"),
     [
         ({"files": ["lib/*.so"]}, "lib/a.so", ""),
         ({"files": ["lib/*.so"]}, "bin/a", "bin/a is not among its `files`"),
@@ -182,12 +182,12 @@ def test_without_pixi_it_is_a_skip_or_a_failure(
         # Without `include`, all files but the excluded ones are included.
         ({"files": {"exclude": ["**/csrc/**"]}}, "x/a.py", ""),
         ({"files": {"exclude": ["**/csrc/**"]}}, "x/csrc/a.c", "x/csrc/a.c is not"),
-        ({"noarch": "python"}, "lib/python3.12/site-packages/a.py", "is one Python's"),
-        ({"script": ""}, "bin/a", "nothing makes its 1 files, such as bin/a"),
+        ({"noarch": "python"}, "lib/python3.12/site-packages/a.py", "is for one Python"),
+        ({"script": ""}, "bin/a", "no script makes its 1 files, such as bin/a"),
     ],
 )
-def test_files_that_a_recipe_does_not_name(build: dict[str, Any], held: str, fault: str) -> None:
+def test_files_that_a_recipe_does_not_name(build: dict[str, Any], file: str, fault: str) -> None:
     package: Any = SimpleNamespace(info=())
-    faults = faults_of(package, {"build": {"script": "make"} | build}, {held})
+    faults = faults_of(package, {"build": {"script": "make"} | build}, {file})
     assert fault in "".join(faults)
     assert bool(fault) == bool(faults)
