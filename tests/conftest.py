@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fixtures of all tests. The folder of a test is its marker: unit, integration or end_to_end."""
+"""Fixtures for all tests. Each test has its folder's name as a marker, such as `unit`."""
 
 import os
 import signal
@@ -18,16 +18,18 @@ from forge.errors import ForgeError
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
-# The workers share the cores, and threads of torch spin while they wait for one.
+# xdist's workers share the cores. If torch had more threads than cores, they would busy-wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A process that a shell starts in the background ignores Ctrl-C, and so do its children.
+# A process that a shell starts in the background ignores SIGINT, and its children inherit this.
+# Some tests send SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# GitHub's runners and terminals set these variables, by which typer colours and wraps the output
-# that tests read. With a user's PYTHONPATH, a driver that a test starts would import other modules.
+# GitHub's runners and terminals set these variables. With them, typer would colour and wrap the
+# output that tests read. With a user's PYTHONPATH, a driver that a test starts would import other
+# modules.
 for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "COLUMNS", "PYTHONPATH"):
     os.environ.pop(name, None)
-# As in the driver, so that an expected panic of the bindings prints no stack trace.
+# The driver sets this too. Otherwise an expected panic of the bindings would print a stack trace.
 os.environ["RUST_BACKTRACE"] = "0"
 Tally.refusal = ForgeError
 
@@ -36,12 +38,13 @@ def pytest_report_header() -> str:
     return f"mutants: FORGE_SEED={SEED} repeats those of this run"
 
 
-# xdist reads the markers afterwards.
+# First, because xdist reads the markers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its folder and its group, and sort tests of slow fixtures first.
+    """Mark each test with its folder and its group, and put tests with slow fixtures first.
 
-    xdist runs the tests of a group in one worker. A slow fixture has a group; so has a file.
+    xdist runs the tests of a group in one worker. All tests with the same slow fixture are a group.
+    The other tests of a file are a group.
     """
     groups_by_fixture = {
         "built": "checkout",
@@ -66,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the outcomes of mutated foreign data (support/mutants.py) of all workers."""
+    """Print how often each reader accepted or refused mutated data (support/mutants.py)."""
     readers: dict[str, Counter[str]] = {}
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
@@ -85,11 +88,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def host_base(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Make the host base of the checkout unless it exists, from PyPI. It takes a few minutes."""
+    """Make the host base of the checkout from PyPI, unless it exists. This takes a few minutes."""
     project = MiniProject(tmp_path_factory.mktemp("base"))
     project.recipe("probe")
     with FileLock(CHECKOUT / "build" / ".tests"):
-        # On a busy machine this takes longer than the time limit of project.forge.
+        # On a busy machine this takes longer than the time limit in support/faults.py, which
+        # project.forge has.
         done = subprocess.run(
             project.command("build-all"),
             env=project.environment,
@@ -102,13 +106,13 @@ def host_base(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, host_base: None) -> MiniProject:
-    """A small project, with a host base that exists."""
+    """A small project whose host base exists."""
     return MiniProject(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def recipes() -> RecipeSet:
-    """The recipes of this checkout as the conda-forge base renders them."""
+    """The recipes of this checkout, rendered with the conda-forge base."""
     project = Project.at(CHECKOUT)
     return RecipeSet(project, bases.load(project, "conda-forge"))
 
@@ -118,7 +122,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of this checkout with all packages that this machine can build, made once per run."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        # The workers of a run share this folder.
+        # Share the folder between the workers of a run.
         folder = folder.parent
     root = folder / "checkout"
     with FileLock(CHECKOUT / "build" / ".tests"):
@@ -131,7 +135,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def attention_stack(built: Path) -> Path:
-    """The same copy, with the attention stack locked and installed."""
+    """The copy `built`, with the attention stack locked and installed."""
     forge("lock", "attention", root=built)
     forge("install", "attention", root=built)
     return built
@@ -139,6 +143,9 @@ def attention_stack(built: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def emulated_stack(attention_stack: Path) -> Path:
-    """The same copy, with the environment whose emulator is compiled, and ten times as fast."""
+    """The copy `built`, with the attention stack's environment `emulated` installed too.
+
+    The emulator in that environment is compiled, and ten times as fast.
+    """
     forge("install", "attention", "-e", "emulated", root=attention_stack)
     return attention_stack

@@ -27,7 +27,7 @@ def removed(request: pytest.FixtureRequest, copy: Path) -> Iterator[Guard]:
     path = copy / guard.file
     text = path.read_text()
     assert text.count(guard.code) == 1, f"{guard.file} has it {text.count(guard.code)} times"
-    path.write_text(text.replace(guard.code, guard.instead))
+    path.write_text(text.replace(guard.code, guard.replacement))
     yield guard
     path.write_text(text)
 

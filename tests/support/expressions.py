@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The part of GitHub's expressions that our workflows use; anything else raises Unsupported."""
+"""Evaluate the part of GitHub's expression language that our workflows use.
+
+Anything else raises Unsupported.
+"""
 
 import json
 import math
@@ -17,16 +20,19 @@ STATUS = {"always", "cancelled", "failure", "success"}
 
 
 class Unsupported(Exception):
-    """A workflow uses what this runner does not know: add it, as GitHub documents it."""
+    """A workflow uses a feature that this runner lacks. Add it here as GitHub documents it."""
 
 
 def is_true(value: Any) -> bool:
-    """Return whether GitHub takes a value for true."""
+    """Return whether GitHub treats a value as true."""
     return not (value is None or value is False or value == 0 or value == "")
 
 
 def are_equal(left: Any, right: Any) -> bool:
-    """Compare as GitHub does: texts without regard to case, values of two types as numbers."""
+    """Compare two values as GitHub does.
+
+    Strings are compared without regard to case, and values of different types as numbers.
+    """
     if isinstance(left, str) and isinstance(right, str):
         return left.casefold() == right.casefold()
     if type(left) is type(right):
@@ -54,12 +60,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {"contains": contains, "fromjson": js
 
 
 class Expression:
-    """One expression, as it stands between `${{` and `}}`.
+    """One expression: the text between `${{` and `}}`.
 
     Attributes:
         contexts: The values of `github`, `needs` and so on, by name.
-        status: What always(), cancelled(), failure() and success() return here.
-        asks_status: Whether the expression has called one of these.
+        status: The results of always(), cancelled(), failure() and success(), by name.
+        asks_status: Whether the expression has called one of these functions.
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class Expression:
         return result
 
     def _next_is(self, *signs: str) -> str:
-        """Take the next token if it is one of these signs."""
+        """Remove and return the next token if it is one of these signs, else return ""."""
         if self.tokens and self.tokens[0][0] == "sign" and self.tokens[0][1] in signs:
             return self.tokens.pop(0)[1]
         return ""
@@ -124,7 +130,7 @@ class Expression:
             value = self._or()
             self._require(")")
             return value
-        kind, token = self.tokens.pop(0) if self.tokens else ("end", "its end")
+        kind, token = self.tokens.pop(0) if self.tokens else ("end", "end of the expression")
         if kind == "text":
             return token[1:-1].replace("''", "'")
         if kind == "number":
@@ -148,15 +154,15 @@ class Expression:
             self.asks_status = True
             return self.status[name]
         if name.casefold() not in FUNCTIONS:
-            raise Unsupported(f"{self.text!r}: the function {name}, here")
+            raise Unsupported(f"{self.text!r}: the function {name}")
         return FUNCTIONS[name.casefold()](*arguments)
 
     def _property(self, name: str) -> Any:
         if name not in self.contexts:
-            raise Unsupported(f"{self.text!r}: the context {name}, here")
+            raise Unsupported(f"{self.text!r}: the context {name}")
         value = self.contexts[name]
         while self._next_is("."):
-            kind, key = self.tokens.pop(0) if self.tokens else ("end", "its end")
+            kind, key = self.tokens.pop(0) if self.tokens else ("end", "end of the expression")
             if kind != "name":
                 raise Unsupported(f"{self.text!r}: {key!r} after a dot")
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -164,7 +170,7 @@ class Expression:
 
 
 def to_text(value: Any) -> str:
-    """Return what GitHub writes into a text for a value."""
+    """Convert a value to a string as GitHub does."""
     if isinstance(value, Mapping | list):
         raise Unsupported(f"a list or a mapping within a text: {value!r:.100}")
     if isinstance(value, bool) or value is None:
@@ -173,7 +179,7 @@ def to_text(value: Any) -> str:
 
 
 def fill(value: Any, contexts: Mapping[str, Any]) -> Any:
-    """Evaluate each `${{ ... }}` in a text, or in the texts of a mapping or a list."""
+    """Evaluate each `${{ ... }}` in a string, or in the strings of a mapping or a list."""
     if isinstance(value, Mapping):
         return {key: fill(item, contexts) for key, item in value.items()}
     if isinstance(value, list):
@@ -187,7 +193,10 @@ def fill(value: Any, contexts: Mapping[str, Any]) -> Any:
 
 
 def holds(condition: Any, contexts: Mapping[str, Any], status: Mapping[str, bool]) -> bool:
-    """Decide an `if`: without a function of the status, success() is required as well."""
+    """Return whether an `if` holds.
+
+    If its expression calls no status function, success() is required too.
+    """
     text = str(condition).strip()
     match = TEMPLATE.fullmatch(text)
     if match:

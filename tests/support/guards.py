@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The guards behind SECURITY.md: what each is in the code, and the test that sees it missing."""
+"""The guards behind SECURITY.md: the code of each one, and a test that fails without it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A guard that a test removes.
+    """A guard. test_guards.py removes each guard from a copy of the checkout.
 
     Attributes:
-        file: Its file, below the checkout.
-        code: Text that is there exactly once.
-        instead: The text that takes its place, with which the guard is gone.
-        test: FILE::NAME of the test that must fail then.
+        file: The file of the guard, relative to the checkout.
+        code: The text of the guard. It occurs exactly once in the file.
+        replacement: The text that replaces `code` and so removes the guard.
+        test: FILE::NAME of the test that must fail without the guard.
     """
 
     file: str
     code: str
-    instead: str
+    replacement: str
     test: str
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ T_REDIRECTS = "tests/unit/test_redirects.py"
 T_WORKFLOWS = "tests/unit/test_workflows.py"
 
 GUARDS = [
-    # a mirror, a network, a server
+    # Against a hostile mirror, network or server.
     Guard(
         CACHE,
         "        _require_same(archive, record)\n",
@@ -181,7 +181,7 @@ GUARDS = [
         "            pass\n",
         "tests/unit/test_credentials.py::test_manifests",
     ),
-    # a hostile recipe
+    # Against a hostile recipe.
     Guard(
         RECIPE,
         '    if "url" not in source or "sha256" not in source:\n',
@@ -248,7 +248,7 @@ GUARDS = [
         "if True",
         f"{T_GIT}::test_the_environment",
     ),
-    # a hostile package
+    # Against a hostile package.
     Guard(
         PACKAGE,
         """            if not is_plain(name) or name.split("/")[0] == "info":\n""",
@@ -309,7 +309,7 @@ GUARDS = [
         "",
         f"{T_PLACES}::test_installed_by_us",
     ),
-    # what is published
+    # Against packages that must not be published.
     Guard(
         GATE,
         "    require_confined(places)\n",
@@ -440,7 +440,7 @@ GUARDS = [
         "",
         f"{T_PUBLISH}::test_an_untested_channel_is_called_so",
     ),
-    # our workflows and our machines
+    # Of our workflows and our machines.
     Guard(
         ".github/workflows/release.yml",
         "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1\n"

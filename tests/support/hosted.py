@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A repository on GitHub with our workflows, and small recipes of the names that they name."""
+"""A repository on a mock of GitHub, with our workflows and small recipes.
+
+The recipes have names that the workflows use.
+"""
 
 import shutil
 import subprocess
@@ -20,7 +23,8 @@ from forge.project import SUBDIRS
 
 NAME = "untested"
 ADDRESS = f"https://github.com/owner/strix-forge/releases/download/{NAME}"
-# by name, what each needs: the jobs sdk, aotriton and pytorch, then three layers
+# The requirements of each recipe, by its name. The workflow builds the first three in the jobs sdk,
+# aotriton and pytorch, and the other three in one layer each.
 NEEDS = {
     "rocm-sdk": [],
     "aotriton": ["rocm-sdk"],
@@ -29,12 +33,14 @@ NEEDS = {
     "flash-attn": ["strix-validate"],
     "vllm": ["flash-attn"],
 }
-SCRATCH = 24 << 20  # bytes that the largest build needs for a while
-DISK, IMAGE = 96 << 20, 80 << 20  # of a machine, and what its image has on it at first
+SCRATCH = 24 << 20  # bytes that the largest build needs temporarily
+DISK = 96 << 20  # bytes of a machine's disk
+IMAGE = 80 << 20  # bytes that GitHub's image occupies on it when a job starts
 STAGES = ("prepare", "compile", "install")
-CODE = ("src/forge/files.py",)  # what a push changed
+CODE = ("src/forge/files.py",)  # the files that a push changed
 STACKS = ("attention", "vllm", "diffusion", "finetune")
-# stages with marks in the folder that outlives a build, as pytorch's objects in ccache
+# A build in three stages. Each finished stage leaves a file in FORGE_CACHE, which outlives the
+# build, and a later build skips that stage. The real pytorch keeps its objects there, in ccache.
 SCRIPT = """\
 cache=$FORGE_CACHE/{name}
 mkdir -p "$cache" "$PREFIX/share/{name}"
@@ -70,7 +76,7 @@ vllm = "*"
 
 
 class Assets(QuietHandler):
-    """Answers as GitHub does for a file of a release: with a redirect to where it is kept."""
+    """A handler that redirects each file of a release to another address, as GitHub does."""
 
     def do_GET(self) -> None:
         self._answer(super().do_GET)
@@ -81,8 +87,8 @@ class Assets(QuietHandler):
     def _answer(self, serve: object) -> None:
         if self.path.startswith("/download/"):
             self.send_response(302)
-            place = f"{self.server.place}/releases/{self.path.removeprefix('/download/')}"
-            self.send_header("Location", place)
+            location = f"{self.server.place}/releases/{self.path.removeprefix('/download/')}"
+            self.send_header("Location", location)
             self.send_header("Content-Length", "0")
             self.end_headers()
         else:
@@ -90,7 +96,7 @@ class Assets(QuietHandler):
 
 
 def compile_stopped_clock(folder: Path) -> Path:
-    """Compile stopped_clock.c: two builds of the same content are then equal."""
+    """Compile stopped_clock.c, with which two builds of the same content are equal."""
     library = folder / "stopped_clock.so"
     source = Path(__file__).with_name("stopped_clock.c")
     flags = ["-O1", "-Wall", "-Werror", "-shared", "-fPIC"]
@@ -115,7 +121,7 @@ def write_repository(folder: Path) -> None:
 
 
 def write_recipe(folder: Path, name: str, needs: list[str], version: str = "1.0") -> None:
-    """Write a recipe whose build is stopped where a test asks for it."""
+    """Write a recipe. A test can stop its build at each stage, by a file in the folder HOLD."""
     recipe = folder / "recipes" / name
     recipe.mkdir(parents=True, exist_ok=True)
     test = [f"test -s $PREFIX/share/{name}/text"]
@@ -128,7 +134,8 @@ def write_recipe(folder: Path, name: str, needs: list[str], version: str = "1.0"
     (recipe / "build.sh").write_text(SCRIPT.format(name=name, scratch=scratch))
 
 
-# strix-validate and the stacks' checks pass; `pixi upload` copies into the folder of promoted files
+# A mock of pixi. The commands of strix-validate and of the stacks' checks succeed without doing
+# anything. `pixi upload` copies the packages into the folder of promoted files.
 PIXI = """\
 #!/bin/sh
 set -eu
@@ -153,7 +160,14 @@ PIXI_RELEASE = "v0.84.2/pixi-x86_64-unknown-linux-musl"
 
 
 def make_hub(folder: Path, source: Path, conda_forge: str, clock: Path) -> Hub:
-    """Put the repository on a new hub whose machines reach a conda-forge of their own."""
+    """Put the repository on a new hub. Its machines use `conda_forge` as a mirror of conda-forge.
+
+    Args:
+        folder: The folder of the hub.
+        source: The files of the repository.
+        conda_forge: The URL of the mirror.
+        clock: The compiled stopped_clock.c.
+    """
     home = folder.parent / f"{folder.name}-home"
     write_mirrors(home, {CONDA_FORGE: conda_forge})
     return Hub(
@@ -167,7 +181,7 @@ def make_hub(folder: Path, source: Path, conda_forge: str, clock: Path) -> Hub:
 
 
 class Hosting:
-    """A folder for hubs, which share a conda-forge and a clock that stands still."""
+    """A folder of hubs that share a mirror of conda-forge and a clock that stands still."""
 
     def __init__(self, folder: Path, conda_forge: str) -> None:
         self.folder, self.conda_forge = folder, conda_forge
@@ -176,7 +190,7 @@ class Hosting:
         self.clock = compile_stopped_clock(folder)
 
     def hub(self, name: str = "hub", source: Path | None = None, after: Hub | None = None) -> Hub:
-        """Make a hub, with what another one has published."""
+        """Make a hub. If `after` is a hub, the new one starts with its releases."""
         source = source or self.source
         hub = make_hub(self.folder / name, source, self.conda_forge, self.clock)
         hub.disk, hub.image = DISK, IMAGE
@@ -185,7 +199,7 @@ class Hosting:
         return hub
 
     def copy_source(self, name: str, recipes: Collection[str] = NEEDS) -> Path:
-        """Copy the repository's files, with these recipes alone, to change them."""
+        """Copy the repository's files, with only these recipes, so that a test can change them."""
         source = shutil.copytree(self.source, self.folder / name)
         for recipe in NEEDS.keys() - set(recipes):
             shutil.rmtree(source / "recipes" / recipe)
@@ -193,7 +207,7 @@ class Hosting:
 
 
 def make_conda_forge(folder: Path) -> None:
-    """Write a channel that has a text file for each Python, with which each plan is solved."""
+    """Write a channel with a stub for each Python. The driver solves each plan with it."""
     content = folder.parent / "content"
     content.mkdir()
     (content / "python").write_text("stands for the real one in tests\n")
@@ -220,7 +234,10 @@ def take_executed(hub: Hub) -> list[str]:
 
 
 def switch_release_on(hub: Hub, pixi: str = PIXI) -> Hub:
-    """Switch the release on, with a machine that is said to have the GPU."""
+    """Set the variable CHANNEL, which enables the release, and give the machines a mock of pixi.
+
+    With the mock, the validation succeeds without a GPU.
+    """
     hub.variables |= {"CHANNEL": "strix-forge"}
     hub.programs = {"pixi": pixi}
     program = hub.releases / PIXI_RELEASE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What GitHub keeps of a repository between jobs, and the actions of others that our steps use."""
+"""A mock of GitHub: what it keeps between jobs, and the published actions that our steps use."""
 
 import re
 import shutil
@@ -30,19 +30,23 @@ class Hub:
     """A repository on GitHub.
 
     Attributes:
-        folder: Where all of this is kept.
+        folder: The folder that has everything below, except for the machines.
         source: The files of the repository.
-        machines: Where each machine is, one after the other, at the same path.
-        variables: Of the repository, for `vars`.
-        environment: Variables of each machine, beside those of GitHub.
-        home: Files in each machine's home folder.
-        programs: Programs that each machine has, by name; `gh` and `sudo` are there.
-        disk, image: Bytes of each machine's disk, and of what GitHub's image has on it at first.
-        cache_limit: Bytes of all caches; beyond it, those go whose last use is longest ago.
-        stops: By the label of a job, the point of Machine.hold at which it ends, and how: "kill",
-            "late" or "time", as Machine.run has it.
-            At the points "cache" and "artifact" the machine is lost while it hands that on.
-        seconds: What a minute of `timeout-minutes` takes.
+        machines: The folder of the machines. Each new machine replaces the one before it.
+        variables: The repository's variables, which expressions read as `vars`.
+        environment: Environment variables of each machine, beside those that GitHub sets.
+        home: The text of each file in a machine's home folder, by path.
+        programs: The text of each program on a machine, by name, beside `gh` and `sudo`.
+        disk: Bytes of each machine's disk; 0 for no limit.
+        image: Bytes that GitHub's image occupies on the disk when a job starts.
+        cache_limit: Bytes of all caches. Above it, the least recently used ones are removed.
+        stops: By the label of a job, the point at which it is stopped and how. The point is the
+            name of a file in `hold`. How is "kill", "late" or "time": see `Machine.run`. At the
+            points "cache" and "artifact" the machine is lost while it uploads one of these.
+        seconds: Seconds that a minute of `timeout-minutes` takes.
+        caches: The entries of the cache, oldest first.
+        clock: The last result of `tick`.
+        runs: The number of runs so far.
     """
 
     folder: Path
@@ -68,23 +72,23 @@ class Hub:
 
     @property
     def releases(self) -> Path:
-        """What users download."""
+        """Return the folder of the releases' files."""
         return self.folder / "releases"
 
     @property
     def hold(self) -> Path:
-        """Where scripts see at which point they are stopped."""
+        """Return the folder whose files name the points at which scripts are stopped."""
         return self.machines / "hold"
 
     def machine(self) -> Machine:
-        """A new machine for a job."""
+        """Return a new machine for a job."""
         return Machine(self.machines / "machine", self.hold, self.disk)
 
     def furnish(self, machine: Machine) -> None:
-        """Put on a machine what GitHub's image and the test want there."""
-        brought = machine.folder / "image/usr/local/lib/android/sdk"
-        brought.parent.mkdir(parents=True)
-        brought.write_bytes(bytes(self.image))
+        """Write the files of GitHub's image, and `home` and `programs`, to a machine."""
+        sdk = machine.folder / "image/usr/local/lib/android/sdk"
+        sdk.parent.mkdir(parents=True)
+        sdk.write_bytes(bytes(self.image))
         for name, text in self.home.items():
             file = machine.folder / "home" / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +104,15 @@ class Hub:
 
 @dataclass
 class Use:
-    """A step that uses an action: its inputs, where it runs, and what came of it."""
+    """A step that uses an action.
+
+    Attributes:
+        hub: The repository.
+        machine: The machine on which the step runs.
+        artifacts: The folder of the run's artifacts.
+        inputs: The inputs that the action has not read yet.
+        log: Appends a line to the run's log.
+    """
 
     hub: Hub
     machine: Machine
@@ -109,24 +121,24 @@ class Use:
     log: Callable[[str], None]
 
     def take(self, name: str, default: str = "") -> str:
-        """Take an input out; what is left at the end is unknown to this runner."""
+        """Remove an input and return it. An input that no action takes is unsupported."""
         return str(self.inputs.pop(name, default))
 
 
 def check_out(use: Use) -> None:
     """actions/checkout."""
     if use.take("persist-credentials") not in ("False", "false"):
-        raise Unsupported("a checkout whose credentials stay")
+        raise Unsupported("a checkout that keeps its credentials on the machine")
     shutil.copytree(use.hub.source, use.machine.work, symlinks=True, dirs_exist_ok=True)
 
 
 def set_up_pixi(use: Use) -> None:
-    """prefix-dev/setup-pixi: this machine has what the test gave it."""
+    """prefix-dev/setup-pixi. It installs nothing: a test's machine has the test's mock of pixi."""
     use.take("pixi-version")
 
 
 def set_up_python(use: Use) -> None:
-    """actions/setup-python: this machine has the tests' Python."""
+    """actions/setup-python. It installs nothing: a machine has the Python that runs the tests."""
     use.take("python-version")
 
 
@@ -136,7 +148,7 @@ def count_bytes(folder: Path) -> int:
 
 
 def stop_at(use: Use, point: str) -> None:
-    """Lose the machine before an action has ended, if the test asks for it."""
+    """Raise Lost if a test has the machine lost at this point of an action."""
     hold = use.hub.hold / point
     if hold.exists():
         hold.unlink()
@@ -144,7 +156,10 @@ def stop_at(use: Use, point: str) -> None:
 
 
 def restore_cache(use: Use) -> None:
-    """actions/cache/restore: of all entries whose key begins with a restore key, the newest."""
+    """actions/cache/restore: restore the newest entry whose key starts with one of the given keys.
+
+    The first of these keys that matches an entry decides.
+    """
     path, key = use.take("path"), use.take("key")
     prefixes = [key, *use.take("restore-keys").split()]
     for prefix in prefixes:
@@ -161,10 +176,13 @@ def restore_cache(use: Use) -> None:
 
 
 def save_cache(use: Use) -> None:
-    """actions/cache/save: a missing path, a taken key or an entry too large fails no step."""
+    """actions/cache/save. The step succeeds even if nothing can be saved.
+
+    Nothing is saved if the path is missing, the key is in use or the entry is too large.
+    """
     path, key = use.machine.work / use.take("path"), use.take("key")
-    is_taken = any(cache.key == key for cache in use.hub.caches)
-    if not path.exists() or is_taken or count_bytes(path) > use.hub.cache_limit:
+    is_in_use = any(cache.key == key for cache in use.hub.caches)
+    if not path.exists() or is_in_use or count_bytes(path) > use.hub.cache_limit:
         use.log(f"cache not saved: {key}")
         return
     stop_at(use, "cache")
@@ -181,7 +199,7 @@ def save_cache(use: Use) -> None:
 
 
 def upload(use: Use) -> None:
-    """actions/upload-artifact, of one folder; hidden files are left out unless asked for."""
+    """actions/upload-artifact with one folder. Hidden files are left out by default."""
     name, path = use.take("name"), use.take("path")
     missing = use.take("if-no-files-found", "warn")
     hidden = use.take("include-hidden-files") == "True"
@@ -199,7 +217,7 @@ def upload(use: Use) -> None:
         if missing == "error":
             raise StepFailed(f"no files were found with the path {path}")
         return
-    stop_at(use, "artifact")  # GitHub lists none before it is whole
+    stop_at(use, "artifact")  # GitHub lists an artifact only after its upload is complete.
     if target.exists() and not replace:
         raise StepFailed(f"409: an artifact {name} exists already")
     shutil.rmtree(target, ignore_errors=True)
@@ -210,7 +228,7 @@ def upload(use: Use) -> None:
 
 
 def download(use: Use) -> None:
-    """actions/download-artifact: one by its name, or all of a pattern, merged."""
+    """actions/download-artifact: one artifact by name, or all that match a pattern, merged."""
     name, pattern, path = use.take("name"), use.take("pattern"), use.take("path")
     merges = use.take("merge-multiple") == "True"
     if name:
@@ -243,7 +261,7 @@ ACTIONS: dict[str, Callable[[Use], None]] = {
 
 
 def use_action(reference: str, use: Use) -> None:
-    """Do what an action does. Raises Unsupported for one, or an input, that is not known here."""
+    """Do what an action does. Raises Unsupported for an unknown action or an unknown input."""
     name = reference.partition("@")[0]
     if name not in ACTIONS:
         raise Unsupported(f"the action {name}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tests that kill one program after another: minutes each, so they run at night."""
+"""The mark of tests that kill many processes. Each takes minutes, so they run at night only."""
 
 import os
 

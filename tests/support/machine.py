@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A machine for one job of a workflow: a folder with a disk of limited size, and its processes."""
+"""A mock of the machine of one job: a folder on a disk of limited size, and its processes."""
 
 import contextlib
 import os
@@ -13,10 +13,11 @@ from pathlib import Path
 
 POLL_SECONDS = 0.02
 MOCK_GH = Path(__file__).with_name("mock_gh.py")
-# `sudo rm -rf` of what GitHub's image brings, in this machine's image
+# A mock of sudo. It knows `rm -rf` only, and removes the paths below this machine's folder `image`,
+# which stands for the files of GitHub's image.
 SUDO = """\
 #!/bin/sh
-test "$1 $2" = "rm -rf" || { echo "sudo: only rm -rf is known, and not $*" >&2; exit 1; }
+test "$1 $2" = "rm -rf" || { echo "sudo: unknown command: $*" >&2; exit 1; }
 shift 2
 for path; do rm -rf "$MACHINE/image$path"; done
 """
@@ -24,7 +25,7 @@ GH = f'#!/bin/sh\nexec {sys.executable} {MOCK_GH} "$@"\n'
 
 
 class Lost(Exception):
-    """The machine is gone, or was taken away because the job's time is up."""
+    """The machine was lost, or GitHub ended the job because its time is up."""
 
 
 class Full(Exception):
@@ -32,16 +33,17 @@ class Full(Exception):
 
 
 class Machine:
-    """A new machine, at the same path as the one before; a context manager.
+    """A context manager that makes and removes a machine. Each machine has the same path.
 
-    Where this process may mount a loop device, the disk is one. Elsewhere `check` compares what the
-    folder holds with its size, after each step.
+    The disk is a loop device if this process may mount one. Otherwise `check` compares the size of
+    the machine's files with that of the disk after each step.
 
     Attributes:
-        folder: All of it; `work` is the checkout's, `temp` for files of steps.
+        folder: The folder of the machine. Its folder `work` is for the checkout, and `temp` for the
+            files that steps get from the runner.
+        hold: A folder outside the machine. A script that finds the file HOLD/POINT there writes
+            HOLD/POINT.reached and waits. `run` then stops it.
         size: Bytes of the disk, or 0 for no limit.
-        hold: A folder outside it. A script that finds HOLD/POINT makes HOLD/POINT.reached and
-            waits: there it is stopped.
     """
 
     def __init__(self, folder: Path, hold: Path, size: int = 0) -> None:
@@ -72,22 +74,24 @@ class Machine:
         with disk.open("wb") as file:
             file.truncate(self.size)
         make = ["mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=0,root_owner", disk]
-        # discard: what a job removes is free for others, too
+        # With `discard`, the space of removed files becomes free on the host's disk too.
         mount = ["mount", "-o", "loop,discard", disk, self.folder]
-        commands = (make, mount) if os.geteuid() == 0 and shutil.which("mkfs.ext4") else ()
-        done = [subprocess.run(c, capture_output=True, check=False).returncode for c in commands]
-        self.is_mounted = bool(done) and not any(done)
+        can_mount = os.geteuid() == 0 and shutil.which("mkfs.ext4")
+        codes = []
+        for command in (make, mount) if can_mount else ():
+            codes.append(subprocess.run(command, capture_output=True, check=False).returncode)
+        self.is_mounted = bool(codes) and not any(codes)
         if not self.is_mounted:
             disk.unlink()
 
     def program(self, name: str, text: str) -> None:
-        """Write a program that steps find in PATH."""
+        """Write a program into a folder that is in the PATH of steps."""
         path = self.folder / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
 
     def check(self) -> None:
-        """Raise Full if the folder holds more than its disk would."""
+        """Raise Full if the files are larger than the disk, unless it is a mounted one."""
         if self.size and not self.is_mounted:
             used = sum(path.lstat().st_size for path in self.folder.rglob("*"))
             if used > self.size:
@@ -96,19 +100,18 @@ class Machine:
     def run(
         self, script: str, environment: Mapping[str, str], log: Path, stop: str, deadline: float
     ) -> int:
-        """Run a step's script as GitHub does; returns its exit code.
+        """Run a step's script as GitHub does, and return its exit code.
 
         Args:
-            script: Of bash.
-            environment: All of its variables.
-            log: Gets what it prints.
-            stop: What happens once it has reached a point of `hold`: "kill" takes the machine away,
-                "late" does so because the job's time is up, "time" lets the driver's time box end
-                there.
-            deadline: Of time.monotonic().
+            script: The script, for bash.
+            environment: All environment variables of the script.
+            log: The file to which the output is appended.
+            stop: What to do when the script reaches a point of `hold`. With "kill", the machine is
+                lost. With "late", the job's time is up. With "time", the driver's time box ends.
+            deadline: The time, of time.monotonic(), at which the job's time is up.
 
         Raises:
-            Lost: The machine was taken away.
+            Lost: The machine was lost, or the job's time is up.
         """
         file = self.temp / "step.sh"
         file.write_text(script)
@@ -142,7 +145,11 @@ class Machine:
         return child.returncode
 
     def processes(self) -> Iterator[int]:
-        """Yield its processes, whatever session they are in, and if with another environment."""
+        """Yield the ids of the machine's processes.
+
+        A process belongs to the machine if its environment has this MACHINE, or if its working
+        folder is on the machine.
+        """
         mark = b"MACHINE=%s\0" % bytes(self.folder)
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -151,7 +158,7 @@ class Machine:
                     yield int(entry.name)
 
     def end_time_box(self) -> None:
-        """Send the driver the signal of --stop-after, as if its time were up."""
+        """Send the driver the signal by which --stop-after ends a build."""
         for process in self.processes():
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
@@ -159,7 +166,7 @@ class Machine:
                     os.kill(process, signal.SIGALRM)
 
     def kill(self) -> None:
-        """End all that runs, at once."""
+        """Kill all processes of the machine."""
         while processes := list(self.processes()):
             for process in processes:
                 with contextlib.suppress(OSError):

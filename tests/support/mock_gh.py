@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A mock of `gh release`: the files of tag T are those of the folder $RELEASES/T.
+"""A mock of `gh release`. The folder $RELEASES/TAG has the files of the release TAG.
 
-It knows the commands that our workflows use, and fails at any other. HOLD/list stops it before it
-lists, HOLD/upload in the middle of a file, which is then there as an unfinished one. A download
-fails at such a file, and takes every one that matches its patterns, as gh's does.
+It knows the commands that our workflows use, and fails for any other one. As gh does, it downloads
+all files that match a pattern, and fails if the upload of one of them was never finished.
+
+A test can stop it with a file in the folder $HOLD: with `list` before it lists the releases, and
+with `upload` in the middle of an upload, so that an unfinished file remains.
 """
 
 import fnmatch
@@ -14,12 +16,12 @@ import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-STARTED = ".started"  # at the end of an unfinished file's name
+STARTED = ".started"  # the suffix of an unfinished file
 UPLOADED = '.assets[] | select(.state == "uploaded").name'
 
 
 def main() -> int:
-    """Run one command; returns its exit code."""
+    """Run one command, and return its exit code."""
     parser = ArgumentParser(prog="gh")
     parser.add_argument("group", choices=["release"])
     subparsers = parser.add_subparsers(dest="command", required=True)
@@ -66,7 +68,7 @@ def main() -> int:
 
 
 def view(words: Namespace, folder: Path) -> int:
-    """Print the names of a release's whole files."""
+    """Print the names of the files of a release that were uploaded completely."""
     assert (words.json, words.jq) == ("assets", UPLOADED)
     for path in sorted(folder.glob("[!.]*")):
         if not path.name.endswith(STARTED):
@@ -75,7 +77,7 @@ def view(words: Namespace, folder: Path) -> int:
 
 
 def upload(words: Namespace, folder: Path) -> int:
-    """Add files. One that is there is refused, or with --clobber deleted first."""
+    """Upload files. A file that exists already is an error, or replaced with --clobber."""
     for file in words.files:
         target, started = folder / file.name, folder / (file.name + STARTED)
         if target.exists() and not words.clobber:
@@ -90,7 +92,7 @@ def upload(words: Namespace, folder: Path) -> int:
 
 
 def download(words: Namespace, folder: Path) -> int:
-    """Copy files into a folder, or one to the standard output."""
+    """Copy files into a folder, or one file to standard output."""
     assets = [path.name.removesuffix(STARTED) for path in folder.glob("[!.]*")]
     patterns = words.pattern or ["*"]
     names = [a for a in assets if any(fnmatch.fnmatchcase(a, pattern) for pattern in patterns)]
@@ -115,12 +117,12 @@ def download(words: Namespace, folder: Path) -> int:
 
 
 def verify(words: Namespace, folder: Path) -> int:
-    """Compare files with those of the release."""
+    """Return 0 if the files are equal to those of the release, else 1."""
     return int(any(f.read_bytes() != (folder / f.name).read_bytes() for f in words.files))
 
 
 def wait_at(point: str) -> None:
-    """Wait to be killed, if the test asks for it."""
+    """Wait to be killed, if the folder $HOLD has a file with the name of this point."""
     hold = Path(os.environ["HOLD"], point)
     if hold.exists():
         hold.with_name(f"{point}.reached").touch()

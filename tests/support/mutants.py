@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Mutate foreign data by a seed, and count the outcomes of reading it.
 
-A test mutates valid data and passes each mutant to a reader. Two outcomes are allowed: success with
-the right content, or an error of the kind that the reader raises (`Tally.refusal`) with a short
-message. Either has to come soon. The last lines of a run sum up what all such tests recorded
-(tests/conftest.py). The tests inside our packages use this file as well.
+A test mutates valid data and passes each mutant to a reader. Two outcomes are allowed: correct
+content, or an exception of the type `Tally.refusal` with a short message. The reader must not take
+longer than SLOWEST. pytest prints the sum of all outcomes at the end of a run (tests/conftest.py).
+The tests inside our packages use this file too.
 
-The seed is fixed, so that no run fails by chance. FORGE_SEED=N sets another one. The mutants of one
-seed prove nothing about another: hence CONTRIBUTING.md has a command that tries many seeds, and a
-workflow draws new ones.
+The seed is fixed, so that no run fails by chance. FORGE_SEED=N sets another seed. Mutants of one
+seed prove nothing about the mutants of another. Therefore CONTRIBUTING.md has a command that tries
+many seeds, and a workflow draws new ones.
 """
 
 import copy
@@ -19,7 +19,7 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
 SEED = os.environ.get("FORGE_SEED") or "1"
-# Values that replace a valid one: other types, other sizes, and texts with a meaning in a path.
+# Values that replace a valid one: other types, other sizes, and strings with a meaning in paths.
 STRANGE: tuple[Any, ...] = (
     None,
     True,
@@ -44,20 +44,20 @@ STRANGE: tuple[Any, ...] = (
 )
 # Levels of nesting that json.dumps and deepcopy still accept.
 TREE_DEPTH = 60
-# Levels of nesting that exceed what a parser of texts accepts.
+# Levels of nesting that are too many for parsers.
 TEXT_DEPTH = 20_000
-# CPU seconds for one mutant, whatever else runs. A reader that takes longer hangs.
+# CPU seconds that a reader may take for one mutant. CPU time does not depend on other processes.
 SLOWEST = 20
 # KiB that one mutant may add to the peak memory of the process.
 LARGEST = 2 << 20
-# Characters of a message. A reader must not repeat its input.
+# Characters that a message may have. The limit shows that a message does not repeat the input.
 LONGEST = 2_000
 
 
 def trees(valid: Any, stream: int, count: int) -> Iterator[Any]:
     """Yield `count` copies of a JSON-like value, each with one to three places changed.
 
-    `stream` is a number that makes the mutants of one test differ from those of another.
+    Tests pass different numbers as `stream`, so that their mutants differ.
     """
     rng = random.Random(f"{SEED} {stream}")
     for _ in range(count):
@@ -176,7 +176,7 @@ class Tally:
 
         Args:
             read: Reads the mutant.
-            right: Returns whether a result has the right content.
+            right: Returns whether the content that was read is correct.
             what: The mutant, for messages.
 
         Raises:
@@ -198,7 +198,7 @@ class Tally:
         if peak - peak_before > LARGEST:
             raise AssertionError(f"more than {LARGEST} KiB: {self._describe(what)}")
         if message == "none" or len(message) > LONGEST or "Traceback" in message:
-            raise AssertionError(f"a bad message, {message!r:.500}: {self._describe(what)}")
+            raise AssertionError(f"bad message {message!r:.500}: {self._describe(what)}")
         if not (message or right(result)):
             raise AssertionError(f"wrong content accepted: {self._describe(what)}")
         self.outcomes["refused" if message else "accepted"] += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A clone with tools/night.py that finds a mock machine, and what a night packed."""
+"""A clone whose tools/night.py sees a mock machine, and helpers for tests of a night's run."""
 
 import shutil
 import tarfile
@@ -9,7 +9,7 @@ from support.project import CHECKOUT
 
 
 class Machine:
-    """ROOT/clone with the script, and one open gfx1151 GPU."""
+    """A clone with the script, and a machine with one gfx1151 GPU that the user may open."""
 
     def __init__(self, root: Path) -> None:
         self.clone, self.gpus, self.device = root / "clone", root / "kfd", root / "device"
@@ -24,24 +24,25 @@ class Machine:
         self.replace("/dev/kfd", str(self.device))
 
     def replace(self, old: str, new: str) -> None:
-        """Have the script find another machine."""
+        """Replace a text in the script, such as the path under which it looks for GPUs."""
         text = self.script.read_text()
         assert old in text
         self.script.write_text(text.replace(old, new))
 
 
-# `python -c KILLED N SCRIPT WORDS`: SIGKILL before the N-th of what the script changes or begins
+# `python -c KILLED N SCRIPT WORDS` runs the script, and kills it with SIGKILL before its N-th
+# operation that changes a file or starts a process.
 KILLED = """
 import os, runpy, signal, sys
-left = int(sys.argv[1])
+remaining = int(sys.argv[1])
 if "NIGHT_PID" in os.environ:
     open(os.environ["NIGHT_PID"], "w").write(str(os.getpid()))
 def hook(event, arguments):
-    global left
+    global remaining
     writes = event == "open" and arguments[1] in ("x", "r+")
     if writes or event in ("os.rename", "os.remove", "subprocess.Popen"):
-        left -= 1
-        if left == 0:
+        remaining -= 1
+        if remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(hook)
 sys.argv = sys.argv[2:]
@@ -50,7 +51,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def archived(folder: Path) -> dict[str, str]:
-    """Read the text of each file that a night in `folder` packed."""
+    """Return the text of each file in the archive of a night in `folder`, by its name."""
     with tarfile.open(folder / "night.tar.gz") as tar:
         files = {m.name: tar.extractfile(m) for m in tar.getmembers()}
         return {name: file.read().decode() for name, file in files.items() if file}

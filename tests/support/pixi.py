@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A real pixi: run as a user runs it, with a home folder of the test's own."""
+"""Run a real pixi as a user does, with a home folder that belongs to the test."""
 
 import json
 import os
@@ -22,13 +22,17 @@ REQUIRED = "FORGE_REQUIRE_PIXI"
 
 
 def require(program: str) -> str:
-    """The path of a program; without it the test is skipped, or fails where REQUIRED says so."""
-    if path := shutil.which(program):
+    """Return the path of a program.
+
+    If the program is missing, the test is skipped. It fails if FORGE_REQUIRE_PIXI is set.
+    """
+    path = shutil.which(program)
+    if path:
         return path
-    missing = f"{program} is not on PATH"
+    message = f"{program} is not on PATH"
     if os.environ.get(REQUIRED):
-        pytest.fail(f"{missing}, and {REQUIRED} is set", pytrace=False)
-    pytest.skip(missing)
+        pytest.fail(f"{message}, and {REQUIRED} is set", pytrace=False)
+    pytest.skip(message)
 
 
 @cache
@@ -38,7 +42,12 @@ def version() -> Version:
 
 
 class Pixi:
-    """pixi in the home of one user; `mirrors` give addresses on this machine to public ones."""
+    """pixi with the home folder of one user.
+
+    Args:
+        home: The home folder.
+        mirrors: The URL that pixi uses in place of each public one.
+    """
 
     def __init__(self, home: Path, mirrors: dict[str, str]) -> None:
         self.home = home
@@ -51,27 +60,31 @@ class Pixi:
     def __call__(
         self, *words: str | Path, cwd: Path, code: int | None = 0, **environment: str
     ) -> str:
-        """Run `pixi WORDS`, require its exit code if it is not None; returns what it printed."""
+        """Run `pixi WORDS`, and return its output. Require the exit code unless it is None."""
         done = run([require("pixi"), *words], self.environment | environment, code, cwd=cwd)
         return done.stdout + done.stderr
 
     def data(self, *words: str | Path, cwd: Path) -> Any:
-        """What `pixi WORDS` prints as JSON."""
+        """Run `pixi WORDS`, and return the data of the JSON that it prints."""
         return json.loads(run([require("pixi"), *words], self.environment, cwd=cwd).stdout)
 
 
 def fit(manifest: Path) -> Path:
-    """Take out of a manifest what this pixi, or this Python, is too old for; says what."""
+    """Change a manifest in place so that the installed pixi and the stand-in's Python can be used.
+
+    A manifest may require a newer pixi. Then that requirement is removed, the GPU is stated by its
+    virtual packages, and the test gets a warning. Python 3.12 is replaced by the stand-in's Python.
+    """
     text = manifest.read_text()
     data = tomllib.loads(text)
     data = data["tool"]["pixi"] if manifest.name == "pyproject.toml" else data
-    wanted = data["workspace"].get("requires-pixi", "")
-    if not SpecifierSet(wanted).contains(version()):
+    required = data["workspace"].get("requires-pixi", "")
+    if not SpecifierSet(required).contains(version()):
         old = '__amdgpu = "0", __amdgpu_arch = "11.5.1"'
         text = text.replace('amdgpu = "gfx1151"', old)
         text = re.sub(r"(?m)^requires-pixi = .*\n", "", text)
         note = f"pixi {version()} is older than {manifest.parent.name}/pixi.toml requires"
-        warnings.warn(f"{note} ({wanted}): tested with {old} for amdgpu", stacklevel=2)
+        warnings.warn(f"{note} ({required}): tested with {old} for amdgpu", stacklevel=2)
     text = text.replace('python = "3.12.*"', f'python = "{PYTHON}.*"')
     manifest.write_text(text)
     return manifest

@@ -13,7 +13,8 @@ GHOST_FILE = "ghost-1.0-0.json"
 RECORD = f"conda-meta/{GHOST_FILE}"
 # Relative to app/.pixi/envs/default.
 OUT = "../../../../out/victim"
-# The record of an installed package that is not in the solution: an installer removes its files.
+# The record of a package that seems to be installed, but is not in the lock. An installer would
+# remove the files that this record lists.
 GHOST = {
     "name": "ghost",
     "version": "1.0",
@@ -39,7 +40,7 @@ class Case:
             of the prefix that nothing may change.
         files: Paths of files.
         scripts: Names of console scripts.
-        apart: Whether files and scripts belong to beta. Otherwise they belong to alpha.
+        apart: Whether the files and scripts are in beta. Otherwise they are in alpha.
     """
 
     name: str
@@ -94,7 +95,7 @@ def cases() -> list[Case]:
 
 
 CASES = {case.name: case for case in cases()}
-# The cases in which rattler, and hence pixi, writes outside of the prefix.
+# The cases in which rattler, and therefore pixi, writes outside of the prefix.
 LET_THROUGH = {
     "script over bin link, one package",
     "script over python-scripts link, one package",
@@ -102,9 +103,10 @@ LET_THROUGH = {
     "record, two packages",
     "link CACHEDIR.TAG",
 }
-# A case of pixi alone, which writes that file itself.
+# The case in which pixi writes outside of the prefix, and rattler does not: pixi writes this file.
 PIXIS = {"link history"}
-# The cases in which the order of linking, which varies, decides whether it writes outside.
+# The cases in which it depends on the order of linking whether rattler writes outside. The order
+# varies.
 BY_ORDER = {
     name
     for name in CASES
@@ -113,7 +115,7 @@ BY_ORDER = {
 
 
 class Machine:
-    """A channel of python, alpha and beta, a workspace of a user, and a folder beside its prefix.
+    """A channel with python, alpha and beta, a workspace, and a folder outside of its prefix.
 
     Attributes:
         out: The folder outside of the prefix that nothing may change.

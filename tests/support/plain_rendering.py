@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Recipes rendered by rattler-build with the two committed variant files and nothing of ours."""
+"""Render recipes with rattler-build and the two committed variant files, without the driver."""
 
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,32 @@ from support.project import CHECKOUT
 VARIANTS = [CHECKOUT / "variants.yaml", CHECKOUT / "recipes/bases/conda-forge/variants.yaml"]
 
 
-def plain(path: Path) -> list[dict[str, Any]]:
-    """The outputs of one recipe.yaml as mappings."""
+def render_plain(path: Path) -> list[dict[str, Any]]:
+    """Render one recipe.yaml, and return its outputs."""
     variants = Stage0Recipe.from_file(path).render(VariantConfig.from_files(VARIANTS))
     return [variant.recipe.to_dict() for variant in variants]
 
 
-def alone(path: Path) -> dict[str, str]:
-    """Output -> what differs, or why it fails, when it renders with the variant keys of its own.
+def render_each_alone(path: Path) -> dict[str, str]:
+    """Render each output with only the variant keys that it uses, and return the problems.
 
-    That is how pixi builds an output of a recipe that is a source dependency.
+    pixi renders an output in this way if the recipe is a source dependency. The output has to be
+    the same as with all variant keys.
+
+    Returns:
+        The problem of each output that has one, by the output's name.
     """
-    recipe, wrong = Stage0Recipe.from_file(path), {}
-    for whole in recipe.render(VariantConfig.from_files(VARIANTS)):
-        own = VariantConfig({key: [str(value)] for key, value in whole.variant.items()})
-        output = whole.recipe.to_dict()
+    recipe = Stage0Recipe.from_file(path)
+    problems = {}
+    for variant in recipe.render(VariantConfig.from_files(VARIANTS)):
+        own_keys = VariantConfig({key: [str(value)] for key, value in variant.variant.items()})
+        output = variant.recipe.to_dict()
+        name = output["package"]["name"]
         try:
-            found = [variant.recipe.to_dict() for variant in recipe.render(own)]
+            rendered = [each.recipe.to_dict() for each in recipe.render(own_keys)]
         except Exception as error:
-            wrong[output["package"]["name"]] = str(error)
+            problems[name] = str(error)
             continue
-        if output not in found:
-            wrong[output["package"]["name"]] = "another build string"
-    return wrong
+        if output not in rendered:
+            problems[name] = "another build string"
+    return problems

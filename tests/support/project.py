@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A miniature project: the real bases and driver, tiny recipes, its own channel and build folder.
+"""Miniature projects and copies of the checkout, on which tests run the driver.
 
-Also copies of the checkout. What is slow to make is shared with it: the host base and the fetched
-sources.
+A miniature project has the real bases, tiny recipes, a channel and a build folder. Both kinds share
+with the checkout what takes long to make: the host base and the fetched sources.
 """
 
 import importlib.util
@@ -55,7 +55,7 @@ SCRIPT = """\
 mkdir -p "$PREFIX/share/{name}"
 echo {name} > "$PREFIX/share/{name}/text"
 """
-# tarfile's, which CPython 3.11 has since 3.11.4
+# The argument `filter` of tarfile's functions, which CPython 3.11 has since 3.11.4.
 FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
@@ -64,7 +64,7 @@ class MiniProject:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        if (root / "variants.yaml").exists():  # a copy of another one
+        if (root / "variants.yaml").exists():  # The folder is a copy of another miniature project.
             return
         root.mkdir(exist_ok=True)
         for name in ("variants.yaml", ".gitignore"):
@@ -85,7 +85,16 @@ class MiniProject:
         source: str = "[]",
         extra: Mapping[str, object] = MappingProxyType({}),
     ) -> Path:
-        """Write recipes/NAME: a noarch package of one file."""
+        """Write recipes/NAME, a recipe of a noarch package with one file, and return its folder.
+
+        Args:
+            name: The name of the recipe and of its package.
+            run: The run requirements.
+            test: The command of the package's test.
+            script: The text of build.sh. `{name}` stands for the name.
+            source: The value of `source`, as YAML.
+            extra: The value of `extra`.
+        """
         folder = self.root / "recipes" / name
         folder.mkdir(exist_ok=True)
         text = NOARCH.format(name=name, run=json.dumps(run or []), test=[test], source=source)
@@ -95,12 +104,18 @@ class MiniProject:
         (folder / "build.sh").write_text(script.format(name=name))
         return folder
 
-    def stack(self, name: str, *wants: str, text: str = "") -> Path:
-        """Write stacks/NAME/pixi.toml, which asks for packages, or is `text`."""
+    def stack(self, name: str, *packages: str, text: str = "") -> Path:
+        """Write stacks/NAME/pixi.toml and return it.
+
+        Args:
+            name: The name of the stack.
+            packages: The names of the packages that the stack depends on.
+            text: The text of the manifest, in place of one with these packages.
+        """
         manifest = self.root / "stacks" / name / "pixi.toml"
         manifest.parent.mkdir(parents=True)
-        asked = "".join(f'{package} = "*"\n' for package in wants)
-        manifest.write_text(text or STACK.format(name=name) + asked)
+        dependencies = "".join(f'{package} = "*"\n' for package in packages)
+        manifest.write_text(text or STACK.format(name=name) + dependencies)
         return manifest
 
     def command(self, *arguments: str) -> list[str]:
@@ -117,7 +132,9 @@ class MiniProject:
         done = drive(CHECKOUT, *arguments, **self.environment | environment)
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         if arguments[0] in ("build", "build-all", "rebuild"):
-            from support import contents  # imports the driver, which plain_rendering must not
+            # This imports the driver. plain_rendering imports this module, and has to show that
+            # recipes are rendered without the driver.
+            from support import contents
 
             contents.check(self.channel)
         return done
@@ -133,7 +150,7 @@ class MiniProject:
 
 
 def share_build(root: Path) -> None:
-    """Make ROOT/build, with the checkout's host base and sources in it."""
+    """Make ROOT/build with links to the checkout's host base and sources."""
     (root / "build").mkdir()
     for shared in ("host-base", "sources"):
         (CHECKOUT / "build" / shared).mkdir(parents=True, exist_ok=True)
@@ -141,7 +158,7 @@ def share_build(root: Path) -> None:
 
 
 def tracked_files() -> list[Path]:
-    """The files of this checkout that git tracks or would track: nothing that a build leaves."""
+    """Return the files of this checkout that git tracks or does not ignore."""
     return _tracked_below(CHECKOUT)
 
 
@@ -154,7 +171,7 @@ def _tracked_below(root: Path) -> list[Path]:
 
 
 def python_files(*folders: str | Path) -> list[Path]:
-    """The tracked Python files below folders of this checkout."""
+    """Return the tracked Python files below these folders of this checkout."""
     return [
         path
         for path in tracked_files()
@@ -163,10 +180,14 @@ def python_files(*folders: str | Path) -> list[Path]:
 
 
 def copy_checkout(root: Path, packages: bool = True) -> None:
-    """Copy what git tracks or would track to `root`, and link the packages of channel/ there.
+    """Copy the files that git tracks or does not ignore, and the files of channel/, to `root`.
 
-    So that what the checkout has built need not be built again, and nothing is written to it.
-    Without `packages` the copy is as a clone is: nothing is built.
+    The copy then has the packages that were built in the checkout, and nothing writes to the
+    checkout. Packages are hard links if possible.
+
+    Args:
+        root: The copy.
+        packages: Whether to copy channel/. Without it the copy is like a new clone.
     """
     channel = [file for file in (CHECKOUT / "channel").rglob("*") if file.name != ".lock"]
     files = [*tracked_files(), *(filter(Path.is_file, channel) if packages else ())]
@@ -175,8 +196,8 @@ def copy_checkout(root: Path, packages: bool = True) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             continue
-        with suppress(OSError):  # /tmp is another filesystem
-            if file.suffix == ".conda":  # nobody writes to it
+        with suppress(OSError):  # A hard link is impossible if /tmp is another filesystem.
+            if file.suffix == ".conda":  # Nothing changes a package in place.
                 target.hardlink_to(file)
                 continue
         shutil.copy2(file, target, follow_symlinks=False)
@@ -184,62 +205,66 @@ def copy_checkout(root: Path, packages: bool = True) -> None:
 
 
 def driver(root: Path, *arguments: str) -> list[str]:
-    """The command line of the driver in `root`, run by the interpreter of the tests."""
+    """Return a command line of the driver in `root`, for the interpreter that runs the tests."""
     return [sys.executable, str(root / "src" / "forge"), *arguments]
 
 
 def driver_environment(root: Path) -> dict[str, str]:
-    """The environment for a driver that works on `root`, on the host base, without pixi."""
+    """Return the environment of a driver that works on `root` with the host base, without pixi."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own = {"FORGE_ROOT": str(root), "FORGE_BASE": "host", "FORGE_NO_PIXI": "1", "PATH": path}
     return os.environ | own
 
 
 def drive(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the driver of a checkout, on that unless FORGE_ROOT is another."""
-    command, there = driver(root, *arguments), driver_environment(root) | environment
+    """Run the driver of a checkout.
+
+    It works on the same checkout, unless `environment` has FORGE_ROOT.
+    """
+    command = driver(root, *arguments)
+    variables = driver_environment(root) | environment
     if root == CHECKOUT and "PYTHONPATH" not in environment:
-        done = forks()(*arguments, **there)
+        done = forks()(*arguments, **variables)
         return subprocess.CompletedProcess(command, done.code, done.out, done.err)
-    return subprocess.run(command, env=there, text=True, capture_output=True, check=False)
+    return subprocess.run(command, env=variables, text=True, capture_output=True, check=False)
 
 
 @cache
 def forks() -> Forks:
-    """This checkout's driver, imported once: it ends with the tests."""
+    """Return the process that forks this checkout's driver. It ends when the tests end."""
     return Forks(None, {})
 
 
 def forge(*arguments: str, code: int = 0, root: Path = CHECKOUT) -> str:
-    """Run the driver of a checkout and require its exit code; returns what it printed."""
+    """Run the driver of a checkout, require its exit code, and return its standard output."""
     done = drive(root, *arguments)
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def commit(folder: Path) -> str:
-    """Have git keep all that is in a folder; returns the commit."""
+    """Commit all files of a folder, in a new repository if there is none; return the commit."""
     script = "git init -q . && git add . && git -c user.name=x -c user.email=x@example.com commit"
     script += " -q --allow-empty -m x && git rev-parse HEAD"
     return subprocess.check_output(["sh", "-ec", script], cwd=folder, text=True).strip()
 
 
 def module(path: Path) -> ModuleType:
-    """A program that is in no package, as a module."""
+    """Import a program that is in no package, and return it as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program
 
 
 def processes_in(folder: Path) -> list[str]:
-    """The command lines of the processes that work in a folder."""
-    found = []
+    """Return the command line of each process whose working folder is inside a folder."""
+    command_lines = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
-                found.append((entry / "cmdline").read_text())
+                command_lines.append((entry / "cmdline").read_text())
         except OSError:
             continue
-    return found
+    return command_lines

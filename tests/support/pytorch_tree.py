@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The programs of the pytorch recipe as modules; a source tree and tools for its build script."""
+"""The pytorch recipe's programs as modules, and a source tree and mock tools for its build.sh."""
 
 import os
 import shutil
@@ -39,7 +39,8 @@ LOG = """\
 -- Using Kineto with Roctracer support
 """ + "".join(f"--   {name} : {value}\n" for name, value in configuration.SUMMARY.items())
 
-# The end of each tool: it fails if its arguments contain the text of the file `stop`.
+# The last line of each mock tool. The tool fails if its arguments contain the text of the file
+# `stop`.
 STOPPED = """
 [[ ! -e $SRC_DIR/../stop || "$*" != *"$(< "$SRC_DIR/../stop")"* ]]
 """
@@ -47,8 +48,8 @@ FAKE_TOOLS = {
     "find": f"""\
         {shutil.which("find")} "$@"
         """,
-    # pip, setup.py and hipify are Python programs. Each call leaves a line; hipify fails where the
-    # file fail-hipify exists.
+    # build.sh runs pip, setup.py and hipify with this program. Each call appends a line to the file
+    # `calls`. hipify fails if the file fail-hipify exists.
     "python": """\
         case "$*" in
             *check_*|*lay_out*) "$REAL_PYTHON" "$@" ;;
@@ -56,7 +57,7 @@ FAKE_TOOLS = {
         esac
         [[ "$*" != *build_amd* ]] || [[ ! -e $SRC_DIR/fail-hipify ]]
         """,
-    # CMake and setup.py have to use the same Python: this one.
+    # CMake and setup.py have to use the host environment's Python.
     "host-python": """\
         echo "host-python ${*//$SRC_DIR/SRC}, $MAX_JOBS jobs" >> "$SRC_DIR/calls"
         cp -r "$SRC_DIR/installed" "$SP_DIR/torch"
@@ -84,7 +85,7 @@ FAKE_TOOLS = {
 }
 
 
-# The files of submodules that setup.py reads. The compilers read the other ones.
+# The files in submodules that setup.py reads. Compilers read all other files there.
 READ_BY_SETUP = [
     "build_bundled.py",
     "a/CMakeLists.txt",
@@ -97,7 +98,7 @@ READ_BY_SETUP = [
 
 
 def installed_torch(prefix: Path) -> tuple[Path, Path]:
-    """Make site-packages/torch as torch's own build leaves it.
+    """Make site-packages/torch as it is after torch's own build.
 
     Returns:
         The folder of torch, and the prefix.
@@ -121,14 +122,14 @@ def installed_torch(prefix: Path) -> tuple[Path, Path]:
         path = torch / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    # CMake copies it from aotriton-devel like this: a relative link, which leads nowhere here.
+    # CMake copies this relative link from aotriton-devel. Its target does not exist here.
     (torch / "include/aotriton").symlink_to("../../../include/aotriton")
     (prefix / "include").mkdir()
     return torch, prefix
 
 
 def hip_clang(prefix: Path, version: str) -> None:
-    """Make the clang++ of the SDK, whose version options.sh asks for."""
+    """Make a mock of the SDK's clang++, which prints its version for options.sh."""
     path = prefix / "opt/rocm/lib/llvm/bin/clang++"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\nprintf '%s\\nInstalledDir: {path.parent}\\n' '{version}'\n")
@@ -136,7 +137,7 @@ def hip_clang(prefix: Path, version: str) -> None:
 
 
 class Build:
-    """build.sh in an environment like rattler-build's, on a tree of the few files that it uses.
+    """Run build.sh as rattler-build does, on a source tree with the few files that it uses.
 
     Attributes:
         source: The work folder, SRC_DIR.
@@ -198,10 +199,10 @@ class Build:
         return path
 
     def run(self, code: int = 0) -> tuple[str, list[str]]:
-        """Run the script, which has to fail if and only if `code` is not 0.
+        """Run the script. It has to fail if and only if `code` is not 0.
 
         Returns:
-            Its output, and the calls of tools in this run.
+            The output of the script, and its calls of tools.
         """
         (self.source / "calls").unlink(missing_ok=True)
         done = subprocess.run(

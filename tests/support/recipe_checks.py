@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The package checks of recipes/checks, as modules of the tests and as programs.
+"""Use the package checks of recipes/checks as modules and as programs.
 
-Importing this module makes `checks` importable, as in a package test. Some checks read ELF files:
-their tests call `pytest.importorskip("elftools")`, which skips them where pyelftools is missing.
+Importing this module makes `checks` importable, as in a package test. Some checks read ELF files.
+Their tests call `pytest.importorskip("elftools")`, which skips them if pyelftools is missing.
 """
 
 import os
@@ -14,8 +14,8 @@ from types import ModuleType
 from support.project import CHECKOUT, module
 
 RECIPES = CHECKOUT / "recipes"
-# The folder has no __init__.py, so that no setup.py takes it for a package to install. Hence
-# Python does not import it by itself.
+# The folder has no __init__.py, because a setup.py might take it for a package to install.
+# Therefore `checks` is registered as a module here.
 checks = ModuleType("checks")
 checks.__path__ = [str(RECIPES / "checks")]
 sys.modules["checks"] = checks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packages as users get them: built on the conda-forge base, published to a folder, served."""
+"""Make a release as users get it: build on the conda-forge base, publish to a folder, serve it."""
 
 import json
 import shutil
@@ -20,19 +20,26 @@ from forge.conda import cache
 from forge.conda.local import HOST_BOUND
 from forge.conda.package import Package
 
-# What PyPI alone is enough for on this base. All else that a stack needs comes from the stand-in.
+# The recipes that can be built here, because their sources are on PyPI. Other packages that a stack
+# needs come from the stand-in for conda-forge.
 RECIPES = ("flash-attn", "liger-kernel", "strix-emulate", "strix-validate")
-# An output of these that the host base builds and tests: C, for half a minute. The stand-in has it.
+# An output of these recipes that is left out here: it compiles C for half a minute. Tests on the
+# host base build it. The stand-in has a stub of it.
 OPTIONAL = "strix-emulate-native"
 OUTPUTS = (*RECIPES, "strix-emulate-hip")
 VARIANTS = Path("recipes/bases", "conda-forge", "variants.yaml")
 
 
 class Release:
-    """A clone of this checkout with the recipes of RECIPES, a home folder, and what they publish.
+    """A clone of this checkout with only the recipes of RECIPES, a home folder, and a channel.
 
-    `url` is where `root` is served. The home's configuration gives conda-forge and our
-    published channel addresses on this machine: nothing else has to be changed.
+    The configuration in the home folder sets mirrors on this machine for conda-forge and for our
+    published channel. No other configuration is changed.
+
+    Args:
+        root: The folder of all of these.
+        conda_forge: The URL of the stand-in for conda-forge.
+        url: The URL at which `root` is served.
     """
 
     def __init__(self, root: Path, conda_forge: str, url: str) -> None:
@@ -54,9 +61,13 @@ class Release:
             if outputs := recipe.get("outputs"):
                 outputs[:] = [out for out in outputs if out["package"]["name"] != OPTIONAL]
             for part in recipe.get("outputs", [recipe]):
-                # its own scripts run when it is built on the host base, which has a PyTorch
-                there = {"script": [f"ls $PREFIX/conda-meta/{part['package']['name']}-*.json"]}
-                part["tests"] = [there if "script" in test else test for test in part["tests"]]
+                # The recipe's own test scripts need a real PyTorch. Tests on the host base run
+                # them. Here a script only shows that the package is installed.
+                installed = {"script": [f"ls $PREFIX/conda-meta/{part['package']['name']}-*.json"]}
+                tests = []
+                for test in part["tests"]:
+                    tests.append(installed if "script" in test else test)
+                part["tests"] = tests
             file.write_text(yaml.safe_dump(recipe, sort_keys=False))
 
     @property
@@ -68,11 +79,11 @@ class Release:
 
     @property
     def cache(self) -> Path:
-        """rattler's cache of its home folder."""
+        """Return rattler's cache in the home folder."""
         return self.home / ".cache" / "rattler" / "cache"
 
     def hold(self, packages: Iterable[Path]) -> None:
-        """Have its cache hold packages, which nobody then fetches."""
+        """Put packages into the cache, so that the clone's driver does not fetch them."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RATTLER_CACHE_DIR", str(self.cache))
             for package in packages:
@@ -93,12 +104,12 @@ class Release:
         self.forge("publish", "--to", str(self.published), *words)
 
     def packages(self) -> dict[str, Path]:
-        """The files that are published, by name."""
+        """Return the published files by package name."""
         return {str(Package(f).index["name"]): f for f in self.published.glob("*/*.conda")}
 
 
 def one_python(checkout: Path) -> None:
-    """Two Pythons are in the committed file; the stand-in has the one that runs this, and PyPI."""
+    """Change a checkout's variants to the stand-in's only Python, and take sources from PyPI."""
     variants = yaml.safe_load((checkout / VARIANTS).read_text())
     variants |= {"python": [f"{PYTHON}.* *_cpython"], "python_min": [PYTHON]}
     variants |= {"sources_from": ["pypi"]}
@@ -106,33 +117,38 @@ def one_python(checkout: Path) -> None:
 
 
 def run(
-    command: Iterable[str | Path], environment: dict[str, str], code: int | None = 0, **more: Any
+    command: Iterable[str | Path], environment: dict[str, str], code: int | None = 0, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command and require its exit code, if not None; the failure has what it printed."""
+    """Run a command, and require its exit code unless `code` is None.
+
+    `options` are further arguments of subprocess.run.
+    """
     done = subprocess.run(
-        [*command], env=environment, text=True, capture_output=True, check=False, **more
+        [*command], env=environment, text=True, capture_output=True, check=False, **options
     )
-    printed = f"exit {done.returncode}: {done.args}\n{done.stdout}\n{done.stderr}"
-    assert code in (None, done.returncode), printed
+    message = f"exit {done.returncode}: {done.args}\n{done.stdout}\n{done.stderr}"
+    assert code in (None, done.returncode), message
     return done
 
 
 def host_bound(path: Path) -> list[str]:
-    """What of a channel, a lock or an installed environment was built on the host base."""
+    """Return the packages in a channel, a lock or an environment that the host base built."""
     if path.is_file():
         return [line.strip() for line in path.read_text().splitlines() if HOST_BOUND in line]
-    indexes, installed = path.glob("*/repodata.json"), path.glob("conda-meta/*.json")
-    names = [name for file in indexes for name in json.loads(file.read_bytes())["packages.conda"]]
-    names += [file.name for file in [*path.glob("*/*.conda"), *installed]]
-    return sorted({name for name in names if HOST_BOUND in name})
+    names: set[str] = set()
+    for index in path.glob("*/repodata.json"):
+        names.update(json.loads(index.read_bytes())["packages.conda"])
+    for pattern in ("*/*.conda", "conda-meta/*.json"):
+        names.update(file.name for file in path.glob(pattern))
+    return sorted(name for name in names if HOST_BOUND in name)
 
 
 def published_in(stack: str) -> list[str]:
-    """What a stack asks for of RECIPES."""
+    """Return the names in RECIPES on which a stack depends."""
     manifest = tomllib.loads((CHECKOUT / "stacks" / stack / "pixi.toml").read_text())
     return [name for name in RECIPES if name in manifest["feature"][stack]["dependencies"]]
 
 
 def copy_stack(name: str, folder: Path) -> Path:
-    """A stack as a user copies it."""
+    """Copy a stack into a folder as a user does, and return the copy."""
     return shutil.copytree(CHECKOUT / "stacks" / name, folder / name, symlinks=True)

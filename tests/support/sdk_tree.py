@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A small tree of the shape of TheRock's distribution, its ELF files made by the host's gcc."""
+"""A small tree with the layout of TheRock's distribution. The host's gcc makes its ELF files."""
 
 import json
 import subprocess
@@ -41,15 +41,15 @@ TEXTS = {
     "share/rocgdb/syscalls.xml": "GPL\n",
     "share/therock/therock_manifest.json": json.dumps({"the_rock_commit": COMMIT}),
 }
-# library -> what it needs
+# Each library, and the libraries in its DT_NEEDED.
 SHARED = {
     "lib/rocm_sysdeps/lib/librocm_sysdeps_elf.so.1": [],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_z.so.1": [],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_va.so.2": [],
-    # VA-API's driver, which libva opens by its name in its own folder, and what it needs
+    # The VA-API driver, which libva loads by name from its own folder. It needs the next library.
     "lib/rocm_sysdeps/lib/librocm_sysdeps_gallium_drv_video.so": ["librocm_sysdeps_drm.so.2"],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_drm.so.2": [],
-    "lib/rocm_sysdeps/lib/librocm_sysdeps_numa.so.1": [],  # rocSHMEM opens it
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_numa.so.1": [],  # rocSHMEM loads it at run time.
     "lib/librocdecode.so.1": ["librocm_sysdeps_va.so.2"],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_gmp.so.10": [],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_mpfr.so.6": ["librocm_sysdeps_gmp.so.10"],
@@ -62,7 +62,7 @@ SHARED = {
     "lib/librocprofiler-sdk.so.1": ["libhsa-amd-aqlprofile64.so.1"],
     "lib/librocprofiler-sdk-attach.so.1": [],
     "lib/libhsa-amd-aqlprofile64.so.1": [],
-    "lib/librocprof-sys.so.1": ["libdyninst.so.13"],  # which TheRock does not bundle here
+    "lib/librocprof-sys.so.1": ["libdyninst.so.13"],  # The tree lacks libdyninst.
     "lib/host-math/lib/libcholmod.so.5": [],
     "lib/libhipsolver.so.1": ["libcholmod.so.5"],
     "lib/libfftw3.so.3": [],
@@ -88,7 +88,7 @@ LINKS = {
     "amdgcn": "lib/llvm/amdgcn",
     "llvm": "lib/llvm",
     "lib/libamd_smi.so": "libamd_smi.so.26",
-    # of a folder that is dropped: not of the tree, and nobody's fault
+    # The target is outside of the tree. This is no fault, because the recipe removes the folder.
     "tests/libc.so": "/lib/x86_64-linux-gnu/libc.so.6",
     "bin/rocgdb": "rocgdb-py3.12",
     "bin/clang": "../lib/llvm/bin/clang-23",
@@ -96,7 +96,7 @@ LINKS = {
 
 
 def make(root: Path) -> Path:
-    """Writes the tree; returns its folder."""
+    """Write the tree and return its folder."""
     for name, text in TEXTS.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -108,7 +108,7 @@ def make(root: Path) -> Path:
 
 
 def library(path: Path, needs: list[str]) -> None:
-    """A shared library that needs others, which do not have to exist, and libstdc++."""
+    """Link a shared library that needs libstdc++ and others. The others do not have to exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     soname = path.name if path.suffix != ".15" else "libamdhip64.so.7"
     for name in needs:
@@ -130,7 +130,7 @@ def gcc(out: Path, soname: str, *arguments: object) -> None:
 
 
 def pack(tree: Path, archive: Path) -> Path:
-    """A tarball without a top folder, as AMD's is."""
+    """Write a tarball without a top folder, like AMD's, and return it."""
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted(tree.iterdir()):
             tar.add(path, path.name)

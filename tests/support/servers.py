@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Web servers on loopback, each at an address that no other one has or had.
+"""Web servers on loopback, each with a URL that no other server has or had.
 
-rattler keeps an index by its address in the cache of the home folder, and ports come again: of one
-used before it would take what another test served there.
+rattler caches an index by its URL in the home folder, and the system gives the same port to several
+servers in turn. With the port alone as the URL, rattler could read the index of another test.
 """
 
 import contextlib
@@ -18,23 +18,26 @@ from uuid import uuid4
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder as any static host does, without a line per request."""
+    """A handler that serves a folder like a static host, and writes no log."""
 
     server: "Server"
 
     def parse_request(self) -> bool:
-        """Read a request; its path is then what follows the server's address."""
-        read = super().parse_request()
-        if read:
+        """Read a request, and remove the server's own prefix from its path."""
+        is_valid = super().parse_request()
+        if is_valid:
             self.path = self.path.replace(self.server.place, "", 1) or "/"
-        return read
+        return is_valid
 
     def log_message(self, *_: object) -> None:
         pass
 
 
 class Revalidating(QuietHandler):
-    """Serves files with an ETag, and answers 304 to those who have them, as real hosts do."""
+    """A handler that sends an ETag with each file, and answers 304 to a client that has the file.
+
+    Real hosts do the same.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -44,22 +47,28 @@ class Revalidating(QuietHandler):
             self.send_error(404)
             return None
         state = path.stat()
-        # the inode: a file may be replaced within a tick of the clock by one of the same size
+        # The time and the size do not suffice: a file may be replaced by another one of the same
+        # size within a tick of the clock. The inode differs then.
         tag = f'"{state.st_ino:x}-{state.st_mtime_ns:x}-{state.st_size:x}"'
-        known = self.headers.get("If-None-Match") == tag
-        self.send_response(304 if known else 200)
+        client_has_file = self.headers.get("If-None-Match") == tag
+        self.send_response(304 if client_has_file else 200)
         self.send_header("ETag", tag)
         self.send_header("Cache-Control", "no-cache")
-        if not known:
+        if not client_has_file:
             self.send_header("Content-Type", "application/octet-stream")
             self.send_header("Content-Length", str(state.st_size))
         self.end_headers()
-        return None if known else path.open("rb")
+        return None if client_has_file else path.open("rb")
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Many clients may wait at a time: of more than five, one's connection is sometimes reset."""
+    """A server on a free port.
 
+    Attributes:
+        place: The first part of the path of each URL, which no other server has.
+    """
+
+    # With the default of 5, a connection is sometimes reset when more clients wait.
     request_queue_size = 128
 
     def __init__(self, handler: Any) -> None:
@@ -67,7 +76,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.place = f"/{uuid4().hex}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # a client that a test kills hangs up, and its traceback stood among the dots
+        # A client that a test kills closes its connection. A traceback of this would only be noise.
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -76,11 +85,11 @@ class Server(http.server.ThreadingHTTPServer):
 def served(
     folder: Path, handler: type[QuietHandler] = QuietHandler, tls: ssl.SSLContext | None = None
 ) -> Iterator[str]:
-    """Serve `folder` on a free port of this machine; yields its URL."""
+    """Serve `folder` on a free port of this machine, and yield its URL."""
     with Server(functools.partial(handler, directory=str(folder))) as server:
         if tls:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
-        # the default looks for shutdown() every half second
+        # By default, the thread would check for shutdown() only every half second.
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}{server.place}"
         server.shutdown()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A Python package index in a folder: NAME/FILE, as the simple API lists it."""
+"""A Python package index in a folder, with the files NAME/FILE, served with the simple API."""
 
 import hashlib
 import io
@@ -10,7 +10,8 @@ from packaging.utils import canonicalize_name
 from support.servers import QuietHandler
 from support.wheels import write_wheel
 
-# what people add to a torch, and what it requires of PyPI's: with ours it locks
+# Packages that people install beside torch, and their requirements. A workspace with one of them
+# can be locked with our torch.
 ADDED = {
     "accelerate": ("numpy>=1.17", "torch>=2.0.0"),
     "diffusers": ("numpy",),
@@ -21,19 +22,20 @@ ADDED = {
     "torchmetrics": ("torch>=2.0.0,<3", "numpy>1.20.0"),
     "trl": ("accelerate>=0.1",),
 }
-# without our torchvision it does not, and the last two never: they want wheels for CUDA
+# Packages with which a workspace cannot be locked without our torchvision. The last two need wheels
+# for CUDA, so it can never be locked with them.
 REFUSED = {
     "timm": ("torch", "torchvision"),
     "open-clip-torch": ("torch>=2.0", "torchvision", "timm"),
     "xformers": ("numpy", "torch==2.99.0"),
     "unsloth": ("torch<3,>=2.4.0", "torchvision", "xformers", "triton>=3.0.0"),
 }
-ALWAYS = ("timm", "open-clip-torch")  # wanted torchvision in every release
+ALWAYS = ("timm", "open-clip-torch")  # Each release of these requires torchvision.
 NEW, OLD = "1.0", "0.0.1"
 
 
 class SimpleIndex(QuietHandler):
-    """Serves the folder of a project as PyPI's API does: in JSON, with times of upload."""
+    """A handler that lists the folder of a project in JSON like PyPI, with times of upload."""
 
     def list_directory(self, path: str) -> io.BytesIO:
         files = [
@@ -55,13 +57,13 @@ class SimpleIndex(QuietHandler):
 
 
 def add_wheel(index: Path, name: str, version: str, requires: tuple[str, ...] = ()) -> Path:
-    """Make a wheel of one empty module, and put it where clients look for it."""
+    """Add a wheel with one empty module to the index, and return it."""
     files = {f"{name.replace('-', '_')}.py": ""}
     return write_wheel(index / canonicalize_name(name), name, version, files, requires)
 
 
 def popular(index: Path, *others: str) -> None:
-    """PyPI's torch, with what it brings, the packages that are added to it, and others."""
+    """Add wheels to the index: PyPI's torch with its requirements, ADDED, REFUSED and `others`."""
     for name in {*others} - {"torch", "triton", "torchvision", *ADDED, *REFUSED}:
         add_wheel(index, name, "99.0")
     add_wheel(index, "numpy", "2.0")
@@ -72,6 +74,6 @@ def popular(index: Path, *others: str) -> None:
     add_wheel(index, "torchvision", "0.28.0", ("torch==2.13.0",))
     add_wheel(index, "torchvision", "0.99.0", ("torch==2.99.0",))
     for name, requires in (ADDED | REFUSED).items():
-        # most are from before a package required torch
+        # The old release of most packages does not require torch yet.
         add_wheel(index, name, OLD, requires if name in ALWAYS else ())
         add_wheel(index, name, NEW, requires)

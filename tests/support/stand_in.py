@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A small conda-forge for tests, on loopback, from which one can solve, build, install and run.
+"""A small stand-in for conda-forge. Tests serve it on loopback, and solve and install from it.
 
 Its packages come from three places:
 
 - the host base: Python, the compilers, and the wheels that recipes and stacks need, without the
   2 GB that only its pytorch needs;
-- stubs of one text file, for packages that PyPI lacks;
+- stubs with one text file (STUBS), for example for packages that PyPI lacks;
 - the wheels of requirements*.txt, if there is a pixi, which locks the root workspace.
 
-No build string has the mark of the host base, as none of conda-forge's has; otherwise the packages
-are the same. Clients reach the channel as people behind a mirror do: through `[mirrors]` in the
-configuration of a home folder.
+Packages of the host base are copied without its mark in the build string, which no package of
+conda-forge has. Clients find the channel as they find a mirror: by `[mirrors]` in the configuration
+of a home folder.
 """
 
 import io
@@ -48,14 +48,14 @@ HOST_BASE = CHECKOUT / "build" / "host-base" / "linux-64"
 PACKAGES = CHECKOUT / "build" / "conda-forge" / "linux-64"
 RECORDS = CHECKOUT / "tests" / "data" / "conda-forge"
 PYTHON = wheels.PYTHON
-# pixi asks this service for the names on PyPI of conda packages. It has those of conda-forge, not
-# ours.
+# The service from which pixi gets the PyPI names of conda packages. It knows the packages of
+# conda-forge, not ours.
 MAPPING = "https://conda-mapping.prefix.dev"
 
-# Packages of one text file, `NAME VERSION [BUILD]`, and their requirements. They suffice to solve
-# and install. They stand for packages that PyPI lacks, that have hundreds of megabytes, that no
-# test can build, or that lint; and for conda-forge's names of packages that are called differently
-# on the host base or on PyPI.
+# The stubs, `NAME VERSION [BUILD]`, and their requirements. Each has one text file, which suffices
+# to solve and install. They replace packages that PyPI lacks, that are very large, that no test can
+# build, or that are linters. The last ones have conda-forge's names of packages that have other
+# names on the host base or on PyPI.
 STUBS = {
     "actionlint 1.7.12": [],
     "amd-aiter 0.1.20": [],
@@ -130,7 +130,7 @@ def write_repodata(folder: Path, subdir: str, packages: dict[str, dict[str, Any]
 
 
 def _packages() -> dict[str, dict[str, Any]]:
-    """Return the records of all packages in build/conda-forge, which are made once."""
+    """Return the records of all packages in build/conda-forge. Make the packages if necessary."""
     lists = LISTS if shutil.which("pixi") else []
     base = json.loads((HOST_BASE / "repodata.json").read_bytes())["packages.conda"]
     sources = [sha256_file(path) for path in (Path(__file__), *lists)]
@@ -263,7 +263,7 @@ def _stubs(scratch: Path, folder: Path) -> Iterator[Path]:
         yield _repacked(package.path, folder / package.path.name, build)
 
 
-# With these a machine without the GPU solves as one that has it; see docs/stacks.md.
+# With these variables, a machine without the GPU solves like one that has it. See docs/stacks.md.
 GPU = {"CONDA_OVERRIDE_AMDGPU": "0", "CONDA_OVERRIDE_AMDGPU_ARCH": "11.5.1"}
 
 

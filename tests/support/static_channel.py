@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Channels to publish in tests, and clients that look at what is published."""
+"""Channels that tests publish, and clients that read the published channel."""
 
 import asyncio
 import hashlib
@@ -33,7 +33,7 @@ system_tools: {rattler-build: 0.73.0}
 
 
 class Source(LocalChannel):
-    """A channel as the driver writes it, with packages that are bound to no host."""
+    """A channel in the driver's format, with packages that were not built on the host base."""
 
     def make(
         self,

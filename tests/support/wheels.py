@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Wheels, by hand."""
+"""Write wheels file by file, without a build backend."""
 
 import base64
 import hashlib
@@ -16,21 +16,31 @@ def write_wheel(
     requires: Iterable[str] = (),
     tag: str = "py3-none-any",
 ) -> Path:
-    """A wheel of `files`, which may stand for those of its .dist-info too."""
+    """Write a wheel into a folder and return it.
+
+    Args:
+        folder: The folder.
+        name: The name of the package.
+        version: Its version.
+        files: The files of the wheel. They may replace METADATA and WHEEL of its .dist-info.
+        requires: Its requirements.
+        tag: Its tag.
+    """
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
     metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
-    held = {
+    contents = {
         f"{info}/METADATA": "\n".join(["Metadata-Version: 2.1", *metadata, ""]),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
     } | dict(files or {})
     folder.mkdir(parents=True, exist_ok=True)
-    path, record = folder / f"{module}-{version}-{tag}.whl", ""
+    path = folder / f"{module}-{version}-{tag}.whl"
+    record = ""
     with zipfile.ZipFile(path, "w") as archive:
-        for place, content in held.items():
+        for file_name, content in contents.items():
             data = content.encode() if isinstance(content, str) else content
-            archive.writestr(place, data)
+            archive.writestr(file_name, data)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
-            record += f"{place},sha256={digest.rstrip(b'=').decode()},{len(data)}\n"
+            record += f"{file_name},sha256={digest.rstrip(b'=').decode()},{len(data)}\n"
         archive.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
     return path

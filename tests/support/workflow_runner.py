@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs a workflow as GitHub does, one job after the other.
+"""Run a workflow as GitHub does, one job after the other.
 
-It knows jobs with needs, conditions, matrices and time limits, workflows that others call, and
-steps with outputs. What `run:` says is really executed, and what this runner does not know raises
-Unsupported.
+The runner knows jobs with needs, conditions, matrices and time limits, reusable workflows, and
+steps with outputs. It really executes the scripts of `run:`. For anything that it does not know, it
+raises Unsupported.
 """
 
 import fnmatch
@@ -23,7 +23,7 @@ from support.hub import Hub, StepFailed, Use, use_action
 from support.machine import Full, Lost, Machine
 
 SUCCESS, FAILURE, CANCELLED, SKIPPED = "success", "failure", "cancelled", "skipped"
-# YAML 1.1 reads the key `on` as true
+# The key `on` is true in YAML 1.1.
 WORKFLOW_KEYS = {"name", True, "permissions", "concurrency", "jobs"}
 JOB_KEYS = {
     "name",
@@ -45,7 +45,7 @@ DEFAULT_MINUTES = 360
 
 
 def require_known(keys: Iterable[Any], known: set[Any], where: str) -> None:
-    """Raise Unsupported for a key that this runner would pass over."""
+    """Raise Unsupported if there is a key that this runner would ignore."""
     unknown = set(keys) - known
     if unknown:
         raise Unsupported(f"{where}: {', '.join(map(str, unknown))}")
@@ -53,7 +53,13 @@ def require_known(keys: Iterable[Any], known: set[Any], where: str) -> None:
 
 @dataclass
 class Outcome:
-    """What became of a job. `label` is for logs and Hub.stops."""
+    """The result of a job.
+
+    Attributes:
+        label: The name of the job in logs and in Hub.stops.
+        result: SUCCESS, FAILURE, CANCELLED or SKIPPED.
+        outputs: The outputs of the job.
+    """
 
     label: str
     result: str
@@ -61,11 +67,11 @@ class Outcome:
 
 
 class Run:
-    """A run of a workflow, which an event starts and which can be run again where it failed.
+    """A run of a workflow. An event starts it, and its failed jobs can be run again.
 
     Attributes:
-        outcomes: By the name of each job, what became of it; for a matrix, of all together.
-        log: A line for each step, and for what actions did.
+        outcomes: The outcome of each job by its name. A job with a matrix has one outcome.
+        log: A line for each step, for the actions that it used, and for each job.
     """
 
     def __init__(self, hub: Hub, workflow: str) -> None:
@@ -74,17 +80,17 @@ class Run:
         self.id, self.attempt = hub.runs, 0
         self.artifacts = hub.folder / "artifacts" / str(self.id)
         self.outcomes: dict[str, Outcome] = {}
-        self.kept: dict[str, Outcome] = {}
+        self.earlier: dict[str, Outcome] = {}  # The outcomes that this attempt keeps.
         self.log: list[str] = []
         self.event = "workflow_dispatch"
 
     def start(
         self, event: str = "workflow_dispatch", changed: tuple[str, ...] = ()
     ) -> dict[str, str]:
-        """Run all jobs, if the event starts the workflow; returns their results.
+        """Run all jobs if the event starts the workflow, and return their results by name.
 
         Args:
-            event: Its name. A push is one to main.
+            event: The name of the event. A push is one to the branch main.
             changed: The files that a push changed.
         """
         self.event = event
@@ -93,11 +99,11 @@ class Run:
         return {name: outcome.result for name, outcome in self.outcomes.items()}
 
     def rerun_failed(self) -> dict[str, str]:
-        """Run again the jobs that did not succeed, and those that need them."""
-        again = {n for n, o in self.outcomes.items() if o.result in (FAILURE, CANCELLED)}
+        """Run the failed and cancelled jobs again, and those that need them; return all results."""
+        repeated = {n for n, o in self.outcomes.items() if o.result in (FAILURE, CANCELLED)}
         jobs = self._load(self.workflow)["jobs"]
-        again |= {name for name in jobs if self._ancestors(jobs, name) & again}
-        self.kept = {n: o for n, o in self.outcomes.items() if n not in again}
+        repeated |= {name for name in jobs if self._ancestors(jobs, name) & repeated}
+        self.earlier = {n: o for n, o in self.outcomes.items() if n not in repeated}
         self._attempt()
         return {name: outcome.result for name, outcome in self.outcomes.items()}
 
@@ -147,9 +153,12 @@ class Run:
     def _run_jobs(
         self, workflow: str, caller: str, inputs: Mapping[str, Any]
     ) -> dict[str, Outcome]:
-        """Run the jobs of a workflow; `caller` is the label of the job that calls it, or empty."""
+        """Run the jobs of a workflow, and return their outcomes by name.
+
+        `caller` is the label of the job that calls the workflow, or empty.
+        """
         jobs = self._load(workflow)["jobs"]
-        outcomes: dict[str, Outcome] = {} if caller else dict(self.kept)
+        outcomes: dict[str, Outcome] = {} if caller else dict(self.earlier)
         waiting = [name for name in jobs if name not in outcomes]
         while waiting:
             ready = [n for n in waiting if all(m in outcomes for m in self._needs(jobs[n]))]
@@ -192,9 +201,10 @@ class Run:
             raise Unsupported(f"{label}: the matrix {matrix!r}")
         results = []
         for values in itertools.product(*matrix.values()):
-            chosen = dict(zip(matrix, values, strict=True))
-            own = f"{label} ({', '.join(map(str, values))})"
-            results.append(self._run_job(job, own, {**contexts, "matrix": chosen}).result)
+            combination = dict(zip(matrix, values, strict=True))
+            own_label = f"{label} ({', '.join(map(str, values))})"
+            outcome = self._run_job(job, own_label, {**contexts, "matrix": combination})
+            results.append(outcome.result)
             if fails_fast and results[-1] != SUCCESS:
                 break
         worst = next((r for r in (FAILURE, CANCELLED, SKIPPED) if r in results), SUCCESS)
@@ -210,8 +220,8 @@ class Run:
         minutes = job.get("timeout-minutes", DEFAULT_MINUTES)
         deadline = time.monotonic() + minutes * self.hub.seconds
         _, stop = self.hub.stops.get(label, ("", ""))
-        for left in self.hub.hold.iterdir():
-            left.unlink()
+        for file in self.hub.hold.iterdir():
+            file.unlink()
         if stop:
             point, _ = self.hub.stops.pop(label)
             (self.hub.hold / point).touch()
@@ -235,26 +245,36 @@ class Run:
         if not name:
             raise Unsupported(f"{label}: the workflow {job['uses']}")
         declared = (self._load(name[1])[True]["workflow_call"] or {}).get("inputs", {})
-        given = fill(job.get("with", {}), contexts)
-        require_known(given, set(declared), f"{label}: inputs")
+        values = fill(job.get("with", {}), contexts)
+        require_known(values, set(declared), f"{label}: inputs")
         inputs = {}
         for key, entry in declared.items():
             require_known(entry, {"type", "required", "default", "description"}, f"input {key}")
-            if entry.get("required") and given.get(key) in (None, ""):
+            if entry.get("required") and values.get(key) in (None, ""):
                 raise Unsupported(f"{label}: the input {key} is missing")
-            inputs[key] = given.get(key, entry.get("default", ""))
+            inputs[key] = values.get(key, entry.get("default", ""))
         results = [o.result for o in self._run_jobs(name[1], label, inputs).values()]
         worst = next((r for r in (FAILURE, CANCELLED) if r in results), SUCCESS)
         return Outcome(label, worst if set(results) != {SKIPPED} else SKIPPED)
 
 
 class JobState:
-    """The steps of one job: what they have put into files, and how the job stands."""
+    """The state of a job while its steps run.
+
+    Attributes:
+        workflow_run: The run that the job is part of.
+        label: The label of the job.
+        contexts: The contexts of expressions.
+        deadline: The time, of time.monotonic(), at which the job's time is up.
+        stop: How a script is stopped at a point of Hub.hold: see Machine.run.
+        result: The result of the steps so far.
+        path: The folders that steps have added to PATH.
+    """
 
     def __init__(
         self, run: Run, label: str, contexts: dict[str, Any], deadline: float, stop: str
     ) -> None:
-        self.of_run, self.label, self.contexts = run, label, contexts
+        self.workflow_run, self.label, self.contexts = run, label, contexts
         self.deadline, self.stop = deadline, stop
         self.result = SUCCESS
         self.path: list[str] = []
@@ -264,7 +284,7 @@ class JobState:
     ) -> None:
         """Run a step if its condition holds. Raises Lost and Unsupported."""
         require_known(step, STEP_KEYS, f"{self.label}: step")
-        contexts, run = self.contexts, self.of_run
+        contexts, run = self.contexts, self.workflow_run
         status = {
             "always": True,
             "cancelled": False,
@@ -303,7 +323,7 @@ class JobState:
         """Execute a script. Raises StepFailed for an exit code other than 0."""
         if "${{" in script:
             raise Unsupported(f"{self.label}: an expression in a script")
-        run, hub = self.of_run, self.of_run.hub
+        run, hub = self.workflow_run, self.workflow_run.hub
         files = {name: machine.temp / name for name in ("GITHUB_OUTPUT", "GITHUB_PATH")}
         for file in files.values():
             file.write_text("")
@@ -333,7 +353,7 @@ class JobState:
 
 
 def read_outputs(text: str) -> dict[str, str]:
-    """Read the lines NAME=VALUE of GITHUB_OUTPUT."""
+    """Return the outputs of a step by name: the lines NAME=VALUE of GITHUB_OUTPUT."""
     outputs = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A project whose commands are killed, or whose disk fails, with all that they work on."""
+"""A project with everything that its commands change, to kill commands or make its disk fail."""
 
 import re
 import shutil
@@ -26,7 +26,14 @@ COMMANDS = {
 
 
 class World:
-    """A project with a channel, what is published of it, a stack that is locked, and a home."""
+    """A project with a local channel, a published channel, a locked stack and a home folder.
+
+    Attributes:
+        root: The folder of all of these.
+        template: A copy of `root` as it was before the first command.
+        public: The published channel.
+        forks: Runs the driver.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.root, self.template = folder / "world", folder / "template"
@@ -37,9 +44,7 @@ class World:
         own |= {"HOME": f"{root}/home", "TMPDIR": f"{root}/tmp", "COLUMNS": "500"}
         own |= {"RATTLER_CACHE_DIR": f"{root}/cache"}
         self.forks = Forks(library(folder), own)
-        self.template = self.root  # until it has a lock
         assert self.run("lock").code == 0
-        self.template = folder / "template"
         shutil.copytree(self.root, self.template)
 
     def _make(self) -> None:
@@ -51,7 +56,8 @@ class World:
         recipe = NOARCH.format(name="alpha", run=[], test=["true"], source=[])
         (self.root / "recipes/alpha/recipe.yaml").write_text(recipe)
         (self.root / "recipes/alpha/build.sh").write_text(SCRIPT.format(name="alpha"))
-        text = re.sub("(?m)^platforms = .*", 'platforms = ["linux-64"]', MANIFEST)  # any pixi's
+        # An older pixi does not accept the platform of MANIFEST.
+        text = re.sub("(?m)^platforms = .*", 'platforms = ["linux-64"]', MANIFEST)
         text = text.replace(', "conda-forge"', "")
         (self.root / "stacks/app/pixi.toml").write_text(text)
         source = Source(self.root / "channel")
@@ -65,15 +71,23 @@ class World:
         return self.forks(*words, fault=fault, **environment)
 
     def require_whole(self) -> None:
-        """Whatever became of a command: clients see a whole channel; lock and packages are kept."""
+        """Require what has to hold after each command, even if it was killed or failed.
+
+        The published channel is complete. The lock and the local packages are unchanged.
+        """
         assert view(self.public.as_uri()) >= 1
         for name in ("build/stacks/app/pixi.lock", "channel/noarch/*.conda"):
             for file in self.template.glob(name):
-                now = self.root / file.relative_to(self.template)
-                assert now.read_bytes() == file.read_bytes()
+                copy = self.root / file.relative_to(self.template)
+                assert copy.read_bytes() == file.read_bytes()
 
     def require_done(self, command: str, **environment: str) -> None:
-        """The same command again comes to its end, to the result that it always has, and cleans."""
+        """Require that the same command succeeds now, with its usual result and without leftovers.
+
+        Args:
+            command: A key of COMMANDS.
+            environment: Further environment variables of the command.
+        """
         done = self.run(command, **environment)
         assert done.code == 0, done.output
         require_whole_channel(self.public)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Channels to publish and to install from, and a folder to publish to."""
+"""Fixtures for unit tests: channels, and a folder to publish to."""
 
 from pathlib import Path
 

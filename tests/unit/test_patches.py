@@ -112,7 +112,11 @@ def test_missing_line(trailer: str) -> None:
         ("Last-Update: 2026-11-21", "Last-Update: today", "Last-Update is not a date"),
         ("[PATCH] ", "", "does not start with [PATCH]"),
         ("From 0123", "From x", "not in git format-patch form"),
-        ("The word was wrong, which made the reader stop; it was wrong since it was", "It", "why"),
+        (
+            "The word was wrong, and a reader would stop at it. It was wrong in every",
+            "It",
+            "the body has fewer than 15 words",
+        ),
     ],
 )
 def test_bad_value(patched: Patched, old: str, new: str, finding: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.plain_rendering import alone, plain
+from support.plain_rendering import render_each_alone, render_plain
 from support.project import CHECKOUT
 
 RECIPES = sorted(CHECKOUT.glob("recipes/*/recipe.yaml"))
@@ -30,7 +30,7 @@ def test_nothing_of_the_driver_is_involved() -> None:
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parent.name)
 def test_renders_in_a_clean_environment(path: Path) -> None:
-    outputs = plain(path)
+    outputs = render_plain(path)
     assert outputs
     names: dict[str, set[str]] = {}
     for output in outputs:
@@ -47,7 +47,7 @@ def test_renders_in_a_clean_environment(path: Path) -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_a_recipe_that_needs_the_driver_does_not_render(tmp_path: Path) -> None:
-    """The test above finds an undefined variant, and a variable without a default."""
+    """The test above fails if a recipe uses an undefined variant, or a variable without default."""
     good = (CHECKOUT / "recipes/flash-attn/recipe.yaml").read_text()
     changes = {
         ', default="file:///proc/self/cwd/pypi-sources"': "",
@@ -57,18 +57,18 @@ def test_a_recipe_that_needs_the_driver_does_not_render(tmp_path: Path) -> None:
         assert old in good
         (tmp_path / "recipe.yaml").write_text(good.replace(old, new))
         with pytest.raises(Exception, match=r"undefined|not found"):
-            plain(tmp_path / "recipe.yaml")
+            render_plain(tmp_path / "recipe.yaml")
 
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parent.name)
 def test_each_output_renders_with_its_own_keys(path: Path) -> None:
-    assert alone(path) == {}
+    assert render_each_alone(path) == {}
 
 
 @pytest.mark.usefixtures("clean")
 def test_an_output_that_lacks_a_key_of_another(tmp_path: Path) -> None:
-    """The test above fails for such an output."""
+    """The test above fails if an output needs a variant key that only another output uses."""
     text = (CHECKOUT / "recipes/strix-emulate/recipe.yaml").read_text()
     for line, output, problem in (
         ("      - c_stdlib\n", "strix-emulate", "No stdlib found"),
@@ -76,4 +76,4 @@ def test_an_output_that_lacks_a_key_of_another(tmp_path: Path) -> None:
     ):
         assert line in text
         (tmp_path / "recipe.yaml").write_text(text.replace(line, ""))
-        assert problem in alone(tmp_path / "recipe.yaml")[output]
+        assert problem in render_each_alone(tmp_path / "recipe.yaml")[output]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from support.conda_forge import Rendered, Solver
-from support.plain_rendering import plain
+from support.plain_rendering import render_plain
 from support.project import CHECKOUT, RECIPES, MiniProject, tracked_files
 from typer.testing import CliRunner
 
@@ -175,7 +175,7 @@ def test_driver_adds_only_the_hash(name: str) -> None:
     path = CHECKOUT / "recipes" / name / "recipe.yaml"
     recipes = RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge"), set(RECIPES) - {name})
     with_driver = [output["recipe"] for output in render(path, recipes.base, "x")]
-    without_driver = plain(path)
+    without_driver = render_plain(path)
     assert with_driver != without_driver
     assert without_hashes(with_driver) == without_hashes(without_driver)
 
