@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Archives of sources are unpacked completely and inside their folder, or refused in one line."""
+"""A source archive is unpacked completely and inside its folder, or refused with one message."""
 
 import copy
 import io
@@ -25,15 +25,15 @@ def member(name: str, text: str = "", **fields: object) -> Member:
     return info, content
 
 
-def packed(folder: Path, *members: Member) -> Path:
+def write_archive(folder: Path, *members: Member) -> Path:
     """Write an archive of these members and return its path."""
     path = folder / "demo-1.0.tar.gz"
     path.write_bytes(tarball(*members))
     return path
 
 
-def inside(folder: Path) -> set[str]:
-    """Return the paths below a test's folder, except the archive and what was unpacked."""
+def list_other_files(folder: Path) -> set[str]:
+    """Return the paths below a test's folder, except the archive and the folder `got`."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     return {name for name in names if not name.startswith(("demo-1.0.", "got"))}
 
@@ -58,10 +58,10 @@ HOSTILE = {
 }
 
 
-def placed(entry: Member, folder: Path) -> Member:
-    """Return a copy of a member with a real folder in the place of FOLDER in its name.
+def replace_folder(entry: Member, folder: Path) -> Member:
+    """Return a copy of a member with FOLDER in its name replaced by a folder of the test.
 
-    A reader that unpacks it nevertheless writes into that folder.
+    A reader that wrongly unpacks the member then writes into that folder.
     """
     info, content = entry
     info = copy.copy(info)
@@ -69,29 +69,30 @@ def placed(entry: Member, folder: Path) -> Member:
     return info, content
 
 
-# CPython before 3.11.4 has no filter.
-@pytest.mark.parametrize("filtered", [True, False])
-@pytest.mark.parametrize("how", HOSTILE)
+# tarfile filters hostile members itself, but not in CPython before 3.11.4.
+@pytest.mark.parametrize("has_filter", [True, False])
+@pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_members(
-    tmp_path: Path, how: str, filtered: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, case: str, has_filter: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not filtered:
+    if not has_filter:
         trusting = staticmethod(lambda member, _folder: member)
         monkeypatch.setattr(tarfile.TarFile, "extraction_filter", trusting, raising=False)
     (tmp_path / "secret").write_text("secret")
-    archive = packed(tmp_path, *(placed(entry, tmp_path) for entry in HOSTILE[how]))
+    members = [replace_folder(entry, tmp_path) for entry in HOSTILE[case]]
+    archive = write_archive(tmp_path, *members)
     with pytest.raises(Refused, match="cannot be unpacked") as refused:
         unpack(archive, tmp_path / "got")
     assert str(archive) in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert inside(tmp_path) == {"secret"}
+    assert list_other_files(tmp_path) == {"secret"}
     assert not (tmp_path / "got").exists()
     assert (tmp_path / "secret").read_text() == "secret"
 
 
 @pytest.mark.skipif(not hasattr(tarfile, "tar_filter"), reason="CPython before 3.11.4")
 def test_nobody_else_may_write_what_is_unpacked(tmp_path: Path) -> None:
-    archive = packed(tmp_path, member("demo/tool", mode=0o4777), member("demo/more"))
+    archive = write_archive(tmp_path, member("demo/tool", mode=0o4777), member("demo/more"))
     unpack(archive, tmp_path / "got")
     assert (tmp_path / "got/tool").stat().st_mode & 0o7777 == 0o755
 
@@ -99,9 +100,9 @@ def test_nobody_else_may_write_what_is_unpacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["tar", "zip"])
 @pytest.mark.parametrize("top", ["", "demo-1.0/"])
 def test_the_files_asked_for(tmp_path: Path, form: str, top: str) -> None:
-    """A folder beside others is no top folder. Members that are not unpacked are checked too."""
+    """Only the requested file is unpacked, whether or not the archive has a single top folder."""
     names = [f"{top}{name}" for name in ("setup.py", "demo/one.py", "demo/two.py", "more/one.py")]
-    path = packed(tmp_path, *(member(name, "text") for name in names))
+    path = write_archive(tmp_path, *(member(name, "text") for name in names))
     if form == "zip":
         with zipfile.ZipFile(path, "w") as archive:
             for name in names:
@@ -113,24 +114,24 @@ def test_the_files_asked_for(tmp_path: Path, form: str, top: str) -> None:
 
 @pytest.mark.parametrize("only", [None, {"one.py"}])
 def test_names_that_begin_with_a_dot(tmp_path: Path, only: set[str] | None) -> None:
-    """`tar -c .` writes such names, and the folder itself as a member."""
+    """`tar -c .` writes names that begin with `./`, and a member `./` for the folder itself."""
     folder = member("./", type=tarfile.DIRTYPE)
-    unpack(packed(tmp_path, folder, member("./demo/one.py", "text")), tmp_path / "got", only)
+    unpack(write_archive(tmp_path, folder, member("./demo/one.py", "text")), tmp_path / "got", only)
     assert (tmp_path / "got" / "one.py").read_text() == "text"
 
 
 def test_a_file_asked_for_behind_a_link(tmp_path: Path) -> None:
     link = member("demo/now", type=tarfile.SYMTYPE, linkname="v1")
-    path = packed(tmp_path, member("demo/v1/one.py", "text"), link, member("demo/two.py"))
+    path = write_archive(tmp_path, member("demo/v1/one.py", "text"), link, member("demo/two.py"))
     unpack(path, tmp_path / "got", {"v1/one.py"})
     assert (tmp_path / "got" / "now" / "one.py").read_text() == "text"
-    bad = packed(tmp_path, member("demo/one.py", "text"), member("../out", "text"))
+    bad = write_archive(tmp_path, member("demo/one.py", "text"), member("../out", "text"))
     with pytest.raises(Refused, match="leads out"):
         unpack(bad, tmp_path / "other", {"one.py"})
 
 
 def test_links_inside_are_kept(tmp_path: Path) -> None:
-    archive = packed(
+    archive = write_archive(
         tmp_path,
         member("demo/text", "x"),
         member("demo/soft", type=LINK, linkname="text"),
@@ -151,35 +152,38 @@ def test_content_out_of_proportion(
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
             writer.writestr("zeros", zeros)
     else:
-        packed(tmp_path, member("zeros", zeros))
+        write_archive(tmp_path, member("zeros", zeros))
     monkeypatch.setattr(limits, "ARCHIVE", 1 << 20)
     with pytest.raises(Refused, match="more than 100 times"):
         unpack(archive, tmp_path / "got")
-    assert inside(tmp_path) == set()
+    assert list_other_files(tmp_path) == set()
     monkeypatch.setattr(limits, "ARCHIVE", 8 << 20)
     unpack(archive, tmp_path / "got")
 
 
 def test_only_a_single_top_folder_is_dropped(tmp_path: Path) -> None:
-    unpack(packed(tmp_path, member("a/x", "1"), member("b/y", "2")), tmp_path / "got")
+    unpack(write_archive(tmp_path, member("a/x", "1"), member("b/y", "2")), tmp_path / "got")
     assert {path.name for path in (tmp_path / "got").iterdir()} == {"a", "b"}
 
 
 def test_a_large_archive_may_grow_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ARCHIVE", 0)
     text = "".join(f"{n * n} " for n in range(1000))
-    unpack(packed(tmp_path, member("demo/numbers", text)), tmp_path / "got")
+    unpack(write_archive(tmp_path, member("demo/numbers", text)), tmp_path / "got")
     assert (tmp_path / "got/numbers").read_text() == text
 
 
 def test_what_shrinks_well_is_no_bomb(tmp_path: Path) -> None:
-    """Eight MiB of zeros are a thousandth of that as an archive."""
-    unpack(packed(tmp_path, member("demo/zeros", "\0" * (8 << 20))), tmp_path / "got")
+    """Eight MiB of zeros, whose archive is a thousand times smaller, are still accepted."""
+    unpack(write_archive(tmp_path, member("demo/zeros", "\0" * (8 << 20))), tmp_path / "got")
     assert (tmp_path / "got/zeros").stat().st_size == 8 << 20
 
 
 def test_names_of_a_zip_are_not_mended_in_silence(tmp_path: Path) -> None:
-    """zipfile drops `..` and shutil drops the whole member: a source would be incomplete."""
+    """A name with `..` is refused. zipfile would remove the `..`, and shutil would skip the member.
+
+    A name that only contains two dots is accepted.
+    """
     archive = tmp_path / "demo-1.0.zip"
     with zipfile.ZipFile(archive, "w") as writer:
         writer.writestr("demo/text", "x")
@@ -233,7 +237,10 @@ def test_mutants(
     compression: str,
     count: int,
 ) -> None:
-    """A damaged archive may be unpacked, into its folder only: its sha256 is checked elsewhere."""
+    """A damaged archive is refused, or unpacked inside its folder only.
+
+    It need not be detected as damaged here, because the sha256 of a source is checked elsewhere.
+    """
     tally = Tally(f"archive {name}", record_property)
     (tmp_path / "space").mkdir()
     archive = tmp_path / f"demo-1.0.{name}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The choice of a base, with and without an answer of conda-forge, and its messages."""
+"""The choice of a base if conda-forge answers or does not, and overrides of the Python."""
 
 from pathlib import Path
 
@@ -40,7 +40,10 @@ def test_auto(monkeypatch: pytest.MonkeyPatch, error: str, name: str, reason: st
 def test_a_channel_stays_on_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_bound: bool, name: str
 ) -> None:
-    """Whether conda-forge answers does not matter. A base that is named is used anyway."""
+    """The base of a channel's packages is used, whether or not conda-forge answers.
+
+    A base that the user names is used instead.
+    """
     outage = "no" if name != "host" else ""
     monkeypatch.setattr(bases.network, "find_outage", lambda *_: outage)
     monkeypatch.delenv("FORGE_BASE", raising=False)
@@ -63,7 +66,7 @@ def test_a_named_base_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    # This machine may be behind a mirror.
+    # A mirror in the configuration of this machine would change the URL.
     monkeypatch.setattr(bases.network, "_read_mirrors", dict)
     conda_forge = bases.load(PROJECT, "conda-forge")
     host = bases.load(PROJECT, "host")
@@ -86,7 +89,7 @@ def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_python_by_its_number(values: list[str], pythons: list[str], oldest: str) -> None:
-    """Noarch packages use the oldest Python, unless python_min is set."""
+    """A number is expanded to a full spec. python_min is the oldest Python unless it is set."""
     base = bases.load(PROJECT, "conda-forge", {"python": values})
     assert base.overrides["python"] == pythons == base.variants["python"]
     assert base.variants["python_min"] == [oldest]
@@ -116,7 +119,7 @@ def test_what_the_base_provides_is_not_an_unknown_name(tmp_path: Path) -> None:
 
 
 def test_help_names_the_defaults() -> None:
-    """Rich would take words in brackets for markup and drop them."""
+    """The help has its words in brackets. Rich would remove them if they were not escaped."""
     for arguments in ([], ["lock"]):
         shown = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"}).output
         assert "if not" in shown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mutated indexes, notes, lists and packages yield the right content or one message."""
+"""Reading a mutated index, note, list or package gives correct content or one error message."""
 
 import json
 from collections.abc import Callable
@@ -39,9 +39,13 @@ def dumps(mutant: Any) -> bytes:
 
 
 def mutate_json(content: bytes, stream: int, trees_count: int, texts_count: int) -> list[bytes]:
-    """Return mutants of a JSON file: of its values, and of its text.
+    """Return mutants of a JSON file: first some with changed values, then some with damaged text.
 
-    `stream` is that of the values; that of the text is the next one.
+    Args:
+        content: The file.
+        stream: The stream of the first mutants (support.mutants). The others have the next one.
+        trees_count: The number of mutants with changed values.
+        texts_count: The number of mutants with damaged text.
     """
     mutants = [dumps(tree) for tree in trees(json.loads(content), stream, trees_count)]
     mutants += texts(content, stream + 1, texts_count)
@@ -49,7 +53,7 @@ def mutate_json(content: bytes, stream: int, trees_count: int, texts_count: int)
 
 
 def test_published_index(channel: Path, record_property: Property) -> None:
-    """A publish names the fault or makes a complete index."""
+    """Publishing into a channel with a mutated index fails, or makes a complete index."""
     tally = Tally("published repodata.json", record_property)
     target = channel / "out"
     path = target / "noarch/repodata.json"
@@ -68,7 +72,7 @@ def test_published_index(channel: Path, record_property: Property) -> None:
 
 
 def test_withdrawals(channel: Path, record_property: Property) -> None:
-    """No name in the list becomes a path outside the channel."""
+    """No name in a mutated list of withdrawals leads outside the channel."""
     tally = Tally("withdrawn.json", record_property)
     path = channel / "out" / publish.WITHDRAWN
     whole = path.read_bytes()
@@ -99,7 +103,7 @@ def test_local_index(channel: Path, tmp_path: Path, record_property: Property) -
 
 
 def test_note(tmp_path: Path, record_property: Property) -> None:
-    """A damaged digest or number of tests is None, and never a value of another type."""
+    """A damaged digest or number of tests is read as None, and never as another type."""
     tally = Tally("note", record_property)
     record = Record("a", "1", "h0123456_0", "noarch", "0" * 64, 1)
     path = tmp_path / "forge" / f"{record.dist}.json"
@@ -133,8 +137,8 @@ def test_names(record_property: Property) -> None:
 MEMBERS = [file("lib/x", b"text" * 50), link("lib/y", "x"), file("bin/z")]
 
 
-def safe(built: Path) -> Package:
-    """Return a package; refuse one that is not safe to install."""
+def read_safe(built: Path) -> Package:
+    """Read a package. Raises Refused if it is not safe to install."""
     package = Package(built)
     package.require_safe()
     return package
@@ -142,7 +146,7 @@ def safe(built: Path) -> Package:
 
 @pytest.mark.parametrize("name", ["index.json", "paths.json"])
 def test_info(name: str, tmp_path: Path, record_property: Property) -> None:
-    """If the package is accepted, its list has exactly its members."""
+    """If a package with mutated info is accepted, its list of paths has exactly its members."""
     tally = Tally(f"info/{name}", record_property)
     valid = package(tmp_path / "valid", MEMBERS)
     content = Package(valid).info[name]
@@ -158,7 +162,7 @@ def test_info(name: str, tmp_path: Path, record_property: Property) -> None:
             return mutant if member == f"info/{name}" else old
 
         repacked(valid, built, replace)
-        tally.give(lambda: safe(built), has_members, mutant)
+        tally.give(lambda: read_safe(built), has_members, mutant)
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -169,7 +173,7 @@ def test_archive(single: bool, tmp_path: Path, record_property: Property) -> Non
     payload = Package(built).payload
     for mutant in texts(whole, 14, 120):
         built.write_bytes(mutant)
-        tally.give(lambda: safe(built), lambda result: result.payload == payload, mutant)
+        tally.give(lambda: read_safe(built), lambda result: result.payload == payload, mutant)
     built.write_bytes(b"")
     with pytest.raises(ForgeError):
         Package(built).require_safe()

@@ -48,19 +48,19 @@ def write(target: Path) -> None:
 
 
 def brightness(picture: Path) -> int:
-    """Return the first channel of the first pixel, 0 to 255, of a PNG of 8 bits.
+    """Return the red value, 0 to 255, of the first pixel of a PNG with 8 bits per channel.
 
-    No filter of PNG changes that byte.
+    PNG's filters never change this byte, so they need not be undone.
     """
     data = picture.read_bytes()
     packed = b""
     # The signature of a PNG file has 8 bytes.
-    at = 8
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4])
-        if data[at + 4 : at + 8] == b"IDAT":
-            packed += data[at + 8 : at + 8 + length]
-        at += length + 12
+    offset = 8
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 4])
+        if data[offset + 4 : offset + 8] == b"IDAT":
+            packed += data[offset + 8 : offset + 8 + length]
+        offset += length + 12
     return zlib.decompress(packed)[1]
 
 
@@ -70,7 +70,7 @@ def test_figures_are_the_indexs(target: Path) -> None:
     records = index["packages.conda"].values()
     total = sum(record["size"] for record in records) / 1024
     assert f"2 packages, {total:.1f} KiB." in text
-    assert "\npixi add triton</pre>" in text, "the page names a package that the channel lacks"
+    assert "\npixi add triton</pre>" in text, "the example has to be a package of the channel"
     for record in records:
         assert f">{record['name']}</a>" in text
         assert record["build"] in text
@@ -80,7 +80,7 @@ def test_figures_are_the_indexs(target: Path) -> None:
     assert entry["date"] in text
     assert "gives &lt;wrong&gt; numbers" in text
     assert text.count("other builds: executed under emulation") == 1, (
-        "of the build that evidence names"
+        "only one package has evidence of another build"
     )
     assert "not run on gfx1151" in text
     assert "by hand" not in text
@@ -114,7 +114,7 @@ def test_a_channel_without_withdrawals_does_not_speak_of_them(copy: Path) -> Non
 
 
 def test_publish_knows_the_page(target: Path) -> None:
-    """`publish` leaves a page without the mark alone: it belongs to somebody else."""
+    """The page has the mark by which `publish` recognises it. Other pages are never replaced."""
     assert GENERATOR in (target / "index.html").read_text()
 
 
@@ -149,7 +149,7 @@ def test_a_page_that_cannot_be_made_is_one_line(copy: Path) -> None:
 
 
 def test_newest_is_by_version_and_not_by_date() -> None:
-    """Here 1.10 was built before 1.9, which is a fix of the older series."""
+    """1.10 is the newest version even if 1.9, a fix of the older series, was built later."""
     builds = [("1.9", 0, 9), ("1.10", 0, 1), ("1.10", 1, 2)]
     records = [
         {"version": version, "build_number": number, "timestamp": time}
@@ -176,7 +176,7 @@ def test_gpu(build: str, constrains: list[str], gpu: str) -> None:
 def test_a_run_on_the_gpu_proves_the_file_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record of triton was once taken as one of triton-packages, whose name begins like it."""
+    """A run's record counts for the exact file, not for another one whose name begins like it."""
     record = {
         "subject": "packages",
         "packages": [{"name": "triton", "sha256": "a" * 64}],
@@ -198,7 +198,7 @@ def test_a_run_on_the_gpu_proves_the_file_that_it_had(
     [(360, "light"), (360, "dark"), (800, "light"), (1280, "light"), (1280, "dark")],
 )
 def test_it_fits(target: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    """Chromium shows page and tables without overflow, in the colours of the scheme."""
+    """Chromium shows the page and its tables without overflow, in the colours of the scheme."""
     text = html.escape((target / "index.html").read_text(), quote=True)
     frame = tmp_path / "frame.html"
     frame.write_text(

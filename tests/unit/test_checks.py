@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`forge lint`."""
+"""`forge lint` reports the outcome of each linter and of its own check of versions."""
 
 import subprocess
 from pathlib import Path
@@ -24,7 +24,7 @@ from forge.cli.main import app
 def test_lint_says_what_each_linter_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, int | None], code: int
 ) -> None:
-    """An outcome of None means that the linter is not installed, which does not count as clean."""
+    """Each linter's exit code is reported. An outcome of None means that it is not installed."""
     project = MiniProject(tmp_path / "project")
     project.recipe("alpha")
     ran: list[list[str]] = []
@@ -47,7 +47,7 @@ def test_lint_says_what_each_linter_found(
     for line in upkeep.LINTERS:
         command: list[str] = []
         for word in line.split():
-            # Patterns stand for files of the project.
+            # A word of a command may be a pattern of file names.
             command += upkeep.expand_pattern(word, project.root)
         commands.append(command)
     assert ran == commands

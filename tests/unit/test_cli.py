@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The command line: the places of options, options of other programs, exit codes."""
+"""The command line: where options may stand, options for other programs, exit codes."""
 
 import io
 import os
@@ -153,7 +153,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
     for number in range(3):
         project.recipe(f"recipe{number}")
     closed, pipe = os.pipe()
-    # The reading end is closed before anything is written.
+    # Close the reading end before the driver writes anything.
     os.close(closed)
     done = subprocess.run(
         driver(CHECKOUT, "--base", "conda-forge", *line.split()),
@@ -164,7 +164,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
         stderr=subprocess.PIPE,
     )
     os.close(pipe)
-    # This line may end with the error of a server.
+    # This line of the output may contain the error of a server.
     messages = re.sub(r"whether conda-forge has all .*", "", done.stderr)
     assert done.returncode == 0
     assert "error" not in messages.lower()
@@ -174,7 +174,10 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
 def test_no_threads_for_rattler_is_no_panic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batch systems set the number to 0, on which rattler's runtime panics with a stack trace."""
+    """The driver works if TOKIO_WORKER_THREADS is 0, as batch systems set it.
+
+    rattler's runtime would panic with a stack trace.
+    """
     monkeypatch.setenv("TOKIO_WORKER_THREADS", "0")
     monkeypatch.setenv("RUST_BACKTRACE", "1")
     project = MiniProject(tmp_path)
@@ -185,7 +188,7 @@ def test_no_threads_for_rattler_is_no_panic(
 
 
 def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
-    """A test can call a part without the options of the whole command line."""
+    """Each group of commands is a command line of its own, which does not need shared options."""
     from forge.cli import publishing, upkeep
 
     for app, name, path in (
@@ -213,16 +216,19 @@ def test_help_names_no_type_of_python(words: tuple[str, ...]) -> None:
 
 
 def test_completion_of_a_shell() -> None:
-    """The shell asks like this after `./forge --install-completion`."""
+    """The driver completes a word when the shell sets these variables.
+
+    `./forge --install-completion` has the shell do so.
+    """
     variables = {"_FORGE_COMPLETE": "complete_bash", "COMP_WORDS": "forge pl", "COMP_CWORD": "1"}
     assert drive(CHECKOUT, **variables).stdout.split() == ["plan"]
 
 
 @pytest.mark.parametrize(
-    ("option", "shown"),
-    [([], "said\n"), (["--quiet"], ""), (["-v"], "said\na line of a build\n")],
+    ("option", "output"),
+    [([], "a message\n"), (["--quiet"], ""), (["-v"], "a message\na line of a build\n")],
 )
-def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], shown: str) -> None:
+def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], output: str) -> None:
     displays: list[Display] = []
 
     def make(self: Context, console: Console) -> Display:
@@ -233,10 +239,10 @@ def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], shown: st
     CliRunner().invoke(main.app, [*option, "sources", "fetch"])
     (display,) = displays
     console = display.console
-    display.say("said")
+    display.say("a message")
     display.line("a line of a build")
     display.say("failed", always=True)
-    assert console.file.getvalue() == f"{shown}failed\n"
+    assert console.file.getvalue() == f"{output}failed\n"
 
 
 @pytest.mark.parametrize(

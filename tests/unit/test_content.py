@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The content of a recipe: the files that git would track, inside and outside of a repository."""
+"""The content of a recipe consists of the files that git tracks or does not ignore.
+
+This holds inside and outside of a git repository.
+"""
 
 import subprocess
 from pathlib import Path
@@ -57,7 +60,10 @@ def test_junk_is_no_content(mini: MiniProject, name: str) -> None:
 
 
 def test_a_report_beside_a_patch_is_no_content(mini: MiniProject) -> None:
-    """triton's source is a folder of patches: editing a report must not rebuild PyTorch."""
+    """A report (*.report.md) beside patches does not count as content. Any other file does.
+
+    triton's source is a folder of patches, and editing a report must not rebuild PyTorch.
+    """
     folder = mini.root / "patches/alpha"
     folder.mkdir(parents=True)
     mini.recipe("alpha", source="[{path: ../../patches/alpha}]")
@@ -111,7 +117,7 @@ def test_what_is_new_or_edited_is_content(mini: MiniProject, name: str) -> None:
 
 
 def test_modes_and_links(mini: MiniProject, tmp_path: Path) -> None:
-    """The executable bit of a single file counts, and so do targets of links outside."""
+    """The executable bit of a file counts as content, and so do the targets of links."""
     digests = {content(mini)}
     (mini.root / "single.sh").chmod(0o755)
     digests.add(content(mini))
@@ -142,7 +148,7 @@ def test_git_tracks_nothing_that_is_no_content() -> None:
 
 
 def test_another_checkout_of_the_same_content(tmp_path: Path) -> None:
-    """A clone and an unpacked archive have the same digest, whatever junk they contain."""
+    """An unpacked archive has the same digest as a clone, even if the clone has ignored files."""
     done = subprocess.run(
         ["git", "ls-files", "-z", "packages/strix-emulate"],
         cwd=CHECKOUT,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A credential in a URL gets into no message and no file of ours, wherever the URL comes from."""
+"""A credential in a URL gets into no message and no file of ours."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ URLS = [
 
 
 def get_message(run: Callable[[], object]) -> str:
-    """Return what a user would read of a failure or of a result."""
+    """Return the text that a user would read: the error, or else the result."""
     try:
         result = run()
     except ForgeError as error:
@@ -68,7 +68,7 @@ def test_commands(words: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def publish(to: str) -> None:
-    """Run the command as far as its destination."""
+    """Run `publish` with a destination that it refuses, and raise its error."""
     raise refused("publish", "--to", to)
 
 
@@ -82,13 +82,13 @@ def publish(to: str) -> None:
         (f"s3://key:{SECRET}@bucket/prefix", "carries a credential"),
         ("http://[::1/x", "malformed channel URL"),
         ("https://h:99999/x", "malformed channel URL"),
-        # The host is missing, so that the password stands where a port would.
+        # There is no host after the credential, so the password is parsed as a port.
         (f"https://me:{SECRET}/x", "malformed channel URL"),
     ],
-    ids=range(8),  # pytest would show the secret otherwise
+    ids=range(8),  # Otherwise the tests' names would have the secret.
 )
 def test_what_is_no_address_of_a_channel(url: str, message: str) -> None:
-    """It is refused wherever a channel is named, and the message does not repeat it."""
+    """Every reader of a channel's URL refuses it, with a message that does not have the secret."""
     for reader in (publish, Location):
         with pytest.raises(ForgeError, match=message) as error:
             reader(url)
@@ -120,7 +120,7 @@ def test_manifests(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 def test_locks(url: str, channel: Path, tmp_path: Path) -> None:
-    """No command that reads a lock shows its credentials. The driver itself writes none there."""
+    """Reading a lock whose URLs have a credential does not show it."""
     home = workspace(tmp_path / "local", channel.as_uri())
     home.lock()
     text = home.lock_file.read_text()
@@ -164,7 +164,10 @@ def test_mirrors(
 
 
 def test_token_of_the_store_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rattler's client sends a conda token in the URL, and its errors contain that URL."""
+    """A token of rattler's credential store is not in messages.
+
+    rattler's client sends such a token in the URL, and its errors contain that URL.
+    """
 
     class Refusing(QuietHandler):
         def do_GET(self) -> None:
@@ -184,7 +187,7 @@ def test_the_rule_itself(url: str) -> None:
         for shown in (str(ForgeError(text)), one_line(text), redact(text)):
             assert SECRET not in shown
             assert "127.0.0.1:9" in shown
-    assert SECRET in url, "otherwise nothing was tested"
+    assert SECRET in url, "the test is useless for a URL without the secret"
 
 
 def test_what_is_no_credential_stays() -> None:
@@ -198,7 +201,7 @@ def test_what_is_no_credential_stays() -> None:
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
 def test_a_requirement_that_is_a_url(url: str) -> None:
-    """Also a URL that is cut off before the @ that marks a credential."""
+    """The message does not have the secret, even if it cuts the URL off before the @."""
     for value in (url, url.replace(SECRET, SECRET * 20)):
         assert SECRET not in get_message(lambda value=value: match_spec("a", value))
 
@@ -207,7 +210,7 @@ def test_a_requirement_that_is_a_url(url: str) -> None:
     "text",
     [
         SECRET,
-        "s3c\nr3t",  # wrapped at the width of a terminal
+        "s3c\nr3t",  # The secret, wrapped at the width of a terminal.
         "two words",
         "p%20w",
         "sesame",
@@ -225,7 +228,7 @@ def test_a_requirement_that_is_a_url(url: str) -> None:
     ],
 )
 def test_no_secret_is_in_a_log_for_strangers(text: str) -> None:
-    """Neither a secret that the environment has nor a text that looks like a secret."""
+    """A log for others has no secret of the environment, and no text that looks like a secret."""
     environment = {
         "MY_TOKEN": SECRET,
         "DB_PASSWORD": "two words",

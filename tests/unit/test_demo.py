@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`forge demo`: the wheels that it fetches, and its description of a record."""
+"""`forge demo`: the wheels that it fetches, its patches, and its description of a record."""
 
 import copy
 import subprocess
@@ -31,7 +31,7 @@ REQUIRES = {
 def test_it_fetches_what_the_validator_needs_and_nothing_of_nvidia(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fetches each wheel once, with its requirements for this machine."""
+    """It fetches each required wheel once, and no requirements of other machines or extras."""
     fetched: list[str] = []
 
     def fetch(pins: Iterable[Pin], *_: object) -> Iterator[tuple[Path, Source]]:
@@ -57,7 +57,7 @@ def test_it_fetches_what_the_validator_needs_and_nothing_of_nvidia(
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A source of one file, inside another repository."""
+    """A source with one file, inside the git repository of something else."""
     folder = tmp_path / "repository" / "source"
     folder.mkdir(parents=True)
     subprocess.run(["git", "init", "-q", tmp_path / "repository"], check=True)
@@ -66,7 +66,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def patch(folder: Path, before: str, after: str) -> Path:
-    """Write a patch of that file."""
+    """Write a patch of a.py into a folder, and return it."""
     path = folder / f"{after}.patch"
     path.write_text(f"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-{before}\n+{after}\n")
     return path
@@ -85,7 +85,7 @@ def test_patches_that_do_not_apply_change_nothing(tree: Path, tmp_path: Path) ->
 
 
 def test_a_validator_that_ends_without_a_record(tmp_path: Path) -> None:
-    """The message has its last lines."""
+    """The error has the last lines that the validator printed."""
     package = tmp_path / "strix_validate"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -121,7 +121,7 @@ def test_a_record_in_words() -> None:
 def test_what_did_not_pass_is_an_error(
     number: int, state: str, error: type[Exception], code: int
 ) -> None:
-    """No line states that all results are right."""
+    """A check that did not pass is an error, and no line states that the results are right."""
     record = copy.deepcopy(RECORD)
     check = record["checks"][number]
     check |= {"state": state, "reason": "no disassembler", "measured": {}}

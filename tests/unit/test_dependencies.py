@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The driver's dependencies under conda-forge's names, and locks that have the tested versions."""
+"""The driver's dependencies in pyproject.toml, pixi.toml, the requirements and the locks agree."""
 
 import re
 import tomllib
@@ -17,7 +17,7 @@ PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 PIXI = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
 GROUPS = PYPROJECT["dependency-groups"]
 TOOLS = {Requirement(word).name for word in [*GROUPS["test"], *GROUPS["lint"]]}
-# The requirements of builds, and the further ones of tests and linters.
+# BUILDS has the requirements of builds; CHECKS has further ones, for tests and linters.
 BUILDS = (CHECKOUT / "requirements.txt").read_text()
 CHECKS = (CHECKOUT / "requirements-dev.txt").read_text()
 
@@ -29,7 +29,10 @@ def declared() -> dict[str, Requirement]:
 
 
 def test_pixi_gets_the_dependencies_of_pyproject() -> None:
-    """Only the lines below each marker, up to an empty line, change."""
+    """insert_dependencies replaces the lines from each marker to the next empty line, and no other.
+
+    Names of packages on PyPI become conda-forge's names.
+    """
     pyproject = """
         [project]
         dependencies = ["alpha>=1,<2", "installer"]
@@ -59,7 +62,10 @@ key = 1
 
 @pytest.mark.parametrize("product", ["strix-emulate", "strix-validate"])
 def test_a_recipe_requires_what_its_product_does(product: str) -> None:
-    """Its script installs without dependencies, so that pip does not report a missing one."""
+    """A recipe's run requirements have the versions of its product's pyproject.toml.
+
+    The build script installs without dependencies, so pip would not report a missing one.
+    """
     project = tomllib.loads((CHECKOUT / f"packages/{product}/pyproject.toml").read_text())
     recipe = yaml.safe_load((CHECKOUT / f"recipes/{product}/recipe.yaml").read_text())
     outputs = recipe.get("outputs", [recipe])
@@ -78,7 +84,10 @@ def test_the_default_environment_builds_and_no_more() -> None:
 
 
 def test_requirements_lock_what_pyproject_has() -> None:
-    """Tools that test and lint have a list of their own, with nothing that builds need."""
+    """The requirements pin each dependency of pyproject.toml, with hashes.
+
+    Tools for tests and linting are in a list of their own.
+    """
     pin = re.compile(r"^([\w.-]+)==(.+) \\$", re.M)
     builds = dict(pin.findall(BUILDS))
     checks = dict(pin.findall(CHECKS))
@@ -98,7 +107,7 @@ def test_requirements_lock_what_pyproject_has() -> None:
 
 
 def test_pixi_lock_has_a_version_of_each_binding() -> None:
-    """test_locked_bindings.py runs these. They are within the limits of pyproject.toml."""
+    """The versions satisfy pyproject.toml. test_locked_bindings.py runs tests with them."""
     requirements = declared()
     versions = locked()
     assert set(versions) == set(BINDINGS)
@@ -107,6 +116,6 @@ def test_pixi_lock_has_a_version_of_each_binding() -> None:
 
 
 def test_tests_of_a_file_share_a_worker(request: pytest.FixtureRequest) -> None:
-    """If xdist does not group the tests, each worker makes each slow fixture."""
+    """xdist groups the tests of a file. Otherwise each worker would make each slow fixture."""
     is_grouped = getattr(request.config.option, "loadgroup", False)
     assert request.node.nodeid.endswith("@test_dependencies") == is_grouped

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands, tasks, workspaces and files that pages name exist."""
+"""The commands, tasks, workspaces and files that the documentation names exist."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from forge.cli.main import app
 
-# The emulator is read instead of imported: it needs numpy, which the driver's environment lacks.
+# The emulator's source is read and not imported, because the driver's environment lacks numpy.
 EMULATOR = (CHECKOUT / "packages/strix-emulate/src/strix_emulate/cli.py").read_text()
 COMMANDS = {
     "forge": get_command(app).commands,
@@ -28,11 +28,11 @@ PAGES = [CHECKOUT / name for name in TOP_PAGES]
 PAGES += [*CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("stacks/*/*.md")]
 PAGES += [*CHECKOUT.glob("packages/*/*.md"), CHECKOUT / "docs/evidence/README.md"]
 STACKS = sorted(path.parent for path in CHECKOUT.glob("stacks/*/pixi.toml"))
-# Programs that pages run with `pixi run`, which are no tasks.
+# Programs that pages run with `pixi run` and that are no tasks.
 PROGRAMS = {"python", "pip", "pre-commit", "strix-validate", "strix-emulate"}
 
 
-def tasks_of(manifest: Path) -> dict[str, set[str]]:
+def read_tasks(manifest: Path) -> dict[str, set[str]]:
     """Return the tasks of a manifest by environment.
 
     Tasks of the workspace belong to each environment that has the default feature.
@@ -52,10 +52,11 @@ def tasks_of(manifest: Path) -> dict[str, set[str]]:
     return result
 
 
-def tasks(page: Path) -> dict[str, set[str]]:
+def collect_tasks(page: Path) -> dict[str, set[str]]:
     """Return the tasks that a page may name, by environment.
 
-    A page of a stack may name those of its stack; another page may name those of any manifest here.
+    A page of a stack may name the tasks of that stack. Any other page may name the tasks of every
+    manifest here.
     """
     manifests = [stack / "pixi.toml" for stack in STACKS]
     if page.parent in STACKS:
@@ -64,12 +65,12 @@ def tasks(page: Path) -> dict[str, set[str]]:
         manifests.append(CHECKOUT / "pixi.toml")
     result: dict[str, set[str]] = {}
     for manifest in manifests:
-        for environment, names in tasks_of(manifest).items():
+        for environment, names in read_tasks(manifest).items():
             result[environment] = result.get(environment, set()) | names
     return result
 
 
-def code(text: str) -> Iterator[str]:
+def extract_code(text: str) -> Iterator[str]:
     """Yield each span of code in prose, and each line of a fenced or indented block."""
     fenced = r"(?ms)^```.*?^```"
     for block in re.findall(fenced, text):
@@ -80,7 +81,7 @@ def code(text: str) -> Iterator[str]:
         yield re.sub(r"\s+", " ", span)
 
 
-def present(page: Path) -> str:
+def read_current(page: Path) -> str:
     """Return the text of a page, without the section Removed of CHANGELOG."""
     return re.sub(r"(?ms)^### Removed$.*?(?=^### )", "", page.read_text())
 
@@ -104,12 +105,12 @@ def is_command(program: str, words: list[str]) -> bool:
     return True
 
 
-def lacking(page: Path, text: str) -> list[str]:
+def find_missing(page: Path, text: str) -> list[str]:
     """Return the commands, tasks and stacks that a page names and that do not exist."""
     result: list[str] = []
-    tasks_by_environment = tasks(page)
+    tasks_by_environment = collect_tasks(page)
     all_tasks = set().union(*tasks_by_environment.values())
-    for span in code(text):
+    for span in extract_code(text):
         line = re.split(r"(?:^|\s)#\s", span)[0]
         for program, words in COMMAND_LINE.findall(line):
             if not is_command(program, words.split()):
@@ -125,11 +126,11 @@ def lacking(page: Path, text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
 def test_a_page_names_what_exists(page: Path) -> None:
-    assert lacking(page, present(page)) == []
+    assert find_missing(page, read_current(page)) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "expected"),
     [
         ("`./forge provenance`", "forge provenance"),
         ("`./forge sources list`", "forge sources list"),
@@ -141,29 +142,29 @@ def test_a_page_names_what_exists(page: Path) -> None:
         ("[none](stacks/training/README.md)", "stacks/training"),
     ],
 )
-def test_what_does_not_exist_is_found(text: str, named: str) -> None:
-    (name,) = lacking(CHECKOUT / "README.md", text)
-    assert name.startswith(named)
+def test_what_does_not_exist_is_found(text: str, expected: str) -> None:
+    (name,) = find_missing(CHECKOUT / "README.md", text)
+    assert name.startswith(expected)
 
 
 def test_a_task_of_another_workspace_is_found_on_a_stacks_page() -> None:
     page = CHECKOUT / "stacks/attention/README.md"
-    assert lacking(page, "`pixi run image`") == ["pixi run image"]
-    assert lacking(page, "`pixi run doctor`") == []
+    assert find_missing(page, "`pixi run image`") == ["pixi run image"]
+    assert find_missing(page, "`pixi run doctor`") == []
 
 
-def listed(text: str, head: str) -> set[str]:
-    """Return the names of a list in CHANGELOG, which begins with `- HEAD:`."""
+def read_list(text: str, head: str) -> set[str]:
+    """Return the names in the item of CHANGELOG that begins with `- HEAD:`."""
     (items,) = re.findall(rf"(?m)^- {head}:((?:.*\n)+?)(?=- |\n)", text)
     return set(re.findall(r"`([^`]+)`", items))
 
 
 def test_the_changelog_lists_all_commands_tasks_and_workspaces() -> None:
     text = (CHECKOUT / "CHANGELOG.md").read_text()
-    assert listed(text, "Commands of `./forge`") - {"./forge"} == set(COMMANDS["forge"])
-    root = set().union(*tasks_of(CHECKOUT / "pixi.toml").values())
-    assert listed(text, "Tasks of `pixi run`") - {"pixi run"} == root
-    assert listed(text, "Workspaces") == {stack.name for stack in STACKS}
+    assert read_list(text, "Commands of `./forge`") - {"./forge"} == set(COMMANDS["forge"])
+    root = set().union(*read_tasks(CHECKOUT / "pixi.toml").values())
+    assert read_list(text, "Tasks of `pixi run`") - {"pixi run"} == root
+    assert read_list(text, "Workspaces") == {stack.name for stack in STACKS}
 
 
 def test_the_readme_links_every_workspace_and_page() -> None:
@@ -173,11 +174,11 @@ def test_the_readme_links_every_workspace_and_page() -> None:
     assert pages <= links
 
 
-def forms(text: str) -> Iterator[list[str]]:
+def extract_commands(text: str) -> Iterator[list[str]]:
     """Yield the words of each `./forge COMMAND` in the code of a page."""
     for line in re.findall(r"(?:^|&& |`)\./forge ([^#`|&>\n]+)", text, re.M):
         words = shlex.split(line)
-        # This leaves out placeholders, such as `./forge CMD`.
+        # A line without a command has a placeholder, such as `./forge CMD`.
         if COMMANDS["forge"].keys() & {*words}:
             yield words
 
@@ -185,22 +186,22 @@ def forms(text: str) -> Iterator[list[str]]:
 def test_the_driver_has_every_form_that_pages_show() -> None:
     shown: set[tuple[str, ...]] = set()
     for page in PAGES:
-        shown.update(tuple(words) for words in forms(present(page)))
+        shown.update(tuple(words) for words in extract_commands(read_current(page)))
     assert len(shown) > 25
     assert [words for words in sorted(shown) if not understood([*words])] == []
 
 
 @pytest.mark.parametrize("line", ["plan --bases host", "--quite plan", "publish --from DIR"])
 def test_a_form_that_the_driver_has_not_is_found(line: str) -> None:
-    (words,) = forms(f"`./forge {line}`")
+    (words,) = extract_commands(f"`./forge {line}`")
     assert not understood(words)
 
 
-def validators() -> set[str]:
+def extract_validator_lines() -> set[str]:
     """Return the arguments of each `strix-validate COMMAND` that pages show."""
     result = set()
     for page in PAGES:
-        for span in code(page.read_text()):
+        for span in extract_code(page.read_text()):
             for part in re.split(r"\s(?:&&|[|]+|;|#)\s", span):
                 match = re.match(r"(?:.* )?strix-validate ([a-z].*)", part)
                 if match and match[1].split()[0] in COMMANDS["strix-validate"]:
@@ -208,7 +209,7 @@ def validators() -> set[str]:
     return result
 
 
-@pytest.mark.parametrize("line", sorted(validators()))
+@pytest.mark.parametrize("line", sorted(extract_validator_lines()))
 def test_the_validator_understands_every_line(line: str) -> None:
     done = CliRunner().invoke(validate, [*shlex.split(line), "--help"])
     assert done.exit_code == 0
@@ -229,7 +230,7 @@ def test_the_readme_says_how_to_get_the_repository() -> None:
 
 
 def test_the_readme_shows_every_folder() -> None:
-    """And it shows no folder that does not exist."""
+    """README shows every top-level folder that git tracks, and no folder that does not exist."""
     layout = re.findall(r"(?m)^([\w/]+)/ {2,}\w", (CHECKOUT / "README.md").read_text())
     paths = [path.relative_to(CHECKOUT) for path in tracked_files()]
     folders = {path.parts[0] for path in paths if len(path.parts) > 1}
@@ -239,7 +240,7 @@ def test_the_readme_shows_every_folder() -> None:
 
 
 def test_an_unpacked_archive_is_enough_to_plan(tmp_path: Path) -> None:
-    """As README states, only the tests need git."""
+    """The driver can plan without a git repository. README states that only the tests need git."""
     copy_checkout(tmp_path / "archive", packages=False)
     assert not (tmp_path / "archive/.git").exists()
     environment = {"FORGE_ROOT": str(tmp_path / "archive")}

@@ -57,7 +57,7 @@ def test_the_launcher_says_so_too(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither as a text, a lock, credentials nor a recipe."""
+    """A pipe in the place of a text, a lock, the credentials or a recipe is an error."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setenv(network.AUTH_FILE, str(pipe))
@@ -102,7 +102,7 @@ runpy.run_path(folder, run_name="__main__")
     "module", ["forge.cli.main", "rattler", "rattler_build", "forge.cli.upkeep"]
 )
 def test_ctrl_c_at_once_is_silent(module: str) -> None:
-    """During the imports, whichever module it has reached."""
+    """Ctrl-C during the imports ends the driver with 130 and without a traceback."""
     child = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, module, str(CHECKOUT / "src/forge")],
         stdout=subprocess.PIPE,
@@ -156,7 +156,7 @@ def test_numbers_of_tests_in_a_note(tests: Any, count: int | None, tmp_path: Pat
 
 @pytest.mark.parametrize("part", ["x", "a:", "a:/", "'a:", ";key"])
 def test_a_message_does_not_repeat_long_names(part: str) -> None:
-    """And the search for credentials does not take minutes for such a name."""
+    """A long name is shortened. The search for credentials in it does not take minutes either."""
     message = str(ForgeError(f"no recipe {part * 20_000}; there are: alpha"))
     assert len(message) < 400
     assert message.startswith(f"no recipe {part}")
@@ -197,7 +197,7 @@ def edited(channel: Path, tmp_path: Path, **info: Any) -> Workspace:
 def test_an_address_that_is_none_is_one_message(
     channel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """rattler panics on such an address."""
+    """A malformed base_url in an index is an error, although rattler panics on it."""
     with pytest.raises(ForgeError, match="look at its repodata.json") as raised:
         edited(channel, tmp_path, base_url="http://[::1").lock()
     assert len(str(raised.value)) < 400

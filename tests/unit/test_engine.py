@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The child process that tests packages: in which order, and what is on the disk meanwhile."""
+"""The child process that tests packages: the order of the tests, and the files on the disk."""
 
 import os
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from forge.building import engine
 
 @pytest.fixture(autouse=True)
 def job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a job, which is its TMPDIR."""
+    """The folder of a job. It is the job's TMPDIR."""
     folder = tmp_path / "job"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -22,11 +22,14 @@ def job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tests_are_read_and_nothing_stays_unpacked(tmp_path: Path, job_folder: Path) -> None:
-    """rattler-build keeps what it unpacks for that as long as its object lives."""
+    """Opening a package to read its tests leaves no unpacked files in TMPDIR.
+
+    rattler-build itself would keep them until the Python object of the package is deleted.
+    """
     tests = b"- python:\n    imports: [a]\n- python:\n    imports: [b]\n"
     members = [file("info/tests/tests.yaml", tests), file("share/large", bytes(1 << 20))]
-    made = conda_packages.package(tmp_path, members)
-    package = engine.open_package(str(made))
+    path = conda_packages.package(tmp_path, members)
+    package = engine.open_package(str(path))
     assert package.test_count == 2
     assert not list(job_folder.iterdir())
     assert os.environ["TMPDIR"] == str(job_folder)
@@ -34,7 +37,7 @@ def test_tests_are_read_and_nothing_stays_unpacked(tmp_path: Path, job_folder: P
 
 @dataclass
 class Result:
-    """What rattler-build says of one test."""
+    """A mock of rattler-build's result of one test."""
 
     success: bool
     output: list[str] = field(default_factory=list)
@@ -58,7 +61,10 @@ EVENTS: list[str] = []
 
 
 def test_what_passes_is_offered_before_the_next_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the given order, which is that of the outputs: each needs those before it."""
+    """Packages are tested in the given order, and each one that passes is put into the cache.
+
+    A later package may require an earlier one.
+    """
     EVENTS.clear()
     monkeypatch.setattr(engine, "open_package", Package)
     monkeypatch.setattr(engine.cache, "offer", lambda path: EVENTS.append(f"offer {path.stem}"))

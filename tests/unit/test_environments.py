@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every environment of a plan is solved beforehand; what does not solve costs its recipe alone.
+"""Before a build, each environment of the plan is solved.
 
-conda-forge is a folder of a few records, on loopback: nothing is built or fetched from it.
+If one cannot be solved, its recipe is not built, nor are those that need it. All others are built.
+In these tests conda-forge is a folder with a few records, served on loopback. Nothing is built.
 """
 
 import json
@@ -29,14 +30,16 @@ PYTHONS = [
     ("python_abi", "3.13", "0_cp313", []),
     ("pip", "26.0", "0", ["python"]),
 ]
+# Name, version, build string, dependencies.
 Package = tuple[str, str, str, list[str]]
 Solve = Callable[..., dict[str, str]]
 
 
-def records(packages: list[Package]) -> dict[str, dict[str, Any]]:
-    """Records without files: name, version, build string, what they depend on."""
-    return {
-        f"{name}-{version}-{build}.conda": {
+def make_records(packages: list[Package]) -> dict[str, dict[str, Any]]:
+    """Return records by file name. The files themselves do not exist."""
+    result = {}
+    for name, version, build, depends in packages:
+        result[f"{name}-{version}-{build}.conda"] = {
             "name": name,
             "version": version,
             "build": build,
@@ -45,8 +48,7 @@ def records(packages: list[Package]) -> dict[str, dict[str, Any]]:
             "depends": depends,
             "sha256": "0" * 64,
         }
-        for name, version, build, depends in packages
-    }
+    return result
 
 
 @pytest.fixture
@@ -56,9 +58,17 @@ def mini(tmp_path: Path) -> MiniProject:
 
 @pytest.fixture
 def solve(mini: MiniProject, tmp_path: Path) -> Solve:
-    """Plan the project's recipes, and solve them against these packages of conda-forge."""
+    """A function that plans the project's recipes, and solves them with these packages.
 
-    def ask(
+    It returns the reason for each recipe that cannot be built, by its name.
+
+    Args:
+        packages: The packages of conda-forge, beside PYTHONS.
+        exports: The run_exports of packages, by file name.
+        show: Called with a line for each environment.
+    """
+
+    def find_reasons(
         *packages: Package,
         exports: dict[str, Any] | None = None,
         show: Callable[[str], None] = lambda _: None,
@@ -68,27 +78,29 @@ def solve(mini: MiniProject, tmp_path: Path) -> Solve:
         channel = LocalChannel(project.output_folder)
         folder = tmp_path / "conda-forge"
         folder.mkdir()
-        both = records([*PYTHONS, *packages])
+        records = make_records([*PYTHONS, *packages])
         for subdir in SUBDIRS:
-            of_subdir = {file: r for file, r in both.items() if r["subdir"] == subdir}
-            stand_in.write_repodata(folder, subdir, of_subdir)
-        stated = {name: {"run_exports": value} for name, value in (exports or {}).items()}
-        text = json.dumps({"packages": {}, "packages.conda": stated})
+            selected = {file: r for file, r in records.items() if r["subdir"] == subdir}
+            stand_in.write_repodata(folder, subdir, selected)
+        entries = {name: {"run_exports": value} for name, value in (exports or {}).items()}
+        text = json.dumps({"packages": {}, "packages.conda": entries})
         (folder / "linux-64/run_exports.json.zst").write_bytes(zstandard.compress(text.encode()))
         with served(folder) as url:
             return find_unsolvable(recipes, recipes.plan(channel), channel, show, url)
 
-    return ask
+    return find_reasons
 
 
-def recipe(mini: MiniProject, name: str, tests: list[Any] | None = None, **needs: Any) -> None:
+def recipe(
+    mini: MiniProject, name: str, tests: list[Any] | None = None, **requirements: Any
+) -> None:
     """Write a recipe of one compiled package."""
     mini.recipe(name)
     text = {
         "schema_version": 1,
         "package": {"name": name, "version": "1.0"},
         "build": {"number": 0, "variant": {"use_keys": ["content_digest"]}},
-        "requirements": needs,
+        "requirements": requirements,
         "tests": tests or [],
         "about": {"license": "BSD-3-Clause", "summary": "a test package"},
     }
@@ -99,7 +111,10 @@ GAMMA: Package = ("gamma", "2.1", "0", [])
 
 
 def test_what_solves_is_not_named(mini: MiniProject, solve: Solve) -> None:
-    """Each environment is solved once, and shown before that; beta's first is alpha's."""
+    """Each environment is shown and then solved once.
+
+    The build environment of beta is equal to that of alpha, so it is not solved again.
+    """
     test = {"script": ["true"], "requirements": {"run": ["gamma"], "build": ["cmake"]}}
     recipe(mini, "alpha", [test], build=["cmake"], host=["python"], run=["python", "gamma >=2"])
     recipe(mini, "beta", build=["cmake"], run=["alpha"])
@@ -121,7 +136,10 @@ def test_what_solves_is_not_named(mini: MiniProject, solve: Solve) -> None:
 
 @pytest.mark.parametrize("kind", ["build", "host", "run"])
 def test_a_missing_package(mini: MiniProject, solve: Solve, kind: str) -> None:
-    """It costs its recipe and those that need this, for whatever: the others are built."""
+    """The recipe that requires it is not built, nor are those that need this recipe.
+
+    It does not matter whether they need it to build, to run or for a test.
+    """
     recipe(mini, "alpha", **{kind: ["delta >=1", "gamma"]})
     recipe(mini, "beta", run=["alpha"])
     recipe(mini, "omega", [{"script": ["true"], "requirements": {"run": ["beta"]}}])
@@ -135,7 +153,7 @@ def test_a_missing_package(mini: MiniProject, solve: Solve, kind: str) -> None:
 
 
 def test_a_package_that_is_too_old(mini: MiniProject, solve: Solve) -> None:
-    """Of all that there is, for any machine or for this kind."""
+    """The reason has the newest version in conda-forge, in either subdir."""
     recipe(mini, "alpha", run=["gamma >=2.2,<3", "delta >=2"])
     recipe(mini, "beta", run=["gamma"])
     older = ("gamma", "2.0", "py_0", [])
@@ -147,9 +165,9 @@ def test_a_package_that_is_too_old(mini: MiniProject, solve: Solve) -> None:
 
 
 def test_a_conflict_in_a_test_alone(mini: MiniProject, solve: Solve) -> None:
-    """Of its three requirements the one is named that does not solve beside those before it."""
-    needs = {"run": ["epsilon", "delta", "zeta"]}
-    recipe(mini, "alpha", [{"script": ["true"], "requirements": needs}], run=["gamma >=2"])
+    """The reason names the first of the test's requirements that conflicts with those before it."""
+    test = {"script": ["true"], "requirements": {"run": ["epsilon", "delta", "zeta"]}}
+    recipe(mini, "alpha", [test], run=["gamma >=2"])
     recipe(mini, "beta", run=["gamma"])
     reasons = solve(
         GAMMA,
@@ -171,7 +189,7 @@ def test_a_test_for_a_python_that_is_missing(mini: MiniProject, solve: Solve) ->
 
 
 def test_a_conflict_of_one_python_alone(mini: MiniProject, solve: Solve) -> None:
-    """gamma is there for both, but in a version that alpha takes for 3.12 alone."""
+    """gamma is available for both Pythons, but in the version that alpha requires only for 3.12."""
     recipe(mini, "alpha", host=["python"], run=["python", "gamma >=2"])
     recipe(mini, "beta", host=["python"], run=["python", "gamma"])
     reasons = solve(
@@ -194,8 +212,8 @@ ZETA: list[Package] = [
 
 
 def test_a_conflict_in_the_second_test_with_one_python(mini: MiniProject, solve: Solve) -> None:
-    """All other environments solve, that of the first test and those with Python 3.12 too."""
-    tests = [{"script": ["true"], "requirements": {"run": needs}} for needs in ([], ["zeta"])]
+    """All other environments can be solved: also that of the first test, and those for 3.12."""
+    tests = [{"script": ["true"], "requirements": {"run": specs}} for specs in ([], ["zeta"])]
     recipe(mini, "alpha", tests, host=["python"], run=["python", "gamma >=2"])
     recipe(mini, "beta", host=["python"], run=["python", "zeta"])
     reasons = solve(GAMMA, ("gamma", "1.0", "0", []), *ZETA, exports=ABI)
@@ -256,7 +274,11 @@ def test_what_a_compiler_exports_is_required_of_host_and_run(
 
 
 def test_what_a_host_package_exports_is_required_to_run(mini: MiniProject, solve: Solve) -> None:
-    """conda-forge's, and ours: beta requires alpha 1.0, which requires library 3."""
+    """The run_exports of conda-forge's packages and of ours are required.
+
+    beta requires alpha by alpha's run_exports, and alpha requires library >=3 by those of library.
+    gamma conflicts with this.
+    """
     recipe(mini, "alpha", host=["library"], run_exports=["alpha <2"])
     recipe(mini, "beta", host=["alpha"], run=["gamma"])
     reasons = solve(
@@ -272,16 +294,20 @@ def test_what_a_host_package_exports_is_required_to_run(mini: MiniProject, solve
 def test_what_is_built_is_taken_as_it_is(
     mini: MiniProject, solve: Solve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its environments are not solved again, and what needs it gets what the package requires."""
+    """The environments of a package that is built already are not solved again.
+
+    For the recipes that need it, the requirements of the package itself count, not those of its
+    recipe.
+    """
     recipe(mini, "alpha", run=["nowhere"])
     recipe(mini, "beta", run=["alpha", "gamma"])
-    planned = RecipeSet.plan
+    original_plan = RecipeSet.plan
 
     def plan(self: RecipeSet, channel: LocalChannel) -> Any:
-        steps = planned(self, channel)
+        steps = original_plan(self, channel)
         output = steps[0].outputs[0]
-        built = (output.name, output.version, output.build, ["gamma <2"])
-        stand_in.write_repodata(channel.folder, "linux-64", records([built]))
+        package = (output.name, output.version, output.build, ["gamma <2"])
+        stand_in.write_repodata(channel.folder, "linux-64", make_records([package]))
         steps[0].action = UP_TO_DATE
         assert steps[1].action == BUILD
         return steps

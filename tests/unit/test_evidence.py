@@ -24,19 +24,19 @@ from forge.recipes.recipe import Recipe
 
 EVIDENCE = CHECKOUT / "docs/evidence"
 README = (CHECKOUT / "README.md").read_text()
-# By column, a word and the page that proves it, or "".
+# For each column of the README's table, its word and the page that proves it, or "".
 State = dict[str, tuple[str, str]]
 MACHINE_PATH = re.compile(r"(?<![\w:/.$~])/(?:home|root|opt|usr|mnt|tmp|srv|data)/\S*")
 
 
-def anchors(page: Path) -> set[str]:
-    """Return the names by which links reach a page's headings."""
+def read_anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, which links name after `#`."""
     prose = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
     headings = re.findall(r"(?m)^#+ (.*)", prose)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def dead_links(page: Path) -> list[str]:
+def find_dead_links(page: Path) -> list[str]:
     """List the links of a page to files or headings that do not exist."""
     text = re.sub(r"(?ms)^```.*?^```|`[^`\n]*`", "", page.read_text())
     dead = []
@@ -45,13 +45,13 @@ def dead_links(page: Path) -> list[str]:
             continue
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        if not target.exists() or (anchor and anchor not in anchors(target)):
+        if not target.exists() or (anchor and anchor not in read_anchors(target)):
             dead.append(link)
     return dead
 
 
-def page_problems(name: str, page: str) -> list[str]:
-    """List the faults of a page that has to show the state of a package."""
+def check_page(name: str, page: str) -> list[str]:
+    """List the faults of a page as evidence for the state of a package."""
     path, _, anchor = page.partition("#")
     file = CHECKOUT / path
     if not file.is_file():
@@ -59,41 +59,41 @@ def page_problems(name: str, page: str) -> list[str]:
     problems = []
     if file.suffix == ".json":
         if not record.load(file).proves(name):
-            problems.append(f"{page} does not prove it")
+            problems.append(f"{page} does not prove that the package ran")
     elif name not in file.read_text():
-        problems.append(f"{page} does not name it")
-    elif anchor and anchor not in anchors(file):
+        problems.append(f"{page} does not name the package")
+    elif anchor and anchor not in read_anchors(file):
         problems.append(f"no {page}")
     return problems
 
 
-def contradictions(name: str, state: State, on_host_base: str) -> list[str]:
-    """List the claims about a package that a page, or `plan` on the host base, contradicts.
+def find_contradictions(name: str, state: State, on_host_base: str) -> list[str]:
+    """List the claims about a package that evidence or other facts contradict.
 
     Args:
         name: The name of the recipe.
-        state: The result of package_tables.read_state.
-        on_host_base: "build", "skipped" or "provided".
+        state: The claims: the result of package_tables.read_state.
+        on_host_base: What `plan` does with the recipe there: "build", "skipped" or "provided".
     """
     problems = []
     for _, page in state.values():
         if page:
-            problems += page_problems(name, page)
+            problems += check_page(name, page)
     words = {column: word for column, (word, _) in state.items()}
     if (words["built"] == "yes") != (on_host_base == "build"):
         problems.append(f"built is {words['built']}, and on the host base it is {on_host_base}")
     if words["built"] == "rehearsed" and not state["built"][1]:
         problems.append("no page shows how it was built")
     if words["installed"] != "no" and words["built"] == "no":
-        problems.append("installed, and not built")
+        problems.append("installed, but not built")
     if words["ran"] != "no" and words["built"] == "no":
-        problems.append("ran, and was not built")
+        problems.append("ran, but was not built")
     if words["gfx1151"] == "yes" and not state["gfx1151"][1].endswith(".json"):
         problems.append("no record shows that it ran on gfx1151")
     return problems
 
 
-def record_problems(file: Path) -> list[str]:
+def check_record(file: Path) -> list[str]:
     """List the faults of a contributed record."""
     content = record.load(file)
     arch = content.device.architecture.split(":")[0]
@@ -107,7 +107,7 @@ def record_problems(file: Path) -> list[str]:
 
 
 def test_each_record_is_valid() -> None:
-    problems = {file.name: record_problems(file) for file in EVIDENCE.glob("*.json")}
+    problems = {file.name: check_record(file) for file in EVIDENCE.glob("*.json")}
     assert not any(problems.values()), problems
 
 
@@ -123,13 +123,13 @@ PAGES += [*CHECKOUT.glob("stacks/*/*.md"), *CHECKOUT.glob("packages/*/*.md")]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    assert dead_links(page) == []
+    assert find_dead_links(page) == []
 
 
 def test_a_dead_link_is_reported(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A b\n[x](#a-b) [x](page.md#a-b) [x](#b) [x](none.md) [x](https://x.org/y)\n")
-    assert dead_links(page) == ["#b", "none.md"]
+    assert find_dead_links(page) == ["#b", "none.md"]
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +144,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def recipes() -> Mapping[str, Recipe]:
-    """The recipes as the conda-forge base renders them."""
+    """The recipes, rendered with the conda-forge base."""
     return Context(base_name=BaseName.CONDA_FORGE, root=CHECKOUT).recipes.recipes
 
 
 def test_nothing_contradicts_a_claim(host: dict[str, str], recipes: Mapping[str, Recipe]) -> None:
     assert {"build", "skipped", "provided"} == set(host.values())
     problems = {
-        name: contradictions(name, package_tables.read_state(recipe), host[name])
+        name: find_contradictions(name, package_tables.read_state(recipe), host[name])
         for name, recipe in recipes.items()
     }
     assert not any(problems.values()), problems
@@ -180,8 +180,8 @@ def test_a_contradicted_claim_is_reported(
     page: str,
 ) -> None:
     state = package_tables.read_state(recipes[name])
-    assert contradictions(name, state, host[name]) == []
-    assert contradictions(name, state | {column: (word, page)}, host[name])
+    assert find_contradictions(name, state, host[name]) == []
+    assert find_contradictions(name, state | {column: (word, page)}, host[name])
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_an_unknown_state_is_refused(
         package_tables.read_state(recipe)
 
 
-# Sentences of pages that state the costs of all packages, with the base and the variants.
+# Sentences that state the costs of all packages: the page, the base, the variants, the sentence.
 COSTS = [
     ("README.md", BaseName.CONDA_FORGE, [], "about {hours} CPU hours, {disk} GiB of disk"),
     (
@@ -233,7 +233,7 @@ COSTS = [
 
 
 def total_costs(base: BaseName, variants: list[str], skipped: set[str]) -> dict[str, str]:
-    """Return what `plan` requires for all packages, as pages state it; disk is rounded up."""
+    """Return the figures of `plan` for all packages, formatted as pages do; disk is rounded up."""
     forge = Context(base, None, variants, root=CHECKOUT)
     recipes = [recipe for name, recipe in forge.recipes.recipes.items() if name not in skipped]
     costs = read_costs(recipes, forge.base)
@@ -272,7 +272,7 @@ def test_pages_say_what_plan_demands(
         assert sentence.format(**figures | {name: other}) not in text
 
 
-# A record of a run on another GPU, without its checks.
+# The record of a run on another GPU, without checks.
 HARNESS: dict[str, Any] = {
     "schema": 2,
     "created": "2026-11-26T14:39:46Z",
@@ -306,7 +306,7 @@ HARNESS: dict[str, Any] = {
 COMPARISON = {"error": 0.001, "bound": 0.002, "dtype": "float16", "size": 4.0}
 
 
-def proof(**changed: object) -> record.Record:
+def make_record(**changed: object) -> record.Record:
     """Return the record of a full run on gfx1151, with some fields changed."""
     base: dict[str, Any] = json.loads(json.dumps(HARNESS))
     measured = {str(number): COMPARISON for number in range(300)}
@@ -328,9 +328,9 @@ def proof(**changed: object) -> record.Record:
     return record.Record.model_validate(base | changed)
 
 
-def only(*tiers: str) -> dict[str, object]:
-    """Return the fields that a run of only some tiers changes."""
-    checks = [each for each in json.loads(proof().dump())["checks"] if each["tier"] in tiers]
+def select_tiers(*tiers: str) -> dict[str, object]:
+    """Return the fields that differ in the record of a run of only these tiers."""
+    checks = [each for each in json.loads(make_record().dump())["checks"] if each["tier"] in tiers]
     summary = {
         "passed": len(checks),
         "failed": 0,
@@ -340,10 +340,10 @@ def only(*tiers: str) -> dict[str, object]:
     return {"checks": checks, "summary": summary}
 
 
-def without_dtypes() -> dict[str, object]:
-    """Return the fields of a run whose comparisons have no dtype."""
+def remove_dtypes() -> dict[str, object]:
+    """Return the fields that differ in the record of a run whose comparisons have no dtype."""
     measured = {str(number): {"error": 1, "bound": 2} for number in range(300)}
-    checks = [each | {"measured": measured} for each in json.loads(proof().dump())["checks"]]
+    checks = [each | {"measured": measured} for each in json.loads(make_record().dump())["checks"]]
     return {"checks": checks}
 
 
@@ -353,35 +353,37 @@ def test_a_full_run_on_gfx1151_proves_its_packages(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert proof().proves("triton")
-    assert not proof().proves("flash-attn")
+    assert make_record().proves("triton")
+    assert not make_record().proves("flash-attn")
     file = tmp_path / "record.json"
-    file.write_text(proof().dump())
+    file.write_text(make_record().dump())
     monkeypatch.setattr(f"{__name__}.CHECKOUT", tmp_path)
-    assert page_problems("triton", file.name) == []
-    assert page_problems("flash-attn", file.name) == ["record.json does not prove it"]
+    assert check_page("triton", file.name) == []
+    assert check_page("flash-attn", file.name) == [
+        "record.json does not prove that the package ran"
+    ]
 
 
 def test_a_record_keeps_to_itself(tmp_path: Path) -> None:
-    file = tmp_path / f"{proof().created:%Y-%m-%d}-gfx1151-packages.json"
-    file.write_text(proof().dump())
-    assert record_problems(file) == []
-    file.write_text(proof(command=["run", "--model", "/home/somebody/model"]).dump())
-    assert record_problems(file) == ["it names a path of the machine"]
+    file = tmp_path / f"{make_record().created:%Y-%m-%d}-gfx1151-packages.json"
+    file.write_text(make_record().dump())
+    assert check_record(file) == []
+    file.write_text(make_record(command=["run", "--model", "/home/somebody/model"]).dump())
+    assert check_record(file) == ["it names a path of the machine"]
     other = file.rename(tmp_path / "2026-01-01-gfx1100-packages.json")
-    assert len(record_problems(other)) == 2
+    assert len(check_record(other)) == 2
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        only("doctor"),
-        only("doctor", "backend", "libraries"),
+        select_tiers("doctor"),
+        select_tiers("doctor", "backend", "libraries"),
         {"unfinished": 1},
         {"size": "quick"},
         {"packages": []},
         {"summary": {"passed": 3, "failed": 1, "skipped": 0, "comparisons": 1200}},
-        without_dtypes(),
+        remove_dtypes(),
         {"subject": "harness", "device": HARNESS["device"]},
     ],
     ids=[
@@ -397,16 +399,16 @@ def test_a_record_keeps_to_itself(tmp_path: Path) -> None:
 )
 def test_a_run_that_shows_less_proves_nothing(changed: dict[str, Any]) -> None:
     if changed.get("summary", {}).get("failed"):
-        checks = json.loads(proof().dump())["checks"]
+        checks = json.loads(make_record().dump())["checks"]
         changed = {**changed, "checks": [*checks[:-1], checks[-1] | {"state": "failed"}]}
-    assert not proof(**changed).proves("triton")
+    assert not make_record(**changed).proves("triton")
 
 
 def test_a_packages_own_checks_must_have_passed() -> None:
-    base = json.loads(proof().dump())
+    base = json.loads(make_record().dump())
     skipped = base["checks"][0] | {"id": "backend/triton", "state": "skipped", "measured": {}}
     summary = base["summary"] | {"skipped": 1}
-    assert not proof(checks=[*base["checks"], skipped], summary=summary).proves("triton")
+    assert not make_record(checks=[*base["checks"], skipped], summary=summary).proves("triton")
 
 
 @pytest.mark.parametrize(
@@ -436,7 +438,7 @@ def test_a_packages_own_checks_must_have_passed() -> None:
 def test_a_forged_record_is_refused(
     path: tuple[Any, ...], value: object, message: str, tmp_path: Path
 ) -> None:
-    forged = json.loads(proof().dump())
+    forged = json.loads(make_record().dump())
     part = forged
     for key in path[:-1]:
         part = part[key]
