@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One system call fails, or the driver is killed at one: nothing is lost, and a message tells it.
+"""If a system call fails, or the driver is killed at one, nothing is lost.
 
-A call is given as the N-th of a kind whose path contains some text (support/faults.c).
+A test selects the N-th call of a kind whose path contains some text (support/faults.c).
 """
 
 import errno
@@ -23,7 +23,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
-# Command, kind of the call, its number, its error, and a part of its path.
+# The command; the call's kind and number, its error, and a part of its path.
 FAULTS = [
     ("publish", "open", 1, "ENOSPC", "/public/noarch/.partial-gamma"),
     ("publish", "write", 1, "ENOSPC", "/public/noarch/.partial-gamma"),
@@ -73,7 +73,7 @@ FAULTS = [
 def test_a_call_that_fails(
     command: str, kind: str, number: int, name: str, part: str, world: World
 ) -> None:
-    """There is one clear message and an exit code; the next run loses nothing and completes."""
+    """The driver ends with one clear message. The next run succeeds, and nothing is lost."""
     code = getattr(errno, name)
     reset(world.template, world.root)
     done = world.run(command, f"{kind}:{number}:{code}:{part}")
@@ -88,7 +88,10 @@ def test_a_call_that_fails(
 
 
 def test_a_record_that_rattler_does_not_see_fail(world: World) -> None:
-    """rattler does not report an empty record, and cannot read a prefix that has one."""
+    """The driver notices an empty record in conda-meta.
+
+    rattler does not report the failed write, and cannot read a prefix with such a record.
+    """
     reset(world.template, world.root)
     done = world.run("install", f"write:1:{errno.ENOSPC}:/conda-meta/prefix_record_")
     assert done.code == 1, done
@@ -97,10 +100,10 @@ def test_a_record_that_rattler_does_not_see_fail(world: World) -> None:
     world.require_done("install")
 
 
-# With FORGE_KILLS all kills are tried, else one in five.
+# By default, only one in five kills is tried. With FORGE_KILLS, all are.
 STEP = 1 if os.environ.get("FORGE_KILLS") else 5
-# The number of the call that changes a file at which the driver is killed. The commands have some
-# 600, 150 and 28 such calls.
+# The command, and the number of the call at which the driver is killed. Calls that change a file
+# count: publish has about 600 of them, install 150 and lock 28.
 KILLS = [("publish", number) for number in range(20, 600, 39)[::STEP]]
 KILLS += [("install", number) for number in range(4, 124, 8)[::STEP]]
 KILLS += [("lock", number) for number in range(1, 28, 3)[::STEP]]
@@ -108,7 +111,7 @@ KILLS += [("lock", number) for number in range(1, 28, 3)[::STEP]]
 
 @pytest.mark.parametrize(("command", "call"), KILLS)
 def test_a_kill(command: str, call: int, world: World) -> None:
-    """FORGE_KILLS=all tries all of them."""
+    """After a kill nothing is lost, and the next run succeeds."""
     reset(world.template, world.root)
     done = world.run(command, f"any:{call}:{KILL}:{world.root}")
     assert done.code == -signal.SIGKILL, done
@@ -131,7 +134,10 @@ PIXI_KILLS = [
 
 @pytest.mark.parametrize("kill", PIXI_KILLS[::STEP])
 def test_a_kill_of_pixi(kill: str, world: World) -> None:
-    """The lock does not exist before: pixi writes it in place, so that a kill there loses it."""
+    """A kill of pixi is reported, and the next run of the driver succeeds.
+
+    pixi writes the lock in place, so a kill may lose it. Therefore the test removes it beforehand.
+    """
     pixi.require("pixi")
     variables = {"FORGE_NO_PIXI": "", "PIXI_CACHE_DIR": f"{world.root}/cache"}
     command, call = kill.split()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A lower bound in a stack or a product has a comment with its reason."""
+"""A lower bound in a stack or a product has a comment with its reason on the same line."""
 
 import re
 import tomllib
@@ -12,8 +12,8 @@ from forge.recipes.plan import RecipeSet
 REQUIREMENT = re.compile(r'^([\w.-]+) = ".*>=.*"(.*)$')
 
 
-def unexplained(text: str, ours: set[str]) -> list[str]:
-    """Return packages of others that have a lower bound and no comment on the same line."""
+def find_unexplained(text: str, ours: set[str]) -> list[str]:
+    """Return the packages that have a lower bound without a comment, except for ours."""
     exempt = {*ours, "requires-pixi"}
     result = []
     for line in text.splitlines():
@@ -28,12 +28,12 @@ def unexplained(text: str, ours: set[str]) -> list[str]:
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_lower_bound_has_its_reason_beside_it(recipes: RecipeSet, stack: str) -> None:
     text = (CHECKOUT / "stacks" / stack / "pixi.toml").read_text()
-    assert unexplained(text, {*recipes.owner}) == []
+    assert find_unexplained(text, {*recipes.owner}) == []
 
 
 def test_a_lower_bound_without_a_reason_is_named() -> None:
     text = 'trl = ">=1.10,<2"\npeft = ">=0.19"  #\npytorch = ">=2"\ndatasets = ">=4"  # trl\'s'
-    assert unexplained(text, {"pytorch"}) == ["trl", "peft"]
+    assert find_unexplained(text, {"pytorch"}) == ["trl", "peft"]
 
 
 @pytest.mark.parametrize("product", ["strix-emulate", "strix-validate"])
@@ -45,6 +45,6 @@ def test_a_lower_bound_of_a_product_has_its_reason_beside_it(product: str) -> No
 
 
 def test_the_reason_of_the_emulators_numpy_holds() -> None:
-    """NumPy 1.26 has no bitwise_count."""
+    """The emulator uses np.bitwise_count, which NumPy 1.26 lacks."""
     sources = (CHECKOUT / "packages/strix-emulate/src").rglob("*.py")
     assert any("np.bitwise_count(" in source.read_text() for source in sources)

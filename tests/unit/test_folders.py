@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A path that a command takes is relative to where the caller is, in whatever folder that is."""
+"""A path on the command line is relative to the caller's working folder."""
 
 import hashlib
 import inspect
@@ -26,11 +26,21 @@ ARCHIVE = "https://upstream.invalid/a.tar.gz"
 
 @dataclass
 class Call:
-    """A project, and a folder outside of it that a caller names by a relative path."""
+    """The files for one call of a command.
+
+    Attributes:
+        project: The project.
+        folder: A folder outside of the project.
+        path: The path of that folder, relative to the caller's working folder.
+    """
 
     project: MiniProject
     folder: Path
-    named: str
+    path: str
+
+
+# Each of these functions prepares a command that has a path as an argument. It returns the command
+# line, and a text that the output has if the command has found the path.
 
 
 def add(call: Call) -> tuple[list[str], str]:
@@ -38,34 +48,34 @@ def add(call: Call) -> tuple[list[str], str]:
     digest = hashlib.sha256(b"source").hexdigest()
     call.project.recipe("alpha", source=f"{{url: '{ARCHIVE}', sha256: '{digest}'}}")
     (call.project.root / "build/sources").unlink()
-    return ["sources", "add", f"{call.named}/a.tar.gz"], f"{call.named}/a.tar.gz is {ARCHIVE}"
+    return ["sources", "add", f"{call.path}/a.tar.gz"], f"{call.path}/a.tar.gz is {ARCHIVE}"
 
 
 def verify(call: Call) -> tuple[list[str], str]:
     name = small_channel.package(call.folder, "alpha", "1.0")
-    words = ["verify", f"{call.named}/noarch/{name}"]
+    words = ["verify", f"{call.path}/noarch/{name}"]
     return words, f"{name}: no recipe of this checkout yields such a package"
 
 
 def publish(call: Call) -> tuple[list[str], str]:
-    words = ["publish", "--to", call.named, "--withdraw", "alpha-1.0-0", "--reason", "wrong"]
+    words = ["publish", "--to", call.path, "--withdraw", "alpha-1.0-0", "--reason", "wrong"]
     return words, str(call.folder)
 
 
 def output(call: Call) -> tuple[list[str], str]:
-    words = ["publish", "--to", f"{call.named}/public", "--output", call.named]
+    words = ["publish", "--to", f"{call.path}/public", "--output", call.path]
     return words, f"nothing is published: {call.folder} holds no packages"
 
 
 def validated(call: Call) -> tuple[list[str], str]:
     (call.folder / "files").write_text("no line of sha256sum\n")
-    words = ["publish", "--to", f"{call.named}/public", "--validated", f"{call.named}/files"]
-    return words, f"{call.named}/files, line 1"
+    words = ["publish", "--to", f"{call.path}/public", "--validated", f"{call.path}/files"]
+    return words, f"{call.path}/files, line 1"
 
 
 def compare(call: Call) -> tuple[list[str], str]:
-    words = ["compare", call.named, call.named]
-    return words, f"{call.named} and {call.named} have no package of kernels in common"
+    words = ["compare", call.path, call.path]
+    return words, f"{call.path} and {call.path} have no package of kernels in common"
 
 
 def lock(call: Call) -> tuple[list[str], str]:
@@ -74,11 +84,11 @@ def lock(call: Call) -> tuple[list[str], str]:
     base.unlink()
     small_channel.make(base)
     call.project.stack("app", "alpha")
-    return ["lock", "app", "--channel", call.named], "default: 1 packages"
+    return ["lock", "app", "--channel", call.path], "default: 1 packages"
 
 
-# By command and parameter.
-TAKES_A_PATH: dict[tuple[str, str], Callable[[Call], tuple[list[str], str]]] = {
+# The command and its parameter that is a path.
+PATH_PARAMETERS: dict[tuple[str, str], Callable[[Call], tuple[list[str], str]]] = {
     ("sources add", "files"): add,
     ("verify", "files"): verify,
     ("publish", "to"): publish,
@@ -90,43 +100,44 @@ TAKES_A_PATH: dict[tuple[str, str], Callable[[Call], tuple[list[str], str]]] = {
 }
 
 
-def path_parameters(function: Callable[..., Any]) -> Iterator[str]:
-    """Yield each parameter that is a path, by its type or by what help calls it."""
+def list_path_parameters(function: Callable[..., Any]) -> Iterator[str]:
+    """Yield each parameter that is a path by its type, or DIR or URL in the help."""
     for name, parameter in inspect.signature(function).parameters.items():
         options = getattr(parameter.annotation, "__metadata__", ())
-        is_named_so = any(option.metavar in ("DIR", "URL") for option in options)
-        if "Path" in str(parameter.annotation) or is_named_so:
+        is_path_in_help = any(option.metavar in ("DIR", "URL") for option in options)
+        if "Path" in str(parameter.annotation) or is_path_in_help:
             yield name
 
 
-def takes_a_path(part: typer.Typer, group: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each command and parameter that is a path."""
+def list_commands_with_paths(part: typer.Typer, group: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each command that has a path as a parameter, and the parameter."""
     for command in part.registered_commands:
         assert command.callback and issubclass(command.cls, ForgeCommand)
-        for name in path_parameters(command.callback):
+        for name in list_path_parameters(command.callback):
             yield f"{group} {command.callback.__name__}".strip(), name
     for inner in part.registered_groups:
         assert inner.typer_instance
         name = inner.name if isinstance(inner.name, str) else ""
-        yield from takes_a_path(inner.typer_instance, name)
+        yield from list_commands_with_paths(inner.typer_instance, name)
 
 
 def test_each_such_command_is_in_the_table() -> None:
-    shared = {("every command", name) for name in path_parameters(SHARED_OPTIONS.callback)}
-    assert shared | set(takes_a_path(app)) == TAKES_A_PATH.keys()
+    shared = {("every command", name) for name in list_path_parameters(SHARED_OPTIONS.callback)}
+    assert shared | set(list_commands_with_paths(app)) == PATH_PARAMETERS.keys()
 
 
 @pytest.mark.parametrize("place", [".", "recipes", "build/deep/er", ".."])
-@pytest.mark.parametrize("case", TAKES_A_PATH, ids=" ".join)
+@pytest.mark.parametrize("case", PATH_PARAMETERS, ids=" ".join)
 def test_a_path_is_the_callers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str], place: str
 ) -> None:
     project = MiniProject(tmp_path / "project")
-    given, here = tmp_path / "given", project.root / place
-    given.mkdir()
-    here.mkdir(parents=True, exist_ok=True)
-    monkeypatch.chdir(here)
-    words, expected = TAKES_A_PATH[case](Call(project, given, os.path.relpath(given)))
+    folder = tmp_path / "folder"
+    working_folder = project.root / place
+    folder.mkdir()
+    working_folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(working_folder)
+    words, expected = PATH_PARAMETERS[case](Call(project, folder, os.path.relpath(folder)))
     done = CliRunner().invoke(app, words, env=project.environment)
     assert expected in f"{done.output}{done.exception}"
 
@@ -141,7 +152,7 @@ def test_a_path_is_the_callers(
     ],
 )
 def test_tests_run_from_any_folder(place: str, path: str) -> None:
-    """With the configuration of the checkout, whose modules they import."""
+    """`forge test` runs the tests at a path of the caller with the checkout's configuration."""
     command = [sys.executable, CHECKOUT / "src/forge", "test", "--co", "-q", "-n0", path]
     done = subprocess.run(
         command, cwd=CHECKOUT / place, capture_output=True, text=True, check=False
@@ -152,7 +163,7 @@ def test_tests_run_from_any_folder(place: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "is_here"),
+    ("words", "has_path"),
     [
         ([], False),
         (["-k", "network"], False),
@@ -162,9 +173,12 @@ def test_tests_run_from_any_folder(place: str, path: str) -> None:
     ],
 )
 def test_without_a_path_all_tests_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], is_here: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], has_path: bool
 ) -> None:
-    """From any folder: pytest would take those of that folder alone."""
+    """Without an existing path among its arguments, pytest runs in the checkout.
+
+    In the caller's folder, it would only run the tests of that folder.
+    """
     (tmp_path / "test_a.py").touch()
     monkeypatch.chdir(tmp_path)
     folders: list[Path] = []
@@ -176,11 +190,11 @@ def test_without_a_path_all_tests_run(
 
     monkeypatch.setattr(upkeep.subprocess, "run", run)
     assert CliRunner().invoke(app, ["test", *words]).exit_code == 0
-    assert folders == [tmp_path if is_here else CHECKOUT]
+    assert folders == [tmp_path if has_path else CHECKOUT]
 
 
 def test_linters_read_what_git_tracks(tmp_path: Path) -> None:
-    """An archive of the checkout has no repository: then all there is."""
+    """A pattern matches the files that git does not ignore, or all files without a repository."""
     for name in ("packages/a/src/x.c", "packages/a/build/lib/x.c", "packages/a/new.h"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Foreign git repositories: nothing that they name is run, and only their commit is taken."""
+"""Foreign git repositories: no program that they name is run, and only the given commit is used."""
 
 import subprocess
 from collections.abc import Callable
@@ -28,8 +28,9 @@ PROMISOR = """
     promisor = true
     partialclonefilter = blob:none
 """
-# Configuration of the repository, by what it names: COMMAND is a program, REPOSITORY the folder.
-CONFIGURED = {
+# Configuration of a hostile repository, each by the feature that would run a program. COMMAND
+# stands for the program, REPOSITORY for the repository and HOOKS for a folder of hooks.
+CONFIGURATIONS = {
     "a file monitor": "[core]\nfsmonitor = COMMAND",
     "a hook's folder": "[core]\nhooksPath = HOOKS",
     "a worktree": "[core]\nworktree = HOOKS",
@@ -67,12 +68,21 @@ PATCH = """\
  * filter=x
 +# more
 """
-# Those that ran before, by another way in.
-RAN = ["a file monitor", "a filter", "a promisor by uploadpack", "a promisor by ssh"]
+# The configurations that once did run a program. Further tests use these.
+DANGEROUS = ["a file monitor", "a filter", "a promisor by uploadpack", "a promisor by ssh"]
 
 
 class Hostile:
-    """A repository with a commit, and a program that leaves a file where it ran."""
+    """A hostile repository with a commit, and a program that it may run.
+
+    Attributes:
+        canary: The file that the program makes. It shows that the program ran.
+        program: The program.
+        hooks: A folder with links to the program, which may serve as hooks.
+        commit: The commit.
+        source: The commit as a source of a recipe.
+        cache: The cache to which sources are added.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.repository = folder, folder / "demo"
@@ -88,33 +98,37 @@ class Hostile:
         self.commit = commit(self.repository)
         self.source = Source(URL, "", commit=self.commit)
         self.cache = SourceCache(Project(folder, folder / "channel", folder / "build"))
-        for place in (self.hooks, self.hooks / "hooks", self.inside / "hooks"):
-            place.mkdir(exist_ok=True)
+        for hooks in (self.hooks, self.hooks / "hooks", self.git_folder / "hooks"):
+            hooks.mkdir(exist_ok=True)
             for name in ("post-checkout", "reference-transaction", "post-index-change"):
-                (place / name).symlink_to(self.program)
+                (hooks / name).symlink_to(self.program)
 
     @property
-    def inside(self) -> Path:
+    def git_folder(self) -> Path:
         return self.repository / ".git"
 
     def configure(self, text: str, file: Path | None = None) -> None:
         values = {"COMMAND": self.program, "REPOSITORY": self.repository, "HOOKS": self.hooks}
         for name, value in values.items():
             text = text.replace(name, str(value))
-        with (file or self.inside / "config").open("a") as config:
+        with (file or self.git_folder / "config").open("a") as config:
             config.write(f"{text}\n")
 
     def lose(self, name: str = "text") -> None:
-        """Take away a file of the commit, or the commit, which a promisor would fetch."""
-        which = self.commit if name == "commit" else f"{self.commit}:{name}"
-        digest = git_says(self.repository, "rev-parse", which)
-        lost = self.inside / "objects" / digest[:2] / digest[2:]
-        lost.chmod(0o644)
-        lost.unlink()
+        """Remove the object of a file, or of the commit. git then fetches it from a promisor."""
+        revision = self.commit if name == "commit" else f"{self.commit}:{name}"
+        digest = run_git(self.repository, "rev-parse", revision)
+        git_object = self.git_folder / "objects" / digest[:2] / digest[2:]
+        git_object.chmod(0o644)
+        git_object.unlink()
 
-    def is_taken(self, expected: bool) -> None:
-        """Add it, and do all that follows; in each step nothing of it runs."""
-        if expected:
+    def require_accepted(self, is_accepted: bool) -> None:
+        """Add the repository to the cache and use it, and require that its program never runs.
+
+        Args:
+            is_accepted: Whether the cache has to accept the repository. If not, it must refuse it.
+        """
+        if is_accepted:
             assert self.cache.add(self.repository, [self.source]) == self.source
             assert self.cache.state(self.source) == "whole"
             tree = self.cache.prefill(self.source, self.folder / "src_cache")
@@ -126,7 +140,8 @@ class Hostile:
         assert not self.canary.exists(), "a command of the repository ran"
 
 
-def git_says(folder: Path, *words: str) -> str:
+def run_git(folder: Path, *words: str) -> str:
+    """Run git without hooks, and return its output."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", folder, *words]
     return subprocess.check_output(command, text=True).strip()
 
@@ -137,8 +152,8 @@ def hostile(tmp_path: Path) -> Hostile:
 
 
 def test_the_canary_sings(hostile: Hostile) -> None:
-    """What shows that a command ran: git itself, in such a repository, runs it."""
-    hostile.configure(CONFIGURED["a promisor by uploadpack"])
+    """git itself runs the program of such a repository. So the canary does show this."""
+    hostile.configure(CONFIGURATIONS["a promisor by uploadpack"])
     hostile.lose()
     command = ["git", "-C", hostile.repository, "cat-file", "-p", f"{hostile.commit}:text"]
     subprocess.run(command, capture_output=True)
@@ -146,84 +161,87 @@ def test_the_canary_sings(hostile: Hostile) -> None:
 
 
 @pytest.mark.parametrize("lost", ["text", "commit"])
-@pytest.mark.parametrize("name", CONFIGURED)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_configuration(hostile: Hostile, name: str, lost: str) -> None:
-    hostile.configure(CONFIGURED[name])
+    hostile.configure(CONFIGURATIONS[name])
     hostile.lose(lost)
-    hostile.is_taken(False)
+    hostile.require_accepted(False)
 
 
-@pytest.mark.parametrize("name", RAN)
+@pytest.mark.parametrize("name", DANGEROUS)
 def test_a_whole_repository_is_taken(hostile: Hostile, name: str) -> None:
-    hostile.configure(CONFIGURED[name])
-    hostile.is_taken(True)
+    hostile.configure(CONFIGURATIONS[name])
+    hostile.require_accepted(True)
 
 
-@pytest.mark.parametrize("name", RAN)
+@pytest.mark.parametrize("name", DANGEROUS)
 def test_configuration_that_is_included(hostile: Hostile, name: str) -> None:
     other = hostile.folder / "included"
-    hostile.configure(CONFIGURED[name], other)
+    hostile.configure(CONFIGURATIONS[name], other)
     hostile.configure(f"[include]\npath = {other}")
     hostile.lose("commit")
-    hostile.is_taken(False)
+    hostile.require_accepted(False)
 
 
-@pytest.mark.parametrize("name", RAN)
+@pytest.mark.parametrize("name", DANGEROUS)
 def test_configuration_in_the_cache(hostile: Hostile, name: str) -> None:
-    """Of a copy of build/sources, or of one that somebody changed."""
-    hostile.is_taken(True)
-    kept = hostile.cache.path(hostile.source)
-    hostile.configure(CONFIGURED[name], kept / "config")
-    (kept / "hooks").mkdir(exist_ok=True)
-    (kept / "hooks/post-checkout").symlink_to(hostile.program)
+    """A repository in the cache may be hostile if somebody copied or changed build/sources."""
+    hostile.require_accepted(True)
+    cached = hostile.cache.path(hostile.source)
+    hostile.configure(CONFIGURATIONS[name], cached / "config")
+    (cached / "hooks").mkdir(exist_ok=True)
+    (cached / "hooks/post-checkout").symlink_to(hostile.program)
     assert hostile.cache.state(hostile.source) == "whole"
     tree = hostile.cache.prefill(hostile.source, hostile.folder / "again")
     assert (tree / "text").read_text() == "good\n" and not hostile.canary.exists()
-    for item in filter(Path.is_file, (kept / "objects").rglob("*")):
+    for item in filter(Path.is_file, (cached / "objects").rglob("*")):
         item.chmod(0o644)
         item.write_bytes(item.read_bytes()[:-3] + b"bad")
     assert hostile.cache.state(hostile.source) == "changed" and not hostile.canary.exists()
 
 
-def by_a_file(hostile: Hostile) -> None:
-    """A .git file that points elsewhere, as a submodule's does."""
-    hostile.inside.rename(hostile.folder / "elsewhere")
-    hostile.inside.write_text(f"gitdir: {hostile.folder}/elsewhere\n")
+def use_git_file(hostile: Hostile) -> None:
+    """Move .git elsewhere, and replace it by a file with its path, as in a submodule."""
+    hostile.git_folder.rename(hostile.folder / "elsewhere")
+    hostile.git_folder.write_text(f"gitdir: {hostile.folder}/elsewhere\n")
 
 
-def by_a_worktree(hostile: Hostile) -> None:
-    """A repository whose folder has only a HEAD and a commondir."""
-    hostile.inside.rename(hostile.folder / "elsewhere")
-    hostile.inside.mkdir()
-    (hostile.inside / "commondir").write_text(f"{hostile.folder}/elsewhere\n")
-    (hostile.inside / "HEAD").write_text(f"{hostile.commit}\n")
+def use_commondir(hostile: Hostile) -> None:
+    """Move .git elsewhere, and replace it by a folder with only HEAD and commondir."""
+    hostile.git_folder.rename(hostile.folder / "elsewhere")
+    hostile.git_folder.mkdir()
+    (hostile.git_folder / "commondir").write_text(f"{hostile.folder}/elsewhere\n")
+    (hostile.git_folder / "HEAD").write_text(f"{hostile.commit}\n")
 
 
-@pytest.mark.parametrize("change", [by_a_file, by_a_worktree])
+@pytest.mark.parametrize("change", [use_git_file, use_commondir])
 def test_a_repository_that_is_elsewhere(
     hostile: Hostile, change: Callable[[Hostile], None]
 ) -> None:
-    hostile.configure(CONFIGURED["a promisor by uploadpack"])
+    hostile.configure(CONFIGURATIONS["a promisor by uploadpack"])
     hostile.lose()
     change(hostile)
-    hostile.is_taken(False)
+    hostile.require_accepted(False)
     with pytest.raises(NotAttempted, match="name a repository itself, not a worktree"):
         git.fetch(hostile.repository.as_uri(), hostile.commit, hostile.folder / "got")
 
 
 def test_objects_of_another_repository(hostile: Hostile) -> None:
-    """They are objects like others: hashes say which. Its configuration does not count."""
+    """A repository may have its objects in another one, whose configuration is not used.
+
+    This is safe, because a hash identifies each object.
+    """
     other = hostile.folder / "other"
     subprocess.run(["git", "init", "-q", other], check=True)
-    (other / ".git/objects/info/alternates").write_text(f"{hostile.inside}/objects\n")
-    hostile.configure(CONFIGURED["other refs"], other / ".git/config")
+    (other / ".git/objects/info/alternates").write_text(f"{hostile.git_folder}/objects\n")
+    hostile.configure(CONFIGURATIONS["other refs"], other / ".git/config")
     hostile.repository = other
-    hostile.is_taken(True)
+    hostile.require_accepted(True)
 
 
-@pytest.mark.parametrize("name", RAN)
+@pytest.mark.parametrize("name", DANGEROUS)
 def test_a_recipe_that_names_a_folder(hostile: Hostile, name: str) -> None:
-    hostile.configure(CONFIGURED[name])
+    hostile.configure(CONFIGURATIONS[name])
     hostile.lose()
     source = Source(hostile.repository.as_uri(), "", commit=hostile.commit)
     with pytest.raises(NotAttempted):
@@ -264,24 +282,28 @@ def test_a_url_of_another_kind(hostile: Hostile, url: str, monkeypatch: pytest.M
 def test_the_environment(
     hostile: Hostile, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person's filters and hooks are not run either: a tree's attributes choose among them."""
+    """The user's own filters and hooks are not run either.
+
+    The attributes of a foreign tree could select them.
+    """
     config = hostile.folder / "xdg/git/config"
     config.parent.mkdir(parents=True)
     for name in ("a filter", "a hook's folder", "a template", "a file monitor"):
-        hostile.configure(CONFIGURED[name], config)
-    places = {
+        hostile.configure(CONFIGURATIONS[name], config)
+    paths = {
         "REPOSITORY": hostile.repository,
         "CONFIG": config,
         "HOOKS": hostile.hooks,
         "XDG": config.parent.parent,
     }
     for name, value in variables.items():
-        for word, place in places.items():
-            value = value.replace(word, str(place))
+        for word, path in paths.items():
+            value = value.replace(word, str(path))
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(hostile.repository)
-    hostile.is_taken(True)
-    (tree := hostile.folder / "tree").mkdir()
+    hostile.require_accepted(True)
+    tree = hostile.folder / "tree"
+    tree.mkdir()
     (tree / "text").write_text("good\n")
     (tree / ".gitattributes").write_text("* filter=x\n")
     patch = hostile.folder / "0001-a.patch"
@@ -290,29 +312,29 @@ def test_the_environment(
 
 
 def test_a_moved_branch_changes_nothing(hostile: Hostile) -> None:
-    """The cache's branch leads to another commit: the tree is that of the recipe's."""
-    hostile.is_taken(True)
-    kept = hostile.cache.path(hostile.source)
-    other = subprocess.run(["git", "-C", kept, "mktree"], input=b"", capture_output=True)
-    tree = other.stdout.decode().strip()
-    who = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
-    moved = git_says(kept, *who, "commit-tree", "-m", "other", tree)
-    git_says(kept, "update-ref", git.BRANCH, moved)
+    """If the cache's branch leads to another commit, the recipe's commit is used all the same."""
+    hostile.require_accepted(True)
+    cached = hostile.cache.path(hostile.source)
+    done = subprocess.run(["git", "-C", cached, "mktree"], input=b"", capture_output=True)
+    tree = done.stdout.decode().strip()
+    author = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    other_commit = run_git(cached, *author, "commit-tree", "-m", "other", tree)
+    run_git(cached, "update-ref", git.BRANCH, other_commit)
     assert hostile.cache.state(hostile.source) == "whole"
     again = hostile.cache.prefill(hostile.source, hostile.folder / "again")
     assert (again / "text").read_text() == "good\n"
-    assert git_says(again, "rev-parse", "HEAD") == hostile.commit
+    assert run_git(again, "rev-parse", "HEAD") == hostile.commit
     assert (again / ".git/HEAD").read_text().strip() == hostile.commit
 
 
 def test_a_damaged_object_in_the_cache(hostile: Hostile) -> None:
-    """It is another file's content under the hash of the recipe's: nothing is built from it."""
-    hostile.is_taken(True)
-    kept = hostile.cache.path(hostile.source)
+    """An object whose content is that of another file makes the source unusable."""
+    hostile.require_accepted(True)
+    cached = hostile.cache.path(hostile.source)
     digests = [
-        git_says(kept, "rev-parse", f"{hostile.commit}:{n}") for n in ("text", ".gitmodules")
+        run_git(cached, "rev-parse", f"{hostile.commit}:{n}") for n in ("text", ".gitmodules")
     ]
-    text, other = (kept / "objects" / digest[:2] / digest[2:] for digest in digests)
+    text, other = (cached / "objects" / digest[:2] / digest[2:] for digest in digests)
     text.chmod(0o644)
     text.write_bytes(other.read_bytes())
     assert hostile.cache.state(hostile.source) == "changed"
@@ -321,21 +343,21 @@ def test_a_damaged_object_in_the_cache(hostile: Hostile) -> None:
 
 
 def test_what_is_no_commit(hostile: Hostile) -> None:
-    """A tag or a tree of that hash is not taken for one."""
-    git_says(hostile.repository, "-c", "user.name=a", "-c", "user.email=a@b", "tag", "-m", "x", "v")
+    """A hash of a tag or of a tree is refused."""
+    run_git(hostile.repository, "-c", "user.name=a", "-c", "user.email=a@b", "tag", "-m", "x", "v")
     for name in ("v", "HEAD^{tree}"):
-        digest = git_says(hostile.repository, "rev-parse", name)
+        digest = run_git(hostile.repository, "rev-parse", name)
         assert not git.has_commit(hostile.repository, digest)
         with pytest.raises(NotAttempted, match="is not a commit"):
             git.fetch(hostile.repository.as_uri(), digest, hostile.folder / "got")
 
 
 def test_a_server(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over HTTP, with what a person set for it: here a mirror."""
+    """Over HTTP, git uses the user's configuration, such as a mirror, but no other protocol."""
     bare = hostile.folder / "www/demo.git"
-    git_says(hostile.repository, "tag", "v1")
+    run_git(hostile.repository, "tag", "v1")
     subprocess.run(["git", "clone", "-q", "--bare", hostile.repository, bare], check=True)
-    git_says(bare, "update-server-info")
+    run_git(bare, "update-server-info")
     with served(bare.parent) as url:
         monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
         monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{url}/.insteadOf")

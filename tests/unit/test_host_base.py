@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The parts of the host base, without making one: wheels, requirements, its lock and its record."""
+"""The parts of the host base: wheels, requirements, the lock and the record. No base is made."""
 
 import base64
 import functools
@@ -70,7 +70,7 @@ def wheel_metadata(name: str, *requires: str) -> Wheel:
 
 
 def test_markers_and_extras() -> None:
-    """Markers are evaluated here. An extra adds its requirements, only where it is required."""
+    """Markers are evaluated for this Python. An extra adds its requirements if it is required."""
     web = wheel_metadata(
         "web",
         "core",
@@ -98,9 +98,10 @@ REQUIREMENTS = (
 
 
 def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
-    """Stubs replace the wheels that are left out. The metadata then must not require those wheels.
+    """If NVIDIA's wheels are left out, a package of stubs is required in their place.
 
-    Otherwise `pip check` would report them as missing.
+    The metadata of the wheel must not require them then. Otherwise `pip check` would report them as
+    missing.
     """
     file = write_wheel(tmp_path, "torch", requires=REQUIREMENTS)
     purl = PackageURL("pypi", None, "torch", "1.0", {"file_name": file.name})
@@ -131,7 +132,10 @@ def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
 def test_nvidias_wheels_are_fetched_only_if_asked_for(
     machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
 ) -> None:
-    """FORGE_NVIDIA_WHEELS requires them, and makes another base. Or requirements.in names them."""
+    """NVIDIA's wheels are fetched with FORGE_NVIDIA_WHEELS, or if requirements.in names them.
+
+    With the variable, the key of the base changes, so that another base is made.
+    """
     names = ("torch", "triton", "nvidia-cublas", "cuda-bindings", "nvidia-ml-py")
     lines = [f"{name}==1 --hash=sha256:{'0' * 64}\n" for name in names]
     (machine.recipe / LOCK).write_text("".join(lines))
@@ -156,7 +160,7 @@ def test_nvidias_wheels_are_fetched_only_if_asked_for(
 
 
 def test_unpack_wheel(tmp_path: Path) -> None:
-    """Console scripts run from any prefix, and .data trees are placed as PEP 427 defines."""
+    """Console scripts run from any prefix. Files in .data are installed as PEP 427 defines."""
     file = write_wheel(
         tmp_path,
         "demo",
@@ -192,7 +196,10 @@ def test_unpack_wheel(tmp_path: Path) -> None:
 def test_debians_python_installs_into_its_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Its sysconfig, a package since Python 3.13, is changed back. Other Pythons are left alone."""
+    """The copy of Debian's sysconfig is changed so that Python installs into its own prefix.
+
+    sysconfig is a package since Python 3.13. Other Pythons than Debian's are not changed.
+    """
     copier = module(CHECKOUT / "recipes/bases/host/copy_interpreter.py")
     stdlib = Path(copier.sysconfig.get_path("stdlib"))
     monkeypatch.setattr(copier.sysconfig, "__file__", str(stdlib / name))
@@ -210,7 +217,7 @@ def test_debians_python_installs_into_its_prefix(
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostBaseMaker:
-    """A host base that is not made, on a machine that seems to have compilers."""
+    """A host base that is not made yet, on a machine that seems to have compilers."""
     project = MiniProject(tmp_path)
     (tmp_path / "build" / "host-base").unlink()
     monkeypatch.setattr(hostbase.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -220,7 +227,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostBaseMaker:
 
 
 def pin(machine: HostBaseMaker, *wheels: Path) -> None:
-    """Write the requirements and the lock of the base anew, for these wheels only."""
+    """Replace the requirements and the lock of the base by ones for these wheels only."""
     requirements = ""
     lock = ""
     for file in wheels:
@@ -234,7 +241,7 @@ def pin(machine: HostBaseMaker, *wheels: Path) -> None:
 def test_two_checkouts_that_share_a_host_base(
     machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second waits for the first, reports it, and then has nothing to do."""
+    """The second checkout reports that it waits for the first, and then has nothing to make."""
     messages: list[str] = []
     is_waiting = threading.Event()
 
@@ -280,7 +287,10 @@ def test_an_interrupted_host_base_is_made_by_the_next(
 
 
 def test_only_the_code_that_makes_packages_names_them() -> None:
-    """Otherwise editing a message would make a gigabyte of packages again."""
+    """A package's name has the hash of wheels.py only, which makes the packages.
+
+    If it had the hash of more code, editing a message would make a gigabyte of packages again.
+    """
     assert sha256_file(Path(wheels.__file__)) == wheels.CODE
     assert "assemble_package" not in Path(hostbase.__file__).read_text()
 
@@ -305,7 +315,10 @@ def test_no_compiler(tmp_path: Path) -> None:
 
 
 def test_the_recipe_runs_programs_whose_paths_have_spaces() -> None:
-    """A user may have a Python in any folder."""
+    """The recipe's commands work if the paths in its environment variables have spaces.
+
+    A user's Python may be in any folder.
+    """
     text = (CHECKOUT / "recipes/bases/host/recipe.yaml").read_text()
     replaced = re.sub(r"\$\{\{ env\.get\(\"(FORGE_\w+)\".*?\) \}\}", r"/my folder/\1", text)
     commands: list[list[str]] = []
@@ -319,7 +332,7 @@ def test_the_recipe_runs_programs_whose_paths_have_spaces() -> None:
 
 @pytest.fixture
 def small(machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch) -> HostBaseMaker:
-    """A finished host base of one package, whose bytes differ each time it is made."""
+    """A finished host base of one package. Each time it is made, its bytes are different."""
 
     def build(self: HostBaseMaker, *_: object) -> set[str]:
         scratch = self.project.build / "scratch"
@@ -334,7 +347,7 @@ def small(machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch) -> HostBaseMa
     monkeypatch.setattr(HostBaseMaker, "_build_recipe", build)
     pin(machine)
     machine.make(lambda _: None, None)
-    assert HostBaseMaker(machine.project, machine.base).is_current(), "for the next command"
+    assert HostBaseMaker(machine.project, machine.base).is_current(), "the next command can use it"
     return machine
 
 
@@ -360,9 +373,9 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_base_is_found_and_made_anew(small: HostBaseMaker, how: str) -> None:
-    name, damage = DAMAGE[how]
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_base_is_found_and_made_anew(small: HostBaseMaker, case: str) -> None:
+    name, damage = DAMAGE[case]
     damage(small.folder / name)
     assert not small.is_current()
     small.make(lambda _: None, None)
@@ -420,7 +433,7 @@ run_job(Project.at(root), 2, lambda _: None, threading.Event(), job, root / "log
 """
 
 
-# A sitecustomize that stops a conversion halfway, however fast the machine is.
+# A sitecustomize.py with which a conversion stops halfway, on a machine of any speed.
 HANGS = """
 import py_compile, time
 compile = py_compile.compile
@@ -437,8 +450,8 @@ def wait_until(is_true: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, kind: signal.Signals) -> None:
     """No process and no part of a package remains. The next run makes the missing package."""
     subdir = tmp_path / "linux-64"
     output = tmp_path / "out"
@@ -461,7 +474,7 @@ def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, how: signal
     path = f"{tmp_path / 'hangs'}{os.pathsep}{environment['PYTHONPATH']}"
 
     def is_halfway() -> bool:
-        # os.walk, since a glob fails on a folder that the conversion removes meanwhile.
+        # A glob would fail if the conversion removes a folder meanwhile. os.walk does not.
         is_unpacked = any("long.py" in files for _, _, files in os.walk(output))
         return is_unpacked and bool(list(subdir.glob("short-*")))
 
@@ -469,7 +482,7 @@ def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, how: signal
         command, cwd=work, env=environment | {"PYTHONPATH": path}, stderr=subprocess.DEVNULL
     ) as child:
         wait_until(lambda: child.poll() is not None or is_halfway())
-        child.send_signal(how)
+        child.send_signal(kind)
     wait_until(lambda: not processes_in(work))
     assert {file.name for file in subdir.iterdir()} == {"short-1.0-0.conda"}
     subprocess.run(command, cwd=work, env=environment, check=True)
@@ -479,7 +492,7 @@ def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, how: signal
 def test_mutants_of_what_a_run_left(
     small: HostBaseMaker, record_property: Callable[[str, object], None]
 ) -> None:
-    """A record that this driver did not write counts as an empty one."""
+    """A record that the driver did not write in this form is read as an empty record."""
     name = "base.json"
     file = small.folder / name
     tally = Tally(name, record_property)
@@ -498,7 +511,7 @@ def test_mutants_of_what_a_run_left(
 
 
 def test_to_name_a_base_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listing what it provides neither needs a compiler nor changes the environment."""
+    """Listing the packages of a base runs no program and does not change the environment."""
     project = Project.at(MiniProject(tmp_path).root)
     before = dict(os.environ)
     monkeypatch.setattr(hostbase.subprocess, "run", None)
@@ -508,7 +521,10 @@ def test_to_name_a_base_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_extras_of_other_wheels_count() -> None:
-    """The metadata of the other wheel has the requirements of `name[extra]`."""
+    """A package's file name changes with the requirements of an extra that it requires.
+
+    They are in the metadata of another wheel.
+    """
     app = wheel_metadata("app", "web[tls]")
     file_names = set()
     for requirement in ("one", "two"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The lock of the host base: what it pins, and pip's downloads from an index of this machine."""
+"""The lock of the host base: its pins, and pip's downloads from an index on this machine."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,12 +32,13 @@ def test_the_lock_has_what_is_required(version: str) -> None:
     host = HostBaseMaker(project, bases.load(project, "host"))
     pins = read_pins(OURS, python(version))
     require_pinned(host.requirements, pins, OURS)
-    assert len(pins) > 100 and "colorama" not in pins, "it is for Windows"
+    assert len(pins) > 100
+    assert "colorama" not in pins, "colorama is required on Windows only"
     assert "://" not in OURS.read_text()
 
 
 def test_another_version_than_the_locks_is_refused() -> None:
-    """As --variant pytorch=9.9.9 asks for."""
+    """The lock must pin the required version, which `--variant pytorch=9.9.9` changes."""
     pins = {"torch": Pin("torch", "2.13.0", ("0" * 64,))}
     with pytest.raises(ForgeError, match=r"pins torch 2\.13\.0, and torch==9\.9\.9 is required"):
         require_pinned("# a comment\ntorch==9.9.9\n", pins, OURS)
@@ -76,13 +77,13 @@ def test_a_marker_decides(tmp_path: Path) -> None:
     hashes = f"\\\n    --hash=sha256:{DIGEST}\n"
     old, new = "python_version < '3.13'", "python_version >= '3.13'"
     (tmp_path / LOCK).write_text(f"demo==1.0 ; {old} {hashes}demo==2.0 ; {new} {hashes}")
-    for version, pinned in (("3.12", "1.0"), ("3.13", "2.0")):
-        assert read_pins(tmp_path / LOCK, python(version))["demo"].version == pinned
+    for version, expected in (("3.12", "1.0"), ("3.13", "2.0")):
+        assert read_pins(tmp_path / LOCK, python(version))["demo"].version == expected
 
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the index that pip asks, and no other."""
+    """The folder of the only index that pip uses."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
@@ -99,7 +100,7 @@ Fetch = Callable[[str], list[Path]]
 
 @pytest.fixture
 def fetch(tmp_path: Path) -> Fetch:
-    """Fetches what a lock pins, into the sources of a project."""
+    """A function that fetches the wheels of a lock into a project's sources, and returns them."""
     project = Project.at(MiniProject(tmp_path / "project").root)
     (project.build / "sources").unlink()
     cache = SourceCache(project)
@@ -112,8 +113,8 @@ def fetch(tmp_path: Path) -> Fetch:
     return run
 
 
-def pinned(*wheels: Path) -> str:
-    """A lock of these wheels, in which each has another allowed hash before its own."""
+def make_lock(*wheels: Path) -> str:
+    """Return a lock of these wheels. Each has two hashes, the second of which is its own."""
     names = ["{}=={}".format(*wheel.name.split("-")) for wheel in wheels]
     digests = [sha256_file(wheel) for wheel in wheels]
     lines = zip(names, digests, strict=True)
@@ -121,23 +122,27 @@ def pinned(*wheels: Path) -> str:
 
 
 def test_wheels_are_fetched_once(index: Path, fetch: Fetch, capsys: pytest.CaptureFixture) -> None:
-    """What one requires comes only if the lock has it; kept ones need no index."""
+    """A wheel in the cache is not downloaded again, unless it is damaged.
+
+    A requirement that the lock does not pin is not downloaded.
+    """
     alpha = add_wheel(index, "alpha", "1.0", ("never-pinned",))
     beta = add_wheel(index, "beta", "2.0")
     add_wheel(index, "beta", "3.0")
-    lock, bytes_of_beta = pinned(alpha, beta), beta.read_bytes()
+    lock = make_lock(alpha, beta)
+    content = beta.read_bytes()
     first = fetch(lock)
     assert [path.name for path in first] == [alpha.name, beta.name]
     assert "pip downloads 2 wheels" in capsys.readouterr().out
     alpha.unlink()
     first[1].write_bytes(b"damaged since")
-    assert fetch(lock) == first and first[1].read_bytes() == bytes_of_beta
+    assert fetch(lock) == first and first[1].read_bytes() == content
     assert "pip downloads 1 wheels" in capsys.readouterr().out
 
 
 def test_a_tampered_wheel_is_refused(tmp_path: Path, index: Path, fetch: Fetch) -> None:
     wheel = add_wheel(index, "alpha", "1.0")
-    lock = pinned(wheel)
+    lock = make_lock(wheel)
     write_wheel(wheel.parent, "alpha", "1.0", {"alpha.py": "import evil\n"})
     with pytest.raises(Refused) as error:
         fetch(lock)
@@ -155,16 +160,16 @@ def test_a_wheel_that_is_nowhere(index: Path, fetch: Fetch) -> None:
 
 
 def test_the_best_wheel_for_this_python(fetch: Fetch, tmp_path: Path) -> None:
-    """Of those that the cache has: one for another machine, and two for this one."""
+    """Of the wheels in the cache, the most specific one that fits this machine is used."""
     sources = tmp_path / "project" / "build" / "sources"
-    made = [
+    wheels = [
         write_wheel(tmp_path / tag, "alpha", "1.0", {"alpha.py": tag}, tag=tag)
         for tag in ("py3-none-win_amd64", "py3-none-any", "py3-none-manylinux_2_17_x86_64")
     ]
-    for wheel in made:
+    for wheel in wheels:
         folder = sources / sha256_file(wheel)
         folder.mkdir(parents=True)
         wheel.rename(folder / wheel.name)
     hashes = " ".join(f"--hash=sha256:{folder.name}" for folder in sources.iterdir())
     (path,) = fetch(f"alpha==1.0 {hashes}\n")
-    assert path.name == made[2].name
+    assert path.name == wheels[2].name

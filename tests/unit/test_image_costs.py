@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The package test that holds the cost of AOTriton's images against a committed list."""
+"""The package test that compares the cost of AOTriton's images with a committed list."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,8 @@ FACTS = {
     "waves_per_simd": {"registers": 5, "lds": 16, "bound": 5},
     "classes": {"wmma": 40, "valu": 900},
 }
-# what image_costs.py takes of the emulator; here the code of a kernel is what it says of it
+# A mock of the functions of strix_emulate that image_costs.py calls. The code of a kernel is the
+# JSON of the facts that describe_kernel returns.
 EMULATOR = """\
 import json, os
 from check_images import kernels
@@ -45,7 +46,7 @@ def describe_kernel(kernel, instructions):
 
 @pytest.fixture
 def emulator(tmp_path: Path) -> Path:
-    """A folder with a stand-in for strix_emulate."""
+    """A folder with the mock of strix_emulate."""
     file = tmp_path / "stand-in/strix_emulate.py"
     file.parent.mkdir()
     file.write_text(EMULATOR)
@@ -62,11 +63,15 @@ def write_image(folder: Path, tile: str = "2_2_32_32_True_1", problem: str = PRO
 
 
 def check(tmp_path: Path, emulator: Path, images: Path, **environment: str) -> tuple[int, str]:
-    """Hold images against a list of one kernel with FACTS; return exit status and output."""
-    listed = tmp_path / "kernels.tsv"
-    done = run(SCRIPT, "write", listed, write_image(tmp_path / "old"), path=emulator)
+    """Compare images with a list of one kernel, whose cost is that of FACTS.
+
+    Returns:
+        The exit status and the output.
+    """
+    kernel_list = tmp_path / "kernels.tsv"
+    done = run(SCRIPT, "write", kernel_list, write_image(tmp_path / "old"), path=emulator)
     assert done.returncode == 0, done.stderr
-    done = run(SCRIPT, "check", listed, images, path=emulator, **environment)
+    done = run(SCRIPT, "check", kernel_list, images, path=emulator, **environment)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -107,7 +112,10 @@ def test_a_lost_image_fails(tmp_path: Path, emulator: Path) -> None:
 
 
 def test_other_images_are_not_counted(tmp_path: Path, emulator: Path) -> None:
-    """Those of larger sets: their cost is unknown, and the output says how many there are."""
+    """Images whose problem is not in the list are not compared. The output has their number.
+
+    The list has the problems of the smallest set of kernels, and a package may have a larger set.
+    """
     images = write_image(tmp_path / "new")
     write_image(images, problem="fp32@16_64_F_F_3_0", scratch=4000)
     status, output = check(tmp_path, emulator, images)
@@ -115,7 +123,7 @@ def test_other_images_are_not_counted(tmp_path: Path, emulator: Path) -> None:
 
 
 def test_without_a_disassembler(tmp_path: Path, emulator: Path) -> None:
-    """All but the matrix instructions is compared, and the output says so."""
+    """All costs except for the matrix instructions are compared. The output states this."""
     images = write_image(tmp_path / "new")
     status, output = check(tmp_path, emulator, images, NO_LLVM="1")
     assert status == 0 and output.startswith("SKIPPED, matrix instructions were not counted: ")
@@ -125,7 +133,7 @@ def test_without_a_disassembler(tmp_path: Path, emulator: Path) -> None:
 
 
 def test_the_committed_list() -> None:
-    """It is sorted, as `write` leaves it, and has every kernel of the set `sample`."""
+    """The list is sorted, as `write` sorts it, and has every kernel of the set `sample`."""
     kernels = kernel_costs.read_list(CHECKOUT / "recipes/aotriton/kernels.tsv")
     assert kernels == sorted(set(kernels)) and len(kernels) == 370
     attention = [kernel for kernel in kernels if "preprocess" not in kernel.name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The package test that holds the cost of packaged kernels against a committed list."""
+"""The package test that compares the cost of packaged kernels with a committed list."""
 
 import copy
 import csv
@@ -44,24 +44,29 @@ def write_package(folder: Path, *kernels: dict) -> Path:
 
 
 def check(tmp_path: Path, *kernels: dict) -> tuple[int, str]:
-    """Hold these kernels against a list of KERNEL; return exit status and output."""
-    listed = tmp_path / "kernels.tsv"
+    """Compare these kernels with a list of KERNEL only.
+
+    Returns:
+        The exit status and the output.
+    """
+    kernel_list = tmp_path / "kernels.tsv"
     script = CHECKOUT / "recipes/checks/kernel_costs.py"
-    assert run(script, "write", listed, write_package(tmp_path / "old", KERNEL)).returncode == 0
-    done = run(script, "check", listed, write_package(tmp_path / "new", *kernels))
+    old_package = write_package(tmp_path / "old", KERNEL)
+    assert run(script, "write", kernel_list, old_package).returncode == 0
+    done = run(script, "check", kernel_list, write_package(tmp_path / "new", *kernels))
     return done.returncode, done.stdout
 
 
-def changed(**cost: int) -> dict:
+def change_cost(**cost: int) -> dict:
     """Return KERNEL with other costs."""
     kernel = copy.deepcopy(KERNEL)
     kernel["cost"] |= cost
     return kernel
 
 
-def with_tile(rows: int, warps: int, **cost: int) -> dict:
+def change_tile(rows: int, warps: int, **cost: int) -> dict:
     """Return KERNEL with another tile and other costs."""
-    kernel = changed(**cost)
+    kernel = change_cost(**cost)
     kernel["constants"] |= {"BLOCK_M": str(rows)}
     kernel["options"] |= {"num_warps": warps}
     return kernel
@@ -74,7 +79,7 @@ def test_the_same_kernels_pass(tmp_path: Path) -> None:
 
 
 def test_cheaper_kernels_pass(tmp_path: Path) -> None:
-    assert check(tmp_path, changed(vgprs=200, lds=0, waves=7, wmma=160))[0] == 0
+    assert check(tmp_path, change_cost(vgprs=200, lds=0, waves=7, wmma=160))[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_cheaper_kernels_pass(tmp_path: Path) -> None:
     ],
 )
 def test_each_cost_is_compared(tmp_path: Path, cost: dict[str, int], message: str) -> None:
-    status, output = check(tmp_path, changed(**cost))
+    status, output = check(tmp_path, change_cost(**cost))
     assert status == 1
     configuration = "BLOCK_M=128 BLOCK_N=64 num_stages=1 num_warps=8 waves_per_eu=2"
     assert f"attn_fwd {configuration}: {message}" in output
@@ -99,7 +104,7 @@ def test_each_cost_is_compared(tmp_path: Path, cost: dict[str, int], message: st
 
 def test_an_old_tile_fails(tmp_path: Path) -> None:
     """A patch that brings back one old tile is named with both tiles and both costs."""
-    status, output = check(tmp_path, with_tile(64, 4, vgpr_spills=34, scratch=140, vgprs=256))
+    status, output = check(tmp_path, change_tile(64, 4, vgpr_spills=34, scratch=140, vgprs=256))
     assert status == 1
     assert "attn_fwd BLOCK_M=64 BLOCK_N=64" in output
     assert "listed: BLOCK_M=128 BLOCK_N=64" in output
@@ -107,7 +112,7 @@ def test_an_old_tile_fails(tmp_path: Path) -> None:
 
 
 def test_a_cheaper_tile_passes(tmp_path: Path) -> None:
-    assert check(tmp_path, with_tile(64, 8, vgprs=128))[0] == 0
+    assert check(tmp_path, change_tile(64, 8, vgprs=128))[0] == 0
 
 
 def test_a_lost_kernel_fails(tmp_path: Path) -> None:
@@ -125,7 +130,10 @@ def test_an_unlisted_problem_is_counted_and_passes(tmp_path: Path) -> None:
 
 
 def test_two_packages_are_compared(tmp_path: Path) -> None:
-    old, new = write_package(tmp_path / "a", KERNEL), write_package(tmp_path / "b", changed(lds=0))
+    old, new = (
+        write_package(tmp_path / "a", KERNEL),
+        write_package(tmp_path / "b", change_cost(lds=0)),
+    )
     script = CHECKOUT / "recipes/checks/kernel_costs.py"
     assert run(script, "compare", old, new).returncode == 0
     done = run(script, "compare", new, old)
@@ -134,7 +142,7 @@ def test_two_packages_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_list_is_committed(package: str) -> None:
-    """Each list is sorted, as `write` leaves it, and has kernels that multiply matrices."""
+    """Each list is sorted, as `write` sorts it, and has kernels with matrix instructions."""
     file = CHECKOUT / f"recipes/{package}-kernels-gfx1151/kernels.tsv"
     kernels = kernel_costs.read_list(file)
     assert kernels == sorted(set(kernels))
@@ -151,19 +159,19 @@ def test_no_listed_attention_kernel_of_flash_attn_spills_forward() -> None:
 
 
 def test_damaged_lists(tmp_path: Path) -> None:
-    listed = tmp_path / "kernels.tsv"
+    kernel_list = tmp_path / "kernels.tsv"
     package = write_package(tmp_path / "p", KERNEL)
     script = CHECKOUT / "recipes/checks/kernel_costs.py"
 
-    def damage(change: Callable[[str], str]) -> str:
-        assert run(script, "write", listed, package).returncode == 0
-        listed.write_text(change(listed.read_text()))
-        done = run(script, "check", listed, package)
+    def check_damaged(change: Callable[[str], str]) -> str:
+        assert run(script, "write", kernel_list, package).returncode == 0
+        kernel_list.write_text(change(kernel_list.read_text()))
+        done = run(script, "check", kernel_list, package)
         assert done.returncode != 0
         return done.stdout + done.stderr
 
-    assert "kernels.tsv" in damage(lambda text: text.replace("248", "many"))
-    assert "kernels.tsv" in damage(lambda text: text.replace("\t128\n", "\n"))
+    assert "kernels.tsv" in check_damaged(lambda text: text.replace("248", "many"))
+    assert "kernels.tsv" in check_damaged(lambda text: text.replace("\t128\n", "\n"))
 
 
 def test_the_page_is_current_and_says_so_if_not() -> None:
@@ -180,14 +188,14 @@ def write_channel(folder: Path, *kernels: dict) -> Path:
     """Write a channel with one package of kernels."""
     name = "some-kernels-gfx1151"
     content = write_package(folder / "list", *kernels).read_bytes()
-    listed = conda_packages.file(f"share/triton-kernels/{name}/kernels.json", content)
-    conda_packages.package(folder / "noarch", [listed], name)
+    member = conda_packages.file(f"share/triton-kernels/{name}/kernels.json", content)
+    conda_packages.package(folder / "noarch", [member], name)
     return folder
 
 
 def test_two_channels_are_compared(tmp_path: Path) -> None:
     old = write_channel(tmp_path / "old", KERNEL)
-    new = write_channel(tmp_path / "new", changed(scratch=64))
+    new = write_channel(tmp_path / "new", change_cost(scratch=64))
     done = drive(CHECKOUT, "compare", str(old), str(new))
     assert done.returncode == 1
     assert "some-kernels-gfx1151: some-kernels-gfx1151-1-0.conda and" in done.stdout

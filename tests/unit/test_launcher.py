@@ -34,8 +34,8 @@ FORMS = [
     "",
     "run attention -- tool --flag 'two words' '$HOME' '*' '{{x}}'",
 ]
-# The output of pixi 0.77 where a channel does not answer.
-REFUSES = """\
+# The output of pixi 0.77 if a channel does not answer.
+NO_ANSWER = """\
  WARN a warning of pixi's own
 Error:   \u00d7 failed to fetch a package
   \u251c\u2500\u25b6 error sending request
@@ -44,20 +44,20 @@ Error:   \u00d7 failed to fetch a package
 
 @pytest.fixture
 def pixi(tmp_path: Path) -> dict[str, str]:
-    """An environment with a pixi that prints its arguments, one per line, and installs nothing.
+    """Environment variables with a mock of pixi in PATH. It prints its arguments, one per line.
 
-    `pixi install` prints the file pixi.says, and fails if that has lines.
+    `pixi install` prints the file pixi.error, and fails if the file has lines.
     """
-    installs = 'test "$1" != install || { cat "$0.says" >&2; exit "$(wc -l <"$0.says")"; }'
-    (tmp_path / "pixi").write_text(f'#!/bin/sh\n{installs}\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "pixi.says").touch()
+    install = 'test "$1" != install || { cat "$0.error" >&2; exit "$(wc -l <"$0.error")"; }'
+    (tmp_path / "pixi").write_text(f'#!/bin/sh\n{install}\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "pixi.error").touch()
     (tmp_path / "pixi").chmod(0o755)
     return {"PATH": f"{tmp_path}:/usr/bin:/bin"}
 
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Path:
-    """A checkout without an environment."""
+    """A checkout in which no environment is installed."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     for name in ("forge", "pixi.toml", "pyproject.toml", *LISTS):
@@ -73,7 +73,7 @@ def launch(
 
 
 def expected(words: list[str]) -> str:
-    """Return the output of the pixi above for a command line of the driver."""
+    """Return the output of the mock of pixi for a command line of the driver."""
     root = str(CHECKOUT)
     environment = "dev" if words[:1] in (["test"], ["lint"]) else "default"
     pixi = ["run", "--as-is", "-e", environment, "--manifest-path", f"{root}/pixi.toml"]
@@ -94,15 +94,15 @@ def test_behind_a_link(pixi: dict[str, str], tmp_path: Path) -> None:
     command = [tmp_path / "linked", "plan"]
     done = subprocess.run(command, text=True, capture_output=True, check=True, env=pixi)
     assert done.stdout == expected(["plan"])
-    assert {path.name for path in tmp_path.iterdir()} == {"pixi", "pixi.says", "linked"}
+    assert {path.name for path in tmp_path.iterdir()} == {"pixi", "pixi.error", "linked"}
 
 
 @pytest.mark.parametrize("on_path", [True, False])
 def test_help_and_version_need_no_environment(
     pixi: dict[str, str], empty: Path, on_path: bool
 ) -> None:
-    """The launcher takes them from files of the checkout, and starts nothing."""
-    (empty.parent / "pixi.says").write_text(REFUSES)
+    """`--help` and `--version` are read from files of the checkout. The launcher starts nothing."""
+    (empty.parent / "pixi.error").write_text(NO_ANSWER)
     environment = pixi if on_path else {"PATH": "/usr/bin:/bin"}
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     before = sorted(empty.rglob("*"))
@@ -120,24 +120,30 @@ def test_help_and_version_need_no_environment(
 
 
 def test_where_pixi_cannot_make_its_environment(pixi: dict[str, str], tmp_path: Path) -> None:
-    """One line has the reason, and how to do without pixi; then the launcher looks for a Python."""
-    (tmp_path / "pixi.says").write_text(REFUSES)
+    """If pixi fails, the launcher looks for a Python.
+
+    One line has the reason and states that FORGE_NO_PIXI=1 has the same effect.
+    """
+    (tmp_path / "pixi.error").write_text(NO_ANSWER)
     done = launch(["plan", "--help"], pixi | {"FORGE_PYTHON_BIN": "/bin/false"})
     *_, reason, last = done.stderr.splitlines()
     assert reason.endswith("without pixi, as with FORGE_NO_PIXI=1: failed to fetch a package")
     assert done.returncode == 2
-    assert "CPython 3.11" in last, "test_pixi_root.py has a Python"
+    assert "CPython 3.11" in last, "there is no Python here; test_pixi_root.py has one"
 
 
 @pytest.fixture
 def unserved(empty: Path) -> dict[str, str]:
-    """An environment without pixi whose package index does not answer."""
+    """Environment variables without pixi and with a package index that does not answer."""
     python = {"PATH": "/usr/bin:/bin", "FORGE_PYTHON_BIN": sys._base_executable}
     return python | {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "1"}
 
 
 def test_no_network_is_one_line(unserved: dict[str, str], empty: Path) -> None:
-    """pip itself reports that a linter has no matching distribution."""
+    """If the package index does not answer, the last line of the output states this.
+
+    pip itself would report that there is no matching distribution.
+    """
     done = launch(["plan"], unserved, empty)
     first, last = done.stderr.splitlines()
     assert done.returncode == 3
@@ -145,7 +151,8 @@ def test_no_network_is_one_line(unserved: dict[str, str], empty: Path) -> None:
     assert "reaches no package index" in last
 
 
-# A Python that makes environments with itself as their Python, and records what is installed there.
+# A mock of Python. `-m venv` copies the mock into the environment, and `-m pip` appends the name of
+# the installed list to the file $INSTALLED.
 PYTHON = """\
 #!/bin/sh
 case "$1 $2" in
@@ -204,7 +211,7 @@ def test_without_pixi_the_python_must_do(pixi: dict[str, str]) -> None:
 
 
 def test_tasks_are_commands_of_the_driver() -> None:
-    """A task without `args` accepts all arguments."""
+    """Each task is a command of the driver and passes all arguments on, since it has no `args`."""
     for name, task in TASKS.items():
         assert set(task) == {"cmd", "description"}
         assert task["description"]
@@ -218,7 +225,10 @@ def test_tasks_are_commands_of_the_driver() -> None:
 def test_paths_are_the_caller_s(
     pixi: dict[str, str], tmp_path: Path, cwd: Path, is_inside: bool
 ) -> None:
-    """pixi runs a task in the root and sets INIT_CWD; elsewhere INIT_CWD is of another program."""
+    """A path is relative to INIT_CWD if the launcher runs inside the checkout.
+
+    pixi runs a task in the root and sets INIT_CWD. Outside, another program may have set INIT_CWD.
+    """
     (tmp_path / "pixi").write_text('#!/bin/sh\ntest "$1" = install || pwd\n')
     done = subprocess.run(
         [CHECKOUT / "forge", "plan"],
@@ -233,7 +243,7 @@ def test_paths_are_the_caller_s(
 
 
 def test_the_driver_finds_its_root_from_anywhere(tmp_path: Path) -> None:
-    """PYTHONPATH and FORGE_ROOT are not needed, and modules in the caller's folder are ignored."""
+    """The driver needs neither PYTHONPATH nor FORGE_ROOT. It ignores the caller's modules."""
     (tmp_path / "typer.py").write_text("raise RuntimeError")
     command = [sys.executable, CHECKOUT / "src" / "forge", "patches", "check", "--base", "host"]
     environment = {key: value for key, value in os.environ.items() if "FORGE" not in key}
@@ -250,7 +260,10 @@ def test_the_driver_finds_its_root_from_anywhere(tmp_path: Path) -> None:
 
 
 def test_a_checkout_that_cannot_be_written(tmp_path: Path) -> None:
-    """The message does not blame a missing package. A file stands in for a missing permission."""
+    """The message names the folder, and not a missing package.
+
+    Here a file in the place of the folder `build` prevents writing, as missing permissions would.
+    """
     shutil.copy(CHECKOUT / "forge", tmp_path)
     for name in LISTS:
         (tmp_path / name).touch()
