@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`forge clean` removes what killed commands left behind, and nothing that a running one uses."""
+"""`forge clean` removes the files that killed commands left, and none that a running one uses."""
 
 import fcntl
 import shutil
@@ -40,7 +40,7 @@ LEFTOVERS = {
     "cache/pkgs/a-1-0.lock": {"cache/pkgs/.a-1-0aBcDeF"},
     "build/sources/.forge-x/.lock": {"build/sources/.forge-x"},
 }
-# Locks that include others: while one is held, the leftovers of the others stay as well.
+# Locks that include others. While such a lock is held, the leftovers of these others stay too.
 WIDER = {
     "channel/.lock": {"build/.lock"},
     "cache/pkgs/.cache.lock": {"cache/pkgs/a-1-0.lock"},
@@ -117,7 +117,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
         (tmp_path / name).write_text(text)
     (tmp_path / "build/published").mkdir()
     (tmp_path / "build/published/0123").symlink_to(tmp_path / "public")
-    # Folders that publish refused.
+    # These two are links to folders into which publish refused to write.
     (tmp_path / "build/published/thesis").symlink_to(tmp_path / "thesis")
     (tmp_path / "build/published/root").symlink_to("/")
     context = Context(root=tmp_path)
@@ -127,7 +127,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 def require_removed(context: Context, expected: set[str]) -> None:
-    """Remove leftovers, and require that exactly these paths are removed and named."""
+    """Remove leftovers, and require that exactly these paths are removed and returned."""
     root = context.root
     assert {str(path.relative_to(root)) for path in remove_leftovers(context)} == expected
     for name in FILES:
@@ -142,23 +142,23 @@ def test_what_nobody_holds_goes(context: Context) -> None:
 
 @pytest.mark.parametrize("lock", sorted(LEFTOVERS.keys() | WIDER))
 def test_what_a_running_command_uses_stays(lock: str, context: Context) -> None:
-    held = WIDER.get(lock, set()) | {lock}
-    kept_paths: set[str] = set()
+    locks = WIDER.get(lock, set()) | {lock}
+    used_paths: set[str] = set()
     removed_paths: set[str] = set()
     for name, paths in LEFTOVERS.items():
-        if name in held:
-            kept_paths |= paths
+        if name in locks:
+            used_paths |= paths
         else:
             removed_paths |= paths
     with (context.root / lock).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         require_removed(context, removed_paths)
     later = {str(path.relative_to(context.root)) for path in remove_leftovers(context)}
-    assert later == kept_paths
+    assert later == used_paths
 
 
 def test_a_clone_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No command ran there yet: no folder and no lock is created."""
+    """In a clone, in which no command ran yet, no folder and no lock is created."""
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
     assert remove_leftovers(Context(root=tmp_path)) == []

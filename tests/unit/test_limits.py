@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is read of foreign files and servers has an end."""
+"""Reading foreign files and servers ends at a limit of bytes."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,7 +24,12 @@ CHUNK = b"[" * (1 << 16)
 
 
 class Endless(QuietHandler):
-    """Sends for as long as somebody reads; `sent` counts the bytes."""
+    """A handler that sends up to 1 GiB, as long as the client reads.
+
+    Attributes:
+        sent: The number of bytes sent so far.
+        kind: The Content-Type.
+    """
 
     sent = 0
     kind = "application/octet-stream"
@@ -48,11 +53,12 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setattr(limits, name, 1 << 20)
     with served(tmp_path, Page) as url:
         yield url
-    assert Endless.sent < 1 << 26  # what lies in buffers
+    # More than the limit of 1 MiB may have been sent, since buffers of the network hold some.
+    assert Endless.sent < 1 << 26
 
 
 def test_a_package(endless: str, channel: Path, tmp_path: Path) -> None:
-    """It is no larger than its record says."""
+    """The download of a package ends when it is larger than its record states."""
     app = workspace(tmp_path / "local", channel.as_uri())
     app.lock()
     locked = app.locked("default")
@@ -110,7 +116,7 @@ READERS = [large_index, large_lock, large_manifest, large_patch, large_text]
 def test_files(
     read: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the file and the limit."""
+    """A file that is larger than its limit is refused, with a message that has the limit."""
     for name in ("INDEX", "TEXT"):
         monkeypatch.setattr(limits, name, 1 << 20)
     with pytest.raises(ForgeError, match="has more than 1048576 bytes"):

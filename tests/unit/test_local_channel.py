@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The local channel names what is damaged."""
+"""The local channel repairs its index, and names a package or an index that is damaged."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,15 +31,15 @@ def test_what_is_added_can_be_served(tmp_path: Path) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
-    """A channel of alpha, which is noarch, and beta, which is not."""
+    """A channel with the noarch package alpha and the linux-64 package beta."""
     source = Source(tmp_path / "channel")
     source.make("alpha")
     source.make("beta", subdir="linux-64")
     return source
 
 
-def indexed(source: Source) -> list[str]:
-    """Return the names that the index has."""
+def list_names(source: Source) -> list[str]:
+    """Return the names of the packages in the index."""
     return sorted(record.name for record in source.records())
 
 
@@ -74,7 +74,7 @@ def test_a_killed_build_leaves_nothing_that_stays(
 ) -> None:
     damage(source.folder)
     source.reconcile()
-    assert indexed(source) == names
+    assert list_names(source) == names
     assert source.is_indexed()
 
 
@@ -99,7 +99,10 @@ def test_a_channel_holds_packages_of_one_base(source: Source, tmp_path: Path) ->
 
 
 def test_a_renamed_package_is_named(source: Source) -> None:
-    """Another file name does not hide that it is host-bound, because its metadata has the mark."""
+    """A package whose file was renamed is refused.
+
+    A new name thus cannot hide the mark of the host base, which is in the metadata too.
+    """
     dist = source.make("gamma", build=f"{HOST_BOUND}h1234567_0")
     file = source.folder / f"noarch/{dist}.conda"
     renamed = file.rename(file.with_name("gamma-1.0-h1234567_0.conda"))
@@ -109,25 +112,28 @@ def test_a_renamed_package_is_named(source: Source) -> None:
 
 
 def test_no_file_name_has_two_contents(source: Source, tmp_path: Path) -> None:
-    """Whichever hash is greater. The same bytes may be added again."""
+    """A file of the same name and other content is refused, even if its hash is the greater one.
+
+    The same content may be added again.
+    """
     existing = next(source.folder.glob("noarch/alpha-*"))
     whole = existing.read_bytes()
-    again = tmp_path / "noarch" / existing.name
-    again.parent.mkdir()
+    copy = tmp_path / "noarch" / existing.name
+    copy.parent.mkdir()
     for bit in range(8):
-        again.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
+        copy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
         with pytest.raises(ForgeError, match="exists with other content"):
-            source.add({again: 1}, {})
+            source.add({copy: 1}, {})
         assert existing.read_bytes() == whole
-    again.write_bytes(whole)
-    source.add({again: 1}, {})
+    copy.write_bytes(whole)
+    source.add({copy: 1}, {})
     assert existing.read_bytes() == whole
-    assert indexed(source) == ["alpha", "beta"]
+    assert list_names(source) == ["alpha", "beta"]
 
 
 @pytest.mark.parametrize("end", [0, 10, -1, -200])
 def test_a_package_that_is_cut_off_is_named(source: Source, end: int) -> None:
-    """The bindings panic, and do not name the package."""
+    """The error names the package that is cut off, although the bindings only panic."""
     (path,) = source.folder.glob("noarch/alpha-*.conda")
     path.write_bytes(path.read_bytes()[:end])
     for index in source.folder.glob("*/repodata.json"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""pixi.lock of the build tools, and the rules for all manifests and locks of the repository."""
+"""The lock of the build tools (pixi.lock), and rules for all manifests and locks here."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ LOCK = CHECKOUT / "pixi.lock"
 STACKS = sorted(CHECKOUT.glob("stacks/*/pixi.toml"))
 
 
-def unpacked(subdir: str) -> bytes:
+def read_repodata(subdir: str) -> bytes:
     """Return the committed records of a subdir of conda-forge."""
     packed = (DATA / subdir / "repodata.json.zst").read_bytes()
     return zstandard.ZstdDecompressor().decompressobj().decompress(packed)
@@ -39,16 +39,19 @@ def unpacked(subdir: str) -> bytes:
 
 @pytest.mark.parametrize("lock", [LOCK, DATA.parent / "pixi/pixi.lock"], ids=["root", "pixi"])
 def test_the_bindings_write_what_they_read(lock: Path, tmp_path: Path) -> None:
-    """The newest bindings have the lock format of pixi 0.82 and later."""
+    """Reading and writing a lock does not change it.
+
+    The newest bindings and pixi from 0.82 on have the same lock format.
+    """
     LockFile.from_path(lock).to_path(tmp_path / "pixi.lock")
     assert (tmp_path / "pixi.lock").read_bytes() == lock.read_bytes()
 
 
 def test_every_record_is_one_of_conda_forge() -> None:
-    """Each has the url, sha256, md5 and size of the committed records."""
+    """Each locked package is equal to the committed record of conda-forge with the same URL."""
     records = {}
     for subdir in ("linux-64", "noarch"):
-        data = json.loads(unpacked(subdir))
+        data = json.loads(read_repodata(subdir))
         for name, record in (data["packages"] | data["packages.conda"]).items():
             records[f"{CONDA_FORGE}/{subdir}/{name}"] = record
     packages = yaml.safe_load(LOCK.read_text())["packages"]
@@ -59,10 +62,11 @@ def test_every_record_is_one_of_conda_forge() -> None:
             assert package.get(key) == (record.get(key) or None), package["conda"]
 
 
-def problems(folder: Path, text: str) -> list[str]:
-    """Return why the committed lock does not satisfy a manifest, as `pixi lock --check` would.
+def find_problems(folder: Path, text: str) -> list[str]:
+    """Return the reasons why the committed lock does not satisfy a manifest.
 
-    This does without conda-forge: the locked records are the only ones.
+    `pixi lock --check` would find the same. It needs conda-forge, whereas this solves with the
+    locked records only.
     """
     (folder / "pixi.toml").write_text(text)
     manifest = Manifest.load(folder / "pixi.toml")
@@ -89,7 +93,7 @@ def problems(folder: Path, text: str) -> list[str]:
 
 
 def test_the_lock_satisfies_its_manifest(tmp_path: Path) -> None:
-    assert problems(tmp_path, MANIFEST.read_text()) == []
+    assert find_problems(tmp_path, MANIFEST.read_text()) == []
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,7 @@ def test_a_change_that_is_not_locked_is_seen(
 ) -> None:
     text = MANIFEST.read_text()
     assert old in text
-    assert re.search(problem, "\n".join(problems(tmp_path, text.replace(old, new))))
+    assert re.search(problem, "\n".join(find_problems(tmp_path, text.replace(old, new))))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +172,10 @@ FORMS = {
 
 
 def test_a_copy_asks_pypi_for_nothing(tmp_path: Path) -> None:
-    """pixi would ask a server for names on PyPI, and a host base has none."""
+    """The driver's copy of a manifest has no requirements of PyPI.
+
+    pixi would ask a server for the PyPI names of packages, and packages of the host base have none.
+    """
     file = tmp_path / "pixi.toml"
     torch = 'pypi-dependencies]\ntorch = "*"\n'
     file.write_text(f'[workspace]\nchannels = ["x"]\n[{torch}[feature.a.{torch}')
@@ -195,7 +202,10 @@ def test_tables_by_channel_follow_their_channel(tmp_path: Path) -> None:
 
 
 def test_requirements_are_left_out_and_nothing_else(tmp_path: Path) -> None:
-    """Keys decide, not lines: tasks, dates and texts may have the same names."""
+    """Only keys in tables of dependencies are left out or changed.
+
+    Tasks, dates and texts may have the same names.
+    """
     file = tmp_path / "pixi.toml"
     file.write_text(
         '[workspace]\nchannels = []\ndescription = """\nalpha = 1\npython = 2\n"""\n'
@@ -206,13 +216,17 @@ def test_requirements_are_left_out_and_nothing_else(tmp_path: Path) -> None:
     before = tomllib.loads(file.read_text())
     after = tomllib.loads(Manifest.load(file).localize({}, {"alpha", "never"}, "3.13.*"))
     assert after.pop("dependencies") == {"beta": "*", "python": "3.13.*"}
-    needs = {name: table["dependencies"] for name, table in after.pop("feature").items()}
-    assert needs == {"more": {"python": "3.13.*"}, "none": {}}
+    features = after.pop("feature")
+    dependencies = {name: table["dependencies"] for name, table in features.items()}
+    assert dependencies == {"more": {"python": "3.13.*"}, "none": {}}
     assert after == {key: before[key] for key in ("workspace", "pypi-exclude-newer", "tasks")}
 
 
 def test_requirements_of_features_add_up(tmp_path: Path) -> None:
-    """As in pixi, a feature narrows the requirements of the others and replaces none."""
+    """As in pixi, a feature's requirements are added to those of the other features.
+
+    They replace none.
+    """
     file = tmp_path / "pixi.toml"
     file.write_text(
         '[workspace]\nchannels = []\nplatforms = ["linux-64"]\n'
@@ -244,9 +258,10 @@ def test_spec(value: object, spec: str) -> None:
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_an_environment_is_for_one_platform(manifest: Path) -> None:
-    """`emulated` is for any machine, all others for the GPU.
+    """The environment `emulated` is for any machine, and all others are for the GPU.
 
-    pixi uses the platforms that all features of an environment allow.
+    Exactly one feature of each environment names a platform, because pixi uses the platforms that
+    all features of an environment have in common.
     """
     data = tomllib.loads(manifest.read_text())
     assert {"default", "emulated"} <= data["environments"].keys()
@@ -259,7 +274,10 @@ def test_an_environment_is_for_one_platform(manifest: Path) -> None:
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_a_stack_is_for_every_machine(manifest: Path) -> None:
-    """A copy on another machine means the same: gfx1151, our channel first, strict priority."""
+    """A copy of a stack has the same meaning on any machine.
+
+    It states gfx1151, our channel first and strict priority.
+    """
     workspace = tomllib.loads(manifest.read_text())["workspace"]
     assert workspace["channels"] == [PUBLISHED, "conda-forge"]
     assert workspace["channel-priority"] == "strict"
@@ -275,10 +293,13 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
 
 
 def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None:
-    """The variant changes its platform and the names of its kernels. Without it nothing changes."""
+    """The variant gpu_arch changes the GPU in a stack's platform and in the names of its kernels.
+
+    The default is gfx1151.
+    """
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
     shutil.copytree(CHECKOUT / "recipes/bases", tmp_path / "recipes/bases")
-    written: dict[tuple[str, Path], str] = {}
+    texts: dict[tuple[str, Path], str] = {}
     for gpu, variants in (("gfx1151", []), ("gfx1150", ["gpu_arch=gfx1150"])):
         for manifest in STACKS:
             shutil.copytree(
@@ -294,10 +315,10 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None
             assert f"flash-attn-kernels-{gpu}" in feature["dependencies"]
             # The emulated device is a gfx1151 by default.
             assert text.count("emulate device ") == text.count(f"emulate device --target {gpu} ")
-            written[gpu, manifest] = text
+            texts[gpu, manifest] = text
     for manifest in STACKS:
-        default = written["gfx1151", manifest]
-        other = written["gfx1150", manifest]
+        default = texts["gfx1151", manifest]
+        other = texts["gfx1150", manifest]
         assert "gfx1151" not in other
         assert other == default.replace("gfx1151", "gfx1150")
 
@@ -317,7 +338,10 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None
 def test_an_old_pixi_is_named_with_the_way_around_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, is_refused: bool
 ) -> None:
-    """It is refused before it runs: its own message does not mention FORGE_NO_PIXI."""
+    """The driver refuses a pixi that is older than the manifest requires, before pixi runs.
+
+    Unlike pixi's own error, the message mentions FORGE_NO_PIXI.
+    """
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
     shutil.copytree(CHECKOUT / "recipes/bases", tmp_path / "recipes/bases")
     shutil.copytree(CHECKOUT / "stacks", tmp_path / "stacks")
@@ -350,7 +374,7 @@ def test_the_versions_of_pixi_that_a_manifest_requires(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_a_stack_is_a_feature_that_can_be_copied(manifest: Path) -> None:
-    """Its own tables have all that another workspace needs, torch on PyPI included."""
+    """A stack's feature has everything that another workspace needs, also torch's name on PyPI."""
     data = tomllib.loads(manifest.read_text())
     name = manifest.parent.name
     assert not data.keys() & {"dependencies", "tasks", "pypi-dependencies"}
@@ -381,25 +405,25 @@ def test_tasks_of_a_stack_exist(manifest: Path) -> None:
 PIXI = CHECKOUT / "tests" / "data" / "pixi"
 
 
-def written_by_pixi(folder: Path, source: Path = PIXI) -> Workspace:
-    """Return a workspace that pixi 0.77 locked."""
+def copy_locked(folder: Path, source: Path = PIXI) -> Workspace:
+    """Copy a workspace that pixi 0.77 locked, and return the copy."""
     for name in ("pixi.toml", "pixi.lock"):
         (folder / name).write_bytes((source / name).read_bytes())
     return Workspace("app", folder)
 
 
 def test_a_lock_that_pixi_wrote_is_taken(tmp_path: Path) -> None:
-    """The name that the lock gives the platform does not matter."""
-    chosen = written_by_pixi(tmp_path)
-    assert "name: p1" in chosen.lock_file.read_text()
-    assert len(chosen.locked("more")) == 3
+    """A lock of pixi is accepted, although it gives the platform another name."""
+    app = copy_locked(tmp_path)
+    assert "name: p1" in app.lock_file.read_text()
+    assert len(app.locked("more")) == 3
 
 
 def test_a_lock_for_several_machines_is_pixis(tmp_path: Path) -> None:
-    chosen = written_by_pixi(tmp_path, PIXI / "several")
+    app = copy_locked(tmp_path, PIXI / "several")
     shutil.copy(PIXI / "pixi.toml", tmp_path)
     with pytest.raises(ForgeError, match=r"cpu: .*locked for other platforms"):
-        chosen.locked("cpu")
+        app.locked("cpu")
 
 
 PYPI = """\
@@ -418,16 +442,19 @@ SOURCE = """\
 
 @pytest.mark.parametrize("entry", [PYPI, SOURCE], ids=["pypi", "source"])
 def test_a_locked_package_of_no_channel_is_refused(tmp_path: Path, entry: str) -> None:
-    chosen = written_by_pixi(tmp_path)
-    head, packages = chosen.lock_file.read_text().split("packages:\n- ")
+    app = copy_locked(tmp_path)
+    head, packages = app.lock_file.read_text().split("packages:\n- ")
     use = f"      {entry.splitlines()[0]}\n"
-    chosen.lock_file.write_text(f"{head}{use}packages:\n- {packages}{entry}")
+    app.lock_file.write_text(f"{head}{use}packages:\n- {packages}{entry}")
     with pytest.raises(ForgeError, match=r"pixi\.lock: more: .*comes from PyPI or source"):
-        chosen.locked("more")
+        app.locked("more")
 
 
 def test_a_deep_lock_is_not_parsed_for_ever(tmp_path: Path) -> None:
-    """rattler's parser needs minutes for 400 kB of brackets. Many small lists are accepted."""
+    """A lock with deeply nested lists is refused, since rattler's parser would need minutes.
+
+    Many small lists are accepted.
+    """
     lock = tmp_path / "pixi.lock"
     lock.write_text(f"version: 6\npackages: {'[' * 200_000}{']' * 200_000}\n")
     with pytest.raises(ForgeError, match="nested too deeply"):

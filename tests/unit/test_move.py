@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""docs/move.md by py-rattler's solver, against conda-forge's records: whose pytorch is locked.
+"""Solve the workspaces of docs/move.md with py-rattler, and check whose pytorch is selected.
 
-end_to_end/test_pixi_move.py runs the page's commands with a real pixi, where there is one.
+The records are ours and conda-forge's. end_to_end/test_pixi_move.py runs the page's commands with a
+real pixi, if there is one.
 """
 
 import re
@@ -24,7 +25,7 @@ SECTION = PAGE.split("## From conda-forge's PyTorch\n")[1]
 START = tomllib.loads(re.findall(r"(?ms)^```toml\n(.*?)^```", SECTION)[0])
 ADDED = re.findall(r"(?m)^pixi add (.*)", SECTION)[0].split()
 REMOVED = re.findall(r"(?m)^pixi remove --no-install (.*)", SECTION)[0].split()
-# The requirements of a workspace, and whether they are refused once our channel comes first.
+# The requirements of a workspace, and whether they cannot be solved with our channel first.
 STARTS: dict[str, tuple[dict[str, Any], bool]] = {
     "the page's own": (START["dependencies"], False),
     "any": ({"pytorch": "*"}, False),
@@ -35,7 +36,8 @@ STARTS: dict[str, tuple[dict[str, Any], bool]] = {
     "a build": ({"pytorch": {"version": "*", "build": "cpu*"}}, True),
     "torchvision": ({"torchvision": "*", "pytorch": "*"}, False),
 }
-# Of a folder rattler reads the index only as plain JSON.
+# The folders of the channels. The index must be plain JSON, because rattler reads no other form of
+# it from a folder.
 FOLDERS = {"ours": "ours", "theirs": "solver/conda-forge"}
 Lock = Callable[[dict[str, Any], list[str]], str]
 
@@ -48,7 +50,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lock(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lock:
-    """A function that solves requirements with channels and returns whose pytorch it takes."""
+    """A function that solves requirements with channels, and returns the channel of pytorch."""
     monkeypatch.setenv("CONDA_OVERRIDE_CUDA", "12.9")
 
     def solve(requirements: dict[str, Any], channels: list[str]) -> str:
@@ -64,7 +66,10 @@ def lock(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lock
 
 @pytest.mark.parametrize("name", STARTS)
 def test_our_channel_after_and_before_conda_forge(lock: Lock, name: str) -> None:
-    """After conda-forge it changes nothing. Before it, the requirements have to fit our build."""
+    """Our channel after conda-forge changes nothing. Before it, our pytorch is selected.
+
+    Requirements that our build does not satisfy are refused then.
+    """
     requirements, is_refused = STARTS[name]
     assert lock(requirements, ["theirs"]) == "theirs"
     assert lock(requirements, ["theirs", "ours"]) == "theirs"

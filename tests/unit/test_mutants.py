@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mutated manifests, locks, recipes, variants and notes: read right, or refused with one line."""
+"""Mutated manifests, locks, recipes, variants and notes give correct content or one error message.
+
+A mutated recipe is also planned, and from a mutated lock an installation is prepared.
+"""
 
 import contextlib
 import json
@@ -45,83 +48,92 @@ check = { cmd = "true", description = "x" }
 more = ["more"]
 bare = { features = ["more"], no-default-feature = true }
 """
+# The packages of the small lock.
 LOCKED = {"tzdata", "ca-certificates", "_openmp_mutex", "libgomp"}
 SIMPLE = '[workspace]\nchannels = ["conda-forge"]\nplatforms = ["linux-64"]\n[dependencies]\n'
 Record = Callable[[str, object], None]
 
 
-def toml(value: Any) -> str:
-    """A tree of JSON as TOML, in inline tables. Raises ValueError for what TOML cannot say."""
+def to_toml(value: Any) -> str:
+    """Convert JSON-like data to TOML with inline tables. Raises ValueError for None."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
+        items = [f"{json.dumps(key)} = {to_toml(item)}" for key, item in value.items()]
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, list):
-        return f"[{', '.join(map(toml, value))}]"
+        return f"[{', '.join(map(to_toml, value))}]"
     if value is None:
         raise ValueError("TOML has no null")
     return json.dumps(value)
 
 
-def manifests() -> Iterator[bytes]:
+def mutate_manifest() -> Iterator[bytes]:
+    """Yield mutants of MANIFEST. Mutants that TOML cannot express are left out."""
     for tree in trees(tomllib.loads(MANIFEST), 1, 500):
         with contextlib.suppress(ValueError, AttributeError):
-            lines = [f"{json.dumps(key)} = {toml(value)}\n" for key, value in tree.items()]
+            lines = [f"{json.dumps(key)} = {to_toml(value)}\n" for key, value in tree.items()]
             yield "".join(lines).encode()
     yield from texts(MANIFEST.encode(), 2, 300)
 
 
-def believable(manifest: Manifest) -> bool:
-    """What solving and installing rely on."""
-    specs = [spec for specs in manifest.environments.values() for spec in specs]
-    return (
-        all(re.fullmatch(r"[a-z0-9-]+", name) for name in manifest.environments)
-        and all(isinstance(spec, str) and "\n" not in spec for spec in specs)
-        and all(isinstance(c, str) and not ("://" in c and "@" in c) for c in manifest.channels)
-    )
+def has_valid_values(manifest: Manifest) -> bool:
+    """Return whether the values are of the form on which solving and installing depend."""
+    for name, specs in manifest.environments.items():
+        if not re.fullmatch(r"[a-z0-9-]+", name):
+            return False
+        if not all(isinstance(spec, str) and "\n" not in spec for spec in specs):
+            return False
+    for channel in manifest.channels:
+        if not isinstance(channel, str) or ("://" in channel and "@" in channel):
+            return False
+    return True
 
 
 def test_manifests(tmp_path: Path, record_property: Record) -> None:
-    tally, file = Tally("manifest", record_property), tmp_path / "pixi.toml"
-    for mutant in manifests():
-        file.unlink(missing_ok=True)  # to write over a file waits for the disk
+    tally = Tally("manifest", record_property)
+    file = tmp_path / "pixi.toml"
+    for mutant in mutate_manifest():
+        # A new file is faster, because replacing the content of a file waits for the disk.
+        file.unlink(missing_ok=True)
         file.write_bytes(mutant)
-        tally.give(lambda: Manifest.load(file), believable, mutant)
+        tally.give(lambda: Manifest.load(file), has_valid_values, mutant)
     assert min(tally.outcomes.values()) > 50 and sum(tally.outcomes.values()) > 600
 
 
-def small_lock() -> dict[str, Any]:
-    """Four packages of this repository's own lock."""
+def make_small_lock() -> dict[str, Any]:
+    """Return the data of this repository's own lock, reduced to four packages."""
     lock = yaml.load((CHECKOUT / "pixi.lock").read_text(), yaml.CSafeLoader)
     default = lock["environments"]["default"]
 
-    def wanted(package: dict[str, Any]) -> bool:
+    def is_selected(package: dict[str, Any]) -> bool:
         return package["conda"].rpartition("/")[2].rsplit("-", 2)[0] in LOCKED
 
-    packages = list(filter(wanted, default["packages"]["linux-64"]))
+    packages = list(filter(is_selected, default["packages"]["linux-64"]))
     default = default | {"packages": {"linux-64": packages}}
-    kept = {"environments": {"default": default}}
-    return lock | kept | {"packages": list(filter(wanted, lock["packages"]))}
+    lock["environments"] = {"default": default}
+    lock["packages"] = list(filter(is_selected, lock["packages"]))
+    return lock
 
 
 def test_locks(tmp_path: Path, record_property: Record) -> None:
-    """Read for an installation."""
+    """The records that would be installed from a mutated lock have valid values."""
     tally = Tally("lock", record_property)
     (tmp_path / "pixi.toml").write_text(SIMPLE + "".join(f'{name} = "*"\n' for name in LOCKED))
     workspace = Workspace("app", tmp_path)
-    valid = yaml.safe_dump(small_lock(), sort_keys=False).encode()
+    small_lock = make_small_lock()
+    valid = yaml.safe_dump(small_lock, sort_keys=False).encode()
     workspace.lock_file.write_bytes(valid)
     assert len(workspace.locked("default")) == 4
 
-    def right(records: list[Any]) -> bool:
-        inside = re.compile(re.escape(CONDA_FORGE) + r"/(linux-64|noarch)/[\w.+!=-]+")
-        return all(inside.fullmatch(r.url) and len(r.sha256) == 32 and r.size >= 0 for r in records)
+    def are_valid(records: list[Any]) -> bool:
+        url = re.compile(re.escape(CONDA_FORGE) + r"/(linux-64|noarch)/[\w.+!=-]+")
+        return all(url.fullmatch(r.url) and len(r.sha256) == 32 and r.size >= 0 for r in records)
 
-    dumped = (
-        yaml.safe_dump(tree, sort_keys=False).encode() for tree in trees(small_lock(), 3, 400)
-    )
-    for mutant in [*dumped, *texts(valid, 4, 300)]:
+    mutants = [yaml.safe_dump(tree, sort_keys=False).encode() for tree in trees(small_lock, 3, 400)]
+    mutants += texts(valid, 4, 300)
+    for mutant in mutants:
         workspace.lock_file.unlink()
         workspace.lock_file.write_bytes(mutant)
-        tally.give(lambda: workspace.locked("default"), right, mutant)
+        tally.give(lambda: workspace.locked("default"), are_valid, mutant)
     assert min(tally.outcomes.values()) > 50 and sum(tally.outcomes.values()) == 700
 
 
@@ -167,12 +179,14 @@ def mini(tmp_path: Path) -> MiniProject:
     return mini
 
 
-def planned(mini: MiniProject) -> list[Step]:
+def make_plan(mini: MiniProject) -> list[Step]:
+    """Plan the recipes, and read everything of them that a build reads."""
     project = Project.at(mini.root)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
     steps = recipes.plan(LocalChannel(mini.channel))
     for step in steps:
-        list_sources(step.recipe), parse_purls(step.recipe)
+        list_sources(step.recipe)
+        parse_purls(step.recipe)
     predict_skipped(recipes, steps, read_unfetched(project, steps))
     return steps
 
@@ -182,43 +196,54 @@ def is_alpha(steps: list[Step]) -> bool:
     return step.recipe.name == "alpha" and bool(step.outputs) and len(step.recipe.content) == 16
 
 
-def give(
-    mini: MiniProject, path: Path, tally: Tally, valid: str, seed: int, counts: tuple[int, int]
+def plan_mutants(
+    mini: MiniProject, path: Path, tally: Tally, valid: str, stream: int, counts: tuple[int, int]
 ) -> None:
-    """Plan with mutants of a YAML file in its place: so many of its tree, and of its text."""
-    dumped = (
-        yaml.safe_dump(tree, allow_unicode=True, sort_keys=False).encode(errors="surrogatepass")
-        for tree in trees(yaml.safe_load(valid), seed, counts[0])
-    )
-    for mutant in [*dumped, *texts(valid.encode(), seed, counts[1])]:
+    """Plan with each mutant of a YAML file of the project.
+
+    Args:
+        mini: The project.
+        path: The file.
+        tally: Counts the outcomes.
+        valid: The valid text of the file.
+        stream: The stream of the mutants (support.mutants).
+        counts: The number of mutants with changed values, and of those with damaged text.
+    """
+    mutants = []
+    for tree in trees(yaml.safe_load(valid), stream, counts[0]):
+        text = yaml.safe_dump(tree, allow_unicode=True, sort_keys=False)
+        mutants.append(text.encode(errors="surrogatepass"))
+    mutants += texts(valid.encode(), stream, counts[1])
+    for mutant in mutants:
         path.write_bytes(mutant)
-        tally.give(lambda: planned(mini), is_alpha, mutant)
+        tally.give(lambda: make_plan(mini), is_alpha, mutant)
 
 
 def test_the_valid_recipe_is_planned(mini: MiniProject) -> None:
-    assert is_alpha(planned(mini))
+    assert is_alpha(make_plan(mini))
 
 
 def test_recipes(mini: MiniProject, record_property: Record) -> None:
     path = mini.root / "recipes/alpha/recipe.yaml"
-    give(mini, path, Tally("recipe.yaml", record_property), RECIPE, 3, (70, 50))
+    plan_mutants(mini, path, Tally("recipe.yaml", record_property), RECIPE, 3, (70, 50))
 
 
 def test_variants(mini: MiniProject, record_property: Record) -> None:
     path = mini.root / "variants.yaml"
-    give(mini, path, Tally("variants.yaml", record_property), VARIANTS, 4, (25, 20))
+    plan_mutants(mini, path, Tally("variants.yaml", record_property), VARIANTS, 4, (25, 20))
 
 
 def test_notes_of_what_was_not_attempted(mini: MiniProject, record_property: Record) -> None:
-    tally, project = Tally("not-attempted", record_property), Project.at(mini.root)
+    tally = Tally("not-attempted", record_property)
+    project = Project.at(mini.root)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
     steps = recipes.plan(LocalChannel(mini.channel))
     note = _locate_reason(project, steps[0])
     note.parent.mkdir(parents=True)
-    why = "a host is down"
-    valid = f"{steps[0].digest_value}\n{why}".encode()
+    reason = "a host is down"
+    valid = f"{steps[0].digest_value}\n{reason}".encode()
     note.write_bytes(valid)
-    assert read_unfetched(project, steps) == {"alpha": why}
+    assert read_unfetched(project, steps) == {"alpha": reason}
     for text in texts(valid, 5, 60):
         note.write_bytes(text)
         tally.give(lambda: read_unfetched(project, steps), lambda f: set(f) <= {"alpha"}, text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A name that comes from a lock, an index or a server never becomes a path."""
+"""A name in a lock, an index or a server's answer never leads outside of the folder it is for."""
 
 import re
 from pathlib import Path
@@ -24,16 +24,19 @@ HASH = "0" * 64
 
 @pytest.fixture
 def app(channel: Path, tmp_path: Path) -> Workspace:
-    made = workspace(tmp_path / "local", channel.as_uri())
-    made.lock()
-    return made
+    """A locked workspace with the packages alpha and beta."""
+    app = workspace(tmp_path / "local", channel.as_uri())
+    app.lock()
+    return app
 
 
-def alpha_of(app: Workspace) -> RepoDataRecord:
+def read_alpha(app: Workspace) -> RepoDataRecord:
+    """Return the locked record of alpha."""
     return next(r for r in app.locked("default") if r.name.normalized == "alpha")
 
 
-def tree(folder: Path) -> set[Path]:
+def list_files(folder: Path) -> set[Path]:
+    """Return all paths below a folder, except those in the package cache."""
     return {path for path in folder.rglob("*") if "pkgs" not in path.parts}
 
 
@@ -53,16 +56,16 @@ def tree(folder: Path) -> set[Path]:
 def test_a_lock_that_contradicts_its_url(
     app: Workspace, tmp_path: Path, field: str, value: str
 ) -> None:
-    """It is refused in words that name the record, and nothing is written."""
+    """A locked record with a field that contradicts its URL is refused, and nothing is written."""
     text = app.lock_file.read_text()
     entry = rf"(\n- conda: \S+/{re.escape(ALPHA)}\n)(  subdir: noarch\n)"
-    more = r"" if field == "subdir" else r"\2"
-    app.lock_file.write_text(re.sub(entry, rf"\1  {field}: {value}\n{more}", text))
+    old_subdir = r"" if field == "subdir" else r"\2"
+    app.lock_file.write_text(re.sub(entry, rf"\1  {field}: {value}\n{old_subdir}", text))
     assert app.lock_file.read_text() != text
-    before = tree(tmp_path)
+    before = list_files(tmp_path)
     with pytest.raises(ForgeError, match=rf"pixi\.lock: default: .*/{ALPHA} .*\. Lock again"):
         app.install("default", tmp_path / "pkgs")
-    assert tree(tmp_path) - {app.folder / ".pixi", app.folder / ".pixi/.lock"} == before
+    assert list_files(tmp_path) - {app.folder / ".pixi", app.folder / ".pixi/.lock"} == before
     assert not [*(tmp_path / "pkgs").rglob("*.lock")]
 
 
@@ -80,8 +83,8 @@ def test_a_lock_that_contradicts_its_url(
 def test_the_cache_takes_no_such_record(
     app: Workspace, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    """Whoever calls it: nothing is fetched for one, nor taken from what is there."""
-    record = alpha_of(app)
+    """The cache itself refuses a contradictory record, and neither fetches nor unpacks it."""
+    record = read_alpha(app)
     for name, value in change.items():
         setattr(record, name, value)
     with pytest.raises(ForgeError, match=message):

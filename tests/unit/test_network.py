@@ -42,13 +42,13 @@ def mirrors(url: str, channel: str = MIRRORED) -> str:
 
 
 class Private(QuietHandler):
-    """A server that requires a token. /garbage is no HTTP, and /slow never answers."""
+    """A handler that requires a token. /garbage is not answered in HTTP, /slow not at all."""
 
     def do_GET(self) -> None:
         if self.path == "/garbage":
             self.wfile.write(b"garbage\r\n\r\n")
         elif self.path == "/slow":
-            self.rfile.read(1)  # returns when the client hangs up
+            self.rfile.read(1)  # This returns when the client closes the connection.
         elif self.headers["Authorization"] == "Bearer secret":
             super().do_GET()
         else:
@@ -57,7 +57,7 @@ class Private(QuietHandler):
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of that server."""
+    """The URL of a server with the handler Private."""
     folder = tmp_path_factory.mktemp("served")
     for name in ("file", "noarch/repodata.json.zst"):
         configure(folder / name, "content")
@@ -66,8 +66,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-def credentials(home: Path, url: str) -> Path:
-    """Write the right token into a file of credentials."""
+def write_credentials(home: Path, url: str) -> Path:
+    """Write the server's token into a file of credentials, and return the file."""
     file = home / "credentials.json"
     host = url.removeprefix("http://").partition(":")[0]
     file.write_text(json.dumps({host: {"BearerToken": "secret"}}))
@@ -80,7 +80,7 @@ def test_a_channel_is_read_from_its_mirror_with_credentials(
     configure(home / ".pixi/config.toml", mirrors(url))
     with pytest.raises(ForgeError, match="401"):
         read(Location(MIRRORED, retries=0), "file")
-    monkeypatch.setenv(network.AUTH_FILE, str(credentials(home, url)))
+    monkeypatch.setenv(network.AUTH_FILE, str(write_credentials(home, url)))
     assert read(Location(f"{MIRRORED}/", retries=0), "file") == b"content"
 
 
@@ -89,7 +89,7 @@ def test_the_file_that_pixis_configuration_names_holds_the_credentials(
 ) -> None:
     monkeypatch.setenv(network.AUTH_FILE, "")
     monkeypatch.delenv(network.AUTH_FILE)
-    credentials(home, url)
+    write_credentials(home, url)
     setting = 'authentication-override-file = "~/credentials.json"\n'
     configure(home / ".pixi/config.toml", setting + mirrors(url))
     assert read(Location(MIRRORED, retries=0), "file") == b"content"
@@ -98,7 +98,7 @@ def test_the_file_that_pixis_configuration_names_holds_the_credentials(
 def test_conda_forge_is_probed_at_its_mirror(
     home: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(network.AUTH_FILE, str(credentials(home, url)))
+    monkeypatch.setenv(network.AUTH_FILE, str(write_credentials(home, url)))
     configure(home / ".config/pixi/config.toml", mirrors(url, CONDA_FORGE))
     assert bases.choose(BaseName.AUTO) == (
         "conda-forge",
@@ -115,7 +115,7 @@ def test_conda_forge_is_probed_at_its_mirror(
 def test_what_does_not_answer_is_said_in_one_line(
     home: Path, url: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(network.AUTH_FILE, str(credentials(home, url)))
+    monkeypatch.setenv(network.AUTH_FILE, str(write_credentials(home, url)))
     reason = network.find_outage(f"{url}/{path}", 1)
     assert reason
     assert "\n" not in reason
@@ -127,8 +127,8 @@ def test_the_later_file_and_the_longer_prefix_win(home: Path) -> None:
     assert network.mirrored(MIRRORED) == "https://a.invalid/x"
     configure(home / ".pixi/config.toml", mirrors("https://b.invalid"))
     assert network.mirrored(f"{MIRRORED}/noarch") == "https://b.invalid/noarch"
-    of_whole_host = mirrors("https://c.invalid", "https://conda-forge.invalid/")
-    configure(home / "checkout/.pixi/config.toml", of_whole_host)
+    text = mirrors("https://c.invalid", "https://conda-forge.invalid/")
+    configure(home / "checkout/.pixi/config.toml", text)
     assert network.mirrored(MIRRORED) == "https://b.invalid"
     assert network.mirrored("https://conda-forge.invalid/conda-forge-2") == (
         "https://c.invalid/conda-forge-2"
@@ -171,7 +171,10 @@ def test_a_configuration_that_cannot_be_read_is_named(home: Path, text: str) -> 
 
 
 def test_a_solver_asks_an_index_twice(home: Path) -> None:
-    """A solver shows no progress, so that more attempts would look like a hang."""
+    """A solver asks for an index only twice. It shows no progress, so more would look like a hang.
+
+    Downloads are attempted more often.
+    """
     requests: list[str] = []
 
     class Busy(QuietHandler):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""tools/night.py with a mock of `./forge`: whatever happens, there is an archive.
+"""tools/night.py leaves an archive in all circumstances. Here `./forge` is a mock.
 
-With the real driver, killed, it runs in tests/integration/test_night.py.
+tests/integration/test_night.py runs it with the real driver and kills it.
 """
 
 import os
@@ -20,8 +20,10 @@ from support.kills import needs_time
 from support.night import KILLED, Machine, archived
 
 STACKS = ("attention", "vllm")
+# The mock. A step with the word $FAILS fails, one with the word $ENDLESS does not end, and with
+# $FILLS the build fills the disk.
 FORGE = """#!/bin/sh
-# forge --base conda-forge --output PACKAGES WORDS: prints what it knows, secrets too
+# forge --base conda-forge --output PACKAGES WORDS: prints its environment, with secrets
 root=$(dirname "$0")
 packages=$4
 shift 4
@@ -48,7 +50,7 @@ STEPS += [f"{step}-{stack}" for stack in STACKS for step in ("lock", "install", 
 
 
 class Owner:
-    """A machine with a GPU, the script, and a driver that only pretends."""
+    """A machine with a GPU, the script, and the mock of the driver."""
 
     def __init__(self, folder: Path) -> None:
         self.machine, self.to = Machine(folder), folder / "night"
@@ -71,14 +73,15 @@ class Owner:
         return self.run([sys.executable, *self.words(*options)], **environment)
 
     def run(self, words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-        known = os.environ | SECRETS | environment
-        return subprocess.run(words, env=known, capture_output=True, text=True, check=False)
+        variables = os.environ | SECRETS | environment
+        return subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
 
     def begun(self) -> list[str]:
+        """Return the first two words of each command that the mock of the driver got."""
         return (self.root / "begun").read_text().splitlines()
 
     def results(self) -> dict[str, str]:
-        """The exit code of each step, by the page."""
+        """Return the exit code of each step, as the page in the archive states it."""
         rows = archived(self.to)["night/README.md"].partition("| --- |")[2].splitlines()[1:]
         return {row.split(" | ")[0].strip("| "): row.split(" | ")[1] for row in rows}
 
@@ -89,7 +92,7 @@ def owner(tmp_path: Path) -> Owner:
 
 
 def test_a_night(owner: Owner) -> None:
-    """And a second one, which takes every step again."""
+    """A night runs each step and packs all logs. A second night runs each step again."""
     log = owner.root / "build/logs/alpha.log"
     log.parent.mkdir(parents=True)
     log.write_text("compiled\n")
@@ -98,7 +101,9 @@ def test_a_night(owner: Owner) -> None:
     stacks = [f"{word} {stack}" for stack in STACKS for word in ("lock", "install", "run")]
     commands = ["build-all --yes", "publish --to", *stacks]
     assert owner.begun() == commands
-    assert [*owner.results()] == STEPS and {*owner.results().values()} - {"0"} == {"128"}  # no git
+    assert [*owner.results()] == STEPS
+    # `commit` fails with 128, because the clone is no git repository.
+    assert {*owner.results().values()} - {"0"} == {"128"}
     names = {"README.md", *(f"{name}.log" for name in STEPS), "packages/alpha.log"}
     names |= {f"evidence/{stack}/1.json" for stack in STACKS}
     assert archived(owner.to).keys() == {f"night/{name}" for name in names}
@@ -113,7 +118,7 @@ def test_a_night(owner: Owner) -> None:
 @pytest.mark.parametrize(
     ("fails", "steps"),
     [
-        ("build-all", STEPS[:2]),  # nothing to publish
+        ("build-all", STEPS[:2]),  # There is nothing to publish then.
         ("publish", STEPS),
         (
             "lock attention",
@@ -124,7 +129,10 @@ def test_a_night(owner: Owner) -> None:
     ],
 )
 def test_a_step_that_fails(fails: str, steps: list[str], owner: Owner) -> None:
-    """With a traceback. It costs what needs it."""
+    """After a step that fails, only the steps that need it are left out.
+
+    The page in the archive has the traceback.
+    """
     assert owner.night(FAILS=fails).returncode == 1
     assert [*owner.results()] == steps
     assert "Traceback (most recent call last)" in archived(owner.to)["night/README.md"]
@@ -132,9 +140,10 @@ def test_a_step_that_fails(fails: str, steps: list[str], owner: Owner) -> None:
 
 @needs_time
 def test_thirty_kills(tmp_path: Path) -> None:
-    """There is one before the first step, never half of one; and the next night goes on.
+    """After a kill there is a complete archive, and the next night succeeds.
 
-    Room is kept by a removal and a write; the archive is a write into it, and a rename.
+    Only a kill before the first four operations leaves none. To reserve room for the archive, the
+    script removes a file and writes one. It then writes the archive into that file and renames it.
     """
     for number in range(1, 61, 2):
         owner = Owner(tmp_path / f"{number}")
@@ -159,6 +168,7 @@ def test_an_interrupted_night(owner: Owner, kind: signal.Signals) -> None:
 
 
 def put(owner: Owner, name: str, data: bytes) -> None:
+    """Write a file of the night's folder."""
     path = owner.to / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -192,7 +202,7 @@ DAMAGE: dict[str, Callable[[Owner], None]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_folder(damage: str, owner: Owner) -> None:
-    """It is packed around; a folder in the place of a file is moved aside."""
+    """A damaged file does not stop the night. A folder in the place of a file is moved aside."""
     DAMAGE[damage](owner)
     done = owner.night()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -206,7 +216,7 @@ LINKS += ["night.tar.gz", "night.partial", "README.md", "state.json", *(f"{s}.lo
 
 @pytest.mark.parametrize("symbolic", [True, False])
 def test_no_link_is_followed(symbolic: bool, owner: Owner, tmp_path: Path) -> None:
-    """Nothing outside of the folder is written or packed, not even a log that a step wrote."""
+    """Nothing outside of the night's folder is written or packed through a link, also no log."""
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
     for file in (outside / "private", outside / "folder/1.json", outside / "folder/alpha.log"):
@@ -264,13 +274,13 @@ def test_a_disk_that_is_full_at_one_call(call: str, owner: Owner, tmp_path: Path
 
 
 def test_a_full_disk(owner: Owner) -> None:
-    """The room for the archive was taken before."""
+    """The archive is complete even if a step fills the disk, because its room was reserved."""
     owner.to.mkdir()
     night = f'mount -t tmpfs -o size=24m tmpfs "{owner.to}" && shift && "$@"'
     night += f'; cp "{owner.to}/night.tar.gz" "{owner.to}.tar.gz" && umount "{owner.to}"'
     unshare = ["unshare", "--map-root-user", "--mount"]
     if subprocess.run([*unshare, "true"], check=False).returncode:
-        pytest.skip("this machine allows no mounts of one's own")
+        pytest.skip("this machine does not allow a user to mount a filesystem")
     done = owner.run(
         [*unshare, "sh", "-c", night, "sh", "", sys.executable, *owner.words()], FILLS="1"
     )
@@ -281,7 +291,7 @@ def test_a_full_disk(owner: Owner) -> None:
 
 
 def test_no_room_for_an_archive(owner: Owner, tmp_path: Path) -> None:
-    """Nothing is begun."""
+    """If the archive cannot be written, no step is started."""
     (tmp_path / "file").touch()
     done = owner.night("--to", str(tmp_path / "file/night"))
     assert done.returncode == 3 and not (owner.root / "begun").exists()
@@ -291,7 +301,10 @@ def test_no_room_for_an_archive(owner: Owner, tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_long_log(owner: Owner) -> None:
-    """What is cut is no end of a secret."""
+    """Only the end of a long log is packed, without its first word, which is cut.
+
+    That word could be the end of a secret, which would not be recognised.
+    """
     log = owner.root / "build/logs/alpha.log"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"sesame" * (1 << 20) + b"\nthe error\n")
@@ -310,7 +323,10 @@ def test_no_gpu(owner: Owner) -> None:
 
 
 def test_a_gpu_that_its_owner_may_not_open(owner: Owner) -> None:
-    """For root every file is open: here it is not there."""
+    """A GPU whose device the user may not open is an error, with advice.
+
+    The test removes the device instead, because root may open every file.
+    """
     owner.machine.device.unlink()
     done = owner.night()
     assert done.returncode == 3
@@ -318,7 +334,7 @@ def test_a_gpu_that_its_owner_may_not_open(owner: Owner) -> None:
 
 
 def begin(owner: Owner) -> subprocess.Popen[str]:
-    """Start a night whose build does not end; it has begun, and said so."""
+    """Start a night whose build does not end, and wait until the build has started."""
     night = subprocess.Popen(
         [sys.executable, *owner.words()],
         env=os.environ | {"ENDLESS": "build-all"},
@@ -337,7 +353,10 @@ def test_two_nights_at_once(owner: Owner) -> None:
 
 
 def test_a_step_ends_with_its_night(owner: Owner) -> None:
-    """A step that went on would hold the driver's lock, and the next night would fail at it."""
+    """A step ends when its night is killed.
+
+    Otherwise it would hold the driver's lock, and the next night would fail.
+    """
     with begin(owner) as night:
         (child,) = Path(f"/proc/{night.pid}/task/{night.pid}/children").read_text().split()
         step = os.pidfd_open(int(child))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Nothing is judged by an assertion: `python -O` and PYTHONOPTIMIZE would take the check away."""
+"""No code of ours checks anything with `assert`: `python -O` would skip the check."""
 
 import ast
 from pathlib import Path
@@ -8,22 +8,24 @@ import pytest
 from support.project import CHECKOUT, python_files
 
 FOLDERS = ("recipes", "src", "packages/strix-validate/src", "packages/strix-emulate/src")
-JUDGES = python_files(*FOLDERS)
 
 
-def asserted(code: str) -> list[int]:
-    """The lines that mean something else, or nothing, when Python optimizes."""
-    return [
-        node.lineno
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.Assert)
-        or (isinstance(node, ast.Name) and node.id in ("AssertionError", "__debug__"))
-    ]
+def find_assertions(code: str) -> list[int]:
+    """Return the numbers of the lines whose behaviour changes with `python -O`."""
+    lines = []
+    for node in ast.walk(ast.parse(code)):
+        is_assertion = isinstance(node, ast.Assert)
+        is_name = isinstance(node, ast.Name) and node.id in ("AssertionError", "__debug__")
+        if is_assertion or is_name:
+            lines.append(node.lineno)
+    return lines
 
 
-@pytest.mark.parametrize("file", JUDGES, ids=lambda file: str(file.relative_to(CHECKOUT)))
+@pytest.mark.parametrize(
+    "file", python_files(*FOLDERS), ids=lambda file: str(file.relative_to(CHECKOUT))
+)
 def test_no_check_is_an_assertion(file: Path) -> None:
-    assert asserted(file.read_text()) == []
+    assert find_assertions(file.read_text()) == []
 
 
 @pytest.mark.parametrize(
@@ -36,4 +38,4 @@ def test_no_check_is_an_assertion(file: Path) -> None:
     ],
 )
 def test_an_assertion_is_found(code: str) -> None:
-    assert asserted(code)
+    assert find_assertions(code)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reading packages and records, with packages that are made by hand."""
+"""Reading packages: the limit of the info section, and damage."""
 
 import json
 import random
@@ -24,11 +24,11 @@ def test_what_info_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:
-    """Not only where the archive is opened, but also while a large file is read."""
+    """Damage in the middle of a large file is an error, like damage where the archive begins."""
     built = package(tmp_path, [file("noise", random.Random(1).randbytes(1 << 20))])
     whole = bytearray(built.read_bytes())
     whole[len(whole) // 2] ^= 0xFF
     built.write_bytes(whole)
-    # zip's and zstd's checksums are not looked at by every rattler; those of the files are by us
+    # Some versions of rattler ignore the checksums of zip and zstd. We check those of the files.
     with pytest.raises(ForgeError, match="cannot be read|has another sha256"):
         Package(built).require_safe()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packages that the driver puts into rattler's package cache."""
+"""The driver puts packages into rattler's package cache, if it can, and removes its leftovers."""
 
 import errno
 import json
@@ -26,14 +26,17 @@ from forge.sources import patching
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package that counts as a large one. rattler's cache is empty."""
+    """A package that the driver treats as a large one. rattler's cache is empty."""
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "LARGE", 0)
     return conda_packages.package(tmp_path, [file("share/a", b"text")])
 
 
 def test_offered(archive: Path) -> None:
-    """It replaces another package of that name, and has the mark by which rattler recognizes it."""
+    """A package replaces another one of its name in the cache.
+
+    It has the mark by which rattler recognizes it.
+    """
     folder = cache_folder() / "a-1-0"
     folder.mkdir(parents=True)
     (folder / "other").touch()
@@ -48,7 +51,10 @@ def test_offered(archive: Path) -> None:
 def test_what_cannot_be_removed_ends_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next command that unpacks a package removes it."""
+    """A temporary folder that cannot be removed is removed by the next command.
+
+    The command itself does not fail.
+    """
 
     def fails(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "a failing disk")
@@ -62,7 +68,7 @@ def test_what_cannot_be_removed_ends_no_command(
 
 
 def test_what_a_killed_process_left_goes(archive: Path) -> None:
-    """It is removed at once, but not the folder of a process that runs."""
+    """The temporary folder of a killed process is removed. That of a running one is not."""
     script = "import sys; from forge.conda.scratch import *; folder = scratch(cache_folder())"
     child = subprocess.Popen(
         [sys.executable, "-c", f"{script}; print(folder.name, flush=True); sys.stdin.read()"],
@@ -82,7 +88,11 @@ def test_what_a_killed_process_left_goes(archive: Path) -> None:
 
 
 def test_what_a_killed_check_of_patches_left_goes(archive: Path, tmp_path: Path) -> None:
-    """One module makes temporary folders. Those of wheels.py and engine.py are within a job's."""
+    """Applying patches, too, removes what a killed process left.
+
+    Only scratch.py makes temporary folders, besides wheels.py and engine.py. The folders of these
+    two are inside the folder of a job.
+    """
     leftover = cache_folder() / ".forge-left"
     leftover.mkdir(parents=True)
     assert patching.apply(tmp_path, []) == ""
@@ -95,7 +105,7 @@ def test_what_a_killed_check_of_patches_left_goes(archive: Path, tmp_path: Path)
 def test_what_is_there_is_not_unpacked_again(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise each test of a package would unpack gigabytes again."""
+    """A package in the cache is not unpacked again, which could take gigabytes for each test."""
     cache.offer(archive)
     monkeypatch.setattr(cache, "unpack", lambda *_: pytest.fail("unpacked"))
     cache.offer(archive)
@@ -109,7 +119,7 @@ def test_small_packages_are_not_offered(archive: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("fault", ["no room", "damaged"])
 def test_what_cannot_be_offered(archive: Path, fault: str) -> None:
-    """No command fails, because the package is in its channel."""
+    """If a package cannot be put into the cache, no command fails: it is still in its channel."""
     if fault == "damaged":
         archive.write_bytes(b"no package")
     else:
@@ -120,14 +130,17 @@ def test_what_cannot_be_offered(archive: Path, fault: str) -> None:
 
 @pytest.fixture
 def record(channel: Path, tmp_path: Path) -> RepoDataRecord:
-    """The record of a package in a channel that is a folder."""
+    """The record of a package in a channel in a local folder."""
     app = workspace(tmp_path / "local", channel.as_uri())
     app.lock()
     return next(each for each in app.locked("default") if each.name.normalized == "alpha")
 
 
 def test_what_lies_in_the_cache_is_taken_as_it_is(record: RepoDataRecord, tmp_path: Path) -> None:
-    """It is unpacked anew only if its mark is of other bytes, greater or smaller ones."""
+    """A package in the cache is unpacked again only if its mark has another sha256.
+
+    It does not matter whether that sha256 is greater or smaller.
+    """
     folder = tmp_path / "cache/alpha-1.0-h1234567_0"
     mark = Path(f"{folder}.lock")
     cache.fill(tmp_path / "cache", [record])
@@ -144,9 +157,9 @@ def test_what_lies_in_the_cache_is_taken_as_it_is(record: RepoDataRecord, tmp_pa
 
 
 def test_a_changed_package_is_not_taken(record: RepoDataRecord, tmp_path: Path) -> None:
-    """Whichever hash is greater, and even if the cache has the right one.
+    """A file of the channel that differs from its record, or is missing, is refused.
 
-    A longer file and a missing file are refused too.
+    This holds whichever sha256 is greater, and even if the cache has the original package.
     """
     cache.fill(tmp_path / "filled", [record])
     file = tmp_path / "channel/noarch" / record.file_name
@@ -177,7 +190,10 @@ def test_what_the_bindings_raise_names_the_package(
 def test_what_rattler_writes_after_its_error_is_left_to_the_next(
     record: RepoDataRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """rattler's thread still writes into the folder while it is removed: it is not empty then."""
+    """After an error, the next call removes the folder if rattler still wrote into it.
+
+    A thread of rattler may go on writing. The folder is not empty then, and cannot be removed.
+    """
 
     def fails(*_: object) -> None:
         raise RuntimeError("rattler says no")
@@ -197,7 +213,7 @@ def test_what_rattler_writes_after_its_error_is_left_to_the_next(
 
 @pytest.mark.parametrize("noarch", ["python", "generic", "zope"])
 def test_only_files_for_every_python_are_moved(noarch: str, tmp_path: Path) -> None:
-    """The package's record decides whether its files are for every Python."""
+    """Only in a package with `noarch: python`, files are moved into the folder of a Python."""
     folder = tmp_path / "a-1-0"
     for name in ("site-packages/a.py", "python-scripts/a", "share/a"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

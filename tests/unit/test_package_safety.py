@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packages that would write outside the prefix.
+"""A package that would write outside the prefix is refused.
 
-Archives with false headers are in integration/test_header_lies.py.
+integration/test_header_lies.py tests archives with false headers.
 """
 
 import json
@@ -29,20 +29,20 @@ PLAIN = "not a plain path below a prefix"
 
 
 def sparse(name: str) -> Member:
-    """Return a sparse member, whose header gives it another name."""
+    """Return a sparse member. Its extended header gives it the name `name`."""
     info, content = file("innocent")
     info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.name": name}
     return info, content
 
 
-# Members and the message. rattler refuses them as it unpacks, or the driver by what was unpacked.
+# Members and the message. rattler refuses them when it unpacks, or else the driver afterwards.
 HOSTILE: dict[str, tuple[list[Member], str]] = {
     "upwards": ([file("../../x")], PLAIN),
     "absolute": ([file("/etc/x")], PLAIN),
     "through a folder": ([file("lib/../../x")], PLAIN),
     "twice": ([file("x"), file("x", b"y")], "twice"),
     "hard link out": ([special("x", tarfile.LNKTYPE, "../../etc/passwd")], "cannot be read"),
-    "hard link to what comes later": (
+    "hard link to a later member": (
         [special("x", tarfile.LNKTYPE, "y"), file("y")],
         "cannot be read",
     ),
@@ -57,7 +57,7 @@ HOSTILE: dict[str, tuple[list[Member], str]] = {
     "info in the payload": ([file("info/paths.json")], "info"),
     "info is a link": ([link("info", "lib")], "info"),
 }
-# rattler unpacks these as ordinary files or not at all, hence they may be installed.
+# rattler unpacks these as ordinary files or not at all. So they are accepted.
 HARMLESS: dict[str, Member] = {
     "not shortest": file("lib//x"),
     "folder upwards": special("../x", tarfile.DIRTYPE),
@@ -71,7 +71,7 @@ HARMLESS: dict[str, Member] = {
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_member(case: str, single: bool, tmp_path: Path) -> None:
-    """One line names the package and the member, in both formats of packages."""
+    """The package is refused with one line that names it, in both formats of packages."""
     members, message = HOSTILE[case]
     built = package(tmp_path, [*GOOD, *members], single=single)
     with pytest.raises(ForgeError, match=message) as error:
@@ -83,7 +83,7 @@ def test_hostile_member(case: str, single: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("case", HARMLESS)
 def test_harmless_member(case: str, single: bool, tmp_path: Path) -> None:
-    """All files are ordinary and listed, and nothing is beside the folder."""
+    """The unpacked files are those in info/paths.json, and no file is outside of the folder."""
     archive = Package(package(tmp_path, [*GOOD, HARMLESS[case]], single=single))
     archive.require_safe()
     assert archive.payload.keys() == archive.listed.keys()
@@ -118,21 +118,24 @@ def test_list_that_is_not_of_the_members(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("members", "message"),
     [
         ([link("info/x", "../lib")], "'info/x' is a link"),
         ([file("info/index.json", b"{}")], "index.json"),
         ([file("lib/x")], "'lib/x' is not in info/paths.json"),
     ],
 )
-def test_hostile_info(more: list[Member], message: str, tmp_path: Path) -> None:
+def test_hostile_info(members: list[Member], message: str, tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match=message):
-        Package(package(tmp_path, GOOD, info=more)).require_safe()
+        Package(package(tmp_path, GOOD, info=members)).require_safe()
 
 
 @pytest.mark.parametrize("script", ["../../x", "/x", "a/b", "..", ""])
 def test_console_script_outside_of_bin(script: str, tmp_path: Path) -> None:
-    """An installer creates it from info/link.json alone."""
+    """A console script with a path is refused.
+
+    An installer would make it at that path, from info/link.json only.
+    """
     text = {"noarch": {"type": "python", "entry_points": [f"{script} = a:main"]}}
     built = package(tmp_path, GOOD, info=[file("info/link.json", json.dumps(text).encode())])
     with pytest.raises(ForgeError, match="console script"):

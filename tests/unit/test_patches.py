@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every patch of this repository, and what lint and check must refuse."""
+"""The patches of this repository follow the rules. Wrong and hostile patches are refused."""
 
 import re
 import tarfile
@@ -27,9 +27,17 @@ from forge.sources.cache import SourceCache
 
 
 class Patched:
-    """A project whose recipe `alpha` has one good patch, its source already in the cache.
+    """A project whose recipe `alpha` has one good patch. The recipe's source is in the cache.
 
-    wheel: the source is a wheel, and the patches are a folder among the sources.
+    Args:
+        folder: The folder of the project and its files.
+        wheel: Whether the source is a wheel. The folder of patches is a source of its own then.
+
+    Attributes:
+        patch: The patch.
+        recipe: The recipe.yaml.
+        project: The project.
+        source_cache: The cache.
     """
 
     def __init__(self, folder: Path, wheel: bool = False) -> None:
@@ -37,7 +45,9 @@ class Patched:
         (mini.root / "build" / "sources").unlink()
         (folder / "demo").mkdir()
         (folder / "demo" / "text").write_text(TEXT)
-        if wheel:  # rattler-build does not unpack it: the build script patches what it installed
+        if wheel:
+            # rattler-build does not unpack a wheel. The build script applies the patches after it
+            # has installed the wheel.
             archive = folder / "demo-1.0-py3-none-any.whl"
             with zipfile.ZipFile(archive, "w") as opened:
                 opened.write(folder / "demo" / "text", "text")
@@ -48,17 +58,17 @@ class Patched:
             with tarfile.open(archive, "w:gz") as tar:
                 tar.add(folder / "demo", "demo")
             patches_key = ", patches: [../../patches/alpha/0001-word.patch]"
-        named = (
+        source = (
             f"[{{url: 'file:///nowhere/{archive.name}', sha256: {sha256_file(archive)}"
             f"{patches_key}}}]"
         )
         self.patch = mini.root / "patches" / "alpha" / "0001-word.patch"
         self.patch.parent.mkdir(parents=True)
         self.patch.write_text(GOOD)
-        self.recipe = mini.recipe("alpha", source=named) / "recipe.yaml"
+        self.recipe = mini.recipe("alpha", source=source) / "recipe.yaml"
         self.project = Project.at(mini.root)
-        self.cached = SourceCache(self.project)
-        self.cached.add(archive, list_sources(self.recipes().recipes["alpha"]))
+        self.source_cache = SourceCache(self.project)
+        self.source_cache.add(archive, list_sources(self.recipes().recipes["alpha"]))
 
     def recipes(self) -> RecipeSet:
         return load_all_sources(self.project)
@@ -155,21 +165,24 @@ def test_patches_of_a_wheel(tmp_path: Path) -> None:
 
 
 def test_fuzz_is_refused(patched: Patched) -> None:
-    """rattler-build would take this hunk, whose context is not quite the source's."""
+    """A hunk whose context differs from the source is refused. rattler-build would apply it."""
     patched.patch.write_text(GOOD.replace(" one\n", " ones\n"))
-    state, says = patched.check()
-    assert state == "fails" and "0001-word.patch" in says
+    state, line = patched.check()
+    assert state == "fails" and "0001-word.patch" in line
 
 
 @pytest.mark.parametrize(("first", "applies"), [("a", True), ("x", False)])
 def test_every_line_of_context_counts(first: str, applies: bool, tmp_path: Path) -> None:
-    """git would take two lines less, and with them another place."""
+    """Each line of a hunk's context must match.
+
+    git could ignore two of these lines, and then apply the hunk in another place.
+    """
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "text").write_text("a\nb\nc\nd\ne\nf\ng\n")
     hunk = f"@@ -1,7 +1,7 @@\n {first}\n b\n c\n-d\n+D\n e\n f\n g\n"
     (tmp_path / "0001-x.patch").write_text(f"--- a/text\n+++ b/text\n{hunk}")
-    wrong = patching.apply(tmp_path / "source", [tmp_path / "0001-x.patch"])
-    assert (wrong == "") is applies
+    problem = patching.apply(tmp_path / "source", [tmp_path / "0001-x.patch"])
+    assert (problem == "") is applies
 
 
 def test_a_git_source(patched: Patched, tmp_path: Path) -> None:
@@ -181,8 +194,8 @@ def test_a_git_source(patched: Patched, tmp_path: Path) -> None:
 
 
 def test_source_out_of_reach(patched: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not counted as passed."""
-    for archive in patched.cached.folder.rglob("*.tar.gz"):
+    """If the source cannot be fetched, the check is not attempted, which --strict reports."""
+    for archive in patched.source_cache.folder.rglob("*.tar.gz"):
         archive.unlink()
     assert patched.check()[0] == "not attempted"
     monkeypatch.setenv("FORGE_ROOT", str(patched.project.root))
@@ -225,11 +238,11 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("how", HOSTILE)
-def test_patch_that_leaves_the_source(patched: Patched, how: str) -> None:
-    patched.patch.write_text(HOSTILE[how])
-    state, says = patched.check()
-    assert state == "fails" and ": fails: 0001-word.patch: it " in says
+@pytest.mark.parametrize("case", HOSTILE)
+def test_patch_that_leaves_the_source(patched: Patched, case: str) -> None:
+    patched.patch.write_text(HOSTILE[case])
+    state, line = patched.check()
+    assert state == "fails" and ": fails: 0001-word.patch: it " in line
 
 
 def test_the_longest_name_in_a_patch() -> None:
@@ -245,7 +258,7 @@ def test_what_is_no_patch(patched: Patched, text: str) -> None:
 
 @pytest.mark.parametrize("link", ["text", "sub"])
 def test_source_whose_link_leads_out(tmp_path: Path, link: str) -> None:
-    """A patch would write through it."""
+    """A patch is refused if the source has a link through which it would write outside."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "text").write_text(TEXT)
     tree, patch = tmp_path / "tree", tmp_path / "a.patch"
@@ -254,8 +267,11 @@ def test_source_whose_link_leads_out(tmp_path: Path, link: str) -> None:
     patch.write_text(GOOD.replace("/text", "/text" if link == "text" else "/sub/text"))
     assert "is a link to" in patching.apply(tree, [patch])
     (tree / link).unlink()
-    (tree / link).mkdir() if link == "sub" else None
-    (tree / link / "text" if link == "sub" else tree / link).write_text(TEXT)
+    if link == "sub":
+        (tree / "sub").mkdir()
+        (tree / "sub/text").write_text(TEXT)
+    else:
+        (tree / "text").write_text(TEXT)
     assert patching.apply(tree, [patch]) == ""
     assert (tmp_path / "out" / "text").read_text() == TEXT
 
@@ -273,21 +289,24 @@ def test_why_a_patch_does_not_apply(tmp_path: Path) -> None:
 
 def test_patch_that_is_not_text(patched: Patched) -> None:
     patched.patch.write_bytes(b"\xff")
-    state, says = patched.check()
-    assert state == "fails" and "is not UTF-8" in says
+    state, line = patched.check()
+    assert state == "fails" and "is not UTF-8" in line
     with pytest.raises(ForgeError, match=r"0001-word.patch is not UTF-8"):
         patched.lint()
 
 
 def test_mutants(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """A mutant that is accepted changes one file of the source and nothing else."""
-    tree, patch, tally = tmp_path / "tree", tmp_path / "a.patch", Tally("patch", record_property)
+    """Trying a mutated patch changes neither the source nor any other file."""
+    tree = tmp_path / "tree"
+    patch = tmp_path / "a.patch"
+    tally = Tally("patch", record_property)
     tree.mkdir()
     (tree / "text").write_text(TEXT)
 
     def read() -> None:
-        if wrong := patching.apply(tree, [patch]):
-            raise ForgeError(wrong)
+        problem = patching.apply(tree, [patch])
+        if problem:
+            raise ForgeError(problem)
 
     for data in texts(GOOD.encode(), 10, 70):
         patch.write_bytes(data)
@@ -298,7 +317,7 @@ def test_mutants(tmp_path: Path, record_property: Callable[[str, object], None])
 
 @pytest.mark.parametrize("record", sorted(CHECKOUT.glob("patches/*/verified.yaml")), ids=str)
 def test_patches_compared_by_hand(record: Path) -> None:
-    """The record names blob and commit of every file that a patch beside it changes."""
+    """verified.yaml has the blob and the commit of each file that a patch in its folder changes."""
     files = yaml.safe_load(record.read_text())["files"]
     for entry in files.values():
         assert re.fullmatch("[0-9a-f]{40}", entry["blob"])
