@@ -36,13 +36,16 @@ select_images = load("aotriton", "select_images")
 
 def test_require() -> None:
     require([0], "unused")
-    with pytest.raises(CheckFailed, match="nothing there"):
-        require([], "nothing there")
+    with pytest.raises(CheckFailed, match="the list is empty"):
+        require([], "the list is empty")
 
 
 @pytest.mark.parametrize("optimize", ["", "1", "2"])
 def test_a_failed_check_ends_the_program(optimize: str) -> None:
-    """It prints its message only and exits with 1, even if Python drops assert statements."""
+    """A failed check prints only its message and exits with 1.
+
+    This holds even if Python ignores assert statements.
+    """
     code = "from checks.verdict import require; require(1 == 2, 'one is not two'); print('passed')"
     done = run("-c", code, PYTHONOPTIMIZE=optimize)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "one is not two\n")
@@ -75,7 +78,7 @@ def test_another_code_object(code: bytes, message: str) -> None:
     [
         (b"", 0),
         (GOOD, 1),
-        # The linker concatenates the sections of objects, aligned to pages.
+        # The linker concatenates the sections of object files, and aligns them to pages.
         (GOOD.ljust(4096, b"\0") + compressed(GOOD) + b"\0" * 77 + compressed(GOOD, 2), 3),
     ],
 )
@@ -115,7 +118,10 @@ def test_wrong_images(fatbin: bytes, message: str) -> None:
 def test_the_gpu_is_that_of_the_variant(
     tmp_path: Path, arch: str, processor: int, expected: str
 ) -> None:
-    """rattler-build sets a package's variant keys for its tests."""
+    """The checks are for the GPU that the variant gpu_arch names.
+
+    rattler-build sets the variants as environment variables of package tests.
+    """
     (tmp_path / "code").write_bytes(code_object(processor))
     code = "import sys; from checks import elf, gpu; "
     code += "print(repr(elf.fault(open(sys.argv[1], 'rb').read())), gpu.KFD_VERSION)"
@@ -157,8 +163,13 @@ def images(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def one(lds: int = 0, code: bytes = b"") -> bytes:
-    """Return an image of one kernel with this code object, which uses this much LDS."""
+def make_image(lds: int = 0, code: bytes = b"") -> bytes:
+    """Return an image of one kernel.
+
+    Args:
+        lds: The bytes of LDS that the kernel uses.
+        code: The code object of the kernel.
+    """
     return aotriton_tree.image(("bwd_kernel_dq", lds, code))
 
 
@@ -170,15 +181,15 @@ def test_right_images_of_aotriton(images: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (one(), "is empty"),
-        (one(0, code_object(GFX1100)), "is for processor 0x41"),
-        (one(65537, code_object()), "65537 bytes of LDS"),
-        (one(0, b"text" * 20), "is not an ELF file"),
-        (one(0, code_object(machine=62)), "is for EM_X86_64"),
-        (one(0, code_object())[:-9], "damaged"),
-        (b"AKS3" + one(0, code_object())[4:], "not an AKS2 image"),
+        (make_image(), "is empty"),
+        (make_image(0, code_object(GFX1100)), "is for processor 0x41"),
+        (make_image(65537, code_object()), "65537 bytes of LDS"),
+        (make_image(0, b"text" * 20), "is not an ELF file"),
+        (make_image(0, code_object(machine=62)), "is for EM_X86_64"),
+        (make_image(0, code_object())[:-9], "damaged"),
+        (b"AKS3" + make_image(0, code_object())[4:], "not an AKS2 image"),
         (b"", "not an AKS2 image"),
-        (b"AKS2" + struct.pack("<I", 1) + one(0, code_object())[8:], "header: 1 bytes"),
+        (b"AKS2" + struct.pack("<I", 1) + make_image(0, code_object())[8:], "header: 1 bytes"),
     ],
 )
 def test_a_wrong_image_of_aotriton(images: Path, data: bytes, message: str) -> None:
@@ -191,15 +202,15 @@ def test_a_wrong_image_of_aotriton(images: Path, data: bytes, message: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("lost", "messages"),
+    ("missing", "messages"),
     [
         ("bwd_kernel_dq/*fp16*.aks2", [f"{COUNT - 1} kernels", "no bwd_kernel_dq kernel for fp16"]),
         ("attn_fwd/*.aks2", ["no attn_fwd kernel"]),
         ("__signature__", ["no __signature__"]),
     ],
 )
-def test_incomplete_images_of_aotriton(images: Path, lost: str, messages: list[str]) -> None:
-    for path in images.rglob(lost):
+def test_incomplete_images_of_aotriton(images: Path, missing: str, messages: list[str]) -> None:
+    for path in images.rglob(missing):
         path.unlink()
     with pytest.raises(CheckFailed) as caught:
         check_images.check(images, COUNT)
@@ -207,7 +218,10 @@ def test_incomplete_images_of_aotriton(images: Path, lost: str, messages: list[s
 
 
 def test_amds_images_are_reduced_to_gfx1151(images: Path, tmp_path: Path) -> None:
-    """The result passes the same checks. An archive of another commit is refused."""
+    """The images for gfx1151 are selected from AMD's archive, and pass the same checks.
+
+    An archive of another commit is refused.
+    """
     expected = {path.name: path.read_bytes() for path in images.rglob("*.aks2")}
     for path in images.rglob("*.aks2"):
         name = path.parent.name
@@ -223,7 +237,7 @@ def test_amds_images_are_reduced_to_gfx1151(images: Path, tmp_path: Path) -> Non
 
 
 def test_kernels_variant_is_one_of_three() -> None:
-    """The builds of images and library read the same file, which refuses any other word."""
+    """Both build scripts read kernels.sh, which refuses unknown values of aotriton_kernels."""
     recipe = RECIPES / "aotriton"
     for script in ("build_images.sh", "build_library.sh"):
         assert '. "$RECIPE_DIR/kernels.sh"' in (recipe / script).read_text()
@@ -234,7 +248,7 @@ def test_kernels_variant_is_one_of_three() -> None:
     assert "most, not core, full, sample or upstream" in done.stderr
 
 
-# --- the GPU: a gfx1151 that KFD names, and nothing else
+# --- the GPU: only a gfx1151 that KFD lists
 
 CPU = "simd_count 1\ngfx_target_version 0\n"
 OURS = "simd_count 1\ngfx_target_version 110501\n"
@@ -265,7 +279,7 @@ def test_gfx1151_alone(tmp_path: Path, nodes: list[str], device: bool, reason: s
 
 
 def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts without KFD, as the GPU that `strix-emulate device --target` names."""
+    """An emulated device is used without KFD. It is the GPU of `strix-emulate device --target`."""
     nowhere = tmp_path / "none"
     monkeypatch.setenv("STRIX_EMULATE_TARGET", "gfx1151")
     assert not find_skip_reason(nowhere, nowhere)
@@ -288,12 +302,15 @@ def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_package_tests_ask_kfd(program: str) -> None:
     text = (RECIPES / f"{program}.py").read_text()
     assert "reason = find_skip_reason()" in text
-    assert "conv2d" not in text, "an open fault of MIOpen would fail a build of hours"
+    assert "conv2d" not in text, "because of an open bug of MIOpen, a build of hours would fail"
 
 
 @pytest.mark.parametrize("recipe", ["bitsandbytes", "pytorch", "torchaudio", "torchvision", "vllm"])
 def test_what_cannot_be_built_here_proves_itself_under_emulation(recipe: str) -> None:
-    """Its package test installs the emulated device and its C code, and runs under it."""
+    """A package test installs the emulated device and its C code, and runs on that device.
+
+    These packages cannot be built by the tests of this repository.
+    """
     text = (RECIPES / recipe / "recipe.yaml").read_text()
     device = re.escape("- strix-emulate device --target ${{ gpu_arch }} --no-checks -- ")
     emulated = re.findall(rf"{device}(\S+) (\S+)", text)

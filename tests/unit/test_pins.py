@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""conda-forge's newest packages are built with the pins of our conda-forge base.
+"""The pins of our conda-forge base are those with which conda-forge's newest packages are built.
 
-A package that was built with a pin depends on what the pinned package exports. Hence a pin is out
-of date if the packages that it selects satisfy hardly any dependency of the newest records.
+A package that was built with a pin depends on the run_exports of the pinned package. So a pin is
+out of date if the packages that it selects satisfy almost no dependency of the newest records.
 """
 
 import json
@@ -21,9 +21,9 @@ from support.project import CHECKOUT
 
 VARIANTS = CHECKOUT / "recipes/bases/conda-forge/variants.yaml"
 PINS: dict[str, list[str]] = yaml.safe_load(VARIANTS.read_text())
-# Keys that conda-forge lacks, or whose value is a name that dependents need not depend on.
+# Keys that conda-forge does not have, or whose value is a name on which no package need depend.
 OURS = {"python_min", "pytorch_build", "sources_from", "c_compiler", "cxx_compiler", "c_stdlib"}
-# The package that dependents of a pin depend on, where its name differs from the key.
+# For a pin by its key, the package that run_exports name, if it has another name than the key.
 EXPORTED = {
     "python": "python_abi",
     "liblzma_devel": "liblzma",
@@ -33,7 +33,8 @@ EXPORTED = {
 }
 # Records of this many days count as the newest.
 DAYS = 90
-# A part of the newest dependents this small is of stragglers: it does not show conda-forge's pins.
+# A pin is out of date if at most this fraction of the newest dependents was built with it. A few
+# packages are always built with older pins.
 FEW = 0.05
 
 
@@ -48,7 +49,7 @@ def records() -> list[dict[str, Any]]:
     return result
 
 
-def selected(key: str, value: str, records: list[dict[str, Any]]) -> Iterator[PackageRecord]:
+def select_packages(key: str, value: str, records: list[dict[str, Any]]) -> Iterator[PackageRecord]:
     """Yield the packages that a pin selects."""
     name = EXPORTED.get(key, key.replace("_", "-"))
     version = value.split()[0]
@@ -78,10 +79,11 @@ def selected(key: str, value: str, records: list[dict[str, Any]]) -> Iterator[Pa
 def find_outdated_pins(
     pins: Mapping[str, list[str]], records: list[dict[str, Any]]
 ) -> dict[str, set[str]]:
-    """Find the pins with which hardly any of the newest records is built.
+    """Find the pins with which almost none of the newest records are built.
 
     Returns:
-        For each such pin, as `KEY VALUE`, what the newest records require of its package.
+        For each such pin, as `KEY VALUE`, the requirements that the newest records have on its
+        package.
     """
     start = max(data.get("timestamp", 0) for data in records) - DAYS * 86_400_000
     requirements: dict[str, Counter[str]] = {}
@@ -90,13 +92,13 @@ def find_outdated_pins(
             continue
         for text in data["depends"]:
             name, _, version = text.partition(" ")
-            # A name without a version does not show what the package was built with.
+            # A requirement without a version does not show with which version it was built.
             requirements.setdefault(name, Counter())[text] += bool(version)
 
     outdated: dict[str, set[str]] = {}
     for key, values in pins.items():
         for value in values:
-            packages = list(selected(key, value, records))
+            packages = list(select_packages(key, value, records))
             name = packages[0].name.normalized if packages else ""
             newest = requirements.get(name, Counter())
             satisfied = 0
@@ -108,8 +110,8 @@ def find_outdated_pins(
     return outdated
 
 
-def pins_in_recipes() -> dict[str, list[str]]:
-    """Return the pins that recipes have in their host sections, as `ffmpeg >=8,<10 lgpl_*`."""
+def read_recipe_pins() -> dict[str, list[str]]:
+    """Return the pins in the host sections of recipes, such as `ffmpeg >=8,<10 lgpl_*`."""
     host_section = re.compile(r"^( *)host:\n((?:\1 +.*\n|\n)+)", re.M)
     pin = re.compile(r"- ([a-z][\w.-]*) ((?:\d[\w.]*\.\*|>=[\w.]+,<\S+ ).*)")
     pins: dict[str, list[str]] = {}
@@ -121,8 +123,8 @@ def pins_in_recipes() -> dict[str, list[str]]:
 
 
 def test_no_pin_of_a_recipe_is_left_behind(records: list[dict[str, Any]]) -> None:
-    """A pin in a recipe is forgotten as easily as one in variants.yaml."""
-    pins = pins_in_recipes()
+    """The pins in recipes are not out of date either."""
+    pins = read_recipe_pins()
     assert pins["ffmpeg"] == [">=8,<10 lgpl_*"]
     versions = {name: [value.split()[0] for value in values] for name, values in pins.items()}
     assert find_outdated_pins(versions, records) == {}
@@ -149,5 +151,8 @@ def test_no_pin_is_left_behind(records: list[dict[str, Any]]) -> None:
 def test_a_pin_that_was_left_behind_is_found(
     records: list[dict[str, Any]], key: str, value: str
 ) -> None:
-    """pybind11_abi was once 4 here for three months after conda-forge's torch had 11."""
+    """A pin that is out of date is reported.
+
+    For example, pybind11_abi was 4 here three months after conda-forge's torch was built with 11.
+    """
     assert find_outdated_pins({key: [value]}, records)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Recipes are rendered, ordered and refused without a build."""
+"""A plan: rendering and ordering recipes, refusing wrong ones, and finding what has to be built."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,10 +25,10 @@ def mini(tmp_path: Path) -> MiniProject:
 
 
 class Recorded(LocalChannel):
-    """A channel in which the outputs of some steps were built, and one other package.
+    """A mock of a channel with the outputs of `steps`, and one other package.
 
     Attributes:
-        steps: Those steps.
+        steps: The steps whose outputs are in the channel.
     """
 
     steps: Sequence[Step] = ()
@@ -48,8 +48,8 @@ class Recorded(LocalChannel):
         raise AssertionError(f"no step yields {record.name}")
 
 
-def recipes_of(mini: MiniProject) -> RecipeSet:
-    """Return the recipes of a project as the conda-forge base renders them."""
+def load_recipes(mini: MiniProject) -> RecipeSet:
+    """Return the recipes of a project, rendered with the conda-forge base."""
     project = Project.at(mini.root)
     return RecipeSet(project, bases.load(project, "conda-forge"))
 
@@ -76,7 +76,7 @@ def test_malformed_recipe(mini: MiniProject, broken: Callable[[str], str], messa
     recipe = mini.recipe("alpha") / "recipe.yaml"
     recipe.write_text(broken(recipe.read_text()))
     with pytest.raises(ForgeError) as error:
-        recipes_of(mini)
+        load_recipes(mini)
     assert message in str(error.value)
     assert str(recipe) in str(error.value)
 
@@ -84,14 +84,17 @@ def test_malformed_recipe(mini: MiniProject, broken: Callable[[str], str], messa
 def test_environment_does_not_enter_the_hash(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`env.get` states where files of PyPI are. The build string must not depend on that."""
+    """The build string does not depend on a variable that a recipe reads with `env.get`.
+
+    PYPI_SOURCES is the address of the files of PyPI, which differs between machines.
+    """
     source = '[{url: "${{ env.get(\'PYPI_SOURCES\') }}/a.tar.gz", sha256: "%s"}]' % ("0" * 64)
     mini.recipe("alpha", source=source)
     builds = set()
     for folder in ("file:///one", "file:///two"):
         monkeypatch.setenv("PYPI_SOURCES", folder)
         path = mini.root / "recipes/alpha/recipe.yaml"
-        (output,) = render(path, recipes_of(mini).base, "x")
+        (output,) = render(path, load_recipes(mini).base, "x")
         assert output["recipe"]["source"][0]["url"] == f"{folder}/a.tar.gz"
         builds.add(output["recipe"]["build"]["string"])
     assert len(builds) == 1
@@ -99,54 +102,57 @@ def test_environment_does_not_enter_the_hash(
 
 def test_a_first_build_has_the_recipes_number(mini: MiniProject, tmp_path: Path) -> None:
     mini.recipe("alpha")
-    (step,) = recipes_of(mini).plan(LocalChannel(tmp_path / "empty"))
+    (step,) = load_recipes(mini).plan(LocalChannel(tmp_path / "empty"))
     assert [output.number for output in step.outputs] == [0]
     assert step.reason == "not in the channel"
 
 
 def test_what_is_in_the_channel_is_up_to_date(mini: MiniProject) -> None:
-    """Other packages do not matter. A recipe is out of date if its dependency is another build."""
+    """A recipe is out of date if its content, a variant value or the build of a dependency changed.
+
+    Other packages in the channel do not matter.
+    """
     mini.recipe("alpha")
     mini.recipe("beta", run=["alpha"])
-    recipes = recipes_of(mini)
+    recipes = load_recipes(mini)
     channel = Recorded(mini.channel)
     channel.steps = recipes.plan(channel)
     alpha, beta = channel.steps
     assert beta.digest.keys() - alpha.digest.keys() == {f"needs {alpha.outputs[0].dist}"}
     assert [step.action for step in recipes.plan(channel)] == [UP_TO_DATE, UP_TO_DATE]
     (mini.root / "recipes/alpha/more").touch()
-    changed = recipes_of(mini).plan(channel)
-    assert [step.reason for step in changed] == [
+    new_steps = load_recipes(mini).plan(channel)
+    assert [step.reason for step in new_steps] == [
         "recipe, script, patch or local source changed",
         "other alpha",
     ]
-    assert [step.outputs[0].number for step in changed] == [1, 1]
+    assert [step.outputs[0].number for step in new_steps] == [1, 1]
     for digest, reason in (
-        (changed[1].digest, "variant values changed"),
+        (new_steps[1].digest, "variant values changed"),
         (None, "changed since the build in the channel"),
     ):
         digests = {"alpha": alpha.digest, "beta": digest}
         channel.read_digest = lambda record, digests=digests: digests[record.name]
-        assert recipes_of(mini).plan(channel)[1].reason == reason
+        assert load_recipes(mini).plan(channel)[1].reason == reason
 
 
 def test_a_project_without_recipes(mini: MiniProject) -> None:
     with pytest.raises(ForgeError, match="/recipes holds no recipe"):
-        recipes_of(mini)
+        load_recipes(mini)
 
 
 def test_circle(mini: MiniProject) -> None:
     mini.recipe("alpha", run=["beta"])
     mini.recipe("beta", run=["alpha"])
     with pytest.raises(ForgeError, match="circle"):
-        recipes_of(mini)
+        load_recipes(mini)
 
 
 def test_order_and_dependents(mini: MiniProject) -> None:
     mini.recipe("alpha")
     mini.recipe("beta", run=["alpha"])
     mini.recipe("gamma", run=["beta"])
-    recipes = recipes_of(mini)
+    recipes = load_recipes(mini)
     assert list(recipes.recipes) == ["alpha", "beta", "gamma"]
     assert recipes.direct_needs("gamma") == {"beta"}
     assert recipes.dependencies({"beta"}) == {"alpha", "beta"}
@@ -154,16 +160,16 @@ def test_order_and_dependents(mini: MiniProject) -> None:
 
 
 def test_the_order_is_the_same_in_every_run(mini: MiniProject) -> None:
-    # Recipes of equal rank once had the order of a set, which differs in each process of Python.
+    # A set has another order in each process. The order of recipes must not depend on one.
     needed = list("bcdefghi")
     mini.recipe("alpha", run=needed)
     for name in needed:
         mini.recipe(name)
-    assert list(recipes_of(mini).recipes) == [*needed, "alpha"]
+    assert list(load_recipes(mini).recipes) == [*needed, "alpha"]
 
 
 def test_what_will_be_skipped(mini: MiniProject) -> None:
-    """Recipes that need a package that nobody provides, and recipes that need those."""
+    """A recipe that needs a package that nobody provides is skipped, and so are its dependents."""
     mini.recipe("alpha", run=["nowhere", "__glibc"])
     mini.recipe("beta", run=["alpha"])
     mini.recipe("gamma", run=["python"])
@@ -182,17 +188,17 @@ def test_two_recipes_of_one_package(mini: MiniProject) -> None:
     recipe = mini.recipe("beta") / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("name: beta", "name: alpha"))
     with pytest.raises(ForgeError, match="recipes/alpha and recipes/beta both yield alpha"):
-        recipes_of(mini)
+        load_recipes(mini)
 
 
 def test_an_engine_that_panics_is_one_message(
     mini: MiniProject, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """rattler-build 0.73 panics on a name that is longer than a path may be."""
+    """A panic of rattler-build is one error. 0.73 panics on a name that is too long for a path."""
     recipe = mini.recipe("alpha") / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("name: alpha", f"name: {'a' * 70_000}"))
     with pytest.raises(ForgeError, match="does not render") as error:
-        recipes_of(mini)
+        load_recipes(mini)
     assert len(str(error.value)) < 2_000
     assert capfd.readouterr() == ("", "")
 
@@ -201,28 +207,29 @@ UNRESOLVED = "Failed to resolve dependencies"
 
 
 @pytest.mark.parametrize(
-    ("fails", "calls"),
+    ("errors", "calls"),
     [([], 1), ([UNRESOLVED], 2), ([UNRESOLVED] * 2, 2), (["Script failed"], 1)],
 )
 def test_a_cold_cache_fails_a_build_once(
-    fails: list[str], calls: int, monkeypatch: pytest.MonkeyPatch
+    errors: list[str], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two builds that unpack the same package at once fail for a cold cache.
+    """A build whose dependencies cannot be resolved is attempted once more.
 
-    They did so in 5 of 13 trials, and the next attempt in none. A failure of a script, or a second
-    failure of the solver, is reported.
+    Two builds that unpack the same package into an empty cache at the same time may fail so. They
+    did in 5 of 13 trials, and a second attempt never did. A second failure is reported, and so is
+    the failure of a script.
     """
-    failures = list(fails)
+    remaining = list(errors)
     received: list[object] = []
 
     def build(recipes: list[str], **arguments: object) -> None:
         received.append((recipes, arguments))
-        if failures:
-            raise RuntimeError(failures.pop(0))
+        if remaining:
+            raise RuntimeError(remaining.pop(0))
 
     monkeypatch.setattr(cli_api, "build_recipes", build)
-    if len(fails) == calls:
-        with pytest.raises(RuntimeError, match=fails[-1]):
+    if len(errors) == calls:
+        with pytest.raises(RuntimeError, match=errors[-1]):
             build_recipes(["alpha"], test="skip")
     else:
         build_recipes(["alpha"], test="skip")
@@ -237,14 +244,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("how", BAD)
-def test_one_bad_recipe_among_others(mini: MiniProject, how: str) -> None:
+@pytest.mark.parametrize("case", BAD)
+def test_one_bad_recipe_among_others(mini: MiniProject, case: str) -> None:
     mini.recipe("alpha")
     mini.recipe("beta", run=["alpha"])
     mini.recipe("gamma")
-    BAD[how](mini.root / "recipes" / "alpha" / "recipe.yaml")
+    BAD[case](mini.root / "recipes" / "alpha" / "recipe.yaml")
     with pytest.raises(ForgeError, match=r"recipes/alpha/recipe\.yaml"):
-        recipes_of(mini)
+        load_recipes(mini)
     project = Project.at(mini.root)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"), keep_going=True)
     assert set(recipes.recipes) == {"beta", "gamma"}
@@ -257,7 +264,10 @@ def test_one_bad_recipe_among_others(mini: MiniProject, how: str) -> None:
     "edited", ["recipes/bases/host/activate-c.sh", "recipes/bases/host/requirements.in"]
 )
 def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> None:
-    """The base's inputs decide, so that the plan is the same before and after the base is made."""
+    """An edit of the host base is a reason to build only the recipes that use the base.
+
+    The inputs of the base decide. So the plan is the same before and after the base is made.
+    """
     mini.recipe("alpha", run=["python"])
     mini.recipe("beta")
     (mini.root / "build" / "host-base").unlink()
@@ -276,10 +286,13 @@ def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> No
 
 
 def test_what_extra_states_is_no_reason_to_build(mini: MiniProject) -> None:
-    """Otherwise a new record of evidence would compile PyTorch for a night."""
+    """A change of `extra` in a recipe is no reason to build.
+
+    Otherwise a new evidence record would have PyTorch compiled for a night.
+    """
     recipe = mini.recipe("alpha") / "recipe.yaml"
     channel = Recorded(mini.channel)
-    channel.steps = recipes_of(mini).plan(channel)
+    channel.steps = load_recipes(mini).plan(channel)
     text = recipe.read_text()
     for extra, action in (
         ("extra:\n  state: {ran: emulated}\n# and why\n\n  notes: |\n    a\n", UP_TO_DATE),
@@ -289,7 +302,7 @@ def test_what_extra_states_is_no_reason_to_build(mini: MiniProject) -> None:
         ("# extra: {}\n", BUILD),
     ):
         recipe.write_text(text + extra)
-        (step,) = recipes_of(mini).plan(channel)
+        (step,) = load_recipes(mini).plan(channel)
         assert step.action == action, extra
 
 
@@ -300,12 +313,12 @@ def test_a_variant_value_rebuilds_its_users_only(mini: MiniProject) -> None:
     variants = mini.root / "variants.yaml"
     channel = Recorded(mini.channel)
     variants.write_text(variants.read_text() + 'colour:\n  - "red"\n')
-    channel.steps = recipes_of(mini).plan(channel)
+    channel.steps = load_recipes(mini).plan(channel)
     for old, new, changed in (('"0.1.19"', '"0.1.20"', set()), ("red", "blue", {"uses"})):
         text = variants.read_text()
         assert old in text
         variants.write_text(text.replace(old, new))
-        steps = recipes_of(mini).plan(channel)
+        steps = load_recipes(mini).plan(channel)
         assert {step.recipe.name for step in steps if step.action == BUILD} == changed
 
 
@@ -328,16 +341,19 @@ def test_an_explicit_build_string_carries_the_tag(mini: MiniProject) -> None:
 def test_a_damaged_note_only_loses_the_reason(mini: MiniProject, note: object) -> None:
     mini.recipe("alpha")
     channel = Recorded(mini.channel)
-    channel.steps = recipes_of(mini).plan(channel)
+    channel.steps = load_recipes(mini).plan(channel)
     (mini.root / "recipes" / "alpha" / "more").touch()
     channel.read_digest = lambda _: note
-    (step,) = recipes_of(mini).plan(channel)
+    (step,) = load_recipes(mini).plan(channel)
     assert step.action == BUILD
     assert step.reason
 
 
 def test_what_the_host_base_has_is_known_before_it_is_made() -> None:
-    """requirements.in has the direct requirements of each recipe: a plan resolves nothing."""
+    """A plan knows which recipes can be built on the host base, without making or solving it.
+
+    requirements.in has the direct requirements of each recipe.
+    """
     project = Project.at(CHECKOUT)
     base = bases.load(project, "host")
     host = HostBaseMaker(project, base)
@@ -367,7 +383,7 @@ def test_what_the_host_base_has_is_known_before_it_is_made() -> None:
 def test_the_closing_table_is_never_cut(mini: MiniProject) -> None:
     name = "a" * 90
     mini.recipe(name)
-    (step,) = recipes_of(mini).plan(LocalChannel(mini.channel))
+    (step,) = load_recipes(mini).plan(LocalChannel(mini.channel))
     head, row = format_table([Result(step, "built", "", 1.25)])
     assert row.split() == [name, "1.0", step.outputs[0].build, "built", "1.2"]
     assert head.index("build") == row.index(step.outputs[0].build)

@@ -52,7 +52,7 @@ def mini(tmp_path: Path) -> MiniProject:
 
 @pytest.fixture
 def ran(mini: MiniProject, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the names of recipes instead of building them. The project of commands is `mini`."""
+    """The names of the recipes that commands would build. The project is `mini`."""
     monkeypatch.setenv("FORGE_ROOT", str(mini.root))
     names: list[str] = []
 
@@ -72,25 +72,25 @@ def ran(mini: MiniProject, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def costs(root: Path = CHECKOUT, **variants: list[str]) -> dict[str, Cost]:
-    """Return what recipes cost on the conda-forge base."""
+def compute_costs(root: Path = CHECKOUT, **variants: list[str]) -> dict[str, Cost]:
+    """Return the costs of all recipes on the conda-forge base, by name."""
     project = Project.at(root)
     base = bases.load(project, "conda-forge", variants)
     return read_costs(RecipeSet(project, base).recipes.values(), base)
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, disk: float, memory: float) -> None:
-    """Make the machine have this much free disk and memory, in GiB."""
+def set_machine(monkeypatch: pytest.MonkeyPatch, disk: float, memory: float) -> None:
+    """Replace the machine's free disk space and memory by these, in GiB."""
     usage = Usage(0, 0, int(disk * 2**30))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(preflight, "memory_gib", lambda: memory)
 
 
-def forge(*words: str) -> tuple[str, str]:
+def run_forge(*words: str) -> tuple[str, str]:
     """Run a command on the conda-forge base.
 
     Returns:
-        Its output, and `EXIT_CODE: MESSAGE` if it is refused, else an empty text.
+        The output; and `EXIT_CODE: MESSAGE` if the command ends with an error, else "".
     """
     done = CliRunner().invoke(app, [*words, "--base", "conda-forge"])
     assert done.exception is None or isinstance(done.exception, ForgeError | SystemExit)
@@ -100,15 +100,15 @@ def forge(*words: str) -> tuple[str, str]:
 
 
 def test_plan_says_what_it_costs(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 40, 24)
-    output, refusal = forge("plan")
+    set_machine(monkeypatch, 40, 24)
+    output, refusal = run_forge("plan")
     assert not refusal
     alpha = r"alpha: 1.5 GiB to download, 20 GiB of disk, 2 GiB of memory per job, 3 CPU"
     assert re.search(alpha, output)
     assert "in all: 2.0 GiB to download, 23.0 GiB of disk with it (40 free)" in output
     assert "in 24 GiB of memory, 4.0 CPU hours" in output
-    machine(monkeypatch, 22, 24)
-    assert "a build would not start: it needs 23.0 GiB of disk" in forge("plan")[0]
+    set_machine(monkeypatch, 22, 24)
+    assert "a build would not start: it needs 23.0 GiB of disk" in run_forge("plan")[0]
 
 
 COMMANDS = pytest.mark.parametrize(
@@ -129,18 +129,18 @@ def test_a_machine_that_is_too_small(
     memory: float,
     shortage: str,
 ) -> None:
-    machine(monkeypatch, disk, memory)
-    output, refusal = forge(*command)
+    set_machine(monkeypatch, disk, memory)
+    output, refusal = run_forge(*command)
     assert re.search(shortage, refusal)
     assert "--even-so" in refusal
     assert "\n" not in refusal
     assert refusal.startswith("3: not started")
     assert ran == []
     assert "in all: 2.0 GiB to download" in output
-    assert not forge(*command, "--even-so")[1]
+    assert not run_forge(*command, "--even-so")[1]
     assert ran == ["alpha", "beta"]
-    machine(monkeypatch, 40, 24)
-    assert not forge(*command)[1]
+    set_machine(monkeypatch, 40, 24)
+    assert not run_forge(*command)[1]
 
 
 @COMMANDS
@@ -148,8 +148,8 @@ def test_a_machine_that_is_too_small(
 def test_a_failure_ends_the_run_unless_asked(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch, command: list[str], option: list[str]
 ) -> None:
-    """The failure is reported with --quiet too."""
-    machine(monkeypatch, 40, 24)
+    """A failure ends the run, except with --continue-on-failure. --quiet does not hide it."""
+    set_machine(monkeypatch, 40, 24)
     monkeypatch.setenv("FORGE_ROOT", str(mini.root))
     monkeypatch.setenv("MAX_JOBS", "1")
     monkeypatch.setattr(building, "find_unsolved", lambda *_: {})
@@ -160,14 +160,14 @@ def test_a_failure_ends_the_run_unless_asked(
         raise ForgeError(f"{step.recipe.name} does not compile")
 
     monkeypatch.setattr(Builder, "_build", build)
-    output, _ = forge("--quiet", *command, *option)
+    output, _ = run_forge("--quiet", *command, *option)
     assert attempts == ["alpha", "beta"][: 1 + len(option)]
     assert all(f": {name} does not compile" in output for name in attempts)
 
 
 @pytest.fixture
 def unsolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Make conda-forge answer and lack a requirement. Returns the reasons by recipe."""
+    """The recipes that conda-forge cannot satisfy, with the reasons: beta only."""
     reasons = {"beta": "conda-forge has no gamma"}
     monkeypatch.setattr(bases, "find_outage", lambda: "")
     monkeypatch.setattr(building, "find_unsolvable", lambda *_: reasons)
@@ -185,10 +185,10 @@ def test_what_does_not_solve_is_skipped_and_the_rest_built(
     command: str,
     code: int,
 ) -> None:
-    machine(monkeypatch, 22, 24)
+    set_machine(monkeypatch, 22, 24)
     done = CliRunner().invoke(app, [*command.split(), "--base", "conda-forge"])
     assert (done.exit_code, ran) == (code, ["alpha"]), done.output
-    assert "in all: 1.5 GiB to download" in done.output, "beta costs nothing"
+    assert "in all: 1.5 GiB to download" in done.output, "beta's costs are not counted"
     line = "not attempted: beta: conda-forge has no gamma"
     assert (line in done.output) == (command != "build alpha")
 
@@ -196,7 +196,10 @@ def test_what_does_not_solve_is_skipped_and_the_rest_built(
 def test_nothing_is_done_for_what_does_not_solve(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the recipe nor one that needs it is fetched or built. The table says so."""
+    """A recipe that cannot be solved, and one that needs it, are neither fetched nor built.
+
+    The table at the end has the reasons.
+    """
     mini.recipe("gamma", run=["beta"])
     project = Project.at(mini.root)
     base = bases.load(project, "conda-forge")
@@ -220,11 +223,11 @@ def test_nothing_is_done_for_what_does_not_solve(
 def test_what_was_named_does_not_solve(
     ran: list[str], unsolved: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine(monkeypatch, 40, 24)
-    _, refusal = forge("build", "beta")
+    set_machine(monkeypatch, 40, 24)
+    _, refusal = run_forge("build", "beta")
     assert "3: not started: beta: conda-forge has no gamma." in refusal
     assert ran == []
-    _, refusal = forge("build", "beta", "--even-so")
+    _, refusal = run_forge("build", "beta", "--even-so")
     assert not refusal
     assert ran == ["beta"]
 
@@ -237,7 +240,7 @@ def test_a_plan_names_what_is_skipped(
     options: list[str],
     code: int,
 ) -> None:
-    machine(monkeypatch, 22, 24)
+    set_machine(monkeypatch, 22, 24)
     done = CliRunner().invoke(app, ["plan", "--base", "conda-forge", *options])
     assert done.exit_code == code
     assert re.search(r"1 build +alpha-1.0", done.output)
@@ -266,9 +269,9 @@ def test_build_all_asks_a_terminal_before_it_starts(
     is_prompted: bool,
     is_built: bool,
 ) -> None:
-    """It asks on conda-forge only, and after it has stated the costs."""
-    machine(monkeypatch, 40, 24)
-    # Otherwise a stale host base would be made anew.
+    """The question is asked on the conda-forge base only, and after the costs."""
+    set_machine(monkeypatch, 40, 24)
+    # Without this, a host base that is not current would be made.
     monkeypatch.setattr(HostBaseMaker, "make", lambda *_: None)
     stdin = SimpleNamespace(isatty=lambda: is_terminal)
     monkeypatch.setattr("forge.cli.building.sys", SimpleNamespace(stdin=stdin))
@@ -286,8 +289,8 @@ def test_build_all_asks_a_terminal_before_it_starts(
 
 
 def test_only_what_is_to_be_built_counts(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 22, 24)
-    assert not forge("build", "alpha")[1]
+    set_machine(monkeypatch, 22, 24)
+    assert not run_forge("build", "alpha")[1]
     assert ran == ["alpha"]
 
 
@@ -312,18 +315,18 @@ def test_the_host_base_counts_until_it_is_made(
 
 
 def test_every_recipe_has_its_figures() -> None:
-    costs_by_name = costs()
+    costs_by_name = compute_costs()
     assert costs_by_name.keys() == {*RECIPES}
     for cost in costs_by_name.values():
         assert cost.kept <= cost.disk + cost.download
-    assert costs(aotriton_kernels=["sample"])["aotriton"].cpu_hours == 0.3
+    assert compute_costs(aotriton_kernels=["sample"])["aotriton"].cpu_hours == 0.3
 
 
 def test_each_further_python_costs(mini: MiniProject) -> None:
     further = {"further_python": {"disk": 5, "cpu_hours": 0.5}}
     mini.recipe("beta", extra={"cost": BETA | further})
     for pythons, disk, hours in ((["3.13"], 13, 1), (["3.12", "3.13"], 18, 1.5)):
-        costs_by_name = costs(mini.root, python=pythons)
+        costs_by_name = compute_costs(mini.root, python=pythons)
         assert (costs_by_name["beta"].disk, costs_by_name["beta"].cpu_hours) == (disk, hours)
         assert costs_by_name["alpha"].disk == 20
 
@@ -346,8 +349,11 @@ def test_a_malformed_cost_is_refused(change: dict[str, Any], message: str) -> No
 
 
 def test_memory_is_within_a_third_of_what_was_measured() -> None:
-    """The rehearsal recorded the largest process of each build, with a precision of 0.1 GiB."""
-    costs_by_name = costs()
+    """The memory that a recipe states agrees with the largest process in the rehearsal's record.
+
+    That record has a precision of 0.1 GiB.
+    """
+    costs_by_name = compute_costs()
     text = (CHECKOUT / "docs/evidence/2026-11-25-rehearsal.md").read_text()
     table = text.partition("## The largest process\n")[2].partition("\n## ")[0]
     rows = re.findall(r"(?m)^\| ([\w-]+) \| ([\d.]+) \|", table)
@@ -364,13 +370,13 @@ def test_memory_is_within_a_third_of_what_was_measured() -> None:
 def test_disk_is_the_largest_build_beside_what_is_kept(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build removes its folder before the next one begins.
+    """The required disk space is that of the largest build, and of what earlier builds keep.
 
-    The sum of all peaks, which was required once, is twice as much.
+    It is not the sum of all builds, because a build removes its folder before the next one begins.
     """
-    machine(monkeypatch, 1000, 24)
+    set_machine(monkeypatch, 1000, 24)
     project = Project.at(mini.root)
-    costs_by_name = costs(mini.root)
+    costs_by_name = compute_costs(mini.root)
     for names, disk in ((["alpha", "beta"], "23.0"), (["beta", "alpha"], "22.0")):
         lines, _ = preflight.preflight(project, {name: costs_by_name[name] for name in names})
         assert f"{disk} GiB of disk with it" in lines[-1]
@@ -379,10 +385,14 @@ def test_disk_is_the_largest_build_beside_what_is_kept(
 def test_two_builds_share_memory_and_disk(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """alpha and beta need 6 GiB for each compiler and 33 GiB of disk. gamma's costs are unknown."""
+    """Two builds may run at once if their disk space and memory fit.
+
+    alpha and beta together need 33 GiB of disk, and 6 GiB of memory for each of two jobs. The costs
+    of gamma are unknown.
+    """
     monkeypatch.setenv("MAX_JOBS", "2")
     project = Project.at(mini.root)
-    costs_by_name = costs(mini.root)
+    costs_by_name = compute_costs(mini.root)
     for letters, disk, memory, fits in (
         ("ab", 33, 12, True),
         ("ab", 32.9, 12, False),
@@ -391,30 +401,37 @@ def test_two_builds_share_memory_and_disk(
         ("ag", 20, 7.9, False),
         ("g", 0, 4, True),
     ):
-        machine(monkeypatch, disk=disk, memory=memory)
-        chosen = {"a": costs_by_name["alpha"], "b": costs_by_name["beta"], "g": preflight.UNKNOWN}
-        assert preflight.fits([chosen[letter] for letter in letters], project) is fits
+        set_machine(monkeypatch, disk=disk, memory=memory)
+        by_letter = {
+            "a": costs_by_name["alpha"],
+            "b": costs_by_name["beta"],
+            "g": preflight.UNKNOWN,
+        }
+        assert preflight.fits([by_letter[letter] for letter in letters], project) is fits
 
 
 @pytest.mark.parametrize("memory", [12, 11.9])
 def test_what_does_not_fit_beside_another_waits_for_it(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch, memory: float
 ) -> None:
-    """The first build waits for the second, which begins in that time if there is room."""
+    """A second build begins beside the first one only if the memory suffices.
+
+    Here the build of alpha waits until beta begins, or for a second.
+    """
     monkeypatch.setenv("MAX_JOBS", "2")
-    machine(monkeypatch, disk=100, memory=memory)
+    set_machine(monkeypatch, disk=100, memory=memory)
     project = Project.at(mini.root)
     base = bases.load(project, "conda-forge")
     builder = Builder(project, base, Display(Console(file=io.StringIO())), "conda:1")
     recipes = RecipeSet(project, base)
-    begun = threading.Semaphore(0)
+    beginnings = threading.Semaphore(0)
     overlaps: list[bool] = []
 
     def build(step: Step, label: str) -> None:
         if step.recipe.name == "alpha":
             timeout = 300 if memory == 12 else 1
-            overlaps.append(begun.acquire(timeout=timeout))
-        begun.release()
+            overlaps.append(beginnings.acquire(timeout=timeout))
+        beginnings.release()
 
     monkeypatch.setattr(builder, "_build", build)
     builder.run(recipes, recipes.plan(builder.channel), False, {})
@@ -422,7 +439,10 @@ def test_what_does_not_fit_beside_another_waits_for_it(
 
 
 def test_time_left_is_at_the_pace_so_far() -> None:
-    """Two CPU hours took 30 minutes and eight are left. A failed build takes no more time."""
+    """The remaining time is estimated from the CPU hours so far.
+
+    Here two CPU hours took 30 minutes, and eight are left. A failed build takes no more time.
+    """
     states = {"a": BUILT, "b": BUILT, "c": FETCHED, "d": FAILED}
     todo = {name: SimpleNamespace(state=state) for name, state in states.items()}
     hours = {"a": 0.5, "b": 1.5, "c": 8, "d": 9}

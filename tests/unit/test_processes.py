@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The processes that a killed build left behind are ended, and no others."""
+"""Jobs: ending their processes, also those that a killed build left, and following their logs."""
 
 import itertools
 import os
@@ -30,7 +30,10 @@ from forge.project import Project
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_only_processes_of_a_job_are_killed(tmp_path: Path, linked: bool) -> None:
-    """A user's shell in the staging folder survives. The folder may be behind a link."""
+    """Only the processes of a job are killed, and not a user's shell in the staging folder.
+
+    The path of the folder may have a link.
+    """
     staging = tmp_path / "staging"
     (staging / "pkg").mkdir(parents=True)
     sleep = ["sleep", "infinity"]
@@ -58,15 +61,19 @@ script.stdout.read()
 
 
 @pytest.mark.parametrize(
-    "how", ["sleep infinity & exit", "setsid sleep infinity & exit", "cd /; sleep infinity & exit"]
+    "script",
+    ["sleep infinity & exit", "setsid sleep infinity & exit", "cd /; sleep infinity & exit"],
 )
-def test_what_a_script_leaves_behind(how: str) -> None:
-    """Such a process holds the output that the engine reads, whatever its session or folder."""
-    job = subprocess.Popen([sys.executable, "-c", WAITS, how])
+def test_what_a_script_leaves_behind(script: str) -> None:
+    """A process that a script left is found, in any session and any folder.
+
+    It holds the output of the script open, for whose end the engine waits.
+    """
+    job = subprocess.Popen([sys.executable, "-c", WAITS, script])
     try:
         holders = find_output_holders(job.pid)
         while not holders:
-            assert job.poll() is None, "not found"
+            assert job.poll() is None, "the process was not found"
             time.sleep(0.05)
             holders = find_output_holders(job.pid)
         (process,) = holders
@@ -99,7 +106,7 @@ subprocess.run(["bash", "-c", sys.argv[1]])
 @pytest.mark.parametrize(
     ("script", "grace"),
     [
-        # A compiler in a process group of its own, as ninja's are, ends at SIGTERM.
+        # A compiler ends at SIGTERM. It has a process group of its own, like those of ninja.
         (f'set -m; (trap "echo ended > words; exit" TERM; {WAITS_FOR_EVER}) & wait', 60),
         # A process that ignores SIGTERM is killed, and so is one that starts at SIGTERM.
         (f'trap "" TERM; {WAITS_FOR_EVER}', 1),
@@ -109,7 +116,7 @@ subprocess.run(["bash", "-c", sys.argv[1]])
 def test_the_end_of_a_job(
     script: str, grace: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine ends last, so that its script can still write to it."""
+    """All processes of a job are ended, the engine last: its script can still write to it."""
     monkeypatch.setattr(processes, "GRACE_SECONDS", grace)
     command = [sys.executable, "-c", RUNS, script]
     engine = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
@@ -125,7 +132,7 @@ def test_the_end_of_a_job(
 def test_compilers_share_the_memory(
     gib: int, jobs_allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each compiler gets 2 GiB; there is at least one; MAX_JOBS overrides this."""
+    """There is one compiler for each 2 GiB of memory, and at least one. MAX_JOBS overrides this."""
     monkeypatch.delenv("MAX_JOBS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(processes, "memory_gib", lambda: gib)
@@ -172,14 +179,17 @@ def test_a_test_adds_to_the_log_of_its_build(
 def test_a_job_that_a_signal_ends_has_failed(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package test that the kernel kills for its memory must not count as passed."""
+    """A job that is ended by a signal has failed.
+
+    The kernel may kill a package test that uses too much memory. It must not count as passed.
+    """
     code = f"import os; os.kill(os.getpid(), {int(number)})"
     with pytest.raises(Failed, match=f"test failed .killed by signal {int(number)};"):
         run_job(code, lambda _: None, tmp_path, monkeypatch)
 
 
 def test_each_line_of_a_job_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several lines may come at a time, none while the job is silent, and some at its end."""
+    """Each line of a job's output is passed on once, also the last one."""
     code = "import time; print('a\\nb', flush=True); time.sleep(0.5); print('c')"
     lines: list[str] = []
     run_job(code, lines.append, tmp_path, monkeypatch)
@@ -187,43 +197,47 @@ def test_each_line_of_a_job_is_given_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path) -> None:
-    """The follower may look at any moment: each file is replaced by the next one at the same place.
+    """The output of a staging is passed on once, at whatever moments the follower reads the files.
 
-    rattler-build copies the log of a staging for each output: an empty file, which is deleted, then
-    the copy, to which the script of the output appends.
+    For each output, rattler-build replaces the log by an empty file, deletes this file, and writes
+    a copy of the staging's log. The script of the output appends to the copy.
     """
     staging = b"+ make\n"
     one = b"+ one\n"
     two = b"+ two\n"
+    # The phase and the content of the log, at each moment at which the follower may read it.
     moments = [("script", b""), ("script", staging)]
     moments += [("copy", b""), ("copy", b""), ("copy", staging[:3]), ("copy", staging + one)]
     moments += [("copy", b""), ("copy", staging + two)]
-    for number, looks in enumerate(itertools.product((True, False), repeat=len(moments) - 1)):
+    for number, reads in enumerate(itertools.product((True, False), repeat=len(moments) - 1)):
         output = tmp_path / str(number)
         log = output / "log"
         script = output / "bld/rattler-build_staged_1/work/conda_build.log"
         copied = output / "build_cache/staging_0/work_dir/conda_build.log"
         for folder in (script.parent, copied.parent):
             folder.mkdir(parents=True)
-        lines = list[str]()
+        lines: list[str] = []
         follower = jobs.LogFollower(output, log, lines.append)
-        for (kind, text), look in zip(moments, (*looks, True), strict=True):
+        for (kind, text), is_read in zip(moments, (*reads, True), strict=True):
             if kind == "copy" and not copied.exists():
                 copied.write_bytes(staging)
             if not text:
                 script.unlink(missing_ok=True)
             script.write_bytes(text)
-            if look:
+            if is_read:
                 follower.copy_new()
-        # The log of the first output is lost if nobody looked before the next one replaced it.
-        saw_first_output = any(looks[3:6])
-        expected = staging + one + two if saw_first_output else staging + two
-        assert log.read_bytes() == expected, looks
+        # The log of the first output is lost if it was not read before the next one replaced it.
+        has_first_output = any(reads[3:6])
+        expected = staging + one + two if has_first_output else staging + two
+        assert log.read_bytes() == expected, reads
         assert "".join(lines) == expected.decode().replace("\n", "")
 
 
 def test_what_an_output_leaves_goes_once_the_next_one_begins(tmp_path: Path) -> None:
-    """Several outputs may have gigabytes each. The log is read first; names have no order."""
+    """The work folder of an output is removed when the next output begins, after its log is read.
+
+    Each of several outputs may have gigabytes. The names of the folders do not show their order.
+    """
     log = tmp_path / "log"
     lines: list[str] = []
     follower = jobs.LogFollower(tmp_path, log, lines.append)

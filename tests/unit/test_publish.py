@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Publishing: the gate, what clients see at each moment, withdrawals, and messages."""
+"""Publishing: the gate, the channel that clients see at each moment, withdrawals, and messages."""
 
 import contextlib
 import json
@@ -27,7 +27,10 @@ from forge.files import hold
 
 
 def test_folder(source: Source, target: Path) -> None:
-    """The index has all forms, files have modes for a web server, old packages do not change."""
+    """A published channel has every form of the index, and modes with which a server can read it.
+
+    Publishing again does not change packages.
+    """
     source.make("alpha")
     source.make("beta", subdir="linux-64", depends=["alpha"])
     before = os.umask(0o077)
@@ -45,7 +48,7 @@ def test_folder(source: Source, target: Path) -> None:
     assert PublishedChannel(target).publish(source) == []
     changed = {name for name, data in tree(target).items() if unchanged.get(name) != data}
     assert changed <= {f"{subdir}/{static.FORMS[0]}" for subdir in ("noarch", "linux-64")}, (
-        "only the time"
+        "only the time in the sharded index may change"
     )
     source.make("alpha", "2.0")
     assert PublishedChannel(target).publish(source) == [f"noarch/alpha-2.0-{BUILD}.conda"]
@@ -95,10 +98,10 @@ GATES: dict[str, tuple[Callable[[Source], object], str]] = {
 
 @pytest.mark.parametrize("case", GATES)
 def test_gate(case: str, source: Source, target: Path) -> None:
-    """One unfit package prevents the publication of all, and nothing is written."""
+    """If one package is refused, nothing is published."""
     source.make("good")
-    add_unfit_package, message = GATES[case]
-    add_unfit_package(source)
+    add_bad_package, message = GATES[case]
+    add_bad_package(source)
     with pytest.raises(ForgeError, match="nothing is published") as error:
         PublishedChannel(target).publish(source)
     assert message in str(error.value)
@@ -147,7 +150,10 @@ def test_list_of_validated_files(tmp_path: Path) -> None:
 
 
 def test_an_untested_channel_is_called_so(project: MiniProject, source: Source) -> None:
-    """Its folder has to be called so. Other names and contradicting options write nothing."""
+    """The folder of an untested channel must have `untested` in its name.
+
+    With another name, or with contradicting options, nothing is written.
+    """
     source.make("alpha")
     project.recipe("alpha")
     assert source.folder == project.channel
@@ -162,7 +168,7 @@ def test_an_untested_channel_is_called_so(project: MiniProject, source: Source) 
     assert not stable.exists()
     assert not untested.exists()
     for index in project.channel.glob("*/repodata.json"):
-        # Files that other machines built come without an index.
+        # Packages that were built on other machines have no index.
         index.unlink()
     done = project.forge("publish", "--untested", "--to", str(untested), **variables)
     assert "1 packages added, untested: no GPU ran them" in done.stdout
@@ -179,19 +185,22 @@ def test_nothing_to_publish(source: Source, target: Path) -> None:
         PublishedChannel(target).publish(source)
 
 
-@pytest.mark.parametrize("held", ["thesis.tex", "noarch/omega-1.0-0.conda"])
-def test_folder_of_something_else_is_left_alone(held: str, source: Source, target: Path) -> None:
-    """A folder without withdrawn.json is no published channel, and neither is the local channel."""
+@pytest.mark.parametrize("name", ["thesis.tex", "noarch/omega-1.0-0.conda"])
+def test_folder_of_something_else_is_left_alone(name: str, source: Source, target: Path) -> None:
+    """Nothing is published into a folder with other files, or into the local channel.
+
+    Only a folder with withdrawn.json is a published channel.
+    """
     dist = source.make("alpha")
-    (target / held).parent.mkdir(parents=True)
-    (target / held).write_text("years of work")
+    (target / name).parent.mkdir(parents=True)
+    (target / name).write_text("years of work")
     for folder, other in ((target, "thesis|noarch"), (source.folder, "forge")):
         channel = PublishedChannel(folder)
         with pytest.raises(ForgeError, match=f"is not a published .* but ({other})"):
             channel.publish(source)
         with pytest.raises(ForgeError, match=f"is not a published .* but ({other})"):
             channel.withdraw([dist], "broken")
-    assert list(tree(target)) == [held]
+    assert list(tree(target)) == [name]
     assert not (source.folder / ".lock").exists()
 
 
@@ -226,7 +235,10 @@ STRANGERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("case", STRANGERS)
 def test_what_is_no_plain_file_is_refused(case: str, source: Source, target: Path) -> None:
-    """Otherwise a publish would follow a link, wait for a pipe, or replace somebody else's file."""
+    """A link, a pipe or another's page in the channel is refused.
+
+    Publishing would follow the link, wait for the pipe, or replace the page.
+    """
     dist = source.make("alpha")
     PublishedChannel(target).publish(source)
     elsewhere = target.parent / "elsewhere"
@@ -256,9 +268,10 @@ def test_a_page_of_ours_is_written_anew(source: Source, target: Path) -> None:
 
 
 def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
-    """Solvers no longer see the build, whichever form of the index they read.
+    """A withdrawn build is in no form of the index any more.
 
-    An older lock names a missing file, which the message names. A cached copy still works.
+    With an older lock, it can be installed from a cache. Otherwise the error names the missing
+    file.
     """
     old = source.make("alpha")
     new = source.make("alpha", "2.0")
@@ -287,7 +300,11 @@ def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
 
 
 def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Path) -> None:
-    """Even if the local channel still has it, somebody puts it back, or another has its name."""
+    """A withdrawn build is not published again.
+
+    This holds if the local channel still has it, if somebody copies it back, and for another build
+    of the same name.
+    """
     dist = source.make("alpha", text="one")
     channel = PublishedChannel(target)
     channel.publish(source)
@@ -307,7 +324,10 @@ def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Pat
 
 
 def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> None:
-    """Neither a file of somebody else nor an earlier withdrawal. No link is followed."""
+    """A withdrawn package replaces neither another's file nor an earlier withdrawn package.
+
+    Links are not followed.
+    """
     dist = source.make("alpha")
     channel = PublishedChannel(target)
     channel.publish(source)
@@ -341,7 +361,7 @@ def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> Non
 def test_a_build_is_withdrawn_from_both_folders(
     source: Source, target: Path, tmp_path: Path
 ) -> None:
-    """One checkout built it for every platform, and another one for Linux."""
+    """A build is withdrawn from noarch and from linux-64, if two checkouts published it there."""
     dist = source.make("alpha")
     other = Source(tmp_path / "elsewhere" / "channel")
     other.make("alpha", subdir="linux-64")
@@ -372,7 +392,10 @@ def test_withdraw_from_nothing_makes_no_channel(target: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])
 def test_a_published_file_that_is_lost(damage: str, source: Source, target: Path) -> None:
-    """It is named before anything changes. One can withdraw it and then publish."""
+    """A published file that is missing or changed is an error, and nothing is changed.
+
+    After its withdrawal, publishing succeeds.
+    """
     dist = source.make("alpha")
     source.make("beta")
     PublishedChannel(target).publish(source)
@@ -402,7 +425,10 @@ def test_a_damaged_index_is_made_anew(source: Source, target: Path) -> None:
 
 
 def test_an_index_that_names_what_is_outside(source: Source, target: Path) -> None:
-    """It is made anew. A file outside is not withdrawn even if the maintainer names it."""
+    """A file outside of the channel is never withdrawn, even if the index and the user name it.
+
+    The next publication writes a correct index.
+    """
     source.make("alpha")
     PublishedChannel(target).publish(source)
     elsewhere = target.parent / "elsewhere.conda"
@@ -433,7 +459,7 @@ LISTS = [
 
 @pytest.mark.parametrize("text", LISTS)
 def test_a_damaged_list_of_withdrawals(text: str, source: Source, target: Path) -> None:
-    """It does not count as an empty one, and no name in it becomes a path."""
+    """A damaged list is an error. It is not read as an empty one, and no name in it as a path."""
     dist = source.make("alpha")
     PublishedChannel(target).publish(source)
     (target / static.WITHDRAWN).write_text(text)
@@ -458,7 +484,10 @@ def test_a_table_of_names_that_pypi_cannot_have(name: object, source: Source, ta
 
 
 def test_two_checkouts_publish_what_only_together_leads_out(target: Path, tmp_path: Path) -> None:
-    """The gate checks the future channel. Each package is safe by itself, in either order."""
+    """The gate checks the packages of the whole channel together.
+
+    Here each package is safe by itself, in either order. Together they lead out of the prefix.
+    """
     text = file("info/licenses/LICENSE", b"text")
     members = {
         "linked": link("share/data", "/var/elsewhere"),
@@ -509,7 +538,10 @@ def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -
 
 
 def test_published_name_keeps_its_bytes(source: Source, target: Path, tmp_path: Path) -> None:
-    """So it does if the first publish was killed before its index named the file."""
+    """A file of the same name and other content is refused, once a name is published.
+
+    This also holds if the first publication was killed before its index had the file.
+    """
     source.make("alpha", text="one")
     PublishedChannel(target).publish(source)
     before = tree(target)
@@ -532,7 +564,7 @@ def test_one_publisher_at_a_time(source: Source, target: Path) -> None:
 
 
 def test_a_target_that_cannot_be_written(source: Source, tmp_path: Path) -> None:
-    """test_faults.py has the case of a full disk."""
+    """A target that cannot be written is an error. test_faults.py has the case of a full disk."""
     source.make("alpha")
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ForgeError, match="cannot write"):
@@ -540,12 +572,12 @@ def test_a_target_that_cannot_be_written(source: Source, tmp_path: Path) -> None
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no code of the publisher runs after it."""
+    """An exception that stands for SIGKILL, after which no code of the publisher runs."""
 
 
 @contextlib.contextmanager
-def killed_before(rename: int) -> Iterator[None]:
-    """Kill a publish before one of its renames, if it has that many."""
+def kill_before(rename: int) -> Iterator[None]:
+    """Kill a publication before its rename of this number, counted from 0, if there is one."""
     rename_file = static._rename
     remaining = rename
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
@@ -564,46 +596,46 @@ def killed_before(rename: int) -> Iterator[None]:
 
 @needs_time
 def test_killed_at_every_step(source: Source, target: Path) -> None:
-    """A publish is killed before each of its renames in turn.
+    """A publication is killed before each of its renames in turn.
 
     Clients always see a complete channel, and later runs complete the publication.
     """
     first = source.make("alpha")
     channel = PublishedChannel(target)
     channel.publish(source)
-    for at in range(60):
-        dist = source.make("beta", f"{at}.0")
+    for number in range(60):
+        dist = source.make("beta", f"{number}.0")
         is_completed = False
-        with killed_before(at):
-            if at % 2:
+        with kill_before(number):
+            if number % 2:
                 channel.publish(source)
                 channel.withdraw([dist], "broken")
             else:
                 channel.publish(source)
             is_completed = True
         view(target.as_uri())
-        if is_completed and at % 2:
+        if is_completed and number % 2:
             break
-        # Otherwise the next publish has more than one killed publish to complete.
-        if at % 4 == 3:
+        # In the other cases, the next run has to complete more than one killed publication.
+        if number % 4 == 3:
             channel.publish(source)
             require_whole(target)
-    assert 15 < at < 50, "a publish and a withdrawal have some twenty renames"
+    assert 15 < number < 50, "a publication and a withdrawal have about twenty renames"
     channel.publish(source)
     require_whole(target)
     assert not [*target.glob(".forge-*")]
 
-    # The client does notice a missing file.
+    # The test's client does notice a missing file.
     (target / "noarch" / f"{first}.conda").unlink()
     with pytest.raises(urllib.error.URLError):
         view(target.as_uri())
 
 
-@pytest.mark.parametrize("at", range(4))
-def test_first_publish_killed(at: int, source: Source, target: Path) -> None:
-    """The next publish recognizes a folder without an index."""
+@pytest.mark.parametrize("number", range(4))
+def test_first_publish_killed(number: int, source: Source, target: Path) -> None:
+    """After a killed first publication, the next one accepts the folder without an index."""
     source.make("alpha")
-    with killed_before(at):
+    with kill_before(number):
         PublishedChannel(target).publish(source)
         pytest.fail("it was not killed")
     assert PublishedChannel(target).publish(source) in ([], [f"noarch/alpha-1.0-{BUILD}.conda"])
@@ -635,7 +667,7 @@ def test_commands(
     assert f"added noarch/{dist}.conda" in output
     assert "1 packages added" in output
     assert "0 packages added" in publish(to=target.as_uri())
-    # Both commands run this program.
+    # `publish` and `publish --withdraw` run this program.
     page = project.root / "tools/channel_page.py"
     page.parent.mkdir()
     mark = static.GENERATOR
@@ -654,6 +686,5 @@ def test_commands(
     assert f"withdrew noarch/{dist}.conda" in publish("--withdraw", dist, "--reason", "bad\n sums")
     (entry,) = json.loads((target / static.WITHDRAWN).read_text())["withdrawn"]
     assert entry["reason"] == "bad sums"
-    again = publish("--withdraw", dist, "--reason", "x")
-    assert "withdrew" in again
+    assert "withdrew" in publish("--withdraw", dist, "--reason", "x")
     assert "bad sums" in (target / static.WITHDRAWN).read_text()

@@ -44,7 +44,7 @@ def test_layout(installed: tuple[Path, Path]) -> None:
     assert (torch / "share/cmake/Torch").is_dir()
     assert (torch / "include/google/any.h").exists()
     assert (torch / "lib").is_symlink()
-    # This is $ORIGIN/.. for a library that is loaded through torch/lib.
+    # A library that is loaded through torch/lib finds the prefix at $ORIGIN/.. too.
     assert Path(f"{torch}/lib/..").resolve() == prefix
     assert not (torch / "lib").readlink().is_absolute()
     names = {path.name for path in prefix.rglob("*")}
@@ -186,7 +186,7 @@ def test_build(build: Build) -> None:
 def test_prepared_tree(build: Build) -> None:
     build.write("fail-compile", "")
     build.run(code=1)
-    # The layout of GCC in which clang looks for it.
+    # The folder gcc has the layout that clang expects of a GCC installation.
     view = build.source / "gcc"
     target = "x86_64-conda-linux-gnu"
     assert (view / "lib/gcc" / target / "14.3.0/libgcc.a").exists()
@@ -199,7 +199,10 @@ def test_prepared_tree(build: Build) -> None:
 
 
 def test_what_is_left_for_the_outputs_to_copy(build: Build) -> None:
-    """License texts, checks and markers of stages remain of a tree of 4 MB, and no link."""
+    """After a build, only licence texts, checks and the markers of stages remain in the tree.
+
+    rattler-build copies the tree for each output. Links do not remain.
+    """
     expected = {
         "LICENSE",
         "third_party/a/LICENSE.txt",
@@ -223,9 +226,9 @@ def test_what_is_left_for_the_outputs_to_copy(build: Build) -> None:
 
 
 def test_what_lies_there_beside_the_copies_of_the_package(build: Build) -> None:
-    """No object, library or source of a submodule remains.
+    """Before setup.py installs torch, objects, libraries and sources of submodules are removed.
 
-    setup.py needs none of them, and copies another 4 GB at that time.
+    setup.py does not need them, and then writes another 4 GB.
     """
     written = ["compile_commands.json", "caffe2/proto/caffe2_pb2.py"]
     for name in [*written, "lib/libtorch_cpu.so", "a/a.cpp.o", "lib/libdnnl.a", ".ninja_deps"]:
@@ -242,7 +245,10 @@ def test_what_lies_there_beside_the_copies_of_the_package(build: Build) -> None:
 
 
 def test_the_pruned_build_has_nothing_to_do(build: Build) -> None:
-    """setup.py calls it like this. CMake's own file would compile everything again."""
+    """After the objects are removed, the command of setup.py still has nothing to do.
+
+    With the build.ninja that CMake writes, it would compile everything again.
+    """
     if not all(map(shutil.which, ("cmake", "ninja"))):
         pytest.skip("no cmake or ninja")
     source = build.source / "project"
@@ -275,7 +281,10 @@ def test_compiler_without_headers(build: Build) -> None:
 
 
 def test_resumes_where_it_failed(build: Build) -> None:
-    """A compile of hours that was killed continues. hipify rewrites the tree and runs only once."""
+    """A build that was killed goes on where it was.
+
+    The compilation takes hours. hipify rewrites the tree, so it must not run again.
+    """
     marker = build.write("fail-compile", "")
     _, calls = build.run(code=1)
     assert [call.split()[0] for call in calls] == ["python", "cmake", "cmake"]
@@ -302,7 +311,7 @@ def test_goes_on_in_the_tree_of_a_stopped_run(build: Build, tmp_path: Path) -> N
     assert not (tmp_path / "stopped").exists()
 
 
-# By stage, the arguments of the call at whose end the build is stopped.
+# For each stage, the arguments of the tool's call after which the build is stopped.
 STOPS = {
     "configure": "-S .",
     "compile": "--build build",
@@ -315,7 +324,7 @@ STOPS = {
 }
 
 
-def files_of(*folders: Path) -> set[str]:
+def list_files(*folders: Path) -> set[str]:
     """Return the names of all files and links, except the notes of the mock tools."""
     names: set[str] = set()
     for folder in folders:
@@ -326,34 +335,38 @@ def files_of(*folders: Path) -> set[str]:
 
 @pytest.mark.parametrize("stage", STOPS)
 def test_a_stop_in_each_stage(stage: str, build: Build, tmp_path: Path) -> None:
-    """The next run has new environments and a new source tree, and yields the same files."""
+    """After a stop in any stage, the next run yields the same files as an uninterrupted one.
+
+    As with the driver, it has new environments and a new source tree.
+    """
     for name in ("build/a.o", "third_party/a/a.cpp", "third_party/a/LICENSE", "aten/b.cpp"):
         build.write(name, "x")
-    fresh = {path: tmp_path / f"fresh-{path.name}" for path in (build.source, build.prefix)}
-    for path, copy in fresh.items():
+    first_copies = {path: tmp_path / f"first-{path.name}" for path in (build.source, build.prefix)}
+    for path, copy in first_copies.items():
         shutil.copytree(path, copy, symlinks=True)
     build.run()
-    expected = files_of(build.source, build.prefix)
-    again = {path: tmp_path / f"again-{path.name}" for path in fresh}
-    for path, copy in again.items():
-        shutil.copytree(fresh[path], copy, symlinks=True)
+    expected = list_files(build.source, build.prefix)
+    second_copies = {path: tmp_path / f"second-{path.name}" for path in first_copies}
+    for path, copy in second_copies.items():
+        shutil.copytree(first_copies[path], copy, symlinks=True)
         shutil.rmtree(path)
-        fresh[path].rename(path)
+        first_copies[path].rename(path)
     stop = build.source.parent / "stop"
     stop.write_text(STOPS[stage].removeprefix("find "))
     build.run(code=1)
     stop.unlink()
-    # Without such a marker the driver keeps nothing of the source tree.
+    # The driver keeps the source tree only if it has a marker of a finished stage.
     if any(build.source.glob(".done-*")):
         build.source.rename(tmp_path / "stopped")
     else:
         shutil.rmtree(build.source)
     shutil.rmtree(build.prefix)
-    for path, copy in again.items():
+    for path, copy in second_copies.items():
         copy.rename(path)
     output, _ = build.run()
-    assert ("== prepare" in output) == (stage == "clean"), "the prefix is empty again"
-    assert files_of(build.source, build.prefix) == expected
+    # Only after the last stage does the build start anew: its files were in the lost prefix.
+    assert ("== prepare" in output) == (stage == "clean")
+    assert list_files(build.source, build.prefix) == expected
 
 
 def test_hipify_that_failed_runs_again(build: Build) -> None:
@@ -381,7 +394,7 @@ def test_wrong_configuration_stops_before_the_compile(build: Build) -> None:
 
 
 def test_options_reach_setup_py_too(build: Build) -> None:
-    """setup.py reads options from the environment. Whether CMake forwards it does not matter."""
+    """The options are environment variables too, since setup.py reads them there."""
     tools = Path(build.environment["PATH"].split(":")[0])
     (tools / "cmake").write_text("#!/bin/bash\nenv > environment; exit 1\n")
     build.run(code=1)
@@ -403,7 +416,10 @@ def test_options_reach_setup_py_too(build: Build) -> None:
 
 @pytest.mark.parametrize(("gib", "jobs"), [(1, 1), (9, 4), (30, 8)])
 def test_memory_bounds_the_jobs(build: Build, gib: int, jobs: int) -> None:
-    """Each compiler gets 2 GiB, and each CPU one compiler. setup.py gets the same number."""
+    """There is one compiler for each 2 GiB of memory, and at most one for each CPU.
+
+    setup.py gets the same number.
+    """
     awk = Path(build.environment["PATH"].split(":")[0]) / "awk"
     awk.write_text(f"#!/bin/sh\necho {gib}\n")
     awk.chmod(0o755)
@@ -447,7 +463,7 @@ def test_memory_bounds_the_jobs_of_what_builds_on_torch(
 
 @pytest.mark.parametrize("place", ["stacks/attention/README.md", "recipes/pytorch/recipe.yaml"])
 def test_solvers_that_only_magma_has_are_named(place: str) -> None:
-    """These solvers raise on the GPU as long as torch is built without MAGMA."""
+    """The page and the recipe name the solvers that raise on the GPU, because MAGMA is left out."""
     assert "USE_MAGMA=OFF" in (RECIPE / "options.sh").read_text()
     text = (RECIPE.parent.parent / place).read_text()
     for name in ("MAGMA", "eig", "eigvals", "ldl_solve"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A key is sent only to the server that it is for, wherever that server redirects to."""
+"""A key is sent only to its own server, and not to another one to which that server redirects."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ SENSITIVE = ("Authorization", "Cookie", "X-Api-Key", "Proxy-Authorization", "Ref
 SECRET_HEADERS = {"Authorization": f"Bearer {KEY}", "Cookie": f"a={KEY}", "X-API-Key": KEY}
 
 
-def links_module() -> ModuleType:
+def import_links() -> ModuleType:
     """Import tools/upstream_links.py."""
     spec = importlib.util.spec_from_file_location("links", CHECKOUT / "tools/upstream_links.py")
     module = importlib.util.module_from_spec(spec)
@@ -41,9 +41,9 @@ class Web:
     """Two servers.
 
     Attributes:
-        urls: Their addresses.
-        requests: For each request its server, its path, and its headers that carry a secret.
-        redirects: By path, the code and the target of a redirect.
+        urls: The URLs of the servers.
+        requests: The number of the server, the path and the secret headers of each request.
+        redirects: The status code and the target of each redirect, by path.
     """
 
     urls: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Web:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Web]:
-    """Two servers that record requests and redirect as they are told."""
+    """Two servers that record their requests, and redirect as `redirects` states."""
     web_servers = Web()
 
     def handler(number: int) -> type[QuietHandler]:
@@ -89,7 +89,7 @@ def servers(tmp_path: Path) -> Iterator[Web]:
 def ask_links(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GH_TOKEN", KEY)
     monkeypatch.setenv("GITHUB_API_URL", url)
-    links_module().ask("start")
+    import_links().ask("start")
 
 
 def ask_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def ask_with_all_headers(url: str, _: pytest.MonkeyPatch) -> None:
 
 
 def ask_index(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask pip's index, whose password is in its URL."""
+    """Send a request to pip's index, whose password is in its URL."""
     index = url.replace("//", f"//user:{KEY}@")
     monkeypatch.setattr(download, "pip_settings", lambda: {"index-url": f"{index}/repos"})
     client = download.Downloader().client
@@ -124,7 +124,10 @@ def test_another_server_gets_no_key(
     servers: Web,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The other server is another port of the host. It redirects back, again without a key."""
+    """Neither the other server nor the first one, after a redirect back, gets the key.
+
+    The other server has another port on the same host.
+    """
     servers.redirects = {
         "/repos/start": (code, f"{servers.urls[1]}/there"),
         "/there": (code, f"{servers.urls[0]}/back"),
@@ -132,7 +135,7 @@ def test_another_server_gets_no_key(
     ask(servers.urls[0], monkeypatch)
     (first, start, secrets_of_start), *others = servers.requests[-3:]
     assert (first, start) == (0, "/repos/start")
-    assert secrets_of_start or ask is ask_index, "otherwise nothing was tested"
+    assert secrets_of_start or ask is ask_index, "the first request must have the key"
     expected = [(1, "/there", set()), (0, "/back", set())]
     if ask is ask_index:
         # The first server may get its own password again.
@@ -151,10 +154,13 @@ def test_the_same_server_keeps_it(
     servers: Web,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """GitHub redirects to itself after a renaming. Without the token it soon answers 403."""
+    """A redirect to the same server keeps the key.
+
+    GitHub redirects to itself after a repository was renamed. It soon answers 403 without a token.
+    """
     url = servers.urls[0]
-    place = f"/{url.rpartition('/')[2]}"
-    targets = {"/there": f"{place}/there", "URL/there": f"{url}/there"}
+    prefix = f"/{url.rpartition('/')[2]}"
+    targets = {"/there": f"{prefix}/there", "URL/there": f"{url}/there"}
     servers.redirects = {"/repos/start": (code, targets.get(target, target))}
     ask(url, monkeypatch)
     (_, _, first_secrets), (number, path, second_secrets) = servers.requests
@@ -168,7 +174,10 @@ def test_the_same_server_keeps_it(
 def test_a_question_that_is_sent_elsewhere(
     code: int, servers: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """301 to 303 turn a POST into a GET, and 307 and 308 into an error. Neither sends the key."""
+    """A redirect of a POST never sends the key to another server.
+
+    301, 302 and 303 turn it into a GET. 307 and 308 are an error.
+    """
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     servers.redirects = {"/v1/completions": (code, f"{servers.urls[1]}/there")}
     if code < 307:
@@ -180,7 +189,7 @@ def test_a_question_that_is_sent_elsewhere(
         assert len(servers.requests) == 1
 
 
-HANDLERS = [web.Redirects, links_module().Redirects]
+HANDLERS = [web.Redirects, import_links().Redirects]
 
 
 @pytest.mark.parametrize("handler", HANDLERS, ids=["validator", "links"])
@@ -213,7 +222,7 @@ def test_what_is_another_server(
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://h.invalid/a", "data:,x"])
 def test_nothing_but_http_is_asked(url: str, servers: Web) -> None:
-    """Neither by the first request nor by a redirect."""
+    """A URL with another scheme than http or https is refused, also after a redirect."""
     with pytest.raises(OSError, match=r"unknown url type|no host given"):
         web.open_url(url, 10)
     servers.redirects = {"/repos/start": (302, url)}
@@ -223,7 +232,7 @@ def test_nothing_but_http_is_asked(url: str, servers: Web) -> None:
 
 
 def test_links_says_which_server_is_endless(servers: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    links = links_module()
+    links = import_links()
     monkeypatch.setattr(links, "API", servers.urls[0])
     monkeypatch.setattr(links, "LIMIT", 10)
     with pytest.raises(ValueError, match=r"127\.0\.0\.1.* sent more than 10 bytes"):
