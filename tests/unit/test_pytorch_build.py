@@ -364,7 +364,7 @@ def test_a_stop_in_each_stage(stage: str, build: Build, tmp_path: Path) -> None:
     for path, copy in second_copies.items():
         copy.rename(path)
     output, _ = build.run()
-    # Only after the last stage does the build start anew: its files were in the lost prefix.
+    # The markers are removed before `clean`. So the build starts anew only after a stop there.
     assert ("== prepare" in output) == (stage == "clean")
     assert list_files(build.source, build.prefix) == expected
 

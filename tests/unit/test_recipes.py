@@ -32,13 +32,16 @@ PROJECT = Project.at(CHECKOUT)
 
 @pytest.fixture(scope="module", params=["conda-forge", "host"])
 def either(request: pytest.FixtureRequest) -> RecipeSet:
-    """The recipes on each of the two bases. The fixture `recipes` has those on conda-forge's."""
+    """The recipes, rendered with each of the two bases. `recipes` has conda-forge's base only."""
     return RecipeSet(PROJECT, bases.load(PROJECT, request.param))
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_renders(either: RecipeSet, name: str) -> None:
-    """Build strings have conda-forge's form, sources are pinned, and a license file is named."""
+    """Each output has tests, a licence file and conda-forge's form of build strings.
+
+    The recipe's sources are pinned.
+    """
     recipe = either.recipes[name]
     rendered = render(recipe.path, either.base, "x")
     assert rendered
@@ -46,7 +49,7 @@ def test_renders(either: RecipeSet, name: str) -> None:
         data = output["recipe"]
         assert data["about"]["license"]
         assert data["about"]["license_file"]
-        assert data["tests"], "a package without a test"
+        assert data["tests"], "the package has no test"
         assert CONTENT_HASH.search(data["build"]["string"])
         assert data["build"]["string"].startswith(either.base.base_tag)
     for source in list_sources(recipe):
@@ -55,7 +58,10 @@ def test_renders(either: RecipeSet, name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_inherits_nothing_is_not_called_as_the_recipe(name: str) -> None:
-    """Such an output would be built in the folder of those that inherit, and have their files."""
+    """An output that does not inherit from a staging has another name than the recipe.
+
+    With the same name, it would be built in the folder of the staging, and have its files.
+    """
     data = yaml.safe_load((CHECKOUT / "recipes" / name / "recipe.yaml").read_text())
     outputs = [output for output in data.get("outputs", ()) if "package" in output]
     if any("inherit" in output for output in outputs):
@@ -65,12 +71,15 @@ def test_what_inherits_nothing_is_not_called_as_the_recipe(name: str) -> None:
 
 # CPU hours of the packages that only tests need: the emulator, the validator, Triton.
 TOOLS = 0.2
-# Tests of these on a CPU need any torch. Where ours is not built, conda-forge's or PyPI's will do.
+# The tests of these need torch on a CPU. If ours is not built, conda-forge's or PyPI's suffices.
 ANY_TORCH = {"strix-validate"}
 
 
 def test_a_package_is_not_tested_with_what_costs_more(either: RecipeSet) -> None:
-    """A package enters a channel after all that its tests require: amdsmi waited for PyTorch."""
+    """The tests of a package require no package that takes longer to build than itself.
+
+    A package enters the channel only after everything that its tests require.
+    """
     costs = read_costs(either.recipes.values(), either.base)
     hours = {name: cost.cpu_hours for name, cost in costs.items()}
     for name, recipe in either.recipes.items():
@@ -86,7 +95,7 @@ def test_a_package_is_not_tested_with_what_costs_more(either: RecipeSet) -> None
 
 @pytest.mark.parametrize("changed", ["triton", "flash-attn", "amd-aiter", "strix-validate"])
 def test_kernels_follow_what_they_are_compiled_from(recipes: RecipeSet, changed: str) -> None:
-    """Kernels of another source or compiler would be installed and never used."""
+    """Kernels are rebuilt if their source or their compiler changes. Old ones are never used."""
     assert "flash-attn-kernels-gfx1151" in recipes.dependents({changed})
 
 
@@ -130,7 +139,10 @@ def test_licences_of_what_is_linked_in(
 
 
 def test_kernels_are_bound_to_what_they_were_compiled_from(recipes: RecipeSet) -> None:
-    """Beside another build none of the kernels is used, and no message would say so."""
+    """Packages of kernels have constraints on the builds from which they were compiled.
+
+    With another build no kernel would be used, and there would be no message.
+    """
 
     def constraints(name: str) -> list[Any]:
         outputs = render(recipes.recipes[name].path, recipes.base, "x")
@@ -154,7 +166,7 @@ def test_one_late_package_of_conda_forge_does_not_stop_vllm(recipes: RecipeSet) 
 
 
 def test_what_a_test_is_pinned_to_is_read(tmp_path: Path) -> None:
-    """A pin in the requirements of a test is a mapping, as in those of the recipe."""
+    """A dependency is also read from a pin in the requirements of a test, which is a mapping."""
     mini = MiniProject(tmp_path)
     mini.recipe("beta")
     path = mini.recipe("alpha") / "recipe.yaml"
@@ -164,8 +176,8 @@ def test_what_a_test_is_pinned_to_is_read(tmp_path: Path) -> None:
     assert recipes.direct_needs("alpha") == {"beta"}
 
 
-def without_hashes(outputs: list[dict[str, Any]]) -> set[str]:
-    """Return rendered outputs, each once, without the hashes of their build strings."""
+def remove_hashes(outputs: list[dict[str, Any]]) -> set[str]:
+    """Return rendered outputs as JSON without the hashes in their build strings, each once."""
     return {re.sub("h[0-9a-f]{7}_", "h_", json.dumps(output)) for output in outputs}
 
 
@@ -177,7 +189,7 @@ def test_driver_adds_only_the_hash(name: str) -> None:
     with_driver = [output["recipe"] for output in render(path, recipes.base, "x")]
     without_driver = render_plain(path)
     assert with_driver != without_driver
-    assert without_hashes(with_driver) == without_hashes(without_driver)
+    assert remove_hashes(with_driver) == remove_hashes(without_driver)
 
 
 def test_no_recipe_knows_its_base() -> None:
@@ -216,7 +228,7 @@ def test_variants_have_reasons() -> None:
 
 
 def test_packages_name_sources_that_others_can_fetch(recipes: RecipeSet) -> None:
-    """Recipes on the base whose packages are published do so, or state a reason."""
+    """On conda-forge's base, a recipe has a source outside of PyPI, or states the reason."""
     reasons = "no hash of upstream's archive|from upstream's own wheel"
     without_reason = []
     for name, recipe in recipes.recipes.items():
@@ -230,13 +242,13 @@ def test_packages_name_sources_that_others_can_fetch(recipes: RecipeSet) -> None
     assert archive["url"].startswith("https://github.com/aws/")
 
 
-def for_gpu(arch: str) -> RecipeSet:
-    """Return the recipes with another value of gpu_arch and no other change."""
+def load_for_gpu(arch: str) -> RecipeSet:
+    """Return the recipes with this value of gpu_arch."""
     return RecipeSet(PROJECT, bases.load(PROJECT, "conda-forge", {"gpu_arch": [arch]}))
 
 
-def names_of_gpu(recipes: RecipeSet) -> dict[str, set[str]]:
-    """Return the GPUs that the outputs of each recipe name. Comments and patches do not count."""
+def find_gpu_names(recipes: RecipeSet) -> dict[str, set[str]]:
+    """Return the GPUs that the outputs of each recipe name, in fields that users see."""
     result: dict[str, set[str]] = {}
     for name, recipe in recipes.recipes.items():
         gpus = result.setdefault(name, set())
@@ -251,17 +263,17 @@ def names_of_gpu(recipes: RecipeSet) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_conda_smithys_linter_has_nothing_to_say(name: str) -> None:
-    """The rules of conda-smithy's linter 3.62 that recipes of ours broke.
+    """Recipes follow the rules of conda-smithy's linter 3.62 that some of them once broke.
 
-    These are lint_about_contents and lint_noarch_selectors. The linter also has no variants, hence
-    it cannot slice one. `pixi run lint-recipes` runs the linter itself, which no package index that
-    CI reaches has.
+    These are lint_about_contents and lint_noarch_selectors. Besides, the linter has no variants, so
+    an expression must not slice one. `pixi run lint-recipes` runs the linter itself. CI cannot,
+    because no package index that it reaches has the linter.
     """
     text = (CHECKOUT / "recipes" / name / "recipe.yaml").read_text()
     data = yaml.safe_load(text)
     variants = yaml.safe_load((CHECKOUT / "variants.yaml").read_text())
-    sliced = [word for word in re.findall(r"([\w.]+)\[", text) if word in variants]
-    assert not sliced, f'write (NAME ~ "")[...] for {sliced}'
+    sliced_variants = [word for word in re.findall(r"([\w.]+)\[", text) if word in variants]
+    assert not sliced_variants, f'write (NAME ~ "")[...] for {sliced_variants}'
     for key in ("homepage", "license", "summary"):
         assert data["about"].get(key)
     skip = yaml.safe_load((CHECKOUT / "recipes/conda-forge.yml").read_text())["linter"]["skip"]
@@ -272,10 +284,10 @@ def test_conda_smithys_linter_has_nothing_to_say(name: str) -> None:
 
 
 def test_another_gpu_is_one_value_away() -> None:
-    ours = names_of_gpu(for_gpu("gfx1151"))
-    other = names_of_gpu(for_gpu("gfx1150"))
+    ours = find_gpu_names(load_for_gpu("gfx1151"))
+    other = find_gpu_names(load_for_gpu("gfx1150"))
     assert ours.keys() == other.keys()
-    # The products are about gfx1151, whichever GPU the channel is for.
+    # The summaries of the two products name gfx1151, even in a channel for another GPU.
     for name in ours.keys() - {"strix-emulate", "strix-validate"}:
         expected = set()
         for gpu in ours[name]:
@@ -297,8 +309,8 @@ def test_plan_says_what_upstream_lacks_for_another_gpu(tmp_path: Path) -> None:
 
 
 def test_tests_of_packages_know_their_gpu() -> None:
-    """recipes/checks reads the variant key, so outputs that name a GPU have to use it."""
-    recipes = for_gpu("gfx1150")
+    """An output with a GPU in its build string uses the variant gpu_arch, which its tests read."""
+    recipes = load_for_gpu("gfx1150")
     for recipe in recipes.recipes.values():
         for output in render(recipe.path, recipes.base, "x"):
             build = output["recipe"]["build"]
@@ -307,7 +319,7 @@ def test_tests_of_packages_know_their_gpu() -> None:
 
 
 def test_no_archive_of_another_gpu_is_taken_for_ours() -> None:
-    sources = list_sources(for_gpu("gfx1150").recipes["rocm-sdk"])
+    sources = list_sources(load_for_gpu("gfx1150").recipes["rocm-sdk"])
     (source,) = [source for source in sources if "therock" in source.origin]
     assert "gfx1150" in source.origin
     assert set(source.digest) == {"0"}
@@ -326,7 +338,10 @@ def test_versions_agree(either: RecipeSet) -> None:
 
 
 def test_what_pypi_has_is_named(either: RecipeSet) -> None:
-    """Without a name in extra.pypi, pixi would install PyPI's package over ours."""
+    """Each package of ours that PyPI has is named in extra.pypi.
+
+    Without the name, pixi would install PyPI's package over ours.
+    """
     names = pypi.read_names(PROJECT.recipes)
     assert names["pytorch"] == "torch"
     assert "libtorch" not in names
@@ -337,7 +352,10 @@ def test_what_pypi_has_is_named(either: RecipeSet) -> None:
 
 
 def test_vllm_runs_the_checks_of_its_kernels(either: RecipeSet) -> None:
-    """Its package test runs them with all that they need. Status 3, a skip, passes two of them."""
+    """vLLM's package test runs the checks of its kernels, with everything that they require.
+
+    Two of these commands may end with status 3, which means that checks were skipped.
+    """
     recipe = either.recipes["vllm"]
     output = render(recipe.path, either.base, "x")[0]["recipe"]
     (test,) = [test for test in output["tests"] if "script" in test]
@@ -354,7 +372,10 @@ def test_vllm_runs_the_checks_of_its_kernels(either: RecipeSet) -> None:
 
 
 def test_doctor_comes_with_few_packages(tmp_path: Path) -> None:
-    """A user of the channel runs it first, with `pixi exec --spec strix-validate`."""
+    """strix-validate, which has the doctor, requires few packages.
+
+    Users of the channel run it first, with `pixi exec --spec strix-validate`.
+    """
     rendered = Rendered({})
     solver = Solver(tmp_path, rendered)
     python = rendered.pinned("python")

@@ -15,7 +15,10 @@ RECIPE = CHECKOUT / "recipes" / "rocm-sdk"
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 @pytest.mark.parametrize("initial", [{}, {"ROCM_PATH": "/mine", "CMAKE_PREFIX_PATH": "/a;b c"}])
 def test_activation_restores_what_it_changed(tmp_path: Path, shell: str, initial: dict) -> None:
-    """They do so under `set -eu` as well, and with a sysroot, for which the compiler gets flags."""
+    """After deactivation, the environment is as before activation.
+
+    The scripts work under `set -eu`, and with a sysroot, for which they set compiler flags.
+    """
     prefix = tmp_path / "a prefix"
     (prefix / "x86_64-conda-linux-gnu/sysroot").mkdir(parents=True)
     names = ["core-activate", "devel-activate", "devel-deactivate", "core-deactivate"]
@@ -73,7 +76,11 @@ def test_users_own_value_stays(name: str, value: str) -> None:
 
 
 def test_a_value_of_another_project_is_not_set() -> None:
-    """docs/rocm.md has the reason: without them MIOpen has too few solvers on gfx1151."""
+    """Activation sets no MIOPEN_DEBUG variable, and docs/rocm.md lists every variable that it sets.
+
+    Other projects set some to disable solvers. MIOpen would then have too few on gfx1151, as
+    docs/rocm.md explains.
+    """
     texts = "".join(file.read_text() for file in (RECIPE / "activation").iterdir())
     assert "MIOPEN_DEBUG" not in texts
     table = (CHECKOUT / "docs/rocm.md").read_text()

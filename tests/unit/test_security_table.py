@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""SECURITY.md's table: each promise names tests, and behind each test there is a guard."""
+"""SECURITY.md's table: each promise names tests, and each test fails without some guard."""
 
 import re
 
@@ -9,51 +9,70 @@ from support.project import CHECKOUT
 
 TESTS = {path.name: path.read_text() for path in CHECKOUT.glob("tests/*/test_*.py")}
 NAMED = re.compile(r"`(test_\w+\.py)::(\w+)`")
-# with a guard each, in a test that is not of one promise
+# The tests that fail without a guard of support/guards.py: (file, name).
 GUARDED = {tuple(guard.test.rpartition("/")[2].split("::")) for guard in GUARDS}
-# what holds by the shape of the code: the test would fail with other code, not with less of it
-SHAPED = {
+# Tests of promises that hold by the structure of the code. No single guard could be removed.
+STRUCTURAL = {
     ("test_slow_servers.py", "test_each_request_ends"),
     ("test_foreign_git.py", "test_a_moved_branch_changes_nothing"),
 }
 
 
-def rows() -> list[list[str]]:
+def read_rows() -> list[list[str]]:
+    """Return the cells of each row: attacker, promise, tests."""
     text = (CHECKOUT / "SECURITY.md").read_text()
     table = text.split("| attacker | promise | test |")[1].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
-def missing(cell: str, tests: dict[str, str]) -> list[str]:
-    """What a cell names and no test file has; or that it names nothing."""
-    named = NAMED.findall(cell)
-    lost = [
-        f"{file}::{name}"
-        for file, name in named
-        if not re.search(rf"^ *(def|class) {name}\b", tests.get(file, ""), re.M)
-    ]
-    return lost if named else ["nothing"]
+def find_missing_tests(cell: str, tests: dict[str, str]) -> list[str]:
+    """Return the tests that a cell names and that do not exist.
+
+    If the cell names no test, return `["nothing"]`.
+
+    Args:
+        cell: The cell.
+        tests: The text of each test file, by its name.
+    """
+    references = NAMED.findall(cell)
+    if not references:
+        return ["nothing"]
+    missing = []
+    for file, name in references:
+        if not re.search(rf"^ *(def|class) {name}\b", tests.get(file, ""), re.M):
+            missing.append(f"{file}::{name}")
+    return missing
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row[1][:40])
+@pytest.mark.parametrize("row", read_rows(), ids=lambda row: row[1][:40])
 def test_each_promise_names_its_tests(row: list[str]) -> None:
     assert len(row) == 3 and row[1]
-    assert missing(row[2], TESTS) == []
-    assert re.sub(NAMED, "", row[2]).strip(" ,") == "", "something that is no test"
+    assert find_missing_tests(row[2], TESTS) == []
+    assert re.sub(NAMED, "", row[2]).strip(" ,") == "", "the cell has something that is no test"
 
 
 def test_each_named_test_guards_something() -> None:
-    named = {test for row in rows() for test in NAMED.findall(row[2])}
-    assert named - SHAPED == GUARDED
+    tests: set[tuple[str, str]] = set()
+    for row in read_rows():
+        tests.update(NAMED.findall(row[2]))
+    assert tests - STRUCTURAL == GUARDED
 
 
 def test_there_are_rows() -> None:
-    assert len([row for row in rows() if row[0]]) == 7 and len(rows()) > 20
+    rows = read_rows()
+    assert len([row for row in rows if row[0]]) == 7
+    assert len(rows) > 20
 
 
 def test_what_is_not_there_is_found() -> None:
-    assert missing("`test_a.py::test_x`", {"test_a.py": "def test_y"}) == ["test_a.py::test_x"]
-    assert missing("`test_a.py::test_x`", {"test_a.py": "def test_xy"}) == ["test_a.py::test_x"]
-    assert missing("`test_b.py::test_x`", {"test_a.py": "def test_x"}) == ["test_b.py::test_x"]
-    assert missing("by hand", {}) == ["nothing"]
-    assert missing("`test_a.py::test_y`", {"test_a.py": "def test_y"}) == []
+    assert find_missing_tests("`test_a.py::test_x`", {"test_a.py": "def test_y"}) == [
+        "test_a.py::test_x"
+    ]
+    assert find_missing_tests("`test_a.py::test_x`", {"test_a.py": "def test_xy"}) == [
+        "test_a.py::test_x"
+    ]
+    assert find_missing_tests("`test_b.py::test_x`", {"test_a.py": "def test_x"}) == [
+        "test_b.py::test_x"
+    ]
+    assert find_missing_tests("by hand", {}) == ["nothing"]
+    assert find_missing_tests("`test_a.py::test_y`", {"test_a.py": "def test_y"}) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a published channel tells hosts and clients: names on PyPI, caching."""
+"""The names on PyPI in a published channel, and its headers for caching."""
 
 import json
 from pathlib import Path
@@ -28,34 +28,35 @@ def source(tmp_path: Path) -> Source:
     return source
 
 
-def forms(target: Path) -> list[dict[str, dict]]:
-    """The records of noarch in every form of the index that clients solve with."""
+def read_forms(target: Path) -> list[dict[str, dict]]:
+    """Return the records of noarch by file name, from each of the three forms of the index."""
     folder = target / "noarch"
     shards = msgpack.unpackb(unzstd((folder / publish.FORMS[0]).read_bytes()))["shards"]
-    merged: dict[str, dict] = {}
+    sharded: dict[str, dict] = {}
     for digest in shards.values():
         data = (folder / "shards" / f"{digest.hex()}.msgpack.zst").read_bytes()
-        merged |= msgpack.unpackb(unzstd(data))["packages.conda"]
+        sharded |= msgpack.unpackb(unzstd(data))["packages.conda"]
     texts = [(folder / "repodata.json").read_bytes()]
     texts += [unzstd((folder / "repodata.json.zst").read_bytes())]
-    return [merged, *(json.loads(text)["packages.conda"] for text in texts)]
+    return [sharded, *(json.loads(text)["packages.conda"] for text in texts)]
 
 
-def purls(records: dict[str, dict]) -> dict[str, list[str]]:
+def read_purls(records: dict[str, dict]) -> dict[str, list[str]]:
+    """Return the purls of each record, by the name of the package."""
     return {record["name"]: list(record.get("purls") or []) for record in records.values()}
 
 
 def test_names_on_pypi(source: Source, target: Path) -> None:
-    """In every form of the index, in the local channel's, and as the table that pixi reads."""
+    """The names are in the local index, in each form of the published one, and in pixi's table."""
     local = json.loads((source.folder / "noarch/repodata.json").read_text())["packages.conda"]
     PublishedChannel(target).publish(source)
-    for records in (local, *forms(target)):
-        assert purls(records) == {"alpha": PURLS, "beta": []}
+    for records in (local, *read_forms(target)):
+        assert read_purls(records) == {"alpha": PURLS, "beta": []}
     assert json.loads((target / pypi.TABLE).read_text()) == NAMES
-    # a withdrawal, which has no source, keeps both
+    # A withdrawal does not read the local channel, but it keeps the names in the index and table.
     PublishedChannel(target).withdraw(["beta-1.0-h1234567_0"], "broken")
     assert json.loads((target / pypi.TABLE).read_text()) == NAMES
-    assert all(purls(records) == {"alpha": PURLS} for records in forms(target))
+    assert all(read_purls(records) == {"alpha": PURLS} for records in read_forms(target))
     require_whole(target)
 
 
@@ -69,17 +70,17 @@ def test_older_local_channel_gets_names(source: Source) -> None:
 
 
 def test_older_channel_gets_all_of_it(source: Source, target: Path) -> None:
-    """One published without names and headers, at its next publish."""
+    """A channel that was published without names and headers gets both when published again."""
     PublishedChannel(target).publish(Source(source.folder))
     for name in (pypi.TABLE, publish.HEADERS):
         (target / name).unlink()
     assert PublishedChannel(target).publish(source) == []
-    assert all(purls(records)["alpha"] == PURLS for records in forms(target))
+    assert all(read_purls(records)["alpha"] == PURLS for records in read_forms(target))
     assert (target / publish.HEADERS).read_text() == publish.headers()
 
 
 @pytest.mark.parametrize(
-    ("url", "of"),
+    ("url", "is_in_channel"),
     [
         ("https://h/c/noarch/x.conda", True),
         ("https://h/c/linux-64/x.conda", True),
@@ -87,16 +88,16 @@ def test_older_channel_gets_all_of_it(source: Source, target: Path) -> None:
         ("https://evil/c/noarch/x.conda", False),
         ("https://h/c/../x.conda", False),
         ("https://h/c/%2e%2e/x.conda", False),
-        # before and after the channel's own, as texts are compared
+        # These URLs sort before and after that of the channel.
         ("https://a/c/noarch/x.conda", False),
         ("http://h/c/noarch/x.conda", False),
         ("https://h/c/noarch/../../x.conda", False),
         ("https://h/channel/noarch/x.conda", False),
     ],
 )
-def test_whose_file(url: str, of: bool) -> None:
+def test_whose_file(url: str, is_in_channel: bool) -> None:
     for channel in ("https://h/c", "https://h/c/"):
-        assert is_of(url, channel) is of
+        assert is_of(url, channel) is is_in_channel
 
 
 def test_headers_name_each_path_once() -> None:

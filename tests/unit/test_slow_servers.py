@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Each request ends, even if a server sends nothing or one byte per second.
 
-The servers never hang up, so a request that does not give up blocks its test for ever. `silent`
-sends nothing, `trickle` sends its whole answer slowly, and `slow` only the body.
+The servers never close a connection, so a request without a time limit would block its test. The
+server `silent` sends nothing, `trickle` sends its whole answer slowly, and `slow` only the body.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from forge.sources.cache import Source, SourceCache
 from forge.sources.download import Downloader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000000\r\n\r\n"
-# A file of zstd begins like this.
+# The first bytes are those of a zstd file.
 BODY = b"\x28\xb5\x2f\xfd" + bytes(1000)
 # The value of FORGE_TIMEOUT.
 SECONDS = 1
@@ -32,7 +32,7 @@ SECONDS = 1
 
 @pytest.fixture(params=["silent", "slow", "trickle"])
 def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a slow server."""
+    """The URL of a channel on a slow server."""
     monkeypatch.setenv("FORGE_TIMEOUT", str(SECONDS))
     stop = threading.Event()
 
@@ -52,7 +52,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
                 client = server.accept()[0]
             except OSError:
                 return
-            threading.Thread(target=_quietly, args=(answer, client), daemon=True).start()
+            threading.Thread(target=_ignore_errors, args=(answer, client), daemon=True).start()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=accept, args=(server,), daemon=True).start()
@@ -60,28 +60,28 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         stop.set()
 
 
-def _quietly(answer: Callable[[socket.socket], None], client: socket.socket) -> None:
-    # The other side gives up, which is the point of the test.
+def _ignore_errors(answer: Callable[[socket.socket], None], client: socket.socket) -> None:
+    # The client closes the connection, as the test expects.
     with contextlib.suppress(OSError):
         answer(client)
 
 
-def source(tmp_path: Path, url: str) -> None:
+def fetch_source(tmp_path: Path, url: str) -> None:
     project = Project(tmp_path, tmp_path / "channel", tmp_path / "build")
     SourceCache(project).fetch(Source(f"{url}/a.tar.gz", "0" * 64, None), lambda *_: None)
 
 
-def page(tmp_path: Path, url: str) -> None:
+def read_page(tmp_path: Path, url: str) -> None:
     downloader = Downloader()
     downloader._indexes = [{"type": "index", "url": url}]
-    # A host that is too slow is asked only once.
+    # Only the first of these requests waits: a host that was too slow is not asked again.
     for name in "abcdefghijklmnopqrstuvwxyz":
         with pytest.raises(NotAttempted, match="127"):
             downloader.files_of(name)
     downloader.locate("a.whl", PackageURL("pypi", None, "alpha", "1"))
 
 
-def commit(tmp_path: Path, url: str) -> None:
+def fetch_commit(tmp_path: Path, url: str) -> None:
     project = Project(tmp_path, tmp_path / "channel", tmp_path / "build")
     SourceCache(project).fetch(Source(url, "", commit="0" * 40), lambda *_: None)
 
@@ -89,9 +89,9 @@ def commit(tmp_path: Path, url: str) -> None:
 REQUESTS: dict[str, Callable[[Path, str], object]] = {
     "a file of a channel": lambda _, url: read(Location(url), "noarch/repodata.json"),
     "a solve": lambda tmp_path, url: workspace(tmp_path, url).lock(),
-    "a source": source,
-    "pages of pip's index": page,
-    "a commit": commit,
+    "a source": fetch_source,
+    "pages of pip's index": read_page,
+    "a commit": fetch_commit,
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The sources that recipes may name, and where pip's configuration says to look for their files."""
+"""The sources that recipes may name, and fetching their files as pip's configuration states."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ DOWN = "http://127.0.0.1:9/simple"
 
 
 def test_cache_key() -> None:
-    """rattler-build 0.73 itself gave a source this key in its cache."""
+    """The key of a source is the one that rattler-build 0.73 used in its own cache."""
     url = "http://127.0.0.1:18765/demo-1.0.tar.gz"
     sha256 = "682d061b5f5b48149308d1076f53ccbd62f7ca90d1509c88adfeea6581ecd71c"
     assert cache.cache_key(url, sha256) == "9f5c11690e33fdb6"
@@ -61,7 +61,10 @@ def test_source_without_what_pins_it(tmp_path: Path, source: str, message: str) 
 
 
 def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip's own order is [global], [install], which also resolves, and the environment."""
+    """Settings are taken from [global], [install] and the environment; the last one wins.
+
+    pip itself has this order when it resolves.
+    """
     file = tmp_path / "pip.conf"
     file.write_text(
         "[global]\nindex-url = a\nproxy = b\ncert = c\nextra-index-url =\n    d\n    e\n"
@@ -80,13 +83,13 @@ def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Index:
-    """A configuration of pip, and an index of one wheel.
+    """A configuration of pip, and an index with one wheel.
 
     Attributes:
-        folder: Where the index is.
+        folder: The folder of the index.
         settings: The settings of pip.
         wheel: The file of the wheel.
-        sha256: Its digest.
+        sha256: The sha256 of the wheel.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +108,7 @@ class Index:
         )
 
     def fetch(self, **source: str) -> str:
-        """Fetch the wheel into a new cache and return its text.
-
-        `source` replaces fields of its Source.
-        """
+        """Fetch the wheel into a new cache and return its text. `source` has fields of Source."""
         fields = {"url": f"{PYPI_URL}/{WHEEL}", "sha256": self.sha256, "purl": PURL} | source
         project = Project(self.folder, self.folder / "channel", self.folder / "build")
         return SourceCache(project).fetch(Source(**fields), lambda *_: None).read_text()
@@ -120,7 +120,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 
 def test_index_and_further_index(index: Index) -> None:
-    """A file for another system is found by its name. An index that is down hides no other."""
+    """A file is fetched by its name, even if it is for another system.
+
+    If one index does not answer, the others are used.
+    """
     with pytest.raises(NotAttempted, match=r"pip's index offers no demo.*127\.0\.0\.1:9"):
         index.fetch()
     index.settings["extra-index-url"] = (index.folder / "simple").as_uri()
@@ -151,7 +154,7 @@ def test_certificates_that_cannot_be_read(index: Index) -> None:
 
 
 def test_a_server_proves_who_it_is(index: Index) -> None:
-    """Its certificate is among those of pip or the system, unless pip trusts its host."""
+    """A server's certificate must be one of pip's or the system's, unless pip trusts the host."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([])
     now = datetime.now(UTC)
@@ -181,7 +184,7 @@ def test_a_server_proves_who_it_is(index: Index) -> None:
 
 
 def test_a_folder_of_wheels_and_a_copy_that_is_cut(index: Index) -> None:
-    """A damaged copy in the cache is fetched anew from where it came."""
+    """A wheel is found in a folder of `find-links`. A damaged copy of it is fetched again."""
     index.settings["find-links"] = f"{index.folder / 'absent'} {index.wheel.parent}"
     assert index.fetch() == "a wheel of another system"
     (cached,) = (index.folder / "build" / "sources").rglob(WHEEL)
@@ -201,15 +204,15 @@ def test_a_server_without_ranges_sends_all_of_it_again(tmp_path: Path) -> None:
     assert reports[-1] == ("a.bin", 5, 5)
 
 
-@pytest.mark.parametrize("how", ["clone -q --bare", "clone -q", "clone -q --depth 1"])
-def test_any_repository_with_the_commit_will_do(tmp_path: Path, how: str) -> None:
-    """The cache keeps only that commit of it."""
+@pytest.mark.parametrize("command", ["clone -q --bare", "clone -q", "clone -q --depth 1"])
+def test_any_repository_with_the_commit_will_do(tmp_path: Path, command: str) -> None:
+    """A commit is added from any kind of repository. The cache has only that commit."""
     upstream = tmp_path / "up"
     upstream.mkdir()
     for text in ("first\n", "second\n"):
         (upstream / "text").write_text(text)
         newest = commit(upstream)
-    subprocess.run(f"git {how} {upstream.as_uri()} {tmp_path}/other", shell=True, check=True)
+    subprocess.run(f"git {command} {upstream.as_uri()} {tmp_path}/other", shell=True, check=True)
     source = Source("https://upstream.invalid/demo.git", "", commit=newest)
     source_cache = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
     assert source_cache.add(tmp_path / "other", [source]) == source
@@ -224,7 +227,10 @@ def test_any_repository_with_the_commit_will_do(tmp_path: Path, how: str) -> Non
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_an_archive_stays_packed_where_its_recipe_says_so(tmp_path: Path, packed: bool) -> None:
-    """`file_name` of rattler-build says so. A large archive is then not unpacked twice."""
+    """An archive is not unpacked if its recipe has rattler-build's key `file_name`.
+
+    The build script then unpacks it, so that a large archive is not unpacked twice.
+    """
     (tmp_path / "text").write_text("text")
     archive = shutil.make_archive(str(tmp_path / "demo"), "gztar", tmp_path, "text")
     source = Source("https://upstream.invalid/demo.tar.gz", sha256_file(Path(archive)))
@@ -237,14 +243,14 @@ def test_an_archive_stays_packed_where_its_recipe_says_so(tmp_path: Path, packed
     folder = tmp_path / "src_cache"
     assert prepare(recipe, data, source_cache, folder) == ""
     (entry,) = (folder / ".metadata").glob("*.json")
-    described = json.loads(entry.read_text())
-    assert (folder / described["cache_path"]).samefile(source_cache.path(source))
-    assert ("extracted_path" in described) == (not packed)
+    metadata = json.loads(entry.read_text())
+    assert (folder / metadata["cache_path"]).samefile(source_cache.path(source))
+    assert ("extracted_path" in metadata) == (not packed)
     assert any(folder.glob("*_extracted")) == (not packed)
 
 
 def test_a_file_that_no_recipe_names(tmp_path: Path) -> None:
-    """If a recipe names a file of that name, the message has that recipe's digest."""
+    """If a recipe names a file of the same name, the message has the sha256 in that recipe."""
     source_cache = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
     names = {"demo.tar.gz": "1" * 64, "other.tar.gz": "2" * 64}
     sources = [Source(f"https://upstream.invalid/{name}", digest) for name, digest in names.items()]
@@ -257,13 +263,13 @@ def test_a_file_that_no_recipe_names(tmp_path: Path) -> None:
 
 
 class Moved:
-    """A recipe has the sha256 of another file than the one that pip's index offers.
+    """An index whose file has another sha256 than the recipe states.
 
     Attributes:
         index: The index.
         name: The name of the file.
-        file: The file that the index offers.
-        sha256: The digest that the index states at first.
+        file: The file on the index.
+        sha256: The sha256 that the index states at first.
         cache: The cache of sources.
     """
 
@@ -279,12 +285,12 @@ class Moved:
         self.cache = SourceCache(project)
 
     def write_page(self, fragment: str) -> None:
-        """Write the page of the index, whose link ends with this fragment."""
+        """Write the page of the index. Its link to the file ends with this fragment."""
         page = f'<a href="../../{self.name}{fragment}">{self.name}</a>'
         write_text(self.index.folder / "simple" / "demo" / "index.html", page)
 
     def require_refused(self, *parts: str) -> None:
-        """Require that the file is refused with both digests and these parts in the message."""
+        """Require that the file is refused. The message has both sha256 and these parts."""
         purl = PackageURL.from_string(f"pkg:pypi/demo@2.0?file_name={self.name}")
         with pytest.raises(Refused) as failed:
             source = Source(f"{PYPI_URL}/{self.name}", "0" * 64, purl)
@@ -312,7 +318,10 @@ def test_nobody_states_the_sha256(moved: Moved) -> None:
 
 @pytest.mark.parametrize("cut", [0, 60])
 def test_a_damaged_file_is_not_to_be_written(moved: Moved, cut: int) -> None:
-    """pip's index states another sha256, whether the file is complete or not."""
+    """A file with another sha256 than pip's index states is deleted: it is damaged or forged.
+
+    The message does not advise to write its sha256 into the recipe.
+    """
     evil = tarball(file("demo/text", b"evil"))
     moved.file.write_bytes(evil[:cut] or evil)
     moved.require_refused(
@@ -327,7 +336,7 @@ def test_a_damaged_file_is_not_to_be_written(moved: Moved, cut: int) -> None:
     ids=["a page", "cut", "empty"],
 )
 def test_what_is_no_archive_is_not_to_be_written(moved: Moved, content: bytes) -> None:
-    """This holds even if no index states a sha256."""
+    """A file that is no archive is deleted, even if no index states a sha256."""
     moved.write_page("")
     moved.file.write_bytes(content)
     moved.require_refused("It was deleted: ", "cannot be unpacked")

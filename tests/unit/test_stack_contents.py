@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A stack installs nothing that a server does not need, by real conda-forge records."""
+"""With real conda-forge records, a stack installs no package that a server does not need."""
 
 import re
 
@@ -11,13 +11,14 @@ from support.project import CHECKOUT, STACKS
 
 from forge.envs.manifest import Manifest
 
-# Packages for a screen, a printer, a sound card or the GPU of another vendor.
-BALLAST = re.compile(
+# The beginnings of the names of packages for a screen, a printer, a sound card or another vendor's
+# GPU.
+UNNEEDED = re.compile(
     r"(qt|pyqt|pyside|gtk|xorg-|libx11|cups|cairo|pango|fontconfig|libgl|libegl|mesa|wayland|sdl|"
     r"pulseaudio|alsa|ffmpeg|libopenvino|intel-|mkl$|cuda|nvidia-|cudnn|nccl|libnv|"
     r"libcu(blas|fft|rand|solver|sparse))"
 )
-# Pillow has no build without its clipboard, which needs these.
+# Each build of Pillow needs these, for its clipboard.
 TOLERATED = {"xorg-libxau", "xorg-libxdmcp"}
 
 
@@ -38,22 +39,22 @@ def contents(solver: Solver, request: pytest.FixtureRequest) -> tuple[str, list[
     return request.param, solver.records(manifest.environments["default"], STRIX_HALO)
 
 
-def ballast(records: list[RepoDataRecord]) -> set[str]:
-    """Return packages that a server does not need, and the slow reference BLAS."""
+def find_unneeded(records: list[RepoDataRecord]) -> set[str]:
+    """Return the packages that a server does not need, and the slow reference BLAS."""
     result = set()
     for record in records:
         name = record.name.normalized
         is_reference_blas = str(record.build).endswith("netlib")
-        if is_reference_blas or (BALLAST.match(name) and name not in TOLERATED):
+        if is_reference_blas or (UNNEEDED.match(name) and name not in TOLERATED):
             result.add(name)
     return result
 
 
 def test_a_stack_has_no_ballast(contents: tuple[str, list[RepoDataRecord]]) -> None:
     _, records = contents
-    assert not ballast(records)
+    assert not find_unneeded(records)
     (blas,) = [record for record in records if record.name.normalized == "libopenblas"]
-    assert str(blas.build).startswith("openmp"), "it hangs beside OpenMP"
+    assert str(blas.build).startswith("openmp"), "any other build hangs in a process with OpenMP"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def solver_313(tmp_path_factory: pytest.TempPathFactory) -> Solver:
 def test_a_stack_has_no_ballast_for_python_313(solver_313: Solver, stack: str) -> None:
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
     specs = [*manifest.environments["default"], "python 3.13.*"]
-    assert not ballast(solver_313.records(specs, STRIX_HALO))
+    assert not find_unneeded(solver_313.records(specs, STRIX_HALO))
 
 
 @pytest.mark.parametrize(
@@ -79,13 +80,16 @@ def test_a_stack_has_no_ballast_for_python_313(solver_313: Solver, stack: str) -
     ],
 )
 def test_ballast_is_seen(solver: Solver, specs: list[str], expected: set[str]) -> None:
-    assert expected <= ballast(solver.records(specs))
+    assert expected <= find_unneeded(solver.records(specs))
 
 
 def test_the_readme_says_what_is_downloaded(
     rendered: Rendered, contents: tuple[str, list[RepoDataRecord]]
 ) -> None:
-    """It states the size of conda-forge's packages. The size of ours is known after a build."""
+    """The stack's README states the number and the size of the packages of conda-forge.
+
+    The size of our own packages is only known after a build.
+    """
     stack, records = contents
     downloads = [each for each in records if each.name.normalized not in rendered.outputs]
     size = sum(record.size or 0 for record in downloads) / 2**20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The subpackages of the two products: what each shows to others, and that others take no more."""
+"""The public names of the two products' subpackages, and the uses of these names by other code."""
 
 import ast
 from collections.abc import Iterator
@@ -13,43 +13,47 @@ SOURCES = {
     "strix_emulate": CHECKOUT / "packages/strix-emulate/src/strix_emulate",
 }
 SUBPACKAGES = [path.parent for path in python_files(*SOURCES.values()) if path.stem == "__init__"]
-# what uses the products, besides the emulator's own tests: those look at each part
+# The code that uses the products. The emulator's own tests are left out, since they test private
+# functions too.
 USERS = ("packages/strix-validate", "packages/strix-emulate/src", "recipes", "tests")
 
 
-def name_of(path: Path) -> str:
-    """a.b.c for .../src/a/b/c.py; a.b for .../src/a/b/__init__.py."""
+def get_module_name(path: Path) -> str:
+    """Return the name of a module or subpackage from its path below src."""
     parts = path.with_suffix("").parts
     return ".".join(parts[parts.index("src") + 1 :]).removesuffix(".__init__")
 
 
-def shown(place: Path) -> list[str]:
-    """What a module shows, or a subpackage."""
-    module = place if place.suffix else place / "__init__.py"
+def read_public_names(path: Path) -> list[str]:
+    """Return `__all__` of a module, or of a subpackage."""
+    module = path if path.suffix else path / "__init__.py"
     for node in ast.parse(module.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
     return []
 
 
-MODULES = {name_of(path): path for path in python_files(*SOURCES.values())}
+MODULES = {get_module_name(path): path for path in python_files(*SOURCES.values())}
 
 
-@pytest.mark.parametrize("subpackage", SUBPACKAGES, ids=name_of)
+@pytest.mark.parametrize("subpackage", SUBPACKAGES, ids=get_module_name)
 def test_a_subpackage_names_its_public_modules(subpackage: Path) -> None:
-    below = [path.relative_to(subpackage) for path in python_files(subpackage)]
-    inside = {path.parts[0].removesuffix(".py") for path in below}
-    public = {name for name in inside if not name.startswith("_")}
+    files = [path.relative_to(subpackage) for path in python_files(subpackage)]
+    names = {path.parts[0].removesuffix(".py") for path in files}
+    public_names = {name for name in names if not name.startswith("_")}
     assert ast.get_docstring(ast.parse((subpackage / "__init__.py").read_text()))
+    # The top package of a product exports functions and classes, not modules.
     if subpackage in SOURCES.values():
-        return  # a product: what it exports are functions and classes
-    assert public <= set(shown(subpackage))
-    modules = [subpackage / path for path in below if len(path.parts) == 1 and path.stem in public]
-    assert [path for path in modules if not ast.get_docstring(ast.parse(path.read_text()))] == []
+        return
+    assert public_names <= set(read_public_names(subpackage))
+    for path in files:
+        if len(path.parts) == 1 and path.stem in public_names:
+            module = subpackage / path
+            assert ast.get_docstring(ast.parse(module.read_text())), module
 
 
-def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(module, name) of each import from the products, and of each attribute of a module."""
+def list_imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the module and the name of each import, and of each attribute of a products' module."""
     modules = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -66,67 +70,86 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def test_nothing_private_is_used_outside_its_room() -> None:
-    wrong, seen = [], 0
+    """A private name is used only by modules in the same folder."""
+    problems = []
+    count = 0
     for path in python_files(*USERS):
-        own = path.parent if "src" in path.parts else None
-        for module, name in imported(ast.parse(path.read_text())):
+        own_folder = path.parent if "src" in path.parts else None
+        for module, name in list_imports(ast.parse(path.read_text())):
             if module.split(".")[0] not in SOURCES:
                 continue
-            seen += 1
+            count += 1
             full = f"{module}.{name}"
             home = MODULES.get(full) or MODULES.get(module)
-            private = any(p.startswith("_") and not p.endswith("__") for p in full.split("."))
-            if private and (home is None or home.parent != own):
-                wrong.append(f"{path.relative_to(CHECKOUT)}: {full}")
-    assert seen > 500
-    assert wrong == []
+            parts = full.split(".")
+            is_private = any(part.startswith("_") and not part.endswith("__") for part in parts)
+            if is_private and (home is None or home.parent != own_folder):
+                problems.append(f"{path.relative_to(CHECKOUT)}: {full}")
+    assert count > 500
+    assert problems == []
 
 
 def test_others_use_the_emulator_through_its_public_face() -> None:
-    """strix_emulate says what stays; all else may change between releases of two packages."""
-    face = set(shown(SOURCES["strix_emulate"]))
-    folders = ("packages/strix-validate", "recipes", "src", "tests")
-    used = {
-        (str(path.relative_to(CHECKOUT)), module, name)
-        for path in python_files(*folders)
-        for module, name in imported(ast.parse(path.read_text()))
-        if module.split(".")[0] == "strix_emulate"
-    }
-    assert any("strix-validate/src" in path for path, _, _ in used)
-    assert {u for u in used if u[1] != "strix_emulate" or u[2] not in face} == set()
+    """Other code imports only the names that strix_emulate exports.
+
+    These names are stable. All others may change between releases of the two products.
+    """
+    public_names = set(read_public_names(SOURCES["strix_emulate"]))
+    users = set()
+    problems = []
+    for path in python_files("packages/strix-validate", "recipes", "src", "tests"):
+        file = str(path.relative_to(CHECKOUT))
+        for module, name in list_imports(ast.parse(path.read_text())):
+            if module.split(".")[0] != "strix_emulate":
+                continue
+            users.add(file)
+            if module != "strix_emulate" or name not in public_names:
+                problems.append(f"{file}: {module}.{name}")
+    assert any("strix-validate/src" in file for file in users)
+    assert problems == []
 
 
 def test_recipes_use_the_validator_through_its_public_face() -> None:
-    """strix_validate.testing is for them; beside it they only run commands (`python -m`)."""
-    face = "strix_validate.testing"
-    used = {
-        (str(path.relative_to(CHECKOUT)), f"{module}.{name}")
-        for path in python_files("recipes")
-        for module, name in imported(ast.parse(path.read_text()))
-        if module.split(".")[0] == "strix_validate"
-    }
-    names = {face, *(f"{face}.{name}" for name in shown(MODULES[face]))}
-    assert {name for _, name in used} == names
+    """Recipes import only strix_validate.testing, and each of its public names.
+
+    Besides, they only run commands of the validator (`python -m`).
+    """
+    public_module = "strix_validate.testing"
+    imports = set()
+    for path in python_files("recipes"):
+        for module, name in list_imports(ast.parse(path.read_text())):
+            if module.split(".")[0] == "strix_validate":
+                imports.add(f"{module}.{name}")
+    names = {f"{public_module}.{name}" for name in read_public_names(MODULES[public_module])}
+    names.add(public_module)
+    assert imports == names
     tree = ast.parse("from strix_validate.triton import stand_in; stand_in.install()")
-    assert not {".".join(each) for each in imported(tree)} <= names
+    assert not {".".join(each) for each in list_imports(tree)} <= names
 
 
 def test_the_emulators_names_are_where_they_are_said_to_be() -> None:
-    """They are imported at first use, from a table beside the imports that mypy reads."""
+    """The table _HOMES, the imports that mypy reads and `__all__` have the same names.
+
+    strix_emulate imports a name at its first use, from the module that _HOMES states.
+    """
     tree = ast.parse((SOURCES["strix_emulate"] / "__init__.py").read_text())
     assert isinstance(tree.body[0], ast.Expr)
-    checked = {
-        (node.module.removeprefix("strix_emulate."), alias.asname or alias.name)
-        for block in tree.body
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
-    (homes,) = [
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES"
-    ]
-    assert checked == {(home, name) for home, names in homes.items() for name in names}
-    assert sorted(name for _, name in checked) == sorted(shown(SOURCES["strix_emulate"]))
+    imports_for_mypy = set()
+    homes: dict[str, list[str]] = {}
+    for block in tree.body:
+        if isinstance(block, ast.Assign) and ast.unparse(block.targets[0]) == "_HOMES":
+            homes = ast.literal_eval(block.value)
+        if not isinstance(block, ast.If):
+            continue
+        for node in block.body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = node.module.removeprefix("strix_emulate.")
+                imports_for_mypy.update(
+                    (module, alias.asname or alias.name) for alias in node.names
+                )
+    imports_at_first_use = set()
+    for module, names in homes.items():
+        imports_at_first_use.update((module, name) for name in names)
+    assert imports_for_mypy == imports_at_first_use
+    public_names = sorted(read_public_names(SOURCES["strix_emulate"]))
+    assert sorted(name for _, name in imports_for_mypy) == public_names

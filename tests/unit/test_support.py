@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The support code of tests: mutants, servers, copies of the checkout, checks of built packages."""
+"""The tests' support code: mutants, servers, copies of the checkout, and checks of packages."""
 
 import errno
 import http.server
@@ -55,7 +55,7 @@ def test_a_traceback_is_no_outcome() -> None:
     tally = Tally("json", lambda *_: None)
     with pytest.raises(ValueError) as raised:
         tally.give(lambda: json.loads("{"), bool, "{")
-    assert f"FORGE_SEED={SEED}" in raised.value.__notes__[0], "nobody could repeat it"
+    assert f"FORGE_SEED={SEED}" in raised.value.__notes__[0], "a user needs the seed to repeat it"
 
 
 def test_wrong_content_and_endless_messages_are_found() -> None:
@@ -91,28 +91,28 @@ def test_programs_that_a_reader_runs_count() -> None:
     assert peak > 256 << 10
 
 
-# Another address of this machine. Nobody uses a port there between two servers of the test.
-ALONE = "127.77.1.1"
+# Another loopback address. No other program uses its ports between the two servers of the test.
+ADDRESS = "127.77.1.1"
 
 
 def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock has what a server serves now, not what another one served before at that port."""
+    """A lock has the packages of the current server, not of an earlier one at the same port."""
     ports: list[int] = []
     bind = http.server.HTTPServer.server_bind
 
-    def again(server: http.server.HTTPServer) -> None:
-        server.server_address = (ALONE, ports[0] if ports else 0)
+    def bind_same_port(server: http.server.HTTPServer) -> None:
+        server.server_address = (ADDRESS, ports[0] if ports else 0)
         bind(server)
         ports.append(server.server_port)
 
-    monkeypatch.setattr(servers.Server, "server_bind", again)
+    monkeypatch.setattr(servers.Server, "server_bind", bind_same_port)
     for version in ("1.0", "2.0"):
         channel = small_channel.make(tmp_path / version / "c", "alpha", "beta", version=version)
         for file in channel.rglob("repodata*"):
             # With this time rattler asks the server whether its cached index is still valid.
             os.utime(file, (0, 0))
         with served(channel) as url:
-            url = url.replace("127.0.0.1", ALONE)
+            url = url.replace("127.0.0.1", ADDRESS)
             app = small_channel.workspace(tmp_path / version / "app", url)
             app.lock()
         assert f"/noarch/alpha-{version}-" in app.lock_file.read_text()
@@ -126,7 +126,7 @@ def test_no_test_has_a_web_server_of_another_kind() -> None:
 
 
 def test_nothing_that_a_copy_changes_is_the_checkouts(tmp_path: Path) -> None:
-    """A copy shares only packages, which nobody writes to, with the checkout."""
+    """A copy shares only packages with the checkout. Nothing changes a package in place."""
     root = tmp_path / "copy"
     copy_checkout(root)
     names = {path.relative_to(root).parts[0] for path in root.iterdir()}
@@ -143,7 +143,7 @@ def test_nothing_that_a_copy_changes_is_the_checkouts(tmp_path: Path) -> None:
 
 
 def test_a_copy_on_another_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages are copied where a hard link is impossible, as when /tmp is a filesystem itself."""
+    """Packages are copied if hard links are impossible, for example if /tmp is a filesystem."""
 
     def hardlink_to(self: Path, _: Path) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))

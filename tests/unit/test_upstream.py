@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Each patch has a report to its project, with all that the project needs to act on it."""
+"""Each patch has a report to its upstream project, and tools/upstream_links.py checks the links."""
 
 import ast
 import json
@@ -23,12 +23,12 @@ STATE = re.compile(r"unsent|(sent|merged) https://\S+|moot \S.*")
 REPORTS = sorted(FOLDER.glob("*/*.report.md"))
 
 
-def patches_of(folder: Path) -> set[str]:
-    """Return the patches below a folder, as PROJECT/FILE."""
+def list_patches(folder: Path) -> set[str]:
+    """Return the patches below a folder, each as PROJECT/FILE."""
     return {str(path.relative_to(folder)) for path in folder.glob("*/*.patch")}
 
 
-def findings(text: str) -> Iterator[str]:
+def find_faults(text: str) -> Iterator[str]:
     """Yield the faults of a report."""
     match = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.S)
     head = yaml.safe_load(match[1]) if match else None
@@ -39,19 +39,19 @@ def findings(text: str) -> Iterator[str]:
         yield f"the head's keys are not {', '.join(sorted(KEYS))}"
         return
     if not str(head["to"]).startswith("https://github.com/"):
-        yield "`to` is no address at GitHub"
+        yield "`to` is no address on GitHub"
     if not STATE.fullmatch(str(head["state"])):
         yield f"`state` is {head['state']!r}"
     if len(match[2].split()) < 40:
-        yield "the body says too little"
+        yield "the body has fewer than 40 words"
     if re.search(r"strix-forge|/work/|/tmp/", match[2]):
         yield "the body names this repository or a machine's path"
     for language, program in re.findall(r"^```(python|sh)\n(.*?)^```$", match[2], re.S | re.M):
-        for error in syntax_errors(language, program):
+        for error in find_syntax_errors(language, program):
             yield f"{language}: {error}"
 
 
-def syntax_errors(language: str, program: str) -> Iterator[str]:
+def find_syntax_errors(language: str, program: str) -> Iterator[str]:
     """Yield the syntax errors of a program in Python or sh."""
     if language == "python":
         try:
@@ -67,7 +67,7 @@ def syntax_errors(language: str, program: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_report_has_its_form(path: Path) -> None:
-    assert list(findings(path.read_text())) == []
+    assert list(find_faults(path.read_text())) == []
 
 
 def test_each_patch_has_one_report() -> None:
@@ -75,7 +75,7 @@ def test_each_patch_has_one_report() -> None:
     for path in REPORTS:
         head = path.read_text().removeprefix("---\n").split("\n---\n")[0]
         patches += yaml.safe_load(head)["patches"]
-    assert sorted(patches) == sorted(patches_of(FOLDER))
+    assert sorted(patches) == sorted(list_patches(FOLDER))
 
 
 GOOD = """---
@@ -100,18 +100,18 @@ print(1)
         ("https://github.com/a/b", "them", "no address"),
         ("unsent", "sent it", "`state` is"),
         ("unsent", "moot", "`state` is"),
-        ("word word ", "", "too little"),
+        ("word word ", "", "fewer than 40 words"),
         ("print(1)", "print(", "was never closed"),
         ("```python\nprint(1)", "```sh\nif true", "python|sh|unexpected"),
         ("word word", "strix-forge word", "names this repository"),
     ],
 )
 def test_a_bad_report_is_found(old: str, new: str, finding: str) -> None:
-    assert list(findings(GOOD)) == []
-    assert re.search(finding, "\n".join(findings(GOOD.replace(old, new))))
+    assert list(find_faults(GOOD)) == []
+    assert re.search(finding, "\n".join(find_faults(GOOD.replace(old, new))))
 
 
-# --- the links in Upstream-Status, which `outdated` looks up, here in a mock of GitHub's API
+# --- The links in Upstream-Status. `forge outdated` checks them, here with a mock of GitHub's API.
 
 OPEN = {"state": "open", "labels": []}
 CLOSED = {"state": "closed", "closed_at": "2026-09-14T10:00:00Z", "labels": []}
@@ -144,7 +144,7 @@ ANSWERS: dict[str, Any] = {
 
 
 class GitHub(QuietHandler):
-    """A server with ANSWERS by path."""
+    """A handler that sends the answer for the path from ANSWERS, or 404."""
 
     def do_GET(self) -> None:
         answer = ANSWERS.get(self.path.partition("?")[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands of strix-validate that, by docs/validate.md, work without torch."""
+"""The commands of strix-validate that work without torch, as docs/validate.md states."""
 
 import json
 import os
@@ -22,7 +22,7 @@ main()
 
 
 def validate(words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a command without torch. Require its exit code and that there is no traceback."""
+    """Run a command without torch. It must end with this exit code and without a traceback."""
     folders = [str(CHECKOUT / "packages/strix-validate/src")]
     folders += [folder for folder in sys.path if folder]
     variables = {"PYTHONPATH": os.pathsep.join(folders), "COLUMNS": "200"}
@@ -59,7 +59,7 @@ def test_report(tmp_path: Path) -> None:
 
 
 def test_what_is_skipped_is_named(tmp_path: Path) -> None:
-    """With --only, the check that has the reason may not run."""
+    """A skipped check is named with its reason, even if --only leaves out the check behind it."""
     output = validate(f"doctor --root {tmp_path} --only doctor/vllm-memory", 3).stdout
     assert "1 skipped (doctor/vllm-memory): no gfx1151 GPU (see doctor/gpu)" in output
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`outdated`, and moves to another release. Index, files and tags are in local folders."""
+"""`forge outdated`, and moving a recipe to another release.
+
+The index, the files and the tags of upstream projects are in local folders.
+"""
 
 import hashlib
 import shutil
@@ -76,11 +79,11 @@ toy = ">=1.0,<1.1.1"
 
 
 class World:
-    """A project, and the folders that serve as its upstreams.
+    """A project, and a folder that stands for the servers of upstream projects.
 
     Attributes:
         root: The folder of the project.
-        hosts: The folder of the upstreams.
+        hosts: The folder of the servers: an index, its files and a git repository.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -109,14 +112,14 @@ class World:
         write_text(page, "\n".join([*lines, link]))
         return digest
 
-    def recipe(self, name: str, version: str, source: str, **more: str) -> None:
-        """Write a recipe. `more` has further fields of RECIPE."""
-        fields = {"host": "[]", "run": "[]", "purls": "", "uses": "x"} | more
+    def recipe(self, name: str, version: str, source: str, **others: str) -> None:
+        """Write a recipe. `others` has further fields of RECIPE."""
+        fields = {"host": "[]", "run": "[]", "purls": "", "uses": "x"} | others
         text = RECIPE.format(name=name, version=version, source=source, **fields)
         write_text(self.root / "recipes" / name / "recipe.yaml", text)
 
     def edit(self, name: str, **changes: str) -> None:
-        """Replace words in a recipe, as a maintainer does."""
+        """Replace texts in a recipe, as a maintainer does. `changes` has the new text by old."""
         path = self.root / "recipes" / name / "recipe.yaml"
         text = path.read_text()
         for old, new in changes.items():
@@ -168,7 +171,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_outdated(world: World) -> None:
-    """The newest release is no pre-release, not yanked, and no local version."""
+    """The newest release is never a pre-release, a yanked release or a local version."""
     world.recipe("library", '"3.0"', "  path: recipe.yaml", purls="'pkg:pypi/toy@1.1'")
     world.release("toy-1.1.tar.gz", attributes='data-yanked=""')
     world.release("toy-1.9+mine.tar.gz")
@@ -178,7 +181,7 @@ def test_outdated(world: World) -> None:
     assert rows["toy"].note == "1.1 was yanked: no reason given"
     assert rows["wheels"].state == "unreachable"
     assert rows["wheels"].note.startswith("pip's index offers no wheels")
-    # engine is made here, and library from the source of another recipe.
+    # engine has no upstream source, and library has the source of another recipe.
     for name in ("engine", "library"):
         assert (rows[name].newest, rows[name].note) == ("", "no upstream of its own")
 
@@ -195,7 +198,7 @@ def test_exit_codes(world: World) -> None:
 
 
 def test_a_release_of_which_one_file_is_yanked(world: World) -> None:
-    """That release is not yanked: a recipe may name its other files."""
+    """A release is not yanked if only some of its files are: a recipe may name the others."""
     for tag, attributes in (("cp311", ""), ("cp312", 'data-yanked="broken"')):
         world.release(f"wheels-2.0-{tag}-{tag}-any.whl", attributes=attributes)
     assert world.rows()["wheels"].newest == "2.0"
@@ -208,7 +211,7 @@ def test_our_versions_satisfy_our_recipes_and_stacks(recipes: RecipeSet) -> None
 
 
 def test_conflicts(world: World) -> None:
-    """If only one recipe moves, the recipes and stacks that require its old version are named."""
+    """After a recipe moves, the recipes and stacks that require its old version are named."""
     assert list(versions.conflicts(world.recipes())) == []
     world.edit("toy", **{'"1.1"': '"1.1.1"'})
     world.edit("wheels", **{'"1.0"': '"2.0"'})
@@ -220,9 +223,9 @@ def test_conflicts(world: World) -> None:
 
 
 def test_a_move_to_another_release(world: World) -> None:
-    """A maintainer edits the version and the package URL.
+    """After a maintainer edits the version and the package URL, commands report the other edits.
 
-    `sources fetch` then states the sha256 to write, and checks state what is no longer true.
+    `sources fetch` states the sha256 to write. Lint and `patches check` report the patch.
     """
     changes = {'"1.1"': '"1.1.1"', "toy@1.1?": "toy@1.1.1?", "toy-1.1.tar": "toy-1.1.1.tar"}
     world.edit("toy", **changes)
@@ -266,7 +269,7 @@ def sha256(world: World, name: str) -> str:
 
 @pytest.fixture
 def git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A repository instead of GitHub, with tags of the releases 1.0b and 1.1b and two others."""
+    """A repository in place of one on GitHub. Two tags are releases: 1.0b and 1.1b."""
     repository = world.hosts / "strix-forge-tests" / "library"
     repository.mkdir(parents=True)
     commit(repository)
@@ -285,7 +288,7 @@ def git_host(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("git_host")
 def test_tags_of_a_git_host(world: World) -> None:
-    """The package URL states that releases are tags, and their form."""
+    """The releases are the tags of a repository, in the form that the package URL states."""
     purl = 'pkg:github/strix-forge-tests/library@${{ (version ~ "b") | replace(".0b", "b") }}'
     world.recipe("library", '"1.0.0"', "  path: recipe.yaml", purls=f"'{purl}'")
     row = world.rows()["library"]
@@ -301,13 +304,13 @@ ARG WHEELS_TAG="v1.0"
 """
 
 
-def paired(world: World, text: str, files: str = "text") -> None:
-    """Write a recipe whose release 2.0 states, in its first source, what it is built with.
+def add_paired(world: World, text: str, files: str = "text") -> None:
+    """Write a recipe whose upstream states in a file of a source which versions it is built with.
 
     Args:
         world: The project.
-        text: The content of the file in that source.
-        files: The names of files that the recipe expects there.
+        text: The content of that file in release 2.0.
+        files: The names of the files that the recipe reads.
     """
     source = f"  - url: {PYPI}/paired-${{{{ version }}}}.tar.gz\n    sha256: "
     source += world.release("paired-1.0.tar.gz")
@@ -330,8 +333,11 @@ def paired(world: World, text: str, files: str = "text") -> None:
     ids=["same", "another", "no longer stated"],
 )
 def test_what_upstream_builds_a_release_with(world: World, text: str, engine: str) -> None:
-    """vLLM's Dockerfile for ROCm, for example, states the torch of its newest release."""
-    paired(world, text)
+    """The versions that the newest release is built with are compared with ours.
+
+    For example, vLLM's Dockerfile for ROCm states the version of torch.
+    """
+    add_paired(world, text)
     assert world.next_set() == [
         f"text of paired 2.0 says ENGINE_VERSION={engine} ours is engine 1.0",
         "text of paired 2.0 says WHEELS_TAG=1.0, as ours is wheels 1.0",
@@ -340,28 +346,28 @@ def test_what_upstream_builds_a_release_with(world: World, text: str, engine: st
 
 
 def test_a_file_that_a_release_no_longer_has(world: World) -> None:
-    paired(world, "", "gone")
+    add_paired(world, "", "gone")
     line = "gone of paired 2.0 says ENGINE_VERSION=nothing, but ours is engine 1.0"
     assert line in world.next_set()
 
 
-@pytest.mark.parametrize("how", ["lost", "cut", "no archive"])
-def test_a_newest_release_that_cannot_be_read(world: World, how: str) -> None:
-    """One line reports it. The command still prints the other lines."""
-    paired(world, STATED.format("1.1"))
+@pytest.mark.parametrize("damage", ["missing", "cut", "no archive"])
+def test_a_newest_release_that_cannot_be_read(world: World, damage: str) -> None:
+    """A newest release that cannot be read is reported in one line, and the command goes on."""
+    add_paired(world, STATED.format("1.1"))
     file = world.hosts / "files/paired-2.0.tar.gz"
-    if how == "lost":
+    if damage == "missing":
         file.unlink()
-    elif how == "cut":
+    elif damage == "cut":
         file.write_bytes(file.read_bytes()[:60])
     else:
         file.write_bytes(b"<html>please log in</html>")
-    (only,) = world.next_set()
-    assert only.startswith("what paired 2.0 is built with cannot be read: ")
+    (line,) = world.next_set()
+    assert line.startswith("what paired 2.0 is built with cannot be read: ")
 
 
 def test_what_became_of_links_counts(world: World) -> None:
-    """tools/upstream_links.py checks the links, unless packages are named."""
+    """`outdated` runs tools/upstream_links.py, unless packages are named, and fails if it fails."""
     script = world.root / "tools/upstream_links.py"
     script.parent.mkdir()
     script.write_text("open(__file__ + '.ran', 'w')")
@@ -398,7 +404,7 @@ def test_mutants_of_what_upstream_answers(
     record_property: Callable[[str, object], None],
     kind: str,
 ) -> None:
-    """A damaged list yields other versions or none, but nothing that is no version."""
+    """A damaged list of an upstream gives other versions or none, but no local version."""
     recipe = world.recipes().recipes["toy"]
     downloader = download.Downloader()
     file = world.hosts / "simple" / "toy" / "index.html"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The small runner of workflows does as GitHub does, and refuses what it does not know."""
+"""The tests' runner of workflows works as GitHub does, and refuses features that it lacks."""
 
 import os
 import subprocess
@@ -83,7 +83,7 @@ def test_text_with_expressions() -> None:
     ],
 )
 def test_condition(condition: str, status: dict[str, bool], result: bool) -> None:
-    """Without a function of the status, success() is required as well."""
+    """An `if` without a status function requires success() too."""
     assert holds(condition, CONTEXTS, status) is result
 
 
@@ -92,7 +92,7 @@ HEAD = "on: {push: {branches: [main], paths-ignore: ['docs/**']}, workflow_dispa
 
 
 class Repository:
-    """A repository with one workflow, and the hub that it is on."""
+    """A repository with one workflow, on a mock of GitHub."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,20 +100,20 @@ class Repository:
         (folder / "source/.github/workflows").mkdir(parents=True)
 
     def write(self, jobs: str, name: str = "x.yml", head: str = HEAD) -> None:
-        """Write a workflow of these jobs."""
+        """Write a workflow with these jobs."""
         lines = "".join(f"  {line}\n" for line in jobs.splitlines())
         (self.folder / "source/.github/workflows" / name).write_text(head + lines)
 
     def run(self, jobs: str) -> Run:
-        """Run a workflow of these jobs, each line of which is one."""
+        """Run a workflow with these jobs, one per line, and return the run."""
         self.write(jobs)
         run = Run(self.hub, "x.yml")
         run.start()
         return run
 
     @property
-    def ran(self) -> int:
-        """How many steps have said that they ran."""
+    def step_count(self) -> int:
+        """Return the number of executed steps: each appends a word to the file `ran`."""
         file = self.hub.machines / "ran"
         return len(file.read_text().split()) if file.exists() else 0
 
@@ -131,7 +131,10 @@ BASE = "runs-on: x, timeout-minutes: 1"
 
 
 def test_what_a_job_needs(repository: Repository) -> None:
-    """A failure or a skip passes on along the whole chain, unless a condition asks for more."""
+    """After a failed or a skipped job, all jobs that depend on it are skipped.
+
+    A job with a condition of its own may run all the same.
+    """
     run = repository.run(
         f"a: {{{BASE}, steps: [{{run: exit 3}}]}}\n"
         f"b: {{{BASE}, needs: a, {STEP}}}\n"
@@ -148,7 +151,7 @@ def test_what_a_job_needs(repository: Repository) -> None:
         "e": SKIPPED,
         "f": SUCCESS,
     }
-    assert repository.ran == 2
+    assert repository.step_count == 2
 
 
 def test_outputs_make_a_matrix(repository: Repository) -> None:
@@ -160,9 +163,9 @@ def test_outputs_make_a_matrix(repository: Repository) -> None:
         f"b: {{{BASE}, needs: a, strategy: {{fail-fast: false, matrix: {matrix}}}, {step}}}\n"
     )
     assert read_results(repository.run(jobs)) == {"a": SUCCESS, "b": FAILURE}
-    assert repository.ran == 3, "the others run although one fails"
+    assert repository.step_count == 3, "the other jobs run although one fails"
     repository.run(jobs.replace("fail-fast: false, ", ""))
-    assert repository.ran == 5
+    assert repository.step_count == 5
 
 
 def test_steps_after_a_failure(repository: Repository) -> None:
@@ -170,7 +173,7 @@ def test_steps_after_a_failure(repository: Repository) -> None:
         f"a: {{{BASE}, steps: [{{id: s, run: 'false'}}, {{run: echo ran >>../../ran}}, "
         "{if: \"${{ always() && steps.s.outcome == 'failure' }}\", run: 'echo ran >>../../ran'}]}\n"
     )
-    assert read_results(run) == {"a": FAILURE} and repository.ran == 1
+    assert read_results(run) == {"a": FAILURE} and repository.step_count == 1
 
 
 def test_a_workflow_that_is_called(repository: Repository) -> None:
@@ -187,22 +190,26 @@ def test_a_workflow_that_is_called(repository: Repository) -> None:
 
 
 def test_a_job_out_of_time_is_killed(repository: Repository) -> None:
-    """With all that it has started, and no step of it runs any more."""
+    """All processes of the job are killed, and no further step of it runs."""
     repository.hub.seconds = 0.2
     run = repository.run(
         f"a: {{{BASE}, steps: [{{run: 'env -i setsid sleep 600 & sleep 600'}}, "
         "{if: always(), run: 'echo ran >>../../ran'}]}"
     )
-    assert read_results(run) == {"a": CANCELLED} and repository.ran == 0
+    assert read_results(run) == {"a": CANCELLED} and repository.step_count == 0
     assert processes_in(repository.hub.machines) == []
 
 
 def test_a_disk_is_as_large_as_it_is(repository: Repository) -> None:
-    """Where it may be mounted a write fails; elsewhere the step does."""
+    """A step fails if the files of the job are larger than the disk.
+
+    On a mounted disk, the write itself fails.
+    """
     repository.hub.disk, repository.hub.image = 24 << 20, 14 << 20
-    fill = "{run: 'head -c 12000000 /dev/zero >file'}"
+    write = "{run: 'head -c 12000000 /dev/zero >file'}"
     free = "{run: sudo rm -rf /usr/local/lib/android}"
-    run = repository.run(f"a: {{{BASE}, steps: [{fill}]}}\nb: {{{BASE}, steps: [{free}, {fill}]}}")
+    jobs = f"a: {{{BASE}, steps: [{write}]}}\nb: {{{BASE}, steps: [{free}, {write}]}}"
+    run = repository.run(jobs)
     assert read_results(run) == {"a": FAILURE, "b": SUCCESS}, run.log
 
 
@@ -214,36 +221,38 @@ def test_the_quota_where_nothing_is_mounted(
 
 
 def test_a_disk_gives_back_what_is_removed(tmp_path: Path) -> None:
-    """The file that it is does not keep the size of all that was ever written."""
+    """Removing a file on a mounted disk frees its space in the disk's own file."""
     with Machine(tmp_path / "machine", tmp_path / "hold", 64 << 20) as machine:
         if not machine.is_mounted:
-            pytest.skip("nothing can be mounted here")
-        file, disk = machine.work / "file", machine.folder.with_suffix(".disk")
+            pytest.skip("this process may not mount a disk")
+        file = machine.work / "file"
+        disk = machine.folder.with_suffix(".disk")
         file.write_bytes(os.urandom(32 << 20))
         subprocess.run(["sync", "-f", machine.work], check=True)
         full = disk.stat().st_blocks * 512
         file.unlink()
         subprocess.run(["sync", "-f", machine.work], check=True)
-        end = time.monotonic() + 60  # the kernel does it a moment later
+        end = time.monotonic() + 60  # The kernel frees the space a moment later.
         while disk.stat().st_blocks * 512 > full - (24 << 20) and time.monotonic() < end:
             time.sleep(0.05)
         assert disk.stat().st_blocks * 512 <= full - (24 << 20)
 
 
-def save(key: str, size: int) -> str:
+def make_saving_job(key: str, size: int) -> str:
+    """Return the keys of a job that saves a file of this size under a key of the cache."""
     make = f"{{run: 'mkdir -p build && head -c {size} /dev/zero >build/file'}}"
     action = f"{{uses: actions/cache/save@x, with: {{path: build, key: {key}}}}}"
     return f"{BASE}, steps: [{make}, {action}]"
 
 
 def test_caches_are_limited(repository: Repository) -> None:
-    """The newest entry of a prefix is restored; the one that rests longest makes room."""
+    """The newest entry whose key has the prefix is restored. The least recently used is removed."""
     repository.hub.cache_limit = 1000
     action = "{uses: actions/cache/restore@x, with: {path: build, key: new, restore-keys: p/}}"
     restore = f"{BASE}, steps: [{action}, {{run: 'test $(stat -c %s build/file) = 400'}}]"
     run = repository.run(
-        f"a: {{{save('p/1', 300)}}}\nb: {{needs: a, {save('p/2', 400)}}}\n"
-        f"c: {{needs: b, {restore}}}\nd: {{needs: c, {save('q/1', 500)}}}\n"
+        f"a: {{{make_saving_job('p/1', 300)}}}\nb: {{needs: a, {make_saving_job('p/2', 400)}}}\n"
+        f"c: {{needs: b, {restore}}}\nd: {{needs: c, {make_saving_job('q/1', 500)}}}\n"
         f"e: {{needs: d, {restore}}}"
     )
     assert set(read_results(run).values()) == {SUCCESS}, run.log
@@ -251,17 +260,20 @@ def test_caches_are_limited(repository: Repository) -> None:
 
 
 def test_artifacts(repository: Repository) -> None:
-    """A name is taken once, hidden files stay, and what is missing fails by its name alone."""
+    """A second artifact of the same name is refused, and hidden files are left out.
+
+    A missing artifact is an error if it is named, but not if only a pattern is given.
+    """
     make = "{run: mkdir -p d/e && touch d/e/f d/.lock}"
-    put = "{uses: actions/upload-artifact@x, with: {name: one, path: d}}"
-    get = "uses: actions/download-artifact@x, with: {path: z, merge-multiple: true"
+    upload = "{uses: actions/upload-artifact@x, with: {name: one, path: d}}"
+    fetch = "uses: actions/download-artifact@x, with: {path: z, merge-multiple: true"
     check = "{run: 'test -e z/e/f && test ! -e z/.lock'}"
     run = repository.run(
-        f"a: {{{BASE}, steps: [{make}, {put}]}}\n"
-        f"b: {{needs: a, {BASE}, steps: [{{{get}, pattern: o*}}}}, {check}]}}\n"
-        f"c: {{needs: b, {BASE}, steps: [{{{get}, pattern: two-*}}}}, {{run: test ! -e z}}]}}\n"
-        f"d: {{needs: c, {BASE}, steps: [{{{get}, name: two}}}}]}}\n"
-        f"e: {{needs: c, {BASE}, steps: [{make}, {put}]}}\n"
+        f"a: {{{BASE}, steps: [{make}, {upload}]}}\n"
+        f"b: {{needs: a, {BASE}, steps: [{{{fetch}, pattern: o*}}}}, {check}]}}\n"
+        f"c: {{needs: b, {BASE}, steps: [{{{fetch}, pattern: two-*}}}}, {{run: test ! -e z}}]}}\n"
+        f"d: {{needs: c, {BASE}, steps: [{{{fetch}, name: two}}}}]}}\n"
+        f"e: {{needs: c, {BASE}, steps: [{make}, {upload}]}}\n"
     )
     assert read_results(run) == {
         "a": SUCCESS,
@@ -273,14 +285,14 @@ def test_artifacts(repository: Repository) -> None:
 
 
 def test_what_failed_runs_again(repository: Repository) -> None:
-    """With what needs it, and not what has succeeded; artifacts of before are there."""
+    """A failed job and the jobs that need it run again. Jobs that have succeeded do not."""
     flaky = "steps: [{run: 'echo ran >>../../ran; test $(wc -l <../../ran) -gt 2'}]"
     run = repository.run(
         f"a: {{{BASE}, {STEP}}}\nb: {{needs: a, {BASE}, {flaky}}}\nc: {{needs: b, {BASE}, {STEP}}}"
     )
     assert read_results(run) == {"a": SUCCESS, "b": FAILURE, "c": SKIPPED}
     assert set(run.rerun_failed().values()) == {SUCCESS}
-    assert repository.ran == 4 and run.attempt == 2
+    assert repository.step_count == 4 and run.attempt == 2
 
 
 def test_events(repository: Repository) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""GitHub's workflows are linted, pinned, without secrets, and run commands that exist."""
+"""The workflows for GitHub are linted, pinned and without secrets. Their commands exist."""
 
 import json
 import re
@@ -25,7 +25,7 @@ WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 OWN_TOKEN = re.compile(r"(GH|GITHUB)_TOKEN: \$\{\{ github\.token \}\}")
 PINNED_ACTION = re.compile(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
 LINTERS = {
-    # This keeps actionlint from calling other programs that happen to be installed.
+    # Without these options, actionlint would also run other programs if they are installed.
     "actionlint": ["-shellcheck=", "-pyflakes="],
     "zizmor": ["--offline", "--no-progress", "--persona", "pedantic"],
 }
@@ -61,7 +61,7 @@ BAD = {
 
 
 def lint(tool: str, *paths: Path) -> subprocess.CompletedProcess[str]:
-    """Run one of LINTERS, which this environment has to have."""
+    """Run one of LINTERS. The environment of the tests must have it."""
     program = shutil.which(tool, path=str(Path(sys.executable).parent))
     assert program, f"{tool} of requirements-dev.txt is not installed"
     command = [program, *LINTERS[tool], *map(str, paths)]
@@ -76,14 +76,14 @@ def test_linted(tool: str) -> None:
 
 @pytest.mark.parametrize("fault", BAD)
 def test_linters_find(fault: str, tmp_path: Path) -> None:
-    """The same command accepts a workflow and refuses the one with a fault."""
-    right, wrong, tool, rule = BAD[fault]
-    assert right in GOOD
+    """The command of test_linted accepts a good workflow, and refuses one with a fault."""
+    old, new, tool, rule = BAD[fault]
+    assert old in GOOD
     file = tmp_path / ".github/workflows/x.yml"
     file.parent.mkdir(parents=True)
     file.write_text(GOOD)
     assert lint(tool, file).returncode == 0
-    file.write_text(GOOD.replace(right, wrong))
+    file.write_text(GOOD.replace(old, new))
     done = lint(tool, file)
     assert done.returncode, done.stdout + done.stderr
     assert rule in done.stdout, done.stdout + done.stderr
@@ -109,10 +109,10 @@ def test_every_action_is_a_commit_with_its_version() -> None:
 
 
 def test_no_secret_and_no_more_permission_than_named() -> None:
-    """Trusted publishing needs no secret.
+    """No workflow has a secret, since trusted publishing needs none.
 
-    Each workflow gives the identity token to one job only, and the permissions of a job state what
-    its own token may write.
+    Each workflow gives an identity token to one job only. The permissions of each job are listed
+    here.
     """
     tokens = set()
     publishing = {"id-token", "attestations"}
@@ -132,7 +132,10 @@ def test_no_secret_and_no_more_permission_than_named() -> None:
 
 
 def test_what_may_write_runs_no_pixi_by_its_version_alone() -> None:
-    """setup-pixi accepts no hash, so the job that publishes verifies pixi before it runs it."""
+    """The job that publishes verifies the downloaded pixi before it runs it.
+
+    It does not use setup-pixi, which accepts a version and no hash.
+    """
     jobs: list[dict[str, Any]] = []
     for path in WORKFLOWS:
         jobs += load(path)["jobs"].values()
@@ -152,8 +155,8 @@ def test_what_may_write_runs_no_pixi_by_its_version_alone() -> None:
     assert positions == sorted(positions)
 
 
-def starters(path: Path) -> list[dict[str, Any]]:
-    """Return the workflows that call this one, and this one if it has another trigger."""
+def find_starters(path: Path) -> list[dict[str, Any]]:
+    """Return the callers of a workflow, and the workflow itself if it has other triggers."""
     workflow = load(path)
     # YAML 1.1 reads the key `on` as true.
     triggers = set(workflow[True])
@@ -171,18 +174,18 @@ def test_own_machines_run_no_pull_request() -> None:
     assert {path.stem for path in paths} == {"build", "channel", "release"}
     allowed_triggers = {"push", "schedule", "workflow_call", "workflow_dispatch"}
     for path in paths:
-        for workflow in starters(path):
+        for workflow in find_starters(path):
             assert set(workflow[True]) <= allowed_triggers
 
 
 def test_no_upload_is_cancelled() -> None:
     for path in WORKFLOWS:
         if re.search("publish --|pixi upload|gh issue|channel.sh send", path.read_text()):
-            for workflow in starters(path):
+            for workflow in find_starters(path):
                 assert workflow["concurrency"]["cancel-in-progress"] is False
 
 
-def scripts() -> Iterator[tuple[str, list[str]]]:
+def read_scripts() -> Iterator[tuple[str, list[str]]]:
     """Yield WORKFLOW/JOB and the lines of each shell step."""
     for path in WORKFLOWS:
         for name, job in load(path)["jobs"].items():
@@ -197,7 +200,7 @@ OURS = re.compile(r"(\./forge|pixi run) ")
 def list_own_steps() -> list[tuple[str, str]]:
     """Return WORKFLOW/JOB and the line of each call of the driver or of pixi."""
     steps = set()
-    for job, lines in scripts():
+    for job, lines in read_scripts():
         steps.update((job, line) for line in lines if OURS.match(line))
     return sorted(steps)
 
@@ -207,7 +210,7 @@ STEPS = list_own_steps()
 
 @pytest.mark.parametrize(("job", "line"), STEPS, ids=[f"{job}: {line}" for job, line in STEPS])
 def test_steps_are_commands_that_people_run(job: str, line: str) -> None:
-    """Each is a command of the driver, a task, or a program in the environment of a stack."""
+    """Each step runs a command of the driver, a task, or a program in a stack's environment."""
     words = shlex.split(re.split(r" *(?:>>?|\|\|) *", OURS.sub("", line))[0])
     if line.startswith("./forge"):
         assert understood(words), job
@@ -223,8 +226,11 @@ def test_steps_are_commands_that_people_run(job: str, line: str) -> None:
 
 
 def test_random_kernels_have_all_that_the_emulator_imports() -> None:
-    """They have the recipe's requirements, except typer and rich, which only the command uses."""
-    (step,) = [lines for job, lines in scripts() if job == "seeds/kernels"]
+    """The job `kernels` installs the requirements of the recipe strix-emulate.
+
+    typer and rich are left out, because only the command line uses them.
+    """
+    (step,) = [lines for job, lines in read_scripts() if job == "seeds/kernels"]
     installed = set(re.findall(r"--spec ([\w-]+)", "\n".join(step)))
     recipe = yaml.safe_load((CHECKOUT / "recipes/strix-emulate/recipe.yaml").read_text())
     required = {line.split()[0] for line in recipe["outputs"][0]["requirements"]["run"]}
@@ -232,8 +238,11 @@ def test_random_kernels_have_all_that_the_emulator_imports() -> None:
 
 
 def test_the_list_of_releases_edits_no_issue_of_others() -> None:
-    """GitHub's search finds all issues whose title has the words, whoever opened them."""
-    texts = ["\n".join(lines) for job, lines in scripts() if job.startswith("pins/")]
+    """The workflow edits only its own issue: the search has an author and an exact title.
+
+    GitHub's search alone finds all issues whose title has the words.
+    """
+    texts = ["\n".join(lines) for job, lines in read_scripts() if job.startswith("pins/")]
     (text,) = [text for text in texts if "gh issue" in text]
     assert "gh issue list --app github-actions " in text
     assert 'map(select(.title == "Newer releases"))' in text
@@ -244,17 +253,20 @@ def test_no_step_works_past_the_driver() -> None:
         rf"{OURS.pattern}|pixi (upload|exec) |gh release download|\.github/(channel|free_disk)\.sh"
         r"|find \. -newer |sha256sum channel/|packages/strix-emulate/suites/debian\.sh "
     )
-    assert [job for job, lines in scripts() if not any(map(allowed.match, lines))] == []
+    assert [job for job, lines in read_scripts() if not any(map(allowed.match, lines))] == []
 
 
 def test_a_job_ends_in_time_and_saves_what_it_has() -> None:
-    """A job that exceeds its time is cancelled and saves nothing, so the build has to end first."""
+    """A build ends before the time of its job is up, so that later steps can save its results.
+
+    GitHub cancels a job that exceeds its time, and nothing is saved then.
+    """
     job = load(GITHUB / "workflows/build.yml")["jobs"]["build"]
     assert job["timeout-minutes"] == 360, "GitHub's runners end a job after six hours"
     steps = job["steps"]
     (build,) = [step for step in steps if step.get("id") == "build"]
     (line,) = [line for line in build["run"].splitlines() if line.startswith("./forge build")]
-    # The zstd level of a release: at another one rocm-sdk is larger than servers accept.
+    # A release needs zstd level 19. With a lower level, rocm-sdk is larger than servers accept.
     assert "--package-format conda:19 --stop-after 5h " in line
 
     def find_step(action: str) -> dict[str, Any]:
@@ -270,7 +282,7 @@ def test_a_job_ends_in_time_and_saves_what_it_has() -> None:
     assert save["with"] == {key: restore["with"][key] for key in ("path", "key")}
     assert save["with"]["key"].startswith(restore["with"]["restore-keys"])
     assert restore["with"]["restore-keys"].endswith("/"), (
-        "otherwise triton uses the cache of triton-packages"
+        "without the slash, triton would use the cache of triton-packages"
     )
 
 
@@ -285,7 +297,10 @@ def test_no_machine_of_our_own_loses_what_github_brings() -> None:
 
 
 def test_the_caches_of_a_run_fit() -> None:
-    """GitHub stores 10 GB. Each job of pytorch's chain saves as much as ccache may have."""
+    """The caches of a run fit into the 10 GB that GitHub stores.
+
+    Each job of pytorch's chain saves a cache, which may be as large as CCACHE_MAXSIZE.
+    """
     jobs = load(GITHUB / "workflows/channel.yml")["jobs"]
     chain = [job for job in jobs.values() if job.get("with", {}).get("cache") == "pytorch"]
     steps = load(GITHUB / "workflows/build.yml")["jobs"]["build"]["steps"]
@@ -351,7 +366,10 @@ def test_plans_that_no_job_fits() -> None:
 
 
 def test_the_page_says_what_a_run_costs(recipes: RecipeSet) -> None:
-    """The table has hours on four cores, and disk. A layer has those of its longest job."""
+    """The table has the hours on four cores and the disk of each job.
+
+    The hours of a layer are those of its longest job.
+    """
     rows = make_rows(recipes)
     costs = read_costs(recipes.recipes.values(), recipes.base)
     page = (CHECKOUT / "docs/publishing.md").read_text()
@@ -377,7 +395,10 @@ def test_the_page_says_what_a_run_costs(recipes: RecipeSet) -> None:
 
 
 def test_nothing_is_published_that_did_not_pass_on_the_gpu() -> None:
-    """Except as untested. integration/test_channel_workflow.py executes both workflows."""
+    """Only packages that passed on the GPU are published, except in the untested channel.
+
+    integration/test_channel_workflow.py executes both workflows.
+    """
     release = load(GITHUB / "workflows/channel.yml")["jobs"]["release"]
     assert release["needs"] == "publish"
     assert "!failure()" in release["if"]
@@ -388,7 +409,7 @@ def test_nothing_is_published_that_did_not_pass_on_the_gpu() -> None:
     assert "refs/heads/main" in jobs["fetch"]["if"]
     assert jobs["gpu"]["needs"] == "fetch"
     publishing: list[tuple[str, str]] = []
-    for job, lines in scripts():
+    for job, lines in read_scripts():
         publishing += [(job, line) for line in lines if "publish --" in line]
     (channel_job, channel_line), (release_job, release_line) = publishing
     assert channel_job == "channel/publish"
@@ -418,7 +439,7 @@ def test_every_stack_is_validated_before_all_is_published(stack: str) -> None:
 
 
 def test_the_issue_form_is_valid() -> None:
-    """It has the fields that GitHub requires, each ID once, and a field for the record."""
+    """The form has the fields that GitHub requires, unique IDs, and a field for the record."""
     form = load(GITHUB / "ISSUE_TEMPLATE/evidence.yml")
     assert {"name", "description", "body"} <= set(form)
     fields = [item for item in form["body"] if item["type"] != "markdown"]
