@@ -103,8 +103,8 @@ class Rendered:
     def __init__(self, overrides: dict[str, list[str]], python: str = "3.12") -> None:
         base = bases.load(PROJECT, "conda-forge", overrides)
         pythons = base.variants["python"]
-        (chosen,) = [value for value in pythons if value.startswith(f"{python}.")]
-        self.variants = base.variants.merge(VariantConfig({"python": [chosen]}))
+        (selected,) = [value for value in pythons if value.startswith(f"{python}.")]
+        self.variants = base.variants.merge(VariantConfig({"python": [selected]}))
         self.python = self.pinned("python")
         recipes = RecipeSet(PROJECT, base)
         self.by_recipe: dict[str, list[dict[str, Any]]] = {}
@@ -113,7 +113,7 @@ class Rendered:
         for recipe_name, recipe in recipes.recipes.items():
             self.by_recipe[recipe_name] = []
             for data in render(recipe.path, recipes.base, "x"):
-                if data["build_configuration"]["variant"].get("python", chosen) != chosen:
+                if data["build_configuration"]["variant"].get("python", selected) != selected:
                     continue
                 output = data["recipe"]
                 name = output["package"]["name"]

@@ -83,8 +83,8 @@ def _change(root: list[Any], rng: random.Random) -> None:
     if kind == 0 and len(places) > 1 and container is not root:
         del container[key]
     elif kind == 1:
-        other, its_key = rng.choice(places)
-        container[key] = copy.deepcopy(other[its_key])
+        source_container, its_key = rng.choice(places)
+        container[key] = copy.deepcopy(source_container[its_key])
     elif kind == 2 and isinstance(container, dict):
         container[rng.choice(("../../x", "", "\x00", "x" * 300))] = container.pop(key)
     elif kind == 3:

@@ -212,8 +212,8 @@ def driver(root: Path, *arguments: str) -> list[str]:
 def driver_environment(root: Path) -> dict[str, str]:
     """Return the environment of a driver that works on `root` with the host base, without pixi."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"FORGE_ROOT": str(root), "FORGE_BASE": "host", "FORGE_NO_PIXI": "1", "PATH": path}
-    return os.environ | own
+    variables = {"FORGE_ROOT": str(root), "FORGE_BASE": "host", "FORGE_NO_PIXI": "1", "PATH": path}
+    return os.environ | variables
 
 
 def drive(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -74,8 +74,12 @@ class Release:
     def environment(self) -> dict[str, str]:
         environment = clean_environment(self.home)
         path = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        own = {"FORGE_ROOT": str(self.checkout), "FORGE_BASE": "conda-forge", "COLUMNS": "200"}
-        return environment | own | {"FORGE_NO_PIXI": "1", "PATH": path}
+        variables = {
+            "FORGE_ROOT": str(self.checkout),
+            "FORGE_BASE": "conda-forge",
+            "COLUMNS": "200",
+        }
+        return environment | variables | {"FORGE_NO_PIXI": "1", "PATH": path}
 
     @property
     def cache(self) -> Path:

@@ -115,8 +115,8 @@ def without_purls(channel: Path) -> None:
         for record in data["packages.conda"].values():
             record.pop("purls", None)
         file.write_text(json.dumps(data))
-        for other in {*file.parent.glob("repodata_*"), *file.parent.glob("*.zst")}:
-            other.unlink()
+        for outdated_form in {*file.parent.glob("repodata_*"), *file.parent.glob("*.zst")}:
+            outdated_form.unlink()
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -168,12 +168,12 @@ def view(url: str) -> int:
     Raises:
         Exception: A file is missing, incomplete or different from its record.
     """
-    named: set[tuple[str, str]] = set()
+    files: set[tuple[str, str]] = set()
     for digests in indexed(url):
-        named |= digests.items()
-    for name, sha256 in named:
+        files |= digests.items()
+    for name, sha256 in files:
         assert hashlib.sha256(fetch(f"{url}/{name}")).hexdigest() == sha256, name
-    return len(named)
+    return len(files)
 
 
 def solve(url: str, cache: Path, *specs: str, sharded: bool = True, zst: bool = True) -> set[str]:

@@ -44,9 +44,9 @@ STEP_KEYS = {"id", "name", "if", "uses", "with", "run", "env"}
 DEFAULT_MINUTES = 360
 
 
-def require_known(keys: Iterable[Any], known: set[Any], where: str) -> None:
+def require_known(keys: Iterable[Any], allowed: set[Any], where: str) -> None:
     """Raise Unsupported if there is a key that this runner would ignore."""
-    unknown = set(keys) - known
+    unknown = set(keys) - allowed
     if unknown:
         raise Unsupported(f"{where}: {', '.join(map(str, unknown))}")
 
@@ -304,8 +304,8 @@ class JobState:
                     use = Use(run.hub, machine, artifacts, inputs, lambda t: note(f"  {t}"))
                     use_action(step["uses"], use)
                 else:
-                    own = environment | fill(step.get("env", {}), contexts)
-                    self._execute(step["run"], machine, own, outputs)
+                    variables = environment | fill(step.get("env", {}), contexts)
+                    self._execute(step["run"], machine, variables, outputs)
                 machine.check()
             except (StepFailed, Full) as reason:
                 run.log.append(f"  {reason}")
@@ -318,7 +318,7 @@ class JobState:
         run.log.append(f"{self.label}: {name}: {outcome}")
 
     def _execute(
-        self, script: str, machine: Machine, own: Mapping[str, Any], outputs: dict[str, str]
+        self, script: str, machine: Machine, variables: Mapping[str, Any], outputs: dict[str, str]
     ) -> None:
         """Execute a script. Raises StepFailed for an exit code other than 0."""
         if "${{" in script:
@@ -343,7 +343,7 @@ class JobState:
             "RELEASES": str(hub.releases),
         }
         environment |= {name: str(file) for name, file in files.items()}
-        environment |= hub.environment | {key: to_text(value) for key, value in own.items()}
+        environment |= hub.environment | {key: to_text(value) for key, value in variables.items()}
         log = hub.folder / "logs" / f"{run.id}-{run.attempt} {self.label.replace('/', '-')}.log"
         code = machine.run(script, environment, log, self.stop, self.deadline)
         outputs |= read_outputs(files["GITHUB_OUTPUT"].read_text())

@@ -40,10 +40,10 @@ class World:
         self.public = self.root / "public"
         self._make()
         root = str(self.root)
-        own = {"FORGE_ROOT": root, "FORGE_BASE": "conda-forge", "FORGE_NO_PIXI": "1"}
-        own |= {"HOME": f"{root}/home", "TMPDIR": f"{root}/tmp", "COLUMNS": "500"}
-        own |= {"RATTLER_CACHE_DIR": f"{root}/cache"}
-        self.forks = Forks(library(folder), own)
+        variables = {"FORGE_ROOT": root, "FORGE_BASE": "conda-forge", "FORGE_NO_PIXI": "1"}
+        variables |= {"HOME": f"{root}/home", "TMPDIR": f"{root}/tmp", "COLUMNS": "500"}
+        variables |= {"RATTLER_CACHE_DIR": f"{root}/cache"}
+        self.forks = Forks(library(folder), variables)
         assert self.run("lock").code == 0
         shutil.copytree(self.root, self.template)
 

@@ -30,8 +30,8 @@ def test_auto(monkeypatch: pytest.MonkeyPatch, error: str, name: str, reason: st
         return error
 
     monkeypatch.setattr(bases.network, "find_outage", find_outage)
-    chosen, line = bases.choose(BaseName.AUTO)
-    assert chosen == name
+    base_name, line = bases.choose(BaseName.AUTO)
+    assert base_name == name
     assert reason in line
     assert "\n" not in line
 
@@ -56,8 +56,8 @@ def test_a_channel_stays_on_its_base(
     source.make("alpha", build=f"{tag}h1234567_0")
     forge = Context(root=tmp_path)
     assert forge.base.name == name
-    other = BaseName.CONDA_FORGE if host_bound else BaseName.HOST
-    assert Context(other, root=tmp_path).base.name == other
+    other_base = BaseName.CONDA_FORGE if host_bound else BaseName.HOST
+    assert Context(other_base, root=tmp_path).base.name == other_base
 
 
 def test_a_named_base_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_published_index(channel: Path, record_property: Property) -> None:
     tally = Tally("published repodata.json", record_property)
     target = channel / "out"
     path = target / "noarch/repodata.json"
-    whole = path.read_bytes()
+    valid = path.read_bytes()
     source = Source(channel / "channel")
 
     def publish_again() -> bool:
@@ -65,25 +65,25 @@ def test_published_index(channel: Path, record_property: Property) -> None:
         require_whole(target)
         return True
 
-    for mutant in mutate_json(whole, 1, 20, 10):
+    for mutant in mutate_json(valid, 1, 20, 10):
         path.write_bytes(mutant)
         tally.give(publish_again, bool, mutant)
-    path.write_bytes(whole)
+    path.write_bytes(valid)
 
 
 def test_withdrawals(channel: Path, record_property: Property) -> None:
     """No name in a mutated list of withdrawals leads outside the channel."""
     tally = Tally("withdrawn.json", record_property)
     path = channel / "out" / publish.WITHDRAWN
-    whole = path.read_bytes()
+    valid = path.read_bytes()
 
     def are_names(entries: list[Withdrawal]) -> bool:
         return all(entry.file.startswith("noarch/") and ".." not in entry.file for entry in entries)
 
-    for mutant in mutate_json(whole, 9, 80, 40):
+    for mutant in mutate_json(valid, 9, 80, 40):
         path.write_bytes(mutant)
         tally.give(PublishedChannel(channel / "out").withdrawals, are_names, mutant)
-    path.write_bytes(whole)
+    path.write_bytes(valid)
 
 
 def test_local_index(channel: Path, tmp_path: Path, record_property: Property) -> None:
@@ -91,13 +91,13 @@ def test_local_index(channel: Path, tmp_path: Path, record_property: Property) -
     path = tmp_path / "noarch/repodata.json"
     local = LocalChannel(tmp_path)
     path.parent.mkdir()
-    whole = (channel / "channel/noarch/repodata.json").read_bytes()
+    valid = (channel / "channel/noarch/repodata.json").read_bytes()
     names = {ALPHA, ALPHA.replace("alpha", "beta")}
 
     def are_packages(records: list[Record]) -> bool:
         return all(record.file_name in names for record in records)
 
-    for mutant in mutate_json(whole, 5, 80, 40):
+    for mutant in mutate_json(valid, 5, 80, 40):
         path.write_bytes(mutant)
         tally.give(local.records, are_packages, mutant)
 
@@ -169,9 +169,9 @@ def test_info(name: str, tmp_path: Path, record_property: Property) -> None:
 def test_archive(single: bool, tmp_path: Path, record_property: Property) -> None:
     built = package(tmp_path, MEMBERS, single=single)
     tally = Tally(f"package {built.suffix}", record_property)
-    whole = built.read_bytes()
+    valid = built.read_bytes()
     payload = Package(built).payload
-    for mutant in texts(whole, 14, 120):
+    for mutant in texts(valid, 14, 120):
         built.write_bytes(mutant)
         tally.give(lambda: read_safe(built), lambda result: result.payload == payload, mutant)
     built.write_bytes(b"")

@@ -116,9 +116,9 @@ def test_ctrl_c_at_once_is_silent(module: str) -> None:
 
 
 def test_a_forge_of_somebody_else_is_not_imported(tmp_path: Path) -> None:
-    other = tmp_path / "forge"
-    other.mkdir()
-    (other / "__init__.py").write_text("raise SystemExit('the wrong forge')")
+    foreign_package = tmp_path / "forge"
+    foreign_package.mkdir()
+    (foreign_package / "__init__.py").write_text("raise SystemExit('the wrong forge')")
     job = tmp_path / "job.json"
     job.write_text(json.dumps({"action": "test", "packages": [], "channel": []}))
     print_path = "import os; print(os.environ['PYTHONPATH'])"

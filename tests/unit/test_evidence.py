@@ -268,8 +268,8 @@ def test_pages_say_what_plan_demands(
     text = " ".join((CHECKOUT / page).read_text().split())
     assert sentence.format(**figures) in text
     for name in re.findall(r"\{(\w+)\}", sentence):
-        other = f"{float(figures[name]) + 0.1:g}"
-        assert sentence.format(**figures | {name: other}) not in text
+        wrong_figure = f"{float(figures[name]) + 0.1:g}"
+        assert sentence.format(**figures | {name: wrong_figure}) not in text
 
 
 # The record of a run on another GPU, without checks.
@@ -370,8 +370,8 @@ def test_a_record_keeps_to_itself(tmp_path: Path) -> None:
     assert check_record(file) == []
     file.write_text(make_record(command=["run", "--model", "/home/somebody/model"]).dump())
     assert check_record(file) == ["it names a path of the machine"]
-    other = file.rename(tmp_path / "2026-01-01-gfx1100-packages.json")
-    assert len(check_record(other)) == 2
+    renamed = file.rename(tmp_path / "2026-01-01-gfx1100-packages.json")
+    assert len(check_record(renamed)) == 2
 
 
 @pytest.mark.parametrize(

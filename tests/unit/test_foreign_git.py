@@ -160,11 +160,11 @@ def test_the_canary_sings(hostile: Hostile) -> None:
     assert hostile.canary.exists()
 
 
-@pytest.mark.parametrize("lost", ["text", "commit"])
+@pytest.mark.parametrize("missing", ["text", "commit"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_configuration(hostile: Hostile, name: str, lost: str) -> None:
+def test_configuration(hostile: Hostile, name: str, missing: str) -> None:
     hostile.configure(CONFIGURATIONS[name])
-    hostile.lose(lost)
+    hostile.lose(missing)
     hostile.require_accepted(False)
 
 
@@ -176,9 +176,9 @@ def test_a_whole_repository_is_taken(hostile: Hostile, name: str) -> None:
 
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_configuration_that_is_included(hostile: Hostile, name: str) -> None:
-    other = hostile.folder / "included"
-    hostile.configure(CONFIGURATIONS[name], other)
-    hostile.configure(f"[include]\npath = {other}")
+    included = hostile.folder / "included"
+    hostile.configure(CONFIGURATIONS[name], included)
+    hostile.configure(f"[include]\npath = {included}")
     hostile.lose("commit")
     hostile.require_accepted(False)
 
@@ -231,11 +231,11 @@ def test_objects_of_another_repository(hostile: Hostile) -> None:
 
     This is safe, because a hash identifies each object.
     """
-    other = hostile.folder / "other"
-    subprocess.run(["git", "init", "-q", other], check=True)
-    (other / ".git/objects/info/alternates").write_text(f"{hostile.git_folder}/objects\n")
-    hostile.configure(CONFIGURATIONS["other refs"], other / ".git/config")
-    hostile.repository = other
+    repository = hostile.folder / "other"
+    subprocess.run(["git", "init", "-q", repository], check=True)
+    (repository / ".git/objects/info/alternates").write_text(f"{hostile.git_folder}/objects\n")
+    hostile.configure(CONFIGURATIONS["other refs"], repository / ".git/config")
+    hostile.repository = repository
     hostile.require_accepted(True)
 
 
@@ -321,10 +321,10 @@ def test_a_moved_branch_changes_nothing(hostile: Hostile) -> None:
     other_commit = run_git(cached, *author, "commit-tree", "-m", "other", tree)
     run_git(cached, "update-ref", git.BRANCH, other_commit)
     assert hostile.cache.state(hostile.source) == "whole"
-    again = hostile.cache.prefill(hostile.source, hostile.folder / "again")
-    assert (again / "text").read_text() == "good\n"
-    assert run_git(again, "rev-parse", "HEAD") == hostile.commit
-    assert (again / ".git/HEAD").read_text().strip() == hostile.commit
+    tree = hostile.cache.prefill(hostile.source, hostile.folder / "again")
+    assert (tree / "text").read_text() == "good\n"
+    assert run_git(tree, "rev-parse", "HEAD") == hostile.commit
+    assert (tree / ".git/HEAD").read_text().strip() == hostile.commit
 
 
 def test_a_damaged_object_in_the_cache(hostile: Hostile) -> None:

@@ -106,15 +106,15 @@ def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
     file = write_wheel(tmp_path, "torch", requires=REQUIREMENTS)
     purl = PackageURL("pypi", None, "torch", "1.0", {"file_name": file.name})
     torch = Wheel.read(file, Source(f"{PYPI_URL}/{file.name}", "0" * 64, purl), "")
-    alone = torch.plan_conversion({})
-    assert alone.depends == [f"python {PYTHON}.*", "core", wheels.CUDA_STUBS]
-    assert alone.left_out == ["cuda-toolkit", "nvidia-nccl-cu13"]
+    without_nvidia = torch.plan_conversion({})
+    assert without_nvidia.depends == [f"python {PYTHON}.*", "core", wheels.CUDA_STUBS]
+    assert without_nvidia.left_out == ["cuda-toolkit", "nvidia-nccl-cu13"]
     others = {name: wheel_metadata(name) for name in ("cuda-toolkit", "nvidia-nccl-cu13")}
-    beside = torch.plan_conversion(others)
-    assert beside.depends[1:] == ["core", "cuda-toolkit ==13", "nvidia-nccl-cu13 ==2.29"]
-    assert not beside.left_out and beside.build != alone.build
+    with_nvidia = torch.plan_conversion(others)
+    assert with_nvidia.depends[1:] == ["core", "cuda-toolkit ==13", "nvidia-nccl-cu13 ==2.29"]
+    assert not with_nvidia.left_out and with_nvidia.build != without_nvidia.build
 
-    for name, conversion in (("alone", alone), ("beside", beside)):
+    for name, conversion in (("alone", without_nvidia), ("beside", with_nvidia)):
         unpack_wheel(file, tmp_path / name, conversion.left_out)
         (info,) = (tmp_path / name).rglob("*.dist-info")
         (distribution,) = distributions(path=[str(info.parent)])
@@ -279,11 +279,11 @@ def test_an_interrupted_host_base_is_made_by_the_next(
     assert calls == ["make"]
     with monkeypatch.context() as patch:
         patch.setattr(hostbase.subprocess, "getoutput", lambda _: "15")
-        again = HostBaseMaker(machine.project, machine.base)
-        assert not again.is_current(), "another compiler is another base"
+        next_maker = HostBaseMaker(machine.project, machine.base)
+        assert not next_maker.is_current(), "another compiler is another base"
     (machine.recipe / "requirements.in").write_text("torch==${pytorch}\n")
-    again = HostBaseMaker(machine.project, machine.base)
-    assert not again.is_current(), "other requirements are another base"
+    next_maker = HostBaseMaker(machine.project, machine.base)
+    assert not next_maker.is_current(), "other requirements are another base"
 
 
 def test_only_the_code_that_makes_packages_names_them() -> None:
@@ -396,9 +396,9 @@ def test_wheels_become_packages(machine: HostBaseMaker, monkeypatch: pytest.Monk
             source.mkdir(exist_ok=True)
             shutil.copy(wheel, source)
         pin(machine, *wheels)
-        again = HostBaseMaker(machine.project, machine.base)
-        again.make(lambda _: None, run)
-        assert again.is_current()
+        next_maker = HostBaseMaker(machine.project, machine.base)
+        next_maker.make(lambda _: None, run)
+        assert next_maker.is_current()
 
     machine.project.sources.mkdir(parents=True, exist_ok=True)
     folder = machine.project.root
@@ -497,17 +497,17 @@ def test_mutants_of_what_a_run_left(
     file = small.folder / name
     tally = Tally(name, record_property)
     valid = file.read_bytes()
-    whole = small._read_sealed(name)
-    assert whole
-    right = (whole, {})
+    record_before = small._read_sealed(name)
+    assert record_before
+    allowed = (record_before, {})
     for data in texts(valid, 8, 70):
         file.write_bytes(data)
-        tally.give(lambda: small._read_sealed(name), lambda record: record in right, data)
+        tally.give(lambda: small._read_sealed(name), lambda record: record in allowed, data)
     for tree in trees(json.loads(valid), 8, 70):
         file.write_text(json.dumps(tree))
-        tally.give(lambda: small._read_sealed(name), lambda record: record in right, tree)
+        tally.give(lambda: small._read_sealed(name), lambda record: record in allowed, tree)
     file.write_bytes(valid)
-    assert small._read_sealed(name) == whole
+    assert small._read_sealed(name) == record_before
 
 
 def test_to_name_a_base_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

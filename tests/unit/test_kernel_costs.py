@@ -123,9 +123,9 @@ def test_a_lost_kernel_fails(tmp_path: Path) -> None:
 
 
 def test_an_unlisted_problem_is_counted_and_passes(tmp_path: Path) -> None:
-    other = copy.deepcopy(KERNEL) | {"constants": {"IS_CAUSAL": "False", "BLOCK_M": "128"}}
-    other["cost"] = KERNEL["cost"] | {"scratch": 500}
-    status, output = check(tmp_path, KERNEL, other)
+    unlisted = copy.deepcopy(KERNEL) | {"constants": {"IS_CAUSAL": "False", "BLOCK_M": "128"}}
+    unlisted["cost"] = KERNEL["cost"] | {"scratch": 500}
+    status, output = check(tmp_path, KERNEL, unlisted)
     assert status == 0 and "1 not in it" in output
 
 

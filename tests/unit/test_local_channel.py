@@ -117,17 +117,17 @@ def test_no_file_name_has_two_contents(source: Source, tmp_path: Path) -> None:
     The same content may be added again.
     """
     existing = next(source.folder.glob("noarch/alpha-*"))
-    whole = existing.read_bytes()
+    content = existing.read_bytes()
     copy = tmp_path / "noarch" / existing.name
     copy.parent.mkdir()
     for bit in range(8):
-        copy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
+        copy.write_bytes(content[:-1] + bytes([content[-1] ^ 1 << bit]))
         with pytest.raises(ForgeError, match="exists with other content"):
             source.add({copy: 1}, {})
-        assert existing.read_bytes() == whole
-    copy.write_bytes(whole)
+        assert existing.read_bytes() == content
+    copy.write_bytes(content)
     source.add({copy: 1}, {})
-    assert existing.read_bytes() == whole
+    assert existing.read_bytes() == content
     assert list_names(source) == ["alpha", "beta"]
 
 

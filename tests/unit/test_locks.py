@@ -185,12 +185,14 @@ def test_a_copy_asks_pypi_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("other", ["file:///b", "/home/jürgen/channel", "/a\\1"])
-def test_a_channel_is_replaced_however_it_is_written(tmp_path: Path, form: str, other: str) -> None:
+@pytest.mark.parametrize("replacement", ["file:///b", "/home/jürgen/channel", "/a\\1"])
+def test_a_channel_is_replaced_however_it_is_written(
+    tmp_path: Path, form: str, replacement: str
+) -> None:
     file = tmp_path / "pixi.toml"
     file.write_text(FORMS[form])
-    text = Manifest.load(file).localize({OURS: other}, set())
-    assert tomllib.loads(text)["workspace"] == {"channels": [other, "conda-forge"]}
+    text = Manifest.load(file).localize({OURS: replacement}, set())
+    assert tomllib.loads(text)["workspace"] == {"channels": [replacement, "conda-forge"]}
 
 
 def test_tables_by_channel_follow_their_channel(tmp_path: Path) -> None:
@@ -318,9 +320,9 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None
             texts[gpu, manifest] = text
     for manifest in STACKS:
         default = texts["gfx1151", manifest]
-        other = texts["gfx1150", manifest]
-        assert "gfx1151" not in other
-        assert other == default.replace("gfx1151", "gfx1150")
+        changed = texts["gfx1150", manifest]
+        assert "gfx1151" not in changed
+        assert changed == default.replace("gfx1151", "gfx1150")
 
 
 @pytest.mark.parametrize(

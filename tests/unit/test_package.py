@@ -26,9 +26,9 @@ def test_what_info_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:
     """Damage in the middle of a large file is an error, like damage where the archive begins."""
     built = package(tmp_path, [file("noise", random.Random(1).randbytes(1 << 20))])
-    whole = bytearray(built.read_bytes())
-    whole[len(whole) // 2] ^= 0xFF
-    built.write_bytes(whole)
+    content = bytearray(built.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    built.write_bytes(content)
     # Some versions of rattler ignore the checksums of zip and zstd. We check those of the files.
     with pytest.raises(ForgeError, match="cannot be read|has another sha256"):
         Package(built).require_safe()

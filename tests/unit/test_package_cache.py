@@ -147,12 +147,12 @@ def test_what_lies_in_the_cache_is_taken_as_it_is(record: RepoDataRecord, tmp_pa
     inode = folder.stat().st_ino
     cache.fill(tmp_path / "cache", [record])
     assert folder.stat().st_ino == inode
-    right = mark.read_bytes()
-    for other in (bytes(32), b"\xff" * 32):
+    valid_mark = mark.read_bytes()
+    for digest in (bytes(32), b"\xff" * 32):
         before = folder.stat().st_ino
-        mark.write_bytes(right[:8] + other)
+        mark.write_bytes(valid_mark[:8] + digest)
         cache.fill(tmp_path / "cache", [record])
-        assert mark.read_bytes() == right
+        assert mark.read_bytes() == valid_mark
         assert folder.stat().st_ino != before
 
 
@@ -163,10 +163,11 @@ def test_a_changed_package_is_not_taken(record: RepoDataRecord, tmp_path: Path) 
     """
     cache.fill(tmp_path / "filled", [record])
     file = tmp_path / "channel/noarch" / record.file_name
-    whole = file.read_bytes()
-    changed = [whole[:-1] + bytes([whole[-1] ^ 1 << bit]) for bit in range(8)]
-    for content in [*changed, whole[:-1], whole + b"x"]:
-        file.write_bytes(content)
+    content = file.read_bytes()
+    wrong_contents = [content[:-1] + bytes([content[-1] ^ 1 << bit]) for bit in range(8)]
+    wrong_contents += [content[:-1], content + b"x"]
+    for wrong_content in wrong_contents:
+        file.write_bytes(wrong_content)
         for folder in ("cache", "filled"):
             with pytest.raises(Failed, match=r"alpha-1\.0.*differs from its lock"):
                 cache.fill(tmp_path / folder, [record])

@@ -225,8 +225,10 @@ def test_amds_images_are_reduced_to_gfx1151(images: Path, tmp_path: Path) -> Non
     expected = {path.name: path.read_bytes() for path in images.rglob("*.aks2")}
     for path in images.rglob("*.aks2"):
         name = path.parent.name
-        other = (name, 0, code_object(GFX1100))
-        path.write_bytes(aotriton_tree.image(other, (name, 0, code_object(GFX1151)), other))
+        other_kernel = (name, 0, code_object(GFX1100))
+        path.write_bytes(
+            aotriton_tree.image(other_kernel, (name, 0, code_object(GFX1151)), other_kernel)
+        )
     (signature,) = images.rglob("__signature__")
     signature.write_text('{"AOTRITON_GIT_SHA1": "c0ffee"}')
     with pytest.raises(CheckFailed, match=r"is not of AOTriton decaf: .*c0ffee"):

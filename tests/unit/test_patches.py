@@ -96,10 +96,10 @@ def test_a_good_patch(patched: Patched) -> None:
 
 
 def test_another_recipe_may_name_it(patched: Patched) -> None:
-    other = patched.recipe.parent.with_name("beta") / "recipe.yaml"
-    other.parent.mkdir()
+    other_recipe = patched.recipe.parent.with_name("beta") / "recipe.yaml"
+    other_recipe.parent.mkdir()
     text = patched.recipe.read_text().replace("alpha", "beta").replace("1.0", "7.0")
-    other.write_text(text.replace("patches/beta", "patches/alpha"))
+    other_recipe.write_text(text.replace("patches/beta", "patches/alpha"))
     assert patched.lint() == ""
     text = patched.recipe.read_text()
     patched.recipe.write_text(re.sub(r", patches: \[.*?\]", "", text))
@@ -283,8 +283,8 @@ def test_why_a_patch_does_not_apply(tmp_path: Path) -> None:
     source.write_text("other\n")
     assert "patch does not apply" in patching.apply(source.parent, [patch])
     source.write_text(TEXT)
-    again = patching.apply(source.parent, [patch, patch])
-    assert again.endswith("upstream has it: drop this patch")
+    problem = patching.apply(source.parent, [patch, patch])
+    assert problem.endswith("upstream has it: drop this patch")
 
 
 def test_patch_that_is_not_text(patched: Patched) -> None:

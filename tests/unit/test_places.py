@@ -62,8 +62,8 @@ def test_links_of_two_packages() -> None:
     """The links of each package alone stay inside the prefix."""
     links = {"alpha": {"lib/p": "q/../.."}, "beta": {"lib/q": ".."}}
     both = []
-    for name, held in links.items():
-        places = Places(Path(f"{name}.conda"), name, False, held, [])
+    for name, contents in links.items():
+        places = Places(Path(f"{name}.conda"), name, False, contents, [])
         require_confined([places])
         both.append(places)
     with pytest.raises(Refused, match="alpha.*'lib/p' leads out of the prefix"):
@@ -113,8 +113,8 @@ def test_landings(path: str, links: dict[str, list[str]], landings: set[str]) ->
 
 def test_of_one_name_there_is_one() -> None:
     """Older builds of a package may have as a file what a newer one has as a script."""
-    held = {"lib64": "lib", "bin/x": None}
-    old = [Places(Path(f"{number}.conda"), "alpha", False, held, []) for number in range(50)]
+    contents = {"lib64": "lib", "bin/x": None}
+    old = [Places(Path(f"{number}.conda"), "alpha", False, contents, []) for number in range(50)]
     require_confined([*old, Places(Path("new.conda"), "alpha", True, {"lib64/y": None}, ["x"])])
     with pytest.raises(Refused, match="in place of a packaged file"):
         require_confined([*old, Places(Path("new.conda"), "beta", True, {"lib64/y": None}, ["x"])])

@@ -139,8 +139,8 @@ def test_compilers_share_the_memory(
     assert max_jobs() == jobs_allowed
     monkeypatch.setenv("MAX_JOBS", "5")
     assert max_jobs() == 5
-    for wrong in ("0", "-1", "two", "1.5", "²", "9" * 5000):
-        monkeypatch.setenv("MAX_JOBS", wrong)
+    for value in ("0", "-1", "two", "1.5", "²", "9" * 5000):
+        monkeypatch.setenv("MAX_JOBS", value)
         with pytest.raises(ForgeError, match="is not a positive number"):
             max_jobs()
 

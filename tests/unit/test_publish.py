@@ -162,8 +162,8 @@ def test_an_untested_channel_is_called_so(project: MiniProject, source: Source) 
     untested = project.root / "strix-untested"
     done = project.forge("publish", "--untested", "--to", str(stable), code=1, **variables)
     assert "'stable' does not say that its packages are untested" in done.stderr
-    both = ["--untested", "--validated", "x"]
-    done = project.forge("publish", *both, "--to", str(untested), code=2, **variables)
+    options = ["--untested", "--validated", "x"]
+    done = project.forge("publish", *options, "--to", str(untested), code=2, **variables)
     assert "--untested, --validated and --withdraw exclude each other" in done.stderr
     assert not stable.exists()
     assert not untested.exists()
@@ -194,11 +194,11 @@ def test_folder_of_something_else_is_left_alone(name: str, source: Source, targe
     dist = source.make("alpha")
     (target / name).parent.mkdir(parents=True)
     (target / name).write_text("years of work")
-    for folder, other in ((target, "thesis|noarch"), (source.folder, "forge")):
+    for folder, names in ((target, "thesis|noarch"), (source.folder, "forge")):
         channel = PublishedChannel(folder)
-        with pytest.raises(ForgeError, match=f"is not a published .* but ({other})"):
+        with pytest.raises(ForgeError, match=f"is not a published .* but ({names})"):
             channel.publish(source)
-        with pytest.raises(ForgeError, match=f"is not a published .* but ({other})"):
+        with pytest.raises(ForgeError, match=f"is not a published .* but ({names})"):
             channel.withdraw([dist], "broken")
     assert list(tree(target)) == [name]
     assert not (source.folder / ".lock").exists()
@@ -315,9 +315,9 @@ def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Pat
     (target / f"noarch/{dist}.conda").write_bytes(withdrawn.read_bytes())
     assert channel.publish(source) == []
     require_whole(target)
-    other = Source(tmp_path / "elsewhere" / "channel")
-    other.make("alpha", text="two")
-    assert channel.publish(other) == []
+    other_source = Source(tmp_path / "elsewhere" / "channel")
+    other_source.make("alpha", text="two")
+    assert channel.publish(other_source) == []
     require_whole(target)
     assert len(channel.withdrawals()) == 1
     assert not list(target.glob("noarch/alpha*"))
@@ -342,11 +342,11 @@ def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> Non
     assert withdrawn.read_text() == "of somebody else"
     withdrawn.unlink()
     channel.withdraw([dist], "broken")
-    whole = withdrawn.read_bytes()
+    content = withdrawn.read_bytes()
     package.write_text("put back, with other bytes")
     with pytest.raises(Refused, match="nothing was written"):
         channel.publish(source)
-    assert withdrawn.read_bytes() == whole
+    assert withdrawn.read_bytes() == content
     assert package.exists()
     package.unlink()
     beta = source.make("beta")
@@ -363,14 +363,14 @@ def test_a_build_is_withdrawn_from_both_folders(
 ) -> None:
     """A build is withdrawn from noarch and from linux-64, if two checkouts published it there."""
     dist = source.make("alpha")
-    other = Source(tmp_path / "elsewhere" / "channel")
-    other.make("alpha", subdir="linux-64")
+    other_source = Source(tmp_path / "elsewhere" / "channel")
+    other_source.make("alpha", subdir="linux-64")
     channel = PublishedChannel(target)
     channel.publish(source)
-    channel.publish(other)
-    both = [f"linux-64/{dist}.conda", f"noarch/{dist}.conda"]
-    assert channel.withdraw([dist], "broken") == both
-    assert [withdrawal.file for withdrawal in channel.withdrawals()] == both
+    channel.publish(other_source)
+    files = [f"linux-64/{dist}.conda", f"noarch/{dist}.conda"]
+    assert channel.withdraw([dist], "broken") == files
+    assert [withdrawal.file for withdrawal in channel.withdrawals()] == files
     require_whole(target)
 
 
@@ -417,8 +417,8 @@ def test_a_published_file_that_is_lost(damage: str, source: Source, target: Path
 def test_a_damaged_index_is_made_anew(source: Source, target: Path) -> None:
     source.make("alpha")
     PublishedChannel(target).publish(source)
-    whole = (target / "noarch/repodata.json").read_bytes()
-    for text in (b"", b"{", b"[]", whole[:-20]):
+    content = (target / "noarch/repodata.json").read_bytes()
+    for text in (b"", b"{", b"[]", content[:-20]):
         (target / "noarch/repodata.json").write_bytes(text)
         assert PublishedChannel(target).publish(source) == []
         require_whole(target)
@@ -524,16 +524,16 @@ def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -
     note.write_text('{"content": "alpha"}')
     assert source.read_digest(record) is None
     note.write_text(original)
-    whole = package.read_bytes()
+    content = package.read_bytes()
     # The sha256 of the changed file is sometimes above and sometimes below the right one.
     for bit in range(8):
-        package.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
+        package.write_bytes(content[:-1] + bytes([content[-1] ^ 1 << bit]))
         with pytest.raises(ForgeError, match="differs from its record"):
             PublishedChannel(target).publish(source)
     package.unlink()
     with pytest.raises(ForgeError, match="is missing or differs"):
         PublishedChannel(target).publish(source)
-    package.write_bytes(whole)
+    package.write_bytes(content)
     assert PublishedChannel(target).publish(source)
 
 
@@ -545,15 +545,15 @@ def test_published_name_keeps_its_bytes(source: Source, target: Path, tmp_path: 
     source.make("alpha", text="one")
     PublishedChannel(target).publish(source)
     before = tree(target)
-    other = Source(tmp_path / "elsewhere" / "channel")
-    other.make("alpha", text="two")
+    other_source = Source(tmp_path / "elsewhere" / "channel")
+    other_source.make("alpha", text="two")
     with pytest.raises(ForgeError, match=r"alpha.*already published with other content"):
-        PublishedChannel(target).publish(other)
+        PublishedChannel(target).publish(other_source)
     assert tree(target) == before
-    gamma = other.make("gamma", text="one")
+    gamma = other_source.make("gamma", text="one")
     (target / f"noarch/{gamma}.conda").write_bytes(b"of a killed publish")
     with pytest.raises(ForgeError, match=r"gamma.*already published with other content"):
-        PublishedChannel(target).publish(other)
+        PublishedChannel(target).publish(other_source)
 
 
 def test_one_publisher_at_a_time(source: Source, target: Path) -> None:

@@ -168,11 +168,11 @@ def test_a_server_proves_who_it_is(index: Index) -> None:
     )
     form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     ca = index.folder / "ca.pem"
-    both = index.folder / "both.pem"
+    certificate_and_key = index.folder / "both.pem"
     ca.write_bytes(certificate.public_bytes(Encoding.PEM))
-    both.write_bytes(ca.read_bytes() + key.private_bytes(*form))
+    certificate_and_key.write_bytes(ca.read_bytes() + key.private_bytes(*form))
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(both)
+    tls.load_cert_chain(certificate_and_key)
     with served(index.folder, tls=tls) as url:
         index.settings["index-url"] = f"{url}/simple"
         with pytest.raises(NotAttempted, match="CERTIFICATE_VERIFY_FAILED"):
@@ -296,8 +296,8 @@ class Moved:
             source = Source(f"{PYPI_URL}/{self.name}", "0" * 64, purl)
             self.cache.fetch(source, lambda *_: None)
         actual = hashlib.sha256(self.file.read_bytes()).hexdigest()
-        both = f"demo@2.0?file_name={self.name} has sha256 {actual}, the recipe says {'0' * 64}"
-        for part in (both, *parts):
+        expected = f"demo@2.0?file_name={self.name} has sha256 {actual}, the recipe says {'0' * 64}"
+        for part in (expected, *parts):
             assert part in str(failed.value)
 
     def list_cached(self) -> list[str]:
