@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import rattler
 import zstandard
 from support import small_channel
-from support.conda_packages import file, listed, tar
+from support.conda_packages import file, list_entries, tar
 from support.servers import served
 
 from forge.conda.package import Package
@@ -60,7 +60,7 @@ def parts() -> list[Part]:
         "license": "MIT",
         "timestamp": 1,
     }
-    paths = {"paths": listed(HONEST), "paths_version": 1}
+    paths = {"paths": list_entries(HONEST), "paths_version": 1}
     info = [
         file(f"info/{n}.json", json.dumps(v).encode())
         for n, v in {"index": about, "paths": paths}.items()

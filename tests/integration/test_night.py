@@ -22,7 +22,7 @@ import pytest
 from rattler.index import index_fs
 from support import small_channel, stand_in
 from support.kills import needs_time
-from support.night import KILLED, Machine, archived
+from support.night import KILLED, Machine, read_archive
 from support.project import CHECKOUT, MiniProject
 from support.servers import Revalidating, served
 
@@ -150,10 +150,10 @@ def test_a_night_that_is_killed_seven_times(owner: Owner) -> None:
         killed = owner.night(before)
         assert killed.returncode == -signal.SIGKILL, f"{when}: {killed.stdout}{killed.stderr}"
         if when != "before the first archive":
-            assert "night/README.md" in archived(owner.to)
+            assert "night/README.md" in read_archive(owner.to)
     done = owner.night()
     assert done.returncode == 1, done.stdout + done.stderr
-    files = archived(owner.to)
+    files = read_archive(owner.to)
     failed = re.findall(r"(?m)^\| (\S+) \| -?[1-9]", files["night/README.md"])
     assert failed == ["commit", "build", "lock-two"], files["night/README.md"]
     assert re.search(r"(?m)^broken +1\.0 .* failed +", files["night/build.log"])
@@ -168,7 +168,7 @@ def test_a_night_that_is_killed_seven_times(owner: Owner) -> None:
     (owner.root / "recipes/broken/mended").touch()
     done = owner.night()
     assert done.returncode == 0, done.stdout + done.stderr
-    files = archived(owner.to)
+    files = read_archive(owner.to)
     assert {"night/evidence/one/record.json", "night/evidence/two/record.json"} <= files.keys()
     assert len([*owner.to.glob("channel/*/*.conda")]) == 5
 
@@ -178,7 +178,7 @@ def test_a_machine_that_is_too_small(owner: Owner) -> None:
     recipe = owner.root / "recipes/alpha/recipe.yaml"
     recipe.write_text(recipe.read_text().replace('"disk": 0.01', '"disk": 9999999'))
     assert owner.night().returncode == 1
-    files = archived(owner.to)
+    files = read_archive(owner.to)
     assert "not started: needs 9999999.0 GiB of disk in " in files["night/build.log"]
     assert files.keys() == {f"night/{name}" for name in ("README.md", "build.log", "commit.log")}
     assert all("/repodata" in path or path.endswith(".zst") for path in owner.requests)

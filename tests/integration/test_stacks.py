@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.commands import refused
+from support.commands import expect_error
 from support.project import MiniProject
 
 from forge.bases import PUBLISHED
@@ -76,7 +76,7 @@ def test_a_lock_before_anything_was_built_says_what_to_run(tmp_path: Path) -> No
     project = MiniProject(tmp_path)
     (project.root / "build" / "host-base").unlink()
     project.stack("app", text=MANIFEST)
-    error = refused("lock", "app", **project.environment)
+    error = expect_error("lock", "app", **project.environment)
     assert str(error) == "the host base is not made yet: run forge build-all --base host"
     assert not lock_of(project).exists()
 
@@ -161,12 +161,12 @@ def test_with_pixi_the_commands_are_pixis(app: MiniProject, tmp_path: Path) -> N
 def test_usage(app: MiniProject) -> None:
     lock, here = lock_of(app), app.environment
     text = lock.read_text()
-    assert "no environment 'x'" in str(refused("install", "app", "-e", "x", **here))
-    error = refused("run", "app", "-e", "x", "--", "true", **here)
+    assert "no environment 'x'" in str(expect_error("install", "app", "-e", "x", **here))
+    error = expect_error("run", "app", "-e", "x", "--", "true", **here)
     assert "app -e x is not installed: run forge install app -e x" in str(error)
     for damaged, says in (("version: [", "not a lock file"), (None, "not locked")):
         lock.write_text(damaged) if damaged else lock.unlink()
-        error = refused("install", "app", **here)
+        error = expect_error("install", "app", **here)
         assert says in str(error) and error.exit_code == 2
     lock.write_text(text)
 
@@ -175,7 +175,7 @@ def test_what_does_not_solve(app: MiniProject) -> None:
     """test_locks.py has what else a manifest may not have."""
     manifest, text = app.root / "stacks/app/pixi.toml", lock_of(app).read_text()
     manifest.write_text(MANIFEST.replace('"1.0.*"', '"2.0.*"'))
-    error = refused("lock", "app", **app.environment)
+    error = expect_error("lock", "app", **app.environment)
     manifest.write_text(MANIFEST)
     assert "does not solve" in str(error) and error.exit_code == 1
     assert lock_of(app).read_text() == text

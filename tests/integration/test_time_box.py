@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rattler.package_streaming import extract
-from support.commands import refused
+from support.commands import expect_error
 from support.project import MiniProject, processes_in
 from support.recipe_checks import RECIPES
 
@@ -82,7 +82,7 @@ def test_what_is_no_duration(text: str) -> None:
 def test_a_wrong_duration_is_one_message(command: list[str], tmp_path: Path) -> None:
     project = MiniProject(tmp_path)
     project.recipe("alpha")
-    error = refused(*command, "--stop-after=soon", FORGE_ROOT=str(tmp_path), FORGE_BASE="host")
+    error = expect_error(*command, "--stop-after=soon", FORGE_ROOT=str(tmp_path), FORGE_BASE="host")
     assert str(error).startswith("--stop-after 'soon' is not a duration") and error.exit_code == 2
     assert not (tmp_path / "build/staging").exists()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 import zstandard
-from support.conda_packages import file, package, repacked, tarball
+from support.conda_packages import file, package, repack, tarball
 from support.project import MiniProject
 
 from forge.files import sha256_file
@@ -216,7 +216,7 @@ def test_a_package_that_says_something_else(
     case: str, app: MiniProject, built: Path, tmp_path: Path
 ) -> None:
     change, named = LIES[case]
-    other = repacked(built, tmp_path / built.name, edit_rendered(change))
+    other = repack(built, tmp_path / built.name, edit_rendered(change))
     done = app.forge("verify", str(other), code=1)
     assert re.search(named, done.stdout), done.stdout
     assert all(len(line) < 1000 for line in done.stdout.splitlines())
@@ -242,7 +242,7 @@ def test_an_index_that_is_not_of_its_recipe(
             return content
         return json.dumps(json.loads(content) | {key: INDEX_LIES[key]}).encode()
 
-    other = repacked(built, tmp_path / built.name, edit)
+    other = repack(built, tmp_path / built.name, edit)
     assert f"{key}: the package has " in app.forge("verify", str(other), code=1).stdout
 
 
@@ -267,7 +267,7 @@ def test_a_file_that_is_not_the_listed_one(app: MiniProject, built: Path, tmp_pa
     def edit(_: str, name: str, content: bytes) -> bytes:
         return b"other\n" if name.endswith("share/alpha/own") else content
 
-    other = repacked(built, tmp_path / built.name, edit)
+    other = repack(built, tmp_path / built.name, edit)
     done = app.forge("verify", str(other), code=1)
     assert "share/alpha/own: the package has " in done.stdout
 
@@ -278,7 +278,7 @@ def test_a_recipe_file_that_is_not_the_checkouts(
     def edit(_: str, name: str, content: bytes) -> bytes:
         return content + b"# more\n" if name == "info/recipe/build.sh" else content
 
-    other = repacked(built, tmp_path / built.name, edit)
+    other = repack(built, tmp_path / built.name, edit)
     assert "build.sh: the package has " in app.forge("verify", str(other), code=1).stdout
 
 

@@ -7,7 +7,7 @@ from forge.cli.main import app
 from forge.errors import ForgeError
 
 
-def understood(words: list[str]) -> bool:
+def is_accepted(words: list[str]) -> bool:
     """Return whether the driver accepts a command line.
 
     The words after `run` and `test` are left out: the driver passes them on to another program.
@@ -20,7 +20,7 @@ def understood(words: list[str]) -> bool:
     return CliRunner().invoke(app, [*words, *value, "--help"]).exit_code == 0
 
 
-def refused(*words: str, **environment: str) -> ForgeError:
+def expect_error(*words: str, **environment: str) -> ForgeError:
     """Run a command that has to fail, and return its error."""
     done = CliRunner().invoke(app, words, env=environment)
     assert isinstance(done.exception, ForgeError), done.output

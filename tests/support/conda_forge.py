@@ -72,7 +72,7 @@ class RecipeEnvironment(NamedTuple):
     specs: list[str]
 
 
-def spec_of(requirement: Any, outputs: dict[str, dict[str, Any]]) -> str:
+def to_spec(requirement: Any, outputs: dict[str, dict[str, Any]]) -> str:
     """Return a rendered requirement as a match spec. `outputs` gives the versions for pins."""
     if not isinstance(requirement, dict):
         return requirement
@@ -156,7 +156,7 @@ class Rendered:
         return specs
 
     def _to_specs(self, requirements: list[Any]) -> list[str]:
-        return [spec_of(requirement, self.outputs) for requirement in requirements]
+        return [to_spec(requirement, self.outputs) for requirement in requirements]
 
     def _read_weak_exports(self, name: str) -> list[str]:
         exports = self.outputs[name].get("requirements", {}).get("run_exports", {})

@@ -34,7 +34,7 @@ def link(name: str, target: str) -> Member:
     return special(name, tarfile.SYMTYPE, target)
 
 
-def listed(members: Iterable[Member]) -> list[dict[str, Any]]:
+def list_entries(members: Iterable[Member]) -> list[dict[str, Any]]:
     """Return the entries of a correct info/paths.json for these members."""
     members = list(members)
     contents = {info.name: content for info, content in members}
@@ -91,10 +91,12 @@ def package(
         index: Fields of info/index.json that replace the default ones.
     """
     members = list(members)
+    if paths is None:
+        paths = list_entries(members)
     fields = {"name": name, "version": "1", "build": "0", "build_number": 0, "depends": []}
     texts = {
         "index.json": fields | {"subdir": "noarch", "noarch": "generic"} | index,
-        "paths.json": {"paths": listed(members) if paths is None else paths, "paths_version": 1},
+        "paths.json": {"paths": paths, "paths_version": 1},
     }
     about = [file(f"info/{name}", json.dumps(text).encode()) for name, text in texts.items()]
     dist = dist or f"{name}-1-0"
@@ -113,9 +115,7 @@ def package(
     return target
 
 
-def repacked(
-    package: Path, target: Path, change: Callable[[str, str, bytes], bytes | None]
-) -> Path:
+def repack(package: Path, target: Path, change: Callable[[str, str, bytes], bytes | None]) -> Path:
     """Copy a .conda to `target`, with some of its files changed or left out.
 
     Hashes are not updated.

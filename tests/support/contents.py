@@ -29,14 +29,14 @@ def check(channel: Path) -> None:
         name = package.index["name"]
         files = {n for n in package.payload if not n.startswith(f"etc/conda/test-files/{name}/")}
         recipe = package.rendered["recipe"]
-        faults += [f"{file.name}: {fault}" for fault in faults_of(package, recipe, files)]
+        faults += [f"{file.name}: {fault}" for fault in find_faults(package, recipe, files)]
         for path in sorted(SITE.sub("", n) for n in files):
             if owners.setdefault(path, name) != name:
                 faults.append(f"{file.name}: {path} is in package {owners[path]} too")
     assert not faults, "\n".join(faults)
 
 
-def faults_of(package: Package, recipe: dict[str, Any], files: set[str]) -> list[str]:
+def find_faults(package: Package, recipe: dict[str, Any], files: set[str]) -> list[str]:
     """Return the faults of one package whose files, without those of its tests, are `files`."""
     build = recipe.get("build", {})
     faults = []

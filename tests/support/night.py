@@ -50,7 +50,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def archived(folder: Path) -> dict[str, str]:
+def read_archive(folder: Path) -> dict[str, str]:
     """Return the text of each file in the archive of a night in `folder`, by its name."""
     with tarfile.open(folder / "night.tar.gz") as tar:
         files = {m.name: tar.extractfile(m) for m in tar.getmembers()}

@@ -14,7 +14,7 @@ import zstandard
 from rattler import Channel as ChannelName
 from rattler import Gateway, SourceConfig, VirtualPackage
 from rattler_build import assemble_package
-from support.conda_packages import repacked
+from support.conda_packages import repack
 
 from forge.conda.local import LocalChannel
 from forge.files import sha256_file
@@ -86,7 +86,7 @@ class Source(LocalChannel):
         )
         if exports:
             # assemble_package lists the file among those to install, which no build does.
-            repacked(package.path, package.path, _remove_info_paths)
+            repack(package.path, package.path, _remove_info_paths)
         self.add({package.path: tests}, {"content": name})
         shutil.rmtree(work / "files")
         return f"{name}-{version}-{build}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.conda_packages import file, link, package, repacked
+from support.conda_packages import file, link, package, repack
 from support.mutants import Tally, texts, trees
 from support.static_channel import BUILD, Source, require_whole
 
@@ -161,7 +161,7 @@ def test_info(name: str, tmp_path: Path, record_property: Property) -> None:
         def replace(_: str, member: str, old: bytes, mutant: bytes = mutant) -> bytes:
             return mutant if member == f"info/{name}" else old
 
-        repacked(valid, built, replace)
+        repack(valid, built, replace)
         tally.give(lambda: read_safe(built), has_members, mutant)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 from rich.console import Console
-from support.commands import refused
+from support.commands import expect_error
 from support.project import CHECKOUT, MiniProject, drive, driver, driver_environment
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -105,11 +105,11 @@ def test_an_unknown_base_is_a_usage_error(contexts: tuple[typer.Typer, list[Cont
 def test_usage(tmp_path: Path, line: str, environment: dict[str, str], message: str) -> None:
     MiniProject(tmp_path).recipe("alpha")
     words = ["--base", "conda-forge", *line.split()]
-    error = refused(*words, FORGE_ROOT=str(tmp_path), **environment)
+    error = expect_error(*words, FORGE_ROOT=str(tmp_path), **environment)
     assert message in str(error)
     assert error.exit_code == 2
     (tmp_path / "variants.yaml").write_text("pytorch: [")
-    assert "variants.yaml" in str(refused("plan", FORGE_ROOT=str(tmp_path), FORGE_BASE="host"))
+    assert "variants.yaml" in str(expect_error("plan", FORGE_ROOT=str(tmp_path), FORGE_BASE="host"))
 
 
 PASSED_ON = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.commands import refused
+from support.commands import expect_error
 from support.project import CHECKOUT
 from support.servers import QuietHandler, served
 from support.small_channel import read, workspace
@@ -69,7 +69,7 @@ def test_commands(words: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def publish(to: str) -> None:
     """Run `publish` with a destination that it refuses, and raise its error."""
-    raise refused("publish", "--to", to)
+    raise expect_error("publish", "--to", to)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from strix_validate.cli import app as validate
-from support.commands import understood
+from support.commands import is_accepted
 from support.project import CHECKOUT, copy_checkout, tracked_files
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -188,13 +188,13 @@ def test_the_driver_has_every_form_that_pages_show() -> None:
     for page in PAGES:
         shown.update(tuple(words) for words in extract_commands(read_current(page)))
     assert len(shown) > 25
-    assert [words for words in sorted(shown) if not understood([*words])] == []
+    assert [words for words in sorted(shown) if not is_accepted([*words])] == []
 
 
 @pytest.mark.parametrize("line", ["plan --bases host", "--quite plan", "publish --from DIR"])
 def test_a_form_that_the_driver_has_not_is_found(line: str) -> None:
     (words,) = extract_commands(f"`./forge {line}`")
-    assert not understood(words)
+    assert not is_accepted(words)
 
 
 def extract_validator_lines() -> set[str]:

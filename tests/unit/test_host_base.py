@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from rattler import MatchSpec
 from rattler_build import assemble_package
-from support.commands import refused
+from support.commands import expect_error
 from support.mutants import Tally, texts, trees
 from support.project import CHECKOUT, MiniProject, module, processes_in
 from support.wheels import write_wheel
@@ -308,7 +308,7 @@ def test_no_compiler(tmp_path: Path) -> None:
     project = MiniProject(tmp_path)
     (tmp_path / "build" / "host-base").unlink()
     project.recipe("alpha")
-    error = refused("build-all", **project.environment | {"PATH": str(tmp_path)})
+    error = expect_error("build-all", **project.environment | {"PATH": str(tmp_path)})
     assert "needs gcc and g++" in str(error)
     assert "apt-get" in str(error)
     assert error.exit_code == 3

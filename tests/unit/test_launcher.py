@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.commands import understood
+from support.commands import is_accepted
 from support.project import CHECKOUT
 from typer.main import get_command
 
@@ -217,7 +217,7 @@ def test_tasks_are_commands_of_the_driver() -> None:
         assert task["description"]
         program, *words = shlex.split(task["cmd"])
         assert program == "./forge"
-        assert understood(words)
+        assert is_accepted(words)
         assert words == [name] or name not in COMMANDS
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support import faults
 from support.kills import needs_time
-from support.night import KILLED, Machine, archived
+from support.night import KILLED, Machine, read_archive
 
 STACKS = ("attention", "vllm")
 # The mock. A step with the word $FAILS fails, one with the word $ENDLESS does not end, and with
@@ -82,7 +82,7 @@ class Owner:
 
     def results(self) -> dict[str, str]:
         """Return the exit code of each step, as the page in the archive states it."""
-        rows = archived(self.to)["night/README.md"].partition("| --- |")[2].splitlines()[1:]
+        rows = read_archive(self.to)["night/README.md"].partition("| --- |")[2].splitlines()[1:]
         return {row.split(" | ")[0].strip("| "): row.split(" | ")[1] for row in rows}
 
 
@@ -106,7 +106,7 @@ def test_a_night(owner: Owner) -> None:
     assert {*owner.results().values()} - {"0"} == {"128"}
     names = {"README.md", *(f"{name}.log" for name in STEPS), "packages/alpha.log"}
     names |= {f"evidence/{stack}/1.json" for stack in STACKS}
-    assert archived(owner.to).keys() == {f"night/{name}" for name in names}
+    assert read_archive(owner.to).keys() == {f"night/{name}" for name in names}
     with tarfile.open(owner.to / "night.tar.gz") as tar:
         assert {(m.uname, m.gname, m.uid, m.gid) for m in tar.getmembers()} == {("", "", 0, 0)}
     assert (
@@ -135,7 +135,7 @@ def test_a_step_that_fails(fails: str, steps: list[str], owner: Owner) -> None:
     """
     assert owner.night(FAILS=fails).returncode == 1
     assert [*owner.results()] == steps
-    assert "Traceback (most recent call last)" in archived(owner.to)["night/README.md"]
+    assert "Traceback (most recent call last)" in read_archive(owner.to)["night/README.md"]
 
 
 @needs_time
@@ -151,7 +151,7 @@ def test_thirty_kills(tmp_path: Path) -> None:
         assert killed.returncode == -signal.SIGKILL, number
         assert (owner.to / "night.tar.gz").exists() == (number > 4), number
         if number > 4:
-            assert "night/README.md" in archived(owner.to)
+            assert "night/README.md" in read_archive(owner.to)
         done = owner.night()
         assert done.returncode == 0, f"{number}: {done.stdout}{done.stderr}"
         assert [*owner.results()] == STEPS
@@ -164,7 +164,7 @@ def test_an_interrupted_night(owner: Owner, kind: signal.Signals) -> None:
         night.send_signal(kind)
         assert "interrupted" in night.stdout.read()
     assert night.returncode == 1 and not Path("/proc", child).exists()
-    assert "working on build-all" in archived(owner.to)["night/build.log"]
+    assert "working on build-all" in read_archive(owner.to)["night/build.log"]
 
 
 def put(owner: Owner, name: str, data: bytes) -> None:
@@ -237,7 +237,7 @@ def test_no_link_is_followed(symbolic: bool, owner: Owner, tmp_path: Path) -> No
     before = {path: path.stat().st_mtime_ns for path in outside.rglob("*")}
     assert owner.night().returncode == 0
     assert before == {path: path.stat().st_mtime_ns for path in outside.rglob("*")}
-    files = archived(owner.to)
+    files = read_archive(owner.to)
     assert "of somebody else" not in "".join(files.values())
     assert files.keys() >= {f"night/{name}.log" for name in STEPS}
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -254,7 +254,7 @@ def test_no_secret_is_packed(owner: Owner) -> None:
     log.parent.mkdir(parents=True)
     log.write_text("X-Token: 1234567\n" + "".join(f"{value}\n" for value in SECRETS.values()))
     assert owner.night().returncode == 0
-    text = "".join(archived(owner.to).values())
+    text = "".join(read_archive(owner.to).values())
     secrets = ["s3/cret", "cret words", "hf_0123", "sesame", "hunter2", "1234567"]
     assert not [secret for secret in secrets if secret in text]
     assert "fetching https://mirror.org/simple, password: ***" in text and "working on" in text
@@ -287,7 +287,7 @@ def test_a_full_disk(owner: Owner) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (owner.to.with_name("night.tar.gz")).rename(owner.to / "night.tar.gz")
     assert owner.results()["build"] == "1"
-    assert "No space left on device" in archived(owner.to)["night/build.log"]
+    assert "No space left on device" in read_archive(owner.to)["night/build.log"]
 
 
 def test_no_room_for_an_archive(owner: Owner, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_the_end_of_a_long_log(owner: Owner) -> None:
     log.parent.mkdir(parents=True)
     log.write_bytes(b"sesame" * (1 << 20) + b"\nthe error\n")
     owner.night()
-    assert archived(owner.to)["night/packages/alpha.log"] == "\nthe error\n"
+    assert read_archive(owner.to)["night/packages/alpha.log"] == "\nthe error\n"
 
 
 def test_no_gpu(owner: Owner) -> None:

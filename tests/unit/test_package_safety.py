@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.conda_packages import Member, file, link, listed, package, special
+from support.conda_packages import Member, file, link, list_entries, package, special
 
 from forge.conda.package import Package
 from forge.errors import Failed, ForgeError
@@ -111,7 +111,7 @@ LISTS: dict[str, tuple[Callable[[list[dict]], object], str]] = {
 @pytest.mark.parametrize("case", LISTS)
 def test_list_that_is_not_of_the_members(case: str, tmp_path: Path) -> None:
     change, message = LISTS[case]
-    paths = listed(GOOD)
+    paths = list_entries(GOOD)
     change(paths)
     with pytest.raises(ForgeError, match=message):
         Package(package(tmp_path, GOOD, paths=paths)).require_safe()

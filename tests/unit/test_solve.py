@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from rattler.exceptions import SolverError
-from support.conda_forge import LACKS, MACHINE, OTHER_ROCM, STRIX_HALO, Rendered, Solver, spec_of
+from support.conda_forge import LACKS, MACHINE, OTHER_ROCM, STRIX_HALO, Rendered, Solver, to_spec
 from support.project import CHECKOUT, RECIPES, STACKS
 
 from forge.bases import PUBLISHED, BaseName
@@ -262,7 +262,7 @@ def test_each_constraint_is_on_a_package_that_exists(rendered: Rendered, solver:
     for name, output in rendered.outputs.items():
         requirements = output.get("requirements", {}).get("run_constraints", [])
         if requirements:
-            constraints[name] = [spec_of(each, rendered.outputs) for each in requirements]
+            constraints[name] = [to_spec(each, rendered.outputs) for each in requirements]
     assert {"rocm-sdk-core", "pytorch", "flash-attn"} <= constraints.keys()
     names = {*rendered.outputs, *solver.names}
     assert {*OTHER_ROCM} <= {parse_package_name(spec) for spec in constraints["rocm-sdk-core"]}

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from support import mutants, project, servers, small_channel
-from support.contents import faults_of
+from support.contents import find_faults
 from support.mutants import SEED, Tally, texts, trees
 from support.pixi import require
 from support.project import CHECKOUT, commit, copy_checkout, python_files
@@ -188,6 +188,6 @@ def test_without_pixi_it_is_a_skip_or_a_failure(
 )
 def test_files_that_a_recipe_does_not_name(build: dict[str, Any], file: str, fault: str) -> None:
     package: Any = SimpleNamespace(info=())
-    faults = faults_of(package, {"build": {"script": "make"} | build}, {file})
+    faults = find_faults(package, {"build": {"script": "make"} | build}, {file})
     assert fault in "".join(faults)
     assert bool(fault) == bool(faults)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.commands import understood
+from support.commands import is_accepted
 from support.project import CHECKOUT, RECIPES, STACKS, module
 
 from forge.recipes.cost import read_costs
@@ -213,7 +213,7 @@ def test_steps_are_commands_that_people_run(job: str, line: str) -> None:
     """Each step runs a command of the driver, a task, or a program in a stack's environment."""
     words = shlex.split(re.split(r" *(?:>>?|\|\|) *", OURS.sub("", line))[0])
     if line.startswith("./forge"):
-        assert understood(words), job
+        assert is_accepted(words), job
     elif words[:2] == ["--locked", "--manifest-path"]:
         manifest, program, script = words[2:5]
         assert (CHECKOUT / manifest.removeprefix("build/") / "pixi.toml").is_file()
