@@ -38,7 +38,7 @@ def pytest_report_header() -> str:
     return f"mutants: FORGE_SEED={SEED} repeats those of this run"
 
 
-# First, because xdist reads the markers.
+# This hook must run before that of xdist, which reads the markers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its folder and its group, and put tests with slow fixtures first.
@@ -92,8 +92,8 @@ def host_base(tmp_path_factory: pytest.TempPathFactory) -> None:
     project = MiniProject(tmp_path_factory.mktemp("base"))
     project.recipe("probe")
     with FileLock(CHECKOUT / "build" / ".tests"):
-        # On a busy machine this takes longer than the time limit in support/faults.py, which
-        # project.forge has.
+        # project.forge has the time limit of support/faults.py, which does not suffice on a busy
+        # machine.
         done = subprocess.run(
             project.command("build-all"),
             env=project.environment,

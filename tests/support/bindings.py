@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Install the bindings to rattler and rattler-build in the versions of pixi.lock."""
+"""Install py-rattler and py-rattler-build, the bindings, in the versions of pixi.lock."""
 
 import os
 import re
@@ -21,7 +21,7 @@ UNREACHABLE = "Could not find a version|No matching distribution|Connection|Temp
 
 
 def locked() -> dict[str, str]:
-    """Return the version of each binding in the environment in which pixi runs the driver."""
+    """Return the version of each binding in pixi.lock's environment for the driver."""
     lock = yaml.load((CHECKOUT / "pixi.lock").read_text(), yaml.CSafeLoader)
     versions = {}
     for package in lock["environments"]["default"]["packages"]["linux-64"]:
@@ -32,9 +32,9 @@ def locked() -> dict[str, str]:
 
 
 def install() -> Path:
-    """Install those versions from PyPI into a folder, once, and return the folder.
+    """Install these versions from PyPI into a folder, unless it has them, and return the folder.
 
-    The test is skipped where PyPI cannot be reached or lacks a version.
+    If PyPI cannot be reached or lacks a version, the test is skipped.
     """
     versions = locked()
     requirements = [f"{name}=={version}" for name, version in versions.items()]

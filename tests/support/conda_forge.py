@@ -165,7 +165,7 @@ class Rendered:
         return self._to_specs(exports)
 
     def environments(self, recipe: str) -> Iterator[RecipeEnvironment]:
-        """Yield each build, host and run environment of a recipe once."""
+        """Yield the build, host and run environments of a recipe. Equal ones are yielded once."""
         visited = set()
         for output in self.by_recipe[recipe]:
             name = output["package"]["name"]

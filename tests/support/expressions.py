@@ -65,14 +65,14 @@ class Expression:
     Attributes:
         contexts: The values of `github`, `needs` and so on, by name.
         status: The results of always(), cancelled(), failure() and success(), by name.
-        asks_status: Whether the expression has called one of these functions.
+        calls_status: Whether the expression has called one of these functions.
     """
 
     def __init__(
         self, text: str, contexts: Mapping[str, Any], status: Mapping[str, bool] | None = None
     ) -> None:
         self.text, self.contexts, self.status = text, contexts, status or {}
-        self.asks_status = False
+        self.calls_status = False
         self.tokens: list[tuple[str, str]] = []
         position = 0
         while text[position:].strip():
@@ -151,7 +151,7 @@ class Expression:
             if not self.tokens:
                 raise Unsupported(f"{self.text!r}: ')' is missing")
         if name in STATUS and name in self.status and not arguments:
-            self.asks_status = True
+            self.calls_status = True
             return self.status[name]
         if name.casefold() not in FUNCTIONS:
             raise Unsupported(f"{self.text!r}: the function {name}")
@@ -203,4 +203,4 @@ def holds(condition: Any, contexts: Mapping[str, Any], status: Mapping[str, bool
         text = match[1]
     expression = Expression(text, contexts, status)
     value = is_true(expression.value())
-    return value and (expression.asks_status or status["success"])
+    return value and (expression.calls_status or status["success"])

@@ -40,9 +40,9 @@ class Hub:
         disk: Bytes of each machine's disk; 0 for no limit.
         image: Bytes that GitHub's image occupies on the disk when a job starts.
         cache_limit: Bytes of all caches. Above it, the least recently used ones are removed.
-        stops: By the label of a job, the point at which it is stopped and how. The point is the
-            name of a file in `hold`. How is "kill", "late" or "time": see `Machine.run`. At the
-            points "cache" and "artifact" the machine is lost while it uploads one of these.
+        stops: For jobs that a test stops, by label: the point and the kind of the stop. The point
+            is the name of a file in `hold`. The kind is "kill", "late" or "time", as `Machine.run`
+            explains. At the points "cache" and "artifact", the machine is lost during the upload.
         seconds: Seconds that a minute of `timeout-minutes` takes.
         caches: The entries of the cache, oldest first.
         clock: The last result of `tick`.
@@ -126,7 +126,7 @@ class Use:
 
 
 def check_out(use: Use) -> None:
-    """actions/checkout."""
+    """actions/checkout: copy the files of the repository to the machine."""
     if use.take("persist-credentials") not in ("False", "false"):
         raise Unsupported("a checkout that keeps its credentials on the machine")
     shutil.copytree(use.hub.source, use.machine.work, symlinks=True, dirs_exist_ok=True)
@@ -148,7 +148,7 @@ def count_bytes(folder: Path) -> int:
 
 
 def stop_at(use: Use, point: str) -> None:
-    """Raise Lost if a test has the machine lost at this point of an action."""
+    """Raise Lost if a test stops the machine at this point of an action."""
     hold = use.hub.hold / point
     if hold.exists():
         hold.unlink()

@@ -147,8 +147,8 @@ class Machine:
     def processes(self) -> Iterator[int]:
         """Yield the ids of the machine's processes.
 
-        A process belongs to the machine if its environment has this MACHINE, or if its working
-        folder is on the machine.
+        A process belongs to the machine if its variable MACHINE is the machine's folder, or if its
+        working folder is inside that folder.
         """
         mark = b"MACHINE=%s\0" % bytes(self.folder)
         for entry in Path("/proc").glob("[0-9]*"):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mutate foreign data by a seed, and count the outcomes of reading it.
+"""Mutate data of a kind that others write, and count the outcomes of reading it.
 
-A test mutates valid data and passes each mutant to a reader. Two outcomes are allowed: correct
-content, or an exception of the type `Tally.refusal` with a short message. The reader must not take
-longer than SLOWEST. pytest prints the sum of all outcomes at the end of a run (tests/conftest.py).
-The tests inside our packages use this file too.
+Such data are, for example, locks, indexes and archives. A test mutates valid data and passes each
+mutant to a reader. Two outcomes are allowed: correct content, or an exception of the type
+`Tally.refusal` with a short message. The reader must not take longer than SLOWEST. pytest prints
+the sum of all outcomes at the end of a run (tests/conftest.py). The tests inside our packages use
+this file too.
 
 The seed is fixed, so that no run fails by chance. FORGE_SEED=N sets another seed. Mutants of one
 seed prove nothing about the mutants of another. Therefore CONTRIBUTING.md has a command that tries
@@ -44,7 +45,7 @@ STRANGE: tuple[Any, ...] = (
 )
 # Levels of nesting that json.dumps and deepcopy still accept.
 TREE_DEPTH = 60
-# Levels of nesting that are too many for parsers.
+# More levels of nesting than parsers accept.
 TEXT_DEPTH = 20_000
 # CPU seconds that a reader may take for one mutant. CPU time does not depend on other processes.
 SLOWEST = 20

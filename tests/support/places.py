@@ -11,7 +11,7 @@ from support.small_channel import index, workspace
 SITE = "lib/python3.12/site-packages"
 GHOST_FILE = "ghost-1.0-0.json"
 RECORD = f"conda-meta/{GHOST_FILE}"
-# Relative to app/.pixi/envs/default.
+# A file outside of the prefix, which is app/.pixi/envs/default. The path is relative to the prefix.
 OUT = "../../../../out/victim"
 # The record of a package that seems to be installed, but is not in the lock. An installer would
 # remove the files that this record lists.
@@ -55,7 +55,8 @@ def routes(top: str) -> dict[str, dict[str, str]]:
     up = top.count("/")
     return {
         "absolute": {top: "{out}"},
-        "upwards": {top: "../" * (up + 4) + "out"},  # from app/.pixi/envs/default
+        # `../` four times leads from the prefix, app/.pixi/envs/default, to the parent of `out`.
+        "upwards": {top: "../" * (up + 4) + "out"},
         "two links": {"a/one": "{out}", top: "../" * up + "a/one"},
     }
 

@@ -108,7 +108,7 @@ def make(folder: Path) -> Path:
         packages = _packages()
     (folder / "linux-64").mkdir(parents=True)
     for name, record in packages.items():
-        record.pop("indexed_timestamp", None)  # Records of conda-forge have none.
+        record.pop("indexed_timestamp", None)  # Records of conda-forge do not have this field.
         (folder / "linux-64" / name).symlink_to(PACKAGES / name)
     write_repodata(folder, "linux-64", packages)
     write_repodata(folder, "noarch", {})

@@ -85,7 +85,7 @@ class Source(LocalChannel):
             **about | more,
         )
         if exports:
-            # assemble_package lists the file among those to install, which no build does.
+            # assemble_package adds info/run_exports.json to paths.json. No build of a recipe does.
             repack(package.path, package.path, _remove_info_paths)
         self.add({package.path: tests}, {"content": name})
         shutil.rmtree(work / "files")
@@ -109,7 +109,7 @@ def require_whole(target: Path) -> None:
 
 
 def without_purls(channel: Path) -> None:
-    """Rewrite the index as other tools do: without purls, and in one form only."""
+    """Rewrite the index without purls and in one form only, like those that other tools write."""
     for file in channel.glob("*/repodata.json"):
         data = json.loads(file.read_bytes())
         for record in data["packages.conda"].values():

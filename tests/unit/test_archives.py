@@ -114,7 +114,7 @@ def test_the_files_asked_for(tmp_path: Path, form: str, top: str) -> None:
 
 @pytest.mark.parametrize("only", [None, {"one.py"}])
 def test_names_that_begin_with_a_dot(tmp_path: Path, only: set[str] | None) -> None:
-    """`tar -c .` writes names that begin with `./`, and a member `./` for the folder itself."""
+    """Names may begin with `./`, and the folder itself may be a member, as with `tar -c .`."""
     folder = member("./", type=tarfile.DIRTYPE)
     unpack(write_archive(tmp_path, folder, member("./demo/one.py", "text")), tmp_path / "got", only)
     assert (tmp_path / "got" / "one.py").read_text() == "text"

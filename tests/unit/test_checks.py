@@ -30,7 +30,7 @@ def test_lint_says_what_each_linter_found(
     ran: list[list[str]] = []
 
     def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        # git lists no tracked file, as in an unpacked archive.
+        # This git lists no tracked file, like the real one in an unpacked archive.
         if words[0] == "git":
             return subprocess.CompletedProcess(words, 0, "")
         ran.append(words)

@@ -233,7 +233,7 @@ def test_verbosity(monkeypatch: pytest.MonkeyPatch, option: list[str], output: s
 
     def make(self: Context, console: Console) -> Display:
         displays.append(Display(Console(file=io.StringIO()), self.verbosity))
-        raise ForgeError("it is not used")
+        raise ForgeError("the display is not used")
 
     monkeypatch.setattr(Context, "display", make)
     CliRunner().invoke(main.app, [*option, "sources", "fetch"])

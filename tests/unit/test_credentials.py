@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A credential in a URL gets into no message and no file of ours."""
+"""No message and no file that the driver writes has the credential of a URL."""
 
 import json
 from collections.abc import Callable

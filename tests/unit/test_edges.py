@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Unusual environments: odd paths, pipes instead of files, an early Ctrl-C, foreign modules."""
+"""Unusual circumstances: odd paths, pipes in place of files, an early Ctrl-C, foreign modules."""
 
 import contextlib
 import json

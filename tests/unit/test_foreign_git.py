@@ -152,7 +152,7 @@ def hostile(tmp_path: Path) -> Hostile:
 
 
 def test_the_canary_sings(hostile: Hostile) -> None:
-    """git itself runs the program of such a repository. So the canary does show this."""
+    """git itself does run the program of such a repository, and the canary shows it."""
     hostile.configure(CONFIGURATIONS["a promisor by uploadpack"])
     hostile.lose()
     command = ["git", "-C", hostile.repository, "cat-file", "-p", f"{hostile.commit}:text"]

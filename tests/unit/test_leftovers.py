@@ -121,7 +121,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     (tmp_path / "build/published/thesis").symlink_to(tmp_path / "thesis")
     (tmp_path / "build/published/root").symlink_to("/")
     context = Context(root=tmp_path)
-    # No file of the channel is a real package.
+    # `reconcile` would read the packages of the channel, but these files are no packages.
     monkeypatch.setattr(context.channel, "reconcile", lambda: None)
     return context
 

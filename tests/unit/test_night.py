@@ -216,7 +216,10 @@ LINKS += ["night.tar.gz", "night.partial", "README.md", "state.json", *(f"{s}.lo
 
 @pytest.mark.parametrize("symbolic", [True, False])
 def test_no_link_is_followed(symbolic: bool, owner: Owner, tmp_path: Path) -> None:
-    """Nothing outside of the night's folder is written or packed through a link, also no log."""
+    """Nothing outside of the night's folder is written or packed through a link.
+
+    This holds for the logs of builds too.
+    """
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
     for file in (outside / "private", outside / "folder/1.json", outside / "folder/alpha.log"):

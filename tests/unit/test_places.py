@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Hostile packages, which try to write outside of the prefix (support/places.py).
 
-Our installation refuses all of them and changes nothing outside the prefix. `verify` and `channel
-verify` find each. end_to_end/test_pixi_places.py shows what pixi, and hence rattler, does.
+The driver refuses to install any of them, and changes nothing outside of the prefix. `verify` and
+`channel verify` report each. end_to_end/test_pixi_places.py tests which ones pixi installs.
 """
 
 from pathlib import Path
@@ -22,9 +22,9 @@ from forge.files import write_text
 
 @pytest.mark.parametrize("name", CASES)
 def test_installed_by_us(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """We refuse the package, or rattler finds it damaged. Nothing outside prefix and cache changes.
+    """The driver refuses the package, or rattler reports it as damaged. Nothing outside changes.
 
-    `verify` finds the fault in the files themselves.
+    `verify` reports the fault from the packages alone.
     """
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "own"))
     machine = Machine(CASES[name], tmp_path)
@@ -44,7 +44,10 @@ def test_installed_by_us(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_two_packages_do_together_is_not_published(tmp_path: Path) -> None:
-    """Each of them is safe alone. Two builds of one name are never installed together."""
+    """A package is not published if it would lead out of the prefix together with another one.
+
+    Two builds of the same name are no such pair, because they are never installed together.
+    """
     source = Source(tmp_path / "channel")
     files = tmp_path / "work/files"
     for version in ("1.0", "2.0"):
@@ -112,7 +115,10 @@ def test_landings(path: str, links: dict[str, list[str]], landings: set[str]) ->
 
 
 def test_of_one_name_there_is_one() -> None:
-    """Older builds of a package may have as a file what a newer one has as a script."""
+    """Two builds of the same name are not checked together. Two packages of other names are.
+
+    Here an older build has a file where a newer one has a console script.
+    """
     contents = {"lib64": "lib", "bin/x": None}
     old = [Places(Path(f"{number}.conda"), "alpha", False, contents, []) for number in range(50)]
     require_confined([*old, Places(Path("new.conda"), "alpha", True, {"lib64/y": None}, ["x"])])
@@ -121,7 +127,7 @@ def test_of_one_name_there_is_one() -> None:
 
 
 def test_a_killed_write_left_a_link(tmp_path: Path) -> None:
-    """A link in the place of the partial file is not followed."""
+    """write_text does not follow a link in the place of its partial file."""
     (tmp_path / "victim").write_text("before")
     (tmp_path / ".partial-x").symlink_to("victim")
     write_text(tmp_path / "x", "after")

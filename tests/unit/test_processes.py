@@ -116,7 +116,7 @@ subprocess.run(["bash", "-c", sys.argv[1]])
 def test_the_end_of_a_job(
     script: str, grace: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All processes of a job are ended, the engine last: its script can still write to it."""
+    """All processes of a job are ended, the engine last, so that its script can write to it."""
     monkeypatch.setattr(processes, "GRACE_SECONDS", grace)
     command = [sys.executable, "-c", RUNS, script]
     engine = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)

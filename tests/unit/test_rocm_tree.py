@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rules of tree.py that need no library: AMD's build paths, and the databases of MIOpen."""
+"""The rules of tree.py for files that are no libraries: AMD's build paths, MIOpen's databases."""
 
 from pathlib import Path
 
@@ -64,7 +64,10 @@ HERE = "${CMAKE_CURRENT_LIST_DIR}/../../.."
 def test_paths_of_the_build_machine(
     tmp_path: Path, build: str, name: str, before: str, after: str
 ) -> None:
-    """Releases 7.13 to 10.0 have these paths, and texts that only look like one."""
+    """mend_paths replaces the paths of AMD's build machine, and no text that looks similar.
+
+    Releases 7.13 to 10.0 have such paths and texts.
+    """
     file = tmp_path / name
     file.parent.mkdir(parents=True)
     file.write_text(before.format(build, build))
@@ -94,7 +97,7 @@ def test_a_path_of_another_form_is_refused(tmp_path: Path, name: str, path: str)
 
 
 def test_other_texts_that_name_a_path_outside(tmp_path: Path) -> None:
-    """They are reported but not refused: perhaps nobody ever calls such a script."""
+    """A path outside of the prefix is only reported if a script has it: it may never be called."""
     for name, text in {
         "bin/scan": '#!/usr/bin/env perl\nrealpath("/usr/lib/llvm-22/bin/clang");\n',
         "bin/clean": "#!/usr/bin/env bash\n# as in /usr/lib/llvm\n",
@@ -108,7 +111,10 @@ def test_other_texts_that_name_a_path_outside(tmp_path: Path) -> None:
 
 
 def test_a_cmake_target_without_its_file(tmp_path: Path) -> None:
-    """For find_package this is fatal, in a build that uses the SDK. It is reported at staging."""
+    """A CMake target whose file is missing is reported when the SDK is staged.
+
+    find_package would fail in a build that uses the SDK.
+    """
     (tmp_path / "lib/cmake/x").mkdir(parents=True)
     (tmp_path / "lib/libx.so.1").touch()
     append = "list(APPEND _cmake_import_check_files_for_roc::x "
@@ -134,9 +140,10 @@ def test_miopens_databases(tmp_path: Path) -> None:
 
 
 def test_all_may_read_the_tree(tmp_path: Path) -> None:
-    """MIOpen's data came with files that only their owner can read.
+    """open_tree lets everyone read the tree, and lets its owner write to each folder.
 
-    A read-only folder cannot be pruned.
+    Some files of MIOpen came readable for their owner only. In a folder without write permission,
+    no file can be removed.
     """
     database = tmp_path / "miopen/db/data"
     program = tmp_path / "miopen/program"
@@ -159,5 +166,8 @@ def test_all_may_read_the_tree(tmp_path: Path) -> None:
     ],
 )
 def test_names_that_begin_like_others(name: str, part: str) -> None:
-    """integration/test_rocm_sdk.py has a file of each rule."""
+    """A file whose name begins like another's belongs to the package that its own rule names.
+
+    integration/test_rocm_sdk.py tests every rule.
+    """
     assert tree.part_of(name, False) == part

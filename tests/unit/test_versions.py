@@ -119,7 +119,7 @@ class World:
         write_text(self.root / "recipes" / name / "recipe.yaml", text)
 
     def edit(self, name: str, **changes: str) -> None:
-        """Replace texts in a recipe, as a maintainer does. `changes` has the new text by old."""
+        """Replace texts in a recipe, as a maintainer does: each key of `changes` by its value."""
         path = self.root / "recipes" / name / "recipe.yaml"
         text = path.read_text()
         for old, new in changes.items():
