@@ -194,8 +194,8 @@ def solve(url: str, cache: Path, *specs: str, sharded: bool = True, zst: bool = 
     return {record.file_name.removesuffix(".conda") for record in records}
 
 
-def flip(path: Path, at: int = -1) -> None:
-    """Flip one bit of a file, by default in its last byte."""
+def flip(path: Path) -> None:
+    """Flip one bit in the last byte of a file."""
     data = bytearray(path.read_bytes())
-    data[at] ^= 1
+    data[-1] ^= 1
     path.write_bytes(data)
