@@ -172,13 +172,15 @@ class Tally:
         # The types are plain ones because xdist sends them from a worker to the main process.
         record("mutants", (reader, self.outcomes))
 
-    def give(self, read: Callable[[], Any], right: Callable[[Any], bool], what: object) -> None:
+    def give(
+        self, read: Callable[[], Any], is_correct: Callable[[Any], bool], mutant: object
+    ) -> None:
         """Read one mutant and count its outcome.
 
         Args:
             read: Reads the mutant.
-            right: Returns whether the content that was read is correct.
-            what: The mutant, for messages.
+            is_correct: Returns whether the content that was read is correct.
+            mutant: The mutant, for messages.
 
         Raises:
             AssertionError: The outcome is not allowed. The message has the seed.
@@ -191,18 +193,18 @@ class Tally:
         except self.refusal as error:
             message = str(error) or "none"
         except BaseException as error:
-            error.add_note(self._describe(what))
+            error.add_note(self._describe(mutant))
             raise
         end, peak = _measure_usage()
         if end - start > SLOWEST:
-            raise AssertionError(f"more than {SLOWEST} s: {self._describe(what)}")
+            raise AssertionError(f"more than {SLOWEST} s: {self._describe(mutant)}")
         if peak - peak_before > LARGEST:
-            raise AssertionError(f"more than {LARGEST} KiB: {self._describe(what)}")
+            raise AssertionError(f"more than {LARGEST} KiB: {self._describe(mutant)}")
         if message == "none" or len(message) > LONGEST or "Traceback" in message:
-            raise AssertionError(f"bad message {message!r:.500}: {self._describe(what)}")
-        if not (message or right(result)):
-            raise AssertionError(f"wrong content accepted: {self._describe(what)}")
+            raise AssertionError(f"bad message {message!r:.500}: {self._describe(mutant)}")
+        if not (message or is_correct(result)):
+            raise AssertionError(f"wrong content accepted: {self._describe(mutant)}")
         self.outcomes["refused" if message else "accepted"] += 1
 
-    def _describe(self, what: object) -> str:
-        return f"{self.reader}, FORGE_SEED={SEED}: {what!r:.500}"
+    def _describe(self, mutant: object) -> str:
+        return f"{self.reader}, FORGE_SEED={SEED}: {mutant!r:.500}"

@@ -25,7 +25,9 @@ beta = "*"
 """
 
 
-def package(channel: Path, name: str, version: str, build: str = "h1234567_0", **more: list) -> str:
+def package(
+    channel: Path, name: str, version: str, build: str = "h1234567_0", **arguments: list
+) -> str:
     """Put a small package into a channel folder and return its file name."""
     content = channel.parent / "content" / name
     (content / "share").mkdir(parents=True, exist_ok=True)
@@ -41,7 +43,7 @@ def package(channel: Path, name: str, version: str, build: str = "h1234567_0", *
         noarch="generic",
         license="MIT",
         timestamp=datetime(2026, 1, 1, tzinfo=UTC),
-        **more,
+        **arguments,
     )
     package.path.chmod(0o644)
     return package.path.name
@@ -53,16 +55,16 @@ def index(channel: Path) -> None:
     asyncio.run(index_fs(channel, write_zst=True, write_shards=True))
 
 
-def make(channel: Path, *names: str, version: str = "1.0", **more: list) -> Path:
+def make(channel: Path, *names: str, version: str = "1.0", **arguments: list) -> Path:
     """Make a channel folder with these packages.
 
     Args:
-        more: Further arguments of `assemble_package`, for the last package only.
+        arguments: Further arguments of `assemble_package`, for the last package only.
     """
     (channel / "noarch").mkdir(parents=True, exist_ok=True)
     for name in names:
         is_last = name == names[-1]
-        options = more if is_last else {}
+        options = arguments if is_last else {}
         package(channel, name, version, **options)
     index(channel)
     return channel

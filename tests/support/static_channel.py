@@ -46,7 +46,7 @@ class Source(LocalChannel):
         text: str = "",
         file: str = "",
         exports: dict[str, list[str]] | None = None,
-        **more: object,
+        **arguments: object,
     ) -> str:
         """Build a package of one file, add it, and return NAME-VERSION-BUILD.
 
@@ -56,7 +56,7 @@ class Source(LocalChannel):
             text: The content of the file; the name of the package by default.
             file: The path of the file; the name of the package by default.
             exports: The package's run_exports.
-            more: Further arguments of `assemble_package`.
+            arguments: Further arguments of `assemble_package`.
         """
         work = self.folder.parent / "work"
         (work / subdir).mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Source(LocalChannel):
             files_dir=work / "files",
             noarch="generic" if subdir == "noarch" else None,
             recipe_dir=work / "recipe",
-            **about | more,
+            **about | arguments,
         )
         if exports:
             # assemble_package adds info/run_exports.json to paths.json. No build of a recipe does.

@@ -64,13 +64,13 @@ def test_what_two_packages_do_together_is_not_published(tmp_path: Path) -> None:
 def test_links_of_two_packages() -> None:
     """The links of each package alone stay inside the prefix."""
     links = {"alpha": {"lib/p": "q/../.."}, "beta": {"lib/q": ".."}}
-    both = []
+    all_places = []
     for name, contents in links.items():
         places = Places(Path(f"{name}.conda"), name, False, contents, [])
         require_confined([places])
-        both.append(places)
+        all_places.append(places)
     with pytest.raises(Refused, match="alpha.*'lib/p' leads out of the prefix"):
-        require_confined(both)
+        require_confined(all_places)
 
 
 def test_a_link_of_the_lock_before(tmp_path: Path) -> None:

@@ -203,12 +203,12 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
     a copy of the staging's log. The script of the output appends to the copy.
     """
     staging = b"+ make\n"
-    one = b"+ one\n"
-    two = b"+ two\n"
+    first = b"+ one\n"
+    second = b"+ two\n"
     # The phase and the content of the log, at each moment at which the follower may read it.
     moments = [("script", b""), ("script", staging)]
-    moments += [("copy", b""), ("copy", b""), ("copy", staging[:3]), ("copy", staging + one)]
-    moments += [("copy", b""), ("copy", staging + two)]
+    moments += [("copy", b""), ("copy", b""), ("copy", staging[:3]), ("copy", staging + first)]
+    moments += [("copy", b""), ("copy", staging + second)]
     for number, reads in enumerate(itertools.product((True, False), repeat=len(moments) - 1)):
         output = tmp_path / str(number)
         log = output / "log"
@@ -228,7 +228,7 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
                 follower.copy_new()
         # The log of the first output is lost if it was not read before the next one replaced it.
         has_first_output = any(reads[3:6])
-        expected = staging + one + two if has_first_output else staging + two
+        expected = staging + first + second if has_first_output else staging + second
         assert log.read_bytes() == expected, reads
         assert "".join(lines) == expected.decode().replace("\n", "")
 

@@ -41,7 +41,7 @@ def solver(rendered: Rendered, tmp_path_factory: pytest.TempPathFactory) -> Solv
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Solver:
+def solver_of_both(tmp_path_factory: pytest.TempPathFactory) -> Solver:
     """A solver over the channel as it is published: with the packages of both Pythons."""
     return Solver(tmp_path_factory.mktemp("both"), Rendered({}), Rendered({}, "3.13"))
 
@@ -100,13 +100,15 @@ def test_a_wrong_pin_does_not_solve(solver: Solver) -> None:
 
 @pytest.mark.parametrize("python", ["3.12", "3.13"])
 @pytest.mark.parametrize("stack", STACKS)
-def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, python: str) -> None:
+def test_a_stack_is_of_the_python_that_is_asked_for(
+    solver_of_both: Solver, stack: str, python: str
+) -> None:
     """Each package of ours that is built per Python is the build for the requested Python."""
     manifest = Manifest.load(CHECKOUT / "stacks" / stack / "pixi.toml")
     for specs in manifest.environments.values():
         lacking = LACKS.get(f"stacks/{stack}", [])
         specs = [spec for spec in specs if parse_package_name(spec) not in lacking]
-        records = both.records([*specs, f"python {python}.*"], STRIX_HALO)
+        records = solver_of_both.records([*specs, f"python {python}.*"], STRIX_HALO)
         our_records = [record for record in records if "/ours/" in record.url]
         tags: set[str] = set()
         for record in our_records:
@@ -119,7 +121,7 @@ def test_a_stack_is_of_the_python_that_is_asked_for(both: Solver, stack: str, py
 @pytest.mark.parametrize("python", ["3.12", "3.13"])
 @pytest.mark.parametrize("pair", [*combinations(STACKS, 2)], ids="-".join)
 def test_two_stacks_solve_in_one_workspace(
-    both: Solver, tmp_path: Path, pair: tuple[str, str], python: str
+    solver_of_both: Solver, tmp_path: Path, pair: tuple[str, str], python: str
 ) -> None:
     """Each stack solves in an environment of its own, and both solve in one."""
     texts = {name: (CHECKOUT / f"stacks/{name}/pixi.toml").read_text() for name in pair}
@@ -132,7 +134,7 @@ def test_two_stacks_solve_in_one_workspace(
     assert environments.keys() == {"default", pair[1], "both"}
     for specs in environments.values():
         specs = [spec for spec in specs if parse_package_name(spec) not in lacking]
-        names = both.solve([*specs, f"python {python}.*"], STRIX_HALO)
+        names = solver_of_both.solve([*specs, f"python {python}.*"], STRIX_HALO)
         assert {parse_package_name(spec) for spec in specs} <= names
 
 
