@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rattler_build import assemble_package
 from support.hub import Hub
-from support.project import CHECKOUT, NOARCH
+from support.project import CHECKOUT, NOARCH, STACKS
 from support.servers import QuietHandler
 from support.stand_in import write_mirrors
 
@@ -38,7 +38,6 @@ DISK = 96 << 20  # bytes of a machine's disk
 IMAGE = 80 << 20  # bytes that GitHub's image occupies on it when a job starts
 STAGES = ("prepare", "compile", "install")
 CODE = ("src/forge/files.py",)  # the files that a push changed
-STACKS = ("attention", "vllm", "diffusion", "finetune")
 # A build in three stages. Each finished stage leaves a file in FORGE_CACHE, which outlives the
 # build, and a later build skips that stage. The real pytorch keeps its objects there, in ccache.
 SCRIPT = """\
