@@ -68,7 +68,8 @@ PATCH = """\
  * filter=x
 +# more
 """
-# The configurations that once did run a program. Further tests use these.
+# Configurations that once did run a program. Further tests have the same ones in other places, such
+# as an included file.
 DANGEROUS = ["a file monitor", "a filter", "a promisor by uploadpack", "a promisor by ssh"]
 
 

@@ -67,7 +67,7 @@ script.stdout.read()
 def test_what_a_script_leaves_behind(script: str) -> None:
     """A process that a script left is found, in any session and any folder.
 
-    It holds the output of the script open, for whose end the engine waits.
+    It keeps the script's output open, and the engine waits for the end of this output.
     """
     job = subprocess.Popen([sys.executable, "-c", WAITS, script])
     try:

@@ -61,9 +61,9 @@ def test_source_without_what_pins_it(tmp_path: Path, source: str, message: str) 
 
 
 def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings are taken from [global], [install] and the environment; the last one wins.
+    """Settings come from [global], [install] and the environment, and the last one wins.
 
-    pip itself has this order when it resolves.
+    This is the order of `pip install`, whose options the driver uses.
     """
     file = tmp_path / "pip.conf"
     file.write_text(
