@@ -116,8 +116,10 @@ class Expression:
 
     def _equality(self) -> Any:
         left = self._not()
-        while sign := self._next_is("==", "!="):
+        sign = self._next_is("==", "!=")
+        while sign:
             left = are_equal(left, self._not()) == (sign == "==")
+            sign = self._next_is("==", "!=")
         return left
 
     def _not(self) -> Any:

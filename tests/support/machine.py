@@ -167,8 +167,10 @@ class Machine:
 
     def kill(self) -> None:
         """Kill all processes of the machine."""
-        while processes := list(self.processes()):
+        processes = list(self.processes())
+        while processes:
             for process in processes:
                 with contextlib.suppress(OSError):
                     os.kill(process, signal.SIGKILL)
             time.sleep(POLL_SECONDS)
+            processes = list(self.processes())

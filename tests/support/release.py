@@ -58,8 +58,9 @@ class Release:
         for name in RECIPES:
             file = self.checkout / "recipes" / name / "recipe.yaml"
             recipe = yaml.safe_load(file.read_text())
-            if outputs := recipe.get("outputs"):
-                outputs[:] = [out for out in outputs if out["package"]["name"] != OPTIONAL]
+            if "outputs" in recipe:
+                outputs = recipe["outputs"]
+                recipe["outputs"] = [out for out in outputs if out["package"]["name"] != OPTIONAL]
             for part in recipe.get("outputs", [recipe]):
                 # The recipe's own test scripts need a real PyTorch. Tests on the host base run
                 # them. Here a script only shows that the package is installed.
