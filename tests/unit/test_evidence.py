@@ -432,7 +432,7 @@ def test_a_packages_own_checks_must_have_passed() -> None:
         (("checks", 0, "measured", "0", "dtype"), "float1", "does not follow from dtype and size"),
         (("checks", 0, "measured", "0"), {"error": 1, "bound": 1e9}, "does not follow from dtype"),
         (("device", "architecture"), "sm_90", "on gfx1151 alone"),
-        (("unfinished",), -1, "fewer than no check"),
+        (("unfinished",), -1, "unfinished checks is negative"),
     ],
 )
 def test_a_forged_record_is_refused(

@@ -53,7 +53,7 @@ def endless(piece: bytes, status: int = 200) -> Iterator[Endpoint]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FILE", "ANSWER", "EVENT", "STREAM", "ERROR", "LOG", "TAIL"):
+    for name in ("FILE", "RESPONSE", "EVENT", "STREAM", "ERROR", "LOG", "TAIL"):
         monkeypatch.setattr(limits, name, LIMIT if name != "STREAM" else 4 * LIMIT)
 
 

@@ -52,7 +52,7 @@ def test_report_sets_two_records_side_by_side():
     fast, slow = make(*benchmarks(9.0)), make(*benchmarks(3.0), subject="packages")
     page = render([fast, slow], ["fast", "slow"])
     assert "Side by side" in page and "20 rows" in page
-    assert "it says something about the packages" in page
+    assert "it is evidence for the packages" in page
     assert page.count("<h2>Overview") == page.count("<h2>Packages") == page.count("ab" * 32) == 1
     assert 'href="#run-2">slow' in page and 'id="run-2"' in page
 

@@ -271,7 +271,7 @@ def test_costs_are_said_before_the_first_request_of_a_check(monkeypatch):
     lines = []
     with serving() as server:
         options = RunOptions(url=f"http://127.0.0.1:{server.server_port}", model="any")
-        runner.run(["serve"], options, ["serve/url-usage"], say=lines.append)
+        runner.run(["serve"], options, ["serve/url-usage"], print_line=lines.append)
     assert lines[0] == "serve: 1 checks"
     assert "reads about 100 tokens and generates 50" in lines[1]
     assert "as it has just shown" in lines[1] and "--skip serve/url-usage" in lines[1]

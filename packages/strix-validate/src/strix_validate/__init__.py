@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Validate the attention of PyTorch, flash-attn and vLLM, and the machine, for AMD gfx1151.
+"""Check the attention of PyTorch, flash-attn and vLLM on AMD gfx1151, and the machine's setup.
 
-The command `strix-validate` is the interface; `runner.run` makes a record from Python. Tests of
-other packages import `testing`. Each folder is a subpackage; its `__all__` names the modules that
-the others may import, and its docstring describes it. A module or a name that begins with an
-underscore is private to its subpackage.
+The command `strix-validate` is the interface. From Python, `runner.run` runs checks and returns
+their record. Tests of other packages import the module `testing`. Each folder is a subpackage,
+which its docstring describes; its `__all__` names the modules that other subpackages may import. A
+module or a name that begins with an underscore is private to its subpackage.
 """
 
 import gc
 import os
 
-# torch and compiled kernels leave a million objects, which the garbage collector walks again and
-# again: an eighth of a run's CPU time, a third where kernels are executed.
+# torch and compiled kernels keep a million objects alive. With Python's default thresholds, the
+# garbage collector traverses them so often that it takes an eighth of a run's CPU time, and a third
+# where kernels are executed.
 gc.set_threshold(10_000, 10, 100)
 
 __all__ = ["GPUS", "TARGET", "VLLM_DEVICE_NAME"]
@@ -25,8 +26,8 @@ GPUS = {
     "gfx1153": 2,
     "gfx1100": 48,
 }
-#: The GPU architecture to validate, as LLVM and ROCm name it. The variable has the name of the key
-#: in variants.yaml, which package tests get.
+#: The GPU architecture to validate, as LLVM and ROCm name it. The environment variable is named
+#: after a key of variants.yaml, because package tests get that key as a variable.
 TARGET = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name is in lower case)
-#: The name of the GPU in vLLM's files of tuned tiles; only gfx1151 has one here.
+#: The GPU in the names of vLLM's files of tuned tile sizes. Only gfx1151 has a marketing name here.
 VLLM_DEVICE_NAME = "AMD_Radeon_8060S" if TARGET == "gfx1151" else TARGET

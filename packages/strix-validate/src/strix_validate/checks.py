@@ -9,7 +9,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-#: The variable that --seed sets, for child processes, which draw inputs as well.
+#: The environment variable in which --seed reaches child processes; they draw random inputs too.
 SEED = "STRIX_VALIDATE_SEED"
 
 
@@ -32,7 +32,7 @@ class Severity(StrEnum):
 
     Attributes:
         ERROR: The check fails.
-        WARNING: It costs speed or memory; the check passes.
+        WARNING: The finding costs speed or memory; the check passes.
         INFO: Information for the user to weigh; the check passes.
     """
 
@@ -69,7 +69,7 @@ class Check:
     why: str = field(default="", compare=False)
 
 
-#: The check of a result to which tiers.run_each gives its real check.
+#: The check of a result before tiers.run_each replaces it by the real check.
 PLACEHOLDER = Check("")
 
 
@@ -108,12 +108,12 @@ class RunOptions:
     Attributes:
         device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch.
         size: How much of each tier runs.
-        root: The folder in which the doctor looks for /proc, /sys, /etc and the like.
+        root: The folder that the doctor reads as the machine's root, with /proc, /sys and /etc.
         weights: Bytes of a model's weights, for which the doctor prints vLLM's flags.
         vllm: A source folder of vLLM to use instead of the installed one.
-        url: A server of vLLM that runs already.
+        url: The URL of a running vLLM server.
         model: The server's name for its model; without url, a model's folder to serve.
-        plain_url: A server of the same model without speculation.
+        plain_url: The URL of a server with the same model but without speculative decoding.
         questions: How many of 50 questions the model must answer; 0 asks none.
         seed: The seed of random inputs.
     """
@@ -130,12 +130,13 @@ class RunOptions:
     seed: int = 0
 
 
-#: The function of a check: it returns what it measured, or a whole result; see tiers.run_each.
+#: The function of a check. It returns the measured values, or a complete result; see
+#: tiers.run_each.
 Body = Callable[[RunOptions], dict | Result]
 
 
 class CannotRun(Exception):
-    """A check has nothing to judge here; the message is the reason for the skip."""
+    """A check cannot be run here; the message is the reason for the skip."""
 
 
 class CheckFailed(Exception):
@@ -158,14 +159,14 @@ def is_emulated(options: RunOptions) -> bool:
 
 
 def derive_seed(name: str) -> int:
-    """Return the seed of the inputs of this name: the same in each run with the same --seed."""
+    """Return a seed for the inputs with this name; it depends on the name and on --seed alone."""
     return zlib.crc32(name.encode(), int(os.environ.get(SEED, "0")))
 
 
 def require(condition: object, message: str) -> None:
     """Raise CheckFailed with the message if the condition is false.
 
-    Verdicts are not assertions: ``python -O`` and PYTHONOPTIMIZE remove those.
+    Checks do not use ``assert``, because ``python -O`` and PYTHONOPTIMIZE remove assertions.
     """
     if not condition:
         raise CheckFailed(message)
@@ -178,10 +179,10 @@ def make_result(check: Check, faults: Sequence[str], measured: dict) -> Result:
 
 
 def is_named(id_: str, names: Iterable[str]) -> bool:
-    """Return whether names contains an id, its prefix up to a slash, or a pattern that it matches.
+    """Return whether one of the names matches an id.
 
-    For "sdpa/flash/full-float16" these are "sdpa/flash/full-float16", "sdpa/flash", "sdpa", and
-    patterns of the shell such as "sdpa/*/full-*".
+    A name is an id, a prefix of ids up to a slash, or a shell pattern. For example, the id
+    "sdpa/flash/full-float16" is matched by itself, "sdpa/flash", "sdpa" and "sdpa/*/full-*".
     """
     return any(fnmatchcase(id_, name) or fnmatchcase(id_, f"{name}/*") for name in names)
 
@@ -195,7 +196,7 @@ def exit_code(states: Iterable[State]) -> int:
 
 
 def read_reason(body: Callable) -> str:
-    """Return the docstring of a check's function, what the check catches, in one line."""
+    """Return the docstring of a check's function in one line; it says what the check catches."""
     return " ".join((body.__doc__ or "").split())
 
 
@@ -205,7 +206,7 @@ def index_by_name(*bodies: Callable) -> dict[str, Callable]:
 
 
 def make_checks(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Callable]:
-    """Return the checks GROUP/NAME of functions.
+    """Return a check with the id GROUP/NAME for each function.
 
     The title of a check is the first sentence of its function's docstring.
 

@@ -75,7 +75,7 @@ def main_options(
         ),
     ] = False,
 ) -> None:
-    """Validate the attention of the installed PyTorch, flash-attn and vLLM, and the machine."""
+    """Check the attention of the installed PyTorch, flash-attn and vLLM, and the machine."""
     if TARGET not in GPUS:
         raise typer.BadParameter(f"the variable gpu_arch is {TARGET!a:.40}, not {', '.join(GPUS)}")
 
@@ -105,9 +105,10 @@ def libraries(
     device: DeviceOption = DeviceName.AUTO,
     seed: SeedOption = 0,
 ) -> None:
-    """Check products, factors, gradients, convolutions, host memory and torch.compile on the GPU.
+    """Check torch's operations on the GPU, with float64 as the reference.
 
-    On a CPU, this checks only the checks themselves.
+    These are matrix products, factorisations, gradients, convolutions, host memory and
+    torch.compile. A run on a CPU tests only the checks themselves.
     """
     run_and_exit(
         ["libraries"],
@@ -170,7 +171,7 @@ def emulated(
     skip: SkipOption = None,
     vllm: VllmOption = None,
 ) -> None:
-    """Execute gfx1151 code objects of flash-attn and vLLM under emulation; compare with float64.
+    """Execute the gfx1151 kernels of flash-attn and vLLM under emulation; compare with float64.
 
     Needs libLLVM 22 or newer; without it, exits with status 3.
     """
@@ -219,11 +220,12 @@ def serve(  # noqa: PLR0913 (each argument is an option of the command)
     plain_url: PlainUrlOption = "",
     questions: QuestionsOption = 0,
 ) -> None:
-    """Generate and serve with vLLM and a small random model, made on the spot.
+    """Generate text and serve requests with vLLM and small random models, which it creates first.
 
-    With --model: whether that server, or one started for that folder, agrees with itself, applies
-    templates, tools and sampling parameters, is right up to the end of its context, and how fast it
-    is. It prints first how many tokens that takes.
+    With --url, check that server instead; with only --model, start a server for that folder. The
+    checks compare the server's answers with each other, test chat templates, tools and sampling
+    parameters, test answers up to the end of the context, and measure the speed. The number of
+    tokens that this takes is printed first.
     """
     run_and_exit(
         ["serve"],
@@ -248,9 +250,9 @@ def doctor(
     root: RootOption = Path("/"),
     model_gib: ModelGibOption = 0,
 ) -> None:
-    """Find out what keeps this machine from running on the GPU, with the command that fixes it.
+    """Find problems of this machine that affect its GPU, and print the commands that fix them.
 
-    Needs no torch. The GPU is gfx1151, or what the variable gpu_arch names.
+    Needs no torch. The GPU is gfx1151, or the one that the environment variable gpu_arch names.
     """
     if not root.is_dir():
         raise typer.BadParameter(f"{root} is not a folder")
@@ -284,7 +286,8 @@ def run(  # noqa: PLR0913 (each argument is an option of the command)
 ) -> None:
     """Run every tier and write a record of evidence.
 
-    With --quick: the tiers that need this machine, at their quickest, and a table of its speeds.
+    With --quick, run only the tiers that test this machine, at size quick, and print a table of its
+    speeds.
     """
     names = tier or []
     for name in names:
@@ -320,10 +323,10 @@ app.command()(tune_command.tune)
 
 @contextlib.contextmanager
 def _exit_if_missing(purpose: str) -> Iterator[Console]:
-    """End a command with status 3 if a library is not installed, or has nothing for it.
+    """End a command with status 3 if it needs a library that is not installed, or cannot run here.
 
     Args:
-        purpose: What the command cannot do then, as a verb.
+        purpose: A verb for what the command does, such as "compile"; it is part of the message.
 
     Yields:
         A console on standard error.
@@ -340,18 +343,22 @@ def _exit_if_missing(purpose: str) -> Iterator[Console]:
 def warm(
     model: Annotated[
         Path | None,
-        typer.Option(metavar="CONFIG.json", help="Compile what this model needs, not common ones."),
+        typer.Option(
+            metavar="CONFIG.json",
+            help="Compile the kernels that this model needs, not those of common models.",
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes; default: the cores."),
+        typer.Option(min=1, help="Number of processes; default: the number of cores."),
     ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
-    """Compile the attention kernels that no package installed, before the first request.
+    """Compile the attention kernels that no installed package contains, before the first request.
 
-    Fills Triton's cache of this user for gfx1151, and needs no GPU. With --model it says first how
-    many kernels are in no package, and for how long they compile.
+    The kernels are compiled for gfx1151 into this user's Triton cache; no GPU is needed. With
+    --model, the command first prints how many kernels no package contains, and an estimate of how
+    long their compilation takes.
     """
     with _exit_if_missing("compile") as console:
         from strix_validate.precompiled.warm import calls, estimate_compilation, fill
@@ -376,7 +383,10 @@ def compilations(
     ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
-    """Count what calls of 40 lengths compile when the user's cache is empty. Needs no GPU."""
+    """Count the kernels that calls of 40 lengths compile if the user's Triton cache is empty.
+
+    Needs no GPU.
+    """
     with _exit_if_missing("count") as console:
         from strix_validate.precompiled.workload import count
 
@@ -471,9 +481,9 @@ def report(
     except record.BadRecord as error:
         raise typer.BadParameter(str(error)) from error
     except Exception as error:
-        # The schema does not describe what a check measures, so that anything may be in there.
+        # The record's schema does not describe measured values: any of them may break the page.
         files = ", ".join(map(str, records))
-        message = f"{files}: measured values that no check writes ({error!r:.200})"
+        message = f"{files}: a measured value has a form that no check writes ({error!r:.200})"
         raise typer.BadParameter(message) from error
     output.write_text(page, errors="backslashreplace")
     typer.echo(f"wrote {output}", err=True)

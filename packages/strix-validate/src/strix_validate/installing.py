@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How to add a package to the environment that the validator runs in, with the tool it came by."""
+"""Suggest how to add a package to the validator's environment, with the tool that created it."""
 
 import os
 import sys
@@ -13,8 +13,8 @@ _CONDA_NAMES = {
     "torch": "pytorch",
     "matplotlib": "matplotlib-base",
 }
-#: pip's arguments, where they are not the name: strix-emulate is not on PyPI, whose torch is the
-#: build for CUDA.
+#: pip's arguments for packages that pip cannot install by name: strix-emulate is not on PyPI, and
+#: PyPI's torch is built for CUDA.
 _PIP_ARGUMENTS = {
     "strix-emulate": "./packages/strix-emulate",
     "torch": f"--index-url https://stable.repo.amd.com/rocm/whl-next/ 'torch[device-{TARGET}]'",
@@ -34,7 +34,7 @@ def suggest_installation(name: str, prefix: Path | None = None) -> str:
 
 
 def _advise_conda(name: str, prefix: Path) -> str:
-    """Return the command for an environment of pixi or conda, or "" for another one."""
+    """Return the command for an environment of pixi or conda, or "" for other environments."""
     package = _CONDA_NAMES.get(name, name)
     if "cached-envs-v0" in prefix.parts:
         return f"pixi exec --with {package} strix-validate ..."
@@ -69,7 +69,10 @@ def _advise_pip(name: str, prefix: Path) -> str:
 
 
 def is_of_pixi(prefix: Path) -> bool:
-    """Return whether an environment is of a pixi workspace, in its folder or detached."""
+    """Return whether an environment belongs to a pixi workspace.
+
+    The environment is in the workspace's folder .pixi, or in another folder ("detached").
+    """
     return ".pixi" in prefix.parts or (prefix / "conda-meta/pixi").is_file()
 
 

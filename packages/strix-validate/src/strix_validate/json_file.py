@@ -13,12 +13,12 @@ def read_small_file(file: Path) -> bytes:
     """Read a file.
 
     Raises:
-        OSError: It cannot be read, is a pipe, or has more than limits.FILE bytes.
+        OSError: The file cannot be read, is a pipe, or has more than limits.FILE bytes.
     """
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file")
     with file.open("rb") as stream:
-        # Files in /proc and /sys have no size, so that only reading tells it.
+        # Files in /proc and /sys report a size of 0; their real size is known only after reading.
         data = stream.read(limits.FILE + 1)
     if len(data) > limits.FILE:
         raise OSError(errno.EFBIG, f"it has more than {limits.FILE} bytes")
@@ -38,7 +38,8 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """Read a file that holds a JSON object.
 
     Raises:
-        ValueError: It holds none, cannot be read, is a pipe, or has more than limits.FILE bytes.
+        ValueError: The file holds no JSON object, cannot be read, is a pipe, or has more than
+            limits.FILE bytes.
     """
     try:
         value = json.loads(read_small_file(file))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Limits on how much of each kind of foreign input is read, and readers that respect them."""
+"""Limits on how much of each kind of untrusted input is read, and functions that enforce them."""
 
 import os
 from collections.abc import Iterator
@@ -8,32 +8,34 @@ from typing import BinaryIO, TextIO
 
 from strix_validate.checks import CheckFailed
 
-#: Bytes of a small file: the largest known config.json has some hundred thousand, an index of
-#: weights millions.
+#: Maximum bytes of a small file. The largest known config.json has a few hundred thousand bytes; an
+#: index of weights can have millions.
 FILE = 1 << 24
-#: Bytes of a whole answer of a server: log probabilities of a prompt are the longest.
-ANSWER = 1 << 26
-#: Characters of a line and of an event of a stream.
+#: Maximum bytes of a server's response; the longest responses list log probabilities of a prompt.
+RESPONSE = 1 << 26
+#: Maximum characters of a line, and of an event, in a stream of events.
 EVENT = 1 << 22
-#: Characters of a whole stream.
+#: Maximum characters of a stream of events.
 STREAM = 1 << 28
-#: Bytes of an answer that is an error, of which a part is shown.
+#: Number of bytes that are read of an error response, the beginning of which is shown.
 ERROR = 1 << 16
-#: Bytes at the beginning of a log that are searched.
+#: Number of bytes at the beginning of a log that are searched.
 LOG = 1 << 26
-#: Bytes at the end of a log that are shown.
+#: Number of bytes at the end of a log from which its last lines are shown.
 TAIL = 1 << 16
 
 
-def read_answer(answer: BinaryIO, origin: str) -> bytes:
-    """Read all of an answer.
+def read_response(response: BinaryIO, origin: str) -> bytes:
+    """Read a server's response.
 
     Raises:
-        CheckFailed: It has more than ANSWER bytes.
+        CheckFailed: The response has more than RESPONSE bytes.
     """
-    data = answer.read(ANSWER + 1)
-    if len(data) > ANSWER:
-        raise CheckFailed(f"{origin} sent more than {ANSWER} bytes, as no answer has: is it vLLM?")
+    data = response.read(RESPONSE + 1)
+    if len(data) > RESPONSE:
+        raise CheckFailed(
+            f"{origin} sent more than {RESPONSE} bytes, more than vLLM sends: is this server vLLM?"
+        )
     return data
 
 
@@ -41,8 +43,8 @@ def read_lines(stream: TextIO, origin: str) -> Iterator[str]:
     """Yield the lines of a stream of events.
 
     Raises:
-        CheckFailed: An event, up to its empty line, has more than EVENT characters, or all of them
-            have more than STREAM.
+        CheckFailed: An event, which ends at an empty line, has more than EVENT characters; or the
+            stream has more than STREAM characters.
     """
     stream_size = 0
     event_size = 0
@@ -66,7 +68,7 @@ def read_log(file: Path) -> str:
 
 
 def read_last_lines(file: Path, number: int) -> str:
-    """Return the last lines of a log, joined by bars; they come from its last TAIL bytes."""
+    """Return the last lines within a log's last TAIL bytes, joined by " | "."""
     with file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - TAIL))

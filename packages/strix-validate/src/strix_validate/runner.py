@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run the selected checks of the named tiers, and make their record."""
+"""Run the selected checks of the named tiers (groups of checks), and make the record of the run."""
 
 import contextlib
 import os
@@ -19,7 +19,10 @@ from strix_validate.reporting.record import Record
 
 
 class NoSuchCheck(ValueError):
-    """--only or --skip names no check, or --only none of this size and kind of device."""
+    """A name in --only or --skip matches no check.
+
+    Also raised if a name in --only matches only checks of another size or kind of device.
+    """
 
 
 def select(
@@ -29,8 +32,7 @@ def select(
 ) -> dict[str, list[Check]]:
     """Return the checks that are named in only and not in skip, by tier.
 
-    A name means the same in both: a tier, or else an id, its prefix up to a slash, or a pattern, as
-    :func:`checks.is_named` has it.
+    A name in either list is that of a tier, or it matches ids as :func:`checks.is_named` describes.
 
     Args:
         available: All checks by tier.
@@ -38,12 +40,12 @@ def select(
         skip: Names.
 
     Raises:
-        NoSuchCheck: A name is misspelt; it would otherwise run nothing, or everything, and look
-            fine.
+        NoSuchCheck: A name matches no check. Without this error, a misspelt name would run no
+            check, or every check, and the user would not notice.
     """
 
     def is_selected(tier: str, check: Check, names: Sequence[str]) -> bool:
-        # "attention" is the tier, not only its checks attention/vllm-*.
+        # The name "attention" selects the whole tier, not only its checks attention/vllm-*.
         if tier in names:
             return True
         ids = [name for name in names if name not in available]
@@ -67,7 +69,8 @@ def select(
 def refuse_misspelt(tiers_: Sequence[str], names: Sequence[str]) -> None:
     """Raise NoSuchCheck for a name that cannot match, before torch is imported.
 
-    The groups of ids are known without the tiers' modules; :func:`select` compares the ids too.
+    This compares only the first part of a name, since tiers.GROUPS lists the first parts of ids and
+    needs no import of a tier's module. :func:`select` compares whole ids later.
     """
     groups: list[str] = []
     for tier in tiers_:
@@ -83,20 +86,21 @@ def run(
     options: RunOptions,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
-    say: Callable[[str], None] = lambda line: None,
-    keep: Callable[[Record], None] = lambda record: None,
+    print_line: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[Record], None] = lambda record: None,
 ) -> Record:
     """Run the selected checks of the named tiers, and return their record.
 
-    Ctrl-C ends the run and keeps what was measured: Record.unfinished then counts the other checks.
+    Ctrl-C ends the run. The record then has the results so far, and Record.unfinished is the number
+    of checks that did not run.
 
     Args:
         names: The tiers.
         options: Options of the checks.
         only: The checks to run, see :func:`select`.
         skip: The checks to leave out.
-        say: Called with a line when a tier begins.
-        keep: Called with the record before the first check, and after each result.
+        print_line: Called with each line to print when a tier begins.
+        on_progress: Called with the record before the first check, and after each result.
 
     Raises:
         NoSuchCheck: See :func:`select`.
@@ -110,12 +114,12 @@ def run(
     selected = _select_applicable(loaded, options, only, skip)
     report = _begin_record(names, options, created)
     report.unfinished = sum(map(len, selected.values()))
-    keep(report)
-    # Libraries print; standard output belongs to the record.
+    on_progress(report)
+    # Libraries print to standard output, which is reserved for the record.
     with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(KeyboardInterrupt):
         for name, tier in loaded.items():
             for line in _announce(name, tier, selected[name], options):
-                say(line)
+                print_line(line)
             for result in _run_tier(name, tier, selected[name], options, report):
                 short = replace(result, reason=host.shorten(result.reason))
                 judged = skips.judge(short, report.device)
@@ -123,7 +127,7 @@ def run(
                 report.unfinished -= 1
                 report.seconds = round(perf_counter() - begin, 1)
                 report.summary = record.summarise(report.checks)
-                keep(report)
+                on_progress(report)
     return report
 
 
@@ -136,7 +140,8 @@ def _select_applicable(
     """Return the selected checks that apply to the size and the kind of device, by tier.
 
     Raises:
-        NoSuchCheck: See :func:`select`; or no check of a name in only applies.
+        NoSuchCheck: See :func:`select`. Also raised if none of the checks of a name in only applies
+            to this size and kind of device.
     """
     available = {name: tier.checks() for name, tier in loaded.items()}
     selected = select(available, only, skip)
@@ -181,7 +186,7 @@ def _announce(
     selected: list[Check],
     options: RunOptions,
 ) -> Iterator[str]:
-    """Yield the lines to print before a tier begins, such as what it costs."""
+    """Yield the lines to print before a tier begins."""
     if not selected:
         return
     yield f"{name}: {len(selected)} checks"
@@ -205,17 +210,18 @@ def _run_tier(
 
 
 def _complete(selected: list[Check], results: Iterable[Result]) -> Iterator[Result]:
-    """Yield the results, and a failure for each check that has none: not run is not passed.
+    """Yield the results, then a failure for each check without a result.
 
-    A fault of the GPU is reported wherever its memory is read next, and ends the tier.
+    An exception ends the tier, so that later checks have no result. For example, a fault of the GPU
+    is raised by whichever call next reads the GPU's memory.
     """
     missing = dict.fromkeys(selected)
-    reason = "the tier gave no result for it"
+    reason = "the tier returned no result for this check"
     try:
         for result in results:
             missing.pop(result.check, None)
             yield result
     except Exception as error:
-        reason = f"the tier ended before it: {type(error).__name__}: {error}"
+        reason = f"the tier ended before this check: {type(error).__name__}: {error}"
     for check in missing:
         yield Result(check, State.FAILED, reason)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which checks may be skipped, and where; anywhere else a skipped check counts as failed.
+"""Decide which checks may be skipped, and on which devices.
 
-The table is skips.toml, with one entry per reason.
+The table skips.toml has one entry per reason. A skipped check that no entry covers counts as
+failed.
 """
 
 import re
@@ -26,10 +27,10 @@ class Skip(BaseModel):
 
     Attributes:
         ids: Checks, by id or prefix, with ``*`` as a wildcard.
-        when: Values that fields of the device must have; a missing key always holds.
-        said: A regular expression that the check's own reason must contain.
+        when: Required values of fields of the device; other fields may have any value.
+        said: A regular expression that must match a part of the check's own reason.
         reason: Why the checks may be skipped.
-        link: Where that is explained.
+        link: A page that explains the reason.
         date: The day on which the entry was added.
     """
 
@@ -42,7 +43,7 @@ class Skip(BaseModel):
     date: date
 
     def covers(self, result: Result, device: Device) -> bool:
-        """Return whether an entry explains a skipped result on a device."""
+        """Return whether the entry covers a skipped result on a device."""
         if not is_named(result.check.id, self.ids):
             return False
         if any(getattr(device, key) != value for key, value in self.when.items()):
@@ -52,7 +53,7 @@ class Skip(BaseModel):
 
 @cache
 def table() -> list[Skip]:
-    """Return the entries of skips.toml, and one for each of its packages."""
+    """Return the entries of skips.toml: those of [package], then those of [[skip]]."""
     text = (files("strix_validate") / "skips.toml").read_text()
     data = tomllib.loads(text)
     entries = []
@@ -66,11 +67,11 @@ def _make_package_entry(group: str, module: str, name: str, link: str, since: da
     """Return the entry for the checks of a package that is not installed.
 
     Args:
-        group: The word that the names of its checks begin with.
-        module: Its name in Python.
-        name: The package.
-        link: Its home page.
-        since: The day on which it was added.
+        group: The first word in the names of the package's checks.
+        module: The package's import name.
+        name: The package's name.
+        link: The package's home page.
+        since: The day on which the entry was added.
     """
     return {
         "ids": [f"{tier}/{group}-*" for tier in _PACKAGE_TIERS],
@@ -82,7 +83,10 @@ def _make_package_entry(group: str, module: str, name: str, link: str, since: da
 
 
 def judge(result: Result, device: Device) -> Result:
-    """Return the result; if skipped, with the table's reason, or failed if no entry covers it."""
+    """Return the result, adjusted by the table if the check was skipped.
+
+    A skip that an entry covers gets the entry's reason. Any other skip becomes a failure.
+    """
     if result.state is not State.SKIPPED:
         return result
     for skip in table():

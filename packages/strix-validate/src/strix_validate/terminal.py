@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A run on the terminal: its options, its progress, the record as it grows, the exit status."""
+"""Run checks from the command line: options, progress, the record's file and the exit status."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -30,7 +30,8 @@ from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
 from strix_validate.tiers import TIERS
 
-#: Seconds between two writes of a growing record, which has megabytes: a killed run loses no more.
+#: Seconds between two writes of the record during a run. A record can have megabytes, so that it is
+#: not written after each check. A killed run loses at most the results of these seconds.
 SECONDS_BETWEEN_WRITES = 5.0
 
 
@@ -59,7 +60,7 @@ OnlyOption = Annotated[
 ]
 SkipOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="ID", help="Skip these checks, named likewise."),
+    typer.Option(metavar="ID", help="Skip these checks; ID as for --only. Repeatable."),
 ]
 DeviceOption = Annotated[
     DeviceName,
@@ -79,33 +80,34 @@ EvidenceOption = Annotated[
 ]
 PlotsOption = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Draw plots here, as PNG and SVG; needs matplotlib."),
+    typer.Option(metavar="DIR", help="Write plots to DIR, as PNG and SVG; needs matplotlib."),
 ]
 VllmOption = Annotated[
     Path | None,
     typer.Option(
         "--vllm-source",
         metavar="DIR",
-        help="Take vLLM's kernels from this source folder, not from the installed vLLM.",
+        help="Use vLLM's kernels from this source folder, not from the installed vLLM.",
     ),
 ]
 UrlOption = Annotated[
     str,
-    typer.Option(metavar="URL", help="Look at this server of vLLM; needs no torch."),
+    typer.Option(metavar="URL", help="Check this running vLLM server; needs no torch."),
 ]
 ModelOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="What the server at --url calls its model; without --url, a model's folder to serve.",
+        help="The model's name on the server at --url; without --url, the folder of a model to "
+        "serve.",
     ),
 ]
 PlainUrlOption = Annotated[
     str,
     typer.Option(
         metavar="URL",
-        help="A server of the same model, under the same name, without speculation: compare "
-        "drafted tokens with it.",
+        help="A server that has the same model under the same name but no speculative decoding: "
+        "its tokens are compared with those of the server at --url.",
     ),
 ]
 QuestionsOption = Annotated[
@@ -114,24 +116,24 @@ QuestionsOption = Annotated[
         metavar="N",
         min=0,
         max=50,
-        help="Ask the model 50 questions in words; fewer than N right answers fail.",
+        help="Ask the model 50 questions in words; fewer than N right answers are a failure.",
     ),
 ]
 QuickOption = Annotated[
     bool,
-    typer.Option("--quick", help="What ten minutes of a GPU say of this machine."),
+    typer.Option("--quick", help="Run only the most useful checks: about ten minutes on a GPU."),
 ]
 SeedOption = Annotated[
     int,
-    typer.Option(min=0, max=2**32 - 1, help="Draw other random inputs."),
+    typer.Option(min=0, max=2**32 - 1, help="Seed of the random inputs."),
 ]
 RootOption = Annotated[
     Path,
-    typer.Option(metavar="DIR", help="Examine a machine whose /proc, /sys and /etc are here."),
+    typer.Option(metavar="DIR", help="Examine the machine whose /proc, /sys and /etc are in DIR."),
 ]
 ModelGibOption = Annotated[
     float,
-    typer.Option(min=0, help="Weights of a model in GiB: print vLLM's flags for it."),
+    typer.Option(min=0, help="Size of a model's weights in GiB: print vLLM's flags for the model."),
 ]
 
 
@@ -164,15 +166,15 @@ def run_and_exit(
     console = Console(stderr=True, highlight=False)
     for folder in (evidence, plots):
         if folder:
-            # A folder that cannot be made fails now, not after an hour of checks.
+            # If the folder cannot be created, the run fails now and not after an hour of checks.
             folder.mkdir(parents=True, exist_ok=True)
     with _report_errors(console):
         refuse_misspelt(names, [*(only or []), *(skip or [])])
         run_options = RunOptions(_find_device(names, device, options), **options)
         with _make_progress(console) as progress:
-            keep = _make_keeper(progress, evidence)
-            say = progress.console.print
-            record = run(names, run_options, only or [], skip or [], say, keep)
+            on_progress = _make_progress_handler(progress, evidence)
+            print_line = progress.console.print
+            record = run(names, run_options, only or [], skip or [], print_line, on_progress)
     if evidence:
         file = evidence / evidence_name(record)
         record.write(file)
@@ -198,13 +200,13 @@ def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]
     url = options.get("url")
     model = options.get("model")
     if url and not model:
-        raise typer.BadParameter("--url needs --model: what the server calls its model")
+        raise typer.BadParameter("--url needs --model: the model's name on that server")
     if model and not url and not Path(model, "config.json").is_file():
         raise typer.BadParameter(f"{model} has no config.json, and no --url is given")
     if options.get("plain_url") and not url:
-        raise typer.BadParameter("--plain-url needs --url: the server that drafts tokens")
+        raise typer.BadParameter("--plain-url needs --url: the server with speculative decoding")
     if options.get("questions") and not model:
-        raise typer.BadParameter("--questions needs --model: the tiny models know no words")
+        raise typer.BadParameter("--questions needs --model: the default models are random")
     if "doctor" in names and TARGET not in DEVICES:
         raise typer.BadParameter(f"gpu_arch is {TARGET}; doctor knows {', '.join(DEVICES)}")
     if plots and not find_spec("matplotlib"):
@@ -212,7 +214,7 @@ def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]
 
 
 def _find_device(names: list[str], device: DeviceName, options: dict[str, Any]) -> str:
-    """Return the device as RunOptions has it: "none" where no tier needs torch."""
+    """Return the value of RunOptions.device; it is "none" if no tier needs torch."""
     is_server_elsewhere = names == ["serve"] and options.get("url")
     if names == ["doctor"] or is_server_elsewhere:
         return "none"
@@ -245,7 +247,7 @@ def _write_plots(record: Record, folder: Path, console: Console) -> None:
 
 
 def _make_progress(console: Console) -> Progress:
-    """Return a bar that shows how many checks are done; it is hidden unless on a terminal."""
+    """Return a progress bar that counts finished checks; it is shown only on a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -257,12 +259,17 @@ def _make_progress(console: Console) -> Progress:
     )
 
 
-def _make_keeper(progress: Progress, evidence: Path | None) -> Callable[[Record], None]:
-    """Return a function that shows progress, and writes the growing record every few seconds."""
+def _make_progress_handler(progress: Progress, evidence: Path | None) -> Callable[[Record], None]:
+    """Return a function that shows a record's progress, and writes it every few seconds.
+
+    Args:
+        progress: The progress bar.
+        evidence: The folder to which the record is written; None to write nothing.
+    """
     task = progress.add_task("checks", total=None)
     last_write = monotonic()
 
-    def keep(record: Record) -> None:
+    def handle_progress(record: Record) -> None:
         nonlocal last_write
         number = len(record.checks)
         last = record.checks[-1].id if number else "checks"
@@ -277,7 +284,7 @@ def _make_keeper(progress: Progress, evidence: Path | None) -> Callable[[Record]
             record.write(evidence / evidence_name(record))
             last_write = monotonic()
 
-    return keep
+    return handle_progress
 
 
 def evidence_name(record: Record) -> str:

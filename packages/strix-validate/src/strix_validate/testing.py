@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The functions that tests of other packages use; all else may change between releases.
+"""Functions for the tests of other packages; all other modules may change between releases.
 
-For a Triton kernel without a GPU: :func:`stand_in`, before its library is imported, and in Triton's
-interpreter :func:`complete_interpreter`. Needs torch.
+To run a Triton kernel without a GPU, call :func:`stand_in` before the kernel's library is imported.
+To run it in Triton's interpreter, call :func:`complete_interpreter` too. This module needs torch.
 """
 
 import sys
@@ -43,17 +43,17 @@ def find_flash_fault(
     """Compare the results of a call with the expected ones.
 
     Returns:
-        What is wrong, or "", and what was measured.
+        A description of the fault, or "" if there is none; and the measured values.
     """
     result = compare(PLACEHOLDER, actual, expected, call.dtype)
     return result.reason, result.measured
 
 
 def packaged_kernels(package: str) -> tuple[Path, dict[str, dict]]:
-    """Return the folder of a package's kernels in this environment, and its list, by key.
+    """Return the folder of a package's kernels in this environment, and the kernels by key.
 
     Raises:
-        KeyError: The package has no list, or none that can be read.
+        KeyError: The package has no list of kernels, or its list cannot be read.
     """
     prefix = Path(sys.base_prefix)
     folder = prefix / kernel_lists.FOLDER / package
@@ -67,7 +67,7 @@ def compile_sample(number: int) -> list[modes.CompiledKernel]:
         number: How many of the sample's calls to compile.
 
     Raises:
-        RuntimeError: A call failed, or the process that made it.
+        RuntimeError: A call failed, or the process that made the call failed.
     """
     calls = list(FLASH_SETS["sample"]())
     step = max(1, len(calls) // number)
@@ -83,9 +83,8 @@ def compile_sample(number: int) -> list[modes.CompiledKernel]:
 def read_memory_budget(root: Path) -> MemoryBudget | None:
     """Return the memory that vLLM may use on the machine whose files are below root.
 
-    Its method flags returns the flags of `vllm serve` that fit a model.
-
     Returns:
-        The memory, or None if a number cannot be read.
+        The memory, whose method `flags` returns the flags of `vllm serve` for a model; or None if
+        the machine's files do not contain a number that is needed.
     """
     return vllm_memory.read_memory_budget(Tree(root))

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from strix_validate.triton import launches
 
-#: Least and largest number of timed calls.
-_FEWEST = 5
-_MOST = 500
+#: Minimum and maximum number of timed calls.
+_MIN_REPEATS = 5
+_MAX_REPEATS = 500
 #: Bytes that are overwritten before each call on a GPU, more than its cache has.
 _CACHE_BYTES = 256 * 2**20
 
@@ -59,10 +59,12 @@ def time_call(
     budget_ms: float = 300,
     with_kernels: bool = True,
 ) -> Timing:
-    """Time one call, over as many calls as the budget allows, at least 5, after a warm-up.
+    """Measure how long a call takes.
 
-    A GPU is timed with its own events. Before each call the cache is overwritten, so that data come
-    from memory and the launch is hidden.
+    After a warm-up, the call is repeated as often as the budget allows, and at least 5 times. On a
+    GPU, the GPU's own events measure the time. The GPU overwrites its cache before each call, so
+    that the call reads its inputs from memory. Meanwhile the host launches the call's kernels, so
+    that the time does not include the launch.
 
     Args:
         function: The call.
@@ -74,9 +76,9 @@ def time_call(
         return _summarise(_time_on_cpu(function, budget_ms))
     kernels = launches.describe(function) if with_kernels else ""
     cache_filler = torch.empty(_CACHE_BYTES // 4, dtype=torch.int32, device=device)
-    estimate = statistics.median(_time_on_gpu(function, _FEWEST, cache_filler))
+    estimate = statistics.median(_time_on_gpu(function, _MIN_REPEATS, cache_filler))
     repeats = int(budget_ms / max(estimate, 1e-3))
-    repeats = max(_FEWEST, min(_MOST, repeats))
+    repeats = max(_MIN_REPEATS, min(_MAX_REPEATS, repeats))
     _time_on_gpu(function, max(3, repeats // 4), cache_filler)
     times = _time_on_gpu(function, repeats, cache_filler)
     return replace(_summarise(times), kernels=kernels)
@@ -86,7 +88,7 @@ def _time_on_cpu(function: Callable[[], object], budget_ms: float) -> list[float
     """Return the times of calls in milliseconds."""
     function()
     times: list[float] = []
-    while len(times) < _FEWEST or sum(times) < budget_ms:
+    while len(times) < _MIN_REPEATS or sum(times) < budget_ms:
         begin = time.perf_counter()
         function()
         times.append((time.perf_counter() - begin) * 1e3)
@@ -114,6 +116,6 @@ def _time_on_gpu(
 
 
 def _summarise(times: list[float]) -> Timing:
-    # Of few repeats, the exclusive method gives times below the shortest one.
+    # With few repeats, the exclusive method returns percentiles below the shortest time.
     low, *_, high = statistics.quantiles(times, n=10, method="inclusive")
     return Timing(statistics.median(times), low, high, len(times))

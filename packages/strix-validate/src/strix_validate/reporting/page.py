@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Records as one self-contained page of HTML: no script, no network."""
+"""Render records as one self-contained HTML page, without scripts or network access."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -121,9 +121,9 @@ def _collect_packages(
 
 
 def _compare(records: list[Record]) -> list[_Row]:
-    """Return the checks that all records have and whose states differ, or that have a rate.
+    """Return the checks that are in all records and either differ in state or have a rate.
 
-    A single record has none.
+    With a single record, return no checks.
     """
     if len(records) < 2:
         return []

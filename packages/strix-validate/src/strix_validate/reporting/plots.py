@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Plots of a record's benchmarks, by matplotlib."""
+"""Draw a record's benchmarks, soaks and server loads with matplotlib."""
 
 import io
 import math
@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 
 from strix_validate.reporting.record import Record
 
-#: A colour that the page's own text colour replaces, so that plots can be read on dark and light.
+#: A placeholder that a page replaces by its text colour, so that plots are readable on a light and
+#: on a dark background.
 _INK = "#010203"
 COLOURS = {
     "flash": "#2a7de1",
@@ -37,7 +38,7 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-#: The panels of a soak: a column of its series, and the label of its axis.
+#: The panels of a soak's plot: the column of the soak's series, and the label of the axis.
 _PANELS = {
     "temperature_c": "°C",
     "clock_mhz": "MHz",
@@ -49,11 +50,11 @@ _PANELS = {
 
 
 def figures(record: Record) -> Iterator[Figure]:
-    """Draw what a record measured.
+    """Draw the measured values of a record.
 
     Yields:
-        A soak; a server under load; rates by size and backend, forward and backward; speed-ups.
-        What was not measured is left out.
+        A figure of each soak; of a server under load; of rates by size and backend, forward and
+        backward; and of speed-ups. A figure without measured values is left out.
     """
     rates = {}
     speedups = {}
@@ -83,7 +84,7 @@ def figures(record: Record) -> Iterator[Figure]:
 
 
 def svg(figure: Figure) -> str:
-    """Return the figure as an SVG element to stand in a page."""
+    """Return the figure as an SVG element for an HTML page."""
     stream = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
@@ -97,9 +98,9 @@ def svg(figure: Figure) -> str:
 
 
 def write(record: Record, folder: Path, stem: str = "bench") -> list[Path]:
-    """Write the figures on white as PNG and SVG, for use elsewhere; return their paths.
+    """Write the figures as PNG and SVG on a white background, and return the paths.
 
-    They are called STEM-1.svg, STEM-1.png and so on.
+    The files are STEM-1.svg, STEM-1.png, STEM-2.svg and so on.
     """
     files = []
     with matplotlib.rc_context(_STYLE):
@@ -112,9 +113,9 @@ def write(record: Record, folder: Path, stem: str = "bench") -> list[Path]:
 
 
 def _draw_soak(series: dict[str, list]) -> Figure:
-    """Draw the course of a soak: a panel for each quantity that was read, over minutes.
+    """Draw a soak over time, with a panel for each quantity that was measured.
 
-    The points of a load have its colour. A dashed line is an event, such as a wrong result.
+    The colour of a point shows which load ran. A dashed line is an event, such as a wrong result.
     """
     shown = [name for name in _PANELS if any(value is not None for value in series[name])]
     number = max(1, len(shown))
@@ -190,7 +191,7 @@ def _draw_rates(rates: dict[tuple[str, ...], dict], direction: str) -> Figure:
     """Draw the rates of backends by size.
 
     Args:
-        rates: What was measured, by backend and case; a case is SIZE-MASK.
+        rates: Measured values by backend and case; a case is SIZE-MASK.
         direction: "forward" or "backward".
     """
     cases = [case for _, case in rates]

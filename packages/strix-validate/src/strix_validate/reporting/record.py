@@ -18,23 +18,25 @@ from strix_validate.json_file import read_small_file
 
 #: The version of the schema. It is raised when a field changes its meaning or is removed.
 SCHEMA = 2
-#: The tiers, the sizes and the number of compared tensors that a run needs before it proves that
-#: packages run.
+#: A run proves that packages work only if checks of all these tiers passed, at one of these sizes,
+#: with at least this number of compared tensors.
 _PROVING_TIERS = {"doctor", "backend", "libraries", "attention"}
 _PROVING_SIZES = ("full", "stress")
 _PROVING_COMPARISONS = 1000
-#: The largest bound by dtype, as a share of the size of the largest terms: several times that of
-#: any check. It comes to 4 times half an eps in 16 bits, in float32 to 173 (convolutions).
-_LOOSEST = {
+#: The largest accepted bound of a comparison by dtype, as a multiple of the size of the largest
+#: terms. It is several times the largest bound of any check: 4 times half an eps in 16 bits, and
+#: 173 times half an eps in float32 (convolutions).
+_LARGEST_RELATIVE_BOUNDS = {
     "float32": 1000 * 2**-24,
     "float16": 16 * 2**-11,
     "bfloat16": 16 * 2**-8,
 }
-#: The largest size of terms; no check sums up larger ones.
+#: The largest accepted size of terms; no check sums larger terms.
 _LARGEST_SIZE = 2**20
-#: The largest bound of what has no dtype: probabilities, and comparisons of earlier records.
+#: The largest accepted bound of a comparison without a dtype: of probabilities, or in a record that
+#: an earlier version wrote.
 _LARGEST_BOUND = 64
-#: The numbers of a comparison, all of which must be finite.
+#: The numeric keys of a comparison; their values must be finite.
 _NUMBERS = ("error", "bound", "local", "rms", "rms_bound", "drift", "size")
 
 
@@ -132,7 +134,7 @@ class Device(StrictModel):
 
 
 class Record(StrictModel):
-    """A run.
+    """The record of a run.
 
     Attributes:
         schema_version: SCHEMA; the key is "schema".
@@ -142,7 +144,7 @@ class Record(StrictModel):
         seed: The seed of random inputs.
         subject: What it is evidence for: "packages" on gfx1151, otherwise "harness", the validator
             itself.
-        versions: Versions of packages of Python by name, None if not installed.
+        versions: Versions of Python packages by name; None if not installed.
         packages: The conda packages of the environment.
         host: The machine.
         device: The device.
@@ -170,18 +172,18 @@ class Record(StrictModel):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> "Record":
-        """Refuse what no run writes: counts, verdicts or a subject that contradict the rest."""
+        """Refuse a record that no run writes, whose fields contradict each other."""
         if self.summary != summarise(self.checks):
-            raise ValueError("the summary is not that of the checks")
+            raise ValueError("the summary does not match the checks")
         ids = {check.id for check in self.checks}
         if len(ids) < len(self.checks):
             raise ValueError("a check is listed twice")
         if self.unfinished < 0:
-            raise ValueError("fewer than no check is unfinished")
+            raise ValueError("the number of unfinished checks is negative")
         architecture = self.device.architecture.split(":")[0]
         is_target = self.device.build == "rocm" and architecture == TARGET
         if self.subject == "packages" and not is_target:
-            raise ValueError("packages are proven on gfx1151 alone")
+            raise ValueError("only a run on gfx1151 is evidence for packages")
         for check in self.checks:
             if check.state is State.PASSED:
                 reason = find_unsound_reason(check.measured)
@@ -190,10 +192,11 @@ class Record(StrictModel):
         return self
 
     def proves(self, package: str) -> bool:
-        """Return whether the run shows that a package runs on gfx1151.
+        """Return whether the run shows that a package works on gfx1151.
 
-        It lists the package, compared enough in full, failed nowhere and was not interrupted; and a
-        check that is named after the package, where it has any, passed.
+        The record has to list the package, the run must be complete and have no failure, and the
+        limits of _PROVING_TIERS, _PROVING_SIZES and _PROVING_COMPARISONS apply. If checks are named
+        after the package, at least one of them has to have passed.
         """
         if self.subject != "packages" or self.device.type != "gpu":
             return False
@@ -221,10 +224,10 @@ class Record(StrictModel):
         return self.model_dump_json(indent=1, by_alias=True)
 
     def write(self, file: Path) -> None:
-        """Replace the file as a whole.
+        """Replace the file in one step.
 
-        If the run is killed or the machine stops in between, the previous file remains: the disk
-        has the text before the file gets its name.
+        The text is on the disk before the new file gets its name. If the run is killed or the
+        machine stops before that, the previous file remains.
         """
         part = file.with_suffix(".part")
         with part.open("w") as stream:
@@ -235,22 +238,22 @@ class Record(StrictModel):
 
 
 def _comparisons(measured: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what a check measured of each compared tensor."""
+    """Yield the comparison of each compared tensor among a check's measured values."""
     for value in measured.values():
         if isinstance(value, dict) and "bound" in value:
             yield value
 
 
 def find_unsound_reason(measured: dict[str, Any]) -> str:
-    """Return why a check that measured this cannot have passed, or "" if it can."""
+    """Return why a check with these measured values cannot have passed, or "" if it can."""
     for comparison in _comparisons(measured):
         numbers = [comparison[name] for name in _NUMBERS if name in comparison]
         if "error" not in comparison or not all(map(_is_finite, numbers)):
-            return "by a number that is not finite"
+            return "with a number that is not finite"
         if comparison["error"] > comparison["bound"]:
-            return "beyond its own bound"
-        if comparison["bound"] > _largest_bound(comparison):
-            return "by a bound that does not follow from dtype and size"
+            return "with an error beyond its own bound"
+        if comparison["bound"] > _compute_largest_bound(comparison):
+            return "with a bound that does not follow from dtype and size"
     return ""
 
 
@@ -260,15 +263,15 @@ def _is_finite(value: Any) -> bool:
     return is_number and math.isfinite(value) and value >= 0
 
 
-def _largest_bound(comparison: dict[str, Any]) -> float:
-    """Return the largest bound that follows from a comparison's dtype and size."""
+def _compute_largest_bound(comparison: dict[str, Any]) -> float:
+    """Return the largest accepted bound for a comparison's dtype and size."""
     if "dtype" not in comparison:
         return _LARGEST_BOUND
     size = comparison.get("size", math.inf)
     if size > _LARGEST_SIZE:
         return 0.0
-    share = _LOOSEST.get(str(comparison["dtype"]), 0.0)
-    return share * max(size, 1.0)
+    relative_bound = _LARGEST_RELATIVE_BOUNDS.get(str(comparison["dtype"]), 0.0)
+    return relative_bound * max(size, 1.0)
 
 
 def summarise(checks: list[CheckRecord]) -> dict[str, int]:
@@ -284,7 +287,7 @@ def summarise(checks: list[CheckRecord]) -> dict[str, int]:
 def make_check_record(tier: str, result: Result) -> CheckRecord:
     """Return the record of a result.
 
-    A pass becomes a failure if what it measured does not prove it.
+    A pass becomes a failure if its measured values do not prove it.
     """
     if result.state is State.PASSED:
         reason = find_unsound_reason(result.measured)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Measured speeds beside those that speeds.toml expects of gfx1151."""
+"""Compare measured speeds with those that speeds.toml expects of gfx1151."""
 
 import math
 import re
@@ -31,8 +31,9 @@ class Speed(StrictModel):
         measured: The name of the measured value.
         unit: Its unit.
         model: A pattern of names of models, in lower case.
-        bounds: The slowest speed that is no fault, and what the hardware allows; None if unknown.
-        published: What owners measured, and with what.
+        bounds: The lowest speed of a machine without faults, and the highest that the hardware
+            allows; None if unknown.
+        published: Speeds that owners of such machines published, and their configuration.
         cause: The usual cause of a slower speed.
         source: Links.
     """
@@ -49,7 +50,7 @@ class Speed(StrictModel):
 
     @model_validator(mode="after")
     def _refuse_incomplete(self) -> "Speed":
-        """Refuse a range that is none, or that has no cause or source."""
+        """Refuse a range that is empty, or for which a required field is missing."""
         if self.bounds is None:
             return self
         low, high = self.bounds
@@ -62,7 +63,7 @@ class Speed(StrictModel):
         return self
 
     def applies_to(self, check: CheckRecord) -> bool:
-        """Return whether a check measured what the row is about, of the row's model."""
+        """Return whether a check measured the row's value, with the row's model."""
         model = str(check.measured.get("model", "")).lower()
         value = check.measured.get(self.measured)
         return (
@@ -78,7 +79,7 @@ class Comparison:
 
     Attributes:
         name: What was measured, in words.
-        here: The speed, in the row's unit.
+        here: The measured speed, in the row's unit.
         speed: The row.
         kernels: The kernels that ran on the GPU, with their configuration; empty if not recorded.
     """
@@ -116,17 +117,17 @@ class Comparison:
         return "as expected"
 
     def explain(self) -> str:
-        """Return what is off and its usual cause, for a verdict that is not as expected."""
+        """Explain a speed outside its range: the expected speed, and the usual cause."""
         speed = self.speed
         measured = f"{self.name}: {self.here:.3g} {speed.unit}, expected {self.expected}"
         if self.verdict == "too fast":
             return (
-                f"{measured}: more than the hardware can, so the measurement is wrong, or the GPU "
-                "another one"
+                f"{measured}: more than the hardware allows, so the measurement is wrong, or this "
+                "is another GPU"
             )
-        ran = f" Ran: {self.kernels}." if self.kernels else ""
+        kernels = f" Kernels that ran: {self.kernels}." if self.kernels else ""
         return (
-            f"{measured}; published: {speed.published}.{ran} Usual cause: {speed.cause} "
+            f"{measured}; published: {speed.published}.{kernels} Usual cause: {speed.cause} "
             f"({speed.source})"
         )
 
@@ -135,7 +136,7 @@ def load(text: str | None = None) -> list[Speed]:
     """Read the rows of speeds.toml, or of a text in its form.
 
     Raises:
-        BadSpeeds: It is no TOML, or a row of it is malformed.
+        BadSpeeds: The text is no TOML, or a row is malformed.
     """
     if text is None:
         text = (files(__package__) / "speeds.toml").read_text()
@@ -160,7 +161,7 @@ def _read_row(row: Any, number: int) -> Speed:
 
 
 def compare(record: Record, speeds: list[Speed]) -> Iterator[Comparison]:
-    """Yield each measured speed with the first row that is about it, in the order of the rows."""
+    """Yield each measured speed with the first row that applies to it, in the order of the rows."""
     compared = set()
     for speed in speeds:
         for check in record.checks:
@@ -183,9 +184,10 @@ def _compare_check(check: CheckRecord, speed: Speed) -> Comparison:
 
 
 def table(record: Record) -> tuple[Table, list[str]]:
-    """Return the table of speeds, and explanations of those that are off.
+    """Return the table of speeds, and an explanation of each speed outside its range.
 
-    The speed that is farthest below its range comes first. On another GPU than gfx1151 none is off.
+    The explanation of the speed farthest below its range is the first. Speeds of another GPU than
+    gfx1151 are not explained.
 
     Raises:
         BadSpeeds: See :func:`load`.
@@ -206,6 +208,6 @@ def table(record: Record) -> tuple[Table, list[str]]:
     off.sort(key=lambda comparison: comparison.share)
     explanations = [comparison.explain() for comparison in off]
     if off and off[0].verdict == "slow":
-        lead = f"Farthest below its range, at {off[0].share:.0%} of it"
+        lead = f"Farthest below its range, at {off[0].share:.0%} of its lower end"
         explanations[0] = f"{lead}: {explanations[0]}"
     return rows, explanations

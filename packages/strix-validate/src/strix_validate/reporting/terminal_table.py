@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A record on the terminal."""
+"""Print a record on the terminal."""
 
 import re
 import textwrap
@@ -53,9 +53,9 @@ def show(record: Record, console: Console) -> None:
 
 
 def _show_expected(record: Record, console: Console) -> None:
-    """Print speeds beside those expected of gfx1151, and the usual causes of those that are off.
+    """Print measured and expected speeds, and the usual cause of each speed outside its range.
 
-    If the table of expectations cannot be read, only these lines are missing.
+    If speeds.toml cannot be read, print why instead.
     """
     try:
         table, explanations = speeds.table(record)
@@ -78,7 +78,7 @@ def _show_reasons(record: Record, console: Console) -> None:
     for (verdict, reason), ids in reasons.items():
         names = ""
         if verdict is State.SKIPPED:
-            # The table has the names of all other checks.
+            # The table of checks already names all others.
             listed = textwrap.shorten(", ".join(ids), 240, placeholder=" …")
             names = f" ({listed})"
         label = _colour(verdict, len(ids))
@@ -159,7 +159,7 @@ def summary(measured: dict) -> str:
         return f"error {worst(measured):.2f} of the bound"
     words = []
     for name, value in measured.items():
-        # The table of benchmarks has the spread of repeats.
+        # The spread of repeats is shown in the table of benchmarks only.
         is_spread = re.search("_(low|high|repeats)", name)
         if isinstance(value, int | float | str) and not is_spread:
             words.append(_format_value(name, value))
@@ -182,7 +182,7 @@ def worst(measured: dict) -> float | None:
 
 
 def _divide(error: float, bound: float) -> float:
-    """Return an error as a fraction of its bound; with a bound of 0, 0 or 1."""
+    """Return an error as a fraction of its bound; if the bound is 0, return 1 for any error."""
     return error / bound if bound else float(error > 0)
 
 
@@ -198,7 +198,7 @@ def _format_value(name: str, value: int | float | str) -> str:
         number = f"{value:.1%}"
     else:
         number = f"{value:.4g}"
-    # Only the name: a value such as x86_64 keeps its underscores.
+    # Only the name loses its underscores; a value such as x86_64 keeps them.
     label, _, suffix = name.rpartition("_")
     if label and suffix in _UNITS:
         return f"{label.replace('_', ' ')} {number} {_UNITS[suffix]}"

@@ -121,13 +121,13 @@ class Endpoint:
             return self._read_json(answer)
 
     def _read_json(self, answer: Any) -> Any:
-        return json.loads(limits.read_answer(answer, self.url))
+        return json.loads(limits.read_response(answer, self.url))
 
     def metrics(self) -> str:
         """Return the server's counters in Prometheus' format; empty if it has none."""
         try:
             with self._open("/metrics", LIMIT) as answer, _convert_errors():
-                return limits.read_answer(answer, self.url).decode(errors="replace")
+                return limits.read_response(answer, self.url).decode(errors="replace")
         except Refused:
             return ""
 
