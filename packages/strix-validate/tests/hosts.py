@@ -176,7 +176,7 @@ def mes(version: int) -> dict[str, str]:
 FAULTS = {
     "gfx1150": (
         {f"{KFD}/1/properties": node(110500, 32)},
-        {"gpu": ("failed", "error", "gfx1150", "gpu_arch=gfx1150 has doctor")},
+        {"gpu": ("failed", "error", "gfx1150", "run doctor with gpu_arch=gfx1150")},
     ),
     "hidden-by-rocr": (
         environ(ROCR_VISIBLE_DEVICES="1"),
@@ -211,7 +211,7 @@ FAULTS = {
     ),
     "beside-discrete-by-uuid": (
         DISCRETE | environ(ROCR_VISIBLE_DEVICES="GPU-0123", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"),
-        {"gpu": ("passed", "warning", "is beside", "export ROCR_VISIBLE_DEVICES=1")},
+        {"gpu": ("passed", "warning", "is visible besides", "export ROCR_VISIBLE_DEVICES=1")},
     ),
     "iommu-on": (
         {"proc/cmdline": "quiet amd_iommu=pt\n"},
@@ -239,7 +239,7 @@ FAULTS = {
         WITHOUT_KFD,
         {
             "gpu": ("failed", "error", "though it has the driver amdgpu", "dmesg"),
-            "pixi": ("passed", "warning", "pixi sees __amdgpu=0;", f"export {OVERRIDE_ARCH}"),
+            "pixi": ("passed", "warning", "pixi detects __amdgpu=0,", f"export {OVERRIDE_ARCH}"),
         },
     ),
     "beside-discrete": (
@@ -248,7 +248,7 @@ FAULTS = {
             "gpu": (
                 "passed",
                 "warning",
-                "gfx1100 is beside gfx1151",
+                "gfx1100 is visible besides gfx1151",
                 "export ROCR_VISIBLE_DEVICES=1",
             ),
             "pixi": ("passed", "warning", "__amdgpu_arch=11.0.0", f"export {OVERRIDE_ARCH}"),
@@ -264,7 +264,7 @@ FAULTS = {
             "gpu": (
                 "passed",
                 "warning",
-                "gfx1100 is beside gfx1151",
+                "gfx1100 is visible besides gfx1151",
                 "export ROCR_VISIBLE_DEVICES=0",
             ),
             "pixi": ("passed", "warning", "__amdgpu_arch=11.0.0", f"export {OVERRIDE_ARCH}"),
@@ -445,8 +445,8 @@ FAULTS = {
             "sys/module/ttm/parameters/pages_limit": f"{25 * GIB // 4096}\n",
         },
         {
-            "carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, or to the least"),
-            "gtt": ("passed", "info", "doctor/carve-out comes first", ""),
+            "carve-out": ("passed", "warning", "96 GiB", "512 MB in the BIOS, or to the smallest"),
+            "gtt": ("passed", "info", "fix doctor/carve-out first", ""),
         },
     ),
     **{

@@ -76,7 +76,7 @@ TORCH = {
         | wheels(VENV_SITE, "10.0.0", "rocm", "rocm_sdk_core", "rocm_sdk_libraries"),
         {
             "packages": Expected(
-                "error", "without the ones that have the kernels", "'torch[device-gfx1151]'"
+                "error", "but not the wheel that has the kernels", "'torch[device-gfx1151]'"
             )
         },
     ),
@@ -169,7 +169,9 @@ MEMORY = {
         | gtt(105.5)
         | command_line("quiet amd_iommu=off amdgpu.gpu_recovery=1 ttm.pages_limit=27648000"),
         {
-            "carve-out": Expected("warning", "the BIOS reserves 8 GiB", "the least that it offers"),
+            "carve-out": Expected(
+                "warning", "the BIOS reserves 8 GiB", "the smallest size that it offers"
+            ),
             "gtt": Expected("info"),
         },
     ),
@@ -270,8 +272,8 @@ SETTINGS = {
         {
             "options": Expected(
                 "warning",
-                "left over",
-                "take cwsr_enable=0 out of boot.extraModprobeConfig",
+                "this kernel is newer",
+                "remove cwsr_enable=0 from boot.extraModprobeConfig",
                 "sed",
                 reboot=True,
             )
@@ -305,7 +307,7 @@ DRIVERS = {
         | kernel("6.18.14-061814-generic")
         | dpkg("amdgpu-dkms 1:6.16.13", "amdgpu-dkms-firmware 1:6.16.13", "linux-firmware 2024")
         | {"sys/kernel/debug/dri/1/amdgpu_firmware_info": None},
-        {"firmware": Expected("warning", "comes before linux-firmware", "autoremove --purge")},
+        {"firmware": Expected("warning", "is loaded before linux-firmware", "autoremove --purge")},
     ),
     # DKMS brings an older KFD
     "ROCm/legacy-rocm-build#5905": Machine(
@@ -346,7 +348,7 @@ DRIVERS = {
         | environ(HSA_OVERRIDE_GFX_VERSION="12.0.1"),
         {
             "environment": Expected("error", "=12.0.1", "unset HSA_OVERRIDE_GFX_VERSION"),
-            "gpu": Expected("warning", "gfx1201 is beside", "ROCR_VISIBLE_DEVICES=1"),
+            "gpu": Expected("warning", "gfx1201 is visible besides", "ROCR_VISIBLE_DEVICES=1"),
             "pixi": Expected("warning"),
         },
     ),

@@ -33,7 +33,7 @@ def conda_pytorch(meta: str, build: str, channel: str, name: str = "pytorch") ->
 def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
     """conda-forge's pytorch in a workspace to which our channel was appended."""
     fix = f"channel remove {OURS} && pixi workspace channel add --prepend {OURS}; docs/move.md"
-    message = f"build for {kind}, and sees no AMD GPU: the workspace asks our channel after"
+    message = f"build for {kind}, and sees no AMD GPU: in the workspace, our channel comes after"
     return Machine(
         PIXI
         | conda_pytorch(PIXI_META, build, CONDA_FORGE)
@@ -96,7 +96,7 @@ MOVED = {
             "packages": Expected(
                 "error",
                 "triton 2.10.0 is conda-forge's build for CUDA",
-                "ask for a version of triton",
+                "require a version of triton",
             )
         },
     ),
@@ -110,8 +110,8 @@ MOVED = {
             "packages": Expected(
                 "error",
                 "over our channel's",
-                "the tables of PyPI's names into pixi.toml; then pixi update --no-install torch "
-                "triton && pixi clean && pixi install; docs/move.md has more",
+                "tables that map our packages to PyPI's names into pixi.toml; then pixi update "
+                "--no-install torch triton && pixi clean && pixi install; docs/move.md has more",
             )
         },
     ),
@@ -146,7 +146,7 @@ MOVED = {
         {
             "packages": Expected(
                 "error",
-                "torch 2.13.0+rocm10.0.0 of the virtual environment is loaded, and not 2.13.0",
+                "torch 2.13.0+rocm10.0.0 of the virtual environment is loaded instead of our",
                 "docs/move.md",
             )
         },

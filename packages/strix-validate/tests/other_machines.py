@@ -112,7 +112,7 @@ KERNELS = {
             "usr/lib/modules/7.0.0-31-generic/modules.dep": "",
             "usr/lib/modules/6.17.0-35-generic/modules.dep": "",
         },
-        {"kernel": Expected("warning", STALLS, "start 7.0.0-31-generic", "apt", reboot=True)},
+        {"kernel": Expected("warning", STALLS, "boot 7.0.0-31-generic", "apt", reboot=True)},
     ),
     "an unknown kernel that stalls": Machine(
         kernel("7.3.1-200.fc45.x86_64"),
@@ -136,7 +136,9 @@ KERNELS = {
 DRIVERS = {
     "blacklisted": Machine(
         WITHOUT_DRIVER | {"etc/modprobe.d/no.conf": "blacklist amdgpu\n"},
-        without_driver("/etc/modprobe.d/no.conf keeps amdgpu out", "/etc/modprobe.d/no.conf"),
+        without_driver(
+            "/etc/modprobe.d/no.conf keeps amdgpu from loading", "/etc/modprobe.d/no.conf"
+        ),
     ),
     "nomodeset": Machine(
         WITHOUT_DRIVER | {"proc/cmdline": "nomodeset amd_iommu=off\n"},
@@ -175,7 +177,7 @@ DRIVERS = {
             if name != "sys/module/amdgpu/initstate"
         },
         {
-            "gpu": Expected("error", "did not take the GPU", "dmesg", never="modprobe"),
+            "gpu": Expected("error", "but not bound to the GPU", "dmesg", never="modprobe"),
             "pixi": Expected("warning"),
             **both_devices(Expected("error", "though amdgpu is loaded", "dmesg", "modprobe")),
         },
@@ -189,7 +191,11 @@ DRIVERS = {
     ),
     "firmware by hand": Machine(
         {"usr/lib/firmware/updates/amdgpu/gc_11_5_1_mes_2.bin": ""},
-        {"firmware": Expected("info", "comes before linux-firmware", "sudo rm /usr/lib/firmware")},
+        {
+            "firmware": Expected(
+                "info", "is loaded before linux-firmware", "sudo rm /usr/lib/firmware"
+            )
+        },
     ),
     "amdgpu-dkms-firmware purged": Machine(
         dpkg("amdgpu-dkms-firmware 30.30", status="deinstall ok config-files") | mes(0x80),
@@ -301,7 +307,7 @@ SETTINGS = {
             f"{CPUFREQ}/scaling_governor": "powersave\n",
             f"{CPUFREQ}/energy_performance_preference": "balance_performance\n",
         },
-        {"power": Expected("info", "accelerator-performance gave 3 %")},
+        {"power": Expected("info", "bandwidth was 3 % higher")},
     ),
     "tuned": Machine(
         {"etc/tuned/active_profile": "powersave\n"},

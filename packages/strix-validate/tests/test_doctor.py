@@ -273,11 +273,11 @@ def test_a_gpu_next_door(tmp_path):
     for name in ("gpu", "pixi", "kfd", "carve-out", "gtt", "vllm-memory"):
         assert findings[f"doctor/{name}"]["status"] == "ok", findings[f"doctor/{name}"]
     for name in ("kernel", "firmware"):
-        assert findings[f"doctor/{name}"]["measured"]["said"] == "known of gfx1151 alone"
+        assert findings[f"doctor/{name}"]["measured"]["said"] == "this check knows only gfx1151"
     done = command(hosts.make(tmp_path / "halo", {}), gpu_arch="gfx1152")
     (gpu,) = [f for f in json.loads(done.stdout)["findings"] if f["status"] == "error"]
     assert (done.returncode, gpu["id"]) == (1, "doctor/gpu")
-    assert gpu["message"] == "the GPU is gfx1151, and these packages are compiled for gfx1152"
+    assert gpu["message"] == "the GPU is gfx1151, but these packages are compiled for gfx1152"
     done = command(tmp_path, gpu_arch="gfx1100")
     assert done.returncode == 2 and "doctor knows gfx1151, gfx1150, gfx1152" in done.stderr
 

@@ -15,7 +15,7 @@ from other_environments import ENVIRONMENTS, MOVED
 from other_machines import OTHERS
 from strix_validate.checks import Result, Severity, State
 from strix_validate.doctor import environment
-from strix_validate.doctor.tree import first_version
+from strix_validate.doctor.tree import find_first_version
 from strix_validate.tiers import doctor
 from test_doctor import examine
 from threads import THREADS, Machine
@@ -131,4 +131,4 @@ def test_caches_of_a_virtual_environment(tmp_path):
 def test_the_firmware_of_rpms_distributions(output, version):
     """The package with the GPU's firmware counts, not the one with all others:
     https://github.com/ROCm/legacy-rocm-build/issues/5724"""
-    assert first_version(output) == version
+    assert find_first_version(output) == version

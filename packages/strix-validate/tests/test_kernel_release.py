@@ -6,8 +6,8 @@ from strix_validate.doctor import kernel_release
 from strix_validate.doctor.kernel_release import (
     find_fault,
     find_faulty_nightly,
+    find_first_fixed,
     find_misfit,
-    first_fixed,
     is_fixed,
     parse,
 )
@@ -96,7 +96,7 @@ def test_rows_are_half_open():
 )
 def test_kernels_without_the_fixes(text, bound):
     release = parse(text)
-    assert not is_fixed(release) and first_fixed(release) == bound
+    assert not is_fixed(release) and find_first_fixed(release) == bound
 
 
 def test_another_vendors_numbers_are_not_upstreams():

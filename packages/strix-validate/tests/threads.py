@@ -202,7 +202,9 @@ THREADS = {
     ),
     "Hal0ai/hal0#1954 without the node's owner": Machine(
         {},
-        both_devices(Expected("error", "LXC often root:root", "/etc/pve/lxc/ID.conf", "usermod")),
+        both_devices(
+            Expected("error", "LXC it is often root:root", "/etc/pve/lxc/ID.conf", "usermod")
+        ),
         errno.EACCES,
     ),
     "kyuz0/amd-strix-halo-vllm-toolboxes#6": Machine(
@@ -269,7 +271,7 @@ THREADS = {
         {
             "firmware": Expected(
                 "warning",
-                "amdgpu-dkms-firmware 30.30.0 comes before linux-firmware",
+                "amdgpu-dkms-firmware 30.30.0 is loaded before linux-firmware",
                 "autoremove --purge amdgpu-dkms-firmware",
                 reboot=True,
             )
@@ -291,7 +293,7 @@ THREADS = {
         {
             "driver": Expected("warning", "DKMS"),
             "gtt": Expected(
-                "warning", "takes the limit of amdttm", "/etc/modprobe.d/amdttm.conf", reboot=True
+                "warning", "uses the limit of amdttm", "/etc/modprobe.d/amdttm.conf", reboot=True
             ),
         },
     ),
@@ -307,7 +309,7 @@ THREADS = {
             "gtt": Expected(
                 "warning",
                 "amdgpu.gttsize=65536 caps GTT at 64 GiB",
-                "take amdgpu.gttsize=65536 out of",
+                "remove amdgpu.gttsize=65536 from",
                 "options ttm",
                 reboot=True,
             )
@@ -378,7 +380,7 @@ THREADS = {
     ),
     "ROCm/legacy-rocm-build#6598": Machine(
         kernel("6.17.0-35-generic") | UBUNTU | {"proc/cmdline": "quiet splash\n"},
-        {"iommu": Expected("info", "crashes within an hour", "amd_iommu=off", reboot=True)},
+        {"iommu": Expected("info", "crashed within an hour", "amd_iommu=off", reboot=True)},
     ),
     "ROCm/legacy-rocm-build#6118": Machine(
         kernel("6.17.0-20-generic") | UBUNTU | {"sys/module/amdgpu/version": "6.16.13\n"},

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Is this machine ready for the GPU: its hardware, kernel, packages and memory. Needs no torch."""
+"""Check whether this machine can use its GPU: hardware, kernel, packages and memory.
+
+This subpackage needs no torch.
+"""
 
 __all__ = [
     "access",

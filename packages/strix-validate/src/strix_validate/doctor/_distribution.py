@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands by which a Linux distribution updates and configures its kernel."""
+"""Suggest the commands with which a Linux distribution updates and configures its kernel."""
 
 from pathlib import Path
 
@@ -41,12 +41,12 @@ _ADD = {
 _REMOVE = {
     "ostree": "sudo rpm-ostree kargs --delete={}",
     "fedora": "sudo grubby --update-kernel=ALL --remove-args={}",
-    "nixos": "take {} out of boot.kernelParams in configuration.nix, then sudo nixos-rebuild boot",
+    "nixos": "remove {} from boot.kernelParams in configuration.nix, then sudo nixos-rebuild boot",
 }
 _ADD_BY_HAND = "add {} to the kernel's command line"
 _REMOVE_BY_HAND = "remove {} from the kernel's command line"
-#: The family of the distribution that built a kernel. In a container, only the kernel tells which
-#: distribution the host has.
+#: The family of the distribution that built a kernel. In a container, only the kernel's release
+#: shows which distribution the host has.
 _FAMILY_OF_KERNEL = {
     "fedora": "fedora",
     "rhel": "fedora",
@@ -104,7 +104,7 @@ def find_ubuntu_release(tree: Tree) -> str:
 
 
 def _on_host(tree: Tree, command: str) -> str:
-    """Return the command; in a container, with the note that it belongs on the host."""
+    """Return the command; in a container, with a note to run it on the host."""
     if containers.detect(tree):
         return f"on the host: {command}"
     return command
@@ -128,7 +128,11 @@ def _suggest_kernel_package(tree: Tree) -> str:
 
 
 def _suggest_upgrade_for_kernel(tree: Tree) -> str:
-    """Return what to do if no update of the distribution's release brings the kernel, else ""."""
+    """Return how to get a newer kernel if the installed release of the distribution has none.
+
+    Returns:
+        An instruction, or "" if an ordinary update of packages is enough.
+    """
     if containers.detect(tree) or _has_newest_kernel(tree):
         return ""
     family = detect_family(tree)
@@ -158,18 +162,18 @@ def _suggest_ubuntu_kernel(tree: Tree) -> str:
     if _has_newest_kernel(tree) or tree.distribution["ID"] == "pop":
         return upgrade
     if containers.detect(tree):
-        # Only the host's own os-release tells its release.
+        # The host's release is unknown in a container, so the command itself finds it.
         return "sudo apt install linux-generic-hwe-$(lsb_release -rs)"
     release = find_ubuntu_release(tree)
     year = release[:2]
-    # Only releases with long support, those of April of an even year, get newer kernels.
+    # Only long-term releases, which appear in April of even years, get newer kernels.
     if release.endswith("04") and year.isdecimal() and int(year) % 2 == 0:
         return f"sudo apt install linux-generic-hwe-{release}"
     return upgrade
 
 
 def _has_newest_kernel(tree: Tree) -> bool:
-    """Return whether the kernel is of a series that Ubuntu's updates still replace."""
+    """Return whether the kernel is so new that ordinary updates of packages replace it."""
     release = _read_release(tree)
     return release is not None and release.version >= (7, 0, 0)
 
@@ -195,7 +199,7 @@ def suggest_new_firmware(tree: Tree) -> Fix:
 def add_initramfs_build(tree: Tree, command: str) -> str:
     """Return a command that changes /etc/modprobe.d, followed by the rebuild of the initramfs.
 
-    The module may be loaded from the initramfs; then the copy of /etc/modprobe.d in it applies.
+    If a module is loaded from the initramfs, the copy of /etc/modprobe.d in the initramfs applies.
     """
     build = _INITRAMFS.get(detect_family(tree))
     if build is None:
@@ -216,13 +220,13 @@ def suggest_modprobe_edit(tree: Tree, file: str, expressions: list[str], change:
         tree: The machine.
         file: The path of the file. A file outside of /etc belongs to a package; one of the same
             name in /etc replaces it.
-        expressions: The expressions of sed that remove them.
-        change: What they remove, in words, for a system whose files are generated.
+        expressions: The sed expressions that remove the lines or options.
+        change: The removed options in words, for NixOS, which generates the file.
     """
     if detect_family(tree) == "nixos":
         # NixOS generates /etc/modprobe.d from its configuration, and it cannot be written.
         option = "boot.extraModprobeConfig or boot.blacklistedKernelModules in configuration.nix"
-        return _on_host(tree, f"take {change} out of {option}, then sudo nixos-rebuild boot")
+        return _on_host(tree, f"remove {change} from {option}, then sudo nixos-rebuild boot")
     target = f"/etc/modprobe.d/{Path(file).name}"
     script = " ".join(f"-e '{expression}'" for expression in expressions)
     command = f"sudo sed -i {script} {target}"

@@ -17,8 +17,8 @@ class Fix:
     """What to do about a finding.
 
     Attributes:
-        text: A command where there is one, otherwise an instruction.
-        needs_reboot: Whether it takes effect only at the next start of the machine.
+        text: A command, or an instruction if no command exists.
+        needs_reboot: Whether the fix takes effect only at the next start of the machine.
     """
 
     text: str
@@ -37,20 +37,26 @@ def error(message: str, fix: Fix | str, source: str = "", /, **measured) -> Resu
         message: What is wrong.
         fix: What to do about it.
         source: Links that replace the one in the check's docstring.
-        measured: Numbers and words behind the verdict, by name.
+        measured: The values from which the verdict follows, by name.
     """
     result = Result(PLACEHOLDER, State.FAILED, message, measured, Severity.ERROR)
     return _add_fix(result, fix, source)
 
 
 def warning(message: str, fix: Fix | str, source: str = "", /, **measured) -> Result:
-    """Return a pass that costs speed, memory or stability; the arguments are those of error."""
+    """Return a pass with a fault that costs speed, memory or stability.
+
+    The arguments are those of :func:`error`.
+    """
     result = Result(PLACEHOLDER, State.PASSED, message, measured, Severity.WARNING)
     return _add_fix(result, fix, source)
 
 
 def remark(message: str, fix: Fix | str = "", source: str = "", /, **measured) -> Result:
-    """Return a pass with information that is no fault; the arguments are those of error."""
+    """Return a pass with information about something that is not a fault.
+
+    The arguments are those of :func:`error`.
+    """
     result = Result(PLACEHOLDER, State.PASSED, message, measured, Severity.INFO)
     return _add_fix(result, fix, source)
 
@@ -67,10 +73,10 @@ def _add_fix(result: Result, fix: Fix | str, source: str) -> Result:
 
 
 def combine(results: list[Result], **measured) -> Result:
-    """Return one result for several.
+    """Combine results into one.
 
-    Its state and severity are those of the most severe result. It has the messages, fixes, sources
-    and measured values of all of them, the most severe first.
+    The combined result has the state and severity of the most severe result. It has the messages,
+    fixes, sources and measured values of all results, the most severe first.
     """
     for result in results:
         measured = result.measured | measured
@@ -94,7 +100,7 @@ def need_value(value: _Value | None, name: str) -> _Value:
     """Return the value.
 
     Raises:
-        CannotRun: It is None, that is, it could not be read.
+        CannotRun: The value is None, because it could not be read.
     """
     if value is None:
         raise CannotRun(f"{name} cannot be read")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The doctor's checks of the device files: do they exist, and may this user open them."""
+"""The doctor's checks of the device files: whether they exist, and who may open them."""
 
 import errno
 import re
@@ -10,16 +10,17 @@ from strix_validate.doctor._verdicts import error, fine, need_gpu, need_value, w
 from strix_validate.doctor.tree import DeviceFile, Tree
 
 _JOIN = "sudo usermod -aG {},video $USER, then log in again"
-#: How each kind of container gets the devices, and a group that may open them. "" is any other
-#: kind.
+#: How to give a container the devices and a group that may open them, by kind of container. The key
+#: "" stands for any other kind.
 _PASS = {
-    "lxc": "on the host: dev0: /dev/kfd,gid=GID and dev1: /dev/dri/renderD128,gid=GID in "
-    "/etc/pve/lxc/ID.conf, with GID of render in the container, then pct reboot ID; with Incus: "
-    "incus config device add NAME kfd unix-char source=/dev/kfd gid=GID, and add NAME gpu gpu",
+    "lxc": "on the host: add dev0: /dev/kfd,gid=GID and dev1: /dev/dri/renderD128,gid=GID to "
+    "/etc/pve/lxc/ID.conf, where GID is that of render in the container, then pct reboot ID; with "
+    "Incus: incus config device add NAME kfd unix-char source=/dev/kfd gid=GID, and incus config "
+    "device add NAME gpu gpu",
     "docker": "on the host, recreate the container with --device /dev/kfd --device /dev/dri "
     "--group-add $(stat -c %g /dev/kfd)",
-    "kubepods": "request amd.com/gpu: 1 from ROCm's k8s-device-plugin, with supplementalGroups of "
-    "stat -c %g /dev/kfd on the node",
+    "kubepods": "request amd.com/gpu: 1 from ROCm's k8s-device-plugin, and set supplementalGroups "
+    "to the number that stat -c %g /dev/kfd prints on the node",
     "flatpak": "flatpak override --user --device=all APP, and start it again; from flatpak 1.18 on "
     "--device=dri is enough",
     "": "recreate the container with --device /dev/kfd --device /dev/dri --group-add keep-groups",
@@ -32,7 +33,7 @@ _NUMBERS = "https://github.com/kyuz0/amd-strix-halo-vllm-toolboxes/issues/6"
 
 
 def _suggest_devices(container: str) -> str:
-    """Return how a container gets the devices, and a group that may open them."""
+    """Return how to give a container the devices and a group that may open them."""
     return _PASS.get(container, _PASS[""])
 
 
@@ -129,13 +130,13 @@ def _judge_missing(tree: Tree, name: str) -> Result:
 
 
 def _judge_forbidden(tree: Tree, name: str) -> Result:
-    """Judge EPERM: the control group of a container forbids the device, whoever owns it."""
+    """Judge EPERM: the control group of a container forbids the device, even to its owner."""
     container = containers.detect(tree)
     message = f"/{name}: operation not permitted: the control group's device rules forbid it"
     if container == "lxc":
         fix = (
-            "on the host: lxc.cgroup2.devices.allow: c MAJOR:* rwm for kfd and 226, with MAJOR of "
-            "grep kfd /proc/devices; or dev0: /dev/kfd in /etc/pve/lxc/ID.conf"
+            "on the host: lxc.cgroup2.devices.allow: c MAJOR:* rwm, once with the MAJOR that grep "
+            "kfd /proc/devices prints and once with 226; or dev0: /dev/kfd in /etc/pve/lxc/ID.conf"
         )
         return error(message, fix, _LXC)
     if not container:
@@ -158,7 +159,7 @@ def _judge_denied(tree: Tree, name: str) -> Result:
     if _may_open(tree, device):
         return _judge_denied_member(tree, message, container, group)
     if device.group == 0:
-        message += ": it belongs to root:root, so that no group helps"
+        message += ": it belongs to root:root, so that joining a group does not help"
         if container:
             return error(message, _suggest_devices(container), _LXC)
         rule = 'KERNEL=="kfd|renderD*", GROUP="render", MODE="0660"'
@@ -170,7 +171,7 @@ def _judge_denied(tree: Tree, name: str) -> Result:
         if device.group in tree.group_names:
             label += f" ({group})"
         listed = ", ".join(map(str, sorted(ids))) or "none"
-        message += f": its group is {label}, and the user is in {listed}"
+        message += f": its group is {label}, and the user's groups are {listed}"
         return error(message, _suggest_devices(container), _NUMBERS)
     return error(f"{message}: only the group {group} may open it", _JOIN.format(group))
 
@@ -185,31 +186,35 @@ def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -
         )
     return error(
         f"{message}, although the user is in its group {group}",
-        "ls -lZ /dev/kfd /dev/dri; id; a sandbox or another user namespace forbids it",
+        "compare ls -lZ /dev/kfd /dev/dri with id; a sandbox or another user namespace may forbid "
+        "access",
     )
 
 
 def _judge_denied_without_owner(tree: Tree, message: str, container: str) -> Result:
-    """Judge a denial where the device's owner is unknown, as in a copy of a machine."""
+    """Judge a denial if the device's owner is unknown, as in a copy of a machine."""
     if container:
         message += (
-            f": the node's group is not one of the user's (in this container ({container}) the "
-            "host's number)"
+            f": the device's group is not one of the user's (this container ({container}) shows "
+            "the host's number of the group)"
         )
         return error(message, _suggest_devices(container), _NUMBERS)
     if "render" not in (tree.groups or ()):
         fix = f"{_JOIN.format('render')}; in a container: --group-add keep-groups"
         return error(message, fix)
     message += (
-        ": the node's group is not one of the user's (in LXC often root:root, in other containers "
-        "the host's number)"
+        ": the device's group is not one of the user's (in LXC it is often root:root; in other "
+        "containers it has the host's number)"
     )
-    fix = f"compare ls -ln /dev/kfd with id; {_PASS['lxc']}; else {_PASS['']}"
+    fix = f"compare ls -ln /dev/kfd with id; in LXC, {_PASS['lxc']}; otherwise, {_PASS['']}"
     return error(message, fix, _NUMBERS)
 
 
 def _judge_unusable(tree: Tree, name: str, failure: OSError) -> Result:
-    """Judge EINVAL and the like: the number is another driver's, or KFD did not start."""
+    """Judge EINVAL and similar errors.
+
+    The major number belongs to another driver, or KFD did not start.
+    """
     message = f"/{name} cannot be opened: {failure.strerror}"
     dmesg = "sudo dmesg | grep -i kfd"
     if name != "dev/kfd":
@@ -221,7 +226,10 @@ def _judge_unusable(tree: Tree, name: str, failure: OSError) -> Result:
         message += f": its major number is {device.major}, but KFD's is {majors[0]}"
         return error(message, _suggest_new_node(container), _STALE)
     if container and device is None:
-        message += ": in a container often a stale major number, which changes with the kernel"
+        message += (
+            ": in a container, the cause is often a stale major number, since it changes with the "
+            "kernel"
+        )
         new_node = _suggest_new_node(container)
         fix = f"compare ls -l /dev/kfd with grep kfd /proc/devices; {new_node}"
         return error(message, fix, _STALE)
@@ -229,7 +237,7 @@ def _judge_unusable(tree: Tree, name: str, failure: OSError) -> Result:
 
 
 def _suggest_new_node(container: str) -> str:
-    """Return how a container gets a device file with the present number of the driver."""
+    """Return how to give a container a device file with the driver's present major number."""
     if container == "lxc":
         return f"{_PASS['lxc']}, in place of mknod and lxc.mount.entry"
-    return "recreate the node or the container: --device /dev/kfd takes the host's numbers"
+    return "recreate the device file, or the container with --device /dev/kfd"

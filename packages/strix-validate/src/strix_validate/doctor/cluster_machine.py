@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One machine of a cluster: its network, its limit of open files, and a hash of its packages."""
+"""Read what a cluster needs of a machine: network, limit of open files, and a hash of packages."""
 
 import hashlib
 import ipaddress
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from strix_validate.doctor import host
 
-#: Number of open files that Ray needs. Its processes hold sockets to each other, and it fails late
-#: at the usual 1024.
+#: Number of open files that Ray needs, because its processes hold sockets to each other. With the
+#: usual limit of 1024, Ray starts but fails later.
 FILES = 8192
 
 
@@ -43,7 +43,7 @@ def list_links() -> list[Link]:
 
 
 def hash_packages(prefix: Path) -> str:
-    """Return one hash of all conda packages of an environment, as a lock has them."""
+    """Return one hash of the names, versions, builds and sha256 of an environment's packages."""
     lines = []
     for package in host.list_packages(prefix):
         lines.append(f"{package.name} {package.version} {package.build} {package.sha256}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Containers: whether this is one, and its limits. Its kernel and devices are the host's."""
+"""Detect whether this is a container, and read its memory limits.
+
+The kernel and the devices of a container are those of the host.
+"""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +18,8 @@ _MARKS = {
 }
 #: Parts of the path of process 1's control group that name a manager.
 _GROUP_NAMES = ("lxc", "docker", "kubepods", "libpod")
-#: Version 1 of control groups writes nearly 2**63 bytes where there is no limit.
+#: A number from which a limit means "no limit": version 1 of control groups then reports nearly
+#: 2**63 bytes.
 _NO_LIMIT = 1 << 60
 
 
@@ -28,7 +32,7 @@ class _GroupVersion:
         root: The folder of the groups.
         limit_file: The file of a group's limit in bytes.
         use_file: The file of a group's use in bytes.
-        reclaimable: The key in memory.stat of the part of the use that the kernel gives back.
+        reclaimable: The key in memory.stat of the used memory that the kernel can reclaim.
     """
 
     line: str
@@ -100,7 +104,7 @@ def read_memory_limit(tree: Tree) -> int | None:
 def read_available_memory(tree: Tree) -> int | None:
     """Return the bytes that this process can use without swapping, or None if unknown.
 
-    That is what the machine has available, and no more than its control groups leave.
+    This is the machine's available memory, or less if a control group of the process leaves less.
     """
     if tree.available is None:
         return None
@@ -117,7 +121,7 @@ def _read_memory_groups(tree: Tree) -> Iterator[tuple[int, int]]:
         match = re.search(version.line, groups, re.M)
         parts = match[1].split("/") if match else []
         if ".." in parts:
-            # The group is outside of this namespace of groups, where only the root can be read.
+            # The group is outside of this cgroup namespace, so only the namespace's root is read.
             parts = []
         for depth in range(len(parts) + 1):
             folder = "/".join([version.root, *parts[:depth]])
@@ -127,7 +131,7 @@ def _read_memory_groups(tree: Tree) -> Iterator[tuple[int, int]]:
 
 
 def _read_memory_use(tree: Tree, folder: str, version: _GroupVersion) -> int:
-    """Return the bytes that a control group uses, without those that the kernel gives back."""
+    """Return the bytes that a control group uses, without those that the kernel can reclaim."""
     statistics = tree.read(f"{folder}/memory.stat") or ""
     line = rf"^{version.reclaimable} (\d{{1,15}})$"
     cache = re.search(line, statistics, re.M)

@@ -13,10 +13,11 @@ from strix_validate.doctor._verdicts import Fix, fine, need_gpu, warning
 from strix_validate.doctor.interpreter import find_interpreter
 from strix_validate.doctor.tree import Tree
 
-#: GB/s below which a copy is slow. From a writable mapping, kernels without the fault gave 1.1 to
-#: 1.9 on a gfx1100, and 11 in large copies on a gfx1151 (issues 6523 and 6530); with it 0.002.
+#: GB/s below which a copy is slow. With Linux kernels without the fault, copies from a writable
+#: mapping ran at 1.1 to 1.9 GB/s on a gfx1100, and large ones at 11 GB/s on a gfx1151 (issues 6523
+#: and 6530). With a faulty kernel they ran at 0.002 GB/s.
 SLOW = 0.2
-#: Seconds; the faulty kernels need 8 for the copy.
+#: Time limit of the measurement in seconds. With a faulty kernel, the copy takes 8 s.
 TIMEOUT = 90
 
 
@@ -34,7 +35,7 @@ def measure(library: Path) -> dict[str, float]:
         Bytes per second by kind of source.
 
     Raises:
-        NotMeasured: HIP does not work there, or the process crashed.
+        NotMeasured: HIP does not work on this machine, or the process crashed.
     """
     command = [sys.executable, "-I", copy_rate.__file__, str(library)]
     try:
@@ -72,8 +73,8 @@ def find_hip_libraries(tree: Tree) -> Iterator[Path]:
 
 
 def copies(tree: Tree) -> Result:
-    """Copies from host memory to the GPU are as fast as elsewhere. Some kernels stall for a second
-    per 2 MiB of a writable mapping, and models take minutes to load:
+    """Copies from host memory to the GPU run at the usual rate. Some Linux kernels stall for a
+    second per 2 MiB of a writable mapping, and models take minutes to load:
     https://github.com/ROCm/legacy-rocm-build/issues/6523"""
     need_gpu(tree)
     rates = _measure_copies(tree)
@@ -81,11 +82,12 @@ def copies(tree: Tree) -> Result:
     slowest = min(rates.values()) / 1e9
     if slowest >= SLOW:
         return fine(**measured)
-    message = f"copies to the GPU run at {slowest:.3f} GB/s, and 1 to 12 are usual"
+    message = f"copies to the GPU run at {slowest:.3f} GB/s; 1 to 12 GB/s are usual"
     if hardware.find_kernel_fault(tree):
-        return warning(f"{message}, as doctor/kernel says", "see doctor/kernel", **measured)
-    message += f": the kernel {tree.release} stalls in them, and is not in doctor's table"
-    fix = "start another kernel; until then load models without mmap"
+        message += ": this is a known fault of the kernel"
+        return warning(message, "see doctor/kernel", **measured)
+    message += f": the kernel {tree.release} stalls in copies, which doctor's table does not list"
+    fix = "boot another kernel; until then load models without mmap"
     return warning(message, Fix(fix, needs_reboot=True), **measured)
 
 
@@ -93,7 +95,7 @@ def _measure_copies(tree: Tree) -> dict[str, float]:
     """Return bytes per second by kind of source.
 
     Raises:
-        CannotRun: They cannot be measured here.
+        CannotRun: The rates cannot be measured here.
     """
     measure_copies = tree.measure_copies or measure
     if not (tree.is_live or tree.measure_copies):

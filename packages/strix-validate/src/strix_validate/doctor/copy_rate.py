@@ -3,9 +3,9 @@
 
     python copy_rate.py LIBAMDHIP64
 
-prints bytes per second as JSON, for each kind of source. A kernel that stalls in such copies does
-so for memory of a writable private mapping whose pages are in use already, which is how torch maps
-a checkpoint: https://github.com/ROCm/legacy-rocm-build/issues/6523. A read-only mapping is fast on
+prints bytes per second as JSON, for each kind of source. A faulty Linux kernel stalls in copies
+from a writable private mapping whose pages have been touched. torch maps a checkpoint in this way:
+https://github.com/ROCm/legacy-rocm-build/issues/6523. Copies from a read-only mapping are fast with
 every kernel.
 """
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from time import perf_counter
 
-#: Bytes of a copy. A kernel that stalls needs a second for each 2 MiB.
+#: Bytes of a copy. A faulty kernel needs a second for each 2 MiB.
 SIZE = 16 << 20
 _HOST_TO_DEVICE = 1  # hipMemcpyHostToDevice
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -28,7 +28,7 @@ def _require(status: int, call: str) -> None:
 
 
 def _map(file: int, protection: int) -> int:
-    """Return the address of a private mapping of a file, with all of its pages in use."""
+    """Map a file privately, touch all pages, and return the address of the mapping."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [

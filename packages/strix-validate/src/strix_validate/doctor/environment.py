@@ -23,7 +23,7 @@ from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.virtual_packages import REQUIRED
 from strix_validate.json_file import read_json_object, read_small_text
 
-#: Bytes that the ROCm libraries and this repository's packages take.
+#: Bytes that an environment with the ROCm libraries and this repository's packages needs.
 DISK = 20 * 10**9
 #: Variables that the activation of rocm-sdk-core sets; docs/rocm.md has the reasons.
 _ACTIVATION = {
@@ -46,7 +46,7 @@ _DEBUGGING = (
 _DEBUGGING_SOURCE = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html"
 #: Variables that may point programs to another ROCm.
 _PATHS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH")
-#: Folders of caches in the user's folder, and variables that name others.
+#: Folders of caches in the user's folder, and variables that name other cache folders.
 _CACHE_FOLDERS = (
     ".cache/comgr",
     ".cache/miopen",
@@ -79,10 +79,10 @@ def environment(tree: Tree) -> Result:
 
 
 def _read_overrides(tree: Tree) -> dict[str, str]:
-    """Return the variables by which libraries take the GPU for another one."""
+    """Return the variables that make libraries mistake the GPU for another model."""
     names = ["HSA_OVERRIDE_GFX_VERSION"]
     if tree.target_gpu:
-        # The number is that of the node in KFD's topology.
+        # The suffix is the GPU's node number in KFD's topology.
         names.append(f"HSA_OVERRIDE_GFX_VERSION_{tree.target_gpu.number}")
     return {name: tree.environ[name] for name in names if tree.environ.get(name)}
 
@@ -93,7 +93,7 @@ def _judge_overrides(overrides: dict[str, str]) -> Result:
     fix = f"unset {names}, and remove each assignment from the shell's startup files"
     if set(overrides.values()) == {REQUIRED["__amdgpu_arch"]}:
         return remark(f"{listed}: this is the GPU's own version, so it changes nothing", fix)
-    return error(f"{listed}: libraries take the GPU for another one", fix)
+    return error(f"{listed}: libraries mistake the GPU for another model", fix)
 
 
 def _format_variables(variables: dict[str, str]) -> str:
@@ -124,12 +124,12 @@ def _uses_system_rocm(tree: Tree) -> bool:
 
 
 def _judge_debugging(tree: Tree) -> Result:
-    """Warn of variables that make every kernel wait; guides for debugging set them."""
+    """Warn of variables that slow every kernel; guides for debugging set them."""
     names = [name for name in _DEBUGGING if tree.environ.get(name, "0") != "0"]
     if not names:
         return fine()
     listed = _format_variables({name: tree.environ[name] for name in names})
-    message = f"{listed}: for debugging; it slows every kernel"
+    message = f"{listed}: a setting for debugging, which slows every kernel"
     return warning(message, f"unset {' '.join(names)}", _DEBUGGING_SOURCE)
 
 
@@ -164,8 +164,8 @@ def stray_rocm(tree: Tree) -> Result:
 
 
 def kernels(tree: Tree) -> Result:
-    """The kernels that packages install are those of the installed versions. Triton finds a kernel
-    by its source, so another build of flash-attn or vLLM compiles at its first call:
+    """Packages of compiled kernels fit the installed versions. Triton looks a kernel up by its
+    source, so that another build of flash-attn or vLLM compiles at its first call:
     docs/validate.md"""
     if not tree.prefix:
         return fine()
@@ -195,7 +195,7 @@ def _find_mismatches(prefix: Path, package: str) -> Iterator[str]:
 
 
 def find_exact_requirements(prefix: Path, package: str) -> Iterator[tuple[str, str, str]]:
-    """Yield what an installed package requires in exactly one version.
+    """Yield the requirements of an installed package that allow exactly one version.
 
     Yields:
         A name, a version, and a pattern of build strings.
@@ -257,7 +257,7 @@ def _find_last_installation(tree: Tree) -> float | None:
 
 
 def _find_cache_folders(tree: Tree) -> dict[str, Path]:
-    """Return each cache folder by the path that the user knows: below ~, or from a variable."""
+    """Return each cache folder by the path to print: below ~, or as a variable names it."""
     folders = {f"~/{name}": tree.home / name for name in _CACHE_FOLDERS}
     for variable in _CACHE_VARIABLES:
         name = tree.environ.get(variable)
@@ -267,15 +267,15 @@ def _find_cache_folders(tree: Tree) -> dict[str, Path]:
 
 
 def two_machines(tree: Tree) -> Result:
-    """Where Ray is installed, what two machines need of this one: open files, a network, and the
-    hash of all packages, which must be the other machine's: docs/cluster.md"""
+    """If Ray is installed, this machine fits into a cluster of two. It allows enough open files, it
+    has a network, and the hash of its packages is that of the other machine: docs/cluster.md"""
     if not tree.prefix or not any(tree.prefix.glob("conda-meta/ray-core-*.json")):
         return fine()
     needed = cluster_machine.FILES
     soft, hard = cluster_machine.read_file_limits()
     if hard < needed:
         fix = f"add `* hard nofile {needed}` to /etc/security/limits.conf and log in again"
-        return error(f"at most {hard} open files, and a cluster needs {needed}", fix)
+        return error(f"at most {hard} open files are allowed, but a cluster needs {needed}", fix)
     links = cluster_machine.list_links()
     if not links:
         return error("no network but loopback", "give the cable's interface an address")
@@ -299,7 +299,7 @@ def glibc(tree: Tree) -> Result:
 
 
 def disk(tree: Tree) -> Result:
-    """20 GB are free where environments are installed; ROCm's libraries alone take 9:
+    """20 GB are free in the folder of environments; ROCm's libraries alone need 9 GB:
     https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     folder = tree.prefix or tree.root
     gb = round(disk_usage(folder).free / 1e9, 1)

@@ -11,7 +11,7 @@ from strix_validate.checks import Severity, State
 from strix_validate.reporting.record import CheckRecord, Record
 
 Status = Literal["ok", "info", "warning", "error", "skipped"]
-#: From the best to the worst.
+#: Statuses by ascending severity.
 _ORDER: list[Status] = ["skipped", "ok", "info", "warning", "error"]
 
 
@@ -24,14 +24,15 @@ class Finding(_Model):
 
     Attributes:
         id: The check, such as doctor/gtt; ids are stable.
-        status: ok; info, information that is no fault; warning, costs speed, memory or stability;
-            error, keeps the GPU from working; skipped, could not be checked.
-        message: The result in words. If status is ok: empty, or a note such as the flags of
-            `vllm serve`; if it is skipped: what is missing.
-        fix: A command, or an instruction where there is none; empty if there is nothing to do.
+        status: "ok"; "info" for information about something that is not a fault; "warning" for a
+            fault that costs speed, memory or stability; "error" for a fault that keeps the GPU from
+            working; "skipped" if the check could not be run.
+        message: The result in words. If the status is "ok", it is empty or a note, such as the
+            flags of `vllm serve`. If the status is "skipped", it names what is missing.
+        fix: A command, or an instruction if no command exists; empty if there is nothing to do.
         needs_reboot: Whether the fix takes effect only at the next start of the machine.
         source: Links to where the advice comes from, separated by blanks.
-        measured: Numbers and words behind the status, by name. Their names are not stable.
+        measured: The values from which the status follows, by name. The names are not stable.
     """
 
     id: str
@@ -47,11 +48,11 @@ class Findings(_Model):
     """All findings about a machine.
 
     Attributes:
-        format: The version of this format. It is raised when a field changes its meaning or goes
-            away; new fields do not raise it.
+        format: The version of this format. It is raised when a field changes its meaning or is
+            removed; new fields do not raise it.
         version: The version of strix-validate.
         gpu_arch: The GPU that the doctor looked for.
-        status: The worst status among the findings, skipped ones aside.
+        status: The most severe status among the findings; "skipped" if all are skipped.
         needs_reboot: Whether any fix needs a reboot.
         findings: One for each check that ran, in the order of the terminal's output.
     """

@@ -31,7 +31,7 @@ from strix_validate.doctor.virtual_packages import REQUIRED, VARIABLES
 _BAD_FIRMWARE = "20251125"
 #: The first date of linux-firmware after the bad MES was withdrawn.
 _GOOD_FIRMWARE = "20260110"
-#: Versions of MES, the GPU's scheduler: one that hangs compute, and one that a machine hung with.
+#: Versions of MES, the GPU's scheduler: one that hangs compute, and one with which a machine hung.
 _BAD_MES = 0x83
 _SUSPECT_MES = 0x86
 _SUSPECT = "https://github.com/ROCm/legacy-rocm-build/issues/6165"
@@ -60,8 +60,9 @@ def _select_visible(gpus: list[int], value: str) -> list[int]:
     """Return the GPUs that a variable shows.
 
     Args:
-        gpus: The GPUs that it can name, by their position.
-        value: Numbers, separated by commas. If it is empty or has a UUID, all GPUs are returned.
+        gpus: The GPUs; the variable names them by their position in this list.
+        value: The variable's value: positions, separated by commas. If it is empty or has a UUID,
+            all GPUs are returned.
     """
     if not value or "GPU-" in value:
         return gpus
@@ -75,30 +76,30 @@ def _select_visible(gpus: list[int], value: str) -> list[int]:
 
 
 def gpu(tree: Tree) -> Result:
-    """KFD, the compute part of the amdgpu driver, shows the GPU. gfx1150 (Strix Point) looks like
-    gfx1151 and needs other kernels: https://github.com/ROCm/aotriton/issues/183"""
+    """KFD, the compute part of the amdgpu driver, lists the GPU. gfx1150 (Strix Point) is easily
+    mistaken for gfx1151, but needs other kernels: https://github.com/ROCm/aotriton/issues/183"""
     gpus = [f"{node.name} ({node.units} units)" for node in tree.gpus]
     measured = {"gpus": ", ".join(gpus)}
     if tree.target_gpu:
         return _judge_visibility(tree, tree.target_gpu, measured)
     names = list(dict.fromkeys(node.name for node in tree.gpus))
     if names:
-        message = f"the GPU is {', '.join(names)}, and these packages are compiled for {TARGET}"
+        message = f"the GPU is {', '.join(names)}, but these packages are compiled for {TARGET}"
         fix = "use packages built for this GPU"
         supported = [name for name in names if name in DEVICES]
         if supported:
-            fix += f"; gpu_arch={supported[0]} has doctor examine it"
+            fix += f"; to examine it, run doctor with gpu_arch={supported[0]}"
         return error(message, fix, **measured)
     if tree.has_target_gpu:
         return _judge_without_kfd(tree)
     if tree.is_wsl:
         message = "this is WSL, whose kernel has no KFD: Windows owns the GPU"
-        return error(message, "boot Linux itself, or take AMD's own packages for WSL")
+        return error(message, "boot Linux itself, or use AMD's own packages for WSL")
     return _judge_absent(tree)
 
 
 def _judge_visibility(tree: Tree, target: Node, measured: dict[str, str]) -> Result:
-    """Judge whether variables hide the GPU, or show others beside it."""
+    """Judge whether variables hide the target GPU, or leave other GPUs visible."""
     names = list(dict.fromkeys(node.name for node in tree.gpus))
     others = ", ".join(name for name in names if name != target.name)
     index = tree.gpus.index(target)
@@ -117,19 +118,22 @@ def _judge_visibility(tree: Tree, target: Node, measured: dict[str, str]) -> Res
             fix = f"export {variable}={number}" if others else f"unset {variable}"
             return error(message, fix, **measured)
     if others and visible != [index]:
-        message = f"{others} is beside {TARGET}, the one GPU that these packages have kernels for"
+        message = f"{others} is visible besides {TARGET}, but these packages have no kernels for it"
         return warning(message, f"export ROCR_VISIBLE_DEVICES={index}", **measured)
     return fine(**measured)
 
 
 def _judge_without_kfd(tree: Tree) -> Result:
-    """Judge a GPU on the PCI bus that KFD does not list, by the driver that it has."""
+    """Judge a GPU that is on the PCI bus but not in KFD's list, by its driver."""
     message = f"the {TARGET} is on the PCI bus, but KFD does not list it"
     log = "sudo dmesg | grep -i -e amdgpu -e kfd"
     if tree.target_driver == "vfio-pci":
-        message = f"the {TARGET} is bound to vfio-pci, for a virtual machine: only that can use it"
+        message = (
+            f"the {TARGET} is bound to vfio-pci for a virtual machine, and only that machine can "
+            "use it"
+        )
         fix = (
-            f"use the GPU in that machine, or take 1002:{DEVICES[TARGET][2:]} out of vfio-pci.ids "
+            f"use the GPU in that machine, or remove 1002:{DEVICES[TARGET][2:]} from vfio-pci.ids "
             "(grep -rn -e vfio -e blacklist /etc/modprobe.d /proc/cmdline) and rebuild the "
             "initramfs"
         )
@@ -142,12 +146,12 @@ def _judge_without_kfd(tree: Tree) -> Result:
         fix_obstacle = Fix(obstacle.fix, obstacle.needs_reboot)
         return error(f"{message}: {obstacle.reason}", fix_obstacle, obstacle.source)
     if tree.path("sys/module/amdgpu").is_dir():
-        return error(f"{message}: amdgpu is loaded, and did not take the GPU", log)
+        return error(f"{message}: amdgpu is loaded, but not bound to the GPU", log)
     return error(message, f"sudo modprobe amdgpu && {log}")
 
 
 def find_obstacle(tree: Tree) -> Result | None:
-    """Return what prevents the driver amdgpu from being loaded, as far as files tell."""
+    """Return what prevents the driver amdgpu from being loaded, as far as files show it."""
     return (
         _find_obstacle_on_command_line(tree)
         or _find_obstacle_in_files(tree)
@@ -162,7 +166,7 @@ def _find_obstacle_on_command_line(tree: Tree) -> Result | None:
         is_blacklisted = name in _BLACKLISTS and "amdgpu" in value.split(",")
         if argument == "nomodeset" or is_blacklisted:
             command = _distribution.suggest_removing_arguments(tree, argument)
-            message = f"{argument} on the kernel's command line keeps amdgpu out"
+            message = f"{argument} on the kernel's command line keeps amdgpu from loading"
             return error(message, Fix(command, needs_reboot=True))
     return None
 
@@ -174,7 +178,7 @@ def _find_obstacle_in_files(tree: Tree) -> Result | None:
         if re.search(line, tree.read_at(file) or ""):
             name = f"/{file.relative_to(tree.root)}"
             command = _distribution.suggest_modprobe_edit(tree, name, expressions, "amdgpu")
-            return error(f"{name} keeps amdgpu out", Fix(command, needs_reboot=True))
+            return error(f"{name} keeps amdgpu from loading", Fix(command, needs_reboot=True))
     return None
 
 
@@ -205,9 +209,9 @@ def _find_missing_firmware(tree: Tree) -> Result | None:
 
 
 def _has_firmware(tree: Tree) -> bool:
-    """Return whether the GPU's firmware is installed; True for other GPUs than gfx1151.
+    """Return whether the GPU's firmware is installed.
 
-    The names of their files are not known here.
+    The result is True for other GPUs than gfx1151, because their files' names are not known here.
     """
     if TARGET != "gfx1151":
         return True
@@ -238,13 +242,13 @@ def _judge_absent(tree: Tree) -> Result:
 
 
 def pixi(tree: Tree) -> Result:
-    """pixi takes this machine for one with the GPU. Of several it goes by the one with the most
-    compute units; where it sees another, `pixi exec` and `pixi global` find no solution, and where
-    it sees none, each `pixi run` of a stack warns: https://github.com/conda/ceps/pull/189"""
+    """pixi detects the GPU. Of several GPUs it detects the one with the most compute units. If it
+    detects another GPU, `pixi exec` and `pixi global` find no solution. If it detects none, each
+    `pixi run` in a stack prints a warning: https://github.com/conda/ceps/pull/189"""
     invalid = virtual_packages.find_invalid_overrides(tree)
     if invalid:
         assignments = [f"{VARIABLES[name]}={value}" for name, value in invalid.items()]
-        message = f"{' and '.join(assignments)} is not a version, and ends pixi"
+        message = f"{' and '.join(assignments)} is not a version, so that pixi ends with an error"
         return error(message, _suggest_export(invalid), **invalid)
     detected = virtual_packages.detect(tree)
     if detected == REQUIRED:
@@ -255,7 +259,7 @@ def pixi(tree: Tree) -> Result:
     packages = [f"{name}={version}" for name, version in detected.items()]
     listed = ", ".join(packages) or "no AMD GPU"
     missing = [name for name in REQUIRED if detected.get(name) != REQUIRED[name]]
-    message = f"pixi sees {listed}; the stacks are for {TARGET}"
+    message = f"pixi detects {listed}, but the stacks are for {TARGET}"
     return warning(message, _suggest_export(missing), **detected)
 
 
@@ -267,12 +271,12 @@ def _suggest_export(names: Iterable[str]) -> str:
 
 def _need_gfx1151() -> None:
     if TARGET != "gfx1151":
-        raise CannotRun("known of gfx1151 alone")
+        raise CannotRun("this check knows only gfx1151")
 
 
 def driver(tree: Tree) -> Result:
-    """The kernel's own amdgpu driver is loaded. A DKMS driver brings an older KFD than a
-    new kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    """The kernel's own amdgpu driver is loaded. A DKMS driver has an older KFD than a new kernel:
+    https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     need_gpu(tree)
     if not tree.path("sys/module/amdgpu").is_dir():
         if tree.target_driver == "vfio-pci":
@@ -290,9 +294,9 @@ def driver(tree: Tree) -> Result:
 
 
 def kernel(tree: Tree) -> Result:
-    """The kernel has the fixes for KFD's queue and memory limits: it is new enough, or KFD exports
-    the sizes of the context save area, as backports do. Without them, compute fails to start or
-    faults. Nor is it one of the builds that are known to be faulty (doctor/kernels.toml):
+    """The kernel has the fixes for KFD's queue and memory limits, and no known fault. It has the
+    fixes if it is new enough, or if KFD exports the size of the context save area, as backports do.
+    Without them, compute fails to start or faults. doctor/kernels.toml lists faulty builds:
     https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"""
     _need_gfx1151()
     text = need_value(tree.release, "the kernel's release")
@@ -303,7 +307,7 @@ def kernel(tree: Tree) -> Result:
     if tree.is_wsl:
         raise CannotRun(f"{name} is WSL's kernel, which comes with Windows")
     if not has_fixes(tree, release):
-        bound = kernel_release.first_fixed(release)
+        bound = kernel_release.find_first_fixed(release)
         message = f"{text} is older than {bound}, the first with the fixes for gfx1151"
         return error(message, _suggest_kernel(tree), release=name)
     fault = kernel_release.find_fault(release)
@@ -318,12 +322,12 @@ def _suggest_kernel(tree: Tree) -> Fix:
     """Return how to start a better kernel: one that is installed, or else a newer one."""
     installed = _find_better_kernel(tree)
     if installed:
-        return Fix(f"start {installed}, which is installed already", needs_reboot=True)
+        return Fix(f"boot {installed}, which is already installed", needs_reboot=True)
     return _distribution.suggest_new_kernel(tree)
 
 
 def _find_better_kernel(tree: Tree) -> str | None:
-    """Return the newest installed kernel that has the fixes and no known fault, if any is."""
+    """Return the newest installed kernel that has the fixes and no known fault, or None."""
     if containers.detect(tree):
         return None
     candidates = []
@@ -351,8 +355,9 @@ def find_kernel_fault(tree: Tree) -> kernel_release.Faulty | None:
 
 
 def firmware(tree: Tree) -> Result:
-    """linux-firmware is not 20251125, whose MES 0x83 hangs compute on gfx1151, and no package of
-    AMD's driver replaces it: https://github.com/ROCm/legacy-rocm-build/issues/5724"""
+    """The GPU's firmware is not that of linux-firmware 20251125, whose MES 0x83 hangs compute on
+    gfx1151, and no package of AMD's driver replaces linux-firmware's files:
+    https://github.com/ROCm/legacy-rocm-build/issues/5724"""
     need_gpu(tree)
     _need_gfx1151()
     mes = _read_loaded_mes(tree)
@@ -372,7 +377,7 @@ def firmware(tree: Tree) -> Result:
     if mes == _BAD_MES:
         return _judge_bad_mes(tree, mes, version, measured)
     if mes == _SUSPECT_MES:
-        message = "MES 0x86: a machine with it hung without a message under sustained load of vLLM"
+        message = "MES 0x86 is loaded; a machine with it hung without a message under load of vLLM"
         fix = Fix("if this machine hangs, install a newer linux-firmware", needs_reboot=True)
         if override:
             _, fix = override
@@ -381,9 +386,9 @@ def firmware(tree: Tree) -> Result:
 
 
 def _judge_override(mes: int | None, override: tuple[str, Fix], measured: dict) -> Result:
-    """Judge firmware that the kernel loads in the place of linux-firmware's."""
+    """Judge firmware that the kernel loads instead of linux-firmware's."""
     source, fix = override
-    message = f"{source} comes before linux-firmware, so that an update changes nothing"
+    message = f"{source} is loaded before linux-firmware, so that an update changes nothing"
     if mes is None:
         message += ", and may be the bad MES 0x83"
         return warning(message, fix, _LEFT_BEHIND, **measured)
@@ -394,7 +399,7 @@ def _judge_override(mes: int | None, override: tuple[str, Fix], measured: dict) 
 
 
 def _judge_bad_mes(tree: Tree, mes: int, version: str | None, measured: dict) -> Result:
-    """Judge a bad MES that is loaded, while the installed package is another or unknown."""
+    """Judge a loaded MES that is bad, although the installed package is a good or unknown one."""
     name = f"the loaded MES {hex(mes)}"
     fix = _distribution.suggest_new_firmware(tree)
     if _is_good_firmware(version):
@@ -410,7 +415,10 @@ def _is_good_firmware(version: str | None) -> bool:
 
 
 def _read_loaded_mes(tree: Tree) -> int | None:
-    """Return the version of the loaded scheduler; None without debugfs, which only root reads."""
+    """Return the version of the loaded scheduler, or None if debugfs cannot be read.
+
+    Only root can read debugfs.
+    """
     mes = None
     line = r"^MES feature version: \d+, firmware version: (0x[0-9a-f]+)"
     for file in tree.glob("sys/kernel/debug/dri/*/amdgpu_firmware_info"):

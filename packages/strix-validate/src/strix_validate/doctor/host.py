@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The machine and the environment, as far as a record of evidence describes them.
+"""Describe the machine and the environment for a record.
 
-Records have no host or user names and no paths: $PREFIX stands for the environment.
+A record has no host names, user names or paths; $PREFIX stands for the environment's folder.
 """
 
 import importlib.metadata
@@ -93,7 +93,10 @@ def shorten_release(release: str) -> str:
 
 
 def resolve_device(device: str) -> str:
-    """Return the device that --device names: "auto" is "cuda", or "cpu" where torch has none."""
+    """Return the device for a value of --device.
+
+    "auto" becomes "cuda" if torch finds a GPU, and "cpu" otherwise.
+    """
     if device != "auto":
         return device
     try:
@@ -107,7 +110,7 @@ def describe_device(device: str) -> Device:
     """Describe the device that checks run on.
 
     Args:
-        device: "cuda", "cpu" or "none", for which torch is not imported.
+        device: "cuda", "cpu" or "none". For "none", torch is not imported.
     """
     no_device = Device(type="none", architecture=platform.machine())
     if device == "none":

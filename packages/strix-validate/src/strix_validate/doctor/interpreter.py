@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The Python of the environment that is examined: its folders of modules, and what is in them.
+"""Find the Python of the examined environment, its folders of modules, and the distributions there.
 
-The order of folders is that of the module site: PYTHONPATH; in a virtual environment its own
-folder, and the others only if pyvenv.cfg includes them; the user's folder; the interpreter's.
-Folders that .pth files name come after the folder that the file is in.
+The folders are in the order of Python's module ``site``:
+
+1. the folders of PYTHONPATH
+2. the own folder of a virtual environment; without `include-system-site-packages` in pyvenv.cfg,
+   the following folders are left out
+3. the user's folder
+4. the interpreter's folders
+
+A folder that a .pth file names comes after the folder with that file.
 """
 
 import os
@@ -23,7 +29,7 @@ CONDA_NAMES = {
     "torchvision": "torchvision",
 }
 _UNKNOWN_TOOL = "an unknown tool"
-#: Longer lines of .pth files are no path.
+#: The maximum length of a path in a .pth file; longer lines are ignored.
 _LONGEST_PATH = 1000
 
 
@@ -42,7 +48,7 @@ class Place:
 
     @property
     def is_in_environment(self) -> bool:
-        """Whether it is the environment's own folder."""
+        """Whether this is the environment's own folder."""
         return self.label == "the environment"
 
 
@@ -75,7 +81,8 @@ class Interpreter:
         prefix: The folder of its environment.
         kind: "conda", "venv" or "system".
         places: Its folders of modules, in the order of precedence.
-        base: The prefix of the interpreter that a virtual environment was made from; else prefix.
+        base: The prefix of the interpreter from which a virtual environment was created; for other
+            kinds, the same as prefix.
     """
 
     prefix: Path
@@ -100,10 +107,10 @@ class Interpreter:
 
 
 def find_interpreter(tree: Tree) -> Interpreter | None:
-    """Return the Python of the active environment; without one, the first on PATH.
+    """Return the Python of the active environment, or the first on PATH if none is active.
 
-    On the machine itself this process' own environment takes precedence if it has torch: the
-    validator may be installed beside it, without activation.
+    On the machine itself, the environment of this process takes precedence if it has torch. The
+    validator then runs in the environment to examine, which need not be active.
     """
     running = None
     if tree.is_live:
@@ -111,7 +118,7 @@ def find_interpreter(tree: Tree) -> Interpreter | None:
     if running and running.find_distributions("torch"):
         return running
     for prefix in _list_prefixes(tree):
-        # The validator's own environment, as uvx and pixi exec make it, is not what is examined.
+        # uvx and pixi exec create an environment for the validator alone, which is not examined.
         if running and prefix == running.prefix:
             continue
         candidate = _read_interpreter(tree, prefix)
@@ -259,7 +266,7 @@ def _read_distributions(place: Place, name: str) -> Iterator[Distribution]:
     """Yield the distributions of a name in a folder; two if one was installed over the other."""
     facts = _read_torch_facts(place.path) if name == "torch" else {}
     folders = sorted(place.path.glob(f"{name}-*.dist-info"))
-    # Of two distributions, version.py does not tell which one it belongs to.
+    # If there are two distributions, version.py does not show to which of them it belongs.
     facts_of_one = facts if len(folders) == 1 else {}
     for folder in folders:
         version = folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
@@ -284,7 +291,8 @@ def _find_build(version: str, facts: dict[str, str]) -> tuple[str, str]:
     """Return the kind of a build and its runtime.
 
     Args:
-        version: The version of the distribution, whose local part may tell both.
+        version: The version of the distribution. Its local part may contain the kind and the
+            runtime.
         facts: The values of torch/version.py.
     """
     local = version.partition("+")[2]
@@ -316,13 +324,10 @@ def read_conda_record(prefix: Path, package: str) -> dict | None:
 
 
 def is_from_our_channel(record: dict | None) -> bool:
-    """Return whether a conda record is of a package that this repository builds.
-
-    That is one of its channel, or of a channel that is a folder.
-    """
+    """Return whether a conda record is that of a package from this repository's channel."""
     return record is not None and is_our_channel(str(record.get("channel", "")))
 
 
 def is_our_channel(channel: str) -> bool:
-    """Return whether a channel is this repository's: by its name, or as a folder."""
+    """Return whether a channel is this repository's: its name says so, or it is a local folder."""
     return "strix-forge" in channel or channel.startswith(("file:", "/", "."))

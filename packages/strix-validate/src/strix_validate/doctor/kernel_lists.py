@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The kernels that packages installed into an environment.
+"""List the Triton kernels that packages installed into an environment.
 
-The channel's triton looks into share/triton-kernels/PACKAGE after the user's cache: a folder for
-each kernel, named by its key, and kernels.json, which lists them with the sha256 of their files.
+If a kernel is not in the user's cache, the channel's triton looks for it in
+share/triton-kernels/PACKAGE. There, each kernel has a folder that is named after its key, and
+kernels.json lists the kernels with the sha256 of their files.
 """
 
 from pathlib import Path
@@ -47,7 +48,7 @@ class _List(BaseModel):
 def read_lists(prefix: Path) -> dict[str, dict[str, dict]]:
     """Return the kernels of an environment, by package and by key.
 
-    A list that cannot be read is left out: Triton finds nothing there either.
+    A list that cannot be read is left out, because Triton cannot use it either.
     """
     lists = {}
     for file in sorted((prefix / FOLDER).glob(f"*/{LIST}")):

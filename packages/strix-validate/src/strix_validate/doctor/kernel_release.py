@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Releases of Linux, as `uname -r` prints them, compared with the table of known kernels."""
+"""Parse releases of Linux, as `uname -r` prints them, and compare them with kernels.toml."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict
 
-#: The candidate number of a final release, which sorts after each of its candidates.
+#: The candidate number of a final release; it sorts after every release candidate.
 _FINAL = 1 << 30
 #: The date of TheRock's first nightly build with the fix.
 _FIXED_NIGHTLY = 20251219
@@ -52,7 +52,7 @@ class Release:
 
     @property
     def has_upstream_version(self) -> bool:
-        """Whether the version tells which stable release of upstream the kernel contains."""
+        """Whether the version is that of the stable upstream release that the kernel contains."""
         if self.origin == "debian":
             # 6.1.0-13-amd64 is Debian 12's numbering; later releases name upstream's version.
             return not re.match(r"\d+\.\d+\.0-\d+-amd64", self.text)
@@ -63,7 +63,7 @@ class Fixed(BaseModel):
     """A row of [[fixed]] in kernels.toml: the first build with the fixes.
 
     Attributes:
-        kernel: The kernel whose numbers the row compares; kernels.toml lists them.
+        kernel: The numbering in which the row states kernels; kernels.toml lists them.
         from_: The first build.
         source: Link.
     """
@@ -79,9 +79,9 @@ class Faulty(Fixed):
 
     Attributes:
         to: The first build after the faulty ones.
-        symptom: What the fault does.
+        symptom: The effect of the fault.
         fix: Which build has the fix.
-        is_reported: Whether owners met the fault with these builds.
+        is_reported: Whether owners reported the fault with these builds.
     """
 
     to: str
@@ -173,7 +173,7 @@ def _find_origin(text: str) -> str:
 
 
 def sort_key(release: Release, kernel: str) -> tuple[int, ...]:
-    """Return the key that sorts a release among those of a row's kernel."""
+    """Return the key that sorts releases in a row's numbering."""
     key = (*release.version, release.candidate)
     return key if kernel == "upstream" else (*key, release.build)
 
@@ -183,19 +183,19 @@ def _is_at_least(release: Release, bound: str, kernel: str) -> bool:
     return limit is not None and sort_key(release, kernel) >= sort_key(limit, kernel)
 
 
-def first_fixed(release: Release) -> str:
-    """Return the first build with the fixes, in the numbers of the release's kernel."""
+def find_first_fixed(release: Release) -> str:
+    """Return the first build with the fixes, in the numbering of the release."""
     return _find_fixed_row(release).from_
 
 
 def is_fixed(release: Release) -> bool:
-    """Return whether a release has the fixes for KFD's limits, by its numbers alone."""
+    """Return whether a release has the fixes for KFD's limits, judged by its version alone."""
     row = _find_fixed_row(release)
     return _is_at_least(release, row.from_, row.kernel)
 
 
 def _find_fixed_row(release: Release) -> Fixed:
-    """Return the row of the release's own kernel, or upstream's."""
+    """Return the row in the release's own numbering, or upstream's row."""
     rows = {row.kernel: row for row in read_table().fixed}
     return rows.get(release.origin, rows["upstream"])
 
@@ -209,7 +209,7 @@ def find_fault(release: Release) -> Faulty | None:
 
 
 def _is_comparable(row: Fixed, release: Release) -> bool:
-    """Return whether a row compares numbers that the release has."""
+    """Return whether the release has a version in the row's numbering."""
     if row.kernel == "upstream":
         return release.has_upstream_version
     return row.kernel == release.origin
@@ -247,7 +247,7 @@ def find_misfit(runtime: str) -> Runtime | None:
     rows = read_table().runtime
     date = _parse_nightly_date(runtime)
     if date:
-        # TheRock's nightly builds have the fix from a date on, whatever their version.
+        # A nightly build of TheRock has the fix if its date is late enough, whatever its version.
         return None if date >= _FIXED_NIGHTLY else rows[-1]
     version = parse_version(runtime)[:2]
     if not version:

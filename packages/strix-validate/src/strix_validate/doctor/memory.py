@@ -25,11 +25,12 @@ from strix_validate.doctor.vllm_memory import (
     read_memory_budget,
 )
 
-#: Bytes reserved by the BIOS above which the memory is worth getting back first.
+#: If the BIOS reserves more bytes than this for the GPU, the owner should first reduce that.
 _LARGE_CARVE_OUT = 4 * GIB
-#: Share of the memory below which a limit is worth raising.
+#: A limit is low if it is below this share of the memory.
 _LOW_SHARE = 0.75
-#: Bytes of /dev/shm below which programs of several processes fail; Docker gives 64 MiB.
+#: The least bytes of /dev/shm with which programs of several processes work. Docker's default is
+#: 64 MiB.
 _SHARED_MEMORY = GIB
 _GTTSIZE = "https://github.com/noamsto/nix-amd-ai/pull/96"
 _TWO_MODULES = "https://github.com/ROCm/legacy-rocm-build/issues/5595"
@@ -41,8 +42,8 @@ _MISSPELT = {
 
 
 def carve_out(tree: Tree) -> Result:
-    """The BIOS reserves little memory for the GPU. The GPU reaches all memory through GTT; what the
-    BIOS carves out is lost to everything else:
+    """The BIOS reserves little memory for the GPU. The GPU can use all other memory through GTT,
+    and memory that the BIOS reserves is lost to all other programs:
     https://github.com/ROCm/legacy-rocm-build/issues/5444"""
     need_gpu(tree)
     need_value(tree.gpu_folder, "the GPU's memory")
@@ -51,8 +52,8 @@ def carve_out(tree: Tree) -> Result:
     if size <= _LARGE_CARVE_OUT:
         return fine(gib=round(gib, 1))
     fix = (
-        "set the UMA frame buffer size to 512 MB in the BIOS, or to the least that it offers, "
-        "and run doctor again: the limit of GTT depends on the memory that is there then"
+        "set the UMA frame buffer size to 512 MB in the BIOS, or to the smallest size that it "
+        "offers, and run doctor again: the limit of GTT depends on the memory that is then left"
     )
     message = f"the BIOS reserves {gib:.0f} GiB for the GPU"
     return warning(message, Fix(fix, needs_reboot=True), gib=round(gib, 1))
@@ -70,7 +71,7 @@ def _list_ttm_modules(tree: Tree) -> list[str]:
 
 
 def _read_pages_limit(tree: Tree) -> int | None:
-    """Return TTM's limit in pages, of the module that the loaded driver uses."""
+    """Return the limit in pages of the TTM module that the loaded driver uses."""
     module = _list_ttm_modules(tree)[0]
     return tree.number(f"sys/module/{module}/parameters/pages_limit")
 
@@ -104,8 +105,8 @@ def _suggest_gtt_limit(tree: Tree, memory: int) -> Fix:
 
 
 def gtt(tree: Tree) -> Result:
-    """The GPU may map most of the memory, but not all. The default limit is half of it, and models
-    that would fit run out of memory: https://github.com/ROCm/TheRock/issues/519"""
+    """The GPU may map most of the memory, but not all. The default limit is half of the memory, so
+    that models run out of memory which would fit: https://github.com/ROCm/TheRock/issues/519"""
     need_gpu(tree)
     memory = need_value(tree.memory, "the size of the memory")
     pages = _read_pages_limit(tree)
@@ -115,10 +116,10 @@ def gtt(tree: Tree) -> Result:
         "memory_gib": round(memory / GIB, 1),
     }
     if (_read_carve_out(tree) or 0) > _LARGE_CARVE_OUT:
-        # A limit computed from what the BIOS left would be wrong once it is given back.
-        return remark("doctor/carve-out comes first", **measured)
+        # The fix of doctor/carve-out changes the size of the memory, and with it the right limit.
+        return remark("fix doctor/carve-out first, because the limit depends on it", **measured)
     results = [_judge_gttsize(tree, pages), _judge_misspelt_options(tree)]
-    # In LXC, /proc/meminfo is the container's share, and the limit is the host's.
+    # In LXC, /proc/meminfo shows the container's share of memory, but the limit is the host's.
     if containers.detect(tree) != "lxc":
         results.append(_judge_gtt_limit(tree, limit, memory, pages))
     return combine(results, **measured)
@@ -137,12 +138,12 @@ def _read_gtt_limit(tree: Tree, pages: int | None) -> int | None:
 
 
 def _judge_gtt_limit(tree: Tree, limit: int, memory: int, pages: int | None) -> Result:
-    """Judge the bytes that the GPU may map beside those of the memory."""
+    """Judge the limit of GTT by the size of the memory."""
     has_two_modules = len(_list_ttm_modules(tree)) > 1
     source = _TWO_MODULES if has_two_modules else ""
     sizes = f"{limit / GIB:.0f} of {memory / GIB:.0f} GiB"
     if limit > memory - SPARE // 2:
-        message = f"the GPU may take {sizes}: the system may swap"
+        message = f"the GPU may map {sizes}: the system may swap"
         return warning(message, _suggest_gtt_limit(tree, memory), source)
     if limit >= _LOW_SHARE * memory or _is_capped(tree, pages):
         return fine()
@@ -150,7 +151,7 @@ def _judge_gtt_limit(tree: Tree, limit: int, memory: int, pages: int | None) -> 
     if limit < GIB:
         message += ": ttm.pages_limit is a number of pages, of 4 KiB each"
     if has_two_modules:
-        message += ": the driver of DKMS takes the limit of amdttm, not that of ttm"
+        message += ": the driver of DKMS uses the limit of amdttm, not that of ttm"
     return warning(message, _suggest_gtt_limit(tree, memory), source)
 
 
@@ -204,7 +205,7 @@ def _judge_misspelt_options(tree: Tree) -> Result:
 
 
 def container(tree: Tree) -> Result:
-    """A container's control group leaves the memory that models need, and /dev/shm is large enough
+    """A container's control group allows the memory that models need, and /dev/shm is large enough
     for programs of several processes: https://docs.vllm.ai/en/latest/deployment/docker.html"""
     kind = containers.detect(tree)
     results = [_judge_group_limit(tree, kind)]
@@ -238,8 +239,9 @@ def _judge_shared_memory(tree: Tree) -> Result:
 
 
 def vllm_memory(tree: Tree, options: RunOptions) -> Result:
-    """vLLM is told how much memory the GPU may use now. By default it takes 92 % of HIP's total,
-    whatever the system uses of that: https://github.com/vllm-project/vllm/pull/54776"""
+    """The memory that the GPU may use now is enough for vLLM, with the flags that are printed. By
+    default, vLLM uses 92 % of the total that HIP reports, even if the system uses a part of it:
+    https://github.com/vllm-project/vllm/pull/54776"""
     need_gpu(tree)
     budget = need_value(
         read_memory_budget(tree), "the GPU's memory or the system's available memory"
@@ -260,5 +262,5 @@ def vllm_memory(tree: Tree, options: RunOptions) -> Result:
     available = containers.read_available_memory(tree) or 0
     if budget.is_shared and tree.memory and needed < min(tree.memory, available):
         return warning(message, _suggest_gtt_limit(tree, tree.memory), **measured)
-    fix = "free memory, or take a smaller or more strongly quantized model"
+    fix = "free memory, or use a smaller or more strongly quantized model"
     return warning(message, fix, **measured)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The doctor's checks of the installed torch: whose build it is, what it shadows, what it needs."""
+"""The doctor's checks of the installed torch: who built it, what hides it, and its ROCm."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ _WRONG_BUILD = "https://github.com/gpustack/gpustack/issues/3786"
 _MOVE = "docs/move.md"
 _SHADOW = "https://docs.python.org/3/library/site.html"
 _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimization/rdna3-5.html"
-#: A version of ROCm that one project's images have with the fix.
+#: A version of ROCm that one project's images contain with the fix.
 _PATCHED_VERSION = (6, 4, 4)
 #: Programs that install from PyPI, whose torch for Linux is the build for CUDA.
 _PIP = ("pip", "uv", "uv-pixi", "poetry", "pdm")
@@ -47,13 +47,13 @@ _CondaRecord = dict[str, Any]
 _Installed = dict[str, list[Distribution]]
 
 
-def install_command(python: Interpreter, torch: Distribution) -> str:
-    """Return the command that installs AMD's wheels for the GPU, with the tool that is in use."""
+def suggest_torch(python: Interpreter, torch: Distribution) -> str:
+    """Return how to install a torch for the GPU, with the tool that installed the present one."""
     if any(map(is_our_channel, workspace.read_channels(python.prefix))):
-        return f"take torch from our channel, which the workspace names: {_MOVE}"
+        return f"use torch from our channel, which the workspace already names: {_MOVE}"
     if torch.installer == "uv-pixi":
-        # pixi would undo what another tool installs.
-        return "in pixi.toml, take torch from AMD's index: docs/pypi.md has the four lines"
+        # pixi would replace a torch that another tool installed.
+        return "in pixi.toml, get torch from AMD's index: docs/pypi.md has the four lines"
     install = "python -m pip install --force-reinstall"
     if python.kind == "system":
         # Distributions refuse pip outside of an environment (PEP 668).
@@ -67,8 +67,9 @@ def install_command(python: Interpreter, torch: Distribution) -> str:
 
 
 def packages(tree: Tree) -> Result:
-    """The torch that Python loads is built for this GPU: our channel's, or AMD's wheels. What
-    PyPI's packages require is taken from PyPI, over ours, unless pixi knows our names there:
+    """The torch that Python loads is built for this GPU: our channel's, or AMD's wheels. A package
+    from PyPI that requires torch brings PyPI's build, which overwrites ours unless pixi knows the
+    name of our package on PyPI:
     https://pixi.prefix.dev/latest/reference/pixi_manifest/#conda-pypi-map-optional"""
     python = find_interpreter(tree)
     if python is None:
@@ -113,7 +114,10 @@ def _read_records(python: Interpreter) -> dict[str, _CondaRecord]:
 
 
 def _select_torch(distributions: list[Distribution]) -> Distribution:
-    """Return the environment's own torch, which is used once shadows are removed; or the first."""
+    """Return the environment's own torch, or the first one if the environment has none.
+
+    Python loads the environment's own torch after those that hide it are removed.
+    """
     for distribution in distributions:
         if distribution.place.is_in_environment:
             return distribution
@@ -125,7 +129,7 @@ def _is_from_conda_forge(record: _CondaRecord) -> bool:
 
 
 def _is_of_pip(distribution: Distribution) -> bool:
-    """Return whether a program that uses PyPI installed the distribution."""
+    """Return whether a program that installs from PyPI installed the distribution."""
     return distribution.installer.split(" ")[0] in _PIP
 
 
@@ -134,7 +138,7 @@ def _judge_conda_packages(
     installed: _Installed,
     records: dict[str, _CondaRecord],
 ) -> Result:
-    """Judge conda's packages: are they another channel's, and did pip overwrite them?"""
+    """Judge conda's packages: whether another channel built them, or pip overwrote them."""
     for name, record in records.items():
         package = CONDA_NAMES[name]
         overwriting = [
@@ -156,10 +160,10 @@ def _judge_conda_packages(
         if name == "torch":
             version = record.get("version")
             message = (
-                f"{other.installer} installed {name} {other.version} over conda's {version}: files "
-                "of both lie in one folder"
+                f"{other.installer} installed {name} {other.version} over conda's {version}: the "
+                "files of both are in one folder"
             )
-            install = install_command(python, other)
+            install = suggest_torch(python, other)
             fix = f"pixi remove {package}, or conda remove {package}; then {install}"
             return warning(message, fix)
     return fine()
@@ -179,7 +183,7 @@ def _suggest_reinstall(
         for name, distributions in installed.items():
             if any(each.installer == "uv-pixi" for each in distributions):
                 names.append(name)
-        tables = "put the tables of PyPI's names into pixi.toml"
+        tables = "put the tables that map our packages to PyPI's names into pixi.toml"
         return f"{tables}; then pixi update --no-install {' '.join(names)} && {fix}"
     if not is_of_pixi(python.prefix):
         fix += f"; in a conda environment: conda install --force-reinstall {package}"
@@ -187,7 +191,7 @@ def _suggest_reinstall(
 
 
 def _judge_conda_forge(python: Interpreter, package: str, record: _CondaRecord) -> Result:
-    """Judge a package of conda-forge's where our channel has one of the same name."""
+    """Judge a package from conda-forge that should come from our channel."""
     message = f"{package} {record.get('version')} is conda-forge's"
     build = str(record.get("build"))
     if "cuda" in build:
@@ -199,12 +203,13 @@ def _judge_conda_forge(python: Interpreter, package: str, record: _CondaRecord) 
     channels = workspace.read_channels(python.prefix)
     our_channels = [channel for channel in channels if is_our_channel(channel)]
     if not our_channels:
-        fix = f'name our channel first, and channel-priority = "strict"; {_MOVE} says how'
+        fix = f'name our channel first, with channel-priority = "strict"; {_MOVE} explains how'
     elif is_our_channel(channels[0]):
-        # pixi takes a version that the first channel lacks from the next, strict or not.
-        fix = f"ask for a version of {package} that our channel has; {_MOVE} has more"
+        # If the first channel lacks a required version, pixi uses the next channel, even if the
+        # priority is strict.
+        fix = f"require a version of {package} that our channel has; {_MOVE} has more"
     else:
-        message += f": the workspace asks our channel after {channels[0]}"
+        message += f": in the workspace, our channel comes after {channels[0]}"
         channel = our_channels[0]
         command = "pixi workspace channel"
         fix = f"{command} remove {channel} && {command} add --prepend {channel}; {_MOVE} has more"
@@ -212,7 +217,7 @@ def _judge_conda_forge(python: Interpreter, package: str, record: _CondaRecord) 
 
 
 def _judge_shadow(distributions: list[Distribution]) -> Result:
-    """Judge whether another distribution is loaded before the environment's own."""
+    """Judge whether Python loads another distribution instead of the environment's own."""
     first = distributions[0]
     label = first.place.label
     shadowed = [each for each in distributions if each.place.is_in_environment]
@@ -232,7 +237,7 @@ def _judge_shadow(distributions: list[Distribution]) -> Result:
 
 
 def _judge_hidden_environment(tree: Tree, python: Interpreter, torch: Distribution) -> Result:
-    """Judge whether a virtual environment's torch is used in the place of our channel's."""
+    """Judge whether Python loads a virtual environment's torch instead of our channel's."""
     if python.kind != "venv":
         return fine()
     prefixes = [python.base]
@@ -245,10 +250,10 @@ def _judge_hidden_environment(tree: Tree, python: Interpreter, torch: Distributi
         if record is None or not is_from_our_channel(record) or is_loaded:
             continue
         message = (
-            f"torch {torch.version} of the virtual environment is loaded, and not "
-            f"{record.get('version')}, our channel's"
+            f"torch {torch.version} of the virtual environment is loaded instead of our channel's "
+            f"{record.get('version')}"
         )
-        fix = f"deactivate, and run Python by pixi run or conda run; {_MOVE} has more"
+        fix = f"deactivate, and run Python with pixi run or conda run; {_MOVE} has more"
         return error(message, fix, _SHADOW)
     return fine()
 
@@ -265,27 +270,27 @@ def _judge_torch(
         record = records.get("torch", {})
     if is_from_our_channel(record) and "+rocm" in torch.version:
         message = f"torch {torch.version} is AMD's build: head dims above 256 give wrong values"
-        return error(message, "take the channel's own build: ./forge build pytorch")
+        return error(message, "use the channel's own build: ./forge build pytorch")
     if is_from_our_channel(record) or _is_from_conda_forge(record):
-        # _judge_conda_packages judges conda-forge's.
+        # _judge_conda_packages judges conda-forge's build.
         return fine()
     build = torch.build
     if _is_of_pip(torch) and build == "" and "+" not in torch.version:
-        # PyPI's own torch
+        # PyPI's own torch is built for CUDA.
         build = "cuda"
     if build in _OTHER_BUILDS:
         message = (
             f"torch {torch.version} is the build for {_OTHER_BUILDS[build]}, and sees no AMD GPU"
         )
-        return error(message, install_command(python, torch), _WRONG_BUILD)
+        return error(message, suggest_torch(python, torch), _WRONG_BUILD)
     return combine([_judge_runtime(tree, python, torch), _judge_kernels(python, torch)])
 
 
 def _judge_runtime(tree: Tree, python: Interpreter, torch: Distribution) -> Result:
-    """Judge torch's ROCm: 7.2 and newer work with the fixed kernels, but not 7.9 and 7.10."""
+    """Judge torch's ROCm: 7.2 and newer, except 7.9 and 7.10, work with the fixed Linux kernels."""
     if TARGET != "gfx1151":
         return fine()
-    fix = install_command(python, torch)
+    fix = suggest_torch(python, torch)
     nightly = kernel_release.find_faulty_nightly(torch.runtime)
     if nightly:
         message = f"torch {torch.version} brings a nightly build of ROCm that {nightly.symptom}"
@@ -314,14 +319,14 @@ def _judge_runtime(tree: Tree, python: Interpreter, torch: Distribution) -> Resu
 def _judge_kernels(python: Interpreter, torch: Distribution) -> Result:
     """Judge whether the installed wheels have kernels for this GPU."""
     names = [name.lower() for name in python.list_names()]
-    fix = install_command(python, torch)
+    fix = suggest_torch(python, torch)
     gpus = set()
     for name in names:
         match = re.fullmatch(_WHEEL_OF_GPU, name)
         if match:
             gpus.add(match[1])
     if "rocm_sdk_core" in names and not gpus:
-        message = "AMD's wheels are installed without the ones that have the kernels of a GPU"
+        message = "AMD's wheels are installed, but not the wheel that has the kernels for a GPU"
         return error(message, fix, _WITHOUT_KERNELS)
     if gpus and not any(map(_is_for_target, gpus)):
         listed = ", ".join(sorted(gpus))
@@ -329,13 +334,13 @@ def _judge_kernels(python: Interpreter, torch: Distribution) -> Result:
         return error(message, fix, _AMD)
     library = torch.place.path / "torch/lib/rocblas/library"
     if library.is_dir() and not any(library.glob(f"*{TARGET}*")):
-        message = f"torch {torch.version} has no kernels for {TARGET}: its rocBLAS has none"
+        message = f"torch {torch.version} has a rocBLAS with no kernels for {TARGET}"
         return error(message, fix, _AMD)
     return fine()
 
 
 def _is_for_target(gpu: str) -> bool:
-    """Return whether a GPU of a wheel's name is the target; gfx115x is a family, x any digit."""
+    """Return whether a GPU in a wheel's name is the target; in gfx115x, x stands for any digit."""
     digits = gpu.removeprefix("gfx").replace("x", "[0-9a-f]")
     return re.fullmatch(f"gfx{digits}", TARGET) is not None
 
@@ -351,7 +356,7 @@ def _judge_torchvision(
     message = (
         f"torch {torch.version} is built for ROCm, but torchvision {visions[0].version} is not"
     )
-    return warning(message, install_command(python, torch), _WRONG_BUILD)
+    return warning(message, suggest_torch(python, torch), _WRONG_BUILD)
 
 
 def runtime(tree: Tree) -> Result:
@@ -382,7 +387,7 @@ def runtime(tree: Tree) -> Result:
     if numbers == {_PATCHED_VERSION}:
         return remark(f"{message}; kyuz0's toolbox has a 6.4.4 with the fix", fix, **measured)
     if _loads_rocm_torch(tree):
-        return remark(f"{message}; torch brings its own", fix, **measured)
+        return remark(f"{message}; torch brings its own ROCm", fix, **measured)
     return warning(message, fix, **measured)
 
 

@@ -27,7 +27,7 @@ class Setting:
         name: The option.
         value: The value in force; the written one if the module does not show it.
         place: COMMAND_LINE, or the path of a file of modprobe.d.
-        written: The value as that place has it.
+        written: The value that is written in that place.
     """
 
     module: str
@@ -87,7 +87,7 @@ def find_setting(tree: Tree, module: str, name: str) -> Setting | None:
 
 
 def read_value(tree: Tree, module: str, name: str) -> str | None:
-    """Return an option's value in force; if the module does not show it, the one that was set."""
+    """Return an option's value in force, or the written value if the module does not show it."""
     value = tree.read(_parameter_file(module, name))
     if value:
         return value

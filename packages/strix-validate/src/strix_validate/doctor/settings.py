@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The doctor's checks of what the owner, or a guide, has set: driver options, power and IOMMU."""
+"""The doctor's checks of settings that an owner may have changed: driver, power and IOMMU."""
 
 import re
 from dataclasses import replace
@@ -40,7 +40,7 @@ _LOW_LEVELS = ("low", "profile_min_sclk", "profile_min_mclk", "profile_exit")
 _GOVERNOR = "https://github.com/noamsto/nix-amd-ai/issues/19"
 _TUNED = "sudo tuned-adm profile accelerator-performance"
 _PLATFORM_PROFILE = "sys/firmware/acpi/platform_profile"
-#: Values of amd_iommu that the kernel has; "on" changes nothing.
+#: Values of amd_iommu that the kernel knows; "on" changes nothing.
 _AMD_IOMMU = {
     "on",
     "off",
@@ -58,8 +58,8 @@ _IOMMU_CRASH = "https://github.com/ROCm/legacy-rocm-build/issues/6598"
 
 
 def options(tree: Tree) -> Result:
-    """No option of the driver is left over from a workaround, and none keeps the GPU from long
-    work: https://github.com/palazzem/hanzo/pull/345"""
+    """No option of the driver is left over from a workaround, and none ends long computations on
+    the GPU: https://github.com/palazzem/hanzo/pull/345"""
     need_gpu(tree)
     results = [
         _judge_cwsr(tree),
@@ -85,7 +85,7 @@ def _suggest_removal(tree: Tree, name: str) -> Fix:
 
 
 def _judge_cwsr(tree: Tree) -> Result:
-    """Judge cwsr_enable=0: needed without the fixes of KFD, and left over with them."""
+    """Judge cwsr_enable=0, which only kernels without the fixes of KFD need."""
     if parameters.read_value(tree, "amdgpu", "cwsr_enable") not in ("0", "N"):
         return fine()
     release = kernel_release.parse(tree.release or "")
@@ -93,7 +93,10 @@ def _judge_cwsr(tree: Tree) -> Result:
     if release is None or not hardware.has_fixes(tree, release):
         message += ": keep it until the kernel is newer (doctor/kernel)"
         return remark(message, "", _CWSR_NEEDED)
-    message += ", and left over: queues cannot be preempted, and a long kernel blocks the desktop"
+    message += (
+        ", and this kernel is newer; with the option, queues cannot be preempted, so that a long "
+        "GPU kernel blocks the desktop"
+    )
     return warning(message, _suggest_removal(tree, "cwsr_enable"), _CWSR)
 
 
@@ -107,8 +110,11 @@ def _judge_lockup(tree: Tree) -> Result:
     if times:
         if all(time < 0 or time >= _LOCKUP_OLD for time in times):
             return fine()
-        message = f"amdgpu.lockup_timeout={value}: rings are reset after {min(times)} ms"
-        return warning(f"{message}, under load too", fix, _LOCKUP)
+        message = (
+            f"amdgpu.lockup_timeout={value}: rings are reset after {min(times)} ms, even if they "
+            "are only slow under load"
+        )
+        return warning(message, fix, _LOCKUP)
     release = kernel_release.parse(tree.release or "")
     if release is None or release.version < (7, 0, 0) or tree.is_wsl:
         return fine()
@@ -120,7 +126,7 @@ def _judge_lockup(tree: Tree) -> Result:
 
 
 def _judge_scheduler(tree: Tree) -> Result:
-    """Warn of options that replace the scheduler of queues, which guides name against hangs."""
+    """Warn of options that replace the scheduler of queues. Guides advise them to prevent hangs."""
     for name, values in _OTHER_SCHEDULERS.items():
         setting = _find_setting(tree, name)
         if setting is None or setting.value not in values:
@@ -136,7 +142,7 @@ def _judge_scheduler(tree: Tree) -> Result:
 def _judge_power_features(tree: Tree) -> Result:
     """Remark on a mask of power features that someone set.
 
-    Such masks were set against a fault of GFXOFF, which Linux 6.18.4 fixed.
+    Owners set such masks to avoid a fault of GFXOFF, which is fixed in Linux 6.18.4.
     """
     setting = _find_setting(tree, "ppfeaturemask")
     if setting is None:
@@ -217,12 +223,12 @@ def _judge_processor(tree: Tree) -> Result:
         message = "the processor's governor is powersave: its clock stays at the lowest"
         return warning(message, fix, _GOVERNOR)
     if preference == "power":
-        message = "the processor's energy preference is power: it puts saving energy before speed"
+        message = "the processor's energy preference is power: it saves energy and is slower"
         return warning(message, fix, _GOVERNOR)
     if governor == "powersave":
         message = (
-            "the processor's governor is powersave: tuned's accelerator-performance gave 3 % of "
-            "memory bandwidth and 5 to 8 % of prompt speed (Strix Halo wiki)"
+            "the processor's governor is powersave: with tuned's accelerator-performance, memory "
+            "bandwidth was 3 % higher and prompt speed 5 to 8 % (Strix Halo wiki)"
         )
         return remark(message, fix, _GOVERNOR)
     return fine()
@@ -262,8 +268,9 @@ def iommu(tree: Tree) -> Result:
         return fine(amd_iommu="off in the BIOS")
     message = (
         "the IOMMU is on. With amd_iommu=off one machine was 5 to 12 % faster (kyuz0), and another "
-        "no longer had crashes within an hour of load; but it turns off the protection against "
-        "devices' DMA, passthrough to virtual machines and the NPU. iommu=pt changed nothing"
+        "no longer crashed within an hour of load; but amd_iommu=off also turns off the protection "
+        "against devices' DMA, passthrough to virtual machines and the NPU. iommu=pt changed "
+        "nothing"
     )
     fix = _distribution.suggest_adding_arguments(tree, "amd_iommu=off")
     unknown = _find_unknown_arguments(arguments)
@@ -275,7 +282,7 @@ def iommu(tree: Tree) -> Result:
 
 
 def _find_unknown_arguments(arguments: list[str]) -> list[str]:
-    """Return the arguments amd_iommu=... with values that the kernel does not have."""
+    """Return the arguments amd_iommu=... with values that the kernel does not know."""
     unknown = []
     for argument in arguments:
         name, _, value = argument.partition("=")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Read a machine: /proc, /sys, /etc and /dev of this machine, or of a copy in a folder.
 
-Whatever is missing, unreadable or malformed reads as None: the doctor never crashes on it.
+A value is None if its file is missing, unreadable or malformed, so that no file crashes the doctor.
 """
 
 import os
@@ -33,7 +33,8 @@ _FIRMWARE_PACKAGES = (
     "pve-firmware",
     "linux-firmware",
 )
-#: The same for rpm: Fedora's, openSUSE's, and that of distributions that do not split it.
+#: rpm's packages with this firmware: Fedora's, openSUSE's, and that of distributions which have one
+#: package for all firmware.
 _FIRMWARE_RPMS = (
     "amd-gpu-firmware",
     "kernel-firmware-amdgpu",
@@ -41,8 +42,11 @@ _FIRMWARE_RPMS = (
 )
 
 
-def first_version(output: str) -> str | None:
-    """Return the first version in rpm's output, which has a sentence for each missing package."""
+def find_first_version(output: str) -> str | None:
+    """Return the first version in rpm's output.
+
+    For a package that is not installed, rpm prints a sentence instead of a version.
+    """
     for line in output.splitlines():
         if line[:1].isdecimal():
             return line
@@ -50,18 +54,21 @@ def first_version(output: str) -> str | None:
 
 
 def open_device(path: Path) -> None:
-    """Open a device for reading and writing, as ROCm does; mode bits alone do not tell."""
+    """Open a device for reading and writing, as ROCm does.
+
+    Mode bits alone do not show whether a container or a sandbox allows it.
+    """
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """What a device file says about who may open it.
+    """The group, the mode and the driver of a device file.
 
     Attributes:
-        group: The number of its group.
-        mode: Its mode bits.
-        major: The number of its driver.
+        group: The id of the group that owns the file.
+        mode: The mode bits.
+        major: The major number, which identifies the driver.
     """
 
     group: int
@@ -70,7 +77,11 @@ class DeviceFile:
 
 
 def read_device(path: Path) -> DeviceFile | None:
-    """Return what a device file says, or None for a plain file, as a copy of a machine has."""
+    """Return the group, mode and driver of a device file.
+
+    Returns:
+        None if the file is missing, or a plain file as in a copy of a machine.
+    """
     try:
         status = path.stat()
     except OSError:
@@ -92,9 +103,9 @@ class Node:
         version: KFD's gfx_target_version, such as 110501 for gfx1151.
         render_minor: The minor number of its render node.
         units: Number of compute units, or None if unknown.
-        exports_cwsr: Whether KFD exports the size of the context save area (CWSR), as kernels do
-            that have its fix.
-        number: Its number among KFD's nodes, CPUs included.
+        exports_cwsr: Whether KFD exports the size of the context save area (CWSR). Kernels with the
+            fix for this size do.
+        number: Its number among KFD's nodes, which include CPUs.
     """
 
     version: int
@@ -123,8 +134,8 @@ class Tree:
         root: The folder that the machine's files are below.
         open_device: Opens a device file; raises OSError if it cannot.
         read_device: Reads a device file's owner.
-        measure_copies: Measures copies with a HIP library, in bytes per second by kind of source.
-            None: as doctor.copies does, on this machine only.
+        measure_copies: Measures the rate of copies with a HIP library, in bytes per second by kind
+            of source. If it is None, doctor.copies measures them, on the machine itself only.
     """
 
     root: Path = Path("/")
@@ -217,7 +228,7 @@ class Tree:
     def gpus(self) -> list[Node]:
         """The GPUs in KFD's topology, without CPUs and malformed nodes.
 
-        They are in the order of the nodes, by which ROCR_VISIBLE_DEVICES counts.
+        They are in the order of KFD's nodes, as are the numbers in ROCR_VISIBLE_DEVICES.
         """
         files = self.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
         files.sort(key=lambda file: (len(file.parent.name), file))
@@ -252,7 +263,7 @@ class Tree:
 
     @property
     def target_gpu(self) -> Node | None:
-        """The first GPU in KFD's topology that the packages are built for."""
+        """The target GPU: the first GPU in KFD's topology that the packages are built for."""
         for node in self.gpus:
             if node.name == TARGET:
                 return node
@@ -260,18 +271,18 @@ class Tree:
 
     @cached_property
     def has_target_gpu(self) -> bool:
-        """Whether a PCI device has the id of that GPU, with or without a driver."""
+        """Whether a PCI device has the id of the target GPU, with or without a driver."""
         return any(map(self._is_target, self.glob("sys/bus/pci/devices/*")))
 
     def _is_target(self, folder: Path) -> bool:
-        """Return whether the sysfs folder of a PCI device has the GPU's id."""
+        """Return whether the sysfs folder of a PCI device is that of the target GPU."""
         vendor = self.read_at(folder / "vendor")
         device = self.read_at(folder / "device")
         return vendor == AMD and device == DEVICES.get(TARGET)
 
     @cached_property
     def target_driver(self) -> str | None:
-        """The driver that is bound to that GPU: amdgpu or vfio-pci, for example; None without."""
+        """The driver that is bound to the target GPU, such as amdgpu or vfio-pci, or None."""
         for folder in self.glob("sys/bus/pci/devices/*"):
             if self._is_target(folder):
                 return self.link(folder / "driver")
@@ -281,7 +292,7 @@ class Tree:
     def gpu_folder(self) -> str | None:
         """The sysfs folder, relative to root, that has the sizes of the GPU's memory.
 
-        Without the GPU that the packages are built for, it is that of the first GPU.
+        If the machine has no target GPU, this is the folder of the first GPU.
         """
         files = self.glob("sys/class/drm/card*/device/mem_info_vram_total")
         folders = [file.parent for file in files]
@@ -356,7 +367,7 @@ class Tree:
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return first_version(process.stdout)
+        return find_first_version(process.stdout)
 
     @cached_property
     def glibc(self) -> tuple[int, ...] | None:
@@ -365,7 +376,7 @@ class Tree:
         return tuple(map(int, match.groups())) if match else None
 
     def _read_libc_version(self) -> str:
-        """Return a text that has the version: glibc's own answer, or the file of the library."""
+        """Return a text with the version: confstr's answer, or the library's file in a copy."""
         if self.is_live:
             return os.confstr("CS_GNU_LIBC_VERSION") or ""
         for folder in ("lib*", "lib*/*", "usr/lib*", "usr/lib/*"):

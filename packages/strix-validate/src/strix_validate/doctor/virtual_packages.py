@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The virtual packages by which pixi's solver describes a machine's AMD GPUs.
 
-They are detected as rattler_virtual_packages 8.1.5 does (pixi 0.82, py-rattler 0.28), by the draft
-of https://github.com/conda/ceps/pull/189. conda and mamba detect none.
+This module detects them in the same way as rattler_virtual_packages 8.1.5 (pixi 0.82, py-rattler
+0.28), which follows the draft in https://github.com/conda/ceps/pull/189. conda and mamba detect
+none of them.
 """
 
 import re
@@ -10,7 +11,7 @@ import re
 from strix_validate import TARGET
 from strix_validate.doctor.tree import AMD, Node, Tree
 
-#: What the stacks require. `__amdgpu` has no other version than 0.
+#: The virtual packages that the stacks require. The version of `__amdgpu` is always 0.
 REQUIRED = {
     "__amdgpu": "0",
     "__amdgpu_arch": ".".join((TARGET[3:-2], *TARGET[-2:])),
@@ -35,7 +36,7 @@ def detect(tree: Tree) -> dict[str, str]:
     """
     packages = {}
     if tree.gpus:
-        # Of several GPUs pixi takes the largest. One of unknown size counts as smaller than any.
+        # If there are several GPUs, pixi uses the largest. A GPU of unknown size is the smallest.
         largest = max(tree.gpus, key=lambda node: (node.units or -1, node.version))
         packages["__amdgpu"] = "0"
         packages["__amdgpu_arch"] = _format_version(largest)
@@ -56,7 +57,7 @@ def _read_overrides(tree: Tree) -> dict[str, str]:
 
 
 def find_invalid_overrides(tree: Tree) -> dict[str, str]:
-    """Return the overrides that are no version of their package, by package."""
+    """Return the overrides that are not valid versions of their package, by package."""
     return {
         name: version
         for name, version in _read_overrides(tree).items()

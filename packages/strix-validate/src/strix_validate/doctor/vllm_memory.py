@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The memory that vLLM may use on Strix Halo, and the flags of `vllm serve` that fit it.
+"""Compute the memory that vLLM may use on Strix Halo, and the flags of `vllm serve` for it.
 
-The driver gives HIP one of two pools: the BIOS carve-out, or, where GTT may map more than that, the
-system's memory up to TTM's limit of pages (amdgpu_ttm_init, amdgpu_amdkfd_get_local_mem_info).
+The driver gives HIP one of two pools. By default it is the BIOS carve-out. If GTT may map more than
+the carve-out, it is the system's memory, up to TTM's limit of pages (amdgpu_ttm_init,
+amdgpu_amdkfd_get_local_mem_info).
 """
 
 import math
@@ -14,10 +15,10 @@ from strix_validate.doctor.tree import Tree
 GIB = 2**30
 #: Bytes of a page of memory.
 PAGE = 4096
-#: Bytes of the system's memory to keep from the GPU.
+#: Bytes of the system's memory that the GPU should not use.
 SPARE = 4 * GIB
-#: Bytes beside weights and KV cache: activations, graphs, and HIP's own use. vLLM prints what it
-#: measures.
+#: Bytes that vLLM needs besides weights and KV cache: activations, graphs, and HIP itself. vLLM
+#: prints the size that it measures.
 OVERHEAD = 4 * GIB
 #: vLLM's default for --gpu-memory-utilization; no larger share is suggested.
 UTILIZATION = 0.92
@@ -30,7 +31,7 @@ class MemoryBudget:
     Attributes:
         total: Bytes that HIP reports as the GPU's total.
         usable: Bytes of the total that vLLM may take now.
-        is_shared: Whether it is the system's memory rather than a carve-out.
+        is_shared: Whether the pool is the system's memory rather than a carve-out.
     """
 
     total: int

@@ -24,11 +24,11 @@ def read_channels(prefix: Path) -> list[str]:
     if not _get_workspace(manifest):
         tools = _get_table(_read_toml(folder / "pyproject.toml"), "tool")
         manifest = _get_table(tools, "pixi")
-    of_workspace = _list_channels(_get_workspace(manifest))
+    workspace_channels = _list_channels(_get_workspace(manifest))
     channels: list[_Channel] = []
     for feature in _list_features(manifest, prefix.name):
-        channels += _list_channels(feature) or of_workspace
-    channels += of_workspace
+        channels += _list_channels(feature) or workspace_channels
+    channels += workspace_channels
     channels.sort(key=lambda channel: -channel[1])
     return list(dict.fromkeys(name for name, _ in channels))
 
