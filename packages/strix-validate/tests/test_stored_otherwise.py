@@ -71,10 +71,10 @@ def test_a_gguf_file_is_answered(tmp_path: Path) -> None:
     """It was refused by its name."""
     file = write(tmp_path / "model-Q4_K_M.gguf")
     status, said = run(file)
-    assert status == 0 and "starts, says the table" in said
+    assert status == 0 and "starts, according to the table" in said
     assert "vllm-gguf-plugin: compiled, interpreted, emulated (Q6_K)" in said
     assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in said
-    assert "1 KiB of KV cache a token" in said and "environment formats" in said
+    assert "1 KiB of KV cache per token" in said and "environment formats" in said
     assert "--tool-call-parser hermes" in said
     status, said = run(file, "--json")
     result = json.loads(said)
@@ -109,7 +109,7 @@ def test_shards_are_read_together(tmp_path: Path) -> None:
 
 def test_types_without_a_kernel_and_encoders(tmp_path: Path) -> None:
     status, said = run(write(tmp_path / "mmproj.gguf", "clip"))
-    assert status == 2 and "name the model's own file" in said
+    assert status == 2 and "pass the model's own file" in said
     assert gguf_file.make_row("TQ1_0").refused and not gguf_file.make_row("Q8_0").refused
 
 
@@ -253,7 +253,7 @@ def test_a_loras_folder(tmp_path: Path) -> None:
     base.mkdir(parents=True)
     (base / "config.json").write_text(json.dumps(FILES["Qwen3-8B"]))
     status, said = run(folder)
-    assert status == 0 and "a LoRA of rank 32: what follows is of Qwen/Qwen3-8B" in said
+    assert status == 0 and "a LoRA of rank 32: the following lines are about Qwen/Qwen3-8B" in said
     served = command.answer_model(str(folder), None)
     line = answer.describe(served.name, served.answer, Tree(hosts.make(tmp_path / "host", {})))[-1]
     assert f"vllm serve Qwen/Qwen3-8B --enable-lora --lora-modules adapter={folder}" in line
@@ -262,12 +262,12 @@ def test_a_loras_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"peft_type": "IA3"}, "loads LoRA alone"),
+        ({"peft_type": "IA3"}, "loads only LoRA"),
         ({"base_model_name_or_path": None}, "which model is it for"),
         ({"r": "many"}, "no number"),
         ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, "whole layers"),
-        ({"init_lora_weights": "pissa"}, "changed the model below"),
+        ({"init_lora_weights": "pissa"}, "changed the model's own weights"),
         ({"r": 1024}, "above 512"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which models run: what vLLM chooses for a config.json on gfx1151, how far that is proven."""
+"""Report which models run on gfx1151: vLLM's choices for a config.json, and their proof."""
 
 __all__ = [
     "answer",

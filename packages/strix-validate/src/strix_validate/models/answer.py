@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The answer about one model: vLLM's choices, memory, and the line that serves it."""
+"""The answer about one model: vLLM's choices, memory, and the command that serves it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,22 +21,23 @@ class ModelAnswer:
 
     Attributes:
         source: Where the answer comes from: vLLM's code or the table.
-        rows: Rows of the table.
-        parts: Names of what vLLM chooses, by part of the model.
-        refusal: vLLM's words if it refuses the model, or "".
+        rows: The table's rows for the model.
+        parts: Names of the backends and kernels that vLLM chooses, by part of the model.
+        refusal: vLLM's message if it refuses the model, or "".
         weights: Bytes of the weights; None if they cannot be counted.
-        token: Bytes of a token's keys and values; None if unknown.
+        token: Bytes of a token in the KV cache; None if unknown.
         compared: Whether the table was compared with this architecture.
         tiles: Tiles of the experts' kernel, or "".
-        uncounted: Parts of the model that the weights leave out.
+        uncounted: Parts of the model that `weights` does not include.
         unproven: Parts that were not compared.
-        is_estimate: Whether the family's count was never compared, so that it may be too high.
-        length: Tokens that vLLM lets a request have if no flag limits them; 0 if unknown.
-        parsers: Flags by which tool calls and reasoning are parsed, and a note.
+        is_estimate: Whether the count of the weights was never compared for this family of models,
+            so that it may be too high.
+        length: Maximum tokens of a request if no flag limits them; 0 if unknown.
+        parsers: Flags of the parsers for tool calls and reasoning, and a note.
         drafts: Flags of speculative decoding.
-        speed: Public figures of the format.
+        speed: Public figures of the speed of the format.
         command: The command that serves the model.
-        suffix: Flags that its format needs.
+        suffix: Flags that the model's format needs.
         notes: Further lines for the user.
     """
 
@@ -61,7 +62,7 @@ class ModelAnswer:
 
     @property
     def weights_prefix(self) -> str:
-        """Words before the size of the weights: "" if exact, or for a bound or an estimate."""
+        """Words to print before the size of the weights if it is a bound or an estimate, or ""."""
         if self.is_estimate:
             return "perhaps "
         return "at least " if self.uncounted else ""
@@ -73,8 +74,8 @@ class _Count:
 
     Attributes:
         weights: Bytes; None if a dimension is missing.
-        uncounted: Parts of the model that the weights leave out.
-        is_estimate: Whether the family's count was never compared.
+        uncounted: Parts of the model that `weights` does not include.
+        is_estimate: Whether the count was never compared for this family of models.
     """
 
     weights: int | None
@@ -84,12 +85,12 @@ class _Count:
 
 @dataclass(frozen=True)
 class _Choice:
-    """What vLLM chooses.
+    """vLLM's choices for a model.
 
     Attributes:
         source: Where the answer comes from.
-        parts: Names by part of the model.
-        refusal: vLLM's words if it refuses the model, or "".
+        parts: Names of backends and kernels by part of the model.
+        refusal: vLLM's message if it refuses the model, or "".
         weights: Bytes of the parameters, if vLLM's code built the model; 0 otherwise.
     """
 
@@ -100,16 +101,16 @@ class _Choice:
 
 
 def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswer:
-    """Return what vLLM's code chooses for a model, or the table if there is no code.
+    """Return the answer about a model, with the choices of vLLM's code or of the table.
 
     Args:
         config: The model's config.json.
         folder: The model's folder, if it is on this machine.
-        source: vLLM's source folder, if its code is to answer.
+        source: vLLM's source folder; None to use the table.
 
     Raises:
-        NoModel: The table has no place for the model.
-        CannotRun: vLLM's code does not run.
+        NoModel: The config describes no model, or one that the table has no rows for.
+        CannotRun: vLLM's code fails on this machine.
     """
     if not source:
         table.require_target()
@@ -146,7 +147,7 @@ def _rows(config: dict, is_required: bool) -> list[Row]:
             table does not.
 
     Raises:
-        NoModel: The table has no place for the model, and rows are required.
+        NoModel: The table has no rows for the model, and rows are required.
     """
     try:
         return table.find_rows(config)
@@ -160,7 +161,7 @@ def _rows(config: dict, is_required: bool) -> list[Row]:
 
 
 def _ask_table(rows: list[Row]) -> _Choice:
-    """Return what a model's rows say."""
+    """Return the choices in a model's rows of the table."""
     names: dict[str, set[str]] = {}
     for row in rows:
         names.setdefault(row.part, set()).add(row.chosen)
@@ -172,7 +173,7 @@ def _ask_table(rows: list[Row]) -> _Choice:
 
 
 def _ask_code(config: dict, source: Path) -> _Choice:
-    """Return what vLLM's code in a source folder says of a model."""
+    """Return the choices of vLLM's code in a source folder."""
     from strix_validate.models.choose import ask
     from strix_validate.vllm.source import version
 
@@ -186,15 +187,19 @@ def _ask_code(config: dict, source: Path) -> _Choice:
 
 
 def _no_model(error: Exception) -> NoModel:
-    """Return the exception of a strange value as NoModel."""
+    """Return the NoModel for an exception that a malformed value raised."""
     return NoModel(f"a dimension is missing or is not a number: {error!r:.200}")
 
 
 def _count(config: dict, file_bytes: int) -> _Count:
-    """Return the weights of a model, whose files have so many bytes or 0.
+    """Return the weights of a model.
+
+    Args:
+        config: The model's config.json.
+        file_bytes: Bytes of the weights' files, or 0 if there are none.
 
     Raises:
-        NoModel: A dimension is none of a model.
+        NoModel: No model has such a dimension.
     """
     missing: list[str] = []
     weights: int | None = None
@@ -203,11 +208,11 @@ def _count(config: dict, file_bytes: int) -> _Count:
     except NoModel:
         raise
     except KeyError as error:
-        missing = [f"what {error!s:.60} would say"]
+        missing = [f"the parts sized by {error!s:.60}, which is missing"]
     except MALFORMED as error:
         raise _no_model(error) from error
     if weights is not None and not 0 <= weights < 1 << 60:
-        raise NoModel("its dimensions are those of no model")
+        raise NoModel("no model has such dimensions")
     if file_bytes:
         return _Count(weights)
     uncounted = _list_or_empty(model_memory.uncounted, config)
@@ -222,7 +227,7 @@ def _token_bytes(config: dict) -> int | None:
     """Return the bytes of a token's keys and values; None if unknown.
 
     Raises:
-        NoModel: A dimension is none of a model.
+        NoModel: No model has such a dimension.
     """
     try:
         return model_memory.cache_of_token(config)
@@ -240,7 +245,7 @@ def _is_counted(config: dict) -> bool:
 
 
 def _list_or_empty(function: Callable[[dict], list[str]], config: dict) -> list[str]:
-    """Return what a function lists of a config, or nothing where a value is strange."""
+    """Return a function's list for a config, or an empty one if a value is malformed."""
     try:
         return function(config)
     except MALFORMED:
@@ -248,7 +253,7 @@ def _list_or_empty(function: Callable[[dict], list[str]], config: dict) -> list[
 
 
 def _advice(config: dict, folder: Path | None) -> dict:
-    """Return the fields of ModelAnswer about serving; empty where a value is strange."""
+    """Return the fields of ModelAnswer about serving, or none if a value is malformed."""
     try:
         return {
             "length": serving.read_length(config, folder),
@@ -268,20 +273,20 @@ def describe(name: str, result: ModelAnswer, tree: Tree) -> list[str]:
     """Return an answer as lines for people.
 
     Args:
-        name: What the user calls the model.
+        name: The model's name as the user wrote it.
         result: The answer.
-        tree: The machine that is to serve the model.
+        tree: The machine on which the model is to be served.
     """
     verdict = "does not start" if result.refusal else "starts"
-    lines = [f"{name}: {verdict}, says {result.source}"]
+    lines = [f"{name}: {verdict}, according to {result.source}"]
     lines += [f"  {note}" for note in result.notes]
     if result.refusal:
         lines.append(f"  vLLM refuses it: {result.refusal:.300}")
         instead = next((row.instead for row in result.rows if row.refused), "")
         if instead:
-            lines.append(_line("take", instead))
+            lines.append(_line("use instead", instead))
     elif not result.compared:
-        lines.append("  no model of this architecture was compared: the rest is a guess")
+        lines.append("  no model of this architecture was compared, so the following is a guess")
     lines += _choice_lines(result)
     if result.tiles:
         lines.append(_line("tiles of experts", result.tiles))
@@ -311,22 +316,23 @@ def _choice_lines(result: ModelAnswer) -> list[str]:
 def _memory_lines(result: ModelAnswer) -> list[str]:
     without = [_line("", f"without {part}") for part in result.uncounted]
     if result.weights is None:
-        return [_line("memory", "cannot be said: config.json lacks a dimension"), *without]
+        return [_line("memory", "unknown, because config.json lacks a dimension"), *without]
     if result.token is None:
         cache = "a KV cache of unknown size"
     elif result.token == 0:
         cache = "no KV cache"
     else:
-        cache = f"{result.token / 1024:.0f} KiB of KV cache a token at most"
+        cache = f"{result.token / 1024:.0f} KiB of KV cache per token at most"
     size = f"{result.weights_prefix}{result.weights / GIB:.1f} GiB of weights"
     lines = [_line("memory", f"{size}, {cache}"), *without]
     if result.is_estimate:
-        lines.append(_line("", "as if its layers were Llama's: nobody compared this family"))
+        line = "computed as if its layers were Llama's, because this family was never compared"
+        lines.append(_line("", line))
     return lines
 
 
 def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> list[str]:
-    """Return the line that serves a model on this machine, after what may be added to it."""
+    """Return the command that serves a model on this machine, after flags that may be added."""
     lines = []
     if not result.refusal:
         flags, note = result.parsers
@@ -336,11 +342,12 @@ def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> li
         lines += [_line("drafts", draft_flags) for draft_flags in result.drafts]
     machine = read_memory_budget(tree)
     if not machine:
-        return [*lines, _line("here", "no Strix Halo whose memory could be read")]
+        return [*lines, _line("here", "this is no Strix Halo, or its memory cannot be read")]
     memory_flags = machine.flags(weights)
     if not memory_flags:
         verdict = "may not fit" if result.is_estimate else "does not fit"
-        return [*lines, _line("here", f"{verdict}: strix-validate doctor says what limits it")]
+        line = f"{verdict}: strix-validate doctor shows what limits the memory"
+        return [*lines, _line("here", line)]
     cache = machine.cache_gib(weights) * GIB
     length_flag = serving.length_flag(result.length, result.token, cache)
     room = ""
@@ -349,6 +356,6 @@ def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> li
         if num_tokens:
             room = f", room for {num_tokens} tokens"
             if length_flag and result.length:
-                room += f" of {result.length} that a request may have"
+                room += f" of the {result.length} that a request may have"
     command = f"{result.command} {name}{result.suffix} {memory_flags}{length_flag}"
     return [*lines, _line("here", f"{command}{room}")]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What vLLM's own code chooses for a model on a mock GPU, without weights or a real one.
+"""Let vLLM's own code choose backends and kernels for a model, on a mock GPU, without weights.
 
     python -m strix_validate.models.choose SOURCE < CONFIGS.json
 
-vLLM builds each model on torch's meta device, as its server does: every layer chooses its backend
-and its kernel, and the parameters have their shapes and no memory. Mocks replace what the machine
-lacks: the kernel driver, HIP's answers, and, of a source that is not built, the names of its
-operators. vLLM looks at the machine once, at import, so this runs in a process of its own.
+vLLM builds each model as its server does, but on torch's meta device: every layer chooses its
+backend and its kernel, and the parameters have shapes but no memory. Mocks replace the kernel
+driver and HIP, which the machine lacks; if the source is not built, they also replace its
+operators. vLLM examines the machine once, at import, so this runs in a process of its own.
 """
 
 import importlib
@@ -41,7 +41,7 @@ _NODES = (
 _OPERATORS = ("_C", "_rocm_C", "_moe_C", "_C_cache_ops")
 #: Packages of the stack whose import needs a GPU, or that the sdist does not include.
 _PACKAGES = ("flash_attn", "triton_kernels")
-#: Gates of experts, which stay in 16 bits in most formats and not in all.
+#: Classes of gates of experts, which are left out: most formats keep them in 16 bits, but not all.
 _UNQUANTIZED = ("GateLinear", "ReplicatedLinear")
 
 
@@ -106,7 +106,10 @@ class OnMeta(TorchFunctionMode):
 
 
 def _define_operators(source: Path) -> list[torch.library.Library]:
-    """Define operators of the names that sources declare: layers look them up, none is called."""
+    """Define an operator for each name that the sources declare.
+
+    Layers look operators up, but call none of them.
+    """
     names = set()
     for file in (source / "csrc").rglob("*.cpp"):
         names |= set(re.findall(r'def\(\s*"(\w+)', file.read_text(errors="replace")))
@@ -123,11 +126,11 @@ def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
     """Mock the GPU in this process, before vLLM is imported.
 
     Args:
-        folder: Where files of the mock kernel driver are written.
+        folder: The folder for the files of the mock kernel driver.
         source: vLLM's source folder.
 
     Returns:
-        Libraries of operators, which must live as long as the mock.
+        Libraries of operators, which must be kept alive as long as the mock is used.
     """
     _write_nodes(folder)
     os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -156,7 +159,7 @@ def _write_nodes(folder: Path) -> None:
 
 
 def _mock_torch() -> None:
-    """Let torch answer as its ROCm build does on the GPU."""
+    """Make torch answer like its ROCm build on the target GPU."""
     torch.version.hip = torch.version.hip or "7.15"
     properties = types.SimpleNamespace(
         multi_processor_count=GPUS[TARGET],
@@ -179,7 +182,7 @@ def _mock_torch() -> None:
 
 
 def _mock_version(vllm_version: str) -> None:
-    """Let importlib.metadata know the version of a vLLM that is not installed."""
+    """Make importlib.metadata return a version for vLLM, which is not installed."""
     metadata: Any = importlib.metadata
     installed_version = metadata.version
 
@@ -192,10 +195,10 @@ def _mock_version(vllm_version: str) -> None:
 
 
 def start_worker(folder: Path) -> None:
-    """Make this process a worker of vLLM, alone in its groups.
+    """Make this process a worker of vLLM, the only one in its process groups.
 
     Args:
-        folder: Where the processes of a group would meet.
+        folder: The folder for the file through which processes of a group find each other.
     """
     config = importlib.import_module("vllm.config")
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
@@ -247,7 +250,7 @@ def _choose(config: dict, folder: Path) -> dict:
 def _attention(layers) -> Iterator[tuple[str, str]]:
     """Yield part and name of the backends of attention layers."""
     for layer in layers:
-        # layers that do not see the past alone make a class of their own from a backend's
+        # layers whose attention is not causal derive their own class from a backend's
         backend = getattr(layer, "attn_backend", None) or getattr(layer, "backend_cls", None)
         if backend:
             yield ("attention", backend.get_name())
@@ -279,7 +282,8 @@ def _linear_kernel(layer, method) -> str:
 
     Args:
         layer: The layer.
-        method: Its quantization method, which holds the kernel, or whose scheme does.
+        method: The layer's quantization method. The kernel is an attribute of the method, or of the
+            layer's scheme.
     """
     scheme = getattr(layer, "scheme", method)
     for attribute in [*vars(method).values(), *vars(scheme).values()]:
@@ -294,7 +298,7 @@ def main() -> None:
     source = Path(sys.argv[1])
     configs = json.load(sys.stdin)
     answers = []
-    # vLLM prints: standard output belongs to the answers
+    # vLLM prints to standard output, which is reserved for the answers
     output = os.dup(1)
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as name:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`strix-validate models`: what runs a model, and in how much memory; needs no torch."""
+"""The command `strix-validate models`: how a model runs, and in how much memory; needs no torch."""
 
 import json
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ from strix_validate.terminal import JsonOption, VllmOption
 #: Exceptions that a file raises if its values have other types or sizes than expected.
 _MALFORMED = (*MALFORMED, RecursionError, OSError)
 _GGUF_NOTE = (
-    "vLLM reads GGUF by vllm-gguf-plugin alone, in the vllm stack's environment formats; llama.cpp "
-    "reads it too"
+    "vLLM reads GGUF only with vllm-gguf-plugin, which is in the vllm stack's environment formats; "
+    "llama.cpp reads it too"
 )
 
 
@@ -40,8 +40,8 @@ def _as_dict(result: ModelAnswer) -> Mapping:
     return vars(result) | {"rows": rows}
 
 
-def _printable(text: str) -> str:
-    """Return text from a file without the characters that control a terminal."""
+def _escape_unprintable(text: str) -> str:
+    """Escape the characters of a file's text that would control the terminal."""
     letters = []
     for letter in text:
         if letter.isprintable() or letter == "\n":
@@ -52,7 +52,7 @@ def _printable(text: str) -> str:
 
 
 def _answer_config(config: dict, folder: Path | None, source: Path | None) -> ModelAnswer:
-    """Answer by vLLM's own code if it is on this machine, or else by the table."""
+    """Answer with vLLM's own code if it is on this machine, or else from the table."""
     try:
         if source or find_spec("vllm"):
             from strix_validate.vllm import source as vllm_source
@@ -60,12 +60,12 @@ def _answer_config(config: dict, folder: Path | None, source: Path | None) -> Mo
             source = vllm_source.find(source)
         return answer(config, folder, source)
     except (CannotRun, ModuleNotFoundError) as reason:
-        typer.echo(f"{reason}: the table answers", err=True)
+        typer.echo(f"{reason}: the answer comes from the table", err=True)
         return answer(config, folder, None)
 
 
 def answer_gguf(file: Path) -> ModelAnswer:
-    """Answer for a GGUF file by the table, because vLLM reads such files by a plugin."""
+    """Answer for a GGUF file from the table, because only a plugin of vLLM reads such files."""
     model = gguf_file.read(file)
     result = answer(model.config, None, None)
     rows = [row for row in result.rows if row.part not in ("linear", "experts")]
@@ -97,7 +97,7 @@ class Served:
     """A model and the answer about it.
 
     Attributes:
-        name: What `vllm serve` is given: for a LoRA, the model that it belongs to.
+        name: The argument of `vllm serve`; for a LoRA, the model that the LoRA belongs to.
         answer: The answer.
     """
 
@@ -119,15 +119,18 @@ def _answer_adapter(file: Path, config: dict, source: Path | None) -> Served:
         )
     flags = adapter.flags(str(file.parent))
     is_path = Path(adapter.base).exists()
-    base_file = reading.find(adapter.base) if is_path else reading.cached(adapter.base)
+    base_file = reading.find(adapter.base) if is_path else reading.find_cached(adapter.base)
     if base_file is None or base_file.name == lora.FILE:
         raise NoModel(
             f"{file} is a LoRA of rank {adapter.rank}, not a model: vllm serve {adapter.base} "
-            f"{flags}. Of {adapter.base} nothing is on this machine: hf download {adapter.base} "
-            f"config.json model.safetensors.index.json, then run this again"
+            f"{flags}. {adapter.base} is not on this machine: run hf download {adapter.base} "
+            f"config.json model.safetensors.index.json, then this command again"
         )
     result = _answer_config(reading.read(base_file), base_file.parent, source)
-    note = f"a LoRA of rank {adapter.rank}: what follows is of {adapter.base}, which it belongs to"
+    note = (
+        f"a LoRA of rank {adapter.rank}: the following lines are about {adapter.base}, to which it "
+        "belongs"
+    )
     return Served(adapter.base, replace(result, suffix=f" {flags}", notes=[note]))
 
 
@@ -161,12 +164,14 @@ def models(
     as_json: JsonOption = False,
     vllm_source: VllmOption = None,
 ) -> None:
-    """Say whether a model runs: vLLM's backends and kernels, how far each is proven, and memory.
+    """Report whether a model runs, with which backends and kernels of vLLM, and in how much memory.
 
-    Reads what describes the model (config.json, params.json, a GGUF file's header, a LoRA's
-    adapter_config.json) and downloads nothing. Where vLLM is installed, its own code chooses, on
-    a mock gfx1151; elsewhere a table does that was compared with it. Of a folder for diffusers
-    (model_index.json) it says the same of diffusers. Exit status 1: vLLM refuses the model.
+    The output says how far each of vLLM's choices is proven. The command reads the file that
+    describes the model (config.json, params.json, a GGUF file's header, a LoRA's
+    adapter_config.json), and downloads nothing. If vLLM is installed, its own code makes the
+    choices, on a mock gfx1151; otherwise, they come from a table that was compared with vLLM. For a
+    folder of diffusers (model_index.json), the command reports the choices of diffusers. Exit
+    status 1: vLLM refuses the model.
     """
     try:
         file = reading.find(model)
@@ -178,7 +183,7 @@ def models(
         served = answer_model(model, vllm_source)
         text = "\n".join(describe(served.name, served.answer, Tree()))
     except ValueError as error:
-        raise typer.BadParameter(_printable(str(error))) from error
+        raise typer.BadParameter(_escape_unprintable(str(error))) from error
     except _MALFORMED as error:
         raise typer.BadParameter(f"{model} describes no model: {error!a:.200}") from error
     _print(text, _as_dict(served.answer), as_json)
@@ -191,4 +196,4 @@ def _print(text: str, values: Mapping, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(values, indent=1))
     else:
-        typer.echo(_printable(text))
+        typer.echo(_escape_unprintable(text))

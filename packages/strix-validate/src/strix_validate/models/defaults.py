@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What transformers assumes for keys that a config.json leaves out: a generated table, and its use.
+"""Complete a config.json with transformers' defaults, which are in a generated table.
 
     python -m strix_validate.models.defaults        # writes defaults.json; needs transformers
 
-A config.json leaves out what equals the default of its class, in any of its parts (text_config,
-vision_config, audio_config). For each model_type the table has:
+A config.json, and each of its parts (text_config, vision_config, audio_config), leaves out keys
+whose values equal the defaults of its class. For each model_type the table has:
 
-    keys: defaults of its keys.
+    keys: the defaults of its keys.
     names: other names of usual keys, by the usual name.
-    parts: model_type of each part.
-    text: keys of a composed model's text without a text_config, where they are unlike those of the
-        text's own class.
-    beside: the same for the keys that a text_config leaves out.
+    parts: the model_type of each part.
+    text: defaults for the text of a composed model without a text_config, if they differ from those
+        of the text's own class.
+    beside: the same for keys that an existing text_config leaves out.
 """
 
 import json
@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any
 
 _FILE = "defaults.json"
-#: Keys that neither size nor arrange anything.
+#: Keys that affect neither the sizes nor the arrangement of layers.
 _IDLE = re.compile(
     r"token|_ids?$|dropout|drop_|prob|mask|_range$|init|std$|theta|loss|label|temperature|seed"
     r"|return|output_|beam|begin|suppress|use_cache|torch_dtype|dtype|version|tpdrop|num_logits"
     r"|jitter|repetition|chunk_size_feed|summary|pretraining_tp|apply_|_tau$|_impl|kernels|gradient"
 )
-#: Keys whose default False is recorded, because the counts assume True where a file has no value.
+#: Keys whose default False is recorded, because the counts assume True for a missing key.
 _FALSE = ("use_sliding_window", "attn_output_gate")
-#: Items of the longest list that is a default for a count.
+#: Maximum length of a list that is recorded as a default.
 _LONGEST_LIST = 128
-#: Parts of a config.json that are read, beside those that its class names.
+#: Parts of a config.json that are read, besides those that its class names.
 _PARTS = (
     "text_config",
     "vision_config",
@@ -45,7 +45,7 @@ _PARTS = (
 
 
 class NoModel(ValueError):
-    """A file describes no model, or one that has no place in the table."""
+    """A file describes no model, or a model that the table has no rows for."""
 
 
 @cache
@@ -57,12 +57,12 @@ def contents() -> dict[str, Any]:
 def complete(config: Mapping, model_type: str = "") -> dict[str, Any]:
     """Return a config with the defaults of its class, in each of its parts.
 
-    A missing part is added only if it is the text: no table knows whether a file without a
-    vision_config has an encoder.
+    A missing text_config is added. Other missing parts are not: the table does not show whether a
+    model without a vision_config has an encoder.
 
     Args:
         config: A config.json, or a part of one.
-        model_type: Its type if it does not say.
+        model_type: The type to use if the config has none that the table knows.
     """
     types = contents()["types"]
     kind = str(config.get("model_type") or "")
@@ -78,7 +78,7 @@ def complete(config: Mapping, model_type: str = "") -> dict[str, Any]:
         if not isinstance(full[name], Mapping):
             continue
         part = dict(full[name])
-        if part.get("model_type") == kind:  # some files repeat the whole model's
+        if part.get("model_type") == kind:  # some files repeat the type of the whole model
             part.pop("model_type")
         if name == "text_config":
             part = entry.get("beside", {}) | part
@@ -93,14 +93,14 @@ def complete(config: Mapping, model_type: str = "") -> dict[str, Any]:
 
 
 def list_keys(model_type: str) -> set[str]:
-    """Return the keys of a class, by all their names, as far as the table has them."""
+    """Return the keys of a class that the table has, under all their names."""
     entry = contents()["types"].get(model_type, {})
     names = entry.get("names", {})
     return {*entry.get("keys", {}), *names, *names.values()}
 
 
 def _text_keys(config: Mapping) -> dict[str, Any]:
-    """Return the keys about the text of a config without a text_config."""
+    """Return the keys that describe the text, from a config without a text_config."""
     keys = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
     return keys | {"model_type": None}
 
@@ -142,7 +142,7 @@ def _describe(config_class: Any) -> dict[str, Any]:
 
 
 def _keys_of_class(config_class: Any, instance: Any) -> dict[str, Any]:
-    """Return the defaults of a class that size or arrange something."""
+    """Return the defaults of a class that affect sizes or the arrangement of layers."""
     import dataclasses
 
     keys = {}
@@ -171,7 +171,7 @@ def _can_size(value: object) -> bool:
 
 
 def _make_instance(config_class: Any, **values: Any) -> Any:
-    """Return an instance of a class, with the keys that it derives; None if it refuses."""
+    """Return an instance of a class, which has derived keys too; None if the class refuses."""
     try:
         return config_class(**values)
     except Exception:  # a few classes refuse their own defaults
@@ -179,7 +179,7 @@ def _make_instance(config_class: Any, **values: Any) -> Any:
 
 
 def _list_part_types(config_class: Any, instance: Any) -> dict[str, str]:
-    """Return the model_type of each part of a class, which its default instance has."""
+    """Return the model_type of each part of a class, as its default instance has it."""
     classes = dict(getattr(config_class, "sub_configs", None) or {})
     kinds = {}
     for name, part_class in classes.items():
@@ -195,7 +195,7 @@ def _text_changes(instance: Any, with_derived: bool) -> dict[str, Any]:
 
     Args:
         instance: A composed model's config.
-        with_derived: Whether keys count that the text derives from its other keys.
+        with_derived: Whether to include keys that the text derives from its other keys.
     """
     import dataclasses
 
@@ -218,7 +218,7 @@ def _read_value(instance: Any, name: str) -> Any:
     """Return a value of an instance; None if it varies from layer to layer."""
     try:
         return getattr(instance, name, None)
-    except Exception:  # of transformers' own, not AttributeError
+    except Exception:  # transformers raises its own exception, not AttributeError
         return None
 
 

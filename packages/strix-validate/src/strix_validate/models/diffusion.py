@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What runs a model in diffusers' layout, and in how much memory; needs no torch."""
+"""Report how diffusers runs a pipeline, and in how much memory; needs no torch."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from strix_validate.models.table import NoModel, Row
 INDEX = "model_index.json"
 #: Bytes of a weight as the stack loads it.
 _BFLOAT16 = 2
-#: Dimensions that a tensor has at most.
+#: Maximum number of a tensor's dimensions.
 _RANK_LIMIT = 16
 
 
@@ -27,7 +27,7 @@ class Pipeline:
 
     Attributes:
         name: Its class.
-        weights: Bytes in bfloat16 by component; 0 where the folder has no weights.
+        weights: Bytes in bfloat16 by component; 0 for a component without weights.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Pipeline:
 
     @property
     def rows(self) -> list[Row]:
-        """What diffusers chooses for it."""
+        """The table's rows with the choices of diffusers."""
         return [row for row in table.read_rows() if row.part == "images"]
 
 
 def answer(index: Mapping, folder: Path) -> Pipeline:
-    """Return what a model_index.json names, and what its folder holds.
+    """Return the pipeline that a model_index.json describes, with the sizes of its weights.
 
     Raises:
         NoModel: The index names no pipeline, or a file of weights cannot be read.
@@ -68,7 +68,7 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
     if not isinstance(name, str) or not components:
         raise NoModel(f"{folder / INDEX} names no pipeline with components: is it diffusers'?")
     for component in components:
-        # it is the name of a folder beside the index, and must not lead out of there
+        # the name of a folder beside the index, which must not lead to another place
         if not re.fullmatch(r"\w[\w.-]*", component):
             raise NoModel(f"{folder / INDEX} names a component {component!a:.100}: is it damaged?")
     weights = {component: _count_bytes(folder / component) for component in components}
@@ -84,16 +84,16 @@ def _is_component(value: object) -> bool:
 
 def _count_bytes(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
-    # NAME.fp16.safetensors is the same once more
+    # NAME.fp16.safetensors has the same weights as NAME.safetensors
     plain = [file for file in files if "." not in file.stem]
     return _BFLOAT16 * sum(map(_count_elements, plain or files))
 
 
 def _count_elements(file: Path) -> int:
-    """Count the numbers that a file of safetensors holds, by its header.
+    """Count the numbers in a safetensors file, from its header.
 
     Raises:
-        NoModel: It has no such header.
+        NoModel: The file has no such header.
     """
     try:
         if not file.is_file():  # reading a pipe would not end
@@ -102,7 +102,7 @@ def _count_elements(file: Path) -> int:
         with file.open("rb") as stream:
             header_size = int.from_bytes(stream.read(8), "little")
             if not 0 < header_size <= min(file_size, limits.FILE):
-                raise ValueError("its header ends behind it, or is longer than any")
+                raise ValueError("its header is longer than the file, or than any real header")
             header = json.loads(stream.read(header_size))
         total = 0
         for name, tensor in header.items():
@@ -123,28 +123,28 @@ def describe(name: str, pipeline: Pipeline, tree: Tree) -> str:
     """Return a pipeline as lines for people.
 
     Args:
-        name: What the user calls it.
+        name: The pipeline's name as the user wrote it.
         pipeline: The pipeline.
-        tree: The machine that is to run it.
+        tree: The machine on which the pipeline is to run.
     """
-    lines = [f"{name}: {pipeline.name}, which diffusers runs, in the stack `diffusion`"]
+    lines = [f"{name}: {pipeline.name}, which diffusers runs (stack `diffusion`)"]
     lines += [_line(row.of, f"{row.chosen}: {row.proven}") for row in pipeline.rows]
     total = sum(pipeline.weights.values())
     if not total:
-        lines.append(_line("memory", "no safetensors are there to count"))
+        lines.append(_line("memory", "unknown, because there are no safetensors files to count"))
         return "\n".join(lines)
     sizes = [f"{part} {size / GIB:.1f}" for part, size in pipeline.weights.items() if size]
     size = f"{total / GIB:.1f} GiB of weights in bfloat16: {', '.join(sizes)}"
     lines.append(_line("memory", size))
     machine = read_memory_budget(tree)
     if not machine:
-        verdict = "no Strix Halo whose memory could be read"
+        verdict = "this is no Strix Halo, or its memory cannot be read"
     else:
         free = f"{machine.usable / GIB:.1f} GiB for the GPU"
         if total + OVERHEAD <= machine.usable:
             verdict = f"fits: {free}"
         else:
-            verdict = f"does not fit: {free}, and strix-validate doctor says why"
+            verdict = f"does not fit: {free}; strix-validate doctor shows what limits the memory"
     lines.append(_line("here", verdict))
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from strix_validate.models.defaults import NoModel
 
-#: Formats of compressed-tensors by type and bits of a weight, whatever the strategy.
+#: Formats of compressed-tensors by type and bits of a weight, for any strategy.
 _WEIGHTS = {
     ("float", 8): "fp8",
     ("int", 4): "w4a16",
@@ -39,10 +39,10 @@ _AWQ = ("awq", "auto_awq", "awq_marlin")
 
 
 def find_quantization(config: Mapping) -> Mapping[str, Any]:
-    """Return the quantization_config of a config.json, in whichever part it is; empty without one.
+    """Return the quantization_config of a config.json or of a part of it; empty if it has none.
 
     Raises:
-        NoModel: It is not an object.
+        NoModel: The quantization_config is not an object.
     """
     for part in (config, config.get("text_config"), config.get("thinker_config")):
         if not isinstance(part, Mapping):
@@ -109,11 +109,11 @@ def _gptq_format(quantization: Mapping, bits: int) -> str:
         return "gptq, with desc_act"
     if bits not in (4, 8) or not quantization.get("sym", True):
         return "gptq, of other bits or asymmetric"
-    return "gptq" if bits == 4 else "w8a16"  # the same kernels
+    return "gptq" if bits == 4 else "w8a16"  # 8 bits use the kernels of w8a16
 
 
 def _compressed_tensors_format(quantization: Mapping) -> str:
-    """Return the format of a compressed-tensors file, whose groups have one format each."""
+    """Return the format of a compressed-tensors file, in which each group has a format."""
     groups = quantization.get("config_groups") or {}
     formats = {_group_format(_read_group(group)) for group in groups.values()}
     if not formats:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A GGUF file: its header, converted to the keys of a config.json, and its tensors.
+"""Read a GGUF file: its header, converted to the keys of a config.json, and its tensors.
 
-The package gguf reads the file.
+The package gguf parses the file.
 """
 
 import re
@@ -41,28 +41,28 @@ _KINDS = {
 }
 #: Types whose numbers are not packed.
 _PLAIN = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
-#: Numbers of an array, and reads of a header, that no real file exceeds: without a limit, reading a
-#: damaged file may not end.
+#: Maximum numbers in an array, and maximum reads of a header. No real file exceeds them; without
+#: them, reading a damaged file may not end.
 _MAX_NUMBERS = 1 << 24
 _MAX_READS = 1 << 22
-#: Numbers of the longest array that is read into the config.
+#: Maximum length of an array that is read into the config.
 _SHORT = 1000
-#: Files that a model is split into at most.
+#: Maximum number of files that a model is split into.
 _MAX_SHARDS = 1000
-#: Name of one file of several.
+#: The end of the name of one file of a model that is split.
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """What a GGUF file holds.
+    """The contents of a GGUF file.
 
     Attributes:
         config: Its header, with the keys of a config.json.
         weights: Bytes of all tensors.
         token: Bytes of a token's keys and values in 16 bits.
         types: The packed types of its tensors.
-        base: The model that it was made of, as OWNER/NAME, or "".
+        base: The model from which the file was made, as OWNER/NAME, or "".
     """
 
     config: dict[str, Any]
@@ -73,7 +73,7 @@ class GgufModel:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of its linear layers, one a type."""
+        """The rows for its linear layers, one for each type."""
         return [make_row(name) for name in self.types]
 
 
@@ -93,16 +93,16 @@ def make_row(name: str) -> Row:
 
 
 def read(path: Path) -> GgufModel:
-    """Read a GGUF file, with the others of its shards.
+    """Read a GGUF file, and the other files of a model that is split.
 
     Raises:
-        NoModel: It is no model, is not complete, or the package gguf is not installed.
+        NoModel: The file is no model or not complete, or the package gguf is not installed.
     """
     try:
         import gguf
     except ImportError as error:
         raise NoModel(
-            f"{path.name} is read by the package gguf, which is not installed here: "
+            f"{path.name} needs the package gguf, which is not installed: "
             f"{suggest_installation('gguf')}, or use the vllm stack's environment formats"
         ) from error
     fields: dict[str, Any] = {}
@@ -138,7 +138,7 @@ def _open(path: Path, gguf: Any) -> Any:
     """Open a file with limits that the package does not have.
 
     Raises:
-        NoModel: It cannot be read.
+        NoModel: The file cannot be read.
     """
 
     class Reader(gguf.GGUFReader):
@@ -151,14 +151,14 @@ def _open(path: Path, gguf: Any) -> Any:
             count = int(count)
             self.num_reads += 1
             if self.is_header and (count > _MAX_NUMBERS or self.num_reads > _MAX_READS):
-                raise ValueError("its header is longer than any")
+                raise ValueError("its header is longer than any real header")
             end = offset + numpy.dtype(dtype).itemsize * count
             if not 0 <= end <= len(self.data):
                 raise ValueError("it ends too early: is it still being downloaded?")
             return super()._get(offset, dtype, count, override_order)
 
         def _get_field_parts(self, orig_offs, raw_type):
-            """Skip over long arrays of numbers, which are not used, as one piece."""
+            """Read a long array of numbers, which is not used, in one piece."""
             if raw_type == gguf.GGUFValueType.ARRAY:
                 kind = int(self._get(orig_offs, "<u4")[0])
                 length = int(self._get(orig_offs + 4, "<u8")[0])
@@ -193,7 +193,7 @@ def _describe(path: Path, fields: dict[str, Any], tensors: list[Any]) -> GgufMod
     if not isinstance(arch, str) or not tensors:
         raise NoModel(f"{path} has no general.architecture or no tensors: is it a model?")
     if arch == "clip":
-        raise NoModel(f"{path} is the encoder of a model (mmproj): name the model's own file")
+        raise NoModel(f"{path} is the encoder of a model (mmproj): pass the model's own file")
     header = {key.removeprefix(f"{arch}."): value for key, value in values.items()}
     config = _convert_header(arch, header)
     words = fields.get("tokenizer.ggml.tokens")
@@ -236,7 +236,7 @@ def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
         "qk_rope_head_dim": header.get("rope.dimension_count"),
         "quantization_config": {"quant_method": "gguf"},
     }
-    # a header leaves out what is off
+    # a header has no keys for features that are off
     config: dict[str, Any] = {
         "sliding_window": None,
         "num_experts": 0,
@@ -244,7 +244,7 @@ def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
     }
     config |= {key: value for key, value in values.items() if value is not None}
     if isinstance(kv_heads, list):
-        # of a hybrid model: layers without heads of keys have no attention
+        # in a hybrid model, layers without heads of keys have no attention
         other = "mamba" if header.get("ssm.state_size") else "linear_attention"
         kinds = []
         for count in kv_heads:
@@ -281,7 +281,7 @@ def _token_bytes(header: dict[str, Any]) -> int:
 
 
 def _find_base(values: dict[str, Any]) -> str:
-    """Return the model that a file was made of, as OWNER/NAME; "" if it does not say."""
+    """Return the model from which a file was made, as OWNER/NAME, or "" if it is unknown."""
     url = values.get("general.base_model.0.repo_url")
     if not isinstance(url, str):
         return ""

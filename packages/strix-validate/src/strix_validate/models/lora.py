@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A LoRA's folder: which model it belongs to, and the line that serves both."""
+"""Read a LoRA's adapter_config.json: which model it belongs to, and the flags that serve both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from strix_validate.models.defaults import NoModel
 
 FILE = "adapter_config.json"
-#: The ranks that vLLM has room for (vllm/config/lora.py of 0.33.0), and its default.
+#: The values of vLLM's --max-lora-rank (vllm/config/lora.py of 0.33.0), and the default.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _DEFAULT_RANK = 16
 #: Features of an adapter that vLLM does not read (PEFTHelper of vllm/lora/peft_helper.py).
@@ -33,7 +33,7 @@ class Adapter:
     Attributes:
         base: The model that it was trained on.
         rank: The largest rank of its matrices.
-        refused: Features that vLLM does not read, or "".
+        refused: The adapter's features that vLLM does not read, or "".
     """
 
     base: str
@@ -53,17 +53,17 @@ def read_adapter(config: Mapping[str, Any]) -> Adapter:
     """Return the adapter that an adapter_config.json describes.
 
     Raises:
-        NoModel: It describes no LoRA, or names no model.
+        NoModel: The file describes no LoRA, or names no model.
     """
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise NoModel(f"{FILE} is of {kind!s:.20}, and vLLM loads LoRA alone: merge it")
+        raise NoModel(f"{FILE} is of {kind!s:.20}, but vLLM loads only LoRA: merge the adapter")
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise NoModel(f"{FILE} does not say base_model_name_or_path: which model is it for?")
+        raise NoModel(f"{FILE} has no base_model_name_or_path: which model is it for?")
     ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
     if not all(type(rank) is int and rank > 0 for rank in ranks):
-        raise NoModel(f"{FILE} has no rank r, or one that is no number")
+        raise NoModel(f"{FILE} has no rank r, or a rank that is not a positive integer")
     rank = max(ranks)
     refused = _list_refused(config)
     if rank > RANKS[-1]:
@@ -76,10 +76,10 @@ def _list_refused(config: Mapping[str, Any]) -> list[str]:
     refused = [name for key, name in _REFUSED.items() if config.get(key)]
     saved_modules = set(config.get("modules_to_save") or ())
     if saved_modules - _SAVED_MODULES:
-        refused.append("modules_to_save, whole layers of its own")
+        refused.append("modules_to_save, that is, whole layers")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower() not in _UNCHANGING:
-        refused.append(f"init_lora_weights={start!s:.20}, which changed the model below")
+        refused.append(f"init_lora_weights={start!s:.20}, which changed the model's own weights")
     if config.get("bias") not in (None, "none"):
         refused.append("biases")
     return refused

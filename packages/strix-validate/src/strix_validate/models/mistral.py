@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mistral's own format: a params.json, as vLLM reads it with --config-format mistral."""
+"""Convert Mistral's own format, a params.json, as vLLM does with --config-format mistral."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ _NAMES = {
     "hidden_dim": "intermediate_size",
     "tied_embeddings": "tie_word_embeddings",
 }
-#: The same of the part "moe".
+#: The same names for keys of the part "moe".
 _EXPERTS = {
     "num_experts": "n_routed_experts",
     "num_experts_per_tok": "num_experts_per_tok",
@@ -27,7 +27,7 @@ _EXPERTS = {
     "num_shared_experts": "n_shared_experts",
     "first_k_dense_replace": "first_k_dense_replace",
 }
-#: Tokens of the context where the file has none.
+#: Tokens of the context if the file does not state them.
 _DEFAULT_LENGTH = 128_000
 
 
@@ -35,9 +35,9 @@ def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a params.json to the keys of a config.json.
 
     Raises:
-        NoModel: It describes no model, or its quantization is one that vLLM does not read.
+        NoModel: The file describes no model, or has a quantization that vLLM does not read.
     """
-    # what the file leaves out is off here, and not as in transformers' class
+    # a feature that the file leaves out is off, whatever the default of transformers' class
     text: dict[str, Any] = {"tie_word_embeddings": False, "sliding_window": None}
     for key, value in params.items():
         text[_NAMES.get(key, key)] = value
@@ -78,7 +78,7 @@ def _convert_experts(text: dict[str, Any]) -> str:
 
 
 def _convert_windows(text: dict[str, Any]) -> None:
-    """Convert a list of windows, which the layers have in turn, in place."""
+    """Convert a list of windows in place; the layers use its entries in turn."""
     windows = text.get("sliding_window")
     if not isinstance(windows, list):
         return
@@ -91,7 +91,7 @@ def _convert_windows(text: dict[str, Any]) -> None:
 
 
 def _quantization(quantization: Mapping | None) -> dict[str, Any] | None:
-    """Return the quantization_config of the same format."""
+    """Return the quantization_config of a config.json for a quantization of a params.json."""
     if not quantization:
         return None
     if quantization.get("qformat_weight") == "fp8_e4m3":
@@ -99,4 +99,4 @@ def _quantization(quantization: Mapping | None) -> dict[str, Any] | None:
     method = str(quantization.get("quant_method") or "").lower().replace("_", "-")
     if method == "compressed-tensors":
         return {**quantization, "quant_method": method}
-    raise NoModel(f"vLLM knows no such quantization in {FILE}: {quantization!s:.100}")
+    raise NoModel(f"vLLM does not know this quantization in {FILE}: {quantization!s:.100}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How much memory a model's weights take, and each token that its server stores."""
+"""Count the memory of a model's weights, and that of each token in the KV cache."""
 
 import re
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from strix_validate.models.formats import read_format
 from strix_validate.models.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 from strix_validate.models.table import read_table
 
-#: The format in which the head is not in 16 bits.
+#: The only format in which the output head is quantized too.
 _HEAD_TOO = "mxfp8, its head too"
-#: Bytes of a weight in a layer's matrices by format, with its share of a scale. Weights of
-#: 4 bits are in groups of 128.
+#: Bytes of a weight in a layer's matrices by format, including the weight's share of a scale.
+#: Weights of 4 bits are in groups of 128.
 _BYTES = {
     "16 bits": 2.0,
     "fp8": 1.0,
@@ -41,11 +41,11 @@ _BYTES = {
     "nvfp4 by modelopt": 0.5 + 1 / 16,
     "nvfp4, weights alone": 0.5 + 1 / 16,
 }
-#: Bytes of a weight in formats that _BYTES lacks: hardly a weight takes less than two bits.
+#: Bytes of a weight in formats that _BYTES lacks, since few formats have less than two bits.
 _FEWEST_BYTES = 0.25
-#: Formats of experts alone: the other matrices stay in 16 bits.
+#: Formats in which only experts are quantized, and the other matrices stay in 16 bits.
 _EXPERTS_ALONE = ("mxfp4",)
-#: Mixers whose weights are counted, beside "compressed N".
+#: Mixers whose weights are counted, besides "compressed N".
 _COUNTED = {
     *ATTENTION,
     "linear_attention",
@@ -54,23 +54,23 @@ _COUNTED = {
     "conv",
     "",
 }
-#: Types of models whose head is the embedding where config.json does not say; other models have a
-#: head of their own.
+#: Beginnings of the model_type of models whose output head is the embedding unless config.json says
+#: otherwise. Other models have a separate head.
 _TIED = ("gemma", "cohere", "command", "gpt2", "opt", "bloom", "falcon", "starcoder2", "whisper")
-#: How messages call encoders.
+#: Names of the encoders in messages.
 _ENCODERS = {"vision_config": "the encoder of images", "audio_config": "the encoder of sound"}
-#: Keys that size something; those that table.toml does not list make the count a lower bound.
+#: Keys of sizes. One that table.toml does not list makes the count a lower bound.
 _SIZE = re.compile(r"(size|dim|rank|heads|layers|experts|groups|mult|count|base)$")
 #: Bytes that no model exceeds.
 _MAX_BYTES = 1 << 60
 
 
 def weights_of_files(folder: Path) -> int:
-    """Return bytes of the folder's safetensors, or what their index says; 0 if it has neither."""
+    """Return the bytes of a folder's safetensors files, or the total in their index, or 0."""
     files = [file for file in folder.glob("*.safetensors") if file.is_file()]
     others = [file for file in files if not file.name.startswith("consolidated")]
     if others:
-        # Mistral's folders hold the same weights twice, and vLLM loads one of the two
+        # Mistral's folders have the same weights twice, and vLLM loads only one copy
         files = others
     size = sum(file.stat().st_size for file in files)
     if size:
@@ -89,9 +89,9 @@ def weight_bytes(form: str) -> float:
 
 
 def weights(config: Mapping) -> int:
-    """Count bytes of a model's weights from its dimensions; norms and biases are left out.
+    """Count the bytes of a model's weights from its dimensions, without norms and biases.
 
-    Layers of unknown kinds count as nothing: the count is then a lower bound.
+    Layers of unknown kinds are not counted, so that the result is then a lower bound.
     """
     text = find_text(config)
     hidden = text["hidden_size"]
@@ -114,7 +114,7 @@ def weights(config: Mapping) -> int:
             total += matrix_bytes * _dense(text, hidden, number)
         if layer.feed_forward == "sparse":
             total += _sparse_bytes(text, hidden, form, matrix_bytes)
-    # hyper-connections are in float32, a layer has two
+    # hyper-connections are in float32, and each layer has two
     streams = text.get("hc_mult") or 0
     total += 4 * len(layers) * 2 * streams * hidden * (2 * streams + streams**2)
     in_16_bits = _layer_inputs(text, hidden, len(layers)) + encoder_parameters(config)
@@ -151,9 +151,9 @@ def _sparse_bytes(
 
 
 def is_counted(config: Mapping) -> bool:
-    """Return whether the count was compared with transformers' own class of this family.
+    """Return whether the count was compared with transformers' own class for this family of models.
 
-    For other families :func:`weights` is an estimate: their layers may differ from Llama's.
+    For other families, :func:`weights` is an estimate: their layers may differ from Llama's.
     """
     return str(find_text(config).get("model_type")) in read_table()["counted"]
 
@@ -193,7 +193,7 @@ def _heads(text: Mapping, hidden: int, kind: str, number: int) -> int:
     """Count a layer of attention by heads: queries, keys, values, output, and a gate."""
     heads = text["num_attention_heads"]
     kv_heads, head_dim = _kv_heads(text, kind)
-    # the attention of Olmo Hybrid, beside a gated delta rule, has no gate of its own
+    # Olmo Hybrid has a gated delta rule in other layers, but its attention has no gate
     has_gated_delta = "linear_num_value_heads" in text and text.get("model_type") != "olmo_hybrid"
     has_gate = text.get("attn_output_gate", has_gated_delta)
     if number >= _num_layers_with_keys(text):
@@ -207,7 +207,7 @@ def _heads(text: Mapping, hidden: int, kind: str, number: int) -> int:
 
 
 def _num_layers_with_keys(text: Mapping) -> int:
-    """Count the layers that make keys and values; the others read those of earlier layers."""
+    """Count the layers that compute keys and values; the others use those of earlier layers."""
     return len(list_layers(text)) - (text.get("num_kv_shared_layers") or 0)
 
 
@@ -248,7 +248,7 @@ def _has_indexer(text: Mapping) -> bool:
 
 
 def _indexer(text: Mapping, hidden: int) -> int:
-    """Count what scores tokens for sparse attention, without its keys."""
+    """Count the indexer, which scores tokens for sparse attention, without its keys."""
     return text["index_n_heads"] * (text["q_lora_rank"] * text["index_head_dim"] + hidden)
 
 
@@ -321,7 +321,7 @@ def _divide_up(number: int, divisor: int) -> int:
 
 
 def _num_matrices(text: Mapping) -> int:
-    """Return how many matrices a feed-forward part has: three with a gate, which most have."""
+    """Return the number of matrices of a feed-forward part: three with a gate, or two without."""
     return 2 if text.get("model_type") in read_table()["without_gate"] else 3
 
 
@@ -334,7 +334,7 @@ def _dense(text: Mapping, hidden: int, number: int) -> int:
         number: Number of the layer.
 
     Raises:
-        KeyError: No key has their size.
+        KeyError: The config has no key with their size.
     """
     inner = _dense_size(text)
     if isinstance(inner, list):
@@ -348,8 +348,8 @@ def _dense(text: Mapping, hidden: int, number: int) -> int:
 
 
 def _dense_size(text: Mapping) -> int | list[int]:
-    """Return the inner size of dense layers, or a list of sizes that the layers have in turn."""
-    # Granite 4 calls its dense layers shared
+    """Return the inner size of dense layers, or a list of sizes that the layers use in turn."""
+    # Granite 4 calls its dense layers "shared"
     names = ["shared_intermediate_size", "intermediate_size"]
     if text.get("num_experts"):
         # Llama 4 has a size of its own for dense layers
@@ -361,7 +361,7 @@ def _dense_size(text: Mapping) -> int | list[int]:
 
 
 def _adjust_size(text: Mapping, inner: int) -> int:
-    """Return the inner size that LFM2 makes of the one in its config.json."""
+    """Return the inner size that LFM2 computes from the one in its config.json."""
     multiplier = text.get("block_ffn_dim_multiplier") or 1.0
     step = text.get("block_multiple_of") or 256
     inner = int(multiplier * int(2 * inner / 3))
@@ -382,7 +382,7 @@ def _expert_matrix(text: Mapping, hidden: int, form: str) -> int:
 
 
 def _shared_size(text: Mapping) -> int:
-    """Return the inner size of the experts that each token passes."""
+    """Return the inner size of the shared experts, which process every token."""
     if str(text.get("model_type")).startswith("llama4"):
         return _expert_size(text)
     shared = (
@@ -429,7 +429,7 @@ def _is_encoder(text: Mapping) -> bool:
 
 
 def _is_tied(config: Mapping) -> bool:
-    """Return whether a model's head is its embedding, by its file or else its family's default."""
+    """Return whether a model's output head is its embedding, by its file or by a default."""
     text = find_text(config)
     if "encoder_layers" in text:
         return True
@@ -445,7 +445,7 @@ def _is_tied(config: Mapping) -> bool:
 
 
 def uncounted(config: Mapping) -> list[str]:
-    """Name the parts of a model that :func:`weights` leaves out: it is then a lower bound."""
+    """Name the parts of a model that :func:`weights` leaves out, so that it is a lower bound."""
     text = find_text(config)
     names = []
     if "encoder_layers" not in text:
@@ -458,12 +458,12 @@ def uncounted(config: Mapping) -> list[str]:
         for name, part in find_encoders(config).items():
             if name == "audio_config" or not _is_vision_counted(part):
                 names.append(_ENCODERS[name])
-    # the keys of the class itself were there when the count was compared with it
+    # keys of the class itself were taken into account when the count was compared with the class
     counted_keys = {*read_table()["known"], *defaults.list_keys(str(text.get("model_type")))}
     for key, value in _file_text(config).items():
         is_size = type(value) is int and value > 0 and _SIZE.search(key)
         if is_size and key not in counted_keys:
-            names.append(f"what {key} sizes")
+            names.append(f"the parts sized by {key}")
     return names
 
 
@@ -474,7 +474,7 @@ def _file_text(config: Mapping) -> Mapping:
 
 
 def not_in_table(config: Mapping) -> list[str]:
-    """Name the kinds of layers that the table has no row for, with how many there are."""
+    """Name the kinds of layers that the table has no row for, with the number of such layers."""
     text = find_text(config)
     if "encoder_layers" in text:
         return []
@@ -490,7 +490,10 @@ def not_in_table(config: Mapping) -> list[str]:
 
 
 def cache_of_token(config: Mapping) -> int:
-    """Return bytes of a token's keys and values in 16 bits, at most: windows hold fewer tokens."""
+    """Return the bytes of a token's keys and values in 16 bits, an upper bound.
+
+    Layers with a window store fewer tokens.
+    """
     text = find_text(config)
     if _is_encoder(text):
         return 0
@@ -502,7 +505,7 @@ def cache_of_token(config: Mapping) -> int:
 
 
 def _cached_numbers(text: Mapping, kind: str) -> float:
-    """Return how many numbers a layer stores of a token."""
+    """Return how many numbers a layer stores for a token."""
     if kind in ("linear_attention", "mamba", "conv", ""):
         return 0
     index_keys = text["index_head_dim"] if _has_indexer(text) else 0

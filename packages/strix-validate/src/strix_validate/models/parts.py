@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a config.json describes: its text model, under the usual names, and each of its layers."""
+"""Read the text model, its layers and the encoders from a config.json, under the usual names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _NAMES = {
 }
 #: Kinds of layers by their letters in hybrid_override_pattern.
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-#: DeepSeek-V4's layers. The number is how many tokens a key stands for.
+#: DeepSeek-V4's kinds of layers. In "compressed N", a key stands for N tokens.
 _COMPRESSED = {
     "compressed_sparse_attention": "compressed 4",
     "heavily_compressed_attention": "compressed 128",
@@ -46,7 +46,7 @@ ATTENTION = (
 )
 #: Feed-forward parts of layers that have no mixer.
 _FEED_FORWARD_ONLY = {"mlp": "dense", "moe": "sparse"}
-#: Keys whose numbers are multiplied by others.
+#: Keys of sizes, which are multiplied with each other.
 _SIZES = (
     "hidden_size",
     "vocab_size",
@@ -95,8 +95,8 @@ _SIZES = (
     "out_hidden_size",
     "spatial_merge_size",
 )
-#: Layers are counted one by one, so a damaged number would take hours. The deepest known model has
-#: 126.
+#: Maximum number of layers. Layers are counted one by one, so a damaged number would take hours.
+#: The deepest known model has 126.
 _MAX_LAYERS = 1000
 
 
@@ -105,7 +105,7 @@ class Layer:
     """A layer.
 
     Attributes:
-        mixer: What mixes tokens, as layer_types names it; "" if nothing does.
+        mixer: The operation that mixes tokens, as layer_types names it; "" if there is none.
         feed_forward: "dense", "sparse" (experts), or "" for none.
     """
 
@@ -114,10 +114,13 @@ class Layer:
 
 
 def find_text(config: Mapping) -> dict[str, Any]:
-    """Return the text model of a config.json, with its class's defaults and under usual names.
+    """Return the text model of a config.json.
+
+    Missing keys have the defaults of the model's class, and keys with other names have their usual
+    names as well.
 
     Raises:
-        NoModel: A part of it is not an object.
+        NoModel: A part of the config is not an object.
     """
     text: dict[str, Any] = defaults.complete(config)
     for name in _TEXT:
@@ -144,7 +147,7 @@ def find_text(config: Mapping) -> dict[str, Any]:
 
 
 def _check_numbers(part: Mapping) -> None:
-    """Refuse texts and lists in place of sizes, whose multiples would fill the memory.
+    """Refuse sizes that are texts or lists, whose multiples would fill the memory.
 
     Raises:
         NoModel: A size is not a number.
@@ -171,8 +174,8 @@ def count_layers(text: Mapping) -> int:
     """Return the number of layers.
 
     Raises:
-        NoModel: There are more than any model has.
-        KeyError: No key has the number.
+        NoModel: There are more layers than in any model.
+        KeyError: No key has the number of layers.
     """
     num_kinds = len(_kinds(text))
     count = text.get("num_hidden_layers") or num_kinds
@@ -185,7 +188,7 @@ def count_layers(text: Mapping) -> int:
 
 
 def list_layers(text: Mapping) -> list[Layer]:
-    """Return each layer of a text model, from the keys by which its family arranges them."""
+    """Return each layer of a text model, in the order that the family's keys describe."""
     mixers = _mixers(text)
     sparse = _sparse(text)
     layers = []
@@ -202,7 +205,7 @@ def list_layers(text: Mapping) -> list[Layer]:
 
 
 def _kinds(text: Mapping) -> list[str]:
-    """Return the kind of each layer, or nothing where the config does not name them."""
+    """Return the kind of each layer, or an empty list if the config does not name them."""
     pattern = text.get("hybrid_override_pattern")
     if pattern:
         return [_LETTERS.get(letter, f"letter {letter}") for letter in pattern]
@@ -220,7 +223,7 @@ def _has_separate_layers(text: Mapping) -> bool:
 
 
 def _mixers(text: Mapping) -> list[str]:
-    """Return what each layer mixes tokens by, as config.json's layer_types names it."""
+    """Return the mixer of each layer, as config.json's layer_types names it."""
     count = count_layers(text)
     kinds = _kinds(text)[:count]
     if not kinds or text.get("compress_ratios"):
@@ -235,11 +238,11 @@ def _mixers(text: Mapping) -> list[str]:
 
 
 def _mixers_by_numbers(text: Mapping, count: int) -> list[str]:
-    """Return the mixers of families that place them by numbers instead of names."""
+    """Return the mixers of families that describe them by numbers instead of names."""
     numbers = range(count)
     ratios = text.get("compress_ratios")
     if ratios:
-        # the last ratio is the prediction head's
+        # the last ratio belongs to the prediction head
         return [_compressed_mixer(ratio) for ratio in ratios[:count]]
     kinds = text.get("block_types")
     if kinds:
@@ -264,7 +267,7 @@ def _mixers_by_numbers(text: Mapping, count: int) -> list[str]:
 
 
 def _compressed_mixer(ratio: int) -> str:
-    """Return the mixer of DeepSeek-V4's layers in which a key stands for so many tokens."""
+    """Return the mixer of DeepSeek-V4's layers in which a key stands for `ratio` tokens."""
     return f"compressed {ratio}" if ratio else "sliding_attention"
 
 
@@ -354,7 +357,7 @@ def _sparse(text: Mapping) -> set[int]:
 
 
 def _sparse_between(text: Mapping, numbers: Sequence[int]) -> set[int]:
-    """Return Ernie's layers with experts. Its text and its images may have a range each."""
+    """Return Ernie's layers with experts. Text and images may each have a range of layers."""
     start = text["moe_layer_start_index"]
     end = text.get("moe_layer_end_index", -1)
     if isinstance(start, list):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where a model is, and in which of the formats that describe one."""
+"""Find the file that describes a model, and read it in its format."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def find(model: str) -> Path:
     Nothing is downloaded.
 
     Raises:
-        NoModel: There is none; the message says how to get it.
+        NoModel: There is no such file; the message says how to get one.
     """
     path = Path(model)
     if path.is_file():
@@ -34,13 +34,13 @@ def find(model: str) -> Path:
         raise NoModel(f"{model} is not a file")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         raise NoModel(f"{model} is not a file, a directory or a name such as Qwen/Qwen3-8B")
-    file = cached(model)
+    file = find_cached(model)
     if file is None:
         raise NoModel(
-            f"{model} is not on this machine, and nothing is downloaded here: hf download {model} "
-            f"config.json model.safetensors.index.json (of a pipeline for images, all files; for a "
-            f"gated model, accept its licence on its page and run hf auth login first), then run "
-            f"this again"
+            f"{model} is not on this machine, and this command downloads nothing: run hf download "
+            f"{model} config.json model.safetensors.index.json (for a pipeline for images, "
+            f"download all files; for a gated model, first accept its licence on its page and run "
+            f"hf auth login), then run this command again"
         )
     return file
 
@@ -53,12 +53,12 @@ def _find_in(folder: Path) -> Path:
     if gguf_files:
         return gguf_files[0]
     raise NoModel(
-        f"{folder} has no {', no '.join(_FILES)} and no {gguf_file.SUFFIX} file: name the folder "
+        f"{folder} has no {', no '.join(_FILES)} and no {gguf_file.SUFFIX} file: pass the folder "
         f"of a model"
     )
 
 
-def cached(name: str) -> Path | None:
+def find_cached(name: str) -> Path | None:
     """Return the file that describes a model in Hugging Face's cache, if it is there."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
     snapshots = home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots"
@@ -72,14 +72,14 @@ def read(file: Path) -> dict[str, Any]:
     """Read a file that describes a model.
 
     Raises:
-        NoModel: It describes none.
+        NoModel: The file describes no model.
     """
     config = _read_object(file)
     if file.name == mistral.FILE:
         try:
             return mistral.convert_params(config)
         except (TypeError, AttributeError, ArithmeticError) as error:
-            raise NoModel(f"{file} is not Mistral's: {error!s:.100}") from error
+            raise NoModel(f"{file} is not in Mistral's format: {error!s:.100}") from error
     quantization_file = file.with_name(_MODELOPT)
     has_format = file.name != CONFIG or config.get("quantization_config")
     if not has_format and quantization_file.is_file():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What to start a model's server with: its length, its parsers, drafts, and how fast it may be."""
+"""Suggest flags for a model's server: context length, parsers, drafts; and its likely speed."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,13 @@ _LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-#: Length that vLLM assumes if no key has one.
+#: The length that vLLM assumes if no key states one.
 _UNKNOWN_LENGTH = 2048
-#: Kinds of rope whose max_position_embeddings is the scaled length already, or which do not scale.
+#: Types of rope that do not scale, or whose max_position_embeddings is already the scaled length.
 _SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default")
-#: The part of the cache that one request of a model's length may need without --max-model-len.
-#: vLLM rounds to blocks and pads groups of layers, so a need near the whole cache proves nothing.
+#: If one request of the model's length needs at most this share of the cache, --max-model-len is
+#: left out. vLLM rounds to blocks and pads groups of layers, so that a request which needs nearly
+#: the whole cache may not fit.
 _SURE = 0.5
 #: Mixers whose layers keep a state instead of keys and values.
 _STATE_MIXERS = {
@@ -54,13 +55,13 @@ def advice() -> dict[str, Any]:
 
 
 def read_length(config: Mapping, folder: Path | None = None) -> int:
-    """Return how many tokens vLLM lets a request have if no flag limits them.
+    """Return the maximum number of tokens of a request if no flag of vLLM limits them.
 
-    Follows _get_and_verify_max_len of vLLM 0.33.0's config/model.py.
+    This follows _get_and_verify_max_len of vLLM 0.33.0's config/model.py.
 
     Args:
         config: A config.json.
-        folder: Where a tokenizer_config.json may set a lower limit.
+        folder: The model's folder, whose tokenizer_config.json may set a lower limit.
     """
     text = find_text(config)
     lengths = [text[key] for key in _LENGTHS if _is_number(text.get(key))]
@@ -105,7 +106,7 @@ def _limit_by_tokenizer(length: float | None, folder: Path) -> float | None:
 
 
 def _ropes(text: Mapping) -> list[Mapping]:
-    """Return the scalings of positions, of which there may be one for each kind of layer."""
+    """Return the scalings of positions; there may be one for each kind of layer."""
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, Mapping):
         return []
@@ -118,11 +119,11 @@ def _rope_type(rope: Mapping) -> str:
 
 
 def length_flag(length: int, token: int | None, cache: int) -> str:
-    """Return --max-model-len where the cache may hold less than the model's length, or nothing.
+    """Return " --max-model-len auto" if a request of the model's length may not fit, else "".
 
-    vLLM refuses to start if a request of its length does not fit into the cache
-    (_check_enough_kv_cache_memory of v1/core/kv_cache_planning.py); with `auto` it takes the
-    longest that does (_auto_fit_max_model_len, the same file).
+    vLLM refuses to start if a request of that length does not fit into the cache
+    (_check_enough_kv_cache_memory of v1/core/kv_cache_planning.py). With `auto` it uses the largest
+    length that fits (_auto_fit_max_model_len in the same file).
 
     Args:
         length: Tokens that a request may have.
@@ -141,7 +142,7 @@ def _model_types(config: Mapping, text: Mapping) -> set[str]:
 
 
 def find_parsers(config: Mapping) -> tuple[str, str]:
-    """Return the flags by which tool calls and reasoning are parsed, and a note; "" if unknown."""
+    """Return the flags of the parsers for tool calls and reasoning, and a note; "" if unknown."""
     kinds = _model_types(config, find_text(config))
     for row in advice()["parsers"]:
         if kinds.isdisjoint(row["types"]):
@@ -154,7 +155,7 @@ def find_parsers(config: Mapping) -> tuple[str, str]:
 
 
 def list_draft_flags(config: Mapping) -> list[str]:
-    """Return flags of speculative decoding, each with its known faults."""
+    """Return alternative flags of speculative decoding, each with its known faults."""
     text = find_text(config)
     if "type_vocab_size" in text or "encoder_layers" in text:
         return []
@@ -173,7 +174,7 @@ def list_draft_flags(config: Mapping) -> list[str]:
 
 
 def find_speed(config: Mapping) -> str:
-    """Return the public figures of a model's format on gfx1151, with their source, or nothing."""
+    """Return the public figures of a format's speed on gfx1151, with their source, or ""."""
     text = find_text(config)
     form = read_format(config)
     layers = [] if "encoder_layers" in text else list_layers(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What vLLM and diffusers choose on gfx1151: a table's rows, and how far each is proven."""
+"""The table of the choices of vLLM and diffusers on gfx1151, and how far each is proven."""
 
 import re
 import tomllib
@@ -14,8 +14,8 @@ from strix_validate.models.defaults import NoModel
 from strix_validate.models.formats import find_quantization, read_format
 from strix_validate.models.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 
-#: What a check proves, by the first part of its id. Checks such as gemm, sdpa and conv prove
-#: something on a GPU alone.
+#: The proof that a check gives without a GPU, by the first part of its id. Checks such as gemm,
+#: sdpa and conv prove something only on a GPU.
 PROVES = {
     "kernels": "compiled",
     "attention": "interpreted",
@@ -33,7 +33,7 @@ ATTENDS = {
 }
 #: Formats in which vLLM treats the head as a layer of its own, in 16 bits.
 _SEPARATE_HEAD = ("auto-round", "auto-round of 8 bits", "nvfp4 by modelopt", "mxfp8 by modelopt")
-#: How vLLM's tables of tiles name a format of experts; those of other formats have no table.
+#: The format of experts in the names of vLLM's tables of tiles. Other formats have no tables.
 _TILED = {
     "16 bits": "",
     "fp8-blocks": ",dtype=fp8_w8a8,block_shape=[128,128]",
@@ -42,22 +42,22 @@ _TILED = {
     "awq": ",dtype=int4_w4a16",
     "auto-round": ",dtype=int4_w4a16",
 }
-#: The choice for a format that vLLM reads and that was not tried.
+#: The choice for a format that vLLM reads but that was not compared.
 NOT_COMPARED = "a format that was not compared"
 _OTHER_FORMATS = "4 bits in compressed-tensors, GPTQ or AWQ, FP8 in blocks, or a GGUF file"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: what is chosen for a part of a model.
+    """A row of the table: the choice for a part of a model.
 
     Attributes:
         part: The part, such as "attention" or "linear".
-        of: Its kind: for "linear" and "experts" the format of the weights.
+        of: The kind of the part; for "linear" and "experts", the format of the weights.
         chosen: Name of the backend or kernel.
-        refused: The words in which vLLM refuses it, or "".
-        instead: What to use if it is refused.
-        checks: Ids of the checks that launch it.
+        refused: The message with which vLLM refuses the part, or "".
+        instead: What to use instead of a refused part.
+        checks: Ids of the checks that launch the backend or kernel.
         record: Name of the record of a run by hand, or "".
     """
 
@@ -94,10 +94,10 @@ def require_target() -> None:
     """Require that the variable gpu_arch names the table's GPU.
 
     Raises:
-        NoModel: It names another one.
+        NoModel: The variable names another GPU.
     """
     if TARGET != "gfx1151":
-        raise NoModel(f"the table is about gfx1151, not {TARGET}: only vLLM's own code can say")
+        raise NoModel(f"the table is for gfx1151, not {TARGET}: only vLLM's own code can answer")
 
 
 def read_rows() -> list[Row]:
@@ -128,10 +128,10 @@ def describe_tiles(config: Mapping, source: Path | None = None) -> str:
 
     Args:
         config: A config.json.
-        source: Source folder of the vLLM that answers, instead of the release that was compared.
+        source: vLLM's source folder; None for the release that the table was compared with.
 
     Returns:
-        A phrase; empty without experts, or where their kernel reads no table.
+        A phrase; empty if the model has no experts, or their kernel reads no table.
     """
     text = find_text(config)
     count = text.get("num_experts")
@@ -175,11 +175,11 @@ def find_rows(config: Mapping) -> list[Row]:
     """Return the rows of a model.
 
     Raises:
-        NoModel: It has no layers that the table has rows for.
+        NoModel: The model has no layers that the table has rows for.
     """
     text = find_text(config)
     if not text.get("num_attention_heads") and not text.get("mamba_d_state"):
-        raise NoModel("no attention heads are in it: is it the config.json of a language model?")
+        raise NoModel("it has no attention heads: is it the config.json of a language model?")
     is_encoder_decoder = "decoder_attention_heads" in text
     layers = [] if is_encoder_decoder else list_layers(text)
     chosen = []
@@ -199,13 +199,14 @@ def find_rows(config: Mapping) -> list[Row]:
 def _matrix_rows(config: Mapping, text: Mapping, layers: Sequence[Layer]) -> list[Row]:
     """Return the rows of a model's linear layers and experts, up to the first that is refused."""
     form = read_format(config)
-    # gpt-oss keeps all but its experts in 16 bits
+    # gpt-oss keeps everything except its experts in 16 bits
     linear_format = "16 bits" if form == "mxfp4" else form
     chosen = [_row("linear", linear_format)]
     has_experts = any(layer.feed_forward == "sparse" for layer in layers)
     if has_experts and not chosen[-1].refused:
         chosen.append(_row("experts", _experts_format(text, form)))
-    # projections of decay and gates or of compression, a head, or layers of an encoder
+    # some layers stay in 16 bits: projections of decay, gates or compression, the output head, or
+    # layers of an encoder
     has_16_bits = (
         text.get("linear_num_value_heads")
         or text.get("o_lora_rank")
@@ -218,7 +219,7 @@ def _matrix_rows(config: Mapping, text: Mapping, layers: Sequence[Layer]) -> lis
 
 
 def _keeps_encoder(config: Mapping) -> bool:
-    """Return whether a packed model names layers of its encoder as left in 16 bits."""
+    """Return whether a quantized model lists layers of its encoder as left in 16 bits."""
     quantization = find_quantization(config)
     names = (
         quantization.get("ignore")
@@ -240,7 +241,7 @@ def _experts_format(text: Mapping, form: str) -> str:
 
 @cache
 def _row(part: str, of: str) -> Row:
-    """Return a row of the table, or for a format that it lacks what vLLM's registry says."""
+    """Return a row of the table; for a format that it lacks, one by vLLM's registry of methods."""
     for row in read_rows():
         if (row.part, row.of) == (part, of):
             return row
