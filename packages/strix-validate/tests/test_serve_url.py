@@ -121,9 +121,9 @@ FAULTS: list[tuple[str, set[str], str]] = [
     ("context-scores", {"context"}, "at the end of the context of 40960 tokens"),
     ("swapped", {"together"}, "less likely"),
     ("twins", {"together"}, "two equal requests at once"),
-    ("long-swapped", {"long-together"}, "of several prompts of 2144 tokens at once"),
+    ("long-swapped", {"long-together"}, "among several prompts of 2144 tokens at once"),
     ("leak", {"prefix"}, "less likely"),
-    ("hybrid", {"prefix"}, "after a beginning of 2208 tokens that came before"),
+    ("hybrid", {"prefix"}, "after a repeated beginning of 2208 tokens"),
     ("drafts-cache", {"prefix", "speculation"}, "less likely"),
     ("limit", {"together"}, "HTTP 503"),
     ("no-stop", {"stop"}, "before the stop string"),
@@ -132,7 +132,7 @@ FAULTS: list[tuple[str, set[str], str]] = [
     ("finish", {"usage"}, "expected 'length'"),
     ("usage", {"usage", "prefill", "together", "prefix"}, "usage says"),
     ("usage-n", {"usage", "sampling"}, "usage"),
-    ("one-more", {"usage", "prefill"}, "were asked for"),
+    ("one-more", {"usage", "prefill"}, "were requested"),
     ("echo", {"usage"}, "it is an echo"),
     ("probabilities", {"probabilities"}, "sum to"),
     ("raw-logits", {"probabilities"}, "differ by"),
@@ -147,7 +147,7 @@ FAULTS: list[tuple[str, set[str], str]] = [
     ("seed-ignored", {"sampling"}, "the seed is ignored"),
     ("seed-constant", {"sampling"}, "two seeds give the same tokens"),
     ("n-equal", {"sampling"}, "all choices of n are equal"),
-    ("n-one", {"sampling", "usage"}, "choices are answered"),
+    ("n-one", {"sampling", "usage"}, "but the answer has"),
     ("logit_bias-ignored", {"sampling"}, "logit_bias is ignored"),
     ("frequency_penalty-ignored", {"penalties"}, "frequency_penalty is ignored"),
     ("presence_penalty-ignored", {"penalties"}, "presence_penalty is ignored"),
@@ -161,7 +161,7 @@ FAULTS: list[tuple[str, set[str], str]] = [
     ("not-opened", {"chat"}, "does not open the assistant's turn"),
     ("chat-garbage", {"chat", "chat-answer"}, "in a chat a token is less likely"),
     ("chat-usage", {"chat", "chat-answer", "tools"}, "usage of a chat says"),
-    ("chat-one-more", {"chat", "chat-answer"}, "in a chat, max_tokens is"),
+    ("chat-one-more", {"chat", "chat-answer"}, "in a chat, but max_tokens is"),
     ("content-null", {"chat-answer", "schema"}, "is null"),
     ("content-empty", {"chat-answer", "schema"}, "is empty"),
     ("in-reasoning", {"chat-answer", "schema"}, "is null"),
@@ -208,9 +208,9 @@ def test_a_wrong_server_fails_where_it_is_wrong(fault, failing, said, judged):
     ("fault", "failing", "said"),
     [
         ("no-template", "chat", "the chat template is not applied"),
-        ("no-system", "chat", "dropped or forgotten, that of the system"),
-        ("no-history", "chat", "dropped or forgotten, that of the user"),
-        ("last-only", "chat", "dropped or forgotten, that of the system"),
+        ("no-system", "chat", "the system's message is dropped"),
+        ("no-history", "chat", "the user's message is dropped"),
+        ("last-only", "chat", "the system's message is dropped"),
         ("content-null", "chat-answer", "is null"),
         ("chat-echo", "chat-answer", "it is an echo"),
         ("calls-as-text", "tools", "the answer is text"),
@@ -274,7 +274,7 @@ def test_costs_are_said_before_the_first_request_of_a_check(monkeypatch):
         runner.run(["serve"], options, ["serve/url-usage"], print_line=lines.append)
     assert lines[0] == "serve: 1 checks"
     assert "reads about 100 tokens and generates 50" in lines[1]
-    assert "as it has just shown" in lines[1] and "--skip serve/url-usage" in lines[1]
+    assert "as just measured" in lines[1] and "--skip serve/url-usage" in lines[1]
 
 
 @pytest.mark.parametrize(

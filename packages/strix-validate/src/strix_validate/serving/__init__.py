@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A server of vLLM, ours with a tiny model or the user's, and how it is judged."""
+"""Start a vLLM server with a tiny model, or use the user's server, and judge its answers."""
 
 __all__ = [
     "caches",

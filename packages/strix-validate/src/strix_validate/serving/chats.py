@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether a server's chat applies the template, and answers as a string.
+"""Judge whether a server's chat applies the template, and answers with a string.
 
-What a model says is not judged. These checks read which tokens the server gives to the model for a
-chat, whether the answer has the form that clients rely on, and whether its tokens are the ones that
-the model's prefill finds likeliest.
+The content of answers is not judged. These checks examine which tokens the server passes to the
+model for a chat, whether the answer has the form that clients rely on, and whether the model's
+prefill finds the answer's tokens likeliest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from strix_validate.serving.endpoint import COUNTS, Endpoint, Refused
 from strix_validate.serving.judges import judge_greedy
 from strix_validate.serving.messages import Reply, chat, stream_chat
 
-#: Tokens of an answer that may think first.
+#: Maximum tokens of an answer, which may begin with thoughts.
 ANSWER = 1024
 #: Tokens of a short answer.
 _SHORT = 48
@@ -24,8 +24,8 @@ _WORDS = {
     "assistant": "obsidian",
     "last": "periwinkle",
 }
-#: Contents of the messages. They begin and end the same, so that what lies between them in a prompt
-#: is the template's.
+#: Contents of the messages. All begin and end with the same words, so that the tokens between two
+#: contents in a prompt come from the template.
 _CONTENTS = {
     name: f"Now hear this: the word is {word}, and no more." for name, word in _WORDS.items()
 }
@@ -33,9 +33,10 @@ _CONTENTS = {
 BEGIN = 3
 END = 1
 QUESTION = "What is the capital of France? Answer with the name of the city alone."
-#: Letters that a part of a stream may have at most: several drafted tokens come in one.
+#: An answer with this many letters must be streamed in several parts. A shorter one may come in one
+#: part, since several drafted tokens are sent together.
 _LETTERS_OF_A_PART = 100
-#: What is wrong if the prompt does not hold a message.
+#: The fault if the prompt does not contain a message, by message.
 _MISSING_MESSAGES = {
     "system": "the system message is dropped",
     "user": "the first turn of the user is forgotten",
@@ -45,7 +46,7 @@ _MISSING_MESSAGES = {
 
 
 def judge_chat(server: Endpoint) -> dict:
-    """Require that the template holds each message of a chat and tells the roles apart.
+    """Require that the template includes each message of a chat and tells the roles apart.
 
     Raises:
         CannotRun: The server has no chat, or the model has no template.
@@ -81,7 +82,7 @@ def _require_messages(
     contents: Mapping[str, str],
     reply: Reply,
 ) -> None:
-    """Require that a chat's prompt holds the contents in order, and tells the roles apart.
+    """Require that a chat's prompt contains the contents in order, and tells the roles apart.
 
     Args:
         server: The server.
@@ -109,21 +110,21 @@ def _require_messages(
 
 
 def _judge_counts(server: Endpoint, history: Sequence[dict], reply: Reply) -> dict:
-    """Require the same of a server without token ids of a chat, by its counts of tokens."""
+    """Judge the template by counts of tokens, for a server without token ids of a chat."""
     judge_reply_usage(reply, _SHORT)
     if not reply.read:
         raise CannotRun("the server has no chat with token ids or counts of tokens")
     edges = BEGIN + END
     sizes = [len(tokenize(server, message["content"])) - edges for message in history]
     for i, size in enumerate(sizes):
-        # templates may require alternating turns, so the message stays, with next to nothing in it
+        # templates may require alternating turns, so the message is shortened and not removed
         shorter = list(history)
         shorter[i] = history[i] | {"content": "No."}
         added = reply.read - chat(server, shorter, 1).read
         require(
             added > size // 2,
-            f"a message of a chat is dropped or forgotten, that of the {history[i]['role']}: it "
-            f"adds {added} tokens to the prompt, of {size}",
+            f"the {history[i]['role']}'s message is dropped from a chat: it adds {added} of its "
+            f"{size} tokens to the prompt",
         )
     first = tokenize(server, "Again")
     second = tokenize(server, "Below")
@@ -143,7 +144,7 @@ def _require_opened_turn(
     messages: Sequence[dict],
     reply: Reply,
 ) -> None:
-    """Require that the prompt opens the assistant's turn, where the template has such an end."""
+    """Require that the prompt opens the assistant's turn, if the template can do so."""
     prompts = {}
     for is_opened in (True, False):
         body = {"messages": list(messages), "add_generation_prompt": is_opened}
@@ -166,12 +167,12 @@ def answer_limit(server: Endpoint) -> int:
 
 
 def tokenize(server: Endpoint, text: str) -> list[int]:
-    """Return the tokens of a text, after what the server puts before each prompt."""
+    """Return the tokens of a text, including those that the server puts before each prompt."""
     return server.generate(text, 1).prompt
 
 
 def find(tokens: Sequence[int], part: Sequence[int]) -> int:
-    """Return the index at which a list of tokens holds another one; -1 if it does not."""
+    """Return the index at which a list of tokens contains another list; -1 if it does not."""
     part = list(part)
     for i in range(len(tokens) - len(part) + 1):
         if list(tokens[i : i + len(part)]) == part:
@@ -180,12 +181,12 @@ def find(tokens: Sequence[int], part: Sequence[int]) -> int:
 
 
 def judge_reply_usage(reply: Reply, number: int) -> None:
-    """Require that a chat's tokens are counted, and that max_tokens is respected."""
+    """Require that a chat's tokens are counted correctly, and that max_tokens is respected."""
     written = reply.written
-    require(written <= number, f"{written} tokens in a chat, max_tokens is {number}")
+    require(written <= number, f"{written} tokens in a chat, but max_tokens is {number}")
     require(
         reply.finish != "length" or written == number,
-        f"finish_reason is 'length' after {written} tokens of a chat, max_tokens is {number}",
+        f"finish_reason is 'length' after {written} tokens of a chat, but max_tokens is {number}",
     )
     counts = (reply.read, written, reply.read + written)
     expected = dict(zip(COUNTS, counts, strict=True))
@@ -220,7 +221,7 @@ def judge_chat_answer(server: Endpoint) -> dict:
 def _judge_limits(server: Endpoint, messages: Sequence[dict]) -> None:
     """Require that an answer ends at max_tokens, and that a longer one is streamed in parts."""
     short = chat(server, messages, 5, ignore_eos=True)
-    require(short.written == 5, f"{short.written} tokens in a chat, max_tokens is 5")
+    require(short.written == 5, f"{short.written} tokens in a chat, but max_tokens is 5")
     require(short.finish == "length", f"finish_reason of a chat is {short.finish!r}, not 'length'")
     streamed = stream_chat(server, messages, _SHORT, ignore_eos=True)
     num_letters = len(f"{streamed.content or ''}{streamed.reasoning}")
@@ -238,8 +239,8 @@ def _judge_content(server: Endpoint, reply: Reply, content: str) -> None:
         require(is_generated, "the content of a chat begins with the question: it is an echo")
     text = server.detokenize(reply.tokens) if reply.tokens else ""
     if text and not reply.reasoning:
-        # Special tokens have a text as well, which is not in the content: so the content's letters
-        # must be in the text in their order, with others between them.
+        # The text of special tokens is not in the content. The content's letters must therefore be
+        # in the text in the same order, but other letters may be between them.
         remaining = iter(text)
         require(
             all(letter in remaining for letter in content if not letter.isspace()),
@@ -253,7 +254,7 @@ def _judge_stop(
     content: str,
     limit: int,
 ) -> None:
-    """Require that a chat's answer ends before a stop string; a near tie gets another try."""
+    """Require that a chat's answer ends before a stop string; repeat it in case of a near tie."""
     stop = content[len(content) // 2 :][:4]
     expected = content[: content.index(stop)]
     if not expected.strip():
@@ -297,7 +298,7 @@ def judge_reply_stream(
     Args:
         server: The server.
         messages: Messages of the chat.
-        reply: The whole answer to them.
+        reply: The answer to the messages without streaming.
         number: Tokens that the answer may have.
         **parameters: Further keys of the request.
     """
@@ -312,14 +313,16 @@ def judge_reply_stream(
     for name, value in expected.items():
         require(
             value == streamed[name],
-            f"{name} of a streamed chat: {str(streamed[name])[:80]}, else {str(value)[:80]}",
+            f"{name} of a streamed chat: {str(streamed[name])[:80]}, without streaming: "
+            f"{str(value)[:80]}",
         )
 
 
 def _comparable(reply: Reply) -> dict:
-    """Return what a stream has in common with a whole answer.
+    """Return the values of a reply that must be equal with and without streaming.
 
-    Parsers strip blanks in one and not in the other, and disagree on the end of a named call.
+    Parsers may strip blanks in only one of them, and give different finish reasons for a named
+    call, so these differences are removed.
     """
     finish = reply.finish
     if reply.calls and finish == "tool_calls":

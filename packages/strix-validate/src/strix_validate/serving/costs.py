@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the checks of a user's server cost, to be shown before they begin."""
+"""Estimate how many tokens and minutes the checks of a user's server need, before they begin."""
 
 import time
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from strix_validate.checks import CannotRun, CheckFailed
 from strix_validate.serving import caches, judges
 from strix_validate.serving.endpoint import Endpoint
 
-#: Tokens that each check reads and generates, rounded, with an empty cache. A model that thinks
-#: generates up to 1,024 more in each answer of a chat.
+#: Rounded numbers of tokens that the server reads and generates for each check, with an empty
+#: cache. A reasoning model generates up to 1,024 more tokens in each answer of a chat.
 _COSTS = {
     "url-text": (1_200, 1),
     "url-prefill": (700, 640),
@@ -36,9 +36,9 @@ _COSTS = {
     "url-load-16": (400, 1_024),
     "url-bench": (16_000, 2_048),
 }
-#: Tokens that a second server, without speculation, reads.
+#: Tokens that the second server, without speculation, reads.
 PLAIN = 7_000
-#: Tokens per second, read and generated, that are assumed of a machine that was not measured.
+#: Assumed tokens per second, read and generated, for a server that was not measured.
 _ASSUMED_RATES = (500.0, 20.0)
 #: Tokens generated to measure a server.
 _PROBE = 32
@@ -46,7 +46,7 @@ _PROBE = 32
 
 @dataclass(frozen=True)
 class Server:
-    """What the costs depend on.
+    """The properties of a server on which the costs depend.
 
     Attributes:
         context: Tokens of the context; 0 if unknown.
@@ -80,7 +80,7 @@ def estimate_cost(name: str, server: Server) -> tuple[int, int]:
 
 
 def probe(endpoint: Endpoint) -> Server:
-    """Return what a server says of itself, and measure how fast it reads and generates."""
+    """Return a server's context and block, and measure how fast it reads and generates tokens."""
     try:
         context = endpoint.context()
         block = endpoint.block_size()
@@ -120,16 +120,16 @@ def describe_costs(names: Sequence[str], endpoint: Endpoint | None) -> str:
     context = ""
     if "url-context" in names and not server.context:
         context = "; serve/url-context reads four times the context, not counted here"
-    source = "as it has just shown" if server.measured else "as an example"
+    source = "as just measured" if server.measured else "as an example"
     return (
         f"serve: the server reads about {num_read:,} tokens and generates {num_generated:,}. At "
-        f"{read_rate:,.0f} and {generation_rate:,.1f} tokens a second, {source}, that takes "
-        f"{minutes:,.0f} minutes, or less for what the cache holds and for requests at a time. "
-        f"serve/{longest} reads most, {costs[longest][0]:,}: --skip serve/{longest} leaves it out"
-        f"{context}"
+        f"{read_rate:,.0f} and {generation_rate:,.1f} tokens a second ({source}), this takes "
+        f"{minutes:,.0f} minutes; cached prompts and concurrent requests make it faster. "
+        f"serve/{longest} reads the most tokens, {costs[longest][0]:,}: --skip serve/{longest} "
+        f"leaves it out{context}"
     )
 
 
 def describe_plain_costs(url: str) -> str:
-    """Return in a line what the comparison with a server without speculation needs of it."""
+    """Return in a line how many tokens the server without speculation reads and generates."""
     return f"serve: the server at {url} reads about {PLAIN:,} tokens, and generates 12"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A running server with OpenAI's interface and vLLM's additions, as a client sees it."""
+"""Client of a running server with OpenAI's API and vLLM's additions."""
 
 import contextlib
 import http.client
@@ -18,11 +18,11 @@ from strix_validate import limits
 from strix_validate.checks import CannotRun, CheckFailed
 from strix_validate.serving.web import open_url
 
-#: Seconds without a byte after which a request has failed. A slow server that reads a long prompt
-#: is silent for as long, so this is an hour: it finds servers that hang, not slow ones.
+#: Seconds without a byte after which a request fails. A slow server sends nothing while it reads a
+#: long prompt, so the limit is an hour: it detects servers that hang, not slow ones.
 LIMIT = 3600.0
-#: Sampling parameters that change nothing. A model's generation_config.json may have others, which
-#: vLLM uses where a request has none.
+#: Sampling parameters that change nothing. A request states them, because vLLM otherwise uses those
+#: of the model's generation_config.json.
 NEUTRAL = {
     "top_p": 1.0,
     "min_p": 0.0,
@@ -81,8 +81,8 @@ class Endpoint:
     """A server.
 
     Attributes:
-        url: Its address, with or without /v1.
-        model: What the server calls its model.
+        url: The server's address, with or without /v1.
+        model: The model's name on the server.
     """
 
     url: str
@@ -92,7 +92,8 @@ class Endpoint:
         """Send a request and return the open answer.
 
         Raises:
-            CheckFailed: There is none; the message has what the server's error says.
+            CheckFailed: The server does not answer, or answers with an error, whose text is in the
+                message.
         """
         data = json.dumps({"model": self.model, **body}).encode()
         return self._open(path, limit, data)
@@ -115,7 +116,7 @@ class Endpoint:
         """Return the whole answer to a request.
 
         Raises:
-            CheckFailed: There is none.
+            CheckFailed: There is no complete answer.
         """
         with self.post(path, body, limit) as answer, _convert_errors():
             return self._read_json(answer)
@@ -132,7 +133,7 @@ class Endpoint:
             return ""
 
     def block_size(self) -> int:
-        """Return the tokens of the largest block of the cache; 0 if the server does not say."""
+        """Return the tokens of the largest block of the cache; 0 if the server does not list it."""
         lines = re.findall(r"^vllm:cache_config_info\{.*", self.metrics(), re.M)
         sizes = re.findall(
             r'\b(?:mamba_|effective_attention_)?block_size="(\d+)"',
@@ -149,7 +150,7 @@ class Endpoint:
         return sum(map(float, values))
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, special ones included; empty if the server has no way."""
+        """Return the text of tokens, including special ones; empty if the server cannot do this."""
         try:
             answer = self.ask("/detokenize", {"tokens": list(tokens)})
         except Refused:
@@ -157,7 +158,7 @@ class Endpoint:
         return answer.get("prompt") or ""
 
     def context(self) -> int:
-        """Return how many tokens the model accepts, as the server lists it; 0 if it does not."""
+        """Return how many tokens the model accepts; 0 if the server does not list it."""
         with self._open("/v1/models", LIMIT) as answer, _convert_errors():
             models = self._read_json(answer).get("data") or []
         same_name = [entry for entry in models if entry.get("id") == self.model]
@@ -195,7 +196,7 @@ class Endpoint:
     ) -> list[Generation]:
         """Generate as :meth:`generate` does, and return all choices.
 
-        Each has the usage of the whole answer.
+        Each choice has the usage of the whole answer.
         """
         request = _request(prompt, number, **parameters)
         answer = self.ask(_COMPLETIONS, request, limit)
@@ -254,7 +255,7 @@ class Endpoint:
             CheckFailed: The stream has no end.
         """
         with self.post(path, body) as answer, _convert_errors():
-            # any line ends, a byte order mark, and letters cut in two by the chunks of HTTP
+            # accepts any line ends, a byte order mark, and letters that HTTP chunks cut in two
             text = io.TextIOWrapper(answer, encoding="utf-8-sig")
             for data in events(limits.read_lines(text, self.url)):
                 if data == "[DONE]":
@@ -271,11 +272,11 @@ class Endpoint:
         tokens: list[int] | None = None,
         listed: int = 1,
     ) -> "Scores":
-        """Score tokens by the server's prefill.
+        """Score tokens with the server's prefill.
 
         Args:
             prompt: Text or token ids.
-            tokens: Tokens after the prompt. If None, those of the prompt but for the first.
+            tokens: Tokens after the prompt. If None, the prompt's own tokens except the first.
             listed: How many of the likeliest tokens are listed at each place.
 
         Raises:
@@ -301,9 +302,9 @@ class Scores:
     """Log probabilities at each place, in nats.
 
     Attributes:
-        logprobs: Of the token there.
-        best: Of the likeliest token.
-        listed: Of each listed token, by its id.
+        logprobs: Log probability of the token at the place.
+        best: Log probability of the likeliest token.
+        listed: Log probability of each listed token, by its id.
     """
 
     logprobs: list[float]
@@ -343,7 +344,7 @@ def _convert_errors() -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise Silent(f"the answer stood still: {error}") from error
+        raise Silent(f"the answer stopped: {error}") from error
     except (OSError, http.client.HTTPException) as error:
         raise CheckFailed(f"the answer broke off: {type(error).__name__} {error}") from error
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether a running server is correct, and how fast, from its answers alone.
+"""Judge whether a running server is correct, from its answers alone.
 
-No reference model is needed. What a server generates step by step is sent back to it as one
-prompt, whose log probabilities come from other kernels: prefill, not decoding. Where both may be
-wrong in the same way, a text that every model knows, and numbers hidden in a long prompt, show it.
+No reference model is needed. The tokens that a server generated step by step (decoding) are sent
+back to it as one prompt, whose log probabilities other kernels compute (prefill). If both are wrong
+in the same way, the probabilities of a text that every model knows, and numbers hidden in a long
+prompt, show the fault.
 """
 
 import itertools
@@ -20,22 +21,22 @@ from importlib.resources import files
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import COUNTS, Endpoint, Generation, Scores, Silent
 
-#: Concurrent requests that are judged, and how many times as many are sent.
+#: Number of concurrent requests, and the factor by which more are sent in total.
 TOGETHER = 32
 _ROUNDS = 4
-#: Nats by which a log probability may differ between prefill and decoding, and between alone and in
-#: a batch: sums have another order, in 16 bits.
+#: Nats by which a log probability may differ between prefill and decoding, and between a request
+#: alone and in a batch, because 16-bit sums are computed in another order.
 _BOUND = 0.3
-#: One token in so many may exceed the bound, and none by more than this factor.
+#: One token in _RARE may exceed the bound, and none may exceed it by more than the factor _FAR.
 _RARE = 50
 _FAR = 5
 #: Tokens of a long answer.
 LONG = 640
-#: Tokens of the prompts that numbers are hidden in.
+#: Tokens of the prompts in which numbers are hidden.
 RECALLED = (8192, 32768)
-#: Limits of bits for a byte of the known text, and of nats for a token. Trained models take 0.3 to
-#: 1.3 bits for a byte and below 4 nats for a token; one that guesses takes log2(32,000) / 4.3 = 3.5
-#: bits and 10 nats, or as bytes 8 bits and 5.5.
+#: Maximum bits per byte of the known text, and nats per token. Trained models need 0.3 to 1.3 bits
+#: per byte and less than 4 nats per token. A model that guesses needs log2(32,000) / 4.3 = 3.5 bits
+#: and 10 nats; if its tokens are bytes, 8 bits and 5.5 nats.
 _BITS = 2.0
 _NATS = 4.5
 #: Tokens of a window of the known text.
@@ -63,20 +64,20 @@ PROMPTS = tuple(
 )
 #: Prompts that all differ; each is sent twice at once.
 MANY = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TOGETHER * _ROUNDS // 2 + 1)]
-#: A text with letters of several bytes, which a model continues with more of them.
+#: A text with letters of several bytes, which a model continues with more such letters.
 LETTERS = ("日本語、中文、한국어、Ελληνικά、🙂🦭🙂🦭 — " * 6).rstrip()
 #: Tokens that are listed at each step.
 _LISTED = 5
-#: A listed token is compared if it is at most so many nats below the likeliest one.
+#: A listed token is compared if it is at most this many nats below the likeliest token.
 _NEAR = 5.0
 #: Numbers that are hidden in a long prompt.
 _HIDDEN = 5
-#: Letters of a token at most, for the length of a long prompt.
+#: Maximum letters of a token, which limits the length of a long prompt.
 _LETTERS_PER_TOKEN = 8
 
 
 def read_known_text() -> str:
-    """Return five pages that are in every model's training: Lincoln, Dickens, Austen and others."""
+    """Return five pages that every model was trained on: Lincoln, Dickens, Austen and others."""
     return (files(__package__) / "known_text.txt").read_text()
 
 
@@ -109,8 +110,8 @@ def judge_greedy(
 
     Args:
         server: The server.
-        *answers: What it generated.
-        bound: Nats that log probabilities may differ.
+        *answers: The server's answers.
+        bound: Nats by which log probabilities may differ.
         about: First words of the message of a failure.
 
     Raises:
@@ -122,7 +123,7 @@ def judge_greedy(
 
 @dataclass(frozen=True)
 class _Differences:
-    """How an answer differs from what prefill finds, in nats by token.
+    """How an answer differs from the result of prefill, in nats for each token.
 
     Attributes:
         gaps: By how much each token is less likely than the likeliest.
@@ -193,14 +194,14 @@ def judge_pairs(
     bound: float = _BOUND,
     about: str = "",
 ) -> dict:
-    """Judge answers to prompts that were sent twice at once, each on its own.
+    """Judge each answer to prompts that were sent twice at once.
 
-    Equal requests in one batch may part at a near tie, but nowhere else.
+    The answers to equal prompts may become different at a near tie, but nowhere else.
 
     Args:
         server: The server.
-        answers: What it generated, the answers to equal prompts side by side.
-        bound: Nats that log probabilities may differ.
+        answers: The server's answers, with those to equal prompts side by side.
+        bound: Nats by which log probabilities may differ.
         about: First words of the message of a failure.
     """
     differences = _compare_with_prefill(server, answers)
@@ -208,15 +209,15 @@ def judge_pairs(
         twin = answers[i ^ 1]
         message = about
         if answers[i].tokens != twin.tokens:
-            message += "two equal requests at once get different answers, one is wrong: "
+            message += "two equal requests at once get different answers, of which one is wrong: "
         _judge_differences([difference], _FAR * bound, message)
     return _judge_differences(differences, bound, about)
 
 
 def judge_usage(answer: Generation, number: int) -> dict:
-    """Require that an answer has as many tokens as requested, and that they are counted."""
+    """Require that an answer has as many tokens as requested, and that usage counts them."""
     num_tokens = len(answer.tokens)
-    require(num_tokens == number, f"{num_tokens} tokens, {number} were asked for")
+    require(num_tokens == number, f"{num_tokens} tokens, but {number} were requested")
     counts = (len(answer.prompt), number, len(answer.prompt) + number)
     expected = dict(zip(COUNTS, counts, strict=True))
     require(answer.usage == expected, f"usage says {answer.usage}, expected {expected}")
@@ -272,7 +273,7 @@ def _read_listed(step: dict[str, float]) -> dict[int, float]:
     """Return the log probabilities of a step by token id."""
     numbers = {name: name.removeprefix("token_id:") for name in step}
     wrong = [name for name, number in numbers.items() if not number.isdecimal()]
-    require(not wrong, f"top_logprobs name {wrong[:3]}, token ids were asked for")
+    require(not wrong, f"top_logprobs name {wrong[:3]}, but token ids were requested")
     return {int(number): step[name] for name, number in numbers.items()}
 
 
@@ -288,12 +289,12 @@ def _sum_probabilities(steps: Sequence[dict[int, float]]) -> list[float]:
         sums.append(sum(math.exp(value) for value in values))
     require(max(sums) <= 1.001, f"probabilities sum to {max(sums):.4f}")
     fewest = min(map(len, steps))
-    require(fewest >= _LISTED, f"{fewest} top_logprobs, {_LISTED} were asked for")
+    require(fewest >= _LISTED, f"{fewest} top_logprobs, but {_LISTED} were requested")
     return sums
 
 
 def _require_likeliest_listed(steps: Sequence[dict[int, float]], scored: Scores) -> None:
-    """Require that no token is left out that prefill finds likelier than a listed one."""
+    """Require that every token is listed that prefill finds clearly likelier than a listed one."""
     for step, expected in zip(steps, scored.listed, strict=True):
         threshold = min(step.values()) + _FAR * _BOUND
         absent = [
@@ -303,7 +304,7 @@ def _require_likeliest_listed(steps: Sequence[dict[int, float]], scored: Scores)
 
 
 def judge_echo(answer: Generation, prompt: str) -> None:
-    """Require that a text does not repeat the prompt where its tokens do not."""
+    """Require that a text does not repeat the prompt, unless its tokens do."""
     num_tokens = min(len(answer.tokens), len(answer.prompt))
     tokens_repeat = answer.tokens[:num_tokens] == answer.prompt[:num_tokens]
     text_repeats = answer.text.lstrip().startswith(prompt[:40])
@@ -316,8 +317,8 @@ def judge_echo(answer: Generation, prompt: str) -> None:
 def judge_text(server: Endpoint) -> dict:
     """Require that a text that every model knows is likely, in each window of 256 tokens.
 
-    A window may cost more nats if its share of the text's bytes allows it, because tokens differ
-    between models.
+    A window may exceed the limit of nats per token if it meets that of bits per byte, because the
+    tokens of models differ in length.
     """
     text = read_known_text()
     logprobs = server.score(text).logprobs
@@ -334,18 +335,21 @@ def judge_text(server: Endpoint) -> dict:
         is_likely = mean <= _NATS or bits_per_byte <= _BITS
         if not is_likely:
             guessed.append(i)
-    measured = f"{bits:.1f} bits for a byte of a known text, {nats[0]:.1f} nats for a first token"
+    measured = (
+        f"{bits:.1f} bits per byte of a known text, {nats[0]:.1f} nats per token of its beginning"
+    )
     require(0 not in guessed, f"the model guesses, as random weights do: {measured}")
     if guessed:
         start = guessed[0] * _WINDOW
         raise CheckFailed(
-            f"from token {start} on a known text is guessed: {max(nats):.1f} nats; {measured}"
+            f"from token {start} on a known text is guessed: {max(nats):.1f} nats per token; "
+            f"{measured}"
         )
     return {"bits_per_byte": round(bits, 3), "tokens": num_tokens}
 
 
 def judge_recall(server: Endpoint, length: int) -> dict:
-    """Require that numbers at five depths of a prompt of so many tokens are repeated correctly.
+    """Require that the model repeats numbers from five depths of a prompt correctly.
 
     Raises:
         CannotRun: The server accepts shorter prompts only, or the model repeats no number even from
@@ -360,13 +364,13 @@ def judge_recall(server: Endpoint, length: int) -> dict:
     missed_depths: list[str] = []
     begin = time.perf_counter()
     for place in range(_HIDDEN):
-        # two at once, with other numbers, that differ from the first word on
+        # two prompts at once, which have different numbers and differ from the first word on
         with ThreadPoolExecutor(2) as pool:
             requests = [pool.submit(_ask_number, server, pages, place, i) for i in (0, 1)]
             answers = [request.result() for request in requests]
         are_swapped = all(answers[i].startswith(_number(place, 1 - i)) for i in (0, 1))
         if are_swapped:
-            raise CheckFailed("of two long prompts at once, each gets the other's answer: swapped")
+            raise CheckFailed("two long prompts at once get each other's answers")
         are_right = all(answers[i].startswith(_number(place, i)) for i in (0, 1))
         if are_right:
             continue
@@ -375,8 +379,8 @@ def judge_recall(server: Endpoint, length: int) -> dict:
             raise CannotRun("this model repeats no number even from a short prompt")
     require(
         not missed_depths,
-        f"a number is not found again from depth {', '.join(missed_depths)}: attention at this "
-        "length is wrong, or the model too weak for it",
+        f"the model does not repeat a number from depth {', '.join(missed_depths)}: attention at "
+        "this length is wrong, or the model is too weak",
     )
     num_letters = sum(map(len, pages))
     return {
@@ -386,7 +390,7 @@ def judge_recall(server: Endpoint, length: int) -> dict:
 
 
 def _make_pages(length: int, tokens_per_letter: float) -> list[str]:
-    """Return numbered lines of the known text that together have about so many tokens."""
+    """Return numbered lines of the known text that together have about `length` tokens."""
     pages: list[str] = []
     lines = itertools.cycle(read_known_text().splitlines())
     num_tokens = 0.0
@@ -410,9 +414,10 @@ def _ask_number(
     place: int,
     document: int,
 ) -> str:
-    """Ask for one of five numbers that stand between the pages; return the answer.
+    """Ask for one of five numbers that are hidden between the pages; return the answer.
 
-    The prompts are the same up to the question: the cache holds the beginning of later ones.
+    The prompts for the five numbers differ only in the question, so that the cache has the
+    beginning of all but the first.
     """
     lines = list(pages)
     for i in reversed(range(_HIDDEN)):
@@ -448,8 +453,8 @@ def judge_together(
         server: The server.
         prompts: One prompt for each request.
         load: Number of concurrent requests.
-        number: Tokens to generate for each.
-        bound: Nats that log probabilities may differ.
+        number: Tokens to generate for each request.
+        bound: Nats by which log probabilities may differ.
     """
     answers = _generate_together(server, prompts, load, number)
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -465,7 +470,7 @@ def judge_twice_together(
     load: int,
     number: int = 24,
 ) -> dict:
-    """Require the same as judge_together of prompts that are each sent twice at once."""
+    """Judge as judge_together does, but send each prompt twice at once."""
     doubled = list(itertools.chain.from_iterable((prompt, prompt) for prompt in prompts))
     answers = _generate_together(server, doubled, load, number)
     firsts = answers[::2]
@@ -475,7 +480,7 @@ def judge_twice_together(
     for first, second in zip(firsts, seconds, strict=True):
         require(
             first.prompt == second.prompt,
-            "of two equal requests at once the second was answered for another prompt",
+            "the second of two equal requests at once was answered for another prompt",
         )
     for answer in answers:
         judge_usage(answer, number)
@@ -487,7 +492,7 @@ def _require_prompt(
     prompt: str | list[int],
     answer: Generation,
 ) -> None:
-    """Require that an answer belongs to its prompt, by another answer to the prompt alone."""
+    """Require that an answer belongs to its prompt, as shown by another request with the prompt."""
     alone = server.generate(prompt, 1)
     require(answer.prompt == alone.prompt, "a request was answered for another one's prompt")
 
@@ -516,7 +521,7 @@ def judge_stream(
         value = getattr(streamed, name)
         require(
             expected == value,
-            f"{name} of a stream: {str(value)[:80]}, else {str(expected)[:80]}",
+            f"{name} of a stream: {str(value)[:80]}, without streaming: {str(expected)[:80]}",
         )
     num_parts = len(streamed.seconds)
     require(num_parts > 1, "all tokens came in one part")
@@ -529,9 +534,9 @@ def judge_stop(
     prompt: str | list[int],
     number: int = 64,
 ) -> dict:
-    """Require that an answer ends before a stop string, whole or in a stream.
+    """Require that an answer ends before a stop string, with and without streaming.
 
-    An answer may be another one before the stop string, at a near tie; then it is requested again.
+    At a near tie, the text before the stop string may differ; then the answer is requested again.
     """
     for ask in (server.generate, server.stream):
         for _ in range(3):
@@ -556,13 +561,13 @@ def judge_abort(
     number: int = 24,
     bound: float = _BOUND,
 ) -> dict:
-    """Require that after clients that left, the next one gets a correct answer as soon as before.
+    """Require that the next client gets a correct answer in time after others disconnected.
 
     Args:
         server: The server.
-        prompt: What all of them send.
+        prompt: The prompt of all clients.
         number: Tokens of the next client's answer.
-        bound: Nats that log probabilities may differ.
+        bound: Nats by which log probabilities may differ.
     """
     begin = time.perf_counter()
     server.generate(prompt, number)
@@ -577,17 +582,17 @@ def judge_abort(
         answer = server.generate(prompt, number, limit)
     except Silent as error:
         raise CheckFailed(
-            f"after clients that left, an answer takes more than {limit:.0f} s, "
-            f"{seconds_before:.1f} before"
+            f"after clients disconnected, an answer takes more than {limit:.0f} s; before, it took "
+            f"{seconds_before:.1f} s"
         ) from error
     judge_greedy(server, answer, bound=bound)
     return {"next_seconds": round(time.perf_counter() - begin, 2)}
 
 
 def judge_questions(server: Endpoint, num_required: int) -> dict:
-    """Require that so many of the 50 questions of questions.toml get the right number.
+    """Require that enough of the 50 questions of questions.toml are answered with the right number.
 
-    Each comes after three questions with answers, which a model without a chat template needs.
+    Three questions with answers precede each question. A model without a chat template needs them.
     """
     table = tomllib.loads((files(__package__) / "questions.toml").read_text())
     examples = "".join(

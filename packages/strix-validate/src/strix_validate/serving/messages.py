@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""/v1/chat/completions as a client sees it."""
+"""Client of /v1/chat/completions."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import COUNTS, NEUTRAL, Endpoint, Generation, Refused
 
 CHAT = "/v1/chat/completions"
-#: Tells templates that know it to leave out the thinking; others ignore it.
+#: The parameter that turns thinking off, in chat templates that have it. Others ignore it.
 _NO_THINKING = {"enable_thinking": False}
 
 
@@ -135,7 +135,7 @@ def stream_chat(
 
 @dataclass
 class _StreamedReply:
-    """A reply whose parts come one by one; the attributes are those of Reply.
+    """A reply that is put together from the parts of a stream; see Reply for the attributes.
 
     Attributes:
         content: The pieces of the message.
@@ -177,7 +177,7 @@ class _StreamedReply:
 
 
 def _reasoning(message: dict) -> str:
-    """Return the thoughts of a message, under the name of either generation of vLLM."""
+    """Return the thoughts of a message, whose key differs between versions of vLLM."""
     return message.get("reasoning") or message.get("reasoning_content") or ""
 
 

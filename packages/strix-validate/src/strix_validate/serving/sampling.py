@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether a server obeys sampling parameters: frequencies of tokens, seeds, penalties, biases.
+"""Judge whether a server applies sampling parameters: frequencies, seeds, penalties and biases.
 
-The log probabilities of one greedy step say how often each token is to be drawn. Draws are one
-token long, so that hundreds of them cost little.
+The log probabilities of one greedy step show how often each token should be drawn. A draw is one
+token long, so that hundreds of draws cost little.
 """
 
 import math
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import Endpoint, Generation, Refused
 
-#: Draws of a setting, and of one request.
+#: Number of draws for a setting, and in one request.
 _DRAWS = 256
 _DRAWS_PER_REQUEST = 64
-#: Standard deviations: one right draw in 100,000 exceeds it, and a second one decides then.
+#: A limit in standard deviations, which one correct sample in 100,000 exceeds. Then a second sample
+#: decides.
 _DEVIATIONS = 4.3
 #: Beginnings after which several tokens are likely.
 _PROMPTS = (
@@ -27,7 +28,7 @@ _PROMPTS = (
     "It was the",
     "We hold these",
 )
-#: Tokens that a request lists: vLLM's limit, and OpenAI's.
+#: Number of tokens that a request lists: vLLM's limit, and OpenAI's.
 _LISTED_BY_VLLM = 20
 _LISTED_BY_OPENAI = 5
 #: A text that repeats itself, so that a model goes on repeating it.
@@ -36,7 +37,7 @@ _REPETITION = "one two three four five six " * 12
 _PENALIZED = 48
 #: Nats by which logits may differ between prefill and decoding; see judges.
 _NATS = 0.3
-#: Two probabilities with a smaller ratio may change their order with rounding.
+#: Rounding may change the order of two probabilities whose ratio is smaller than this.
 _CLEAR = 1.35
 #: Relative error of a probability, from rounding in 16 bits.
 _ROUNDING = 0.05
@@ -44,13 +45,13 @@ _ROUNDING = 0.05
 
 @dataclass(frozen=True)
 class _Setting:
-    """Sampling parameters, and how often they let each token be drawn.
+    """Sampling parameters, and how often each token should be drawn with them.
 
     Attributes:
         parameters: Keys of the request.
-        expected: Probability of each token, up to a factor.
-        other: Probability of all others, by the same factor.
-        unclear: Tokens near a cut, which may be allowed or not.
+        expected: Probability of each token, up to a common factor.
+        other: Probability of all other tokens together, up to the same factor.
+        unclear: Tokens near a limit such as top_k, which may be allowed or not.
         power: Power to which the model's probabilities were raised.
     """
 
@@ -62,7 +63,7 @@ class _Setting:
 
 
 def judge_sampling(server: Endpoint) -> dict:
-    """Require that temperature, top_k, top_p, min_p, n, seeds and logit_bias do what they should.
+    """Require that temperature, top_k, top_p, min_p, n, seeds and logit_bias have their effects.
 
     Raises:
         CannotRun: No prompt has several likely next tokens, as with random weights.
@@ -95,7 +96,7 @@ def _list_settings(probabilities: Mapping[int, float]) -> dict[str, _Setting]:
     """Return the settings to draw with, by their names in messages.
 
     Args:
-        probabilities: Of the likeliest next tokens.
+        probabilities: Probabilities of the likeliest next tokens.
     """
     ranked = sorted(probabilities, key=lambda token: -probabilities[token])
     unlisted = max(0.0, 1 - sum(probabilities.values()))
@@ -126,7 +127,7 @@ def _make_scaled(
     """Return the setting of a temperature with top_k.
 
     Args:
-        probabilities: Of the likeliest next tokens.
+        probabilities: Probabilities of the likeliest next tokens.
         ranked: These tokens, the likeliest one first.
         temperature: Sampling parameter.
         top_k: Sampling parameter.
@@ -151,9 +152,9 @@ def _make_scaled(
 
 
 def _find_cut(probabilities: Sequence[float]) -> int:
-    """Return the rank after which a probability falls most, of the second to the sixth.
+    """Return the rank, from 2 to 6, after which the probability falls most.
 
-    It is 0 where none falls clearly. The first rank alone would be greedy decoding.
+    If it falls clearly after none of them, return 0. Rank 1 would be greedy decoding.
     """
     ratios = {}
     for rank in range(2, min(7, len(probabilities))):
@@ -183,7 +184,7 @@ def _choose_prompt(server: Endpoint) -> tuple[list[int], dict[int, float]]:
             best_prompt = prompt
             best_probabilities = probabilities
     if not best_prompt:
-        raise CannotRun("after no prompt has this model several likely tokens, and few others")
+        raise CannotRun("this model has several likely tokens, and few others, after no prompt")
     return best_prompt, best_probabilities
 
 
@@ -207,14 +208,14 @@ def _draw(
     length: int = 1,
     **parameters,
 ) -> list[Generation]:
-    """Return so many choices of so many tokens, drawn from the whole vocabulary.
+    """Draw choices from the whole vocabulary.
 
     Args:
         server: The server.
         prompt: Token ids.
         seed: Seed of the request.
-        number: Choices to draw.
-        length: Tokens of each.
+        number: Number of choices to draw.
+        length: Tokens of each choice.
         **parameters: Further sampling parameters.
     """
     settings = {
@@ -224,18 +225,18 @@ def _draw(
         "n": number,
     } | parameters
     choices = server.generate_choices(prompt, length, **settings)
-    require(len(choices) == number, f"n is {number}, and {len(choices)} choices are answered")
+    require(len(choices) == number, f"n is {number}, but the answer has {len(choices)} choices")
     num_tokens = sum(len(choice.tokens) for choice in choices)
     require(
         num_tokens == number * length,
-        f"{num_tokens} tokens of {number} choices, max_tokens is {length}",
+        f"{number} choices have {num_tokens} tokens together, but max_tokens is {length}",
     )
     for choice in choices:
         require(choice.prompt == prompt, "a request was answered for another one's prompt")
         counted = choice.usage.get("completion_tokens")
         require(
             counted == num_tokens,
-            f"usage says {counted} tokens of {number} choices, expected {num_tokens}",
+            f"usage says {counted} tokens for {number} choices, expected {num_tokens}",
         )
     return choices
 
@@ -246,7 +247,7 @@ def _require_frequencies(
     name: str,
     setting: _Setting,
 ) -> None:
-    """Require that tokens are drawn as often as expected; a second draw decides."""
+    """Require that tokens are drawn as often as expected, at the first or the second attempt."""
     message = ""
     all_equal = True
     for attempt in range(2):
@@ -272,7 +273,7 @@ def _require_frequencies(
 
 
 def _compare(tokens: Sequence[int], setting: _Setting) -> str:
-    """Return how frequencies differ from probabilities, by Pearson's test; empty if they agree."""
+    """Return how frequencies differ from probabilities by Pearson's test, or "" if they agree."""
     size = len(tokens)
     counts = Counter(tokens)
     num_others = sum(counts[token] for token in counts if token not in setting.expected)
@@ -287,7 +288,7 @@ def _compare(tokens: Sequence[int], setting: _Setting) -> str:
     if statistic <= _chi_squared_limit(len(pairs) - 1):
         return ""
     shown = ", ".join(f"{count} ({mean:.0f})" for count, mean in pairs[:4])
-    return f"of {size} tokens, the likeliest came this often (expected): {shown}"
+    return f"the likeliest of {size} tokens were drawn this often (expected): {shown}"
 
 
 def _pair_with_means(
@@ -332,15 +333,15 @@ def _chi_squared_limit(freedom: int) -> float:
 
 
 def _judge_seeds(server: Endpoint, prompt: list[int]) -> None:
-    """Require that a seed repeats its tokens, that another seed has others, and choices differ."""
+    """Require that equal seeds give equal tokens, other seeds others, and that choices differ."""
 
     def draw_tokens(seed: int, number: int) -> list[list[int]]:
         choices = _draw(server, prompt, seed, number, length=16)
         return [choice.tokens for choice in choices]
 
-    # a near tie of rounded numbers may fall otherwise, but not three times
+    # at a near tie, rounding may change a token, but not three times
     repeats = any(draw_tokens(seed, 1) == draw_tokens(seed, 1) for seed in (11, 12, 13))
-    require(repeats, "the seed is ignored: the same one gives other tokens each time")
+    require(repeats, "the seed is ignored: equal seeds give different tokens")
     draws = [draw_tokens(seed, 4) for seed in (21, 22, 23, 24)]
     all_equal = all(choices.count(choices[0]) == len(choices) for choices in draws)
     require(not all_equal, "all choices of n are equal")
@@ -357,21 +358,24 @@ def _judge_bias(server: Endpoint, prompt: list[int], unlikely: int) -> None:
     """
     (likeliest,) = server.generate(prompt, 1).tokens
     (other,) = server.generate(prompt, 1, logit_bias={str(likeliest): -100}).tokens
-    require(other != likeliest, "logit_bias is ignored: a token with a bias of -100 is taken")
+    require(other != likeliest, "logit_bias is ignored: a token with a bias of -100 is generated")
     (forced,) = server.generate(prompt, 1, logit_bias={str(unlikely): 100}).tokens
-    require(forced == unlikely, "logit_bias is ignored: a token with a bias of 100 is not taken")
+    require(
+        forced == unlikely,
+        "logit_bias is ignored: a token with a bias of 100 is not generated",
+    )
 
 
 def judge_penalties(server: Endpoint) -> dict:
-    """Require that each token is the likeliest once penalties are subtracted.
+    """Require that each token is the likeliest after penalties are subtracted.
 
     Raises:
-        CannotRun: The model repeats nothing by itself.
+        CannotRun: The model generates no repetitions without penalties.
     """
     prompt = server.generate(_REPETITION, 1).prompt
     plain = server.generate(prompt, _PENALIZED).tokens
     if max(Counter(plain).values()) < 4:
-        raise CannotRun("this model does not go on repeating a text that repeats itself")
+        raise CannotRun("this model does not continue a text that repeats itself")
     penalties: dict[str, Callable[[int], float]] = {
         "frequency_penalty": lambda count: 2.0 * count,
         "presence_penalty": lambda count: 2.0 * min(count, 1),
@@ -385,11 +389,11 @@ def judge_penalties(server: Endpoint) -> dict:
         require(
             num_outside <= 1 and largest <= 5 * _NATS,
             f"{name} is ignored or wrong: {num_outside} of {len(shortfalls)} tokens are not the "
-            f"likeliest after it, by {largest:.1f} nats",
+            f"likeliest after the penalty, by up to {largest:.1f} nats",
         )
         measured[f"{name}_largest"] = largest
     penalized = server.generate(prompt, _PENALIZED, repetition_penalty=10.0).tokens
-    require(penalized != plain, "repetition_penalty is ignored: 10 gives the tokens of 1")
+    require(penalized != plain, "repetition_penalty is ignored: 10 and 1 give the same tokens")
     return measured
 
 
@@ -402,8 +406,8 @@ def _list_shortfalls(
 
     Args:
         server: The server.
-        answer: What it generated with the penalty.
-        penalty: Nats that a token loses, by how often it was generated before.
+        answer: The server's answer with the penalty.
+        penalty: Returns the nats that a token loses if it was generated so many times before.
     """
     scored = server.score(answer.prompt, answer.tokens, listed=_LISTED_BY_OPENAI)
     counts: Counter[int] = Counter()

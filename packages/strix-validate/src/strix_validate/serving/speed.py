@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How fast a running server is. No check fails by it."""
+"""Measure how fast a running server is. A slow server fails no check."""
 
 import json
 import shutil
@@ -48,8 +48,8 @@ def measure(
     Args:
         server: The server.
         load: Number of concurrent requests.
-        prompts: Texts, used in turn. The time is put before each one, because a prompt that the
-            prefix cache holds would take no time.
+        prompts: Texts, used in turn. The current time is put before each text, so that the prefix
+            cache has none of the prompts.
         number: Tokens to generate for each request.
     """
     numbered = [f"{time.time_ns()} {prompts[i % len(prompts)]}" for i in range(load)]
@@ -72,7 +72,7 @@ def bench_serve(server: Endpoint) -> dict:
 
     Raises:
         CannotRun: There is no command vllm.
-        CheckFailed: The command ends with an error, or a request did.
+        CheckFailed: The command or a request failed.
     """
     program = shutil.which("vllm")
     if program is None:

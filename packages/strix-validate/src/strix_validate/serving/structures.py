@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether a server's chat returns tool calls as structure, and answers by a JSON schema."""
+"""Judge whether a server's chat returns tool calls in tool_calls, and follows a JSON schema."""
 
 import json
 import re
@@ -51,7 +51,7 @@ _CALL_AS_TEXT = re.compile(
     r".*harbour[\"']?\s*[:=>]",
     re.S,
 )
-#: Letters of two to four bytes, which a stream may cut.
+#: Letters of two to four bytes, which a faulty stream may split.
 UNICODE = "naïve 日本語 🙂🦭 Ωмега"
 _SCHEMA: dict = {
     "type": "object",
@@ -66,7 +66,7 @@ ASK_SCHEMA = [{"role": "user", "content": "Describe the weather in one sentence 
 
 
 def judge_tools(server: Endpoint) -> dict:
-    """Require that a tool call comes as structure, and that a tool's result reaches the model.
+    """Require that a tool call is in tool_calls, and that a tool's result reaches the model.
 
     Raises:
         CannotRun: The server was started without a parser of tool calls.
@@ -103,7 +103,7 @@ def judge_tools(server: Endpoint) -> dict:
             tool_choice="auto",
         )
     forbidden = _call(server, "none", limit)
-    require(not forbidden.calls, "tool_choice is none, and a tool is called")
+    require(not forbidden.calls, "tool_choice is none, but a tool is called")
     return {
         "auto": "called" if automatic.calls else "not called",
         "schema": schema,
@@ -121,10 +121,10 @@ def _call(server: Endpoint, choice: object, limit: int) -> Reply:
 
 
 def _judge_calls(server: Endpoint, reply: Reply, about: str) -> str:
-    """Require calls of the tool alone; return whether their arguments follow its schema.
+    """Require that the tool is called, and no other; return whether arguments follow its schema.
 
-    A weak model may break the schema: vLLM does not enforce schemas of tools for each parser. Then
-    the tokens must not have what the arguments lack.
+    A weak model may break the schema, because vLLM does not enforce schemas with each parser. But
+    an argument that the model's tokens contain must not be missing in the call.
     """
     if reply.finish == "length":
         raise CannotRun(f"the model does not end its tool call in {reply.written} tokens")
@@ -132,7 +132,7 @@ def _judge_calls(server: Endpoint, reply: Reply, about: str) -> str:
     require(reply.calls, f"no tool_calls with {about}: the answer is text, {text!r:.120}")
     verdict = "kept"
     for call in reply.calls:
-        require(call["name"] == TOOL, f"a call of {call['name']!r:.80}, the tool is {TOOL}")
+        require(call["name"] == TOOL, f"a call of {call['name']!r:.80}, but the tool is {TOOL}")
         if _follows_schema(call["arguments"]):
             continue
         verdict = "broken by the model"
@@ -141,7 +141,7 @@ def _judge_calls(server: Endpoint, reply: Reply, about: str) -> str:
         lost = [name for name in _ARGUMENTS if name in written and name not in arguments]
         require(
             not lost,
-            f"a tool call loses {', '.join(lost)}: {arguments:.80}, the model wrote "
+            f"a tool call loses {', '.join(lost)}: {arguments:.80}, but the model wrote "
             f"{written!r:.80}",
         )
     return verdict

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A Llama with random weights, or a model of tiny_models, made and run without a network.
+"""Create and run a Llama with random weights, or a model of tiny_models, without a network.
 
     python -m strix_validate.serving.tiny_llama make|generate FOLDER [MODEL]
     python -m strix_validate.serving.tiny_llama score FOLDER TOKENS
@@ -19,9 +19,10 @@ PROMPT = [1, 5, 7, 11, 13, 17, 19, 23] * 8
 TOKENS = 24
 #: Requests of a batch, all with the same prompt.
 _REPEATS = 3
-#: Prompts for concurrent requests: of several lengths, none the beginning of another.
+#: Prompts for concurrent requests. They have several lengths, and none is the beginning of another.
 OTHERS = [[29 + 31 * i, *PROMPT[i : 9 + 4 * i], 3 + i] for i in range(11)]
-#: A user's message is the token 3, its words, and 4; another message its words and 4.
+#: The chat template. A user's message becomes the token 3, its words and the token 4; any other
+#: message becomes its words and the token 4.
 _TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'user' %}w3 {% endif %}"
     "{{ message.content }} w4 {% endfor %}"
@@ -30,10 +31,10 @@ _VOCABULARY = 512
 
 
 def make(folder: str) -> dict:
-    """Write the model, fp16; return the log probability of each token after the prompt.
+    """Write the model in fp16, and return the log probability of each token after the prompt.
 
-    They come from transformers in float32 on the CPU. The model has head dim 128 and grouped heads,
-    as real Llamas have.
+    transformers computes the log probabilities in float32 on the CPU. The model has head dim 128
+    and grouped heads, like real Llamas.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -51,12 +52,12 @@ def make(folder: str) -> dict:
         eos_token_id=2,
         pad_token_id=0,
         tie_word_embeddings=False,
-        # larger than the default: with flat logits, any token would do
+        # larger than the default, because any token would be acceptable with nearly equal logits
         initializer_range=0.08,
     )
     LlamaForCausalLM(config).half().save_pretrained(folder)
     _make_tokenizer(Path(folder))
-    # read again: half() rounds the frequencies of rope as well, which no weight holds
+    # read again, because half() also rounded the frequencies of rope, which are not in the files
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT])).logits[0, -1]
@@ -77,11 +78,11 @@ def _make_tokenizer(folder: Path) -> None:
 
 
 def _score(folder: str, tokens: list[int]) -> dict:
-    """Score tokens after the prompt by transformers in float32 on the CPU.
+    """Score tokens after the prompt with transformers in float32 on the CPU.
 
     Returns:
-        "logprobs": log probability of each token after the ones before it.
-        "best": log probability of the likeliest token there.
+        "logprobs": log probability of each token after the tokens before it.
+        "best": log probability of the likeliest token at each place.
     """
     import torch
     from transformers import LlamaForCausalLM
@@ -95,7 +96,7 @@ def _score(folder: str, tokens: list[int]) -> dict:
 
 
 def _generate(folder: str, dtype: str = "float16") -> dict:
-    """Generate greedy tokens for one prompt, several times in a batch, by vLLM in this process.
+    """Generate greedy tokens for one prompt, several times in a batch, with vLLM in this process.
 
     Returns:
         "tokens": the tokens of each repeat.
@@ -116,7 +117,7 @@ def _generate(folder: str, dtype: str = "float16") -> dict:
         max_model_len=256,
         max_num_seqs=4,
         enforce_eager=True,
-        # bytes, not a share of the memory, which is unified: other programs use it too
+        # in bytes, not as a share of the memory, because other programs use the unified memory too
         kv_cache_memory_bytes=256 << 20,
         seed=0,
     )
@@ -137,10 +138,10 @@ def _generate(folder: str, dtype: str = "float16") -> dict:
 
 
 def _make_model(folder: str, name: str) -> dict:
-    """Write a model of tiny_models; return what tiny_models.make does."""
+    """Write a model of tiny_models; return the result of tiny_models.make."""
     from strix_validate.serving import tiny_models
 
-    # transformers uses fla's kernels where they are installed, for a model on the CPU as well
+    # without this, transformers would use fla's kernels if they are installed, even on the CPU
     sys.modules["fla"] = None  # type: ignore[assignment]
     return tiny_models.make(name, Path(folder), PROMPT)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small random models in the formats that people serve, made without a network or a GPU.
+"""Create small random models in the formats that people serve, without a network or a GPU.
 
-Quantized weights have the layout of their format, and a GGUF file that of llama.cpp's converter;
-transformers writes the rest. The reference is transformers' answer in float32 with the same
-weights, dequantized.
+Quantized weights have the layout of their format, and a GGUF file has the layout of llama.cpp's
+converter; transformers writes the other files. The reference is transformers' output in float32
+with the same weights, dequantized.
 
-torch is imported where it is used, because the checks of a server elsewhere are listed from this
-table too.
+torch is imported only inside functions, because the checks of a running server need no torch, but
+are listed with this module's table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig
 
 _VOCABULARY = 512
-#: Numbers that share a scale: of int4, of fp4, and the side of the square blocks of fp8.
+#: How many numbers share a scale in int4 and in fp4, and the side of the square blocks of fp8.
 _INT4_GROUP = 32
 _FP4_GROUP = 32
 _FP8_BLOCK = 128
@@ -40,7 +40,7 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
     "tie_word_embeddings": False,
-    # larger than the default: with flat logits, any token would do
+    # larger than the default, because any token would be acceptable with nearly equal logits
     "initializer_range": 0.08,
 }
 _SMALL = _COMMON | {
@@ -58,7 +58,8 @@ _LLAMA = _COMMON | {
     "intermediate_size": 1024,
     "head_dim": 128,
 }
-#: A quantized weight: its tensors by the suffix that replaces its name's, and its float32 values.
+#: A quantized weight: its tensors by the suffix that follows the weight's name, and its dequantized
+#: float32 values.
 _Quantized: TypeAlias = "tuple[dict[str, Tensor], Tensor]"
 
 
@@ -70,9 +71,9 @@ class TinyModel:
         kind: transformers' model_type.
         architecture: Name of transformers' class.
         config: Keys of its config.json.
-        why: The bug that serving it would catch.
-        quantize: Takes a weight's name and values, and returns the quantized weight, or None for
-            one that stays bfloat16.
+        why: The bug that serving the model would catch.
+        quantize: Returns the quantized weight for a weight's name and values, or None for a weight
+            that stays in bfloat16.
         quantization: quantization_config of its config.json.
         method: vLLM's name of the format.
         plugin: vLLM's module that reads GGUF.
@@ -189,14 +190,14 @@ MODELS = {
         kind="llama",
         architecture="LlamaForCausalLM",
         config=_LLAMA,
-        why="kernels that are correct in fp16 alone, the other checks' type, while models ship in "
-        "bfloat16: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
+        why="kernels that are correct only in fp16, which the other checks use; models are "
+        "published in bfloat16: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
     "w4a16": TinyModel(
         kind="llama",
         architecture="LlamaForCausalLM",
         config=_LLAMA,
-        why="a 4-bit model, what people run on Strix Halo, that answers garbage or finds no "
+        why="a 4-bit model, the usual format on Strix Halo, that answers garbage or finds no "
         "kernel: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
         quantize=int4,
         quantization=_packed_int4(ignore=["lm_head"]),
@@ -206,8 +207,8 @@ MODELS = {
         kind="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
         config=_SMALL | _EXPERTS,
-        why="experts in 4 bits, the form in which mixtures fit best, whose groups' scales are read "
-        "for another expert or tile",
+        why="experts in 4 bits, the format in which mixtures of experts need least memory, whose "
+        "groups' scales are read from another expert or tile",
         quantize=int4,
         quantization=_packed_int4(ignore=["lm_head", "re:.*mlp.gate$"]),
         method="compressed-tensors",
@@ -241,7 +242,7 @@ MODELS = {
             "sliding_window": 32,
             "max_position_embeddings": 131072,
         },
-        why="triton_kernels of another generation than Triton (gpt-oss): "
+        why="a version of triton_kernels that does not fit Triton (gpt-oss): "
         "https://github.com/vllm-project/vllm/issues/49779",
         quantize=mxfp4,
         quantization={
@@ -268,15 +269,16 @@ MODELS = {
             "linear_value_head_dim": 64,
             "shared_expert_intermediate_size": 128,
         },
-        why="a hybrid model whose cache blocks of 1056 tokens need more LDS than there is: "
+        why="a hybrid model whose cache blocks of 1056 tokens need more LDS than the GPU has: "
         "https://github.com/vllm-project/vllm/pull/56232",
     ),
     "gguf": TinyModel(
         kind="llama",
         architecture="LlamaForCausalLM",
         config=_LLAMA,
-        why="a GGUF file of a Llama that is answered wrong without a message, as its converter "
-        "reorders the rows of each head: https://github.com/vllm-project/vllm-metal/pull/480",
+        why="a GGUF file of a Llama that gives wrong answers without a message, because the "
+        "converter reorders the rows of each head: "
+        "https://github.com/vllm-project/vllm-metal/pull/480",
         quantize=q4_0,
         plugin="vllm_gguf_plugin",
     ),
@@ -288,7 +290,7 @@ def make(name: str, folder: Path, prompt: list[int]) -> dict:
 
     Args:
         name: Key of MODELS.
-        folder: Where the model is written.
+        folder: The folder to which the model is written.
         prompt: Token ids.
     """
     import torch
@@ -335,7 +337,10 @@ def write_gguf(
     config: LlamaConfig,
     tensors: dict[str, Tensor],
 ) -> None:
-    """Write a Llama as llama.cpp's converter does: queries and keys for a rope of neighbours."""
+    """Write a Llama in the layout of llama.cpp's converter.
+
+    The converter reorders the rows of queries and keys, so that rope rotates neighbouring rows.
+    """
     from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 
     writer = GGUFWriter(file, "llama")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of a user's server, with any model: one that runs already, or one of a folder."""
+"""The checks of a user's server with any model: a running server, or one started for a folder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ from strix_validate.serving import caches, chats, judges, sampling, speed, struc
 from strix_validate.serving.endpoint import COUNTS, Endpoint
 
 PREFILL = (
-    "The server's prefill finds its own decoded tokens as likely: other kernels, the same model. "
+    "Prefill finds the server's decoded tokens as likely as decoding did, with other kernels. "
     "https://github.com/vllm-project/vllm/issues/56021"
 )
 USAGE = (
-    "The tokens of the prompt and of the answer are counted. Clients pay and truncate by these "
-    "counts: "
+    "The tokens of the prompt and of the answer are counted correctly. Clients pay and truncate by "
+    "these counts: "
     "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"
 )
 PROBABILITIES = (
     "The listed values of a step are log probabilities of the model's own tokens, and the "
-    "probabilities sum to one at most. A temperature or a softmax of the wrong length spoils them: "
+    "probabilities sum to at most one. A temperature or a softmax of the wrong length spoils them: "
     "https://github.com/vllm-project/vllm/issues/56021"
 )
 STREAMING = (
-    "Streaming gives the same tokens, text and usage in several parts and ends with [DONE]. Parts "
-    "were lost or doubled: https://github.com/vllm-project/vllm/issues/32180"
+    "Streaming gives the same tokens, text and usage in several parts and ends with [DONE]. A "
+    "server lost or doubled parts: https://github.com/vllm-project/vllm/issues/32180"
 )
 ABORT = (
-    "A client that leaves in the middle does not spoil or delay the next one's answer: "
+    "A client that disconnects during its answer does not spoil or delay the next client's answer: "
     "https://github.com/vllm-project/vllm/issues/24584"
 )
 
@@ -37,8 +37,8 @@ class ServerCheck:
     """A check of a server.
 
     Attributes:
-        judge: Returns what it measured, or raises CheckFailed. It takes the server, and for some
-            checks more; see strix_validate.tiers.serve.
+        judge: Returns the measured values, or raises CheckFailed. Its arguments are the server and,
+            for some checks, further values; see strix_validate.tiers.serve.
         reason: The bug that the check would catch, with a link. The first sentence is its title.
     """
 
@@ -59,14 +59,14 @@ def _judge_usage(server: Endpoint) -> dict:
         usage = judges.judge_usage(answer, number)
         judges.judge_echo(answer, prompt)
     choices = server.generate_choices(prompt, 8, n=2, temperature=1.0, seed=1)
-    require(len(choices) == 2, f"n is 2, and {len(choices)} choices are answered")
+    require(len(choices) == 2, f"n is 2, but the answer has {len(choices)} choices")
     first = choices[0]
     num_generated = sum(len(choice.tokens) for choice in choices)
     counts = (len(first.prompt), num_generated, len(first.prompt) + num_generated)
     expected = dict(zip(COUNTS, counts, strict=True))
     require(
         first.usage == expected,
-        f"usage of n=2 says {first.usage}, expected {expected}",
+        f"usage with n=2 says {first.usage}, expected {expected}",
     )
     return usage
 
@@ -106,8 +106,8 @@ def _judge_abort(server: Endpoint) -> dict:
 def _recall_check(length: int) -> ServerCheck:
     return _users_check(
         lambda server: judges.judge_recall(server, length),
-        f"five numbers in each of two prompts of {length} tokens are found again. Attention "
-        "that is wrong, or a cache that is, beyond a length: "
+        f"five numbers in each of two prompts of {length} tokens are found again. Attention or the "
+        "cache may be wrong only beyond a length: "
         "https://github.com/vllm-project/vllm/issues/42684",
     )
 
@@ -115,8 +115,8 @@ def _recall_check(length: int) -> ServerCheck:
 def _load_check(load: int) -> ServerCheck:
     return ServerCheck(
         lambda server: speed.measure(server, load, judges.PROMPTS),
-        f"Time to the first token and tokens a second, {load} requests at a time. A server "
-        "that is slower than published numbers: https://github.com/ROCm/vllm/issues/994",
+        f"Time to the first token and tokens per second, with {load} requests at a time. A server "
+        "was slower than published numbers: https://github.com/ROCm/vllm/issues/994",
     )
 
 
@@ -124,87 +124,91 @@ def _load_check(load: int) -> ServerCheck:
 USER_CHECKS: dict[str, ServerCheck] = {
     "url-text": _users_check(
         judges.judge_text,
-        "texts that every model knows are likely, everywhere in 1,200 tokens. Random weights agree "
-        "with themselves as well: https://github.com/vllm-project/vllm/issues/15730",
+        "a text that every model knows is likely, in each part of its 1,200 tokens. A model with "
+        "random weights passes checks that compare it with itself: "
+        "https://github.com/vllm-project/vllm/issues/15730",
     ),
     "url-prefill": _users_check(_judge_long_answer, PREFILL),
     "url-together": _users_check(
         _judge_together,
-        "of prompts that are each sent twice, 32 at a time, each gets its own answer. Of two equal "
-        "requests the second was wrong: https://github.com/vllm-project/vllm/issues/41331",
+        "each prompt gets its own answer, when each is sent twice and 32 requests run at a time. "
+        "The second of two equal requests was answered wrongly: "
+        "https://github.com/vllm-project/vllm/issues/41331",
     ),
     "url-long-together": _users_check(
         caches.judge_long_pairs,
-        "of prompts of 2,144 tokens that are each sent twice at once, each gets its own answer. "
-        "Long ones were swapped: https://github.com/ggml-org/llama.cpp/issues/27579",
+        "each prompt of 2,144 tokens gets its own answer, when each is sent twice at once. The "
+        "answers of long prompts were swapped: https://github.com/ggml-org/llama.cpp/issues/27579",
     ),
     "url-prefix": _users_check(
         caches.judge_prefix,
-        "prompts that share more than a block of the cache get their own answers, at first sight, "
-        "together and in later turns. A block of a hybrid cache has up to thousands of tokens, and "
-        "repeated a wrong state: https://github.com/vllm-project/vllm/issues/53912",
+        "prompts that share more than a block of the cache get right answers, alone, at the same "
+        "time and in later turns. A block of a hybrid model's cache can have thousands of tokens, "
+        "and wrong states were reused: https://github.com/vllm-project/vllm/issues/53912",
     ),
     "url-speculation": _users_check(
         caches.judge_speculation,
         "drafted tokens, of MTP or n-grams, are those that prefill finds without drafts. With a "
-        "cached prefix they were others: https://github.com/vllm-project/vllm/issues/43559",
+        "cached prefix they were different: https://github.com/vllm-project/vllm/issues/43559",
     ),
     **{f"url-recall-{length}": _recall_check(length) for length in judges.RECALLED},
     "url-context": _users_check(
         caches.judge_context,
-        "tokens and log probabilities are right up to the last token of the context. Garbage "
-        "beyond a length: https://github.com/vllm-project/vllm/issues/42684",
+        "tokens and log probabilities are right up to the last token of the context. A server "
+        "generated garbage beyond a length: https://github.com/vllm-project/vllm/issues/42684",
     ),
     "url-usage": _users_check(_judge_usage, USAGE),
     "url-stop": _users_check(
         _judge_stop,
-        "an answer ends before a stop string, whole or in a stream, and says why it ends. "
+        "an answer ends before a stop string, with and without streaming, and gives the reason. "
         "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/",
     ),
     "url-probabilities": _users_check(_judge_probabilities, PROBABILITIES),
     "url-sampling": _users_check(
         sampling.judge_sampling,
-        "tokens are drawn as often as temperature, top_k, top_p and min_p let them; seeds, n and "
-        "logit_bias do what they should. Wrong samplers: "
+        "tokens are drawn as often as temperature, top_k, top_p and min_p imply; seeds, n and "
+        "logit_bias have their effects. A sampler was wrong: "
         "https://github.com/vllm-project/vllm/issues/4091",
     ),
     "url-penalties": _users_check(
         sampling.judge_penalties,
-        "each token is the likeliest once penalties are subtracted: they were ignored or counted "
-        "tokens of another request. https://docs.vllm.ai/en/latest/serving/openai_compatible_server/",
+        "each token is the likeliest after penalties are subtracted. Penalties may be ignored, or "
+        "count the tokens of another request: "
+        "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/",
     ),
     "url-chat": _users_check(
         chats.judge_chat,
-        "the chat template is applied to each message, with its role. Answers of a chat without it "
-        "look like a bad model: https://docs.vllm.ai/en/latest/serving/openai_compatible_server/",
+        "the chat template is applied to each message, with its role. Without it, the answers look "
+        "like those of a bad model: "
+        "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/",
     ),
     "url-chat-answer": _users_check(
         chats.judge_chat_answer,
-        "a chat's answer is in its content, and the same in a stream. Content was null or empty: "
-        "https://github.com/vllm-project/vllm/issues/43650",
+        "a chat's answer is in the field content, and is the same in a stream. The content was "
+        "null or empty: https://github.com/vllm-project/vllm/issues/43650",
     ),
     "url-tools": _users_check(
         structures.judge_tools,
-        "a tool call comes as structure that keeps the tool's schema, not as text: "
+        "a tool call is in tool_calls and follows the tool's schema, and is not text: "
         "https://github.com/lemonade-sdk/lemonade/issues/2977",
     ),
     "url-schema": _users_check(
         structures.judge_schema,
-        "an answer keeps the JSON schema that was asked for, and a stream does not break letters. "
+        "an answer follows the requested JSON schema, and a stream does not split letters. "
         "https://docs.vllm.ai/en/latest/features/structured_outputs/",
     ),
     "url-streaming": _users_check(_judge_streams, STREAMING),
     "url-abort": _users_check(_judge_abort, ABORT),
     "url-questions": _users_check(
         judges.judge_questions,
-        "of 50 questions about small sums, in words, as many have the right answer as --questions "
-        "says: a model that answers well, and less well than it should: "
+        "at least as many of 50 questions about small sums get the right answer as --questions "
+        "requires. A fault may only make the answers of a good model worse: "
         "https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
     **{f"url-load-{load}": _load_check(load) for load in speed.LOADS},
     "url-bench": ServerCheck(
         speed.bench_serve,
-        "What `vllm bench serve` says of 32 requests, 16 at a time, for comparison with published "
-        "numbers, which it measures: https://docs.vllm.ai/en/latest/benchmarking/cli/",
+        "The results of `vllm bench serve` for 32 requests, 16 at a time. Published numbers come "
+        "from this command: https://docs.vllm.ai/en/latest/benchmarking/cli/",
     ),
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A tiny model, what vLLM makes of it offline, and `vllm serve` on a free port with it or another.
+"""Create a tiny model, run it with vLLM offline, and serve it or another model on a free port.
 
-Each stage is one child process; if one fails, the error has the end of its log.
+Each stage is a child process. If a stage fails, the error contains the end of its log.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ from strix_validate.serving.endpoint import Endpoint, Generation
 from strix_validate.serving.tiny_llama import PROMPT, TOKENS
 from strix_validate.serving.web import open_url
 
-#: Seconds; the first start compiles kernels, up to 12 minutes were reported on gfx1151.
+#: Time limits in seconds. The first start compiles kernels, for up to 12 minutes as reported on
+#: gfx1151.
 _START_LIMIT = 900
 _STOP_LIMIT = 60
 _NETWORK_OFF = {
@@ -36,7 +37,7 @@ _NETWORK_OFF = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-#: HIP graphs of decoding, of kernels as they are: torch.compile would round otherwise than eager.
+#: Capture HIP graphs for decoding, without torch.compile, which would not round as eager mode does.
 _GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}'
 #: Flags of the tiny model's server: little memory, and HIP graphs.
 _TINY = [
@@ -80,12 +81,12 @@ def _computed_once(compute: Callable) -> property:
 
 @dataclass
 class ServerSession:
-    """The model, its offline output, and the server, each made on first use.
+    """The model, its offline output, and the server, each created on first use.
 
     Attributes:
         device: "cuda", or another name if torch has no GPU.
-        start_limit: Seconds in which the server must answer.
-        stop_limit: Seconds in which it must end.
+        start_limit: Seconds within which the server must answer.
+        stop_limit: Seconds within which the server must end.
         model: A folder to serve instead of the tiny model.
         flags: Flags of `vllm serve` for the tiny model.
         outcomes: Properties that were computed, by name.
@@ -127,13 +128,13 @@ class ServerSession:
 
     @_computed_once
     def reference(self) -> list[float]:
-        """Log probability of each token after the prompt. Writes the model."""
+        """Log probability of each token after the prompt. Its first use writes the model."""
         self.need_vllm()
         return in_child("make", self.folder / "model")["logprobs"]
 
     @_computed_once
     def offline(self) -> dict:
-        """What vLLM generates offline; see tiny_llama._generate."""
+        """The output that vLLM generates offline; see tiny_llama._generate."""
         self._write_model()
         return in_child("generate", self.folder / "model")
 
@@ -144,7 +145,7 @@ class ServerSession:
         """Write a model of tiny_models and let vLLM generate offline.
 
         Returns:
-            The model's reference, and what vLLM generates.
+            The model's reference, and the output that vLLM generates.
         """
         self.need_vllm()
         folder = self.folder / name
@@ -157,7 +158,7 @@ class ServerSession:
 
     @_computed_once
     def answer(self) -> Generation:
-        """What the server generates after the prompt."""
+        """The server's answer to the prompt."""
         return self.server.endpoint.generate(PROMPT, TOKENS)
 
     @_computed_once
@@ -186,8 +187,8 @@ class VllmServer:
         model: Folder of the model.
         log: File of the server's output.
         flags: Further flags of `vllm serve`.
-        port: Its port on 127.0.0.1.
-        endpoint: The server as a client sees it.
+        port: The server's port on 127.0.0.1.
+        endpoint: The client of the server.
         process: The process; None until it is started.
         start_seconds: Seconds until it answered.
     """
@@ -196,8 +197,8 @@ class VllmServer:
         self.model = model
         self.log = log
         self.flags = flags
-        # The socket stays open, so that no other program gets the port before the server, which
-        # may share it, binds it.
+        # The socket stays open, so that no other program gets the port. The server can bind it
+        # nevertheless, because of SO_REUSEADDR.
         self._reserved = socket.socket()
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", 0))
@@ -213,7 +214,7 @@ class VllmServer:
             limit: Seconds to wait.
 
         Raises:
-            CheckFailed: It does not; the message has the end of its log.
+            CheckFailed: The server does not answer; the message has the end of its log.
         """
         begin = time.perf_counter()
         with self.log.open("wb") as log:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""HTTP requests to a server: over HTTP alone, and a key stays with its server."""
+"""Send requests to a server, over HTTP only and without passing its key on to another server."""
 
 import urllib.request
 from http.client import HTTPMessage
@@ -43,7 +43,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         """Return the next request.
 
         Raises:
-            HTTPError: The new URL is not of HTTP.
+            HTTPError: The new URL is not an HTTP URL.
         """
         if urlsplit(newurl).scheme not in _PORTS:
             raise HTTPError(
@@ -69,11 +69,11 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def open_url(request: Request | str, seconds: float):
-    """Return the open answer of a server.
+    """Send a request, and return the server's open response.
 
     Args:
         request: A request or its URL.
-        seconds: Limit of each wait for the server.
+        seconds: Time limit of each wait for the server.
 
     Raises:
         urllib.error.URLError: No server answers.
