@@ -55,7 +55,7 @@ def test_a_hang_ends_it_with_what_was_running():
     reason = judge(story)["whole"].reason
     steps = len(story.steps["copy"])
     assert f"in copy, its step {steps + 1}: copy of size" in reason
-    assert "no progress for 121 s, 37.0 minutes after the begin" in reason
+    assert "no progress for 121 s, 37.0 minutes after the start" in reason
     assert "state D in amdgpu_fence_wait" in reason
     assert story.samples[-1]["seconds"] == 37 * 60 + 2 + 121
     assert "no progress" in story.samples[-1]["event"]
@@ -101,9 +101,9 @@ def test_a_line_that_a_kill_cut_off_is_left_out():
 @pytest.mark.parametrize(
     "fault, words",
     [
-        ({"error": 40.0}, "an error of 40 times its bound"),
-        ({"error": None}, "a result that is no number"),
-        ({"changed": 1}, "1 of 40 results differ from the first one bit for bit"),
+        ({"error": 40.0}, "an error is 40 times its bound"),
+        ({"error": None}, "a result is not a number"),
+        ({"changed": 1}, "1 of 40 results differ from the first one in some bits"),
         ({"fault": "a request was answered for another one's prompt"}, "another one's prompt"),
     ],
 )
@@ -257,7 +257,7 @@ def test_the_record_is_written_as_it_goes_and_survives_an_interruption(tmp_path,
     gpu, ages = FakeGpu(clock), []
 
     def keep(row):
-        files.keep(row)
+        files.add_row(row)
         text = files.file.read_text()
         ages.append(row["seconds"] - json.loads(text)["seconds"])
         assert record.load(files.file).unfinished == 1

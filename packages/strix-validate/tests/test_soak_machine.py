@@ -50,13 +50,13 @@ def test_sensors_of_amdgpu_are_read(tmp_path):
 
 
 def test_counters_of_throttling_are_read_from_the_version_that_is_known():
-    before = telemetry.throttle_counters(metrics(1, 2, 3, 4, 5, 6, 7))
+    before = telemetry.read_throttle_counters(metrics(1, 2, 3, 4, 5, 6, 7))
     assert before == (1, 2, 3, 4, 5, 6, 7)
     limits = telemetry.name_limits(before, (1, 2, 9, 4, 5, 8, 7))
     assert limits == "fast power limit, GPU temperature"
     assert telemetry.name_limits((), before) == telemetry.name_limits(before, before) == ""
     for strange in (b"", metrics(1)[:100], metrics(1, version=2), metrics(1, size=120)):
-        assert telemetry.throttle_counters(strange) == ()
+        assert telemetry.read_throttle_counters(strange) == ()
 
 
 def test_lines_of_nvidia_smi_are_read():
@@ -147,7 +147,7 @@ PROFILE = "sys/firmware/acpi/platform_profile"
 def test_advice_is_what_doctor_finds_and_names_what_is_in_order(tmp_path):
     changes = {AMD: "low", PROFILE: "performance", **hosts.mes(0x83)}
     text = advise(Tree(hosts.make(tmp_path, changes)))
-    assert text.startswith("read what the kernel says: sudo dmesg")
+    assert text.startswith("read the kernel's log: sudo dmesg")
     for words in (
         "doctor/power: ",
         "echo auto | sudo tee",
@@ -173,5 +173,5 @@ def test_advice_of_the_iommu_and_of_lockup_timeout(tmp_path):
 
 def test_without_a_gpu_of_amd_advice_is_to_read_the_kernels_log(tmp_path):
     text = advise(Tree(hosts.without_gpu(tmp_path, {PROFILE: "performance"})))
-    assert text.startswith("read what the kernel says") and "doctor/" not in text
+    assert text.startswith("read the kernel's log") and "doctor/" not in text
     assert "powerprofilesctl" not in text

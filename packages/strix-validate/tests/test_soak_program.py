@@ -96,9 +96,9 @@ def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
         if "wrong results" in row["event"]:
             raise KeyboardInterrupt
 
-    keep = command.SoakRecord.keep
+    keep = command.SoakRecord.add_row
     monkeypatch.setattr(
-        command.SoakRecord, "keep", lambda self, row: (keep(self, row), interrupt(row))
+        command.SoakRecord, "add_row", lambda self, row: (keep(self, row), interrupt(row))
     )
     run = command.run
     monkeypatch.setattr(command, "run", lambda *args: run(*args, worker=(str(FAULTY), "wrong")))
@@ -227,7 +227,7 @@ def test_a_disk_that_is_full_ends_it_with_the_results_so_far(tmp_path, monkeypat
     def refuse(self, row):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(command.SoakRecord, "keep", refuse)
+    monkeypatch.setattr(command.SoakRecord, "add_row", refuse)
     done = CliRunner().invoke(cli.app, ["soak", "--device", "cpu", "--evidence", str(tmp_path)])
     assert done.exit_code == 1 and "No space left on device" in done.output
     assert "nothing more is recorded" in done.output and "soak/kernel" in done.output

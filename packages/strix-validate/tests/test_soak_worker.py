@@ -171,7 +171,7 @@ def test_a_server_is_judged_with_all_requests_at_a_time(fault):
 
 
 def test_prompts_of_the_server_differ_and_fit_the_tiny_model():
-    prompts = loads.server_prompts()
+    prompts = loads.make_prompts()
     assert len({tuple(prompt) for prompt in prompts}) == loads.REQUESTS == len(prompts)
     assert max(map(len, prompts)) + 24 <= 256 and max(map(max, prompts)) < 512
 

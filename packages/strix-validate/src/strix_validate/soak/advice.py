@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What may help against a hang or a crash: the doctor's findings, and what owners reported."""
+"""Give advice for a hang or a crash: the doctor's findings, and reports of owners."""
 
 from strix_validate.checks import Result, State
 from strix_validate.doctor.tree import Tree
 from strix_validate.tiers import doctor
 
-_READ_LOG = "read what the kernel says: sudo dmesg | grep -iE 'amdgpu|drm|oom|Xid' | tail -n 50"
-#: The doctor's checks that concern hangs under load: of the kernel, the scheduler's firmware (MES),
-#: options such as lockup_timeout, the power level and profile, and the IOMMU.
+_READ_LOG = "read the kernel's log: sudo dmesg | grep -iE 'amdgpu|drm|oom|Xid' | tail -n 50"
+#: The doctor's checks that concern hangs under load. They examine the kernel, the scheduler's
+#: firmware (MES), options such as lockup_timeout, the power level and profile, and the IOMMU.
 _CHECKS = (
     "doctor/kernel",
     "doctor/firmware",
@@ -19,9 +19,9 @@ _POWER_OFF = "https://github.com/superm1/amd-debug-tools/issues/48"
 
 
 def advise(tree: Tree) -> str:
-    """Return advice for this machine. Without an AMD GPU, it is only to read the kernel's messages.
+    """Return advice for this machine; without an AMD GPU, only to read the kernel's log.
 
-    Call this before the loads begin: when the GPU hangs, reading a driver's files may block.
+    Call this before the loads begin, because reading a driver's files may block when the GPU hangs.
     """
     if not tree.has_target_gpu and not tree.gpu_folder:
         return _READ_LOG
@@ -37,11 +37,12 @@ def advise(tree: Tree) -> str:
             without_findings.append(result.check.id)
     if tree.read("sys/firmware/acpi/platform_profile") == "performance":
         parts.append(
-            "if the machine switches itself off: one did so under load in the platform profile "
-            f"performance, and not in balanced: powerprofilesctl set balanced ({_POWER_OFF})"
+            "if the machine switches itself off, try powerprofilesctl set balanced: one machine "
+            "did so under load in the platform profile performance, but not in balanced "
+            f"({_POWER_OFF})"
         )
     if without_findings:
-        parts.append(f"nothing to mend in {', '.join(without_findings)}")
+        parts.append(f"no findings of {', '.join(without_findings)}")
     return ". ".join(parts)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`strix-validate soak`: the recorder, which neither imports torch nor opens the GPU."""
+"""The command `strix-validate soak`: a recorder that neither imports torch nor opens the GPU."""
 
 import contextlib
 import json
@@ -39,12 +39,12 @@ from strix_validate.terminal import (
 
 WORKER = "strix_validate.soak.worker"
 SENSORS = "strix_validate.soak.telemetry"
-#: Seconds of a turn; turns are shorter if a load would have fewer than _FEWEST_TURNS.
+#: Seconds of a turn. In a short soak turns are shorter, so that each load has at least _MIN_TURNS.
 TURN = 15.0
-_FEWEST_TURNS = 3
+_MIN_TURNS = 3
 #: Seconds between two lines on the terminal.
 _LINE = 60.0
-#: The flags of the tiny model's server; it runs as many sequences as there are requests.
+#: The flags of the tiny model's server. The number of sequences is that of concurrent requests.
 _SERVER_FLAGS = (
     "--dtype",
     "float16",
@@ -57,14 +57,14 @@ _SERVER_FLAGS = (
 )
 
 #: Prints a line on the terminal.
-_Say = Callable[[str], None]
+_PrintLine = Callable[[str], None]
 
 
 class SoakRecord:
-    """The files of a soak: a record and a table, written as it goes, a log, and a plot at the end.
+    """The files of a soak: a record and a table, updated while it runs; a log; a plot at the end.
 
     Args:
-        folder: The folder to which they are written.
+        folder: The folder to which the files are written.
         story: The course of the soak.
 
     Attributes:
@@ -88,8 +88,8 @@ class SoakRecord:
     def _make_path(self, suffix: str) -> Path:
         return self._stem.with_name(f"{self._stem.name}.{suffix}")
 
-    def make(self) -> Record:
-        """Return the record of the story so far; before its end, one check is missing."""
+    def make_record(self) -> Record:
+        """Return the record of the story so far; the check WHOLE is missing before its end."""
         checks = []
         for result in judge(self._story):
             check = record.make_check_record("soak", result)
@@ -113,34 +113,35 @@ class SoakRecord:
             unfinished=int(not self._story.is_over),
         )
 
-    def keep(self, row: dict) -> None:
-        """Write a second's row, and every few seconds the record."""
+    def add_row(self, row: dict) -> None:
+        """Write the row of a second, and every few seconds the record."""
         self._table.add(row)
         if time.monotonic() - self._last_write > SECONDS_BETWEEN_WRITES:
-            self.make().write(self.file)
+            self.make_record().write(self.file)
             self._last_write = time.monotonic()
 
-    def close(self, say: _Say) -> Record:
-        """Write the record and its plot, name the files, and return the record."""
+    def close(self, print_line: _PrintLine) -> Record:
+        """Write the record and its plot, print the files' names, and return the record."""
         self._table.close()
-        report = self.make()
+        report = self.make_record()
         report.write(self.file)
-        say(f"wrote {self.file} and {self._make_path('csv')}")
+        print_line(f"wrote {self.file} and {self._make_path('csv')}")
         if self.log.exists() and not self.log.stat().st_size:
             self.log.unlink()
         if not find_spec("matplotlib"):
-            say(f"no plot, since matplotlib is not installed: {suggest_installation('matplotlib')}")
+            command = suggest_installation("matplotlib")
+            print_line(f"no plot is drawn, because matplotlib is not installed: {command}")
             return report
         from strix_validate.reporting.plots import write
 
         for file in write(report, self._stem.parent, self._stem.name):
-            say(f"wrote {file}")
+            print_line(f"wrote {file}")
         return report
 
 
 @contextlib.contextmanager
 def _interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
-    """Let these signals interrupt as Ctrl-C does, so that the record is written."""
+    """Make these signals interrupt as Ctrl-C does, so that the record is written."""
     handlers = {}
     for number in numbers:
         handlers[number] = signal.signal(number, signal.default_int_handler)
@@ -152,14 +153,14 @@ def _interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def open_device(device: str, limit: float = PREPARE_LIMIT) -> str:
-    """Open a device in a process of its own, and return torch's name of it.
+    """Open a device in a process of its own, and return torch's name for it.
 
     Args:
         device: auto, cpu or cuda.
-        limit: Seconds in which it must open.
+        limit: Seconds within which the device must open.
 
     Raises:
-        CheckFailed: It does not open within the limit, or the process ends.
+        CheckFailed: The device does not open within the limit, or the process ends.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
@@ -180,12 +181,12 @@ def open_device(device: str, limit: float = PREPARE_LIMIT) -> str:
 
 
 @contextlib.contextmanager
-def serve_tiny_model(device: str, say: _Say) -> Iterator[tuple[str, str, str]]:
+def serve_tiny_model(device: str, print_line: _PrintLine) -> Iterator[tuple[str, str, str]]:
     """Start a server of a tiny model.
 
     Yields:
-        Its URL, the name of its model, and "" as reason; or "" twice and the reason why it does
-        not run.
+        The server's URL, the name of its model, and ""; or "", "" and the reason why it does not
+        run.
     """
     with ServerSession("cuda", flags=_SERVER_FLAGS) as session:
         url = ""
@@ -195,7 +196,7 @@ def serve_tiny_model(device: str, say: _Say) -> Iterator[tuple[str, str, str]]:
             session.need_vllm()
             session.device = open_device(device)
             session.need_vllm()
-            say("vllm serve starts with a tiny model; this may take minutes")
+            print_line("vllm serve starts with a tiny model; this may take minutes")
             endpoint = session.server.endpoint
             url = endpoint.url
             model = endpoint.model
@@ -210,30 +211,33 @@ def run(
     device: str,
     seconds: float,
     hang_after: float,
-    say: _Say,
+    print_line: _PrintLine,
     worker: Sequence[str] = ("-m", WORKER),
     clock: Clock | None = None,
 ) -> None:
-    """Load the GPU and record it; Ctrl-C and SIGTERM leave the story as far as it has come.
+    """Load the GPU and record it. After Ctrl-C or SIGTERM, the story has all that happened so far.
 
     Args:
-        story: The story, to which everything is added.
+        story: The story, to which all events are added.
         files: The files of the soak.
         device: auto, cpu or cuda.
         seconds: How long the loads run.
-        hang_after: Seconds without progress after which the worker hangs.
-        say: Prints a line on the terminal.
+        hang_after: Seconds without progress after which the worker counts as hung.
+        print_line: Prints a line on the terminal.
         worker: Arguments of Python that start the loads.
         clock: The clock.
     """
-    with serve_tiny_model(device, say) as (url, model, reason), contextlib.ExitStack() as stack:
+    with (
+        serve_tiny_model(device, print_line) as (url, model, reason),
+        contextlib.ExitStack() as stack,
+    ):
         if reason:
             story.absent["server"] = reason
-            say(f"the load server does not run: {reason}")
+            print_line(f"the load server does not run: {reason}")
         number_of_loads = 4 if url else 3
         options = {
             "device": device,
-            "turn_seconds": min(TURN, seconds / number_of_loads / _FEWEST_TURNS),
+            "turn_seconds": min(TURN, seconds / number_of_loads / _MIN_TURNS),
             "url": url,
             "model": model,
         }
@@ -250,24 +254,26 @@ def run(
             child,
             sensors,
             kernel_log.faults,
-            _make_keeper(story, files, say),
+            _make_row_handler(story, files, print_line),
             clock,
         )
         recorder.run(seconds, hang_after)
 
 
-def _make_keeper(story: Story, files: SoakRecord, say: _Say) -> Callable[[dict], None]:
+def _make_row_handler(
+    story: Story, files: SoakRecord, print_line: _PrintLine
+) -> Callable[[dict], None]:
     """Return a function that writes a row, and prints events and a line each minute."""
     last_line = float("-inf")
 
-    def keep(row: dict) -> None:
+    def handle_row(row: dict) -> None:
         nonlocal last_line
-        files.keep(row)
+        files.add_row(row)
         if row["event"] or row["seconds"] - last_line >= _LINE:
             last_line = row["seconds"]
-            say(f"{story.summary()} {row['event']}".rstrip())
+            print_line(f"{story.summary()} {row['event']}".rstrip())
 
-    return keep
+    return handle_row
 
 
 def _open_files(folder: Path, story: Story) -> SoakRecord:
@@ -294,35 +300,35 @@ def soak(
     ] = DeviceName.AUTO,
     hang_after: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=5, help="Without progress, it hangs."),
+        typer.Option(metavar="SECONDS", min=5, help="A load without progress for so long hangs."),
     ] = 120,
     as_json: JsonOption = False,
 ) -> None:
     """Load the GPU for an hour, compare every result, and record the machine each second.
 
-    Attention, matrix products, copies and, where vLLM is installed, a server take turns. A hang or
-    a crash of the loads ends it with what was running.
+    The loads take turns: attention, matrix products, copies and, if vLLM is installed, a server. A
+    hang or a crash ends the soak, and the record names the load that was running.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         console.print(line, markup=False)
 
     if not find_spec("torch"):
         advice = suggest_installation("torch")
-        say(f"torch is not installed here: nothing could be loaded: {advice}")
+        print_line(f"torch is not installed here, so no load can run: {advice}")
         raise typer.Exit(3)
     story = Story(host.describe_device("none"))
     files = _open_files(evidence, story)
     write_error = None
     try:
         with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
-            run(story, files, device.value, minutes * 60, hang_after, say)
-        report = files.close(say)
+            run(story, files, device.value, minutes * 60, hang_after, print_line)
+        report = files.close(print_line)
     except OSError as error:
         write_error = error
-        say(f"{evidence}: {error}: nothing more is recorded")
-        report = files.make()
+        print_line(f"{evidence}: {error}: nothing more is recorded")
+        report = files.make_record()
     if as_json:
         typer.echo(report.dump())
     else:

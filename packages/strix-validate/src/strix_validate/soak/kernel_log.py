@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The kernel's messages of faults while the loads run, where this user may read them."""
+"""Read the kernel's messages of faults while the loads run, if this user may read them."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-#: Messages that the GPU, its driver or the memory failed.
+#: Messages about a failure of the GPU, its driver or the memory.
 _FAULTS = re.compile(
     r"(amdgpu|amdkfd|\[drm).*(ring \S+ timeout|GPU reset|page fault|MES.*failed|device wedged"
     r"|SMU.*(No response|failed)|\*ERROR\*)"
@@ -25,7 +25,7 @@ class KernelLog:
     """The kernel's messages from now on.
 
     Attributes:
-        absent: The reason if they cannot be read; otherwise empty.
+        absent: The reason why the messages cannot be read, or "".
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class KernelLog:
             self._follow_journal(error)
 
     def _follow_journal(self, error: OSError) -> None:
-        """Read the journal instead, which a user in its group may."""
+        """Read the journal instead, which members of its group may read."""
         program = shutil.which("journalctl")
         if not program or not _has_lines(program):
             self.absent = (
-                f"{KMSG}: {error.strerror}, and the journal shows none: run as root, or join the "
-                "group systemd-journal (adm on Debian and Ubuntu)"
+                f"{KMSG}: {error.strerror}, and the journal shows no messages of the kernel: run "
+                "as root, or join the group systemd-journal (adm on Debian and Ubuntu)"
             )
             return
         self._journal = subprocess.Popen(
@@ -65,7 +65,7 @@ class KernelLog:
         os.set_blocking(self._file, False)
 
     def _read_record(self) -> bytes:
-        """Return a record, or part of the journal; empty if there is no more."""
+        """Return a record of /dev/kmsg, or a part of the journal; empty if there is no more."""
         with contextlib.suppress(BlockingIOError):
             return os.read(self._file, 1 << 16)
         return b""

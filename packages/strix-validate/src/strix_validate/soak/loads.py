@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loads of the GPU, and how each result is compared.
+"""The loads of the GPU, and the comparison of their results.
 
-Inputs stay the same, so that a result that changes is a fault. A tensor is judged twice: against
-float64, computed on the CPU before the first step, within the bound of a correct kernel; and bit
-for bit against the first result, where the first few are equal.
+The inputs stay the same, so a result that changes is a fault. Each tensor is compared with a
+float64 reference, which the CPU computed before the first step, within the bound of a correct
+kernel. If the first few results of a tensor are equal, later results must also equal them bit for
+bit.
 """
 
 import math
@@ -22,11 +23,11 @@ from strix_validate.numerics import comparison, reference
 from strix_validate.serving import judges
 from strix_validate.serving.endpoint import Endpoint
 
-#: Seconds that a step takes. Hangs are noticed, and the next load begins, only between steps.
+#: Seconds of a step. Only between steps can a hang be noticed, and can the next load begin.
 STEP_SECONDS = 0.5
 #: Number of results that must be equal for a tensor to be compared bit for bit.
 _PROBES = 8
-#: Number of concurrent requests, and the tokens that each gets.
+#: Number of concurrent requests, and number of tokens that each generates.
 REQUESTS = 32
 _TOKENS = 24
 
@@ -41,7 +42,7 @@ class Step:
         changed: Number of results that differ from the first one; None if no tensor is compared
             bit for bit.
         error: The largest error as a share of its bound; None for a NaN or an infinity.
-        fault: What is wrong, where a share does not tell it.
+        fault: The description of a fault that the other fields do not show.
     """
 
     work: float
@@ -58,7 +59,7 @@ class Load(Protocol):
         name: Its name.
         what: Its description.
         unit: The unit of its rate.
-        scale: The work of a step that is one unit, if it takes a second.
+        scale: The work per second that is one unit of the rate.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Load(Protocol):
     scale: float
 
     def prepare(self) -> None:
-        """Allocate what steps need, and compute the reference."""
+        """Allocate the tensors that steps need, and compute the reference."""
 
     def step(self) -> Step:
         """Run for about half a second, and compare every result."""
@@ -115,7 +116,8 @@ class TensorLoad:
         self._first = self.call()
         self._repeats = _count_repeats(self.call, self.device)
         probes = [self.call() for _ in range(_PROBES)]
-        #: Names of tensors that are the same each time. NVIDIA's dq is a sum in any order.
+        #: Names of tensors that are the same each time. NVIDIA's dq is not: its order of summation
+        #: varies.
         self._fixed = []
         for name in exact:
             if not any(self._differs(probe, [name]) for probe in probes):
@@ -141,12 +143,13 @@ class TensorLoad:
     def step(self) -> Step:
         """See Load.
 
-        Each result of a tensor that is not the same each time is compared with float64; of the
-        other tensors, the last result of the step is. In turn, one of the last results is compared
-        on the CPU as well, which does not trust the GPU.
+        For a tensor that varies from call to call, each result is compared with float64. For other
+        tensors, each result is compared with the first one, and the last result of the step with
+        float64. The CPU compares the last result of one tensor as well, each step of another one,
+        in case that comparisons on the GPU are wrong.
 
-        Results are overwritten: a kernel that writes nothing into memory that the next call gets
-        would otherwise leave the right numbers there.
+        Results are overwritten with NaN. Otherwise, if the next call gets the same memory and its
+        kernel writes nothing, the right numbers would still be there.
         """
         changes = []
         errors = []
@@ -190,9 +193,9 @@ def _count_repeats(call: Callable, device: str) -> int:
 
 
 class AttentionLoad(TensorLoad):
-    """Causal attention, forward and backward, by the kernels that torch picks.
+    """Causal attention, forward and backward, with the kernels that torch selects.
 
-    One sequence is repeated in the batch, so that its reference is computed once.
+    The batch repeats one sequence, so that the reference is computed for one sequence only.
     """
 
     def __init__(self, device: str) -> None:
@@ -259,7 +262,7 @@ class ProductLoad(TensorLoad):
 
 
 class CopyLoad:
-    """Copies from the host's memory to the GPU, within it, and back, compared bit for bit."""
+    """Copies from the host's memory to the GPU, on the GPU, and back, compared bit for bit."""
 
     name = "copy"
     unit = "gbps"
@@ -269,7 +272,7 @@ class CopyLoad:
         self.device = device
         mib = 256 if device == "cuda" else 4
         self._numbers = mib * 2**20 // 4
-        self.what = f"copies of {mib} MiB: host to GPU, within it, and back"
+        self.what = f"copies of {mib} MiB: host to GPU, on the GPU, and back"
 
     def prepare(self) -> None:
         """See Load."""
@@ -310,7 +313,8 @@ class CopyLoad:
 class ServerLoad:
     """Concurrent requests to a server of a tiny model, compared with its own prefill.
 
-    Another token at a near tie is no fault: the rows of a batch are summed in other orders.
+    A different token at a near tie is not a fault, because the order of summation depends on the
+    batch.
     """
 
     name = "server"
@@ -320,7 +324,7 @@ class ServerLoad:
     def __init__(self, url: str, model: str) -> None:
         self.what = f"vllm serve, a tiny model, {REQUESTS} requests at a time"
         self._server = Endpoint(url, model)
-        self._prompts = server_prompts()
+        self._prompts = make_prompts()
 
     def prepare(self) -> None:
         """See Load."""
@@ -339,8 +343,8 @@ class ServerLoad:
         return Step(REQUESTS, REQUESTS, None, max(shares))
 
 
-def server_prompts() -> list[list[int]]:
-    """Return prompts of tokens of the tiny model, which all differ and have several lengths."""
+def make_prompts() -> list[list[int]]:
+    """Return prompts of the tiny model's tokens, which all differ and have several lengths."""
     prompts = []
     for number in range(REQUESTS):
         middle = range(3, 35 + 2 * number)
@@ -357,7 +361,7 @@ def make_loads(device: str, url: str = "", model: str = "") -> list[Load]:
 
 
 def need_gpu_memory(device: str, gib: float = 8) -> None:
-    """Raise CannotRun if the loads do not fit the free memory of the GPU."""
+    """Raise CannotRun if the loads do not fit into the free memory of the GPU."""
     if device != "cuda":
         return
     free, _ = torch.cuda.mem_get_info()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Child processes that may hang with the GPU, read without waiting for them."""
+"""Child processes that may hang with the GPU, whose output is read without waiting for them."""
 
 import contextlib
 import os
@@ -13,16 +13,16 @@ from pathlib import Path
 
 
 class LineProcess:
-    """A Python module in a process group of its own; it ends when its standard input is closed.
+    """A Python module in a process group of its own, which ends when its standard input is closed.
 
-    Ctrl-C on the terminal does not reach it: the recorder decides when it ends.
+    Ctrl-C on the terminal does not reach the process; the recorder decides when it ends.
     """
 
     def __init__(self, arguments: Sequence[str | Path], log: Path) -> None:
         """Start Python.
 
         Args:
-            arguments: Its arguments.
+            arguments: The arguments of Python.
             log: The file to which standard error is appended.
         """
         path = os.pathsep.join(filter(None, sys.path))
@@ -41,7 +41,7 @@ class LineProcess:
         self._incomplete = b""
 
     def lines(self) -> list[str]:
-        """Return the whole lines that were written since the last call."""
+        """Return the complete lines that were written since the last call."""
         while True:
             try:
                 part = os.read(self._output, 1 << 16)
@@ -60,7 +60,7 @@ class LineProcess:
             limit: Seconds to wait.
 
         Raises:
-            TimeoutError: There are none within the limit.
+            TimeoutError: There are no lines within the limit.
         """
         ready, _, _ = select.select([self._output], [], [], limit)
         if not ready:
@@ -68,13 +68,13 @@ class LineProcess:
         return self.lines()
 
     def lines_until_end(self, limit: float) -> Iterator[str]:
-        """Yield the whole lines that are written until the process ends.
+        """Yield the complete lines that are written until the process ends.
 
         Args:
             limit: Seconds to wait for a line.
 
         Raises:
-            TimeoutError: Nothing is written for so long.
+            TimeoutError: Nothing is written within the limit.
         """
         while True:
             is_over = self.status() is not None
@@ -83,7 +83,7 @@ class LineProcess:
             if is_over and not lines:
                 return
             if not lines:
-                # There is half a line, or the output ended before the process.
+                # The line is incomplete, or the output ended before the process.
                 time.sleep(0.05)
 
     def status(self) -> int | None:
@@ -91,7 +91,7 @@ class LineProcess:
         return self._process.poll()
 
     def kernel_state(self) -> str:
-        """Return the state of the process, as /proc has it: "D in amdgpu_fence_wait", say."""
+        """Return the state of the process from /proc, such as "D in amdgpu_fence_wait"."""
         folder = Path("/proc", str(self.pid))
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2]
@@ -104,10 +104,10 @@ class LineProcess:
     def stop(self, limit: float = 10.0) -> bool:
         """End the process and its children; return False if it cannot be killed.
 
-        A process that waits inside a driver ignores even SIGKILL. It is given up after 5 seconds.
+        A process that waits inside a driver ignores even SIGKILL. After 5 seconds, it is abandoned.
 
         Args:
-            limit: Seconds in which it may end by itself.
+            limit: Seconds within which the process may end by itself.
         """
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]

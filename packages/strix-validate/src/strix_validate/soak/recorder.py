@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loop of the recorder: once a second it reads its children, and nothing that may block."""
+"""The loop of the recorder, which reads its child processes once a second and cannot block."""
 
 import csv
 import json
@@ -14,10 +14,10 @@ from strix_validate.soak.processes import LineProcess
 from strix_validate.soak.story import Story
 from strix_validate.soak.telemetry import COLUMNS, resident_mib
 
-#: Seconds after which a reading is too old to stand for the present.
+#: Seconds after which a reading is too old to be recorded.
 _STALE = 5.0
-#: Seconds without progress that are allowed before the first turn: torch is imported, kernels are
-#: compiled, and the references are computed on the CPU.
+#: Seconds without progress that are allowed before the first turn, in which torch is imported,
+#: kernels are compiled, and the CPU computes the references.
 PREPARE_LIMIT = 600.0
 #: The columns of the table, one row each second.
 TABLE = (
@@ -41,10 +41,10 @@ _SIGNALS = {
 
 
 class Clock:
-    """The machine's clock; tests use one of their own."""
+    """The machine's clock; tests use a clock of their own."""
 
     def now(self) -> float:
-        """Return seconds since some moment."""
+        """Return the seconds since an arbitrary moment."""
         return time.monotonic()
 
     def wait_until(self, moment: float) -> None:
@@ -53,7 +53,7 @@ class Clock:
 
 
 class Table:
-    """A CSV file that has each row on the disk, in case the machine ends in the next second."""
+    """A CSV file that syncs each row to the disk, because the machine may crash at any time."""
 
     def __init__(self, file: Path) -> None:
         self._stream = file.open("x", newline="")
@@ -74,14 +74,14 @@ class Table:
 
 
 class Recorder:
-    """Watches the worker until the time is over, or until it hangs or ends.
+    """Watches the worker until the time is over, or until the worker hangs or ends.
 
     Args:
-        story: What is recorded is added to it.
+        story: The story to which all events are added.
         worker: The child process that loads the GPU.
         sensors: The child process that reads the sensors.
         kernel_faults: Returns the kernel's messages of faults since its last call.
-        keep: Called with each second's row, after it was added to the story.
+        on_row: Called with each second's row, after the row was added to the story.
         clock: The clock.
         tree: The machine.
     """
@@ -92,7 +92,7 @@ class Recorder:
         worker: LineProcess,
         sensors: LineProcess,
         kernel_faults: Callable[[], list[str]],
-        keep: Callable[[dict], None],
+        on_row: Callable[[dict], None],
         clock: Clock | None = None,
         tree: Tree | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ class Recorder:
         self._worker = worker
         self._sensors = sensors
         self._kernel_faults = kernel_faults
-        self._keep = keep
+        self._on_row = on_row
         self._clock = clock or Clock()
         self._tree = tree or Tree()
         self._reading: dict = {}
@@ -110,8 +110,8 @@ class Recorder:
         """Record until the time is over, or until the worker hangs or ends.
 
         Args:
-            seconds: The time.
-            hang_after: Seconds without progress after which the worker hangs.
+            seconds: How long to record.
+            hang_after: Seconds without progress after which the worker counts as hung.
         """
         story = self._story
         begin = self._clock.now()
@@ -120,18 +120,18 @@ class Recorder:
             at = self._clock.now() - begin
             event = self._read_children(at)
             story.ending = self._describe_end(at, hang_after)
-            # A load that hangs at the end has made no progress after the time was over.
+            # A load that hangs at the end makes no progress after the time is over.
             story.is_whole = story.progress_at >= seconds and not story.ending
             if story.ending:
                 event = f"{event}; {story.ending}".removeprefix("; ")
-            self._keep(self._add_row(at, event))
+            self._on_row(self._add_row(at, event))
             if story.is_over:
                 return
             second = max(second, int(at)) + 1
             self._clock.wait_until(begin + second)
 
     def _read_children(self, at: float) -> str:
-        """Add what the children and the kernel wrote to the story; return the events in it."""
+        """Add the output of the children and of the kernel to the story; return its events."""
         story = self._story
         faults_before = story.number_of_faults
         for line in self._worker.lines():
@@ -158,7 +158,7 @@ class Recorder:
 
     def _describe_exit(self, status: int, at: float) -> str:
         story = self._story
-        # Lines may have been written between the last reading and the end.
+        # The worker may have written lines since they were last read.
         for line in self._worker.lines():
             story.add_line(line, at)
         if story.unable:
@@ -176,7 +176,7 @@ class Recorder:
         if silence <= limit:
             return ""
         minutes = f"{story.progress_at / 60:.1f} minutes"
-        text = f"no progress for {silence:.0f} s, {minutes} after the begin, in {story.running}"
+        text = f"no progress for {silence:.0f} s, {minutes} after the start, in {story.running}"
         state = self._worker.kernel_state()
         if state:
             text += f"; the process is in state {state}"
@@ -186,7 +186,7 @@ class Recorder:
         """Add the row of a second to the story, and return it."""
         story = self._story
         reading = self._reading if at - self._read_at <= _STALE else {}
-        # A tree caches what it read, so that each second needs a new one.
+        # A tree caches its values, so that each second needs a new tree.
         available = Tree(self._tree.root).available
         row = {
             "seconds": round(at, 1),

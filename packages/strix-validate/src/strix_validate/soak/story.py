@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What happened in a soak so far: steps of the loads, readings of sensors, the kernel's faults."""
+"""The course of a soak: steps of the loads, readings of sensors, and the kernel's faults."""
 
 import json
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ class StepRecord:
     """A step of a load.
 
     Attributes:
-        at: The second in which it ended.
+        at: The second in which the step ended.
         turn: The number of the turn, counted over all loads.
-        rate: Its speed, in the unit of the load.
+        rate: The speed of the step, in the unit of the load.
         results: Number of results that were compared.
         changed: See loads.Step.
         error: See loads.Step.
@@ -41,7 +41,7 @@ class StepRecord:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether a result is wrong: over its bound, no number, or changed where none may."""
+        """Whether a result is wrong: over its bound, not a number, or changed without reason."""
         if self.fault or self.error is None:
             return True
         return self.error > 1 or bool(self.changed)
@@ -52,26 +52,26 @@ class Story:
     """The course of a soak; verdicts.py judges it.
 
     Attributes:
-        device: What the loads run on.
-        absent: The reason why a load does not run, by its name.
-        what: The description of a load, by its name.
-        units: The unit of a load's rate, by its name.
+        device: The device of the loads.
+        absent: The reason why a load does not run, by name of the load.
+        what: The description of a load, by name of the load.
+        units: The unit of a load's rate, by name of the load.
         steps: The steps of each load.
         number_of_steps: The number of steps of all loads.
         number_of_faults: The number of faulty steps of all loads.
-        samples: One row each second: seconds, turn, load, steps, numbers of the sensors.
-        load: The name of the load that has its turn.
-        turn: The number of the turn.
-        running: What runs, in words.
+        samples: One row for each second: seconds, turn, load, steps, numbers of the sensors.
+        load: The name of the load in the current turn.
+        turn: The number of the current turn.
+        running: A description of the load or the preparation that runs.
         progress_at: The second of the last sign of progress.
-        prepared_at: The second in which every load was prepared, None before.
-        kernel: Messages of faults, each with its second.
+        prepared_at: The second in which all loads were prepared; None before.
+        kernel: The kernel's messages of faults, each with its second.
         kernel_absent: The reason why the kernel's messages cannot be read.
         sensors_absent: The reason why the sensors cannot be read.
         failure: The worker's last message before it failed.
-        unable: Why nothing can be loaded here.
-        ending: Why the loads ended early, with what was running; empty if they did not.
-        advice: What may help against it.
+        unable: The reason why no load can run here.
+        ending: Why the loads ended early, and which load was running; empty if they did not.
+        advice: Advice for a hang or a crash.
         is_whole: Whether the loads ran for the whole time.
     """
 
@@ -99,15 +99,15 @@ class Story:
 
     @property
     def is_over(self) -> bool:
-        """Whether the soak came to an end that is no interruption."""
+        """Whether the soak ended, and was not interrupted."""
         return bool(self.is_whole or self.ending or self.unable)
 
     def add_line(self, line: str, at: float) -> None:
-        """Add a line of the worker; worker.py describes them.
+        """Add a line of the worker's output, whose format worker.py describes.
 
         Args:
             line: A JSON object.
-            at: The second in which it came.
+            at: The second in which the line was read.
         """
         try:
             message = json.loads(line)
@@ -162,7 +162,7 @@ class Story:
         self.running = f"{self.load}, its step {number}: {self.what[self.load]}"
 
     def summary(self) -> str:
-        """Return the newest second in a line, for the terminal."""
+        """Return a line about the newest second, for the terminal."""
         if not self.samples:
             return self.running
         row = self.samples[-1]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Readings of the GPU's sensors, once a second: `python -m strix_validate.soak.telemetry`.
+"""Read the GPU's sensors once a second: `python -m strix_validate.soak.telemetry`.
 
-A process of its own, since a file of amdgpu may block while the GPU is being reset. Each line is a
-JSON object with some of COLUMNS, or with "absent", the reason why there is no reading.
+This runs in a process of its own, because reading a file of amdgpu may block while the GPU is
+reset. Each line of output is a JSON object with some of COLUMNS, or with "absent", the reason why
+there is no reading.
 """
 
 import json
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 
 from strix_validate.doctor.tree import Tree
 
-#: The numbers of a reading. limited_by is a text beside them.
+#: The numbers of a reading. A reading may also have the text limited_by.
 COLUMNS = (
     "temperature_c",
     "clock_mhz",
@@ -25,8 +26,8 @@ COLUMNS = (
     "gpu_memory_mib",
 )
 _MIB = 2**20
-#: Strix Halo has struct gpu_metrics_v3_0 of the kernel's kgd_pp_interface.h: its size, and the
-#: offset of its counters of throttling.
+#: The size of struct gpu_metrics_v3_0 (kgd_pp_interface.h of the kernel), which Strix Halo has, and
+#: the offset of its counters of throttling.
 _METRICS_SIZE = 264
 _RESIDENCY_OFFSET = 228
 #: The limit that each of these counters counts.
@@ -72,7 +73,7 @@ def read_amd(tree: Tree) -> dict[str, float]:
 
 
 def _read_gpu_memory(tree: Tree) -> float | None:
-    """Return the memory in use in MiB: the carve-out's and GTT's."""
+    """Return the used memory of carve-out and GTT together, in MiB."""
     carve_out = tree.number(f"{tree.gpu_folder}/mem_info_vram_used") or 0
     gtt = tree.number(f"{tree.gpu_folder}/mem_info_gtt_used") or 0
     used = carve_out + gtt
@@ -94,8 +95,8 @@ def _read_level(tree: Tree, name: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def throttle_counters(metrics: bytes) -> tuple[int, ...]:
-    """Return the counters of throttling in gpu_metrics; empty for another version of it."""
+def read_throttle_counters(metrics: bytes) -> tuple[int, ...]:
+    """Return the counters of throttling in gpu_metrics; empty for another version of the struct."""
     if len(metrics) < _METRICS_SIZE:
         return ()
     if struct.unpack_from("<HBB", metrics) != (_METRICS_SIZE, 3, 0):
@@ -117,7 +118,7 @@ def _read_amd_each_second(tree: Tree) -> Iterator[dict]:
     while True:
         before = counters
         try:
-            counters = throttle_counters(file.read_bytes())
+            counters = read_throttle_counters(file.read_bytes())
         except OSError:
             counters = ()
         reading: dict = read_amd(tree)
@@ -129,7 +130,7 @@ def _read_amd_each_second(tree: Tree) -> Iterator[dict]:
 
 
 def parse_nvidia(line: str) -> dict[str, float]:
-    """Return the numbers of a line of nvidia-smi; it writes "[N/A]" for what a GPU has not."""
+    """Return the numbers in a line of nvidia-smi, which writes "[N/A]" for missing ones."""
     reading = {}
     for name, text in zip(COLUMNS, line.split(","), strict=False):
         if re.fullmatch(r"\s*\d+(\.\d+)?\s*", text):
@@ -153,7 +154,7 @@ def _read_nvidia_each_second() -> Iterator[dict]:
 
 
 def readings(tree: Tree) -> Iterator[dict]:
-    """Yield a reading each second: of amdgpu's files, else of nvidia-smi."""
+    """Yield a reading each second, from amdgpu's files or else from nvidia-smi."""
     if tree.gpu_folder:
         yield from _read_amd_each_second(tree)
     elif shutil.which("nvidia-smi"):
@@ -163,7 +164,7 @@ def readings(tree: Tree) -> Iterator[dict]:
 
 
 def resident_mib(tree: Tree, pid: int) -> float | None:
-    """Return the memory of a process in MiB, or None without it."""
+    """Return the resident memory of a process in MiB, or None if it does not run."""
     match = re.search(r"^VmRSS:\s+(\d+) kB", tree.read(f"proc/{pid}/status") or "", re.M)
     return int(match[1]) / 1024 if match else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of a soak, and their results as far as it has come."""
+"""The checks of a soak, and their results so far."""
 
 import math
 import statistics
@@ -12,23 +12,22 @@ from strix_validate.soak.telemetry import COLUMNS
 
 #: Clock and rate of a turn as a share of the first turn's, below which the GPU throttles.
 CLOCK_SHARE = 0.7
-#: Loads whose speed is the GPU's.
+#: Loads whose speed depends on the GPU alone. That of the server depends on its scheduler too.
 _GPU_LOADS = ("attention", "product", "copy")
-#: Those of them that the clock limits; copies wait for memory. The server's speed depends on its
-#: scheduler, too.
+#: GPU loads whose speed the clock limits. Memory limits that of copies.
 _CLOCKED_LOADS = ("attention", "product")
-#: Growth in MiB from the first to the last quarter that is a leak.
+#: Growth in MiB from the first to the last quarter that counts as a leak.
 _LEAK_MIB = 128.0
-#: Growth of errors from the first to the last quarter that is a drift: as a factor, and at least as
-#: a share of the bound.
+#: Growth of errors from the first to the last quarter that counts as a drift: the factor, and the
+#: minimum growth as a share of the bound.
 _DRIFT_FACTOR = 1.5
 _DRIFT_FLOOR = 0.02
-#: Numbers of samples and of steps below which quarters are not compared.
-_FEWEST_SAMPLES = 120
-_FEWEST_STEPS = 8
+#: Minimum numbers of samples and of steps for a comparison of quarters.
+_MIN_SAMPLES = 120
+_MIN_STEPS = 8
 #: Points of each line of the plot.
 POINTS = 600
-#: Messages of the kernel in a record, and characters of each.
+#: Maximum number of the kernel's messages in a record, and maximum characters of each message.
 _MESSAGES = 20
 _MESSAGE_LENGTH = 200
 
@@ -45,20 +44,20 @@ def _check(name: str, title: str, catches: str) -> Check:
 WHOLE = _check(
     "whole",
     "The loads run for the whole time",
-    f"a hang ({_HUNG}) or a crash ({_CRASHED}) that comes after minutes or an hour",
+    f"a hang ({_HUNG}) or a crash ({_CRASHED}) that occurs only after minutes or an hour",
 )
 RESULTS = {
     name: _check(
         name,
-        f"Each result of the load {name} is the right one",
-        f"a result that is wrong once in thousands, or only when the GPU is hot: {_RACE}",
+        f"Each result of the load {name} is right",
+        f"a result that is wrong once in thousands of times, or only when the GPU is hot: {_RACE}",
     )
     for name in LOADS
 }
 DRIFT = _check(
     "drift",
     "The errors of results do not grow",
-    f"numbers that get worse with time and stay within their bound: {_RACE}",
+    f"errors that grow with time but stay within their bound: {_RACE}",
 )
 THROTTLING = _check(
     "throttling",
@@ -68,12 +67,13 @@ THROTTLING = _check(
 MEMORY = _check(
     "memory",
     "The memory of the process and of the GPU does not grow",
-    "a leak, as copies of ROCm 7.1.1 had: https://github.com/blakeblackshear/frigate/issues/23985",
+    "a leak, such as that of copies in ROCm 7.1.1: "
+    "https://github.com/blakeblackshear/frigate/issues/23985",
 )
 KERNEL = _check(
     "kernel",
     "The kernel reports no fault of the GPU or of the memory",
-    f"a reset or a page fault that the loads outlive: {_CRASHED}",
+    f"a reset or a page fault after which the loads continue: {_CRASHED}",
 )
 SENSORS = _check(
     "sensors",
@@ -84,7 +84,7 @@ CHECKS = [WHOLE, *RESULTS.values(), DRIFT, THROTTLING, MEMORY, KERNEL, SENSORS]
 
 
 def judge(story: Story) -> list[Result]:
-    """Return the results so far; WHOLE has none before the end, nor after an interruption."""
+    """Return the results so far; WHOLE has one only after an end without interruption."""
     if story.unable:
         return [Result(check, State.SKIPPED, story.unable) for check in CHECKS]
     results = [_judge_results(story, name, check) for name, check in RESULTS.items()]
@@ -140,12 +140,12 @@ def _describe_fault(step: StepRecord) -> str:
     if step.fault:
         return step.fault
     if step.error is None:
-        return "a result that is no number"
+        return "a result is not a number"
     if step.error > 1:
-        return f"an error of {step.error:.3g} times its bound"
+        return f"an error is {step.error:.3g} times its bound"
     return (
-        f"{step.changed} of {step.results} results differ from the first one bit for bit, as the "
-        "first ones did not among themselves"
+        f"{step.changed} of {step.results} results differ from the first one in some bits, but "
+        "the results before the first step were equal"
     )
 
 
@@ -165,7 +165,7 @@ def _judge_drift(story: Story) -> Result:
     faults = []
     for name, steps in story.steps.items():
         errors = [step.error for step in steps if step.error is not None]
-        if len(errors) < _FEWEST_STEPS:
+        if len(errors) < _MIN_STEPS:
             continue
         first, _, _, last = find_quarter_medians(errors)
         measured[f"{name}_first"] = first
@@ -173,14 +173,14 @@ def _judge_drift(story: Story) -> Result:
         if last > max(_DRIFT_FACTOR * first, first + _DRIFT_FLOOR):
             faults.append(f"{name}: from {first:.2f} to {last:.2f} of the bound")
     if not measured:
-        return Result(DRIFT, State.SKIPPED, f"no load made {_FEWEST_STEPS} steps")
+        return Result(DRIFT, State.SKIPPED, f"no load made {_MIN_STEPS} steps")
     return make_result(DRIFT, faults, measured)
 
 
 def _judge_throttling(story: Story) -> Result:
     """Judge whether clock and speed fall from the first turn to a later one."""
     if story.device.type != "gpu":
-        return Result(THROTTLING, State.SKIPPED, "a CPU's clock is that of all that runs on it")
+        return Result(THROTTLING, State.SKIPPED, "a CPU's clock also depends on other programs")
     measured: dict = {}
     faults = []
     for series in _list_series(story):
@@ -203,8 +203,8 @@ def _judge_throttling(story: Story) -> Result:
     result = make_result(THROTTLING, faults, measured)
     if faults:
         fix = (
-            "clean the fans and let air through, look at the power limit in the BIOS and at "
-            "cat /sys/firmware/acpi/platform_profile; another program on the GPU slows it as well"
+            "clean the fans and let air through; check the power limit in the BIOS, and the output "
+            "of cat /sys/firmware/acpi/platform_profile; another program on the GPU slows it too"
         )
         result = replace(result, fix=fix)
     return result
@@ -224,8 +224,8 @@ class _Turn:
     """A turn of a load.
 
     Attributes:
-        at: The second in which it begins.
-        median: The median of its values.
+        at: The second in which the turn begins.
+        median: The median of the turn's values.
     """
 
     at: float
@@ -239,7 +239,7 @@ class _Series:
     Attributes:
         load: The load.
         unit: The unit of the values.
-        turns: Its turns, in order.
+        turns: The load's turns, in order.
     """
 
     load: str
@@ -248,7 +248,7 @@ class _Series:
 
 
 def _list_series(story: Story) -> Iterator[_Series]:
-    """Yield the rate of each load and, where it limits the load, the clock."""
+    """Yield the rate of each load, and the clock if it limits the load."""
     for name in _GPU_LOADS:
         steps = story.steps.get(name)
         if not steps:
@@ -277,7 +277,7 @@ def _group_by_turn(values: Iterable[tuple[int, float, float | None]]) -> list[_T
 
 
 def _judge_memory(story: Story) -> Result:
-    """Judge whether memory grows from quarter to quarter, once the loads are prepared."""
+    """Judge whether memory grows from quarter to quarter after the loads are prepared."""
     samples = []
     if story.prepared_at is not None:
         samples = [row for row in story.samples if row["seconds"] >= story.prepared_at]
@@ -285,7 +285,7 @@ def _judge_memory(story: Story) -> Result:
     faults = []
     for label in ("process", "gpu_memory"):
         values = _list_numbers(samples, f"{label}_mib")
-        if len(values) < _FEWEST_SAMPLES:
+        if len(values) < _MIN_SAMPLES:
             continue
         medians = find_quarter_medians(values)
         measured[f"{label}_first_mib"] = medians[0]
@@ -296,7 +296,7 @@ def _judge_memory(story: Story) -> Result:
             name = label.replace("_", " ")
             faults.append(f"{name} grows from quarter to quarter: {listed} MiB")
     if not measured:
-        return Result(MEMORY, State.SKIPPED, f"fewer than {_FEWEST_SAMPLES} seconds were recorded")
+        return Result(MEMORY, State.SKIPPED, f"fewer than {_MIN_SAMPLES} seconds were recorded")
     return make_result(MEMORY, faults, measured)
 
 
@@ -323,7 +323,7 @@ def _judge_kernel(story: Story) -> Result:
 
 
 def _judge_sensors(story: Story) -> Result:
-    """Judge whether the sensors were read, and record their course."""
+    """Judge whether the sensors were read, and record the series of their values."""
     measured: dict = {}
     for name in COLUMNS:
         values = _list_numbers(story.samples, name)
@@ -345,11 +345,11 @@ def thin_samples(story: Story, points: int = POINTS) -> dict[str, list]:
 
     Args:
         story: The course of the soak.
-        points: The largest number of points; each is the mean over a span of seconds.
+        points: The maximum number of points; each is the mean over a span of seconds.
 
     Returns:
-        The sensors' columns; process_mib; minutes, the begin of each span; load; speed, that of the
-        load in its turn as a share of its first turn's; events, in minutes.
+        The sensors' columns; process_mib; minutes, the beginning of each span; load; speed, the
+        load's speed in the turn as a share of that in its first turn; events, in minutes.
     """
     span = max(1, math.ceil(len(story.samples) / points))
     groups = [story.samples[i : i + span] for i in range(0, len(story.samples), span)]

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The process that loads the GPU: `python -m strix_validate.soak.worker OPTIONS`, in JSON.
+"""Load the GPU: `python -m strix_validate.soak.worker OPTIONS`, with options as JSON.
 
-It writes one JSON object per line to standard output, and ends between two steps when its standard
-input is closed, so that no kernel is killed half-way:
+The loads take turns; a turn consists of steps of about half a second. When its standard input is
+closed, the process ends after the current step, so that no running kernel is killed. It writes one
+JSON object per line to standard output:
 
-    {"device": ...}                              once, the device that torch opened
-    {"unable": "torch sees no GPU"}              nothing can be loaded, and it ends
+    {"device": ...}                              once: the device that torch opened
+    {"unable": "torch sees no GPU"}              no load can run; the process ends
     {"prepare": "product", "what": ..., "unit": ...}
     {"turn": 3, "load": "product"}               the load begins its turn
     {"step": 41, "load": "product", "rate": ..., "results": ..., "changed": ..., "error": ...}
-    {"failed": "RuntimeError: ..."}              and it ends
+    {"failed": "RuntimeError: ..."}              a load failed; the process ends
 """
 
 import json
@@ -34,7 +35,7 @@ def _write(report: TextIO, **fields: object) -> None:
 
 
 def _is_input_closed() -> bool:
-    """Return whether the recorder closed the other end of standard input, or ended."""
+    """Return whether the recorder ended, or closed its end of standard input."""
     ready, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(ready)
 
@@ -64,11 +65,11 @@ def main(arguments: str) -> None:
     """Open the device and run the loads.
 
     Args:
-        arguments: JSON of "device", and for the loads "turn_seconds", "url" and "model" as well;
-            without "turn_seconds" only the device is described.
+        arguments: A JSON object with "device", and with "turn_seconds", "url" and "model" for the
+            loads. Without "turn_seconds", only the device is described.
     """
     options = json.loads(arguments)
-    # Libraries print to standard output, which belongs to the recorder.
+    # Libraries print to standard output, which is reserved for the recorder.
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     device = host.resolve_device(options["device"])
@@ -91,7 +92,7 @@ def main(arguments: str) -> None:
     except CannotRun as reason:
         _write(report, unable=str(reason))
     except Exception as error:
-        # Whatever a GPU's library raises is the finding.
+        # A library of the GPU may raise any exception, and each one is a result of the soak.
         message = f"{type(error).__name__}: {error}"
         _write(report, failed=message[:500])
 
