@@ -157,7 +157,7 @@ def test_advice_is_what_doctor_finds_and_names_what_is_in_order(tmp_path):
         "powerprofilesctl set balanced",
     ):
         assert words in text, words
-    (in_order,) = [part for part in text.split(". ") if part.startswith("nothing to mend in")]
+    (in_order,) = [part for part in text.split(". ") if part.startswith("no findings of")]
     assert "doctor/options" in in_order and "doctor/power" not in in_order
 
 

@@ -140,7 +140,7 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "",
         "",
         "8 bytes of scratch, 0 registers spilled",
-        "the same code as one above",
+        "the code is that of a configuration above",
         "OutOfResources: LDS",
     ]
     assert trials[0].cost == asdict(COST) and trials[-1].cost == {}
@@ -152,7 +152,7 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         candidates.packages, "look_up", lambda calls, *_: [answer(tile(64)) for _ in calls]
     )
-    with pytest.raises(RuntimeError, match="flash-attn takes no other configuration"):
+    with pytest.raises(RuntimeError, match="flash-attn ignores other configurations"):
         candidates.short_list(problem(tile(32)), tmp_path, 1, most=2)
 
 
@@ -395,7 +395,9 @@ def test_an_unreadable_record(tmp_path: Path, content: str) -> None:
     (tmp_path / "record.json").write_text(content)
     for arguments in (("--env",), ("--share",)):
         result = tune(*arguments, "--output", tmp_path)
-        assert result.exit_code == 2 and "is no record of tune" in " ".join(result.output.split())
+        assert result.exit_code == 2 and "is not a record of tune" in " ".join(
+            result.output.split()
+        )
         assert "Traceback" not in result.output
     assert (tmp_path / "record.json").read_text() == content
 
@@ -450,7 +452,7 @@ def test_what_the_new_tiles_need_is_compiled(
     first = "look up" if architecture == "gfx1151" else "native"
     assert requests == [f"{kind} {variables}" for kind in (first, "native") * 2]
     assert [line.split(":")[0] for line in lines] == ["vLLM", "flash-attn"]
-    assert all(line.endswith(f"compiled, {later} at the first call after it") for line in lines)
+    assert all(line.endswith(f"compiled, {later} more at the next calls") for line in lines)
 
 
 @skip_without("triton")
@@ -458,7 +460,7 @@ def test_what_the_new_tiles_need_is_compiled(
     ("error", "status", "message"),
     [
         (session.Refused("the GPU is 40 % busy"), 3, "40 % busy: nothing more was measured"),
-        (KeyboardInterrupt(), 130, "interrupted: run this again to go on"),
+        (KeyboardInterrupt(), 130, "interrupted: run this again to continue"),
         (RuntimeError("flash-attn forward: the worker ended"), 1, "the worker ended"),
         (OSError(errno.ENOSPC, "No space left on device", "F"), 1, "F: No space left on device"),
     ],

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Find the fastest configuration of kernels on this GPU, for the shapes of one model.
 
-candidates.py lists configurations, and chooses by counts which are worth a measurement. session.py
-runs worker.py, which measures them in a process of its own. record.py keeps the result, and writes
-the files that libraries read.
+candidates.py lists configurations, and selects those worth measuring by counts of their compiled
+code, such as registers, spills and waves. session.py runs worker.py, which measures them in a
+process of its own. record.py stores the results, and writes the files that libraries read.
 """
 
 __all__ = ["candidates", "command", "record", "session", "worker"]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""List what is tuned for a model, and choose which configurations are worth measuring."""
+"""List the problems to tune for a model, and select the configurations worth measuring.
+
+A problem is a kernel with one shape.
+"""
 
 import contextlib
 import importlib
@@ -34,16 +37,16 @@ from strix_validate.vllm.source import MOE_MODULE
 
 #: Tile and launch options, by their names in the library's file; {} is the packaged choice.
 Configuration = dict[str, Any]
-#: Tokens of a timed prompt, and of a timed cache that a call decodes from.
+#: Tokens of the prompt and of the cache in timed calls.
 PROMPT = 2048
 CACHE = 4096
-#: Tokens of a step, for which vLLM's file has a row each; vLLM takes the nearest one.
+#: Numbers of tokens of a step. vLLM's file has a row for each of them, and vLLM uses the nearest.
 STEPS = (1, 8, 32, 128, 512, 2048)
-#: Tokens of a prompt whose result is checked: no multiple of a tile.
+#: Tokens of a prompt whose result is checked; not a multiple of a tile.
 _CHECKED = 300
-#: Rows and columns of a checked product of experts; the kernel is that of any multiple of 16.
+#: Rows and columns of a checked product of experts. All multiples of 16 use the same kernel.
 _SMALL = 256
-_SAME = "the same code as one above"
+_SAME = "the code is that of a configuration above"
 _AITER = "aiter.ops.triton._triton_kernels.flash_attn_triton_amd.fwd_prefill"
 
 
@@ -53,7 +56,7 @@ def _grid(**values: Iterable) -> list[Configuration]:
 
 
 def _backward_tiles(tiles: Iterable[tuple[int, int]]) -> list[Configuration]:
-    """Return backward configurations: rows and keys of a tile, which divide each other."""
+    """Return backward configurations with the given tiles of rows and keys."""
     launches = _grid(num_warps=(4, 8), waves_per_eu=(1, 2))
     configurations = []
     for (rows, keys), launch in product(tiles, launches):
@@ -61,9 +64,9 @@ def _backward_tiles(tiles: Iterable[tuple[int, int]]) -> list[Configuration]:
     return configurations
 
 
-#: Rows and keys of the tiles of dkdv; those of dq are the other way round.
+#: Rows and keys of the tiles of dkdv; the tiles of dq have them exchanged. One divides the other.
 _KEYS = ((16, 64), (32, 32), (32, 64), (16, 128), (16, 32))
-#: With two stages, AMD's compiler makes longer loops.
+#: Forward configurations, few of which have two stages: AMD's compiler then makes longer loops.
 _FORWARD = [
     *_grid(
         BLOCK_M=(64, 128),
@@ -83,7 +86,8 @@ _FORWARD = [
     ),
 ]
 _DECODE = _grid(BLOCK_N=(16, 32, 64), waves_per_eu=(0, 1, 2))
-#: By kernel of flash-attn's built-in backend: the beginning of its name, and what is tried.
+#: For each kernel of flash-attn's built-in backend: the beginning of its name, and the
+#: configurations to try.
 SPACES: dict[str, tuple[str, list[Configuration]]] = {
     "forward": ("attn_fwd", _FORWARD),
     "decode": ("_fwd_kernel_splitK", _DECODE),
@@ -98,14 +102,14 @@ class Problem:
 
     Attributes:
         library: "flash-attn", "aiter" or "vllm".
-        key: Its name in the library's file; for vllm, the number of tokens.
+        key: The problem's name in the library's file; for vllm, the number of tokens.
         kernel: The beginning of the names of the kernels whose counts are compared.
         checked: Builders of the calls whose results are compared with float64.
         timed: Builders of the calls that are timed together.
-        dtype: Of the calls.
-        configurations: What is tried beside the packaged choice.
-        shapes: For vllm, the arguments by which it looks for a configuration.
-        source: For vllm, its folder.
+        dtype: The data type of the calls.
+        configurations: The configurations to try besides the packaged one.
+        shapes: For vllm, the arguments with which it looks up a configuration.
+        source: For vllm, vLLM's folder.
     """
 
     library: str
@@ -128,7 +132,7 @@ class Problem:
         return f"{self.library} E={experts},N={rows // 2} {dtype} {self.key}"
 
     def build(self, builder: partial, randn: Callable[..., Tensor]) -> tuple[Any, Any]:
-        """Build a call, and what it must return; see triton.cases.Case."""
+        """Build a call and its expected results; see triton.cases.Case."""
         call, expected = builder(randn)
         if self.source:
             call = replace(call, source=self.source)
@@ -141,20 +145,21 @@ def list_problems(
     source: Path | None,
     steps: Sequence[int] = STEPS,
 ) -> list[Problem]:
-    """Return what is tuned for a model: first what serving it needs, then what training needs.
+    """Return the problems to tune for a model: first those of serving, then those of training.
 
     Args:
-        model: Its layers.
-        backend: Whose kernels flash-attn calls, "built-in" or "aiter"; "" without flash-attn.
-        source: vLLM's folder, None without vLLM.
+        model: The layers of the model.
+        backend: The backend whose kernels flash-attn calls, "built-in" or "aiter"; "" without
+            flash-attn.
+        source: vLLM's folder; None without vLLM.
         steps: Numbers of tokens for which experts are tuned.
     """
-    # One layer for each head dim and mask.
+    # Keep one layer for each head dim and mask.
     layers_by_kernel = {(layer.head_dim, layer.causal): layer for layer in model.attention}
     layers = [layer for layer in layers_by_kernel.values() if layer.head_dim <= 256]
     problems: list[Problem] = []
     if backend == "aiter" and layers:
-        # aiter takes one tile for all layers: that of the widest head.
+        # aiter uses one tile for all layers, which is tuned for the largest head dim.
         widest = max(layers, key=lambda layer: layer.head_dim)
         problems.append(_build_attention("aiter", "forward", widest, model.dtype))
     if backend == "built-in":
@@ -273,9 +278,9 @@ def _build_products(
     A token is one row of the first product, and top_k rows of the second.
 
     Args:
-        layer: Its experts and the format of their weights.
-        bits: Of the weights.
-        tokens: Of the step.
+        layer: The layer, with its experts and the format of their weights.
+        bits: Bits of the weights.
+        tokens: Tokens of the step.
         sizes: Rows and columns of the weights of each product.
     """
     build = partial(
@@ -306,7 +311,7 @@ def _build_products(
 
 
 def _list_expert_tiles(tokens: int, group: int, block: int) -> Iterator[Configuration]:
-    """Yield tiles of tokens, rows and columns, with the warps that a tile of its size can use."""
+    """Yield tiles of tokens, rows and columns, with the warps that a tile of this size can use."""
     heights: tuple[int, ...] = (32, 64, 128)
     if tokens <= 32:
         heights = (16,)
@@ -333,7 +338,7 @@ def _list_expert_tiles(tokens: int, group: int, block: int) -> Iterator[Configur
 
 @contextlib.contextmanager
 def configured(problem: Problem, configuration: Configuration) -> Iterator[None]:
-    """Return a context in which a library uses a configuration, and none of its files."""
+    """Return a context in which a library uses a configuration instead of its files."""
     if problem.library == "flash-attn":
         utils = importlib.import_module("flash_attn.flash_attn_triton_amd.utils")
         tiles = {problem.key: configuration} if configuration else {}
@@ -364,12 +369,12 @@ def _convert_to_triton(configuration: Configuration) -> Any:
 
 @dataclass(frozen=True)
 class ConfiguredCall:
-    """A checked call of a problem under a configuration, to be compiled; see triton.call.Call.
+    """A checked call of a problem with a configuration, to be compiled; see triton.call.Call.
 
     Attributes:
-        problem: Whose call it is.
+        problem: The problem.
         builder: One of the problem's builders of checked calls.
-        configuration: Under which it is made.
+        configuration: The configuration with which the call is made.
     """
 
     problem: Problem
@@ -397,7 +402,7 @@ class ConfiguredCall:
         return replace(call, grad_out=None)
 
     def prepare(self) -> str:
-        """Make the library ready; return which kernels it will run."""
+        """Prepare the library; return which kernels it will run."""
         return self._build_call().prepare()
 
     def execute(self, device: str) -> dict[str, Tensor]:
@@ -410,14 +415,15 @@ def short_list(problem: Problem, cache: Path, jobs: int | None, most: int) -> li
     """Compile a problem's configurations for gfx1151, and return them with their counts.
 
     Args:
-        problem: What is tuned.
+        problem: The problem to tune.
         cache: Triton's cache.
-        jobs: Processes that compile, None for the cores.
-        most: How many configurations may be measured besides the packaged one, which is the first.
-            The other trials have a reason not to be measured.
+        jobs: Number of processes that compile; None for the number of cores.
+        most: Maximum number of configurations to measure besides the packaged one, which is the
+            first. The other trials have a reason why they are not measured.
 
     Raises:
-        RuntimeError: The packaged configuration does not compile, or no other one is used.
+        RuntimeError: The packaged configuration does not compile, or the library ignores all other
+            configurations.
     """
     configurations = ({}, *problem.configurations)
     calls = []
@@ -437,7 +443,7 @@ def short_list(problem: Problem, cache: Path, jobs: int | None, most: int) -> li
     if packaged is None:
         raise RuntimeError(f"{problem.name}, as packaged: {trials[0].reason}")
     if all(trial.reason == _SAME for trial in trials[1:]):
-        raise RuntimeError(f"{problem.name}: {problem.library} takes no other configuration")
+        raise RuntimeError(f"{problem.name}: {problem.library} ignores other configurations")
     choose(trials, costs, packaged, most)
     return trials
 
@@ -448,12 +454,12 @@ def _judge_compiled(
     answers: list[CallAnswer],
     compiled_code: set[bytes],
 ) -> tuple[Trial, KernelCost | None]:
-    """Return a compiled configuration's trial, and its cost unless it has none.
+    """Return a compiled configuration's trial, and its cost or None.
 
     Args:
-        problem: What is tuned.
-        configuration: {} is the packaged one.
-        answers: To its calls.
+        problem: The problem to tune.
+        configuration: The configuration; {} stands for the packaged one.
+        answers: The answers to the configuration's calls.
         compiled_code: Code objects of earlier configurations; those of this one are added.
     """
     errors = [": ".join(answer.error) for answer in answers if answer.error]
@@ -485,10 +491,10 @@ def choose(
     """Set the reason of each trial that is not worth measuring.
 
     Args:
-        trials: The first one is the packaged configuration, which is always measured.
-        costs: Of the trials, None for one that did not compile.
+        trials: The trials. The first is the packaged configuration, which is always measured.
+        costs: The costs of the trials; None for a trial that did not compile.
         packaged: The cost of the packaged configuration.
-        most: How many others may be measured.
+        most: Maximum number of other trials to measure.
     """
     candidates = []
     for trial, cost in list(zip(trials, costs, strict=True))[1:]:
@@ -498,7 +504,7 @@ def choose(
         if not trial.reason:
             candidates.append((sort_key(trial.configuration, cost), trial))
     candidates.sort(key=lambda pair: pair[0])
-    # The best of each tile come before the second best of any.
+    # The best trials of all tiles come before the second best trial of any tile.
     places: Counter[tuple] = Counter()
     order = []
     for _, trial in candidates:
@@ -515,7 +521,7 @@ def _read_tile(configuration: Configuration) -> tuple[int, ...]:
 
 
 def _read_code(lookup: Lookup) -> bytes:
-    """Return a kernel's code object, which options that change nothing leave the same."""
+    """Return a kernel's code object; options without an effect leave it unchanged."""
     for path in lookup.files.values():
         if path.endswith(".hsaco"):
             return Path(path).read_bytes()
@@ -523,7 +529,7 @@ def _read_code(lookup: Lookup) -> bytes:
 
 
 def _read_cost(lookup: Lookup) -> KernelCost:
-    """Return a kernel's cost; a packaged kernel has no assembly, but its list has the cost."""
+    """Return a kernel's cost, from the list of its package or from its assembly."""
     file = Path(next(iter(lookup.files.values())))
     kernel_list = file.parents[1] / LIST
     if kernel_list.is_file():
@@ -533,7 +539,7 @@ def _read_cost(lookup: Lookup) -> KernelCost:
 
 
 def combine_costs(costs: Iterable[KernelCost]) -> KernelCost:
-    """Return the worst of each number: the least waves and matrix instructions, else the most."""
+    """Return the worst of each count: the minimum of waves and wmma, the maximum of the others."""
     columns = zip(*map(astuple, costs), strict=True)
     values = {}
     for column, field in zip(columns, fields(KernelCost), strict=True):
@@ -556,6 +562,6 @@ def reject(cost: KernelCost, packaged: KernelCost) -> str:
 
 
 def sort_key(configuration: Configuration, cost: KernelCost) -> tuple:
-    """Return a key for sorting: least scratch first, then the largest tile, then most waves."""
+    """Return a key that sorts by ascending scratch, then larger tiles first, then more waves."""
     area = math.prod(_read_tile(configuration))
     return cost.scratch, cost.vgpr_spills, -area, -cost.waves

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`strix-validate tune`: compile and measure configurations for a model, and keep the record."""
+"""The command `strix-validate tune`: compile and measure configurations of a model's kernels."""
 
 import shlex
 import tempfile
@@ -30,11 +30,11 @@ class Options:
     """Options of the command.
 
     Attributes:
-        only: Names or patterns of problems; empty is all.
-        minutes: No problem is begun after this time.
-        most: Configurations of a problem that are measured besides the packaged one.
-        jobs: Processes that compile, None for the cores.
-        source: vLLM's folder, None for the installed one.
+        only: Names or patterns of problems; if empty, all are tuned.
+        minutes: Minutes after which no further problem is begun.
+        most: Maximum number of configurations of a problem to measure besides the packaged one.
+        jobs: Number of processes that compile; None for the number of cores.
+        source: vLLM's source folder; None for the installed vLLM.
     """
 
     only: Sequence[str] = ()
@@ -45,16 +45,16 @@ class Options:
 
 
 def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[Any, list[Any]]:
-    """Return the layers of a model, and what is tuned for it here.
+    """Return the layers of a model, and the problems to tune for it here.
 
     Args:
-        name: Of a model in the table, or a folder with config.json.
-        only: Names or patterns of problems; empty is all.
-        source: vLLM's folder, None for the installed one.
+        name: The name of a model in the table, or a folder with config.json.
+        only: Names or patterns of problems; if empty, all are returned.
+        source: vLLM's source folder; None for the installed vLLM.
 
     Raises:
         ValueError: The model cannot be read.
-        CannotRun: Nothing of it can be tuned here.
+        CannotRun: None of the model's kernels can be tuned here.
     """
     from strix_validate.layers.config import read_layers
     from strix_validate.layers.table import layers_in_table
@@ -95,15 +95,15 @@ def fill_cache(
     """Compile the kernels of the new configurations into Triton's cache.
 
     Args:
-        problems: What was tuned.
-        model: Its layers.
-        options: Of the command.
-        variables: Environment variables by which libraries find their files.
+        problems: The problems that were tuned.
+        model: The layers of the model.
+        options: Options of the command.
+        variables: Environment variables that name the libraries' files.
         print_line: Prints a line.
-        architecture: Of the GPU, on which the calls are then made.
+        architecture: The architecture of the GPU on which the calls are made afterwards.
 
     Returns:
-        Whether a call failed, or still compiles a kernel afterwards.
+        Whether a call failed, or still compiles a kernel after the cache was filled.
     """
     from triton import knobs
 
@@ -124,14 +124,14 @@ def fill_cache(
             print_line(f"{library}: {error:.300}")
         count = packages.count_origins(first, Path())["compiled"]
         later_count = packages.count_origins(second, Path())["compiled"]
-        print_line(f"{library}: {count} kernels compiled, {later_count} at the first call after it")
+        print_line(f"{library}: {count} kernels compiled, {later_count} more at the next calls")
         if errors or later_count:
             has_failed = True
     return has_failed
 
 
 def _list_calls(problems: Sequence[Any], model: Any) -> dict[str, tuple[list, list]]:
-    """Return by library the calls to make on the GPU, and those to compile."""
+    """Return for each library the calls to make on the GPU, and the calls to compile."""
     from strix_validate.precompiled.flash_calls import flash_calls
     from strix_validate.precompiled.vllm_calls import experts_calls
     from strix_validate.tuning.candidates import ConfiguredCall
@@ -154,7 +154,7 @@ def _list_calls(problems: Sequence[Any], model: Any) -> dict[str, tuple[list, li
 
 
 def _print_short_lists(name: str, options: Options, print_line: Print) -> None:
-    """Print what would be measured, with its counts; needs no GPU."""
+    """Print the configurations that would be measured, with their counts; needs no GPU."""
     from strix_validate.tuning.candidates import short_list
 
     _, problems = find_problems(name, options.only, options.source)
@@ -181,14 +181,18 @@ def _load(store: record.Store, print_line: Print) -> TuneRecord | None:
 
 
 def _run(store: record.Store, name: str, options: Options, print_line: Print) -> bool:
-    """Tune what fits into the time, and write the files; return whether something failed."""
+    """Tune as many problems as the time allows, and write the files.
+
+    Returns:
+        Whether a problem failed.
+    """
     from triton import knobs
 
     begin = time.monotonic()
     model, problems = find_problems(name, options.only, options.source)
     device = host.describe_device(host.resolve_device("auto"))
     if device.type != "gpu":
-        raise CannotRun("no GPU to measure on (--dry-run needs none)")
+        raise CannotRun("there is no GPU to measure on (--dry-run needs none)")
     store.record = _load(store, print_line) or TuneRecord(
         models=[],
         binding=record.read_binding(device),
@@ -196,7 +200,7 @@ def _run(store: record.Store, name: str, options: Options, print_line: Print) ->
     )
     if name not in store.record.models:
         store.record.models.append(name)
-    # It is written now, not after minutes, because the folder may not be writable.
+    # If the folder is not writable, this fails now and not after minutes.
     store.write()
     end = begin + options.minutes * 60
     cache = Path(knobs.cache.dir)
@@ -213,7 +217,9 @@ def _run(store: record.Store, name: str, options: Options, print_line: Print) ->
             print_line,
             device.architecture,
         )
-        print_line(f'to use it: eval "$(strix-validate tune --env --output {store.folder})"')
+        print_line(
+            f'to use the result: eval "$(strix-validate tune --env --output {store.folder})"'
+        )
     return has_failed
 
 
@@ -260,31 +266,47 @@ def tune(  # noqa: PLR0913 (options of a command)
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the record and of what libraries read.")
+        Path,
+        typer.Option(metavar="DIR", help="Folder of the record and of the files for libraries."),
     ] = _FOLDER,
-    minutes: Annotated[float, typer.Option(min=0, help="Begin no kernel after this time.")] = 20,
-    most: Annotated[int, typer.Option(min=1, help="Configurations measured of a kernel.")] = 6,
+    minutes: Annotated[
+        float,
+        typer.Option(min=0, help="Begin no further kernel after this many minutes."),
+    ] = 20,
+    most: Annotated[
+        int,
+        typer.Option(min=1, help="Maximum configurations to measure for a kernel."),
+    ] = 6,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Tune only these, as --dry-run names them; repeatable."),
+        typer.Option(
+            metavar="NAME",
+            help="Tune only this kernel; --dry-run prints the names. Repeatable.",
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be measured, with its counts.")
+        bool,
+        typer.Option("--dry-run", help="Print the configurations to measure, with their counts."),
     ] = False,
     env: Annotated[
-        bool, typer.Option("--env", help="Print the variables of an earlier tuning, for a shell.")
+        bool,
+        typer.Option("--env", help="Print an earlier tuning's variables for a shell."),
     ] = False,
     share: Annotated[
-        bool, typer.Option("--share", help="Print what to send upstream of an earlier tuning.")
+        bool,
+        typer.Option("--share", help="Print a report of an earlier tuning to send upstream."),
     ] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of processes; default: the number of cores."),
+    ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
     """Find the fastest tiles of a model's kernels on this GPU, in 20 minutes.
 
-    What spills more than the packaged tile, or lost its matrix instructions, is not measured. Each
-    result is compared with float64. An interrupted run goes on where it was. --dry-run compiles for
-    gfx1151, and needs no GPU.
+    A tile is not measured if it spills more registers than the packaged tile, or has no matrix
+    instructions although the packaged tile has. Each result is compared with float64. If a run is
+    interrupted, the next run continues it. --dry-run compiles for gfx1151, and needs no GPU.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -324,15 +346,15 @@ def _report_errors(output: Path, print_line: Print) -> Iterator[None]:
         print_line(str(error))
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        print_line("interrupted: run this again to go on")
+        print_line("interrupted: run this again to continue")
         raise typer.Exit(130) from error
 
 
 def _print_earlier(store: record.Store, env: bool, print_line: Print) -> None:
-    """Print the variables of the folder's record, or its report, unless it is stale."""
+    """Print the variables of the folder's record, or its report, unless the record is stale."""
     stored = _load(store, print_line)
     if stored is None:
-        print_line(f"{store.folder} has no record that holds here")
+        print_line(f"{store.folder} has no record that is valid here")
         raise typer.Exit(1)
     store.record = stored
     if not env:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Keep the record of a tuning, and write the files that libraries read from it."""
+"""Store the record of a tuning, and write from it the files that libraries read."""
 
 import hashlib
 import importlib.util
@@ -20,13 +20,14 @@ from strix_validate.reporting.record import Device, StrictModel
 _MAX_RATIO = 0.98
 _MIN_WINS = 0.8
 _FILE = "record.json"
-#: The package of each library, and its path that is hashed: kernels, and what chooses their tiles.
+#: The package of each library, and the path in it that is hashed: the kernels, and the code that
+#: chooses their tiles.
 _SOURCES = {
     "flash-attn": ("flash_attn", "flash_attn_triton_amd"),
     "aiter": ("aiter", "ops/triton/_triton_kernels/flash_attn_triton_amd"),
     "vllm": ("vllm", "model_executor/layers/fused_moe/fused_moe.py"),
 }
-#: The environment variable by which each library finds its file or folder.
+#: The environment variable that names each library's file or folder.
 _VARIABLES = {
     "flash-attn": "FLASH_ATTENTION_TRITON_AMD_TILES",
     "aiter": "FLASH_ATTENTION_FWD_TRITON_AMD_CONFIG_JSON",
@@ -35,11 +36,11 @@ _VARIABLES = {
 
 
 class Binding(StrictModel):
-    """What a record is valid for.
+    """The environment for which a record is valid.
 
     Attributes:
-        triton: The version.
-        gpu: Name and architecture.
+        triton: The version of Triton.
+        gpu: Name and architecture of the GPU.
         sources: The sha256 of each library's kernels, "" for one that is not installed.
     """
 
@@ -57,7 +58,7 @@ class Binding(StrictModel):
                 messages.append(f"{name} is {now}, and was {before}")
         for library, digest in self.sources.items():
             if current.sources[library] != digest:
-                messages.append(f"the source of {library} is another")
+                messages.append(f"the source of {library} has changed")
         return messages
 
 
@@ -65,10 +66,10 @@ class Trial(StrictModel):
     """A configuration that was tried.
 
     Attributes:
-        configuration: {} is the packaged one.
-        cost: Its counts, compiled for gfx1151.
+        configuration: The configuration; {} stands for the packaged one.
+        cost: The counts of its code, compiled for gfx1151.
         reason: Why it is not measured, or "".
-        fault: What is wrong with its result, or its error, or "".
+        fault: The fault of its result, its error, or "".
         milliseconds: The median of each round.
     """
 
@@ -85,7 +86,7 @@ class Tuned(StrictModel):
     Attributes:
         library: See candidates.Problem.
         key: See candidates.Problem.
-        trials: The first one is the packaged configuration.
+        trials: The configurations that were tried; the first is the packaged one.
         clocks: MHz of the GPU in each round, 0 if unknown.
         file: The name of vLLM's file for the problem, "" for other libraries.
         packaged: The configuration that vLLM uses without that file.
@@ -108,14 +109,14 @@ class Tuned(StrictModel):
 
     @property
     def best(self) -> Trial:
-        """The fastest trial, which is the packaged one unless another is clearly faster."""
+        """The packaged trial, or the fastest of the trials that are clearly faster."""
         packaged = self.trials[0]
         rounds = len(self.clocks)
         measured = [trial for trial in self.trials if len(trial.milliseconds) == rounds]
         if not self.is_done or not rounds or not measured:
             return packaged
         if packaged not in measured:
-            # The packaged configuration does not run here at all.
+            # The packaged configuration does not run on this machine.
             return min(measured, key=lambda trial: statistics.median(trial.milliseconds))
         faster = [trial for trial in measured if self.is_faster(trial)]
         return min(
@@ -132,7 +133,7 @@ class Tuned(StrictModel):
     def is_faster(self, trial: Trial) -> bool:
         """Return whether a trial is faster than the packaged configuration.
 
-        The difference must be more than that of two measurements of the same configuration.
+        The difference must be larger than between two measurements of the same configuration.
         """
         ratios = self._compute_ratios(trial)
         wins = sum(ratio < 1 for ratio in ratios)
@@ -143,9 +144,9 @@ class TuneRecord(StrictModel):
     """The content of the record's file.
 
     Attributes:
-        models: What was tuned for.
-        binding: What it is valid for.
-        versions: Of the machine's software, by name.
+        models: The models for which kernels were tuned.
+        binding: The environment for which the record is valid.
+        versions: Versions of the machine's software, by name.
         tuned: Problems by name.
     """
 
@@ -155,7 +156,7 @@ class TuneRecord(StrictModel):
     tuned: dict[str, Tuned] = Field(default_factory=dict)
 
     def list_changed(self, library: str) -> list[Tuned]:
-        """Return a library's problems for which another configuration than the packaged won."""
+        """Return a library's problems whose best configuration is not the packaged one."""
         changed = []
         for tuned in self.tuned.values():
             if tuned.library == library and tuned.best.configuration:
@@ -163,9 +164,10 @@ class TuneRecord(StrictModel):
         return changed
 
     def list_rows(self, file: str) -> dict[str, dict[str, Any]]:
-        """Return the rows of a file of vLLM's, by number of tokens.
+        """Return the rows of one of vLLM's files, by number of tokens.
 
-        It also has rows for which the packaged configuration won, since vLLM takes the nearest row.
+        Rows whose best configuration is the packaged one are included, because vLLM uses the
+        nearest row of the file.
         """
         rows = {}
         for tuned in self.tuned.values():
@@ -207,7 +209,7 @@ def _hash_source(package: str, path: str) -> str:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Replace a file in one step: a killed process leaves the previous file."""
+    """Replace a file in one step; if the process is killed, the previous file remains."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     with part.open("w") as stream:
@@ -221,7 +223,7 @@ class Store:
     """A folder with the record, and the files that libraries read.
 
     Args:
-        folder: It is created when something is written.
+        folder: The folder. It is created when a file is written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -229,7 +231,7 @@ class Store:
         self.record: TuneRecord
 
     def load(self) -> TuneRecord | None:
-        """Return the record of the folder, None without one.
+        """Return the record of the folder, or None if there is none.
 
         Raises:
             ValueError: The file cannot be read, or is not a record.
@@ -241,7 +243,7 @@ class Store:
             return TuneRecord.model_validate_json(read_small_file(file))
         except (OSError, ValueError) as error:
             message = str(error).splitlines()[0]
-            raise ValueError(f"{file} is no record of tune ({message}): move it away") from error
+            raise ValueError(f"{file} is not a record of tune ({message}): move it away") from error
 
     def write(self) -> None:
         """Write the record."""
@@ -259,8 +261,8 @@ class Store:
         tiles = {}
         for tuned in self.record.list_changed("flash-attn"):
             tiles[tuned.key] = tuned.best.configuration
-        # Decoding has a single query, which sees all keys under a causal mask and under a full
-        # one. So the same tiles serve both.
+        # Decoding has a single query, which attends to all keys with a causal mask and without a
+        # mask, so that both use the same tiles.
         for key in list(tiles):
             if key.startswith("decode"):
                 tiles[key.replace("causal", "full")] = tiles[key]
@@ -291,7 +293,7 @@ class Store:
             file.unlink(missing_ok=True)
 
     def list_variables(self) -> dict[str, str]:
-        """Return the environment variables by which libraries find the files."""
+        """Return the environment variables that name the files for the libraries."""
         folder = self.folder.resolve()
         paths = {
             "flash-attn": folder / "flash-attn.json",
@@ -359,18 +361,19 @@ def describe_configuration(configuration: dict[str, Any]) -> str:
 
 
 _METHOD = (
-    "each round times every configuration once, in another order; medians of rounds; results "
-    "within the validator's bounds of float64; counts are of code compiled for gfx1151."
+    "each round times every configuration once, in another order; times are medians of rounds; "
+    "results are within the validator's bounds of float64; counts are those of code compiled for "
+    "gfx1151."
 )
 _RECEIVERS = (
-    "To: https://github.com/vllm-project/vllm/issues (tables of experts), "
+    "Send to: https://github.com/vllm-project/vllm/issues (tables of experts), "
     "https://github.com/ROCm/aiter/issues (aiter's forward tile), and this channel (tiles of "
-    "flash-attn's built-in kernels, which upstream no longer has)."
+    "flash-attn's built-in kernels, which upstream has removed)."
 )
 
 
 def describe_for_upstream(record: TuneRecord) -> str:
-    """Return a report to send upstream: the machine, what was measured, and how."""
+    """Return a report to send upstream: the machine, the method, and the measured times."""
     models = ", ".join(record.models)
     tables = []
     for name in dict.fromkeys(tuned.file for tuned in record.list_changed("vllm")):

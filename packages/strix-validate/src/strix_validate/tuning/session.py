@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compile and measure one problem after the other, on a GPU that no other program uses."""
+"""Compile and measure one problem after another, on a GPU that no other program uses."""
 
 import json
 import pickle
@@ -14,15 +14,15 @@ from strix_validate.soak.processes import LineProcess
 from strix_validate.soak.verdicts import CLOCK_SHARE
 from strix_validate.tuning.record import Store, Trial, Tuned
 
-#: Rounds of a problem, in each of which every configuration is timed once.
+#: Number of rounds of a problem. Each round times every configuration once.
 ROUNDS = 9
-#: The GPU's largest load in percent, before a measurement, and the readings that are taken of it.
+#: Maximum load of the GPU before a measurement, in percent, and the number of readings of it.
 _MAX_BUSY = 5.0
 _READINGS = 3
-#: The longest time in seconds without a line from the worker, which imports torch and compiles
-#: kernels in between.
+#: Maximum time in seconds between two lines of the worker, which imports torch and compiles kernels
+#: in the meantime.
 _MAX_SILENCE = 300.0
-#: Rounds whose median clock is compared with the earlier ones.
+#: Number of last rounds whose median clock is compared with that of the earlier rounds.
 _LAST_ROUNDS = 3
 _WORKER = "strix_validate.tuning.worker"
 _SENSORS = "strix_validate.soak.telemetry"
@@ -32,15 +32,15 @@ Print = Callable[[str], None]
 
 
 class Refused(Exception):
-    """The GPU is in no state to be measured, for the reason in the message."""
+    """The GPU is not in a state to be measured; the message is the reason."""
 
 
 class Sensors:
     """The newest reading of the GPU's sensors.
 
     Args:
-        log: File for messages of the process that reads the sensors.
-        arguments: Arguments of Python that start that process.
+        log: File for the messages of the process that reads the sensors.
+        arguments: Arguments of Python that start this process.
     """
 
     def __init__(self, log: Path, arguments: Sequence[str] = ("-m", _SENSORS)) -> None:
@@ -55,7 +55,7 @@ class Sensors:
         return self.latest
 
     def readings(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the next readings, one each second; the last one again if the sensors end."""
+        """Yield the next readings, one each second. If the sensors end, repeat the last one."""
         self.read()
         for _ in range(number):
             with suppress(TimeoutError):
@@ -72,7 +72,7 @@ def refuse_if_busy(readings: Sequence[dict[str, Any]]) -> None:
     """Raise Refused if another program uses the GPU.
 
     Args:
-        readings: Of the sensors, while this program does not use it.
+        readings: Readings of the sensors while this program does not use the GPU.
     """
     loads = []
     for reading in readings:
@@ -84,8 +84,8 @@ def refuse_if_busy(readings: Sequence[dict[str, Any]]) -> None:
     median = statistics.median(loads)
     if median > _MAX_BUSY:
         raise Refused(
-            f"the GPU is {median:.0f} % busy: the desktop or another program uses it. Close it, or "
-            f"switch to a text console, and run this again"
+            f"the GPU is {median:.0f} % busy: the desktop or another program uses it. Close the "
+            f"program, or switch to a text console, and run this again"
         )
 
 
@@ -94,8 +94,8 @@ def refuse_if_throttled(clocks: Sequence[float], limits: str) -> None:
 
     Args:
         clocks: MHz of the rounds so far.
-        limits: Limits that are active, see soak.telemetry. A power limit is the machine's own, and
-            no reason.
+        limits: The active limits, see soak.telemetry. A power limit is a property of the machine,
+            and no reason to refuse.
     """
     hot = [name for name in limits.split(", ") if "temperature" in name or name == "PROCHOT"]
     if hot:
@@ -112,14 +112,15 @@ class Session:
     """Tunes problems one by one, and writes the record after each step.
 
     Args:
-        store: Keeps the record.
-        device: "cuda", or "cpu" in Triton's interpreter.
-        cache: Triton's cache; what is compiled for the list is reused when it is measured.
-        jobs: Processes that compile, None for the cores.
+        store: The folder with the record.
+        device: "cuda", or "cpu" for Triton's interpreter.
+        cache: Triton's cache. Kernels that are compiled for the selection are reused when they are
+            measured.
+        jobs: Number of processes that compile; None for the number of cores.
         print_line: Prints a line.
-        sensors: None does not refuse a busy or throttled GPU.
+        sensors: The sensors; with None, a busy or throttled GPU is not refused.
         worker: Arguments of Python that start the worker.
-        rounds: Of each problem.
+        rounds: Number of rounds for each problem.
     """
 
     def __init__(
@@ -151,13 +152,14 @@ class Session:
         """Tune a problem, or continue where an earlier run stopped.
 
         Args:
-            problem: What is tuned.
-            most: How many configurations may be measured besides the packaged one.
+            problem: The problem to tune.
+            most: Maximum number of configurations to measure besides the packaged one.
 
         Raises:
-            Refused: The GPU is used by others, or throttled.
+            Refused: Another program uses the GPU, or the GPU is throttled.
             OSError: The record cannot be written.
-            RuntimeError: Nothing could be compiled, or the worker ended.
+            RuntimeError: The packaged configuration was not compiled, the library ignores others,
+                or the worker ended.
         """
         from strix_validate.tuning.candidates import short_list
 
@@ -202,12 +204,12 @@ class Session:
         self._store.write()
 
     def _record(self, line: dict[str, Any], tuned: Tuned, trials: list[Trial]) -> None:
-        """Add a line of the worker's to the record, and write it.
+        """Add a line of the worker's output to the record, and write the record.
 
         Args:
-            line: See worker.
+            line: The line; worker.py describes its format.
             tuned: The problem.
-            trials: Its trials that are measured, in the worker's order.
+            trials: The problem's trials that are measured, in the worker's order.
         """
         if "fault" in line:
             trials[line["configuration"]].fault = line["fault"]

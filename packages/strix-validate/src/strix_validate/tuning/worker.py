@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Measure the configurations of one problem: `python -m strix_validate.tuning.worker FILE`.
 
-It is a process of its own, since a kernel may hang the GPU. Each line that it writes is a JSON
-object, of one of three kinds:
+This is a process of its own, because a kernel may hang the GPU. It writes lines of JSON, each with
+an object of one of three kinds:
 
-- "configuration" and "fault": What is wrong with a configuration's result, "" for nothing.
-- "file" and "packaged": The name of vLLM's file, and the configuration that vLLM uses without it.
-- "round": Milliseconds of each configuration with a right result.
+- "configuration" and "fault": the number of a configuration, and the fault of its result or "".
+- "file" and "packaged": the name of vLLM's file, and the configuration that vLLM uses without it.
+- "round": milliseconds of each configuration with a right result.
 """
 
 import importlib
@@ -35,7 +35,8 @@ from strix_validate.tuning.candidates import Configuration, ConfiguredCall, Prob
 from strix_validate.vllm import kernels as vllm_kernels
 from strix_validate.vllm.source import MOE_MODULE
 
-#: Milliseconds for which a configuration is timed: with its warm-up, a round takes seconds.
+#: Milliseconds for which a configuration is timed in a round. With the warm-up, a round of all
+#: configurations takes seconds.
 _TURN = 150.0
 #: The results that are compared.
 _COMPARED = {"out", "dq", "dk", "dv"}
@@ -43,14 +44,14 @@ _COMPARED = {"out", "dq", "dk", "dv"}
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker measures.
+    """A request to a worker.
 
     Attributes:
-        problem: The kernel.
-        configurations: The packaged one first; each is checked before it is timed.
-        device: "cuda", or "cpu" in Triton's interpreter.
+        problem: The kernel and shape to measure.
+        configurations: The configurations to check and to time; the first is the packaged one.
+        device: "cuda", or "cpu" for Triton's interpreter.
         first: The number of the first round.
-        rounds: The number after the last round.
+        rounds: The number after that of the last round.
     """
 
     problem: Problem
@@ -61,7 +62,7 @@ class Request:
 
 
 def find_fault(problem: Problem, configuration: Configuration, device: str) -> str:
-    """Return what is wrong with a configuration's results compared with float64, or ""."""
+    """Compare a configuration's results with float64, and return their fault or ""."""
     generator = torch.Generator().manual_seed(derive_seed(problem.name))
 
     def randn(*shape: int) -> Tensor:
@@ -78,7 +79,7 @@ def find_fault(problem: Problem, configuration: Configuration, device: str) -> s
             result = compare(Check(problem.name), results, compared, problem.dtype)
             if result.state is not State.PASSED:
                 return result.reason
-    except Exception as error:  # too many resources, for example: it is not timed
+    except Exception as error:  # for example, the kernel needs too many resources
         return f"{type(error).__name__}: {error!s:.200}"
     return ""
 
@@ -88,7 +89,7 @@ def _is_forward(problem: Problem) -> bool:
 
 
 def _select_results(results: dict[str, Tensor], expected: Expected) -> Expected:
-    """Return what is expected of those results that a call has: it may have no gradients."""
+    """Return the expected values of the results that a call has; it may have no gradients."""
 
     def select(dtype: Precision) -> dict[str, Tensor]:
         names = results.keys() & _COMPARED
@@ -101,7 +102,7 @@ def bind(problem: Problem, device: str) -> Callable[[], Callable[[], Any]]:
     """Build the timed calls of a problem.
 
     Returns:
-        Returns the function to time; to be called in the context of a configuration.
+        A function that returns the function to time. Call it in the context of a configuration.
     """
     generator = torch.Generator(device).manual_seed(0)
 
@@ -134,7 +135,7 @@ def _bind_attention(problem: Problem, call: Any, device: str) -> Callable[[], An
 def _bind_experts(calls: list[Any], device: str) -> Callable[[], None]:
     """Return the function that launches both products.
 
-    The tokens are sorted once, here, for the configuration in whose context this is called.
+    The tokens are sorted once, here, for the configuration of the current context.
     """
     launches = []
     for call in calls:
@@ -150,10 +151,12 @@ def _bind_experts(calls: list[Any], device: str) -> Callable[[], None]:
 
 
 def measure(request: Request, emit: Callable[[dict], None]) -> None:
-    """Check the configurations, and time the right ones in turns, each round in another order.
+    """Check the configurations, and time those with right results.
+
+    Each round times every configuration once, in another order than the round before.
 
     Args:
-        request: What is measured.
+        request: The request.
         emit: Writes a line.
     """
     problem = request.problem
@@ -191,7 +194,7 @@ def _gradients(problem: Problem) -> Any:
 
 
 def build_file_name(problem: Problem) -> str:
-    """Return the name that vLLM gives the file of a problem on this GPU."""
+    """Return the name of vLLM's file for a problem on this GPU."""
     module = importlib.import_module(MOE_MODULE)
     experts, _, inner = problem.shapes[1]
     dtype_name = problem.shapes[3]
@@ -203,7 +206,7 @@ def build_file_name(problem: Problem) -> str:
 
 
 def _end_with_parent() -> None:
-    """End this process when the other end of standard input closes: nobody reads the results."""
+    """End this process when the parent closes standard input and no longer reads the results."""
     # os.read, because the lock of sys.stdin would be held when Python ends.
     while os.read(0, 1 << 16):
         pass
@@ -220,7 +223,7 @@ def _main(file: str) -> None:
 
 
 if __name__ == "__main__":
-    # Call it under its importable name, so that a request can be unpickled.
+    # Run the module under its importable name, so that a request can be unpickled.
     from strix_validate.tuning import worker
 
     worker._main(sys.argv[1])
