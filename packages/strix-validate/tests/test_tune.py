@@ -360,7 +360,7 @@ def test_variables_for_a_shell(tmp_path: Path, here: None) -> None:
     [
         ({"triton": "3.8.0"}, "triton is 3.7.1, and was 3.8.0"),
         ({"gpu": "AMD gfx1150"}, "gpu is AMD gfx1151, and was AMD gfx1150"),
-        ({"sources": {"flash-attn": "0", "vllm": "2"}}, "the source of flash-attn is another"),
+        ({"sources": {"flash-attn": "0", "vllm": "2"}}, "the source of flash-attn has changed"),
     ],
 )
 def test_a_stale_record_sets_no_variable(
@@ -386,7 +386,7 @@ def test_a_source_that_changes_has_another_digest(tmp_path: Path, fake: None) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
         after = record.read_binding(GPU)
-    assert before.describe_differences(after) == ["the source of flash-attn is another"]
+    assert before.describe_differences(after) == ["the source of flash-attn has changed"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"models": 3}', "\0", '{"models": []'])
