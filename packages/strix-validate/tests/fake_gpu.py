@@ -60,7 +60,9 @@ class FakeGpu:
         self.written, self.turn = 0.0, -1
         self.numbers = dict.fromkeys(LOADS, 0)
         self.sensors = Sensors(self)
-        self.begin = [{"prepare": n, "what": f"{n} of size", "unit": u} for n, u in LOADS.items()]
+        self.begin = [
+            {"prepare": n, "description": f"{n} of size", "unit": u} for n, u in LOADS.items()
+        ]
 
     def load_at(self, at):
         turn = int(at - self.prepared_at) // TURN

@@ -10,7 +10,7 @@ from strix_validate.checks import Check, Result, Severity, State
 from strix_validate.installing import suggest_installation
 from strix_validate.reporting import plots
 from strix_validate.reporting.page import render
-from strix_validate.reporting.terminal_table import show, summary
+from strix_validate.reporting.terminal_table import describe_measured, show
 from typer.testing import CliRunner
 
 
@@ -107,14 +107,22 @@ def test_without_matplotlib(tmp_path, monkeypatch):
 
 
 def test_summary_of_what_was_measured():
-    assert summary(PAIR) == "not finite"
+    assert describe_measured(PAIR) == "not finite"
     pair = {"error": 0.5, "bound": 2.0}
-    assert summary({"out": pair}) == "error 0.25 of the bound"
-    assert summary({"out": pair | {"rms": 0.4, "rms_bound": 0.5}}) == "error 0.80 of the bound"
+    assert describe_measured({"out": pair}) == "error 0.25 of the bound"
+    assert (
+        describe_measured({"out": pair | {"rms": 0.4, "rms_bound": 0.5}})
+        == "error 0.80 of the bound"
+    )
     for error, fraction in ((0.0, "0.00"), (1e-9, "1.00")):
-        assert summary({"out": {"error": error, "bound": 0.0}}) == f"error {fraction} of the bound"
-    assert summary({"seconds": 1.23456, "gone": None}) == "seconds 1.235"
-    assert summary({"release_name": "6.18.9-200.x86_64"}) == "release name 6.18.9-200.x86_64"
+        assert (
+            describe_measured({"out": {"error": error, "bound": 0.0}})
+            == f"error {fraction} of the bound"
+        )
+    assert describe_measured({"seconds": 1.23456, "gone": None}) == "seconds 1.235"
+    assert (
+        describe_measured({"release_name": "6.18.9-200.x86_64"}) == "release name 6.18.9-200.x86_64"
+    )
     measured = {
         "forward_ms": 1.5,
         "forward_low_ms": 1.2,
@@ -122,7 +130,7 @@ def test_summary_of_what_was_measured():
         "gtt_gib": 62.5,
         "forward_of_peak": 0.25,
     }
-    assert summary(measured) == (
+    assert describe_measured(measured) == (
         "forward 1.5 ms, forward 9 TFLOP/s, gtt 62.5 GiB, forward of peak 25.0%"
     )
 

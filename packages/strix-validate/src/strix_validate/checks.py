@@ -17,9 +17,9 @@ class State(StrEnum):
     """The outcome of a check.
 
     Attributes:
-        PASSED: What was checked is right.
-        FAILED: What was checked is wrong.
-        SKIPPED: The check could not run: it neither passed nor failed.
+        PASSED: The check found no fault.
+        FAILED: The check found a fault.
+        SKIPPED: The check could not run, and neither passed nor failed.
     """
 
     PASSED = "passed"
@@ -81,8 +81,7 @@ class Result:
         check: The check.
         state: The outcome.
         reason: Why it was skipped or failed, or a remark on a pass.
-        measured: The numbers behind the state, in JSON types. None stands for a number that is not
-            finite.
+        measured: The measured values, in JSON types. None stands for a number that is not finite.
         severity: The severity of a finding of the doctor.
         fix: The command that solves the problem of a finding.
         seconds: How long the check took.
@@ -106,7 +105,7 @@ class RunOptions:
     """Options of a run.
 
     Attributes:
-        device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" for no torch.
+        device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" if torch is not used.
         size: How much of each tier runs.
         root: The folder that the doctor reads as the machine's root, with /proc, /sys and /etc.
         weights: Bytes of a model's weights, for which the doctor prints vLLM's flags.

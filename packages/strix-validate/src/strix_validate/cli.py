@@ -53,7 +53,7 @@ app = typer.Typer(
     epilog=EXIT_STATUS,
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # rich's help gives a flag the type <bool>
+    rich_markup_mode=None,  # in rich's help, a flag would have the type <bool>
 )
 
 

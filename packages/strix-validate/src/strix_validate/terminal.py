@@ -121,7 +121,9 @@ QuestionsOption = Annotated[
 ]
 QuickOption = Annotated[
     bool,
-    typer.Option("--quick", help="Run only the most useful checks: about ten minutes on a GPU."),
+    typer.Option(
+        "--quick", help="Run the tiers that test this machine, at size quick: about ten minutes."
+    ),
 ]
 SeedOption = Annotated[
     int,
@@ -149,7 +151,7 @@ def run_and_exit(
     dump: Callable[[Record], str] = Record.dump,
     **options: Any,
 ) -> None:
-    """Run tiers, write the record where requested, and exit with its status.
+    """Run tiers, write the record if this is requested, and exit with the record's status.
 
     Args:
         names: The tiers.

@@ -245,10 +245,10 @@ def suggest_module_options(
 
     Args:
         tree: The machine.
-        modules: Each of them gets all options.
-        options: Values by name.
-        on_command_line: Whether the kernel's command line sets them already. It takes precedence
-            over files.
+        modules: The modules, each of which gets all options.
+        options: Values of the options by name.
+        on_command_line: Whether the kernel's command line sets the options already. It takes
+            precedence over files.
     """
     if on_command_line or detect_family(tree) in ("ostree", "nixos"):
         arguments = []

@@ -25,7 +25,7 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class _GroupVersion:
-    """Where a version of control groups keeps the limits of memory.
+    """The files in which a version of control groups has limits and use of memory.
 
     Attributes:
         line: Pattern of the line of /proc/self/cgroup that names the process' own group.
@@ -61,7 +61,7 @@ _VERSIONS = (
 
 
 def detect(tree: Tree) -> str:
-    """Return the kind of container that this is.
+    """Return the kind of container in which this process runs.
 
     Returns:
         "lxc", "toolbox", "distrobox", "podman", "docker", another manager's name, or "" on a host.

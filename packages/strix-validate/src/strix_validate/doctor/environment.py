@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The doctor's checks of what is installed: variables, libraries, packages, caches and space."""
+"""The doctor's checks of software: variables, libraries, packages, caches and disk space."""
 
 import re
 from collections.abc import Iterator
@@ -62,8 +62,9 @@ _CACHE_VARIABLES = (
 
 
 def environment(tree: Tree) -> Result:
-    """No variable disguises the GPU or loads another ROCm. HSA_OVERRIDE_GFX_VERSION causes memory
-    faults: https://github.com/ROCm/legacy-rocm-build/issues/5824"""
+    """No variable makes libraries mistake the GPU for another model, or load another ROCm.
+    HSA_OVERRIDE_GFX_VERSION causes memory faults:
+    https://github.com/ROCm/legacy-rocm-build/issues/5824"""
     overrides = _read_overrides(tree)
     if overrides:
         return _judge_overrides(overrides)
@@ -116,7 +117,7 @@ def _find_foreign_variables(tree: Tree) -> list[str]:
 
 
 def _uses_system_rocm(tree: Tree) -> bool:
-    """Return whether Python is the system's and has torch. That torch uses the system's ROCm."""
+    """Return whether Python is the system's and has a torch, which uses the system's ROCm."""
     python = find_interpreter(tree)
     if python is None or python.kind != "system":
         return False

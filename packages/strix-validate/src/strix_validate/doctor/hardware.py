@@ -48,7 +48,7 @@ _BLACKLISTS = (
 def _list_visibility_variables(tree: Tree) -> list[str]:
     """Return the variables that name the visible GPUs, in the order in which libraries apply them.
 
-    HIP counts the GPUs that ROCr shows. It reads CUDA's variable if its own is not set.
+    HIP numbers only the GPUs that ROCr shows. It reads CUDA's variable if its own is not set.
     """
     hip = "HIP_VISIBLE_DEVICES"
     if not tree.environ.get(hip):

@@ -4,7 +4,7 @@
 The folders are in the order of Python's module ``site``:
 
 1. the folders of PYTHONPATH
-2. the own folder of a virtual environment; without `include-system-site-packages` in pyvenv.cfg,
+2. in a virtual environment, its own folder; without `include-system-site-packages` in pyvenv.cfg,
    the following folders are left out
 3. the user's folder
 4. the interpreter's folders

@@ -91,7 +91,7 @@ class Faulty(Fixed):
 
 
 class Runtime(BaseModel):
-    """A row of [[runtime]]: versions of ROCm that do not fit the fixed kernels.
+    """A row of [[runtime]]: versions of ROCm that fail on the fixed kernels.
 
     Attributes:
         from_: The first version.
@@ -111,7 +111,7 @@ class Nightly(BaseModel):
     Attributes:
         from_: The date of the first one, such as 20260609.
         to: The date of the first one after them.
-        symptom: What the fault does.
+        symptom: The effect of the fault.
         source: Link.
     """
 

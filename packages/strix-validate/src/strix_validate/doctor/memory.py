@@ -42,8 +42,8 @@ _MISSPELT = {
 
 
 def carve_out(tree: Tree) -> Result:
-    """The BIOS reserves little memory for the GPU. The GPU can use all other memory through GTT,
-    and memory that the BIOS reserves is lost to all other programs:
+    """The BIOS reserves little memory for the GPU. The GPU can use other memory through GTT, and
+    memory that the BIOS reserves is lost to all other programs:
     https://github.com/ROCm/legacy-rocm-build/issues/5444"""
     need_gpu(tree)
     need_value(tree.gpu_folder, "the GPU's memory")
@@ -105,8 +105,8 @@ def _suggest_gtt_limit(tree: Tree, memory: int) -> Fix:
 
 
 def gtt(tree: Tree) -> Result:
-    """The GPU may map most of the memory, but not all. The default limit is half of the memory, so
-    that models run out of memory which would fit: https://github.com/ROCm/TheRock/issues/519"""
+    """The GPU may map most of the memory, but not all. The default limit is half of the memory, and
+    models that would fit run out of memory: https://github.com/ROCm/TheRock/issues/519"""
     need_gpu(tree)
     memory = need_value(tree.memory, "the size of the memory")
     pages = _read_pages_limit(tree)

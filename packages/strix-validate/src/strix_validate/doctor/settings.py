@@ -255,7 +255,7 @@ def _judge_battery(tree: Tree) -> Result:
 
 
 def iommu(tree: Tree) -> Result:
-    """The IOMMU is off, or its cost is known. Without it one Strix Halo ran llama.cpp 5 to 12 %
+    """The IOMMU is off, or its cost is reported. Without it one Strix Halo ran llama.cpp 5 to 12 %
     faster, and another, which had crashed within the hour, ran for a week:
     https://github.com/kyuz0/amd-strix-halo-toolboxes/issues/66"""
     need_gpu(tree)

@@ -131,7 +131,7 @@ class Tree:
     /proc/self/status, and no program runs.
 
     Attributes:
-        root: The folder that the machine's files are below.
+        root: The folder that contains the machine's files.
         open_device: Opens a device file; raises OSError if it cannot.
         read_device: Reads a device file's owner.
         measure_copies: Measures the rate of copies with a HIP library, in bytes per second by kind
@@ -228,7 +228,7 @@ class Tree:
     def gpus(self) -> list[Node]:
         """The GPUs in KFD's topology, without CPUs and malformed nodes.
 
-        They are in the order of KFD's nodes, as are the numbers in ROCR_VISIBLE_DEVICES.
+        They are in the order of KFD's nodes. The numbers in ROCR_VISIBLE_DEVICES follow this order.
         """
         files = self.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
         files.sort(key=lambda file: (len(file.parent.name), file))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The virtual packages by which pixi's solver describes a machine's AMD GPUs.
+"""Detect the virtual packages with which pixi's solver describes a machine's AMD GPUs.
 
 This module detects them in the same way as rattler_virtual_packages 8.1.5 (pixi 0.82, py-rattler
 0.28), which follows the draft in https://github.com/conda/ceps/pull/189. conda and mamba detect

@@ -45,7 +45,7 @@ class MemoryBudget:
         return min(UTILIZATION, hundredths / 100)
 
     def cache_gib(self, weights: int) -> int:
-        """Return the whole GiB of KV cache that fit beside a model.
+        """Return the size of the KV cache that fits besides a model, in whole GiB.
 
         Args:
             weights: Bytes of the model's weights.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pixi workspace that an environment belongs to, and the channels that its manifest names."""
+"""Find the pixi workspace that an environment belongs to, and the channels of its manifest."""
 
 import tomllib
 from pathlib import Path

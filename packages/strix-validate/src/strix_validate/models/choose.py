@@ -96,7 +96,7 @@ class _Packages(vllm_source.Finder):
 
 
 class OnMeta(TorchFunctionMode):
-    """Puts on torch's meta device the tensors that a model puts on the GPU by its name."""
+    """Creates tensors on torch's meta device if a model names the GPU as their device."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})

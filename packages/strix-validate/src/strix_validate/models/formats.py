@@ -130,8 +130,8 @@ class _Group:
     Attributes:
         type: Type of a weight: "int" or "float".
         bits: Bits of a weight.
-        strategy: What shares a scale: "tensor", "channel", "group" or "block".
-        size: Weights that share a scale; 0 if the file does not say.
+        strategy: The weights that share a scale: "tensor", "channel", "group" or "block".
+        size: Number of weights that share a scale; 0 if the file does not state it.
         inputs: Format of the activations; empty if they stay in 16 bits.
     """
 

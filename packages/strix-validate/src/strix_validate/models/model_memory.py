@@ -435,9 +435,9 @@ def _is_tied(config: Mapping) -> bool:
         return True
     tied = _file_text(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
     if tied is None:
-        whole = defaults.complete(config)
-        if "text_config" in whole:  # the class of the whole model decides
-            tied = whole.get("tie_word_embeddings")
+        full_config = defaults.complete(config)
+        if "text_config" in full_config:  # the class of the whole model decides
+            tied = full_config.get("tie_word_embeddings")
     if tied is None:
         kind = str(text.get("model_type") or config.get("model_type") or "")
         tied = text.get("tie_word_embeddings") or kind.startswith(_TIED)

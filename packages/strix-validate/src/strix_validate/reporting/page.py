@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from strix_validate.checks import State
 from strix_validate.reporting.record import CheckRecord, Package, Record
-from strix_validate.reporting.terminal_table import summary, worst
+from strix_validate.reporting.terminal_table import describe_measured, find_worst_share
 
 #: The order in which states are shown, the worst first.
 _ORDER = (State.FAILED, State.PASSED, State.SKIPPED)
@@ -73,8 +73,8 @@ def render(records: list[Record], names: list[str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["worst"] = worst
-    environment.filters["values"] = summary
+    environment.filters["worst"] = find_worst_share
+    environment.filters["values"] = describe_measured
     runs = [
         _Run(name, record, _group_by_tier(record), _draw_plots(record))
         for name, record in zip(names, records, strict=True)

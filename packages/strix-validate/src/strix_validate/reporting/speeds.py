@@ -79,13 +79,13 @@ class Comparison:
 
     Attributes:
         name: What was measured, in words.
-        here: The measured speed, in the row's unit.
+        value: The measured speed, in the row's unit.
         speed: The row.
         kernels: The kernels that ran on the GPU, with their configuration; empty if not recorded.
     """
 
     name: str
-    here: float
+    value: float
     speed: Speed
     kernels: str = ""
 
@@ -94,7 +94,7 @@ class Comparison:
         """The speed as a share of the range's lower end; infinite if no range is known."""
         if self.speed.bounds is None:
             return math.inf
-        return self.here / self.speed.bounds[0]
+        return self.value / self.speed.bounds[0]
 
     @property
     def expected(self) -> str:
@@ -110,16 +110,16 @@ class Comparison:
         if self.speed.bounds is None:
             return ""
         low, high = self.speed.bounds
-        if self.here < low:
+        if self.value < low:
             return "slow"
-        if self.here > high:
+        if self.value > high:
             return "too fast"
         return "as expected"
 
     def explain(self) -> str:
         """Explain a speed outside its range: the expected speed, and the usual cause."""
         speed = self.speed
-        measured = f"{self.name}: {self.here:.3g} {speed.unit}, expected {self.expected}"
+        measured = f"{self.name}: {self.value:.3g} {speed.unit}, expected {self.expected}"
         if self.verdict == "too fast":
             return (
                 f"{measured}: more than the hardware allows, so the measurement is wrong, or this "
@@ -177,7 +177,7 @@ def _compare_check(check: CheckRecord, speed: Speed) -> Comparison:
     kernels = check.measured.get("kernels", "")
     return Comparison(
         name=speed.what.replace("{}", last_word),
-        here=check.measured[speed.measured],
+        value=check.measured[speed.measured],
         speed=speed,
         kernels=check.measured.get(f"{direction}_kernels", kernels),
     )
@@ -199,7 +199,7 @@ def table(record: Record) -> tuple[Table, list[str]]:
         verdict = comparison.verdict if is_target else ""
         rows.add_row(
             escape(comparison.name),
-            f"{comparison.here:.4g} {comparison.speed.unit}",
+            f"{comparison.value:.4g} {comparison.speed.unit}",
             comparison.expected,
             verdict,
         )

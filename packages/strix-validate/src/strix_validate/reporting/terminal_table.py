@@ -32,13 +32,13 @@ _UNITS = {
 
 
 def show(record: Record, console: Console) -> None:
-    """Print a row for each check that ran, then the reasons, each once, fixes and totals."""
+    """Print a row for each check that ran, then each distinct reason, the fixes and the totals."""
     timed = [check for check in record.checks if "forward_ms" in check.measured]
     table = Table("check", "state", "measured", box=None)
     for check in record.checks:
         if check.state is not State.SKIPPED and check not in timed:
             verdict = _colour(_find_verdict(check))
-            table.add_row(check.id, verdict, escape(summary(check.measured)))
+            table.add_row(check.id, verdict, escape(describe_measured(check.measured)))
     if table.row_count:
         console.print(table)
     if timed:
@@ -150,13 +150,13 @@ def _format_times(measured: dict, direction: str) -> tuple[str, str]:
     return f"{median:.4g} ({low:.4g} to {high:.4g})", f"{rate:.3g}"
 
 
-def summary(measured: dict) -> str:
-    """Return the largest error as a fraction of its bound; without errors, the plain values."""
+def describe_measured(measured: dict) -> str:
+    """Return the largest error as a fraction of its bound or, without errors, the plain values."""
     comparisons = [value for value in measured.values() if _is_comparison(value)]
     if any(comparison["error"] is None for comparison in comparisons):
         return "not finite"
     if comparisons:
-        return f"error {worst(measured):.2f} of the bound"
+        return f"error {find_worst_share(measured):.2f} of the bound"
     words = []
     for name, value in measured.items():
         # The spread of repeats is shown in the table of benchmarks only.
@@ -166,7 +166,7 @@ def summary(measured: dict) -> str:
     return textwrap.shorten(", ".join(words), 160, placeholder=" …")
 
 
-def worst(measured: dict) -> float | None:
+def find_worst_share(measured: dict) -> float | None:
     """Return the largest error as a fraction of its bound; None if nothing finite was compared."""
     comparisons = [value for value in measured.values() if _is_comparison(value)]
     if not comparisons:

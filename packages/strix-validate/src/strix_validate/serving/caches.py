@@ -391,13 +391,13 @@ def _can_score(pages: Pages, context: int) -> bool:
 def _complete_passage(server: Endpoint, pages: Pages, length: int) -> _Completion:
     """Let the server complete a prompt of `length` tokens that ends with a repeated passage."""
     passage = pages.take(_PASSAGE)
-    whole = [
+    tokens = [
         *pages.prompt(length - 2 * _PASSAGE),
         *passage,
         *passage,
     ]
-    prompt = whole[:-_LAST]
-    expected = whole[-_LAST:]
+    prompt = tokens[:-_LAST]
+    expected = tokens[-_LAST:]
     answer = server.generate(prompt, _LAST)
     require(answer.logprobs, "no log probabilities of the tokens")
     pairs = zip(answer.tokens, expected, strict=False)

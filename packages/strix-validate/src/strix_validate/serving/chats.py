@@ -293,7 +293,7 @@ def judge_reply_stream(
 ) -> None:
     """Require that a streamed chat has the same text, calls and counts.
 
-    A near tie may fall the other way; then both are requested again.
+    If the stream has another token at a near tie, both are requested again.
 
     Args:
         server: The server.

@@ -213,7 +213,7 @@ class Endpoint:
         """Generate as :meth:`generate` does, in parts.
 
         Raises:
-            CheckFailed: The last part is not [DONE].
+            CheckFailed: The stream does not end with [DONE].
         """
         begin = time.perf_counter()
         text = ""
@@ -242,7 +242,7 @@ class Endpoint:
         """Yield the parts of a streamed answer.
 
         Raises:
-            CheckFailed: The stream has no end.
+            CheckFailed: The stream does not end with [DONE].
         """
         options = {"stream": True, "stream_options": {"include_usage": True}}
         request = _request(prompt, number, **options, **parameters)
@@ -252,7 +252,7 @@ class Endpoint:
         """Yield the parts of the streamed answer to any request.
 
         Raises:
-            CheckFailed: The stream has no end.
+            CheckFailed: The stream does not end with [DONE].
         """
         with self.post(path, body) as answer, _convert_errors():
             # accepts any line ends, a byte order mark, and letters that HTTP chunks cut in two
@@ -282,8 +282,8 @@ class Endpoint:
         Raises:
             CannotRun: The server returns no log probabilities of a prompt.
         """
-        whole = prompt if tokens is None else [*prompt, *tokens]
-        request = _request(whole, 1, prompt_logprobs=listed)
+        full_prompt = prompt if tokens is None else [*prompt, *tokens]
+        request = _request(full_prompt, 1, prompt_logprobs=listed)
         answer = self.ask(_COMPLETIONS, request)
         choice = (answer.get("choices") or [{}])[0]
         entries = choice.get("prompt_logprobs")
@@ -320,7 +320,7 @@ def _read_scores(tokens: Sequence[int], entries: Sequence[dict]) -> Scores:
         entries: The server's `prompt_logprobs` of each token.
 
     Raises:
-        CheckFailed: The entries are of other tokens.
+        CheckFailed: The entries do not belong to the tokens.
     """
     fits = len(entries) == len(tokens) and all(
         str(token) in entry for token, entry in zip(tokens, entries, strict=True)

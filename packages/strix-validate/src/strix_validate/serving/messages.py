@@ -52,7 +52,7 @@ class Reply:
 
     @property
     def generation(self) -> Generation:
-        """The answer as one of /v1/completions."""
+        """The answer in the form of an answer of /v1/completions."""
         return Generation(
             prompt=self.prompt,
             tokens=self.tokens,
@@ -109,27 +109,27 @@ def stream_chat(
     body = _body(messages, number)
     body |= parameters
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    whole = _StreamedReply()
+    reply = _StreamedReply()
     for part in server.stream_events(CHAT, {"model": server.model, **body}):
         if part.get("usage"):
-            whole.usage = _counts(part)
+            reply.usage = _counts(part)
         for choice in part.get("choices") or []:
-            whole.add(choice)
+            reply.add(choice)
     try:
-        calls = [_read_call({"function": call}) for _, call in sorted(whole.calls.items())]
+        calls = [_read_call({"function": call}) for _, call in sorted(reply.calls.items())]
     except CheckFailed as error:
         raise CheckFailed(f"tool calls of a streamed chat: {error}") from error
-    content = "".join(whole.content) if whole.content else None
+    content = "".join(reply.content) if reply.content else None
     return Reply(
         prompt=[],
-        tokens=whole.tokens,
+        tokens=reply.tokens,
         logprobs=[],
         content=content,
-        reasoning="".join(whole.reasoning),
+        reasoning="".join(reply.reasoning),
         calls=calls,
-        finish=whole.finish,
-        usage=whole.usage,
-        parts=whole.parts,
+        finish=reply.finish,
+        usage=reply.usage,
+        parts=reply.parts,
     )
 
 
@@ -170,10 +170,10 @@ class _StreamedReply:
 
     def _add_call(self, call: dict) -> None:
         index = call.get("index", 0)
-        whole = self.calls.setdefault(index, {"name": "", "arguments": ""})
+        full_call = self.calls.setdefault(index, {"name": "", "arguments": ""})
         part = call.get("function") or {}
-        for key in whole:
-            whole[key] += part.get(key) or ""
+        for key in full_call:
+            full_call[key] += part.get(key) or ""
 
 
 def _reasoning(message: dict) -> str:

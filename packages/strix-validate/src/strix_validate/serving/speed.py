@@ -19,10 +19,10 @@ LOADS = (1, 4, 16)
 #: Requests of `vllm bench serve`, and how many of them are concurrent.
 _REQUESTS = 32
 _CONCURRENCY = 16
-#: Tokens of the prompt and of the answer of each of its requests.
+#: Tokens of the prompt and of the answer of each request of `vllm bench serve`.
 _INPUT_TOKENS = 512
 _OUTPUT_TOKENS = 64
-#: Keys of its result that are recorded; times are in milliseconds.
+#: Keys of the result of `vllm bench serve` that are recorded; times are in milliseconds.
 _RECORDED = (
     "completed",
     "failed",
@@ -85,7 +85,7 @@ def bench_serve(server: Endpoint) -> dict:
             "serve",
             *_bench_flags(server, result_file),
         ]
-        # no limit of time: vllm's own requests end after six hours
+        # no time limit is needed, because vllm's own requests end after six hours
         process = subprocess.run(command, capture_output=True, text=True)
         if process.returncode:
             output = process.stderr.strip() or process.stdout.strip()

@@ -90,9 +90,9 @@ class TinyModel:
 
 
 def int4(name: str, weight: Tensor) -> _Quantized | None:
-    """Quantize as compressed-tensors' pack-quantized W4A16.
+    """Quantize to compressed-tensors' pack-quantized W4A16.
 
-    Eight numbers share an int32, a group shares a scale.
+    Eight numbers share an int32, and a group of numbers shares a scale.
     """
     import torch
 
@@ -114,7 +114,7 @@ def int4(name: str, weight: Tensor) -> _Quantized | None:
 
 
 def fp8(name: str, weight: Tensor) -> _Quantized | None:
-    """Quantize to FP8: blocks of 128 by 128 with a scale each, as Qwen and DeepSeek release it."""
+    """Quantize to FP8 in blocks of 128 by 128 with a scale each, as Qwen and DeepSeek do."""
     import torch
 
     if not name.endswith("proj.weight"):
@@ -129,7 +129,7 @@ def fp8(name: str, weight: Tensor) -> _Quantized | None:
 
 
 def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
-    """Quantize as gpt-oss's experts: blocks of 32 fp4 numbers with a power of two each.
+    """Quantize as gpt-oss does its experts: blocks of 32 fp4 numbers with a power of two each.
 
     Shapes are (experts, in, out).
     """
@@ -152,7 +152,7 @@ def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
 
 
 def q4_0(name: str, weight: Tensor) -> _Quantized | None:
-    """Quantize as llama.cpp's Q4_0: blocks of 32 numbers with a scale each."""
+    """Quantize to llama.cpp's Q4_0: blocks of 32 numbers with a scale each."""
     import torch
     from gguf import GGMLQuantizationType, quants
 

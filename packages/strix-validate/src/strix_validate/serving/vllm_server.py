@@ -28,8 +28,8 @@ from strix_validate.serving.endpoint import Endpoint, Generation
 from strix_validate.serving.tiny_llama import PROMPT, TOKENS
 from strix_validate.serving.web import open_url
 
-#: Time limits in seconds. The first start compiles kernels, for up to 12 minutes as reported on
-#: gfx1151.
+#: Time limits in seconds. The first start compiles kernels, which took up to 12 minutes in reports
+#: from gfx1151.
 _START_LIMIT = 900
 _STOP_LIMIT = 60
 _NETWORK_OFF = {
@@ -153,7 +153,7 @@ class ServerSession:
         return reference, in_child("generate", folder, name)
 
     def score(self, tokens: list[int]) -> dict:
-        """Score tokens after the prompt by transformers in float32; see tiny_llama._score."""
+        """Score tokens after the prompt with transformers in float32; see tiny_llama._score."""
         return in_child("score", self.folder / "model", json.dumps(tokens))
 
     @_computed_once

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Send requests to a server, over HTTP only and without passing its key on to another server."""
+"""Send requests to a server, by HTTP or HTTPS only, and never pass its key on to another server."""
 
 import urllib.request
 from http.client import HTTPMessage
@@ -43,7 +43,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         """Return the next request.
 
         Raises:
-            HTTPError: The new URL is not an HTTP URL.
+            HTTPError: The new URL is neither an HTTP nor an HTTPS URL.
         """
         if urlsplit(newurl).scheme not in _PORTS:
             raise HTTPError(

@@ -57,13 +57,13 @@ class Load(Protocol):
 
     Attributes:
         name: Its name.
-        what: Its description.
+        description: The load in words.
         unit: The unit of its rate.
         scale: The work per second that is one unit of the rate.
     """
 
     name: str
-    what: str
+    description: str
     unit: str
     scale: float
 
@@ -80,17 +80,17 @@ class TensorLoad:
     Args:
         device: torch's name of the device.
         name: See Load.
-        what: See Load.
+        description: See Load.
         work: The operations of a call.
     """
 
     unit = "tflops"
     scale = 1e12
 
-    def __init__(self, device: str, name: str, what: str, work: float) -> None:
+    def __init__(self, device: str, name: str, description: str, work: float) -> None:
         self.device = device
         self.name = name
-        self.what = what
+        self.description = description
         self._work = work
 
     def inputs(self) -> None:
@@ -145,8 +145,8 @@ class TensorLoad:
 
         For a tensor that varies from call to call, each result is compared with float64. For other
         tensors, each result is compared with the first one, and the last result of the step with
-        float64. The CPU compares the last result of one tensor as well, each step of another one,
-        in case that comparisons on the GPU are wrong.
+        float64. In case that comparisons on the GPU are wrong, the CPU also compares the last
+        result of one tensor, which is another one in each step.
 
         Results are overwritten with NaN. Otherwise, if the next call gets the same memory and its
         kernel writes nothing, the right numbers would still be there.
@@ -214,8 +214,8 @@ class AttentionLoad(TensorLoad):
         # Two products forward and five backward, of two operations each.
         work = 14 * self._copies * num_heads * head_dim * pairs
         q_shape = (self._copies, *self._shape[1:])
-        what = f"causal attention in float16, forward and backward, q {q_shape}"
-        super().__init__(device, "attention", what, work)
+        description = f"causal attention in float16, forward and backward, q {q_shape}"
+        super().__init__(device, "attention", description, work)
 
     def inputs(self) -> None:
         """See TensorLoad."""
@@ -242,8 +242,8 @@ class ProductLoad(TensorLoad):
 
     def __init__(self, device: str) -> None:
         self._size = 4096 if device == "cuda" else 64
-        what = f"product of {self._size} by {self._size} matrices in float16"
-        super().__init__(device, "product", what, 2 * self._size**3)
+        description = f"product of {self._size} by {self._size} matrices in float16"
+        super().__init__(device, "product", description, 2 * self._size**3)
 
     def inputs(self) -> None:
         """See TensorLoad."""
@@ -272,7 +272,7 @@ class CopyLoad:
         self.device = device
         mib = 256 if device == "cuda" else 4
         self._numbers = mib * 2**20 // 4
-        self.what = f"copies of {mib} MiB: host to GPU, on the GPU, and back"
+        self.description = f"copies of {mib} MiB: host to GPU, on the GPU, and back"
 
     def prepare(self) -> None:
         """See Load."""
@@ -313,8 +313,8 @@ class CopyLoad:
 class ServerLoad:
     """Concurrent requests to a server of a tiny model, compared with its own prefill.
 
-    A different token at a near tie is not a fault, because the order of summation depends on the
-    batch.
+    If two tokens are almost equally likely, either may be generated, because the order of summation
+    depends on the batch.
     """
 
     name = "server"
@@ -322,7 +322,7 @@ class ServerLoad:
     scale = 1.0
 
     def __init__(self, url: str, model: str) -> None:
-        self.what = f"vllm serve, a tiny model, {REQUESTS} requests at a time"
+        self.description = f"vllm serve, a tiny model, {REQUESTS} requests at a time"
         self._server = Endpoint(url, model)
         self._prompts = make_prompts()
 

@@ -54,7 +54,7 @@ class Story:
     Attributes:
         device: The device of the loads.
         absent: The reason why a load does not run, by name of the load.
-        what: The description of a load, by name of the load.
+        descriptions: The description of a load, by name of the load.
         units: The unit of a load's rate, by name of the load.
         steps: The steps of each load.
         number_of_steps: The number of steps of all loads.
@@ -77,7 +77,7 @@ class Story:
 
     device: Device
     absent: dict[str, str] = field(default_factory=dict)
-    what: dict[str, str] = field(default_factory=dict)
+    descriptions: dict[str, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
     steps: dict[str, list[StepRecord]] = field(default_factory=dict)
     number_of_steps: int = 0
@@ -130,10 +130,10 @@ class Story:
 
     def _add_load(self, message: dict) -> None:
         name = message["prepare"]
-        self.what[name] = message["what"]
+        self.descriptions[name] = message["description"]
         self.units[name] = message["unit"]
         self.steps[name] = []
-        self.running = f"the preparation of {name}: {message['what']}"
+        self.running = f"the preparation of {name}: {message['description']}"
 
     def _add_turn(self, message: dict, at: float) -> None:
         if self.prepared_at is None:
@@ -159,7 +159,7 @@ class Story:
 
     def _describe_running(self) -> None:
         number = len(self.steps[self.load]) + 1
-        self.running = f"{self.load}, its step {number}: {self.what[self.load]}"
+        self.running = f"{self.load}, its step {number}: {self.descriptions[self.load]}"
 
     def summary(self) -> str:
         """Return a line about the newest second, for the terminal."""

@@ -10,7 +10,8 @@ from strix_validate.checks import Check, Result, State, make_result
 from strix_validate.soak.story import LOADS, StepRecord, Story
 from strix_validate.soak.telemetry import COLUMNS
 
-#: Clock and rate of a turn as a share of the first turn's, below which the GPU throttles.
+#: The GPU counts as throttled if the clock or the rate of a turn is below this share of that in the
+#: first turn.
 CLOCK_SHARE = 0.7
 #: Loads whose speed depends on the GPU alone. That of the server depends on its scheduler too.
 _GPU_LOADS = ("attention", "product", "copy")
@@ -25,7 +26,7 @@ _DRIFT_FLOOR = 0.02
 #: Minimum numbers of samples and of steps for a comparison of quarters.
 _MIN_SAMPLES = 120
 _MIN_STEPS = 8
-#: Points of each line of the plot.
+#: Number of points of each line in the plot.
 POINTS = 600
 #: Maximum number of the kernel's messages in a record, and maximum characters of each message.
 _MESSAGES = 20

@@ -7,7 +7,7 @@ JSON object per line to standard output:
 
     {"device": ...}                              once: the device that torch opened
     {"unable": "torch sees no GPU"}              no load can run; the process ends
-    {"prepare": "product", "what": ..., "unit": ...}
+    {"prepare": "product", "description": ..., "unit": ...}
     {"turn": 3, "load": "product"}               the load begins its turn
     {"step": 41, "load": "product", "rate": ..., "results": ..., "changed": ..., "error": ...}
     {"failed": "RuntimeError: ..."}              a load failed; the process ends
@@ -86,7 +86,7 @@ def main(arguments: str) -> None:
         loads.need_gpu_memory(device)
         turns = loads.make_loads(device, options["url"], options["model"])
         for load in turns:
-            _write(report, prepare=load.name, what=load.what, unit=load.unit)
+            _write(report, prepare=load.name, description=load.description, unit=load.unit)
             load.prepare()
         _take_turns(report, turns, options["turn_seconds"])
     except CannotRun as reason:

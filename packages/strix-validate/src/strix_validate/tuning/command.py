@@ -231,7 +231,7 @@ def _tune_problems(
     end: float,
     print_line: Print,
 ) -> bool:
-    """Tune problems until a time on the monotonic clock; return whether one failed."""
+    """Tune problems until the monotonic clock reaches `end`; return whether a problem failed."""
     has_failed = False
     with tempfile.TemporaryDirectory() as logs:
         sensors = Sensors(Path(logs, "sensors"))
