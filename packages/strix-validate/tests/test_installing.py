@@ -127,6 +127,6 @@ def test_kernels_without_the_emulator_says_how_to_add_it(name, tmp_path, monkeyp
     monkeypatch.setattr(terminal, "run", fail)
     done = CliRunner().invoke(cli.app, ["kernels"])
     assert done.exit_code == 3
-    assert f"strix-emulate is not installed here: nothing could be checked: {emulator}\n" in (
+    assert f"strix-emulate is not installed here, so nothing could be checked: {emulator}\n" in (
         done.output
     )

@@ -233,9 +233,8 @@ def _report_errors(console: Console) -> Iterator[None]:
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         name = module.replace("_", "-")
-        message = (
-            f"{name} is not installed here: nothing could be checked: {suggest_installation(name)}"
-        )
+        advice = suggest_installation(name)
+        message = f"{name} is not installed here, so nothing could be checked: {advice}"
         console.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(3) from error
 
