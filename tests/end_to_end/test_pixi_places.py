@@ -33,6 +33,6 @@ def test_installed_by_pixi_alone(name: str, tmp_path: Path) -> None:
 
 def test_what_it_lets_through_is_named() -> None:
     text = (CHECKOUT / "SECURITY.md").read_text()
-    bullet = text.split("- pixi's own install trusts packages more than ours does.")[1]
+    bullet = text.split("**pixi's own install trusts packages more than ours does.**")[1]
     for words in ("console script", "conda-meta/*.json", "conda-meta/history", "CACHEDIR.TAG"):
         assert words in bullet
