@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The two bases that recipes are built on: conda-forge, and packages made from this machine.
 
-A base is a channel and a variants file, nothing else: no recipe knows which one it is built on.
+A base consists only of a channel and a variants file. No recipe knows on which base it is built.
 """
 
 import re
@@ -46,13 +46,14 @@ class Base:
     """A base channel with the variant values that belong to it.
 
     Attributes:
-        name: One of BaseName, but for `auto`.
-        channel_url: The address for rattler-build, which through its bindings reads no [mirrors].
-        folder: The folder of the channel; None for a server's.
-        variants: The values of each variant key, with `overrides`.
+        name: A value of BaseName other than `auto`.
+        channel_url: The channel's URL for rattler-build. If pixi's configuration has a mirror for
+            the channel, this is the mirror's URL: the Python bindings do not read [mirrors].
+        folder: The folder of the channel, or None if the channel is on a server.
+        variants: The values of each variant key, with `overrides` applied.
         variant_files: The files that `variants` was read from.
-        overrides: Values that take the place of those in the files.
-        base_tag: What build strings of packages on this base begin with; may be empty.
+        overrides: Values that replace those in the files.
+        base_tag: The prefix of the build strings of packages on this base; may be empty.
     """
 
     name: str
@@ -64,11 +65,11 @@ class Base:
     base_tag: str
 
     def arguments(self, digest: str, number: int | None) -> dict[str, Any]:
-        """Return arguments of build_recipes, which have to be the same to render and to build.
+        """Return the arguments of build_recipes that must be the same for rendering and building.
 
         Args:
             digest: The value of DIGEST_KEY.
-            number: The build number, if it is not the recipe's.
+            number: The build number that replaces the recipe's; None keeps the recipe's.
         """
         return {
             "variant_config": self.variant_files,
@@ -80,34 +81,34 @@ class Base:
 
 
 def find_outage() -> str:
-    """Return why conda-forge cannot be reached now; empty if it answers."""
+    """Return the reason why conda-forge cannot be reached, or an empty string if it answers."""
     url = f"{CONDA_FORGE}/noarch/repodata.json.zst"
     return redact(network.find_outage(url, PROBE_SECONDS))
 
 
 def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
-    """Choose the base that `auto` stands for.
+    """Choose the base for a value of --base.
 
-    A channel stays on its base. Otherwise, when conda-forge is out of reach for a moment, or in
-    reach for once, all packages that were built would count as not built.
+    For `auto`, a channel with packages keeps its base. If the network decided each time, a short
+    outage would switch the base, and all packages in the channel would count as not built.
 
     Args:
         name: The value of --base.
-        host_bound: Whether the packages in the channel are the host base's; None without packages.
+        host_bound: Whether the packages in the channel are the host base's; None if it is empty.
 
     Returns:
-        The name of the base, and a line that names it with the reason.
+        The name of the base, and a line to print with the name and the reason.
     """
     if name is not BaseName.AUTO:
         return name.value, f"base: {name.value} (requested)"
     if host_bound is not None:
         current = BaseName.HOST if host_bound else BaseName.CONDA_FORGE
-        origin = "that of the packages in the channel; or --base"
+        origin = "the channel has packages of this base; --base chooses another"
         return current.value, f"base: {current.value} ({origin})"
     reason = find_outage()
     if reason:
         return BaseName.HOST.value, f"base: host (conda-forge does not answer: {reason})"
-    return BaseName.CONDA_FORGE.value, "base: conda-forge (its repodata answers)"
+    return BaseName.CONDA_FORGE.value, "base: conda-forge (the server answers)"
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
@@ -131,12 +132,12 @@ def load(
     Args:
         project: The checkout.
         name: The name of the base.
-        replaced: Values that take the place of those in the variants files. A Python may be named
-            by its number; `python_min` follows the lowest one.
+        replaced: Values that replace those in the variants files. A Python may be named by its
+            number. `python_min` becomes the lowest number.
 
     Raises:
-        ForgeError: A variants file is not readable, none has a key of `replaced`, or the base does
-            not have such a Python.
+        ForgeError: A variants file is not readable, a key of `replaced` is in no variants file, or
+            the base does not have the named Python.
     """
     replaced = dict(replaced or {})
     files = [
@@ -160,7 +161,7 @@ def load(
     overrides = {"base_tag": [tag], **overrides}
     folder = project.build / "host-base" if is_host else None
     url = folder.as_uri() if folder else network.mirrored(CONDA_FORGE)
-    refuse_credentials(url)  # it would be in every package's rendered recipe
+    refuse_credentials(url)  # rattler-build writes the URL into each package's rendered recipe
     return Base(
         name=name,
         channel_url=url,
@@ -173,19 +174,19 @@ def load(
 
 
 def _choose_pythons(requested: list[str], variants: VariantConfig, is_host: bool) -> list[str]:
-    """Return the values of the variant `python` that take the place of those in the files.
+    """Return the values of the variant `python` that replace those in the variants files.
 
     Args:
         requested: The values of --variant python.
-        variants: The variants files.
-        is_host: The base is the host base, which has one Python: the one that runs this.
+        variants: The content of the variants files.
+        is_host: Whether the base is the host base. Its only Python is the running interpreter.
     """
     if not is_host:
         return [_expand_python(value, variants) for value in requested]
     major, minor = sys.version_info[:2]
     if requested:
-        reason = f"the host base has the Python that runs this, {major}.{minor}"
-        raise ForgeError(f"--variant python: {reason}; FORGE_PYTHON_BIN names another")
+        reason = f"the host base has only the Python that runs forge, {major}.{minor}"
+        raise ForgeError(f"--variant python: {reason}; set FORGE_PYTHON_BIN to use another one")
     return [f"{major}.{minor}.* *_cpython"]
 
 
@@ -197,7 +198,7 @@ def _expand_python(python: str, variants: VariantConfig) -> str:
     """
     if not re.fullmatch(r"\d+\.\d+", python):
         return python
-    any_build = f"{python}.*"  # the number alone is the release N.M.0
+    any_build = f"{python}.*"  # a spec without ".*" would mean only the release N.M.0
     for value in variants.get("python") or []:
         if value.startswith(any_build):
             return value

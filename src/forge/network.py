@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The network with pixi's configuration (mirrors, credentials), and limits on waiting.
+"""Network access with pixi's configuration (mirrors and credentials) and with time limits.
 
-A server that sends nothing, or a byte a second, would otherwise hold a command for ever.
-py-rattler 0.27 reads that configuration itself (rattler.Config, Client.from_config): once
-conda-forge's records hold it, `_read_mirrors` and `client` can go.
+Without the limits, a server that sends nothing or one byte a second would block a command for ever.
+py-rattler 0.27 reads pixi's configuration itself (rattler.Config, Client.from_config). Once the
+project uses that version, `_read_mirrors` and `client` can be removed.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ LOWEST_RATE = 1000  # bytes a second
 
 
 def patience() -> int:
-    """Return how many seconds a server may take to answer, or send at less than LOWEST_RATE.
+    """Return how many seconds a server may send nothing, or less than LOWEST_RATE.
 
-    The environment variable FORGE_TIMEOUT sets the number.
+    The environment variable FORGE_TIMEOUT sets this number. The default is 60.
     """
     text = os.environ.get("FORGE_TIMEOUT") or "60"
     if not text.isdecimal() or len(text) > 9 or not int(text):
@@ -41,8 +41,8 @@ class Pace:
 
     Attributes:
         host: The server, without credentials.
-        start: When the current interval began, by time.monotonic().
-        bytes: The bytes since then. Whoever receives them adds them.
+        start: The time.monotonic() at which the current interval began.
+        bytes: The bytes received in this interval. The receiver of the file adds them.
     """
 
     def __init__(self, url: str) -> None:
@@ -51,9 +51,9 @@ class Pace:
         self.bytes = 0
 
     def check(self) -> str:
-        """Return a message if the last `patience()` seconds were too slow, else an empty string.
+        """Return a message if the server was too slow in this interval, else an empty string.
 
-        Call it often: the first call after that many seconds begins a new interval.
+        An interval ends with the first call after `patience()` seconds, so call this often.
         """
         elapsed = time.monotonic() - self.start
         seconds = patience()
@@ -70,9 +70,10 @@ class Pace:
 
 
 def _read_mirrors() -> dict[str, list[str]]:
-    """Read pixi's [mirrors]; as in pixi, a later file wins. Each URL ends in a slash.
+    """Read [mirrors] from pixi's configuration files. Each returned URL ends with a slash.
 
-    Also sets AUTH_FILE where a file names another store of credentials.
+    As in pixi, a later file takes precedence. If a file names another store of credentials, this
+    function also sets AUTH_FILE.
     """
     user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "pixi")
     home = Path(os.environ.get("PIXI_HOME") or Path.home() / ".pixi")
@@ -101,16 +102,16 @@ def _with_slash(url: str) -> str:
 
 
 def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
-    """Make an HTTP client with pixi's middleware in pixi's order: a retry takes another mirror.
+    """Make an HTTP client with pixi's middleware, in pixi's order: a retry uses the next mirror.
 
     Args:
-        retries: How often a request is repeated.
-        seconds: The limit of each request, if it has one.
+        retries: How often a failed request is repeated.
+        seconds: The time limit of each request; None for no limit.
 
     Raises:
         ForgeError: The configuration or the credentials cannot be read.
     """
-    # The mirrors come before AUTH_FILE is read, because their configuration may set it.
+    # Read the mirrors before AUTH_FILE, because the same configuration may set AUTH_FILE.
     mirrors = networking.MirrorMiddleware(_read_mirrors())
     authentication = networking.AuthenticationMiddleware()
     oci = networking.OciMiddleware()
@@ -124,14 +125,17 @@ def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
 
 
 def make_solver_client() -> networking.Client:
-    """Make the client for solvers, with a limit, since they report no progress of a download."""
+    """Make the HTTP client for solvers.
+
+    Its requests have a time limit, because solvers do not report the progress of a download.
+    """
     return client(retries=1, seconds=patience())
 
 
 def mirrored(url: str) -> str:
-    """Return the first mirror's address of a URL, for programs that read no [mirrors].
+    """Return a URL with its first mirror applied, for programs that do not read [mirrors].
 
-    rattler-build, through its bindings, is one.
+    One such program is rattler-build if it is called through its Python bindings.
     """
     mirrors = _read_mirrors()
     for prefix in sorted(mirrors, key=len, reverse=True):
@@ -142,7 +146,7 @@ def mirrored(url: str) -> str:
 
 
 class _CountingWriter:
-    """Writes what a server sends, and counts it."""
+    """Writes received data, and counts its bytes."""
 
     def __init__(self, out: Any, pace: Pace) -> None:
         self.out = out
@@ -163,7 +167,7 @@ def download(client: networking.Client, url: str, out: Any) -> None:
     pace = Pace(mirrored(url))
     writer = _CountingWriter(out, pace)
 
-    async def receive() -> None:  # the bindings need a running loop
+    async def receive() -> None:  # async, because the bindings need a running event loop
         task = asyncio.ensure_future(download_to_writer(client, url, writer))
         while True:
             done, _ = await asyncio.wait([task], timeout=1)
@@ -178,8 +182,8 @@ def download(client: networking.Client, url: str, out: Any) -> None:
     try:
         asyncio.run(receive())
     except (RuntimeError, OSError) as error:
-        # Where a connection breaks, the bindings raise OSError without a number. One with a number
-        # is this machine's, for example a full disk.
+        # If a connection breaks, the bindings raise OSError without an errno. An OSError with an
+        # errno is an error of this machine, for example a full disk.
         if isinstance(error, OSError) and error.errno:
             raise
         host = "" if pace.host in str(error) else f"{pace.host}: "
@@ -187,7 +191,7 @@ def download(client: networking.Client, url: str, out: Any) -> None:
 
 
 class _Answered(Exception):
-    """Ends a download, because its first bytes came."""
+    """Raised to end a download once its first bytes have arrived."""
 
 
 class _EndingWriter:
@@ -198,7 +202,7 @@ class _EndingWriter:
 
 
 def find_outage(url: str, seconds: int) -> str:
-    """Return why a file cannot be read; empty if its first bytes come within some seconds."""
+    """Return why a URL cannot be read, or an empty string if its first bytes arrive in time."""
     try:
         download(client(retries=0, seconds=seconds), url, _EndingWriter())
     except _Answered:

@@ -176,8 +176,8 @@ def test_what_cannot_be_built_costs_what_needs_it(hosting: Hosting, whole: Hub) 
     logs = {log.name: log.read_text() for log in (hub.folder / "logs").iterdir()}
     expected = {
         "flash-attn": "conda-forge has no no-such-package >=2",
-        "sageattention": "needs torchvision, and --only builds no package that is not named",
-        "vllm": "needs flash-attn, and --only builds no package that is not named",
+        "sageattention": "needs torchvision, and --only builds only the named packages",
+        "vllm": "needs flash-attn, and --only builds only the named packages",
     }
     for name, reason in expected.items():
         (log,) = (text for file, text in logs.items() if f"({name})" in file)

@@ -353,7 +353,7 @@ def test_only_what_is_named_is_built(project: MiniProject) -> None:
     project.recipe("alpha")
     project.recipe("beta", run=["alpha"])
     project.recipe("gamma", run=["beta"])
-    reason = "not started: {}: needs {}, and --only builds no package that is not named"
+    reason = "not started: {}: needs {}, and --only builds only the named packages"
     for name, needs in (("beta", "alpha"), ("gamma", "beta")):
         done = project.forge("build", "--only", name, code=3)
         assert reason.format(name, needs) in done.stderr and project.packages() == set()

@@ -22,7 +22,7 @@ PROJECT = Project.at(CHECKOUT)
 
 @pytest.mark.parametrize(
     ("error", "name", "reason"),
-    [("", "conda-forge", "its repodata answers"), ("busy", "host", "does not answer: busy")],
+    [("", "conda-forge", "the server answers"), ("busy", "host", "does not answer: busy")],
 )
 def test_auto(monkeypatch: pytest.MonkeyPatch, error: str, name: str, reason: str) -> None:
     def find_outage(url: str, _: int) -> str:
@@ -102,7 +102,7 @@ def test_a_python_that_cannot_be_had() -> None:
         bases.load(PROJECT, "conda-forge", {"python": ["9" * 5000]})
     with pytest.raises(ForgeError, match="--variant python: Invalid version: 'new'; write"):
         bases.load(PROJECT, "conda-forge", {"python": ["new"]})
-    with pytest.raises(ForgeError, match="host base has the Python that runs this.*FORGE_PYTHON"):
+    with pytest.raises(ForgeError, match="host base has only the Python that runs forge.*FORGE_PYTHON"):
         bases.load(PROJECT, "host", {"python": ["3.13"]})
 
 

@@ -102,7 +102,7 @@ def test_conda_forge_is_probed_at_its_mirror(
     configure(home / ".config/pixi/config.toml", mirrors(url, CONDA_FORGE))
     assert bases.choose(BaseName.AUTO) == (
         "conda-forge",
-        "base: conda-forge (its repodata answers)",
+        "base: conda-forge (the server answers)",
     )
     assert bases.load(Project.at(CHECKOUT), BaseName.CONDA_FORGE).channel_url == url
     with_credential = mirrors("https://user:word@x.invalid/y", CONDA_FORGE)

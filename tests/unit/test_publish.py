@@ -127,9 +127,9 @@ def test_only_validated_files_are_published(source: Source, target: Path) -> Non
 DAMAGED = {
     "absent": (None, "cannot read --validated"),
     "empty": ("", "names no file"),
-    "a word": ("passed\n", "line 1 is not one of sha256sum: 'passed'"),
-    "short": (f"{'0' * 64}  a\n{'0' * 63}  b\n", "line 2 is not one of sha256sum"),
-    "no name": (f"{'0' * 64}\n", "line 1 is not one of sha256sum"),
+    "a word": ("passed\n", "line 1 is not in sha256sum's format: 'passed'"),
+    "short": (f"{'0' * 64}  a\n{'0' * 63}  b\n", "line 2 is not in sha256sum's format"),
+    "no name": (f"{'0' * 64}\n", "line 1 is not in sha256sum's format"),
 }
 
 
@@ -227,9 +227,9 @@ STRANGERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "another's page": (
         "index.html",
         lambda path: path.write_text("<p>mine"),
-        "page of somebody else",
+        "was not written by this program",
     ),
-    "a folder for the page": ("index.html", Path.mkdir, "page of somebody else"),
+    "a folder for the page": ("index.html", Path.mkdir, "was not written by this program"),
 }
 
 
@@ -336,7 +336,7 @@ def test_withdrawn_packages_replace_nothing(source: Source, target: Path) -> Non
     withdrawn.parent.mkdir(parents=True)
     withdrawn.write_text("of somebody else")
     before = tree(target)
-    with pytest.raises(Refused, match=rf"{withdrawn} is not {package}; nothing was written"):
+    with pytest.raises(Refused, match=rf"{package} and the withdrawn {withdrawn} differ"):
         channel.withdraw([dist], "broken")
     assert tree(target) == before
     assert withdrawn.read_text() == "of somebody else"

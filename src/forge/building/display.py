@@ -17,7 +17,7 @@ LARGE_BYTES = 50 << 20
 
 
 class Display(Progress):
-    """The phases of a run and the last line of its output; a context manager.
+    """Shows the current phase and the last line of output of each build; a context manager.
 
     Attributes:
         verbosity: 1 prints every line of output, 0 only the phases and results, -1 only results.
@@ -45,13 +45,13 @@ class Display(Progress):
 
         Args:
             text: The line.
-            always: Print it with `--quiet` as well: it is a result or an error.
+            always: Print the line even with `--quiet`, because it is a result or an error.
         """
         if always or self.verbosity >= 0:
             self.console.print(text, highlight=False, markup=False)
 
     def phase(self, name: str) -> None:
-        """Begin a phase, for example `[2/4] flash-attn 2.8.3: testing`; "" ends the last one."""
+        """Show a new phase, such as `[2/4] flash-attn 2.8.3: testing`, or none if `name` is ""."""
         self.reset(
             self._task_by_thread[get_ident()],
             description=name,
@@ -62,7 +62,7 @@ class Display(Progress):
             self.say(name)
 
     def line(self, text: str) -> None:
-        """Show a line of output in place of the one before."""
+        """Show a line of output in place of the previous one."""
         if self.verbosity > 0:
             self.say(text.rstrip())
         width = max(20, self.console.width // 2)
@@ -70,12 +70,12 @@ class Display(Progress):
         self.update(task, line=text.strip()[:width])
 
     def download(self, name: str, received: int, total: int | None) -> None:
-        """Show how far a download is; without a terminal, every tenth of a large one.
+        """Show the progress of a download; without a terminal, print each tenth of a large file.
 
         Args:
-            name: The file.
-            received: Bytes so far.
-            total: Bytes of the whole file, if the server states them.
+            name: The name of the file.
+            received: Number of bytes so far.
+            total: Size of the file in bytes, or None if the server does not state it.
         """
         mebibytes = received >> 20
         if not total:
@@ -85,7 +85,7 @@ class Display(Progress):
         total_mebibytes = total >> 20
         self.line(f"{name} {mebibytes} of {total_mebibytes or '?'} MiB")
         tenth = received * 10 // total
-        is_news = tenth != self._last_tenth
-        if self.disable and total > LARGE_BYTES and is_news:
+        is_new_tenth = tenth != self._last_tenth
+        if self.disable and total > LARGE_BYTES and is_new_tenth:
             self.say(f"  {name}: {mebibytes} of {total_mebibytes} MiB")
         self._last_tenth = tenth

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The child process that runs rattler-build: `python -m forge.building.engine JOB`.
 
-JOB is a JSON file with an object: `action` is one of build, convert and test, and the other members
-are the arguments of the function of that name. The driver starts a process for each job because
-rattler-build holds the GIL for hours and may abort.
+JOB is a JSON file that contains an object. Its member `action` is build, convert or test. The other
+members are the arguments of the function with that name. The driver starts a process for each job,
+because rattler-build holds the GIL for hours and may abort.
 """
 
 import contextlib
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 SCRIPT_LOG = "conda_build.log"
-# What rattler-build prints where the environment of a test does not solve.
+# rattler-build prints this if it cannot solve the environment of a test.
 NOT_SET_UP = "failed to setup test environment"
-# Limit of a test; the longest takes minutes. A recipe's `extra.cost` may state another.
+# Default time limit of a test. The longest test takes minutes. A recipe can set another limit in
+# `extra.cost`.
 TEST_HOURS = 2
 
 
@@ -45,15 +46,16 @@ def test(
 ) -> None:
     """Run the tests inside each package.
 
-    A package that passes is offered to the package cache, for the environments of the packages that
-    need it. An earlier offer would be useless: rattler-build unpacks the package that it tests in
-    any case.
+    A package that passes is offered to the package cache, because later packages may need it in
+    their environments. To offer it before its own tests would not help: rattler-build always
+    unpacks the package that it tests.
 
     Args:
-        packages: Files, in the order of the tests: each may need those before it.
-        channel: Where the environments of the tests come from, by priority.
-        hours: Limit of each test. A test that takes longer ends this process by SIGALRM, since no
-            handler would run: rattler-build holds the GIL. The log's last line names the test.
+        packages: The package files in the order of the tests. A package may need earlier ones.
+        channel: The channels for the environments of the tests, by priority.
+        hours: Time limit of each test. A test that takes longer ends this process by SIGALRM. A
+            signal handler could not run, because rattler-build holds the GIL. The last line of the
+            log names the test.
 
     Raises:
         RuntimeError: Tests failed; the message names them.
@@ -74,7 +76,7 @@ def _run_tests(
     channel: list[str],
     hours: float,
 ) -> list[str]:
-    """Run the tests of one package; returns the names of those that failed."""
+    """Run the tests of one package, and return the names of the tests that failed."""
     failed = []
     count = package.test_count
     for index in range(count):
@@ -101,16 +103,17 @@ def _run_tests(
 
 
 def open_package(path: str) -> Package:
-    """Open a package, read its tests, and remove the files that this unpacks.
+    """Open a package, read its tests, and remove the files that were unpacked for that.
 
-    rattler-build would keep these files, gigabytes with rocm-sdk, until the last test has ended.
+    Otherwise rattler-build would keep the unpacked files until the last test has ended. For
+    rocm-sdk, they are gigabytes.
     """
     package = Package.from_file(path)
     job_folder = os.environ["TMPDIR"]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = folder
         try:
-            _ = package.test_count  # unpacks the package and caches its tests
+            _ = package.test_count  # this makes the object unpack the package and keep its tests
         finally:
             os.environ["TMPDIR"] = job_folder
     return package
@@ -121,11 +124,11 @@ def _explain_unsolved(
     index: int,
     channels: list[str],
 ) -> list[str]:
-    """Return a line with the solver's reason if the environment of a test does not solve.
+    """Solve the environment of a test again, and return a line with the solver's error, if any.
 
-    rattler-build does not print the reason.
+    rattler-build does not print the solver's error.
     """
-    # Imported only here: this takes a third of the time in which a child starts.
+    # Imported only here, because this import takes a third of the start time of a child.
     from forge.conda.solve import solve
 
     test = package.tests[index]
@@ -147,12 +150,12 @@ def convert(
     subdir: str,
     output_dir: str,
 ) -> None:
-    """Convert wheels to packages, the largest first, as many at a time as there are cores.
+    """Convert wheels to packages in parallel, one process per core, the largest wheels first.
 
     Args:
-        wheels: The fields of a `Conversion` for each.
-        subdir: The folder that gets the packages.
-        output_dir: Where the driver has put the job; nothing is written there.
+        wheels: The fields of a `Conversion` for each wheel.
+        subdir: The folder for the packages.
+        output_dir: The folder of the job's file. Each job has this member; it is not used here.
     """
     from forge.hostbase.wheels import Conversion
 
@@ -169,10 +172,10 @@ def convert(
 
 
 def _convert_wheel(conversion: "Conversion", subdir: Path) -> Path:
-    """Convert a wheel and offer the package to the cache; returns the package's file.
+    """Convert a wheel, offer the package to the cache, and return the package's file.
 
     Raises:
-        RuntimeError: For any error, since some exceptions cannot be sent to another process.
+        RuntimeError: Any error. Some exceptions cannot be pickled for the parent process.
     """
     try:
         package = conversion.make(subdir)
@@ -184,7 +187,7 @@ def _convert_wheel(conversion: "Conversion", subdir: Path) -> Path:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that ends."""
+    """Make the kernel kill this process when its parent ends, even if the parent is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -197,21 +200,22 @@ def build(
 ) -> None:
     """Build the packages of a recipe, for one Python after another.
 
-    In one call for all Pythons, rattler-build would stage the files for a Python in the prefix that
-    still holds those for the Python before, and pack both if the script did not fail. It would also
-    keep the trees of all Pythons until the end.
+    rattler-build is called once per Python. In a single call for all Pythons, it would stage the
+    files for a Python in a prefix that still has the files of the previous Python. Unless the
+    script fails, it would pack both. It would also keep the build trees of all Pythons until the
+    end.
 
     Args:
         recipes: The recipe.
-        output_dir: The folder that gets the packages, and that rattler-build works in.
+        output_dir: The folder for the packages, which is also rattler-build's work folder.
         variant_overrides: Values that replace those of the variant files.
-        pythons: Values of the variant `python`; none if the packages are not made for a Python.
+        pythons: Values of the variant `python`; empty if the packages do not depend on it.
         arguments: Further arguments of rattler-build's `build_recipes`.
     """
     output = Path(output_dir)
     for number, python in enumerate(pythons or [""]):
         done = output / f"{DONE}{number}"
-        if done.exists():  # built by a run that was stopped later
+        if done.exists():  # an earlier run has built these packages before it was stopped
             continue
         overrides = dict(variant_overrides)
         if python:
@@ -221,8 +225,8 @@ def build(
             output_dir=output_dir,
             variant_overrides=overrides,
             test="skip",
-            keep_build=True,  # the log is in the build folder
-            no_build_id=True,  # a run that continues a stopped one needs the same paths
+            keep_build=True,  # the build folder contains the log
+            no_build_id=True,  # to continue a stopped build, the paths must stay the same
             **arguments,
         )
         remove_trees(output)
@@ -233,7 +237,7 @@ def build(
 
 
 def remove_trees(output: Path) -> None:
-    """Remove the folders that rattler-build has built in, but for the logs: the driver reads them.
+    """Remove rattler-build's build folders, except for the logs, which the driver reads.
 
     Args:
         output: The job's output folder.
@@ -242,7 +246,7 @@ def remove_trees(output: Path) -> None:
         for folder, subfolders, files in os.walk(tree, topdown=False):
             for name in files + subfolders:
                 path = Path(folder, name)
-                with contextlib.suppress(OSError):  # a folder that holds a log is not empty
+                with contextlib.suppress(OSError):  # a folder with a log in it cannot be removed
                     if path.is_dir() and not path.is_symlink():
                         path.rmdir()
                     elif name != SCRIPT_LOG:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Solve every environment of a plan before anything is downloaded.
 
-These are the environments that rattler-build solves for a recipe (build, host and those of its
-tests) and, for each Python, the one in which a user installs the package. Packages that are not
-built yet take part as records without files: they require what their recipe requires, and what the
-packages of their build and host environments export.
+For each recipe, these are the environments that rattler-build solves (build, host and test), and
+the run environment in which a user installs the package, for each Python. Packages that are not
+built yet are represented by records without files. Such a record has the requirements of the
+recipe, and the run exports of the packages in the build and host environments.
 """
 
 import json
@@ -45,15 +45,15 @@ def find_unsolvable(
     Args:
         recipes: All recipes.
         steps: The plan.
-        channel: Has the packages of steps that are up to date.
-        show: Gets a line for each environment before it is solved.
+        channel: The local channel, with the packages of steps that are up to date.
+        show: Called with a line for each environment before it is solved.
         conda_forge: The address of conda-forge.
 
     Returns:
-        The reason, by recipe.
+        The name of each such recipe, with the reason.
 
     Raises:
-        Exception: What the bindings raise if conda-forge does not answer.
+        Exception: conda-forge does not answer. The bindings raise several types.
     """
     reasons: dict[str, str] = {}
     with scratch(cache_folder()) as folder:
@@ -133,22 +133,22 @@ class RenderedOutput:
 
     @property
     def python(self) -> str:
-        """The Python variant, such as `3.12.* *_cpython`; empty if the package serves all."""
+        """The Python variant, such as `3.12.* *_cpython`; empty if the package has none."""
         return str(self.variant.get("python", ""))
 
     @property
     def is_noarch(self) -> bool:
-        """Whether the package is for any machine."""
+        """Whether the package is noarch: for any platform."""
         return bool(self.recipe["build"].get("noarch"))
 
     @property
     def requirements(self) -> Data:
-        """Rendered requirements by kind."""
+        """The rendered requirements by kind, such as `host` or `run_exports`."""
         requirements: Data = self.recipe.get("requirements", {})
         return requirements
 
     def find_sibling(self, name: str) -> "RenderedOutput":
-        """Return the output of a name for the same Python, or else the first of that name."""
+        """Return the output with this name and the same Python, or else the first of that name."""
         named = []
         for rendered in self.siblings:
             output = RenderedOutput(rendered, self.siblings)
@@ -161,11 +161,11 @@ class RenderedOutput:
 
 
 class Unsolvable(Exception):
-    """An environment does not solve; the message is the reason.
+    """An environment cannot be solved; the message is the reason.
 
     Attributes:
-        kind: Which environment it is: build, host, run or test.
-        python: The number of its Python, such as 3.12; empty if any will do.
+        kind: The kind of environment: build, host, run or test.
+        python: Its Python version, such as 3.12; empty if any version is allowed.
     """
 
     def __init__(self, reason: str, kind: str, python: str) -> None:
@@ -175,17 +175,17 @@ class Unsolvable(Exception):
 
 
 class Preview:
-    """Our packages as they would be, and a solver that takes all others from conda-forge.
+    """A preview of our packages, and a solver for them together with conda-forge's packages.
 
     Attributes:
         folder: A folder for the index of our packages.
         base: The base of the recipes.
-        channel: Has the packages of steps that are up to date.
+        channel: The local channel, with the packages of steps that are up to date.
         conda_forge: The address of conda-forge.
-        show: Gets a line for each environment before it is solved.
+        show: Called with a line for each environment before it is solved.
         packages: Records of our packages by subdir and file name, as in a repodata.json.
         exports: The run exports of our packages, by file name.
-        solved: The records of each environment that was solved, by its requirements.
+        solved: For the requirements of each solved environment, the records of its packages.
     """
 
     def __init__(
@@ -212,15 +212,15 @@ class Preview:
         self._is_written = False
 
     def examine(self, step: Step, label: str) -> str:
-        """Solve every environment of a step that is to be built, and add its packages to ours.
+        """Solve every environment of a step, and add the step's packages to the preview.
 
         Args:
-            step: A step of the plan. If it is up to date, its packages are only added.
-            label: Names the recipe on the lines that are shown.
+            step: A step of the plan. If it is up to date, its packages are added without solving.
+            label: The name of the recipe in the lines that are shown.
 
         Returns:
             The requirements that cannot be satisfied, each with its environment and Pythons; an
-            empty string if all environments solve.
+            empty string if all environments can be solved.
         """
         if step.action != BUILD:
             self._add_built(step)
@@ -244,7 +244,7 @@ class Preview:
         return ""
 
     def _add_built(self, step: Step) -> None:
-        """Add the packages of a step that is up to date, with the records of the channel."""
+        """Add the channel's records of a step that is up to date."""
         exports = {}
         for rendered in step.rendered:
             output = RenderedOutput(rendered, step.rendered)
@@ -258,7 +258,7 @@ class Preview:
         self._is_written = False
 
     def _add(self, label: str, output: RenderedOutput, python: str) -> None:
-        """Solve the build and host environments of an output, and add its package to ours."""
+        """Solve an output's build and host environments, and add its package to the preview."""
         host: dict[str, rattler.RepoDataRecord] = {}
         exported: list[str] = []
         staging_caches = output.recipe.get("staging_caches", [])
@@ -288,17 +288,17 @@ class Preview:
         section: Data,
         python: str,
     ) -> tuple[Records, list[str]]:
-        """Solve the build and host environments of an output or of a staging cache of it.
+        """Solve the build and host environments of an output or of one of its staging caches.
 
         Args:
-            label: Names the recipe.
+            label: The name of the recipe in the lines that are shown.
             output: The output.
             section: The rendered section with the requirements: the output's or the cache's.
             python: The Python variant.
 
         Returns:
-            The records of the host environment, and what its packages and those of the build
-            environment export to the package.
+            The records of the host environment, and the run exports that the package gets from
+            both environments.
         """
         requirements = section.get("requirements", {})
         ignored = []
@@ -353,14 +353,15 @@ class Preview:
         """Solve an environment, or return its records if it was solved before.
 
         Args:
-            label: Names the recipe.
-            kind: Which of its environments it is: build, host, run or test.
-            python: The number of its Python; empty if any will do.
-            specs: What the environment requires.
-            blame: The requirements to look for the reason among, if not `specs`.
+            label: The name of the recipe in the lines that are shown.
+            kind: The kind of environment: build, host, run or test.
+            python: The Python version of the environment; empty if any version is allowed.
+            specs: The requirements of the environment.
+            blame: The requirements among which to look for the reason of a failure; by default,
+                `specs`.
 
         Raises:
-            Unsolvable: It does not solve.
+            Unsolvable: The environment cannot be solved.
         """
         key = frozenset(specs)
         if not specs or key in self.solved:
@@ -377,16 +378,16 @@ class Preview:
         return records
 
     def _explain(self, channels: list[str], specs: Sequence[str]) -> str:
-        """Name the requirements that keep an environment from being solved, or ""."""
+        """Return which requirements cannot be satisfied; "" if no such requirement is found."""
         missing = list_missing(channels, specs, self._gateway)
         if missing:
             return f"conda-forge has no {'; '.join(missing)}"
         return find_conflict(channels, specs, self._gateway)
 
     def _write_channel(self) -> str:
-        """Write the index of our packages if there are new ones; returns its address."""
+        """Write the index of our packages if packages were added, and return its address."""
         if not self._is_written:
-            # Each index has an address of its own, since solvers keep what they have read.
+            # Each index gets a new address, because solvers cache an index by its address.
             self._revision += 1
             for subdir, packages in self.packages.items():
                 path = self.folder / str(self._revision) / subdir / "repodata.json"
@@ -402,13 +403,14 @@ class Preview:
         ignored: Sequence[Data],
         kinds: Sequence[str],
     ) -> list[str]:
-        """List what the packages that `specs` name export, but for what the recipe ignores.
+        """List the run exports of the packages that `specs` name, except for the ignored ones.
 
         Args:
             records: The packages of a solved environment.
-            specs: The requirements of that environment; other packages' exports do not count.
+            specs: The requirements of that environment. Packages that are only dependencies of
+                these requirements export nothing.
             ignored: `ignore_run_exports` sections: packages and names of exports to ignore.
-            kinds: The kinds of run exports that count, such as weak.
+            kinds: The kinds of run exports to list, such as weak.
         """
         required = {parse_package_name(spec) for spec in specs}
         ignored_names = set()
@@ -430,7 +432,7 @@ class Preview:
 
 
 def _describe(failures: Sequence[Unsolvable]) -> str:
-    """Describe in one line what does not solve, in which environments, with which Pythons."""
+    """Describe all failures in one line: each reason with its environment and its Pythons."""
     pythons: dict[tuple[str, str], list[str]] = {}
     for failure in failures:
         key = (str(failure), failure.kind)
@@ -465,7 +467,7 @@ def _list_test_environments(
     test: Data,
     output: RenderedOutput,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield each environment of a test: the number of its Python, or "", and its requirements."""
+    """Yield the Python version (or "") and the requirements of each environment of a test."""
     if "package_contents" in test:  # this test needs no environment
         return
     requirements = test.get("requirements", {})
@@ -486,7 +488,10 @@ def _list_test_environments(
 
 
 def _pin_by_variant(specs: list[str], output: RenderedOutput) -> list[str]:
-    """Add to bare names the version that rattler-build takes from the variant of that name."""
+    """Add a version to each spec that is only a name and that the variant has a value for.
+
+    rattler-build does the same for the requirements of the build and host environments.
+    """
     pinned = []
     for spec in specs:
         key = spec.replace("-", "_")
@@ -506,9 +511,9 @@ def _resolve(
     """Turn rendered requirements into match specs.
 
     Args:
-        requirements: Match specs, and mappings of `pin_subpackage` and `pin_compatible`.
-        output: The output that requires them.
-        host: The packages of its host environment by name, for `pin_compatible`.
+        requirements: Match specs, and mappings with `pin_subpackage` or `pin_compatible`.
+        output: The output that has the requirements.
+        host: The packages of the host environment by name, for `pin_compatible`.
     """
     specs = []
     for requirement in requirements:
@@ -533,10 +538,10 @@ def _resolve_pin(pin: Data, version: str, build: str) -> str:
     """Return the match spec of a pin.
 
     Args:
-        pin: `name`, and either `exact` or `lower_bound` and `upper_bound`. A bound is a version, or
-            a pattern such as `x.x`: so many components of the version.
+        pin: `name`, and either `exact` or `lower_bound` and `upper_bound`. A bound is a version or
+            a pattern. The pattern `x.x` stands for the first two components of the version.
         version: The version of the package that the pin refers to.
-        build: Its build string.
+        build: The build string of that package.
     """
     name = pin["name"]
     if pin.get("exact"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run one engine job in a child process and copy its output to a log."""
+"""Run an engine job in a child process, and copy the job's output to a log."""
 
 import contextlib
 import itertools
@@ -26,10 +26,10 @@ from forge.processes import (
 )
 from forge.project import DONE, FAILED, FORGE_CACHE, MADE, STOPPED, Project
 
-# recipes/checks/stages.sh leaves one for each stage that it has finished.
+# recipes/checks/stages.sh creates one such file for each stage that it has finished.
 MARKS = "bld/*/work/.done-*"
-# Polls between two looks for processes that a script has left running.
-POLLS_OF_PATIENCE = 50
+# Number of polls between two searches for processes that a script has left running.
+POLLS_PER_SEARCH = 50
 TAIL_LINES = 40
 ENGINE_LOG = "engine.log"
 SCRIPT_LOGS = "bld/*/work/conda_build.log"
@@ -53,21 +53,21 @@ def run_job(
 
     Args:
         project: The checkout, for its folders.
-        cpus: How many compiler processes the job may run.
-        show_line: Gets each line of the job's output.
-        stop: Ends the job once it is set.
-        job: The engine's arguments, among them `action`; see `forge.building.engine`. What it has
-            under `environment` is added to the engine's environment variables.
-        log: Gets the output; a build begins a new log, a test adds to that of its build.
+        cpus: Maximum number of compiler processes of the job.
+        show_line: Called with each line of the job's output.
+        stop: Set this event to end the job.
+        job: The engine's arguments, with `action`; see `forge.building.engine`. Its member
+            `environment` is not passed: the driver adds it to the engine's environment variables.
+        log: The log file. A build starts a new log; a test appends to it.
 
     Raises:
-        Failed: The job failed; the message has the last lines and the path of the log.
+        Failed: The job failed. The message has the path and the last lines of the log.
         KeyboardInterrupt: `stop` was set.
     """
     action = job["action"]
     test_folder = project.staging / f"_test-{log.stem}"
     output = Path(job.get("output_dir", test_folder))
-    if action == "test":  # a killed run may have left environments there
+    if action == "test":  # a killed run may have left environments in it
         shutil.rmtree(output, ignore_errors=True)
     if action == "build":
         log.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def run_job(
         if child.poll() is None:
             end_job(child, output)
     if child.returncode == -signal.SIGALRM:
-        end_job(child, output)  # the processes that the test was waiting for
+        end_job(child, output)  # the timeout ended only the engine, not the processes of the test
     if child.returncode:
         file.rename(output / FAILED)
         raise Failed(_describe_failure(action, child.returncode, output, log))
@@ -96,7 +96,7 @@ def _start_engine(
     output: Path,
     file: Path,
 ) -> subprocess.Popen[bytes]:
-    """Write the job's file and start the engine with it, in a session of its own."""
+    """Write the job's file, and start the engine with it in a new session."""
     arguments = dict(job)
     environment = os.environ | arguments.pop("environment", {})
     environment["CPU_COUNT"] = str(cpus)
@@ -123,7 +123,7 @@ def _wait(
     follower: "LogFollower",
     stop: threading.Event,
 ) -> None:
-    """Follow the logs until the engine ends. Raises KeyboardInterrupt if it is stopped."""
+    """Copy the logs until the engine ends. Raise KeyboardInterrupt once `stop` is set."""
     holders: set[int] = set()
     for polls in itertools.count(1):
         has_ended = child.poll() is not None
@@ -134,32 +134,33 @@ def _wait(
             end_job(child, output)
             _mark_stopped(output)
             raise KeyboardInterrupt
-        if polls % POLLS_OF_PATIENCE == 0:
+        if polls % POLLS_PER_SEARCH == 0:
             holders = _kill_holders(child.pid, output, holders)
 
 
 def _mark_stopped(output: Path) -> None:
-    """Keep the job's file as STOPPED if the next run can continue its work."""
+    """Rename the job's file to STOPPED if the next run can continue the job."""
     marks = [*output.glob(MARKS), *output.glob(f"{DONE}*")]
     if marks:
         (output / "job.json").rename(output / STOPPED)
 
 
 def _kill_holders(engine: int, output: Path, earlier: set[int]) -> set[int]:
-    """Kill processes that hold the engine's output open though their script has ended.
+    """Kill processes that keep the engine's output open although their script has ended.
 
-    The engine would wait for them. One that was not there at the check before may still end.
+    The engine would wait for these processes. A process is killed only if the previous search also
+    found it, since a new one may end by itself.
 
     Args:
-        engine: The engine's process.
+        engine: The id of the engine's process.
         output: The job's output folder.
-        earlier: The processes that the check before has returned.
+        earlier: The result of the previous search.
 
     Returns:
-        The processes that hold it open now.
+        The ids of the processes that keep the output open.
 
     Raises:
-        Failed: The script made a named pipe, which the engine would read for ever.
+        Failed: The script made a named pipe. The engine would read it for ever.
     """
     holders = find_output_holders(engine)
     if holders is None:  # the script is still running
@@ -172,6 +173,7 @@ def _kill_holders(engine: int, output: Path, earlier: set[int]) -> set[int]:
 
 
 def _describe_failure(action: str, returncode: int, output: Path, log: Path) -> str:
+    """Return the message of a failed job: the reason, the end of the log and the work folder."""
     reason = ""
     if returncode == -signal.SIGALRM:
         test = "".join(last_lines(log, 1)).removeprefix("== ")
@@ -189,11 +191,11 @@ def _describe_failure(action: str, returncode: int, output: Path, log: Path) -> 
 
 
 def resume(output: Path, job: Job) -> None:
-    """Prepare a build folder: keep what a stopped run of the same job can continue.
+    """Prepare a build folder, so that a stopped run of the same job is continued.
 
-    That is the packages of the Pythons that it finished, and the tree of the script that it was
-    running: recipes/checks/stages.sh continues in that tree, moved to OUTPUT/stopped. Everything
-    else is removed.
+    Two things are kept: the packages of the Pythons that were finished, and the work tree of the
+    script that was running. The tree is moved to OUTPUT/stopped, where recipes/checks/stages.sh
+    finds it. Everything else is removed.
     """
     trees = [mark.parent for mark in output.glob(MARKS)]
     stopped = output / STOPPED
@@ -214,26 +216,27 @@ def resume(output: Path, job: Job) -> None:
 
 
 class LogFollower:
-    """Copies what the scripts and the engine write to the log of their job, as they write it.
+    """Copies the output of the scripts and of the engine to the job's log while the job runs.
 
     Attributes:
         output: The job's output folder.
-        log: The file that gets everything.
-        show_line: Gets each line.
+        log: The job's log.
+        show_line: Called with each line.
     """
 
     def __init__(self, output: Path, log: Path, show_line: ShowLine) -> None:
         self.output = output
         self.log = log
         self.show_line = show_line
-        # By path and inode: the log of a further output replaces the one before, at its path.
+        # By path and inode: several outputs of a recipe write their logs to the same path, and
+        # each new file replaces the previous one.
         self._streams: dict[tuple[Path, int], BinaryIO] = {}
         log.touch()
 
     def update(self) -> None:
-        """Copy what is new, and remove the folder of each output that is packed.
+        """Copy new output to the log, and remove the folder of each output that is packed.
 
-        rattler-build keeps these folders for their logs: gigabytes each with rocm-sdk.
+        rattler-build keeps these folders because of their logs. For rocm-sdk, each has gigabytes.
         """
         packed = self._list_packed()
         self.copy_new()
@@ -241,7 +244,10 @@ class LogFollower:
             shutil.rmtree(folder, ignore_errors=True)
 
     def copy_new(self) -> None:
-        """Copy what is new in the scripts' logs, then in the engine's: its error comes last."""
+        """Copy the new lines of the scripts' logs, then those of the engine's log.
+
+        In this order, the engine's error is the last line.
+        """
         self._open_logs()
         engine_last = sorted(
             self._streams,
@@ -262,7 +268,7 @@ class LogFollower:
         for path in [*scripts, self.output / ENGINE_LOG]:
             try:
                 stream = path.open("rb")
-            except FileNotFoundError:  # its output has ended meanwhile
+            except FileNotFoundError:  # rattler-build has replaced the folder meanwhile
                 continue
             key = (path, os.fstat(stream.fileno()).st_ino)
             if key in self._streams:
@@ -271,7 +277,7 @@ class LogFollower:
                 self._streams[key] = stream
 
     def _read_new(self, stream: BinaryIO) -> bytes:
-        """Return what is new in a log, without the part that its staging output has logged.
+        """Return the new part of a log, without the copy of its staging output's log.
 
         rattler-build begins the log of an output with a copy of its staging output's log.
         """
@@ -283,15 +289,15 @@ class LogFollower:
             copied = staged.read_bytes()
             if copied not in self.log.read_bytes():
                 continue
-            if copied.startswith(text):  # the copy may be incomplete: read it again
+            if copied.startswith(text):  # the copy may still be incomplete, so read it again later
                 stream.seek(0)
             text = text.removeprefix(copied[: len(text)])
         return text
 
     def _list_packed(self) -> list[Path]:
-        """List the folders of all outputs but the one that was worked on last."""
+        """List the folders of all outputs except the one that changed last."""
         works = self.output.glob("bld/*/work")
-        with contextlib.suppress(FileNotFoundError):  # one of them is being replaced
+        with contextlib.suppress(FileNotFoundError):  # rattler-build is replacing one of them
             by_time = sorted(works, key=lambda work: work.stat().st_ctime_ns)
             return [work.parent for work in by_time[:-1]]
         return []

@@ -8,7 +8,7 @@ from forge.processes import GIB_PER_JOB, max_jobs, memory_gib
 from forge.project import Project
 from forge.recipes.cost import Cost
 
-# Of a recipe that states no cost.
+# The assumed cost of a recipe that states none.
 UNKNOWN = Cost(
     download=0,
     disk=0,
@@ -29,7 +29,8 @@ def preflight(
         costs: By recipe, in the order of the builds.
 
     Returns:
-        Lines to print, one per recipe and one for the sum; and what the machine lacks, or "".
+        Lines to print (one per recipe and one for the total), and a description of the disk or
+        memory that the machine lacks, or "".
     """
     if not costs:
         return [], ""
@@ -61,14 +62,15 @@ def preflight(
     if disk > free_disk:
         lacks = f"{disk:.1f} GiB of disk in {folder}; {free_disk:.1f} GiB are free"
     elif memory_per_job > memory:
-        lacks = f"{memory_per_job:g} GiB of memory for one job; there are {memory:.1f}"
+        lacks = f"{memory_per_job:g} GiB of memory for one job; {memory:.1f} GiB are available"
     return lines, lacks
 
 
 def _peak_disk(costs: Iterable[Cost]) -> float:
-    """Return the GiB of disk that builds take at most, one after another, without downloads.
+    """Return the largest amount of disk, in GiB, that consecutive builds use at one time.
 
-    The folder of a build is removed before the next build begins; its packages stay.
+    Downloads are not counted. The folder of a build is removed before the next build begins, but
+    its packages stay.
     """
     peak = 0.0
     packages = 0.0
@@ -79,7 +81,7 @@ def _peak_disk(costs: Iterable[Cost]) -> float:
 
 
 def fits(costs: Iterable[Cost], project: Project) -> bool:
-    """Return whether memory and disk suffice for builds side by side."""
+    """Return whether memory and disk suffice to run these builds at the same time."""
     builds = list(costs)
     memory = max_jobs() * sum(cost.memory for cost in builds)
     disk = sum(cost.disk for cost in builds)

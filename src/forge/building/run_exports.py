@@ -41,7 +41,7 @@ class RunExports:
 
 
 def _download(url: str) -> dict[str, Exports]:
-    """Return the run exports by file name; an empty mapping where the channel has no such file."""
+    """Return the run exports by package file name; empty if the channel does not have the file."""
     compressed = io.BytesIO()
     limited = Limited(
         compressed,
@@ -51,7 +51,7 @@ def _download(url: str) -> dict[str, Exports]:
     try:
         network.download(network.client(), url, limited)
     except RuntimeError:
-        # The file is optional. Without it, the preview lacks the requirements that it states.
+        # The file is optional. Without it, the preview's packages lack these requirements.
         return {}
     compressed.seek(0)
     decompressor = zstandard.ZstdDecompressor()

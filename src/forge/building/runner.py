@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Carry out a plan: fetch, build and test packages, two side by side, and add them to the channel.
+"""Carry out a plan: fetch, build and test packages, two at a time, and add them to the channel.
 
-A package is built in `build/staging/NAME`. It enters the channel by one rename, once it is complete
-and its tests have passed. A run may therefore be interrupted or killed at any point: the next run
-keeps what is in the channel and does the rest.
+A package is built in `build/staging/NAME`. When it is complete and its tests have passed, one
+rename moves it into the channel. A run can therefore be interrupted or killed at any point: the
+next run keeps the packages in the channel and builds the others.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ CURRENT = "up to date"
 FAILED = "failed"
 NOT_ATTEMPTED = "not attempted"
 
-# Scripts and tests seldom use more than one core.
+# Two builds at a time, because scripts and tests seldom use more than one core.
 PARALLEL_BUILDS = 2
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 
@@ -55,9 +55,9 @@ class Result:
 
     Attributes:
         step: The recipe's step in the plan.
-        state: What became of it, such as BUILT.
-        detail: The reason if it was not attempted.
-        seconds: How long it took, with the fetching of its sources.
+        state: One of the states above, such as BUILT.
+        detail: The reason if the recipe was not attempted.
+        seconds: The duration, including the fetching of the sources.
     """
 
     step: Step
@@ -72,11 +72,11 @@ class Run:
 
     Attributes:
         recipes: All recipes.
-        results: By recipe, in the order of the builds.
+        results: The result of each recipe by name, in the order of the builds.
         keep_going: Continue after a failure.
-        fetched: The results of the recipes whose sources were fetched, which are to be built.
-        costs: By recipe; none for a recipe that states none.
-        start: When the builds began, by time.monotonic.
+        fetched: The results of the recipes to build, whose sources have been fetched.
+        costs: The cost of each recipe by name. A recipe that states no cost has no entry.
+        start: The time.monotonic() at which the builds began.
         numbers: Counts the builds that have begun.
     """
 
@@ -89,7 +89,7 @@ class Run:
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def cost(self, name: str) -> Cost:
-        """Return the cost of a recipe, or that of one about which nothing is known."""
+        """Return the cost of a recipe, or UNKNOWN if the recipe states none."""
         return self.costs.get(name, UNKNOWN)
 
     def require_needs(self, name: str) -> None:
@@ -108,10 +108,10 @@ class Run:
             return
         for name, result in self.fetched.items():
             if result.state == FAILED:
-                raise NotAttempted(f"{name} failed; --continue-on-failure goes on")
+                raise NotAttempted(f"{name} failed; --continue-on-failure would continue")
 
     def estimate_time_left(self) -> str:
-        """Estimate the time that is left, as the end of a line; see `format_time_left`."""
+        """Return the estimated remaining time as the end of a line; see `format_time_left`."""
         elapsed = time.monotonic() - self.start
         return format_time_left(self.fetched, self.costs, elapsed)
 
@@ -121,14 +121,14 @@ class Builder:
 
     Attributes:
         project: The checkout.
-        base: What the packages are built on.
+        base: The base that the packages are built on.
         display: Shows the progress.
-        package_format: rattler-build's, such as `conda:19`.
-        channel: Gets the packages.
+        package_format: rattler-build's name of the format, such as `conda:19`.
+        channel: The channel that the packages are added to.
         sources: The cache of source files.
-        stop: Set to end the jobs that are running.
-        adding: Held while packages are added to the channel.
-        run_job: Runs an engine job, given the job and its log.
+        stop: An event that is set to end the running jobs.
+        adding: A lock that is held while packages are added to the channel.
+        run_job: A function that runs an engine job. Its arguments are the job and the log.
     """
 
     def __init__(
@@ -161,16 +161,16 @@ class Builder:
         keep_going: bool,
         unsolvable: Mapping[str, str],
     ) -> list[Result]:
-        """Fetch the sources of all steps to build, then build them in order, two side by side.
+        """Fetch the sources of all steps to build, then build them in order, two at a time.
 
-        A recipe whose dependency was not built is not attempted.
+        A recipe is not attempted if a package that it needs was not built.
 
         Args:
             recipes: All recipes.
             steps: The plan, or a part of it.
-            keep_going: Continue after a failure. Without it, the builds that are running are
-                finished and the rest is not attempted.
-            unsolvable: Recipes that are not attempted, with the reason.
+            keep_going: Continue after a failure. Otherwise, the running builds are finished and
+                the remaining ones are not attempted.
+            unsolvable: The names of recipes that are not attempted, with the reasons.
         """
         results = {}
         for step in steps:
@@ -187,7 +187,7 @@ class Builder:
         return list(results.values())
 
     def _fetch_all(self, run: Run) -> None:
-        """Fetch the sources of everything before the first build: no build waits for a server."""
+        """Fetch all sources before the first build, so that no build has to wait for a server."""
         for name, result in run.results.items():
             if result.step.action != BUILD or result.state == NOT_ATTEMPTED:
                 continue
@@ -199,7 +199,7 @@ class Builder:
         self.display.phase("")
 
     def _build_all(self, run: Run) -> None:
-        """Build what was fetched, in threads of which each waits for those that it needs."""
+        """Build the fetched recipes in threads. Each thread waits for the builds it depends on."""
         recipes = [result.step.recipe for result in run.fetched.values()]
         run.costs = read_costs(recipes, self.base)
         run.start = time.monotonic()
@@ -217,7 +217,7 @@ class Builder:
                 for future in ended:
                     future.result()
             finally:
-                # Ctrl-C interrupts this thread alone: the others have to be told.
+                # Ctrl-C interrupts only this thread. The event stops the others.
                 self.stop.set()
                 pool.shutdown(cancel_futures=True)
 
@@ -227,7 +227,11 @@ class Builder:
         name: str,
         earlier: Mapping[str, Future[None]],
     ) -> None:
-        """Build a recipe after the earlier ones that it needs or that it does not fit beside."""
+        """Build a recipe once certain earlier builds have ended.
+
+        It waits for the builds of the packages that it needs, and for builds for which memory and
+        disk do not suffice at the same time.
+        """
         needs = run.recipes.direct_needs(name)
         awaited = []
         for other, future in earlier.items():
@@ -249,7 +253,7 @@ class Builder:
             self.display.say(f"{label}: built in {result.seconds:.0f} s{time_left}")
 
     def test_packages(self, steps: list[Step]) -> list[Result]:
-        """Run the tests inside packages of the channel again, where these are up to date."""
+        """Run the tests inside packages of the channel again, if the packages are up to date."""
         results = []
         for step in steps:
             name = step.recipe.name
@@ -267,15 +271,15 @@ class Builder:
 
     @contextlib.contextmanager
     def _attempt(self, result: Result, success: str, label: str) -> Iterator[None]:
-        """Record in `result` how the block ends, and its time.
+        """Record in `result` the state in which the block ends, and its duration.
 
         Args:
             result: The result to change.
             success: The state if the block raises nothing.
-            label: Names the recipe in the message of a failure.
+            label: The name of the recipe in the message of a failure.
 
         Raises:
-            KeyboardInterrupt: The run has been stopped; the block is not entered.
+            KeyboardInterrupt: The run has been stopped. The block is not entered.
         """
         start = time.monotonic()
         if self.stop.is_set():
@@ -296,14 +300,14 @@ class Builder:
 
         Args:
             step: The step.
-            label: Begins the lines that are shown.
+            label: The beginning of the lines that are shown.
         """
         name = step.recipe.name
         output = self.project.staging / name
         log = self.project.logs / f"{name}.log"
         packages = [output / package.subdir / package.file_name for package in step.outputs]
-        # A file name has the digest of the content. So packages that an earlier run has built
-        # completely are the same as now, and only have to be tested.
+        # The names of package files contain the content digest. So if an earlier run has built all
+        # of these files, they have the same content, and only need to be tested.
         mark = output / f"whole-{self.package_format}"
         is_complete = mark.exists() and all(path.exists() for path in packages)
         if not is_complete:
@@ -328,7 +332,7 @@ class Builder:
         packages: list[Path],
         log: Path,
     ) -> None:
-        """Run rattler-build. Raises Failed unless it makes exactly the `packages` in `output`."""
+        """Run rattler-build. Raise Failed unless it makes exactly the `packages` in `output`."""
         number = step.outputs[0].number
         job: dict[str, Any] = {
             **self.base.arguments(step.digest_value, number),
@@ -348,10 +352,10 @@ class Builder:
         built = sorted(output.glob("*/*.conda"))
         planned = sorted(packages)
         if built != planned:
-            raise Failed(f"built {built}, but the plan said {planned}")
+            raise Failed(f"built {built}, but the plan has {planned}")
 
     def _fetch(self, step: Step) -> None:
-        """Fetch the sources of a step; the reason of one that cannot be had is kept in a file."""
+        """Fetch the sources of a step. If one cannot be fetched, write the reason to a file."""
         reason_file = _locate_reason(self.project, step)
         try:
             for source in list_sources(step.recipe):
@@ -375,8 +379,8 @@ class Builder:
         Args:
             recipe: Their recipe, which may state a time limit.
             packages: Their files.
-            log: Gets the output, behind what it has.
-            channels: Channels to take packages from before those of the project and the base.
+            log: The log to which the output is appended.
+            channels: Channels of a higher priority than those of the project and the base.
         """
         job: dict[str, Any] = {
             "action": "test",
@@ -396,9 +400,10 @@ class Builder:
 
 @contextlib.contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Have rattler-build unpack packages in a folder; call it before there are other threads.
+    """Make rattler-build unpack packages in a folder, by setting TMPDIR.
 
-    It unpacks each to count its tests: gigabytes, for which a usual /tmp has no room.
+    rattler-build unpacks each package to count its tests. A usual /tmp does not have the gigabytes
+    that this needs. Enter the block before other threads are started.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get("TMPDIR")
@@ -417,11 +422,11 @@ def format_time_left(
     costs: Mapping[str, Cost],
     elapsed: float,
 ) -> str:
-    """Estimate the time that the rest of a run takes, at the pace so far.
+    """Estimate the remaining time of a run from the time of the builds so far.
 
     Args:
-        fetched: The results of what was to be built.
-        costs: Of the recipes that state one.
+        fetched: The results of the recipes to build.
+        costs: The costs of the recipes that state one.
         elapsed: Seconds since the first build began.
 
     Returns:
@@ -440,22 +445,25 @@ def format_time_left(
 
 
 def _locate_reason(project: Project, step: Step) -> Path:
-    """Return the file with the digest of a step whose sources cannot be had, and the reason."""
+    """Return the path of the file that states why the sources of a step cannot be fetched.
+
+    The first line of the file is the digest of the step. The reason follows.
+    """
     return project.build / "not-attempted" / step.recipe.name
 
 
 def read_unfetched(project: Project, steps: list[Step]) -> dict[str, str]:
-    """Read which steps the last run could not fetch the sources of, unless they changed since.
+    """Find steps whose sources the last run could not fetch and that have not changed since.
 
     Returns:
-        The reason, by recipe.
+        The name of each such recipe, with the reason.
     """
     reasons = {}
     for step in steps:
         file = _locate_reason(project, step)
         try:
             text = file.read_text(encoding="utf-8")
-        except (OSError, ValueError):  # absent, or damaged and therefore unknown
+        except (OSError, ValueError):  # absent or damaged: the reason is unknown
             continue
         digest, _, reason = text.partition("\n")
         if reason and digest == step.digest_value:
@@ -468,15 +476,16 @@ def predict_skipped(
     steps: list[Step],
     excluded: Mapping[str, str] = NO_REASONS,
 ) -> dict[str, str]:
-    """Predict which steps a run does not attempt, and for which reason.
+    """Predict which steps a run will not attempt, and the reasons.
 
     Args:
         recipes: All recipes.
         steps: The plan, or a part of it.
-        excluded: Recipes that the run leaves out, with the reason. Their dependents are skipped.
+        excluded: The names of recipes that the run leaves out, with the reasons. Recipes that
+            depend on them are skipped too.
 
     Returns:
-        The reason, by recipe; for steps to build alone.
+        The name of each such recipe, with the reason. Steps that are up to date are not included.
     """
     reasons: dict[str, str] = {}
     for step in steps:
@@ -490,7 +499,7 @@ def predict_skipped(
 
 
 def format_table(results: list[Result]) -> list[str]:
-    """Format the closing table of a run: a line per recipe, columns as wide as needed."""
+    """Format the table of results at the end of a run, with one line per recipe."""
     rows = [("package", "version", "build", "state", "seconds")]
     for result in results:
         output = result.step.outputs[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The published channel, a folder that any web server serves: what others may import."""
+"""The published channel, a folder that any web server can serve."""
 
 from forge.channel.gate import read_validated, require_untested_name
 from forge.channel.publish import PublishedChannel

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rules of what may be published, checked on each package and on the note of its build."""
+"""The rules that a package must satisfy to be published.
+
+They are checked on the package itself and on the driver's note about its build.
+"""
 
 import re
 from collections.abc import Container, Iterator, Mapping, Set
@@ -13,7 +16,8 @@ from forge.errors import ForgeError, Refused
 from forge.files import read_text, sha256_file
 
 LICENSES = "licenses/"
-UNTESTED = "untested"  # in the name of a channel of which nothing has run on the GPU
+# A channel whose packages have not run on the GPU must have this word in its name.
+UNTESTED = "untested"
 GPL_LIBRARIES = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")
 SHA256SUM_LINE = re.compile(r"([0-9a-f]{64}) [ *]\S.*")
 
@@ -24,20 +28,24 @@ def select_packages(
     withdrawn: Container[str],
     validated: Set[str] | None = None,
 ) -> dict[str, Record]:
-    """Return the packages of a local channel that a publish adds, by SUBDIR/FILE.
+    """Return the packages of a local channel that have to be added to a published one.
 
-    The published channel is judged as it will be: what two packages do together counts whether
-    they are published now or were published before, by this checkout or another.
+    The rules are applied to the published channel with the new packages added. A conflict of two
+    packages counts even if one or both were published earlier, by this checkout or by another one.
 
     Args:
         channel: The local channel.
-        published: The packages that are in the published folder already, by SUBDIR/FILE.
-        withdrawn: Names SUBDIR/FILE that were withdrawn; they are left out.
-        validated: The sha256 of each file that passed on the GPU; None to publish others too.
+        published: The packages that are already in the published folder, by SUBDIR/FILE.
+        withdrawn: The withdrawn packages as SUBDIR/FILE; they are left out.
+        validated: The sha256 of each file that passed on the GPU. Other files are refused. None
+            accepts all files.
+
+    Returns:
+        The record of each package to add, by SUBDIR/FILE.
 
     Raises:
         ForgeError: The local channel is empty.
-        Refused: A package is unfit. The message has every reason.
+        Refused: A package breaks a rule. The message has every reason.
     """
     records = channel.records()
     if not records:
@@ -66,10 +74,10 @@ def select_packages(
 
 
 def read_validated(path: Path) -> set[str]:
-    """Read the sha256 of each file that passed on the GPU, from lines of sha256sum.
+    """Read the sha256 of each file that passed on the GPU, from a file in sha256sum's format.
 
     Raises:
-        ForgeError: The file is missing, empty, or has another line.
+        ForgeError: The file is missing, empty, or has a line in another format.
     """
     try:
         lines = read_text(path).splitlines()
@@ -79,22 +87,23 @@ def read_validated(path: Path) -> set[str]:
     for number, line in enumerate(lines, 1):
         match = SHA256SUM_LINE.fullmatch(line)
         if not match:
-            raise ForgeError(f"{path}, line {number} is not one of sha256sum: {line!r:.100}")
+            reason = f"{path}, line {number} is not in sha256sum's format"
+            raise ForgeError(f"{reason}: {line!r:.100}")
         digests.add(match[1])
     if not digests:
-        raise ForgeError(f"{path} names no file: sha256sum of the validated files writes it")
+        raise ForgeError(f"{path} names no file: write it with sha256sum VALIDATED_FILE...")
     return digests
 
 
 def require_untested_name(folder: Path) -> None:
-    """Raise Refused for a channel whose name does not say that nothing has run on the GPU."""
+    """Raise Refused unless a channel's name contains the word `untested`."""
     if UNTESTED not in folder.name:
         reason = f"nothing is published: {folder.name!r} does not say that its packages are"
         raise Refused(f"{reason} {UNTESTED}. Publish to a folder that has that word in its name")
 
 
 def _build_faults(channel: LocalChannel, record: Record) -> Iterator[str]:
-    """Yield what the note of a package's build lacks."""
+    """Yield why the driver's note about its build does not allow to publish a package."""
     path = channel.path(record)
     if not path.is_file() or sha256_file(path) != record.sha256:
         yield "is missing or differs from its record in the index; ./forge rebuild its recipe"
@@ -107,7 +116,7 @@ def _build_faults(channel: LocalChannel, record: Record) -> Iterator[str]:
 
 
 def _name_faults(record: Record, published: Path | None) -> Iterator[str]:
-    """Yield the fault of a package whose name is published with other content.
+    """Yield a fault if a file of the same name is published with other content.
 
     Args:
         record: The package.
@@ -119,14 +128,14 @@ def _name_faults(record: Record, published: Path | None) -> Iterator[str]:
 
 
 def _package_faults(path: Path, places: list[Places]) -> Iterator[str]:
-    """Yield what is wrong with a package itself.
+    """Yield the faults of a package itself.
 
     Args:
         path: The package.
-        places: Gets the places of the package, if it is safe.
+        places: If the package is safe, the places of its files are appended to this list.
     """
     if not path.is_file():
-        return  # the check of its build has already reported that
+        return  # _build_faults reports a missing file
     try:
         package = Package(path)
         places.append(package.require_safe())
@@ -146,20 +155,21 @@ def _package_faults(path: Path, places: list[Places]) -> Iterator[str]:
 
 
 def _license_faults(package: Package) -> Iterator[str]:
-    """Yield why a package's licence does not allow to publish it, or is not what it states."""
+    """Yield why a package's licence does not allow to publish it, or does not match its content."""
     expression = str(package.index.get("license") or "")
     if not _is_public(expression):
-        yield f"has the licence {expression or 'nothing'!r}: about.license must be an SPDX one"
+        stated = expression or "nothing"
+        yield f"has the licence {stated!r}: about.license must be an SPDX expression"
     libraries = sorted(name for name in package.payload if GPL_LIBRARIES.search(name))
     if libraries and "GPL-" not in expression.replace("LGPL-", ""):
         yield f"has {libraries[0]}, which is under the GPL, and the licence {expression!r}"
     texts = [text for name, text in package.info.items() if name.startswith(LICENSES)]
-    if not any(text.strip() for text in texts):  # redistribution requires one
+    if not any(text.strip() for text in texts):  # licences require that copies include their text
         yield f"has no licence text in info/{LICENSES}: name it in about.license_file"
 
 
 def _is_public(expression: str) -> bool:
-    """Return whether a licence is an SPDX one; LicenseRef-X is SPDX's name for a private one."""
+    """Return whether a licence is an SPDX expression without private licences (LicenseRef-X)."""
     try:
         return "LicenseRef-" not in canonicalize_license_expression(expression)
     except InvalidLicenseExpression:

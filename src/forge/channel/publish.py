@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A channel in a folder that any static web server, mirror or bucket can serve.
 
-The packages in the folder are the channel, and `withdrawn.json` lists what was taken out of it.
-A change copies packages first. Then come the shards, then each index file, each by one rename. So
-no index ever names a missing file, and the next command completes the work of a killed one.
+The channel consists of the packages in the folder. `withdrawn.json` lists the packages that were
+taken out of it. A change first copies the packages, then renames the shards into place, and then
+each index file. So an index never names a missing file. If a command is killed, the next one
+completes its work.
 """
 
 import json
@@ -30,10 +31,10 @@ from forge.errors import Failed, ForgeError, Refused
 from forge.files import copy_whole, hold, move_whole, read_text, sha256_file, write_text
 from forge.project import SUBDIRS
 
-# Written first into a new folder: by it the next publish knows the folder as one of ours.
+# The first file that is written into a new folder. It marks the folder as a published channel.
 WITHDRAWN = "withdrawn.json"
 PAGE = "index.html"
-GENERATOR = '<meta name="generator" content="strix-forge">'  # in every page of ours
+GENERATOR = '<meta name="generator" content="strix-forge">'  # every page that we write has it
 HEADERS = "_headers"
 UNPATCHED = "repodata_from_packages.json"
 FORMS = (
@@ -63,7 +64,7 @@ class Withdrawal:
     """A package that was taken out of a published channel.
 
     Attributes:
-        file: SUBDIR/FILE, a name that is never published again.
+        file: The package as SUBDIR/FILE. This name is never published again.
         sha256: The sha256 of the file.
         reason: One line for the channel's page.
         date: ISO 8601, UTC.
@@ -75,7 +76,7 @@ class Withdrawal:
     date: str = field(default_factory=_today)
 
     def is_valid(self) -> bool:
-        """Return whether the values are of the form that `withdraw` writes."""
+        """Return whether the values have the form that `withdraw` writes."""
         subdir, _, name = self.file.partition("/")
         if subdir not in SUBDIRS or not FILE_NAME.fullmatch(name):
             return False
@@ -83,11 +84,13 @@ class Withdrawal:
 
 
 class PublishedChannel:
-    """A channel in a folder that a web server serves, as its publisher sees it.
+    """A channel in a folder that a web server serves, with the methods to change it.
 
-    Every method raises ForgeError for a folder of something else and for another publisher at
-    work, Refused for what the gate refuses, and Failed where the folder cannot be written or is not
-    as it was published.
+    The methods that change the channel raise:
+
+    - ForgeError if the folder is not a channel, or if another command is publishing to it
+    - Refused if a package breaks a rule of `gate`, or if the folder has a link or a foreign file
+    - Failed if the folder cannot be written, or if a published file has changed
 
     Attributes:
         folder: The folder.
@@ -98,15 +101,16 @@ class PublishedChannel:
 
     @property
     def withdrawn_folder(self) -> Path:
-        """The folder of withdrawn packages: beside the channel, so that no server serves them."""
+        """The folder of withdrawn packages. It is outside the channel, so no server serves it."""
         return self.folder.with_name(f"{self.folder.name}-withdrawn")
 
     def publish(self, source: LocalChannel, validated: Set[str] | None = None) -> list[str]:
-        """Add the packages of a local channel that are not published.
+        """Add the packages of a local channel that are not published yet.
 
         Args:
             source: The local channel.
-            validated: The sha256 of each file that passed on the GPU; None to add others too.
+            validated: The sha256 of each file that passed on the GPU. Other files are refused.
+                None accepts all files.
 
         Returns:
             The added packages as SUBDIR/FILE.
@@ -132,8 +136,9 @@ class PublishedChannel:
     def withdraw(self, builds: Iterable[str], reason: str) -> list[str]:
         """Take builds out of the channel.
 
-        The files move to `withdrawn_folder`, and the index no longer names them. Of a build that is
-        withdrawn already, the work of a killed command is completed, and the first reason stays.
+        The files are moved to `withdrawn_folder`, and the index no longer names them. If a build is
+        already withdrawn, its first reason is kept, and unfinished work of a killed command is
+        completed.
 
         Args:
             builds: The builds as NAME-VERSION-BUILD.
@@ -173,19 +178,19 @@ class PublishedChannel:
         return entries
 
     def is_ours(self) -> bool:
-        """Return whether the folder is a published channel, or holds nothing yet."""
+        """Return whether the folder is a published channel or empty."""
         return (self.folder / WITHDRAWN).is_file() or not any(self.folder.glob("[!.]*"))
 
     @contextmanager
     def _changing(self, may_be_new: bool = False) -> Iterator[Path]:
-        """Be the only publisher of the folder while the block runs, if the folder is fit.
+        """Check the folder, and hold its lock while the block runs.
 
         Yields:
             A folder for new index files.
         """
         self._require_ours(may_be_new)
         self._require_plain()
-        umask = os.umask(0o022)  # the web server runs as another user
+        umask = os.umask(0o022)  # the web server reads the files as another user
         try:
             with hold(self.folder, "publishing to"), scratch(self.folder) as staging:
                 yield Path(staging)
@@ -197,7 +202,11 @@ class PublishedChannel:
             os.umask(umask)
 
     def _require_ours(self, may_be_new: bool) -> None:
-        """Raise ForgeError for a folder that holds something else than a published channel."""
+        """Raise ForgeError if the folder contains something other than a published channel.
+
+        Args:
+            may_be_new: Accept an empty folder.
+        """
         if (self.folder / WITHDRAWN).is_file():
             return
         others = sorted(path.name for path in self.folder.glob("[!.]*"))
@@ -208,20 +217,20 @@ class PublishedChannel:
             raise ForgeError(reason)
 
     def _require_plain(self) -> None:
-        """Raise Refused for a link, a pipe, or a page that is not ours."""
+        """Raise Refused if the folder has a link, a pipe, or a page that we did not write."""
         for folder in (self.folder, self.withdrawn_folder):
             for path in [folder] if folder.is_symlink() else folder.rglob("*"):
                 mode = path.lstat().st_mode
                 if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                     kind = "a link" if stat.S_ISLNK(mode) else "a pipe or a device"
-                    raise Refused(f"{path} is {kind}; nothing was written. Move it away")
+                    raise Refused(f"{path} is {kind}; nothing was written. Remove it")
         page = self.folder / PAGE
         if page.is_dir() or (page.exists() and GENERATOR.encode() not in page.read_bytes()):
-            reason = f"{page} is a page of somebody else; nothing was written"
-            raise Refused(f"{reason}. Move it away: publish writes that file")
+            reason = f"{page} was not written by this program; nothing was written"
+            raise Refused(f"{reason}. Move it elsewhere: publish would replace it")
 
     def _list_published(self, withdrawn: Set[str]) -> dict[str, Path]:
-        """Map SUBDIR/FILE to each package in the folder, but for withdrawn ones."""
+        """Return the path of each package in the folder by SUBDIR/FILE, without withdrawn ones."""
         packages = {}
         for subdir in sorted(SUBDIRS):
             for path in sorted((self.folder / subdir).glob("[!.]*.conda")):
@@ -231,7 +240,10 @@ class PublishedChannel:
         return packages
 
     def _read_indexed(self, withdrawn: Set[str]) -> dict[str, str]:
-        """Map SUBDIR/FILE to the sha256 in the index, but for withdrawn and wrong entries."""
+        """Return the sha256 that the index states for each SUBDIR/FILE.
+
+        Withdrawn packages and invalid entries are left out.
+        """
         digests = {}
         for subdir in SUBDIRS:
             path = self.folder / subdir / "repodata.json"
@@ -243,24 +255,25 @@ class PublishedChannel:
         return digests
 
     def _require_as_published(self, published: dict[str, Path], withdrawn: Set[str]) -> None:
-        """Raise Failed for a file that the index names and that is missing or another one."""
+        """Raise Failed if a file that the index names is missing or has changed."""
         for name, sha256 in sorted(self._read_indexed(withdrawn).items()):
             path = self.folder / name
             if name not in published:
                 raise Failed(f"{path} was published, and is missing: restore a copy or withdraw it")
             if sha256_file(path) != sha256:
                 reason = f"{path} is not what was published (sha256 {sha256})"
-                raise Failed(f"{reason}: restore it from a copy, or withdraw it; locks name it")
+                raise Failed(f"{reason}, which locks name: restore it from a copy, or withdraw it")
 
     def _require_room(self, withdrawn: Set[str]) -> None:
-        """Raise Refused where a withdrawn package would replace another file."""
+        """Raise Refused if moving a withdrawn package would replace a different file."""
         for name in sorted(withdrawn):
             package = self.folder / name
             target = self.withdrawn_folder / name
             if not (package.exists() and target.exists()):
                 continue
             if sha256_file(package) != sha256_file(target):
-                raise Refused(f"{target} is not {package}; nothing was written. Move one away")
+                reason = f"{package} and the withdrawn {target} differ; nothing was written"
+                raise Refused(f"{reason}. Move one of them elsewhere")
 
     def _write_withdrawals(self, withdrawals: list[Withdrawal]) -> None:
         entries = [asdict(withdrawal) for withdrawal in withdrawals]
@@ -268,12 +281,12 @@ class PublishedChannel:
         write_text(self.folder / WITHDRAWN, text)
 
     def _complete(self, staging: Path, withdrawn: Set[str], names: pypi.Names) -> None:
-        """Index the packages in the folder, and then move the withdrawn ones away.
+        """Index the packages in the folder, and then move the withdrawn ones out of it.
 
         Args:
             staging: A folder for new index files.
             withdrawn: The withdrawn packages as SUBDIR/FILE.
-            names: Names on PyPI, in addition to those in the channel's table.
+            names: Names on PyPI to add to the channel's table.
         """
         names = self._update_names(names)
         write_text(self.folder / HEADERS, headers())
@@ -292,7 +305,7 @@ class PublishedChannel:
                 move_whole(self.folder / name, self.withdrawn_folder / name)
 
     def _update_names(self, names: pypi.Names) -> pypi.Names:
-        """Add names on PyPI to the channel's table; return the whole table."""
+        """Add names on PyPI to the channel's table, and return the complete table."""
         table = self.folder / pypi.TABLE
         text = table.read_bytes() if table.exists() else None
         updated = pypi.parse(text, table) | names
@@ -300,9 +313,10 @@ class PublishedChannel:
         return updated
 
     def _stage(self, staging: Path, files: list[str]) -> None:
-        """Link packages and the former index into the folder that is indexed.
+        """Link the packages into the folder that is indexed, and copy the previous index into it.
 
-        The index says when each package was first indexed, by which clients leave out newer ones.
+        The previous index has the time at which each package was first indexed. Clients use this
+        time to exclude packages that are newer than a given date.
         """
         for subdir in SUBDIRS:
             (staging / subdir).mkdir(parents=True)
@@ -314,9 +328,9 @@ class PublishedChannel:
 
 
 def headers() -> str:
-    """Return the text of the file in a site's root in which Netlify and Cloudflare Pages read them.
+    """Return the content of `_headers`, from which Netlify and Cloudflare Pages read HTTP headers.
 
-    Both join the headers of rules that overlap, so each file is in one rule.
+    Both services combine the headers of overlapping rules, so each file is in only one rule.
     """
     rules = {f"/{file}": "no-cache" for file in (WITHDRAWN, pypi.TABLE, *INDEX_FILES)}
     for subdir in SUBDIRS:  # shards are named by their content
@@ -325,7 +339,7 @@ def headers() -> str:
 
 
 def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
-    """Make the repodata patch package that gives each record its name on PyPI.
+    """Make the repodata patch package that adds the name on PyPI to each record.
 
     Args:
         staging: The folder that is indexed.
@@ -350,7 +364,8 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
         write_text(content / subdir / "patch_instructions.json", json.dumps(patch))
     folder = staging / "noarch" / "patch"  # the indexer does not look into it
     folder.mkdir()
-    # rattler-build assembles in TMPDIR. In the scratch folder, a killed process leaves nothing.
+    # rattler-build assembles the package in TMPDIR. Leftovers of a killed process in this folder
+    # are removed later, because it is a scratch folder.
     os.environ["TMPDIR"] = str(folder)
     try:
         package = assemble_package(
@@ -362,7 +377,7 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
             files_dir=content,
             noarch="generic",
         )
-    except Exception as error:  # a disk that fails; the bindings have no type for it
+    except Exception as error:  # for example a failing disk; the bindings have no type for it
         raise Failed(f"cannot write {folder}: {error}. Publish again") from None
     finally:
         os.environ["TMPDIR"] = tempfile.gettempdir()
@@ -370,7 +385,7 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
 
 
 def _select_builds(builds: set[str], names: Iterable[str]) -> set[str]:
-    """Return the files of builds.
+    """Return the files that belong to builds.
 
     Args:
         builds: The builds as NAME-VERSION-BUILD.
@@ -391,7 +406,7 @@ def _select_builds(builds: set[str], names: Iterable[str]) -> set[str]:
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Rename into place, readable for a web server."""
+    """Rename a file to its final name, and make it readable for the web server."""
     target.parent.mkdir(parents=True, exist_ok=True)
     source.chmod(0o644)
     source.replace(target)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands of `./forge`, one module per subject. Each has an `app` that main.py joins."""
+"""The commands of `./forge`, in one module per subject. main.py joins the modules' `app`s."""

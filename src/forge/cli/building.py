@@ -43,15 +43,15 @@ app = typer.Typer()
 
 KeepGoing = Annotated[
     bool,
-    Option("--continue-on-failure", help="Skip dependents of failures."),
+    Option("--continue-on-failure", help="After a failure, build what does not need it."),
 ]
 EvenSo = Annotated[
     bool,
-    Option("--even-so", help="Build where disk, memory or conda-forge lack."),
+    Option("--even-so", help="Build even if disk, memory or packages are lacking."),
 ]
 Format = Annotated[
     str,
-    Option("--package-format", metavar="conda:LEVEL", help="19 for a release."),
+    Option("--package-format", metavar="conda:LEVEL", help="zstd level; 19 for a release."),
 ]
 Yes = Annotated[
     bool,
@@ -67,7 +67,7 @@ Dependents = Annotated[
 ]
 Only = Annotated[
     bool,
-    Option("--only", help="Exit 3 if something that they need is not built."),
+    Option("--only", help="Build nothing else; exit 3 if they need it."),
 ]
 
 
@@ -77,14 +77,14 @@ class Request:
 
     Attributes:
         packages: The named recipes; None for all.
-        package_format: rattler-build's: conda:LEVEL.
+        package_format: The format in rattler-build's notation, conda:LEVEL.
         keep_going: Continue after a failure.
-        even_so: Start even if conda-forge lacks a requirement, or this machine disk or memory.
+        even_so: Start even if conda-forge lacks a requirement, or the machine lacks disk or memory.
         rebuild: Build the recipes even if they are up to date.
-        with_dependents: Build their dependents as well.
-        only: Build nothing that is not named.
-        lenient: Exit with 0 even if a recipe does not solve or, on the host base, was not
-            attempted.
+        with_dependents: Build the recipes that depend on them as well.
+        only: Build only the named recipes.
+        lenient: Exit with 0 even if the environments of a recipe cannot be solved. On the host
+            base, exit with 0 even if any recipe was not attempted.
         asks: Ask on a terminal before a build on conda-forge.
     """
 
@@ -100,13 +100,14 @@ class Request:
 
 
 def run_build(ctx: Context, request: Request) -> None:
-    """Build the requested recipes and what they need, and exit as `report` does.
+    """Build the requested recipes and the recipes they need, and exit as `report` does.
 
-    A recipe is skipped with its dependents if conda-forge cannot satisfy its requirements.
+    If conda-forge cannot satisfy a recipe's requirements, the recipe is skipped, and so are the
+    recipes that depend on it.
 
     Raises:
-        NotAttempted: Nothing was fetched or built: none of the recipes can be built, the machine is
-            too small, or the answer to the question was no.
+        NotAttempted: Nothing was fetched or built, because none of the recipes can be built, the
+            machine is too small, or the user answered no.
     """
     ctx = replace(ctx, keep_going=request.keep_going)
     requested = ctx.select(request.packages)
@@ -124,13 +125,15 @@ def run_build(ctx: Context, request: Request) -> None:
             out.print(f"skipped: {name}: {reason}")
         if requested <= unsolved.keys():
             reason = _choose_reason(unsolved, request.packages)
-            raise NotAttempted(f"not started: {reason}. Name other packages, or try it --even-so")
+            reason = f"not started: {reason}"
+            raise NotAttempted(f"{reason}. Name other packages, or try to build it with --even-so")
         needed = ctx.recipes.dependencies(requested - unsolved.keys())
         steps = _select_steps(steps, needed | unsolved.keys())
         skipped = runner.predict_skipped(ctx.recipes, steps, unsolved)
         lacks = print_costs(ctx, steps, skipped)
         if lacks and not request.even_so:
-            raise NotAttempted(f"not started: needs {lacks}. Make room, build less, or --even-so")
+            advice = "Make room, name fewer packages, or start with --even-so"
+            raise NotAttempted(f"not started: needs {lacks}. {advice}")
         if request.asks:
             _confirm(ctx, steps)
         builder = ctx.builder(request.package_format)
@@ -148,7 +151,7 @@ def run_build(ctx: Context, request: Request) -> None:
 
 
 def _plan_requested(ctx: Context, requested: set[str], rebuild: bool) -> list[Step]:
-    """Return the steps of the requested recipes and of what they need."""
+    """Return the steps of the requested recipes and of the recipes they need."""
     rebuilt = requested if rebuild else set()
     steps = ctx.recipes.plan(ctx.channel, frozenset(rebuilt))
     needed = ctx.recipes.dependencies(requested)
@@ -169,7 +172,7 @@ def _require_named(
     steps: list[Step],
     requested: set[str],
 ) -> None:
-    """Raise NotAttempted if a named recipe cannot be built because of what it needs."""
+    """Raise NotAttempted if a named recipe needs a recipe that cannot or must not be built."""
     excluded = {}
     if request.only:
         for step in steps:
@@ -182,22 +185,26 @@ def _require_named(
             continue
         message = f"not started: {name}: {skipped[name]}"
         if excluded:
-            message += ", and --only builds no package that is not named"
+            message += ", and --only builds only the named packages"
         raise NotAttempted(message)
 
 
 def _choose_reason(unsolved: Mapping[str, str], named: list[str] | None) -> str:
-    """Return why the first of the named recipes does not solve; of all, if none is named."""
+    """Return the reason for the first named recipe that cannot be solved.
+
+    If no recipe is named, all recipes count as named.
+    """
     name = next(name for name in unsolved if not named or name in named)
     return f"{name}: {unsolved[name]}"
 
 
 def _confirm(ctx: Context, steps: list[Step]) -> None:
-    """Ask on a terminal whether to build on conda-forge. Raises NotAttempted for a no."""
+    """Ask on a terminal whether to build on conda-forge. Raise NotAttempted if the answer is no."""
     if ctx.hostbase or not _is_anything_built(steps) or not sys.stdin.isatty():
         return
     if not typer.confirm("Build all of this?"):
-        raise NotAttempted("not started. `./forge build NAME` builds one; --yes does not ask")
+        advice = "`./forge build NAME` builds a single package; --yes skips this question"
+        raise NotAttempted(f"not started. {advice}")
 
 
 def print_costs(
@@ -210,10 +217,10 @@ def print_costs(
     Args:
         ctx: The context.
         steps: The plan, or a part of it.
-        skipped: Recipes that are not built.
+        skipped: Recipes that are not built, with the reasons.
 
     Returns:
-        What this machine lacks, or "".
+        A description of the disk or memory that this machine lacks, or "".
     """
     recipes = []
     for step in steps:
@@ -230,12 +237,13 @@ def print_costs(
 
 
 def find_unsolved(ctx: Context, steps: list[Step]) -> dict[str, str]:
-    """Find the recipes that conda-forge cannot satisfy, if it is the base and answers.
+    """Find the recipes whose requirements conda-forge cannot satisfy.
 
-    Every environment is solved, which takes a minute or two.
+    The result is empty on the host base, and if conda-forge does not answer. Otherwise every
+    environment is solved, which takes a minute or two.
 
     Returns:
-        The reason, by recipe.
+        The name of each such recipe, with the reason.
     """
     if ctx.hostbase or not _is_anything_built(steps):
         return {}
@@ -243,27 +251,29 @@ def find_unsolved(ctx: Context, steps: list[Step]) -> dict[str, str]:
         reason = bases.find_outage()
         if not reason:
             with ctx.display(err) as display:
-                display.phase("solving every environment with what conda-forge has")
+                display.phase("solving every environment with conda-forge's packages")
                 return find_unsolvable(
                     ctx.recipes,
                     steps,
                     ctx.channel,
                     display.line,
                 )
-    except Exception as error:  # the bindings have many
+    except Exception as error:  # the bindings raise many types
         reason = redact(error)
     reason = " ".join(reason.split())
-    err.print(f"whether conda-forge has all that is needed is not known: {reason}")
+    err.print(f"could not check whether conda-forge has all requirements: {reason}")
     return {}
 
 
 def report(ctx: Context, results: list[Result], required: set[str]) -> None:
-    """Print the closing table and exit: 1 after a failure, 3 if a required one was not attempted.
+    """Print the table of results, and exit.
+
+    The exit code is 1 after a failure, else 3 if a required recipe was not attempted, else 0.
 
     Args:
         ctx: The context.
         results: The results of the run.
-        required: The recipes that have to be attempted.
+        required: The names of the recipes that must have been attempted.
 
     Raises:
         typer.Exit: Always.
@@ -301,8 +311,8 @@ def build_all(
 ) -> None:
     """Build every package that is not up to date. Interrupt it at any time: the next run resumes.
 
-    On the host base, packages whose sources only other hosts than PyPI have are reported as not
-    attempted without failing the run, unless --strict.
+    On the host base, packages whose sources are not on PyPI are reported as not attempted. They do
+    not fail the run, except with --strict.
     """
     request = Request(
         None,
@@ -327,7 +337,7 @@ def build(
     stop_after: StopAfter = None,
     only: Only = False,
 ) -> None:
-    """Build the named packages and their dependencies, where they are not up to date."""
+    """Build the named packages and their dependencies, unless they are up to date."""
     request = Request(
         packages,
         package_format,
@@ -348,7 +358,7 @@ def rebuild(
     even_so: EvenSo = False,
     package_format: Format = LOCAL_FORMAT,
 ) -> None:
-    """Build the named packages again, up to date or not, under the next build number."""
+    """Build the named packages again, even if they are up to date, with the next build number."""
     request = Request(
         packages,
         package_format,
@@ -361,7 +371,7 @@ def rebuild(
 
 @app.command(cls=ForgeCommand)
 def test_packages(context: typer.Context, packages: OptionalPackages = None) -> None:
-    """Run the tests inside the built packages again, against the channel as it is."""
+    """Run the tests inside the built packages again, with the packages of the channel."""
     ctx: Context = context.obj
     requested = ctx.select(packages)
     with ctx.project.lock():
@@ -378,11 +388,11 @@ def test_packages(context: typer.Context, packages: OptionalPackages = None) -> 
 
 @app.command(cls=ForgeCommand)
 def plan(context: typer.Context, as_json: Json = False, strict: Strict = False) -> None:
-    """Print the build order, and why each package would be built, or is up to date or skipped.
+    """Print the build order, with the reason why each package is built, up to date or skipped.
 
-    A package is skipped if the last run could not attempt it, if the base lacks a requirement, or
-    if conda-forge cannot satisfy one today; --json does not ask conda-forge. The next run tries
-    again.
+    A package is skipped if the last run could not fetch its sources, if the base lacks a
+    requirement, or if conda-forge cannot satisfy a requirement today. With --json, conda-forge is
+    not checked. The next run tries to build skipped packages again.
     """
     ctx: Context = context.obj
     steps = ctx.recipes.plan(ctx.channel)
@@ -404,7 +414,7 @@ def plan(context: typer.Context, as_json: Json = False, strict: Strict = False) 
             notes[row["recipe"]] = f"lacks {row['lacks']}"
     for name, note in notes.items():
         out.print(f"   {name}: {note}")
-    # The next run tries to fetch again what the last one could not.
+    # The costs include recipes whose sources could not be fetched: the next run tries again.
     unbuildable = runner.predict_skipped(ctx.recipes, steps, unsolved)
     lacks = print_costs(ctx, steps, unbuildable)
     if lacks:
@@ -418,12 +428,12 @@ def plan_rows(
     steps: list[Step],
     skipped: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row of `plan` per recipe, in build order.
+    """Yield the row that `plan` prints for each recipe, in build order.
 
     Args:
         ctx: The context.
         steps: The plan.
-        skipped: Recipes that are skipped, with the reason.
+        skipped: Recipes that are skipped, with the reasons.
     """
     for step in steps:
         recipe = step.recipe
@@ -450,7 +460,7 @@ def plan_rows(
 
 @app.command(cls=ForgeCommand)
 def status(context: typer.Context, as_json: Json = False) -> None:
-    """List every package: version, build string, state on this base, file, sha256, size."""
+    """List every package with its version, build string, state on this base, size and sha256."""
     ctx: Context = context.obj
     rows = []
     for step in ctx.recipes.plan(ctx.channel):
@@ -467,9 +477,10 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 
 
 def status_row(ctx: Context, step: Step, output: Output) -> dict[str, Any]:
-    """Return the row of `status` for an output.
+    """Return the row that `status` prints for an output.
 
-    Its `state` is one of built, outdated, not built, and damaged: the file differs from the index.
+    Its `state` is built, outdated, not built or damaged. Damaged means that the file differs from
+    the index.
     """
     row: dict[str, Any] = {
         "name": output.name,
@@ -495,15 +506,16 @@ def status_row(ctx: Context, step: Step, output: Output) -> dict[str, Any]:
 
 @app.command(cls=ForgeCommand)
 def clean(context: typer.Context) -> None:
-    """Remove what killed commands left: here, where they published, and in rattler's cache."""
+    """Remove the leftovers of killed commands here, in published folders and in rattler's cache."""
     for path in remove_leftovers(context.obj):
         out.print(f"removed {path}")
 
 
 def remove_leftovers(ctx: Context) -> list[Path]:
-    """Remove what killed commands left; returns the paths.
+    """Remove the leftovers of killed commands, and return their paths.
 
-    Each folder is cleaned under the lock that its users hold, and not if somebody holds it.
+    Each folder is cleaned while its lock is held. If a running command holds the lock, the folder
+    is skipped.
     """
     build = ctx.project.build
     removed = remove_cache_leftovers(cache_folder())
@@ -525,10 +537,10 @@ def remove_leftovers(ctx: Context) -> list[Path]:
 
 
 def _find_published(build: Path) -> dict[Path, Path]:
-    """Return the folders that `publish` has written, each with that of its withdrawn packages.
+    """Return the folders that `publish` has written, with the folders of withdrawn packages.
 
-    A folder that is no channel of ours is left out: publish refused it, or it has become something
-    else since.
+    A folder that is not a published channel is left out. Either publish refused it, or it was
+    replaced later.
     """
     published = {}
     for link in build.glob("published/*"):
@@ -542,8 +554,8 @@ def _list_partial(folder: Path, withdrawn: Path) -> list[Path]:
     """List the partial files of a channel or of a folder of downloads.
 
     Args:
-        folder: The folder.
-        withdrawn: The folder of a channel's withdrawn packages, or `folder` again.
+        folder: The channel or the folder of downloads.
+        withdrawn: The folder of a channel's withdrawn packages; `folder` itself if there is none.
     """
     partial = [
         *folder.glob(".index.html.partial"),

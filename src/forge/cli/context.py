@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a command works on: project, base, recipes and channel; and the options of all commands."""
+"""The context of a command (project, base, recipes and channel) and the options of all commands."""
 
 import functools
 import os
@@ -27,7 +27,7 @@ from forge.hostbase.base import HostBaseMaker
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
-# A low level of zstd for local work. A release takes the time for a high one.
+# A low zstd level, for fast local builds. Releases use a high level.
 LOCAL_FORMAT = "conda:3"
 # The levels of zstd: -7 to 22.
 PACKAGE_FORMAT = re.compile(r"conda:(-?[1-7]|[89]|1\d|2[0-2])")
@@ -47,7 +47,7 @@ Base = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    Option(metavar="DIR", help="Channel folder, if not channel/."),
+    Option(metavar="DIR", help="Channel folder (default: channel/)."),
 ]
 Variants = Annotated[
     list[str] | None,
@@ -73,15 +73,15 @@ def _base_from_environment() -> BaseName:
 
 @dataclass
 class Context:
-    """The project, base and channel that a command works on, each made when it is first needed.
+    """The project, base, recipes and channel that a command works on. Each is made when needed.
 
     Attributes:
         base_name: The base to build on; AUTO chooses one.
-        output: The channel's folder, if it is not channel/.
+        output: The channel's folder; None for channel/.
         variants: KEY=VALUE words that override variants.yaml.
         keep_going: Leave out recipes that cannot be read.
         root: The checkout.
-        verbosity: That of the Display.
+        verbosity: The verbosity of the Display.
     """
 
     base_name: BaseName = field(default_factory=_base_from_environment)
@@ -93,12 +93,12 @@ class Context:
 
     @cached_property
     def project(self) -> Project:
-        """The checkout, and where packages go."""
+        """The checkout, with the folder for packages."""
         return Project.at(self.root, self.output)
 
     @cached_property
     def base(self) -> bases.Base:
-        """The base to build on; the choice is printed."""
+        """The base to build on. Its name and the reason of the choice are printed."""
         name, line = bases.choose(self.base_name, self.channel.is_host_bound())
         err.print(line)
         overrides = bases.parse_overrides(self.variants)
@@ -119,7 +119,7 @@ class Context:
 
     @cached_property
     def all_recipes(self) -> RecipeSet:
-        """All recipes, with those of packages that the base provides."""
+        """All recipes, including those of packages that the base provides."""
         return RecipeSet(self.project, self.base)
 
     @cached_property
@@ -129,13 +129,13 @@ class Context:
 
     @cached_property
     def hostbase(self) -> HostBaseMaker | None:
-        """The host base, if that is the base."""
+        """The maker of the host base; None on the other base."""
         if not self.base.folder:
             return None
         return HostBaseMaker(self.project, self.base)
 
     def display(self, console: Console) -> Display:
-        """Make a display of progress, as verbose as the command line says."""
+        """Make a display of progress with the verbosity of the command line."""
         return Display(console, self.verbosity)
 
     def select(
@@ -143,11 +143,11 @@ class Context:
         names: Iterable[str] | None,
         recipe_set: RecipeSet | None = None,
     ) -> set[str]:
-        """Return the named recipes, or all.
+        """Check recipe names and return them; without names, return those of all recipes.
 
         Args:
             names: Recipe names; none for all.
-            recipe_set: Where to look for them, if not in `recipes`.
+            recipe_set: The recipes to select from; `recipes` by default.
 
         Raises:
             ForgeError: A recipe does not exist, or is not built on this base.
@@ -174,14 +174,15 @@ class Context:
         """Make a builder.
 
         Args:
-            package_format: rattler-build's: conda:LEVEL.
-            needs_base: Make the host base first, if that is the base and it is not current.
+            package_format: The format in rattler-build's notation, conda:LEVEL.
+            needs_base: On the host base, make the base first unless it is current.
 
         Raises:
-            ForgeError: The package format is another one.
+            ForgeError: The package format has another form.
         """
         if not PACKAGE_FORMAT.fullmatch(package_format):
-            raise ForgeError(f"--package-format {package_format!r} is not conda:LEVEL, -7 to 22")
+            reason = f"--package-format {package_format!r} is not conda:LEVEL"
+            raise ForgeError(f"{reason} with a level from -7 to 22")
         builder = Builder(
             self.project,
             self.base,
@@ -204,7 +205,7 @@ def _apply_shared_options(
     output: Output = None,
     variant: Variants = None,
 ) -> None:
-    """Put the values of the shared options into the Context, `context.obj`."""
+    """Write the values of the shared options into `context.obj`, the Context."""
     ctx = context.obj or Context()
     context.obj = replace(
         ctx,
@@ -214,13 +215,13 @@ def _apply_shared_options(
     )
 
 
-# click takes the options of a group only before the command's name. To be taken after it as well,
-# the shared options are added to the group and to each command.
+# click accepts the options of a group only before the name of the command. The shared options are
+# added to the group and to each command, so that they are accepted in both places.
 SHARED_OPTIONS = get_command(_shared_options)
 
 
 def _take_shared_options(context: Any) -> None:
-    """Take the values of the shared options out of a command's parameters, and apply them."""
+    """Remove the values of the shared options from a command's parameters, and apply them."""
     values = {}
     for option in SHARED_OPTIONS.params:
         values[option.name] = context.params.pop(option.name)
@@ -228,7 +229,7 @@ def _take_shared_options(context: Any) -> None:
 
 
 class ForgeCommand(TyperCommand):
-    """A command with the shared options; `context.obj` is the Context that they make."""
+    """A command with the shared options. They set `context.obj`, the Context."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -241,7 +242,7 @@ class ForgeCommand(TyperCommand):
 
 
 class ForgeGroup(TyperGroup):
-    """A group of commands that takes the shared options before the name of a command."""
+    """A group of commands that accepts the shared options before the name of a command."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -254,6 +255,6 @@ class ForgeGroup(TyperGroup):
 
 
 def make_exit(codes: Iterable[int]) -> typer.Exit:
-    """Return the exit to raise at the end: 1 if anything failed, else 2, 3 or 0."""
+    """Return the exit to raise at the end of a command, with the smallest code that is not 0."""
     failures = [code for code in codes if code]
     return typer.Exit(min(failures, default=0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The local channel, which builds add to: its index, its records, and what may enter it."""
+"""The local channel: its index, its records, and how builds add packages to it."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ from forge.files import move_whole, sha256_file, write_text
 from forge.limits import read_bytes
 from forge.project import SUBDIRS
 
-# The build string of a package begins with it if the package holds parts of one machine, or was
-# built against such a package.
+# Prefix of the build string of a package that contains files of the machine it was built on, or
+# that was built against such a package.
 HOST_BOUND = "hostbound_"
-# The build string of a package begins with it if a rehearsal made it; see docs/rehearsal.md.
+# Prefix of the build string of a package that was made in a rehearsal; see docs/rehearsal.md.
 REHEARSED = "rehearsal_"
 # The end of a build string: a hash of the content, and the build number.
 CONTENT_HASH = re.compile(r"h[0-9a-f]{7}_\d+$")
@@ -33,12 +33,12 @@ CONTENT_HASH = re.compile(r"h[0-9a-f]{7}_\d+$")
 
 @dataclass(frozen=True)
 class Output:
-    """A package by its coordinates, whether it is built or not.
+    """The identity of a package, which may not be built yet.
 
     Attributes:
         name: The package's name.
         version: Its version.
-        build: Its whole build string.
+        build: Its complete build string.
         subdir: One of SUBDIRS.
     """
 
@@ -49,7 +49,7 @@ class Output:
 
     @property
     def dist(self) -> str:
-        """NAME-VERSION-BUILD."""
+        """The package's identifier, NAME-VERSION-BUILD."""
         return f"{self.name}-{self.version}-{self.build}"
 
     @property
@@ -64,7 +64,10 @@ class Output:
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """Everything but content hash and build number: of a family, the newest build counts."""
+        """The identity without content hash and build number.
+
+        Packages of a family replace each other: only the newest build of a family counts.
+        """
         return self.name, self.version, CONTENT_HASH.sub("", self.build)
 
 
@@ -86,13 +89,13 @@ def write_index(folder: Path, **options: Any) -> None:
 
     Args:
         folder: The channel.
-        options: Those of rattler's index_fs.
+        options: Further arguments of rattler's index_fs.
 
     Raises:
-        Failed: The folder cannot be written, or a package in it is not whole.
+        Failed: The folder cannot be written, or a package in it is damaged.
     """
     for package in sorted(folder.glob("*/[!.]*.conda")):
-        if not zipfile.is_zipfile(package):  # the bindings would not say which
+        if not zipfile.is_zipfile(package):  # the bindings' error would not name the package
             raise Failed(f"{package} is damaged, perhaps cut off: delete it and build it again")
     try:
         asyncio.run(index_fs(folder, **options))
@@ -101,7 +104,7 @@ def write_index(folder: Path, **options: Any) -> None:
 
 
 class LocalChannel:
-    """A channel in a folder, with a note `forge/DIST.json` on each package that the driver built.
+    """A channel in a folder. For each package that the driver built, it has `forge/DIST.json`.
 
     Attributes:
         folder: The folder of the channel.
@@ -119,7 +122,7 @@ class LocalChannel:
 
     @cached_property
     def names(self) -> Names:
-        """The names on PyPI that the recipes of its packages state."""
+        """The names on PyPI that the recipes state for their packages."""
         return pypi.read_names(self._recipes) if self._recipes else {}
 
     def records(self) -> list[Record]:
@@ -148,18 +151,18 @@ class LocalChannel:
             yield Record(**values)
 
     def path(self, output: Output) -> Path:
-        """Return where a package is or would be."""
+        """Return the path of a package's file, which need not exist."""
         return self.folder / output.subdir / output.file_name
 
     def reconcile(self) -> None:
-        """Make the index name exactly the files in the folder.
+        """Update the index so that it lists exactly the package files in the folder.
 
-        A build that is killed before or while it indexes leaves a file without an entry, or half an
-        index. Somebody who deletes a package leaves an entry without a file.
+        If a build is killed before or during indexing, a file has no entry, or the index is
+        incomplete. If somebody deletes a package, an entry has no file.
         """
         try:
             indexed = {self.path(record) for record in self.records()}
-        except ForgeError:  # nothing is lost: the packages hold all of it
+        except ForgeError:  # the index can be deleted: it is made again from the packages
             indexed = set()
             for damaged in self.folder.glob("*/repodata.json"):
                 damaged.unlink()
@@ -169,21 +172,23 @@ class LocalChannel:
         self._write_pypi_names()
 
     def is_indexed(self) -> bool:
-        """Return whether solvers can read the channel; they refuse a subdir without an index."""
+        """Return whether each subdir has an index. Solvers refuse a channel without one."""
         return all((self.folder / subdir / "repodata.json").exists() for subdir in SUBDIRS)
 
     def is_host_bound(self) -> bool | None:
-        """Return whether its packages are the host base's; None where no package is indexed."""
+        """Return whether the packages are the host base's, or None if no package is indexed."""
         with contextlib.suppress(ForgeError):
             for record in self.records():
                 return record.build.startswith(HOST_BOUND)
         return None
 
     def require_base(self, tag: str) -> None:
-        """Raise ForgeError if the channel has packages of another base: solvers would mix the two.
+        """Raise ForgeError if the channel has packages of the other base.
+
+        Solvers would mix the packages of the two bases.
 
         Args:
-            tag: The base_tag of the base.
+            tag: The base_tag of the required base.
         """
         needs_host_bound = tag == HOST_BOUND
         for record in self.records():
@@ -191,7 +196,8 @@ class LocalChannel:
             if is_host_bound != needs_host_bound:
                 raise ForgeError(
                     f"{self.folder} holds packages of the other base, such as {record.file_name}. "
-                    "Name it with --base, use another folder with --output, or delete this"
+                    "Choose that base with --base, use another folder with --output, or delete "
+                    "this folder"
                 )
 
     def index(self) -> None:
@@ -202,7 +208,7 @@ class LocalChannel:
         self._write_pypi_names()
 
     def _write_pypi_names(self) -> None:
-        """Write the names on PyPI into the index, which rattler-build leaves empty."""
+        """Write each package's name on PyPI into the index. rattler-build does not write them."""
         for path in self.folder.glob("*/repodata.json"):
             data = index.parse(read_bytes(path, limits.INDEX))
             has_changed = False
@@ -218,8 +224,9 @@ class LocalChannel:
         """Move packages into the channel and index them.
 
         Args:
-            packages: SUBDIR/FILE of each package, and the number of tests that it passed.
-            digest: What the content digest of the packages was made of.
+            packages: The path of each package, which ends with SUBDIR/FILE, and the number of
+                tests that the package passed.
+            digest: The parts that the content digest of the packages was computed from.
 
         Raises:
             ForgeError: The channel has a file of the same name with other bytes.
@@ -242,12 +249,15 @@ class LocalChannel:
         self.index()
 
     def read_digest(self, record: Record) -> dict[str, str] | None:
-        """Return what the content digest of a package was made of; None if that is unknown."""
+        """Return the parts that a package's content digest was computed from; None if unknown."""
         digest = self._read_note(record).get("digest")
         return digest if isinstance(digest, dict) else None
 
     def read_test_count(self, record: Record) -> int | None:
-        """Return how many tests a package's bytes passed before it was added; None if unknown."""
+        """Return how many tests a package passed before it was added; None if unknown.
+
+        The number counts only if the package still has the same sha256 as it had then.
+        """
         note = self._read_note(record)
         if note.get("sha256") != record.sha256:
             return None
@@ -256,7 +266,7 @@ class LocalChannel:
         return test_count if is_count else None
 
     def _read_note(self, record: Record) -> dict[str, Any]:
-        """Return the note on a package; empty if it is absent or damaged."""
+        """Return the content of a package's `forge/DIST.json`; empty if absent or damaged."""
         path = self.folder / "forge" / f"{record.dist}.json"
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
             note = json.loads(read_bytes(path))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where a channel is read from: a folder, or a URL through rattler and its credential store."""
+"""Read a channel from a folder, or from a URL with rattler and its credential store."""
 
 import re
 import shutil
@@ -18,16 +18,16 @@ class Location:
     """A channel to read.
 
     Attributes:
-        folder: The folder of the channel; None if it is on a server.
+        folder: The folder of the channel, or None if the channel is on a server.
         url: The URL of the channel, without a slash at its end.
     """
 
     def __init__(self, channel: str | Path, retries: int = 3) -> None:
-        """Name a channel.
+        """Parse the name of a channel. Nothing is read yet.
 
         Args:
             channel: A folder or a URL.
-            retries: How often a request is repeated.
+            retries: How often a failed request is repeated.
 
         Raises:
             ForgeError: The name is empty, or a URL is malformed or carries a credential.
@@ -51,7 +51,7 @@ class Location:
 
         Args:
             name: The file's path in the channel.
-            out: A writer.
+            out: An object with a method `write`.
 
         Returns:
             Whether the channel has such a file.
@@ -88,7 +88,7 @@ def folder_of(url: str) -> Path | None:
         try:
             return Path(url).resolve()
         except (OSError, RuntimeError, ValueError):  # a circle of links, a NUL
-            raise ForgeError(f"{url!a:.80} is not a path that this system has") from None
+            raise ForgeError(f"{url!a:.80} cannot be a path on this system") from None
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
@@ -96,7 +96,7 @@ def folder_of(url: str) -> Path | None:
 def refuse_credentials(channel: str) -> None:
     """Raise ForgeError if a channel URL has a password, a token or a query.
 
-    The message does not repeat a URL that may have a secret.
+    The message does not repeat a URL that may contain a secret.
     """
     if not channel:
         raise ForgeError("the channel's name is empty: give a folder or a URL")
@@ -104,7 +104,7 @@ def refuse_credentials(channel: str) -> None:
         return
     try:
         parts = urlsplit(channel)
-        _ = parts.port  # raises for https://user:password/x, whose password is taken for the port
+        _ = parts.port  # raises for https://user:password/x: the password is parsed as the port
     except ValueError:
         raise ForgeError("malformed channel URL") from None
     has_user = "@" in unquote(parts.netloc)
