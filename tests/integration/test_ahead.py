@@ -107,7 +107,7 @@ def test_what_does_not_solve_together_is_said(complete: Packages, asked: Callabl
     timm = package("timm", "1.0.26", depends=("pytorch <2",))
     reasons = asked(without(complete, "timm") | timm)
     assert list(reasons) == ["vllm"]
-    assert reasons["vllm"].startswith("timm >=1.0.17 cannot be installed beside the rest: ")
+    assert reasons["vllm"].startswith("timm >=1.0.17 cannot be installed with the others: ")
     assert "pytorch <2" in reasons["vllm"] and "\n" not in reasons["vllm"]
 
 

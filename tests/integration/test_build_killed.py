@@ -91,6 +91,6 @@ def test_a_call_that_fails(
     before, code = built(project), getattr(errno, name)
     done = forks("build-all", fault=f"{kind}:1:{code}:{part}", **project.environment)
     assert done.code == 1 and os.strerror(code) in done.output, done
-    assert "Traceback" not in done.output and "fault of forge" not in done.output
+    assert "Traceback" not in done.output and "bug in forge" not in done.output
     assert not [*project.channel.glob("*/.partial-*")], "half of a package"
     require_completed(project, before)

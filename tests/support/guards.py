@@ -275,7 +275,7 @@ GUARDS = [
     ),
     Guard(
         PACKAGE,
-        "            changed = sorted(self.held.items() - self.listed.items())\n",
+        "            changed = sorted(self.digests.items() - self.listed.items())\n",
         "            changed = []\n",
         f"{T_SAFETY}::test_list_that_is_not_of_the_members",
     ),

@@ -79,7 +79,7 @@ def test_a_call_that_fails(
     done = world.run(command, f"{kind}:{number}:{code}:{part}")
     assert done.code in (1, 2, 3), done
     assert os.strerror(code) in done.output or f"os error {code}" in done.output, done.output
-    for text in ("Traceback", "fault of forge", "panicked"):
+    for text in ("Traceback", "bug in forge", "panicked"):
         assert text not in done.output
     assert len(done.output) < 2000, done.output
     assert done.output.count("\nerror: ") <= 1, done.output

@@ -87,7 +87,7 @@ def test_harmless_member(case: str, single: bool, tmp_path: Path) -> None:
     archive = Package(package(tmp_path, [*GOOD, HARMLESS[case]], single=single))
     archive.require_safe()
     assert archive.payload.keys() == archive.listed.keys()
-    assert archive.held == archive.listed
+    assert archive.digests == archive.listed
     assert {path.name for path in archive.folder.parent.iterdir()} == {".lock", "package"}
 
 

@@ -164,7 +164,7 @@ def test_an_untested_channel_is_called_so(project: MiniProject, source: Source) 
     assert "'stable' does not say that its packages are untested" in done.stderr
     options = ["--untested", "--validated", "x"]
     done = project.forge("publish", *options, "--to", str(untested), code=2, **variables)
-    assert "--untested, --validated and --withdraw exclude each other" in done.stderr
+    assert "give only one of --untested, --validated and --withdraw" in done.stderr
     assert not stable.exists()
     assert not untested.exists()
     for index in project.channel.glob("*/repodata.json"):

@@ -24,7 +24,7 @@ from forge.processes import (
     find_output_holders,
     kill,
 )
-from forge.project import DONE, FAILED, FORGE_CACHE, MADE, STOPPED, Project
+from forge.project import DONE, FAILED, FORGE_CACHE, STOPPED, WORK_FOLDERS, Project
 
 # recipes/checks/stages.sh creates one such file for each stage that it has finished.
 MARKS = "bld/*/work/.done-*"
@@ -205,7 +205,7 @@ def resume(output: Path, job: Job) -> None:
     stopped.unlink()
     if trees:
         trees[0].rename(output / "stopped")
-    for name in MADE:
+    for name in WORK_FOLDERS:
         shutil.rmtree(output / name, ignore_errors=True)
     complete: set[str] = set()
     for done in output.glob(f"{DONE}*"):

@@ -30,7 +30,7 @@ from forge.conda.local import LocalChannel
 from forge.errors import Failed, ForgeError, NotAttempted
 from forge.files import write_text
 from forge.processes import max_jobs
-from forge.project import MADE, Project
+from forge.project import WORK_FOLDERS, Project
 from forge.recipes.cost import Cost, read_costs
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
 from forge.recipes.recipe import Recipe, list_sources, prepare
@@ -314,7 +314,7 @@ class Builder:
             self.display.phase(f"{label}: building ({step.reason})")
             self._run_build(step, output, packages, log)
             mark.touch()
-        for folder in MADE:
+        for folder in WORK_FOLDERS:
             shutil.rmtree(output / folder, ignore_errors=True)
         self.display.phase(f"{label}: testing")
         test_counts = {}

@@ -33,7 +33,7 @@ from forge.conda.local import Output, Record
 from forge.conda.scratch import cache_folder, remove_cache_leftovers
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError, NotAttempted, redact
-from forge.files import sha256_file, swept
+from forge.files import remove_if_unlocked, sha256_file
 from forge.project import SUBDIRS
 from forge.recipes.cost import read_costs
 from forge.recipes.plan import BUILD, SKIPPED, UP_TO_DATE, Step
@@ -527,12 +527,12 @@ def remove_leftovers(ctx: Context) -> list[Path]:
     for folder in (build, build / "host-base", ctx.project.sources, *published):
         withdrawn = published.get(folder, folder)
         partial = _list_partial(folder, withdrawn)
-        removed += swept(folder / ".lock", partial)
+        removed += remove_if_unlocked(folder / ".lock", partial)
         removed += remove_cache_leftovers(folder)
     for stack in build.glob("stacks/*"):
         workspace = Workspace(stack.name, stack)
-        # An iterator: `swept` lists the files once nobody holds the lock.
-        removed += swept(stack / ".pixi/.lock", workspace.left())
+        # An iterator: `remove_if_unlocked` lists the files once nobody holds the lock.
+        removed += remove_if_unlocked(stack / ".pixi/.lock", workspace.find_leftovers())
     return removed
 
 

@@ -2,13 +2,12 @@
 """The command line: `./forge CMD`, and `pixi run CMD` for the most frequent commands.
 
 Exit codes:
-    0: Everything that was requested exists. Also if the reader of the output ends early, as `head`
-        does.
+    0: Success. Also the code if the reader of the output ends early, as `head` does.
     1: A build, test or installation failed.
-    2: Usage or configuration.
+    2: The command line or the configuration is wrong.
     3: Something that was requested could not be attempted.
     75: The time of --stop-after is up.
-    130: Interrupted.
+    130: The command was interrupted.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 
 INTERRUPTED = 130
 
-# The usage line names the arguments. Typer would add their types in Python.
+# The usage line already names the arguments. Typer would also print their Python types.
 TyperArgument.display_type_rich = lambda *_, **__: None  # type: ignore[method-assign]
 app = typer.Typer(
     cls=ForgeGroup,
@@ -45,11 +44,11 @@ for module in (building, stacks, publishing, upkeep):
 
 Verbose = Annotated[
     bool,
-    Option("--verbose", "-v", help="Print what builds print."),
+    Option("--verbose", "-v", help="Print the output of builds."),
 ]
 Quiet = Annotated[
     bool,
-    Option("--quiet", "-q", help="Print results and errors alone."),
+    Option("--quiet", "-q", help="Print only results and errors."),
 ]
 
 
@@ -65,54 +64,57 @@ def options(
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not KeyboardInterrupt, which typer would turn into exit code 1."""
+    """Raised for Ctrl-C or SIGTERM.
+
+    KeyboardInterrupt is not used for this, because typer would turn it into exit code 1.
+    """
 
 
 def interrupt(*_: object) -> None:
-    """Raise Interrupted, as a handler of signals."""
+    """Raise Interrupted. This is the signal handler."""
     raise Interrupted
 
 
 def run() -> int:
-    """Run the command line; returns the exit code. Each foreseen error is one message."""
+    """Run the command line and return the exit code. Expected errors are printed as one message."""
     try:
         _prepare_environment()
         sys.exit(app(prog_name="forge"))
     except SystemExit as stop:
-        # click and rich exit with 1 where nobody reads the output any more.
+        # click and rich exit with 1 if the reader of the output has closed the pipe.
         is_closed_pipe = isinstance(stop.__context__, BrokenPipeError)
         return 0 if is_closed_pipe else int(stop.code or 0)
     except Interrupted:
-        err.print("interrupted; run the same command again to go on")
+        err.print("interrupted; run the same command again to continue")
         return INTERRUPTED
     except TimeUp as error:
-        err.print(f"not finished: {error}; run the same command again to go on")
+        err.print(f"not finished: {error}; run the same command again to continue")
         return NOT_FINISHED
     except ForgeError as error:
         err.print(f"error: {error}")
         return error.exit_code
-    except OSError as error:  # a full or failing disk, wherever it shows first
+    except OSError as error:  # for example a full or failing disk
         where = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or str(error)
         err.print(f"error: {where}{reason}; fix that and run the command again")
         return 1
-    except BaseException as error:  # nobody foresaw this one; a panic of Rust is no Exception
+    except BaseException as error:  # an unexpected error; a Rust panic is not an Exception
         _report_fault(error)
         return 1
 
 
 def _prepare_environment() -> None:
     """Set the environment variables that the bindings of rattler read."""
-    # Unlike Python, rattler fails where TMPDIR names a folder that does not exist.
+    # Unlike Python, rattler fails if TMPDIR names a folder that does not exist.
     os.environ["TMPDIR"] = tempfile.gettempdir()
-    # A panic shall be one line, which this module prints.
+    # Without this, a Rust panic would print a backtrace. This module prints one line instead.
     os.environ.setdefault("RUST_BACKTRACE", "0")
-    # rattler panics where it is 0.
+    # rattler panics if this variable is 0.
     os.environ.pop("TOKIO_WORKER_THREADS", None)
 
 
 def _report_fault(error: BaseException) -> None:
-    """Write the traceback of an unforeseen error to a file and print a line that names it."""
+    """Write the traceback of an unexpected error to a file, and print the path of the file."""
     with tempfile.NamedTemporaryFile(
         "w",
         prefix="forge-",
@@ -121,7 +123,7 @@ def _report_fault(error: BaseException) -> None:
     ) as log:
         log.write(redact(traceback.format_exc()))
     description = one_line(f"{type(error).__name__}: {error}")
-    err.print(f"error: {description}; a fault of forge: report it with {log.name}")
+    err.print(f"error: {description}; this is a bug in forge: report it with {log.name}")
 
 
 def main() -> None:
@@ -129,7 +131,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
     os.environ[PYPI_SOURCES] = PYPI_URL
-    # pixi sets it. A ./forge that this one starts would change to that folder.
+    # pixi sets INIT_CWD. A ./forge started by this process would change to that folder.
     os.environ.pop("INIT_CWD", None)
     code = run()
     with contextlib.suppress(BrokenPipeError):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands publish, verify (packages with recipes) and compare (kernels of two channels)."""
+"""The commands publish, verify and compare.
+
+`verify` compares packages with their recipes; `compare` compares the kernels of two channels.
+"""
 
 import subprocess
 import sys
@@ -28,19 +31,19 @@ To = Annotated[
 ]
 Withdraw = Annotated[
     list[str] | None,
-    Option(metavar="NAME-VERSION-BUILD", help="Take this build out instead; repeatable."),
+    Option(metavar="NAME-VERSION-BUILD", help="Take this build out; repeatable."),
 ]
 Reason = Annotated[
     str,
-    Option(metavar="TEXT", help="Why it is withdrawn, for the page."),
+    Option(metavar="TEXT", help="Reason of --withdraw, for the channel's page."),
 ]
 Untested = Annotated[
     bool,
-    Option("--untested", help="No GPU ran them: the name of DIR has to say untested."),
+    Option("--untested", help="No GPU ran them; DIR's name must have the word untested."),
 ]
 Validated = Annotated[
     Path | None,
-    Option(metavar="FILE", help="Publish only files whose sha256 FILE has."),
+    Option(metavar="FILE", help="Publish only if FILE lists each package's sha256."),
 ]
 Files = Annotated[
     list[Path],
@@ -65,21 +68,21 @@ def publish(
     untested: Untested = False,
     validated: Validated = None,
 ) -> None:
-    """Publish all packages of the channel, or none; or withdraw builds that are published."""
+    """Publish the packages of the channel (all or none), or withdraw published builds."""
     ctx: Context = context.obj
     folder = Location(to).folder
     if not folder:
         raise ForgeError(f"--to {to} is not a directory: publish to one (docs/publishing.md)")
     modes = [untested, validated is not None, bool(withdraw)]
     if modes.count(True) > 1:
-        raise ForgeError("--untested, --validated and --withdraw exclude each other: give one")
+        raise ForgeError("give only one of --untested, --validated and --withdraw")
     if untested:
         require_untested_name(folder)
     digests = read_validated(validated) if validated else None
     reason = " ".join(reason.split())
     if bool(withdraw) != bool(reason):
-        raise ForgeError("--withdraw and --reason go together: users read why on the page")
-    if not reason.isprintable():  # the page of the channel could not be written any more
+        raise ForgeError("--withdraw and --reason go together: the page states the reason")
+    if not reason.isprintable():  # the channel's page could not be written with it
         raise ForgeError(f"--reason has a character that cannot be printed: {reason!a:.200}")
     _remember(ctx.project, folder)
     if withdraw:
@@ -101,11 +104,11 @@ def _publish_all(
     Args:
         ctx: The context.
         folder: The published channel.
-        digests: Publish only files with one of these sha256, if given.
+        digests: Refuse files whose sha256 is not one of these; None accepts all files.
         untested: Whether no GPU has run the packages.
     """
     with ctx.project.lock():
-        if not ctx.channel.is_indexed():  # packages that came from other machines
+        if not ctx.channel.is_indexed():  # the packages were copied from other machines
             ctx.channel.index()
         added = PublishedChannel(folder).publish(ctx.channel, digests)
     for name in added:
@@ -115,30 +118,31 @@ def _publish_all(
 
 
 def _remember(project: Project, folder: Path) -> None:
-    """Note a published folder, for `clean` to look there for leftovers of killed commands."""
+    """Record a published folder, so that `clean` finds leftovers of killed commands in it."""
     links = project.build / "published"
     link = links / sha256(bytes(folder)).hexdigest()
-    with suppress(OSError):  # it exists already
+    with suppress(OSError):  # the link may already exist
         links.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder)
 
 
 def _write_page(project: Project, folder: Path) -> None:
-    """Write the page of a published channel. Raises Failed if that does not succeed."""
+    """Write the page of a published channel. Raise Failed if the page cannot be written."""
     program = project.root / "tools/channel_page.py"
     if not program.exists():
         return
     result = subprocess.run([sys.executable, program, folder], check=False)
     if result.returncode:
-        raise Failed(f"{folder} is published, but its page is not: fix that, and publish again")
+        reason = f"{folder} is published, but its page could not be written"
+        raise Failed(f"{reason}: fix that, and publish again")
 
 
 @app.command(cls=ForgeCommand)
 def verify(context: typer.Context, files: Files, commit: Commit = "") -> None:
-    """Compare package files with their recipes in this checkout, themselves and each other.
+    """Compare package files with their recipes, with their own lists of files and with each other.
 
-    Exit 1 for any difference, 3 for a package of no recipe: then only the files inside it are
-    compared, with its own list. No network is needed.
+    Exit 1 for any difference. Exit 3 for a package without a recipe, for which only its files are
+    compared with its list of files. No network is needed.
     """
     ctx: Context = context.obj
     places: list[Places] = []
@@ -156,8 +160,9 @@ def _verify_one(file: Path, project: Project, places: list[Places]) -> int:
 
     Args:
         file: The package.
-        project: Has the recipes.
-        places: Where the package is installed is appended, to compare packages with each other.
+        project: The checkout with the recipes.
+        places: The places of the package's files are appended to this list. With it, packages are
+            compared with each other.
 
     Returns:
         The exit code.
@@ -180,10 +185,11 @@ def _verify_one(file: Path, project: Project, places: list[Places]) -> int:
 
 @app.command(cls=ForgeCommand)
 def compare(context: typer.Context, old: Channels, new: Channels) -> None:
-    """Print which kernels of a channel cost more than those of another one.
+    """Print which kernels of the new channel cost more than those of the old one.
 
-    Registers, scratch, LDS, waves and matrix instructions of each package of kernels that both
-    have: what a new compiler or patch did to them. Exit 1 if one costs more or is gone.
+    For each package of kernels that both channels have, this compares registers, scratch, LDS,
+    waves and matrix instructions. It shows the effect of a new compiler or patch. Exit 1 if a
+    kernel costs more or is missing.
     """
     ctx: Context = context.obj
     program = ctx.project.root / "recipes/checks/kernel_costs.py"
@@ -211,7 +217,7 @@ def compare(context: typer.Context, old: Channels, new: Channels) -> None:
 
 
 def _find_kernel_packages(channel: Path) -> dict[str, Package]:
-    """Return the packages of kernels in a channel's folder by name, the newest file of each."""
+    """Return the packages of kernels in a channel's folder, by name: the newest file of each."""
     files = list(channel.glob("*/*-kernels-*.conda"))
     files.sort(key=lambda file: file.stat().st_mtime)
     packages = {}
@@ -224,6 +230,6 @@ def _find_kernel_packages(channel: Path) -> dict[str, Package]:
 def _unpack_kernel_list(package: Package) -> Path:
     """Unpack a package and return its list of kernels. Raises Failed if it has none."""
     name = f"share/triton-kernels/{package.index['name']}/kernels.json"
-    if package.payload.get(name, "") is not None:
+    if package.payload.get(name, "") is not None:  # None: the list is a plain file
         raise Failed(f"{package.path} has no {name}")
     return package.folder / name

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands for stacks: lock, install, run.
+"""The commands for stacks: lock, install and run.
 
-They work on a copy of the stack in build/stacks, which names the channels in use. Where pixi is on
-PATH they run pixi's own commands there; without it the driver does what builds and CI need.
+They work on a copy of the stack in build/stacks, whose manifest names the channels in use. If pixi
+is on PATH, they run pixi's commands on that copy. Without pixi, the driver itself does the part
+that builds and CI need.
 """
 
 import os
@@ -32,15 +33,15 @@ app = typer.Typer()
 
 Name = Annotated[
     str,
-    Argument(help="A folder of stacks/."),
+    Argument(help="Name of a folder in stacks/."),
 ]
 Names = Annotated[
     list[str] | None,
-    Argument(metavar="[STACK]...", help="Folders of stacks/ (default: all)."),
+    Argument(metavar="[STACK]...", help="Names of folders in stacks/ (default: all)."),
 ]
 Environment = Annotated[
     str,
-    Option("--environment", "-e", metavar="NAME", help="Of the stack."),
+    Option("--environment", "-e", metavar="NAME", help="Environment of the stack."),
 ]
 Served = Annotated[
     str | None,
@@ -48,12 +49,12 @@ Served = Annotated[
         "--channel",
         metavar="URL",
         envvar="FORGE_CHANNEL",
-        help="Our packages' channel, if not channel/.",
+        help="Channel of our packages (default: channel/).",
     ),
 ]
 Words = Annotated[
     list[str],
-    Argument(metavar="COMMAND...", help="Best after --."),
+    Argument(metavar="COMMAND...", help="Command; write -- before it."),
 ]
 
 
@@ -62,7 +63,7 @@ class Stack:
 
     Attributes:
         ctx: The context.
-        manifest: That of stacks/NAME.
+        manifest: The manifest in stacks/NAME.
         copy: The workspace in build/stacks/NAME.
     """
 
@@ -76,10 +77,12 @@ class Stack:
         self.copy = Workspace(name, ctx.project.build / "stacks" / name, err.print)
 
     def write(self, channel: str | None) -> None:
-        """Write the copy's manifest, without the packages that a host base's channel lacks.
+        """Write the copy's manifest.
+
+        On the host base, packages of ours that channel/ lacks are left out.
 
         Args:
-            channel: The address of the channel with our packages, if it is not channel/.
+            channel: The address of the channel with our packages; None for channel/.
         """
         ctx = self.ctx
         if ctx.hostbase:
@@ -106,7 +109,7 @@ class Stack:
         self.print_left_out()
 
     def _find_unbuilt(self) -> set[str]:
-        """Return the packages of ours that the stack names and the host base's channel lacks."""
+        """Return our packages that the stack names but that channel/ lacks, on the host base."""
         if not self.ctx.hostbase:
             return set()
         ours = _list_packages(self.manifest) & self.ctx.recipes.owner.keys()
@@ -114,16 +117,16 @@ class Stack:
         return ours - built
 
     def print_left_out(self) -> None:
-        """Print the packages that the stack names and its copy does not."""
+        """Print the packages that the stack names but its copy does not."""
         left_out = _list_packages(self.manifest) - _list_packages(self.copy.manifest)
         for name in sorted(left_out):
-            out.print(f"left out {name}: the channel lacks it (forge build {name} says why)")
+            out.print(f"left out {name}: the channel lacks it (forge build {name} prints why)")
 
     @contextmanager
     def locking(self) -> Iterator[Path]:
-        """Yield a path to lock to. The file becomes the copy's lock at the end of the block.
+        """Yield the path of a new lock file, which replaces the copy's lock when the block ends.
 
-        A killed command thereby leaves the old lock.
+        If the command is killed before, the old lock stays.
         """
         lock_file = self.copy.lock_file
         manifest = lock_file.with_name("pixi.toml")
@@ -141,15 +144,18 @@ class Stack:
         *options: str,
         folder: Path | None = None,
     ) -> list[str]:
-        """Return the words of `pixi COMMAND` on the copy; none without pixi, or by FORGE_NO_PIXI.
+        """Return the command line of `pixi COMMAND` on the copy.
 
         Args:
             command: pixi's command.
-            options: Its further words.
-            folder: Where the manifest is, if not in the copy.
+            options: Its further arguments.
+            folder: The folder of the manifest; the copy by default.
+
+        Returns:
+            The command line; empty if pixi is not on PATH, or if FORGE_NO_PIXI is set.
 
         Raises:
-            ForgeError: pixi has another version than the stack requires.
+            ForgeError: The stack does not allow this version of pixi.
         """
         pixi = shutil.which("pixi")
         if os.environ.get("FORGE_NO_PIXI") or not pixi:
@@ -159,7 +165,7 @@ class Stack:
         if version and not VersionSpec(required).matches(Version(version)):
             raise ForgeError(
                 f"pixi {version} is not {required}, which {self.manifest.path} requires: "
-                "update it (pixi self-update), or set FORGE_NO_PIXI=1, which goes on without pixi"
+                "update it (pixi self-update), or set FORGE_NO_PIXI=1 to continue without pixi"
             )
         manifest = (folder or self.copy.folder) / "pixi.toml"
         return [pixi, command, "--manifest-path", str(manifest), *options]
@@ -181,7 +187,7 @@ def _list_packages(manifest: Manifest) -> set[str]:
 
 
 def find_version(pixi: str) -> str:
-    """Return the version of a pixi, or an empty string if it does not print one."""
+    """Return the version of a pixi executable, or an empty string if it does not print one."""
     result = subprocess.run(
         [pixi, "--version"],
         capture_output=True,
@@ -196,14 +202,14 @@ def find_version(pixi: str) -> str:
 
 @app.command(cls=ForgeCommand)
 def lock(context: typer.Context, stacks: Names = None, channel: Served = None) -> None:
-    """Solve the environments of stacks for this machine, into build/stacks/STACK/pixi.lock.
+    """Lock the environments of stacks for this machine, in build/stacks/STACK/pixi.lock.
 
-    If an environment does not solve, the requirement is named, the others are locked, and the exit
-    code is 1.
+    If pixi is on PATH, this runs `pixi lock`. If an environment cannot be solved, the command names
+    the requirement, locks the other environments, and exits with 1.
 
-    With pixi on PATH that is `pixi lock`. On the host base, packages of ours that the channel lacks
-    are left out and named. --variant python=3.13 locks for that Python. A lock for every machine is
-    pixi's alone: run `pixi lock` in stacks/STACK.
+    On the host base, packages of ours that the channel lacks are left out and named. --variant
+    python=3.13 locks for that Python. Only pixi makes a lock for every machine: run `pixi lock` in
+    stacks/STACK.
     """
     ctx: Context = context.obj
     names = stacks or list(_find_stacks(ctx))
@@ -230,11 +236,11 @@ def lock_one(stack: Stack, channel: str | None) -> None:
 
     Args:
         stack: The stack.
-        channel: The address of the channel with our packages, if it is not channel/.
+        channel: The address of the channel with our packages; None for channel/.
 
     Raises:
-        typer.Exit: pixi has failed; with its exit code.
-        ForgeError: As Workspace.lock does.
+        typer.Exit: pixi has failed. The exit code is pixi's.
+        ForgeError: Raised by Workspace.lock.
     """
     sizes: dict[str, int] = {}
     failure = None
@@ -249,7 +255,7 @@ def lock_one(stack: Stack, channel: str | None) -> None:
             else:
                 try:
                     sizes = stack.copy.lock(new_lock)
-                except LockedInPart as error:  # the lock has the environments that solve
+                except LockedInPart as error:  # the lock has the environments that can be solved
                     failure = error
     for environment, count in sizes.items():
         out.print(f"{environment}: {count} packages")
@@ -264,9 +270,10 @@ def install(
     stack: Name,
     environment: Environment = "default",
 ) -> None:
-    """Install an environment of a stack exactly as its lock in build/stacks/STACK says.
+    """Install an environment of a stack exactly as locked in build/stacks/STACK.
 
-    With pixi on PATH that is `pixi install --locked`, with pixi's checks; FORGE_NO_PIXI=1 has ours.
+    If pixi is on PATH, this runs `pixi install --locked`, with pixi's checks of the packages. With
+    FORGE_NO_PIXI=1, the driver installs, with its own checks.
     """
     chosen = Stack(context.obj, stack)
     chosen.copy.require_locked()
@@ -281,10 +288,10 @@ def install(
 
 
 class RunCommand(ForgeCommand):
-    """A command that takes options up to `--`, or without it up to the first word of COMMAND."""
+    """A command whose own options end at `--` or, without `--`, at the first word of COMMAND."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Separate the command's own words from those of COMMAND."""
+        """Separate the command's own arguments from COMMAND."""
         ctx.allow_interspersed_args = "--" in args
         return super().parse_args(ctx, args)
 
@@ -296,7 +303,7 @@ def run(
     words: Words,
     environment: Environment = "default",
 ) -> None:
-    """Run a command in an installed environment; with pixi on PATH, a task of the stack too."""
+    """Run a command in an installed environment. If pixi is on PATH, it can be a task as well."""
     chosen = Stack(context.obj, stack)
     command = chosen.pixi("run", "--as-is", "-e", environment, "--", *words)
     if command:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The option --stop-after: a command ends in good order when its time is up."""
+"""The option --stop-after, which ends a command cleanly after a given time."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ from typer import Option
 
 from forge.errors import ForgeError
 
-NOT_FINISHED = 75  # EX_TEMPFAIL of sysexits.h: run the same command again
+NOT_FINISHED = 75  # the exit code EX_TEMPFAIL of sysexits.h: the command can be run again
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 StopAfter = Annotated[
@@ -21,7 +21,10 @@ StopAfter = Annotated[
 
 
 class TimeUp(BaseException):
-    """The time of --stop-after is up. No Exception, so that only the command line catches it."""
+    """The time of --stop-after is up.
+
+    It is not a subclass of Exception, so that only the command line catches it.
+    """
 
 
 def parse_duration(text: str) -> int:
@@ -36,13 +39,13 @@ def parse_duration(text: str) -> int:
 
 @contextlib.contextmanager
 def time_box(duration: str | None) -> Iterator[None]:
-    """Raise TimeUp in the block once the duration has passed; never without a duration.
+    """Raise TimeUp in the block once a duration has passed.
 
     Args:
-        duration: Such as 5h, 90m or 45s.
+        duration: A text such as 5h, 90m or 45s; None for no limit.
 
     Raises:
-        ForgeError: It is not a duration.
+        ForgeError: The text is not a duration.
     """
     if duration is None:
         yield

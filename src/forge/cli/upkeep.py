@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands for sources, patches and versions, and those that test and lint this repository."""
+"""The commands for sources, patches and versions, and for testing and linting this repository."""
 
 import subprocess
 import sys
@@ -30,11 +30,11 @@ from forge.sources.cache import Progress, Source, SourceCache
 
 app = typer.Typer()
 sources_app = typer.Typer(
-    help="The source files that recipes name.",
+    help="Manage the source files that recipes name.",
     no_args_is_help=True,
 )
 patches_app = typer.Typer(
-    help="The patches that recipes name.",
+    help="Check the patches that recipes name.",
     no_args_is_help=True,
 )
 app.add_typer(sources_app, name="sources")
@@ -42,7 +42,7 @@ app.add_typer(patches_app, name="patches")
 
 Every = Annotated[
     bool,
-    Option("--every", help="Files for every Python and base."),
+    Option("--every", help="Include the files for every Python and base."),
 ]
 Arguments = Annotated[
     list[str] | None,
@@ -60,14 +60,14 @@ Check = Annotated[
     bool,
     Option("--check", help="Write nothing."),
 ]
-# The tests of a file share a worker, because they share what their fixtures have made.
+# All tests of a file run in the same worker, because they share the results of fixtures.
 PYTEST = ["pytest", "--dist", "loadgroup", "--no-loadscope-reorder"]
 LINTERS = [
     "ruff format --check .",
     "ruff check .",
     "mypy",
-    # It would call these two where they are installed: without them the findings are the same
-    # everywhere.
+    # actionlint would run shellcheck and pyflakes if they are installed. They are turned off, so
+    # that the findings are the same on every machine.
     "actionlint -shellcheck= -pyflakes=",
     "zizmor --offline --no-progress --persona pedantic .github",
     "shellcheck forge .ci/run .github/*.sh recipes/**/*.sh",
@@ -92,7 +92,7 @@ def select_sources(
     Args:
         ctx: The context.
         packages: Recipe names; none for all.
-        every: With the sources for every Python and base.
+        every: Include the sources for every Python and base.
     """
     recipe_set = load_all_sources(ctx.project) if every else ctx.all_recipes
     selected = ctx.select(packages, recipe_set)
@@ -112,8 +112,8 @@ def fetch(
 ) -> None:
     """Download the sources of recipes into the cache, so that they can be built offline.
 
-    If a file has another sha256 than the recipe states, the message says whether to write the new
-    one into the recipe.
+    If the sha256 of a file differs from the recipe's, the message tells whether you can write the
+    new one into the recipe.
     """
     ctx: Context = context.obj
     cache = SourceCache(ctx.project)
@@ -132,9 +132,9 @@ def fetch(
 
 @sources_app.command(cls=ForgeCommand)
 def add(context: typer.Context, files: SourcePaths) -> None:
-    """Take files, git repositories and copies of a folder build/sources into the cache.
+    """Add files, git repositories or copies of a folder build/sources to the cache.
 
-    A file is recognized by its sha256, a repository by its commit; others are refused.
+    A file is recognized by its sha256, and a repository by its commit. Everything else is refused.
     """
     ctx: Context = context.obj
     cache = SourceCache(ctx.project)
@@ -153,7 +153,7 @@ def add(context: typer.Context, files: SourcePaths) -> None:
 
 
 def _list_source_files(path: Path) -> list[Path]:
-    """List the files in a copy of build/sources; of anything else, the path itself."""
+    """Return the files in a copy of build/sources; for any other path, only the path itself."""
     is_repository = (path / ".git").exists() or (path / "HEAD").exists()
     if is_repository:
         return [path]
@@ -163,7 +163,10 @@ def _list_source_files(path: Path) -> list[Path]:
 
 @sources_app.command(cls=ForgeCommand)
 def verify(context: typer.Context, packages: OptionalPackages = None) -> None:
-    """List every source and hash what is cached. Exit 1 for a changed file, 3 for an absent one."""
+    """List every source, and check the hashes of cached files.
+
+    Exit 1 if a file has changed, 3 if a file is absent.
+    """
     ctx: Context = context.obj
     cache = SourceCache(ctx.project)
     code_by_state = {"whole": 0, "changed": Failed.exit_code}
@@ -177,13 +180,13 @@ def verify(context: typer.Context, packages: OptionalPackages = None) -> None:
 
 @app.command(cls=ForgeCommand)
 def outdated(context: typer.Context, packages: OptionalPackages = None) -> None:
-    """List the newest release of every package, where upstream publishes a list.
+    """List the newest release of every package whose upstream publishes a list of releases.
 
-    Then list what upstream builds the newest releases with, and what became of the issues and pull
-    requests that patches name. Exit 1 if something is newer or merged, 3 if nothing is but some
-    upstreams were unreachable.
+    Then list the versions with which upstream builds the newest releases, and the state of the
+    issues and pull requests that patches name. Exit 1 if there is a newer release or a merged pull
+    request; otherwise 3 if an upstream was unreachable.
     """
-    # Imported only here: it imports what downloads, a fifth of the time in which a command starts.
+    # Imported only here, because its imports take a fifth of the start time of every command.
     from forge import versions
 
     ctx: Context = context.obj
@@ -214,8 +217,8 @@ class PatchResult:
     """The result of applying the patches of a source.
 
     Attributes:
-        state: applies, fails or not attempted.
-        line: The result as a line for people.
+        state: One of applies, fails and not attempted.
+        line: The line that is printed.
     """
 
     state: str
@@ -224,7 +227,7 @@ class PatchResult:
 
 @patches_app.command(cls=ForgeCommand)
 def check(context: typer.Context, strict: Strict = False) -> None:
-    """Apply every patch to its source, without fuzz. Unfetchable sources are reported."""
+    """Apply every patch to its source, without fuzz. Report sources that cannot be fetched."""
     ctx: Context = context.obj
     code_by_state = {"fails": Failed.exit_code}
     if strict:
@@ -238,7 +241,7 @@ def check(context: typer.Context, strict: Strict = False) -> None:
 
 
 def apply_patches(recipes: RecipeSet, progress: Progress) -> Iterator[PatchResult]:
-    """Apply the patches of each recipe to its sources, as a build does; fetches the sources."""
+    """Fetch the sources of each recipe that has patches, and apply the patches as a build does."""
     cache = SourceCache(recipes.project)
     for recipe in recipes.recipes.values():
         for source in recipe.sources:
@@ -278,7 +281,8 @@ def _apply_to(
 def demo(context: typer.Context) -> None:
     """Compile flash-attn's kernels for gfx1151, execute them on the CPU, and compare with float64.
 
-    Makes no package. Needs what the host base needs; what it downloads, a build does not again.
+    No package is made. The requirements are those of the host base. Builds use the downloaded files
+    again.
     """
     from forge import demo
 
@@ -303,11 +307,11 @@ PASS_ON = {
 
 @app.command(cls=ForgeCommand, context_settings=PASS_ON)
 def test(context: typer.Context, arguments: Arguments = None) -> None:
-    """Run the tests of this repository; ARGS go to pytest. Paths are relative to where you are."""
+    """Run the tests of this repository. ARGS go to pytest; paths are relative to your folder."""
     ctx: Context = context.obj
     root = ctx.project.root
     arguments = arguments or []
-    # One more than there are cores: some tests wait for servers that stay silent.
+    # One worker more than cores, because some tests wait for servers that do not answer.
     workers = max_jobs() + 1
     command = [
         *(sys.executable, "-m", *PYTEST),
@@ -316,7 +320,7 @@ def test(context: typer.Context, arguments: Arguments = None) -> None:
         *("--rootdir", str(root)),
         *arguments,
     ]
-    # Without a path argument, pytest uses its configured testpaths only if it starts in the root.
+    # Without a path argument, pytest uses the configured testpaths only if it starts in the root.
     has_path = any(names_a_path(argument) for argument in arguments)
     folder = Path.cwd() if has_path else root
     result = subprocess.run(command, cwd=folder, check=False)
@@ -324,21 +328,21 @@ def test(context: typer.Context, arguments: Arguments = None) -> None:
 
 
 def expand_pattern(word: str, root: Path) -> list[str]:
-    """Return the files of the repository that a pattern names; a word without `*` as it is."""
+    """Return the files of the repository that a pattern matches; a word without `*` is returned."""
     if "*" not in word:
         return [word]
     listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names = []
     for path in root.glob(word):
         names.append(str(path.relative_to(root)))
-    if not listed:  # an unpacked archive of the repository: there is nothing to ignore
+    if not listed:  # this is an unpacked archive without git, so no file is ignored
         return names
     tracked = set(listed.split("\0"))
     return [name for name in names if name in tracked]
 
 
 def names_a_path(argument: str) -> bool:
-    """Return whether an argument of pytest names a file here: PATH, PATH::TEST, --x=PATH."""
+    """Return whether an argument of pytest names an existing path: PATH, PATH::TEST or --x=PATH."""
     path = argument.partition("::")[0]
     if argument.startswith("-"):
         path = argument.partition("=")[2]
@@ -347,9 +351,9 @@ def names_a_path(argument: str) -> bool:
 
 @app.command(cls=ForgeCommand)
 def generate(context: typer.Context, check: Check = False) -> None:
-    """Write what pages and manifests repeat from other files: names, stacks, kernel costs.
+    """Write the generated parts of pages and manifests, such as package names and kernel costs.
 
-    With --check, name the files that differ, and exit 1 if any does.
+    With --check, write nothing, name the files that differ, and exit 1 if there are any.
     """
     ctx: Context = context.obj
     codes = []
@@ -365,7 +369,7 @@ def generate(context: typer.Context, check: Check = False) -> None:
 
 
 def _print_stale(name: Path) -> None:
-    err.print(f"{name} is not what forge generate writes: run it")
+    err.print(f"{name} is not what forge generate writes: run forge generate")
 
 
 @app.command(cls=ForgeCommand)
@@ -401,7 +405,7 @@ def lint(context: typer.Context) -> None:
 
 
 def _run_linter(line: str, root: Path) -> int:
-    """Run a linter; returns the exit code of its result, see LINT_RESULTS."""
+    """Run a linter, and return the exit code for its result; see LINT_RESULTS."""
     command = []
     for word in line.split():
         command += expand_pattern(word, root)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""rattler's package cache, filled with checked packages alone.
+"""Fill rattler's package cache, only with packages that were checked.
 
-rattler links what info/paths.json names wherever that leads, and takes a folder in its cache for
-the right package. So each package is fetched, checked and unpacked here before it is linked.
+rattler itself does not check enough. It links every path that info/paths.json names, even one that
+leads out of the prefix, and it trusts each folder in its cache. So this module fetches, checks and
+unpacks each package before rattler links it.
 """
 
 import shutil
@@ -24,24 +25,25 @@ from forge.limits import Limited
 
 THREADS = 8
 TRIES = 3
-LARGE = 4 << 20  # bytes; smaller packages are unpacked in a tenth of a second
-# A mark is a file NAME.lock beside the folder NAME of a cached package. rattler writes it: the
-# revision of the entry, then the sha256 of the archive.
+# Packages of fewer bytes are not offered to the cache: they are unpacked in a tenth of a second.
+LARGE = 4 << 20
+# Beside the folder NAME of a cached package, rattler writes a mark: a file NAME.lock with the
+# revision of the entry, followed by the sha256 of the archive. A new entry has revision 0.
 REVISION = bytes(8)
 
 
 def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
-    """Put packages into a cache, and require that all of them together are safe to link.
+    """Put packages into a cache, and check that all of them together are safe to link.
 
     Args:
-        cache: A folder like cache_folder().
-        records: The packages.
+        cache: The folder of the cache, such as cache_folder().
+        records: The records of the packages.
 
     Raises:
-        Failed: A package cannot be fetched, or is not that of its record.
-        Refused: A package is hostile.
+        Failed: A package cannot be fetched, or differs from its record.
+        Refused: A package is unsafe.
     """
-    scratch(cache).cleanup()  # removes leftovers of killed processes even if nothing is unpacked
+    scratch(cache).cleanup()  # to remove leftovers of killed processes, even if all is cached
 
     def ensure(record: RepoDataRecord) -> Package:
         try:
@@ -54,7 +56,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         try:
             packages = list(pool.map(ensure, records))
-        finally:  # after the first error, those that have not begun are left out
+        finally:  # after the first error, do not start the remaining ones
             pool.shutdown(cancel_futures=True)
     pythons = [record for record in records if record.name.normalized == "python"]
     python = pythons[0] if pythons else None
@@ -62,10 +64,10 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
 
 
 def offer(archive: Path) -> None:
-    """Put a large package that passed its tests into rattler's own cache, if there is room for it.
+    """Put a large package that passed its tests into rattler's cache, if there is room for it.
 
-    rattler-build fills that cache for builds only. For each test of another package it would unpack
-    this one again, which is gigabytes with pytorch.
+    rattler-build fills that cache only during builds. So for each test of a package that needs this
+    one, it would unpack this one again. pytorch has gigabytes.
     """
     if archive.stat().st_size < LARGE:
         return
@@ -82,7 +84,7 @@ def _put(archive: Path, sha256: bytes, cache: Path) -> Package:
         unpacked = Path(work, "package")
         unpack(archive, unpacked)
         Package(archive, unpacked).require_safe()
-        with FileLock(cache / ".cache.lock"):  # as rattler does
+        with FileLock(cache / ".cache.lock"):  # rattler uses the same lock
             cached = _find_valid(archive, sha256, cache)
             if cached:
                 return cached
@@ -98,16 +100,16 @@ def _mark_of(folder: Path) -> Path:
 
 
 def _find_valid(archive: Path, sha256: bytes, cache: Path) -> Package | None:
-    """Return a package in the cache if it has this sha256 and holds what it lists, else None."""
+    """Return a package of the cache if it has this sha256 and all files it lists, else None."""
     folder = cache / stem(archive)
     mark = _mark_of(folder)
-    # rattler takes a folder without a mark for the right package
+    # rattler would accept a folder without a mark; this function does not
     if not (mark.is_file() and folder.is_dir()):
         return None
     if mark.read_bytes()[len(REVISION) :] != sha256:
         return None
     package = Package(archive, folder)
-    # rattler-build leaves the script of a test in such a folder
+    # The folder is not valid if it has other files. rattler-build may leave test scripts in it.
     with suppress(Refused, Failed):
         package.require_safe(contents=False)
         return package
@@ -115,7 +117,7 @@ def _find_valid(archive: Path, sha256: bytes, cache: Path) -> Package | None:
 
 
 def _ensure_cached(cache: Path, record: RepoDataRecord) -> Package:
-    """Return the package of a record in the cache; fetch it if the cache does not have it."""
+    """Return a record's package from the cache, and fetch it first if the cache lacks it."""
     folder, name = locate_file(record)
     sha256 = record.sha256 or b""
     source = Location(folder)
@@ -136,7 +138,7 @@ def _ensure_cached(cache: Path, record: RepoDataRecord) -> Package:
 def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
     """Fetch a package.
 
-    A download that breaks off in the middle is repeated: rattler repeats requests only.
+    A download that stops in the middle is repeated here, because rattler repeats only requests.
     """
     for attempt in range(1, TRIES + 1):
         with archive.open("wb") as file:
@@ -152,9 +154,10 @@ def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
 
 
 def _require_same(path: Path, record: RepoDataRecord) -> None:
-    """Raise Failed if a file is not the one that a record is about."""
+    """Raise Failed if a file does not have the size and sha256 of its record."""
     if not path.is_file():
-        raise Failed("is locked but missing: lock again")
+        raise Failed("is locked but missing: lock again")  # the caller prepends the URL
     expected = (record.size, (record.sha256 or b"").hex())
     if (path.stat().st_size, sha256_file(path)) != expected:
-        raise Failed("differs from its lock. If it was rebuilt lock again; else tampered with")
+        reason = "differs from its lock: it was rebuilt or tampered with"
+        raise Failed(f"{reason}. Lock again only if it was rebuilt")

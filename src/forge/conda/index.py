@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The index of a channel, repodata.json, and faults in what it states."""
+"""Read the index of a channel, repodata.json, and find faults in its records."""
 
 import json
 import re
@@ -17,12 +17,12 @@ TABLES = ("packages", "packages.conda")
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """Parse repodata.json; returns an empty mapping for anything of another shape."""
+    """Parse repodata.json. Return an empty mapping if the content does not have its structure."""
     try:
         data = json.loads(raw)
         tables = [data.get(key, {}) for key in TABLES]
         is_index = all(_is_table(table) for table in tables)
-        # A file name in both tables would have two records, and solvers read both.
+        # The same file name in both tables would have two records, and solvers read both.
         is_index = is_index and not set(tables[0]) & set(tables[1])
     except (ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         return {}
@@ -42,9 +42,9 @@ def records(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def find_fault(file: str, record: dict[str, Any]) -> str:
-    """Return what is wrong with a record; empty if nothing is.
+    """Return the fault of a record as a phrase, or an empty string if there is none.
 
-    With a wrong record, a file would be taken for another one, or could not be checked.
+    With a wrong record, a file could be mistaken for another one, or could not be checked.
 
     Args:
         file: The name of the package file.
@@ -71,10 +71,10 @@ def find_fault(file: str, record: dict[str, Any]) -> str:
 
 
 def locate_file(record: RepoDataRecord) -> tuple[str, str]:
-    """Return the URL of the folder that holds a record's file, and the name of that file.
+    """Return the URL of the folder that has a record's file, and the name of that file.
 
-    Name by this whatever is read or written for a record: `file_name` and other fields are only
-    what a lock or an index claims.
+    Use these two to name files that are read or written for a record. `file_name` and other fields
+    are not trustworthy: a lock or an index can state anything.
 
     Raises:
         ForgeError: The record contradicts its URL, or has no hash.
@@ -90,7 +90,7 @@ def locate_file(record: RepoDataRecord) -> tuple[str, str]:
     except ValueError as error:
         reason = str(error)
     if reason:
-        advice = "Lock again; if that is refused too, the channel's index is wrong"
+        advice = "Lock again. If this message comes back, the channel's index is wrong"
         raise ForgeError(f"{record.url} {reason}. {advice}")
     folder = record.url.rpartition("/")[0]
     return folder, name
@@ -108,19 +108,19 @@ def split_url(url: str) -> tuple[str, list[str]]:
     if has_query or not url.isprintable():
         raise ValueError("has a query, a fragment or a control character in its URL")
     if len(path) < 2 or not all(map(_is_plain_part, path)):
-        raise ValueError("is no plain URL: its path has an empty part, a dot, or a slash in a part")
+        raise ValueError("has a path with an empty part, with `.` or `..`, or with a quoted slash")
     return f"{parts.scheme}://{parts.netloc}", path
 
 
 def _is_plain_part(part: str) -> bool:
-    """Return whether every reader takes a part of a path for the same name."""
+    """Return whether every program reads this part of a URL's path as the same name."""
     if part in ("", ".", ".."):
         return False
     return part.isprintable() and "/" not in part and "\\" not in part
 
 
 def is_of(url: str, channel_url: str) -> bool:
-    """Return whether a URL is SUBDIR/FILE of a channel."""
+    """Return whether a URL is that of a file SUBDIR/FILE in a channel."""
     try:
         server, path = split_url(url)
         channel_server, channel_path = split_url(f"{channel_url.rstrip('/')}/SUBDIR/FILE")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A conda package as rattler unpacks it: what it states about itself, and where it would write.
+"""Read a conda package as rattler unpacks it: its metadata, its files, and where it would write.
 
-A package is judged by the files that are installed: by those that the installer's own code unpacks,
-or by the very folder that `forge install` links without pixi.
+The checks read exactly the files that are installed. Either the installer's own code (rattler) has
+unpacked them, or they are in the folder that `forge install` links without pixi.
 """
 
 import json
@@ -28,17 +28,17 @@ from forge.errors import Failed, Refused
 from forge.files import sha256_file
 
 RENDERED = "recipe/rendered_recipe.yaml"
-LINKS_LIMIT = 40  # as many as Linux follows in one path
+LINKS_LIMIT = 40  # the maximum number of links that Linux follows in one path
 OUTSIDE = ".."  # stands for every place outside of a prefix
-A_LINK = "a link"  # takes the place of a link's sha256
-# Names at the top of a prefix that an installer writes itself. It would write through a link that a
-# package put there.
+A_LINK = "a link"  # stands for a link where a file would have its sha256
+# Names at the top of a prefix that the installer itself writes. If a package had a link there, the
+# installer would write through it.
 INSTALLERS = ("conda-meta", "__clobbers__", "CACHEDIR.TAG", ".trash")
 PYTHON = re.compile("^lib/python[^/]+")
-# Maps a path in a prefix to the packages that have a link or a file there, each with the target of
-# the link or the name of the file.
+# Maps a path in a prefix to the packages that have a link or a file there. Each package is paired
+# with the target of the link or the name of the file.
 Tree = defaultdict[str, list[tuple["Places", str]]]
-# The fields that an index takes from info/index.json.
+# The fields that the index of a channel copies from info/index.json.
 INDEXED = (
     "name",
     "version",
@@ -58,7 +58,8 @@ ZIP_HEADER = struct.Struct("<4s2xHH4xIIIHH")
 ZIP_HEADER_SIGNATURE = b"PK\3\4"
 ZIP_END_SIGNATURE = b"PK\5\6"
 ZIP_END_SIZE = 22
-IN_EXTRA = 0xFFFFFFFF  # as a size: it has more than 32 bits and is in the header's extra field
+# This value as a size means that the size needs more than 32 bits. The header's extra field has it.
+IN_EXTRA = 0xFFFFFFFF
 
 
 def is_plain(name: str) -> bool:
@@ -71,20 +72,20 @@ def is_plain(name: str) -> bool:
 class Package:
     """A .conda or .tar.bz2 file. It is unpacked when it is first read.
 
-    Reading raises Failed if the package is damaged, and Refused if it holds what no package may.
+    Reading raises Failed if the package is damaged, and Refused if its content is not allowed.
 
     Attributes:
         path: The file.
-        folder: Its files as they are linked into environments, and the folder `info`.
+        folder: The unpacked package: the files that are linked into environments, and `info`.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
-        """Name a package.
+        """Make the object for a package file. Nothing is read yet.
 
         Args:
             path: The file.
-            folder: A folder to which it is unpacked already. Without it, the package is unpacked to
-                a scratch folder, which is removed together with this object.
+            folder: The folder to which the package is already unpacked. Without it, the package is
+                unpacked to a scratch folder, which is removed together with this object.
         """
         self.path = path
         if folder:
@@ -92,7 +93,7 @@ class Package:
 
     @cached_property
     def folder(self) -> Path:
-        """Its files as they are linked into environments, and the folder `info`."""
+        """The unpacked package: the files that are linked into environments, and `info`."""
         self._scratch = scratch(cache_folder())
         folder = Path(self._scratch.name, "package")
         unpack(self.path, folder)
@@ -102,12 +103,12 @@ class Package:
         except Exception as error:
             self._raise_damaged("index.json", error)
         if _indexed_values(archived) != _indexed_values(unpacked):
-            _refuse(self.path, "info/index.json", "is there twice, with other contents")
+            _refuse(self.path, "info/index.json", "is in the archive twice, with other contents")
         return folder
 
     @cached_property
     def payload(self) -> dict[str, str | None]:
-        """The files to install: maps names to the targets of symbolic links, or to None."""
+        """The names of the files to install, with the target of a symbolic link, or None."""
         payload: dict[str, str | None] = {}
         for place, folders, files in os.walk(self.folder):
             for name in [*folders, *files]:
@@ -129,8 +130,8 @@ class Package:
         return payload
 
     @cached_property
-    def held(self) -> dict[str, str]:
-        """Maps the name of each file to install to its sha256, or to A_LINK."""
+    def digests(self) -> dict[str, str]:
+        """The names of the files to install, with the sha256 of a file, or A_LINK."""
         digests = {}
         for name, target in self.payload.items():
             if target is None:
@@ -141,8 +142,8 @@ class Package:
 
     @cached_property
     def info(self) -> dict[str, bytes]:
-        """Maps the names of the files in `info`, without that prefix, to their contents."""
-        _ = self.payload  # refuses links
+        """The contents of the files in `info`, by the path below `info`."""
+        _ = self.payload  # raises Refused if `info` has links
         folder = self.folder / "info"
         files = [path for path in folder.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
@@ -151,15 +152,15 @@ class Package:
         return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
     def _parse(self, name: str) -> dict[str, Any]:
-        """Parse info/NAME, a JSON or YAML file that holds a mapping."""
+        """Parse info/NAME, a JSON or YAML file whose content is a mapping."""
         try:
             if name.endswith(".json"):
                 data = json.loads(self.info[name])
             else:
-                # The C loader: a rendered recipe of hundreds of packages takes seconds otherwise.
+                # The Python loader would take seconds for a recipe with hundreds of packages.
                 data = yaml.load(self.info[name], yaml.CSafeLoader)
             if not isinstance(data, dict):
-                raise ValueError(f"it holds no mapping but {type(data).__name__}")
+                raise ValueError(f"its content is not a mapping but {type(data).__name__}")
         except (KeyError, ValueError, RecursionError, yaml.YAMLError) as error:
             self._raise_damaged(name, error)
         return data
@@ -175,12 +176,12 @@ class Package:
 
     @cached_property
     def rendered(self) -> dict[str, Any]:
-        """The rendered recipe that it was built from."""
+        """The rendered recipe that the package was built from."""
         return self._parse(RENDERED)
 
     @cached_property
     def listed(self) -> dict[str, str]:
-        """Maps each file in info/paths.json, as the installer reads it, to its sha256 or A_LINK.
+        """The names that the installer reads from info/paths.json, with the sha256 or A_LINK.
 
         Raises Refused for a name that leads out of the prefix, or that is listed twice.
         """
@@ -195,7 +196,7 @@ class Package:
             if name in files:
                 self._refuse_listed(name, "twice")
             if not is_plain(name) or name.split("/")[0] == "info":
-                self._refuse_listed(name, "which is not a plain path below a prefix")
+                self._refuse_listed(name, "which is not a plain path inside a prefix")
             if path.path_type.directory:
                 continue
             if path.path_type.softlink:
@@ -205,10 +206,10 @@ class Package:
         return files
 
     def _refuse_listed(self, name: str, reason: str) -> NoReturn:
-        raise Refused(f"{self.path} lists {name!a:.200}, {reason}: install nothing of it")
+        raise Refused(f"{self.path} lists {name!a:.200}, {reason}: do not install it")
 
     def require_safe(self, contents: bool = True) -> "Places":
-        """Require that the package can only write inside its prefix, and is what it lists.
+        """Require that the package writes only inside its prefix and has exactly the listed files.
 
         rattler installs each path in info/paths.json, even one outside the prefix: see SECURITY.md.
 
@@ -216,10 +217,10 @@ class Package:
             contents: Compare the sha256 of each file, too.
 
         Returns:
-            Where the package writes.
+            The places where the package writes.
 
         Raises:
-            Refused: The package could write outside, or is not what it lists.
+            Refused: The package could write outside its prefix, or its files differ from the list.
         """
         _ = self.index  # raises Failed for a renamed package
         differing = sorted(self.payload.keys() ^ self.listed.keys())
@@ -230,18 +231,18 @@ class Package:
             is_link = target is not None
             is_listed_as_link = self.listed[name] == A_LINK
             if is_link != is_listed_as_link:
-                _refuse(self.path, name, "is a link, or is listed as one, but not both")
+                _refuse(self.path, name, "is a link but not listed as one, or the reverse")
         require_confined([self.places])
         if contents:
-            changed = sorted(self.held.items() - self.listed.items())
+            changed = sorted(self.digests.items() - self.listed.items())
             if changed:
                 name, _ = changed[0]
-                _refuse(self.path, name, "has another sha256 than info/paths.json says")
+                _refuse(self.path, name, "has another sha256 than the one in info/paths.json")
         return self.places
 
     @cached_property
     def places(self) -> "Places":
-        """Where the package writes. It stays known when the package's folder is removed."""
+        """The places where the package writes. They are kept when its folder is removed."""
         link_json = self._parse("link.json") if "link.json" in self.info else {}
         noarch = link_json.get("noarch")
         entry_points = noarch.get("entry_points") if isinstance(noarch, dict) else None
@@ -249,7 +250,7 @@ class Package:
         for entry_point in entry_points or ():
             name = str(entry_point).partition("=")[0].strip()
             if posixpath.basename(name) != name or name in ("", ".", ".."):
-                _refuse(self.path, name, "is a console script, but no plain file name")
+                _refuse(self.path, name, "is a console script whose name is not a plain file name")
             scripts.append(name)
         return Places(
             path=self.path,
@@ -264,23 +265,24 @@ class Package:
 
 
 def _indexed_values(index: IndexJson) -> list[str]:
-    """Return as text what an index takes from an info/index.json."""
+    """Return the fields that an index copies from info/index.json, as text."""
     return [str(getattr(index, key, None)) for key in INDEXED]
 
 
 def _refuse(package: Path, name: str, reason: str) -> NoReturn:
-    raise Refused(f"{package}: {name!a:.200} {reason}: install nothing of it")
+    raise Refused(f"{package}: {name!a:.200} {reason}: do not install this package")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a package writes in a prefix.
+    """The places where a package writes in a prefix.
 
     Attributes:
         path: The package file.
         name: The name of the package.
-        is_noarch_python: Its modules and scripts go where the prefix's Python looks for them.
-        payload: Maps the names of its files to the targets of symbolic links, or to None.
+        is_noarch_python: Whether the package is `noarch: python`. The installer puts modules and
+            scripts of such a package where the prefix's Python looks for them.
+        payload: The names of its files, with the target of a symbolic link, or None.
         scripts: The names of console scripts that the installer makes in `bin`.
     """
 
@@ -291,7 +293,7 @@ class Places:
     scripts: Sequence[str]
 
     def map_targets(self, site_packages: str) -> dict[str, str | None]:
-        """Map the path of each of its files in a prefix to the target of a link, or to None.
+        """Return the paths of the files in a prefix, with the target of a link, or None.
 
         Args:
             site_packages: The folder for modules, relative to the prefix.
@@ -306,10 +308,10 @@ class Places:
         return targets
 
     def select_coinstalled(self, tree: Tree, place: str) -> list[str]:
-        """Return the entries at a place that packages have which this one may be installed with.
+        """Return the entries at a path of a tree that can be in the same prefix as this package.
 
-        They are its own and those of packages with other names, because a prefix has one package of
-        each name.
+        These are the package's own entries and those of packages with other names. Two packages of
+        the same name are never in one prefix.
         """
         entries = []
         for package, entry in tree.get(place, ()):
@@ -318,15 +320,15 @@ class Places:
         return list(dict.fromkeys(entries))
 
     def find_landings(self, place: str, target: str | None, links: Tree) -> set[str]:
-        """Return where in the prefix one of its files may be written.
+        """Return the paths at which a file of the package may be written, after following links.
 
         Args:
             place: The path of the file in the prefix.
-            target: The target of a symbolic link; None for a file.
+            target: The target if the file is a symbolic link, or else None.
             links: The links of all packages.
 
         Raises:
-            Refused: It may be written outside of the prefix, or in place of the installer's files.
+            Refused: The file may be written outside of the prefix, or over the installer's files.
         """
 
         def targets_of(path: str) -> list[str]:
@@ -335,7 +337,7 @@ class Places:
         folder, name = posixpath.split(place)
         unfollowed = {posixpath.join(parent, name) for parent in follow_links(folder, targets_of)}
         if target is not None and target.startswith("/"):
-            followed = unfollowed  # a link may name a file of the system
+            followed = unfollowed  # the link points to a system file, which is allowed
         else:
             followed = set(follow_links(place, targets_of))
         for landing in sorted(unfollowed | followed):
@@ -343,35 +345,35 @@ class Places:
                 _refuse(self.path, place, "leads out of the prefix through a link")
             top = landing.split("/")[0]
             if top in INSTALLERS:
-                _refuse(self.path, place, f"lands in {top}, which is the installer's own")
+                _refuse(self.path, place, f"is written to {top}, which only the installer may do")
         return followed if target is None else unfollowed
 
     def require_own_scripts(self, links: Tree, landings: Tree) -> None:
-        """Raise Refused if one of its console scripts would be written through a packaged file.
+        """Raise Refused if one of the console scripts has the path of a packaged file.
 
-        rattler writes a script through what is there, and a packaged file is there as a hard link
-        to a file of its cache.
+        A packaged file in a prefix is a hard link to a file in rattler's cache. rattler would write
+        the script into that file, and so change the cache.
 
         Args:
             links: The links of all packages.
-            landings: The files of all packages, by where they may be written.
+            landings: The files of all packages, by the paths at which they may be written.
         """
         for script in self.scripts:
             for landing in self.find_landings(f"bin/{script}", None, links):
                 if self.select_coinstalled(landings, landing):
-                    _refuse(self.path, script, "is a console script in place of a packaged file")
+                    _refuse(self.path, script, "is a console script over a packaged file")
 
 
 def require_confined(packages: Sequence[Places], python: PackageRecord | None = None) -> None:
-    """Require that packages stay inside their prefix, whichever of them are installed together.
+    """Require that packages stay inside their prefix, in any combination of them.
 
     Args:
-        packages: Where they write.
-        python: The record of the Python that they are installed for. Without it, links of every
-            Python count.
+        packages: The places where each package writes.
+        python: The record of the Python that the packages are installed for. Without it, the links
+            of packages for every Python count.
 
     Raises:
-        Refused: A package could write outside.
+        Refused: A package could write outside its prefix.
     """
     site_packages = _find_site_packages(python)
     files = []
@@ -395,7 +397,7 @@ def require_confined(packages: Sequence[Places], python: PackageRecord | None = 
 
 
 def _find_site_packages(python: PackageRecord | None) -> str:
-    """Return the folder for modules, relative to the prefix; without a Python any name of it."""
+    """Return the folder for modules, relative to the prefix; without a Python, that of Python 3."""
     if python and python.python_site_packages_path:
         site_packages = python.python_site_packages_path
     else:
@@ -412,9 +414,9 @@ def follow_links(path: str, targets_of: Callable[[str], Iterable[str]]) -> Itera
 
     Args:
         path: A path in the prefix.
-        targets_of: Returns the targets of the links at a path; none if no package has one there.
+        targets_of: Returns the targets of the links that packages have at a path.
     """
-    pending = [("", path)]  # the part whose links are followed, and the rest
+    pending = [("", path)]  # the part whose links have been followed, and the remaining part
     for _ in range(LINKS_LIMIT):
         if not pending:
             return
@@ -450,30 +452,31 @@ def unpack(archive: Path, folder: Path) -> None:
 
     Raises:
         Failed: The package is damaged.
-        Refused: Readers could see different contents in it.
+        Refused: Two programs could read different contents from the archive.
     """
     try:
         if archive.name.endswith(".conda"):
             _require_one_reading(archive)
         extract(archive, folder)
     except Refused as error:
-        raise Refused(f"{archive} holds {error}: install nothing of it") from None
-    except Exception as error:  # zipfile's, struct's, and what the bindings raise
+        raise Refused(f"{archive} holds {error}: do not install it") from None
+    except Exception as error:  # errors of zipfile, struct and the bindings
         reason = "; ".join(str(error).splitlines()) or "truncated"
         raise Failed(f"{archive} cannot be read: {reason:.500}") from None
 
 
 def _require_one_reading(archive: Path) -> None:
-    """Raise Refused unless a .conda has the members of its name, stored in order, and nothing else.
+    """Raise Refused unless every program reads the same members from a .conda file.
 
-    Some readers take the central directory of a zip archive, others the header before each member.
+    Some programs read the central directory of a zip archive, others the header before each member.
+    So both have to list exactly the three members of a package, uncompressed and without gaps.
     """
     name = stem(archive)
     expected = ["metadata.json", f"info-{name}.tar.zst", f"pkg-{name}.tar.zst"]
     with archive.open("rb") as file, zipfile.ZipFile(file) as directory:
         members = directory.infolist()
         if sorted(member.filename for member in members) != sorted(expected):
-            contents = "other members than metadata.json and two archives of its name"
+            contents = "other members than metadata.json and the two archives with its name"
             raise Refused(f"{contents}; was it renamed?")
         end = 0
         for member in members:
@@ -481,7 +484,7 @@ def _require_one_reading(archive: Path) -> None:
         file.seek(-ZIP_END_SIZE, os.SEEK_END)
         is_end = file.read(4) == ZIP_END_SIGNATURE
         if end != directory.start_dir or directory.comment or not is_end:
-            raise Refused("data beside the members of its zip archive")
+            raise Refused("data that belong to no member of its zip archive")
 
 
 def _require_same_header(file: BinaryIO, start: int, member: zipfile.ZipInfo) -> int:
@@ -489,11 +492,11 @@ def _require_same_header(file: BinaryIO, start: int, member: zipfile.ZipInfo) ->
 
     Args:
         file: The archive.
-        start: Where the member before ends.
+        start: The offset at which the previous member ends.
         member: The member as the central directory describes it.
 
     Returns:
-        Where the member ends.
+        The offset at which this member ends.
 
     Raises:
         Refused: They differ, or the member is compressed.
@@ -527,5 +530,5 @@ def _require_same_header(file: BinaryIO, start: int, member: zipfile.ZipInfo) ->
     )
     is_stored = flags == 0 and method == zipfile.ZIP_STORED
     if stated != listed or not is_stored:
-        raise Refused("a member that is not stored, or headers that differ")
+        raise Refused("a compressed member, or headers that differ")
     return start + ZIP_HEADER.size + name_length + extra_length + size

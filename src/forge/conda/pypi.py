@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Names of conda packages on PyPI, so that pixi does not install the same package from there too.
+"""Names of conda packages on PyPI. With them, pixi does not install the same package twice.
 
-pixi assumes equal names for conda-forge alone. In any other channel a record states the name in
-`purls`, or a workspace does in `conda-pypi-map`. Our recipes state it in `extra.pypi`.
+pixi assumes equal names only for packages of conda-forge. For other channels, it reads the name on
+PyPI from `purls` in the channel's index, or from `conda-pypi-map` in the workspace. Our recipes
+state the name in `extra.pypi`.
 """
 
 import json
@@ -28,7 +29,7 @@ def parse(text: bytes | None, where: object) -> Names:
 
     Args:
         text: The table; None for a channel that has none yet.
-        where: Its place, for the message of an error.
+        where: The path of the table, for error messages.
 
     Raises:
         ForgeError: The text is not such a table.
@@ -43,21 +44,21 @@ def parse(text: bytes | None, where: object) -> Names:
 
 
 def read_names(recipes: Path) -> Names:
-    """Collect `extra.pypi` of each recipe in a folder. Raises ForgeError for a malformed one."""
+    """Collect `extra.pypi` of each recipe in a folder. Raise ForgeError if one is malformed."""
     names: Names = {}
     for path in sorted(recipes.glob("*/recipe.yaml")):
         try:
             extra = yaml.safe_load(read_text(path)).get("extra") or {}
             stated = extra.get("pypi", {})
         except (yaml.YAMLError, AttributeError, ForgeError):
-            # RecipeSet reports a recipe that cannot be read, and the others are still built.
+            # RecipeSet reports recipes that cannot be read. The others can still be built.
             continue
         names |= _require_names(stated, f"{path}: extra.pypi")
     return names
 
 
 def _require_names(names: Any, where: object) -> Names:
-    """Return `names` if it is a name table. Raises ForgeError otherwise."""
+    """Return `names` if it is a table of names. Raise ForgeError otherwise."""
     is_table = isinstance(names, dict)
     if is_table:
         is_table = all(_is_entry(conda_name, name) for conda_name, name in names.items())
@@ -67,7 +68,7 @@ def _require_names(names: Any, where: object) -> Names:
 
 
 def _is_entry(conda_name: Any, pypi_name: Any) -> bool:
-    """Return whether a name table may map one name to the other."""
+    """Return whether the two values can be an entry of a table of names."""
     if not isinstance(conda_name, str):
         return False
     if pypi_name is None:
@@ -76,7 +77,7 @@ def _is_entry(conda_name: Any, pypi_name: Any) -> bool:
 
 
 def purls(file: str, names: Names) -> list[str]:
-    """Return the `purls` of a record: package URLs that say what its package is on PyPI.
+    """Return the `purls` of a record, the package URLs of the package on PyPI.
 
     Args:
         file: The package file, NAME-VERSION-BUILD.conda.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scratch folders: temporary folders that the next process removes if theirs is killed."""
+"""Scratch folders: temporary folders that a later process removes if their own was killed."""
 
 import os
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from forge.files import lock_if_free, swept
+from forge.files import lock_if_free, remove_if_unlocked
 
 PREFIX = ".forge-"
 
@@ -21,7 +21,7 @@ def cache_folder() -> Path:
 
 
 class ScratchFolder(tempfile.TemporaryDirectory[str]):
-    """A temporary folder with a lock, which its process holds as long as it lives."""
+    """A temporary folder with a lock. Its process holds the lock until the process ends."""
 
     def __init__(self, parent: Path) -> None:
         super().__init__(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True)
@@ -30,7 +30,7 @@ class ScratchFolder(tempfile.TemporaryDirectory[str]):
 
 
 def scratch(parent: Path) -> ScratchFolder:
-    """Make a scratch folder, and remove those that killed processes left in the same place."""
+    """Make a scratch folder, and remove the scratch folders of killed processes in `parent`."""
     parent.mkdir(parents=True, exist_ok=True)
     with FileLock(parent / ".forge.lock"):
         _remove_abandoned(parent)
@@ -38,21 +38,21 @@ def scratch(parent: Path) -> ScratchFolder:
 
 
 def _remove_abandoned(parent: Path) -> list[Path]:
-    """Remove the scratch folders whose processes have ended; return them."""
+    """Remove the scratch folders whose processes have ended, and return their paths."""
     abandoned = []
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # its process may end right now
-            # A folder may have no lock file: rattler writes on for a while after its error, and
-            # makes a removed folder again.
+        with suppress(OSError):  # its process may be removing it right now
+            # The folder may have no lock file: after an error, rattler continues to write for a
+            # while, and so makes the removed folder again.
             (folder / ".lock").touch()
-            abandoned += swept(folder / ".lock", [folder])
+            abandoned += remove_if_unlocked(folder / ".lock", [folder])
     return abandoned
 
 
 def remove_cache_leftovers(cache: Path) -> list[Path]:
-    """Remove the folders in which killed processes unpacked packages; return them.
+    """Remove the folders in which killed processes unpacked packages, and return their paths.
 
-    They are our scratch folders and those of rattler.
+    These are our scratch folders and rattler's temporary folders.
     """
     folders = []
     with lock_if_free(cache / ".forge.lock") as is_locked:
@@ -65,13 +65,13 @@ def remove_cache_leftovers(cache: Path) -> list[Path]:
 
 
 def _remove_unpacking(cache: Path) -> list[Path]:
-    """Remove the folders in which rattler was unpacking when it was killed; return them.
+    """Remove the folders in which rattler was unpacking when it was killed; return their paths.
 
-    rattler unpacks NAME into .NAMExxxxxx. Meanwhile it holds NAME.lock, or the whole cache's lock.
+    rattler unpacks NAME into .NAMExxxxxx. Meanwhile it holds NAME.lock or the lock of the cache.
     """
     folders = []
     for folder in cache.glob(".*-*-*"):
         if folder.is_dir():
             name = folder.name[1:-6]
-            folders += swept(cache / f"{name}.lock", [folder])
+            folders += remove_if_unlocked(cache / f"{name}.lock", [folder])
     return folders

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Solve environments for this machine, and name the requirement that cannot be satisfied.
+"""Solve environments for this machine, and find the requirement that cannot be satisfied.
 
-Channels are listed by priority, which is strict: of a package that the first channel has, no other
-channel's builds are considered.
+Channels are listed by priority, and the priority is strict: if the first channel has a package, the
+builds of that package in other channels are not considered.
 """
 
 import asyncio
@@ -25,7 +25,10 @@ def parse_package_name(spec: str) -> str:
 
 
 def virtual_packages() -> list[GenericVirtualPackage]:
-    """Detect glibc, GPUs and so on as pixi does. CONDA_OVERRIDE_NAME=VERSION replaces a version."""
+    """Detect virtual packages such as __glibc as pixi does.
+
+    The environment variable CONDA_OVERRIDE_NAME=VERSION replaces a version.
+    """
     overrides = rattler.VirtualPackageOverrides.from_env()
     detected = rattler.VirtualPackage.detect(overrides)  # py-rattler 0.25 detects no AMD GPUs
     return [package.into_generic() for package in detected]
@@ -36,12 +39,12 @@ def solve(
     specs: Sequence[str],
     gateway: rattler.Gateway,
 ) -> list[RepoDataRecord]:
-    """Solve an environment for this machine. Raises what the bindings raise.
+    """Solve an environment for this machine. Errors of the bindings are not caught.
 
     Args:
         channel_urls: The channels, by priority.
         specs: Match specs.
-        gateway: Reads the channels, and keeps what it has read.
+        gateway: Reads the channels, and caches their records.
     """
     solution = rattler.solve(
         channel_urls,
@@ -58,7 +61,7 @@ def list_missing(
     specs: Sequence[str],
     gateway: rattler.Gateway,
 ) -> list[str]:
-    """List the match specs that no package satisfies, with the newest version of each package."""
+    """List the match specs that no package satisfies, each with its package's newest version."""
     names = {spec: parse_package_name(spec) for spec in specs if not spec.startswith("__")}
     builds = _query(channel_urls, set(names.values()), gateway)
     missing = []
@@ -79,7 +82,7 @@ def _query(
     names: set[str],
     gateway: rattler.Gateway,
 ) -> dict[str, list[RepoDataRecord]]:
-    """Return the builds of each package in the first channel that has it."""
+    """Return the builds of each package in the first channel that has the package."""
     query = gateway.query(channel_urls, SUBDIRS, names, recursive=False)
     builds: dict[str, list[RepoDataRecord]] = {}
     for record in itertools.chain.from_iterable(asyncio.run(query)):
@@ -90,7 +93,7 @@ def _query(
 
 
 def explain(channel_urls: list[str], specs: Sequence[str], gateway: rattler.Gateway) -> str:
-    """Name in one line what keeps match specs from being solved; empty if they do solve."""
+    """Return in one line why match specs cannot be solved together; empty if they can."""
     missing = list_missing(channel_urls, specs, gateway)
     if missing:
         return f"{' or '.join(channel_urls)} has no {'; '.join(missing)}"
@@ -98,13 +101,14 @@ def explain(channel_urls: list[str], specs: Sequence[str], gateway: rattler.Gate
 
 
 def find_conflict(channel_urls: list[str], specs: Sequence[str], gateway: rattler.Gateway) -> str:
-    """Name in one line the first match spec that does not solve together with those before it.
+    """Find the first match spec that cannot be solved together with the specs before it.
 
     Returns:
-        The match spec with the reason; empty if all of them solve.
+        One line with the match spec and the reason; empty if all specs can be solved.
     """
-    solvable = 0  # so many of the first match specs solve
-    unsolvable = len(specs) + 1  # so many do not
+    # A bisection: the first `solvable` specs can be solved, the first `unsolvable` specs cannot.
+    solvable = 0
+    unsolvable = len(specs) + 1
     reason = ""
     while unsolvable - solvable > 1:
         middle = min((solvable + unsolvable) // 2, len(specs))
@@ -117,4 +121,4 @@ def find_conflict(channel_urls: list[str], specs: Sequence[str], gateway: rattle
         if middle == len(specs):
             return ""
         solvable = middle
-    return f"{specs[unsolvable - 1]} cannot be installed beside the rest: {reason}"
+    return f"{specs[unsolvable - 1]} cannot be installed with the others: {reason}"

@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Environments of stacks without pixi, by py-rattler. With pixi, forge.cli.stacks runs it."""
+"""Lock and install the environments of stacks with py-rattler.
+
+Only used without pixi: if pixi is on PATH, forge.cli.stacks runs pixi instead.
+"""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""pixi.lock: read without trust in what cannot be checked, and written for this machine."""
+"""Read pixi.lock without trusting values that cannot be checked, and write it for this machine."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,16 +13,17 @@ from forge.files import read_text
 from forge.project import SUBDIRS
 
 PLATFORM = "linux-64"
-MAX_DEPTH = 50  # of nested lists; rattler's parser takes minutes for thousands
+# Limit of nested lists. rattler's parser takes minutes for a nesting of thousands.
+MAX_DEPTH = 50
 
 
 def read(path: Path) -> dict[str, rattler.Environment]:
-    """Read the locked environments by name. Raises ForgeError for anything but a lock file."""
+    """Return the locked environments by name. Raise ForgeError if the file is not a lock file."""
     try:
         if _measure_depth(read_text(path)) > MAX_DEPTH:
             raise ValueError("its lists are nested too deeply")
         return dict(LockFile.from_path(path).environments())
-    except Exception as error:  # for example marks of a merge
+    except Exception as error:  # for example because of conflict markers of git
         raise ForgeError(f"{path} is not a lock file: {error!s:.300}") from None
 
 
@@ -40,10 +41,11 @@ def _measure_depth(text: str) -> int:
 
 
 def records(locked: rattler.Environment) -> list[RepoDataRecord]:
-    """List the packages of an environment on its only platform, whatever pixi calls that.
+    """List the packages of an environment, which may be locked only for PLATFORM.
 
     Raises:
-        ForgeError: It has several platforms, or a package from PyPI or built from source.
+        ForgeError: The environment has other platforms, or a package that is not a conda package:
+            one from PyPI, or one to build from source.
     """
     platforms = locked.platforms()
     if [str(platform.subdir) for platform in platforms] != [PLATFORM]:
@@ -51,14 +53,14 @@ def records(locked: rattler.Environment) -> list[RepoDataRecord]:
     packages = []
     for package in locked.packages(platforms[0]) or []:
         if not isinstance(package, CondaLockedBinaryPackage):
-            reason = "comes from PyPI or source: forge installs conda packages, pixi all"
+            reason = "is not a conda package but from PyPI or source: use pixi to install it"
             raise ForgeError(f"{package.name} {reason}")
         packages.append(package.repo_data_record())
     return packages
 
 
 def require_checkable(records: Iterable[RepoDataRecord], channel_urls: list[str]) -> None:
-    """Raise ForgeError for a record that is wrong, or whose file is outside the channels."""
+    """Raise ForgeError if a record is wrong, or if its file is not in one of the channels."""
     for record in records:
         locate_file(record)
         is_in_channel = any(is_of(record.url, channel_url) for channel_url in channel_urls)
@@ -90,7 +92,7 @@ def write(
             lock.add_conda_package(environment, platform, record)
     try:
         lock.to_path(path)
-    except Exception as error:  # a full disk
+    except Exception as error:  # for example a full disk
         raise ForgeError(f"cannot write {path}: {error}") from None
 
 

@@ -26,7 +26,7 @@ from forge.conda.solve import explain, solve
 from forge.envs import lockfile
 from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted, one_line
-from forge.files import hold, sha256_file, swept, write_text
+from forge.files import hold, remove_if_unlocked, sha256_file, write_text
 
 # Files in a prefix that say that all of it is installed: ours, pixi's, and an older pixi's.
 INSTALLED_FROM = "conda-meta/installed-from"
@@ -175,13 +175,13 @@ class Workspace:
             write_text(mark, sha256_file(self.lock_file))
         return len(records)
 
-    def left(self) -> Iterator[Path]:
+    def find_leftovers(self) -> Iterator[Path]:
         """Yield what a killed `lock` or `install` left behind. The caller holds their lock.
 
         A prefix in which pixi was installing is already removed, with pixi's own lock held.
         """
         for prefix in self.folder.glob(".pixi/envs/*/"):
-            yield from swept(prefix / PIXI_STATE, _yield_unfinished(prefix))
+            yield from remove_if_unlocked(prefix / PIXI_STATE, _yield_unfinished(prefix))
             if prefix.exists() and not any((prefix / name).exists() for name in MARKS):
                 yield prefix
         yield from self.folder.glob(".partial-*")

@@ -70,7 +70,7 @@ def verify(path: Path, project: Project) -> Verdict:
 def _verify_files(package: Package, verdict: Verdict) -> None:
     """Compare a package's files with its own list of them."""
     verdict.compared.append(f"{len(package.listed)} files with its own list")
-    verdict.differences += _compare(package.held, package.listed, "info/paths.json")
+    verdict.differences += _compare(package.digests, package.listed, "info/paths.json")
     if not verdict.differences:
         verdict.places.append(package.require_safe())
 
