@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-# Credentials in URLs: patterns, and what takes the place of a match. A part of unlimited length
-# would be tried from each character of a word to its end, which takes minutes; hence the limits.
+# Patterns of credentials in URLs, each with its replacement. Repetitions are limited to some
+# thousand characters. Without the limit, the search in a very long word would take minutes, because
+# a match would be tried from each of its characters to its end.
 SECRETS = (
     # https://USER:PASSWORD@HOST
     (r"(\w:/{1,2})[^/\s]+(@|%40)", r"\1"),
@@ -26,7 +27,8 @@ SECRET_NAME = re.compile(
     r"|(^|_)(auth|key|pass|pat|pwd)(_|$)",
     re.I,
 )
-# Secrets in a text: after a word such as `token=`, in a header, by a known prefix, private keys.
+# Secrets in a text: values after a word such as `token=`, values of HTTP headers, words with a
+# known prefix, and private keys.
 SECRET_TEXT = re.compile(
     r"((?:passwo?r?d|passphrase|secret|token|(?:api|access|private)[-_]?key)[\"']?\s?[:=]\s?[\"']?"
     r"|\bpassword\s)(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^\s\"']+)"
@@ -35,7 +37,7 @@ SECRET_TEXT = re.compile(
     r"|-----BEGIN [A-Z ]{,30}PRIVATE KEY-----.*?(?:-----END|\Z)",
     re.I | re.S,
 )
-SHORTEST_SECRET = 4  # characters; shorter values occur in every text
+SHORTEST_SECRET = 4  # characters; shorter values are not masked, because every text has them
 LONGEST_LINE = 600  # characters
 
 
@@ -48,12 +50,12 @@ def redact(error: object) -> str:
 
 
 def remove_secrets(text: str, environment: Mapping[str, str]) -> str:
-    """Return a log without secrets and without the credentials in URLs, fit for strangers.
+    """Return a log without secrets and without credentials in URLs, so that it can be published.
 
     Args:
         text: A log that other programs wrote.
-        environment: Their environment. Values of variables that are named like a secret are removed
-            wherever they occur, also where a terminal's width broke them into lines.
+        environment: The environment variables of these programs. If the name of a variable is that
+            of a secret, its value is removed wherever it occurs, even if line breaks split it.
     """
     secrets = set[str]()
     for name, value in environment.items():
@@ -71,7 +73,7 @@ def remove_secrets(text: str, environment: Mapping[str, str]) -> str:
 
 
 def _mask(secret: re.Match[str]) -> str:
-    """Replace what SECRET_TEXT matches, but for the word that introduces it."""
+    """Return the replacement for a match of SECRET_TEXT, which keeps the introducing word."""
     introduction = secret[1] or secret[2] or ""
     return f"{introduction}***"
 
@@ -79,19 +81,19 @@ def _mask(secret: re.Match[str]) -> str:
 class ForgeError(Exception):
     """A usage or configuration error.
 
-    The message says what is wrong, where, and what to do. It has no secrets and may be logged.
+    The message states the error, its place and what to do. It has no secrets and can be logged.
     """
 
     exit_code = 2
 
     def __init__(self, message: object) -> None:
-        """Remove credentials, control characters and the ends of endless words from the message."""
+        """Remove credentials from the message, escape control characters, and cut long words."""
         text = "".join(_escape(character) for character in redact(message))
         super().__init__(LONG_WORD.sub(r"\1...", text))
 
 
 def _escape(character: str) -> str:
-    """Return a character as it is, or its escape sequence if a terminal would not print it."""
+    """Return a printable character unchanged, and any other one as its escape sequence."""
     if character.isprintable() or character in "\n\t":
         return character
     return ascii(character)[1:-1]
@@ -110,12 +112,12 @@ class Refused(ForgeError):
 
 
 class NotAttempted(ForgeError):
-    """Something could not be tried at all, for example because a source is unreachable."""
+    """Something could not be attempted, for example because a source is unreachable."""
 
     exit_code = 3
 
 
 def one_line(text: str) -> str:
-    """Return foreign text as one short line of ASCII, which every terminal and log takes."""
+    """Return the text of another program as one short line of ASCII, for terminals and logs."""
     plain = ascii(redact(text))[1:-1]
     return " ".join(plain.split())[:LONGEST_LINE]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files: hash them, read them as text, replace them in one step; and locks on folders."""
+"""Hash files, read them as text, replace them in one step, and lock folders."""
 
 import contextlib
 import fcntl
@@ -31,16 +31,16 @@ def digest_tree(
     follow: bool = True,
     contents: Mapping[Path, bytes] = MappingProxyType({}),
 ) -> str:
-    """Hash the names, executable bits, link targets and bytes of a file or folder into one sha256.
+    """Return one sha256 of the names, executable bits, link targets and bytes of all files.
 
-    Files that ROOT/.gitignore lists and git does not track are left out, because editors and tools
-    leave such files behind.
+    Files that ROOT/.gitignore lists and git does not track are left out, because they are leftovers
+    of editors and tools.
 
     Args:
         path: The file or folder.
         root: The checkout.
         follow: Include the target of a link that leads out of the folder.
-        contents: Bytes to hash in place of those of a file.
+        contents: For some files, bytes to hash instead of their content.
     """
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     skipped = _select_ignored(files, path, root)
@@ -85,10 +85,10 @@ def _select_ignored(files: Iterable[Path], folder: Path, root: Path) -> set[Path
 
 
 def git(root: Path, *arguments: str) -> str:
-    """Run git in the repository at `root`, and not in one around it.
+    """Run git in the repository at `root`, never in a repository that contains `root`.
 
     Returns:
-        What git prints; an empty string if it fails or is not installed.
+        The output of git; an empty string if git fails or is not installed.
     """
     command = ["git", "--git-dir", ".git", *arguments]
     with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
@@ -98,14 +98,14 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def require_file(path: Path) -> Path:
-    """Return the path. Raises ForgeError for a pipe or a device, which a reader would wait for."""
+    """Return the path. Raise ForgeError for a pipe or a device, which would block a reader."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ForgeError(f"{path} is not a file, but a pipe or a device")
     return path
 
 
 def read_text(path: Path) -> str:
-    """Read a small text file. Raises ForgeError for one that is large or not UTF-8."""
+    """Read a small text file. Raise ForgeError if the file is large or not UTF-8."""
     require_file(path)
     try:
         return read_bytes(path).decode()
@@ -115,16 +115,16 @@ def read_text(path: Path) -> str:
 
 @contextlib.contextmanager
 def open_whole(target: Path) -> Iterator[BinaryIO]:
-    """Open a file to write. It becomes `target` when the block ends, and is then on the disk.
+    """Open a temporary file to write. When the block ends, it is synced and replaces `target`.
 
     Raises:
-        Failed: There is no room or no permission. `target` is then unchanged.
+        Failed: The disk is full, or permission is denied. `target` is unchanged.
     """
     partial = target.with_name(f".partial-{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)  # a killed process may have left it
-        with partial.open("xb") as out:  # "x", so as never to write through a link
+        with partial.open("xb") as out:  # mode "x" never writes through a link
             yield out
             out.flush()
             os.fsync(out.fileno())
@@ -134,37 +134,37 @@ def open_whole(target: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        advice = "Mend that and run the same command again"
+        advice = "Fix that and run the same command again"
         raise Failed(f"cannot write {target}: {error.strerror}. {advice}") from None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file in one step, so that nobody reads half of it. Raises Failed."""
+    """Write a small file in one step, so that no program reads half of it. Raise Failed if not."""
     with open_whole(path) as out:
         out.write(text.encode())
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file in one step, so that nobody reads half of it. Raises Failed."""
+    """Copy a file in one step, so that no program reads half of it. Raise Failed if not."""
     with source.open("rb") as stream, open_whole(target) as out:
         shutil.copyfileobj(stream, out)
 
 
 def move_whole(source: Path, target: Path) -> None:
-    """Move a file in one step. Raises Failed, and leaves the file where it is."""
+    """Move a file in one step. If that fails, raise Failed and leave the file at `source`."""
     copy_whole(source, target)
     source.unlink()
 
 
 def remove_if_unlocked(lock: Path, leftovers: Iterable[Path]) -> list[Path]:
-    """Remove what killed processes left behind, unless a process holds their lock.
+    """Remove leftovers of killed processes, unless a running process holds their lock.
 
     Args:
         lock: The lock file. Nothing is removed if it does not exist.
-        leftovers: Files and folders to remove. They are listed with the lock held.
+        leftovers: Files and folders to remove. The iterable is consumed while the lock is held.
 
     Returns:
-        What was removed.
+        The paths that were removed.
     """
     with contextlib.suppress(OSError), lock_if_free(lock) as is_locked:
         if is_locked:
@@ -177,7 +177,7 @@ def lock_if_free(path: Path) -> Iterator[bool]:
     """Lock an existing file while the block runs, unless another process holds its lock.
 
     Yields:
-        Whether the file is locked. It is not if it does not exist.
+        Whether this process holds the lock now; False if the file does not exist.
     """
     try:
         file = path.open("rb")
@@ -186,7 +186,7 @@ def lock_if_free(path: Path) -> Iterator[bool]:
         return
     with file:
         try:
-            # Not with FileLock, which may empty the file: rattler's and pixi's have content.
+            # FileLock may empty the file, but the lock files of rattler and pixi have content.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             yield False
@@ -195,7 +195,7 @@ def lock_if_free(path: Path) -> Iterator[bool]:
 
 
 def remove_all(paths: Iterable[Path]) -> list[Path]:
-    """Remove files and folders as far as possible; return those that no longer exist."""
+    """Remove files and folders as far as possible, and return the paths that no longer exist."""
     paths = list(paths)
     for path in paths:
         with contextlib.suppress(OSError):
@@ -216,11 +216,12 @@ def hold(
 
     Args:
         folder: The folder. It is made if it does not exist.
-        doing: What the block does to the folder, such as "publishing to".
-        say: Prints that another process holds the lock; then this one waits.
+        doing: A description of the block for messages, such as "publishing to".
+        say: If another process holds the lock, `say` prints that, and this process waits. Without
+            `say`, this process does not wait.
 
     Raises:
-        ForgeError: The folder is not writable, or without `say` another process holds the lock.
+        ForgeError: The folder is not writable, or another process holds the lock and `say` is None.
     """
     path = folder / ".lock"
     lock = FileLock(path, mode=0o644)

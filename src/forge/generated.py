@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Generate text in pages and manifests from the one file that states each fact.
+"""Generate the parts of pages and manifests that repeat facts from other files.
 
-- `extra` of each recipe states the state, cost and notes of its packages and their names on PyPI.
-  pixi reads no list of names from another file, so every manifest that users copy repeats them.
+- Names on PyPI, states, costs and notes of packages come from `extra` of each recipe. Every
+  manifest that users copy repeats the names, because pixi cannot read them from another file.
 - stacks/several.toml repeats the tables of three stacks for the same reason.
 - docs/kernels.md sums up recipes/*/kernels.tsv, which lists the costs of packaged kernels.
 - pixi.toml repeats the dependencies in pyproject.toml under conda-forge's names.
@@ -30,21 +30,22 @@ DEPENDENCIES = "pyproject.toml"
 STATE_PAGE = "README.md"
 COST_PAGE = "docs/build.md"
 SECTIONS_PAGE = "docs/packages.md"
-# Packages on PyPI that require a wheel for CUDA, and that no recipe of ours replaces.
+# Packages on PyPI that require a wheel for CUDA. We have no recipe for them.
 FOR_CUDA = ("unsloth", "xformers")
 BEFORE_PYPI = "1970-01-01"
-# The heading of a table, and its lines up to an empty one, the next table or the end of a block.
+# The heading of a TOML table, and its lines up to an empty line, the next table, or the end of a
+# code block in Markdown.
 TABLE = r"(?m)^(\[[^\n]*\b{}[^\n]*\][^\n]*\n)(?:[^\n\[`][^\n]*\n)*"
-SEVERAL = "stacks/several.toml"
-# The stacks that it combines.
-TOGETHER = ("attention", "vllm", "finetune")
+COMBINED_MANIFEST = "stacks/several.toml"
+# The stacks in COMBINED_MANIFEST.
+COMBINED_STACKS = ("attention", "vllm", "finetune")
 
 
 def find_outdated(project: Project) -> Iterator[tuple[Path, str]]:
-    """Yield each file that differs from what is generated, with its new text.
+    """Yield each file whose generated parts are out of date, with its new text.
 
     Raises:
-        ForgeError: A file that states the facts cannot be read.
+        ForgeError: A file from which text is generated cannot be read.
     """
     names = pypi.read_names(project.recipes)
     pages: dict[Path, str] = {}
@@ -62,22 +63,22 @@ def find_outdated(project: Project) -> Iterator[tuple[Path, str]]:
         if text != pages[path]:
             yield path, text
     manifests: dict[str, str] = {}
-    for name in TOGETHER:
+    for name in COMBINED_STACKS:
         path = project.root / "stacks" / name / "pixi.toml"
         if path not in texts:
-            return  # another project, with other stacks
+            return  # a project with other stacks, for example in a test
         manifests[name] = texts[path]
-    several = project.root / SEVERAL
+    combined = project.root / COMBINED_MANIFEST
     text = compose(manifests)
-    if not several.exists() or read_text(several) != text:
-        yield several, text
+    if not combined.exists() or read_text(combined) != text:
+        yield combined, text
 
 
 def insert_tables(texts: dict[Path, str], project: Project) -> None:
     """Replace the tables about packages and their kernels.
 
     Args:
-        texts: The text of each page; changed in place. A project may lack the pages.
+        texts: The text of each page; changed in place. A test's project may not have the pages.
         project: The checkout.
     """
     kernels_page = project.root / kernel_tables.PAGE
@@ -86,7 +87,7 @@ def insert_tables(texts: dict[Path, str], project: Project) -> None:
         texts[kernels_page] = kernel_tables.with_tables(texts[kernels_page], lists)
     sections_page = project.root / SECTIONS_PAGE
     if sections_page not in texts:
-        return  # another project, without pages about its packages
+        return  # a project without pages about packages, for example in a test
     base = bases.load(project, BaseName.CONDA_FORGE)
     recipes = RecipeSet(project, base).recipes
     costs = {"host base": HostBaseMaker(project, base).cost}
@@ -113,11 +114,11 @@ def insert_tables(texts: dict[Path, str], project: Project) -> None:
 
 
 def insert_names(text: str, names: pypi.Names) -> str:
-    """Return the text with our names in each of pixi's two tables of names on PyPI.
+    """Return the text with our packages in the tables `conda-pypi-map` and `pypi-exclude-newer`.
 
     Args:
         text: A page or a manifest.
-        names: The name on PyPI of each of our packages; None if it is not there.
+        names: The name on PyPI of each of our packages; None if the package is not on PyPI.
     """
     renamed = []
     hidden = set(FOR_CUDA)
@@ -140,20 +141,20 @@ def insert_names(text: str, names: pypi.Names) -> str:
 
 
 def _replace_table(text: str, name: str, lines: str) -> str:
-    """Replace the lines of each TOML table whose heading has a name."""
+    """Replace the lines of each TOML table whose heading contains `name`."""
     pattern = TABLE.format(name)
     return re.sub(pattern, lambda table: table[1] + lines, text)
 
 
 def _toml_key(name: str) -> str:
-    """Return a name as a key of TOML, where a bare dot would begin another table."""
+    """Return a name as a TOML key. It is quoted if it has a dot, which would separate two keys."""
     if "." in name:
         return f'"{name}"'
     return name
 
 
 def compose(manifests: Mapping[str, str]) -> str:
-    """Return a workspace with the feature of each stack.
+    """Return a manifest that combines stacks, each as a feature with an environment.
 
     Args:
         manifests: The text of each stack's manifest, by name.
@@ -173,11 +174,11 @@ def compose(manifests: Mapping[str, str]) -> str:
 
 
 def _compose_head(manifest: str, names: Iterable[str]) -> list[str]:
-    """Return the workspace table and the tables of names on PyPI, with a comment above.
+    """Return the workspace table and the tables of names on PyPI, with a comment above them.
 
     Args:
-        manifest: The text of the first stack's manifest, from which they are taken.
-        names: The stacks.
+        manifest: The text of the first stack's manifest, which has these tables.
+        names: The names of all stacks, for the comment.
     """
     stacks = list(names)
     head = []
@@ -197,7 +198,7 @@ def _compose_head(manifest: str, names: Iterable[str]) -> list[str]:
 
 
 def _format_environments(names: Iterable[str]) -> str:
-    """Return the table of environments: the first stack's is `default`."""
+    """Return the table of environments. The first stack's environment is `default`."""
     first, *others = names
     lines = ["[environments]", f'default = ["{first}"]']
     for name in others:
@@ -206,5 +207,5 @@ def _format_environments(names: Iterable[str]) -> str:
 
 
 def _has_heading(block: str, beginning: str) -> bool:
-    """Return whether a block of TOML has the heading of a table that begins so."""
+    """Return whether a block of TOML has a table whose name starts with `beginning`."""
     return re.search(rf"(?m)^\[{re.escape(beginning)}", block) is not None

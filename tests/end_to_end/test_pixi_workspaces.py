@@ -23,7 +23,7 @@ from support.servers import Revalidating, served
 from support.stand_in import MAPPING, write_mapping
 
 from forge.bases import CONDA_FORGE, PUBLISHED
-from forge.generated import SEVERAL, compose
+from forge.generated import COMBINED_MANIFEST, compose
 
 PAGE = (CHECKOUT / "docs" / "workspaces.md").read_text()
 DOCKERFILE = CHECKOUT / "stacks" / "attention" / "Dockerfile"
@@ -112,7 +112,7 @@ def test_two_stacks_in_one_workspace(
 @pytest.mark.pixi
 @pytest.mark.parametrize("python", ["3.12", "3.13"])
 def test_the_example_of_several_stacks(both_pythons: Pixi, tmp_path: Path, python: str) -> None:
-    write_several(tmp_path, (CHECKOUT / SEVERAL).read_text(), python)
+    write_several(tmp_path, (CHECKOUT / COMBINED_MANIFEST).read_text(), python)
     both_pythons("lock", cwd=tmp_path)
     assert require_our_torch(tmp_path).keys() == {"default", "vllm", "finetune"}
     assert "/vllm-0.33" in " ".join(require_our_torch(tmp_path)["vllm"])
@@ -121,7 +121,7 @@ def test_the_example_of_several_stacks(both_pythons: Pixi, tmp_path: Path, pytho
 @pytest.mark.pixi
 def test_a_torch_for_every_environment_does_not_lock(both_pythons: Pixi, tmp_path: Path) -> None:
     """The tests above can fail: without a torch of conda's, an environment cannot have PyPI's."""
-    text = (CHECKOUT / SEVERAL).read_text()
+    text = (CHECKOUT / COMBINED_MANIFEST).read_text()
     text = text.replace('default = ["attention"]', 'attention = ["attention"]')
     write_several(tmp_path, f'{text}\n[pypi-dependencies]\ntorch = "*"\n', "3.12")
     both_pythons("lock", cwd=tmp_path, code=1)

@@ -29,8 +29,8 @@ STEM = "alpha-1.0-h1234567_0"
 TAKEN = {"an archive that the directory calls metadata.json", "1 before", "another archive behind"}
 REFUSED = {
     "0 before": "headers that differ",
-    "2 after": "data beside the members",
-    "bytes behind": "data beside the members",
+    "2 after": "data that belong to no member",
+    "bytes behind": "data that belong to no member",
     "a second payload": "other members than",
 }
 HONEST = [file("share/alpha", b"honest")]

@@ -191,7 +191,7 @@ def test_what_is_run_was_installed_from_this_lock(tmp_path: Path) -> None:
     assert (chosen.prefix("default") / INSTALLED_FROM).exists(), "nothing of it changed"
     for name in MARKS:
         (chosen.prefix("default") / name).unlink(missing_ok=True)
-    with pytest.raises(ForgeError, match="installed in part"):
+    with pytest.raises(ForgeError, match="not installed completely"):
         chosen.run("default", ["true"])
 
 

@@ -20,9 +20,9 @@ from forge.errors import ForgeError
 from forge.project import Project
 
 NAMES = pypi.read_names(CHECKOUT / "recipes")
-# The packages on PyPI that pixi must not install.
+"xformers"
 HIDDEN = {name for name in NAMES.values() if name} | {*generated.FOR_CUDA}
-# The files with generated lists of names.
+"unsloth"
 COPIES = ["README.md", "docs/pypi.md", "docs/workspaces.md", generated.SEVERAL]
 COPIES += [f"stacks/{stack}/pixi.toml" for stack in STACKS]
 
@@ -122,7 +122,7 @@ def test_a_change_of_a_stack_changes_the_workspace_of_several(project: Path) -> 
 
 
 def test_several_stacks_keep_their_tables() -> None:
-    """Each stack has the same feature as in its own workspace, and an environment of its own."""
+    """Each is the feature that its own workspace has, in an environment of its own."""
     several = tomllib.loads((CHECKOUT / generated.SEVERAL).read_text())
     for stack in generated.TOGETHER:
         own = tomllib.loads((CHECKOUT / f"stacks/{stack}/pixi.toml").read_text())

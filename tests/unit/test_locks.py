@@ -127,7 +127,7 @@ def test_a_change_that_is_not_locked_is_seen(
         ("[build-dependencies]", "build-dependencies is not supported"),
         ('[activation.env]\nX = "1"', "activation is not supported"),
         ('[feature.x]\nchannels = ["y"]', "[feature.x] channels is not"),
-        ('[feature.x]\nplatforms = ["y"]', "[feature.x] platforms: y is no linux-64 platform"),
+        ('[feature.x]\nplatforms = ["y"]', "[feature.x] platforms: y is not a linux-64 platform"),
         ('[feature.x]\nplatforms = ["linux-64", "osx-64"]', "[feature.x] platforms: osx-64 is no"),
         ('[feature.x]\nplatforms = "linux-64"', "feature.x.platforms is not"),
         ('[feature.x]\nsolve-group = "y"', "solve-group is not"),
@@ -139,7 +139,7 @@ def test_a_change_that_is_not_locked_is_seen(
         ('[dependencies]\nx = { path = "." }', "path is not supported"),
         ('[dependencies]\nx = { git = "https://x" }', "git is not"),
         ('[dependencies]\nx = { channel = "y" }', "channel is not"),
-        ("[dependencies]\nx = 1", "is missing or no table"),
+        ("[dependencies]\nx = 1", "is missing, or is not a table"),
         ('[dependencies]\n"x y" = "*"', "no package has such a name"),
         ('channels = ["https://u:p@x.invalid/y"]', "credential"),
         ('channels = ["https://x.invalid/t/secret/y"]', "credential"),
@@ -448,7 +448,7 @@ def test_a_locked_package_of_no_channel_is_refused(tmp_path: Path, entry: str) -
     head, packages = app.lock_file.read_text().split("packages:\n- ")
     use = f"      {entry.splitlines()[0]}\n"
     app.lock_file.write_text(f"{head}{use}packages:\n- {packages}{entry}")
-    with pytest.raises(ForgeError, match=r"pixi\.lock: more: .*comes from PyPI or source"):
+    with pytest.raises(ForgeError, match=r"pixi\.lock: more: .*is not a conda package"):
         app.locked("more")
 
 

@@ -25,7 +25,7 @@ GOOD = [
     special("bin/hard", tarfile.LNKTYPE, "lib/deep/libx.so.1"),
 ]
 OUT = r"leads out of the prefix through a link"
-PLAIN = "not a plain path below a prefix"
+PLAIN = "not a plain path inside a prefix"
 
 
 def sparse(name: str) -> Member:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The parts of a stack's pixi.toml that the driver reads: channels, dependencies, features.
+"""Read the channels, dependencies, features and environments of a stack's pixi.toml.
 
-pixi reads more. A key that would change what is solved, and is not read here, is refused by name.
+pixi reads more keys. If a key is not read here but could change what is solved, the manifest is
+refused, and the message names the key.
 """
 
 import re
@@ -18,8 +19,8 @@ from forge.conda.location import refuse_credentials
 from forge.errors import ForgeError, redact
 from forge.files import read_text
 
-# The keys that are read, and those that do not change what is solved or installed here: platforms
-# are this machine's, and tasks and PyPI's packages are for pixi only.
+# The allowed keys. Some are read. The others cannot change what is solved or installed here: the
+# platform is always this machine's, and only pixi uses tasks and packages from PyPI.
 TOP_LEVEL_KEYS = {
     "workspace",
     "dependencies",
@@ -52,7 +53,7 @@ ENVIRONMENT_KEYS = {"features", "no-default-feature"}
 DEPENDENCY_KEYS = {"version", "build"}
 
 PLATFORM = "linux-64"
-ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # pixi's rule; the name becomes a folder's
+ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # pixi's rule; a folder gets the name
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -62,9 +63,9 @@ class Manifest:
 
     Attributes:
         path: The file.
-        channels: Its channels as it has them: names or URLs.
+        channels: The channels as written in the file: names or URLs.
         environments: The match specs of each environment, by its name.
-        requires_pixi: The versions of pixi that it is for, as a version spec.
+        requires_pixi: The allowed versions of pixi, as a version spec.
     """
 
     path: Path
@@ -77,12 +78,12 @@ class Manifest:
         """Read a manifest.
 
         Raises:
-            ForgeError: The file is no manifest, or pixi would solve it in another way.
+            ForgeError: The file is not a manifest, or pixi would solve it differently.
         """
         try:
             data = tomllib.loads(read_text(path))
             return cls._parse(path, data)
-        # tomllib raises ValueError for a number of 5000 digits, too
+        # tomllib also raises ValueError for a number of 5000 digits
         except (ValueError, RecursionError) as error:
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except ForgeError as error:
@@ -91,7 +92,7 @@ class Manifest:
     @classmethod
     def _parse(cls, path: Path, data: dict[str, Any]) -> "Manifest":
         require_table(data, TOP_LEVEL_KEYS, "top level")
-        tomli_w.dumps(data)  # raises if it is nested so deeply that `localize` could not write it
+        tomli_w.dumps(data)  # raises if the nesting is too deep for `localize` to write it
         workspace = require_table(data.get("workspace"), WORKSPACE_KEYS, "workspace")
         if workspace.get("channel-priority", "strict") != "strict":
             raise ForgeError("channel-priority is not strict; nothing else is supported")
@@ -114,9 +115,9 @@ class Manifest:
         """Return the manifest's text for this machine.
 
         Args:
-            replacements: Maps channels to those that take their place.
+            replacements: Channels to replace, with their replacements.
             excluded: Names of packages whose requirements are left out.
-            python: The version that takes the place of the manifest's own requirement of Python.
+            python: The version that replaces the manifest's requirement of Python.
         """
         data = tomllib.loads(read_text(self.path))
         workspace = data["workspace"]
@@ -128,7 +129,7 @@ class Manifest:
                 for channel, names in names_by_channel.items()
             }
         for table in (data, *data.get("feature", {}).values()):
-            table.pop("pypi-dependencies", None)  # pixi would ask a server for PyPI's names
+            table.pop("pypi-dependencies", None)  # pixi would access PyPI because of them
             dependencies = {}
             for package, requirement in table.get("dependencies", {}).items():
                 if package in excluded:
@@ -140,7 +141,7 @@ class Manifest:
 
 
 def _read_environments(data: dict[str, Any]) -> dict[str, list[str]]:
-    """Map each environment's name to the requirements of all its features."""
+    """Return the requirements of each environment, by its name."""
     features = _read_features(data)
     environments = {}
     tables = {
@@ -150,7 +151,7 @@ def _read_environments(data: dict[str, Any]) -> dict[str, list[str]]:
     for name, value in tables.items():
         where = f"environments.{name:.40}"
         if not ENVIRONMENT_NAME.fullmatch(name):
-            raise ForgeError(f"{where!a}: names have lower-case letters, digits, dashes only")
+            raise ForgeError(f"{where!a}: a name has only lower-case letters, digits and dashes")
         table = {"features": value} if isinstance(value, list) else value
         table = require_table(table, ENVIRONMENT_KEYS, where)
         selected = require_names(table.get("features", []), f"{where} features", features)
@@ -164,10 +165,10 @@ def _read_environments(data: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _read_features(data: dict[str, Any]) -> dict[str, list[str]]:
-    """Map each feature's name to its requirements. `default` is the top level of the manifest."""
+    """Return the requirements of each feature by name. `default` is the manifest's top level."""
     tables = require_table(data.get("feature", {}), None, "feature")
     if "default" in tables:
-        raise ForgeError("[feature.default] is the name of the top level's own")
+        raise ForgeError("[feature.default]: this name is reserved for the top level")
     for name, table in tables.items():
         _require_this_platform(table, data["workspace"], f"feature.{name:.40}")
     features = {"default": _read_specs(data, "top level")}
@@ -179,7 +180,7 @@ def _read_features(data: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _require_this_platform(table: Any, workspace: dict[str, Any], where: str) -> None:
-    """Raise ForgeError for a feature that is for other platforms than this machine's."""
+    """Raise ForgeError if a feature names other platforms than this machine's."""
     if not (isinstance(table, dict) and "platforms" in table):
         return
     declared = {PLATFORM}
@@ -188,14 +189,14 @@ def _require_this_platform(table: Any, workspace: dict[str, Any], where: str) ->
             declared.add(str(platform.get("name")))
     for name in require_names(table["platforms"], f"{where}.platforms"):
         if name not in declared:
-            reason = f"is no {PLATFORM} platform of the workspace; use pixi itself"
+            reason = f"is not a {PLATFORM} platform of the workspace; use pixi itself"
             raise ForgeError(f"[{where}] platforms: {name:.40} {reason}")
 
 
 def _read_specs(table: dict[str, Any], where: str) -> list[str]:
     """Return the requirements of a feature as match specs."""
     pypi = f"{where}.pypi-dependencies".removeprefix("top level.")
-    # our pytorch provides torch
+    # The only entry that may be ignored here is torch, since our package pytorch provides it.
     require_table(table.get("pypi-dependencies", {}), {"torch"}, pypi)
     dependencies = require_table(table.get("dependencies", {}), None, f"{where}.dependencies")
     return [match_spec(package, value) for package, value in dependencies.items()]
@@ -206,11 +207,11 @@ def require_names(value: Any, where: str, defined: Container[str] | None = None)
 
     Args:
         value: A value of the manifest.
-        where: Its place, for the message of an error.
+        where: The key of the value, for error messages.
         defined: The names that the list may have; None for any.
 
     Raises:
-        ForgeError: It is no such list.
+        ForgeError: The value is not such a list.
     """
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ForgeError(f"{where} is not a list of names: {value!r:.80}")
@@ -226,13 +227,13 @@ def require_table(value: Any, keys: Set[str] | None, where: str) -> dict[str, An
     Args:
         value: A value of the manifest.
         keys: The keys that the table may have; None for any.
-        where: Its place, for the message of an error.
+        where: The name of the table, for error messages.
 
     Raises:
-        ForgeError: It is no such table.
+        ForgeError: The value is not such a table.
     """
     if not isinstance(value, dict):
-        raise ForgeError(f"[{where}] is missing or no table")
+        raise ForgeError(f"[{where}] is missing, or is not a table")
     for key in value:
         if keys is not None and key not in keys:
             raise ForgeError(f"[{where}] {key:.40} is not supported here; use pixi itself")
@@ -244,10 +245,10 @@ def match_spec(package: str, value: Any) -> str:
 
     Args:
         package: The name of the package.
-        value: A version, or a table of DEPENDENCY_KEYS.
+        value: A version, or a table with DEPENDENCY_KEYS.
 
     Raises:
-        ForgeError: It is not a valid requirement.
+        ForgeError: The dependency is not a valid requirement.
     """
     where = redact(f"{package:.40} = {value!r}")[:120]
     table = {"version": value} if isinstance(value, str) else value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A workspace on a machine without pixi: its lock, and the environments installed from it."""
+"""Lock a workspace, and install and run its environments, on a machine without pixi."""
 
 import asyncio
 import contextlib
@@ -28,18 +28,19 @@ from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted, one_line
 from forge.files import hold, remove_if_unlocked, sha256_file, write_text
 
-# Files in a prefix that say that all of it is installed: ours, pixi's, and an older pixi's.
+# Each of these files in a prefix marks a complete installation. The first is written by this
+# module, the second by pixi, and the third by older versions of pixi.
 INSTALLED_FROM = "conda-meta/installed-from"
 PIXI_STATE = "conda-meta/.pixi-environment-fingerprint"
 MARKS = [INSTALLED_FROM, PIXI_STATE, "conda-meta/pixi"]
-# What PIXI_STATE has while pixi installs.
+# The content of PIXI_STATE while pixi is installing.
 UNFINISHED = (b"", b"pixi:installing!")
-# Errors of a server that does not answer, or not as it should.
+# Parts of the error messages for a server that does not answer, or answers incorrectly.
 NO_ANSWER = re.compile("error sending request|HTTP status|error decoding response|timed out")
 
 
 class LockedInPart(Failed):
-    """A lock was written, but not all of its environments solve today."""
+    """A lock was written, but not all of its environments can be solved today."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Workspace:
     """The folder of a pixi.toml.
 
     Attributes:
-        name: What messages call it.
+        name: The name of the workspace in messages.
         folder: The folder.
-        say: Prints a line while another process works in the folder.
+        say: Called with a line to print if another process is working in the folder.
     """
 
     name: str
@@ -67,12 +68,12 @@ class Workspace:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Its pixi.toml."""
+        """The pixi.toml of this workspace."""
         return Manifest.load(self.folder / "pixi.toml")
 
     @cached_property
     def channel_urls(self) -> list[str]:
-        """The URLs of its channels."""
+        """The URLs of the manifest's channels."""
         urls = []
         for channel in self.manifest.channels:
             if "://" in channel:
@@ -85,17 +86,17 @@ class Workspace:
         """Solve every environment for this machine and write the lock.
 
         Args:
-            file: Where the lock is written, if not to `lock_file`.
+            file: The path of the new lock; `lock_file` by default.
 
         Returns:
             The number of packages in each environment.
 
         Raises:
-            LockedInPart: Some environments do not solve. The lock has the others, and of these what
-                an older lock has.
-            Failed: No environment solves; an older lock stays.
-            NotAttempted: A channel does not answer; an older lock stays.
-            ForgeError: A package could not be checked; an older lock stays.
+            LockedInPart: Some environments cannot be solved. The lock has the other environments.
+                If an older lock has packages for one that cannot be solved, they are kept.
+            Failed: No environment can be solved. An older lock stays.
+            NotAttempted: A channel does not answer. An older lock stays.
+            ForgeError: A package cannot be checked. An older lock stays.
         """
         solved = {}
         reasons = []
@@ -121,7 +122,7 @@ class Workspace:
         return {name: len(records) for name, records in solved.items()}
 
     def require_locked(self) -> None:
-        """Raise ForgeError when there is no lock."""
+        """Raise ForgeError if the workspace has no lock."""
         if not self.lock_file.exists():
             raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
 
@@ -129,7 +130,7 @@ class Workspace:
         """List the locked packages of an environment.
 
         Raises:
-            ForgeError: There is no lock, or none that can be trusted.
+            ForgeError: There is no lock, or the lock cannot be trusted.
         """
         self.require_locked()
         locked = lockfile.read(self.lock_file).get(environment)
@@ -145,7 +146,7 @@ class Workspace:
     def install(self, environment: str, packages: Path | None = None) -> int:
         """Install an environment from the lock, and check every package.
 
-        An installation that was interrupted is made anew, because its records may be damaged.
+        An interrupted installation is removed and made again, because its records may be damaged.
 
         Args:
             environment: The name of the environment.
@@ -155,18 +156,18 @@ class Workspace:
             The number of packages.
 
         Raises:
-            ForgeError: There is no lock; or as cache.fill.
+            ForgeError: There is no lock, or `cache.fill` has refused a package.
         """
         records = self.locked(environment)
         prefix = self.prefix(environment)
         packages = packages or cache_folder()
         mark = prefix / INSTALLED_FROM
         with hold(self.folder / ".pixi", "installing into", self.say):
-            is_whole = mark.exists() and not (prefix / PIXI_STATE).exists()
+            is_complete = mark.exists() and not (prefix / PIXI_STATE).exists()
             cache.fill(packages, records)
-            for name in MARKS:  # before anything in the prefix changes
+            for name in MARKS:  # remove the marks before anything in the prefix changes
                 (prefix / name).unlink(missing_ok=True)
-            if not is_whole:
+            if not is_complete:
                 shutil.rmtree(prefix, ignore_errors=True)
             try:
                 asyncio.run(rattler.install(records, prefix, packages, show_progress=False))
@@ -176,9 +177,10 @@ class Workspace:
         return len(records)
 
     def find_leftovers(self) -> Iterator[Path]:
-        """Yield what a killed `lock` or `install` left behind. The caller holds their lock.
+        """Yield the leftovers of a killed `lock` or `install`. The caller holds their lock.
 
-        A prefix in which pixi was installing is already removed, with pixi's own lock held.
+        A prefix that pixi did not finish is removed here, because pixi's own lock has to be held
+        for that.
         """
         for prefix in self.folder.glob(".pixi/envs/*/"):
             yield from remove_if_unlocked(prefix / PIXI_STATE, _yield_unfinished(prefix))
@@ -191,10 +193,10 @@ class Workspace:
 
         Args:
             environment: The name of the environment.
-            command: The words of the command.
+            command: The command and its arguments.
 
         Raises:
-            ForgeError: The environment is not installed, or is not what the lock names.
+            ForgeError: The environment is not installed, or does not match the lock.
         """
         prefix = self.prefix(environment)
         stack = self.name if environment == "default" else f"{self.name} -e {environment}"
@@ -203,12 +205,12 @@ class Workspace:
         self.require_locked()
         mark = prefix / INSTALLED_FROM
         if not mark.exists() or mark.read_text() != sha256_file(self.lock_file):
-            reason = f"does not match {self.lock_file} (locked again, or installed in part)"
+            reason = f"does not match {self.lock_file} (locked again, or not installed completely)"
             raise ForgeError(f"{prefix} {reason}: run forge install {stack}")
         variables = ActivationVariables(None, os.get_exec_path())
         script = f"{activate(prefix, variables).script}\nexec {shlex.join(command)}"
         environ = dict(os.environ)
-        # The caller's own modules would come before those of the environment.
+        # With these variables, Python would find the caller's modules before the environment's.
         environ.pop("PYTHONPATH", None)
         environ.pop("PYTHONHOME", None)
         os.execvpe("bash", ["bash", "-c", script], environ)
@@ -221,22 +223,23 @@ def _yield_unfinished(prefix: Path) -> Iterator[Path]:
 
 
 def _make_gateway(channel_urls: list[str]) -> rattler.Gateway:
-    """Return a gateway that reads conda-forge's index in parts, and the others as a whole.
+    """Return a gateway that reads conda-forge's index in shards, and other indexes as a whole.
 
-    When rattler asks for a part of an index (shards), it takes "304 Not Modified" without a date
-    for an error, and Python's own web server answers so. Only conda-forge's index is large.
+    rattler treats "304 Not Modified" without a date as an error when it requests a shard, and
+    Python's web server answers in this way. Shards are worthwhile only for the large index of
+    conda-forge.
     """
-    whole = SourceConfig(sharded_enabled=False)
-    config = {url: whole for url in channel_urls if url != CONDA_FORGE}
+    unsharded = SourceConfig(sharded_enabled=False)
+    config = {url: unsharded for url in channel_urls if url != CONDA_FORGE}
     return rattler.Gateway(per_channel_config=config, client=network.make_solver_client())
 
 
 def _make_error(failure: str, error: Exception, channel_urls: list[str]) -> ForgeError:
-    """Return NotAttempted for a server that does not answer, or not as it should; else Failed."""
+    """Return NotAttempted if the error is that of a server, else Failed."""
     channels = " or ".join(channel_urls)
     if NO_ANSWER.search(str(error)):
         return NotAttempted(f"{failure}, {channels} does not answer: {one_line(str(error))}")
-    if "panicked" in str(error):  # rattler does for an invalid address, and for an answer of 304
-        reason = "answers what rattler cannot read: look at its repodata.json"
+    if "panicked" in str(error):  # rattler panics for an invalid URL and for status 304
+        reason = "sends an answer that rattler cannot read: look at its repodata.json"
         return NotAttempted(f"{failure}: {channels} {reason}")
     return Failed(f"{failure}: {error}".strip())

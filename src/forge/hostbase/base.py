@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The host base: a conda channel made from the running CPython and PyPI's wheels.
 
-For machines that reach PyPI but not conda-forge. Everything in it is host-bound (its Python links
-this machine's libraries, its compilers are this machine's) and is never published.
+It is for machines that reach PyPI but not conda-forge. All its packages are host-bound and never
+published: its Python links libraries of this machine, and its compilers are this machine's.
 """
 
 import hashlib
@@ -41,32 +41,32 @@ RunJob = Callable[[dict[str, Any], Path], None]
 VERSION = platform.python_version()
 LOCK = "requirements.txt"
 SUBDIR = "linux-64"
-RECORD = "base.json"  # of a finished base: its packages and wheels
-# An environment variable. If it is set, the base has NVIDIA's own libraries, for a machine with an
-# NVIDIA GPU, in place of stubs of them.
+RECORD = "base.json"  # written when the base is complete; lists its packages and wheels
+# If this environment variable is set, the base has NVIDIA's libraries instead of stubs of them.
+# Machines with an NVIDIA GPU can use it.
 NVIDIA_WHEELS = "FORGE_NVIDIA_WHEELS"
 
 
 def require_compilers() -> None:
-    """Require that this machine has a C and a C++ compiler. Raises NotAttempted."""
+    """Raise NotAttempted if this machine has no C or no C++ compiler."""
     missing = [name for name in ("gcc", "g++") if shutil.which(name) is None]
     if missing:
-        advice = "also for triton at run time; on Debian: apt-get install g++"
-        raise NotAttempted(f"the host base needs {' and '.join(missing)}, {advice}")
+        advice = "triton needs it at run time as well. On Debian: apt-get install g++"
+        raise NotAttempted(f"the host base needs {' and '.join(missing)}; {advice}")
 
 
 class HostBaseMaker:
-    """Makes the host base and keeps it current. After an interruption it goes on where it was.
+    """Makes the host base and keeps it current. It continues a run that was interrupted.
 
     Attributes:
         project: The checkout.
         base: The host base with its variants.
         folder: The folder of the channel.
-        recipe: The folder of the recipe and the requirements that it is made from.
+        recipe: The folder with the recipe and the requirements of the base.
         output: The engine's output folder.
-        log: The log of its jobs.
+        log: The log of the engine's jobs.
         python: The executable of the CPython that is packaged.
-        has_nvidia_wheels: The value of NVIDIA_WHEELS.
+        has_nvidia_wheels: Whether NVIDIA_WHEELS is set.
     """
 
     def __init__(self, project: Project, base: Base) -> None:
@@ -76,14 +76,14 @@ class HostBaseMaker:
         self.recipe = project.recipes / "bases" / "host"
         self.output = project.staging / "host-base"
         self.log = project.logs / "host-base.log"
-        # outside of a virtual environment
+        # The interpreter itself, not its link in a virtual environment.
         executable = getattr(sys, "_base_executable", "") or sys.executable
         self.python = os.path.realpath(executable)
         self.has_nvidia_wheels = bool(os.environ.get(NVIDIA_WHEELS))
 
     @property
     def cost(self) -> Cost:
-        """The cost of making it, as its recipe states it. Raises ForgeError."""
+        """The cost of making the base, as its recipe states it. Raise ForgeError if malformed."""
         path = self.recipe / "recipe.yaml"
         extra = yaml.safe_load(read_text(path))["extra"]
         key = "cost_with_nvidia_wheels" if self.has_nvidia_wheels else "cost"
@@ -91,7 +91,7 @@ class HostBaseMaker:
 
     @cached_property
     def key(self) -> str:
-        """A digest of all inputs: equal keys, equal packages."""
+        """A digest of all inputs. The same key means the same packages."""
         recipe_file = self.recipe / "recipe.yaml"
         contents = {recipe_file: remove_extra(recipe_file.read_bytes())}
         inputs = [
@@ -108,7 +108,7 @@ class HostBaseMaker:
 
     @cached_property
     def _environment(self) -> dict[str, str]:
-        """The environment variables that its recipe reads."""
+        """The environment variables that the base's recipe reads."""
         gcc = subprocess.getoutput("gcc -dumpfullversion 2>/dev/null")
         return {
             "FORGE_PYTHON": self.python,
@@ -119,19 +119,22 @@ class HostBaseMaker:
 
     @property
     def requirements(self) -> str:
-        """What recipes and stacks require of PyPI, with the pins of variants.yaml filled in."""
+        """The requirements of recipes and stacks from PyPI, with the pins of variants.yaml."""
         pins = {key: values[0] for key, values in self.base.variants.items() if values}
         return Template(read_text(self.recipe / "requirements.in")).substitute(pins)
 
     def names(self) -> frozenset[str]:
-        """Return the packages that recipes may require of it, whatever those require in turn."""
+        """Return the packages of the base that recipes may require.
+
+        Packages that are only dependencies of these are not included.
+        """
         names = list_packages(self.recipe / "recipe.yaml")
         for project in self._list_required():
             names.add(CONDA_NAMES.get(project, project))
         return frozenset(names)
 
     def _list_required(self) -> set[str]:
-        """Return the canonical names of the projects in its requirements."""
+        """Return the canonical names of the projects in `requirements`."""
         projects: set[str] = set()
         for line in self.requirements.splitlines():
             if line and not line.startswith("#"):
@@ -139,11 +142,14 @@ class HostBaseMaker:
         return projects
 
     def _seal(self, data: dict[str, Any]) -> str:
-        """Return a digest that shows whether data is whole and was made from the same inputs."""
+        """Return a digest of data and `key`.
+
+        It shows whether stored data is complete and was made from the same inputs.
+        """
         return hashlib.sha256(f"{self.key} {json.dumps(data)}".encode()).hexdigest()
 
     def _read_sealed(self, name: str) -> dict[str, Any]:
-        """Read a JSON file of an earlier run; empty if it is damaged or of other inputs."""
+        """Read a JSON file of an earlier run; empty if damaged or made from other inputs."""
         try:
             data = json.loads((self.folder / name).read_bytes())
             return data if data.pop("key") == self._seal(data) else {}
@@ -155,13 +161,13 @@ class HostBaseMaker:
         write_text(self.folder / name, text)
 
     def is_current(self) -> bool:
-        """Return whether it was finished from the same inputs, and nothing was lost since."""
+        """Return whether the base is complete, was made from the same inputs, and has all files."""
         recorded = self._read_sealed(RECORD).get("packages")
         sizes = {file.name: file.stat().st_size for file in self.folder.glob(f"{SUBDIR}/*.conda")}
         return recorded == self._read_indexed_sizes() == sizes
 
     def _read_indexed_sizes(self) -> dict[str, int]:
-        """Return the sizes of its packages by file name; empty if the index is damaged."""
+        """Return the package sizes in the index by file name; empty if the index is damaged."""
         try:
             records = LocalChannel(self.folder).records()
         except ForgeError:
@@ -171,7 +177,7 @@ class HostBaseMaker:
     def make(self, say: Say, run: RunJob) -> None:
         """Make the base if it is not current.
 
-        Two checkouts may share the folder by a link: the second waits for the first.
+        Two checkouts may share the folder through a link. Then the second one waits for the first.
 
         Args:
             say: Prints a line.
@@ -179,7 +185,7 @@ class HostBaseMaker:
 
         Raises:
             NotAttempted: pip cannot fetch a wheel, or there is no compiler.
-            Refused: A wheel is not one that the lock pins.
+            Refused: The sha256 of a wheel is not in the lock.
             Failed: A part of the base cannot be made.
         """
         if self.is_current():
@@ -190,7 +196,7 @@ class HostBaseMaker:
                 self._make(say, run)
 
     def _make(self, say: Say, run: RunJob) -> None:
-        """Make the base, with its lock held."""
+        """Make the base. The caller holds its lock."""
         subdir = self.folder / SUBDIR
         self._remove_damaged()
         wheels = {wheel.name: wheel for wheel in self._fetch_wheels(say)}
@@ -209,9 +215,9 @@ class HostBaseMaker:
         self._write_sealed(RECORD, packages=self._read_indexed_sizes(), wheels=record)
 
     def _remove_damaged(self) -> None:
-        """Remove packages of another size than the index says.
+        """Remove packages whose size differs from the index.
 
-        A package that was cut off would otherwise count as made, by its name.
+        Otherwise a truncated package would count as made, because its file exists.
         """
         indexed = self._read_indexed_sizes()
         for package in self.folder.glob(f"{SUBDIR}/*.conda"):
@@ -220,7 +226,7 @@ class HostBaseMaker:
                 package.unlink()
 
     def _convert(self, conversions: dict[str, Conversion], say: Say, run: RunJob) -> None:
-        """Convert wheels to packages, if the base does not have these.
+        """Convert those wheels to packages whose packages the base does not have yet.
 
         Args:
             conversions: The conversions by the file names of the packages.
@@ -234,7 +240,7 @@ class HostBaseMaker:
                 missing.append(asdict(conversion))
         if not missing:
             return
-        say(f"host base: {len(missing)} wheels become packages")
+        say(f"host base: converting {len(missing)} wheels to packages")
         job = {
             "action": "convert",
             "wheels": missing,
@@ -245,10 +251,10 @@ class HostBaseMaker:
         shutil.rmtree(self.output)
 
     def _write_repodata(self, conversions: dict[str, Conversion]) -> None:
-        """Write an index of the converted packages; the other packages are added when indexing.
+        """Write an index of the converted packages. `index` adds the others to it later.
 
-        It is written anew, because an old one may be damaged or name other bytes. Without it,
-        rattler would hash all packages, for half a minute.
+        An existing index is replaced, because it may be damaged or state other hashes. Without this
+        index, rattler would spend half a minute to hash all packages.
 
         Args:
             conversions: The conversions by the file names of the packages.
@@ -286,10 +292,10 @@ class HostBaseMaker:
             yield Wheel.read(path, source, tag)
 
     def _build_recipe(self, say: Say, run: RunJob, wheels: dict[str, Wheel]) -> set[str]:
-        """Build and test Python, the compilers and the stubs of CUDA's libraries.
+        """Build and test the packages of Python, the compilers and the stubs of CUDA's libraries.
 
-        rattler-build does both, as for any recipe. The stubs are made from the wheel of torch,
-        unless NVIDIA's wheels are there.
+        As for any recipe, rattler-build builds and tests them. The stubs are made from the wheel of
+        torch, unless NVIDIA's wheels are used.
 
         Returns:
             The file names of the packages.
