@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Processes of builds: how many compilers may run at once, and how a build's processes end."""
+"""Processes of builds: how many compilers may run at once, and how to end all processes."""
 
 import contextlib
 import os
@@ -13,18 +13,18 @@ from forge.errors import ForgeError
 
 PROC = Path("/proc")
 POLL_SECONDS = 0.1
-SESSION = "session"  # file with the number of a job's session, in the job's output folder
-GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
-GIB_PER_JOB = 2.0  # the peak of one C++ or HIP compiler process with code of PyTorch's size
+SESSION = "session"  # the file in a job's output folder that has the id of the job's session
+GRACE_SECONDS = 30.0  # time between SIGTERM and SIGKILL
+GIB_PER_JOB = 2.0  # peak memory of one C++ or HIP compiler process for code such as PyTorch's
 
 
 def kill_leftovers(folder: Path) -> None:
-    """Kill the processes that killed builds in `folder` left behind.
+    """Kill processes that are left over from killed builds in `folder`.
 
-    A compiler of a build that was killed with SIGKILL would write into the folder that the next
-    build uses. Only processes are killed that work in `folder` and whose session is in a file
-    FOLDER/*/SESSION: a person's shell there has another session, and the system may have given the
-    number of a session to another process.
+    If a build was killed with SIGKILL, its compilers may still write into the folder that the next
+    build uses. A process is killed only if it works in `folder` and a file FOLDER/*/SESSION has the
+    id of its session. The first condition is necessary because the system may have used the id
+    again, and the second one because a person's shell may work in `folder`.
     """
     sessions = set()
     for file in folder.glob(f"*/{SESSION}"):
@@ -40,18 +40,18 @@ def kill_leftovers(folder: Path) -> None:
 
 
 def kill(processes: Set[int]) -> None:
-    """Kill processes; those that have ended already are no error."""
+    """Kill processes, and ignore those that have already ended."""
     for process in processes:
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGKILL)
 
 
 def end_job(engine: subprocess.Popen[bytes], output: Path) -> None:
-    """End a job: first the processes that its engine started, by SIGTERM, then all that is left.
+    """End a job: send SIGTERM to the processes that its engine started, then kill all that remain.
 
-    At SIGTERM ninja removes the files of unfinished steps, and ccache its temporary files. They
-    have GRACE_SECONDS for it. The engine is the last, because a script whose output nobody reads
-    would end by SIGPIPE before it has cleaned up.
+    On SIGTERM, ninja removes the files of unfinished steps, and ccache its temporary files. They
+    have GRACE_SECONDS for it. The engine is killed after them, because it reads the output of the
+    script: without a reader, the script would end by SIGPIPE before it has cleaned up.
 
     Args:
         engine: The engine's process, which leads its session and may have ended.
@@ -71,7 +71,7 @@ def end_job(engine: subprocess.Popen[bytes], output: Path) -> None:
     if engine.poll() is None:
         engine.kill()
     engine.wait()
-    # A process that waits for a disk dies later, and one may have started another in between.
+    # Repeat, because a process that waits for a disk dies later, and others may have been started.
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline:
         processes = set(job_processes(engine.pid, output))
@@ -82,14 +82,14 @@ def end_job(engine: subprocess.Popen[bytes], output: Path) -> None:
 
 
 def job_processes(session: int, output: Path) -> Iterator[int]:
-    """Yield the running processes of a job, but for this process.
+    """Yield the running processes of a job, except for this process.
 
-    They are those of its session, and those with its output folder in their environment: a script
-    may start a daemon, which has a session of its own. Process groups do not tell, because ninja
-    gives each compiler a group of its own.
+    These are the processes of its session, and all processes with its output folder in their
+    environment, because a daemon that a script starts has its own session. Process groups would not
+    help, because ninja starts each compiler in a new group.
 
     Args:
-        session: The number of the job's session.
+        session: The id of the job's session.
         output: The job's output folder.
     """
     folder = b"%s/" % bytes(output)
@@ -104,13 +104,13 @@ def job_processes(session: int, output: Path) -> Iterator[int]:
 
 
 def find_output_holders(job: int) -> set[int] | None:
-    """Return the processes that hold a job's output open after its script has ended.
+    """Return the processes that keep a job's output open although its script has ended.
 
     Args:
-        job: The process whose child the script is, and which reads the script's output.
+        job: The id of the process that started the script and reads its output.
 
     Returns:
-        None as long as the script runs.
+        The ids of the processes; None while the script is running.
     """
     pipes: dict[int, set[str]] = {}
     for entry in PROC.glob("[0-9]*"):  # psutil's open_files lists no pipes
@@ -125,20 +125,20 @@ def find_output_holders(job: int) -> set[int] | None:
 
 
 def _read_state(entry: Path) -> tuple[str, int]:
-    """Return the state of a process, such as "Z" for a zombie, and the number of its parent.
+    """Return the state of a process, such as "Z" for a zombie, and the id of its parent.
 
     Args:
-        entry: Its folder in /proc.
+        entry: The folder of the process in /proc.
     """
-    # the name of the program stands before, in parentheses, and may have some itself
+    # The program's name comes before, in parentheses. The name itself may contain parentheses.
     fields = (entry / "stat").read_text().rpartition(") ")[2].split()
     return fields[0], int(fields[1])
 
 
 def find_named_pipe(output: Path) -> Path | None:
-    """Return a named pipe among the files that a script installed, if there is one.
+    """Return a named pipe among the files that a script installed, or None.
 
-    rattler-build would wait for ever for somebody to write to it.
+    rattler-build would read the pipe and wait for ever.
     """
     for environment in output.glob("bld/*/host_env*"):
         for folder, _, names in os.walk(environment):
@@ -150,9 +150,10 @@ def find_named_pipe(output: Path) -> Path | None:
 
 
 def max_jobs() -> int:
-    """Return how many compilers a build may run: MAX_JOBS, or what cores and memory allow.
+    """Return how many compilers a build may run at once.
 
-    Without MAX_JOBS that is one for each core and each GIB_PER_JOB of memory, and at least one.
+    This is the environment variable MAX_JOBS. Without it, the number is limited to one per core and
+    one per GIB_PER_JOB of memory.
     """
     setting = os.environ.get("MAX_JOBS")
     if setting:

@@ -13,20 +13,22 @@ from forge.processes import kill_leftovers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUBDIRS: Final = ("linux-64", "noarch")
-# Folders that rattler-build makes in its output folder. With the staged files, they take more than
-# twice the size of the packages.
+# Folders that rattler-build makes in its output folder. With the staged files in them, they take
+# more than twice the disk of the packages.
 WORK_FOLDERS = ("bld", "build_cache", "src_cache")
-# The most characters in a checkout's path. A prefix of conda may have 255, and the rest of them is
-# build/staging/NAME/bld/rattler-build_NAME/...
+# Maximum number of characters in a checkout's path. The path of a conda prefix may have 255. The
+# others are needed for build/staging/NAME/bld/rattler-build_NAME/...
 LONGEST_PATH = 128
-# Characters that shells or PATH take for something else.
+# Characters with a special meaning in shells or in PATH.
 UNUSABLE_CHARACTERS = set(':`$"\\\n')
-# An environment variable that recipes read with env.get: a folder for compiler caches that outlives
-# the build folder, so that a killed build of hours goes on. Empty where there is none.
+# An environment variable that recipes read with env.get: a folder for compiler caches. It is
+# outside the build folder, so that a killed build of hours can use what it has compiled. The
+# variable is empty if there is no such folder.
 FORGE_CACHE = "FORGE_CACHE"
-# Files in a job's output folder. FAILED: the job failed, and the folder is for a person to look at.
-# DONE: followed by a Python version, it lists the packages that are built for it. STOPPED: the
-# job was stopped, and the next run of the same job goes on in the folder.
+# Files in a job's output folder:
+# FAILED: The job failed. The folder is kept so that a person can look at it.
+# DONE: This prefix and the number of a Python variant. The file lists the packages built for it.
+# STOPPED: The job was stopped. The next run of the same job continues in the folder.
 FAILED = "failed.json"
 DONE = "done-"
 STOPPED = "stopped.json"
@@ -38,7 +40,7 @@ class Project:
     Attributes:
         root: The checkout.
         output_folder: A channel with all packages that were built and passed their tests.
-        build: Everything else that the driver writes. It can be deleted at any time.
+        build: The folder for everything else that the driver writes. It can always be deleted.
         logs: A log for each recipe.
         sources: The cache of sources.
         staging: A folder for each recipe that is being built.
@@ -67,10 +69,10 @@ class Project:
 
         Args:
             root: The checkout.
-            output: The folder for packages, if that is not ROOT/channel.
+            output: The folder for packages; None for ROOT/channel.
 
         Raises:
-            ForgeError: The folder is no checkout, or no package can be built at its path.
+            ForgeError: The folder is not a checkout, or packages cannot be built at its path.
         """
         root = root.resolve()
         if not (root / "variants.yaml").is_file():
@@ -78,21 +80,20 @@ class Project:
         unusable = UNUSABLE_CHARACTERS & set(str(root))
         if unusable:
             character = ascii(min(unusable))
-            reason = f"its path has a {character}, which shells or PATH take for something else"
+            reason = f"its path has a {character}, which is special in shells or in PATH"
             raise ForgeError(f"{root}: {reason}: move the checkout")
         if len(str(root)) > LONGEST_PATH:
-            reason = (
-                f"its path has more than {LONGEST_PATH} characters, and conda's prefixes end at 255"
-            )
-            raise ForgeError(f"{root}: {reason}: move the checkout")
+            reason = f"its path has more than {LONGEST_PATH} characters"
+            advice = "move the checkout, because the path of a conda prefix is limited to 255"
+            raise ForgeError(f"{root}: {reason}: {advice}")
         folder = output.resolve() if output else root / "channel"
         return cls(root, folder, root / "build")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[list[Path]]:
-        """Be the only builder in the output folder and in this checkout's build folder.
+        """Hold the locks of the output folder and of this checkout's build folder.
 
-        The kernel releases both locks when their holder ends.
+        So only one process builds at a time. The kernel releases the locks when the process ends.
 
         Yields:
             The leftovers of killed builds that were removed.
@@ -107,15 +108,15 @@ class Project:
             yield remove_all(self.find_leftovers())
 
     def find_leftovers(self) -> Iterator[Path]:
-        """Yield what killed builds left behind and nothing uses any more.
+        """Yield the leftovers of killed builds that nothing uses any more.
 
-        Builds that failed, were stopped, or have yet to be tested stay.
+        The folders of builds that failed, were stopped, or have not been tested yet are kept.
         """
         for folder in self.staging.glob("*/"):
             packages = [path.relative_to(folder) for path in folder.glob("*/*.conda")]
             is_new = any(not (self.output_folder / package).exists() for package in packages)
-            is_whole = any(folder.glob("whole-*"))
-            if is_new and is_whole:
+            is_complete = any(folder.glob("whole-*"))
+            if is_new and is_complete:
                 yield from (folder / name for name in WORK_FOLDERS if (folder / name).exists())
             elif not any((folder / name).exists() for name in (FAILED, STOPPED)):
                 yield folder

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Versions: what upstream has released, what it is built with, and whether ours fit together.
+"""Find upstream's releases, the versions it builds with, and conflicts between our versions.
 
-Where releases are listed follows from the recipe's first package URL: one of PyPI means pip's
-index, one of GitHub the repository's tags.
+The recipe's first package URL determines where releases are looked up. For a package URL of PyPI,
+this is pip's index; for one of GitHub, it is the tags of the repository.
 """
 
 import re
@@ -29,19 +29,19 @@ from forge.sources.download import Downloader
 
 # A line `ARG NAME=VERSION` of a Dockerfile.
 ARGUMENT = re.compile(r'^ARG (\w+)="?v?([^\s"+]+)', re.M)
-# An upstream's releases: each version, and why it was yanked; empty if it was not.
+# An upstream's releases: for each version, the reason why it was yanked, or an empty string.
 Releases = dict[Version, str]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What upstream has released of a recipe.
+    """The newest upstream release of a recipe, compared with our version.
 
     Attributes:
         recipe: The recipe.
-        newest: The newest release, neither yanked nor a pre-release; empty if none is known.
-        state: "newer" than ours, "unreachable", or empty.
-        note: Where the releases are listed, or what is wrong.
+        newest: The newest release that is neither yanked nor a pre-release; empty if unknown.
+        state: "newer" if the release is newer than ours, "unreachable", or empty.
+        note: The place where the releases are listed, or an error.
     """
 
     recipe: Recipe
@@ -51,7 +51,7 @@ class Row:
 
 
 def outdated(recipes: Iterable[Recipe]) -> Iterator[Row]:
-    """Yield what upstream has released of each recipe."""
+    """Yield a Row for each recipe."""
     downloader = Downloader()
     for recipe in recipes:
         yield _make_row(downloader, recipe)
@@ -78,10 +78,10 @@ def _make_row(downloader: Downloader, recipe: Recipe) -> Row:
 
 
 def listed_at(recipe: Recipe) -> str:
-    """Return where a recipe's upstream lists its releases; empty if it has none of its own.
+    """Return the place where a recipe's upstream lists its releases.
 
     Returns:
-        "PyPI", or the URL of a repository.
+        "PyPI", the URL of a repository, or an empty string if the package has no upstream.
     """
     purls = parse_purls(recipe)
     if not purls:
@@ -89,21 +89,22 @@ def listed_at(recipe: Recipe) -> str:
     purl = purls[0]
     if purl.type == "github":
         return f"https://github.com/{purl.namespace}/{purl.name}"
-    # the kernels compiled from vLLM's source have another version than vLLM
+    # The versions differ if the package is only a part of the upstream project, such as the
+    # kernels that are compiled from vLLM's source.
     if purl.version in (None, recipe.version):
         return "PyPI"
     return ""
 
 
 def releases(downloader: Downloader, recipe: Recipe) -> Releases:
-    """List every release of a recipe's upstream. Raises NotAttempted."""
+    """Return all releases of a recipe's upstream. Raise NotAttempted if they cannot be listed."""
     listed: Releases = {}
     for text, reason in _list_files(downloader, recipe):
         try:
             version = Version(text)
         except ValueError:
             continue
-        if version.local:  # somebody's own build, in a folder of wheels
+        if version.local:  # a local build in a folder of wheels, not a release
             continue
         # A release is yanked if all of its files are.
         is_available = listed.get(version) == ""
@@ -112,7 +113,7 @@ def releases(downloader: Downloader, recipe: Recipe) -> Releases:
 
 
 def _list_files(downloader: Downloader, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield the version of each file or tag, and why the file was yanked."""
+    """Yield the version of each file or tag, and the reason why the file was yanked, or ""."""
     place = listed_at(recipe)
     if not place:
         return
@@ -126,23 +127,24 @@ def _list_files(downloader: Downloader, recipe: Recipe) -> Iterator[tuple[str, s
 
 
 def _yank_reason(link: Link) -> str:
-    """Return why a file was yanked; empty if it was not."""
+    """Return why a file was yanked; an empty string if it was not."""
     if not link.is_yanked:
         return ""
-    # the reason is empty or True where upstream gives none
+    # The reason is empty or True if upstream states none.
     reason = link.yank_reason if isinstance(link.yank_reason, str) else ""
     return reason or "no reason given"
 
 
 def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
-    """List the versions in tags.
+    """List the versions that tags stand for.
 
-    A tag may leave out zeros at the end: AOTriton's 0.12b is 0.12.0, TheRock's therock-10.0 10.0.0.
+    A tag may omit zeros at the end of the version. For example, AOTriton's tag 0.12b stands for
+    0.12.0, and TheRock's tag therock-10.0 stands for 10.0.0.
 
     Args:
-        tags: The tags.
-        example: The tag of a known version.
-        version: That version.
+        tags: The tags of a repository.
+        example: The tag of a known version, which shows the form of the tags.
+        version: The known version.
     """
     in_tag = version
     while in_tag not in example and in_tag.endswith(".0"):
@@ -160,14 +162,14 @@ def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
 
 
 def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Iterator[str]:
-    """Yield a line for each version that upstream builds its newest releases with.
+    """Yield a line for each version with which upstream builds its newest releases.
 
-    Only recipes with `extra.built_with` say where these versions are.
+    Only recipes with `extra.built_with` are included, since it names the file with these versions.
 
     Args:
         recipes: All recipes.
-        rows: What upstream has released.
-        progress: Shows a download.
+        rows: The newest release of each recipe.
+        progress: Shows the progress of a download.
     """
     for row in rows:
         recipe = row.recipe
@@ -179,13 +181,13 @@ def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Ite
                 _unpack_release(recipe, row.newest, tree, progress)
                 yield from pairings(recipes, recipe, row.newest, tree)
         except ForgeError as error:
-            yield f"what {recipe.name} {row.newest} is built with cannot be read: {error}"
+            yield f"cannot read the versions that {recipe.name} {row.newest} is built with: {error}"
 
 
 def _unpack_release(recipe: Recipe, release: str, tree: Path, progress: Progress) -> None:
-    """Unpack the files that `extra.built_with` names, from another release of a recipe's source.
+    """Download another release of a recipe, and unpack the files that `extra.built_with` names.
 
-    No hash is compared, because no build uses them.
+    The hash of the download is not checked, because no build uses it.
     """
     source = list_sources(recipe)[0]
     url = source.url.replace(recipe.version, release)
@@ -200,7 +202,8 @@ def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> It
 
     Args:
         recipes: All recipes.
-        recipe: The recipe with `extra.built_with`: packages by the ARG of their version, by file.
+        recipe: The recipe. Its `extra.built_with` maps each file to a mapping from the name of an
+            ARG in that file to our package with this version.
         release: A release of the recipe's upstream.
         tree: The files of that release.
     """
@@ -211,10 +214,10 @@ def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> It
         for argument, package in packages.items():
             ours = recipes.recipes[recipes.owner[package]].version
             upstream = stated.get(argument, "nothing")
-            comparison = "as" if upstream == ours else "but"
+            conjunction = "and" if upstream == ours else "but"
             yield (
-                f"{name} of {recipe.name} {release} says {argument}={upstream}, "
-                f"{comparison} ours is {package} {ours}"
+                f"{name} of {recipe.name} {release} has {argument}={upstream}, "
+                f"{conjunction} our {package} is {ours}"
             )
 
 

@@ -194,7 +194,7 @@ def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> N
     private.recipe("beta", run=["alpha"])
     private.recipe("delta")
     done = private.forge("build-all")
-    assert f"not attempted: alpha: {url} cannot be reached" in done.stderr
+    assert f"not attempted: alpha: {url} cannot be fetched" in done.stderr
     assert "forge sources add FILE" in done.stderr and sha256 in done.stderr
     assert "not attempted: beta: needs alpha" in done.stderr
     assert {p.split("-")[0] for p in private.packages()} == {"delta"}
@@ -218,7 +218,7 @@ def test_changed_cache(private: MiniProject, tmp_path: Path) -> None:
     cached = private.root / "build" / "sources" / sha256 / path.name
     cached.write_bytes(b"evil")
     done = private.forge("build", "alpha", code=3)
-    assert "cannot be reached" in done.stderr and private.packages() == set()
+    assert "cannot be fetched" in done.stderr and private.packages() == set()
     assert cached.read_bytes() == b"evil", "what cannot be fetched anew is not thrown away"
     private.forge("sources", "add", str(path))  # which also mends it
     private.forge("build", "alpha")

@@ -285,7 +285,7 @@ def test_a_recipe_file_that_is_not_the_checkouts(
 def test_a_package_of_no_recipe_is_not_compared(app: MiniProject, tmp_path: Path) -> None:
     stranger = package(tmp_path, [file("x")], name="stranger")
     done = app.forge("verify", str(stranger), code=3)
-    assert "no recipe of this checkout yields such a package; compared: 1 files" in done.stdout
+    assert "no recipe of this checkout yields this package; compared: 1 files" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["", "[]", "outputs: [", "outputs: 5", "package: 3"])

@@ -26,8 +26,8 @@ CHECKS = CHECKOUT / "recipes" / "vllm"
 VALIDATOR = CHECKOUT / "packages" / "strix-validate" / "src"
 # what AMD builds vLLM with and we do not
 KNOWN = [
-    "AITER_BRANCH=0.1.26, but ours is amd-aiter 0.1.20.post1",
-    "TRITON_VERSION=3.8.0, but ours is triton 3.7.1",
+    "AITER_BRANCH=0.1.26, but our amd-aiter is 0.1.20.post1",
+    "TRITON_VERSION=3.8.0, but our triton is 3.7.1",
 ]
 # PyPI's name -> conda-forge's, where they differ
 CONDA_NAMES = {

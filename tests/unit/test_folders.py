@@ -53,8 +53,8 @@ def add(call: Call) -> tuple[list[str], str]:
 
 def verify(call: Call) -> tuple[list[str], str]:
     name = small_channel.package(call.folder, "alpha", "1.0")
-    words = ["verify", f"{call.path}/noarch/{name}"]
-    return words, f"{name}: no recipe of this checkout yields such a package"
+    words = ["verify", f"{call.named}/noarch/{name}"]
+    return words, f"{name}: no recipe of this checkout yields this package"
 
 
 def publish(call: Call) -> tuple[list[str], str]:

@@ -234,7 +234,7 @@ def test_a_move_to_another_release(world: World) -> None:
     done = world.forge("sources", "fetch", "toy")
     assert done.exit_code == 1
     assert f"has sha256 {new}, the recipe says {old}; pip's index states the same" in done.output
-    assert "If the recipe has just moved" in done.output
+    assert "If you have just changed the recipe" in done.output
     assert "find out why" in done.output
     world.edit("toy", **{old: new})
     # The file is in the cache, so it is not fetched again.
@@ -258,7 +258,7 @@ def test_every_file_is_reported_in_one_run(world: World) -> None:
     (world.hosts / "files" / "wheels-2.0-cp312-cp312-any.whl").unlink()
     done = world.forge("sources", "fetch", "wheels", "--every")
     assert done.exit_code == 1, "a refused file matters more than an unreachable one"
-    assert "cannot be reached" in done.output
+    assert "cannot be fetched" in done.output
     assert world.forge("sources", "fetch", "wheels").output.count("wheels: ") == 1
 
 
@@ -326,7 +326,7 @@ def add_paired(world: World, text: str, files: str = "text") -> None:
 @pytest.mark.parametrize(
     ("text", "engine"),
     [
-        (STATED.format("1.0"), "1.0, as"),
+        (STATED.format("1.0"), "1.0, and"),
         (STATED.format("1.1"), "1.1, but"),
         ("RUN ENGINE_VERSION=1.0\nARG WHEELS_TAG=v1.0\n", "nothing, but"),
     ],
@@ -339,15 +339,15 @@ def test_what_upstream_builds_a_release_with(world: World, text: str, engine: st
     """
     add_paired(world, text)
     assert world.next_set() == [
-        f"text of paired 2.0 says ENGINE_VERSION={engine} ours is engine 1.0",
-        "text of paired 2.0 says WHEELS_TAG=1.0, as ours is wheels 1.0",
+        f"text of paired 2.0 has ENGINE_VERSION={engine} our engine is 1.0",
+        "text of paired 2.0 has WHEELS_TAG=1.0, and our wheels is 1.0",
     ]
-    assert f"ENGINE_VERSION={engine} ours is" in world.forge("outdated").output
+    assert f"ENGINE_VERSION={engine} our engine is" in world.forge("outdated").output
 
 
 def test_a_file_that_a_release_no_longer_has(world: World) -> None:
     add_paired(world, "", "gone")
-    line = "gone of paired 2.0 says ENGINE_VERSION=nothing, but ours is engine 1.0"
+    line = "gone of paired 2.0 has ENGINE_VERSION=nothing, but our engine is 1.0"
     assert line in world.next_set()
 
 
@@ -363,7 +363,7 @@ def test_a_newest_release_that_cannot_be_read(world: World, damage: str) -> None
     else:
         file.write_bytes(b"<html>please log in</html>")
     (line,) = world.next_set()
-    assert line.startswith("what paired 2.0 is built with cannot be read: ")
+    assert line.startswith("cannot read the versions that paired 2.0 is built with: ")
 
 
 def test_what_became_of_links_counts(world: World) -> None:

@@ -262,7 +262,7 @@ def _apply_to(
         if "path" not in patched_source:
             cache.fetch(parse_source(recipe, patched_source), progress)
         with scratch(cache.folder) as folder:
-            detail = prepare(recipe, source, cache, Path(folder), whole=False)
+            detail = prepare(recipe, source, cache, Path(folder), unpack_all=False)
         if not detail:
             state = "applies"
     except NotAttempted as error:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The host base, made from this machine: CPython, its compilers, and wheels as conda packages."""
+"""The host base: conda packages of this machine's CPython and compilers, and of PyPI's wheels."""

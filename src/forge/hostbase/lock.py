@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The wheels of the host base: pinned by sha256 in a lock, and fetched by pip with those hashes.
+"""Read the lock of the host base, and fetch its wheels by pip with the sha256 that it pins.
 
-The lock, recipes/bases/host/requirements.txt, is compiled from requirements.in; pyproject.toml has
-the command.
+The lock is recipes/bases/host/requirements.txt. It is compiled from requirements.in with a command
+in pyproject.toml.
 """
 
 import re
@@ -24,16 +24,16 @@ from forge.sources.cache import PYPI_URL, Source, SourceCache
 
 HASH = re.compile(r"sha256:([0-9a-f]{64})")
 MISMATCH = re.compile(r"^ +(\S+==\S+).*?^ +Got +([0-9a-f]{64})", re.M | re.S)
-ADVICE = "compile it anew with the command in pyproject.toml"
+ADVICE = "compile it again with the command in pyproject.toml"
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A project in one version.
+    """A project, pinned to one version and to hashes of its files.
 
     Attributes:
         name: The canonical name.
-        version: The version, as the lock has it.
+        version: The version, as written in the lock.
         hashes: The sha256 of each file of that version that may be installed.
     """
 
@@ -43,20 +43,20 @@ class Pin:
 
     @property
     def line(self) -> str:
-        """The pin as pip reads it."""
+        """The pin as a line of a requirements file."""
         hashes = " ".join(f"--hash=sha256:{digest}" for digest in self.hashes)
         return f"{self.name}=={self.version} {hashes}"
 
 
 def read_pins(file: Path, environment: dict[str, str] | None = None) -> dict[str, Pin]:
-    """Return the pins of a lock that are for this machine and Python, by name.
+    """Return the pins of a lock that apply to this machine and Python, by name.
 
     Args:
-        file: A requirements file in pip's form.
+        file: The lock, a requirements file of pip.
         environment: Values of markers that replace those of this machine.
 
     Raises:
-        ForgeError: A line is not one version of a project with its hashes.
+        ForgeError: A line does not pin a project to one version with hashes.
     """
     pins: dict[str, Pin] = {}
     for line in read_text(file).replace("\\\n", " ").splitlines():
@@ -66,7 +66,8 @@ def read_pins(file: Path, environment: dict[str, str] | None = None) -> dict[str
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            raise ForgeError(f"{file} has a line that pins nothing: {text.strip()!r}") from None
+            reason = f"{file} has a line that is not a pin"
+            raise ForgeError(f"{reason}: {text.strip()!r}") from None
         if requirement.marker and not requirement.marker.evaluate(environment):
             continue
         pin = _make_pin(file, requirement, hashes)
@@ -75,12 +76,12 @@ def read_pins(file: Path, environment: dict[str, str] | None = None) -> dict[str
 
 
 def _make_pin(file: Path, requirement: Requirement, hashes: list[str]) -> Pin:
-    """Return the pin of a line. Raises ForgeError for several versions, or no hashes.
+    """Return the pin of a line. Raise ForgeError if it allows several versions or has no hashes.
 
     Args:
-        file: The lock, for the message of an error.
-        requirement: What the line requires.
-        hashes: The words that follow `--hash=`.
+        file: The path of the lock, for error messages.
+        requirement: The requirement in the line.
+        hashes: The values of the line's `--hash` options.
     """
     name = canonicalize_name(requirement.name)
     specifiers = list(requirement.specifier)
@@ -98,12 +99,12 @@ def _make_pin(file: Path, requirement: Requirement, hashes: list[str]) -> Pin:
 
 
 def require_pinned(requirements: str, pins: dict[str, Pin], file: Path) -> None:
-    """Require that a lock has what requirements.in requires, with the pins of variants.yaml.
+    """Require that the pins of a lock satisfy requirements.in.
 
     Args:
-        requirements: The text of requirements.in.
+        requirements: The text of requirements.in, with the values of variants.yaml filled in.
         pins: The pins of the lock.
-        file: The lock, for the message of an error.
+        file: The path of the lock, for error messages.
 
     Raises:
         ForgeError: A project is missing, or pinned to another version.
@@ -116,7 +117,7 @@ def require_pinned(requirements: str, pins: dict[str, Pin], file: Path) -> None:
         if pin is None:
             raise ForgeError(f"{file} does not pin {requirement.name}: {ADVICE}")
         if not requirement.specifier.contains(pin.version, prereleases=True):
-            difference = f"{pin.name} {pin.version}, and {requirement} is required"
+            difference = f"{pin.name} {pin.version}, but {requirement} is required"
             raise ForgeError(f"{file} pins {difference}: {ADVICE}")
 
 
@@ -126,13 +127,13 @@ def fetch_wheels(
     cache: SourceCache,
     say: Callable[[str], None],
 ) -> Iterator[tuple[Path, Source]]:
-    """Yield the wheel of each pin: from the cache of sources, or by pip from its index.
+    """Yield the wheel of each pin, from the cache of sources or downloaded by pip.
 
     Args:
         pins: The pins.
-        file: The lock that they are from.
+        file: The path of the lock, for error messages.
         cache: The cache of sources. Downloaded wheels are added to it.
-        say: Prints a line about a download.
+        say: Called with a line to print for each download.
 
     Raises:
         Refused: The index has a wheel with another sha256.
@@ -162,7 +163,7 @@ def _make_source(file_name: str, sha256: str) -> Source:
 
 
 def _find_cached_wheel(pin: Pin, cache: SourceCache) -> Source | None:
-    """Return the wheel of a pin that fits this Python best, if the cache has a whole one."""
+    """Return the cached wheel of a pin that fits this Python best, or None if there is none."""
     ranks = {tag: rank for rank, tag in enumerate(sys_tags())}
     candidates = []
     for digest in pin.hashes:
@@ -180,9 +181,9 @@ def _download(pins: list[Pin], file: Path, folder: Path, say: Callable[[str], No
 
     Args:
         pins: The pins.
-        file: The lock that they are from.
-        folder: Where the wheels are written.
-        say: Prints a line about each download.
+        file: The path of the lock, for error messages.
+        folder: The folder for the wheels.
+        say: Called with a line to print for each download.
     """
     requirements = folder / file.name
     requirements.write_text("".join(f"{pin.line}\n" for pin in pins))
@@ -211,7 +212,7 @@ def _download(pins: list[Pin], file: Path, folder: Path, say: Callable[[str], No
     if mismatch:
         raise Refused(
             f"pip's index has a wheel of {mismatch[1]} with sha256 {mismatch[2]}, which {file} "
-            "does not list: damaged in transit, or forged. Nothing was kept"
+            "does not list. The wheel was damaged in transit or forged; it was deleted"
         )
     errors = [line for line in output.splitlines() if line.startswith("ERROR")]
     raise NotAttempted(f"pip cannot fetch what {file} pins: {' '.join(errors) or output}")

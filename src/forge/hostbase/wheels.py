@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""From a wheel to a conda package: files laid out, requirements as match specs.
+"""Convert a wheel to a conda package: lay out its files, and turn its requirements to match specs.
 
-The contents of such a package are decided in this module alone, and a change of the module makes
-the host base again.
+Only this module decides the contents of such packages. So if the module changes, the host base is
+made again.
 """
 
 import base64
@@ -32,21 +32,22 @@ from forge.files import move_whole, sha256_file
 from forge.sources.archives import DAMAGED
 from forge.sources.cache import Source
 
-# Names on PyPI that conda-forge spells differently, as far as recipes and stacks have them.
+# conda-forge's names of projects that recipes and stacks require, if they differ from PyPI's names.
 CONDA_NAMES = {
-    # conda-forge's matplotlib adds a GUI toolkit
+    # conda-forge's package `matplotlib` additionally requires a GUI toolkit.
     "matplotlib": "matplotlib-base",
     "torch": "pytorch",
     "msgpack": "msgpack-python",
     "typing-extensions": "typing_extensions",
 }
-# The package that takes the place of NVIDIA's wheels; recipes/bases/host/recipe.yaml builds it.
+# The package that replaces NVIDIA's wheels. recipes/bases/host/recipe.yaml builds it.
 CUDA_STUBS = "pytorch-cuda-stubs"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# The time in every package, so that the same inputs give the same bytes.
+# Every package has this time stamp, so that the same inputs give the same bytes.
 TIMESTAMP = datetime(2026, 1, 1, tzinfo=UTC)
 CODE = sha256_file(Path(__file__))
-# Console scripts find their Python beside themselves, wherever the prefix is.
+# The installer writes the interpreter PLACEHOLDER into console scripts. SHEBANG replaces it: it
+# runs the Python in the script's own folder, so that a prefix can be anywhere.
 PLACEHOLDER = "/host-base/bin/python"
 SHEBANG = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
@@ -63,10 +64,10 @@ class Conversion:
         name: The name of the package.
         version: Its version.
         build: Its build string.
-        depends: The match specs that it requires.
+        depends: The match specs of its run requirements.
         license: Its license, if the wheel states one.
-        summary: What it is.
-        left_out: Projects that the wheel's metadata requires and the package does not.
+        summary: Its summary, `about.summary`.
+        left_out: Projects that the wheel's metadata requires but the package does not.
     """
 
     file: str
@@ -120,8 +121,8 @@ class Wheel:
         sha256: The sha256 of the file.
         purl: Its package URL.
         version: Its version.
-        tag: How the build string of its package begins after HOST_BOUND, such as `cpu_`.
-        metadata: Its METADATA.
+        tag: The part of the package's build string that follows HOST_BOUND, such as `cpu_`.
+        metadata: The parsed METADATA of the wheel.
     """
 
     name: str
@@ -138,8 +139,8 @@ class Wheel:
 
         Args:
             file: The file.
-            source: What it was fetched from, a file of PyPI.
-            tag: The value of `tag`.
+            source: The source of the file on PyPI.
+            tag: The value of the attribute `tag`.
 
         Raises:
             ForgeError: The file is not a wheel.
@@ -165,7 +166,7 @@ class Wheel:
         """Describe the conda package to make from the wheel.
 
         Args:
-            wheels: All wheels by name, among them those of its extras.
+            wheels: All wheels by name, including those that the wheel's extras require.
         """
         metadata = self.metadata
         depends = [f"python {PYTHON}.*", *list_depends(metadata, wheels)]
@@ -190,12 +191,14 @@ class Wheel:
 
 
 def is_nvidia(name: str) -> bool:
-    """Return whether a project of PyPI is one of NVIDIA's for CUDA, by its canonical name."""
+    """Return whether the canonical name of a project on PyPI is that of an NVIDIA CUDA wheel."""
     return name.startswith(("nvidia-", "cuda-"))
 
 
 def is_stubbed(requirement: Requirement, wheels: dict[str, Wheel]) -> bool:
-    """Return whether CUDA_STUBS satisfies a requirement: it is on NVIDIA's, and no wheel is there.
+    """Return whether a requirement is replaced by CUDA_STUBS.
+
+    This is the case if it requires one of NVIDIA's projects and the base has no wheel of it.
 
     Args:
         requirement: A requirement of a wheel.
@@ -206,11 +209,11 @@ def is_stubbed(requirement: Requirement, wheels: dict[str, Wheel]) -> bool:
 
 
 def unpack_wheel(file: Path, prefix: Path, left_out: Sequence[str] = ()) -> None:
-    """Lay a wheel out as conda packages are: scripts in bin, modules in lib/pythonX.Y.
+    """Unpack a wheel in the layout of conda packages: scripts in bin, modules in lib/pythonX.Y.
 
-    Console scripts and `.data` trees go where PEP 427 says. Byte code is compiled once, here,
-    because every environment would otherwise compile it at the first import; but not that of tests,
-    which nobody imports.
+    Console scripts and `.data` trees go to the places that PEP 427 defines. Modules are compiled to
+    byte code here, because otherwise every environment would do that at the first import. Tests are
+    not compiled, since users do not import them.
 
     Args:
         file: The wheel.
@@ -247,9 +250,9 @@ def unpack_wheel(file: Path, prefix: Path, left_out: Sequence[str] = ()) -> None
 
 
 def drop_requirements(dist_info: Path, names: Sequence[str]) -> None:
-    """Remove requirements on projects from METADATA, and correct its line in RECORD.
+    """Remove the requirements of some projects from METADATA, and correct its line in RECORD.
 
-    `pip check`, which package tests run, would otherwise miss these projects.
+    Package tests run `pip check`, which would otherwise report that these projects are missing.
 
     Args:
         dist_info: The folder of METADATA and RECORD.
@@ -281,8 +284,8 @@ def drop_requirements(dist_info: Path, names: Sequence[str]) -> None:
 def list_depends(metadata: Metadata, wheels: dict[str, Wheel]) -> list[str]:
     """Turn Requires-Dist into conda match specs, with markers evaluated for this machine.
 
-    conda knows no extras, so `name[extra]` becomes `name` and what that extra requires. NVIDIA's
-    projects that have no wheel become CUDA_STUBS.
+    conda has no extras, so `name[extra]` becomes `name` and the requirements of that extra. Each
+    NVIDIA project without a wheel becomes CUDA_STUBS.
 
     Args:
         metadata: The metadata of a wheel.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Recipes: rendered, ordered, and whether each has to be built."""
+"""Render recipes, put them in build order, and decide which of them have to be built."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The cost of building a recipe, as its `extra.cost` states it."""
+"""Read the cost of building a recipe from its `extra.cost`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -14,15 +14,15 @@ from forge.recipes.recipe import Recipe
 class Cost:
     """The cost of building a recipe.
 
-    A wheel that a recipe shares with the host base counts as the host base's download.
+    If a recipe and the host base use the same wheel, its download counts only for the host base.
 
     Attributes:
-        download: GiB of sources and packages.
-        disk: GiB while it is built.
-        memory: GiB of the largest process.
-        cpu_hours: Hours, summed over cores.
-        kept: GiB that stay on the disk: packages, and what the package cache unpacks.
-        test_hours: Limit of each package test; None for the engine's limit.
+        download: GiB of sources and packages to download.
+        disk: GiB of disk during the build.
+        memory: GiB of memory of the largest process.
+        cpu_hours: CPU hours, summed over all cores.
+        kept: GiB that remain on the disk: packages, and their unpacked files in the package cache.
+        test_hours: Time limit of each package test; None for the engine's limit.
     """
 
     download: float
@@ -37,10 +37,10 @@ def parse_cost(stated: Mapping[str, Any], where: object, pythons: int = 1) -> Co
     """Parse an `extra.cost`.
 
     Args:
-        stated: The fields of a Cost, and `further_python`: the fields to which each Python after
-            the first adds something.
-        where: The file, for the message of an error.
-        pythons: The number of Pythons.
+        stated: The fields of a Cost, and `further_python`: the amounts that each Python after the
+            first adds to these fields.
+        where: The path of the file, for error messages.
+        pythons: The number of Pythons that the recipe is built for.
 
     Raises:
         ForgeError: A figure is missing, unknown or not a number.

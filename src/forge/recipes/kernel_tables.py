@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tables of docs/kernels.md, from the lists of kernel costs in recipes/*/kernels.tsv."""
+"""Make the tables of docs/kernels.md from the lists of kernel costs in recipes/*/kernels.tsv."""
 
 import csv
 import re
@@ -21,7 +21,8 @@ _HEAD = (
     "waves per SIMD",
     "WMMA",
 )
-# Columns of a kernels.tsv, in the order of the table. Each cell has the range over a kernel's rows.
+# Columns of a kernels.tsv, in the order of the table's last columns. A cell has the range of the
+# values in all rows of a kernel.
 _COSTS = ("vgprs", "vgpr_spills", "scratch", "lds", "waves", "wmma")
 
 
@@ -30,7 +31,7 @@ def _format_row(cells: Sequence[str]) -> str:
 
 
 def _format_range(values: list[int]) -> str:
-    """Return the smallest and the largest number, or the one number that all are."""
+    """Return the range of numbers as text, or a single number if all are equal."""
     low = min(values)
     high = max(values)
     if low == high:
@@ -62,7 +63,7 @@ def make_table(file: Path) -> str:
         ]
         for cost in _COSTS:
             values = [int(row[cost]) for row in rows]
-            if cost == "lds":  # the list has bytes, the table KiB
+            if cost == "lds":  # convert bytes to KiB
                 values = [round(size / 1024) for size in values]
             cells.append(_format_range(values))
         lines.append(_format_row(cells))
@@ -84,7 +85,8 @@ def with_tables(page: str, lists: list[Path]) -> str:
         pattern = rf"(?<={re.escape(heading)}\n\n)(\|.*\n)+"
         table = re.search(pattern, page)
         if not table:
-            raise ForgeError(f"{PAGE} has no table below {heading!r}: write one of two lines")
+            advice = "add an empty one (two lines), which is then filled"
+            raise ForgeError(f"{PAGE} has no table below {heading!r}: {advice}")
         before = page[: table.start()]
         after = page[table.end() :]
         page = f"{before}{make_table(file)}\n{after}"

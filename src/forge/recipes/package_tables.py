@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tables and sections of pages about packages, made from what each recipe states in `extra`."""
+"""Make tables and sections of pages about packages from `extra` of each recipe."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from forge.errors import ForgeError
 from forge.recipes.cost import Cost
 from forge.recipes.recipe import Recipe
 
-# The words of each column of README's table, best first; docs/packages.md defines them.
+# The allowed words in each column of README's table, the best first. docs/packages.md defines them.
 STATES = {
     "built": ("yes", "rehearsed", "no"),
     "installed": ("yes", "rehearsed", "no"),
@@ -45,13 +45,13 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def read_state(recipe: Recipe) -> dict[str, tuple[str, str]]:
-    """Read how far a recipe's package has come.
+    """Read from `extra.state` whether a recipe's package was built, installed and run.
 
     Returns:
-        By column of README's table, its word and the page that shows it, or "".
+        For each column of README's table, its word, and the page that proves it, or "".
 
     Raises:
-        ForgeError: `extra.state` lacks a column or has another word.
+        ForgeError: `extra.state` lacks a column, or has a word that is not allowed.
     """
     where = f"{recipe.path}: extra.state"
     stated: dict[str, Any] = {"gfx1151": "no"}
@@ -63,7 +63,7 @@ def read_state(recipe: Recipe) -> dict[str, tuple[str, str]]:
         value = stated[column]
         word, *pages = value if isinstance(value, list) else [value]
         if word not in words or len(pages) > 1:
-            expected = f"one of {', '.join(words)}, or a list of it and a page"
+            expected = f"one of {', '.join(words)}, or a list of such a word and a page"
             raise ForgeError(f"{where}.{column} is {value!r}; expected {expected}")
         page = str(pages[0]) if pages else ""
         state[column] = (str(word), page)
@@ -71,7 +71,7 @@ def read_state(recipe: Recipe) -> dict[str, tuple[str, str]]:
 
 
 def make_state_table(recipes: Mapping[str, Recipe]) -> str:
-    """Return README's table: how far each package has come, with links to what shows it."""
+    """Return README's table of the states of packages, with links to the pages that prove them."""
     rows = []
     for name, recipe in sorted(recipes.items()):
         link = f"[{name}](docs/packages.md#{name})"
@@ -108,7 +108,7 @@ def make_sections(recipes: Mapping[str, Recipe]) -> str:
     for name, recipe in sorted(recipes.items()):
         notes = str(recipe.extra.get("notes", "")).strip()
         if not notes:
-            problem = "extra.notes is missing: what does the package leave out?"
+            problem = "extra.notes is missing: describe what the package leaves out"
             raise ForgeError(f"{recipe.path}: {problem}")
         sections.append(f"## {name}\n{notes}\n")
     return SECTIONS + "\n" + "\n".join(sections)
@@ -120,13 +120,13 @@ def replace_table(
     table: str,
     where: object,
 ) -> str:
-    """Return a page with the table that has this head replaced.
+    """Return a page in which the table with this head is replaced.
 
     Args:
         page: The text of the page.
         head: The cells of the table's first line.
         table: The new table.
-        where: The page's name, for the message of an error.
+        where: The name of the page, for error messages.
 
     Raises:
         ForgeError: The page does not have exactly one such table.
@@ -140,12 +140,12 @@ def replace_table(
 
 
 def replace_sections(page: str, sections: str, where: object) -> str:
-    """Return docs/packages.md with new sections. Raises ForgeError if it lacks the SECTIONS line.
+    """Return docs/packages.md with new sections. Raise ForgeError if it lacks the SECTIONS line.
 
     Args:
         page: The text of the page.
-        sections: The new sections, which begin with that line.
-        where: The page's name, for the message of an error.
+        sections: The new sections, beginning with the SECTIONS line.
+        where: The name of the page, for error messages.
     """
     if SECTIONS not in page:
         raise ForgeError(f"{where} lacks the line {SECTIONS.strip()}")

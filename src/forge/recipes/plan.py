@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""All recipes: find them, order them, and decide by content which have to be built.
+"""Find all recipes, put them in build order, and decide by their content which have to be built.
 
-rattler-build skips a package if one of the same name, version and build string exists, and its
-build string covers the variant only. Therefore the driver adds a variant, `content_digest`, which
-every recipe names under `build.variant.use_keys`. The digest of a recipe's content thereby enters
-the `h1234567` part of the build string, which conda-forge's build strings have as well.
+rattler-build skips a package if a package with the same name, version and build string exists. The
+hash in the build string depends only on the variant. So the driver adds a variant key,
+`content_digest`, whose value is a digest of the recipe's content. Every recipe names this key under
+`build.variant.use_keys`. Thereby the hash (`h1234567`) changes together with the content.
 """
 
 import graphlib
@@ -20,12 +20,13 @@ from forge.project import Project
 from forge.recipes.recipe import NoPackage, Recipe, list_packages
 from forge.recipes.render import render
 
-# Actions of a plan. A run cannot attempt what is skipped; see building.runner.predict_skipped.
+# Actions of a plan. SKIPPED means that a run would not attempt the recipe; see
+# building.runner.predict_skipped.
 BUILD = "build"
 UP_TO_DATE = "up-to-date"
 SKIPPED = "skipped"
-# A recipe may name another file for each Python that it is built for, and for each place that the
-# file comes from. With these values all of them are rendered.
+# The source of a recipe may depend on the Python and on the variant `sources_from`. With these
+# values, all sources are rendered.
 EVERY_SOURCE = {
     "python": [
         "3.11.* *_cpython",
@@ -46,9 +47,9 @@ class Step:
         digest: The parts of the content digest.
         outputs: The packages that the recipe yields; Records if they are up to date.
         action: BUILD or UP_TO_DATE.
-        reason: Why.
+        reason: The reason for the action.
         has_older_builds: Whether the channel has builds that this one replaces.
-        rendered: rattler-build's mapping for each output.
+        rendered: The rendered outputs, as mappings of rattler-build.
     """
 
     recipe: Recipe
@@ -61,16 +62,17 @@ class Step:
 
     @property
     def digest_value(self) -> str:
-        """The value of the content_digest variant: BASE-CONTENT-ALL.
+        """The value of the variant `content_digest`, BASE-CONTENT-ALL.
 
-        CONTENT is the recipe's own digest, with which `forge verify` compares a package.
+        CONTENT is the digest of the recipe's own content. `forge verify` compares it with that of a
+        package. ALL is a digest of all parts of `digest`.
         """
         parts = repr(sorted(self.digest.items()))
         key = hashlib.sha256(parts.encode()).hexdigest()[:16]
         return f"{self.digest['base']}-{self.digest['content']}-{key}"
 
     def pythons(self) -> list[str]:
-        """List the Pythons that the outputs are made for; none if an output serves several."""
+        """List the Python variants of the outputs; empty if an output does not depend on Python."""
         pythons: list[str] = []
         for output in self.rendered:
             variant = output["build_configuration"]["variant"]
@@ -87,12 +89,12 @@ class RecipeSet:
     Attributes:
         project: The checkout.
         base: The base.
-        base_names: The packages that the base provides. A recipe of such a name is left out.
-        base_key: A digest of what a base on this machine is made of; empty for conda-forge.
-        recipes: By name, each after those that it needs.
-        owner: The recipe that yields a package, by the package's name.
-        broken: The reason, by name, of recipes that cannot be read and were left out.
-        absent: The reason, by name, of recipes that are not built on this base.
+        base_names: The packages that the base provides. A recipe with such a name is left out.
+        base_key: A digest of the inputs of the host base; empty for conda-forge.
+        recipes: The recipes by name, in build order: each after the recipes that it needs.
+        owner: For the name of each package, the name of the recipe that yields it.
+        broken: The names of recipes that cannot be read and were left out, with the reasons.
+        absent: The names of recipes that are not built on this base, with the reasons.
     """
 
     def __init__(
@@ -109,12 +111,12 @@ class RecipeSet:
             project: The checkout.
             base: The base.
             provided: The packages that the base provides.
-            base_key: A digest of what a base on this machine is made of; empty for conda-forge.
-            keep_going: Leave out recipes that cannot be read, and note them in `broken`.
+            base_key: A digest of the inputs of the host base; empty for conda-forge.
+            keep_going: Leave out recipes that cannot be read, and add them to `broken`.
 
         Raises:
             ForgeError: A recipe cannot be read, two recipes yield the same package, recipes depend
-                on each other in a circle, or one needs another that the variants skip.
+                on each other in a circle, or a recipe needs a package that the variants skip.
         """
         self.project = project
         self.base = base
@@ -129,7 +131,7 @@ class RecipeSet:
         self._order_recipes()
 
     def _read_recipes(self, keep_going: bool) -> dict[str, NoPackage]:
-        """Read all recipes; returns the packages that the variants skip, with the error of each."""
+        """Read all recipes. Return the packages that the variants skip, each with its error."""
         paths = {}
         for path in self.project.root.glob("recipes/*/recipe.yaml"):
             paths[path.parent.name] = path
@@ -157,7 +159,7 @@ class RecipeSet:
         return skipped
 
     def _add_owner(self, packages: Set[str], name: str) -> None:
-        """Note the recipe that yields packages. Raises ForgeError if another one yields them."""
+        """Record the recipe that yields packages. Raise ForgeError if another one yields them."""
         for package in packages:
             other = self.owner.setdefault(package, name)
             if other != name:
@@ -170,14 +172,14 @@ class RecipeSet:
                 raise ForgeError(f"{skipped[package]}, and {name} needs {package}")
 
     def _order_recipes(self) -> None:
-        """Put each recipe after those that it needs. Raises ForgeError for a circle."""
+        """Put each recipe after those that it needs. Raise ForgeError if there is a circle."""
         graph = {name: sorted(self.direct_needs(name)) for name in self.recipes}
         sorter = graphlib.TopologicalSorter(graph)
         try:
             order = list(sorter.static_order())
         except graphlib.CycleError as error:
             raise ForgeError(f"recipes depend on each other in a circle: {error.args[1]}") from None
-        # The order also has broken recipes that others need.
+        # The order also includes broken recipes, if other recipes need them.
         self.recipes = {name: self.recipes[name] for name in order if name in self.recipes}
 
     def plan(
@@ -185,15 +187,16 @@ class RecipeSet:
         channel: LocalChannel,
         rebuild: frozenset[str] = frozenset(),
     ) -> list[Step]:
-        """Decide for each recipe what it would yield, and whether and why it has to be built.
+        """Decide for each recipe which packages it yields, and whether it has to be built.
 
-        A recipe is up to date if the channel's highest build number of its family has the content
-        hash of now. Otherwise the build gets the next number. So the solver always prefers a new
-        build to the one that it replaces, and no file name is ever used for two contents.
+        A recipe is up to date if the current content hash is that of the build with the highest
+        build number in the channel. Otherwise the new build gets the next build number. So solvers
+        always prefer the new build to the one that it replaces, and a file name never stands for
+        two contents.
 
         Args:
-            channel: Has the packages that are built already.
-            rebuild: Recipes to build even if they are up to date.
+            channel: The channel with the existing packages.
+            rebuild: The names of recipes to build even if they are up to date.
         """
         records = channel.records()
         steps: dict[str, Step] = {}
@@ -215,7 +218,7 @@ class RecipeSet:
         return list(steps.values())
 
     def _render_outputs(self, step: Step, number: int | None = None) -> list[Output]:
-        """Render a step with a build number, into `step.rendered`; returns its outputs.
+        """Set `step.rendered` to the recipe rendered with a build number; return its outputs.
 
         Args:
             step: The step.
@@ -247,13 +250,13 @@ class RecipeSet:
         channel: LocalChannel,
         rebuild: bool,
     ) -> None:
-        """Decide on the action of a step, its reason and its outputs.
+        """Set the action, the reason and the outputs of a step.
 
         Args:
             step: The step, with its recipe and digest.
             records: All packages of the channel.
             channel: The channel.
-            rebuild: Build it even if it is up to date.
+            rebuild: Build the recipe even if it is up to date.
         """
         outputs = self._render_outputs(step)
         newest = []
@@ -263,7 +266,7 @@ class RecipeSet:
                 newest.append(max(builds, key=lambda record: record.number))
         number = max((record.number for record in newest), default=-1)
         if newest and number != outputs[0].number:
-            # An exact pin between outputs puts the build number into the hash.
+            # Render again: with an exact pin between outputs, the hash depends on the build number.
             outputs = self._render_outputs(step, number)
         planned = {output.dist for output in outputs}
         is_current = planned == {record.dist for record in newest}
@@ -284,19 +287,19 @@ class RecipeSet:
             step.reason = "not in the channel"
 
     def direct_needs(self, name: str) -> set[str]:
-        """Return the recipes that one recipe builds with, runs with or is tested with."""
+        """Return the recipes whose packages a recipe needs to build, run or be tested."""
         needs = self.recipes[name].all_needs
         return {self.owner[package] for package in needs if package in self.owner}
 
     def describe_missing(self, name: str, lost: Set[str] = frozenset()) -> str:
-        """Describe in one line what a recipe needs and cannot have; empty if it can have all.
+        """Describe in one line the packages that a recipe needs but cannot get; empty if none.
 
-        It cannot have a package that neither a recipe nor the host base provides. For conda-forge,
-        only the solver can tell.
+        On the host base, a package is missing if neither a recipe nor the base provides it. On
+        conda-forge, only the solver can find missing packages.
 
         Args:
-            name: The recipe.
-            lost: Recipes whose packages it cannot have.
+            name: The name of the recipe.
+            lost: The names of recipes whose packages will not exist.
         """
         if self.base_key:
             missing = self.recipes[name].all_needs - self.owner.keys() - self.base_names
@@ -309,7 +312,7 @@ class RecipeSet:
         return ""
 
     def dependencies(self, names: set[str]) -> set[str]:
-        """Return `names` and every recipe that they build, run or are tested with, transitively."""
+        """Return `names` and all recipes they need to build, run or be tested, transitively."""
         result = set(names)
         for name in reversed(self.recipes):
             if name in result:
@@ -317,7 +320,7 @@ class RecipeSet:
         return result
 
     def dependents(self, names: set[str]) -> set[str]:
-        """Return `names` and every recipe that builds or runs against one of them, transitively."""
+        """Return `names` and all recipes that need one of them to build or run, transitively."""
         result = set(names)
         for name, recipe in self.recipes.items():
             needs = {self.owner.get(package) for package in recipe.needs}
@@ -327,7 +330,7 @@ class RecipeSet:
 
 
 def load_all_sources(project: Project) -> RecipeSet:
-    """Load the recipes with the sources of every Python and place, whatever base builds them."""
+    """Load all recipes with the sources for every Python and base."""
     base = bases.load(project, "conda-forge", EVERY_SOURCE)
     return RecipeSet(project, base)
 
@@ -336,8 +339,8 @@ def _describe_change(before: object, now: dict[str, str]) -> str:
     """Describe why the digest of a recipe changed.
 
     Args:
-        before: The parts of the digest as noted beside the package; not a mapping if damaged.
-        now: The parts as of now.
+        before: The parts of the digest in the note on the package; not a mapping if damaged.
+        now: The current parts.
     """
     if not isinstance(before, dict):
         return "changed since the build in the channel"

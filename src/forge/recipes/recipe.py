@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One recipe: what it requires, which sources and patches it reads, and a digest of them all."""
+"""One recipe: its requirements, sources and patches, and a digest of its content."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ from forge.sources import patching
 from forge.sources.archives import unpack
 from forge.sources.cache import PYPI_URL, Source, SourceCache
 
-# The top-level key and all lines up to the next key, with the comments between them.
+# The top-level key `extra` and all lines up to the next top-level key, including comments.
 EXTRA = re.compile(rb"(?m)^extra:.*(?:\n(?![^\s#]).*)*\n?")
 REQUIREMENT_KINDS = ("build", "host", "run")
 
@@ -43,15 +43,15 @@ class Recipe:
         extra: The recipe's `extra` section.
         output_names: The names of its packages.
         requirements: Match specs of all outputs and staging caches, by kind: build, host, run.
-        needs: The names of the packages in `requirements`, without its own.
-        all_needs: `needs`, and the names of the packages that its tests install.
+        needs: The names of the packages in `requirements`, except for the recipe's own packages.
+        all_needs: `needs`, and the names of the packages that the recipe's tests install.
         sources: The rendered source mappings.
-        content: A digest of everything that it reads from this repository but `extra`: a new note
-            of what a package was proven to do is no reason to build it again.
+        content: A digest of all files of this repository that the recipe reads. The section `extra`
+            is left out, because it does not change a package.
 
     Raises:
-        ForgeError: The recipe does not render, lacks a file, or does not have the build string and
-            the digest variant that every recipe has.
+        ForgeError: The recipe does not render, lacks a file, or lacks the form of build string or
+            the digest variant that every recipe must have.
         NoPackage: The variants skip every output.
     """
 
@@ -101,7 +101,7 @@ class Recipe:
         build = output["build"]["string"]
         use_keys = output["build"].get("variant", {}).get("use_keys", [])
         if DIGEST_KEY not in use_keys:
-            reason = "without it an edited recipe would not be rebuilt"
+            reason = "without it, an edited recipe would not be built again"
             raise ForgeError(
                 f"{self.path}: add {DIGEST_KEY} to every build.variant.use_keys; {reason}"
             )
@@ -110,7 +110,7 @@ class Recipe:
             raise ForgeError(f"{self.path}: {name}'s build string {build!r:.200} is not {form}")
 
     def _require_sources(self) -> None:
-        """Raise ForgeError if a source would leave its folder or a local file is missing."""
+        """Raise ForgeError if a source would leave its folder, or if a local file is missing."""
         for source in self.sources:
             target = str(source.get("target_directory") or "here")
             if not is_plain(target):
@@ -118,7 +118,7 @@ class Recipe:
                     f"{self.path}: target_directory {target!a:.80} leads out of the source"
                 )
         for file in self.local_files():
-            # Path.exists raises an error where a name is too long.
+            # Path.exists would raise an error for a name that is too long.
             if not os.path.exists(file):  # noqa: PTH110 (see above)
                 raise ForgeError(f"{self.path} names {file}, which does not exist")
 
@@ -133,15 +133,15 @@ class Recipe:
         return digest.hexdigest()[:16]
 
     def files_read(self) -> list[Path]:
-        """List what the content digest covers: the folder, patches and local sources, each once."""
+        """List the paths that the content digest covers: the folder, patches and local sources."""
         files = [self.path.parent.resolve(), *self.local_files()]
         return list(dict.fromkeys(files))
 
     def local_files(self) -> list[Path]:
         """List the patches and local sources that the recipe names.
 
-        Of a folder of patches, the patches are listed and not the folder: an edit of a report in it
-        does not change what is built.
+        A folder of patches is not listed itself, only its patches. Otherwise an edited report in
+        that folder would change the digest.
 
         Raises:
             ForgeError: A name has a NUL or is too long.
@@ -167,7 +167,7 @@ def remove_extra(recipe: bytes) -> bytes:
 
 
 def list_packages(path: Path) -> set[str]:
-    """Return the names of the packages in a recipe.yaml, unrendered, whatever is skipped.
+    """Return the unrendered names of all packages in a recipe.yaml, including skipped ones.
 
     Raises:
         ForgeError: The file is not a recipe.
@@ -184,7 +184,7 @@ def list_packages(path: Path) -> set[str]:
 
 
 def _is_patch_folder(path: Path) -> bool:
-    """Return whether a path is a folder with patches, and beside them nothing but reports."""
+    """Return whether a path is a folder that contains only patches and their reports."""
     if not path.is_dir():
         return False
     names = [file.name for file in path.iterdir()]
@@ -193,7 +193,7 @@ def _is_patch_folder(path: Path) -> bool:
 
 
 def list_patches(recipe: Recipe, source: Data) -> list[Path]:
-    """List the patches of a rendered source: those that it names, or those in its folder."""
+    """List the patches that a rendered source names. If it names none, list those in its folder."""
     folder = recipe.path.parent
     names = source.get("patches", [])
     if names:
@@ -203,10 +203,11 @@ def list_patches(recipe: Recipe, source: Data) -> list[Path]:
 
 
 def find_patched_source(recipe: Recipe, source: Data) -> Data:
-    """Return the source that the patches of `source` change.
+    """Return the source to which the patches of `source` are applied.
 
-    That is the source itself, except for a folder of patches: these change the recipe's wheel.
-    rattler-build does not unpack a wheel, so the build script applies them to what it installed.
+    Usually, that is `source` itself. If `source` is a folder of patches, it is the recipe's wheel:
+    rattler-build does not unpack wheels, so the build script applies the patches after it has
+    installed the wheel.
     """
     if source.get("patches") or not list_patches(recipe, source):
         return source
@@ -221,22 +222,22 @@ def prepare(
     source: Data,
     cache: SourceCache,
     folder: Path,
-    whole: bool = True,
+    unpack_all: bool = True,
 ) -> str:
-    """Put a fetched source where a build finds it, and try its patches.
+    """Put a fetched source where a build finds it, and check that its patches apply.
 
     Args:
         recipe: The recipe.
         source: One of its rendered source mappings.
-        cache: Has the source.
+        cache: The cache with the source.
         folder: The build's folder for sources.
-        whole: Unpack everything, and not only the files that the patches change.
+        unpack_all: Unpack all files. If False, unpack only the files that the patches change.
 
     Returns:
-        What is wrong with the patches, or "".
+        The reason why a patch does not apply, or "".
 
     Raises:
-        ForgeError: The source is unfit.
+        ForgeError: The source has changed, or cannot be unpacked.
     """
     patches = list_patches(recipe, source)
     patched_source = find_patched_source(recipe, source)
@@ -254,8 +255,8 @@ def prepare(
         tree = cache.prefill(
             parse_source(recipe, source),
             folder,
-            None if whole else changed_files,
-            "file_name" in source,  # rattler-build does not unpack an archive that has a name
+            None if unpack_all else changed_files,
+            "file_name" in source,  # rattler-build does not unpack archives with a `file_name`
         )
     if not patches:
         return ""
@@ -263,7 +264,7 @@ def prepare(
 
 
 def _match_spec(requirement: Any) -> str:
-    """Turn a rendered requirement into a match spec; a pin mapping into the name that it pins."""
+    """Turn a rendered requirement into a match spec, and the mapping of a pin into its name."""
     if isinstance(requirement, dict):
         requirement = next(iter(requirement.values()))
     if isinstance(requirement, dict):
@@ -276,7 +277,7 @@ def _package_names(specs: Iterable[str]) -> set[str]:
 
 
 def parse_purls(recipe: Recipe) -> list[PackageURL]:
-    """Parse the package URLs in a recipe's `extra.purls`. Raises ForgeError for an invalid one."""
+    """Parse the package URLs in a recipe's `extra.purls`. Raise ForgeError if one is invalid."""
     purls = recipe.extra.get("purls", [])
     try:
         return [PackageURL.from_string(purl) for purl in purls]
@@ -285,10 +286,10 @@ def parse_purls(recipe: Recipe) -> list[PackageURL]:
 
 
 def list_sources(recipe: Recipe) -> list[Source]:
-    """List a recipe's sources to fetch.
+    """List the sources of a recipe that have to be fetched.
 
     Raises:
-        ForgeError: One lacks a sha256, a full commit, or a package URL.
+        ForgeError: A source lacks a sha256, a full commit, or a package URL.
     """
     sources = []
     for source in recipe.sources:
@@ -298,7 +299,7 @@ def list_sources(recipe: Recipe) -> list[Source]:
 
 
 def parse_source(recipe: Recipe, source: Data) -> Source:
-    """Make a source to fetch of a rendered source mapping. Raises ForgeError like list_sources."""
+    """Convert a rendered source mapping to a Source. Raise ForgeError as list_sources does."""
     if "git" in source:
         commit = str(source.get("rev", ""))
         if not re.fullmatch("[0-9a-f]{40}", commit):

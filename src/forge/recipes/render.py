@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The driver's only calls of rattler-build's `build_recipes`, to render and to build.
+"""Call rattler-build's `build_recipes` to render and to build. No other module calls it.
 
-The function is deprecated, and prints what it renders to file descriptor 1, past sys.stdout. Two
-functions are missing in py-rattler-build that could replace it: a render that takes build_num and
-build_string_prefix and returns the outputs, and a build that runs the script of a staging output
-once. `run_build`, the announced successor, runs that script once per output (0.73). Once both
-exist, this module goes, and so does the limit on py-rattler-build's version.
+The function is deprecated. It also writes the rendered recipe to file descriptor 1 instead of
+sys.stdout. But py-rattler-build lacks two functions that could replace it:
+
+- a function that renders with build_num and build_string_prefix, and returns the outputs
+- a function that builds and runs the script of a staging output only once; `run_build`, the
+  announced successor, runs that script once per output (version 0.73)
+
+Once both exist, this module can be removed, together with the limit on py-rattler-build's version.
 """
 
 import contextlib
@@ -28,10 +31,10 @@ STDERR = 2
 
 
 def build_recipes(recipes: list[str | Path], **arguments: Any) -> None:
-    """Call rattler-build's function of this name, without its warning.
+    """Call rattler-build's `build_recipes` without its deprecation warning.
 
-    It is called again if dependencies do not resolve: of two processes that unpack the same package
-    into a cold cache, rattler fails in one, and states no reason.
+    If the dependencies do not resolve, the call is repeated once. If two processes unpack the same
+    package into an empty cache, rattler fails in one of them without a reason.
     """
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         try:
@@ -52,20 +55,20 @@ def render(
 
     Args:
         path: The recipe.yaml.
-        base: Has the variants.
-        digest: The value of the content_digest variant.
-        number: Replaces the recipe's build number. It is part of the hash in the build string of an
-            output that another output pins exactly.
+        base: The base, for its variants.
+        digest: The value of the variant `content_digest`.
+        number: The build number; None for the recipe's. If an output pins another one exactly, the
+            hash in its build string depends on this number.
 
     Returns:
-        A mapping per output: `recipe`, rendered, and `build_configuration`.
+        A mapping for each output, with the rendered `recipe` and the `build_configuration`.
 
     Raises:
         ForgeError: The recipe does not render.
     """
     with _captured_output() as capture:
         try:
-            # This states where and why a recipe is invalid, which build_recipes does not.
+            # Render first in this way, because the errors name the invalid place in the recipe.
             Stage0Recipe.from_file(path).render(base.variants)
             build_recipes(
                 [path],
@@ -84,9 +87,9 @@ def render(
 
 @contextlib.contextmanager
 def _captured_output() -> Iterator[IO[bytes]]:
-    """Yield a file that gets what this process writes to its standard output meanwhile.
+    """Redirect standard output of this process into a file while the block runs; yield the file.
 
-    What it writes to standard error is dropped: a panic of Rust prints its stack there.
+    Standard error is discarded, because a Rust panic would print its stack there.
     """
     sys.stdout.flush()
     with (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare a package with the recipe that it says it was built from, and with its own file list.
+"""Compare a package with the recipe from which it claims to be built, and with its own file list.
 
-A package carries the recipe folder, the rendered recipe (sources and their hashes, patches,
-requirements, variant) and a digest of all that the recipe reads from this repository. The same is
-computed from the recipes of a commit. What rattler-build did with them is not compared: to check
-that, rebuild.
+A package contains the recipe folder, the rendered recipe (sources and their hashes, patches,
+requirements, variant) and a digest of all files of this repository that the recipe reads. The same
+values are computed from the recipes of a checkout or a commit, and compared. The compiled files are
+not compared: to check them, build the package again.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from forge.sources.git import environment
 ADDED = (RENDERED, "recipe/variant_config.yaml")
 # An expression in a name, such as x-kernels-${{ gpu_arch }}.
 EXPRESSION = re.compile(r"\$\{\{.*?\}\}")
-# Stands for a value that one of the two does not have.
+# Stands in a message for a value that is missing on one side of the comparison.
 NOTHING = "nothing"
 
 
@@ -40,10 +40,10 @@ class Verdict:
     """The result of comparing a package.
 
     Attributes:
-        compared: In words, what the package was compared with.
-        differences: One line each.
-        not_compared: Why it was not compared with a recipe, or "".
-        places: Where the package is installed, if its files are those that it lists.
+        compared: Descriptions of the comparisons that were made.
+        differences: One line for each difference.
+        not_compared: The reason why the package was not compared with a recipe, or "".
+        places: The places of the package's files in a prefix, if the files match its own list.
     """
 
     compared: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ def _verify_recipe(package: Package, project: Project, verdict: Verdict) -> None
     """Compare a package with the recipe that yields it."""
     recipe_file = _find_recipe(str(package.index["name"]), project)
     if not recipe_file:
-        verdict.not_compared = "no recipe of this checkout yields such a package"
+        verdict.not_compared = "no recipe of this checkout yields this package"
         return
     folder = recipe_file.parent
     verdict.compared.append(f"its recipe with {folder.relative_to(project.root)}")
@@ -89,7 +89,7 @@ def _verify_recipe(package: Package, project: Project, verdict: Verdict) -> None
 
 @contextmanager
 def project_at(project: Project, commit: str) -> Iterator[Project]:
-    """Yield the project as of a commit, in a folder that is removed with the context.
+    """Check a commit out into a temporary folder, and yield the project there.
 
     Raises:
         ForgeError: The checkout does not have the commit.
@@ -98,10 +98,11 @@ def project_at(project: Project, commit: str) -> Iterator[Project]:
     sha = git(project.root, "rev-parse", "--verify", "--quiet", revision).strip()
     if commit.startswith("-") or not sha:
         reason = f"{project.root} has no commit {commit!a:.80}"
-        raise ForgeError(f"{reason}: fetch it, or leave out --commit for the files as they are")
-    # Without a clean environment, a hook's GIT_DIR would make the checkout of the clone move HEAD
-    # here, and core.autocrlf would change the files. The clone takes any owner of the repository,
-    # as rev-parse did.
+        raise ForgeError(f"{reason}: fetch it, or leave out --commit to use the checkout's files")
+    # A clean environment is necessary. With GIT_DIR, which is set in git hooks, the checkout in the
+    # clone would move HEAD of this repository. With core.autocrlf, git would change the files.
+    # safe.directory is set because the clone has to work for any owner of the repository, as the
+    # rev-parse above does.
     clean = environment(
         {
             "protocol.file.allow": "always",
@@ -136,9 +137,9 @@ def _find_recipe(package: str, project: Project) -> Path | None:
 
 
 def _compare_files(package: Package, folder: Path) -> list[str]:
-    """Compare the recipe folder in a package with that of the project, but for `extra`.
+    """Compare the recipe folder in a package with that of the project, without `extra`.
 
-    rattler-build leaves out some files of the folder; the content digest covers these.
+    rattler-build does not pack all files of the folder. The content digest covers the others.
     """
     packed = {}
     present = {}
@@ -154,7 +155,7 @@ def _compare_files(package: Package, folder: Path) -> list[str]:
 
 
 def _hash_recipe_file(name: str, content: bytes) -> str:
-    """Return the sha256 of a file of a recipe folder, of recipe.yaml without its `extra`."""
+    """Return the sha256 of a file of a recipe folder. In recipe.yaml, `extra` does not count."""
     if name == "recipe.yaml":
         content = remove_extra(content)
     return hashlib.sha256(content).hexdigest()
@@ -213,7 +214,7 @@ def _load_base(
 
 
 def _compare_index(package: Package) -> list[str]:
-    """Compare what solvers and installers read of a package with its own rendered recipe."""
+    """Compare a package's info/index.json, for solvers and installers, with its rendered recipe."""
     recipe = package.rendered["recipe"]
     dependencies = package.rendered["finalized_dependencies"]["run"]
     stated = {
@@ -244,10 +245,11 @@ def _list_specs(dependencies: list[dict[str, Any]] | None) -> list[str]:
 
 
 def _flatten(value: Any) -> dict[str, str]:
-    """Map the path of each leaf of a rendered recipe, such as source.0.sha256, to its text.
+    """Return the leaves of a rendered recipe as text, by a path such as source.0.sha256.
 
     Raises:
-        Refused: It has more values than a recipe has; in YAML a few lines stand for any number.
+        Refused: There are too many values for a recipe. With YAML's aliases, a few lines can stand
+            for any number of values.
     """
     leaves: dict[str, str] = {}
     pending = [("", value)]
@@ -267,7 +269,7 @@ def _flatten(value: Any) -> dict[str, str]:
             leaves[path] = str(inner)
         for key, child in items:
             pending.append((f"{path}.{key}" if path else key, child))
-    raise Refused(f"its rendered recipe has more than {limits.VALUES} values: trust nothing of it")
+    raise Refused(f"its rendered recipe has more than {limits.VALUES} values: do not trust it")
 
 
 def _compare(
@@ -275,12 +277,12 @@ def _compare(
     other: Mapping[str, str],
     name: str,
 ) -> list[str]:
-    """Describe each key whose values differ, in a line.
+    """Return a line for each key whose values differ.
 
     Args:
         package: The values of the package.
         other: The values to compare with.
-        name: Where these come from.
+        name: A description of `other` for the lines.
     """
     differences = []
     for key in sorted(package.keys() | other.keys()):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Source files: downloaded, verified and kept."""
+"""Download source files, verify them, and keep them in a cache."""

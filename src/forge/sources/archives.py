@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Archives, unpacked into a folder and nowhere else."""
+"""Unpack archives without writing outside of the target folder."""
 
 import lzma
 import os
@@ -23,7 +23,7 @@ def _list_extensions() -> tuple[str, ...]:
 
 
 ARCHIVES = _list_extensions()
-# What Python's readers raise for damaged archives and for names that no file can have.
+# The exceptions of Python's readers for damaged archives and for impossible file names.
 DAMAGED = (
     OSError,
     EOFError,
@@ -43,17 +43,17 @@ if hasattr(tarfile, "tar_filter"):  # since CPython 3.11.4
 
 
 def unpack(archive: Path, target: Path, only: Collection[str] | None = None) -> None:
-    """Unpack an archive as rattler-build does: a single top folder is dropped.
+    """Unpack an archive as rattler-build does: if it has a single top folder, that is left out.
 
     Args:
         archive: A tar or zip file.
         target: The folder to make.
-        only: The paths of the regular files to unpack, without the top folder or with it; None for
-            all.
+        only: The paths of the regular files to unpack, without or with the top folder; None for
+            all files.
 
     Raises:
-        Refused: The archive is damaged, holds a device, grows out of all proportion, or would write
-            outside the folder, be it through its own links.
+        Refused: The archive is damaged, contains a device, unpacks to too many bytes, or would
+            write outside the folder, directly or through links in the archive.
     """
     folder = target.with_suffix(".unpacking")
     shutil.rmtree(folder, ignore_errors=True)
@@ -90,9 +90,9 @@ class _Members:
         """Prepare to check members.
 
         Args:
-            folder: The folder that they are unpacked to.
-            limit: The most bytes that they may have together.
-            only: The paths of the regular files to unpack; None for all.
+            folder: The folder that the members are unpacked to.
+            limit: Maximum number of bytes of all members together.
+            only: The paths of the regular files to unpack; None for all files.
         """
         self.tops = set[str]()
         self._folder = os.path.realpath(folder)
@@ -101,7 +101,7 @@ class _Members:
         self._has_links = False
 
     def check_zip(self, archive: zipfile.ZipFile) -> list[str]:
-        """Return the names of the members to unpack. Raises ValueError for a hostile one."""
+        """Return the names of the members to unpack. Raise ValueError if a member is unsafe."""
         selected = []
         for info in archive.infolist():
             self._check(info.file_size, info.filename)
@@ -110,10 +110,10 @@ class _Members:
         return selected
 
     def check_tar(self, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-        """Yield each member to unpack when those before it are unpacked.
+        """Yield each member to unpack, after the previous ones have been unpacked.
 
-        Then links in its path are in the folder, and can be followed. Raises ValueError for a
-        hostile member.
+        At that time, links in the path of the member exist in the folder, so that they can be
+        followed. Raise ValueError if a member is unsafe.
         """
         for member in archive:
             is_link = member.issym() or member.islnk()
@@ -123,15 +123,15 @@ class _Members:
             self._has_links = self._has_links or is_link
             hard_link = member.linkname if member.islnk() else ""
             self._check(member.size, member.name, hard_link)
-            # tarfile, as root, would look up both names for every file
+            # If run by root, tarfile would look up both names for every file.
             member.uname = ""
             member.gname = ""
             is_selected = self._is_selected(member.name)
-            if is_selected or not member.isreg():  # the path of a file may lead through links
+            if is_selected or not member.isreg():  # links and folders may be part of a file's path
                 yield member
 
     def _is_selected(self, name: str) -> bool:
-        """Return whether a regular file is to be unpacked; notes its top folder."""
+        """Add the top folder of a regular file to `tops`; return whether to unpack the file."""
         parts = Path(name).parts  # without `.`
         self.tops.update(parts[:1])
         if self._only is None:
@@ -139,10 +139,10 @@ class _Members:
         return "/".join(parts) in self._only or "/".join(parts[1:]) in self._only
 
     def _check(self, size: int, *names: str) -> None:
-        """Raise ValueError for a member that is too large, or would be outside of the folder."""
+        """Raise ValueError if a member is too large, or would be written outside of the folder."""
         self._remaining -= size
         if self._remaining < 0:
-            raise ValueError(f"its content is more than {limits.ARCHIVE_RATIO} times its own size")
+            raise ValueError(f"its content has more than {limits.ARCHIVE_RATIO} times its size")
         for name in names:
             path = Path(self._folder, name)
             if self._has_links:

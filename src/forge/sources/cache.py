@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The cache of sources. They are fetched and verified first, so that a build never downloads.
+"""The cache of sources. All are fetched and verified before a build, so builds do not download.
 
-`url: ${{ pypi }}/FILE` is a file of PyPI whose package URL is in `extra.purls`. It is fetched from
-the index that pip is configured for, which may be a mirror or a folder of wheels.
+In recipes, `url: ${{ pypi }}/FILE` means a file on PyPI whose package URL is in `extra.purls`. It
+is fetched from the index in pip's configuration, which may be a mirror or a folder of wheels.
 """
 
 import functools
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from forge.sources.download import Downloader
 
 PYPI_SOURCES = "PYPI_SOURCES"
-# The address of PyPI's files in rendered recipes. Our builds find them in rattler-build's cache.
+# The URL of PyPI's files in rendered recipes. No file is there: before a build, the driver puts
+# the sources into rattler-build's cache.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
 DIGEST = re.compile("[0-9a-f]{64}|[0-9a-f]{40}")
 FILE_NAME = re.compile(r"[^./\\\x00-\x20\x7f][^/\\\x00-\x20\x7f]{0,199}")
-# Shows a download: the name of the file, its bytes so far, and all its bytes if that is known.
+# Shows the progress of a download. The arguments are the name of the file, the number of bytes so
+# far, and the size of the file, if known.
 Progress = Callable[[str, int, int | None], None]
-# What rattler-build writes for an entry of its cache. It removes old entries, but not during a run.
+# The time stamp in entries of rattler-build's cache. It can be in the past, because rattler-build
+# does not remove old entries during a run.
 ENTRY_TIME = "2026-01-01T00:00:00Z"
 
 
@@ -45,10 +48,10 @@ class Source:
     """A file or a git commit that a recipe names.
 
     Attributes:
-        url: Where the file or the repository is.
+        url: The URL of the file or the repository.
         sha256: The digest of the file; empty for a git commit.
-        purl: The package URL, for a file of PyPI.
-        mirrors: Further URLs of the same bytes, which are tried in turn.
+        purl: The package URL of a file on PyPI; None for other sources.
+        mirrors: Further URLs of the same file, which are tried in turn.
         commit: The full hash of a git commit; empty for a file.
     """
 
@@ -59,36 +62,36 @@ class Source:
     commit: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ForgeError for a digest or a file name that would lead out of the cache."""
+        """Raise ForgeError if the digest or the file name would lead out of the cache."""
         if not DIGEST.fullmatch(self.digest):
             raise ForgeError(f"{self.url}: {self.digest!a:.80} is not a lower-case {self.kind}")
         if not FILE_NAME.fullmatch(self.file_name):
             where = f"{self.url} ends in {self.file_name!a:.80}"
-            raise ForgeError(f"{where}, which cannot be the name of a file: name another URL")
+            raise ForgeError(f"{where}, which cannot be the name of a file: use another URL")
 
     @property
     def file_name(self) -> str:
-        """The last part of its URL."""
+        """The last part of the URL."""
         return self.url.rsplit("/", 1)[1]
 
     @property
     def digest(self) -> str:
-        """Its sha256 or commit."""
+        """The sha256 or the commit."""
         return self.sha256 or self.commit
 
     @property
     def kind(self) -> str:
-        """What `digest` is: "sha256" or "commit"."""
+        """The kind of `digest`: "sha256" or "commit"."""
         return "commit" if self.commit else "sha256"
 
     @property
     def origin(self) -> str:
-        """Its package URL, else its URL."""
+        """The package URL if there is one, else the URL."""
         return str(self.purl or self.url)
 
 
 class SourceCache:
-    """Complete sources by their content: `build/sources/SHA256/FILE` or `COMMIT/NAME.git`.
+    """The cache of sources. Its files are `build/sources/SHA256/FILE` and `COMMIT/NAME.git`.
 
     Attributes:
         folder: The folder of the cache.
@@ -99,33 +102,35 @@ class SourceCache:
 
     @cached_property
     def _downloader(self) -> "Downloader":
-        # Imported when it is needed: it loads unearth, which most commands do without.
+        # Imported only here, because it loads unearth, which most commands do not need.
         from forge.sources.download import Downloader
 
         return Downloader()
 
     def path(self, source: Source) -> Path:
-        """Return where a source is or would be."""
+        """Return the path of a source in the cache, which need not exist."""
         return self.folder / source.digest / source.file_name
 
     def fetch(self, source: Source, progress: Progress) -> Path:
-        """Fetch a source, or the rest of it; return its path.
+        """Fetch a source unless the cache has it, and return its path.
+
+        A partial download is continued.
 
         Raises:
-            NotAttempted: No server sends it.
-            Refused: It has another sha256 than the recipe says.
+            NotAttempted: No server sends the source.
+            Refused: The sha256 differs from the recipe's.
         """
         return self._store(source, lambda partial: self._download(source, partial, progress))
 
     def take(self, file: Path, source: Source) -> Path:
-        """Move a file into the cache; return its path. Raises Refused for another sha256."""
+        """Move a file into the cache, and return its path. Raise Refused if the sha256 differs."""
         return self._store(source, file.replace)
 
     def _store(self, source: Source, write: Callable[[Path], object]) -> Path:
-        """Return the path of a source in the cache, where `write` writes it if it is not there."""
+        """Return the path of a source in the cache; call `write` if the source is not there."""
         path = self.path(source)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # `sources fetch` beside a build would write into the same partial file
+        # Without the lock, a build and `sources fetch` could write the same partial file.
         with FileLock(path.parent / ".lock"):
             if self.state(source) == "whole":
                 return path
@@ -135,7 +140,7 @@ class SourceCache:
                 sha256 = sha256_file(partial)
                 if sha256 != source.sha256:
                     raise Refused(self._describe_difference(source, partial, sha256))
-            # What is there is cut off or damaged.
+            # An existing file is incomplete or damaged: remove it.
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -143,10 +148,10 @@ class SourceCache:
             return partial.replace(path)
 
     def _describe_difference(self, source: Source, file: Path, sha256: str) -> str:
-        """Say how a file differs from the recipe's, and whether the recipe may be changed.
+        """Return a message that a sha256 differs, and whether the recipe may be changed.
 
-        The file is deleted if it is damaged. Otherwise it is moved to where the cache has it for a
-        recipe with its sha256.
+        The file is deleted if it is damaged. Otherwise it is kept in the cache under its actual
+        sha256.
 
         Args:
             source: The source as the recipe names it.
@@ -173,8 +178,8 @@ class SourceCache:
         else:
             confirmation = "no index states it: ask upstream"
         return (
-            f"{difference}; {confirmation}. If the recipe has just moved to this release, write "
-            "that sha256 into it; if not, upstream replaced the file: find out why"
+            f"{difference}; {confirmation}. If you have just changed the recipe to this release, "
+            "write that sha256 into it; if not, upstream replaced the file: find out why"
         )
 
     def _download(self, source: Source, partial: Path, progress: Progress) -> None:
@@ -191,22 +196,22 @@ class SourceCache:
             except NotAttempted as error:
                 reasons.append(f"{url}: {error}" if source.mirrors else str(error))
         raise NotAttempted(
-            f"{source.origin} cannot be reached ({'; '.join(reasons)}); "
+            f"{source.origin} cannot be fetched ({'; '.join(reasons)}); "
             f"get {source.kind} {source.digest} elsewhere and run: forge sources add FILE"
         )
 
     def add(self, file: Path, sources: list[Source]) -> Source:
-        """Add a file, or a repository's commit, to the cache.
+        """Add a file, or a commit of a repository, to the cache.
 
         Args:
             file: A file or a git repository.
             sources: The sources that recipes name.
 
         Returns:
-            The source that it is.
+            The matching source.
 
         Raises:
-            ForgeError: No recipe names it.
+            ForgeError: No source matches the file or the repository.
         """
         sha256 = "" if file.is_dir() else sha256_file(file)
         for source in sources:
@@ -227,7 +232,7 @@ class SourceCache:
         """Return the state of a source in the cache.
 
         Returns:
-            "absent", "partial", "whole", or "changed" if its bytes are no longer the recipe's.
+            "absent", "partial", "whole", or "changed" if the content does not match the digest.
         """
         path = self.path(source)
         if not path.exists():
@@ -245,22 +250,22 @@ class SourceCache:
         only: Collection[str] | None = None,
         packed: bool = False,
     ) -> Path:
-        """Put a source where rattler-build 0.73 looks before it downloads.
+        """Put a source into rattler-build's own cache, so that rattler-build does not download it.
 
-        The layout is that of its crate rattler_build_source_cache.
+        The layout is that of the crate rattler_build_source_cache in rattler-build 0.73.
 
         Args:
-            source: A source that the cache has.
+            source: A source that this cache has.
             folder: The folder of rattler-build's cache: OUTPUT/src_cache.
-            only: The paths of the files to unpack of an archive; None for all.
-            packed: Leave an archive packed.
+            only: The paths of the files of an archive to unpack; None for all files.
+            packed: Do not unpack an archive.
 
         Returns:
             The folder with the source's files.
 
         Raises:
-            ForgeError: The source is not whole any more.
-            Refused: The archive is unfit; see `unpack`.
+            ForgeError: The source has changed in this cache.
+            Refused: The archive cannot be unpacked safely; see `unpack`.
         """
         path = self.path(source)
         if self.state(source) != "whole":
@@ -295,11 +300,11 @@ def _partial_of(path: Path) -> Path:
 
 
 def cache_key(url: str, digest: str) -> str:
-    """Return rattler-build's name for a source.
+    """Return the key of a source in rattler-build's cache.
 
-    It is the SipHash-1-3 of its URL and digest, each followed by 0xff.
+    The key is the SipHash-1-3 of the URL and the digest, each followed by 0xff.
     """
     parts = b"".join(text.encode() + b"\xff" for text in (url, digest))
     hashed = siphash24.siphash13(parts, key=bytes(16)).digest()
-    number = int.from_bytes(hashed, "little")  # its own intdigest() is signed
+    number = int.from_bytes(hashed, "little")  # intdigest() would return a signed number
     return f"{number:x}"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Downloads, and the files on pip's index: over the network as pip is configured to use it.
+"""Download files, and list the files on pip's index, with pip's network configuration.
 
-pip itself is not asked for files: for an sdist it runs setup.py, and flash-attn's imports torch.
+`pip download` is not used, because for an sdist it runs setup.py, and that of flash-attn imports
+torch.
 """
 
 import ast
@@ -26,10 +27,10 @@ from unearth.fetchers import PyPIClient
 from forge import limits, network
 from forge.errors import Failed, ForgeError, NotAttempted
 
-CLIENT: Any = PyPIClient  # unearth's own types do not agree on what a client is
-# unearth 0.19 is built on httpx2, 0.18 on httpx
+CLIENT: Any = PyPIClient  # Any, because unearth's types of a client contradict each other
+# The HTTP library of unearth: httpx2 for version 0.19, httpx for version 0.18.
 HTTPX = importlib.import_module(PyPIClient.__base__.__module__)
-# What a page raises that is not one of an index.
+# The exceptions for a page that is not a page of an index.
 UNREADABLE = (
     HTTPX.HTTPError,
     ValueError,
@@ -38,14 +39,14 @@ UNREADABLE = (
     AttributeError,
     RecursionError,
 )
-TRUE = ("1", "t", "true", "y", "yes", "on")  # for pip
+TRUE = ("1", "t", "true", "y", "yes", "on")  # pip's words for true
 
 
 class PacedBody(HTTPX.SyncByteStream):  # type: ignore[name-defined]
     """The body of a response. Reading it raises ReadTimeout if the server is too slow."""
 
     def __init__(self, response: Any) -> None:
-        """Take the place of a response's body."""
+        """Replace the body of a response by this object."""
         self.stream = response.stream
         self.pace = network.Pace(str(response.url))
         response.stream = self
@@ -67,7 +68,7 @@ class Client(CLIENT):
     """A client that gives a server `network.patience()` seconds to answer.
 
     Attributes:
-        slow_hosts: Servers that took longer. They are not asked again.
+        slow_hosts: Servers that took longer. No further requests are sent to them.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -79,17 +80,18 @@ class Client(CLIENT):
 
         Args:
             request: The request.
-            stream: Leave the body unread.
-            settings: Those of httpx.
+            stream: Do not read the body.
+            settings: Further arguments of httpx.
 
         Raises:
-            ReadTimeout: The server took too long. The message names it.
+            ReadTimeout: The server took too long. The message names the server.
         """
         host = request.url.netloc.decode().rpartition("@")[2]
         seconds = network.patience()
         try:
             if host not in self.slow_hosts:
-                # httpx only limits the time from byte to byte, so a thread waits for the response.
+                # httpx limits only the time between two bytes. With a thread, the time until the
+                # response begins can be limited too.
                 thread = ThreadPoolExecutor(1)
                 future = thread.submit(super().send, request, stream=True, **settings)
                 response = future.result(seconds)
@@ -103,7 +105,10 @@ class Client(CLIENT):
 
     @staticmethod
     def _read_page(response: Any, host: str) -> None:
-        """Read the body of a response, a page of an index. httpx would read it without an end."""
+        """Read the body of a response, a page of an index, up to limits.PAGE bytes.
+
+        httpx itself would read any number of bytes.
+        """
         body = bytearray()
         for data in response.iter_bytes():
             body += data
@@ -148,7 +153,7 @@ class Downloader:
             follow_redirects=True,
             event_hooks={"response": [PacedBody]},
         )
-        # without an index, unearth takes PyPI
+        # If no index is given, unearth uses PyPI.
         self._finder = PackageFinder(
             self.client,
             index_urls=index_urls,
@@ -160,13 +165,17 @@ class Downloader:
             self._finder.sources.clear()
         for place in words.get("find-links", []):
             folder = os.path.expanduser(place)  # noqa: PTH111 (it may be a URL)
-            # pip only warns of a folder that does not exist
+            # A folder that does not exist is ignored; pip also only warns about it.
             if "://" in folder or Path(folder).exists():
                 self._finder.add_find_links(folder)
         self._indexes = list(self._finder.sources)
 
     def files_of(self, project: str) -> list[Package]:
-        """List a project's files, yanked or not. Raises NotAttempted with each index's reason."""
+        """List all files of a project, including yanked ones.
+
+        Raises:
+            NotAttempted: No index offers a file. The message has the reason for each index.
+        """
         files: list[Package] = []
         reasons: list[str] = []
 
@@ -174,9 +183,9 @@ class Downloader:
             reasons.append(record.getMessage())
             return False
 
-        # unearth only logs why it passes over an index
+        # unearth only logs why it skips an index. The filter collects these messages.
         logging.getLogger("unearth.collector").filters[:] = [collect]
-        for index in self._indexes:  # one by one, so that one that is down hides no other's files
+        for index in self._indexes:  # one at a time, so that an error affects only one index
             self._finder.sources = [index]
             try:
                 files += self._finder.find_all_packages(project, allow_yanked=True)
@@ -190,8 +199,8 @@ class Downloader:
         """Return the link to a file.
 
         Args:
-            url: The file's URL. Only its last part counts if there is a package URL.
-            purl: The package URL of a file of PyPI, which pip's index is asked for.
+            url: The file's URL. With a package URL, only its last part, the file name, is used.
+            purl: The package URL if the file is on PyPI. It is then looked up on pip's index.
 
         Raises:
             NotAttempted: The index does not have the file.
@@ -204,12 +213,12 @@ class Downloader:
         raise NotAttempted("pip's index does not offer it")
 
     def download(self, link: Link, partial: Path, progress: Callable[..., None]) -> None:
-        """Download a file, or the rest of it.
+        """Download a file, or continue a partial download.
 
         Args:
-            link: The file.
-            partial: Where it is written. What is there already is not downloaded again.
-            progress: As Progress of sources.cache.
+            link: The link to the file.
+            partial: The path to write to. If it exists, only the missing bytes are downloaded.
+            progress: Shows the progress; see Progress in sources.cache.
 
         Raises:
             NotAttempted: The server does not send the file.
@@ -222,7 +231,7 @@ class Downloader:
         url = link.url_without_fragment
         try:
             with self.client.stream("GET", url, headers=headers) as response:
-                if response.status_code == 416:  # nothing is missing
+                if response.status_code == 416:  # the file is already complete
                     return
                 if response.status_code >= 400:
                     raise NotAttempted(f"HTTP {response.status_code}")
@@ -230,13 +239,13 @@ class Downloader:
         except HTTPX.HTTPError as error:
             raise NotAttempted(str(error) or repr(error)) from None
         except OSError as error:
-            # A full disk would stay full with the file.
+            # Remove the file, because otherwise a full disk would stay full.
             partial.unlink(missing_ok=True)
             raise Failed(f"cannot write {partial}: {error.strerror}. Make room") from None
 
 
 def _load_certificates(settings: dict[str, str]) -> ssl.SSLContext | bool:
-    """Return pip's certificates as httpx takes them; True if it has none of its own."""
+    """Return pip's certificates for httpx; True for the default certificates."""
     bundle = settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE")
     if not bundle:
         return True
@@ -256,18 +265,18 @@ def _write_body(
     """Write the body of a response to a file.
 
     Args:
-        response: The response. With status 206 it has the rest of the file.
+        response: The response. With status 206, it has only the bytes from `start` on.
         link: The link to the file.
-        partial: Where it is written.
-        start: The bytes that are there already.
-        progress: As Progress of sources.cache.
+        partial: The path to write to.
+        start: The number of bytes that `partial` already has.
+        progress: Shows the progress; see Progress in sources.cache.
     """
     is_resumed = response.status_code == 206
     size = start if is_resumed else 0
     length = response.headers.get("content-length")
     total = size + int(length) if length else None
     with partial.open("ab" if is_resumed else "wb") as out:
-        # as it is sent: no buffer, whose content a broken connection would lose
+        # iter_raw does not buffer. A buffer's content would be lost if the connection breaks.
         for chunk in response.iter_raw():
             size += out.write(chunk)
             if size > limits.SOURCE:

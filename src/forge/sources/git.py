@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Git sources: each is a bare repository of one full commit, which git's hashes prove.
+"""Git sources. Each is kept as a bare repository with one commit, which is verified by its hashes.
 
-git runs what the configuration of a repository names: hooks, filters, a file monitor, a helper that
-fetches missing objects. So it never opens a repository that somebody else made, those in the cache
-included. It works in a new one that has the objects of the other, and nothing else of it.
+git runs programs that a repository's configuration names: hooks, filters, a file monitor, or a
+helper that fetches missing objects. So this module never opens a repository that it has not made
+itself in the same process, not even one in the cache. It makes a new repository, and uses only the
+objects of the other one.
 """
 
 import os
@@ -30,7 +31,7 @@ SETTINGS = {
     "protocol.allow": "never",
     "submodule.recurse": "false",
 }
-# The part of a person's configuration that holds for a fetch: proxies, certificates, mirrors.
+# The settings of the user that are used for a fetch: proxies, certificates and mirrors.
 NETWORK_SETTING = re.compile(r"(http|url)\.", re.I)
 CERTIFICATES = ("GIT_SSL_CAINFO", "GIT_SSL_CAPATH")
 VARIABLES = {
@@ -44,11 +45,11 @@ VARIABLES = {
 
 
 def environment(settings: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables for git, with no configuration but SETTINGS.
+    """Return environment variables with which git uses no configuration except SETTINGS.
 
     Args:
-        settings: Further settings. Without them git may read and write files only, because every
-            transport is off.
+        settings: Further settings. Without them, git can only read and write files, because every
+            transport is turned off.
     """
     variables = {
         name: value
@@ -65,14 +66,14 @@ def environment(settings: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def fetch(url: str, commit: str, repository: Path) -> None:
-    """Fetch one commit without its history. Raises NotAttempted with git's reason.
+    """Fetch one commit without its history. Raise NotAttempted with git's reason.
 
     Args:
-        url: A repository on a server or on this machine.
+        url: The URL of a repository on a server or on this machine.
         commit: The full hash of the commit.
         repository: The bare repository to make.
     """
-    shutil.rmtree(repository, ignore_errors=True)  # a killed fetch leaves locks there
+    shutil.rmtree(repository, ignore_errors=True)  # a killed fetch may have left locks in it
     _git(repository, "init", "-q", "--bare", str(repository.absolute()))
     folder = folder_of(url)
     if folder:
@@ -83,7 +84,7 @@ def fetch(url: str, commit: str, repository: Path) -> None:
 
 
 def list_tags(url: str) -> list[str]:
-    """List the names of a repository's tags. Raises NotAttempted with git's reason."""
+    """List the names of a repository's tags. Raise NotAttempted with git's reason."""
     command = ("ls-remote", "--tags", "--refs", "--", url)
     output = _git(None, *command, settings=_network_settings())
     return [line.partition("\trefs/tags/")[2] for line in output.splitlines()]
@@ -95,7 +96,7 @@ def has_commit(repository: Path, commit: str, intact: bool = False) -> bool:
     Args:
         repository: The repository, bare or not.
         commit: The full hash of the commit.
-        intact: Require that its objects are not damaged.
+        intact: Also require that the objects are not damaged.
     """
     try:
         with _view(repository, commit) as view:
@@ -107,9 +108,9 @@ def has_commit(repository: Path, commit: str, intact: bool = False) -> bool:
 
 
 def check_out(repository: Path, commit: str, target: Path) -> None:
-    """Check a commit out into `target`, with a repository that rattler-build can query.
+    """Check a commit out into `target`, including a repository that rattler-build can query.
 
-    The commit is named by its hash, because a branch may have been moved to another.
+    The checkout uses the hash of the commit, because a branch could point to another commit.
     """
     git_folder = target / ".git"
     _git(git_folder, "init", "-q", str(target.absolute()))
@@ -121,9 +122,9 @@ def check_out(repository: Path, commit: str, target: Path) -> None:
 
 @contextmanager
 def _view(repository: Path, commit: str) -> Iterator[Path]:
-    """Make a temporary repository that has the objects of another one.
+    """Make a temporary repository that uses the objects of another one.
 
-    Its only branch points at the commit, and its history ends there.
+    Its only branch points to the commit, and its history ends with the commit.
 
     Yields:
         The new repository.
@@ -136,7 +137,7 @@ def _view(repository: Path, commit: str) -> Iterator[Path]:
         view = Path(folder, "view.git").absolute()
         _git(view, "init", "-q", "--bare", str(view))
         (view / "objects/info/alternates").write_text(f"{objects}\n")
-        (view / "shallow").write_text(f"{commit}\n")  # its history ends with the commit
+        (view / "shallow").write_text(f"{commit}\n")  # ends the history with the commit
         kind = _git(view, "cat-file", "-t", commit).strip()
         if kind != "commit":
             raise NotAttempted(f"{commit} is not a commit")
@@ -145,26 +146,26 @@ def _view(repository: Path, commit: str) -> Iterator[Path]:
 
 
 def _find_objects(repository: Path) -> Path:
-    """Return the folder of a repository's objects. Raises NotAttempted if it has none."""
+    """Return the folder of a repository's objects. Raise NotAttempted if there is none."""
     for folder in (repository / "objects", repository / ".git" / "objects"):
         if folder.is_dir():
             objects = folder.resolve()
-            if str(objects).isprintable():  # else git could not read its name from a file
+            if str(objects).isprintable():  # otherwise git could not read the path from a file
                 return objects
             break
     raise NotAttempted(
-        f"{repository} has no folder of objects: name a repository itself, not a worktree of it"
+        f"{repository} has no folder `objects`: name the repository itself, not a worktree of it"
     )
 
 
 def _copy(view: Path, commit: str, repository: Path) -> None:
-    """Fetch the commit of a view. git hashes every object anew."""
+    """Fetch a commit from a view into a repository. git checks the hash of every object."""
     settings = {"protocol.file.allow": "always"}
     _git(repository, *FETCH, view.as_uri(), f"{commit}:{BRANCH}", settings=settings)
 
 
 def _network_settings() -> dict[str, str]:
-    """Return the settings of a fetch from a server, with those of the person who runs it."""
+    """Return the settings for a fetch from a server, including the user's network settings."""
     variables = dict(os.environ)
     variables.pop("GIT_DIR", None)
     settings = {}
@@ -180,7 +181,7 @@ def _network_settings() -> dict[str, str]:
 
 
 def _git(repository: Path | None, *words: str, settings: dict[str, str] | None = None) -> str:
-    """Run git in a repository of ours, or in none; return what it prints."""
+    """Run git in a repository that this module has made, or in none, and return the output."""
     command = ["git"]
     if repository and words[0] != "init":
         command.append(f"--git-dir={repository.absolute()}")
@@ -188,12 +189,12 @@ def _git(repository: Path | None, *words: str, settings: dict[str, str] | None =
 
 
 def _run(command: list[str], variables: dict[str, str]) -> str:
-    """Run git; return what it prints. Raises NotAttempted with the last line of its errors."""
+    """Run git and return its output. Raise NotAttempted with the last line of its errors."""
     try:
         done = subprocess.run(
             command,
             env=variables,
-            # git reads the configuration of a repository around the folder that it starts in
+            # Start git outside of any repository, because it would read that one's configuration.
             cwd="/",
             capture_output=True,
             text=True,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Patches on a source: applied by git, without fuzz, and never outside the source.
+"""Apply patches to a source with git, without fuzz, and never outside the source.
 
-rattler-build's own patcher silently takes fuzz 2, and writes wherever a patch says.
+rattler-build's own patcher silently allows a fuzz of 2, and writes to any path in a patch.
 """
 
 import os
@@ -15,15 +15,16 @@ from forge.files import read_text
 from forge.sources import git
 
 HEADER = re.compile(r"^(?:---|\+\+\+|(?:rename|copy) (?:from|to)|diff --git) (.+)", re.M)
-# An absolute path, `..`, or characters that git writes in quotes; also after a path's first part.
+# An absolute path, a `..`, or a character that git writes in quotes. The first two are also unsafe
+# after the first part of a path, because that part is removed.
 UNSAFE = re.compile(r"(^|[ /])/|(^|[ /])\.\.(?![^/\s])|[\x00-\x1f\"\\]")
-LONGEST = 500  # characters of a header; the line `diff --git` has two paths
-# Links and submodules that are made or changed.
+LONGEST = 500  # maximum characters of a header line; `diff --git` has two paths
+# Lines that show that a patch makes or changes a link or a submodule.
 LINK = re.compile(r"^(?:(?:new|old|deleted)(?: file)? mode|index \S+) 1[26]0000", re.M)
 
 
 def touched(text: str) -> set[str]:
-    """Return the paths that a patch reads or writes, without their first part (`a/`, `b/`)."""
+    """Return the paths that a patch reads or writes, without the first part (`a/` or `b/`)."""
     paths = set(re.findall(r"^(?:rename|copy) (?:from|to) (.+)$", text, re.M))
     for old, new in re.findall(r"^--- ([^\t\n]+).*\n\+\+\+ ([^\t\n]+)", text, re.M):
         for side in (old, new):
@@ -33,31 +34,31 @@ def touched(text: str) -> set[str]:
 
 
 def find_fault(text: str) -> str:
-    """Return why a patch must not be applied to any source; empty if it may.
+    """Return why a patch must not be applied to any source; an empty string if it may.
 
-    Every line counts that some patcher takes for a header.
+    Each line is checked that any patch program could read as a header.
     """
     for name in HEADER.findall(text):
         path = name.partition("\t")[0].replace("/dev/null", "")
         if UNSAFE.search(path) or len(path) > LONGEST:
-            return f"it names {name!r:.200}, which may lie outside of the source"
+            return f"it names {name!r:.200}, which may be outside of the source"
     if LINK.search(text):
         return "it makes or changes a link"
     return ""
 
 
 def apply(tree: Path, files: list[Path]) -> str:
-    """Apply patches, in order, to a copy of what they touch in a source.
+    """Apply patches, in order, to a copy of those files of a source that they change.
 
     Args:
         tree: The source.
         files: The patches.
 
     Returns:
-        What is wrong with the first that does not apply; empty if all do.
+        The reason why the first failing patch does not apply; empty if all patches apply.
 
     Raises:
-        ForgeError: A patch cannot be read as a text.
+        ForgeError: A patch cannot be read as text.
     """
     root = os.path.realpath(tree)
     with scratch(cache_folder()) as folder:
@@ -80,13 +81,13 @@ def apply(tree: Path, files: list[Path]) -> str:
 def apply_in_place(tree: Path, files: list[Path]) -> str:
     """Apply patches, in order, to a source itself, if all of them apply to a copy.
 
-    Takes, returns and raises the same as `apply`.
+    The arguments, the result and the exceptions are those of `apply`.
     """
     return apply(tree, files) or _apply_all(tree, files)
 
 
 def _apply_all(folder: Path, files: list[Path]) -> str:
-    """Apply patches until one does not apply; return what is wrong with that."""
+    """Apply patches in order. Stop at the first that does not apply, and return the reason."""
     for patch in files:
         reason = _git_apply(folder, patch)
         if reason:
@@ -95,8 +96,8 @@ def _apply_all(folder: Path, files: list[Path]) -> str:
 
 
 def _git_apply(folder: Path, patch: Path) -> str:
-    """Apply a patch to a folder; return what is wrong with it, or an empty string."""
-    # the folder may lie in a repository, with whose configuration git would work
+    """Apply a patch to a folder. Return the reason if it does not apply, or an empty string."""
+    # The folder may be inside a repository. GIT_CEILING_DIRECTORIES keeps git from using that one.
     environment = git.environment() | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     command = ["git", "-C", str(folder), "apply", "-p1", str(patch)]
     done = subprocess.run(command, text=True, capture_output=True, env=environment)
