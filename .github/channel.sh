@@ -1,32 +1,34 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# A channel in this repository's GitHub releases. The release with the tag NAME/SUBDIR has the files of that
-# folder, so https://github.com/OWNER/REPOSITORY/releases/download/NAME is the channel's address. The release
-# NAME/forge has the list of what was withdrawn and the notes of the builds. There are no shards: their
-# folder is too deep for a tag.
-#   channel.sh fetch NAME DIR [NOTES]   download what is published
-#   channel.sh send NAME DIR NOTES      upload the packages that are not there, then the index
-# An interrupted command is run again.
+# Keep a channel in this repository's GitHub releases. The release with the tag NAME/SUBDIR has the files of that
+# subdir, so https://github.com/OWNER/REPOSITORY/releases/download/NAME is the channel's address. The release
+# NAME/forge has the list of withdrawn packages and the notes on the builds. There are no shards, because a tag
+# cannot stand for the folder in which they would be.
+#   channel.sh fetch NAME DIR [NOTES]   download the published files
+#   channel.sh send NAME DIR NOTES      upload the missing packages, then the index
+# After an interruption, run the command again.
 set -euo pipefail
 action=$1 name=$2 folder=$3 notes=${4:-}
-# in a clone of a fork gh would take the repository that it was forked from
+# Without GH_REPO, gh in a clone of a fork would use the repository that was forked.
 export GH_REPO=${GITHUB_REPOSITORY:?}
-# before anything is built: ./forge publish refuses a name without the word, git a tag such as a..b
+# Check the name before anything is built. Later, ./forge publish would refuse a name without the word, and git
+# a tag such as a..b.
 if [[ $name != *untested* || ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] ||
     ! git check-ref-format "refs/tags/$name/noarch"; then
-    echo "::error::CHANNEL_UNTESTED has to contain 'untested', in lower case, and be the name of a git tag, of" \
-        "letters and digits with '.', '_' or '-' in it. It is '$name'" >&2
+    echo "::error::CHANNEL_UNTESTED has to contain 'untested', in lower case. It has to be valid as a git tag," \
+        "and consist of letters, digits, '.', '_' and '-'. It is '$name'" >&2
     exit 2
 fi
 text="Untested: no package of this channel has run on a gfx1151 GPU. They were built and tested without one, for AMD
 Strix Halo. The channel's address for pixi: https://github.com/$GH_REPO/releases/download/$name"
 
-# files PART: the names of a release's files, without halves of an interrupted upload
+# files PART: print the names of a release's files, without those whose upload was interrupted
 files() {
     gh release view "$name/$1" --json assets --jq '.assets[] | select(.state == "uploaded").name'
 }
 
-# download PART DIR [FILE]: a release's files, or one of them; without names gh would fail at a half
+# download PART DIR [FILE]: download a release's files, or one of them. The files are named explicitly, because
+# gh fails at a file whose upload was interrupted.
 download() {
     local names file patterns=()
     names=$(files "$1")
@@ -50,12 +52,12 @@ fetch() {
             *) download "$part" "$folder/$part" ;;
         esac
     done
-    # nothing is built with what was withdrawn
+    # remove withdrawn packages, so that nothing is built with them
     [[ ! -e $folder/withdrawn.json ]] || { grep -o '"file": "[^"]*' "$folder/withdrawn.json" || :; } |
         cut -d'"' -f4 | while read -r part; do rm -f "$folder/$part"; done
 }
 
-# send_missing PART FILE...: what is published never changes
+# send_missing PART FILE...: upload the files that the release lacks; published files never change
 send_missing() {
     local part=$1 present file missing=()
     shift
@@ -74,7 +76,7 @@ send() {
         grep -qxF "$name/$part" <<<"$releases" ||
             gh release create "$name/$part" --prerelease --title "$name: $part" --notes "$text"
     done
-    # first, because publish takes no folder without it
+    # Send this file first, because `publish` refuses a folder without it.
     send_missing forge "$folder/withdrawn.json"
     gh release download "$name/forge" --pattern withdrawn.json --output - | cmp -s - "$folder/withdrawn.json" ||
         gh release upload "$name/forge" --clobber "$folder/withdrawn.json"

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sort the recipes that have to be built into the jobs of channel.yml.
+"""Assign the recipes that have to be built to the jobs of channel.yml.
 
-Reads what `./forge plan --json` prints; prints a line OUTPUT=VALUE for each job's recipes: `sdk`
-for what needs no PyTorch, `aotriton`, `pytorch`, and `layer1` to `layer3`, JSON for matrices. A
-layer needs only what the layers before it build. A job without recipes has no line, and is skipped.
+Standard input is the output of `./forge plan --json`. The output has a line JOB=RECIPES for each
+job that has recipes; other jobs are skipped. The jobs are `aotriton`, `pytorch`, `sdk` (all other
+recipes that do not need PyTorch) and `layer1` to `layer3`. The recipes of a layer need only recipes
+of earlier layers. The value of a layer is a JSON list, because its job is a matrix.
 """
 
 import json
 import sys
 
 STAGES = ("aotriton", "pytorch")
-LAYERS = 3  # that channel.yml has
+LAYERS = 3  # the number of layers in channel.yml
 
 
 def sort_recipes(rows: list[dict]) -> dict[str, str]:
@@ -22,7 +23,7 @@ def sort_recipes(rows: list[dict]) -> dict[str, str]:
         name = row["recipe"]
         for need in row["needs"]:
             if need not in layers:
-                sys.exit(f"{name} needs {need}, which the plan does not name before it")
+                sys.exit(f"{name} needs {need}, which is not before it in the plan")
         needed = [0 if need in STAGES else layers[need] for need in row["needs"]]
         layers[name] = -1
         if needed and max(needed) >= 0:
@@ -33,7 +34,7 @@ def sort_recipes(rows: list[dict]) -> dict[str, str]:
             jobs.setdefault(job, []).append(name)
     deepest = max((layers[name] for name in layers if name not in STAGES), default=0)
     if deepest > LAYERS:
-        sys.exit(f"channel.yml has {LAYERS} layers, and the recipes need {deepest}: add a job")
+        sys.exit(f"channel.yml has {LAYERS} layers, but the recipes need {deepest}: add a job")
     return {
         job: json.dumps(names) if job.startswith("layer") else " ".join(names)
         for job, names in jobs.items()

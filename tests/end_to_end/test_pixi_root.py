@@ -102,4 +102,4 @@ def test_without_a_network(host_base: None, tmp_path: Path, line: str, said: str
     done = run([*offline, *command], variables, cwd=cwd, code=0 if said else 2)
     assert said in done.stdout
     if not line.startswith("--"):
-        assert done.stderr.count("forge: going on without pixi") == 1
+        assert done.stderr.count("forge: continuing without pixi") == 1

@@ -351,13 +351,13 @@ def test_each_recipe_has_a_job_after_those_that_it_needs(recipes: RecipeSet) -> 
     rows[0]["action"] = "up-to-date"
     assert rows[0]["recipe"] not in stages.sort_recipes(rows)["sdk"].split()
     rows.append({"recipe": "deeper", "action": "build", "needs": names["layer3"][:1]})
-    with pytest.raises(SystemExit, match="has 3 layers, and the recipes need 4: add a job"):
+    with pytest.raises(SystemExit, match="has 3 layers, but the recipes need 4: add a job"):
         stages.sort_recipes(rows)
 
 
 def test_plans_that_no_job_fits() -> None:
     row = {"recipe": "alpha", "action": "build", "needs": ["beta"]}
-    with pytest.raises(SystemExit, match="alpha needs beta, which the plan does not name before"):
+    with pytest.raises(SystemExit, match="alpha needs beta, which is not before it in the plan"):
         stages.sort_recipes([row, {"recipe": "beta", "action": "build", "needs": []}])
     pytorch = {"recipe": "pytorch", "action": "build", "needs": []}
     assert stages.sort_recipes([pytorch]) == {"pytorch": "pytorch"}
