@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare tiny diffusion models with random weights on this machine's GPU with float64 on the CPU.
+"""Run tiny diffusion models on this machine's GPU, and compare the results with float64 on the CPU.
 
-A U-Net (Stable Diffusion) and a transformer (Flux) take two denoising steps each. A decoder turns
-random latents into an image, once whole and once in tiles. All run with torch's attention, in
-float32 and in bfloat16. The U-Net and the transformer also run with flash-attn, in bfloat16 on the
-GPU. No weights are downloaded.
+The models have random weights; nothing is downloaded. A U-Net (Stable Diffusion) and a transformer
+(Flux) take two denoising steps each. A decoder turns random latents into an image, once as a whole
+and once in tiles. All models run with torch's attention, in float32 and in bfloat16. On the GPU,
+the U-Net and the transformer also run with flash-attn, in bfloat16.
 
 Exit status: 0 if all results are correct, 1 if one is wrong, 3 if torch found no GPU and the
 results of the CPU are correct.
@@ -25,20 +25,21 @@ from diffusers import (
 from diffusers.utils import logging
 from torch import Tensor
 
-#: The root mean square of the errors may be this part of that of the result. Correct runs on the
-#: CPU came to 1.5e-6 and 2.1e-2.
+#: The largest relative error (see `relative_error`) of a correct result. On the CPU, correct runs
+#: had relative errors of 1.5e-6 and 2.1e-2.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
-#: In bfloat16, the rounding errors of all layers hide a fault in one layer. So a GPU's error may be
-#: at most this many times the CPU's. A softmax scale that is wrong by a factor of 1.2 makes the
-#: error 1.5 times the CPU's in the U-Net, and 1.06 times in the transformer, where this check does
-#: not see it. In float32, the same fault gives at least 17 times the bound. flash-attn does not run
-#: in float32 here; strix-validate checks flash-attn itself.
+#: In bfloat16, the rounding errors of all layers hide a fault in one layer. So in addition, the
+#: error of a GPU may be at most this many times the error of the CPU. For example, a softmax scale
+#: that is wrong by a factor of 1.2 increases the error in the U-Net to 1.5 times the CPU's, and in
+#: the transformer to 1.06 times, which this check does not detect. In float32, the same fault gives
+#: at least 17 times the bound. flash-attn does not run in float32 here, but strix-validate checks
+#: flash-attn itself.
 MARGIN = 1.3
 STEPS = 2
 
 
-def unet() -> UNet2DConditionModel:
-    """Stable Diffusion's, with two levels and heads of 64."""
+def make_unet() -> UNet2DConditionModel:
+    """Make a U-Net as in Stable Diffusion, with two levels and a head_dim of 64."""
     return UNet2DConditionModel(
         sample_size=16,
         block_out_channels=(64, 128),
@@ -51,8 +52,8 @@ def unet() -> UNet2DConditionModel:
     )
 
 
-def transformer() -> FluxTransformer2DModel:
-    """Flux's, one block of each kind, two heads of 64."""
+def make_transformer() -> FluxTransformer2DModel:
+    """Make a transformer as in Flux, with one block of each kind and two heads of 64."""
     return FluxTransformer2DModel(
         in_channels=16,
         num_layers=1,
@@ -65,8 +66,8 @@ def transformer() -> FluxTransformer2DModel:
     )
 
 
-def decoder() -> AutoencoderKL:
-    """Stable Diffusion's, for latents of 16 by 16 and images four times as wide."""
+def make_decoder() -> AutoencoderKL:
+    """Make a decoder as in Stable Diffusion, for latents of 16 by 16 and images of 64 by 64."""
     model = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
@@ -77,7 +78,13 @@ def decoder() -> AutoencoderKL:
     return model
 
 
-def _denoised(predict: Callable[[Tensor, Tensor], Tensor], latents: Tensor) -> Tensor:
+def _denoise(predict: Callable[[Tensor, Tensor], Tensor], latents: Tensor) -> Tensor:
+    """Take STEPS denoising steps, and return the latents.
+
+    Args:
+        predict: Returns the model's prediction for latents and a time step.
+        latents: The latents to begin with.
+    """
     scheduler = DDIMScheduler()
     scheduler.set_timesteps(STEPS)
     for step in scheduler.timesteps:
@@ -88,74 +95,77 @@ def _denoised(predict: Callable[[Tensor, Tensor], Tensor], latents: Tensor) -> T
 
 
 def run_unet(model: UNet2DConditionModel, draw: Callable[..., Tensor]) -> Tensor:
-    """Two steps from noise, beside seven words; returns latents (1, 4, 16, 16)."""
-    words = draw(1, 7, 64)
-    return _denoised(lambda x, step: model(x, step, words).sample, draw(1, 4, 16, 16))
+    """Denoise random latents with a prompt of seven tokens; return latents (1, 4, 16, 16)."""
+    prompt = draw(1, 7, 64)
+    return _denoise(lambda x, step: model(x, step, prompt).sample, draw(1, 4, 16, 16))
 
 
 def run_transformer(model: FluxTransformer2DModel, draw: Callable[..., Tensor]) -> Tensor:
-    """Two steps from noise, beside seven words; returns latents (1, 70, 16)."""
-    words, pooled, latents = draw(1, 7, 64), draw(1, 64), draw(1, 70, 16)
-    places = torch.zeros(70, 3, device=latents.device)
-    places[:, 1] = torch.arange(70) // 10
-    places[:, 2] = torch.arange(70) % 10
+    """Denoise random latents with a prompt of seven tokens; return latents (1, 70, 16)."""
+    prompt = draw(1, 7, 64)
+    pooled_prompt = draw(1, 64)
+    latents = draw(1, 70, 16)
+    image_ids = torch.zeros(70, 3, device=latents.device)
+    image_ids[:, 1] = torch.arange(70) // 10
+    image_ids[:, 2] = torch.arange(70) % 10
 
     def predict(x: Tensor, step: Tensor) -> Tensor:
-        when = (step / 1000).reshape(1).to(x)
-        none = torch.zeros(7, 3, device=x.device)
-        return model(x, words, pooled, when, places, none).sample
+        timestep = (step / 1000).reshape(1).to(x)
+        text_ids = torch.zeros(7, 3, device=x.device)
+        return model(x, prompt, pooled_prompt, timestep, image_ids, text_ids).sample
 
-    return _denoised(predict, latents)
+    return _denoise(predict, latents)
 
 
 def run_decoder(model: AutoencoderKL, draw: Callable[..., Tensor]) -> Tensor:
-    """An image, (1, 3, 64, 64)."""
+    """Decode random latents; return an image, (1, 3, 64, 64)."""
     return model.decode(draw(1, 4, 16, 16)).sample
 
 
 MODELS = {
-    "U-Net": (unet, run_unet),
-    "transformer": (transformer, run_transformer),
-    "decoder": (decoder, run_decoder),
-    "decoder, in tiles": (decoder, run_decoder),
+    "U-Net": (make_unet, run_unet),
+    "transformer": (make_transformer, run_transformer),
+    "decoder": (make_decoder, run_decoder),
+    "decoder, in tiles": (make_decoder, run_decoder),
 }
 
 
-def results(device: str) -> Iterator[tuple[str, float, float]]:
-    """What was computed how, the error, and its bound."""
+def compare_all(device: str) -> Iterator[tuple[str, float, float]]:
+    """Run each model with each dtype and backend; yield a description, the error and its bound."""
     backends = ("native", "flash") if device == "cuda" else ("native",)
     for name, (make, run) in MODELS.items():
         torch.manual_seed(0)
         exact = make().eval().double()
         if name.endswith("tiles"):
             exact.enable_tiling()
-        want = compute(exact, run, "cpu", torch.float64)
+        reference = compute(exact, run, "cpu", torch.float64)
         for dtype, bound in BOUNDS.items():
             model = copy.deepcopy(exact).to(dtype)
             if device != "cpu" and dtype == torch.bfloat16:
-                rounded = compute(model, run, "cpu", dtype).double()
-                bound = min(bound, MARGIN * relative(rounded, want))
+                cpu_result = compute(model, run, "cpu", dtype).double()
+                bound = min(bound, MARGIN * relative_error(cpu_result, reference))
             model = model.to(device)
             for backend in backends:
                 if backend == "flash" and (dtype == torch.float32 or run is run_decoder):
-                    continue  # flash-attn takes no float32; the decoder has one head of 32
+                    continue  # flash-attn needs 16 bits, and the decoder has a single head of 32
                 model.set_attention_backend(backend)
-                got = compute(model, run, device, dtype).cpu().double()
-                kind = str(dtype).removeprefix("torch.")
-                yield f"{name}, {kind}, {backend}", relative(got, want), bound
+                result = compute(model, run, device, dtype).cpu().double()
+                dtype_name = str(dtype).removeprefix("torch.")
+                error = relative_error(result, reference)
+                yield f"{name}, {dtype_name}, {backend}", error, bound
 
 
-def relative(got: Tensor, want: Tensor) -> float:
-    """The root mean square of the errors as part of that of the reference."""
-    return ((got - want).square().mean() / want.square().mean()).sqrt().item()
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """Return the root mean square of the errors, divided by that of the reference."""
+    return ((result - reference).square().mean() / reference.square().mean()).sqrt().item()
 
 
 def compute(model: torch.nn.Module, run: Callable, device: str, dtype: torch.dtype) -> Tensor:
-    """The model's result for numbers that are the same for every device and type."""
+    """Return the model's result. The random inputs are the same for every device and dtype."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> Tensor:
-        # rounded to 16 bits, so that all types begin with the same numbers
+        # The numbers are rounded to bfloat16, so that they are the same in every dtype.
         return torch.randn(shape, generator=generator).bfloat16().to(device, dtype)
 
     with torch.no_grad():
@@ -163,23 +173,25 @@ def compute(model: torch.nn.Module, run: Callable, device: str, dtype: torch.dty
 
 
 def main() -> int:
-    """Print a line for each result; returns the exit status."""
+    """Print a line for each result, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    asked = parser.parse_args().device
-    logging.set_verbosity_error()  # of modules to keep in float32: there are none
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
-    wrong = 0
-    for what, error, bound in results(device):
-        correct = error <= bound  # false for NaN
-        wrong += not correct
-        print(
-            f"{'correct' if correct else 'WRONG'}  {what}: error {error:.1e}, at most {bound:.0e}"
-        )
-    if asked == "auto" and device == "cpu":
-        print("torch sees no GPU: only the CPU was checked. `pixi run doctor` says why")
-        return 1 if wrong else 3
-    return 1 if wrong else 0
+    requested = parser.parse_args().device
+    # Hide a warning about modules to keep in float32, of which these models have none.
+    logging.set_verbosity_error()
+    device = requested
+    if requested == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    has_wrong = False
+    for name, error, bound in compare_all(device):
+        is_correct = error <= bound  # False if the error is NaN
+        has_wrong = has_wrong or not is_correct
+        verdict = "correct" if is_correct else "WRONG"
+        print(f"{verdict}  {name}: error {error:.1e}, at most {bound:.0e}")
+    if requested == "auto" and device == "cpu":
+        print("torch finds no GPU: only the CPU was checked. `pixi run doctor` prints why")
+        return 1 if has_wrong else 3
+    return 1 if has_wrong else 0
 
 
 if __name__ == "__main__":

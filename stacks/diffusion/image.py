@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""An image from a prompt: `pixi run image MODEL PROMPT -o FILE`.
+"""Make an image from a prompt: `pixi run image MODEL PROMPT -o FILE`.
 
-MODEL is a folder, or a name at huggingface.co, whose weights are downloaded once.
+MODEL is a folder or the name of a model at huggingface.co. In the latter case, the weights are
+downloaded once.
 """
 
 import argparse
@@ -12,10 +13,10 @@ from diffusers import DiffusionPipeline
 from diffusers.utils import logging
 
 
-def pipeline(model: str, device: str) -> DiffusionPipeline:
-    """The model in bfloat16, with flash-attn where its attention can use it.
+def load_pipeline(model: str, device: str) -> DiffusionPipeline:
+    """Load a model in bfloat16, with flash-attn on a GPU.
 
-    Images are decoded in tiles: a whole one of 1024 by 1024 takes gigabytes of memory at once.
+    Images are decoded in tiles, because a whole image of 1024 by 1024 needs gigabytes of memory.
     """
     pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=torch.bfloat16).to(device)
     pipe.vae.enable_tiling()
@@ -26,20 +27,20 @@ def pipeline(model: str, device: str) -> DiffusionPipeline:
 
 
 def main() -> None:
-    """Make one image and save it."""
+    """Make an image and save it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("prompt")
     parser.add_argument("-o", "--output", type=Path, default=Path("image.png"))
     parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     logging.set_verbosity_error()
-    pipe = pipeline(asked.model, "cuda" if torch.cuda.is_available() else "cpu")
-    generator = torch.Generator().manual_seed(asked.seed)
-    found = pipe(asked.prompt, num_inference_steps=asked.steps, generator=generator)
-    found.images[0].save(asked.output)
-    print(asked.output)
+    pipe = load_pipeline(options.model, "cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator().manual_seed(options.seed)
+    output = pipe(options.prompt, num_inference_steps=options.steps, generator=generator)
+    output.images[0].save(options.output)
+    print(options.output)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def capture_check() -> tuple[int, str]:
 
 
 def check_faults() -> dict[str, int]:
-    """Return the exit status for each fault, of a check of four steps in float32."""
+    """The exit status for each fault, of four steps in float32."""
     statuses = {}
     make_trainer = check.trainer
     check.STEPS = 4
@@ -114,7 +114,7 @@ def check_faults() -> dict[str, int]:
             plant(run)
             return run
 
-        with patch.object(check, "trainer", faulty):
+        with patch.object(check, "make_trainer", faulty):
             statuses[name] = run_check()
     for name, attention in ATTENTION.items():
         with patch.object(functional, "scaled_dot_product_attention", attention):
@@ -123,7 +123,7 @@ def check_faults() -> dict[str, int]:
 
 
 def round_to_table(table: list[float], size: int = 64) -> Callable[[check.Weights], check.Weights]:
-    """Return a replacement of check.rounded that has this table and block size."""
+    """Return a variant of check.round_to_nf4 with other numbers, or blocks of another size."""
     numbers = torch.tensor(table, dtype=torch.float64)
 
     def nearest(weight: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ def round_to_table(table: list[float], size: int = 64) -> Callable[[check.Weight
 
 FP4 = [sign * x / 192 for x in (0, 1, 128, 192, 64, 96, 32, 48) for sign in (1, -1)]
 FOUR_BITS = {
-    "none": check.rounded,
+    "none": check.round_to_nf4,
     "not rounded": lambda weights: weights,
     "blocks of 128": round_to_table(check.NF4, 128),
     "FP4": round_to_table(FP4),
@@ -153,10 +153,10 @@ FOUR_BITS = {
 
 
 def check_faults_in_four_bits() -> dict[str, int]:
-    """Return the exit status for each fault in the quantized weights of the reference."""
+    """The exit status for each fault of the weights that the reference has."""
     statuses = {}
     for name, round_weights in FOUR_BITS.items():
-        with patch.object(check, "rounded", round_weights):
+        with patch.object(check, "round_to_nf4", round_weights):
             statuses[name] = run_check()
     return statuses
 
@@ -165,7 +165,7 @@ def save_model(folder: Path) -> None:
     """Save a tiny Llama and a tokenizer of bytes."""
     torch.manual_seed(0)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    config = check.config("sdpa")
+    config = check.make_config("sdpa")
     config.vocab_size = len(letters) + 1
     LlamaForCausalLM(config).save_pretrained(folder)
     vocabulary = {token: n for n, token in enumerate([*letters, "<end>"])}
