@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Write the page of a published channel, index.html: `python tools/channel_page.py FOLDER`.
 
-`forge publish` runs it. All of the page comes from the channel's own index and list of withdrawn
-packages, from recipes/, stacks/ and docs/evidence/. It is one file without a script.
+`forge publish` runs this program. The page is made from the channel's index and list of withdrawn
+packages, and from recipes/, stacks/ and docs/evidence/. It is a single file without scripts.
 """
 
 import json
@@ -41,9 +41,9 @@ pre { background: var(--soft); padding: .8rem; white-space: pre-wrap; overflow-w
   td:first-child { font-weight: bold } td:first-child::before { content: none }
 }
 """.strip()
-# Columns whose cells are never broken.
+# Columns whose cells are never wrapped.
 SHORT = {"size", "GPU", "Python", "date"}
-# A recipe's `extra.state.ran` in words.
+# Descriptions of the words in a recipe's `extra.state.ran`.
 RAN = {
     "emulated": "executed under emulation",
     "interpreted": "run in Triton's interpreter",
@@ -54,14 +54,14 @@ UNITS = ["B", "KiB", "MiB", "GiB"]
 
 
 class Newest(Version):
-    """A version of conda's that sorts the newest first."""
+    """A conda version whose order is reversed, so that the newest comes first."""
 
     def __lt__(self, other: Version) -> bool:
         return super().__gt__(other)
 
 
 def format_size(count: int) -> str:
-    """Return a number of bytes in the unit that people read it in."""
+    """Return a number of bytes in a unit that is easy to read, such as 1.5 GiB."""
     amount = float(count)
     unit, *larger_units = UNITS
     for larger_unit in larger_units:
@@ -94,7 +94,7 @@ def make_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def find_recipes() -> dict[str, str]:
-    """Return the recipe of each output, by the names in each recipe.yaml."""
+    """Return the recipe of each output by the output's name, as found in each recipe.yaml."""
     recipes = {}
     for path in sorted(ROOT.glob("recipes/*/recipe.yaml")):
         recipe = path.parent.name
@@ -105,9 +105,9 @@ def find_recipes() -> dict[str, str]:
 
 
 def describe_proof(record: dict[str, Any]) -> str:
-    """Return lines about what was done with a file, and with other builds of its recipe."""
+    """Return lines about the tests of a package file, and about other builds of its recipe."""
     lines = [
-        "built by its recipe, tests passed",  # publish takes no other package
+        "built by its recipe, tests passed",  # `publish` refuses all other packages
         describe_gpu_runs(record["sha256"]),
     ]
     recipe = find_recipes().get(record["name"], "")
@@ -125,7 +125,7 @@ def describe_proof(record: dict[str, Any]) -> str:
 
 
 def describe_gpu_runs(sha256: str) -> str:
-    """Return lines about the runs on gfx1151 that had a file installed, with their results."""
+    """Return lines about the validation runs on gfx1151 in which a file was installed."""
     lines = []
     for path in sorted((ROOT / "docs/evidence").glob("*.json")):
         run = json.loads(path.read_text())
@@ -143,7 +143,7 @@ def describe_gpu_runs(sha256: str) -> str:
 
 
 def find_python(record: dict[str, Any]) -> str:
-    """Return the Python that a record's build is for: its number, any or none."""
+    """Return the Python version that a package is for, `any`, or `none` if it needs no Python."""
     match = re.search(r"py(\d)(\d+)", record["build"])
     if match:
         return f"{match[1]}.{match[2]}"
@@ -152,7 +152,7 @@ def find_python(record: dict[str, Any]) -> str:
 
 
 def find_gpu(record: dict[str, Any]) -> str:
-    """Return the GPU that a record states: in its name, build string or constraint."""
+    """Return the GPU that a record names in its name, its build string or a constraint."""
     text = f"{record['name']} {record['build']}"
     named = re.search(r"gfx[0-9a-f]{3,4}(?![0-9a-z])", text)
     if named:
@@ -165,7 +165,7 @@ def find_gpu(record: dict[str, Any]) -> str:
 
 
 def sort_key(record: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a key that sorts the newest version first, then builds by number and date."""
+    """Return a sort key: the newest version, build number and date come first."""
     return (
         Newest(record["version"]),
         -record["build_number"],
@@ -174,10 +174,10 @@ def sort_key(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 class Published:
-    """The contents of a channel, by its own files.
+    """The contents of a channel, read from its index and its list of withdrawn packages.
 
     Attributes:
-        records: By SUBDIR/FILE.
+        records: The record of each package, by SUBDIR/FILE.
         withdrawn: The entries of the list of withdrawn packages, oldest first.
     """
 
@@ -199,14 +199,14 @@ class Published:
 
 
 def read_dependencies(manifest: Path) -> dict[str, Any]:
-    """Return what the feature of a stack requires."""
+    """Return the dependencies of a stack's feature."""
     data = tomllib.loads(manifest.read_text())
     feature = data["feature"][manifest.parent.name]
     return feature["dependencies"]
 
 
 def make_stack_rows(published: Published) -> Iterator[list[str]]:
-    """Yield a row for each stack: its packages that are here, and those that are missing."""
+    """Yield a row for each stack, with our packages that the channel has and those it lacks."""
     newest = published.find_newest()
     recipes = find_recipes()
     for path in sorted(ROOT.glob("stacks/*/pixi.toml")):
@@ -226,7 +226,7 @@ def make_stack_rows(published: Published) -> Iterator[list[str]]:
 
 
 def make_package_rows(published: Published) -> Iterator[list[str]]:
-    """Yield a row for each file, by name, newest builds first."""
+    """Yield a row for each package file, sorted by name, the newest builds first."""
     files = sorted(
         published.records,
         key=lambda file: _order(file, published.records[file]),
@@ -257,18 +257,20 @@ def make_withdrawn_rows(published: Published) -> Iterator[list[str]]:
 
 
 def make_commands(published: Published, manifest: Path) -> str:
-    """Return commands that install the packages that a stack needs of this channel, or else all.
+    """Return commands that install the packages of this channel that a stack needs.
+
+    If the channel has none of them, the commands install all packages of the channel.
 
     Args:
         published: The channel.
-        manifest: The stack's.
+        manifest: The manifest of the stack.
     """
     newest = published.find_newest()
     names = [name for name in read_dependencies(manifest) if name in newest]
     if not names:
         names = sorted(newest)
     if not names:
-        return "nothing is here"
+        return "the channel is empty"
     workspace = tomllib.loads(manifest.read_text())["workspace"]
     our_channel = workspace["channels"][0]
     commands = [
@@ -283,7 +285,7 @@ def make_page(folder: Path) -> str:
     """Return the page of the channel in `folder`."""
     published = Published(folder)
     body = "\n".join([*make_body(published), "</body></html>\n"])
-    generator = '<meta name="generator" content="strix-forge">'  # publish knows the page by it
+    generator = '<meta name="generator" content="strix-forge">'  # `publish` looks for this mark
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     meta = f'<meta charset="utf-8">{generator}{viewport}'
     head = f"{meta}<title>strix-forge</title><style>{STYLE}</style>"
@@ -303,7 +305,7 @@ def make_body(published: Published) -> list[str]:
     commands = make_commands(published, ROOT / "stacks/attention/pixi.toml")
     parts += [
         f"<h2>Install</h2><pre>{commands}</pre>"
-        "<p>On another server, the folder of this page is the channel's address.</p>",
+        "<p>If you reach this page on another server, its folder is the channel's address.</p>",
         "<h2>Stacks</h2>",
         make_table(["stack", "here", "missing"], make_stack_rows(published)),
         "<h2>Packages</h2>",
@@ -315,15 +317,15 @@ def make_body(published: Published) -> list[str]:
     if published.withdrawn:
         parts += [
             "<h2>Withdrawn</h2>",
-            "<p>These packages are no longer here. A lock that names one fails to install it, "
-            "unless it is in the package cache: run <code>pixi update</code>.</p>",
+            "<p>These packages were removed from the channel. A lock that names one of them cannot "
+            "be installed, unless the package is in the cache. Run <code>pixi update</code>.</p>",
             make_table(["package", "date", "reason"], make_withdrawn_rows(published)),
         ]
     return parts
 
 
 def main(folder: Path) -> None:
-    """Write FOLDER/index.html by one rename; `forge clean` removes what a killed one left."""
+    """Write FOLDER/index.html with a rename. `forge clean` removes leftovers if this is killed."""
     with FileLock(folder / ".lock", mode=0o644):
         partial = folder / ".index.html.partial"
         partial.write_text(make_page(folder), encoding="utf-8")
@@ -334,6 +336,6 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
-    except Exception as error:  # the bindings have many
+    except Exception as error:  # the bindings raise many types
         reason = f"{type(error).__name__}: {error}"
         sys.exit(f"tools/channel_page.py: no page of {sys.argv[1]}: {reason}")

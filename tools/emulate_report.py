@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run a report's program on the emulated device, its Triton kernels compiled for that GPU.
+"""Run the program of a report on the emulated device.
 
     strix-emulate device -- python tools/emulate_report.py PROGRAM [ARGUMENT...]
 
-Tensors of `cuda` are the CPU's, and registered with HIP while a kernel runs; Triton's driver and
-launcher are its own. If VLLM_SOURCE names a source tree of vLLM, its kernels are that tree's.
+The program's Triton kernels are compiled for the emulated GPU, with Triton's own driver and
+launcher. Tensors on `cuda` are made on the CPU instead, and their memory is registered with HIP
+while a kernel runs. If VLLM_SOURCE names a source tree of vLLM, vLLM's kernels come from that tree.
 """
 
 import ctypes
@@ -23,7 +24,10 @@ launch = HIPLauncher.__call__
 
 
 def launch_registered(self, *arguments) -> None:
-    """Launch a kernel with the memory of its tensors registered, in place of HIPLauncher's."""
+    """Register the memory of the tensors among the arguments, and launch a kernel.
+
+    This function replaces HIPLauncher.__call__.
+    """
     sizes = {}
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
@@ -45,14 +49,14 @@ def launch_registered(self, *arguments) -> None:
 
 
 def call_hip(function, *arguments) -> None:
-    """Call a function of HIP. Raises RuntimeError if it fails."""
+    """Call a function of HIP. Raise RuntimeError if it fails."""
     code = function(*arguments)
     if code:
         raise RuntimeError(f"{function.__name__}: HIP error {code}")
 
 
 class OnCpu(TorchFunctionMode):
-    """Makes tensors of `cuda` on the CPU."""
+    """Makes tensors on the CPU if they are requested on `cuda`."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         named = dict(kwargs or {})
@@ -64,9 +68,9 @@ class OnCpu(TorchFunctionMode):
 def main(program: str) -> None:
     """Run the program in this process."""
     torch.version.hip = "emulated"
-    torch.Tensor.is_cuda = True  # some programs assert it
+    torch.Tensor.is_cuda = True  # some programs assert this
     driver = HIPDriver()
-    # The driver's own functions ask torch, which here is not built for HIP.
+    # Triton's own functions would call torch, but this torch is not built for HIP.
     driver.get_current_device = lambda: 0
     driver.get_current_stream = lambda device: 0
     triton.runtime.driver.set_active(driver)

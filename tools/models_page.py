@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Write the tables of docs/models.md, from the validator's table; the page says how."""
+"""Write the tables of docs/models.md from the validator's table; see that page."""
 
 import json
 import re
@@ -24,9 +24,9 @@ _TITLES = {
     "images": "Images, by diffusers",
 }
 _HEAD = ("of", "choice", "proven")
-# Parts that the tables of models leave out.
+# Parts that are left out of the tables of models.
 _NOT_LISTED = ("linear", "experts", "prefill")
-# Bytes that remain for weights and cache if the GPU has 96 GiB, by the doctor's rule for vLLM.
+# Bytes that remain for weights and cache if the GPU has 96 GiB, according to the doctor's rule.
 ROOM = UTILIZATION * 96 * GIB - OVERHEAD
 
 
@@ -35,7 +35,7 @@ def _format_row(cells: Iterable[str]) -> str:
 
 
 def _make_part_tables() -> dict[str, list[str]]:
-    """Return the lines of the tables of choices, by the line above each table."""
+    """Return the lines of each table of choices, by the line above the table in the page."""
     tables = {}
     for part in _TITLES:
         tables[part] = [
@@ -55,7 +55,8 @@ def _make_model_table(configs: dict[str, Config], is_compared: bool) -> list[str
 
     Args:
         configs: The config.json of each model, by its name.
-        is_compared: Whether the models were compared with vLLM, and not only counted.
+        is_compared: Whether the models were compared with vLLM. If not, only their memory was
+            computed.
     """
     head = [
         "model",
@@ -102,7 +103,7 @@ def _make_model_row(name: str, config: Config, is_compared: bool) -> list[str]:
 
 
 def _read_configs(folder: Path) -> dict[str, Config]:
-    """Read the models' configurations in a folder, by the name of the model."""
+    """Read the config.json files in a folder, by the name of the model."""
     configs = {}
     for file in sorted(folder.glob("*.json")):
         if file.stem != "formats":
@@ -111,12 +112,12 @@ def _read_configs(folder: Path) -> dict[str, Config]:
 
 
 def render(page: str, folder: Path) -> str:
-    """Return the page with its tables as of now.
+    """Return the page with new tables.
 
     Args:
         page: The text of docs/models.md.
-        folder: Has the configurations of the models that were compared; those of the models that
-            were only counted are in `shapes` beside it.
+        folder: The folder with the config.json of each model that was compared. Those of the other
+            models are in the folder `shapes` beside it.
     """
     compared = _read_configs(folder)
     counted = _read_configs(folder.parent / "shapes")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Build, publish, install and validate everything on one machine, and pack what came of it.
+"""Build, publish, install and validate everything on one machine, and pack the logs and records.
 
     python3 tools/night.py [--to FOLDER] [--without-gpu]
 
-Every step is a `./forge` command that resumes by itself: run this again after whatever stopped it.
-The archive is written before the first step and after each. docs/owner.md says what it costs.
+Every step is a `./forge` command that continues where it was stopped. So if this program is
+stopped, run it again. The archive is written before the first step and after each step.
+docs/owner.md states the time and the disk that it needs.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from forge.errors import remove_secrets  # noqa: E402 (sys.path has to be change
 
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 DEVICE = Path("/dev/kfd")
-GFX1151 = "gfx_target_version 110501\n"  # as the kernel driver writes it
+GFX1151 = "gfx_target_version 110501\n"  # the kernel driver's notation
 FORGE = [str(ROOT / "forge"), "--base", "conda-forge"]
 BUILD = [
     "build-all",
@@ -39,33 +40,34 @@ BUILD = [
     "--package-format",
     "conda:19",
 ]
-# The archive has the end of each log: an issue takes 25 MB.
+# Only this number of bytes at the end of each log is packed, because GitHub's issues accept files of
+# at most 25 MB.
 LOG_BYTES = 256 << 10
-# Room on the disk that is kept for the archive.
+# Disk space that is reserved for the archive.
 ARCHIVE_BYTES = 16 << 20
-# The archive has the last records of each stack; there is one for each day.
+# The number of records of each stack that are packed, the newest ones. There is one per day.
 RECORDS = 5
-# Ends a step with this script, also if the script is killed.
+# With this prefix, a command ends together with this script, even if the script is killed.
 END_WITH_NIGHT = ["setpriv", "--pdeathsig", "TERM"]
 FAILED = 1
 NOT_STARTED = 3
 
 
 def show(text: str) -> None:
-    """Print, if the terminal still exists."""
+    """Print a text. Do nothing if the terminal no longer exists."""
     with contextlib.suppress(OSError):
         print(text, end="", flush=True)
 
 
 def is_link(path: Path) -> bool:
-    """Return whether a path may lead to somebody else's data: a symbolic or a hard link."""
+    """Return whether a path is a symbolic or hard link, and so may lead to other files."""
     if path.is_symlink():
         return True
     return path.is_file() and path.stat().st_nlink > 1
 
 
 def read_end(path: Path) -> str:
-    """Return the end of a file of ours, without secrets; nothing of a file behind a link."""
+    """Return the end of a file, without secrets. If the path is a link, return an empty string."""
     try:
         if path.resolve() != path or is_link(path) or not path.is_file():
             return ""
@@ -77,13 +79,13 @@ def read_end(path: Path) -> str:
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         return f"cannot be read: {error}\n"
     if start:
-        # The first word is cut. What is left of it may be the end of a secret.
+        # Remove the first word, because it is cut off and may be the end of a secret.
         text = re.sub(r"\A\S*", "", text)
     return remove_secrets(text, os.environ)
 
 
-def make_way(path: Path) -> None:
-    """Remove a file or link; move a folder aside, since it may be somebody's."""
+def clear_path(path: Path) -> None:
+    """Remove a file or link at a path. Rename a folder instead, since it may have other data."""
     if path.is_dir() and not path.is_symlink():
         path.rename(path.with_name(f"{path.name}.{time.time_ns()}"))
     path.unlink(missing_ok=True)
@@ -93,11 +95,11 @@ class Night:
     """One run of all steps.
 
     Attributes:
-        folder: Gets the packages, channel, logs and records.
+        folder: The folder for the packages, the channel, the logs and the records.
         packages: The folder of the packages.
         channel: The folder of the published channel.
-        archive: The file to send.
-        partial: The next archive, which keeps room on the disk until then.
+        archive: The archive to send.
+        partial: The file of the next archive. Until it is written, it reserves disk space.
         stacks: The names of all stacks.
         page: The text of the archive's README.md, with a table of the steps.
     """
@@ -120,8 +122,8 @@ class Night:
         """Run a command, show its output and write it to a log.
 
         Args:
-            name: The step, which names the log.
-            words: The command.
+            name: The name of the step and of its log.
+            words: The command and its arguments.
 
         Returns:
             Whether the command succeeded.
@@ -132,7 +134,7 @@ class Night:
         code = -1
         try:
             self.remove_links()
-            make_way(log)
+            clear_path(log)
             with log.open("xb") as out, log.open("rb") as reader:
                 code = self.follow(words, out, reader)
         except OSError as error:
@@ -141,25 +143,25 @@ class Night:
         last_line = lines.rpartition("\n")[2][:200].replace("|", "/")
         minutes = (time.monotonic() - start) / 60
         self.page += f"| {name} | {code} | {minutes:.0f} | {last_line} |\n"
-        result = "failed, the rest goes on" if code else "done"
+        result = "failed; the night continues" if code else "done"
         show(f"== {name}: {result}\n")
         self.pack()
         return code == 0
 
     def remove_links(self) -> None:
-        """Remove links that a step would write through."""
+        """Remove links at the places to which a step writes."""
         for pattern in ("packages", "channel", "evidence-*", "evidence-*/*.json"):
             for path in list(self.folder.glob(pattern)):
                 if is_link(path):
                     path.unlink()
 
     def follow(self, words: tuple[str, ...], out: IO[bytes], log: IO[bytes]) -> int:
-        """Run a command to its end, or end it if this script is interrupted.
+        """Run a command, and end it if this script is interrupted.
 
         Args:
-            words: The command.
-            out: Its log, to write.
-            log: Its log, to read and show.
+            words: The command and its arguments.
+            out: The log, opened for writing.
+            log: The log, opened for reading, to show it.
 
         Returns:
             The exit code.
@@ -187,7 +189,7 @@ class Night:
         return process.returncode
 
     def run(self, gpu: bool) -> bool:
-        """Run every step. The failure of a stack does not keep the others from running.
+        """Run all steps. If a stack fails, continue with the next one.
 
         Args:
             gpu: Validate the stacks on the GPU.
@@ -207,7 +209,7 @@ class Night:
         return all(succeeded)
 
     def run_stack(self, stack: str, forge: list[str], gpu: bool) -> bool:
-        """Lock, install and validate a stack; returns whether all of that succeeded."""
+        """Lock, install and validate a stack, and return whether all steps succeeded."""
         if not self.step(f"lock-{stack}", *forge, "lock", stack):
             return False
         if not self.step(f"install-{stack}", *forge, "install", stack):
@@ -219,7 +221,7 @@ class Night:
         return self.step(f"validate-{stack}", *forge, "run", stack, "--", *validator)
 
     def pack(self) -> None:
-        """Write the archive of page, logs and records, by one rename."""
+        """Write the archive with the page, the logs and the records, and rename it into place."""
         texts = {}
         for name, path in self.list_files().items():
             texts[name] = read_end(path).encode()
@@ -239,14 +241,14 @@ class Night:
                 file.truncate()
                 os.fsync(file.fileno())
             if self.archive.is_dir():
-                make_way(self.archive)
+                clear_path(self.archive)
             self.partial.replace(self.archive)
             self.keep_room()
         except OSError as error:
             show(f"night: cannot write {self.archive}: {error.strerror}. Make room for it\n")
 
     def list_files(self) -> dict[str, Path]:
-        """Return the files to pack by their name in the archive, whether they exist or not."""
+        """Return the paths of the files to pack by their names in the archive. Not all exist."""
         steps = ["commit", "build", "publish"]
         for stack in self.stacks:
             steps += [f"lock-{stack}", f"install-{stack}", f"validate-{stack}"]
@@ -264,42 +266,43 @@ class Night:
         return files
 
     def keep_room(self) -> None:
-        """Take the room on the disk that the next archive will need."""
-        make_way(self.partial)
+        """Reserve disk space for the next archive."""
+        clear_path(self.partial)
         with self.partial.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, ARCHIVE_BYTES)
 
 
 def find_obstacle(folder: Path, gpu: bool) -> str:
-    """Lock the folder of the night.
+    """Check that the night can start, and lock its folder.
 
     Args:
         folder: The folder.
         gpu: Require the GPU.
 
     Returns:
-        What keeps the night from starting; empty if the folder is locked.
+        The reason why the night cannot start; empty if the folder is locked now.
     """
     if gpu:
         nodes = list(NODES.glob("*/properties"))
         if not any(GFX1151 in path.read_text(errors="replace") for path in nodes):
             return "no gfx1151 GPU: the kernel lists none. --without-gpu builds without validating"
         if not os.access(DEVICE, os.R_OK | os.W_OK):
-            return f"{DEVICE} is closed to you: join the groups render and video, log in again"
+            advice = "join the groups render and video, and log in again"
+            return f"{DEVICE} cannot be opened: {advice}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         Night(folder.resolve()).keep_room()
     except BlockingIOError:
-        return f"another one works in {folder}"
+        return f"another night is running in {folder}"
     except OSError as error:
         return f"cannot write {error.filename or folder}: {error.strerror}"
     return ""
 
 
 def main() -> int:
-    """Run the night; returns the exit code: 1 if a step failed, 3 if it cannot start."""
+    """Run the night. Return the exit code: 1 if a step failed, 3 if the night cannot start."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--to",
@@ -314,7 +317,7 @@ def main() -> int:
     if obstacle:
         print(f"night: not started: {obstacle}", file=sys.stderr)
         return NOT_STARTED
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the night goes on when the terminal closes
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # continue when the terminal is closed
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     night = Night(options.to.resolve())
     has_succeeded = False
@@ -322,10 +325,11 @@ def main() -> int:
         night.pack()
         has_succeeded = night.run(gpu)
     except KeyboardInterrupt:
-        show("night: interrupted; the same command goes on\n")
+        show("night: interrupted; run the same command again to continue\n")
     finally:
         night.pack()
-    show(f"\n{night.page}\n{night.archive}\nGive it: open an issue with the form `evidence`.\n")
+    advice = "To send this archive, open an issue with the form `evidence`."
+    show(f"\n{night.page}\n{night.archive}\n{advice}\n")
     return 0 if has_succeeded else FAILED
 
 

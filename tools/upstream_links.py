@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What became of the issues and pull requests that patches name, and in which release.
+"""Print the state of the issues and pull requests that patches name.
 
     python tools/upstream_links.py [FOLDER_OF_PATCHES]
 
-Prints a line for each link in an `Upstream-Status`. Exit 1 if one was merged or closed whose patch
-still calls it open, 3 if GitHub did not answer for one. `GH_TOKEN` raises GitHub's limit of 60
-requests an hour; `GITHUB_API_URL` is the address of its API, as in a workflow.
+There is a line for each link in the `Upstream-Status` of a patch. If a pull request was merged, the
+line also has the release. Exit 1 if an issue or pull request was merged or closed but its patch
+calls it open; otherwise exit 3 if GitHub did not answer a request. GH_TOKEN raises GitHub's limit
+of 60 requests an hour. GITHUB_API_URL is the address of GitHub's API, as in a workflow.
 """
 
 import json
@@ -20,20 +21,20 @@ from urllib.parse import urlsplit
 
 API = os.environ.get("GITHUB_API_URL") or "https://api.github.com"
 LINK = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)")
-# Headers that any server may get.
+# Headers that may be sent to any server.
 PUBLIC = ("Accept", "User-agent")
-# Bytes of an answer. A hundred releases with their notes have a hundredth of it.
+# Maximum bytes of an answer. A hundred releases with their notes have a hundredth of that.
 LIMIT = 1 << 26
-# Releases to look for a commit in, from the first one after it.
+# The number of releases, from the first one after a commit, in which the commit is looked for.
 RELEASES = 5
 PORTS = {"http": 80, "https": 443}
 UNKNOWN = "not known"
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect to another scheme, host or port without the token.
+    """Follows redirects, but does not send the token to another scheme, host or port.
 
-    GitHub redirects requests for what was renamed, on its own server.
+    GitHub redirects requests for a renamed repository within its own server.
     """
 
     def redirect_request(self, req, *answer):  # type: ignore[no-untyped-def]
@@ -51,14 +52,14 @@ def is_elsewhere(url: str, other: str) -> bool:
 
 
 def parse_server(url: str) -> tuple[str, str | None, int]:
-    """Return scheme, host and port of a URL. Raises KeyError for one that is not of HTTP."""
+    """Return the scheme, host and port of a URL. Raise KeyError for a scheme other than HTTP(S)."""
     parts = urlsplit(url)
     port = PORTS[parts.scheme]
     return parts.scheme, parts.hostname, parts.port or port
 
 
-def ask(path: str) -> Any:
-    """Return GitHub's answer to a request.
+def request_api(path: str) -> Any:
+    """Send a request to GitHub's API, and return the answer.
 
     Args:
         path: The part of the API's URL after `repos/`.
@@ -82,9 +83,9 @@ def ask(path: str) -> Any:
 def find_commit(repository: str, number: str) -> str:
     """Return the commit that merged a pull request, or "".
 
-    PyTorch's bot does not merge a pull request, but closes it with a commit.
+    A closing commit counts as well, because PyTorch's bot closes pull requests instead of merging.
     """
-    events = ask(f"{repository}/issues/{number}/events?per_page=100")
+    events = request_api(f"{repository}/issues/{number}/events?per_page=100")
     for event in reversed(events):
         if event["event"] in ("merged", "closed") and event["commit_id"]:
             return event["commit_id"]
@@ -92,32 +93,33 @@ def find_commit(repository: str, number: str) -> str:
 
 
 def find_release(repository: str, commit: str, merged: str) -> str:
-    """Describe the first release whose history has a commit.
+    """Return a description of the first release whose history has a commit.
 
-    A release branch on which the change was picked has another commit, and is not recognized.
+    If a change was cherry-picked to a release branch, it has another commit there. That release is
+    not recognized.
 
     Args:
-        repository: OWNER/NAME.
+        repository: The repository as OWNER/NAME.
         commit: The commit.
-        merged: When it was merged, in ISO 8601.
+        merged: The time of the merge, in ISO 8601.
     """
     later = []
-    for release in ask(f"{repository}/releases?per_page=100"):
+    for release in request_api(f"{repository}/releases?per_page=100"):
         is_final = not release["draft"] and not release["prerelease"]
         if is_final and release["published_at"] > merged:
             later.append(release)
     later.sort(key=lambda release: release["published_at"])
     for release in later[:RELEASES]:
         tag = release["tag_name"]
-        comparison = ask(f"{repository}/compare/{tag}...{commit}")
+        comparison = request_api(f"{repository}/compare/{tag}...{commit}")
         if comparison["status"] in ("behind", "identical"):
             return f"in {tag}"
     return "in no release yet"
 
 
 def find_state(repository: str, number: str) -> str:
-    """Describe an issue or pull request: open, closed DATE or merged DATE, RELEASE."""
-    thread = ask(f"{repository}/issues/{number}")
+    """Return the state of an issue or pull request: open, closed DATE, or merged DATE, RELEASE."""
+    thread = request_api(f"{repository}/issues/{number}")
     if thread["state"] == "open":
         return "open"
     closed = thread["closed_at"]
@@ -134,7 +136,7 @@ def find_state(repository: str, number: str) -> str:
 
 
 def read_state(link: str) -> str:
-    """Describe what a link leads to; UNKNOWN and the reason if GitHub does not tell."""
+    """Return the state of a link's target, or UNKNOWN with the reason if GitHub does not answer."""
     repository, number = LINK.fullmatch(link).groups()  # type: ignore[union-attr]
     try:
         return find_state(repository, number)
@@ -143,7 +145,7 @@ def read_state(link: str) -> str:
 
 
 def list_links(patches: Path) -> Iterator[tuple[Path, str, str]]:
-    """Yield each link in the status of a patch: the patch, the status's first word, the link."""
+    """Yield a tuple for each link in a patch's status: patch, first word of the status, link."""
     for path in sorted(patches.glob("*/*.patch")):
         message = path.read_text(encoding="utf-8").partition("\n---\n")[0]
         lines = re.findall(r"^Upstream-Status: (.+)$", message, re.M)
@@ -155,13 +157,14 @@ def list_links(patches: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def is_news(patch: Path, status: str, link: str, state: str) -> bool:
-    """Return whether something was merged or closed that the patch does not call so.
+    """Return whether the target of a link was merged or closed, and the patch does not mention it.
 
     Args:
         patch: The patch.
-        status: The first word of its Upstream-Status. With Backport, it was merged before.
+        status: The first word of its Upstream-Status. A Backport was already merged, so its state
+            is never news.
         link: The link.
-        state: What the link leads to.
+        state: The state of the link's target.
     """
     word = state.split()[0]
     if status not in ("Pending", "Submitted") or word not in ("merged", "closed"):
@@ -171,7 +174,7 @@ def is_news(patch: Path, status: str, link: str, state: str) -> bool:
 
 
 def main(patches: Path) -> int:
-    """Print what became of each link; returns the exit code."""
+    """Print the state of each link's target, and return the exit code."""
     states: dict[str, str] = {}
     codes = {0}
     for path, status, link in list_links(patches):
@@ -183,7 +186,7 @@ def main(patches: Path) -> int:
             codes.add(3)
         elif is_news(path, status, link, state):
             codes.add(1)
-            mark = f"; its patch says {status}: look again"
+            mark = f"; the patch has the status {status}: update it"
         print(f"{path.parent.name}/{path.name}: {link}: {state}{mark}")
     return 1 if 1 in codes else max(codes)
 

@@ -333,7 +333,7 @@ def test_a_gpu_that_its_owner_may_not_open(owner: Owner) -> None:
     owner.machine.device.unlink()
     done = owner.night()
     assert done.returncode == 3
-    assert "is closed to you: join the groups render and video" in done.stderr
+    assert "cannot be opened: join the groups render and video" in done.stderr
 
 
 def begin(owner: Owner) -> subprocess.Popen[str]:
@@ -352,7 +352,7 @@ def test_two_nights_at_once(owner: Owner) -> None:
     with begin(owner) as first:
         second = owner.night()
         first.kill()
-    assert second.returncode == 3 and "another one works in" in second.stderr
+    assert second.returncode == 3 and "another night is running in" in second.stderr
 
 
 def test_a_step_ends_with_its_night(owner: Owner) -> None:

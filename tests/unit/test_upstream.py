@@ -184,9 +184,13 @@ HUB = "https://github.com/a/b"
     ("status", "code", "message"),
     [
         (f"Pending as {HUB}/pull/1", 0, "pull/1: open"),
-        (f"Pending as {HUB}/issues/2", 1, "closed 2026-09-14; its patch says Pending: look again"),
+        (f"Pending as {HUB}/issues/2", 1, "closed 2026-09-14; the patch has the status Pending"),
         (f"Pending {HUB}/issues/2 closed", 0, "closed 2026-09-14\n"),
-        (f"Submitted {HUB}/pull/3", 1, "merged 2026-09-14, in v4; its patch says Submitted"),
+        (
+            f"Submitted {HUB}/pull/3",
+            1,
+            "merged 2026-09-14, in v4; the patch has the status Submitted",
+        ),
         (f"Backport {HUB}/pull/4", 0, "merged 2026-09-14, in v4\n"),
         ("Backport https://github.com/c/d/pull/5", 0, "merged 2026-09-14, in no release yet\n"),
         (f"Pending {HUB}/pull/6", 3, "not known"),
