@@ -40,8 +40,7 @@ BUILD = [
     "--package-format",
     "conda:19",
 ]
-# Only this number of bytes at the end of each log is packed, because GitHub's issues accept files of
-# at most 25 MB.
+# Number of bytes at the end of each log that are packed. GitHub's issues accept at most 25 MB.
 LOG_BYTES = 256 << 10
 # Disk space that is reserved for the archive.
 ARCHIVE_BYTES = 16 << 20
