@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Check ELF files of an installed package: the libraries they load, and the GPU they are for.
+"""Check the libraries that ELF files of an installed package load, and the GPU they are for.
 
-    python -m checks.binaries PREFIX FILE_OR_PACKAGE... [--least N] [--aotriton]
+    python -m checks.binaries PREFIX FILE_OR_PACKAGE... [--min-images N] [--aotriton]
 
-Each library that a file needs, directly or through others, must be found inside the prefix by
-RPATHs that begin with $ORIGIN; only glibc comes from outside. Each device image must be a code
-object for the GPU in checks.target.
+Each library that a file needs, directly or through other libraries, must be found inside the prefix
+by RPATHs that begin with $ORIGIN. Only glibc may come from outside. Each device image must be a
+code object for the GPU in checks.target.
 """
 
 import argparse
@@ -18,21 +18,21 @@ from checks.loaded_from import is_glibc
 from checks.target import ARCH
 from checks.verdict import CheckFailed, require
 
-# Folders of packages that are only installed to build others.
+# Folders of packages that are installed only to build other packages.
 BUILD_ONLY = ["opt/aotriton"]
 AOTRITON = "libaotriton_v2.so."
 
 
 @dataclass
 class Findings:
-    """What was read of ELF files and of the libraries that they need.
+    """The facts that were read from ELF files and from the libraries that they need.
 
     Attributes:
         faults: One line for each fault of a checked file.
         images: The number of device images in the checked files.
-        followed: The files that were read.
-        libraries: Where a library was found, by its name.
-        missing: Files, and the name of a library that their RPATHs do not find.
+        followed: All files that were read.
+        libraries: The path of each library that was found, by its name.
+        missing: Pairs of a file and the name of a library that the file's RPATHs do not find.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -47,20 +47,20 @@ def resolve_rpath(entry: str, path: Path, prefix: Path) -> Path:
 
     Args:
         entry: The entry.
-        path: The file that has it.
-        prefix: The environment.
+        path: The file with the entry.
+        prefix: The prefix of the environment.
 
     Raises:
-        CheckFailed: No package may have such an entry.
+        CheckFailed: Such an entry is not allowed in a package.
     """
     if not entry.startswith("$ORIGIN"):
-        raise CheckFailed(f"RPATH {entry!r} is a path of the build machine")
+        raise CheckFailed(f"RPATH {entry!r} does not begin with $ORIGIN")
     folder = Path(entry.replace("$ORIGIN", str(path.parent))).resolve()
     if not folder.is_relative_to(prefix):
         raise CheckFailed(f"RPATH {entry!r} leads out of the environment")
     for name in BUILD_ONLY:
         if folder.is_relative_to(prefix / name):
-            raise CheckFailed(f"RPATH {entry!r} leads into {name}, which is only there in builds")
+            raise CheckFailed(f"RPATH {entry!r} leads into {name}, which exists only in builds")
     return folder
 
 
@@ -69,9 +69,9 @@ def list_folders(entries: list[str], path: Path, prefix: Path, strict: bool) -> 
 
     Args:
         entries: The entries.
-        path: The file that has them.
-        prefix: The environment.
-        strict: Raise CheckFailed for an entry that no package may have; else it is left out.
+        path: The file with the entries.
+        prefix: The prefix of the environment.
+        strict: Raise CheckFailed for an entry that is not allowed. Otherwise leave it out.
     """
     folders = []
     for entry in entries:
@@ -84,11 +84,11 @@ def list_folders(entries: list[str], path: Path, prefix: Path, strict: bool) -> 
 
 
 def follow(files: set[Path], prefix: Path) -> Findings:
-    """Read ELF files, and the libraries that they need, directly or through others.
+    """Read ELF files and the libraries that they need, directly or through other libraries.
 
     Args:
-        files: The files to check. Only theirs are the faults and images.
-        prefix: The environment.
+        files: The files to check. Faults and images are recorded only for these files.
+        prefix: The prefix of the environment.
     """
     findings = Findings()
     pending = set(files)
@@ -119,16 +119,17 @@ def follow(files: set[Path], prefix: Path) -> Findings:
 
 
 def check(files: list[Path], prefix: Path, min_images: int, aotriton: bool) -> list[str]:
-    """Return what is wrong with ELF files, one line each.
+    """Return the faults of ELF files, one line each.
 
-    Their own RPATHs must be right. Libraries of other packages are only followed, and one that
-    their RPATHs miss may have been loaded for another file: the loader knows libraries by name.
+    The RPATHs of these files must find every library that the files need. For libraries of other
+    packages, it is enough if any file's RPATH finds what they need: the loader looks up a library
+    by name among those that it has already loaded.
 
     Args:
         files: The files.
-        prefix: The environment.
-        min_images: The least number of device images that they have together.
-        aotriton: One of them must need AOTriton's library.
+        prefix: The prefix of the environment.
+        min_images: The minimum number of device images in all files together.
+        aotriton: Require that one of the files needs AOTriton's library.
     """
     checked = {path.resolve() for path in files}
     findings = follow(checked, prefix)
@@ -152,7 +153,7 @@ def check(files: list[Path], prefix: Path, min_images: int, aotriton: bool) -> l
 
 
 def list_files(name: str) -> list[Path]:
-    """Return a file by its path, or the shared libraries of an installed package by its name.
+    """Return the file at a path, or the shared libraries of an installed Python package.
 
     The package is not imported.
 
@@ -177,13 +178,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("prefix", type=Path)
     parser.add_argument("files", nargs="+", help="paths with a slash, or names of packages")
-    parser.add_argument("--least", type=int, default=0, help="minimum number of device images")
+    parser.add_argument("--min-images", type=int, default=0, help="minimum number of device images")
     parser.add_argument("--aotriton", action="store_true", help="a file must need libaotriton_v2")
     options = parser.parse_args()
     files = []
     for name in options.files:
         files += list_files(name)
-    faults = check(files, options.prefix.resolve(), options.least, options.aotriton)
+    faults = check(files, options.prefix.resolve(), options.min_images, options.aotriton)
     require(not faults, "\n".join(faults))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
-# A new attempt finds the objects of an earlier one, whose folder had another name: paths relative to the
-# build's folder, the compiler known by its bytes. Depend mode still hashes every header.
+# Configure ccache so that a build finds the objects of an earlier build, whose folder had another name. Paths are
+# relative to the build's folder, and the compiler is identified by its content. Depend mode still hashes all headers.
 export CCACHE_BASEDIR="${SRC_DIR%/*}" CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content CCACHE_DEPEND=1
 export CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
 export CCACHE_DIR="${FORGE_CACHE:-$SRC_DIR/.cache}/ccache"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""ELF files: the GPU that a code object is for, and the libraries that a file needs."""
+"""Read ELF files: the GPU that a code object is for, and the libraries that a file needs."""
 
 import io
 from pathlib import Path
@@ -21,7 +21,7 @@ class Dynamic(NamedTuple):
     """A file's dynamic section.
 
     Attributes:
-        soname: SONAME; empty if it has none.
+        soname: The entry of DT_SONAME, or "" without one.
         needed: The entries of DT_NEEDED.
         search_path: The entries of DT_RPATH and DT_RUNPATH.
     """
@@ -32,7 +32,7 @@ class Dynamic(NamedTuple):
 
 
 def fault(code: bytes) -> str:
-    """Return why bytes are no 64-bit HSA code object for the GPU; empty if they are one."""
+    """Return why bytes are not a 64-bit HSA code object for the GPU, or "" if they are one."""
     try:
         elf = ELFFile(io.BytesIO(code))
     except ELFError as error:
@@ -49,7 +49,7 @@ def fault(code: bytes) -> str:
 
 
 def dynamic(path: Path) -> Dynamic:
-    """Read the dynamic section of an ELF file. Raises CheckFailed if it cannot be read."""
+    """Read the dynamic section of an ELF file. Raise CheckFailed if it cannot be read."""
     soname = ""
     needed = []
     search_path = []
@@ -76,7 +76,7 @@ def section(path: Path, name: str) -> bytes:
     """Read a section of an ELF file.
 
     Returns:
-        Its bytes; none if the file has no such section.
+        The bytes of the section; empty if the file has no such section.
 
     Raises:
         CheckFailed: The file cannot be read.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether this machine has the GPU that the packages are for, by the kernel driver (KFD).
+"""Find out from the kernel driver (KFD) whether this machine has the GPU that packages are for.
 
-A check on the GPU runs on that GPU alone. Elsewhere it is skipped and prints the reason: a machine
-that builds may have no GPU, one that it must not use, or another one. `strix-emulate device` has a
-device that KFD does not know; what runs on it prints its name, with "(emulated)".
+Checks that need the GPU run only on that GPU. On other machines they are skipped, with the reason:
+a build machine may have no GPU, another GPU, or one that may not be used. The device of
+`strix-emulate device` also counts. KFD does not list it, so an environment variable names it.
 """
 
 import os
@@ -18,11 +18,11 @@ TARGET_VERSION = re.compile(r"^gfx_target_version (\d+)$", re.M)
 
 
 def find_skip_reason(nodes: Path = NODES, device: Path = DEVICE) -> str:
-    """Return why nothing can run on such a GPU of this machine; empty if it can.
+    """Return why a check cannot run on the GPU, or an empty string if it can.
 
     Args:
         nodes: KFD's folder of nodes.
-        device: KFD's device.
+        device: KFD's device file.
     """
     emulated = os.environ.get("STRIX_EMULATE_TARGET")
     if emulated == ARCH:
@@ -33,9 +33,9 @@ def find_skip_reason(nodes: Path = NODES, device: Path = DEVICE) -> str:
     for path in sorted(nodes.glob("*/properties")):
         versions += [int(version) for version in TARGET_VERSION.findall(path.read_text())]
     if KFD_VERSION not in versions:
-        # the version of a CPU is 0
+        # The nodes include CPUs, whose version is 0.
         others = ", ".join(str(version) for version in versions if version)
-        return f"KFD names no GPU of gfx_target_version {KFD_VERSION}, only: {others or 'none'}"
+        return f"KFD lists no GPU with gfx_target_version {KFD_VERSION}, only: {others or 'none'}"
     if not os.access(device, os.R_OK | os.W_OK):
         return f"{device} cannot be opened"
     return ""

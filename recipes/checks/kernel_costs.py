@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare the cost of packaged kernels with a committed list: no kernel may cost more.
+"""Compare the cost of packaged kernels with a committed list: no kernel may cost more than listed.
 
-A row of the list is a kernel, the problem that it is compiled for, its configuration (tile, warps,
-stages), and its cost: registers, spills, scratch, LDS, waves per SIMD, matrix instructions. The
-costs are those in the package's kernels.json; strix_validate.precompiled.costs describes each.
+A row of the list has the name of a kernel, the problem that it is compiled for, its configuration
+(tile, warps, stages), and its costs: registers, spills, scratch, LDS, waves per SIMD and matrix
+instructions. The costs come from the package's kernels.json, and
+strix_validate.precompiled.costs describes each of them.
 
     python kernel_costs.py check LIST PACKAGE
     python kernel_costs.py write LIST PACKAGE
     python kernel_costs.py compare PACKAGE PACKAGE
 
-PACKAGE is the name of an installed package of kernels, or a kernels.json. check and compare exit
-with status 1 if a kernel of the second costs more than in the first, or is missing there.
+PACKAGE is the name of an installed package of kernels, or a kernels.json. `check` and `compare`
+exit with status 1 if a kernel of the first argument costs more in the second one, or is missing
+there.
 """
 
 import csv
@@ -23,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-# Names of constants that choose a tile, and not what is computed.
+# Names of constants that determine the tile, but not the result of the kernel.
 _TILE = re.compile(
     r"BLOCK_(SIZE_)?[A-Z]\d?|BLOCK(_SIZE|_ROW|_Q)?|BLK_SLICE_FACTOR|TILE(_SIZE)?(_[A-Z]+)?|"
     r"GROUP_SIZE_M|SPLIT_K|PRE_LOAD_V|NUM_SEGMENTS_PER_SEQ|B[A-Z]"
@@ -55,7 +57,8 @@ class Kernel:
 
     Attributes:
         name: The kernel's name.
-        problem: The constants that say what is computed, and a digest of all argument types.
+        problem: The constants that determine the result, and a digest that includes all argument
+            types.
         configuration: The tile and Triton's options.
         costs: One number for each name in COSTS.
     """
@@ -71,7 +74,7 @@ class Kernel:
 
 
 def read_package(package: str) -> list[Kernel]:
-    """Read the kernels of an installed package or of a kernels.json, in the order of the list."""
+    """Read the kernels of an installed package or of a kernels.json, and sort them."""
     file = Path(package)
     if file.suffix != ".json":
         file = Path(sys.base_prefix, "share/triton-kernels", package, "kernels.json")
@@ -90,7 +93,8 @@ def _describe(entry: dict) -> Kernel:
             constants[name] = value
     inputs = json.dumps([entry["types"], constants], sort_keys=True)
     digest = hashlib.sha256(inputs.encode()).hexdigest()[:8]
-    # Strides of 1 and arguments that are off tell a reader nothing. They are in the digest.
+    # Leave out constants that do not help a reader: strides and unused arguments. The digest has
+    # them.
     words = []
     for name, value in sorted(constants.items()):
         if value not in ("None", "False") and "stride" not in name.lower():
@@ -105,7 +109,7 @@ def _describe(entry: dict) -> Kernel:
 
 
 def read_list(file: Path) -> list[Kernel]:
-    """Read a committed list. Ends the program if a line is not a kernel with its costs."""
+    """Read a committed list. Raise SystemExit if a line is not a kernel with its costs."""
     kernels = []
     with file.open(newline="") as stream:
         for row in list(csv.reader(stream, delimiter="\t"))[1:]:
@@ -117,7 +121,7 @@ def read_list(file: Path) -> list[Kernel]:
 
 
 def write_list(file: Path, kernels: Iterable[Kernel]) -> None:
-    """Write a list, to be committed."""
+    """Write a list to commit."""
     names = [field.name for field in fields(Kernel)][:-1]
     with file.open("w", newline="") as stream:
         writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
@@ -128,10 +132,10 @@ def write_list(file: Path, kernels: Iterable[Kernel]) -> None:
 
 
 def find_growth(old: Iterable[Kernel], new: Iterable[Kernel]) -> list[str]:
-    """Return a line for each kernel of `old` that is missing from `new` or costs more there.
+    """Return a line for each kernel of `old` that costs more in `new`, or is missing there.
 
-    A kernel whose configuration changed is compared with the worst old configuration of its
-    problem. Problems that `old` lacks are not compared.
+    If the configuration of a kernel has changed, the kernel is compared with the worst old
+    configuration for its problem. Problems that are not in `old` are not compared.
     """
     new_kernels = _by_problem(new)
     lines = []
@@ -160,7 +164,7 @@ def _by_problem(kernels: Iterable[Kernel]) -> dict[tuple[str, str], list[Kernel]
 
 
 def _describe_growth(old_kernels: list[Kernel], kernel: Kernel) -> str:
-    """Name the costs of a kernel that are worse than the worst of others; empty if none is."""
+    """Return the costs of a kernel that are worse than in all old kernels; "" if none is worse."""
     changes = []
     for name in _MORE_IS_WORSE:
         limit = max(old.cost(name) for old in old_kernels)
@@ -174,7 +178,7 @@ def _describe_growth(old_kernels: list[Kernel], kernel: Kernel) -> str:
 
 
 def count_unlisted(listed: Iterable[Kernel], kernels: Iterable[Kernel]) -> int:
-    """Count the kernels whose problem no row of the list has."""
+    """Count the kernels whose problem is not in the list."""
     problems = _by_problem(listed)
     return sum((kernel.name, kernel.problem) not in problems for kernel in kernels)
 

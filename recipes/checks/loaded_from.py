@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Import modules and check that every library the loader brought in is from this environment.
+"""Import modules, and check that all shared libraries were loaded from this environment.
 
     python -m checks.loaded_from MODULE...
 
-A library of the machine's own ROCm, or one that only the build machine has, fails the check. Only
-glibc comes from the machine by design.
+For example, a library of the machine's own ROCm, or one that only the build machine has, fails the
+check. Only glibc may come from the machine.
 """
 
 import importlib
@@ -20,12 +20,12 @@ GLIBC = re.compile(
 
 
 def is_glibc(name: str) -> bool:
-    """Return whether a shared library's file name is one of glibc's."""
+    """Return whether the file name of a shared library is that of a glibc library."""
     return GLIBC.fullmatch(name) is not None
 
 
 def libraries(maps: str) -> list[Path]:
-    """Return the shared libraries in the text of a /proc/PID/maps."""
+    """Return the shared libraries that the text of a /proc/PID/maps names."""
     files = set()
     for line in maps.splitlines():
         if "/" in line:
@@ -39,7 +39,7 @@ def loaded() -> list[Path]:
 
 
 def foreign(files: list[Path], prefix: Path) -> list[Path]:
-    """Return the libraries that are neither below a prefix nor glibc's."""
+    """Return the libraries that are neither inside a prefix nor part of glibc."""
     root = prefix.resolve()
     outside = []
     for file in files:

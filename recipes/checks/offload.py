@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Device images that HIP's compiler embeds: each must be a code object for the GPU.
+"""Check device images that HIP's compiler embeds: each must be a code object for the GPU.
 
-Format: clang's documentation, "Clang Offload Bundler"; a compressed bundle starts with CCOB.
+The page "Clang Offload Bundler" of clang's documentation describes the format. A compressed bundle
+starts with CCOB.
 """
 
 import struct
@@ -19,8 +20,8 @@ MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED = b"CCOB"
 COUNT_SIZE = 8
 ENTRY_SIZE = 24
-# The header of a compressed bundle, by its version: the format of the sizes behind version and
-# method, and the size of the header.
+# The header of a compressed bundle, by its version: the format of the two sizes that follow the
+# version and the method, and the size of the header.
 HEADERS = {2: ("<II", 24), 3: ("<QQ", 32)}
 ZSTANDARD = 1
 
@@ -47,7 +48,7 @@ def count_images(data: bytes) -> int:
 
 
 def bundles(data: bytes) -> Iterator[bytes]:
-    """Yield each bundle of a .hip_fatbin section, decompressed if it is compressed.
+    """Yield each bundle of a .hip_fatbin section, decompressed if necessary.
 
     Raises:
         CheckFailed: A byte between bundles is not zero, or a compressed bundle is damaged.
@@ -71,7 +72,7 @@ def bundles(data: bytes) -> Iterator[bytes]:
 
 
 def entries(bundle: bytes) -> Iterator[tuple[str, int, int]]:
-    """Yield target ID, offset and size of each entry of an uncompressed bundle."""
+    """Yield the target ID, the offset and the size of each entry of an uncompressed bundle."""
     if not bundle.startswith(MAGIC):
         raise CheckFailed("a compressed bundle does not contain a bundle")
     position = len(MAGIC)
@@ -91,7 +92,7 @@ def _bundle_size(data: bytes) -> int:
 
 
 def _decompress(data: bytes) -> tuple[int, bytes]:
-    """Return the size of a compressed bundle with its header, and its content."""
+    """Return the size of a compressed bundle (including its header), and its content."""
     version, method = struct.unpack_from("<HH", data, 4)
     if version not in HEADERS:
         raise CheckFailed(f"a compressed bundle of version {version}; this check reads 2 and 3")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
-# Stages of a build of hours, each a function that is marked when done. Run again by hand
-# (build_env.sh), a script resumes at the stage that failed. A run that was stopped goes on with the tree,
-# but with a new $PREFIX: what fills it is no stage and comes after them.
+# Divide a long build into stages. Each stage is a function, and a file marks it when it is done. If you run the
+# script again by hand (build_env.sh), it continues at the stage that failed. If a run was stopped, the next run
+# continues in the same tree, but with a new $PREFIX. So commands that write to $PREFIX must not be in a stage, but
+# follow after the stages.
 
-# run_stages NAME...: run the functions of these names that are not marked, in this order.
+# run_stages NAME...: run those of these functions that are not marked as done, in this order.
 run_stages() {
     local stage
     take_stopped_tree
@@ -16,20 +17,21 @@ run_stages() {
     done
 }
 
-# end_stages: a run that is stopped from here on begins anew. $PREFIX has then what the tree no longer has.
+# end_stages: if the run is stopped after this call, the next run starts from the beginning. Call it before files are
+# moved from the tree to $PREFIX, since the next run does not have them.
 end_stages() {
     rm -f .done-*
 }
 
-# Go on in the tree of the same build, which the driver keeps of a run that was stopped. It holds paths of
-# both environments, and objects that were made with what is in them: these have to be the same.
+# If the driver has kept the tree of a stopped run, continue in that tree. Its files contain paths of the build and
+# host environments, and were made with their packages. So this is done only if the packages are the same.
 take_stopped_tree() {
     local stopped="${SRC_DIR%/bld/*}/stopped" environments
     environments=$(find "${PREFIX%/*}" -maxdepth 3 -path '*/conda-meta/*.json' | sort)
     if [[ -d $stopped && $(< "$stopped/.environments") == "$environments" ]]; then
-        echo "== going on where the last run was stopped"
+        echo "== continuing where the last run was stopped"
         find . -mindepth 1 -maxdepth 1 ! -name conda_build\* ! -name build_env.sh -exec rm -rf {} +
-        # the marks go last: this may be stopped too
+        # Move the marks last, because this run may be stopped here too.
         find "$stopped" -mindepth 1 -maxdepth 1 ! -name conda_build\* ! -name build_env.sh \
             ! -name .done-\* -exec mv -t . {} +
         find "$stopped" -mindepth 1 -maxdepth 1 -name .done-\* -exec mv -t . {} +

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The GPU that packages are compiled for: rattler-build hands keys of variants.yaml to tests."""
+"""The GPU that packages are compiled for.
+
+rattler-build sets an environment variable for each variant key, so tests can read `gpu_arch`.
+"""
 
 import os
 
@@ -12,7 +15,7 @@ PROCESSORS = {
     "gfx1152": 0x55,
     "gfx1153": 0x58,
 }
-# The default is for tests of packages that are for no GPU.
+# Packages that do not depend on the GPU do not have the key. Their tests use the default.
 ARCH = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name)
 require(ARCH in PROCESSORS, f"gpu_arch is {ARCH}; the checks know {', '.join(PROCESSORS)}")
 PROCESSOR = PROCESSORS[ARCH]

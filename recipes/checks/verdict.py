@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How a package check fails.
+"""Let a package check fail.
 
-Checks call `require` in place of `assert`: Python drops assert statements under -O and
-PYTHONOPTIMIZE, and every check would pass.
+Checks call `require` instead of `assert`, because Python ignores assert statements with -O or
+PYTHONOPTIMIZE, and then every check would pass.
 """
 
 
 class CheckFailed(SystemExit):
-    """Ends a program with its message on stderr and exit status 1, unless it is caught."""
+    """A failed check. Unless caught, it ends the program with the message and exit status 1."""
 
 
 def require(condition: object, message: str) -> None:

@@ -41,7 +41,7 @@ def test_libraries_of_a_package(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("raise RuntimeError")
     library(tmp_path, "a.so", GOOD, folder="compiled/deep")
     command = "-m", "checks.binaries", tmp_path
-    done = run(*command, "compiled", "--least", "1", path=tmp_path)
+    done = run(*command, "compiled", "--min-images", "1", path=tmp_path)
     assert "1 images for gfx1151" in done.stdout, done.stderr
     library(tmp_path, "a.so", bundle({TARGET: code_object(GFX1100)}), folder="compiled/deep")
     done = run(*command, "compiled", path=tmp_path)
@@ -101,7 +101,7 @@ def test_aotriton_of_another_folder(prefix: Path) -> None:
         ("$ORIGIN:/home/build/work/build/lib", "of the build machine"),
         ("/opt/rocm/lib", "of the build machine"),
         ("$ORIGIN/../../other", "out of the environment"),
-        ("$ORIGIN/../opt/aotriton/lib", "only there in builds"),
+        ("$ORIGIN/../opt/aotriton/lib", "exists only in builds"),
     ],
 )
 def test_wrong_rpath(prefix: Path, rpath: str, why: str) -> None:

@@ -116,7 +116,7 @@ def test_stubs_stand_for_the_libraries(torch: Path, tmp_path: Path) -> None:
     values = json.loads(done.stdout)
     text = values.pop("text")
     assert values == {"call_open": 100, "call_send": 100, "call_own": 42, "call_quad": 20, "sum": 0}
-    assert text == f"libcufake.so.13 is a stub, of the package {CUDA_STUBS}"
+    assert text == f"libcufake.so.13 is a stub from the package {CUDA_STUBS}"
 
 
 def test_a_stub_defines_nothing_else(torch: Path) -> None:

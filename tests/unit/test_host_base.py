@@ -211,7 +211,7 @@ def test_debians_python_installs_into_its_prefix(
     assert "prefix_scheme = 'posix_prefix'" in (tmp_path / name).read_text()
     assert (tmp_path / "dist-packages").readlink() == Path("site-packages")
     write_text(tmp_path / name, "# DEB_PYTHON_INSTALL_LAYOUT\n")
-    with pytest.raises(SystemExit, match="is Debian's in a form that is not known here"):
+    with pytest.raises(SystemExit, match="has changes by Debian that this program does not know"):
         copier.undo_debian(tmp_path)
 
 

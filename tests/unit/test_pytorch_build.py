@@ -305,7 +305,7 @@ def test_goes_on_in_the_tree_of_a_stopped_run(build: Build, tmp_path: Path) -> N
     build.source.rename(tmp_path / "stopped")
     (tmp_path / "unpacked").rename(build.source)
     output, calls = build.run()
-    assert "== going on where the last run was stopped\n== compile\n" in output
+    assert "== continuing where the last run was stopped\n== compile\n" in output
     assert [call.split()[0] for call in calls] == ["cmake", "cmake", "host-python", "python"]
     assert (build.prefix / "lib/libtorch.so").exists()
     assert not (tmp_path / "stopped").exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: the repackaged CPython works in a prefix that it was not made for."""
+"""Package test: the copied CPython works in a prefix other than its original one."""
 
 import ctypes
 import hashlib

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Copy the CPython that runs this into a prefix: `PYTHON -I copy_interpreter.py PREFIX`.
+"""Copy the running CPython into a prefix: `PYTHON -I copy_interpreter.py PREFIX`.
 
-CPython finds its prefix by walking up from its executable to lib/pythonX.Y/os.py, so a copy is
-relocatable once the absolute paths in its text files are gone; rattler-build records those that
-name PREFIX and rewrites them at installation.
+CPython finds its prefix by searching lib/pythonX.Y/os.py in the folders above its executable. So a
+copy can be moved, except for absolute paths in its text files. This program changes those paths to
+PREFIX. rattler-build records files that contain PREFIX, and the installer rewrites them.
 """
 
 import compileall
@@ -15,7 +15,7 @@ import sysconfig
 from pathlib import Path
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-# Files that are not of the standard library, not needed at run time, or tied to a screen.
+# Files that do not belong to the standard library, are not needed at run time, or need a screen.
 LEFT_OUT = shutil.ignore_patterns(
     "site-packages",
     "dist-packages",
@@ -34,7 +34,7 @@ LEFT_OUT = shutil.ignore_patterns(
 
 
 def copy(prefix: Path) -> None:
-    """Lay out bin, lib and include below `prefix`."""
+    """Copy the interpreter into bin, lib and include of `prefix`."""
     executable = getattr(sys, "_base_executable", "") or sys.executable
     binaries = prefix / "bin"
     binaries.mkdir(parents=True, exist_ok=True)
@@ -60,27 +60,28 @@ def copy(prefix: Path) -> None:
 
 
 def undo_debian(library: Path) -> None:
-    """Make pip install into site-packages, and Python look there, where Debian changed both.
+    """Undo Debian's changes, so that pip and Python use site-packages.
 
-    Debian patches sysconfig and site so that pip cannot overwrite what apt installed; in a prefix
-    of its own there is nothing to protect, and rattler links packages into site-packages. site is
-    frozen into the interpreter, so its dist-packages becomes another name for site-packages.
+    Debian patches sysconfig and site, so that pip cannot overwrite files that apt has installed. In
+    a conda prefix, apt has no files, and rattler links packages into site-packages. The module site
+    is frozen into the interpreter and cannot be changed. So dist-packages, which it uses, becomes a
+    link to site-packages.
     """
-    # a module up to Python 3.12, then a package
+    # sysconfig is a module up to Python 3.12, and a package from 3.13 on.
     sysconfig_file = library / Path(sysconfig.__file__).relative_to(sysconfig.get_path("stdlib"))
     text = sysconfig_file.read_text()
     if "DEB_PYTHON_INSTALL_LAYOUT" not in text:
         return
     before = "prefix_scheme = 'posix_local'"
     if before not in text:
-        sys.exit(f"{sysconfig_file} is Debian's in a form that is not known here")
+        sys.exit(f"{sysconfig_file} has changes by Debian that this program does not know")
     sysconfig_file.write_text(text.replace(before, "prefix_scheme = 'posix_prefix'"))
     (library / "dist-packages").symlink_to("site-packages")
 
 
 def rewrite_prefix(prefix: Path) -> None:
-    """Replace the interpreter's own prefix by `prefix` in text files."""
-    if sys.base_prefix == "/usr":  # a system Python names /usr/bin/gcc and the like: those stay
+    """Replace the interpreter's original prefix by `prefix` in text files."""
+    if sys.base_prefix == "/usr":  # keep paths such as /usr/bin/gcc of a system Python
         return
     old = sys.base_prefix.encode()
     new = str(prefix).encode()

@@ -3,10 +3,10 @@
 
     python -I stub_cuda_libraries.py TORCH_WHEEL PYELFTOOLS_WHEEL FOLDER
 
-PyPI's torch is built for CUDA: the dynamic loader refuses its libraries without those of NVIDIA's
-wheels (1.85 GiB), of which a CPU calls nothing that matters. A stub has a library's soname, and the
-symbols and symbol versions that torch's own ELF files require of it. Its functions return
-cudaErrorNoDevice, so that torch takes the machine for one without a GPU, as it is.
+PyPI's torch is built for CUDA. The dynamic loader does not load its libraries without those in
+NVIDIA's wheels (1.85 GiB), although torch on a CPU does not need them. A stub has the soname of
+such a library, and the symbols with versions that torch's ELF files require from it. All its
+functions return cudaErrorNoDevice, so that torch finds no GPU.
 """
 
 import re
@@ -18,23 +18,24 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# NVIDIA's names of the libraries in its wheels. Any other library that torch requires computes
-# something, so the machine has to have it: torch 2.15, for example, requires libquadmath.so.0.
+# The names of the libraries in NVIDIA's wheels. Other libraries that torch requires cannot be
+# replaced by stubs, so the machine must have them. For example, torch 2.15 needs libquadmath.so.0.
 CUDA_LIBRARY = re.compile(r"lib(cu|nccl|nv)\w*\.so\.\d+")
-# The GPU driver's, which no wheel has, and which torch opens on a machine with a GPU only.
+# Libraries of the GPU driver. They are in no wheel, and torch opens them only if there is a GPU.
 DRIVER_LIBRARIES = {"libcuda.so.1", "libnvidia-ml.so.1"}
-NO_DEVICE = 100  # cudaErrorNoDevice; an error in the other libraries' numbers, too
+NO_DEVICE = 100  # cudaErrorNoDevice; the other libraries also use this number for an error
+# Functions that return a text.
 TEXT = re.compile(r"\w+(ErrorString|ErrorName|StatusString)|ncclGetLastError")
-OBJECT_SIZE = 4096  # an undefined symbol does not state its size
+OBJECT_SIZE = 4096  # a guess, because the size of an undefined symbol is not stated
 
 
 @dataclass
 class Stub:
-    """What a stub of a library must define.
+    """The symbols that the stub of a library must define.
 
     Attributes:
-        functions: Maps each function to its symbol version, which is empty if it has none.
-        objects: The same for data.
+        functions: The names of functions, each with its symbol version, or "" without a version.
+        objects: The names of data objects, each with its symbol version, or "" without a version.
     """
 
     functions: dict[str, str] = field(default_factory=dict)
@@ -46,10 +47,10 @@ class Library:
     """The dynamic symbols of an ELF file.
 
     Attributes:
-        needed: The sonames of the libraries that it is linked with.
-        defined: The names of the symbols that it defines.
-        required: Name, type, library and version of each symbol that it requires. The library and
-            the version are empty if the file does not state them.
+        needed: The sonames of the libraries that the file is linked with.
+        defined: The names of the symbols that the file defines.
+        required: The name, type, library and version of each symbol that the file requires. The
+            library and the version are empty if the file does not state them.
     """
 
     needed: list[str]
@@ -92,18 +93,19 @@ def _read_versions(elf) -> dict[int, tuple[str, str]]:
 
 
 def is_stubbed(soname: str) -> bool:
-    """Return whether a library is one of CUDA's, and not the GPU driver's."""
+    """Return whether a library is one of CUDA's and does not belong to the GPU driver."""
     return bool(CUDA_LIBRARY.fullmatch(soname)) and soname not in DRIVER_LIBRARIES
 
 
 def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
-    """Return the stub of each library of CUDA that is needed.
+    """Return the stub of each CUDA library that is needed.
 
-    A symbol without a version belongs to one of the libraries that are needed without versions. The
-    file does not state which, so each stub defines it, unless C++, Python or POSIX threads do.
+    If a symbol has no version, an ELF file does not state which library defines it. It can be any
+    of the needed libraries from which the file requires no versioned symbol. So the stub of each of
+    these defines it, unless its name is that of C++, Python or POSIX threads.
 
     Args:
-        libraries: The libraries that there are, by soname. They get no stub.
+        libraries: The existing libraries by soname. No stubs are made of them.
     """
     defined = set().union(*(library.defined for library in libraries.values()))
     outside = re.compile(r"_Z|_?Py|__cxa_|__gxx_|pthread_")
@@ -114,7 +116,7 @@ def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
         versioned = {source for _, _, source, _ in library.required}
         unversioned = [name for name in stubbed if name not in versioned]
         for name in stubbed:
-            stubs[name]  # makes the stub, also of a library without symbols
+            stubs[name]  # adds a stub, even if the library has no symbols
         for name, kind, source, version in library.required:
             if source in stubbed:
                 targets = [source]
@@ -128,7 +130,7 @@ def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
 
 
 def add_symbol(soname: str, stub: Stub, name: str, kind: str, version: str) -> None:
-    """Add a symbol to a stub. Exits if the stub cannot have it."""
+    """Add a symbol to a stub. Exit with a message if a stub cannot define such a symbol."""
     if kind not in ("FUNC", "NOTYPE", "OBJECT"):
         sys.exit(f"{soname}: cannot make a stub of {name}, whose type is {kind}")
     symbols = stub.objects if kind == "OBJECT" else stub.functions
@@ -138,7 +140,7 @@ def add_symbol(soname: str, stub: Stub, name: str, kind: str, version: str) -> N
 
 def compile_stub(soname: str, stub: Stub, folder: Path) -> None:
     """Compile a stub with the machine's C compiler."""
-    message = f"{soname} is a stub, of the package pytorch-cuda-stubs"
+    message = f"{soname} is a stub from the package pytorch-cuda-stubs"
     lines = [f'static const char text[] = "{message}";']
     for name in stub.functions:
         if TEXT.fullmatch(name):
